@@ -1,0 +1,22 @@
+# make test    everything the tests need, then all tests
+# make lint    format, clippy and rustdoc, warnings denied
+# make bench   every comparison with its peers, under ten minutes
+# make peers   programs that some comparisons run against
+
+.PHONY: test lint bench peers
+
+test:
+	scripts/need redis-server redis-server
+	cargo test
+	cargo test -p tidewire-bench --no-default-features
+
+lint:
+	cargo fmt --all --check
+	cargo clippy --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps
+
+bench:
+	cargo run --release -p tidewire-bench -- all
+
+peers:
+	scripts/need redis-server redis-server

@@ -1,0 +1,68 @@
+//! Throw-away certificates for TLS tests.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair};
+
+/// PEM files: an authority, and a server and a client that it vouches for.
+#[derive(Debug, Clone)]
+pub struct Certificates {
+    /// The authority's certificate, to be trusted by both sides.
+    pub authority: PathBuf,
+    /// The server's certificate, for `localhost` and `127.0.0.1`.
+    pub server: PathBuf,
+    /// The server's private key.
+    pub server_key: PathBuf,
+    /// A client's certificate.
+    pub client: PathBuf,
+    /// The client's private key.
+    pub client_key: PathBuf,
+}
+
+impl Certificates {
+    /// Makes new ones in `dir`.
+    ///
+    /// # Panics
+    ///
+    /// When they cannot be made or written.
+    pub fn generate(dir: &Path) -> Self {
+        Self::try_generate(dir).unwrap_or_else(|error| panic!("no test certificates in {}: {error}", dir.display()))
+    }
+
+    fn try_generate(dir: &Path) -> Result<Self, Box<dyn std::error::Error>> {
+        let mut params = named("Tidewire test authority", vec![])?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let authority = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
+
+        let write = |name: &str, pem: String| {
+            let path = dir.join(name);
+            fs::write(&path, pem).map(|()| path)
+        };
+        let issue = |name: &str, params: &CertificateParams| {
+            let key = KeyPair::generate()?;
+            let certificate = params.signed_by(&key, &authority)?;
+            Ok::<_, Box<dyn std::error::Error>>((
+                write(&format!("{name}.pem"), certificate.pem())?,
+                write(&format!("{name}.key"), key.serialize_pem())?,
+            ))
+        };
+
+        let mut params = named("Tidewire test server", vec!["localhost".into(), "127.0.0.1".into()])?;
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        let (server, server_key) = issue("server", &params)?;
+
+        let mut params = named("Tidewire test client", vec![])?;
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        let (client, client_key) = issue("client", &params)?;
+
+        let authority = write("authority.pem", authority.pem())?;
+        Ok(Self { authority, server, server_key, client, client_key })
+    }
+}
+
+fn named(name: &str, hosts: Vec<String>) -> Result<CertificateParams, rcgen::Error> {
+    let mut params = CertificateParams::new(hosts)?;
+    params.distinguished_name.push(DnType::CommonName, name);
+    Ok(params)
+}

@@ -1,0 +1,47 @@
+//! A loopback port that nobody else gets.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use socket2::{Domain, Socket, Type};
+
+/// A free loopback port, reserved until this is dropped.
+///
+/// Reserved means that a socket is bound to it which never listens. The kernel hands such a port to nobody who asks for
+/// any port, yet lets a server that sets `SO_REUSEADDR` (redis-server, std and tokio all do) bind it by number: now, and
+/// again after a restart. While no server listens, connecting to it is refused.
+#[derive(Debug)]
+pub struct Port {
+    addr: SocketAddr,
+    _reservation: Socket,
+}
+
+impl Port {
+    /// Reserves a port that is free now.
+    ///
+    /// # Panics
+    ///
+    /// When the loopback interface has none left.
+    pub fn reserve() -> Self {
+        let reserve = || {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+            socket.set_reuse_address(true)?;
+            socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
+            let addr = socket.local_addr()?.as_socket();
+            Ok::<_, std::io::Error>((socket, addr))
+        };
+        match reserve() {
+            Ok((socket, Some(addr))) => Self { addr, _reservation: socket },
+            other => panic!("no free port on 127.0.0.1: {other:?}"),
+        }
+    }
+
+    /// `127.0.0.1` and the port.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// The number of the port.
+    pub fn number(&self) -> u16 {
+        self.addr.port()
+    }
+}

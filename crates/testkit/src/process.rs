@@ -1,0 +1,300 @@
+//! Child processes that tests kill, and that never outlive the test.
+//!
+//! Dropping a [`Process`] kills it, which covers a test that returns or panics. For a test that is killed or aborts, the
+//! kernel does it: `PR_SET_PDEATHSIG` makes the death of the parent *thread* deliver SIGKILL. Threads of a test come and
+//! go while a server may be shared by many tests, so all children are spawned by one thread that lives as long as the
+//! process.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::prctl;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, getpid, getppid};
+
+use crate::wait::{PATIENCE, wait_until};
+
+/// How much of a child's output is kept: enough to see why it failed, however much it talks.
+const KEPT_LINES: usize = 1000;
+const LINE_LIMIT: u64 = 64 * 1024;
+
+/// Names the test that a rerun process was started for.
+const RERUN: &str = "TIDEWIRE_TESTKIT_RERUN";
+
+/// A child process with its output captured.
+///
+/// It is killed on drop, and by the kernel when this process dies in any other way.
+pub struct Process {
+    program: String,
+    child: Child,
+    output: Arc<Output>,
+}
+
+impl Process {
+    /// Starts `command`.
+    ///
+    /// # Panics
+    ///
+    /// When the program cannot be started.
+    #[track_caller]
+    pub fn spawn(command: Command) -> Self {
+        let program = command.get_program().to_string_lossy().into_owned();
+        Self::try_spawn(command).unwrap_or_else(|error| panic!("cannot start {program}: {error}"))
+    }
+
+    /// Starts `command`, or says why it cannot be started.
+    pub fn try_spawn(mut command: Command) -> io::Result<Self> {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let program = command.get_program().to_string_lossy().into_owned();
+        let mut child = spawn_tied(command)?;
+        let output = Arc::new(Output::default());
+        let pipes: [Option<Box<dyn Read + Send>>; 2] =
+            [child.stdout.take().map(|pipe| Box::new(pipe) as _), child.stderr.take().map(|pipe| Box::new(pipe) as _)];
+        output.lock().open = pipes.len();
+        for pipe in pipes.into_iter().flatten() {
+            // Not joined: a grandchild may hold the pipe open for longer than anybody wants to wait.
+            let output = Arc::clone(&output);
+            thread::spawn(move || output.read(pipe));
+        }
+        Ok(Self { program, child, output })
+    }
+
+    /// The id of the process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for a line of its output (standard output or error) that contains `text`, and returns what follows it on
+    /// that line. Lines that came before the call count.
+    ///
+    /// # Panics
+    ///
+    /// When the output ends or a minute passes without such a line.
+    #[track_caller]
+    pub fn wait_for_line(&self, text: &str) -> String {
+        match self.output.wait_for(text, PATIENCE) {
+            Some(rest) => rest,
+            None => panic!("{} never printed {text:?}. It printed:\n{}", self.program, self.output()),
+        }
+    }
+
+    /// What it has printed so far: its last thousand lines.
+    pub fn output(&self) -> String {
+        let lines = self.output.lock();
+        lines.kept.iter().map(|line| format!("  {line}\n")).collect()
+    }
+
+    /// Asks it to end (SIGTERM).
+    pub fn terminate(&self) {
+        self.signal(Signal::SIGTERM);
+    }
+
+    /// Ends it at once (SIGKILL) and waits until it is gone.
+    pub fn kill(&mut self) {
+        // Both fail only for a child that has been waited for already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Stops it where it is (SIGSTOP); returns when it has stopped.
+    pub fn pause(&self) {
+        self.signal(Signal::SIGSTOP);
+        wait_until("the process has stopped", PATIENCE, || matches!(state(self.pid()), Some('T' | 'Z') | None));
+    }
+
+    /// Lets a paused process go on (SIGCONT).
+    pub fn resume(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+
+    /// How it ended, if it has.
+    ///
+    /// # Panics
+    ///
+    /// Never, as long as nobody else waits for the children of this process.
+    pub fn exited(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("the child is ours to wait for")
+    }
+
+    /// Waits until it has ended by itself.
+    ///
+    /// # Panics
+    ///
+    /// When that takes longer than a minute.
+    #[track_caller]
+    pub fn wait(&mut self) -> ExitStatus {
+        let mut status = None;
+        wait_until(&format!("{} ends", self.program), PATIENCE, || {
+            status = self.exited();
+            status.is_some()
+        });
+        status.expect("wait_until returned")
+    }
+
+    fn signal(&self, signal: Signal) {
+        match kill(pid(self.child.id()), signal) {
+            // A process that has just ended is a normal thing to signal.
+            Ok(()) | Err(Errno::ESRCH) => {}
+            Err(error) => panic!("cannot send {signal} to {}: {error}", self.program),
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl fmt::Debug for Process {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Process").field("program", &self.program).field("pid", &self.pid()).finish_non_exhaustive()
+    }
+}
+
+/// The command that runs one test of this test binary, named with its module path, in a process of its own.
+///
+/// The test asks [`is_rerun`] which of the two it is:
+///
+/// ```no_run
+/// use tidewire_testkit::{Process, is_rerun, rerun};
+///
+/// // #[test]
+/// fn survives_a_kill() {
+///     if is_rerun() {
+///         println!("writing");
+///         loop { /* work that the other half interrupts */ }
+///     }
+///     let mut child = Process::spawn(rerun("survives_a_kill"));
+///     child.wait_for_line("writing");
+///     child.kill();
+///     // … look at what it left behind
+/// }
+/// ```
+///
+/// # Panics
+///
+/// When the path of this executable is unknown.
+pub fn rerun(test: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this executable has a path"));
+    command.args([test, "--exact", "--nocapture"]).env(RERUN, test);
+    command
+}
+
+/// Whether this process was started by [`rerun`].
+pub fn is_rerun() -> bool {
+    std::env::var_os(RERUN).is_some()
+}
+
+/// Whether a process with this id runs (a zombie that nobody has waited for does not).
+pub fn is_running(pid: u32) -> bool {
+    !matches!(state(pid), None | Some('Z' | 'X'))
+}
+
+/// The state letter in /proc/PID/stat, which follows the parenthesised name; the name may hold anything.
+fn state(pid: u32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next()
+}
+
+fn pid(id: u32) -> Pid {
+    Pid::from_raw(id.try_into().expect("a process id fits i32"))
+}
+
+type Reply = SyncSender<io::Result<Child>>;
+
+/// Spawns on the thread that lives as long as this process, with SIGKILL as its parting gift.
+fn spawn_tied(mut command: Command) -> io::Result<Child> {
+    static SPAWNER: LazyLock<SyncSender<(Command, Reply)>> = LazyLock::new(|| {
+        let (requests, queue) = sync_channel::<(Command, Reply)>(0);
+        thread::Builder::new()
+            .name("testkit-spawner".into())
+            .spawn(move || {
+                while let Ok((mut command, reply)) = queue.recv() {
+                    // The caller waits for the reply, so it is there.
+                    let _ = reply.send(command.spawn());
+                }
+            })
+            .expect("a thread can be started");
+        requests
+    });
+
+    let parent = getpid();
+    // SAFETY: between fork and exec only async-signal-safe calls are allowed; prctl and getppid are, and the errors are
+    // made from plain numbers without allocating.
+    unsafe {
+        command.pre_exec(move || {
+            prctl::set_pdeathsig(Signal::SIGKILL)?;
+            // The parent may have died before the line above.
+            if getppid() == parent { Ok(()) } else { Err(Errno::ESRCH.into()) }
+        });
+    }
+    let (reply, answer) = sync_channel(1);
+    SPAWNER.send((command, reply)).expect("the spawner never ends");
+    answer.recv().expect("the spawner answers")
+}
+
+/// The lines a child has printed, from both of its pipes.
+#[derive(Default)]
+struct Output {
+    lines: Mutex<Lines>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Lines {
+    kept: VecDeque<String>,
+    /// How many lines there were before the kept ones.
+    dropped: usize,
+    /// Pipes that may still bring more.
+    open: usize,
+}
+
+impl Output {
+    fn lock(&self) -> MutexGuard<'_, Lines> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read(&self, pipe: Box<dyn Read + Send>) {
+        let mut pipe = BufReader::new(pipe);
+        let mut line = Vec::new();
+        while matches!((&mut pipe).take(LINE_LIMIT).read_until(b'\n', &mut line), Ok(1..)) {
+            let mut lines = self.lock();
+            if lines.kept.len() == KEPT_LINES {
+                lines.kept.pop_front();
+                lines.dropped += 1;
+            }
+            lines.kept.push_back(String::from_utf8_lossy(&line).trim_end().to_owned());
+            self.changed.notify_all();
+            line.clear();
+        }
+        self.lock().open -= 1;
+        self.changed.notify_all();
+    }
+
+    fn wait_for(&self, text: &str, deadline: Duration) -> Option<String> {
+        let start = Instant::now();
+        let mut lines = self.lock();
+        let mut searched = 0;
+        loop {
+            let unseen = searched.max(lines.dropped) - lines.dropped;
+            if let Some((_, rest)) = lines.kept.iter().skip(unseen).find_map(|line| line.split_once(text)) {
+                return Some(rest.to_owned());
+            }
+            searched = lines.dropped + lines.kept.len();
+            let left = deadline.checked_sub(start.elapsed())?;
+            if lines.open == 0 {
+                return None;
+            }
+            lines = self.changed.wait_timeout(lines, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}

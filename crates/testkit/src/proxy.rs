@@ -1,0 +1,412 @@
+//! A TCP proxy that misbehaves on demand.
+//!
+//! It runs on a thread and a runtime of its own, so it works for blocking and async tests alike, and a test that pauses
+//! its own tokio clock does not pause the proxy's.
+//!
+//! A new set of faults reaches the accept loop as a request that is acknowledged. All connections run on the same
+//! single thread and look at the faults before every read and write, so when [`FaultProxy::inject`] returns, no byte
+//! moves under the old ones.
+
+use std::io;
+use std::net::SocketAddr;
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread;
+use std::time::Duration;
+
+use socket2::SockRef;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::port::Port;
+
+/// What is held per direction of a connection: 64 reads of at most 16 KiB, so that a delay costs no throughput before
+/// a megabyte is under way. A full queue stops reading, which the sender sees as back-pressure.
+const CHUNK: usize = 16 * 1024;
+const QUEUE: usize = 64;
+
+/// What a [`FaultProxy`] does to its connections. The default is nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Faults {
+    /// Every byte arrives this much later, in both directions.
+    pub delay: Duration,
+    /// No more than this goes through per second, in each direction of each connection.
+    pub bytes_per_second: Option<NonZeroU64>,
+    /// Each connection is ended after a number of bytes, counted from the injection, or from its own start if later.
+    pub cut: Option<Cut>,
+    /// Nothing moves and nothing is closed, as if the peer had lost its power: connecting succeeds, bytes pile up,
+    /// closing is not passed on. Healing lets everything go on from where it was.
+    pub half_open: bool,
+    /// New connections are refused. Those that exist stay.
+    pub refuse: bool,
+}
+
+/// Where a connection is cut. See [`Faults::cut`].
+#[derive(Debug, Clone, Copy)]
+pub struct Cut {
+    /// How many bytes still go through.
+    pub after: u64,
+    /// Which bytes are counted.
+    pub direction: Direction,
+    /// How both sides see it end.
+    pub end: End,
+}
+
+impl Cut {
+    /// Closes the connection after exactly `bytes` have gone in that direction.
+    pub fn after(bytes: u64, direction: Direction) -> Self {
+        Self { after: bytes, direction, end: End::Close }
+    }
+}
+
+/// The way a byte goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// From whoever connected to the proxy.
+    ToServer,
+    /// From the server behind the proxy.
+    ToClient,
+}
+
+/// How a connection ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// An orderly end of stream (FIN) after all that went through.
+    Close,
+    /// A reset (RST). As with any reset, bytes just before it may be lost.
+    Reset,
+}
+
+/// A TCP proxy before a server, with faults on demand. It ends, with all its connections, on drop.
+///
+/// See the [crate's example](crate).
+#[derive(Debug)]
+pub struct FaultProxy {
+    addr: SocketAddr,
+    orders: mpsc::Sender<(Order, SyncSender<()>)>,
+    counters: Arc<Counters>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+enum Order {
+    Inject(Faults),
+    Cut(End),
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    accepted: AtomicU64,
+    open: AtomicUsize,
+    to_server: AtomicU64,
+    to_client: AtomicU64,
+}
+
+impl FaultProxy {
+    /// Listens on a port of its own for connections to `upstream`.
+    ///
+    /// # Panics
+    ///
+    /// When it cannot listen.
+    pub fn start(upstream: SocketAddr) -> Self {
+        let port = Port::reserve();
+        let addr = port.addr();
+        let counters = Arc::new(Counters::default());
+        let (orders, queue) = mpsc::channel(1);
+        let (started, listening) = sync_channel(1);
+        let thread = thread::Builder::new()
+            .name("fault-proxy".into())
+            .spawn({
+                let counters = Arc::clone(&counters);
+                move || {
+                    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+                    let accepting = accept(&port, upstream, queue, &counters, &started);
+                    runtime.expect("a runtime can be made").block_on(accepting).expect("the proxy can listen");
+                }
+            })
+            .expect("a thread can be started");
+        listening.recv().expect("the proxy listens");
+        Self { addr, orders, counters, thread: Some(thread) }
+    }
+
+    /// Where to connect instead of to the server.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Replaces the faults with these, for the connections there are and those to come.
+    pub fn inject(&self, faults: Faults) {
+        self.order(Order::Inject(faults));
+    }
+
+    /// No faults any more.
+    pub fn heal(&self) {
+        self.inject(Faults::default());
+    }
+
+    /// Ends every connection there is, now.
+    pub fn cut(&self, end: End) {
+        self.order(Order::Cut(end));
+    }
+
+    /// How many connections were accepted so far.
+    pub fn accepted(&self) -> u64 {
+        self.counters.accepted.load(Relaxed)
+    }
+
+    /// How many connections are open.
+    pub fn open(&self) -> usize {
+        self.counters.open.load(Relaxed)
+    }
+
+    /// How many bytes went through in that direction, on all connections.
+    pub fn bytes(&self, direction: Direction) -> u64 {
+        self.counters.bytes(direction).load(Relaxed)
+    }
+
+    fn order(&self, order: Order) {
+        let (done, acknowledged) = sync_channel(1);
+        // Not `blocking_send`, which panics on a thread of a tokio runtime, where this is as welcome. The queue is
+        // empty: whoever sent before waited for the answer.
+        let mut order = (order, done);
+        while let Err(mpsc::error::TrySendError::Full(again)) = self.orders.try_send(order) {
+            order = again;
+            thread::yield_now();
+        }
+        acknowledged.recv().expect("the proxy runs until it is dropped");
+    }
+}
+
+impl Drop for FaultProxy {
+    fn drop(&mut self) {
+        // The accept loop ends when nobody can send orders any more.
+        self.orders = mpsc::channel(1).0;
+        let ended = self.thread.take().is_none_or(|thread| thread.join().is_ok());
+        assert!(ended || thread::panicking(), "the fault proxy panicked");
+    }
+}
+
+impl Counters {
+    fn bytes(&self, direction: Direction) -> &AtomicU64 {
+        match direction {
+            Direction::ToServer => &self.to_server,
+            Direction::ToClient => &self.to_client,
+        }
+    }
+}
+
+/// What the connections go by.
+#[derive(Debug, Clone, Copy, Default)]
+struct Plan {
+    faults: Faults,
+    /// Raised by every injection; byte counts start anew.
+    injection: u64,
+    /// Raised by every order to cut.
+    cuts: u64,
+    end: Option<End>,
+}
+
+async fn accept(
+    port: &Port,
+    upstream: SocketAddr,
+    mut orders: mpsc::Receiver<(Order, SyncSender<()>)>,
+    counters: &Arc<Counters>,
+    started: &SyncSender<()>,
+) -> io::Result<()> {
+    let (plan, plans) = watch::channel(Plan::default());
+    let mut connections = JoinSet::new();
+    let mut listener = Some(TcpListener::bind(port.addr()).await?);
+    let _ = started.send(());
+    loop {
+        let incoming = async {
+            match &listener {
+                Some(listener) => listener.accept().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            order = orders.recv() => {
+                let Some((order, done)) = order else { return Ok(()) };
+                plan.send_modify(|plan| match order {
+                    Order::Inject(faults) => (plan.faults, plan.injection) = (faults, plan.injection + 1),
+                    Order::Cut(end) => (plan.cuts, plan.end) = (plan.cuts + 1, Some(end)),
+                });
+                if plan.borrow().faults.refuse {
+                    listener = None;
+                } else if listener.is_none() {
+                    listener = Some(TcpListener::bind(port.addr()).await?);
+                }
+                let _ = done.send(());
+            }
+            // An accept can fail because the client is gone again.
+            Ok((client, _)) = incoming => {
+                counters.accepted.fetch_add(1, Relaxed);
+                connections.spawn(serve(client, upstream, plans.clone(), Arc::clone(counters)));
+            }
+            Some(ended) = connections.join_next() => ended.expect("a connection does not panic"),
+        }
+    }
+}
+
+async fn serve(mut client: TcpStream, upstream: SocketAddr, mut plan: watch::Receiver<Plan>, counters: Arc<Counters>) {
+    let _open = Open::count(&counters);
+    let cuts = plan.borrow_and_update().cuts;
+
+    let mut cut = plan.clone();
+    let ordered = async move {
+        match cut.wait_for(|plan| plan.cuts > cuts).await {
+            Ok(plan) => plan.end.unwrap_or(End::Reset),
+            Err(_) => End::Reset,
+        }
+    };
+    tokio::pin!(ordered);
+
+    let connecting = async {
+        flowing(&mut plan).await;
+        TcpStream::connect(upstream).await
+    };
+    let connected = tokio::select! {
+        connected = connecting => connected.map_err(|_| End::Reset),
+        end = &mut ordered => Err(end),
+    };
+    let mut server = match connected {
+        Ok(server) => server,
+        Err(end) => return finish(client, end).await,
+    };
+    // Fails only for a socket that is dead already, which the first read tells better.
+    let _ = (client.set_nodelay(true), server.set_nodelay(true));
+
+    let end = {
+        let (from_client, to_client) = client.split();
+        let (from_server, to_server) = server.split();
+        tokio::select! {
+            both = async { tokio::try_join!(
+                pump(from_client, to_server, Direction::ToServer, plan.clone(), &counters),
+                pump(from_server, to_client, Direction::ToClient, plan.clone(), &counters),
+            ) } => match both {
+                Ok(_) => return,
+                Err(end) => end,
+            },
+            end = ordered => end,
+        }
+    };
+    tokio::join!(finish(client, end), finish(server, end));
+}
+
+/// Carries one direction, until its source closes (`Ok`) or the connection must end.
+async fn pump(
+    mut from: ReadHalf<'_>,
+    mut to: WriteHalf<'_>,
+    direction: Direction,
+    mut plan: watch::Receiver<Plan>,
+    counters: &Counters,
+) -> Result<(), End> {
+    let (queue, mut queued) = mpsc::channel::<(Instant, Vec<u8>)>(QUEUE);
+    let mut reader_plan = plan.clone();
+
+    let read = async move {
+        loop {
+            let faults = flowing(&mut reader_plan).await.faults;
+            let mut chunk = vec![0; CHUNK];
+            let length = tokio::select! {
+                length = from.read(&mut chunk) => length.map_err(|_| End::Reset)?,
+                Ok(()) = reader_plan.changed() => continue,
+            };
+            chunk.truncate(length);
+            // The end of the stream travels as an empty chunk, as late as everything else.
+            if queue.send((Instant::now() + faults.delay, chunk)).await.is_err() || length == 0 {
+                return Ok(());
+            }
+        }
+    };
+
+    let write = async move {
+        let (mut injection, mut passed) = (plan.borrow().injection, 0);
+        while let Some((due, chunk)) = queued.recv().await {
+            sleep_until(due).await;
+            if chunk.is_empty() {
+                flowing(&mut plan).await;
+                return to.shutdown().await.map_err(|_| End::Reset);
+            }
+            let mut rest = chunk.as_slice();
+            while !rest.is_empty() {
+                let now = flowing(&mut plan).await;
+                if now.injection != injection {
+                    (injection, passed) = (now.injection, 0);
+                }
+                let cut = now.faults.cut.filter(|cut| cut.direction == direction);
+                let mut limit = cut.map_or(u64::MAX, |cut| cut.after.saturating_sub(passed));
+                if let Some(rate) = now.faults.bytes_per_second {
+                    // In pieces of ten milliseconds, so that it trickles rather than bursts.
+                    limit = limit.min((rate.get() / 100).max(1));
+                }
+                let piece = &rest[..rest.len().min(usize::try_from(limit).unwrap_or(usize::MAX))];
+                let length = tokio::select! {
+                    length = to.write(piece), if !piece.is_empty() => length.map_err(|_| End::Reset)?,
+                    Ok(()) = plan.changed(), if !piece.is_empty() => continue,
+                    else => 0,
+                };
+                rest = &rest[length..];
+                passed += length as u64;
+                counters.bytes(direction).fetch_add(length as u64, Relaxed);
+                if let Some(cut) = cut.filter(|cut| passed >= cut.after) {
+                    return Err(cut.end);
+                }
+                if let Some(rate) = now.faults.bytes_per_second {
+                    sleep(Duration::from_secs(1).mul_f64(length as f64 / rate.get() as f64)).await;
+                }
+            }
+        }
+        Ok(())
+    };
+
+    tokio::try_join!(read, write).map(|_| ())
+}
+
+/// Waits while the connection is half-open; returns the plan that lets it go on.
+async fn flowing(plan: &mut watch::Receiver<Plan>) -> Plan {
+    let flowing = plan.wait_for(|plan| !plan.faults.half_open).await.map(|plan| *plan);
+    match flowing {
+        Ok(plan) => plan,
+        // The proxy is being dropped, and this task with it.
+        Err(_) => std::future::pending().await,
+    }
+}
+
+async fn finish(mut stream: TcpStream, end: End) {
+    match end {
+        End::Reset => {
+            // Without lingering, closing discards what is unsent and resets. A socket that refuses is dead already.
+            let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
+        }
+        End::Close => {
+            // Closing with unread bytes would reset, so the peer is heard out before.
+            let _ = stream.shutdown().await;
+            let mut unread = [0; 1024];
+            while matches!(stream.read(&mut unread).await, Ok(1..)) {}
+        }
+    }
+}
+
+/// Counts a connection for as long as it is served.
+struct Open<'a>(&'a Counters);
+
+impl<'a> Open<'a> {
+    fn count(counters: &'a Counters) -> Self {
+        counters.open.fetch_add(1, Relaxed);
+        Self(counters)
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Relaxed);
+    }
+}

@@ -1,0 +1,7 @@
+#[path = "../../examples/outage.rs"]
+mod outage;
+
+#[test]
+fn the_example_runs() {
+    outage::main();
+}

@@ -1,0 +1,30 @@
+use std::collections::HashSet;
+use std::io::ErrorKind;
+use std::net::{TcpListener, TcpStream};
+
+use tidewire_testkit::Port;
+
+#[test]
+fn a_reserved_port_refuses_until_somebody_listens_by_number() {
+    let port = Port::reserve();
+    assert_eq!(TcpStream::connect(port.addr()).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    for _ in 0..3 {
+        let listener = TcpListener::bind(port.addr()).unwrap();
+        let _client = TcpStream::connect(port.addr()).unwrap();
+        let _served = listener.accept().unwrap();
+    }
+}
+
+#[test]
+fn nobody_who_asks_for_any_port_gets_a_reserved_one() {
+    let reserved: Vec<Port> = (0..500).map(|_| Port::reserve()).collect();
+    let numbers: HashSet<u16> = reserved.iter().map(Port::number).collect();
+    assert_eq!(numbers.len(), reserved.len());
+
+    let others: Vec<TcpListener> = (0..500).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    assert!(others.iter().all(|other| !numbers.contains(&other.local_addr().unwrap().port())));
+
+    let clients: Vec<TcpStream> =
+        others.iter().map(|other| TcpStream::connect(other.local_addr().unwrap()).unwrap()).collect();
+    assert!(clients.iter().all(|client| !numbers.contains(&client.local_addr().unwrap().port())));
+}

@@ -1,0 +1,142 @@
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::panic;
+use std::sync::Arc;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use tidewire_testkit::{Process, RedisServer, is_rerun, rerun};
+
+/// Sends inline commands and returns as many lines of answer as were asked for.
+fn talk(stream: &mut (impl Read + Write), commands: &str, lines: usize) -> String {
+    stream.write_all(commands.as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    while answer.iter().filter(|&&byte| byte == b'\n').count() < lines {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).unwrap();
+        answer.push(byte[0]);
+    }
+    String::from_utf8(answer).unwrap()
+}
+
+fn tcp(addr: SocketAddr) -> TcpStream {
+    TcpStream::connect(addr).unwrap()
+}
+
+#[test]
+fn killed_and_restarted_it_is_on_the_same_port_with_nothing_in_it() {
+    let mut redis = RedisServer::start();
+    let (addr, pid) = (redis.addr(), redis.pid());
+    let mut client = tcp(addr);
+    assert_eq!(talk(&mut client, "SET a 1\r\n", 1), "+OK\r\n");
+
+    redis.kill();
+    assert!(matches!(client.read(&mut [0]), Ok(0) | Err(_)), "the connection died with the server");
+    assert_eq!(TcpStream::connect(addr).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+
+    redis.restart();
+    assert_eq!(redis.addr(), addr);
+    assert_ne!(redis.pid(), pid);
+    assert_eq!(talk(&mut tcp(addr), "EXISTS a\r\n", 1), ":0\r\n");
+}
+
+#[test]
+fn what_it_was_told_to_keep_survives_a_kill() {
+    let mut redis = RedisServer::options().config("appendonly yes").config("appendfsync always").start();
+    assert_eq!(redis.cli(["SET", "a", "two words"]), "OK");
+    redis.kill();
+    redis.restart();
+    assert_eq!(redis.cli(["GET", "a"]), "two words");
+}
+
+#[test]
+fn stopped_it_ends_in_order_also_when_paused() {
+    let mut redis = RedisServer::options().config("appendonly yes").config("appendfsync no").start();
+    redis.cli(["SET", "a", "1"]);
+    redis.pause();
+    redis.stop();
+    redis.restart();
+    assert_eq!(redis.cli(["GET", "a"]), "1");
+}
+
+#[test]
+fn paused_it_accepts_and_says_nothing() {
+    let redis = RedisServer::start();
+    redis.pause();
+    let mut client = tcp(redis.addr());
+    client.write_all(b"PING\r\n").unwrap();
+    client.set_nonblocking(true).unwrap();
+    assert_eq!(client.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
+    client.set_nonblocking(false).unwrap();
+    redis.resume();
+    assert_eq!(talk(&mut client, "", 1), "+PONG\r\n");
+}
+
+#[test]
+fn password_and_acl_user() {
+    let redis = RedisServer::options()
+        .password("it's \"quoted\" \\ so")
+        .user("reader", "on >secret ~public:* +get +ping")
+        .start();
+    assert!(talk(&mut tcp(redis.addr()), "PING\r\n", 1).starts_with("-NOAUTH"));
+    assert_eq!(redis.cli(["SET", "public:a", "1"]), "OK");
+
+    let answers =
+        talk(&mut tcp(redis.addr()), "AUTH reader secret\r\nGET public:a\r\nGET private:a\r\nSET public:a 2\r\n", 5);
+    let answers: Vec<_> = answers.lines().collect();
+    assert_eq!(answers[..3], ["+OK", "$1", "1"]);
+    assert!(answers[3..].iter().all(|answer| answer.starts_with("-NOPERM")), "{answers:?}");
+}
+
+#[test]
+fn unix_socket() {
+    let redis = RedisServer::start();
+    let mut client = UnixStream::connect(redis.unix_socket()).unwrap();
+    assert_eq!(talk(&mut client, "PING\r\n", 1), "+PONG\r\n");
+}
+
+#[test]
+fn tls_with_a_client_certificate() {
+    let redis = RedisServer::options().tls().config("tls-auth-clients yes").start();
+    let files = redis.certificates();
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(&files.authority).unwrap()).unwrap();
+    let trusting = || ClientConfig::builder().with_root_certificates(roots.clone());
+    let connect = |config: ClientConfig, host: &str| {
+        let name = ServerName::try_from(host.to_owned()).unwrap();
+        StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), tcp(redis.tls_addr()))
+    };
+
+    for host in ["localhost", "127.0.0.1"] {
+        let certificate = vec![CertificateDer::from_pem_file(&files.client).unwrap()];
+        let key = PrivateKeyDer::from_pem_file(&files.client_key).unwrap();
+        let shown = trusting().with_client_auth_cert(certificate, key).unwrap();
+        assert_eq!(talk(&mut connect(shown, host), "PING\r\n", 1), "+PONG\r\n");
+    }
+
+    let mut nameless = connect(trusting().with_no_client_auth(), "localhost");
+    let refused = nameless.write_all(b"PING\r\n").and_then(|()| nameless.read(&mut [0]));
+    assert!(refused.is_err(), "a client without a certificate was let in");
+}
+
+#[test]
+fn a_server_that_cannot_start_says_why() {
+    let panic = panic::catch_unwind(|| RedisServer::options().config("no-such-directive 1").start()).unwrap_err();
+    let message = panic.downcast_ref::<String>().unwrap();
+    assert!(message.contains("no-such-directive"), "{message}");
+}
+
+#[test]
+fn without_redis_server_a_test_fails_with_how_to_get_it() {
+    if is_rerun() {
+        RedisServer::start();
+        return;
+    }
+    let mut command = rerun("redis::without_redis_server_a_test_fails_with_how_to_get_it");
+    command.env("PATH", "");
+    let mut test = Process::spawn(command);
+    test.wait_for_line("`make test` installs");
+    assert_eq!(test.wait().code(), Some(101));
+}
