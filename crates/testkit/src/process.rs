@@ -88,8 +88,7 @@ impl Process {
 
     /// What it has printed so far: its last thousand lines.
     pub fn output(&self) -> String {
-        let lines = self.output.lock();
-        lines.kept.iter().map(|line| format!("  {line}\n")).collect()
+        self.output.lock().kept.make_contiguous().join("\n")
     }
 
     /// Asks it to end (SIGTERM).

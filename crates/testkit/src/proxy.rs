@@ -360,7 +360,7 @@ async fn pump(
                     return Err(cut.end);
                 }
                 if let Some(rate) = now.faults.bytes_per_second {
-                    sleep(Duration::from_secs(1).mul_f64(length as f64 / rate.get() as f64)).await;
+                    sleep(Duration::from_nanos(1_000_000_000 * length as u64 / rate)).await;
                 }
             }
         }

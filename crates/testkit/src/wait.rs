@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// The deadline to use when a test has no better one: far beyond what a loaded machine needs, so that reaching it means
 /// that the thing will never happen.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_mins(1);
 
 const POLL: Duration = Duration::from_millis(2);
 

@@ -88,7 +88,7 @@ fn cuts_at_exactly_the_nth_byte_in_either_direction() {
             expect(&mut sender, b"not counted");
             // The sender may find out while it still writes.
             let sending =
-                thread::spawn(move || sender.write_all(&[b'x'; 200_000]).and_then(|()| sender.read(&mut [0])));
+                thread::spawn(move || sender.write_all(&vec![b'x'; 200_000]).and_then(|()| sender.read(&mut [0])));
             let (heard, end) = read_all(&mut receiver);
             assert_eq!(heard.len() as u64, after);
             end.expect("an orderly end");
@@ -160,9 +160,10 @@ fn half_open_exerts_back_pressure_as_a_dead_peer_does() {
     let (client, _served) = server.connect();
     server.proxy.inject(Faults { half_open: true, ..Faults::default() });
     client.set_nonblocking(true).unwrap();
+    let chunk = vec![0; 64 * 1024];
     let mut written = 0;
     let full = loop {
-        match (&mut &client).write(&[0; 64 * 1024]) {
+        match (&mut &client).write(&chunk) {
             Ok(length) => written += length,
             Err(error) => break error,
         }

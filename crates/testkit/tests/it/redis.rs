@@ -1,4 +1,4 @@
-use std::io::{ErrorKind, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::panic;
@@ -12,13 +12,12 @@ use tidewire_testkit::{Process, RedisServer, is_rerun, rerun};
 /// Sends inline commands and returns as many lines of answer as were asked for.
 fn talk(stream: &mut (impl Read + Write), commands: &str, lines: usize) -> String {
     stream.write_all(commands.as_bytes()).unwrap();
-    let mut answer = Vec::new();
-    while answer.iter().filter(|&&byte| byte == b'\n').count() < lines {
-        let mut byte = [0];
-        stream.read_exact(&mut byte).unwrap();
-        answer.push(byte[0]);
+    let mut answer = String::new();
+    let mut stream = BufReader::new(stream);
+    for _ in 0..lines {
+        stream.read_line(&mut answer).unwrap();
     }
-    String::from_utf8(answer).unwrap()
+    answer
 }
 
 fn tcp(addr: SocketAddr) -> TcpStream {
