@@ -13,6 +13,7 @@ test:
 lint:
 	cargo fmt --all --check
 	cargo clippy --all-targets -- -D warnings
+	cargo clippy -p tidewire-bench --all-targets --no-default-features -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps
 
 bench:

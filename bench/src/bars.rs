@@ -1,0 +1,398 @@
+//! What must hold, written in a file beside the comparisons.
+//!
+//! A bar is missed only if the whole interval is on the wrong side of it, so that a noisy machine does not cry wolf. It names
+//! workload, contender and metric; a name that is not there is an error before anything runs, so that a bar cannot outlive
+//! what it guards.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::metric::three_digits;
+use crate::{Estimate, Metric, Outcome, Workload};
+
+/// The bars of one file.
+#[derive(Clone, Debug)]
+pub struct Bars(Vec<Bar>);
+
+/// One thing that must hold.
+#[derive(Clone, Debug, Serialize)]
+pub struct Bar {
+    workload: String,
+    contender: String,
+    /// The contender it is a ratio against; absent, the bar is about the value itself.
+    against: Option<String>,
+    metric: Metric,
+    bound: Bound,
+    /// What we would like it to be, at least as good as the bound. Shown, never checked.
+    aim: Option<f64>,
+    why: String,
+}
+
+/// Which side of a bar is the right one.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Bound {
+    /// This or more.
+    AtLeast(f64),
+    /// This or less.
+    AtMost(f64),
+}
+
+/// What a measurement says about a bar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Verdict {
+    /// The whole interval is on the right side.
+    Held,
+    /// The interval is on both sides: more rounds or a quieter machine would tell.
+    Unclear,
+    /// The whole interval is on the wrong side.
+    Missed,
+    /// A contender could not run here.
+    LeftOut,
+}
+
+/// A bar and what was measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct Judgement {
+    #[serde(flatten)]
+    bar: Bar,
+    measured: Option<Estimate>,
+    verdict: Verdict,
+}
+
+/// What is wrong with a file of bars.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BarsError {
+    /// The file is not a list of `[[bar]]` tables.
+    #[error("the file of bars cannot be read")]
+    File(#[source] toml::de::Error),
+    /// A field is absent, unknown or of the wrong kind.
+    #[error("{bar} cannot be read")]
+    Fields {
+        /// Which bar.
+        bar: String,
+        /// What it lacks.
+        source: toml::de::Error,
+    },
+    /// It says both or neither of `at_least` and `at_most`.
+    #[error("{bar} must have exactly one of at_least and at_most")]
+    NotOneBound {
+        /// Which bar.
+        bar: String,
+    },
+    /// Its right side is the worse one.
+    #[error("{bar} keeps {metric} on the worse side")]
+    WorseSide {
+        /// Which bar.
+        bar: String,
+        /// The metric in question.
+        metric: Metric,
+    },
+    /// An aim that the bar does not lead to.
+    #[error("{bar} has an aim that is worse than the bar")]
+    AimBehindBar {
+        /// Which bar.
+        bar: String,
+    },
+    /// There is no such workload.
+    #[error("{bar}: there is no workload of this name")]
+    UnknownWorkload {
+        /// Which bar.
+        bar: String,
+    },
+    /// The workload has no such contender.
+    #[error("{bar}: the workload has no contender {contender:?}")]
+    UnknownContender {
+        /// Which bar.
+        bar: String,
+        /// The name in question.
+        contender: String,
+    },
+    /// The workload does not measure this.
+    #[error("{bar}: the workload does not measure {metric}")]
+    NotMeasured {
+        /// Which bar.
+        bar: String,
+        /// The metric in question.
+        metric: Metric,
+    },
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    bar: Vec<toml::Table>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fields {
+    workload: String,
+    contender: String,
+    against: Option<String>,
+    metric: Metric,
+    at_least: Option<f64>,
+    at_most: Option<f64>,
+    aim: Option<f64>,
+    why: String,
+}
+
+impl Bars {
+    /// Reads the text of a file.
+    pub fn parse(text: &str) -> Result<Self, BarsError> {
+        let File { bar } = toml::from_str(text).map_err(BarsError::File)?;
+        bar.into_iter()
+            .enumerate()
+            .map(|(index, table)| Bar::read(index + 1, table))
+            .collect::<Result<_, _>>()
+            .map(Self)
+    }
+
+    /// Whether every name in the bars is one of these workloads.
+    pub fn check<'a>(&self, workloads: impl IntoIterator<Item = &'a Workload>) -> Result<(), BarsError> {
+        let workloads: Vec<_> = workloads.into_iter().collect();
+        self.0.iter().try_for_each(|bar| bar.check(&workloads))
+    }
+
+    /// The verdict on each bar of the workloads that were run.
+    pub fn judge(&self, outcomes: &[Outcome]) -> Vec<Judgement> {
+        let judge = |bar: &Bar| {
+            let outcome = outcomes.iter().find(|outcome| outcome.workload == bar.workload)?;
+            let measured = outcome.estimate(&bar.contender, bar.against.as_deref(), bar.metric);
+            let verdict = measured.map_or(Verdict::LeftOut, |measured| bar.bound.judge(measured));
+            Some(Judgement { bar: bar.clone(), measured, verdict })
+        };
+        self.0.iter().filter_map(judge).collect()
+    }
+}
+
+impl Bar {
+    fn read(number: usize, table: toml::Table) -> Result<Self, BarsError> {
+        let name = |key| table.get(key).and_then(toml::Value::as_str).unwrap_or("?");
+        let label = format!("bar {number} ({}, {})", name("workload"), name("contender"));
+        let fields = match table.try_into() {
+            Ok(fields) => fields,
+            Err(source) => return Err(BarsError::Fields { bar: label, source }),
+        };
+        let Fields { workload, contender, against, metric, at_least, at_most, aim, why } = fields;
+        let bound = match (at_least, at_most) {
+            (Some(value), None) => Bound::AtLeast(value),
+            (None, Some(value)) => Bound::AtMost(value),
+            _ => return Err(BarsError::NotOneBound { bar: label }),
+        };
+        if metric.higher_is_better() != matches!(bound, Bound::AtLeast(_)) {
+            return Err(BarsError::WorseSide { bar: label, metric });
+        }
+        if aim.is_some_and(|aim| !bound.allows(aim)) {
+            return Err(BarsError::AimBehindBar { bar: label });
+        }
+        Ok(Self { workload, contender, against, metric, bound, aim, why })
+    }
+
+    fn check(&self, workloads: &[&Workload]) -> Result<(), BarsError> {
+        let bar = format!("the bar on {} of {} in {}", self.metric, self.contender, self.workload);
+        let Some(workload) = workloads.iter().find(|workload| workload.name == self.workload) else {
+            return Err(BarsError::UnknownWorkload { bar });
+        };
+        for contender in [Some(&self.contender), self.against.as_ref()].into_iter().flatten() {
+            if !workload.contenders.iter().any(|known| known.name() == contender) {
+                return Err(BarsError::UnknownContender { bar, contender: contender.clone() });
+            }
+        }
+        if workload.metrics.contains(&self.metric) {
+            Ok(())
+        } else {
+            Err(BarsError::NotMeasured { bar, metric: self.metric })
+        }
+    }
+
+    /// A number of this bar for people: a ratio, or a value with its unit.
+    fn human(&self, number: f64) -> String {
+        if self.against.is_some() { three_digits(number) } else { self.metric.human(number) }
+    }
+}
+
+impl Bound {
+    fn allows(self, value: f64) -> bool {
+        match self {
+            Self::AtLeast(bound) => value >= bound,
+            Self::AtMost(bound) => value <= bound,
+        }
+    }
+
+    fn judge(self, measured: Estimate) -> Verdict {
+        let Estimate { low, high, .. } = measured;
+        match (self.allows(low), self.allows(high)) {
+            // Nothing follows from what is not a number, such as a ratio of nothing to nothing.
+            _ if low.is_nan() || high.is_nan() => Verdict::Unclear,
+            (true, true) => Verdict::Held,
+            (false, false) => Verdict::Missed,
+            _ => Verdict::Unclear,
+        }
+    }
+}
+
+impl Judgement {
+    /// Four of text, three of numbers.
+    pub(crate) const HEADINGS: [&str; 7] = ["verdict", "workload", "contender", "metric", "bar", "aim", "measured"];
+
+    /// Whether the bar was missed, with all of the interval.
+    pub fn missed(&self) -> bool {
+        self.verdict == Verdict::Missed
+    }
+
+    /// Why the bar is there.
+    pub(crate) fn why(&self) -> &str {
+        &self.bar.why
+    }
+
+    /// Its row under the headings.
+    pub(crate) fn cells(&self) -> Vec<String> {
+        let Self { bar, measured, verdict } = self;
+        let bound = match bar.bound {
+            Bound::AtLeast(bound) => format!("≥ {}", bar.human(bound)),
+            Bound::AtMost(bound) => format!("≤ {}", bar.human(bound)),
+        };
+        vec![
+            verdict.to_string(),
+            bar.workload.clone(),
+            bar.contender.clone(),
+            bar.against.as_ref().map_or(bar.metric.to_string(), |other| format!("{} × {other}", bar.metric)),
+            bound,
+            bar.aim.map_or("–".into(), |aim| bar.human(aim)),
+            measured.map_or("–".into(), |measured| measured.human(|number| bar.human(number))),
+        ]
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Held => "held",
+            Self::Unclear => "unclear",
+            Self::Missed => "MISSED",
+            Self::LeftOut => "left out",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{Contender, Rounds, Sample};
+
+    const GOOD: &str = "workload = 'echo'\ncontender = 'ours'\nmetric = 'throughput'\nwhy = 'because'\n";
+
+    fn bars(fields: &str) -> Result<Bars, BarsError> {
+        Bars::parse(&format!("[[bar]]\n{GOOD}at_least = 1\n[[bar]]\n{fields}"))
+    }
+
+    /// The error with its causes.
+    fn complaint(fields: &str) -> String {
+        let error = bars(fields).unwrap_err();
+        let source = error.source().map(ToString::to_string).unwrap_or_default();
+        format!("{error}: {source}")
+    }
+
+    fn echo() -> Workload {
+        let contender = |name, millis| {
+            let sample = Sample::new(1000, Duration::from_millis(millis), Duration::ZERO);
+            Contender::new(name, move |_| sample.clone())
+        };
+        Workload {
+            name: "echo",
+            about: String::new(),
+            operation: "frame",
+            metrics: &[Metric::Throughput],
+            contenders: vec![
+                contender("theirs", 500),
+                contender("ours", 250),
+                contender("absent", 1).needing("no program has this name"),
+            ],
+        }
+    }
+
+    #[test]
+    fn the_bars_of_this_package_are_consistent() {
+        Bars::parse(include_str!("../bars.toml")).unwrap();
+    }
+
+    #[test]
+    fn a_bar_that_cannot_be_read_is_named() {
+        let named = "bar 2 (echo, ours)";
+        for (fields, complaint_has) in [
+            (format!("{GOOD}at_least = 1\nat_most = 2"), "exactly one of at_least and at_most"),
+            (GOOD.to_owned(), "exactly one of at_least and at_most"),
+            (format!("{GOOD}at_least = 2\naim = 1.5"), "aim that is worse"),
+            (format!("{GOOD}at_most = 2"), "keeps throughput on the worse side"),
+            (GOOD.replace("throughput", "cpu") + "at_least = 2", "keeps cpu on the worse side"),
+            (format!("{GOOD}at_last = 2"), "at_last"),
+            (format!("{GOOD}at_least = 'two'"), "f64"),
+            (GOOD.replace("throughput", "speed"), "speed"),
+            (GOOD.replace("why", "#"), "why"),
+        ] {
+            let complaint = complaint(&fields);
+            assert!(complaint.contains(named) && complaint.contains(complaint_has), "{complaint}");
+        }
+        assert!(complaint("contender = 'ours'").contains("bar 2 (?, ours)"));
+        assert!(matches!(Bars::parse("[[bars]]"), Err(BarsError::File(_))));
+    }
+
+    #[test]
+    fn a_bar_on_something_that_is_not_there_is_an_error() {
+        let check = |fields: String| bars(&fields).unwrap().check(&[echo()]);
+        check(format!("{GOOD}against = 'theirs'\nat_least = 1")).unwrap();
+        check(format!("{GOOD}against = 'absent'\nat_least = 1")).unwrap();
+        let good = format!("{GOOD}at_least = 1");
+        assert!(matches!(check(good.replace("echo", "ecko")), Err(BarsError::UnknownWorkload { .. })));
+        assert!(matches!(check(good.replace("ours", "hours")), Err(BarsError::UnknownContender { .. })));
+        assert!(matches!(check(format!("{good}\nagainst = 'them'")), Err(BarsError::UnknownContender { .. })));
+        assert!(matches!(
+            check(format!("{}at_most = 1", GOOD.replace("throughput", "memory"))),
+            Err(BarsError::NotMeasured { .. })
+        ));
+    }
+
+    #[test]
+    fn a_bar_is_missed_only_by_the_whole_interval() {
+        let judge = |bound: Bound, low, high| bound.judge(Estimate { median: low, low, high });
+        for (bound, low, high, verdict) in [
+            (Bound::AtLeast(2.0), 2.0, 3.0, Verdict::Held),
+            (Bound::AtLeast(2.0), 1.0, 2.0, Verdict::Unclear),
+            (Bound::AtLeast(2.0), 1.0, 1.9, Verdict::Missed),
+            (Bound::AtMost(2.0), 1.0, 2.0, Verdict::Held),
+            (Bound::AtMost(2.0), 2.0, 3.0, Verdict::Unclear),
+            (Bound::AtMost(2.0), 2.1, 3.0, Verdict::Missed),
+            (Bound::AtMost(2.0), f64::NAN, f64::NAN, Verdict::Unclear),
+            (Bound::AtMost(2.0), f64::INFINITY, f64::INFINITY, Verdict::Missed),
+        ] {
+            assert_eq!(judge(bound, low, high), verdict, "{bound:?} of {low} to {high}");
+        }
+    }
+
+    #[test]
+    fn bars_are_judged_by_value_and_by_ratio() {
+        let outcome = [echo().run(Rounds::default(), || ())];
+        for (fields, verdict) in [
+            ("at_least = 4000", Verdict::Held),
+            ("at_least = 4001", Verdict::Missed),
+            ("at_least = 2\nagainst = 'theirs'", Verdict::Held),
+            ("at_least = 2.1\nagainst = 'theirs'", Verdict::Missed),
+            ("at_least = 1\nagainst = 'absent'", Verdict::LeftOut),
+        ] {
+            let judgements = bars(&format!("{GOOD}{fields}")).unwrap().judge(&outcome);
+            assert_eq!(judgements[1].verdict, verdict, "{fields}");
+            assert_eq!(judgements[1].missed(), verdict == Verdict::Missed);
+        }
+        assert!(bars(&format!("{GOOD}at_least = 1")).unwrap().judge(&[]).is_empty(), "what was not run is not judged");
+    }
+}

@@ -1,0 +1,36 @@
+//! The comparisons, one file each.
+
+mod channels;
+mod pipelining;
+
+use tidewire_bench::Workload;
+
+/// All there are; the program finds them here.
+pub(crate) const COMPARISONS: &[Comparison] = &[channels::COMPARISON, pipelining::COMPARISON];
+
+/// Workloads on one subject.
+pub(crate) struct Comparison {
+    /// What the command line calls it.
+    pub(crate) name: &'static str,
+    pub(crate) about: &'static str,
+    /// Makes the workloads, without starting anything yet.
+    pub(crate) workloads: fn(Effort) -> Vec<Workload>,
+}
+
+/// How much work a round does.
+#[derive(Clone, Copy)]
+pub(crate) enum Effort {
+    /// Enough to measure: a round of the fastest contender takes some tens of milliseconds.
+    Full,
+    /// Enough to see that it runs.
+    Quick,
+}
+
+impl Effort {
+    pub(crate) fn operations(self, full: u64) -> u64 {
+        match self {
+            Self::Full => full,
+            Self::Quick => full / 100,
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Which core runs what, so that load and server do not take each other's time.
+
+use std::collections::BTreeSet;
+use std::panic::resume_unwind;
+use std::{fs, io, thread};
+
+use nix::errno::Errno;
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+
+/// The calling thread, as the kernel names it here.
+const THIS_THREAD: Pid = Pid::from_raw(0);
+
+/// The cores that the calling thread may run on.
+pub fn available_cores() -> io::Result<Vec<usize>> {
+    cores_of(THIS_THREAD)
+}
+
+/// Runs `work` on a thread of its own that stays on `core`. The caller's thread, and what it starts later, stays free.
+pub fn on_core<T: Send>(core: usize, work: impl FnOnce() -> T + Send) -> io::Result<T> {
+    let pinned = || {
+        pin(THIS_THREAD, core)?;
+        Ok(work())
+    };
+    thread::scope(|scope| scope.spawn(pinned).join().unwrap_or_else(|panic| resume_unwind(panic)))
+}
+
+/// Keeps every thread of another process on `core`, and with them those it starts later.
+pub fn pin_process(pid: u32, core: usize) -> io::Result<()> {
+    let mut pinned = BTreeSet::new();
+    // A thread not yet pinned may start another while we look; a pass that finds nothing new has seen them all.
+    loop {
+        let mut found_new = false;
+        for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+            let Some(task) = task?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            if pinned.insert(task) {
+                found_new = true;
+                match pin(Pid::from_raw(task), core) {
+                    Ok(()) | Err(Errno::ESRCH) => {} // it may end while we look
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        if !found_new {
+            return Ok(());
+        }
+    }
+}
+
+fn pin(task: Pid, core: usize) -> nix::Result<()> {
+    let mut cores = CpuSet::new();
+    cores.set(core)?;
+    sched_setaffinity(task, &cores)
+}
+
+fn cores_of(task: Pid) -> io::Result<Vec<usize>> {
+    let set = sched_getaffinity(task)?;
+    Ok((0..CpuSet::count()).filter(|&core| set.is_set(core).unwrap_or(false)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn work_stays_on_its_core_and_the_caller_stays_free() {
+        let before = available_cores().unwrap();
+        for &core in &before {
+            assert_eq!(on_core(core, available_cores).unwrap().unwrap(), [core]);
+        }
+        assert_eq!(available_cores().unwrap(), before);
+    }
+
+    #[test]
+    fn a_core_that_is_not_there_is_an_error() {
+        on_core(CpuSet::count(), || ()).unwrap_err();
+    }
+
+    #[test]
+    fn another_process_is_pinned() {
+        let core = *available_cores().unwrap().last().unwrap();
+        // Waits for its input, which ends when the child is dropped from our side.
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        pin_process(child.id(), core).unwrap();
+        assert_eq!(cores_of(Pid::from_raw(child.id().cast_signed())).unwrap(), [core]);
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        pin_process(child.id(), core).unwrap_err();
+    }
+}

@@ -1,0 +1,60 @@
+//! The CPU time of this process and of others, to the nanosecond and with the threads that have ended.
+
+use std::io;
+use std::time::Duration;
+
+use nix::sys::time::TimeSpec;
+use nix::time::{ClockId, clock_getcpuclockid, clock_gettime};
+use nix::unistd::Pid;
+
+/// A clock that runs while a process does.
+#[derive(Clone, Copy, Debug)]
+pub struct CpuClock(ClockId);
+
+impl CpuClock {
+    /// That of the calling process.
+    pub fn of_this_process() -> Self {
+        Self(ClockId::CLOCK_PROCESS_CPUTIME_ID)
+    }
+
+    /// That of another process. Fails if there is none with this id.
+    pub fn of(pid: u32) -> io::Result<Self> {
+        Ok(Self(clock_getcpuclockid(Pid::from_raw(pid.cast_signed()))?))
+    }
+
+    /// The CPU time used so far.
+    ///
+    /// # Panics
+    ///
+    /// If the process has ended: what was measured of it would be wrong.
+    pub fn now(self) -> Duration {
+        clock_gettime(self.0).map(TimeSpec::into).expect("the process whose CPU time is measured has ended")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn the_clock_of_a_busy_child_advances() {
+        let mut child = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+        let clock = CpuClock::of(child.id()).unwrap();
+        let before = clock.now();
+        while clock.now() == before {
+            std::thread::yield_now();
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(CpuClock::of(child.id()).is_err());
+    }
+
+    #[test]
+    fn work_advances_the_clock_of_this_process() {
+        let clock = CpuClock::of_this_process();
+        let before = clock.now();
+        while clock.now() == before {}
+    }
+}

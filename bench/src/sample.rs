@@ -1,0 +1,83 @@
+//! What one contender did in one round, and how that is measured.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crate::{CpuClock, Metric, count_allocations};
+
+/// What one contender did in one round.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    operations: u64,
+    values: BTreeMap<Metric, f64>,
+}
+
+impl Sample {
+    /// A round of so many operations that took so long: gives [`Metric::Throughput`] and [`Metric::Cpu`].
+    pub fn new(operations: u64, wall: Duration, cpu: Duration) -> Self {
+        let values = BTreeMap::from([(Metric::Throughput, operations as f64 / wall.as_secs_f64())]);
+        Self { operations, values }.with_time(Metric::Cpu, cpu)
+    }
+
+    /// Adds any other metric, in the unit that [`Metric`] names.
+    #[must_use]
+    pub fn with(mut self, metric: Metric, value: f64) -> Self {
+        self.values.insert(metric, value);
+        self
+    }
+
+    /// Adds a metric that is time per operation, from the time that all operations took.
+    #[must_use]
+    pub fn with_time(self, metric: Metric, all: Duration) -> Self {
+        let each = all.as_nanos() as f64 / self.operations as f64;
+        self.with(metric, each)
+    }
+
+    pub(crate) fn value(&self, metric: Metric) -> Option<f64> {
+        self.values.get(&metric).copied()
+    }
+}
+
+/// Measures what a round does, and nothing around it. Handed to each round.
+#[derive(Clone, Copy, Debug)]
+pub struct Meter {
+    /// Counting disturbs the clocks, so it has a round of its own, in which they are not read.
+    pub(crate) counts_allocations: bool,
+}
+
+impl Meter {
+    pub(crate) const CLOCKS: Self = Self { counts_allocations: false };
+    pub(crate) const ALLOCATIONS: Self = Self { counts_allocations: true };
+
+    /// Times `work`, which does so many operations, and the CPU that this process spends on it. What `work` returns is
+    /// dropped after the clocks have been read.
+    pub fn measure<T>(self, operations: u64, work: impl FnOnce() -> T) -> Sample {
+        if self.counts_allocations {
+            let (_, allocations) = count_allocations(work);
+            let sample = Sample { operations, values: BTreeMap::new() };
+            return sample.with(Metric::Allocations, allocations as f64 / operations as f64);
+        }
+        let cpu = CpuClock::of_this_process();
+        let (started, spent) = (Instant::now(), cpu.now());
+        let _result = work();
+        let (wall, spent) = (started.elapsed(), cpu.now().saturating_sub(spent));
+        Sample::new(operations, wall, spent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_is_per_second_and_per_operation() {
+        let sample = Sample::new(1000, Duration::from_millis(500), Duration::from_micros(250))
+            .with_time(Metric::ServerCpu, Duration::from_micros(20))
+            .with(Metric::Memory, 1400.0);
+        assert_eq!(sample.value(Metric::Throughput), Some(2000.0));
+        assert_eq!(sample.value(Metric::Cpu), Some(250.0));
+        assert_eq!(sample.value(Metric::ServerCpu), Some(20.0));
+        assert_eq!(sample.value(Metric::Memory), Some(1400.0));
+        assert_eq!(sample.value(Metric::IdleCpu), None);
+    }
+}

@@ -1,0 +1,32 @@
+//! The counter of allocations, exactly: without a test runner, because that allocates whenever it likes.
+
+use std::hint::black_box;
+use std::thread;
+
+use tidewire_bench::count_allocations;
+
+fn main() {
+    let ((), none) = count_allocations(|| {
+        black_box([0_u8; 64]);
+    });
+    assert_eq!(none, 0);
+
+    let mut boxes = Vec::with_capacity(1000);
+    let ((), some) = count_allocations(|| boxes.extend((0..1000).map(|number| Box::new(black_box(number)))));
+    assert_eq!(some, 1000);
+
+    let ((), grown) = count_allocations(|| boxes.reserve_exact(1000));
+    assert_eq!(grown, 1);
+
+    black_box(vec![0_u8; 64]);
+    let ((), dropped) = count_allocations(|| drop(boxes));
+    assert_eq!(dropped, 0, "what came before does not count, and freeing does not either");
+
+    // A thread costs some allocations itself, the same number each time.
+    let on_a_thread = |boxes: u64| {
+        let work = move || (0..boxes).for_each(|number| drop(black_box(Box::new(number))));
+        count_allocations(|| thread::spawn(work).join().unwrap()).1
+    };
+    on_a_thread(0);
+    assert_eq!(on_a_thread(1000) - on_a_thread(0), 1000, "other threads count");
+}
