@@ -8,12 +8,12 @@
 test:
 	scripts/need redis-server redis-server
 	cargo test
-	cargo test -p tidewire-bench --no-default-features
+	cargo test -p tidewire-bench
 
 lint:
 	cargo fmt --all --check
 	cargo clippy --all-targets -- -D warnings
-	cargo clippy -p tidewire-bench --all-targets --no-default-features -- -D warnings
+	cargo clippy -p tidewire-bench --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps
 
 bench:

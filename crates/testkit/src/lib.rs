@@ -6,6 +6,7 @@
 //! * [`wait_until`], [`wait_until_async`]: wait for a condition instead of for time.
 //!
 //! Every process started here dies with the process that started it, also when that one panics, aborts or is killed.
+//! What such a process forks on its own account is not followed.
 //! Nothing returns an error: what fails here has nobody to go to but the reader of the test's output, so it panics with
 //! a sentence that says what was expected and what to do.
 //!

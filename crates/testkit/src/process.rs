@@ -26,6 +26,10 @@ use crate::wait::{PATIENCE, wait_until};
 const KEPT_LINES: usize = 1000;
 const LINE_LIMIT: u64 = 64 * 1024;
 
+/// How long the end of the output is waited for once the child has ended. Only a grandchild that holds the pipes open
+/// makes it take longer, and is not waited for.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
 /// Names the test that a rerun process was started for.
 const RERUN: &str = "TIDEWIRE_TESTKIT_RERUN";
 
@@ -73,7 +77,7 @@ impl Process {
     }
 
     /// Waits for a line of its output (standard output or error) that contains `text`, and returns what follows it on
-    /// that line. Lines that came before the call count.
+    /// that line. Lines that came before the call count, as far as [`output`](Self::output) still has them.
     ///
     /// # Panics
     ///
@@ -123,7 +127,8 @@ impl Process {
         self.child.try_wait().expect("the child is ours to wait for")
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until it has ended by itself. Then [`output`](Self::output) has all it printed, unless a process that it
+    /// left behind could still print.
     ///
     /// # Panics
     ///
@@ -135,6 +140,7 @@ impl Process {
             status = self.exited();
             status.is_some()
         });
+        self.output.wait_for_end(LAST_WORDS);
         status.expect("wait_until returned")
     }
 
@@ -211,7 +217,7 @@ fn pid(id: u32) -> Pid {
 type Reply = SyncSender<io::Result<Child>>;
 
 /// Spawns on the thread that lives as long as this process, with SIGKILL as its parting gift.
-fn spawn_tied(mut command: Command) -> io::Result<Child> {
+pub(crate) fn spawn_tied(mut command: Command) -> io::Result<Child> {
     static SPAWNER: LazyLock<SyncSender<(Command, Reply)>> = LazyLock::new(|| {
         let (requests, queue) = sync_channel::<(Command, Reply)>(0);
         thread::Builder::new()
@@ -277,6 +283,11 @@ impl Output {
         }
         self.lock().open -= 1;
         self.changed.notify_all();
+    }
+
+    fn wait_for_end(&self, deadline: Duration) {
+        let open = |lines: &mut Lines| lines.open > 0;
+        drop(self.changed.wait_timeout_while(self.lock(), deadline, open));
     }
 
     fn wait_for(&self, text: &str, deadline: Duration) -> Option<String> {

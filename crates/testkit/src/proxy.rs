@@ -4,11 +4,12 @@
 //! its own tokio clock does not pause the proxy's.
 //!
 //! A new set of faults reaches the accept loop as a request that is acknowledged. All connections run on the same
-//! single thread and look at the faults before every read and write, so when [`FaultProxy::inject`] returns, no byte
-//! moves under the old ones.
+//! single thread and look at the faults before every read and write (hence `biased`), so when [`FaultProxy::inject`]
+//! returns, no byte moves under the old ones. What has connected by then is taken from the listener first, so that an
+//! order finds every connection its giver knows of.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -30,6 +31,13 @@ use crate::port::Port;
 /// a megabyte is under way. A full queue stops reading, which the sender sees as back-pressure.
 const CHUNK: usize = 16 * 1024;
 const QUEUE: usize = 64;
+
+/// A throttled connection goes and rests by turns of about this: shorter rests than the timer's millisecond would come
+/// out longer than they are.
+const TURN: Duration = Duration::from_millis(10);
+
+/// The pause after an accept that failed, as it does when there are no file descriptors left.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
 
 /// What a [`FaultProxy`] does to its connections. The default is nothing.
 #[derive(Debug, Clone, Copy, Default)]
@@ -77,7 +85,8 @@ pub enum Direction {
 /// How a connection ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// An orderly end of stream (FIN) after all that went through.
+    /// An orderly end of stream (FIN) after all that went through. What a side still sends is thrown away until it
+    /// closes too, so one that never reads does not notice; [`FaultProxy::open`] counts the connection until then.
     Close,
     /// A reset (RST). As with any reset, bytes just before it may be lost.
     Reset,
@@ -222,6 +231,11 @@ async fn accept(
     let (plan, plans) = watch::channel(Plan::default());
     let mut connections = JoinSet::new();
     let mut listener = Some(TcpListener::bind(port.addr()).await?);
+    let admit = |connections: &mut JoinSet<()>, client| {
+        counters.accepted.fetch_add(1, Relaxed);
+        let cuts = plans.borrow().cuts;
+        connections.spawn(serve(client, upstream, plans.clone(), cuts, Arc::clone(counters)));
+    };
     let _ = started.send(());
     loop {
         let incoming = async {
@@ -234,30 +248,48 @@ async fn accept(
             biased;
             order = orders.recv() => {
                 let Some((order, done)) = order else { return Ok(()) };
+                while let Some(Ok(client)) = listener.as_ref().map(waiting) {
+                    admit(&mut connections, client);
+                }
                 plan.send_modify(|plan| match order {
                     Order::Inject(faults) => (plan.faults, plan.injection) = (faults, plan.injection + 1),
                     Order::Cut(end) => (plan.cuts, plan.end) = (plan.cuts + 1, Some(end)),
                 });
                 if plan.borrow().faults.refuse {
-                    listener = None;
+                    if let Some(listener) = listener.take() {
+                        // Closing it alone would leave it listening in a child that was forked and has yet to exec.
+                        let _ = SockRef::from(&listener).shutdown(Shutdown::Both);
+                    }
                 } else if listener.is_none() {
                     listener = Some(TcpListener::bind(port.addr()).await?);
                 }
                 let _ = done.send(());
             }
-            // An accept can fail because the client is gone again.
-            Ok((client, _)) = incoming => {
-                counters.accepted.fetch_add(1, Relaxed);
-                connections.spawn(serve(client, upstream, plans.clone(), Arc::clone(counters)));
-            }
+            incoming = incoming => match incoming {
+                Ok((client, _)) => admit(&mut connections, client),
+                Err(_) => sleep(ACCEPT_AGAIN).await,
+            },
             Some(ended) = connections.join_next() => ended.expect("a connection does not panic"),
         }
     }
 }
 
-async fn serve(mut client: TcpStream, upstream: SocketAddr, mut plan: watch::Receiver<Plan>, counters: Arc<Counters>) {
+/// A connection that waits to be accepted, whether or not the runtime has heard of it yet.
+fn waiting(listener: &TcpListener) -> io::Result<TcpStream> {
+    let (socket, _) = SockRef::from(listener).accept()?;
+    socket.set_nonblocking(true)?;
+    TcpStream::from_std(socket.into())
+}
+
+/// Serves one connection, until an order to cut comes after the first `cuts` or it ends otherwise.
+async fn serve(
+    mut client: TcpStream,
+    upstream: SocketAddr,
+    mut plan: watch::Receiver<Plan>,
+    cuts: u64,
+    counters: Arc<Counters>,
+) {
     let _open = Open::count(&counters);
-    let cuts = plan.borrow_and_update().cuts;
 
     let mut cut = plan.clone();
     let ordered = async move {
@@ -273,8 +305,9 @@ async fn serve(mut client: TcpStream, upstream: SocketAddr, mut plan: watch::Rec
         TcpStream::connect(upstream).await
     };
     let connected = tokio::select! {
-        connected = connecting => connected.map_err(|_| End::Reset),
+        biased;
         end = &mut ordered => Err(end),
+        connected = connecting => connected.map_err(|_| End::Reset),
     };
     let mut server = match connected {
         Ok(server) => server,
@@ -287,6 +320,8 @@ async fn serve(mut client: TcpStream, upstream: SocketAddr, mut plan: watch::Rec
         let (from_client, to_client) = client.split();
         let (from_server, to_server) = server.split();
         tokio::select! {
+            biased;
+            end = ordered => end,
             both = async { tokio::try_join!(
                 pump(from_client, to_server, Direction::ToServer, plan.clone(), &counters),
                 pump(from_server, to_client, Direction::ToClient, plan.clone(), &counters),
@@ -294,7 +329,6 @@ async fn serve(mut client: TcpStream, upstream: SocketAddr, mut plan: watch::Rec
                 Ok(_) => return,
                 Err(end) => end,
             },
-            end = ordered => end,
         }
     };
     tokio::join!(finish(client, end), finish(server, end));
@@ -313,15 +347,16 @@ async fn pump(
 
     let read = async move {
         loop {
-            let faults = flowing(&mut reader_plan).await.faults;
+            flowing(&mut reader_plan).await;
             let mut chunk = vec![0; CHUNK];
             let length = tokio::select! {
-                length = from.read(&mut chunk) => length.map_err(|_| End::Reset)?,
+                biased;
                 Ok(()) = reader_plan.changed() => continue,
+                length = from.read(&mut chunk) => length.map_err(|_| End::Reset)?,
             };
             chunk.truncate(length);
             // The end of the stream travels as an empty chunk, as late as everything else.
-            if queue.send((Instant::now() + faults.delay, chunk)).await.is_err() || length == 0 {
+            if queue.send((Instant::now(), chunk)).await.is_err() || length == 0 {
                 return Ok(());
             }
         }
@@ -329,17 +364,27 @@ async fn pump(
 
     let write = async move {
         let (mut injection, mut passed) = (plan.borrow().injection, 0);
-        while let Some((due, chunk)) = queued.recv().await {
-            sleep_until(due).await;
-            if chunk.is_empty() {
-                flowing(&mut plan).await;
-                return to.shutdown().await.map_err(|_| End::Reset);
-            }
+        // What went through at a throttled rate: how long that should have taken, and until when it is rested from.
+        let (mut owed, mut rested) = (Duration::ZERO, Instant::now());
+        while let Some((read, chunk)) = queued.recv().await {
             let mut rest = chunk.as_slice();
-            while !rest.is_empty() {
+            loop {
                 let now = flowing(&mut plan).await;
                 if now.injection != injection {
                     (injection, passed) = (now.injection, 0);
+                    (owed, rested) = (Duration::ZERO, Instant::now());
+                }
+                let due = rested.max(read + now.faults.delay);
+                // Not at all when it is due: the shortest sleep takes a millisecond.
+                if due > Instant::now() {
+                    tokio::select! {
+                        Ok(()) = plan.changed() => {}
+                        () = sleep_until(due) => {}
+                    }
+                    continue;
+                }
+                if chunk.is_empty() {
+                    return to.shutdown().await.map_err(|_| End::Reset);
                 }
                 let cut = now.faults.cut.filter(|cut| cut.direction == direction);
                 let mut limit = cut.map_or(u64::MAX, |cut| cut.after.saturating_sub(passed));
@@ -349,8 +394,9 @@ async fn pump(
                 }
                 let piece = &rest[..rest.len().min(usize::try_from(limit).unwrap_or(usize::MAX))];
                 let length = tokio::select! {
-                    length = to.write(piece), if !piece.is_empty() => length.map_err(|_| End::Reset)?,
+                    biased;
                     Ok(()) = plan.changed(), if !piece.is_empty() => continue,
+                    length = to.write(piece), if !piece.is_empty() => length.map_err(|_| End::Reset)?,
                     else => 0,
                 };
                 rest = &rest[length..];
@@ -360,7 +406,13 @@ async fn pump(
                     return Err(cut.end);
                 }
                 if let Some(rate) = now.faults.bytes_per_second {
-                    sleep(Duration::from_nanos(1_000_000_000 * length as u64 / rate)).await;
+                    owed += Duration::from_nanos(1_000_000_000 * length as u64 / rate);
+                    if owed >= TURN {
+                        (owed, rested) = (Duration::ZERO, Instant::now() + owed);
+                    }
+                }
+                if rest.is_empty() {
+                    break;
                 }
             }
         }

@@ -7,13 +7,15 @@ use std::io::{self, BufRead, BufReader, Write as _};
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::sync_channel;
+use std::thread;
 
 use tempfile::TempDir;
 
 use crate::certificates::Certificates;
 use crate::port::Port;
-use crate::process::Process;
+use crate::process::{Process, spawn_tied};
 use crate::wait::{PATIENCE, wait_until};
 
 /// How a [`RedisServer`] is to be started. Made by [`RedisServer::options`].
@@ -72,8 +74,8 @@ impl RedisOptions {
         let mut conf = format!(
             "bind 127.0.0.1\nport {port}\nunixsocket {socket}\ndir {dir}\ndaemonize no\nlogfile \"\"\nsave \"\"\n",
             port = server.port.number(),
-            socket = server.unix_socket().display(),
-            dir = server.dir.path().display(),
+            socket = quoted(&server.unix_socket().display().to_string()),
+            dir = quoted(&server.dir.path().display().to_string()),
         );
         let mut line = |text: std::fmt::Arguments<'_>| writeln!(conf, "{text}").expect("a String takes everything");
         if let Some(password) = &self.password {
@@ -84,9 +86,9 @@ impl RedisOptions {
         }
         if let Some((port, certificates)) = &server.tls {
             line(format_args!("tls-port {}", port.number()));
-            line(format_args!("tls-ca-cert-file {}", certificates.authority.display()));
-            line(format_args!("tls-cert-file {}", certificates.server.display()));
-            line(format_args!("tls-key-file {}", certificates.server_key.display()));
+            line(format_args!("tls-ca-cert-file {}", quoted(&certificates.authority.display().to_string())));
+            line(format_args!("tls-cert-file {}", quoted(&certificates.server.display().to_string())));
+            line(format_args!("tls-key-file {}", quoted(&certificates.server_key.display().to_string())));
             line(format_args!("tls-auth-clients optional"));
         }
         for own in &self.config {
@@ -195,7 +197,7 @@ impl RedisServer {
     ///
     /// # Panics
     ///
-    /// When the server cannot be reached. An error reply is returned as text.
+    /// When the server cannot be reached or does not answer within a minute. An error reply is returned as text.
     #[track_caller]
     pub fn cli<I: IntoIterator<Item: AsRef<OsStr>>>(&self, command: I) -> String {
         let mut cli = Command::new("redis-cli");
@@ -203,7 +205,13 @@ impl RedisServer {
         if let Some(password) = &self.password {
             cli.env("REDISCLI_AUTH", password);
         }
-        let output = cli.output().unwrap_or_else(|error| panic!("cannot run redis-cli: {error}. {HOW_TO_GET_IT}"));
+        cli.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = spawn_tied(cli).unwrap_or_else(|error| panic!("cannot run redis-cli: {error}. {HOW_TO_GET_IT}"));
+        let (done, output) = sync_channel(1);
+        // Ends with the server at the latest, because then redis-cli does.
+        thread::spawn(move || done.send(child.wait_with_output()));
+        let output = output.recv_timeout(PATIENCE).expect("redis-server answers redis-cli within a minute");
+        let output = output.expect("redis-cli can be waited for");
         assert!(output.status.success(), "redis-cli: {}", String::from_utf8_lossy(&output.stderr).trim_end());
         String::from_utf8_lossy(&output.stdout).trim_end().to_owned()
     }
@@ -261,7 +269,8 @@ impl RedisServer {
         let mut process = Process::try_spawn(command)
             .unwrap_or_else(|error| panic!("cannot start redis-server: {error}. {HOW_TO_GET_IT}"));
         wait_until("redis-server answers", PATIENCE, || {
-            if let Some(status) = process.exited() {
+            if process.exited().is_some() {
+                let status = process.wait();
                 panic!("redis-server ended with {status} instead of starting:\n{}", process.output());
             }
             self.answers().unwrap_or(false)

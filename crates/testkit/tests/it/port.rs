@@ -2,14 +2,20 @@ use std::collections::HashSet;
 use std::io::ErrorKind;
 use std::net::{TcpListener, TcpStream};
 
-use tidewire_testkit::Port;
+use tidewire_testkit::{PATIENCE, Port, wait_until};
 
 #[test]
 fn a_reserved_port_refuses_until_somebody_listens_by_number() {
     let port = Port::reserve();
     assert_eq!(TcpStream::connect(port.addr()).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     for _ in 0..3 {
-        let listener = TcpListener::bind(port.addr()).unwrap();
+        // The listener before may live on in a child that another test has forked and that has yet to exec.
+        let mut listener = None;
+        wait_until("somebody listens", PATIENCE, || {
+            listener = TcpListener::bind(port.addr()).ok();
+            listener.is_some()
+        });
+        let listener = listener.unwrap();
         let _client = TcpStream::connect(port.addr()).unwrap();
         let _served = listener.accept().unwrap();
     }

@@ -27,6 +27,16 @@ fn a_line_that_never_comes_is_reported_with_what_came_instead() {
 }
 
 #[test]
+fn once_it_has_ended_its_last_words_are_there() {
+    for _ in 0..20 {
+        let mut process = shell("echo so long; echo farewell >&2");
+        process.wait();
+        let output = process.output();
+        assert!(output.contains("so long") && output.contains("farewell"), "{output:?}");
+    }
+}
+
+#[test]
 fn a_talkative_child_costs_bounded_memory() {
     let mut process = shell("seq 1 200000; echo done");
     process.wait_for_line("done");
@@ -87,8 +97,10 @@ fn nothing_survives_a_test_that_dies() {
         }
     }
     for how in ["panic", "abort", "exit", "kill"] {
+        // Who dies without unwinding leaves its directory behind; here that goes with ours.
+        let folder = tempfile::tempdir().unwrap();
         let mut command = rerun("process::nothing_survives_a_test_that_dies");
-        command.env(HOW, how);
+        command.env(HOW, how).env("TMPDIR", folder.path());
         let mut test = Process::spawn(command);
         let pids = ["redis is ", "child is "].map(|what| test.wait_for_line(what).parse().unwrap());
         if how == "kill" {

@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tidewire_testkit::{Cut, Direction, End, FaultProxy, Faults, PATIENCE, wait_until};
+use tidewire_testkit::{Cut, Direction, End, FaultProxy, Faults, PATIENCE, Port, wait_until};
 
 /// A server that hands its accepted connections to the test.
 struct Server {
@@ -157,8 +157,9 @@ fn half_open_swallows_bytes_and_closes_until_healed() {
 #[test]
 fn half_open_exerts_back_pressure_as_a_dead_peer_does() {
     let server = Server::start();
-    let (client, _served) = server.connect();
-    server.proxy.inject(Faults { half_open: true, ..Faults::default() });
+    let (client, mut served) = server.connect();
+    let faults = Faults { half_open: true, ..Faults::default() };
+    server.proxy.inject(faults);
     client.set_nonblocking(true).unwrap();
     let chunk = vec![0; 64 * 1024];
     let mut written = 0;
@@ -170,6 +171,14 @@ fn half_open_exerts_back_pressure_as_a_dead_peer_does() {
         assert!(written < 100 << 20, "somebody takes it all");
     };
     assert_eq!(full.kind(), ErrorKind::WouldBlock);
+    // Each order is a turn of the proxy's, in which it would carry what it sees.
+    (0..10).for_each(|_| server.proxy.inject(faults));
+    assert_eq!(server.proxy.bytes(Direction::ToServer), 0);
+    assert_eq!((&mut &client).write(&chunk).unwrap_err().kind(), ErrorKind::WouldBlock);
+
+    server.proxy.heal();
+    drop(client);
+    assert_eq!(read_all(&mut served).0.len(), written);
 }
 
 #[test]
@@ -187,12 +196,27 @@ fn refuses_new_connections_and_keeps_the_old() {
 }
 
 #[test]
-fn a_dead_server_resets_the_client() {
+fn an_order_finds_connections_that_were_just_made() {
     let server = Server::start();
-    let addr = server.listener.local_addr().unwrap();
-    drop(server.listener);
-    assert!(TcpStream::connect(addr).is_err());
-    let mut client = TcpStream::connect(server.proxy.addr()).unwrap();
+    for _ in 0..20 {
+        let mut kept = TcpStream::connect(server.addr()).unwrap();
+        server.proxy.inject(Faults { refuse: true, ..Faults::default() });
+        kept.write_all(b"let in before").unwrap();
+        expect(&mut server.listener.accept().unwrap().0, b"let in before");
+        server.proxy.heal();
+    }
+    for _ in 0..20 {
+        let mut ended = TcpStream::connect(server.addr()).unwrap();
+        server.proxy.cut(End::Reset);
+        assert_eq!(read_all(&mut ended).1.unwrap_err().kind(), ErrorKind::ConnectionReset);
+    }
+}
+
+#[test]
+fn a_dead_server_resets_the_client() {
+    let nobody = Port::reserve();
+    let proxy = FaultProxy::start(nobody.addr());
+    let mut client = TcpStream::connect(proxy.addr()).unwrap();
     assert_eq!(read_all(&mut client).1.unwrap_err().kind(), ErrorKind::ConnectionReset);
 }
 
@@ -231,6 +255,20 @@ fn what_is_delayed_arrives_whole_and_in_order() {
     let sending = thread::spawn(move || client.write_all(&sent).map(|()| client));
     expect(&mut served, &expected);
     sending.join().unwrap().unwrap();
+}
+
+#[test]
+fn healing_lets_go_of_what_is_delayed() {
+    let server = Server::start();
+    let (mut client, mut served) = server.connect();
+    let faults = Faults { delay: Duration::from_hours(1), ..Faults::default() };
+    server.proxy.inject(faults);
+    client.write_all(b"late").unwrap();
+    // Each order is a turn of the proxy's, in which it takes what it sees.
+    (0..10).for_each(|_| server.proxy.inject(faults));
+    server.proxy.heal();
+    served.set_read_timeout(Some(PATIENCE)).unwrap();
+    expect(&mut served, b"late");
 }
 
 #[test]
