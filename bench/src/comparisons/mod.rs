@@ -2,11 +2,12 @@
 
 mod channels;
 mod pipelining;
+mod pool;
 
 use tidewire_bench::Workload;
 
 /// All there are; the program finds them here.
-pub(crate) const COMPARISONS: &[Comparison] = &[channels::COMPARISON, pipelining::COMPARISON];
+pub(crate) const COMPARISONS: &[Comparison] = &[channels::COMPARISON, pipelining::COMPARISON, pool::COMPARISON];
 
 /// Workloads on one subject.
 pub(crate) struct Comparison {

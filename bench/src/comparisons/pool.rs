@@ -1,0 +1,336 @@
+//! The striped pool against the ways one would do it by hand.
+
+use std::convert::Infallible;
+use std::hint::black_box;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use tidewire_bench::{Contender, CpuClock, Meter, Metric, Sample, Workload};
+use tidewire_pool::{Context, Handler, Message, Overflow, Placement, Pool};
+use tokio::runtime;
+use tokio::sync::mpsc;
+
+use super::{Comparison, Effort};
+
+pub(crate) const COMPARISON: Comparison = Comparison {
+    name: "pool",
+    about: "The striped pool against crossbeam channels, a tokio task per key, and rayon without order",
+    workloads,
+};
+
+/// As many messages as the pool, or all channels of a hand-made one together, may hold.
+const CAPACITY: usize = 65_536;
+const KEYS: u64 = 10_000;
+
+fn workloads(effort: Effort) -> Vec<Workload> {
+    let (alone, many) = (effort.operations(1_000_000), effort.operations(1_000_000));
+    vec![
+        Workload {
+            name: "pool-alone",
+            about: format!("{alone} messages of {KEYS} keys from one producer to one worker, with an empty handler."),
+            operation: "message",
+            metrics: &[Metric::Cpu, Metric::Throughput, Metric::Allocations],
+            contenders: vec![
+                Contender::new("crossbeam", move |meter| produce(meter, 1, alone, &Channels::start(1, empty))),
+                Contender::new("pinned", move |meter| {
+                    produce(meter, 1, alone, &Ours(pool(Placement::Pinned, 1, empty_handler)))
+                }),
+                Contender::new("moving", move |meter| {
+                    produce(meter, 1, alone, &Ours(pool(Placement::Moving, 1, empty_handler)))
+                }),
+            ],
+        },
+        Workload {
+            name: "pool-many",
+            about: format!("{many} messages of {KEYS} keys from four producers to two workers, with an empty handler."),
+            operation: "message",
+            metrics: &[Metric::Throughput, Metric::Cpu, Metric::Allocations],
+            contenders: vec![
+                Contender::new("tokio task per key", move |meter| produce(meter, 4, many, &Tasks::start())),
+                Contender::new("crossbeam", move |meter| produce(meter, 4, many, &Channels::start(2, empty))),
+                Contender::new("rayon, no order", move |meter| produce(meter, 4, many, &Rayon::start())),
+                Contender::new("pinned", move |meter| {
+                    produce(meter, 4, many, &Ours(pool(Placement::Pinned, 2, empty_handler)))
+                }),
+                Contender::new("moving", move |meter| {
+                    produce(meter, 4, many, &Ours(pool(Placement::Moving, 2, empty_handler)))
+                }),
+            ],
+        },
+        hot_key(effort),
+        idle(effort),
+    ]
+}
+
+/// Somebody who takes messages.
+trait Sink<P>: Sync {
+    fn send(&self, message: Message<P>);
+    /// Waits until all that was sent is handled; they may be sent again.
+    fn settle(&self);
+}
+
+fn produce(meter: Meter, producers: u64, messages: u64, sink: &impl Sink<u64>) -> Sample {
+    let send = |count: u64, first: u64| {
+        // A step that is coprime to the number of keys visits them all, without a pattern that a cache could learn.
+        for n in 0..count {
+            let number = first + n;
+            sink.send(Message::new(number.wrapping_mul(7919) % KEYS, number));
+        }
+    };
+    // All buffers have grown before it counts.
+    send(100_000, 0);
+    sink.settle();
+    meter.measure(messages, || {
+        thread::scope(|scope| {
+            for producer in 1..producers {
+                scope.spawn(move || send(messages / producers, producer * messages));
+            }
+            send(messages - messages / producers * (producers - 1), 0);
+        });
+        sink.settle();
+    })
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "a handler returns a result")]
+fn empty_handler(message: &mut Message<u64>, _: &mut Context<'_, u64>) -> Result<(), Infallible> {
+    empty(message);
+    Ok(())
+}
+
+fn empty(message: &mut Message<u64>) {
+    black_box(message.payload);
+}
+
+fn pool<P: Send + 'static>(placement: Placement, workers: usize, handler: impl Handler<P>) -> Pool<P> {
+    let builder = Pool::builder().workers(workers).placement(placement).messages(CAPACITY);
+    builder.overflow(Overflow::Wait).start(handler).expect("the pool starts")
+}
+
+struct Ours<P: Send + 'static>(Pool<P>);
+
+impl<P: Send + 'static> Sink<P> for Ours<P> {
+    fn send(&self, message: Message<P>) {
+        self.0.submit(message).expect("the pool is open");
+    }
+
+    fn settle(&self) {
+        while self.0.depth() > 0 {
+            thread::yield_now();
+        }
+    }
+}
+
+/// What one writes by hand: a bounded channel per worker, the key modulo their number.
+struct Channels<P> {
+    senders: Vec<crossbeam_channel::Sender<Message<P>>>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+impl<P: Send + 'static> Channels<P> {
+    fn start(workers: usize, handler: impl Fn(&mut Message<P>) + Send + Sync + 'static) -> Self {
+        let handler = Arc::new(handler);
+        let worker = |_| {
+            let (sender, receiver) = crossbeam_channel::bounded::<Message<P>>(CAPACITY / workers);
+            let handler = Arc::clone(&handler);
+            let thread = thread::spawn(move || {
+                for mut message in receiver {
+                    // What a worker that must survive its handler does at least.
+                    let _ = black_box(catch_unwind(AssertUnwindSafe(|| handler(&mut message))));
+                }
+            });
+            (sender, thread)
+        };
+        let (senders, workers) = (0..workers).map(worker).unzip();
+        Self { senders, workers }
+    }
+}
+
+impl<P: Send + 'static> Sink<P> for Channels<P> {
+    fn send(&self, message: Message<P>) {
+        let lane = usize::try_from(message.key.0).expect("64 bits") % self.senders.len();
+        assert!(self.senders[lane].send(message).is_ok(), "the worker lives");
+    }
+
+    fn settle(&self) {
+        while self.senders.iter().any(|sender| !sender.is_empty()) {
+            thread::yield_now();
+        }
+    }
+}
+
+impl<P> Drop for Channels<P> {
+    fn drop(&mut self) {
+        self.senders.clear();
+        for worker in self.workers.drain(..) {
+            worker.join().expect("a worker does not panic");
+        }
+    }
+}
+
+/// An actor per key: a tokio task with a channel.
+struct Tasks {
+    keys: Vec<mpsc::Sender<Message<u64>>>,
+    _runtime: runtime::Runtime,
+}
+
+impl Tasks {
+    fn start() -> Self {
+        let runtime = runtime::Builder::new_multi_thread().worker_threads(2).build().expect("a runtime starts");
+        let key = |_| {
+            let (sender, mut receiver) = mpsc::channel::<Message<u64>>(16);
+            runtime.spawn(async move {
+                while let Some(mut message) = receiver.recv().await {
+                    empty(&mut message);
+                }
+            });
+            sender
+        };
+        Self { keys: (0..KEYS).map(key).collect(), _runtime: runtime }
+    }
+}
+
+impl Sink<u64> for Tasks {
+    fn send(&self, message: Message<u64>) {
+        let key = usize::try_from(message.key.0).expect("64 bits");
+        self.keys[key].blocking_send(message).expect("the task lives");
+    }
+
+    fn settle(&self) {
+        while self.keys.iter().any(|key| key.capacity() < key.max_capacity()) {
+            thread::yield_now();
+        }
+    }
+}
+
+/// No order and no bound: what threads alone can do.
+struct Rayon {
+    pool: rayon::ThreadPool,
+    pending: Arc<AtomicU64>,
+}
+
+impl Rayon {
+    fn start() -> Self {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("a pool starts");
+        Self { pool, pending: Arc::default() }
+    }
+}
+
+impl Sink<u64> for Rayon {
+    fn send(&self, mut message: Message<u64>) {
+        self.pending.fetch_add(1, Relaxed);
+        let pending = Arc::clone(&self.pending);
+        self.pool.spawn(move || {
+            empty(&mut message);
+            pending.fetch_sub(1, Relaxed);
+        });
+    }
+
+    fn settle(&self) {
+        while self.pending.load(Relaxed) > 0 {
+            thread::yield_now();
+        }
+    }
+}
+
+/// A message that is asked how long it waited.
+#[derive(Clone, Copy)]
+struct Timed {
+    sent: Instant,
+    slow: bool,
+}
+
+/// Every second message has one key, whose handler takes a millisecond. How long do the others wait?
+fn hot_key(effort: Effort) -> Workload {
+    let messages = effort.operations(60_000) / 100;
+    let contender = |name, start: fn(Arc<Delays>) -> Box<dyn Sink<Timed>>| {
+        Contender::new(name, move |meter| {
+            let delays = Arc::new(Delays::default());
+            let sink = start(Arc::clone(&delays));
+            let sample = meter.measure(messages, || {
+                for number in 0..messages / 2 {
+                    // The hot key is busy for most of the time, but can keep up.
+                    thread::sleep(Duration::from_micros(1250));
+                    let sent = Instant::now();
+                    sink.send(Message::new(0, Timed { sent, slow: true }));
+                    sink.send(Message::new(1 + number * 7919 % KEYS, Timed { sent, slow: false }));
+                }
+                sink.settle();
+            });
+            drop(sink);
+            let (p50, p99) = delays.percentiles();
+            sample.with(Metric::LatencyP50, p50).with(Metric::LatencyP99, p99)
+        })
+    };
+    Workload {
+        name: "pool-hot-key",
+        about: format!(
+            "{messages} messages to two workers, two every 1.25 ms: one of a key whose handler takes 1 ms, one of the other \
+             {KEYS} keys, which are instant. The delay of the latter, from submission to handler."
+        ),
+        operation: "message",
+        metrics: &[Metric::LatencyP99, Metric::LatencyP50],
+        contenders: vec![
+            contender("crossbeam", |delays| Box::new(Channels::start(2, move |message| delays.handle(message)))),
+            contender("pinned", |delays| Box::new(Ours(pool(Placement::Pinned, 2, delays.handler())))),
+            contender("moving", |delays| Box::new(Ours(pool(Placement::Moving, 2, delays.handler())))),
+        ],
+    }
+}
+
+#[derive(Default)]
+struct Delays(Mutex<Vec<Duration>>);
+
+impl Delays {
+    fn handle(&self, message: &mut Message<Timed>) {
+        if message.payload.slow {
+            thread::sleep(Duration::from_millis(1));
+        } else {
+            let delay = message.payload.sent.elapsed();
+            self.0.lock().expect("nobody panics").push(delay);
+        }
+    }
+
+    fn handler(self: Arc<Self>) -> impl Handler<Timed> {
+        move |message: &mut Message<Timed>, _: &mut Context<'_, Timed>| {
+            self.handle(message);
+            Ok::<(), Infallible>(())
+        }
+    }
+
+    fn percentiles(&self) -> (f64, f64) {
+        let mut delays = self.0.lock().expect("nobody panics").clone();
+        delays.sort_unstable();
+        let at = |percent: usize| delays[(delays.len() - 1) * percent / 100].as_secs_f64() * 1e9;
+        (at(50), at(99))
+    }
+}
+
+fn idle(effort: Effort) -> Workload {
+    let time = Duration::from_millis(effort.operations(5_000));
+    let contender = |name, placement| {
+        Contender::new(name, move |meter| {
+            let pool = pool(placement, 8, empty_handler);
+            pool.submit(Message::new(1, 1)).expect("the pool is open");
+            while pool.depth() > 0 {
+                thread::yield_now();
+            }
+            // Workers look around for a moment before they sleep.
+            thread::sleep(time / 50);
+            let cpu = CpuClock::of_this_process();
+            let before = cpu.now();
+            let sample = meter.measure(1, || thread::sleep(time));
+            let spent = cpu.now().saturating_sub(before);
+            sample.with(Metric::IdleCpu, 100.0 * spent.as_secs_f64() / time.as_secs_f64())
+        })
+    };
+    Workload {
+        name: "pool-idle",
+        about: format!("Eight workers with nothing to do, for {time:?}."),
+        operation: "pool",
+        metrics: &[Metric::IdleCpu],
+        contenders: vec![contender("moving", Placement::Moving)],
+    }
+}

@@ -1,0 +1,161 @@
+//! Questions: a message whose sender awaits a typed reply.
+//!
+//! The reply is a cell with two holders besides the asker: the [`Reply`] inside the payload, and the pool. A payload that
+//! waits in the dead letters still holds its `Reply`, so dropping it would come too late to tell the asker; the pool does.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use crate::sync::{Mutex, lock};
+use crate::{Reason, SubmitError};
+
+/// Answers the asker of one message. Part of the payload; see [`Pool::ask`](crate::Pool::ask).
+///
+/// Dropped without an answer, it tells the asker so.
+#[derive(Debug)]
+pub struct Reply<R> {
+    cell: Arc<Cell<R>>,
+}
+
+/// Why a question was not answered.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum AskError<P> {
+    /// The pool did not accept it.
+    #[error("not submitted: {0}")]
+    NotSubmitted(#[source] SubmitError<P>),
+    /// It became a dead letter.
+    #[error("dead-lettered: {0}")]
+    DeadLettered(Reason),
+    /// The pool was shut down before its turn came.
+    #[error("the pool was shut down before the question was handled")]
+    Returned,
+    /// The handler ended without answering.
+    #[error("the handler dropped the reply without answering")]
+    Unanswered,
+}
+
+impl<P> fmt::Debug for AskError<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotSubmitted(error) => f.debug_tuple("NotSubmitted").field(error).finish(),
+            Self::DeadLettered(reason) => f.debug_tuple("DeadLettered").field(reason).finish(),
+            Self::Returned => f.write_str("Returned"),
+            Self::Unanswered => f.write_str("Unanswered"),
+        }
+    }
+}
+
+/// How a question ends that nobody answers.
+#[derive(Debug, Clone)]
+pub(crate) enum Silence {
+    DeadLettered(Reason),
+    Returned,
+    Unanswered,
+}
+
+/// The pool's side of a question.
+pub(crate) trait Asked: Send + Sync {
+    fn ended(&self, how: Silence);
+}
+
+#[derive(Debug)]
+struct Cell<R> {
+    state: Mutex<State<R>>,
+}
+
+#[derive(Debug)]
+enum State<R> {
+    Open(Option<Waker>),
+    Ended(Result<R, Silence>),
+    Taken,
+}
+
+/// A question and the future of its answer.
+pub(crate) fn question<R: Send + 'static>() -> (Reply<R>, Arc<dyn Asked>, Answer<R>) {
+    let cell = Arc::new(Cell { state: Mutex::new(State::Open(None)) });
+    (Reply { cell: Arc::clone(&cell) }, Arc::clone(&cell) as _, Answer { cell })
+}
+
+impl<R> Reply<R> {
+    /// Answers. The value comes back if the question was answered before, or has ended without an answer.
+    ///
+    /// It takes `&mut self` because the handler has the message by reference, so that it can be tried again.
+    pub fn send(&mut self, value: R) -> Result<(), R> {
+        match self.cell.end(Ok(value)) {
+            None => Ok(()),
+            Some(Ok(value)) => Err(value),
+            Some(Err(_)) => unreachable!("what was put in comes back"),
+        }
+    }
+}
+
+impl<R> Drop for Reply<R> {
+    fn drop(&mut self) {
+        self.cell.end(Err(Silence::Unanswered));
+    }
+}
+
+impl<R> Cell<R> {
+    /// Ends the question, if it has not ended; otherwise `how` comes back.
+    fn end(&self, how: Result<R, Silence>) -> Option<Result<R, Silence>> {
+        let mut state = lock(&self.state);
+        let State::Open(waker) = &mut *state else { return Some(how) };
+        let waker = waker.take();
+        *state = State::Ended(how);
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        None
+    }
+}
+
+impl<R: Send> Asked for Cell<R> {
+    fn ended(&self, how: Silence) {
+        self.end(Err(how));
+    }
+}
+
+/// Two questions that were merged into one message.
+pub(crate) struct Both(pub(crate) Arc<dyn Asked>, pub(crate) Arc<dyn Asked>);
+
+impl Asked for Both {
+    fn ended(&self, how: Silence) {
+        self.0.ended(how.clone());
+        self.1.ended(how);
+    }
+}
+
+pub(crate) struct Answer<R> {
+    cell: Arc<Cell<R>>,
+}
+
+impl<R> Future for Answer<R> {
+    type Output = Result<R, Silence>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = lock(&self.cell.state);
+        if let State::Open(waker) = &mut *state {
+            *waker = Some(context.waker().clone());
+            return Poll::Pending;
+        }
+        match std::mem::replace(&mut *state, State::Taken) {
+            State::Ended(how) => Poll::Ready(how),
+            State::Open(_) | State::Taken => unreachable!("an answer is awaited once"),
+        }
+    }
+}
+
+impl<P> From<Silence> for AskError<P> {
+    fn from(silence: Silence) -> Self {
+        match silence {
+            Silence::DeadLettered(reason) => Self::DeadLettered(reason),
+            Silence::Returned => Self::Returned,
+            Silence::Unanswered => Self::Unanswered,
+        }
+    }
+}

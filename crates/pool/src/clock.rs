@@ -1,0 +1,35 @@
+//! The time that a pool goes by.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::sync::{AtomicU64, Ordering::SeqCst};
+
+#[derive(Debug, Clone)]
+pub(crate) enum Clock {
+    System,
+    /// Stands still but for [`Clock::advance`].
+    Virtual {
+        start: Instant,
+        nanos: Arc<AtomicU64>,
+    },
+}
+
+impl Clock {
+    pub(crate) fn stopped() -> Self {
+        Self::Virtual { start: Instant::now(), nanos: Arc::new(AtomicU64::new(0)) }
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        match self {
+            Self::System => Instant::now(),
+            Self::Virtual { start, nanos } => *start + Duration::from_nanos(nanos.load(SeqCst)),
+        }
+    }
+
+    pub(crate) fn advance(&self, by: Duration) {
+        if let Self::Virtual { nanos, .. } = self {
+            nanos.fetch_add(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX), SeqCst);
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Where messages go that could not be handled.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use crate::Message;
+use crate::sync::{Mutex, lock};
+
+/// A message that was accepted and not handled.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct DeadLetter<P> {
+    /// The message, as the handler last saw it.
+    pub message: Message<P>,
+    /// Why it is dead.
+    pub reason: Reason,
+    /// How often it was handed to the handler.
+    pub attempts: u32,
+}
+
+/// Why a message is dead.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reason {
+    /// The handler returned an error, and no attempt was left.
+    Failed(String),
+    /// The handler panicked.
+    Panicked(String),
+    /// Its turn came after its deadline.
+    Expired,
+    /// It was the oldest in a full queue under [`Overflow::DropOldest`](crate::Overflow::DropOldest).
+    Displaced,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(error) => write!(f, "the handler failed: {error}"),
+            Self::Panicked(text) => write!(f, "the handler panicked: {text}"),
+            Self::Expired => f.write_str("its deadline passed before its turn came"),
+            Self::Displaced => f.write_str("it was displaced from a full queue"),
+        }
+    }
+}
+
+impl<P> DeadLetter<P> {
+    /// The message, to be submitted again: without its deadline, which may have passed.
+    pub fn into_message(self) -> Message<P> {
+        Message { deadline: None, ..self.message }
+    }
+}
+
+/// The newest dead letters of a pool.
+///
+/// When there is no room for another, the oldest is dropped and [counted](crate::Stats::forgotten).
+#[derive(Debug)]
+pub struct DeadLetters<P> {
+    capacity: usize,
+    letters: Mutex<VecDeque<DeadLetter<P>>>,
+}
+
+impl<P> DeadLetters<P> {
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self { capacity, letters: Mutex::new(VecDeque::new()) }
+    }
+
+    /// Keeps a letter; the one that had to go for it comes back.
+    pub(crate) fn keep(&self, letter: DeadLetter<P>) -> Option<DeadLetter<P>> {
+        if self.capacity == 0 {
+            return Some(letter);
+        }
+        let mut letters = lock(&self.letters);
+        let forgotten = if letters.len() == self.capacity { letters.pop_front() } else { None };
+        letters.push_back(letter);
+        forgotten
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        lock(&self.letters).len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Shows them, oldest first. The pool cannot keep another one meanwhile, so be quick.
+    pub fn for_each(&self, show: impl FnMut(&DeadLetter<P>)) {
+        lock(&self.letters).iter().for_each(show);
+    }
+
+    /// Takes the oldest ones out, at most so many: to look at, to drop, or to submit again
+    /// ([`DeadLetter::into_message`]).
+    pub fn take(&self, at_most: usize) -> Vec<DeadLetter<P>> {
+        let mut letters = lock(&self.letters);
+        let count = letters.len().min(at_most);
+        letters.drain(..count).collect()
+    }
+}

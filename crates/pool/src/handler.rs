@@ -1,0 +1,103 @@
+//! The application's part of a pool.
+
+use std::fmt::Display;
+use std::time::{Duration, Instant};
+
+use crate::engine::Engine;
+use crate::room::Amount;
+use crate::{Key, Message, SubmitError, TraceContext};
+
+/// Handles messages, on the threads of a pool.
+///
+/// It is shared by all workers. The message comes by reference, because it may have to be tried again or kept as a dead
+/// letter; take out of the payload what must be owned.
+pub trait Handler<P>: Send + Sync + 'static {
+    /// What can go wrong. It is logged, and kept as text in a dead letter.
+    type Error: Display;
+
+    /// Whether the handler asks [how long a message waited](Context::waited). Only then is the clock read when a message is
+    /// submitted. A decorator passes on what it or its inner handler wants.
+    const TIMED: bool = false;
+
+    /// Handles one message. Follow-up messages are submitted through the context.
+    fn handle(&self, message: &mut Message<P>, context: &mut Context<'_, P>) -> Result<(), Self::Error>;
+}
+
+/// A function is a handler.
+impl<P, E: Display, F> Handler<P> for F
+where
+    F: Fn(&mut Message<P>, &mut Context<'_, P>) -> Result<(), E> + Send + Sync + 'static,
+{
+    type Error = E;
+
+    fn handle(&self, message: &mut Message<P>, context: &mut Context<'_, P>) -> Result<(), E> {
+        self(message, context)
+    }
+}
+
+/// What a handler may know and do while it handles a message.
+pub struct Context<'a, P> {
+    pub(crate) engine: &'a Engine<P>,
+    pub(crate) key: Key,
+    /// The room of the message being handled, until a follow-up takes it over.
+    pub(crate) room: Option<Amount>,
+    pub(crate) trace: TraceContext,
+    pub(crate) attempt: u32,
+    pub(crate) submitted: Option<Instant>,
+    pub(crate) final_attempt: bool,
+}
+
+impl<P: Send + 'static> Context<'_, P> {
+    /// Submits a follow-up message. It belongs to the trace of the message being handled, unless it has one of its own.
+    ///
+    /// It never waits, whatever the overflow policy. The first follow-up takes over the room of the message being handled,
+    /// so a chain of one message after the other always goes on, however full the pool; the others need free room. What
+    /// finds none is refused, and comes back in the error. While the pool drains, follow-ups are still accepted.
+    pub fn submit(&mut self, mut message: Message<P>) -> Result<(), SubmitError<P>> {
+        if message.trace.is_none() {
+            message.trace = self.trace;
+        }
+        self.engine.follow_up(message, self.key, &mut self.room)
+    }
+
+    /// The context that follow-ups inherit: the message's own, or that of the span around this handler.
+    pub fn trace(&self) -> TraceContext {
+        self.trace
+    }
+
+    /// Sets what follow-ups inherit: for decorators that open a span.
+    pub fn set_trace(&mut self, trace: TraceContext) {
+        self.trace = trace;
+    }
+
+    /// Which attempt this is, from 1.
+    pub fn attempt(&self) -> u32 {
+        self.attempt
+    }
+
+    /// Should this attempt fail, it is the last: whatever the retry policy, the message becomes a dead letter.
+    pub fn do_not_retry(&mut self) {
+        self.final_attempt = true;
+    }
+
+    /// How long the message waited since it was submitted, if the handler is [timed](Handler::TIMED).
+    pub fn waited(&self) -> Option<Duration> {
+        self.submitted.map(|submitted| self.now().saturating_duration_since(submitted))
+    }
+
+    /// The time of the pool, which is virtual in a [`Simulation`](crate::Simulation).
+    pub fn now(&self) -> Instant {
+        self.engine.clock.now()
+    }
+}
+
+/// A handler whose error is text: what the pool keeps.
+pub(crate) trait Deliver<P>: Send + Sync {
+    fn deliver(&self, message: &mut Message<P>, context: &mut Context<'_, P>) -> Result<(), String>;
+}
+
+impl<P, H: Handler<P>> Deliver<P> for H {
+    fn deliver(&self, message: &mut Message<P>, context: &mut Context<'_, P>) -> Result<(), String> {
+        self.handle(message, context).map_err(|error| error.to_string())
+    }
+}

@@ -1,0 +1,153 @@
+//! Observability, outside of the pool and of the handlers it observes.
+
+use metrics::{Counter, Gauge, Histogram};
+use tracing::field::Empty;
+
+use crate::{Context, Handler, Message};
+
+/// A handler with a span and metrics around each message; see the [table](crate#metrics-and-spans).
+///
+/// The span is a child of the message's [trace context](crate::TraceContext): it has an id of its own, which follow-up
+/// messages inherit as their parent and [`TraceContext::current`](crate::TraceContext::current) tells meanwhile. A message
+/// of no trace begins one.
+#[derive(Debug)]
+pub struct Observed<H> {
+    inner: H,
+    handled: Counter,
+    failed: Counter,
+    wait: Histogram,
+    service: Histogram,
+}
+
+impl<H> Observed<H> {
+    /// Observes a handler. The metrics go to the recorder that is installed now.
+    pub fn new(inner: H) -> Self {
+        Self {
+            inner,
+            handled: metrics::counter!("message.handled"),
+            failed: metrics::counter!("message.failed"),
+            wait: metrics::histogram!("message.wait"),
+            service: metrics::histogram!("message.service"),
+        }
+    }
+}
+
+impl<P: Send + 'static, H: Handler<P>> Handler<P> for Observed<H> {
+    type Error = H::Error;
+    const TIMED: bool = true;
+
+    fn handle(&self, message: &mut Message<P>, context: &mut Context<'_, P>) -> Result<(), Self::Error> {
+        let parent = context.trace();
+        let own = if parent.is_none() { crate::TraceContext::root() } else { parent.child() };
+        let span = tracing::info_span!(
+            "message.handle",
+            key = message.key.0,
+            attempt = context.attempt(),
+            trace_id = format_args!("{:032x}", own.trace_id()),
+            span_id = format_args!("{:016x}", own.span_id()),
+            parent_id = Empty,
+            status = Empty,
+        );
+        if !parent.is_none() {
+            span.record("parent_id", format_args!("{:016x}", parent.span_id()));
+        }
+        if let Some(waited) = context.waited() {
+            self.wait.record(waited);
+        }
+        context.set_trace(own);
+        let start = context.now();
+        // Counted as failed unless told otherwise, so that a panic is.
+        let mut outcome = Outcome { observed: self, span: &span, ok: false };
+        let result = {
+            let _current = own.enter();
+            span.in_scope(|| self.inner.handle(message, context))
+        };
+        outcome.ok = result.is_ok();
+        self.service.record(context.now().saturating_duration_since(start));
+        result
+    }
+}
+
+struct Outcome<'a, H> {
+    observed: &'a Observed<H>,
+    span: &'a tracing::Span,
+    ok: bool,
+}
+
+impl<H> Drop for Outcome<'_, H> {
+    fn drop(&mut self) {
+        let (counter, status) = if self.ok { (&self.observed.handled, "ok") } else { (&self.observed.failed, "error") };
+        counter.increment(1);
+        self.span.record("status", status);
+    }
+}
+
+/// Is told what happens to the messages of a pool, on the thread on which it happens. It must be quick.
+pub trait Observer: Send + Sync + 'static {
+    /// Something happened to one message.
+    fn observe(&self, event: Event);
+}
+
+/// What can happen to a message, as an [`Observer`] sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// Accepted and queued.
+    Submitted,
+    /// Accepted by merging into another.
+    Merged,
+    /// Not accepted.
+    Rejected,
+    /// Dropped as the oldest of a full queue; a dead letter.
+    Displaced,
+    /// A dead letter, for whatever reason.
+    DeadLettered,
+    /// Given back by a shutdown.
+    Returned,
+    /// It has ended: handled, dead-lettered or returned. Happens once to everything that was queued.
+    Ended,
+}
+
+/// Metrics of a pool; see the [table](crate#metrics-and-spans). Given to [`Builder::observer`](crate::Builder::observer).
+#[derive(Debug)]
+pub struct PoolMetrics {
+    submitted: Counter,
+    rejected: Counter,
+    dropped: Counter,
+    dead_lettered: Counter,
+    returned: Counter,
+    depth: Gauge,
+}
+
+impl PoolMetrics {
+    /// Metrics with this label, of the recorder that is installed now.
+    pub fn new(pool: impl Into<metrics::SharedString>) -> Self {
+        let pool = pool.into();
+        Self {
+            submitted: metrics::counter!("message_pool.submitted", "pool" => pool.clone()),
+            rejected: metrics::counter!("message_pool.rejected", "pool" => pool.clone()),
+            dropped: metrics::counter!("message_pool.dropped", "pool" => pool.clone()),
+            dead_lettered: metrics::counter!("message_pool.dead_lettered", "pool" => pool.clone()),
+            returned: metrics::counter!("message_pool.returned", "pool" => pool.clone()),
+            depth: metrics::gauge!("message_pool.depth", "pool" => pool),
+        }
+    }
+}
+
+impl Observer for PoolMetrics {
+    fn observe(&self, event: Event) {
+        match event {
+            Event::Submitted => {
+                self.submitted.increment(1);
+                // Not set to what the pool says: of two threads the one with the older number might come last.
+                self.depth.increment(1);
+            }
+            Event::Merged => self.submitted.increment(1),
+            Event::Rejected => self.rejected.increment(1),
+            Event::Displaced => self.dropped.increment(1),
+            Event::DeadLettered => self.dead_lettered.increment(1),
+            Event::Returned => self.returned.increment(1),
+            Event::Ended => self.depth.decrement(1),
+        }
+    }
+}

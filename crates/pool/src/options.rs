@@ -1,0 +1,325 @@
+//! What a pool is told when it starts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::room::{MAX_BYTES, MAX_MESSAGES};
+use crate::{DeadLetter, Handler, Observer, Pool, Simulation};
+
+/// Where the messages of a key are handled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Placement {
+    /// An idle worker takes over a whole waiting key, so a hot or slow key never holds up another. The default.
+    #[default]
+    Moving,
+    /// A key always runs on the same thread, for handlers that keep state per thread. Keys that share a thread with a
+    /// slow one wait for it.
+    Pinned,
+}
+
+/// Merges a new payload into a queued one.
+pub type Merge<P> = dyn Fn(&mut P, P) + Send + Sync;
+
+/// What happens to a message for which there is no room.
+///
+/// A follow-up message is never subject to it: it has room, or it is refused.
+#[non_exhaustive]
+pub enum Overflow<P> {
+    /// It comes back in the error. The default: whoever submits knows best what to do.
+    Reject,
+    /// [`submit`](crate::Pool::submit) blocks and [`submit_async`](crate::Pool::submit_async) waits until there is room;
+    /// [`try_submit`](crate::Pool::try_submit) rejects.
+    Wait,
+    /// Older messages become dead letters until there is room: of the same key if it has any queued, else of the key that
+    /// has waited longest among those of the same home worker. If nothing is queued there, it is rejected. A message that
+    /// waits to be tried again is not dropped.
+    DropOldest,
+    /// It is merged into the newest queued message of its key by this function, which gets the queued payload and the new
+    /// one. It is rejected if the key has none queued, or if the bytes of both together have no room.
+    Coalesce(Arc<Merge<P>>),
+}
+
+impl<P> std::fmt::Debug for Overflow<P> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Reject => "Reject",
+            Self::Wait => "Wait",
+            Self::DropOldest => "DropOldest",
+            Self::Coalesce(_) => "Coalesce",
+        })
+    }
+}
+
+/// How a message is tried again whose handler returned an error. The other messages of its key wait meanwhile.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Retry {
+    /// How often it is handed to the handler in all.
+    pub attempts: u32,
+    /// The pause after the first failure; it doubles from one to the next.
+    pub first_pause: Duration,
+    /// No pause is longer.
+    pub longest_pause: Duration,
+}
+
+impl Retry {
+    /// So many attempts in all, pausing 10 ms (long enough for a lock or a leader to change, short enough for a caller),
+    /// then twice as long each time, up to 10 s (an outage is noticed within seconds of its end).
+    pub fn new(attempts: u32) -> Self {
+        Self { attempts, first_pause: Duration::from_millis(10), longest_pause: Duration::from_secs(10) }
+    }
+
+    /// Sets the pauses.
+    #[must_use]
+    pub fn pauses(self, first: Duration, longest: Duration) -> Self {
+        Self { first_pause: first, longest_pause: longest, ..self }
+    }
+
+    pub(crate) fn pause_after(&self, attempts: u32) -> Duration {
+        let doublings = attempts.saturating_sub(1).min(31);
+        self.first_pause.saturating_mul(1 << doublings).min(self.longest_pause)
+    }
+}
+
+/// Why a pool cannot be built. Each names the setting.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// A pool has at least one worker.
+    #[error("workers is 0: a pool needs at least one")]
+    NoWorkers,
+    /// More threads than any machine has cores.
+    #[error("workers is {0}: at most {max} are supported", max = Builder::<()>::MAX_WORKERS)]
+    TooManyWorkers(usize),
+    /// A bound of nothing accepts nothing.
+    #[error("{0} is 0: nothing would ever be accepted")]
+    ZeroBound(&'static str),
+    /// A bound beyond what is counted.
+    #[error("{field} is {value}: at most {max} is supported")]
+    HugeBound {
+        /// The setting.
+        field: &'static str,
+        /// What it was set to.
+        value: usize,
+        /// The most it can be.
+        max: usize,
+    },
+    /// A bound per key that could never be reached.
+    #[error("{field} is {value}, more than the {total} of the whole pool: it would have no effect")]
+    KeyAboveTotal {
+        /// The setting.
+        field: &'static str,
+        /// What it was set to.
+        value: usize,
+        /// The bound of the whole pool.
+        total: usize,
+    },
+    /// No attempt at all.
+    #[error("retry.attempts is 0: a message is handed to the handler at least once")]
+    NoAttempts,
+    /// A first pause longer than the longest.
+    #[error("retry.first_pause is {first:?}, longer than retry.longest_pause, {longest:?}")]
+    PausesReversed {
+        /// The first pause.
+        first: Duration,
+        /// The longest pause.
+        longest: Duration,
+    },
+    /// The system refused a thread.
+    #[error("cannot start worker thread {worker}: {source}")]
+    Thread {
+        /// Which one.
+        worker: usize,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// Settings of a pool, each with a default.
+pub struct Builder<P> {
+    pub(crate) workers: usize,
+    pub(crate) placement: Placement,
+    pub(crate) messages: usize,
+    pub(crate) bytes: usize,
+    pub(crate) key_messages: Option<usize>,
+    pub(crate) key_bytes: Option<usize>,
+    pub(crate) size: fn(&P) -> usize,
+    pub(crate) overflow: Overflow<P>,
+    pub(crate) retry: Option<Retry>,
+    pub(crate) dead_letters: usize,
+    pub(crate) on_dead_letter: Option<Box<OnDeadLetter<P>>>,
+    pub(crate) observer: Option<Arc<dyn Observer>>,
+    pub(crate) name: String,
+}
+
+pub(crate) type OnDeadLetter<P> = dyn Fn(&mut DeadLetter<P>) + Send + Sync;
+
+impl<P: Send + 'static> Default for Builder<P> {
+    fn default() -> Self {
+        Self {
+            workers: std::thread::available_parallelism().map_or(1, usize::from),
+            placement: Placement::default(),
+            messages: 65_536,
+            bytes: 64 << 20,
+            key_messages: None,
+            key_bytes: None,
+            size: |_| size_of::<P>(),
+            overflow: Overflow::Reject,
+            retry: None,
+            dead_letters: 1024,
+            on_dead_letter: None,
+            observer: None,
+            name: "pool".into(),
+        }
+    }
+}
+
+impl<P> Builder<P> {
+    const MAX_WORKERS: usize = 4096;
+}
+
+impl<P: Send + 'static> Builder<P> {
+    /// How many threads handle messages. Default: one per core, since handlers are meant to compute, not to wait.
+    #[must_use]
+    pub fn workers(self, workers: usize) -> Self {
+        Self { workers, ..self }
+    }
+
+    /// Where a key is handled. Default: [`Placement::Moving`].
+    #[must_use]
+    pub fn placement(self, placement: Placement) -> Self {
+        Self { placement, ..self }
+    }
+
+    /// How many messages the pool holds, those being handled included. Default: 65 536, which at a microsecond each is a
+    /// fifteenth of a second of work: a longer queue only makes everybody wait longer.
+    #[must_use]
+    pub fn messages(self, messages: usize) -> Self {
+        Self { messages, ..self }
+    }
+
+    /// How many bytes the payloads of the pool may take, as [`size`](Self::size) counts them. Default: 64 MiB, so that a
+    /// forgotten pool never takes the machine down.
+    #[must_use]
+    pub fn bytes(self, bytes: usize) -> Self {
+        Self { bytes, ..self }
+    }
+
+    /// How many messages one key holds. Default: as many as the pool, because counting per key costs a look-up per message
+    /// at submission. Set it where keys belong to parties that must not starve each other.
+    #[must_use]
+    pub fn key_messages(self, messages: usize) -> Self {
+        Self { key_messages: Some(messages), ..self }
+    }
+
+    /// How many bytes one key holds. Default: as many as the pool.
+    #[must_use]
+    pub fn key_bytes(self, bytes: usize) -> Self {
+        Self { key_bytes: Some(bytes), ..self }
+    }
+
+    /// How many bytes a payload counts for. Default: the size of its type, which leaves out what it has on the heap.
+    #[must_use]
+    pub fn size(self, size: fn(&P) -> usize) -> Self {
+        Self { size, ..self }
+    }
+
+    /// What happens when there is no room. Default: [`Overflow::Reject`].
+    #[must_use]
+    pub fn overflow(self, overflow: Overflow<P>) -> Self {
+        Self { overflow, ..self }
+    }
+
+    /// Tries again what fails. Default: not, because only the application knows what may be done twice.
+    #[must_use]
+    pub fn retry(self, retry: Retry) -> Self {
+        Self { retry: Some(retry), ..self }
+    }
+
+    /// How many dead letters are kept. Default: 1024, enough to see what goes wrong. 0 keeps none; they are still counted
+    /// and shown to [`on_dead_letter`](Self::on_dead_letter).
+    #[must_use]
+    pub fn dead_letters(self, capacity: usize) -> Self {
+        Self { dead_letters: capacity, ..self }
+    }
+
+    /// Is called with every dead letter before it is kept, so that a payload which must answer somebody can. (Whoever
+    /// [asked](crate::Pool::ask) is told without it.) It runs on the worker, or on the thread whose submission displaced
+    /// the message.
+    #[must_use]
+    pub fn on_dead_letter(self, hook: impl Fn(&mut DeadLetter<P>) + Send + Sync + 'static) -> Self {
+        Self { on_dead_letter: Some(Box::new(hook)), ..self }
+    }
+
+    /// Is told what happens to messages; [`PoolMetrics`](crate::PoolMetrics) makes metrics of it. Default: nobody.
+    #[must_use]
+    pub fn observer(self, observer: Arc<dyn Observer>) -> Self {
+        Self { observer: Some(observer), ..self }
+    }
+
+    /// What its threads are called, with their number behind it. Default: `pool`.
+    #[must_use]
+    pub fn name(self, name: impl Into<String>) -> Self {
+        Self { name: name.into(), ..self }
+    }
+
+    /// Starts the workers.
+    pub fn start<H: Handler<P>>(self, handler: H) -> Result<Pool<P>, BuildError> {
+        Pool::start(self.validated()?, handler)
+    }
+
+    /// The same pool without threads, stepped by the caller in virtual time: for tests. The seed decides which key has
+    /// its turn when several could.
+    pub fn simulate<H: Handler<P>>(self, seed: u64, handler: H) -> Result<Simulation<P>, BuildError> {
+        Ok(Simulation::new(self.validated()?, seed, handler))
+    }
+
+    fn validated(self) -> Result<Self, BuildError> {
+        if self.workers == 0 {
+            return Err(BuildError::NoWorkers);
+        }
+        if self.workers > Self::MAX_WORKERS {
+            return Err(BuildError::TooManyWorkers(self.workers));
+        }
+        let bounds = [
+            ("messages", self.messages, MAX_MESSAGES, None),
+            ("bytes", self.bytes, MAX_BYTES, None),
+            ("key_messages", self.key_messages.unwrap_or(1), MAX_MESSAGES, self.key_messages.map(|_| self.messages)),
+            ("key_bytes", self.key_bytes.unwrap_or(1), MAX_BYTES, self.key_bytes.map(|_| self.bytes)),
+        ];
+        for (field, value, max, total) in bounds {
+            if value == 0 {
+                return Err(BuildError::ZeroBound(field));
+            }
+            if value > max {
+                return Err(BuildError::HugeBound { field, value, max });
+            }
+            if let Some(total) = total.filter(|&total| value > total) {
+                return Err(BuildError::KeyAboveTotal { field, value, total });
+            }
+        }
+        if let Some(retry) = self.retry {
+            if retry.attempts == 0 {
+                return Err(BuildError::NoAttempts);
+            }
+            if retry.first_pause > retry.longest_pause {
+                return Err(BuildError::PausesReversed { first: retry.first_pause, longest: retry.longest_pause });
+            }
+        }
+        Ok(self)
+    }
+}
+
+impl<P> std::fmt::Debug for Builder<P> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Builder")
+            .field("workers", &self.workers)
+            .field("placement", &self.placement)
+            .field("messages", &self.messages)
+            .field("bytes", &self.bytes)
+            .field("overflow", &self.overflow)
+            .field("retry", &self.retry)
+            .finish_non_exhaustive()
+    }
+}

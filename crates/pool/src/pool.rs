@@ -1,0 +1,250 @@
+//! The pool: threads around an [`Engine`].
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::ask::question;
+use crate::clock::Clock;
+use crate::engine::Engine;
+use crate::sync::{Mutex, lock, thread};
+use crate::{AskError, BuildError, Builder, DeadLetters, Handler, Message, Placement, Reply, worker};
+
+/// Handles messages on threads: in order per key, bounded, with deadlines, retries and dead letters.
+///
+/// See the [crate](crate) for an example. Share it in an [`Arc`]. Dropping it [aborts](Self::abort) it and waits for the
+/// handlers that are running.
+pub struct Pool<P: Send + 'static> {
+    engine: Arc<Engine<P>>,
+    threads: Mutex<Vec<thread::JoinHandle<()>>>,
+}
+
+/// How a message was accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Submitted {
+    /// It is queued.
+    Queued,
+    /// It is queued, and so many older ones were dropped for it.
+    Displacing(usize),
+    /// It was merged into a queued one.
+    Merged,
+}
+
+/// Why a message was not accepted. It comes back.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum SubmitError<P> {
+    /// There is no room for it now.
+    #[error("the pool is full: try later, or choose an overflow policy")]
+    Full(Message<P>),
+    /// There never will be room: it is larger than the bound on bytes.
+    #[error("the message is larger than the bytes the pool may hold")]
+    TooLarge(Message<P>),
+    /// The pool drains or is closed.
+    #[error("the pool is shutting down")]
+    Closed(Message<P>),
+}
+
+impl<P> SubmitError<P> {
+    /// The message.
+    pub fn into_message(self) -> Message<P> {
+        match self {
+            Self::Full(message) | Self::TooLarge(message) | Self::Closed(message) => message,
+        }
+    }
+}
+
+impl<P> std::fmt::Debug for SubmitError<P> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (name, message) = match self {
+            Self::Full(message) => ("Full", message),
+            Self::TooLarge(message) => ("TooLarge", message),
+            Self::Closed(message) => ("Closed", message),
+        };
+        write!(f, "{name}({:?})", message.key)
+    }
+}
+
+/// What a pool has done so far. Each accepted message ends in exactly one of `handled`, `dead_lettered` and `returned`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Accepted and queued, follow-ups included.
+    pub submitted: u64,
+    /// Accepted by merging into a queued message.
+    pub merged: u64,
+    /// Not accepted.
+    pub rejected: u64,
+    /// Handled with success.
+    pub handled: u64,
+    /// Attempts that returned an error.
+    pub failed: u64,
+    /// Attempts that panicked.
+    pub panicked: u64,
+    /// Failed attempts after which there was another.
+    pub retried: u64,
+    /// Dead because their deadline had passed.
+    pub expired: u64,
+    /// Dead because they were the oldest in a full queue.
+    pub displaced: u64,
+    /// Dead for whatever reason.
+    pub dead_lettered: u64,
+    /// Dead letters that were not kept, for want of room.
+    pub forgotten: u64,
+    /// Given back by a shutdown.
+    pub returned: u64,
+}
+
+/// What a shutdown left.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Shutdown<P> {
+    /// What was accepted and not begun.
+    pub returned: Vec<Message<P>>,
+    /// How many workers were still in a handler. Their threads end when the handlers return.
+    pub running: usize,
+}
+
+impl<P: Send + 'static> Pool<P> {
+    /// The settings, to start a pool with.
+    pub fn builder() -> Builder<P> {
+        Builder::default()
+    }
+
+    pub(crate) fn start<H: Handler<P>>(options: Builder<P>, handler: H) -> Result<Self, BuildError> {
+        let name = options.name.clone();
+        let engine = Arc::new(Engine::new(options, handler, Clock::System));
+        let pool = Self { engine: Arc::clone(&engine), threads: Mutex::default() };
+        for worker in 0..engine.workers() {
+            let engine = Arc::clone(&engine);
+            let thread = thread::Builder::new().name(format!("{name}-{worker}"));
+            // On an error the pool is dropped, and what was started ends.
+            let thread = thread.spawn(move || worker::run(&engine, worker));
+            lock(&pool.threads).push(thread.map_err(|source| BuildError::Thread { worker, source })?);
+        }
+        Ok(pool)
+    }
+
+    /// Submits a message. If there is no room, the [overflow policy](crate::Overflow) decides; under
+    /// [`Overflow::Wait`](crate::Overflow::Wait) this blocks the thread.
+    ///
+    /// A handler submits through its [`Context`](crate::Context) instead, which never blocks.
+    pub fn submit(&self, message: Message<P>) -> Result<Submitted, SubmitError<P>> {
+        let envelope = self.engine.envelope(message, None);
+        self.engine.submit_blocking(envelope).map_err(Into::into)
+    }
+
+    /// As [`submit`](Self::submit), but under [`Overflow::Wait`](crate::Overflow::Wait) it waits without blocking. Dropped
+    /// before it is done, the message is not submitted.
+    pub async fn submit_async(&self, message: Message<P>) -> Result<Submitted, SubmitError<P>> {
+        self.engine.submit(self.engine.envelope(message, None)).await.map_err(Into::into)
+    }
+
+    /// As [`submit`](Self::submit), but never waits.
+    pub fn try_submit(&self, message: Message<P>) -> Result<Submitted, SubmitError<P>> {
+        self.engine.try_submit(self.engine.envelope(message, None)).map_err(Into::into)
+    }
+
+    /// Submits a message that carries a [`Reply`], and awaits the answer. It ends without one if the message is not
+    /// accepted, becomes a dead letter or is returned by a shutdown, or if the handler drops the reply: never does it
+    /// wait in vain, unless a handler does.
+    ///
+    /// ```
+    /// use tidewire_pool::{Context, Message, Pool, Reply};
+    ///
+    /// struct Double(u32, Reply<u32>);
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// let handler = |message: &mut Message<Double>, _: &mut Context<'_, Double>| {
+    ///     let Double(number, reply) = &mut message.payload;
+    ///     reply.send(*number * 2).map_err(|_| "nobody waits any more")
+    /// };
+    /// let pool = Pool::builder().workers(1).start(handler).unwrap();
+    /// let answer = pool.ask(|reply| Message::new(7, Double(21, reply))).await;
+    /// assert_eq!(answer.unwrap(), 42);
+    /// # }
+    /// ```
+    pub async fn ask<R: Send + 'static>(&self, message: impl FnOnce(Reply<R>) -> Message<P>) -> Result<R, AskError<P>> {
+        let (reply, asker, answer) = question();
+        let envelope = self.engine.envelope(message(reply), Some(asker));
+        let submitted = self.engine.submit(envelope).await;
+        submitted.map_err(|refusal| AskError::NotSubmitted(refusal.into()))?;
+        answer.await.map_err(Into::into)
+    }
+
+    /// What could not be handled.
+    pub fn dead_letters(&self) -> &DeadLetters<P> {
+        &self.engine.dead_letters
+    }
+
+    /// How many messages it holds, those being handled included. A worker that is busy may have up to a 64th of the bound
+    /// still to give back.
+    pub fn depth(&self) -> usize {
+        self.engine.depth().messages()
+    }
+
+    /// How many bytes it holds, as [`Builder::size`] counts them; see [`depth`](Self::depth).
+    pub fn bytes(&self) -> usize {
+        self.engine.depth().bytes()
+    }
+
+    /// What it has done so far.
+    pub fn stats(&self) -> Stats {
+        self.engine.stats()
+    }
+
+    /// How many threads it has.
+    pub fn workers(&self) -> usize {
+        self.engine.workers()
+    }
+
+    /// Where its keys are handled.
+    pub fn placement(&self) -> Placement {
+        self.engine.placement
+    }
+
+    /// Shuts down in order. From now on only follow-up messages are accepted. When all is handled, or the time is over,
+    /// nothing is accepted any more, and what was not begun is returned.
+    ///
+    /// It waits no longer than that, even if a handler does not return.
+    pub fn drain(&self, patience: Duration) -> Shutdown<P> {
+        self.engine.drain(patience);
+        self.abort()
+    }
+
+    /// Shuts down at once: nothing is accepted any more, and what was not begun is returned. It does not wait for handlers
+    /// that are running.
+    pub fn abort(&self) -> Shutdown<P> {
+        let returned = self.engine.close();
+        // What is held now is being handled: all else was taken back.
+        let running = self.engine.depth().messages().min(self.engine.workers());
+        if running == 0 {
+            self.join();
+        }
+        Shutdown { returned, running }
+    }
+
+    /// Waits for the threads to end, but for the one that asks.
+    fn join(&self) {
+        let threads = std::mem::take(&mut *lock(&self.threads));
+        for thread in threads {
+            if thread.thread().id() != thread::current().id() {
+                // A worker does not panic: what may panic in it is caught.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl<P: Send + 'static> Drop for Pool<P> {
+    fn drop(&mut self) {
+        drop(self.engine.close());
+        self.join();
+    }
+}
+
+impl<P: Send + 'static> std::fmt::Debug for Pool<P> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pool").field("workers", &self.workers()).field("depth", &self.depth()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,7 @@
+//! Decorators that protect a handler, and what it depends on.
+
+mod breaker;
+mod shedding;
+
+pub use breaker::{Breaker, BreakerError, BreakerOptions, BreakerState, Guarded};
+pub use shedding::{Shedding, SheddingError, SheddingOptions};

@@ -1,0 +1,164 @@
+//! How much a pool may hold, and who waits for it.
+//!
+//! Messages and bytes are one number in one atomic, so that taking both is one step. A waiter registers and then tries
+//! again; whoever gives room back does so and then looks for waiters. Both sides use sequentially consistent operations,
+//! so at least one of the two sees the other.
+
+use std::collections::BTreeMap;
+use std::task::Waker;
+
+use crate::Key;
+use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering::SeqCst, Padded, lock};
+
+const BYTES: u32 = 40;
+
+/// More than this is not configurable. Half of what the number could hold: what follow-ups and retries take beyond the
+/// limit (one message per worker) never overflows it.
+pub(crate) const MAX_MESSAGES: usize = 1 << 23;
+pub(crate) const MAX_BYTES: usize = 1 << 39;
+
+/// So many messages and bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Amount(u64);
+
+impl Amount {
+    pub(crate) fn new(messages: usize, bytes: usize) -> Self {
+        Self((messages as u64) << BYTES | bytes as u64)
+    }
+
+    pub(crate) fn messages(self) -> usize {
+        usize::try_from(self.0 >> BYTES).unwrap_or(usize::MAX)
+    }
+
+    pub(crate) fn bytes(self) -> usize {
+        usize::try_from(self.0 & ((1 << BYTES) - 1)).unwrap_or(usize::MAX)
+    }
+}
+
+impl std::ops::Add for Amount {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self(self.0 + other.0)
+    }
+}
+
+/// Which bound is in the way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Scope {
+    Total,
+    Key(Key),
+}
+
+#[derive(Debug)]
+pub(crate) struct Room {
+    limit: Amount,
+    /// Written with every submission, so it keeps away from what workers read.
+    held: Padded<AtomicU64>,
+    /// As many as `waiters` has, for those who give room back and find none.
+    waiting: AtomicUsize,
+    waiters: Mutex<Waiters>,
+}
+
+#[derive(Debug, Default)]
+struct Waiters {
+    /// In the order of their tickets, per bound. A waiter keeps its ticket for as long as it waits.
+    wakers: BTreeMap<(Scope, u64), Waker>,
+    tickets: u64,
+}
+
+impl Room {
+    pub(crate) fn new(messages: usize, bytes: usize) -> Self {
+        Self {
+            limit: Amount::new(messages, bytes),
+            held: Padded(AtomicU64::new(0)),
+            waiting: AtomicUsize::new(0),
+            waiters: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn limit(&self) -> Amount {
+        self.limit
+    }
+
+    pub(crate) fn held(&self) -> Amount {
+        Amount(self.held.load(SeqCst))
+    }
+
+    /// Takes room, if there is enough of both.
+    pub(crate) fn try_take(&self, amount: Amount) -> bool {
+        let mut held = self.held.load(SeqCst);
+        loop {
+            let after = Amount(held) + amount;
+            if after.messages() > self.limit.messages() || after.bytes() > self.limit.bytes() {
+                return false;
+            }
+            match self.held.compare_exchange_weak(held, after.0, SeqCst, SeqCst) {
+                Ok(_) => return true,
+                Err(other) => held = other,
+            }
+        }
+    }
+
+    /// Takes room for something that must be kept, over the limit if need be.
+    pub(crate) fn take(&self, amount: Amount) {
+        self.held.fetch_add(amount.0, SeqCst);
+    }
+
+    /// Gives room back; returns what is held then.
+    pub(crate) fn give_back(&self, amount: Amount) -> Amount {
+        let left = Amount(self.held.fetch_sub(amount.0, SeqCst) - amount.0);
+        if self.waiting.load(SeqCst) > 0 {
+            self.wake(Scope::Total, amount.messages().max(1));
+        }
+        left
+    }
+
+    /// Whether anybody waits, for whatever.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.waiting.load(SeqCst) > 0
+    }
+
+    pub(crate) fn ticket(&self) -> u64 {
+        let mut waiters = lock(&self.waiters);
+        waiters.tickets += 1;
+        waiters.tickets
+    }
+
+    /// Registers a waiter; it must then try once more before it relies on being woken.
+    pub(crate) fn register(&self, scope: Scope, ticket: u64, waker: &Waker) {
+        let mut waiters = lock(&self.waiters);
+        if waiters.wakers.insert((scope, ticket), waker.clone()).is_none() {
+            self.waiting.fetch_add(1, SeqCst);
+        }
+    }
+
+    /// Ends the waiting of one who got what it wanted or gave up. It may have been woken for room that others can use.
+    pub(crate) fn unregister(&self, scope: Scope, ticket: u64) {
+        let mut waiters = lock(&self.waiters);
+        if waiters.wakers.remove(&(scope, ticket)).is_some() {
+            self.waiting.fetch_sub(1, SeqCst);
+        }
+        drop(waiters);
+        self.wake(scope, 1);
+    }
+
+    /// Wakes those who have waited longest for this bound.
+    pub(crate) fn wake(&self, scope: Scope, at_most: usize) {
+        for _ in 0..at_most {
+            let mut waiters = lock(&self.waiters);
+            let first = waiters.wakers.range((scope, 0)..=(scope, u64::MAX)).next().map(|(&place, _)| place);
+            let Some(waker) = first.and_then(|place| waiters.wakers.remove(&place)) else { return };
+            self.waiting.fetch_sub(1, SeqCst);
+            drop(waiters);
+            waker.wake();
+        }
+    }
+
+    /// Wakes everybody, to find that the pool has closed.
+    pub(crate) fn wake_all(&self) {
+        let wakers = std::mem::take(&mut lock(&self.waiters).wakers);
+        self.waiting.fetch_sub(wakers.len(), SeqCst);
+        wakers.into_values().for_each(Waker::wake);
+    }
+}

@@ -1,0 +1,134 @@
+//! The same pool without threads: one thread, seeded, stepped by the caller, in virtual time.
+
+use std::time::{Duration, Instant};
+
+use crate::clock::Clock;
+use crate::engine::{Engine, Hand, Look};
+use crate::{Builder, DeadLetters, Handler, Message, Shutdown, Stats, SubmitError, Submitted};
+
+/// A pool for tests, made by [`Builder::simulate`]: nothing happens but in [`step`](Self::step), time stands still but for
+/// [`advance`](Self::advance), and the same seed gives the same order.
+///
+/// It is the real pool with its bounds, policies, retries and dead letters; only the threads are missing. With
+/// [`Placement::Moving`](crate::Placement::Moving) any ready key may be next, so running a test with many seeds shows it the
+/// orders that idle workers might bring about.
+///
+/// ```
+/// use std::convert::Infallible;
+/// use std::sync::Mutex;
+/// use std::sync::Arc;
+/// use tidewire_pool::{Context, Message, Pool};
+///
+/// let order = |seed| {
+///     let seen = Arc::new(Mutex::new(Vec::new()));
+///     let log = Arc::clone(&seen);
+///     let handler = move |message: &mut Message<&'static str>, _: &mut Context<'_, _>| {
+///         log.lock().unwrap().push(message.payload);
+///         Ok::<(), Infallible>(())
+///     };
+///     let mut pool = Pool::builder().workers(2).simulate(seed, handler).unwrap();
+///     for (key, name) in [(1, "a1"), (1, "a2"), (2, "b1"), (3, "c1")] {
+///         pool.submit(Message::new(key, name)).unwrap();
+///     }
+///     while pool.step() {}
+///     let seen = seen.lock().unwrap().clone();
+///     seen
+/// };
+/// assert_eq!(order(1), order(1));
+/// for seed in 0..100 {
+///     let seen = order(seed);
+///     let place = |name| seen.iter().position(|&other| other == name);
+///     assert!(place("a1") < place("a2"), "the order of a key is kept");
+/// }
+/// ```
+pub struct Simulation<P: Send + 'static> {
+    engine: Engine<P>,
+    random: fastrand::Rng,
+    hand: Hand<P>,
+}
+
+impl<P: Send + 'static> Simulation<P> {
+    pub(crate) fn new<H: Handler<P>>(options: Builder<P>, seed: u64, handler: H) -> Self {
+        Self {
+            engine: Engine::new(options, handler, Clock::stopped()),
+            random: fastrand::Rng::with_seed(seed),
+            hand: Hand::empty(),
+        }
+    }
+
+    /// Submits a message. It never waits, also not under [`Overflow::Wait`](crate::Overflow::Wait): nobody else could make
+    /// room.
+    pub fn submit(&mut self, message: Message<P>) -> Result<Submitted, SubmitError<P>> {
+        self.engine.try_submit(self.engine.envelope(message, None)).map_err(Into::into)
+    }
+
+    /// Handles one message, if one is ready. The seed decides of which key.
+    pub fn step(&mut self) -> bool {
+        let workers = self.engine.workers();
+        let first = self.random.usize(..workers);
+        let choice = self.random.usize(..);
+        let taken = (0..workers).any(|offset| self.engine.next_of((first + offset) % workers, choice, &mut self.hand));
+        if taken {
+            self.engine.handle(0, &mut self.hand);
+            self.engine.settle(&mut self.hand);
+            self.engine.flush(&mut self.hand);
+        }
+        taken
+    }
+
+    /// Steps until nothing is ready, then moves time to when the next message is to be tried again, and goes on until
+    /// nothing is left. Returns how many steps it took, at most `limit`.
+    pub fn run(&mut self, limit: usize) -> usize {
+        for steps in 0..limit {
+            if self.step() {
+                continue;
+            }
+            match (0..self.engine.workers()).map(|worker| self.engine.look(worker)).min_by_key(|look| look.time()) {
+                Some(Look::Later(time)) => self.advance(time),
+                _ => return steps,
+            }
+        }
+        limit
+    }
+
+    /// The virtual time. It has no relation to real time.
+    pub fn now(&self) -> Instant {
+        self.engine.clock.now()
+    }
+
+    /// Lets time pass.
+    pub fn advance(&mut self, by: Duration) {
+        self.engine.clock.advance(by);
+    }
+
+    /// What could not be handled.
+    pub fn dead_letters(&self) -> &DeadLetters<P> {
+        &self.engine.dead_letters
+    }
+
+    /// How many messages it holds.
+    pub fn depth(&self) -> usize {
+        self.engine.depth().messages()
+    }
+
+    /// How many bytes it holds.
+    pub fn bytes(&self) -> usize {
+        self.engine.depth().bytes()
+    }
+
+    /// What it has done so far.
+    pub fn stats(&self) -> Stats {
+        self.engine.stats()
+    }
+
+    /// Accepts nothing any more, and takes back what is queued.
+    pub fn abort(&mut self) -> Shutdown<P> {
+        Shutdown { returned: self.engine.close(), running: 0 }
+    }
+}
+
+impl<P: Send + 'static> std::fmt::Debug for Simulation<P> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Simulation").field("depth", &self.depth()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,55 @@
+//! What a thread of the pool does: take, handle, look for more, sleep.
+
+use crate::engine::{Engine, Hand, Look};
+use crate::sync::thread;
+
+/// How often a worker looks for new work before it sleeps. Falling asleep and being woken costs both sides some
+/// microseconds, so looking for about as long is never much worse, and much better under load. The model checker sees
+/// none of it.
+const SPINS: u32 = if cfg!(loom) { 0 } else { 200 };
+/// From then on another thread is let run in between.
+const POLITE: u32 = 100;
+
+/// Runs until the pool is closed.
+pub(crate) fn run<P: Send + 'static>(engine: &Engine<P>, home: usize) {
+    let mut hand = Hand::empty();
+    let mut searching = true;
+    while !engine.is_closed() {
+        if engine.next(home, &mut hand) {
+            if std::mem::take(&mut searching) && engine.idle.found() && engine.look(home) == Look::Work {
+                engine.idle.wake_any(home);
+            }
+            engine.handle(home, &mut hand);
+            continue;
+        }
+        engine.flush(&mut hand);
+        if !std::mem::replace(&mut searching, true) {
+            engine.idle.search();
+        }
+        if spin(engine, home) {
+            continue;
+        }
+        engine.idle.announce_sleep(home);
+        match engine.look(home) {
+            Look::Work => engine.idle.cancel_sleep(home),
+            Look::Later(time) => engine.idle.sleep(home, Some(time)),
+            Look::Nothing => engine.idle.sleep(home, None),
+        }
+    }
+    engine.settle(&mut hand);
+    engine.flush(&mut hand);
+    if searching {
+        engine.idle.found();
+    }
+}
+
+fn spin<P: Send + 'static>(engine: &Engine<P>, home: usize) -> bool {
+    (0..SPINS).any(|spin| {
+        if spin < POLITE {
+            std::hint::spin_loop();
+        } else {
+            thread::yield_now();
+        }
+        engine.smells_work(home)
+    })
+}

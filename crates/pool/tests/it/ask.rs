@@ -1,0 +1,107 @@
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tidewire_pool::{AskError, Context, Message, Overflow, Pool, Reason, Reply};
+use tidewire_testkit::{PATIENCE, wait_until};
+
+use crate::gate::Gate;
+
+enum Question {
+    Double(u32, Reply<u32>),
+    Ignore(#[expect(dead_code, reason = "it is dropped with the message")] Reply<u32>),
+    Fail(#[expect(dead_code, reason = "it is kept in the dead letter")] Reply<u32>),
+    Panic(#[expect(dead_code, reason = "it is kept in the dead letter")] Reply<u32>),
+}
+
+fn pool(gate: &Gate<()>) -> Pool<Question> {
+    let gate = gate.clone();
+    let handler = move |message: &mut Message<Question>, _: &mut Context<'_, Question>| {
+        gate.pass();
+        match &mut message.payload {
+            Question::Double(number, reply) => reply.send(*number * 2).map_err(|_| "nobody waits"),
+            Question::Ignore(_) => Ok(()),
+            Question::Fail(_) => Err("cannot"),
+            Question::Panic(_) => panic!("boom"),
+        }
+    };
+    Pool::builder().workers(1).messages(2).overflow(Overflow::DropOldest).start(handler).unwrap()
+}
+
+#[tokio::test]
+async fn every_question_ends() {
+    let pool = pool(&Gate::open());
+    assert_eq!(pool.ask(|reply| Message::new(1, Question::Double(21, reply))).await.unwrap(), 42);
+    let ignored = pool.ask(|reply| Message::new(1, Question::Ignore(reply))).await;
+    assert!(matches!(ignored, Err(AskError::Unanswered)));
+    let failed = pool.ask(|reply| Message::new(1, Question::Fail(reply))).await;
+    assert!(matches!(failed, Err(AskError::DeadLettered(Reason::Failed(error))) if error == "cannot"));
+    let panicked = pool.ask(|reply| Message::new(1, Question::Panic(reply))).await;
+    assert!(matches!(panicked, Err(AskError::DeadLettered(Reason::Panicked(text))) if text == "boom"));
+    let past = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
+    let expired = pool.ask(|reply| Message::new(1, Question::Double(1, reply)).deadline(past)).await;
+    assert!(matches!(expired, Err(AskError::DeadLettered(Reason::Expired))));
+    assert_eq!(pool.dead_letters().len(), 3, "the payloads are kept, with their replies, and yet nobody waits");
+
+    pool.drain(PATIENCE);
+    let late = pool.ask(|reply| Message::new(1, Question::Double(1, reply))).await;
+    assert!(matches!(late, Err(AskError::NotSubmitted(error)) if error.to_string() == "the pool is shutting down"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn displaced_and_returned_questions_end_too() {
+    let gate = Gate::shut();
+    let pool = Arc::new(pool(&gate));
+    let ask = |number| {
+        let pool = Arc::clone(&pool);
+        tokio::spawn(async move { pool.ask(|reply| Message::new(1, Question::Double(number, reply))).await })
+    };
+    let handled = ask(1);
+    wait_until("the first is being handled", PATIENCE, || gate.inside() == 1);
+    let displaced = ask(2);
+    wait_until("the second is queued", PATIENCE, || pool.depth() == 2);
+    let returned = ask(3);
+    assert!(matches!(displaced.await.unwrap(), Err(AskError::DeadLettered(Reason::Displaced))));
+    wait_until("the third is queued", PATIENCE, || pool.stats().submitted == 3);
+    let shutdown = pool.abort();
+    assert_eq!((shutdown.returned.len(), shutdown.running), (1, 1));
+    assert!(matches!(returned.await.unwrap(), Err(AskError::Returned)));
+    gate.lift();
+    assert_eq!(handled.await.unwrap().unwrap(), 2);
+}
+
+#[tokio::test]
+async fn merged_questions_both_end() {
+    let gate = Gate::<()>::shut();
+    let handler = {
+        let gate = gate.clone();
+        move |_: &mut Message<Vec<Reply<u32>>>, _: &mut Context<'_, Vec<Reply<u32>>>| {
+            gate.pass();
+            Err::<(), _>("kept as a dead letter, replies and all")
+        }
+    };
+    let merge = Overflow::Coalesce(Arc::new(|queued: &mut Vec<Reply<u32>>, mut new| queued.append(&mut new)));
+    let pool = Pool::builder().workers(1).messages(2).overflow(merge).start(handler).unwrap();
+    let ask = || pool.ask(|reply| Message::new(1, vec![reply]));
+    let lift = async {
+        wait_until("the first is being handled", PATIENCE, || gate.inside() == 1);
+        gate.lift();
+    };
+    let (first, second, third, ()) = tokio::join!(ask(), ask(), ask(), lift);
+    for ended in [first, second, third] {
+        assert!(matches!(ended, Err(AskError::DeadLettered(Reason::Failed(_)))));
+    }
+    assert_eq!(pool.stats().merged, 1);
+}
+
+#[test]
+fn an_answer_nobody_waits_for_comes_back() {
+    let (told, results) = std::sync::mpsc::channel();
+    let handler = move |message: &mut Message<Reply<u32>>, _: &mut Context<'_, Reply<u32>>| {
+        told.send([message.payload.send(1), message.payload.send(2)]).unwrap();
+        Ok::<(), String>(())
+    };
+    let pool = Pool::builder().workers(1).start(handler).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    assert_eq!(runtime.block_on(pool.ask(|reply| Message::new(1, reply))).unwrap(), 1);
+    assert_eq!(results.recv().unwrap(), [Ok(()), Err(2)]);
+}

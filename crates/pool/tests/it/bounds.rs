@@ -1,0 +1,288 @@
+use std::future::Future as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context as TaskContext, Waker};
+use std::thread;
+
+use tidewire_pool::{Builder, Context, Key, Message, Overflow, Placement, Pool, Reason, SubmitError, Submitted};
+use tidewire_testkit::{PATIENCE, wait_until};
+
+use crate::gate::Gate;
+
+/// A pool with one worker that is stuck in the handler with a message of key 0.
+fn stuck(builder: Builder<String>) -> (Pool<String>, Gate<String>) {
+    let gate = Gate::shut();
+    let pool = builder.workers(1).size(String::len).start(gate.clone()).unwrap();
+    pool.submit(Message::new(0, "first".into())).unwrap();
+    wait_until("the worker is stuck", PATIENCE, || gate.inside() == 1);
+    (pool, gate)
+}
+
+fn message(key: u64, text: &str) -> Message<String> {
+    Message::new(key, text.to_owned())
+}
+
+fn drained(pool: &Pool<String>, gate: &Gate<String>) -> Vec<String> {
+    gate.lift();
+    assert!(pool.drain(PATIENCE).returned.is_empty());
+    assert_eq!((pool.depth(), pool.bytes()), (0, 0), "all room is back");
+    gate.seen()
+}
+
+#[test]
+fn rejected_messages_come_back() {
+    for placement in [Placement::Moving, Placement::Pinned] {
+        let (pool, gate) = stuck(Pool::builder().messages(3).placement(placement));
+        pool.submit(message(1, "second")).unwrap();
+        pool.submit(message(2, "third")).unwrap();
+        let error = pool.submit(message(3, "fourth")).unwrap_err();
+        assert!(matches!(&error, SubmitError::Full(_)));
+        assert_eq!(error.into_message().payload, "fourth");
+        assert_eq!((pool.depth(), pool.bytes(), pool.stats().rejected), (3, 16, 1));
+        assert_eq!(drained(&pool, &gate), ["first", "second", "third"]);
+    }
+}
+
+#[test]
+fn bytes_are_bounded_and_counted_exactly() {
+    let (pool, gate) = stuck(Pool::builder().bytes(10));
+    pool.submit(message(1, "12345")).unwrap();
+    assert_eq!(pool.bytes(), 10);
+    assert!(matches!(pool.submit(message(1, "x")), Err(SubmitError::Full(_))));
+    assert_eq!(pool.submit(message(1, "")).unwrap(), Submitted::Queued);
+    assert!(matches!(pool.submit(message(1, "12345678901")), Err(SubmitError::TooLarge(_))));
+    assert_eq!(pool.bytes(), 10);
+    assert_eq!(drained(&pool, &gate), ["first", "12345", ""]);
+}
+
+#[test]
+fn a_key_has_bounds_of_its_own() {
+    let (pool, gate) = stuck(Pool::builder().key_messages(2).key_bytes(12));
+    pool.submit(message(0, "second")).unwrap();
+    assert!(matches!(pool.submit(message(0, "x")), Err(SubmitError::Full(_))), "the one being handled counts");
+    pool.submit(message(1, "1234567890")).unwrap();
+    assert!(matches!(pool.submit(message(1, "123")), Err(SubmitError::Full(_))));
+    assert!(matches!(pool.submit(message(1, "1234567890123")), Err(SubmitError::TooLarge(_))));
+    pool.submit(message(1, "12")).unwrap();
+    assert_eq!((pool.depth(), pool.bytes()), (4, 23), "what was refused takes no room");
+    assert_eq!(drained(&pool, &gate).len(), 4);
+}
+
+#[test]
+fn waiting_submissions_go_on_when_there_is_room() {
+    for key_bound in [false, true] {
+        let builder = Pool::builder().overflow(Overflow::Wait);
+        let builder = if key_bound { builder.key_messages(2) } else { builder.messages(2) };
+        let (pool, gate) = stuck(builder);
+        pool.submit(message(0, "second")).unwrap();
+        assert!(matches!(pool.try_submit(message(0, "tried")), Err(SubmitError::Full(_))));
+        let blocked = AtomicUsize::new(8);
+        thread::scope(|scope| {
+            for number in 0..8 {
+                let (pool, blocked) = (&pool, &blocked);
+                scope.spawn(move || {
+                    pool.submit(message(0, &number.to_string())).unwrap();
+                    blocked.fetch_sub(1, Ordering::SeqCst);
+                });
+            }
+            assert_eq!(blocked.load(Ordering::SeqCst), 8, "nothing is accepted while the pool is full");
+            gate.lift();
+        });
+        assert_eq!(drained(&pool, &gate).len(), 10);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waiting_does_not_block_the_runtime() {
+    let (pool, gate) = stuck(Pool::builder().messages(1).overflow(Overflow::Wait));
+    let pool = Arc::new(pool);
+    let tasks: Vec<_> = (0..100)
+        .map(|number| {
+            let pool = Arc::clone(&pool);
+            tokio::spawn(async move { pool.submit_async(message(number, "later")).await.unwrap() })
+        })
+        .collect();
+    tokio::task::yield_now().await;
+    gate.lift();
+    for task in tasks {
+        assert_eq!(task.await.unwrap(), Submitted::Queued);
+    }
+    assert_eq!(drained(&pool, &gate).len(), 101);
+}
+
+/// A future that gives up must leave the room it was woken for to the next.
+#[test]
+fn an_abandoned_submission_takes_nothing_with_it() {
+    let (pool, gate) = stuck(Pool::builder().messages(1).overflow(Overflow::Wait));
+    let mut context = TaskContext::from_waker(Waker::noop());
+    let mut waiting: Vec<_> = (0..3).map(|_| Box::pin(pool.submit_async(message(1, "abandoned")))).collect();
+    for future in &mut waiting {
+        assert!(future.as_mut().poll(&mut context).is_pending());
+    }
+    drop(waiting.remove(0));
+    thread::scope(|scope| {
+        let patient = scope.spawn(|| pool.submit(message(2, "patient")));
+        gate.lift();
+        wait_until("there is room", PATIENCE, || pool.depth() == 0 || patient.is_finished());
+        drop(waiting);
+        assert_eq!(patient.join().unwrap().unwrap(), Submitted::Queued);
+    });
+    assert_eq!(drained(&pool, &gate), ["first", "patient"]);
+}
+
+#[test]
+fn the_oldest_is_dropped_of_the_same_key_first() {
+    let (pool, gate) = stuck(Pool::builder().messages(4).overflow(Overflow::DropOldest));
+    pool.submit(message(1, "old 1")).unwrap();
+    pool.submit(message(2, "old 2")).unwrap();
+    pool.submit(message(1, "new 1")).unwrap();
+    assert_eq!(pool.submit(message(2, "new 2")).unwrap(), Submitted::Displacing(1));
+    assert_eq!(pool.submit(message(3, "only 3")).unwrap(), Submitted::Displacing(1), "of the key that waited longest");
+    let dropped: Vec<_> = pool.dead_letters().take(9);
+    assert!(dropped.iter().all(|letter| letter.reason == Reason::Displaced && letter.attempts == 0));
+    let dropped: Vec<_> = dropped.into_iter().map(|letter| letter.into_message().payload).collect();
+    assert_eq!(dropped, ["old 2", "old 1"]);
+    assert_eq!(pool.stats().displaced, 2);
+    let mut handled = drained(&pool, &gate);
+    handled.sort_unstable();
+    assert_eq!(handled, ["first", "new 1", "new 2", "only 3"]);
+}
+
+#[test]
+fn as_many_are_dropped_as_bytes_are_needed() {
+    let (pool, gate) = stuck(Pool::builder().bytes(15).overflow(Overflow::DropOldest));
+    for text in ["a", "bb", "ccc", "dddd"] {
+        pool.submit(message(1, text)).unwrap();
+    }
+    assert_eq!(pool.submit(message(1, "12345678")).unwrap(), Submitted::Displacing(4));
+    assert_eq!(pool.bytes(), 13);
+    assert!(matches!(pool.submit(message(2, "12345678901")), Err(SubmitError::Full(_))), "what is handled cannot go");
+    assert_eq!(drained(&pool, &gate), ["first"]);
+    assert_eq!(pool.stats().displaced, 5);
+}
+
+#[test]
+fn with_a_bound_per_key_only_that_key_loses() {
+    let (pool, gate) = stuck(Pool::builder().key_messages(2).overflow(Overflow::DropOldest));
+    pool.submit(message(1, "neighbour")).unwrap();
+    for text in ["a", "b", "c"] {
+        pool.submit(message(2, text)).unwrap();
+    }
+    let mut handled = drained(&pool, &gate);
+    handled.sort_unstable();
+    assert_eq!(handled, ["b", "c", "first", "neighbour"]);
+}
+
+fn appending() -> Overflow<String> {
+    Overflow::Coalesce(Arc::new(|queued: &mut String, new: String| queued.push_str(&new)))
+}
+
+#[test]
+fn messages_are_merged_into_the_newest_of_their_key() {
+    let (pool, gate) = stuck(Pool::builder().messages(3).overflow(appending()));
+    pool.submit(message(1, "a")).unwrap();
+    pool.submit(message(1, "b")).unwrap();
+    assert_eq!(pool.submit(message(1, "c")).unwrap(), Submitted::Merged);
+    assert!(matches!(pool.submit(message(2, "x")), Err(SubmitError::Full(_))), "nothing to merge with");
+    assert_eq!((pool.depth(), pool.bytes(), pool.stats().merged), (3, 8, 1));
+    assert_eq!(drained(&pool, &gate), ["first", "a", "bc"]);
+}
+
+#[test]
+fn merging_respects_the_bound_on_bytes() {
+    let (pool, gate) = stuck(Pool::builder().messages(2).bytes(8).overflow(appending()));
+    pool.submit(message(1, "a")).unwrap();
+    pool.submit(message(1, "bb")).unwrap();
+    assert_eq!(pool.bytes(), 8);
+    assert!(matches!(pool.submit(message(1, "c")), Err(SubmitError::Full(_))));
+    assert_eq!(drained(&pool, &gate), ["first", "abb"]);
+}
+
+#[test]
+fn a_panic_while_merging_is_the_submitters_and_breaks_nothing() {
+    let panics = Overflow::Coalesce(Arc::new(|_: &mut String, _| panic!("cannot merge")));
+    let (pool, gate) = stuck(Pool::builder().messages(2).overflow(panics));
+    pool.submit(message(1, "a")).unwrap();
+    let merged = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| pool.submit(message(1, "b"))));
+    assert!(merged.is_err());
+    assert_eq!((pool.depth(), pool.bytes()), (2, 6));
+    assert_eq!(drained(&pool, &gate), ["first", "a"]);
+}
+
+/// What follow-ups a handler got through, on a full pool.
+fn follow_ups_on_a_full_pool(overflow: Overflow<u32>, key_bound: bool) -> (Pool<u32>, Vec<bool>) {
+    let (told, results) = std::sync::mpsc::channel();
+    let gate = Gate::<()>::shut();
+    let handler = {
+        let gate = gate.clone();
+        move |message: &mut Message<u32>, context: &mut Context<'_, u32>| {
+            if message.payload == 1 {
+                gate.pass();
+                // Full: this message and the one that is queued.
+                for number in 10..13 {
+                    let result = context.submit(Message::new(message.key, number));
+                    if let Err(error) = &result {
+                        assert!(matches!(error, SubmitError::Full(message) if message.payload == number));
+                    }
+                    told.send(result.is_ok()).unwrap();
+                }
+            }
+            Ok::<(), String>(())
+        }
+    };
+    let builder = Pool::builder().workers(1).overflow(overflow);
+    let builder = if key_bound { builder.key_messages(2) } else { builder.messages(2) };
+    let pool = builder.start(handler).unwrap();
+    pool.submit(Message::new(5, 1)).unwrap();
+    wait_until("the handler is inside", PATIENCE, || gate.inside() == 1);
+    pool.submit(Message::new(5, 2)).unwrap();
+    gate.lift();
+    assert!(pool.drain(PATIENCE).returned.is_empty());
+    (pool, results.try_iter().collect())
+}
+
+#[test]
+fn a_follow_up_never_blocks_whatever_the_policy() {
+    let policies: [fn() -> Overflow<u32>; 4] = [
+        || Overflow::Reject,
+        || Overflow::Wait,
+        || Overflow::DropOldest,
+        || Overflow::Coalesce(Arc::new(|queued: &mut u32, new| *queued = new)),
+    ];
+    for policy in policies {
+        for key_bound in [false, true] {
+            let (pool, accepted) = follow_ups_on_a_full_pool(policy(), key_bound);
+            assert_eq!(accepted, [true, false, false], "the first has the room of the message that caused it");
+            let stats = pool.stats();
+            assert_eq!((stats.submitted, stats.handled, stats.displaced, stats.merged), (3, 3, 0, 0));
+            assert_eq!((pool.depth(), pool.bytes()), (0, 0));
+        }
+    }
+}
+
+#[test]
+fn a_larger_follow_up_needs_the_difference() {
+    let handler = |message: &mut Message<Vec<u8>>, context: &mut Context<'_, Vec<u8>>| {
+        if message.payload[0] == 1 {
+            let alone = context.attempt() == 1 && message.key == Key(1);
+            let grown = context.submit(Message::new(message.key, vec![0; 10]));
+            assert_eq!(grown.is_ok(), alone, "ten of ten bytes are there only if nobody else has any");
+        }
+        Ok::<(), String>(())
+    };
+    for (key, bytes_of_others) in [(1, 0), (2, 1)] {
+        let mut pool = Pool::builder().workers(1).bytes(10).size(Vec::len).simulate(0, handler).unwrap();
+        pool.submit(Message::new(key, vec![1; 4])).unwrap();
+        if bytes_of_others > 0 {
+            pool.submit(Message::new(key, vec![2; bytes_of_others])).unwrap();
+        }
+        pool.run(100);
+        assert_eq!((pool.depth(), pool.bytes(), pool.stats().panicked), (0, 0, 0));
+    }
+}
+
+#[test]
+fn keys_of_anything() {
+    assert_eq!(Key::of("alice"), Key::of("alice"));
+    assert_ne!(Key::of("alice"), Key::of("bob"));
+}

@@ -1,0 +1,48 @@
+use std::time::Duration;
+
+use tidewire_pool::{Builder, Context, Message, Pool, Retry};
+
+fn refusal(builder: Builder<u32>) -> String {
+    let handler = |_: &mut Message<u32>, _: &mut Context<'_, u32>| Ok::<(), String>(());
+    builder.start(handler).unwrap_err().to_string()
+}
+
+#[test]
+fn bad_settings_are_refused_by_name() {
+    let builder = Pool::<u32>::builder;
+    let second = Duration::from_secs(1);
+    for (settings, expected) in [
+        (builder().workers(0), "workers is 0: a pool needs at least one"),
+        (builder().workers(1_000_000), "workers is 1000000: at most 4096 are supported"),
+        (builder().messages(0), "messages is 0: nothing would ever be accepted"),
+        (builder().bytes(0), "bytes is 0: nothing would ever be accepted"),
+        (builder().key_messages(0), "key_messages is 0: nothing would ever be accepted"),
+        (builder().key_bytes(0), "key_bytes is 0: nothing would ever be accepted"),
+        (builder().messages(usize::MAX), "messages is 18446744073709551615: at most 8388608 is supported"),
+        (builder().bytes(1 << 40), "bytes is 1099511627776: at most 549755813888 is supported"),
+        (
+            builder().messages(10).key_messages(11),
+            "key_messages is 11, more than the 10 of the whole pool: it would have no effect",
+        ),
+        (
+            builder().bytes(10).key_bytes(11),
+            "key_bytes is 11, more than the 10 of the whole pool: it would have no effect",
+        ),
+        (builder().retry(Retry::new(0)), "retry.attempts is 0: a message is handed to the handler at least once"),
+        (
+            builder().retry(Retry::new(2).pauses(second * 2, second)),
+            "retry.first_pause is 2s, longer than retry.longest_pause, 1s",
+        ),
+    ] {
+        assert_eq!(refusal(settings), expected);
+    }
+}
+
+#[test]
+fn a_pool_says_what_it_is() {
+    let handler = |_: &mut Message<u32>, _: &mut Context<'_, u32>| Ok::<(), String>(());
+    let pool = Pool::builder().workers(3).start(handler).unwrap();
+    assert_eq!(format!("{pool:?}"), "Pool { workers: 3, depth: 0, .. }");
+    assert_eq!(pool.workers(), 3);
+    assert_eq!(pool.placement(), tidewire_pool::Placement::Moving);
+}

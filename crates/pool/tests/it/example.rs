@@ -1,0 +1,7 @@
+#[path = "../../examples/tour.rs"]
+mod tour;
+
+#[test]
+fn the_tour_runs() {
+    tour::main();
+}

@@ -1,0 +1,192 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tidewire_pool::{Context, Key, Message, Placement, Pool, Reason, Retry};
+use tidewire_testkit::{PATIENCE, wait_until};
+
+use crate::gate::Gate;
+
+/// Handles numbers; those below ten fail so many times, thirteen panics.
+fn moody(seen: Arc<std::sync::Mutex<Vec<u32>>>) -> impl tidewire_pool::Handler<u32> {
+    move |message: &mut Message<u32>, context: &mut Context<'_, u32>| {
+        let number = message.payload;
+        seen.lock().unwrap().push(number);
+        match number {
+            13 => panic!("unlucky {number}"),
+            0..10 if context.attempt() <= number => Err(format!("attempt {} of {number}", context.attempt())),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[test]
+fn a_panic_costs_its_message_only() {
+    for placement in [Placement::Moving, Placement::Pinned] {
+        let seen = Arc::default();
+        let pool = Pool::builder().workers(2).placement(placement).start(moody(Arc::clone(&seen))).unwrap();
+        for number in [20, 13, 21, 13, 22] {
+            pool.submit(Message::new(4, number)).unwrap();
+        }
+        assert!(pool.drain(PATIENCE).returned.is_empty());
+        assert_eq!(*seen.lock().unwrap(), [20, 13, 21, 13, 22]);
+        let letters = pool.dead_letters().take(9);
+        assert_eq!(letters.len(), 2);
+        for letter in letters {
+            assert_eq!(letter.reason, Reason::Panicked("unlucky 13".into()));
+            assert_eq!((letter.message.key, letter.message.payload, letter.attempts), (Key(4), 13, 1));
+        }
+        let stats = pool.stats();
+        assert_eq!((stats.handled, stats.panicked, stats.dead_lettered), (3, 2, 2));
+    }
+}
+
+#[test]
+fn without_a_policy_an_error_is_final() {
+    let pool = Pool::builder().workers(1).start(moody(Arc::default())).unwrap();
+    pool.submit(Message::new(1, 1)).unwrap();
+    pool.drain(PATIENCE);
+    let letter = pool.dead_letters().take(1).remove(0);
+    assert_eq!(letter.reason, Reason::Failed("attempt 1 of 1".into()));
+    assert_eq!((letter.attempts, pool.stats().failed, pool.stats().retried), (1, 1, 0));
+}
+
+#[test]
+fn retries_keep_the_order_of_the_key_and_hold_up_no_other() {
+    for placement in [Placement::Moving, Placement::Pinned] {
+        let seen = Arc::default();
+        let retry = Retry::new(4).pauses(Duration::from_millis(20), Duration::from_millis(30));
+        let builder = Pool::builder().workers(2).placement(placement).retry(retry);
+        let mut pool = builder.simulate(0, moody(Arc::clone(&seen))).unwrap();
+        let start = pool.now();
+        for (key, number) in [(1, 2), (1, 30), (3, 31)] {
+            pool.submit(Message::new(key, number)).unwrap();
+        }
+        while pool.step() {}
+        assert_eq!(pool.depth(), 2, "the key waits for its first message");
+        assert!(seen.lock().unwrap().contains(&31) && !seen.lock().unwrap().contains(&30));
+        pool.run(100);
+        let own: Vec<u32> = seen.lock().unwrap().iter().copied().filter(|&number| number != 31).collect();
+        assert_eq!(own, [2, 2, 2, 30]);
+        assert_eq!(pool.now() - start, Duration::from_millis(50), "20 ms, then twice as long but not more than 30");
+        assert_eq!((pool.stats().retried, pool.stats().handled, pool.depth()), (2, 3, 0));
+    }
+}
+
+#[test]
+fn attempts_are_counted_out_on_real_threads() {
+    let retry = Retry::new(3).pauses(Duration::from_millis(1), Duration::from_millis(1));
+    for placement in [Placement::Moving, Placement::Pinned] {
+        let pool = Pool::builder().workers(2).placement(placement).retry(retry).start(moody(Arc::default())).unwrap();
+        for key in 0..20 {
+            pool.submit(Message::new(key, 9)).unwrap();
+            pool.submit(Message::new(key, 2)).unwrap();
+        }
+        assert!(pool.drain(PATIENCE).returned.is_empty());
+        let letters = pool.dead_letters().take(100);
+        assert_eq!(letters.len(), 20);
+        assert!(letters.iter().all(|letter| letter.attempts == 3));
+        assert_eq!((pool.stats().handled, pool.stats().retried), (20, 20 * (2 + 2)));
+    }
+}
+
+#[test]
+fn a_retried_message_may_have_given_its_room_to_a_follow_up() {
+    let handler = |message: &mut Message<u32>, context: &mut Context<'_, u32>| {
+        if message.payload == 1 && context.attempt() == 1 {
+            context.submit(Message::new(9, 2)).unwrap();
+            return Err("again");
+        }
+        Ok(())
+    };
+    let mut pool = Pool::builder().workers(1).messages(1).retry(Retry::new(2)).simulate(0, handler).unwrap();
+    pool.submit(Message::new(1, 1)).unwrap();
+    pool.run(100);
+    assert_eq!((pool.stats().handled, pool.stats().submitted, pool.depth()), (2, 2, 0));
+}
+
+#[test]
+fn what_has_expired_is_not_handled() {
+    let gate = Gate::open();
+    let mut pool = Pool::builder().workers(1).simulate(0, gate.clone()).unwrap();
+    let deadline = pool.now() + Duration::from_secs(1);
+    pool.submit(Message::new(1, 1).deadline(deadline)).unwrap();
+    pool.submit(Message::new(1, 2).deadline(deadline + Duration::from_secs(1))).unwrap();
+    pool.submit(Message::new(1, 3)).unwrap();
+    pool.advance(Duration::from_millis(1001));
+    pool.run(100);
+    assert_eq!(gate.seen(), [2, 3]);
+    let letter = pool.dead_letters().take(1).remove(0);
+    assert_eq!((letter.reason.clone(), letter.attempts), (Reason::Expired, 0));
+    assert_eq!((pool.stats().expired, pool.depth()), (1, 0));
+
+    pool.submit(letter.into_message()).unwrap();
+    pool.run(100);
+    assert_eq!(gate.seen(), [2, 3, 1], "submitted again, it has no deadline any more");
+}
+
+#[test]
+fn dead_letters_are_bounded_and_can_be_read_and_submitted_again() {
+    let broken = Arc::new(AtomicU32::new(1));
+    let handler = {
+        let broken = Arc::clone(&broken);
+        move |_: &mut Message<u32>, _: &mut Context<'_, u32>| match broken.load(Ordering::SeqCst) {
+            0 => Ok(()),
+            _ => Err("out of order"),
+        }
+    };
+    let pool = Pool::builder().workers(1).dead_letters(3).start(handler).unwrap();
+    for number in 0..5 {
+        pool.submit(Message::new(1, number)).unwrap();
+    }
+    wait_until("all have failed", PATIENCE, || pool.stats().dead_lettered == 5);
+    assert_eq!(pool.stats().forgotten, 2);
+    let mut read = Vec::new();
+    pool.dead_letters().for_each(|letter| read.push(letter.message.payload));
+    assert_eq!(read, [2, 3, 4], "the newest are kept");
+
+    broken.store(0, Ordering::SeqCst);
+    for letter in pool.dead_letters().take(usize::MAX) {
+        pool.submit(letter.into_message()).unwrap();
+    }
+    pool.drain(PATIENCE);
+    assert_eq!(pool.stats().handled, 3);
+    assert!(pool.dead_letters().is_empty());
+}
+
+#[test]
+fn the_hook_sees_every_dead_letter_and_may_panic() {
+    let seen = Arc::new(AtomicUsize::new(0));
+    let hook = {
+        let seen = Arc::clone(&seen);
+        move |letter: &mut tidewire_pool::DeadLetter<u32>| {
+            seen.fetch_add(1, Ordering::SeqCst);
+            assert_ne!(letter.message.payload, 2, "a hook that panics");
+        }
+    };
+    let handler = |_: &mut Message<u32>, _: &mut Context<'_, u32>| Err::<(), _>("always");
+    let pool = Pool::builder().workers(1).dead_letters(0).on_dead_letter(hook).start(handler).unwrap();
+    for number in 0..4 {
+        pool.submit(Message::new(1, number)).unwrap();
+    }
+    pool.drain(PATIENCE);
+    assert_eq!(seen.load(Ordering::SeqCst), 4);
+    assert_eq!((pool.stats().forgotten, pool.dead_letters().len()), (4, 0));
+}
+
+#[test]
+fn a_payload_whose_drop_panics_does_not_take_the_worker_along() {
+    struct Bomb(bool);
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            assert!(!self.0 || std::thread::panicking(), "a drop that panics");
+        }
+    }
+    let handler = |_: &mut Message<Bomb>, _: &mut Context<'_, Bomb>| Ok::<(), String>(());
+    let pool = Pool::builder().workers(1).start(handler).unwrap();
+    for armed in [false, true, false] {
+        pool.submit(Message::new(1, Bomb(armed))).unwrap();
+    }
+    assert!(pool.drain(PATIENCE).returned.is_empty());
+    assert_eq!((pool.stats().handled, pool.stats().panicked), (3, 1));
+}

@@ -1,0 +1,88 @@
+//! A handler that tests can hold up, and that remembers what it saw.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::{self, ThreadId};
+
+use tidewire_pool::{Context, Handler, Message};
+use tidewire_testkit::PATIENCE;
+
+/// Remembers the payloads in the order in which they were handled. While it is shut, messages wait inside the handler.
+#[derive(Clone, Default)]
+pub(crate) struct Gate<P>(Arc<State<P>>);
+
+struct State<P> {
+    shut: Mutex<bool>,
+    opened: Condvar,
+    seen: Mutex<Vec<P>>,
+    threads: Mutex<HashSet<ThreadId>>,
+    inside: Mutex<usize>,
+}
+
+impl<P> Default for State<P> {
+    fn default() -> Self {
+        Self {
+            shut: Mutex::default(),
+            opened: Condvar::new(),
+            seen: Mutex::default(),
+            threads: Mutex::default(),
+            inside: Mutex::default(),
+        }
+    }
+}
+
+impl<P: Clone + Send + 'static> Gate<P> {
+    pub(crate) fn open() -> Self {
+        Self(Arc::default())
+    }
+
+    pub(crate) fn shut() -> Self {
+        let gate = Self::open();
+        *gate.0.shut.lock().unwrap() = true;
+        gate
+    }
+
+    pub(crate) fn lift(&self) {
+        *self.0.shut.lock().unwrap() = false;
+        self.0.opened.notify_all();
+    }
+
+    /// Waits while it is shut.
+    pub(crate) fn pass(&self) {
+        *self.0.inside.lock().unwrap() += 1;
+        let mut shut = self.0.shut.lock().unwrap();
+        while *shut {
+            // A test that failed before it lifted the gate must not hang in the drop of its pool.
+            let (guard, time) = self.0.opened.wait_timeout(shut, PATIENCE).unwrap();
+            assert!(!time.timed_out(), "nobody lifted the gate");
+            shut = guard;
+        }
+        drop(shut);
+        *self.0.inside.lock().unwrap() -= 1;
+    }
+
+    /// What was handled, in order.
+    pub(crate) fn seen(&self) -> Vec<P> {
+        self.0.seen.lock().unwrap().clone()
+    }
+
+    pub(crate) fn threads(&self) -> usize {
+        self.0.threads.lock().unwrap().len()
+    }
+
+    /// How many messages are inside the handler.
+    pub(crate) fn inside(&self) -> usize {
+        *self.0.inside.lock().unwrap()
+    }
+}
+
+impl<P: Clone + Send + 'static> Handler<P> for Gate<P> {
+    type Error = String;
+
+    fn handle(&self, message: &mut Message<P>, _: &mut Context<'_, P>) -> Result<(), String> {
+        self.pass();
+        self.0.threads.lock().unwrap().insert(thread::current().id());
+        self.0.seen.lock().unwrap().push(message.payload.clone());
+        Ok(())
+    }
+}

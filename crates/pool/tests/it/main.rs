@@ -1,0 +1,15 @@
+//! The pool, through its public API, on real threads unless a test says otherwise.
+#![cfg(not(loom))]
+
+mod ask;
+mod bounds;
+mod builder;
+mod example;
+mod failure;
+mod gate;
+mod observe;
+mod order;
+mod resilience;
+mod shutdown;
+mod simulation;
+mod trace;

@@ -1,0 +1,141 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tidewire_pool::{
+    Breaker, BreakerOptions, BreakerState, Context, Handler, Message, Pool, Reason, Retry, Shedding, SheddingOptions,
+    Simulation,
+};
+
+/// A handler that fails while told to, and counts its calls.
+fn switch() -> (impl Handler<u32>, Arc<AtomicBool>, Arc<AtomicUsize>) {
+    let (broken, calls) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicUsize::new(0)));
+    let (is_broken, count) = (Arc::clone(&broken), Arc::clone(&calls));
+    let handler = move |message: &mut Message<u32>, _: &mut Context<'_, u32>| {
+        count.fetch_add(1, Ordering::SeqCst);
+        assert_ne!(message.payload, 13, "a panic is a failure too");
+        if is_broken.load(Ordering::SeqCst) { Err("broken") } else { Ok(()) }
+    };
+    (handler, broken, calls)
+}
+
+fn send(pool: &mut Simulation<u32>, numbers: impl IntoIterator<Item = u32>) {
+    for number in numbers {
+        pool.submit(Message::new(u64::from(number), number)).unwrap();
+        pool.step();
+    }
+}
+
+#[test]
+fn the_breaker_opens_probes_and_closes() {
+    let (handler, broken, calls) = switch();
+    let breaker = Breaker::new(BreakerOptions::default());
+    let mut pool = Pool::builder().workers(1).simulate(0, breaker.guard(handler)).unwrap();
+
+    send(&mut pool, [1, 2, 3, 4]);
+    assert_eq!(breaker.state(pool.now()), BreakerState::Closed);
+    send(&mut pool, [13]);
+    assert_eq!(breaker.state(pool.now()), BreakerState::Open, "five failures in a row, a panic among them");
+    send(&mut pool, 20..30);
+    assert_eq!(calls.load(Ordering::SeqCst), 5, "nothing is tried while it is open");
+    let refused = pool.dead_letters().take(100).pop().unwrap();
+    assert_eq!(refused.reason, Reason::Failed("not tried: the circuit breaker is open".into()));
+
+    pool.advance(Duration::from_secs(1));
+    assert_eq!(breaker.state(pool.now()), BreakerState::HalfOpen);
+    send(&mut pool, [30, 31]);
+    assert_eq!(calls.load(Ordering::SeqCst), 6, "a probe that fails opens it again");
+    assert_eq!(breaker.state(pool.now()), BreakerState::Open);
+
+    broken.store(false, Ordering::SeqCst);
+    pool.advance(Duration::from_secs(1));
+    send(&mut pool, [40, 41, 42]);
+    assert_eq!(breaker.state(pool.now()), BreakerState::Closed);
+    assert_eq!(pool.stats().handled, 3);
+
+    broken.store(true, Ordering::SeqCst);
+    send(&mut pool, [1, 2, 3, 4]);
+    broken.store(false, Ordering::SeqCst);
+    send(&mut pool, [5]);
+    broken.store(true, Ordering::SeqCst);
+    send(&mut pool, [1, 2, 3, 4]);
+    assert_eq!(breaker.state(pool.now()), BreakerState::Closed, "a success ends the row");
+}
+
+#[test]
+fn what_an_open_breaker_refuses_is_retried_in_order() {
+    let (handler, broken, _) = switch();
+    let breaker = Breaker::new(BreakerOptions::default());
+    let retry = Retry::new(100).pauses(Duration::from_millis(100), Duration::from_millis(100));
+    let mut pool = Pool::builder().workers(1).retry(retry).simulate(0, breaker.guard(handler)).unwrap();
+    for number in 20..40 {
+        pool.submit(Message::new(u64::from(number), number)).unwrap();
+    }
+    while pool.step() {}
+    assert_eq!(breaker.state(pool.now()), BreakerState::Open);
+    broken.store(false, Ordering::SeqCst);
+    pool.run(10_000);
+    assert_eq!((pool.stats().handled, pool.stats().dead_lettered), (20, 0));
+}
+
+/// Steps a pool at a steady pace: every millisecond so many messages arrive and one is handled.
+fn overload(arrivals: u64, milliseconds: u64) -> (u64, Duration) {
+    let handled_wait = Arc::new(std::sync::Mutex::new(Duration::ZERO));
+    let worst = Arc::clone(&handled_wait);
+    let handler = move |_: &mut Message<u64>, context: &mut Context<'_, u64>| {
+        *worst.lock().unwrap() = context.waited().unwrap();
+        Ok::<(), String>(())
+    };
+    let mut pool = Pool::builder().workers(1).simulate(0, Shedding::new(handler, SheddingOptions::default())).unwrap();
+    for millisecond in 0..milliseconds {
+        for _ in 0..arrivals {
+            pool.submit(Message::new(1, millisecond)).unwrap();
+        }
+        // What is shed takes no time.
+        let handled = pool.stats().handled;
+        while pool.stats().handled == handled && pool.step() {}
+        pool.advance(Duration::from_millis(1));
+    }
+    let last = *handled_wait.lock().unwrap();
+    (pool.stats().dead_lettered, last)
+}
+
+#[test]
+fn a_queue_that_drains_is_left_alone_and_one_that_does_not_is_shed() {
+    assert_eq!(overload(1, 2000).0, 0, "as many come as are handled");
+    let (shed, wait) = overload(2, 20_000);
+    assert!(shed > 19_000, "twice as many come as can be handled, and {shed} were shed");
+    // Without shedding half of the messages of 20 s would be queued, and the last handled one would have waited 10 s.
+    assert!(wait <= Duration::from_millis(10), "the last one waited {wait:?}");
+}
+
+#[test]
+fn a_burst_is_not_shed() {
+    let handler = |_: &mut Message<u64>, _: &mut Context<'_, u64>| Ok::<(), String>(());
+    let mut pool = Pool::builder().workers(1).simulate(0, Shedding::new(handler, SheddingOptions::default())).unwrap();
+    for number in 0..90 {
+        pool.submit(Message::new(number, number)).unwrap();
+    }
+    while pool.step() {
+        pool.advance(Duration::from_millis(1));
+    }
+    assert_eq!(pool.stats().dead_lettered, 0, "it took less than an interval");
+}
+
+#[test]
+fn what_is_shed_is_not_retried() {
+    let handler = |_: &mut Message<u64>, _: &mut Context<'_, u64>| Ok::<(), String>(());
+    let shedding = Shedding::new(handler, SheddingOptions::default());
+    let mut pool = Pool::builder().workers(1).retry(Retry::new(5)).simulate(0, shedding).unwrap();
+    for number in 0..3 {
+        pool.submit(Message::new(number, number)).unwrap();
+    }
+    pool.advance(Duration::from_secs(1));
+    pool.step();
+    pool.advance(Duration::from_secs(1));
+    pool.run(100);
+    let letters = pool.dead_letters().take(10);
+    assert_eq!(letters.len(), 2);
+    assert_eq!(letters[0].attempts, 1);
+    assert_eq!(letters[0].reason.to_string(), "the handler failed: shed: it waited 2s while the queue did not drain");
+}

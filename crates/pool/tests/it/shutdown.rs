@@ -1,0 +1,239 @@
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tidewire_pool::{Context, Message, Overflow, Placement, Pool, Retry, SubmitError};
+use tidewire_testkit::{PATIENCE, wait_until};
+
+use crate::gate::Gate;
+
+const PLACEMENTS: [Placement; 2] = [Placement::Moving, Placement::Pinned];
+
+#[test]
+fn draining_handles_everything_follow_ups_included() {
+    for placement in PLACEMENTS {
+        // Each message begets another on its own key and one on the next, until it has counted down.
+        let handler = |message: &mut Message<u32>, context: &mut Context<'_, u32>| {
+            if let Some(less) = message.payload.checked_sub(1) {
+                context.submit(Message::new(message.key, less)).map_err(|error| error.to_string())?;
+                context.submit(Message::new(message.key.0 + 1, less)).map_err(|error| error.to_string())?;
+            }
+            Ok::<(), String>(())
+        };
+        let pool = Pool::builder().workers(3).placement(placement).start(handler).unwrap();
+        pool.submit(Message::new(1, 10)).unwrap();
+        let shutdown = pool.drain(PATIENCE);
+        assert_eq!((shutdown.returned.len(), shutdown.running), (0, 0));
+        assert_eq!(pool.stats().handled, (1 << 11) - 1);
+        assert_eq!(pool.stats().failed, 0);
+        let late = pool.submit(Message::new(1, 7)).unwrap_err();
+        assert!(matches!(late, SubmitError::Closed(message) if message.payload == 7));
+    }
+}
+
+#[test]
+fn a_drain_that_takes_too_long_returns_what_is_left() {
+    let gate = Gate::shut();
+    let pool = Pool::builder().workers(1).start(gate.clone()).unwrap();
+    for number in 0..10 {
+        pool.submit(Message::new(number % 3, number)).unwrap();
+    }
+    wait_until("the worker is stuck", PATIENCE, || gate.inside() == 1);
+    let shutdown = pool.drain(Duration::ZERO);
+    assert_eq!(shutdown.running, 1);
+    let mut returned: Vec<u64> = shutdown.returned.into_iter().map(|message| message.payload).collect();
+    returned.sort_unstable();
+    assert_eq!(returned, (1..10).collect::<Vec<_>>());
+    gate.lift();
+    wait_until("the running one is accounted for", PATIENCE, || pool.stats().handled == 1);
+    assert_eq!(pool.stats().returned, 9);
+}
+
+#[test]
+fn blocked_submitters_learn_of_the_end() {
+    let gate = Gate::shut();
+    let pool = Pool::builder().workers(1).messages(1).overflow(Overflow::Wait).start(gate.clone()).unwrap();
+    pool.submit(Message::new(1, 1)).unwrap();
+    thread::scope(|scope| {
+        let blocked = scope.spawn(|| pool.submit(Message::new(1, 2)));
+        let shutdown = pool.abort();
+        assert!(shutdown.returned.len() + shutdown.running == 1);
+        assert!(matches!(blocked.join().unwrap(), Err(SubmitError::Closed(message)) if message.payload == 2));
+        gate.lift();
+    });
+}
+
+#[test]
+fn a_retry_that_comes_after_the_end_is_a_dead_letter() {
+    let gate = Gate::<()>::shut();
+    let handler = {
+        let gate = gate.clone();
+        move |_: &mut Message<u32>, _: &mut Context<'_, u32>| {
+            gate.pass();
+            Err::<(), _>("again")
+        }
+    };
+    let pool = Pool::builder().workers(1).retry(Retry::new(9)).start(handler).unwrap();
+    pool.submit(Message::new(1, 1)).unwrap();
+    wait_until("it is being handled", PATIENCE, || gate.inside() == 1);
+    assert_eq!(pool.abort().running, 1);
+    gate.lift();
+    wait_until("it is accounted for", PATIENCE, || pool.stats().dead_lettered == 1);
+    assert_eq!(pool.stats().returned, 0);
+}
+
+#[test]
+fn held_messages_are_returned() {
+    let handler = |_: &mut Message<u32>, _: &mut Context<'_, u32>| Err::<(), _>("again");
+    let retry = Retry::new(2).pauses(Duration::from_hours(1), Duration::from_hours(1));
+    for placement in PLACEMENTS {
+        let pool = Pool::builder().workers(2).placement(placement).retry(retry).start(handler).unwrap();
+        for number in 0..3 {
+            pool.submit(Message::new(1, number)).unwrap();
+        }
+        wait_until("the first has failed", PATIENCE, || pool.stats().retried == 1);
+        wait_until("and is held", PATIENCE, || pool.stats().failed == 1 && pool.depth() == 3);
+        let returned: Vec<u32> = pool.drain(Duration::ZERO).returned.iter().map(|message| message.payload).collect();
+        // A worker that has not put it back yet when the pool closes makes a dead letter of it.
+        let dead = usize::try_from(pool.stats().dead_lettered).unwrap();
+        assert_eq!(returned, [0, 1, 2][dead..]);
+    }
+}
+
+#[test]
+fn dropping_a_pool_joins_its_threads() {
+    let handled = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&handled);
+    let handler = move |_: &mut Message<()>, _: &mut Context<'_, ()>| {
+        count.fetch_add(1, Ordering::SeqCst);
+        Ok::<(), String>(())
+    };
+    let pool = Pool::builder().workers(4).start(handler).unwrap();
+    pool.submit(Message::new(1, ())).unwrap();
+    drop(pool);
+    assert_eq!(Arc::strong_count(&handled), 1, "the handler is gone, so the threads are");
+}
+
+/// A pool that a handler owns is dropped by a worker of it, which must not wait for itself.
+#[test]
+fn the_last_owner_may_be_a_handler() {
+    type Owner = std::sync::mpsc::Receiver<Pool<()>>;
+    let gate = Gate::<()>::shut();
+    let (give, take) = std::sync::mpsc::channel();
+    let take: std::sync::Mutex<Owner> = std::sync::Mutex::new(take);
+    let (told, dropped) = std::sync::mpsc::channel();
+    let handler = {
+        let gate = gate.clone();
+        move |_: &mut Message<()>, _: &mut Context<'_, ()>| {
+            gate.pass();
+            drop(take.lock().unwrap().recv().unwrap());
+            told.send(()).unwrap();
+            Ok::<(), String>(())
+        }
+    };
+    let pool = Pool::builder().workers(2).start(handler).unwrap();
+    pool.submit(Message::new(1, ())).unwrap();
+    give.send(pool).unwrap();
+    gate.lift();
+    dropped.recv_timeout(PATIENCE).expect("the handler came back");
+}
+
+#[test]
+fn thousands_of_starts_and_stops_leak_no_thread() {
+    let pool_threads = || {
+        let tasks = fs::read_dir("/proc/self/task").unwrap();
+        let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
+        names.filter(|name| name.starts_with("leak-test")).count()
+    };
+    for round in 0..3000_u64 {
+        let handler = |_: &mut Message<u64>, _: &mut Context<'_, u64>| Ok::<(), String>(());
+        let placement = PLACEMENTS[usize::try_from(round % 2).unwrap()];
+        let pool = Pool::builder().workers(2).placement(placement).name("leak-test").start(handler).unwrap();
+        pool.submit(Message::new(round, round)).unwrap();
+        match round % 3 {
+            0 => drop(pool),
+            1 => assert_eq!(pool.drain(PATIENCE).running, 0),
+            _ => drop(pool.abort()),
+        }
+    }
+    wait_until("no thread is left", PATIENCE, || pool_threads() == 0);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// Threads submit while the pool is shut down under them; handlers succeed, fail, panic and submit follow-ups. In the
+    /// end everything that was accepted is accounted for exactly once, and nothing that was refused was handled.
+    #[test]
+    fn every_accepted_message_has_one_end(
+        pinned in any::<bool>(),
+        workers in 1..4_usize,
+        bound in 1..40_usize,
+        policy in 0..4_u8,
+        retries in any::<bool>(),
+        drains in any::<bool>(),
+        messages in 1..120_u64,
+    ) {
+        let accepted = Arc::new(AtomicU64::new(0));
+        let follow_ups = Arc::clone(&accepted);
+        let handler = move |message: &mut Message<u64>, context: &mut Context<'_, u64>| {
+            match message.payload % 7 {
+                0 => panic!("as planned"),
+                1 => return Err("as planned"),
+                2 => for key in 0..3 {
+                    if context.submit(Message::new(key, 3)).is_ok() {
+                        follow_ups.fetch_add(1, Ordering::SeqCst);
+                    }
+                },
+                _ => {}
+            }
+            Ok(())
+        };
+        let overflow = match policy {
+            0 => Overflow::Reject,
+            1 => Overflow::Wait,
+            2 => Overflow::DropOldest,
+            _ => Overflow::Coalesce(Arc::new(|queued: &mut u64, new| *queued = new)),
+        };
+        let builder = Pool::builder()
+            .workers(workers)
+            .placement(PLACEMENTS[usize::from(pinned)])
+            .messages(bound)
+            .overflow(overflow)
+            .dead_letters(5);
+        let pauses = Duration::from_micros(100);
+        let builder = if retries { builder.retry(Retry::new(2).pauses(pauses, pauses)) } else { builder };
+        let pool = builder.start(handler).unwrap();
+
+        let attempts = AtomicU64::new(0);
+        let returned = thread::scope(|scope| {
+            for thread in 0..3 {
+                let (pool, accepted, attempts) = (&pool, &accepted, &attempts);
+                scope.spawn(move || for number in 0..messages {
+                    attempts.fetch_add(1, Ordering::SeqCst);
+                    let message = Message::new(number % 5, number + thread);
+                    match pool.submit(message) {
+                        Ok(tidewire_pool::Submitted::Merged) => {}
+                        Ok(_) => _ = accepted.fetch_add(1, Ordering::SeqCst),
+                        Err(error) => assert_eq!(error.into_message().payload, number + thread),
+                    }
+                });
+            }
+            wait_until("the shutdown comes in the middle", PATIENCE, || attempts.load(Ordering::SeqCst) >= messages);
+            let shutdown = if drains { pool.drain(PATIENCE) } else { pool.abort() };
+            shutdown.returned.len() as u64
+        });
+        wait_until("all is accounted for", PATIENCE, || {
+            let stats = pool.stats();
+            stats.submitted == stats.handled + stats.dead_lettered + stats.returned
+        });
+        let stats = pool.stats();
+        prop_assert_eq!(stats.submitted, accepted.load(Ordering::SeqCst));
+        prop_assert_eq!(stats.returned, returned);
+        prop_assert!(!drains || returned == 0);
+        wait_until("all room is given back", PATIENCE, || (pool.depth(), pool.bytes()) == (0, 0));
+    }
+}

@@ -1,0 +1,56 @@
+use std::collections::HashSet;
+
+use proptest::prelude::*;
+use tidewire_pool::{Message, Placement, Pool};
+
+use crate::gate::Gate;
+
+fn order(seed: u64, placement: Placement, messages: &[(u64, u32)]) -> Vec<(u64, u32)> {
+    let gate = Gate::open();
+    let mut pool = Pool::builder().workers(3).placement(placement).simulate(seed, gate.clone()).unwrap();
+    for &(key, number) in messages {
+        pool.submit(Message::new(key, (key, number))).unwrap();
+    }
+    assert_eq!(pool.run(usize::MAX), messages.len());
+    assert_eq!(pool.stats().handled, messages.len() as u64);
+    gate.seen()
+}
+
+proptest! {
+    #[test]
+    fn a_seed_is_an_order_and_every_order_keeps_that_of_the_keys(
+        seed in any::<u64>(),
+        pinned in any::<bool>(),
+        keys in prop::collection::vec(0..6_u64, 0..60),
+    ) {
+        let placement = if pinned { Placement::Pinned } else { Placement::Moving };
+        let messages: Vec<_> = keys.into_iter().zip(0..).collect();
+        let seen = order(seed, placement, &messages);
+        prop_assert_eq!(&seen, &order(seed, placement, &messages));
+        for key in 0..6 {
+            let of = |all: &[(u64, u32)]| all.iter().copied().filter(|message| message.0 == key).collect::<Vec<_>>();
+            prop_assert_eq!(of(&seen), of(&messages));
+        }
+    }
+}
+
+#[test]
+fn seeds_show_every_order_of_three_keys() {
+    let messages = [(0, 0), (3, 0), (6, 0)];
+    let orders: HashSet<_> = (0..200).map(|seed| order(seed, Placement::Moving, &messages)).collect();
+    assert_eq!(orders.len(), 6);
+    let orders: HashSet<_> = (0..200).map(|seed| order(seed, Placement::Pinned, &messages)).collect();
+    assert_eq!(orders.len(), 1, "they share a thread");
+}
+
+#[test]
+fn aborting_returns_what_is_queued() {
+    let mut pool = Pool::builder().workers(1).simulate(0, Gate::open()).unwrap();
+    for number in 0..3 {
+        pool.submit(Message::new(1, number)).unwrap();
+    }
+    pool.step();
+    let returned: Vec<i32> = pool.abort().returned.into_iter().map(|message| message.payload).collect();
+    assert_eq!(returned, [1, 2]);
+    assert!(pool.submit(Message::new(1, 3)).is_err() && !pool.step());
+}
