@@ -1,14 +1,20 @@
 # make test    everything the tests need, then all tests
+# make model   what threads share, under a model checker (part of make test)
 # make lint    format, clippy and rustdoc, warnings denied
 # make bench   every comparison with its peers, under ten minutes
 # make peers   programs that some comparisons run against
 
-.PHONY: test lint bench peers
+.PHONY: test model lint bench peers
 
 test:
 	scripts/need redis-server redis-server
 	cargo test
 	cargo test -p tidewire-bench
+	$(MAKE) model
+
+# In a target folder of its own, because the flag concerns every crate.
+model:
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/model cargo test --release -p tidewire-pool --test model
 
 lint:
 	cargo fmt --all --check

@@ -795,7 +795,7 @@ impl<P: Send + 'static> Engine<P> {
         self.enter(Phase::Draining);
         let deadline = Instant::now().checked_add(patience);
         let mut guard = lock(&self.empty.0);
-        while self.room.held().messages() > 0 {
+        while self.room.held_now().messages() > 0 {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
                 return;

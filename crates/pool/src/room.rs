@@ -1,8 +1,10 @@
 //! How much a pool may hold, and who waits for it.
 //!
-//! Messages and bytes are one number in one atomic, so that taking both is one step. A waiter registers and then tries
-//! again; whoever gives room back does so and then looks for waiters. Both sides use sequentially consistent operations,
-//! so at least one of the two sees the other.
+//! Messages and bytes are one number in one atomic, so that taking both is one step.
+//!
+//! No waiter is forgotten, by this argument. It announces itself and then *modifies* `held`, be it by nothing; whoever gives
+//! room back modifies `held` and then looks whether somebody waits. Modifications of one atomic have an order: if the
+//! waiter's comes first, the giver sees the announcement; if the giver's does, the waiter finds the room when it tries again.
 
 use std::collections::BTreeMap;
 use std::task::Waker;
@@ -85,6 +87,11 @@ impl Room {
         Amount(self.held.load(SeqCst))
     }
 
+    /// What is held, for one who has announced that he waits for less of it: a modification, as the argument above wants.
+    pub(crate) fn held_now(&self) -> Amount {
+        Amount(self.held.fetch_add(0, SeqCst))
+    }
+
     /// Takes room, if there is enough of both.
     pub(crate) fn try_take(&self, amount: Amount) -> bool {
         let mut held = self.held.load(SeqCst);
@@ -131,6 +138,7 @@ impl Room {
         if waiters.wakers.insert((scope, ticket), waker.clone()).is_none() {
             self.waiting.fetch_add(1, SeqCst);
         }
+        self.held_now();
     }
 
     /// Ends the waiting of one who got what it wanted or gave up. It may have been woken for room that others can use.
