@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use tidewire_bench::{Contender, CpuClock, Meter, Metric, Sample, Workload};
+use tidewire_bench::{Contender, CpuClock, Meter, Metric, Sample, Workload, available_cores, on_core};
 use tidewire_pool::{Context, Handler, Message, Overflow, Placement, Pool};
 use tokio::runtime;
 use tokio::sync::mpsc;
@@ -30,16 +30,19 @@ fn workloads(effort: Effort) -> Vec<Workload> {
     vec![
         Workload {
             name: "pool-alone",
-            about: format!("{alone} messages of {KEYS} keys from one producer to one worker, with an empty handler."),
+            about: format!(
+                "{alone} messages of {KEYS} keys from one producer to one worker, with an empty handler. {}",
+                if apart().is_some() { "Each has a core of its own." } else { "They share the only core." }
+            ),
             operation: "message",
             metrics: &[Metric::Cpu, Metric::Throughput, Metric::Allocations],
             contenders: vec![
-                Contender::new("crossbeam", move |meter| produce(meter, 1, alone, &Channels::start(1, empty))),
+                Contender::new("crossbeam", move |meter| produce_apart(meter, alone, || Channels::start(1, empty))),
                 Contender::new("pinned", move |meter| {
-                    produce(meter, 1, alone, &Ours(pool(Placement::Pinned, 1, empty_handler)))
+                    produce_apart(meter, alone, || Ours(pool(Placement::Pinned, 1, empty_handler)))
                 }),
                 Contender::new("moving", move |meter| {
-                    produce(meter, 1, alone, &Ours(pool(Placement::Moving, 1, empty_handler)))
+                    produce_apart(meter, alone, || Ours(pool(Placement::Moving, 1, empty_handler)))
                 }),
             ],
         },
@@ -70,6 +73,23 @@ trait Sink<P>: Sync {
     fn send(&self, message: Message<P>);
     /// Waits until all that was sent is handled; they may be sent again.
     fn settle(&self);
+}
+
+/// One core for the producer and one for the worker, where there are two.
+fn apart() -> Option<(usize, usize)> {
+    match available_cores().expect("the kernel tells which cores there are")[..] {
+        [producer, worker, ..] => Some((producer, worker)),
+        _ => None,
+    }
+}
+
+/// From one producer to one worker, which do not take turns on one core: whether they do decides more than anything else,
+/// and is up to the scheduler.
+fn produce_apart<S: Sink<u64> + Send>(meter: Meter, messages: u64, start: impl FnOnce() -> S + Send) -> Sample {
+    let Some((producer, worker)) = apart() else { return produce(meter, 1, messages, &start()) };
+    // A thread inherits the core of the one that starts it.
+    let sink = on_core(worker, start).expect("a thread can be pinned to a core");
+    on_core(producer, || produce(meter, 1, messages, &sink)).expect("a thread can be pinned to a core")
 }
 
 fn produce(meter: Meter, producers: u64, messages: u64, sink: &impl Sink<u64>) -> Sample {

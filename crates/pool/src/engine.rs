@@ -486,7 +486,7 @@ impl<P: Send + 'static> Engine<P> {
         if hand.held.is_some_and(|(shard, _)| shard != home) {
             self.settle(hand);
         }
-        let take = |shard: &Shard<P>, stripe: &mut Stripe<P>| self.take(shard, stripe);
+        let take = |shard: &Shard<P>, stripe: &mut Stripe<P>, slot: &mut _| self.take(shard, stripe, slot);
         if self.visit(home, hand, take) {
             return true;
         }
@@ -497,11 +497,11 @@ impl<P: Send + 'static> Engine<P> {
     /// As [`next`](Self::next) of one shard, of any of its keys if keys move: for a simulation.
     pub(crate) fn next_of(&self, shard: usize, choice: usize, hand: &mut Hand<P>) -> bool {
         let now = self.clock.now();
-        self.visit(shard, hand, |shard, stripe| {
+        self.visit(shard, hand, |shard, stripe, slot| {
             Self::sort_in(shard, stripe);
             match self.placement {
-                Placement::Moving => stripe.next_of(choice, now),
-                Placement::Pinned => stripe.next(|| now),
+                Placement::Moving => stripe.next_of(choice, now, slot),
+                Placement::Pinned => stripe.next(|| now, slot),
             }
         })
     }
@@ -509,7 +509,7 @@ impl<P: Send + 'static> Engine<P> {
     /// Settles the last message of a worker: its key may have its next turn.
     pub(crate) fn settle(&self, hand: &mut Hand<P>) {
         if let Some((shard, _)) = hand.held {
-            self.visit(shard, hand, |_, _| None);
+            self.visit(shard, hand, |_, _, _| None);
         }
     }
 
@@ -518,7 +518,7 @@ impl<P: Send + 'static> Engine<P> {
         &self,
         number: usize,
         hand: &mut Hand<P>,
-        take: impl FnOnce(&Shard<P>, &mut Stripe<P>) -> Option<(Turn, Envelope<P>)>,
+        take: impl FnOnce(&Shard<P>, &mut Stripe<P>, &mut Option<Envelope<P>>) -> Option<Turn>,
     ) -> bool {
         let shard = &self.shards[number];
         let settled = hand.held.take();
@@ -539,15 +539,11 @@ impl<P: Send + 'static> Engine<P> {
             }
         }
         let key = hand.key;
-        let taken = match take(shard, &mut stripe) {
-            Some((turn, envelope)) => {
-                hand.held = Some((number, turn));
-                (hand.key, hand.bytes) = (envelope.message.key, envelope.bytes);
-                hand.envelope = Some(envelope);
-                true
-            }
-            None => false,
-        };
+        let turn = take(shard, &mut stripe, &mut hand.envelope);
+        if let (Some(turn), Some(envelope)) = (turn, &hand.envelope) {
+            hand.held = Some((number, turn));
+            (hand.key, hand.bytes) = (envelope.message.key, envelope.bytes);
+        }
         // A worker that leaves work behind makes sure that somebody looks after it; a key that is held, that somebody
         // sleeps no longer than it is.
         let wake = (held || stripe.has_work()) && self.placement == Placement::Moving && self.idle.lacks_searchers();
@@ -562,20 +558,20 @@ impl<P: Send + 'static> Engine<P> {
             self.give_back(Amount::new(1, envelope.bytes));
             self.bury(envelope, Reason::Failed("the pool was shut down before the next attempt".into()));
         }
-        taken
+        turn.is_some()
     }
 
     /// The next message of a shard that may be handled now.
     #[inline(always)]
-    fn take(&self, shard: &Shard<P>, stripe: &mut Stripe<P>) -> Option<(Turn, Envelope<P>)> {
+    fn take(&self, shard: &Shard<P>, stripe: &mut Stripe<P>, slot: &mut Option<Envelope<P>>) -> Option<Turn> {
         loop {
             if stripe.arrivals().is_empty() && shard.pending.load(Ordering::Relaxed) > 0 {
                 Self::swap(shard, stripe);
             }
-            let taken = stripe.next(|| self.clock.now());
+            let turn = stripe.next(|| self.clock.now(), slot);
             // What has arrived may all have been of keys that are being handled.
-            if taken.is_some() || shard.pending.load(Ordering::Relaxed) == 0 {
-                return taken;
+            if turn.is_some() || shard.pending.load(Ordering::Relaxed) == 0 {
+                return turn;
             }
         }
     }
