@@ -714,19 +714,20 @@ impl<P: Send + 'static> Engine<P> {
     /// Makes a dead letter of a message whose room is given back elsewhere.
     fn bury(&self, envelope: Envelope<P>, reason: Reason) {
         let Envelope { message, attempts, asker, .. } = envelope;
-        if let Some(asker) = asker {
-            asker.ended(Silence::DeadLettered(reason.clone()));
-        }
-        let mut letter = DeadLetter { message, reason, attempts };
+        let mut letter = DeadLetter { message, reason: reason.clone(), attempts };
         if let Some(hook) = &self.on_dead_letter {
             quietly(|| hook(&mut letter));
         }
         count(&self.counters.dead_lettered);
-        self.observe(Event::DeadLettered);
-        self.observe(Event::Ended);
         if let Some(forgotten) = self.dead_letters.keep(letter) {
             count(&self.counters.forgotten);
             quietly(|| drop(forgotten));
+        }
+        self.observe(Event::DeadLettered);
+        self.observe(Event::Ended);
+        // Last, so that whoever is told finds the letter.
+        if let Some(asker) = asker {
+            asker.ended(Silence::DeadLettered(reason));
         }
     }
 
