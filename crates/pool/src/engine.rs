@@ -30,7 +30,7 @@ use crate::message::Envelope;
 use crate::options::OnDeadLetter;
 use crate::room::{Amount, Room, Scope};
 use crate::stripe::{Stripe, Turn};
-use crate::sync::{AtomicU64, AtomicUsize, Condvar, Mutex, Ordering, Padded, lock, thread};
+use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex, Ordering, Padded, lock, thread};
 use crate::{
     Builder, Context, DeadLetter, DeadLetters, Event, Handler, Key, Merge, Message, Observer, Overflow, Placement,
     Reason, Retry, Stats, SubmitError, Submitted,
@@ -65,8 +65,17 @@ struct Shard<P> {
     /// As many as the intake has, for a look without the lock.
     pending: AtomicUsize,
     stripe: Padded<Mutex<Stripe<P>>>,
-    /// Counted by its worker alone.
-    handled: Padded<AtomicU64>,
+    /// Written by the worker whose home it is, and nobody else.
+    worker: Padded<Work>,
+}
+
+/// What a worker tells of itself.
+#[derive(Default)]
+struct Work {
+    handled: AtomicU64,
+    /// Whether it holds a message that has not been handled. Set under the lock of the stripe that it is taken from, so
+    /// whoever has closed that stripe knows.
+    busy: AtomicBool,
 }
 
 struct Intake<P> {
@@ -144,6 +153,7 @@ impl<P> From<Refusal<P>> for SubmitError<P> {
 /// What a worker holds: a key, the message of it that is being handled, and room to give back. It stays in one place, because
 /// a message is large to move.
 pub(crate) struct Hand<P> {
+    worker: usize,
     /// The shard of the key whose turn it is, until that is settled.
     held: Option<(usize, Turn)>,
     key: Key,
@@ -156,8 +166,8 @@ pub(crate) struct Hand<P> {
 }
 
 impl<P> Hand<P> {
-    pub(crate) fn empty() -> Self {
-        Self { held: None, key: Key(0), bytes: 0, envelope: None, due: None, release: Amount::default() }
+    pub(crate) fn of(worker: usize) -> Self {
+        Self { worker, held: None, key: Key(0), bytes: 0, envelope: None, due: None, release: Amount::default() }
     }
 }
 
@@ -173,7 +183,7 @@ impl<P: Send + 'static> Engine<P> {
             intake: Mutex::new(intake()),
             pending: AtomicUsize::new(0),
             stripe: Padded(Mutex::new(Stripe::new(tracked))),
-            handled: Padded(AtomicU64::new(0)),
+            worker: Padded(Work { handled: AtomicU64::new(0), busy: AtomicBool::new(false) }),
         };
         let per_worker = |limit: usize| limit / 64 / options.workers;
         let key_limit = (options.key_messages.is_some() || options.key_bytes.is_some()).then(|| KeyLimit {
@@ -420,18 +430,9 @@ impl<P: Send + 'static> Engine<P> {
     /// Makes room by dropping older messages.
     fn displace(&self, envelope: Envelope<P>, scope: Scope) -> Result<Submitted, Refusal<P>> {
         let (key, wanted) = (envelope.message.key, Amount::new(1, envelope.bytes));
-        let shard = &self.shards[self.home(key)];
         let (mut envelope, mut scope, mut dropped) = (envelope, scope, 0);
         loop {
-            let victim = {
-                let mut stripe = lock(&shard.stripe);
-                Self::sort_in(shard, &mut stripe);
-                match scope {
-                    Scope::Total => stripe.pop_oldest(key).or_else(|| stripe.pop_oldest_of_any()),
-                    Scope::Key(_) => stripe.pop_oldest(key),
-                }
-            };
-            let Some(victim) = victim else { return Err(Refusal { envelope, why: Why::Full(scope) }) };
+            let Some(victim) = self.victim(key, scope) else { return Err(Refusal { envelope, why: Why::Full(scope) }) };
             dropped += 1;
             self.give_back(Amount::new(1, victim.bytes));
             count(&self.counters.displaced);
@@ -453,6 +454,22 @@ impl<P: Send + 'static> Engine<P> {
                 }
             }
         }
+    }
+
+    /// The oldest queued message of the key or, if the whole pool is full, of the key that has waited longest: at the same
+    /// home, or else at any.
+    fn victim(&self, key: Key, scope: Scope) -> Option<Envelope<P>> {
+        let home = self.home(key);
+        let mut homes = (home..self.shards.len()).chain(0..home);
+        homes.find_map(|number| {
+            let shard = &self.shards[number];
+            let mut stripe = lock(&shard.stripe);
+            Self::sort_in(shard, &mut stripe);
+            match scope {
+                Scope::Total => stripe.pop_oldest(key).or_else(|| stripe.pop_oldest_of_any()),
+                Scope::Key(_) => stripe.pop_oldest(key),
+            }
+        })
     }
 
     /// Merges a message into the newest of its key. The bytes of both have room before they are merged.
@@ -542,6 +559,7 @@ impl<P: Send + 'static> Engine<P> {
         let turn = take(shard, &mut stripe, &mut hand.envelope);
         if let (Some(turn), Some(envelope)) = (turn, &hand.envelope) {
             hand.held = Some((number, turn));
+            self.shards[hand.worker].worker.busy.store(true, Ordering::Relaxed);
             (hand.key, hand.bytes) = (envelope.message.key, envelope.bytes);
         }
         // A worker that leaves work behind makes sure that somebody looks after it; a key that is held, that somebody
@@ -592,13 +610,14 @@ impl<P: Send + 'static> Engine<P> {
 
     /// Hands a message to the handler, and decides what becomes of it.
     #[inline]
-    pub(crate) fn handle(&self, worker: usize, hand: &mut Hand<P>) {
+    pub(crate) fn handle(&self, hand: &mut Hand<P>) {
         let Some(envelope) = &mut hand.envelope else { return };
         let room = Amount::new(1, hand.bytes);
 
         if envelope.message.deadline.is_some_and(|deadline| self.clock.now() > deadline) {
             count(&self.counters.expired);
             self.bury_held(hand, Reason::Expired);
+            self.shards[hand.worker].worker.busy.store(false, Ordering::Relaxed);
             return self.release(room, hand);
         }
 
@@ -622,8 +641,10 @@ impl<P: Send + 'static> Engine<P> {
             Ok::<(), String>(())
         }));
         let (left, final_attempt) = (context.room, context.final_attempt);
+        // Before its room is given back: a pool that holds nothing has no worker that is busy.
+        self.shards[hand.worker].worker.busy.store(false, Ordering::Relaxed);
         match result {
-            Ok(Ok(())) => self.handled(worker),
+            Ok(Ok(())) => self.handled(hand.worker),
             Ok(Err(error)) => {
                 if self.failed(error, final_attempt, hand) {
                     if left.is_none() {
@@ -633,7 +654,7 @@ impl<P: Send + 'static> Engine<P> {
                     return;
                 }
             }
-            Err(panic) => self.panicked(panic, worker, hand),
+            Err(panic) => self.panicked(panic, hand),
         }
         if let Some(left) = left {
             self.release(left, hand);
@@ -641,7 +662,7 @@ impl<P: Send + 'static> Engine<P> {
     }
 
     fn handled(&self, worker: usize) {
-        let handled = &self.shards[worker].handled;
+        let handled = &self.shards[worker].worker.handled;
         handled.store(handled.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         self.observe(Event::Ended);
     }
@@ -663,7 +684,7 @@ impl<P: Send + 'static> Engine<P> {
     }
 
     #[cold]
-    fn panicked(&self, panic: Box<dyn std::any::Any + Send>, worker: usize, hand: &mut Hand<P>) {
+    fn panicked(&self, panic: Box<dyn std::any::Any + Send>, hand: &mut Hand<P>) {
         count(&self.counters.panicked);
         let text = panic_text(&*panic);
         tracing::error!(key = hand.key.0, panic = text, "the handler of a message panicked");
@@ -672,7 +693,7 @@ impl<P: Send + 'static> Engine<P> {
             self.bury_held(hand, Reason::Panicked(text));
         } else {
             // It was the drop of its payload that panicked, after it was handled.
-            self.handled(worker);
+            self.handled(hand.worker);
         }
     }
 
@@ -755,6 +776,14 @@ impl<P: Send + 'static> Engine<P> {
         }
     }
 
+    /// The last searcher has found work: another worker is to look for what else there is, or to sleep no longer than
+    /// until the next key is due.
+    pub(crate) fn hand_over(&self, home: usize) {
+        if self.placement == Placement::Moving && self.look(home) != Look::Nothing {
+            self.idle.wake_any(home);
+        }
+    }
+
     /// Whether something was submitted, without locking: a hint.
     pub(crate) fn smells_work(&self, home: usize) -> bool {
         let pending = |shard: &Padded<Shard<P>>| shard.pending.load(Ordering::Relaxed) > 0;
@@ -825,6 +854,11 @@ impl<P: Send + 'static> Engine<P> {
         returned.collect()
     }
 
+    /// How many workers hold a message. After [`close`](Self::close) there will be no more.
+    pub(crate) fn running(&self) -> usize {
+        self.shards.iter().filter(|shard| shard.worker.busy.load(Ordering::Relaxed)).count()
+    }
+
     // Watching
 
     pub(crate) fn depth(&self) -> Amount {
@@ -839,7 +873,7 @@ impl<P: Send + 'static> Engine<P> {
             submitted: self.shards.iter().map(|shard| lock(&shard.intake).accepted).sum(),
             merged: read(merged),
             rejected: read(rejected),
-            handled: self.shards.iter().map(|shard| read(&shard.handled)).sum(),
+            handled: self.shards.iter().map(|shard| read(&shard.worker.handled)).sum(),
             failed: read(failed),
             panicked: read(panicked),
             retried: read(retried),

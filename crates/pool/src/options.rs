@@ -32,8 +32,8 @@ pub enum Overflow<P> {
     /// [`try_submit`](crate::Pool::try_submit) rejects.
     Wait,
     /// Older messages become dead letters until there is room: of the same key if it has any queued, else of the key that
-    /// has waited longest among those of the same home worker. If nothing is queued there, it is rejected. A message that
-    /// waits to be tried again is not dropped.
+    /// has waited longest, first among those with the same home worker. If nothing is queued, it is rejected. What waits to
+    /// be tried again, and what waits behind it, is not dropped.
     DropOldest,
     /// It is merged into the newest queued message of its key by this function, which gets the queued payload and the new
     /// one. It is rejected if the key has none queued, or if the bytes of both together have no room.

@@ -216,8 +216,7 @@ impl<P: Send + 'static> Pool<P> {
     /// that are running.
     pub fn abort(&self) -> Shutdown<P> {
         let returned = self.engine.close();
-        // What is held now is being handled: all else was taken back.
-        let running = self.engine.depth().messages().min(self.engine.workers());
+        let running = self.engine.running();
         if running == 0 {
             self.join();
         }

@@ -52,7 +52,7 @@ impl<P: Send + 'static> Simulation<P> {
         Self {
             engine: Engine::new(options, handler, Clock::stopped()),
             random: fastrand::Rng::with_seed(seed),
-            hand: Hand::empty(),
+            hand: Hand::of(0),
         }
     }
 
@@ -69,7 +69,7 @@ impl<P: Send + 'static> Simulation<P> {
         let choice = self.random.usize(..);
         let taken = (0..workers).any(|offset| self.engine.next_of((first + offset) % workers, choice, &mut self.hand));
         if taken {
-            self.engine.handle(0, &mut self.hand);
+            self.engine.handle(&mut self.hand);
             self.engine.settle(&mut self.hand);
             self.engine.flush(&mut self.hand);
         }

@@ -12,14 +12,14 @@ const POLITE: u32 = 100;
 
 /// Runs until the pool is closed.
 pub(crate) fn run<P: Send + 'static>(engine: &Engine<P>, home: usize) {
-    let mut hand = Hand::empty();
+    let mut hand = Hand::of(home);
     let mut searching = true;
     while !engine.is_closed() {
         if engine.next(home, &mut hand) {
-            if std::mem::take(&mut searching) && engine.idle.found() && engine.look(home) == Look::Work {
-                engine.idle.wake_any(home);
+            if std::mem::take(&mut searching) && engine.idle.found() {
+                engine.hand_over(home);
             }
-            engine.handle(home, &mut hand);
+            engine.handle(&mut hand);
             continue;
         }
         engine.flush(&mut hand);

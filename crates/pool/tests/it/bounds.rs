@@ -149,6 +149,22 @@ fn the_oldest_is_dropped_of_the_same_key_first() {
 }
 
 #[test]
+fn the_whole_pool_is_searched_for_something_to_drop() {
+    let gate = Gate::shut();
+    let builder = Pool::builder().workers(3).messages(4).overflow(Overflow::DropOldest);
+    let pool = builder.start(gate.clone()).unwrap();
+    for key in 0..3 {
+        pool.submit(message(key, "stuck")).unwrap();
+    }
+    wait_until("all workers are stuck", PATIENCE, || gate.inside() == 3);
+    pool.submit(message(3, "at home with 0")).unwrap();
+    assert_eq!(pool.submit(message(4, "at home with 1")).unwrap(), Submitted::Displacing(1));
+    assert_eq!(pool.dead_letters().take(1)[0].message.payload, "at home with 0");
+    gate.lift();
+    assert!(pool.drain(PATIENCE).returned.is_empty());
+}
+
+#[test]
 fn as_many_are_dropped_as_bytes_are_needed() {
     let (pool, gate) = stuck(Pool::builder().bytes(15).overflow(Overflow::DropOldest));
     for text in ["a", "bb", "ccc", "dddd"] {

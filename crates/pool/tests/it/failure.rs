@@ -90,6 +90,33 @@ fn attempts_are_counted_out_on_real_threads() {
     }
 }
 
+/// The workers that knew when the key would be due are stuck by then; the one that sleeps must learn of it.
+#[test]
+fn a_key_is_tried_again_though_those_who_held_it_are_stuck() {
+    let gate = Gate::<()>::shut();
+    let handler = {
+        let gate = gate.clone();
+        move |message: &mut Message<u32>, context: &mut Context<'_, u32>| match message.payload {
+            0 => {
+                gate.pass();
+                Ok(())
+            }
+            _ if context.attempt() == 1 => Err("again"),
+            _ => Ok(()),
+        }
+    };
+    let pause = Duration::from_millis(200);
+    let pool = Pool::builder().workers(3).retry(Retry::new(2).pauses(pause, pause)).start(handler).unwrap();
+    pool.submit(Message::new(1, 1)).unwrap();
+    wait_until("it has failed", PATIENCE, || pool.stats().retried == 1);
+    pool.submit(Message::new(2, 0)).unwrap();
+    pool.submit(Message::new(3, 0)).unwrap();
+    wait_until("two workers are stuck", PATIENCE, || gate.inside() == 2);
+    wait_until("the third has tried it again", PATIENCE, || pool.stats().handled == 1);
+    gate.lift();
+    pool.drain(PATIENCE);
+}
+
 #[test]
 fn a_retried_message_may_have_given_its_room_to_a_follow_up() {
     let handler = |message: &mut Message<u32>, context: &mut Context<'_, u32>| {
