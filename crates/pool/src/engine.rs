@@ -367,6 +367,10 @@ impl<P: Send + 'static> Engine<P> {
         } else {
             Refusal { envelope, why: Why::Full(Scope::Total) }
         };
+        // One that waits looks here after it has registered, and closing wakes those who have: so it learns of the end.
+        if self.phase() != Phase::Open {
+            return Err(Refusal { why: Why::Closed, ..refusal });
+        }
         match (&self.overflow, refusal) {
             (Overflow::DropOldest, Refusal { envelope, why: Why::Full(scope) }) => self.displace(envelope, scope),
             (Overflow::Coalesce(merge), Refusal { envelope, why: Why::Full(scope) }) => {
