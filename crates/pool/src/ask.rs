@@ -59,7 +59,15 @@ pub(crate) enum Silence {
 
 /// The pool's side of a question.
 pub(crate) trait Asked: Send + Sync {
+    /// A message that shares in it has ended without being handled.
     fn ended(&self, how: Silence);
+
+    fn is_open(&self) -> bool;
+
+    /// Takes another question in, if it can.
+    fn join(&mut self, other: Arc<dyn Asked>) -> Option<Arc<dyn Asked>> {
+        Some(other)
+    }
 }
 
 #[derive(Debug)]
@@ -77,7 +85,8 @@ enum State<R> {
 /// A question and the future of its answer.
 pub(crate) fn question<R: Send + 'static>() -> (Reply<R>, Arc<dyn Asked>, Answer<R>) {
     let cell = Arc::new(Cell { state: Mutex::new(State::Open(None)) });
-    (Reply { cell: Arc::clone(&cell) }, Arc::clone(&cell) as _, Answer { cell })
+    let question = Question { cell: Arc::clone(&cell), silence: Mutex::new(None) };
+    (Reply { cell: Arc::clone(&cell) }, Arc::new(question), Answer { cell })
 }
 
 impl<R> Reply<R> {
@@ -114,19 +123,61 @@ impl<R> Cell<R> {
     }
 }
 
-impl<R: Send> Asked for Cell<R> {
+/// Shared by the message that asks and all that follow from it, as any of them may carry the reply. If one of them ends
+/// badly, the question ends with the last of them.
+struct Question<R> {
+    cell: Arc<Cell<R>>,
+    silence: Mutex<Option<Silence>>,
+}
+
+impl<R: Send> Asked for Question<R> {
     fn ended(&self, how: Silence) {
-        self.end(Err(how));
+        *lock(&self.silence) = Some(how);
+    }
+
+    fn is_open(&self) -> bool {
+        matches!(*lock(&self.cell.state), State::Open(_))
     }
 }
 
-/// Two questions that were merged into one message.
-pub(crate) struct Both(pub(crate) Arc<dyn Asked>, pub(crate) Arc<dyn Asked>);
+impl<R> Drop for Question<R> {
+    fn drop(&mut self) {
+        if let Some(silence) = lock(&self.silence).take() {
+            self.cell.end(Err(silence));
+        }
+    }
+}
 
-impl Asked for Both {
+/// Questions that were merged into one message. Without end, perhaps, so those that have ended make way for new ones.
+struct Merged(Vec<Arc<dyn Asked>>);
+
+impl Asked for Merged {
     fn ended(&self, how: Silence) {
-        self.0.ended(how.clone());
-        self.1.ended(how);
+        self.0.iter().for_each(|asked| asked.ended(how.clone()));
+    }
+
+    fn is_open(&self) -> bool {
+        self.0.iter().any(|asked| asked.is_open())
+    }
+
+    fn join(&mut self, other: Arc<dyn Asked>) -> Option<Arc<dyn Asked>> {
+        if self.0.len() == self.0.capacity() {
+            self.0.retain(|asked| asked.is_open());
+        }
+        self.0.push(other);
+        None
+    }
+}
+
+/// The question of a message into which another was merged.
+pub(crate) fn both(mut first: Arc<dyn Asked>, second: Arc<dyn Asked>) -> Arc<dyn Asked> {
+    let rest = match Arc::get_mut(&mut first) {
+        Some(first) => first.join(second),
+        None => Some(second),
+    };
+    match rest {
+        Some(second) => Arc::new(Merged(vec![first, second])),
+        None => first,
     }
 }
 

@@ -22,8 +22,8 @@ use std::sync::Arc;
 use std::task::{Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use crate::ask::{Asked, Both, Silence};
-use crate::clock::Clock;
+use crate::ask::{Asked, Silence, both};
+use crate::clock::{Clock, later};
 use crate::handler::Deliver;
 use crate::idle::Idle;
 use crate::message::Envelope;
@@ -306,21 +306,25 @@ impl<P: Send + 'static> Engine<P> {
         message: Message<P>,
         key: Key,
         own: &mut Option<Amount>,
+        asker: Option<Arc<dyn Asked>>,
     ) -> Result<(), SubmitError<P>> {
-        let envelope = self.envelope(message, None);
-        let wanted = Amount::new(1, envelope.bytes);
+        let envelope = self.envelope(message, asker);
         let refuse = |envelope, why| {
             count(&self.counters.rejected);
             self.observe(Event::Rejected);
             Err(Refusal { envelope, why }.into())
         };
+        if envelope.bytes > self.largest() {
+            return refuse(envelope, Why::TooLarge);
+        }
+        let wanted = Amount::new(1, envelope.bytes);
         // Its own room first, enlarged if need be.
         let inherited = own.filter(|own| {
             let more = envelope.bytes.saturating_sub(own.bytes());
             more == 0 || self.room.try_take(Amount::new(0, more))
         });
         if inherited.is_none() && !self.room.try_take(wanted) {
-            return refuse(envelope, Why::Full(Scope::Total));
+            return refuse(envelope, if self.is_closed() { Why::Closed } else { Why::Full(Scope::Total) });
         }
         let bytes = envelope.bytes;
         let replaces = inherited.map(|own| (key, own.bytes()));
@@ -349,10 +353,15 @@ impl<P: Send + 'static> Engine<P> {
         }
     }
 
+    /// More bytes than this never have room.
+    fn largest(&self) -> usize {
+        self.key_limit.map_or(self.room.limit().bytes(), |limit| limit.bytes)
+    }
+
     #[inline(always)]
     fn offer(&self, envelope: Envelope<P>) -> Result<Submitted, Refusal<P>> {
         let bytes = envelope.bytes;
-        if bytes > self.key_limit.map_or(self.room.limit().bytes(), |limit| limit.bytes) {
+        if bytes > self.largest() {
             return Err(Refusal { envelope, why: Why::TooLarge });
         }
         let wanted = Amount::new(1, bytes);
@@ -438,10 +447,12 @@ impl<P: Send + 'static> Engine<P> {
         loop {
             let Some(victim) = self.victim(key, scope) else { return Err(Refusal { envelope, why: Why::Full(scope) }) };
             dropped += 1;
-            self.give_back(Amount::new(1, victim.bytes));
+            let room = Amount::new(1, victim.bytes);
             count(&self.counters.displaced);
             self.observe(Event::Displaced);
             self.bury(victim, Reason::Displaced);
+            // Last, because a pool that drains is empty when all room is back.
+            self.give_back(room);
 
             if !self.room.try_take(wanted) {
                 scope = Scope::Total;
@@ -488,7 +499,7 @@ impl<P: Send + 'static> Engine<P> {
         let Some(queued) = stripe.newest(key).filter(|_| !key_full) else { return full(envelope) };
         merge(&mut queued.message.payload, envelope.message.payload);
         queued.asker = match (queued.asker.take(), envelope.asker) {
-            (Some(first), Some(second)) => Some(Arc::new(Both(first, second))),
+            (Some(first), Some(second)) => Some(both(first, second)),
             (first, second) => first.or(second),
         };
         let (before, after) = (queued.bytes, (self.size)(&queued.message.payload));
@@ -634,6 +645,7 @@ impl<P: Send + 'static> Engine<P> {
             attempt: envelope.attempts,
             submitted: envelope.submitted,
             final_attempt: false,
+            asker: envelope.asker.clone(),
         };
         let slot = &mut hand.envelope;
         let result = catch_unwind(AssertUnwindSafe(|| {
@@ -645,8 +657,7 @@ impl<P: Send + 'static> Engine<P> {
             Ok::<(), String>(())
         }));
         let (left, final_attempt) = (context.room, context.final_attempt);
-        // Before its room is given back: a pool that holds nothing has no worker that is busy.
-        self.shards[hand.worker].worker.busy.store(false, Ordering::Relaxed);
+        drop(context);
         match result {
             Ok(Ok(())) => self.handled(hand.worker),
             Ok(Err(error)) => {
@@ -655,13 +666,18 @@ impl<P: Send + 'static> Engine<P> {
                         // A follow-up has taken over its room, and it must be kept all the same.
                         self.room.take(room);
                     }
+                    self.shards[hand.worker].worker.busy.store(false, Ordering::Relaxed);
                     return;
                 }
             }
             Err(panic) => self.panicked(panic, hand),
         }
-        if let Some(left) = left {
-            self.release(left, hand);
+        // Before its room is given back: a pool that holds nothing has no worker that is busy, unless a follow-up has taken
+        // the room over and ended first. Then this is what a drain waits for, and it is told by giving back nothing.
+        self.shards[hand.worker].worker.busy.store(false, Ordering::Relaxed);
+        match left {
+            Some(left) => self.release(left, hand),
+            None => self.give_back(Amount::default()),
         }
     }
 
@@ -680,7 +696,7 @@ impl<P: Send + 'static> Engine<P> {
         tracing::warn!(key = hand.key.0, attempts, again = retry.is_some(), error, "a message failed");
         if let Some(retry) = retry {
             count(&self.counters.retried);
-            hand.due = Some(self.clock.now() + retry.pause_after(attempts));
+            hand.due = Some(later(self.clock.now(), retry.pause_after(attempts)));
             return true;
         }
         self.bury_held(hand, Reason::Failed(error));
@@ -739,20 +755,22 @@ impl<P: Send + 'static> Engine<P> {
     /// Makes a dead letter of a message whose room is given back elsewhere.
     fn bury(&self, envelope: Envelope<P>, reason: Reason) {
         let Envelope { message, attempts, asker, .. } = envelope;
-        let mut letter = DeadLetter { message, reason: reason.clone(), attempts };
+        let told = asker.map(|asker| (asker, Silence::DeadLettered(reason.clone())));
+        let mut letter = DeadLetter { message, reason, attempts };
         if let Some(hook) = &self.on_dead_letter {
             quietly(|| hook(&mut letter));
         }
         count(&self.counters.dead_lettered);
-        if let Some(forgotten) = self.dead_letters.keep(letter) {
-            count(&self.counters.forgotten);
-            quietly(|| drop(forgotten));
-        }
+        let forgotten = self.dead_letters.keep(letter);
         self.observe(Event::DeadLettered);
         self.observe(Event::Ended);
-        // Last, so that whoever is told finds the letter.
-        if let Some(asker) = asker {
-            asker.ended(Silence::DeadLettered(reason));
+        // So late that whoever is told finds the letter, but before one is dropped: that would tell less.
+        if let Some((asker, silence)) = told {
+            asker.ended(silence);
+        }
+        if let Some(forgotten) = forgotten {
+            count(&self.counters.forgotten);
+            quietly(|| drop(forgotten));
         }
     }
 
@@ -825,7 +843,7 @@ impl<P: Send + 'static> Engine<P> {
         self.enter(Phase::Draining);
         let deadline = Instant::now().checked_add(patience);
         let mut guard = lock(&self.empty.0);
-        while self.room.held_now().messages() > 0 {
+        while self.room.held_now().messages() > 0 || self.running() > 0 {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
                 return;
@@ -891,7 +909,7 @@ impl<P: Send + 'static> Engine<P> {
 
     fn observe(&self, event: Event) {
         if let Some(observer) = &self.observer {
-            observer.observe(event);
+            quietly(|| observer.observe(event));
         }
     }
 
@@ -976,7 +994,7 @@ impl Drop for Place<'_> {
 /// Runs a piece of the application's code that may panic and has nobody to tell: a panic hook has already told.
 fn quietly(code: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(code)).is_err() {
-        tracing::error!("the drop or the hook of a payload panicked");
+        tracing::error!("the drop of a payload, the hook of dead letters or the observer panicked");
     }
 }
 

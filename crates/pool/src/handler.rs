@@ -1,8 +1,10 @@
 //! The application's part of a pool.
 
 use std::fmt::Display;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::ask::Asked;
 use crate::engine::Engine;
 use crate::room::Amount;
 use crate::{Key, Message, SubmitError, TraceContext};
@@ -45,6 +47,8 @@ pub struct Context<'a, P> {
     pub(crate) attempt: u32,
     pub(crate) submitted: Option<Instant>,
     pub(crate) final_attempt: bool,
+    /// Whoever asked, for follow-ups to share.
+    pub(crate) asker: Option<Arc<dyn Asked>>,
 }
 
 impl<P: Send + 'static> Context<'_, P> {
@@ -57,7 +61,7 @@ impl<P: Send + 'static> Context<'_, P> {
         if message.trace.is_none() {
             message.trace = self.trace;
         }
-        self.engine.follow_up(message, self.key, &mut self.room)
+        self.engine.follow_up(message, self.key, &mut self.room, self.asker.clone())
     }
 
     /// The context that follow-ups inherit: the message's own, or that of the span around this handler.

@@ -36,7 +36,8 @@ pub enum Overflow<P> {
     /// be tried again, and what waits behind it, is not dropped.
     DropOldest,
     /// It is merged into the newest queued message of its key by this function, which gets the queued payload and the new
-    /// one. It is rejected if the key has none queued, or if the bytes of both together have no room.
+    /// one. It is rejected if the key has none queued, or if the bytes of both together have no room. The function runs
+    /// under a lock of the pool: it must be quick, and must not use the pool.
     Coalesce(Arc<Merge<P>>),
 }
 
@@ -126,6 +127,9 @@ pub enum BuildError {
         /// The longest pause.
         longest: Duration,
     },
+    /// No thread can be called so.
+    #[error("name has a NUL in it: {0:?}")]
+    NulInName(String),
     /// The system refused a thread.
     #[error("cannot start worker thread {worker}: {source}")]
     Thread {
@@ -298,6 +302,9 @@ impl<P: Send + 'static> Builder<P> {
             if let Some(total) = total.filter(|&total| value > total) {
                 return Err(BuildError::KeyAboveTotal { field, value, total });
             }
+        }
+        if self.name.contains('\0') {
+            return Err(BuildError::NulInName(self.name));
         }
         if let Some(retry) = self.retry {
             if retry.attempts == 0 {

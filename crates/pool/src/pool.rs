@@ -147,7 +147,8 @@ impl<P: Send + 'static> Pool<P> {
 
     /// Submits a message that carries a [`Reply`], and awaits the answer. It ends without one if the message is not
     /// accepted, becomes a dead letter or is returned by a shutdown, or if the handler drops the reply: never does it
-    /// wait in vain, unless a handler does.
+    /// wait in vain, unless a handler does. A reply may be passed on in follow-ups: should one of them not be handled, the
+    /// question ends with the last of them.
     ///
     /// ```
     /// use tidewire_pool::{Context, Message, Pool, Reply};

@@ -302,10 +302,16 @@ impl<P> Stripe<P> {
 
     /// Takes out the oldest queued message of the key that has waited longest for its turn.
     pub(crate) fn pop_oldest_of_any(&mut self) -> Option<Envelope<P>> {
-        let is_waiting = |queue: &Queue| queue.state == State::Ready && queue.head != NIL;
-        let number =
-            self.ready.iter().copied().find(|&number| self.queues.get(number as usize).is_some_and(is_waiting))?;
-        self.pop_of(number)
+        loop {
+            let number = *self.ready.front()?;
+            match self.queues.get(number as usize).filter(|queue| queue.state == State::Ready) {
+                Some(queue) if queue.head != NIL => return self.pop_of(number),
+                // Emptied before. Removed here, because while workers are stuck nobody else does, and keys would add up.
+                Some(_) => self.remove(number),
+                None => {}
+            }
+            self.ready.pop_front();
+        }
     }
 
     /// Takes a queued message out of a queue. The queue stays, in `ready` or running, and is removed from there.
@@ -432,6 +438,17 @@ mod tests {
             1 => Just(Step::PopAny),
             1 => (0..5_u64).prop_map(Step::Newest),
         ]
+    }
+
+    #[test]
+    fn keys_that_were_emptied_do_not_add_up() {
+        let mut stripe = Stripe::new(true);
+        for key in 0..100 {
+            stripe.push(envelope(key, 1));
+            assert_eq!(stripe.pop_oldest_of_any().unwrap().message.key, Key(key));
+            assert!(stripe.queues.len() == 1 && stripe.ready.len() == 1, "only the last one is still there");
+        }
+        assert!(stripe.pop_oldest_of_any().is_none() && stripe.is_empty());
     }
 
     proptest! {

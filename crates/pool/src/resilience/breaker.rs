@@ -11,6 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::clock::later;
 use crate::sync::{Mutex, lock};
 use crate::{Context, Handler, Message};
 
@@ -22,7 +23,8 @@ pub struct BreakerOptions {
     pub failures: u32,
     /// How long it stays open. Default: 1 s: long enough to relieve what is behind, short enough to notice that it is back.
     pub pause: Duration,
-    /// So many successes in a row close it after the pause; no more than that are tried at once. Default: 3.
+    /// So many successes in a row close it after the pause; no more than that are tried at once. Default: 3. At least one
+    /// is tried.
     pub probes: u32,
 }
 
@@ -107,7 +109,7 @@ impl Breaker {
             State::Closed { .. } => true,
             State::Open { .. } => false,
             State::HalfOpen { successes, running } => {
-                let admitted = *successes + *running < self.options.probes;
+                let admitted = *successes + *running < self.options.probes.max(1);
                 *running += u32::from(admitted);
                 admitted
             }
@@ -116,7 +118,7 @@ impl Breaker {
 
     fn ended(&self, ok: bool, now: Instant) {
         let mut state = lock(&self.state);
-        let opened = State::Open { until: now + self.options.pause };
+        let opened = State::Open { until: later(now, self.options.pause) };
         match &mut *state {
             State::Closed { failures } if ok => *failures = 0,
             State::Closed { failures } => {

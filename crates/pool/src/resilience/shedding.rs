@@ -8,6 +8,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use crate::clock::later;
 use crate::sync::{Mutex, lock};
 use crate::{Context, Handler, Message};
 
@@ -80,11 +81,11 @@ impl<H> Shedding<H> {
             Some((end, smallest)) if now < *end => *smallest = waited.min(*smallest),
             ended => {
                 let over = ended.is_some_and(|(_, smallest)| smallest > target);
-                *ended = Some((now + interval, waited));
+                *ended = Some((later(now, interval), waited));
                 state.overloaded = over;
             }
         }
-        state.overloaded && waited > target * 2
+        state.overloaded && waited > target.saturating_mul(2)
     }
 }
 

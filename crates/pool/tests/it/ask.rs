@@ -1,4 +1,6 @@
+use std::future::Future as _;
 use std::sync::Arc;
+use std::task::{Context as TaskContext, Waker};
 use std::time::{Duration, Instant};
 
 use tidewire_pool::{AskError, Context, Message, Overflow, Pool, Reason, Reply};
@@ -91,6 +93,77 @@ async fn merged_questions_both_end() {
         assert!(matches!(ended, Err(AskError::DeadLettered(Reason::Failed(_)))));
     }
     assert_eq!(pool.stats().merged, 1);
+}
+
+/// A reply that was passed on to a follow-up is kept with it as a dead letter, and yet nobody waits for it.
+#[tokio::test]
+async fn a_question_that_was_passed_on_ends_with_its_follow_ups() {
+    enum Step {
+        Request(Option<Reply<u32>>),
+        Query(Option<Reply<u32>>),
+        Log,
+    }
+    let works = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let handler = {
+        let works = Arc::clone(&works);
+        move |message: &mut Message<Step>, context: &mut Context<'_, Step>| match &mut message.payload {
+            Step::Request(reply) => {
+                let query = Step::Query(reply.take());
+                context.submit(Message::new(2, Step::Log)).map_err(|_| "full")?;
+                context.submit(Message::new(2, query)).map_err(|_| "full")
+            }
+            Step::Query(Some(reply)) if works.load(std::sync::atomic::Ordering::SeqCst) => {
+                reply.send(1).map_err(|_| "nobody waits")
+            }
+            Step::Query(_) | Step::Log => Err("broken"),
+        }
+    };
+    let pool = Pool::builder().workers(1).start(handler).unwrap();
+    let failed = pool.ask(|reply| Message::new(1, Step::Request(Some(reply)))).await;
+    assert!(matches!(failed, Err(AskError::DeadLettered(Reason::Failed(error))) if error == "broken"));
+    works.store(true, std::sync::atomic::Ordering::SeqCst);
+    let answered = pool.ask(|reply| Message::new(1, Step::Request(Some(reply)))).await;
+    assert_eq!(answered.unwrap(), 1, "that another follow-up died is no reason");
+}
+
+/// Nobody waits any less if dead letters are not kept, and is told the same.
+#[tokio::test]
+async fn a_dead_letter_that_is_not_kept_ends_its_question() {
+    let handler = |_: &mut Message<Reply<u32>>, _: &mut Context<'_, Reply<u32>>| Err::<(), _>("cannot");
+    let pool = Pool::builder().workers(1).dead_letters(0).start(handler).unwrap();
+    let failed = pool.ask(|reply| Message::new(1, reply)).await;
+    assert!(matches!(failed, Err(AskError::DeadLettered(Reason::Failed(error))) if error == "cannot"));
+}
+
+/// While the worker is stuck any number of questions may be merged: neither the stack nor memory may pay for it.
+#[test]
+fn questions_are_merged_without_end() {
+    let gate = Gate::<()>::shut();
+    let handler = {
+        let gate = gate.clone();
+        move |message: &mut Message<Reply<u32>>, _: &mut Context<'_, Reply<u32>>| {
+            gate.pass();
+            message.payload.send(1).map_err(|_| "nobody waits")
+        }
+    };
+    let merge = Overflow::Coalesce(Arc::new(|queued: &mut Reply<u32>, new| *queued = new));
+    let pool = Pool::builder().workers(1).messages(2).overflow(merge).start(handler).unwrap();
+    let mut context = TaskContext::from_waker(Waker::noop());
+    let mut ask = || {
+        let mut asking = Box::pin(pool.ask(|reply| Message::new(1, reply)));
+        assert!(asking.as_mut().poll(&mut context).is_pending());
+        asking
+    };
+    let first = ask();
+    wait_until("the first is being handled", PATIENCE, || gate.inside() == 1);
+    for _ in 0..100_000 {
+        drop(ask());
+    }
+    let last = ask();
+    gate.lift();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    assert_eq!((runtime.block_on(first).unwrap(), runtime.block_on(last).unwrap()), (1, 1));
+    assert_eq!(pool.stats().merged, 100_000);
 }
 
 #[test]

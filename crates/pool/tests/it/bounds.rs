@@ -297,6 +297,20 @@ fn a_larger_follow_up_needs_the_difference() {
     }
 }
 
+/// More bytes than can be counted would be counted as messages.
+#[test]
+fn a_follow_up_that_never_has_room_is_told_so() {
+    let handler = |message: &mut Message<usize>, context: &mut Context<'_, usize>| {
+        let error = context.submit(Message::new(message.key, 1 << 40)).map_err(|error| error.to_string());
+        assert_eq!(error, Err("the message is larger than the bytes the pool may hold".into()));
+        Ok::<(), String>(())
+    };
+    let mut pool = Pool::builder().workers(1).size(|size| *size).simulate(0, handler).unwrap();
+    pool.submit(Message::new(1, 1)).unwrap();
+    assert_eq!(pool.run(9), 1);
+    assert_eq!((pool.stats().handled, pool.stats().rejected, pool.depth(), pool.bytes()), (1, 1, 0, 0));
+}
+
 #[test]
 fn keys_of_anything() {
     assert_eq!(Key::of("alice"), Key::of("alice"));

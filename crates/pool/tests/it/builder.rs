@@ -28,6 +28,7 @@ fn bad_settings_are_refused_by_name() {
             builder().bytes(10).key_bytes(11),
             "key_bytes is 11, more than the 10 of the whole pool: it would have no effect",
         ),
+        (builder().name("a\0b"), "name has a NUL in it: \"a\\0b\""),
         (builder().retry(Retry::new(0)), "retry.attempts is 0: a message is handed to the handler at least once"),
         (
             builder().retry(Retry::new(2).pauses(second * 2, second)),

@@ -42,6 +42,10 @@ impl<P: Clone + Send + 'static> Gate<P> {
         gate
     }
 
+    pub(crate) fn shut_again(&self) {
+        *self.0.shut.lock().unwrap() = true;
+    }
+
     pub(crate) fn lift(&self) {
         *self.0.shut.lock().unwrap() = false;
         self.0.opened.notify_all();

@@ -85,6 +85,23 @@ fn a_span_per_message_is_the_child_of_its_context_and_parent_of_its_follow_ups()
     assert_eq!((second["key"].as_str(), second["status"].as_str()), ("8", "error"));
 }
 
+#[test]
+fn an_observer_that_panics_costs_nothing() {
+    struct Clumsy;
+    impl tidewire_pool::Observer for Clumsy {
+        fn observe(&self, event: tidewire_pool::Event) {
+            panic!("as planned: {event:?}");
+        }
+    }
+    let gate = Gate::open();
+    let pool = Pool::builder().workers(1).observer(Arc::new(Clumsy)).start(gate.clone()).unwrap();
+    for number in 0..3 {
+        pool.submit(Message::new(1, number)).unwrap();
+    }
+    assert!(pool.drain(PATIENCE).returned.is_empty());
+    assert_eq!(gate.seen(), [0, 1, 2]);
+}
+
 type Snapshot = Vec<(CompositeKey, Option<Unit>, Option<SharedString>, DebugValue)>;
 
 fn value<'a>(snapshot: &'a Snapshot, name: &str) -> &'a DebugValue {

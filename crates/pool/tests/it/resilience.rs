@@ -78,6 +78,31 @@ fn what_an_open_breaker_refuses_is_retried_in_order() {
     assert_eq!((pool.stats().handled, pool.stats().dead_lettered), (20, 0));
 }
 
+#[test]
+fn no_setting_is_too_long_or_too_small() {
+    let (handler, _, calls) = switch();
+    let mut options = BreakerOptions::default();
+    (options.failures, options.pause, options.probes) = (1, Duration::MAX, 0);
+    let breaker = Breaker::new(options);
+    let mut shedding = SheddingOptions::default();
+    (shedding.target, shedding.interval) = (Duration::MAX, Duration::MAX);
+    let retry = Retry::new(2).pauses(Duration::MAX, Duration::MAX);
+    let handler = Shedding::new(breaker.guard(handler), shedding);
+    let mut pool = Pool::builder().workers(1).retry(retry).simulate(0, handler).unwrap();
+    send(&mut pool, [1, 2]);
+    assert_eq!((pool.stats().panicked, pool.stats().retried, calls.load(Ordering::SeqCst)), (0, 2, 1));
+    assert_eq!(breaker.state(pool.now()), BreakerState::Open);
+
+    (options.pause, options.probes) = (Duration::ZERO, 0);
+    let (handler, broken, _) = switch();
+    let breaker = Breaker::new(options);
+    let mut pool = Pool::builder().workers(1).simulate(0, breaker.guard(handler)).unwrap();
+    send(&mut pool, [1]);
+    broken.store(false, Ordering::SeqCst);
+    send(&mut pool, [2]);
+    assert_eq!(breaker.state(pool.now()), BreakerState::Closed, "one probe is tried at least");
+}
+
 /// Steps a pool at a steady pace: every millisecond so many messages arrive and one is handled.
 fn overload(arrivals: u64, milliseconds: u64) -> (u64, Duration) {
     let handled_wait = Arc::new(std::sync::Mutex::new(Duration::ZERO));

@@ -1,6 +1,8 @@
 use std::fs;
+use std::future::Future as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context as TaskContext, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
@@ -64,6 +66,122 @@ fn blocked_submitters_learn_of_the_end() {
         assert!(matches!(blocked.join().unwrap(), Err(SubmitError::Closed(message)) if message.payload == 2));
         gate.lift();
     });
+}
+
+/// The room of a handler that does not return stays taken: nobody waits for that.
+#[test]
+fn waiting_submissions_learn_of_the_end_while_the_pool_is_full() {
+    for key_bound in [false, true] {
+        let gate = Gate::shut();
+        let builder = Pool::builder().workers(1).overflow(Overflow::Wait);
+        let builder = if key_bound { builder.key_messages(1) } else { builder.messages(1) };
+        let pool = builder.start(gate.clone()).unwrap();
+        pool.submit(Message::new(1, 1)).unwrap();
+        wait_until("the worker is stuck", PATIENCE, || gate.inside() == 1);
+        let mut context = TaskContext::from_waker(Waker::noop());
+        let mut early = Box::pin(pool.submit_async(Message::new(1, 2)));
+        assert!(early.as_mut().poll(&mut context).is_pending());
+        assert_eq!(pool.abort().running, 1);
+        let mut late = Box::pin(pool.submit_async(Message::new(1, 3)));
+        for submission in [&mut early, &mut late] {
+            let ended = submission.as_mut().poll(&mut context);
+            assert!(matches!(ended, Poll::Ready(Err(SubmitError::Closed(_)))));
+        }
+        gate.lift();
+    }
+}
+
+#[test]
+fn what_comes_too_late_drops_nothing() {
+    let gate = Gate::shut();
+    let handler = {
+        let gate = gate.clone();
+        move |message: &mut Message<String>, context: &mut Context<'_, String>| match message.key.0 {
+            0 => tidewire_pool::Handler::handle(&gate, message, context),
+            _ => Ok(()),
+        }
+    };
+    let builder = Pool::builder().workers(2).placement(Placement::Pinned).overflow(Overflow::DropOldest);
+    let pool = builder.bytes(10).size(String::len).start(handler).unwrap();
+    for text in ["a", "bcdefg"] {
+        pool.submit(Message::new(0, text.to_owned())).unwrap();
+    }
+    wait_until("a worker is stuck", PATIENCE, || gate.inside() == 1);
+    thread::scope(|scope| {
+        scope.spawn(|| pool.drain(PATIENCE));
+        // These have room; the last one has none.
+        wait_until("the pool drains", PATIENCE, || {
+            pool.depth() == 2 && pool.submit(Message::new(1, "x".to_owned())).is_err()
+        });
+        let late = pool.submit(Message::new(0, "12345".to_owned())).unwrap_err();
+        assert!(matches!(late, SubmitError::Closed(_)));
+        gate.lift();
+    });
+    assert_eq!(gate.seen(), ["a", "bcdefg"]);
+}
+
+/// A handler goes on after a follow-up took its room over and has ended. The pool is not empty then.
+#[test]
+fn a_drain_waits_for_a_handler_whose_follow_up_has_ended() {
+    for placement in PLACEMENTS {
+        let gate = Gate::<()>::shut();
+        let handler = {
+            let gate = gate.clone();
+            move |message: &mut Message<u32>, context: &mut Context<'_, u32>| {
+                if message.payload == 1 {
+                    context.submit(Message::new(1, 2)).map_err(|error| error.to_string())?;
+                    gate.pass();
+                    context.submit(Message::new(1, 3)).map_err(|error| error.to_string())?;
+                }
+                Ok::<(), String>(())
+            }
+        };
+        let pool = Pool::builder().workers(2).placement(placement).start(handler).unwrap();
+        pool.submit(Message::new(0, 1)).unwrap();
+        wait_until("the follow-up has ended", PATIENCE, || pool.stats().handled == 1 && pool.depth() == 0);
+        thread::scope(|scope| {
+            let drain = scope.spawn(|| pool.drain(PATIENCE));
+            wait_until("the pool drains", PATIENCE, || pool.submit(Message::new(1, 4)).is_err());
+            gate.lift();
+            assert_eq!(drain.join().unwrap().running, 0);
+        });
+        assert_eq!((pool.stats().failed, pool.stats().returned), (0, 0));
+    }
+}
+
+#[test]
+fn as_many_run_as_are_in_a_handler() {
+    for placement in PLACEMENTS {
+        let gate = Gate::<()>::shut();
+        let handler = {
+            let gate = gate.clone();
+            move |message: &mut Message<u32>, context: &mut Context<'_, u32>| {
+                if message.payload == 1 {
+                    // Neither the room it has passed on nor what its worker has yet to give back counts.
+                    context.submit(Message::new(1, 0)).map_err(|error| error.to_string())?;
+                    gate.pass();
+                }
+                Ok::<(), String>(())
+            }
+        };
+        for quick in [0, 100] {
+            let pool = Pool::builder().workers(2).placement(placement).start(handler.clone()).unwrap();
+            for _ in 0..quick {
+                pool.submit(Message::new(0, 0)).unwrap();
+            }
+            pool.submit(Message::new(0, 1)).unwrap();
+            wait_until("it is stuck", PATIENCE, || gate.inside() == 1 && pool.stats().handled == quick + 1);
+            let (told, ended) = std::sync::mpsc::channel();
+            thread::scope(|scope| {
+                scope.spawn(|| told.send(pool.abort().running).unwrap());
+                let running = ended.recv_timeout(PATIENCE / 6);
+                gate.lift();
+                assert_eq!(running, Ok(1), "an abort waits for no handler");
+            });
+            wait_until("it is over", PATIENCE, || pool.stats().handled == quick + 2);
+            gate.shut_again();
+        }
+    }
 }
 
 #[test]
