@@ -475,8 +475,8 @@ impl<P: Send + 'static> Engine<P> {
     /// home, or else at any.
     fn victim(&self, key: Key, scope: Scope) -> Option<Envelope<P>> {
         let home = self.home(key);
-        let mut homes = (home..self.shards.len()).chain(0..home);
-        homes.find_map(|number| {
+        let others = if scope == Scope::Total { self.shards.len() } else { 1 };
+        (home..home + others).map(|number| number % self.shards.len()).find_map(|number| {
             let shard = &self.shards[number];
             let mut stripe = lock(&shard.stripe);
             Self::sort_in(shard, &mut stripe);
@@ -502,7 +502,9 @@ impl<P: Send + 'static> Engine<P> {
             (Some(first), Some(second)) => Some(both(first, second)),
             (first, second) => first.or(second),
         };
-        let (before, after) = (queued.bytes, (self.size)(&queued.message.payload));
+        // A function that makes more of two payloads than they were is taken for one that adds them up.
+        let before = queued.bytes;
+        let after = (self.size)(&queued.message.payload).min(before + bytes);
         queued.bytes = after;
         stripe.resize(key, before, after);
         drop(stripe);
@@ -631,6 +633,7 @@ impl<P: Send + 'static> Engine<P> {
 
         if envelope.message.deadline.is_some_and(|deadline| self.clock.now() > deadline) {
             count(&self.counters.expired);
+            self.observe(Event::Expired);
             self.bury_held(hand, Reason::Expired);
             self.shards[hand.worker].worker.busy.store(false, Ordering::Relaxed);
             return self.release(room, hand);
@@ -661,11 +664,9 @@ impl<P: Send + 'static> Engine<P> {
         match result {
             Ok(Ok(())) => self.handled(hand.worker),
             Ok(Err(error)) => {
-                if self.failed(error, final_attempt, hand) {
-                    if left.is_none() {
-                        // A follow-up has taken over its room, and it must be kept all the same.
-                        self.room.take(room);
-                    }
+                // If a follow-up has taken over its room, it needs some to be kept.
+                let has_room = || left.is_some() || self.room.try_take(room);
+                if self.failed(error, !final_attempt, has_room, hand) {
                     self.shards[hand.worker].worker.busy.store(false, Ordering::Relaxed);
                     return;
                 }
@@ -689,13 +690,14 @@ impl<P: Send + 'static> Engine<P> {
 
     /// Decides whether a message that failed is tried again.
     #[cold]
-    fn failed(&self, error: String, final_attempt: bool, hand: &mut Hand<P>) -> bool {
+    fn failed(&self, error: String, again: bool, has_room: impl FnOnce() -> bool, hand: &mut Hand<P>) -> bool {
         count(&self.counters.failed);
         let attempts = hand.envelope.as_ref().map_or(0, |envelope| envelope.attempts);
-        let retry = self.retry.filter(|retry| !final_attempt && attempts < retry.attempts);
+        let retry = self.retry.filter(|retry| again && attempts < retry.attempts && has_room());
         tracing::warn!(key = hand.key.0, attempts, again = retry.is_some(), error, "a message failed");
         if let Some(retry) = retry {
             count(&self.counters.retried);
+            self.observe(Event::Retried);
             hand.due = Some(later(self.clock.now(), retry.pause_after(attempts)));
             return true;
         }
@@ -770,6 +772,7 @@ impl<P: Send + 'static> Engine<P> {
         }
         if let Some(forgotten) = forgotten {
             count(&self.counters.forgotten);
+            self.observe(Event::Forgotten);
             quietly(|| drop(forgotten));
         }
     }
@@ -950,11 +953,9 @@ impl<'a, P: Send + 'static> Extra<'a, P> {
         engine.room.try_take(Amount::new(0, bytes)).then(|| Self { engine, bytes })
     }
 
-    /// A message has changed its size.
+    /// A message has changed its size, and has not grown by more than this.
     fn spend(&mut self, before: usize, after: usize) {
-        let grown = after.saturating_sub(before);
-        self.engine.room.take(Amount::new(0, grown.saturating_sub(self.bytes)));
-        self.bytes = self.bytes.saturating_sub(grown) + before.saturating_sub(after);
+        self.bytes = self.bytes + before - after;
     }
 }
 

@@ -98,10 +98,16 @@ pub enum Event {
     Merged,
     /// Not accepted.
     Rejected,
+    /// Failed, and to be tried again.
+    Retried,
+    /// Its deadline passed before its turn came; a dead letter.
+    Expired,
     /// Dropped as the oldest of a full queue; a dead letter.
     Displaced,
     /// A dead letter, for whatever reason.
     DeadLettered,
+    /// A dead letter was not kept, for want of room.
+    Forgotten,
     /// Given back by a shutdown.
     Returned,
     /// It has ended: handled, dead-lettered or returned. Happens once to everything that was queued.
@@ -113,8 +119,11 @@ pub enum Event {
 pub struct PoolMetrics {
     submitted: Counter,
     rejected: Counter,
+    retried: Counter,
+    expired: Counter,
     dropped: Counter,
     dead_lettered: Counter,
+    forgotten: Counter,
     returned: Counter,
     depth: Gauge,
 }
@@ -126,8 +135,11 @@ impl PoolMetrics {
         Self {
             submitted: metrics::counter!("message_pool.submitted", "pool" => pool.clone()),
             rejected: metrics::counter!("message_pool.rejected", "pool" => pool.clone()),
+            retried: metrics::counter!("message_pool.retried", "pool" => pool.clone()),
+            expired: metrics::counter!("message_pool.expired", "pool" => pool.clone()),
             dropped: metrics::counter!("message_pool.dropped", "pool" => pool.clone()),
             dead_lettered: metrics::counter!("message_pool.dead_lettered", "pool" => pool.clone()),
+            forgotten: metrics::counter!("message_pool.forgotten", "pool" => pool.clone()),
             returned: metrics::counter!("message_pool.returned", "pool" => pool.clone()),
             depth: metrics::gauge!("message_pool.depth", "pool" => pool),
         }
@@ -144,8 +156,11 @@ impl Observer for PoolMetrics {
             }
             Event::Merged => self.submitted.increment(1),
             Event::Rejected => self.rejected.increment(1),
+            Event::Retried => self.retried.increment(1),
+            Event::Expired => self.expired.increment(1),
             Event::Displaced => self.dropped.increment(1),
             Event::DeadLettered => self.dead_lettered.increment(1),
+            Event::Forgotten => self.forgotten.increment(1),
             Event::Returned => self.returned.increment(1),
             Event::Ended => self.depth.decrement(1),
         }

@@ -29,7 +29,8 @@ pub enum Overflow<P> {
     /// It comes back in the error. The default: whoever submits knows best what to do.
     Reject,
     /// [`submit`](crate::Pool::submit) blocks and [`submit_async`](crate::Pool::submit_async) waits until there is room;
-    /// [`try_submit`](crate::Pool::try_submit) rejects.
+    /// [`try_submit`](crate::Pool::try_submit) rejects. Room comes in batches of up to a 64th of the bound, so a little of it
+    /// may be free for a while before a waiting submission gets it.
     Wait,
     /// Older messages become dead letters until there is room: of the same key if it has any queued, else of the key that
     /// has waited longest, first among those with the same home worker. If nothing is queued, it is rejected. What waits to
@@ -52,7 +53,8 @@ impl<P> std::fmt::Debug for Overflow<P> {
     }
 }
 
-/// How a message is tried again whose handler returned an error. The other messages of its key wait meanwhile.
+/// How a message is tried again whose handler returned an error. The other messages of its key wait meanwhile. If a follow-up
+/// has taken over its room and there is no other, it is not tried again.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Retry {

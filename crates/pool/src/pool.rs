@@ -207,7 +207,7 @@ impl<P: Send + 'static> Pool<P> {
     /// Shuts down in order. From now on only follow-up messages are accepted. When all is handled, or the time is over,
     /// nothing is accepted any more, and what was not begun is returned.
     ///
-    /// It waits no longer than that, even if a handler does not return.
+    /// It waits no longer than that, even if a handler does not return. A handler that calls it waits for itself.
     pub fn drain(&self, patience: Duration) -> Shutdown<P> {
         self.engine.drain(patience);
         self.abort()

@@ -14,8 +14,7 @@ use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering::SeqCst, Padded, lock}
 
 const BYTES: u32 = 40;
 
-/// More than this is not configurable. Half of what the number could hold: what follow-ups and retries take beyond the
-/// limit (one message per worker) never overflows it.
+/// More than this is not configurable: half of what the number could hold.
 pub(crate) const MAX_MESSAGES: usize = 1 << 23;
 pub(crate) const MAX_BYTES: usize = 1 << 39;
 
@@ -105,11 +104,6 @@ impl Room {
                 Err(other) => held = other,
             }
         }
-    }
-
-    /// Takes room for something that must be kept, over the limit if need be.
-    pub(crate) fn take(&self, amount: Amount) {
-        self.held.fetch_add(amount.0, SeqCst);
     }
 
     /// Gives room back; returns what is held then.

@@ -1,10 +1,14 @@
 //! The same pool without threads: one thread, seeded, stepped by the caller, in virtual time.
 
+use std::future::Future as _;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use crate::ask::question;
 use crate::clock::Clock;
 use crate::engine::{Engine, Hand, Look};
-use crate::{Builder, DeadLetters, Handler, Message, Shutdown, Stats, SubmitError, Submitted};
+use crate::{AskError, Builder, DeadLetters, Handler, Message, Reply, Shutdown, Stats, SubmitError, Submitted};
 
 /// A pool for tests, made by [`Builder::simulate`]: nothing happens but in [`step`](Self::step), time stands still but for
 /// [`advance`](Self::advance), and the same seed gives the same order.
@@ -62,6 +66,23 @@ impl<P: Send + 'static> Simulation<P> {
         self.engine.try_submit(self.engine.envelope(message, None)).map_err(Into::into)
     }
 
+    /// Submits a message that carries a [`Reply`], and steps until it is answered. If nothing is left to be done before that,
+    /// nobody ever will: it is [unanswered](AskError::Unanswered).
+    pub fn ask<R: Send + 'static>(&mut self, message: impl FnOnce(Reply<R>) -> Message<P>) -> Result<R, AskError<P>> {
+        let (reply, asker, mut answer) = question();
+        let submitted = self.engine.try_submit(self.engine.envelope(message(reply), Some(asker)));
+        submitted.map_err(|refusal| AskError::NotSubmitted(refusal.into()))?;
+        let mut context = Context::from_waker(Waker::noop());
+        loop {
+            if let Poll::Ready(answer) = Pin::new(&mut answer).poll(&mut context) {
+                return answer.map_err(Into::into);
+            }
+            if !self.step_or_advance() {
+                return Err(AskError::Unanswered);
+            }
+        }
+    }
+
     /// Handles one message, if one is ready. The seed decides of which key.
     pub fn step(&mut self) -> bool {
         let workers = self.engine.workers();
@@ -76,19 +97,20 @@ impl<P: Send + 'static> Simulation<P> {
         taken
     }
 
-    /// Steps until nothing is ready, then moves time to when the next message is to be tried again, and goes on until
-    /// nothing is left. Returns how many steps it took, at most `limit`.
+    /// Steps until nothing is left, and moves time whenever something is to be tried again later. Returns how many steps and
+    /// moves it took, at most `limit`.
     pub fn run(&mut self, limit: usize) -> usize {
-        for steps in 0..limit {
-            if self.step() {
-                continue;
-            }
-            match (0..self.engine.workers()).map(|worker| self.engine.look(worker)).min_by_key(|look| look.time()) {
-                Some(Look::Later(time)) => self.advance(time),
-                _ => return steps,
-            }
+        (0..limit).take_while(|_| self.step_or_advance()).count()
+    }
+
+    fn step_or_advance(&mut self) -> bool {
+        if self.step() {
+            return true;
         }
-        limit
+        let looks = (0..self.engine.workers()).map(|worker| self.engine.look(worker));
+        let Some(Look::Later(time)) = looks.min_by_key(|look| look.time()) else { return false };
+        self.advance(time);
+        true
     }
 
     /// The virtual time. It has no relation to real time.

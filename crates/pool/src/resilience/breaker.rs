@@ -152,6 +152,7 @@ pub struct Guarded<H> {
 
 /// Why a guarded handler failed.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum BreakerError<E> {
     /// The breaker is open: the handler was not called.
     Open,

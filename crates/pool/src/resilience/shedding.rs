@@ -49,6 +49,7 @@ struct State {
 
 /// Why a shedding handler failed.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum SheddingError<E> {
     /// The message had waited too long while too much was waiting; the handler was not called.
     Shed(Duration),

@@ -117,8 +117,9 @@ fn a_key_is_tried_again_though_those_who_held_it_are_stuck() {
     pool.drain(PATIENCE);
 }
 
+/// Its first attempt gives its room to a follow-up and fails. It is kept within the bound, or not at all.
 #[test]
-fn a_retried_message_may_have_given_its_room_to_a_follow_up() {
+fn a_message_whose_room_moved_on_needs_other_room_to_be_retried() {
     let handler = |message: &mut Message<u32>, context: &mut Context<'_, u32>| {
         if message.payload == 1 && context.attempt() == 1 {
             context.submit(Message::new(9, 2)).unwrap();
@@ -126,10 +127,28 @@ fn a_retried_message_may_have_given_its_room_to_a_follow_up() {
         }
         Ok(())
     };
-    let mut pool = Pool::builder().workers(1).messages(1).retry(Retry::new(2)).simulate(0, handler).unwrap();
-    pool.submit(Message::new(1, 1)).unwrap();
-    pool.run(100);
-    assert_eq!((pool.stats().handled, pool.stats().submitted, pool.depth()), (2, 2, 0));
+    for (bound, handled, dead) in [(1, 1, 1), (2, 2, 0)] {
+        let builder = Pool::builder().workers(1).messages(bound).retry(Retry::new(2));
+        let mut pool = builder.simulate(0, handler).unwrap();
+        pool.submit(Message::new(1, 1)).unwrap();
+        pool.run(100);
+        let stats = pool.stats();
+        assert_eq!((stats.handled, stats.dead_lettered, pool.depth()), (handled, dead, 0));
+    }
+}
+
+#[test]
+fn failing_with_follow_ups_never_exceeds_the_bound() {
+    let handler = |message: &mut Message<u64>, context: &mut Context<'_, u64>| {
+        let _ = context.submit(Message::new(message.key.0 + 1, 0));
+        Err::<(), _>("always")
+    };
+    let mut pool = Pool::builder().workers(1).messages(4).retry(Retry::new(1000)).simulate(0, handler).unwrap();
+    pool.submit(Message::new(0, 0)).unwrap();
+    for _ in 0..1000 {
+        pool.run(1);
+        assert!(pool.depth() <= 4, "{}", pool.depth());
+    }
 }
 
 #[test]

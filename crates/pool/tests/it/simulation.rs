@@ -1,7 +1,7 @@
 use std::collections::HashSet;
 
 use proptest::prelude::*;
-use tidewire_pool::{Message, Placement, Pool};
+use tidewire_pool::{AskError, Context, Message, Placement, Pool, Reply, Retry};
 
 use crate::gate::Gate;
 
@@ -53,4 +53,25 @@ fn aborting_returns_what_is_queued() {
     let returned: Vec<i32> = pool.abort().returned.into_iter().map(|message| message.payload).collect();
     assert_eq!(returned, [1, 2]);
     assert!(pool.submit(Message::new(1, 3)).is_err() && !pool.step());
+}
+
+#[test]
+fn questions_can_be_asked_of_a_simulation() {
+    enum Ask {
+        Now(Reply<u32>),
+        Never(Option<Reply<u32>>),
+    }
+    let kept = std::sync::Mutex::new(Vec::new());
+    let handler = move |message: &mut Message<Ask>, context: &mut Context<'_, Ask>| match &mut message.payload {
+        Ask::Now(_) if context.attempt() == 1 => Err("in a moment"),
+        Ask::Now(reply) => reply.send(7).map_err(|_| "nobody waits"),
+        Ask::Never(reply) => {
+            kept.lock().unwrap().extend(reply.take());
+            Ok(())
+        }
+    };
+    let mut pool = Pool::builder().workers(2).retry(Retry::new(2)).simulate(0, handler).unwrap();
+    assert_eq!(pool.ask(|reply| Message::new(1, Ask::Now(reply))).unwrap(), 7);
+    let never = pool.ask(|reply| Message::new(1, Ask::Never(Some(reply))));
+    assert!(matches!(never, Err(AskError::Unanswered)));
 }
