@@ -22,7 +22,7 @@ pub(crate) const COMPARISON: Comparison = Comparison {
 };
 
 /// As many messages as the pool, or all channels of a hand-made one together, may hold.
-const CAPACITY: usize = 65_536;
+const CAPACITY: usize = 16_384;
 const KEYS: u64 = 10_000;
 
 fn workloads(effort: Effort) -> Vec<Workload> {

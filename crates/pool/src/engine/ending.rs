@@ -1,0 +1,67 @@
+//! How it all ends: draining, closing, and what is left.
+
+use std::time::{Duration, Instant};
+
+use super::{Engine, Phase, count};
+use crate::ask::Silence;
+use crate::room::Amount;
+use crate::sync::{Ordering, lock};
+use crate::{Event, Message};
+
+impl<P: Send + 'static> Engine<P> {
+    pub(crate) fn is_closed(&self) -> bool {
+        self.phase() == Phase::Closed
+    }
+
+    fn enter(&self, phase: Phase) {
+        self.phase.fetch_max(phase as usize, Ordering::SeqCst);
+        for shard in &self.shards {
+            let mut intake = lock(&shard.intake);
+            intake.phase = intake.phase.max(phase);
+        }
+        self.room.wake_all();
+    }
+
+    /// Accepts only follow-ups from now on, and waits until all is handled or the time is over.
+    pub(crate) fn drain(&self, patience: Duration) {
+        self.enter(Phase::Draining);
+        let deadline = Instant::now().checked_add(patience);
+        let mut guard = lock(&self.empty.0);
+        while self.room.held_now().messages() > 0 || self.running() > 0 {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return;
+            }
+            let wait = left.unwrap_or(Duration::MAX);
+            guard = self.empty.1.wait_timeout(guard, wait).unwrap_or_else(std::sync::PoisonError::into_inner).0;
+        }
+    }
+
+    /// Accepts nothing any more, and takes back what has not begun.
+    pub(crate) fn close(&self) -> Vec<Message<P>> {
+        self.enter(Phase::Closed);
+        let mut returned = Vec::new();
+        for shard in &self.shards {
+            let mut stripe = lock(&shard.stripe);
+            shard.sort_in(&mut stripe);
+            returned.append(&mut stripe.clear());
+        }
+        self.idle.wake_all();
+        let returned = returned.into_iter().map(|envelope| {
+            count(&self.counters.returned);
+            self.give_back(Amount::new(1, envelope.bytes));
+            self.observe(Event::Returned);
+            self.observe(Event::Ended);
+            if let Some(asker) = envelope.asker {
+                asker.ended(Silence::Returned);
+            }
+            envelope.message
+        });
+        returned.collect()
+    }
+
+    /// How many workers hold a message. After [`close`](Self::close) there will be no more.
+    pub(crate) fn running(&self) -> usize {
+        self.shards.iter().filter(|shard| shard.worker.busy.load(Ordering::Relaxed)).count()
+    }
+}

@@ -1,0 +1,256 @@
+//! All that a pool does, without its threads: what workers and submitters share.
+//!
+//! Keys are spread over *shards*, one per worker, which is its home. A shard has two locks. Submitters append to the
+//! *intake* and touch nothing else. Workers hold the *stripe*, which knows the keys, and from time to time swap the whole
+//! intake out of the submitters' way. So a submitter meets a worker once per batch, not once per message. Whoever needs to
+//! know the keys at submission (a bound per key, an overflow policy) takes the stripe first and the intake then, as workers
+//! do.
+//!
+//! A message is in one place at any time: in an intake, queued in a stripe, or in the hands of a worker. It holds its room
+//! until it has ended, so the room that is held counts every message of the pool, and none is left when it is back to
+//! zero.
+
+mod ending;
+mod submitting;
+mod working;
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use crate::ask::Silence;
+use crate::clock::Clock;
+use crate::handler::Deliver;
+use crate::idle::Idle;
+use crate::message::Envelope;
+use crate::options::OnDeadLetter;
+use crate::room::{Amount, Room};
+use crate::stripe::Stripe;
+use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex, Ordering, Padded, lock};
+use crate::{
+    Builder, DeadLetter, DeadLetters, Event, Handler, Key, Observer, Overflow, Placement, Reason, Retry, Stats,
+};
+
+pub(crate) use working::{Hand, Look};
+
+pub(crate) struct Engine<P> {
+    shards: Vec<Padded<Shard<P>>>,
+    pub(crate) placement: Placement,
+    room: Room,
+    key_limit: Option<KeyLimit>,
+    size: fn(&P) -> usize,
+    overflow: Overflow<P>,
+    retry: Option<Retry>,
+    handler: Box<dyn Deliver<P>>,
+    timed: bool,
+    pub(crate) clock: Clock,
+    pub(crate) idle: Idle,
+    phase: AtomicUsize,
+    /// Rung when the pool is empty while it drains.
+    empty: (Mutex<()>, Condvar),
+    pub(crate) dead_letters: DeadLetters<P>,
+    on_dead_letter: Option<Box<OnDeadLetter<P>>>,
+    observer: Option<Arc<dyn Observer>>,
+    counters: Counters,
+    /// How much a worker may have to give back before it does: a 64th of the room, over all workers. Giving back
+    /// touches what submitters touch, so it is not done for every message.
+    release_batch: Amount,
+}
+
+struct Shard<P> {
+    intake: Mutex<Intake<P>>,
+    /// As many as the intake has, for a look without the lock.
+    pending: AtomicUsize,
+    stripe: Padded<Mutex<Stripe<P>>>,
+    /// Written by the worker whose home it is, and nobody else.
+    worker: Padded<Work>,
+}
+
+impl<P> Shard<P> {
+    /// Exchanges the arrivals, of which there are none, for what was submitted meanwhile.
+    fn swap(&self, stripe: &mut Stripe<P>) {
+        let mut intake = lock(&self.intake);
+        std::mem::swap(&mut intake.queue, stripe.arrivals());
+        self.pending.store(0, Ordering::Relaxed);
+    }
+
+    /// Brings all messages to where the keys are, for those who must know them all.
+    fn sort_in(&self, stripe: &mut Stripe<P>) {
+        stripe.sort_in();
+        self.swap(stripe);
+        stripe.sort_in();
+    }
+}
+
+/// What a worker tells of itself.
+#[derive(Default)]
+struct Work {
+    handled: AtomicU64,
+    /// Whether it holds a message that has not been handled. Set under the lock of the stripe that it is taken from, so
+    /// whoever has closed that stripe knows.
+    busy: AtomicBool,
+}
+
+struct Intake<P> {
+    queue: VecDeque<Envelope<P>>,
+    phase: Phase,
+    accepted: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct KeyLimit {
+    messages: usize,
+    bytes: usize,
+}
+
+/// What rarely happens, counted by whom it happens to.
+#[derive(Debug, Default)]
+struct Counters {
+    merged: AtomicU64,
+    rejected: AtomicU64,
+    displaced: AtomicU64,
+    failed: AtomicU64,
+    panicked: AtomicU64,
+    retried: AtomicU64,
+    expired: AtomicU64,
+    dead_lettered: AtomicU64,
+    forgotten: AtomicU64,
+    returned: AtomicU64,
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    Open = 0,
+    /// Only follow-ups are accepted.
+    Draining = 1,
+    Closed = 2,
+}
+
+impl<P: Send + 'static> Engine<P> {
+    pub(crate) fn new<H: Handler<P>>(options: Builder<P>, handler: H, clock: Clock) -> Self {
+        let intake = || Intake { queue: VecDeque::new(), phase: Phase::Open, accepted: 0 };
+        let shared = options.placement == Placement::Moving && options.workers > 1;
+        let tracked = shared || options.key_messages.is_some() || options.key_bytes.is_some();
+        let shard = || Shard {
+            intake: Mutex::new(intake()),
+            pending: AtomicUsize::new(0),
+            stripe: Padded(Mutex::new(Stripe::new(tracked))),
+            worker: Padded(Work { handled: AtomicU64::new(0), busy: AtomicBool::new(false) }),
+        };
+        let per_worker = |limit: usize| limit / 64 / options.workers;
+        let key_limit = (options.key_messages.is_some() || options.key_bytes.is_some()).then(|| KeyLimit {
+            messages: options.key_messages.unwrap_or(options.messages),
+            bytes: options.key_bytes.unwrap_or(options.bytes),
+        });
+        Self {
+            release_batch: Amount::new(per_worker(options.messages), per_worker(options.bytes)),
+            shards: (0..options.workers).map(|_| Padded(shard())).collect(),
+            placement: options.placement,
+            room: Room::new(options.messages, options.bytes),
+            key_limit,
+            size: options.size,
+            overflow: options.overflow,
+            retry: options.retry,
+            handler: Box::new(handler),
+            timed: H::TIMED,
+            clock,
+            idle: Idle::new(options.workers),
+            phase: AtomicUsize::new(Phase::Open as usize),
+            empty: (Mutex::new(()), Condvar::new()),
+            dead_letters: DeadLetters::new(options.dead_letters),
+            on_dead_letter: options.on_dead_letter,
+            observer: options.observer,
+            counters: Counters::default(),
+        }
+    }
+
+    pub(crate) fn workers(&self) -> usize {
+        self.shards.len()
+    }
+
+    fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::SeqCst) {
+            0 => Phase::Open,
+            1 => Phase::Draining,
+            _ => Phase::Closed,
+        }
+    }
+
+    fn give_back(&self, amount: Amount) {
+        let left = self.room.give_back(amount);
+        if left.messages() == 0 && self.phase() != Phase::Open {
+            let _guard = lock(&self.empty.0);
+            self.empty.1.notify_all();
+        }
+    }
+
+    /// Makes a dead letter of a message whose room is given back elsewhere.
+    fn bury(&self, envelope: Envelope<P>, reason: Reason) {
+        let Envelope { message, attempts, asker, .. } = envelope;
+        let told = asker.map(|asker| (asker, Silence::DeadLettered(reason.clone())));
+        let mut letter = DeadLetter { message, reason, attempts };
+        if let Some(hook) = &self.on_dead_letter {
+            quietly(|| hook(&mut letter));
+        }
+        count(&self.counters.dead_lettered);
+        let forgotten = self.dead_letters.keep(letter);
+        self.observe(Event::DeadLettered);
+        self.observe(Event::Ended);
+        // So late that whoever is told finds the letter, but before one is dropped: that would tell less.
+        if let Some((asker, silence)) = told {
+            asker.ended(silence);
+        }
+        if let Some(forgotten) = forgotten {
+            count(&self.counters.forgotten);
+            self.observe(Event::Forgotten);
+            quietly(|| drop(forgotten));
+        }
+    }
+
+    pub(crate) fn depth(&self) -> Amount {
+        self.room.held()
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Counters { merged, rejected, displaced, failed, panicked, retried, expired, .. } = &self.counters;
+        let Counters { dead_lettered, forgotten, returned, .. } = &self.counters;
+        Stats {
+            submitted: self.shards.iter().map(|shard| lock(&shard.intake).accepted).sum(),
+            merged: read(merged),
+            rejected: read(rejected),
+            handled: self.shards.iter().map(|shard| read(&shard.worker.handled)).sum(),
+            failed: read(failed),
+            panicked: read(panicked),
+            retried: read(retried),
+            expired: read(expired),
+            displaced: read(displaced),
+            dead_lettered: read(dead_lettered),
+            forgotten: read(forgotten),
+            returned: read(returned),
+        }
+    }
+
+    fn observe(&self, event: Event) {
+        if let Some(observer) = &self.observer {
+            quietly(|| observer.observe(event));
+        }
+    }
+
+    fn home(&self, key: Key) -> usize {
+        #[expect(clippy::cast_possible_truncation, reason = "below the number of shards")]
+        let home = (key.0 % self.shards.len() as u64) as usize;
+        home
+    }
+}
+
+/// Runs a piece of the application's code that may panic and has nobody to tell: a panic hook has already told.
+fn quietly(code: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(code)).is_err() {
+        tracing::error!("the drop of a payload, the hook of dead letters or the observer panicked");
+    }
+}
