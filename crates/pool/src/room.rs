@@ -94,16 +94,22 @@ impl Room {
     /// Takes room, if there is enough of both.
     pub(crate) fn try_take(&self, amount: Amount) -> bool {
         let mut held = self.held.load(SeqCst);
-        loop {
-            let after = Amount(held) + amount;
-            if after.messages() > self.limit.messages() || after.bytes() > self.limit.bytes() {
-                return false;
-            }
-            match self.held.compare_exchange_weak(held, after.0, SeqCst, SeqCst) {
+        while self.allows(Amount(held) + amount) {
+            match self.held.compare_exchange_weak(held, (Amount(held) + amount).0, SeqCst, SeqCst) {
                 Ok(_) => return true,
                 Err(other) => held = other,
             }
         }
+        false
+    }
+
+    /// Whether there is enough of both now.
+    pub(crate) fn fits(&self, amount: Amount) -> bool {
+        self.allows(self.held() + amount)
+    }
+
+    fn allows(&self, held: Amount) -> bool {
+        held.messages() <= self.limit.messages() && held.bytes() <= self.limit.bytes()
     }
 
     /// Gives room back; returns what is held then.

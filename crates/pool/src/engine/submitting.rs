@@ -75,18 +75,17 @@ impl<P: Send + 'static> Engine<P> {
     /// As [`submit`](Self::submit), on a thread that may block.
     #[inline]
     pub(crate) fn submit_blocking(&self, envelope: Envelope<P>) -> Result<Submitted, Refusal<P>> {
-        let mut ended = self.offer(envelope);
-        for _ in 0..YIELDS {
-            match ended {
-                Err(refusal) if self.may_wait(&refusal) => {
+        match self.offer(envelope) {
+            Err(refusal) if self.may_wait(&refusal) => {
+                let wanted = Amount::new(1, refusal.envelope.bytes);
+                for _ in 0..YIELDS {
+                    if self.room.fits(wanted) {
+                        break;
+                    }
                     thread::yield_now();
-                    ended = self.offer(refusal.envelope);
                 }
-                ended => return self.counted(ended),
+                block_on(self.wait(refusal.envelope))
             }
-        }
-        match ended {
-            Err(refusal) if self.may_wait(&refusal) => block_on(self.wait(refusal.envelope)),
             ended => self.counted(ended),
         }
     }
