@@ -18,8 +18,8 @@
 //!                        due
 //! ```
 //!
-//! A stripe that only one worker takes from need not remember the key being handled, as nobody else could handle another
-//! message of it. It is *untracked*, and then a message that nothing stands in the way of costs no look-up at all.
+//! What is remembered of a key that is being handled and has nothing queued depends on who asks ([`Tracking`]); in most cases
+//! less than a queue, because making and removing one is the better part of what a message costs here.
 #![expect(
     clippy::inline_always,
     reason = "a message is large: a call that is not inlined copies it, at half the speed"
@@ -41,6 +41,19 @@ use crate::message::Envelope;
 pub(crate) struct Turn(u32);
 
 const NIL: u32 = u32::MAX;
+/// Set in a turn that counts in `running` and not in `queues`.
+const RUNNING: u32 = 1 << 31;
+
+/// What a stripe remembers of a key that is being handled while it has nothing queued.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tracking {
+    /// Nothing. Only one worker takes from the stripe, so nobody else could handle another message of the key.
+    Nothing,
+    /// That it is, in a list as long as there are workers.
+    Key,
+    /// A queue, for those who ask what it holds.
+    Load,
+}
 
 pub(crate) struct Stripe<P> {
     messages: Slab<Node<P>>,
@@ -56,8 +69,9 @@ pub(crate) struct Stripe<P> {
     arrivals: VecDeque<Envelope<P>>,
     /// Whose turn it is.
     arrivals_first: bool,
-    /// Whether keys being handled are remembered.
-    tracked: bool,
+    tracking: Tracking,
+    /// Keys being handled that had nothing queued when their turn began. Vacant places are used again.
+    running: Vec<Option<Running>>,
 }
 
 /// How many arrivals are sorted in at most before a ready key has its turn.
@@ -78,6 +92,13 @@ struct Queue {
     bytes: usize,
 }
 
+struct Running {
+    key: Key,
+    bytes: usize,
+    /// Its queue, once it has one.
+    queue: u32,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Ready,
@@ -86,7 +107,7 @@ enum State {
 }
 
 impl<P> Stripe<P> {
-    pub(crate) fn new(tracked: bool) -> Self {
+    pub(crate) fn new(tracking: Tracking) -> Self {
         Self {
             messages: Slab::new(),
             queues: Slab::new(),
@@ -96,14 +117,15 @@ impl<P> Stripe<P> {
             held: BinaryHeap::new(),
             arrivals: VecDeque::new(),
             arrivals_first: false,
-            tracked,
+            tracking,
+            running: Vec::new(),
         }
     }
 
     /// Queues a message behind the others of its key.
     fn push(&mut self, envelope: Envelope<P>) {
         let key = envelope.message.key;
-        let number = self.find(key).unwrap_or_else(|| {
+        let number = self.busy(key).unwrap_or_else(|| {
             let number = self.insert(Queue { key, head: NIL, tail: NIL, state: State::Ready, count: 0, bytes: 0 });
             self.ready.push_back(number);
             number
@@ -165,20 +187,62 @@ impl<P> Stripe<P> {
         for _ in 0..limit {
             let first = self.arrivals.front()?;
             let (key, bytes) = (first.message.key, first.bytes);
-            if let Some(number) = self.find(key) {
+            if let Some(number) = self.busy(key) {
                 let envelope = self.arrivals.pop_front()?;
                 self.link(number, envelope);
                 continue;
             }
-            let number = if self.tracked {
-                self.insert(Queue { key, head: NIL, tail: NIL, state: State::Running, count: 1, bytes })
-            } else {
-                NIL
+            let number = match self.tracking {
+                Tracking::Nothing => NIL,
+                Tracking::Key => self.run(Running { key, bytes, queue: NIL }),
+                Tracking::Load => {
+                    self.insert(Queue { key, head: NIL, tail: NIL, state: State::Running, count: 1, bytes })
+                }
             };
             *slot = self.arrivals.pop_front();
             return Some(Turn(number));
         }
         None
+    }
+
+    fn run(&mut self, running: Running) -> u32 {
+        let vacant = self.running.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.running.push(None);
+            self.running.len() - 1
+        });
+        self.running[vacant] = Some(running);
+        id(vacant) | RUNNING
+    }
+
+    /// The queue of a key for which one of its messages is queued or being handled.
+    #[inline(always)]
+    fn busy(&mut self, key: Key) -> Option<u32> {
+        if let Some(place) = self.running.iter().position(|running| running.as_ref().is_some_and(|it| it.key == key)) {
+            return Some(self.queue_of_running(place));
+        }
+        self.find(key)
+    }
+
+    #[cold]
+    fn queue_of_running(&mut self, place: usize) -> u32 {
+        let Some(Running { key, bytes, queue: NIL }) = self.running[place] else {
+            return self.running[place].as_ref().map_or(NIL, |running| running.queue);
+        };
+        let queue = self.insert(Queue { key, head: NIL, tail: NIL, state: State::Running, count: 1, bytes });
+        self.running[place] = Some(Running { key, bytes, queue });
+        queue
+    }
+
+    /// The queue of the key whose turn ends, if it has one.
+    #[inline(always)]
+    fn end(&mut self, turn: Turn) -> u32 {
+        match turn.0 {
+            NIL => NIL,
+            place if place & RUNNING != 0 => {
+                self.running[(place & !RUNNING) as usize].take().map_or(NIL, |running| running.queue)
+            }
+            number => number,
+        }
     }
 
     fn next_ready(&mut self, slot: &mut Option<Envelope<P>>) -> Option<Turn> {
@@ -233,24 +297,26 @@ impl<P> Stripe<P> {
     /// Ends the turn of a key whose message has ended.
     #[inline]
     pub(crate) fn done(&mut self, turn: Turn, bytes: usize) {
-        if turn.0 == NIL {
+        let number = self.end(turn);
+        if number == NIL {
             return;
         }
-        let queue = &mut self.queues[turn.0 as usize];
+        let queue = &mut self.queues[number as usize];
         queue.count -= 1;
         queue.bytes -= bytes;
         if queue.head == NIL {
-            self.remove(turn.0);
+            self.remove(number);
         } else {
             queue.state = State::Ready;
-            self.ready.push_back(turn.0);
+            self.ready.push_back(number);
         }
     }
 
     /// Ends the turn of a key whose message is to be tried again when it is `due`; the others of the key wait for it.
     pub(crate) fn again(&mut self, turn: Turn, envelope: Envelope<P>, due: Instant) {
         let (key, bytes) = (envelope.message.key, envelope.bytes);
-        let number = if turn.0 == NIL {
+        let own = self.end(turn);
+        let number = if own == NIL {
             let queue = Queue { key, head: NIL, tail: NIL, state: State::Held, count: 0, bytes: 0 };
             let number = self.find(key).unwrap_or_else(|| self.insert(queue));
             let queue = &mut self.queues[number as usize];
@@ -258,7 +324,7 @@ impl<P> Stripe<P> {
             queue.bytes += bytes;
             number
         } else {
-            turn.0
+            own
         };
         let next = self.queues[number as usize].head;
         let node = id(self.messages.insert(Node { envelope, next }));
@@ -391,12 +457,15 @@ impl<P> Stripe<P> {
 
     #[cfg(test)]
     fn is_empty(&self) -> bool {
-        self.messages.is_empty() && self.queues.is_empty() && self.index.is_empty()
+        self.messages.is_empty()
+            && self.queues.is_empty()
+            && self.index.is_empty()
+            && self.running.iter().all(Option::is_none)
     }
 }
 
 fn id(index: usize) -> u32 {
-    // The room for messages is limited far below.
+    // The room for messages is limited far below 2^31.
     u32::try_from(index).expect("a stripe holds fewer than 2^32 messages")
 }
 
@@ -442,7 +511,7 @@ mod tests {
 
     #[test]
     fn keys_that_were_emptied_do_not_add_up() {
-        let mut stripe = Stripe::new(true);
+        let mut stripe = Stripe::new(Tracking::Key);
         for key in 0..100 {
             stripe.push(envelope(key, 1));
             assert_eq!(stripe.pop_oldest_of_any().unwrap().message.key, Key(key));
@@ -456,9 +525,9 @@ mod tests {
         #[test]
         fn every_message_comes_out_once_in_the_order_of_its_key(
             steps in prop::collection::vec(step(), 0..200),
-            tracked in any::<bool>(),
+            tracking in prop_oneof![Just(Tracking::Nothing), Just(Tracking::Key), Just(Tracking::Load)],
         ) {
-            let mut stripe = Stripe::new(tracked);
+            let mut stripe = Stripe::new(tracking);
             let mut model: BTreeMap<u64, VecDeque<u32>> = BTreeMap::new();
             let mut running: Vec<(Turn, Envelope<u32>)> = Vec::new();
             let base = Instant::now();
@@ -475,7 +544,7 @@ mod tests {
                         stripe.arrivals().push_back(envelope(key, pushed));
                     }
                     // Without tracking there is only one worker.
-                    Step::Next | Step::NextOf(_) if !tracked && !running.is_empty() => {}
+                    Step::Next | Step::NextOf(_) if tracking == Tracking::Nothing && !running.is_empty() => {}
                     Step::Next | Step::NextOf(_) => {
                         let mut slot = None;
                         let turn = if let Step::NextOf(choice) = step {
@@ -513,7 +582,7 @@ mod tests {
                     }
                 }
                 for key in 0..5 {
-                    if !tracked || !stripe.arrivals().is_empty() {
+                    if tracking != Tracking::Load || !stripe.arrivals().is_empty() {
                         break;
                     }
                     let held = |running: &Vec<(Turn, Envelope<u32>)>| {

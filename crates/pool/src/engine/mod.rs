@@ -25,7 +25,7 @@ use crate::idle::Idle;
 use crate::message::Envelope;
 use crate::options::OnDeadLetter;
 use crate::room::{Amount, Room};
-use crate::stripe::Stripe;
+use crate::stripe::{Stripe, Tracking};
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex, Ordering, Padded, lock};
 use crate::{
     Builder, DeadLetter, DeadLetters, Event, Handler, Key, Observer, Overflow, Placement, Reason, Retry, Stats,
@@ -133,12 +133,15 @@ enum Phase {
 impl<P: Send + 'static> Engine<P> {
     pub(crate) fn new<H: Handler<P>>(options: Builder<P>, handler: H, clock: Clock) -> Self {
         let intake = || Intake { queue: VecDeque::new(), phase: Phase::Open, accepted: 0 };
-        let shared = options.placement == Placement::Moving && options.workers > 1;
-        let tracked = shared || options.key_messages.is_some() || options.key_bytes.is_some();
+        let tracking = match options.placement {
+            _ if options.key_messages.is_some() || options.key_bytes.is_some() => Tracking::Load,
+            Placement::Moving if options.workers > 1 => Tracking::Key,
+            Placement::Moving | Placement::Pinned => Tracking::Nothing,
+        };
         let shard = || Shard {
             intake: Mutex::new(intake()),
             pending: AtomicUsize::new(0),
-            stripe: Padded(Mutex::new(Stripe::new(tracked))),
+            stripe: Padded(Mutex::new(Stripe::new(tracking))),
             worker: Padded(Work { handled: AtomicU64::new(0), busy: AtomicBool::new(false) }),
         };
         let per_worker = |limit: usize| limit / 64 / options.workers;
