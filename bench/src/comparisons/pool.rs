@@ -1,5 +1,6 @@
 //! The striped pool against the ways one would do it by hand.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::hint::black_box;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,7 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use tidewire_bench::{Contender, CpuClock, Meter, Metric, Sample, Workload, available_cores, on_core};
-use tidewire_pool::{Context, Handler, Message, Overflow, Placement, Pool};
+use tidewire_pool::{Context, Handler, Key, Message, Overflow, Placement, Pool};
 use tokio::runtime;
 use tokio::sync::mpsc;
 
@@ -190,23 +191,24 @@ impl<P> Drop for Channels<P> {
     }
 }
 
-/// An actor per key: a tokio task with a channel.
+/// An actor per key: a tokio task with a channel, found by its key. That keys come and go, and the lock it would take, is
+/// spared it.
 struct Tasks {
-    keys: Vec<mpsc::Sender<Message<u64>>>,
+    keys: HashMap<Key, mpsc::Sender<Message<u64>>>,
     _runtime: runtime::Runtime,
 }
 
 impl Tasks {
     fn start() -> Self {
         let runtime = runtime::Builder::new_multi_thread().worker_threads(2).build().expect("a runtime starts");
-        let key = |_| {
+        let key = |key| {
             let (sender, mut receiver) = mpsc::channel::<Message<u64>>(16);
             runtime.spawn(async move {
                 while let Some(mut message) = receiver.recv().await {
                     empty(&mut message);
                 }
             });
-            sender
+            (Key(key), sender)
         };
         Self { keys: (0..KEYS).map(key).collect(), _runtime: runtime }
     }
@@ -214,12 +216,11 @@ impl Tasks {
 
 impl Sink<u64> for Tasks {
     fn send(&self, message: Message<u64>) {
-        let key = usize::try_from(message.key.0).expect("64 bits");
-        self.keys[key].blocking_send(message).expect("the task lives");
+        self.keys[&message.key].blocking_send(message).expect("the task lives");
     }
 
     fn settle(&self) {
-        while self.keys.iter().any(|key| key.capacity() < key.max_capacity()) {
+        while self.keys.values().any(|key| key.capacity() < key.max_capacity()) {
             thread::yield_now();
         }
     }

@@ -61,11 +61,21 @@ pub(crate) struct Room {
     waiters: Mutex<Waiters>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Waiters {
-    /// In the order of their tickets, per bound. A waiter keeps its ticket for as long as it waits.
+    /// In the order of their tickets, per bound, and [`NOBODY`]. A waiter keeps its ticket for as long as it waits.
     wakers: BTreeMap<(Scope, u64), Waker>,
     tickets: u64,
+}
+
+/// A waiter who is never woken: it keeps the map from giving back its memory when the last other one leaves, so that waiting
+/// now and then allocates nothing.
+const NOBODY: (Scope, u64) = (Scope::Total, u64::MAX);
+
+impl Default for Waiters {
+    fn default() -> Self {
+        Self { wakers: BTreeMap::from([(NOBODY, Waker::noop().clone())]), tickets: 0 }
+    }
 }
 
 impl Room {
@@ -155,7 +165,7 @@ impl Room {
     pub(crate) fn wake(&self, scope: Scope, at_most: usize) {
         for _ in 0..at_most {
             let mut waiters = lock(&self.waiters);
-            let first = waiters.wakers.range((scope, 0)..=(scope, u64::MAX)).next().map(|(&place, _)| place);
+            let first = waiters.wakers.range((scope, 0)..(scope, u64::MAX)).next().map(|(&place, _)| place);
             let Some(waker) = first.and_then(|place| waiters.wakers.remove(&place)) else { return };
             self.waiting.fetch_sub(1, SeqCst);
             drop(waiters);
@@ -165,8 +175,9 @@ impl Room {
 
     /// Wakes everybody, to find that the pool has closed.
     pub(crate) fn wake_all(&self) {
-        let wakers = std::mem::take(&mut lock(&self.waiters).wakers);
-        self.waiting.fetch_sub(wakers.len(), SeqCst);
-        wakers.into_values().for_each(Waker::wake);
+        let mut all = std::mem::replace(&mut lock(&self.waiters).wakers, Waiters::default().wakers);
+        all.remove(&NOBODY);
+        self.waiting.fetch_sub(all.len(), SeqCst);
+        all.into_values().for_each(Waker::wake);
     }
 }

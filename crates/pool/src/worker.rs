@@ -4,11 +4,12 @@ use crate::engine::{Engine, Hand, Look};
 use crate::sync::thread;
 
 /// How often a worker looks for new work before it sleeps. Falling asleep and being woken costs both sides some
-/// microseconds, so looking for about as long is never much worse, and much better under load. The model checker sees
-/// none of it.
-const SPINS: u32 = if cfg!(loom) { 0 } else { 200 };
-/// From then on another thread is let run in between.
-const POLITE: u32 = 100;
+/// microseconds, so looking for about as long is never much worse, and much better under load. Each look takes the line of
+/// the intake away from whoever submits, so they come ever less often, and find a batch rather than a message. The model
+/// checker sees none of it.
+const LOOKS: u32 = if cfg!(loom) { 0 } else { 24 };
+/// The longest pause between two looks is two to this power; from then on another thread is let run in between.
+const LONGEST: u32 = 7;
 
 /// Runs until the pool is closed.
 pub(crate) fn run<P: Send + 'static>(engine: &Engine<P>, home: usize) {
@@ -44,10 +45,11 @@ pub(crate) fn run<P: Send + 'static>(engine: &Engine<P>, home: usize) {
 }
 
 fn spin<P: Send + 'static>(engine: &Engine<P>, home: usize) -> bool {
-    (0..SPINS).any(|spin| {
-        if spin < POLITE {
+    (0..LOOKS).any(|look| {
+        for _ in 0..1 << look.min(LONGEST) {
             std::hint::spin_loop();
-        } else {
+        }
+        if look > 2 * LONGEST {
             thread::yield_now();
         }
         engine.smells_work(home)

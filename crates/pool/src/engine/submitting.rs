@@ -399,20 +399,35 @@ impl Drop for Place<'_> {
 
 /// Drives a future on this thread.
 fn block_on<F: Future>(future: F) -> F::Output {
-    struct Unpark(thread::Thread);
-
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-
     let mut future = pin!(future);
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let waker = unpark_this_thread();
     loop {
         if let Poll::Ready(output) = future.as_mut().poll(&mut std::task::Context::from_waker(&waker)) {
             return output;
         }
         thread::park();
     }
+}
+
+struct Unpark(thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Made once per thread.
+#[cfg(not(loom))]
+fn unpark_this_thread() -> Waker {
+    thread_local! {
+        static WAKER: Waker = Waker::from(Arc::new(Unpark(thread::current())));
+    }
+    WAKER.with(Waker::clone)
+}
+
+/// The model checker starts its threads anew for every interleaving.
+#[cfg(loom)]
+fn unpark_this_thread() -> Waker {
+    Waker::from(Arc::new(Unpark(thread::current())))
 }
