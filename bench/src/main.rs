@@ -17,7 +17,7 @@ use crate::comparisons::{COMPARISONS, Comparison, Effort};
 /// Compares Tidewire with its peers, side by side.
 ///
 /// Contenders run interleaved, one round each in an order that rotates, after one round that is not measured. The tables
-/// show medians; a ratio is taken within each round and comes with an interval that covers the true one with at least 95 %
+/// show medians; a ratio is taken within each round and comes with an interval that covers the true one of this run with at least 95 %
 /// probability. Let nothing else run meanwhile, and trust ratios rather than absolute numbers.
 #[derive(Parser)]
 #[command(
