@@ -1,0 +1,90 @@
+//! A chat: whatever a member says is pushed to all others. One of them does not read, and holds up nobody.
+//!
+//! `cargo run -p tidewire-conn --example chat`
+
+use std::convert::Infallible;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tidewire_conn::{
+    ConnectionContext, Frame, Head, LengthDelimited, Protocol, PushPriority, Reply, SessionRegistry, Supervisor,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+#[derive(Default)]
+struct Chat {
+    /// Known once the server is built.
+    members: Arc<OnceLock<Supervisor<Chat>>>,
+}
+
+impl Chat {
+    fn members(&self) -> Option<&SessionRegistry<Frame>> {
+        self.members.get().map(Supervisor::sessions)
+    }
+}
+
+impl Protocol for Chat {
+    type Frame = Frame;
+    type Codec = LengthDelimited;
+    type ProtocolError = Infallible;
+
+    fn codec(&self) -> LengthDelimited {
+        LengthDelimited::default()
+    }
+
+    fn on_frame(&self, said: Frame, context: &mut ConnectionContext) -> Reply<Frame, Infallible> {
+        let Some(members) = self.members() else { return Reply::None };
+        // Each gets a head of its own, and all share the body.
+        let head = Head::new(format!("{} says: ", context.id).as_bytes()).unwrap_or_default();
+        let heard = members
+            .broadcast(PushPriority::Low, |id| (id != context.id).then(|| Frame::new(head, said.body().clone())));
+        Reply::Frame(Frame::from(Bytes::from(format!("heard by {heard}"))))
+    }
+}
+
+pub(crate) fn main() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime starts");
+    runtime.block_on(chat()).expect("loopback works");
+}
+
+async fn chat() -> std::io::Result<()> {
+    let protocol = Chat::default();
+    let members = Arc::clone(&protocol.members);
+    let server = Supervisor::with_protocol(protocol).push_capacities(4, 4).build();
+    members.set(server.clone()).expect("set once");
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let addr = listener.local_addr()?;
+    let serving = tokio::spawn({
+        let server = server.clone();
+        async move { server.serve(listener).await }
+    });
+
+    let mut alice = TcpStream::connect(addr).await?;
+    let mut bob = TcpStream::connect(addr).await?;
+    let sleepy = TcpStream::connect(addr).await?;
+    while server.count() < 3 {
+        tokio::task::yield_now().await;
+    }
+
+    for number in 1..=3 {
+        say(&mut alice, &format!("hello, the {number}. time")).await?;
+        println!("alice: {}", hear(&mut alice).await?);
+        println!("bob:   {}", hear(&mut bob).await?);
+    }
+    drop(sleepy);
+    server.shutdown(Duration::from_secs(5)).await;
+    serving.await?
+}
+
+async fn say(member: &mut TcpStream, text: &str) -> std::io::Result<()> {
+    member.write_u32(u32::try_from(text.len()).expect("a short text")).await?;
+    member.write_all(text.as_bytes()).await
+}
+
+async fn hear(member: &mut TcpStream) -> std::io::Result<String> {
+    let mut text = vec![0; member.read_u32().await? as usize];
+    member.read_exact(&mut text).await?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}

@@ -1,0 +1,315 @@
+//! What an actor gathers before it writes once.
+//!
+//! One write per frame costs an order of magnitude against one write per batch. Small pieces are copied next to each other, so
+//! a batch of small frames is one slice and needs no allocation once its buffer has grown; large bodies stay where they are
+//! and are handed to a vectored write between the copied pieces.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::iter;
+
+use bytes::{Buf, Bytes, BytesMut};
+
+/// Bytes to be written, in order, by as few vectored writes as possible.
+///
+/// It has no bound of its own: whoever fills it stops when [`len`](Self::len) is enough.
+///
+/// ```
+/// use std::io::{IoSlice, Write};
+/// use bytes::Bytes;
+/// use tidewire_conn::Batch;
+///
+/// let mut batch = Batch::default();
+/// batch.put(b"copied, ");
+/// batch.put_shared(Bytes::from(vec![b'.'; 2000]));
+///
+/// let mut socket = Vec::new();
+/// while !batch.is_empty() {
+///     let mut slices = [IoSlice::new(&[]); 16];
+///     let filled = batch.slices(&mut slices);
+///     let written = socket.write_vectored(&slices[..filled])?;
+///     batch.advance(written);
+/// }
+/// assert_eq!(socket.len(), 2008);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct Batch {
+    /// All copied bytes that are not yet written, in order.
+    copied: BytesMut,
+    /// The bodies kept by reference, in order, none of them empty.
+    bodies: VecDeque<Shared>,
+    /// How many of the copied bytes come before the last body: the sum of their `after`. The others follow it.
+    placed: usize,
+    /// The bytes of all bodies.
+    shared: usize,
+}
+
+/// A body kept by reference.
+#[derive(Debug)]
+struct Shared {
+    /// How many copied bytes come between the body before it and this one.
+    after: usize,
+    body: Bytes,
+}
+
+impl Batch {
+    /// Bodies of at least so many bytes are kept by reference; a smaller one is copied faster than another slice is written.
+    pub const SHARE_FROM: usize = 1024;
+
+    /// What an idle batch may keep: room for a ping or a short reply, little beside the rest of a connection.
+    const IDLE_BYTES: usize = 256;
+    const IDLE_BODIES: usize = 4;
+
+    /// Appends a copy of these bytes.
+    pub fn put(&mut self, bytes: &[u8]) {
+        self.copied.extend_from_slice(bytes);
+    }
+
+    /// Appends a body: by reference if it has [`SHARE_FROM`](Self::SHARE_FROM) bytes or more, else a copy.
+    pub fn put_shared(&mut self, body: Bytes) {
+        if body.len() < Self::SHARE_FROM {
+            return self.put(&body);
+        }
+        let after = self.copied.len() - self.placed;
+        self.placed += after;
+        self.shared += body.len();
+        self.bodies.push_back(Shared { after, body });
+    }
+
+    /// The bytes that are not yet written.
+    pub fn len(&self) -> usize {
+        self.copied.len() + self.shared
+    }
+
+    /// Whether everything is written.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Fills `slices` for a vectored write, from the front and in order, and returns how many it filled. None of those is
+    /// empty. If there are too few slices, they hold the beginning of the batch.
+    pub fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
+        let (mut placed, tail) = self.copied.split_at(self.placed);
+        let pieces = self.bodies.iter().flat_map(|shared| {
+            let (before, rest) = placed.split_at(shared.after);
+            placed = rest;
+            [before, &shared.body]
+        });
+        let pieces = pieces.chain(iter::once(tail)).filter(|piece| !piece.is_empty());
+        let filled = slices.iter_mut().zip(pieces).map(|(slice, piece)| *slice = IoSlice::new(piece));
+        filled.count()
+    }
+
+    /// Removes `n` bytes from the front: they are written.
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer than `n`.
+    pub fn advance(&mut self, mut n: usize) {
+        assert!(n <= self.len(), "advanced by {n} of {} bytes", self.len());
+        while let Some(front) = self.bodies.front_mut() {
+            let before = n.min(front.after);
+            self.copied.advance(before);
+            self.placed -= before;
+            front.after -= before;
+            n -= before;
+
+            // With copied bytes left before it, `n` is zero.
+            let within = n.min(front.body.len());
+            front.body.advance(within);
+            self.shared -= within;
+            n -= within;
+            if !front.body.is_empty() {
+                return;
+            }
+            self.bodies.pop_front();
+        }
+        self.copied.advance(n);
+    }
+
+    /// Drops what is not written. The memory is kept for what comes next.
+    pub fn clear(&mut self) {
+        self.copied.clear();
+        self.bodies.clear();
+        self.placed = 0;
+        self.shared = 0;
+    }
+
+    /// Gives back the memory of an empty batch, but for a little; for connections that fall idle. Does nothing if the batch
+    /// is not empty.
+    pub fn shrink(&mut self) {
+        if !self.is_empty() {
+            return;
+        }
+        // Not `capacity`, which leaves out the bytes already written at the front of the allocation.
+        if self.copied.try_reclaim(Self::IDLE_BYTES + 1) {
+            self.copied = BytesMut::new();
+        }
+        self.bodies.shrink_to(Self::IDLE_BODIES);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What a vectored write of up to `slices` slices would see.
+    fn front(batch: &Batch, slices: usize) -> Vec<u8> {
+        let mut filled = vec![IoSlice::new(&[]); slices];
+        let count = batch.slices(&mut filled);
+        assert!(filled[..count].iter().all(|slice| !slice.is_empty()));
+        filled[..count].iter().flat_map(|slice| slice.iter()).copied().collect()
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Put(Vec<u8>),
+        PutShared(Vec<u8>),
+        /// A partial write, at most so many slices and bytes.
+        Write(usize, usize),
+        Clear,
+        Shrink,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let around = Batch::SHARE_FROM - 2..Batch::SHARE_FROM + 3;
+        prop_oneof![
+            4 => vec(any::<u8>(), 0..50).prop_map(Step::Put),
+            1 => vec(any::<u8>(), 0..3000).prop_map(Step::Put),
+            2 => vec(any::<u8>(), 0..50).prop_map(Step::PutShared),
+            3 => vec(any::<u8>(), around).prop_map(Step::PutShared),
+            4 => (0..5usize, 0..3000usize).prop_map(|(slices, n)| Step::Write(slices, n)),
+            2 => (0..5usize, 0..4usize).prop_map(|(slices, n)| Step::Write(slices, n)),
+            2 => Just(Step::Write(64, usize::MAX)),
+            1 => Just(Step::Clear),
+            1 => Just(Step::Shrink),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn writes_exactly_what_was_put(steps in vec(step(), 0..60)) {
+            let mut batch = Batch::default();
+            let mut expected: Vec<u8> = Vec::new();
+            for step in steps {
+                match step {
+                    Step::Put(bytes) => {
+                        batch.put(&bytes);
+                        expected.extend(bytes);
+                    }
+                    Step::PutShared(bytes) => {
+                        expected.extend(&bytes);
+                        batch.put_shared(bytes.into());
+                    }
+                    Step::Write(slices, n) => {
+                        let seen = front(&batch, slices);
+                        prop_assert!(expected.starts_with(&seen));
+                        prop_assert!(slices == 0 || seen.is_empty() == expected.is_empty());
+                        let n = n.min(seen.len());
+                        batch.advance(n);
+                        expected.drain(..n);
+                    }
+                    Step::Clear => {
+                        batch.clear();
+                        expected.clear();
+                    }
+                    Step::Shrink => batch.shrink(),
+                }
+                prop_assert_eq!(batch.len(), expected.len());
+                prop_assert_eq!(batch.is_empty(), expected.is_empty());
+                prop_assert_eq!(front(&batch, 200), expected.clone());
+            }
+        }
+    }
+
+    #[test]
+    fn advances_to_every_byte() {
+        let shared: Vec<u8> = (0..=250).cycle().take(Batch::SHARE_FROM).collect();
+        let build = || {
+            let mut batch = Batch::default();
+            batch.put(b"ab");
+            batch.put_shared(shared.clone().into());
+            batch.put_shared(shared.clone().into());
+            batch.put(b"c");
+            batch
+        };
+        let whole = front(&build(), 4);
+        assert_eq!(whole, [b"ab", &shared[..], &shared, b"c"].concat());
+        for n in 0..=whole.len() {
+            let mut batch = build();
+            batch.advance(n);
+            assert_eq!(front(&batch, 4), whole[n..]);
+            batch.put(b"d");
+            assert_eq!(front(&batch, 4), [&whole[n..], b"d"].concat());
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "advanced by 3 of 2 bytes")]
+    fn advancing_too_far_panics() {
+        let mut batch = Batch::default();
+        batch.put(b"ab");
+        batch.advance(3);
+    }
+
+    #[test]
+    fn large_bodies_are_not_copied() {
+        let body = Bytes::from(vec![0; Batch::SHARE_FROM]);
+        let mut batch = Batch::default();
+        batch.put(b"head");
+        batch.put_shared(body.clone());
+        let mut slices = [IoSlice::new(&[]); 3];
+        assert_eq!(batch.slices(&mut slices), 2);
+        assert_eq!(slices[1].as_ptr(), body.as_ptr());
+    }
+
+    #[test]
+    fn small_frames_reuse_one_buffer() {
+        let mut batch = Batch::default();
+        let round = |batch: &mut Batch, written: usize| {
+            for _ in 0..100 {
+                batch.put(b"prefix");
+                batch.put_shared(Bytes::from_static(b"a small body"));
+            }
+            batch.advance(written.min(batch.len()));
+        };
+        // A reader that never takes everything: 1800 bytes come and go, some always remain.
+        round(&mut batch, 1000);
+        for _ in 0..10 {
+            round(&mut batch, 1800);
+        }
+        let buffers: Vec<_> = (0..1000)
+            .map(|_| {
+                round(&mut batch, 1800);
+                batch.copied.as_ptr()
+            })
+            .collect();
+        let (low, high) = (buffers.iter().min().unwrap(), buffers.iter().max().unwrap());
+        assert!(high.addr() - low.addr() < 8192, "the buffer was allocated anew");
+        assert_eq!(batch.bodies.capacity(), 0);
+    }
+
+    #[test]
+    fn shrinking_gives_memory_back() {
+        let mut batch = Batch::default();
+        batch.put(b"a short reply");
+        batch.advance(13);
+        batch.shrink();
+        assert!(batch.copied.try_reclaim(13), "a little is kept");
+
+        batch.put(&[0; 5000]);
+        for _ in 0..50 {
+            batch.put_shared(vec![0; Batch::SHARE_FROM].into());
+        }
+        batch.shrink();
+        assert_eq!(batch.len(), 5000 + 50 * Batch::SHARE_FROM);
+        batch.advance(batch.len());
+        batch.shrink();
+        assert!(!batch.copied.try_reclaim(1));
+        assert!(batch.bodies.capacity() <= Batch::IDLE_BODIES);
+    }
+}

@@ -1,0 +1,494 @@
+//! Codecs: bytes to frames and back, without I/O or a clock, so that every split of the input can be tested.
+
+use bytes::BytesMut;
+
+use crate::{Batch, Frame, FrameLike};
+
+/// A core without I/O: bytes to frames and back. Resumable at any byte.
+pub trait Codec: Send + 'static {
+    /// What it reads and writes.
+    type Frame: FrameLike;
+    /// Why it cannot.
+    type Error: std::error::Error + Send + Sync + 'static;
+
+    /// Takes the next frame from the front of `input`; `None` if it is not whole yet. After an error the connection is over.
+    ///
+    /// It may make room in `input` for what is still missing. A reader that reads into that room, and reserves some of its own
+    /// only when there is none, leaves the bound on memory to the codec.
+    fn decode(&mut self, input: &mut BytesMut) -> Result<Option<Self::Frame>, Self::Error>;
+
+    /// At the end of the stream: whether `input` may end here.
+    fn finish(&mut self, input: &BytesMut) -> Result<(), Self::Error>;
+
+    /// Appends a frame to what is written next. After an error `output` is as before.
+    fn encode(&mut self, frame: &Self::Frame, output: &mut Batch) -> Result<(), Self::Error>;
+}
+
+/// Frames that are each preceded by their length.
+///
+/// A decoded frame has an empty head, and a body that is a part of the input, not a copy: a small frame that is kept for long
+/// keeps the whole read in memory.
+///
+/// An announced length above the limit is an error at once. Below it, room is made as bytes arrive, never for more than twice
+/// those, so that a length alone costs nothing, and never for more than the largest frame and a little read-ahead.
+///
+/// ```
+/// use bytes::{Bytes, BytesMut};
+/// use tidewire_conn::{Codec, Frame, LengthDelimited};
+///
+/// let mut codec = LengthDelimited::default();
+/// let mut input = BytesMut::from(&b"\0\0\0\x04tide\0\0"[..]);
+/// assert_eq!(codec.decode(&mut input)?, Some(Frame::from(Bytes::from_static(b"tide"))));
+/// assert_eq!(codec.decode(&mut input)?, None);
+/// assert!(codec.finish(&input).is_err());
+/// # Ok::<(), tidewire_conn::LengthDelimitedError>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct LengthDelimited {
+    /// Valid: prefix and body of the largest frame fit an allocation.
+    options: LengthDelimitedOptions,
+}
+
+/// How [`LengthDelimited`] frames look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LengthDelimitedOptions {
+    /// How wide the length is. Default: [`Four`](LengthPrefix::Four) bytes, which no sensible limit outgrows.
+    pub prefix: LengthPrefix,
+    /// In which order the bytes of the length come. Default: [`Big`](ByteOrder::Big), the order of the network.
+    pub order: ByteOrder,
+    /// The largest frame, sent or received, without its prefix. Default: 1 MiB: far above a usual message, and a thousand
+    /// peers that all send the largest frame fit in 1 GiB.
+    pub max_frame: usize,
+}
+
+impl Default for LengthDelimitedOptions {
+    fn default() -> Self {
+        Self { prefix: LengthPrefix::Four, order: ByteOrder::Big, max_frame: 1 << 20 }
+    }
+}
+
+/// The width of the length before a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LengthPrefix {
+    /// Frames of up to 255 bytes.
+    One = 1,
+    /// Frames of up to 64 KiB, less a byte.
+    Two = 2,
+    /// Frames of up to 4 GiB, less a byte.
+    Four = 4,
+    /// Frames of any size.
+    Eight = 8,
+}
+
+impl LengthPrefix {
+    const fn bytes(self) -> usize {
+        self as usize
+    }
+
+    /// The largest frame that it can announce, and that fits an allocation together with it.
+    fn max_frame(self) -> usize {
+        let announced = u64::MAX >> (64 - 8 * self.bytes());
+        let allocated = isize::MAX.unsigned_abs() - (self.bytes() + READ_AHEAD);
+        usize::try_from(announced).map_or(allocated, |announced| announced.min(allocated))
+    }
+}
+
+/// The order of the bytes of a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ByteOrder {
+    /// The most significant byte first.
+    Big,
+    /// The least significant byte first.
+    Little,
+}
+
+/// What can be wrong with [`LengthDelimited`] frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LengthDelimitedError {
+    /// The options allow no frame.
+    #[error("max_frame is 0: only empty frames would ever pass")]
+    ZeroMaxFrame,
+    /// The options allow frames that the prefix cannot announce.
+    #[error("max_frame is {max_frame}: a prefix of {} bytes goes up to {max}", prefix.bytes())]
+    HugeMaxFrame {
+        /// What it was set to.
+        max_frame: usize,
+        /// The prefix it does not fit.
+        prefix: LengthPrefix,
+        /// The most it can be with this prefix.
+        max: usize,
+    },
+    /// The peer announced a frame above the limit.
+    #[error("a frame of {len} bytes was announced: at most {max_frame} are accepted")]
+    Announced {
+        /// What the peer announced.
+        len: u64,
+        /// The limit.
+        max_frame: usize,
+    },
+    /// The stream ended within a length.
+    #[error("the stream ended {missing} bytes before the end of a length prefix")]
+    TruncatedPrefix {
+        /// How many bytes of the prefix did not come.
+        missing: usize,
+    },
+    /// The stream ended within a frame, or right after its length.
+    #[error("the stream ended {missing} bytes before the end of a frame")]
+    TruncatedFrame {
+        /// How many bytes of the frame did not come.
+        missing: usize,
+    },
+    /// A frame to be sent is above the limit.
+    #[error("a frame of {len} bytes cannot be sent: at most {max_frame} are allowed")]
+    TooLarge {
+        /// The bytes it has.
+        len: usize,
+        /// The limit.
+        max_frame: usize,
+    },
+}
+
+/// How much room is made beyond what is needed, so that what follows a frame is read with its end.
+const READ_AHEAD: usize = 4096;
+
+impl LengthDelimited {
+    /// A codec with these options.
+    pub fn new(options: LengthDelimitedOptions) -> Result<Self, LengthDelimitedError> {
+        let LengthDelimitedOptions { prefix, max_frame, .. } = options;
+        let max = prefix.max_frame();
+        if max_frame == 0 {
+            return Err(LengthDelimitedError::ZeroMaxFrame);
+        }
+        if max_frame > max {
+            return Err(LengthDelimitedError::HugeMaxFrame { max_frame, prefix, max });
+        }
+        Ok(Self { options })
+    }
+
+    /// The length that `input` begins with, if it is all there.
+    fn announced(&self, input: &[u8]) -> Result<Option<usize>, LengthDelimitedError> {
+        let LengthDelimitedOptions { prefix, order, max_frame } = self.options;
+        let Some(prefix) = input.get(..prefix.bytes()) else { return Ok(None) };
+        let mut bytes = [0; 8];
+        let len = match order {
+            ByteOrder::Big => {
+                bytes[8 - prefix.len()..].copy_from_slice(prefix);
+                u64::from_be_bytes(bytes)
+            }
+            ByteOrder::Little => {
+                bytes[..prefix.len()].copy_from_slice(prefix);
+                u64::from_le_bytes(bytes)
+            }
+        };
+        match usize::try_from(len) {
+            Ok(len) if len <= max_frame => Ok(Some(len)),
+            _ => Err(LengthDelimitedError::Announced { len, max_frame }),
+        }
+    }
+}
+
+impl Codec for LengthDelimited {
+    type Frame = Frame;
+    type Error = LengthDelimitedError;
+
+    fn decode(&mut self, input: &mut BytesMut) -> Result<Option<Frame>, LengthDelimitedError> {
+        let Some(len) = self.announced(input)? else { return Ok(None) };
+        let prefix = self.options.prefix.bytes();
+        if input.len() < prefix + len {
+            make_room(input, prefix + len);
+            return Ok(None);
+        }
+        let body = input.split_to(prefix + len).freeze().slice(prefix..);
+        Ok(Some(Frame::from(body)))
+    }
+
+    fn finish(&mut self, input: &BytesMut) -> Result<(), LengthDelimitedError> {
+        let prefix = self.options.prefix.bytes();
+        let mut rest = &input[..];
+        while !rest.is_empty() {
+            let Some(len) = self.announced(rest)? else {
+                return Err(LengthDelimitedError::TruncatedPrefix { missing: prefix - rest.len() });
+            };
+            let Some(next) = rest.get(prefix + len..) else {
+                return Err(LengthDelimitedError::TruncatedFrame { missing: prefix + len - rest.len() });
+            };
+            rest = next;
+        }
+        Ok(())
+    }
+
+    fn encode(&mut self, frame: &Frame, output: &mut Batch) -> Result<(), LengthDelimitedError> {
+        let LengthDelimitedOptions { prefix, order, max_frame } = self.options;
+        let len = frame.len();
+        if len > max_frame {
+            return Err(LengthDelimitedError::TooLarge { len, max_frame });
+        }
+        match order {
+            ByteOrder::Big => output.put(&(len as u64).to_be_bytes()[8 - prefix.bytes()..]),
+            ByteOrder::Little => output.put(&(len as u64).to_le_bytes()[..prefix.bytes()]),
+        }
+        output.put(frame.head());
+        // A clone would touch the count that all receivers of the body share, so a body that is copied is not cloned.
+        if frame.body().len() < Batch::SHARE_FROM {
+            output.put(frame.body());
+        } else {
+            output.put_shared(frame.body().clone());
+        }
+        Ok(())
+    }
+}
+
+/// Makes room in a full `input` that is to hold `whole` bytes: twice what has arrived, at most what is needed, and the
+/// read-ahead. `BytesMut::reserve` would double beyond the limit.
+fn make_room(input: &mut BytesMut, whole: usize) {
+    if input.len() < input.capacity() {
+        return;
+    }
+    let target = whole.min(input.len().saturating_mul(2)) + READ_AHEAD;
+    if !input.try_reclaim(target - input.len()) {
+        let mut larger = BytesMut::with_capacity(target);
+        larger.extend_from_slice(input);
+        *input = larger;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::IoSlice;
+
+    use bytes::{BufMut, Bytes};
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::Head;
+
+    fn codec(prefix: LengthPrefix, order: ByteOrder, max_frame: usize) -> LengthDelimited {
+        LengthDelimited::new(LengthDelimitedOptions { prefix, order, max_frame }).unwrap()
+    }
+
+    fn prefixes() -> impl Strategy<Value = LengthPrefix> {
+        prop::sample::select(vec![LengthPrefix::One, LengthPrefix::Two, LengthPrefix::Four, LengthPrefix::Eight])
+    }
+
+    fn orders() -> impl Strategy<Value = ByteOrder> {
+        prop::sample::select(vec![ByteOrder::Big, ByteOrder::Little])
+    }
+
+    fn frames(max_body: usize) -> impl Strategy<Value = Vec<Frame>> {
+        let head = vec(any::<u8>(), 0..=Head::CAPACITY).prop_map(|head| Head::new(&head).unwrap());
+        let head = prop_oneof![Just(Head::default()), head];
+        let body = prop_oneof![vec(any::<u8>(), 0..4), vec(any::<u8>(), 0..=max_body)].prop_map(Bytes::from);
+        vec((head, body).prop_map(|(head, body)| Frame::new(head, body)), 0..8)
+    }
+
+    /// A codec and frames that fit it.
+    fn sessions() -> impl Strategy<Value = (LengthDelimited, Vec<Frame>)> {
+        (prefixes(), orders()).prop_flat_map(|(prefix, order)| {
+            let max_frame = prefix.max_frame().min(3000);
+            frames(max_frame - Head::CAPACITY).prop_map(move |frames| (codec(prefix, order, max_frame), frames))
+        })
+    }
+
+    fn encode(codec: &mut LengthDelimited, frames: &[Frame]) -> Vec<u8> {
+        let mut batch = Batch::default();
+        for frame in frames {
+            codec.encode(frame, &mut batch).unwrap();
+        }
+        let mut slices = [IoSlice::new(&[]); 64];
+        let filled = batch.slices(&mut slices);
+        slices[..filled].iter().flat_map(|slice| slice.iter()).copied().collect()
+    }
+
+    fn decode_all(codec: &mut LengthDelimited, input: &mut BytesMut) -> Result<Vec<Frame>, LengthDelimitedError> {
+        std::iter::from_fn(|| codec.decode(input).transpose()).collect()
+    }
+
+    /// Feeds `bytes` as an actor does: into the room there is, reserving only when there is none.
+    fn feed(
+        codec: &mut LengthDelimited,
+        input: &mut BytesMut,
+        mut bytes: &[u8],
+        decoded: &mut Vec<Frame>,
+    ) -> Result<(), LengthDelimitedError> {
+        while !bytes.is_empty() {
+            if input.len() == input.capacity() {
+                input.reserve(64);
+            }
+            let n = bytes.len().min(input.capacity() - input.len());
+            input.put_slice(&bytes[..n]);
+            bytes = &bytes[n..];
+            decoded.extend(decode_all(codec, input)?);
+        }
+        Ok(())
+    }
+
+    proptest! {
+        #[test]
+        fn any_pieces_decode_to_the_same_frames(
+            (mut codec, frames) in sessions(),
+            sizes in vec(1..2000usize, 1..20),
+        ) {
+            let wire = encode(&mut codec, &frames);
+            for sizes in [sizes, vec![1], vec![usize::MAX]] {
+                let (mut input, mut decoded, mut rest) = (BytesMut::new(), Vec::new(), &wire[..]);
+                let mut sizes = sizes.iter().cycle();
+                while !rest.is_empty() {
+                    let (piece, next) = rest.split_at(rest.len().min(*sizes.next().unwrap()));
+                    feed(&mut codec, &mut input, piece, &mut decoded).unwrap();
+                    rest = next;
+                }
+                prop_assert_eq!(&decoded, &frames);
+                prop_assert!(decoded.iter().all(|frame| frame.head().is_empty()));
+                prop_assert_eq!(codec.finish(&input), Ok(()));
+            }
+        }
+
+        #[test]
+        fn truncation_is_reported_except_between_frames(
+            prefix in prefixes(),
+            order in orders(),
+            frames in frames(100),
+        ) {
+            let mut codec = codec(prefix, order, 255);
+            let wire = encode(&mut codec, &frames);
+            let (mut start, mut complete) = (0, 0);
+            for cut in 0..=wire.len() {
+                while frames.get(complete).is_some_and(|frame| start + prefix.bytes() + frame.len() <= cut) {
+                    start += prefix.bytes() + frames[complete].len();
+                    complete += 1;
+                }
+                let expected = match cut - start {
+                    0 => Ok(()),
+                    n if n < prefix.bytes() => {
+                        Err(LengthDelimitedError::TruncatedPrefix { missing: prefix.bytes() - n })
+                    }
+                    n => {
+                        let missing = prefix.bytes() + frames[complete].len() - n;
+                        Err(LengthDelimitedError::TruncatedFrame { missing })
+                    }
+                };
+                let mut input = BytesMut::from(&wire[..cut]);
+                prop_assert_eq!(codec.finish(&input), expected);
+                prop_assert_eq!(&decode_all(&mut codec, &mut input).unwrap(), &frames[..complete]);
+                prop_assert_eq!(codec.finish(&input), expected);
+            }
+        }
+
+        #[test]
+        fn every_cut_in_two_decodes_to_the_same_frames(
+            prefix in prefixes(),
+            order in orders(),
+            frames in frames(100),
+        ) {
+            let mut codec = codec(prefix, order, 255);
+            let wire = encode(&mut codec, &frames);
+            for cut in 0..=wire.len() {
+                let (mut input, mut decoded) = (BytesMut::new(), Vec::new());
+                feed(&mut codec, &mut input, &wire[..cut], &mut decoded).unwrap();
+                feed(&mut codec, &mut input, &wire[cut..], &mut decoded).unwrap();
+                prop_assert_eq!(&decoded, &frames);
+            }
+        }
+
+        #[test]
+        fn garbage_is_bounded(
+            prefix in prefixes(),
+            order in orders(),
+            max_frame in 1..100_000usize,
+            // Small bytes make lengths that are accepted.
+            pieces in vec(prop_oneof![vec(any::<u8>(), 0..3000), vec(0..2u8, 0..3000)], 0..40),
+            kept in any::<bool>(),
+        ) {
+            let mut codec = codec(prefix, order, max_frame.min(prefix.max_frame()));
+            let bound = codec.options.max_frame + prefix.bytes() + READ_AHEAD;
+            let (mut input, mut decoded) = (BytesMut::new(), Vec::new());
+            for piece in pieces {
+                let fed = feed(&mut codec, &mut input, &piece, &mut decoded);
+                prop_assert!(input.capacity() <= bound, "{} of {bound}", input.capacity());
+                if fed.is_err() {
+                    break;
+                }
+                if !kept {
+                    decoded.clear();
+                }
+            }
+            _ = codec.finish(&input);
+        }
+    }
+
+    #[test]
+    fn the_largest_frame_is_read_within_the_bound() {
+        let mut codec = LengthDelimited::default();
+        let frame = Frame::from(Bytes::from(vec![b'x'; 1 << 20]));
+        let wire = encode(&mut codec, &[frame.clone(), frame.clone()]);
+        let (mut input, mut decoded) = (BytesMut::new(), Vec::new());
+        for piece in wire.chunks(1000) {
+            feed(&mut codec, &mut input, piece, &mut decoded).unwrap();
+            assert!(input.capacity() <= (1 << 20) + 4 + READ_AHEAD);
+        }
+        assert_eq!(decoded, [frame.clone(), frame]);
+    }
+
+    #[test]
+    fn an_announced_length_reserves_nothing_by_itself() {
+        let mut codec = codec(LengthPrefix::Eight, ByteOrder::Big, 1 << 40);
+        let mut input = BytesMut::from(&(1u64 << 40).to_be_bytes()[..]);
+        assert_eq!(codec.decode(&mut input), Ok(None));
+        assert!(input.capacity() <= 2 * 8 + READ_AHEAD);
+    }
+
+    #[test]
+    fn a_length_above_the_limit_fails_before_the_body_comes() {
+        for (prefix, len) in [(LengthPrefix::Two, 101), (LengthPrefix::Four, 1 << 31), (LengthPrefix::Eight, u64::MAX)]
+        {
+            let mut codec = codec(prefix, ByteOrder::Little, 100);
+            let mut input = BytesMut::from(&len.to_le_bytes()[..prefix.bytes()]);
+            let capacity = input.capacity();
+            let expected = LengthDelimitedError::Announced { len, max_frame: 100 };
+            assert_eq!(codec.decode(&mut input), Err(expected));
+            assert_eq!(codec.finish(&input), Err(expected));
+            assert_eq!(input.capacity(), capacity);
+        }
+    }
+
+    #[test]
+    fn a_frame_too_large_to_send_leaves_the_batch_unchanged() {
+        let mut codec = codec(LengthPrefix::Two, ByteOrder::Big, 3000);
+        let mut batch = Batch::default();
+        let head = Head::new(b"h").unwrap();
+        codec.encode(&Frame::new(head, Bytes::from(vec![0; 2999])), &mut batch).unwrap();
+        assert_eq!(batch.len(), 3002);
+        let refused = codec.encode(&Frame::new(head, Bytes::from(vec![0; 3000])), &mut batch);
+        assert_eq!(refused, Err(LengthDelimitedError::TooLarge { len: 3001, max_frame: 3000 }));
+        assert_eq!(batch.len(), 3002);
+    }
+
+    #[test]
+    fn bodies_are_parts_of_the_input() {
+        let mut codec = codec(LengthPrefix::One, ByteOrder::Big, 255);
+        let mut input = BytesMut::from(&b"\x02ab"[..]);
+        let body = input[1..].as_ptr();
+        assert_eq!(codec.decode(&mut input).unwrap().unwrap().body().as_ptr(), body);
+    }
+
+    #[test]
+    fn the_limit_fits_the_prefix() {
+        let new = |prefix, max_frame| {
+            LengthDelimited::new(LengthDelimitedOptions { prefix, max_frame, ..Default::default() }).map(|_| ())
+        };
+        for (prefix, max) in [(LengthPrefix::One, 255), (LengthPrefix::Two, 65_535)] {
+            assert_eq!(new(prefix, max), Ok(()));
+            let max_frame = max + 1;
+            assert_eq!(new(prefix, max_frame), Err(LengthDelimitedError::HugeMaxFrame { max_frame, prefix, max }));
+        }
+        assert_eq!(new(LengthPrefix::Four, 0), Err(LengthDelimitedError::ZeroMaxFrame));
+        let message = new(LengthPrefix::Eight, usize::MAX).unwrap_err().to_string();
+        assert!(message.starts_with("max_frame is 18446744073709551615: a prefix of 8 bytes"), "{message}");
+        assert_eq!(new(LengthDelimitedOptions::default().prefix, LengthDelimitedOptions::default().max_frame), Ok(()));
+    }
+}

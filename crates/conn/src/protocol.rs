@@ -1,0 +1,184 @@
+//! What an application says to the actors of its connections.
+
+use std::any::Any;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::time::Instant;
+
+use futures_core::Stream;
+
+use crate::{Codec, ConnectionId, FrameLike, PushHandle};
+
+/// A framed protocol, as a server speaks it. One value serves all connections; what belongs to one of them is in its
+/// [`ConnectionContext`].
+///
+/// The methods run inside the actor and must be quick: what takes time is returned as [`Reply::Future`] or
+/// [`Reply::Stream`]. A panic in one of them ends that connection and nothing else.
+pub trait Protocol: Send + Sync + 'static {
+    /// What is read and written.
+    type Frame: FrameLike;
+    /// How frames become bytes.
+    type Codec: Codec<Frame = Self::Frame>;
+    /// Why a handler gives up on its connection.
+    type ProtocolError: std::error::Error + Send + Sync + 'static;
+
+    /// The codec of a new connection.
+    fn codec(&self) -> Self::Codec;
+
+    /// A connection begins: the place to keep the handle.
+    fn on_connection_setup(&self, handle: PushHandle<Self::Frame>, context: &mut ConnectionContext) {
+        let _ = (handle, context);
+    }
+
+    /// A frame has come. Frames of a connection are handled one at a time, in order, and answered in it; meanwhile it is
+    /// read on, as far as the read-ahead goes.
+    fn on_frame(&self, frame: Self::Frame, context: &mut ConnectionContext) -> Reply<Self::Frame, Self::ProtocolError>;
+
+    /// A frame, pushed or in reply, is about to be written.
+    fn before_send(&self, frame: &mut Self::Frame, context: &mut ConnectionContext) {
+        let _ = (frame, context);
+    }
+
+    /// The last frame of a reply has been handed to the codec.
+    fn on_command_end(&self, context: &mut ConnectionContext) {
+        let _ = context;
+    }
+
+    /// The peer has sent what is no frame. The connection ends, after this last word.
+    fn on_decode_error(
+        &self,
+        error: &<Self::Codec as Codec>::Error,
+        context: &mut ConnectionContext,
+    ) -> Option<Self::Frame> {
+        let _ = (error, context);
+        None
+    }
+
+    /// The connection has ended.
+    fn on_connection_closed(&self, reason: &CloseReason<Self>, context: &mut ConnectionContext)
+    where
+        Self: Sized,
+    {
+        let _ = (reason, context);
+    }
+}
+
+/// A frame that comes later.
+pub type ReplyFuture<F, E> = Pin<Box<dyn Future<Output = Result<F, E>> + Send>>;
+
+/// Frames that come later.
+pub type ReplyStream<F, E> = Pin<Box<dyn Stream<Item = Result<F, E>> + Send>>;
+
+/// What a handler answers to a frame.
+pub enum Reply<F, E> {
+    /// Nothing.
+    None,
+    /// One frame.
+    Frame(F),
+    /// Several.
+    Frames(Vec<F>),
+    /// One frame, later. The next request waits for it; pushes do not.
+    Future(ReplyFuture<F, E>),
+    /// Frames as they come. Pushes may overtake them.
+    Stream(ReplyStream<F, E>),
+    /// A last frame or none, and the end of the connection.
+    Close(Option<F>),
+}
+
+impl<F, E> Reply<F, E> {
+    /// A frame that a future will give.
+    pub fn future(future: impl Future<Output = Result<F, E>> + Send + 'static) -> Self {
+        Self::Future(Box::pin(future))
+    }
+
+    /// Frames that a stream will give.
+    pub fn stream(stream: impl Stream<Item = Result<F, E>> + Send + 'static) -> Self {
+        Self::Stream(Box::pin(stream))
+    }
+}
+
+impl<F, E> fmt::Debug for Reply<F, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "None",
+            Self::Frame(_) => "Frame",
+            Self::Frames(_) => "Frames",
+            Self::Future(_) => "Future",
+            Self::Stream(_) => "Stream",
+            Self::Close(_) => "Close",
+        })
+    }
+}
+
+/// Why a connection has ended.
+#[non_exhaustive]
+pub enum CloseReason<P: Protocol> {
+    /// The peer closed it, at the end of a frame.
+    Peer,
+    /// A handler closed it.
+    Handler,
+    /// The server shuts down.
+    Shutdown,
+    /// The socket failed.
+    Io(io::Error),
+    /// The peer sent what is no frame, or broke off in the middle of one.
+    Decode(<P::Codec as Codec>::Error),
+    /// A frame could not be encoded.
+    Encode(<P::Codec as Codec>::Error),
+    /// A reply failed.
+    Protocol(P::ProtocolError),
+    /// A reply's future or stream, or a method of the protocol, panicked.
+    Panic,
+}
+
+impl<P: Protocol> fmt::Display for CloseReason<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Peer => f.write_str("the peer closed the connection"),
+            Self::Handler => f.write_str("a handler closed the connection"),
+            Self::Shutdown => f.write_str("the server shuts down"),
+            Self::Io(error) => write!(f, "the socket failed: {error}"),
+            Self::Decode(error) => write!(f, "the peer sent no frame: {error}"),
+            Self::Encode(error) => write!(f, "a frame could not be sent: {error}"),
+            Self::Protocol(error) => write!(f, "a reply failed: {error}"),
+            Self::Panic => f.write_str("the protocol panicked"),
+        }
+    }
+}
+
+impl<P: Protocol> fmt::Debug for CloseReason<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CloseReason({self})")
+    }
+}
+
+/// What belongs to one connection.
+#[non_exhaustive]
+pub struct ConnectionContext {
+    /// Its name.
+    pub id: ConnectionId,
+    /// Whom it connects to.
+    pub peer: SocketAddr,
+    /// When it began.
+    pub since: Instant,
+    /// Frames read so far.
+    pub frames_in: u64,
+    /// Frames written so far.
+    pub frames_out: u64,
+    /// Whatever the application keeps with it.
+    pub data: Option<Box<dyn Any + Send>>,
+}
+
+impl ConnectionContext {
+    pub(crate) fn new(id: ConnectionId, peer: SocketAddr) -> Self {
+        Self { id, peer, since: Instant::now(), frames_in: 0, frames_out: 0, data: None }
+    }
+}
+
+impl fmt::Debug for ConnectionContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnectionContext").field("id", &self.id).field("peer", &self.peer).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,362 @@
+//! Pushing frames to a live connection, from any task.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+
+use crate::FrameLike;
+use crate::outbox::Outbox;
+
+/// How urgent a pushed frame is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PushPriority {
+    /// Written before anything else that waits.
+    High,
+    /// Written when nothing urgent waits, or in its fair share.
+    Low,
+}
+
+/// What [`PushHandle::try_push`] does with a frame for which there is no room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PushPolicy {
+    /// Returns [`PushError::QueueFull`].
+    ReturnErrorIfFull,
+    /// Drops the frame and returns `Ok`. The drop is counted, and the frame goes to the dead letters if there are any.
+    DropIfFull,
+    /// As `DropIfFull`, and logs a warning, at most once a second.
+    WarnAndDropIfFull,
+}
+
+/// Why a frame was not pushed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PushError {
+    /// There is no room for it now.
+    #[error("the connection's push queue is full")]
+    QueueFull,
+    /// The connection has gone.
+    #[error("the connection is closed")]
+    Closed,
+}
+
+impl From<PushError> for io::Error {
+    fn from(error: PushError) -> Self {
+        let kind = match error {
+            PushError::QueueFull => io::ErrorKind::WouldBlock,
+            PushError::Closed => io::ErrorKind::BrokenPipe,
+        };
+        Self::new(kind, error)
+    }
+}
+
+/// Names a place in the outbox that holds one unsent frame; see [`PushHandle::push_latest`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot(pub u64);
+
+/// How much may wait for one connection, and what becomes of the rest.
+#[derive(Debug)]
+pub(crate) struct PushOptions<F> {
+    pub(crate) high: usize,
+    pub(crate) low: usize,
+    pub(crate) slots: usize,
+    pub(crate) bytes: usize,
+    pub(crate) dead_letters: Option<mpsc::Sender<F>>,
+    pub(crate) keep_unsent: bool,
+    pub(crate) counters: PushCounters,
+}
+
+/// Why a frame is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lost {
+    /// There was no room, and the policy was to drop it.
+    Dropped { warn: bool },
+    /// It was queued when the connection ended.
+    Unsent,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct PushCounters {
+    dropped: AtomicU64,
+    unsent: AtomicU64,
+    replaced: AtomicU64,
+    undelivered: AtomicU64,
+    /// When a warning was last logged, in milliseconds since the first, plus one.
+    warned: AtomicU64,
+}
+
+impl<F: FrameLike> PushOptions<F> {
+    /// Urgent frames are few; 16 of them in a row already wait for a reader that does not read.
+    const HIGH: usize = 16;
+    /// Enough for a burst, and little enough for a slow reader to be noticed.
+    const LOW: usize = 256;
+    /// As many subscriptions as a busy page has, and some.
+    const SLOTS: usize = 4096;
+    /// So that ten thousand connections that all stand still do not take the machine down.
+    const BYTES: usize = 1 << 20;
+
+    pub(crate) fn new() -> Self {
+        Self {
+            high: Self::HIGH,
+            low: Self::LOW,
+            slots: Self::SLOTS,
+            bytes: Self::BYTES,
+            dead_letters: None,
+            keep_unsent: false,
+            counters: PushCounters::default(),
+        }
+    }
+
+    pub(crate) fn lose(&self, frame: F, why: Lost) {
+        let (counter, kept) = match why {
+            Lost::Dropped { .. } => (&self.counters.dropped, true),
+            Lost::Unsent => (&self.counters.unsent, self.keep_unsent),
+        };
+        counter.fetch_add(1, Relaxed);
+        if why == (Lost::Dropped { warn: true }) && self.may_warn() {
+            tracing::warn!(dropped = counter.load(Relaxed), "a frame was dropped: the connection's push queue is full");
+        }
+        if let Some(dead_letters) = self.dead_letters.as_ref().filter(|_| kept)
+            && dead_letters.try_send(frame).is_err()
+        {
+            let undelivered = self.counters.undelivered.fetch_add(1, Relaxed) + 1;
+            if self.may_warn() {
+                tracing::warn!(undelivered, "a frame was lost: the dead-letter queue is full or closed");
+            }
+        }
+    }
+
+    /// At most once a second.
+    fn may_warn(&self) -> bool {
+        static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
+        let now = u64::try_from(START.elapsed().as_millis()).unwrap_or(u64::MAX).saturating_add(1);
+        let last = self.counters.warned.load(Relaxed);
+        let pause = u64::try_from(Duration::from_secs(1).as_millis()).unwrap_or(u64::MAX);
+        (last == 0 || now.saturating_sub(last) >= pause)
+            && self.counters.warned.compare_exchange(last, now, Relaxed, Relaxed).is_ok()
+    }
+
+    pub(crate) fn stats(&self) -> PushStats {
+        let PushCounters { dropped, unsent, replaced, undelivered, .. } = &self.counters;
+        PushStats {
+            dropped: dropped.load(Relaxed),
+            unsent: unsent.load(Relaxed),
+            replaced: replaced.load(Relaxed),
+            undelivered: undelivered.load(Relaxed),
+        }
+    }
+}
+
+/// What became of pushed frames that were not written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct PushStats {
+    /// Dropped by a policy because there was no room.
+    pub dropped: u64,
+    /// Queued when their connection ended.
+    pub unsent: u64,
+    /// Replaced in their slot by a newer frame.
+    pub replaced: u64,
+    /// Meant for the dead letters, which had no room for them or were gone.
+    pub undelivered: u64,
+}
+
+/// Pushes frames to one connection. Clones push to the same one; none of them keeps it alive.
+pub struct PushHandle<F: FrameLike>(pub(crate) Arc<Outbox<F>>);
+
+impl<F: FrameLike> PushHandle<F> {
+    pub(crate) fn new(outbox: Arc<Outbox<F>>) -> Self {
+        outbox.handles.fetch_add(1, Relaxed);
+        Self(outbox)
+    }
+
+    /// Queues an urgent frame; waits while the queue is full.
+    pub async fn push_high_priority(&self, frame: F) -> Result<(), PushError> {
+        self.0.push(frame, PushPriority::High).await
+    }
+
+    /// Queues a frame; waits while the queue is full.
+    pub async fn push_low_priority(&self, frame: F) -> Result<(), PushError> {
+        self.0.push(frame, PushPriority::Low).await
+    }
+
+    /// Queues a frame without waiting; if the queue is full, the policy decides. To a connection that has gone it is
+    /// [`PushError::Closed`] under every policy.
+    pub fn try_push(&self, frame: F, priority: PushPriority, policy: PushPolicy) -> Result<(), PushError> {
+        match self.0.try_push(frame, priority) {
+            Err((PushError::QueueFull, frame)) if policy != PushPolicy::ReturnErrorIfFull => {
+                self.0.options().lose(frame, Lost::Dropped { warn: policy == PushPolicy::WarnAndDropIfFull });
+                Ok(())
+            }
+            ended => ended.map_err(|(error, _)| error),
+        }
+    }
+
+    /// Puts a frame into a slot, in place of the unsent one that may be there. It never waits: a reader that stands still
+    /// costs one frame per slot, and stops nobody. Refused with [`PushError::QueueFull`] only if it needs one slot too many.
+    pub fn push_latest(&self, slot: Slot, frame: F) -> Result<(), PushError> {
+        let replaced = self.0.push_latest(slot, frame)?;
+        if replaced.is_some() {
+            self.0.options().counters.replaced.fetch_add(1, Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Whether the connection has gone.
+    pub fn is_closed(&self) -> bool {
+        self.0.is_closed()
+    }
+}
+
+impl<F: FrameLike> Clone for PushHandle<F> {
+    fn clone(&self) -> Self {
+        Self::new(Arc::clone(&self.0))
+    }
+}
+
+impl<F: FrameLike> Drop for PushHandle<F> {
+    fn drop(&mut self) {
+        if self.0.handles.fetch_sub(1, Relaxed) == 1 {
+            self.0.wake();
+        }
+    }
+}
+
+impl<F: FrameLike> fmt::Debug for PushHandle<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PushHandle").field("closed", &self.is_closed()).finish_non_exhaustive()
+    }
+}
+
+/// How urgent and other frames share the way out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FairnessConfig {
+    /// After so many urgent frames in a row, one other has its turn. Default: 16. Zero means strict order: urgent ones
+    /// always first.
+    pub max_high_before_low: usize,
+    /// After so long with urgent frames only, one other has its turn. Default: none.
+    pub time_slice: Option<Duration>,
+}
+
+impl Default for FairnessConfig {
+    fn default() -> Self {
+        Self { max_high_before_low: 16, time_slice: None }
+    }
+}
+
+/// The receiving end of what is pushed: what a connection actor has, and anyone who writes frames by other means.
+///
+/// ```
+/// use tidewire_conn::{PushPriority, PushQueues};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// let (mut queues, handle) = PushQueues::<String>::bounded(4, 4);
+/// handle.push_low_priority("news".into()).await.unwrap();
+/// handle.push_high_priority("alarm".into()).await.unwrap();
+/// drop(handle);
+/// assert_eq!(queues.recv().await, Some((PushPriority::High, "alarm".into())));
+/// assert_eq!(queues.recv().await, Some((PushPriority::Low, "news".into())));
+/// assert_eq!(queues.recv().await, None);
+/// # }
+/// ```
+pub struct PushQueues<F: FrameLike> {
+    pub(crate) outbox: Arc<Outbox<F>>,
+    fairness: FairnessConfig,
+    /// Urgent frames since another one had its turn, and since when.
+    run: usize,
+    since: Option<Instant>,
+    slots_next: bool,
+}
+
+impl<F: FrameLike> PushQueues<F> {
+    /// Queues with room for so many frames each, at least one, and with their first handle.
+    pub fn bounded(high_capacity: usize, low_capacity: usize) -> (Self, PushHandle<F>) {
+        let options = PushOptions { high: high_capacity.max(1), low: low_capacity.max(1), ..PushOptions::new() };
+        let queues = Self::new(Arc::new(options), FairnessConfig::default());
+        let handle = queues.handle();
+        (queues, handle)
+    }
+
+    pub(crate) fn new(options: Arc<PushOptions<F>>, fairness: FairnessConfig) -> Self {
+        Self { outbox: Arc::new(Outbox::new(options)), fairness, run: 0, since: None, slots_next: false }
+    }
+
+    /// The same queues with another fairness.
+    #[must_use]
+    pub fn with_fairness(self, fairness: FairnessConfig) -> Self {
+        let mut queues = self;
+        queues.fairness = fairness;
+        queues
+    }
+
+    /// A handle that pushes to these queues.
+    pub fn handle(&self) -> PushHandle<F> {
+        PushHandle::new(Arc::clone(&self.outbox))
+    }
+
+    /// The next frame, urgent ones first but for the fair share of the others. None when all handles are gone and nothing is
+    /// queued.
+    pub async fn recv(&mut self) -> Option<(PushPriority, F)> {
+        std::future::poll_fn(|context| self.poll_recv(context)).await
+    }
+
+    pub(crate) fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<(PushPriority, F)>> {
+        self.outbox.register(context.waker());
+        // Lowered before the look, so that what comes after it wakes again.
+        self.outbox.is_ready();
+        match self.try_recv() {
+            Some(found) => Poll::Ready(Some(found)),
+            None if self.outbox.handles.load(Relaxed) == 0 => Poll::Ready(None),
+            None => Poll::Pending,
+        }
+    }
+
+    /// The next frame, if there is one.
+    pub(crate) fn try_recv(&mut self) -> Option<(PushPriority, F)> {
+        let order = if self.is_others_turn() {
+            [PushPriority::Low, PushPriority::High]
+        } else {
+            [PushPriority::High, PushPriority::Low]
+        };
+        let found = order.into_iter().find_map(|priority| Some((priority, self.take(priority)?)));
+        if let Some((PushPriority::High, _)) = found {
+            self.run += 1;
+            if self.fairness.time_slice.is_some() {
+                self.since.get_or_insert_with(Instant::now);
+            }
+        } else {
+            (self.run, self.since) = (0, None);
+        }
+        found
+    }
+
+    fn take(&mut self, priority: PushPriority) -> Option<F> {
+        if priority == PushPriority::Low {
+            self.slots_next = !self.slots_next;
+        }
+        self.outbox.take(priority, self.slots_next)
+    }
+
+    fn is_others_turn(&self) -> bool {
+        let FairnessConfig { max_high_before_low, time_slice } = self.fairness;
+        let enough = max_high_before_low > 0 && self.run >= max_high_before_low;
+        let long_enough = time_slice.zip(self.since).is_some_and(|(slice, since)| since.elapsed() >= slice);
+        enough || long_enough
+    }
+}
+
+impl<F: FrameLike> Drop for PushQueues<F> {
+    fn drop(&mut self) {
+        self.outbox.close();
+    }
+}
+
+impl<F: FrameLike> fmt::Debug for PushQueues<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PushQueues").field("fairness", &self.fairness).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,94 @@
+//! Who is connected.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use crate::outbox::Outbox;
+use crate::{FrameLike, PushHandle, PushPolicy, PushPriority};
+
+/// Names a connection, for as long as the process lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnectionId(pub u64);
+
+impl fmt::Display for ConnectionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "conn-{}", self.0)
+    }
+}
+
+/// Finds live connections by their id. It keeps none of them alive, and lists none that has gone, whoever still holds a handle
+/// to it.
+pub struct SessionRegistry<F: FrameLike> {
+    /// In the order in which they came.
+    sessions: Mutex<BTreeMap<ConnectionId, Weak<Outbox<F>>>>,
+}
+
+impl<F: FrameLike> SessionRegistry<F> {
+    /// An empty registry.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<ConnectionId, Weak<Outbox<F>>>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A handle to a live connection.
+    pub fn get(&self, id: &ConnectionId) -> Option<PushHandle<F>> {
+        live(self.lock().get(id)?)
+    }
+
+    /// Lists a connection.
+    pub fn insert(&self, id: ConnectionId, handle: &PushHandle<F>) {
+        self.lock().insert(id, Arc::downgrade(&handle.0));
+    }
+
+    /// Strikes a connection off.
+    pub fn remove(&self, id: &ConnectionId) {
+        self.lock().remove(id);
+    }
+
+    /// How many connections are live.
+    pub fn len(&self) -> usize {
+        self.lock().values().filter(|session| live(session).is_some()).count()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The live connections at one moment.
+    pub fn list(&self) -> Vec<(ConnectionId, PushHandle<F>)> {
+        self.lock().iter().filter_map(|(&id, session)| Some((id, live(session)?))).collect()
+    }
+
+    /// Pushes a frame to every live connection for which `frame` makes one, dropping it where there is no room. Returns to how
+    /// many it was pushed or dropped for. Frames that share their body are cheap to make many of.
+    pub fn broadcast(&self, priority: PushPriority, mut frame: impl FnMut(ConnectionId) -> Option<F>) -> usize {
+        let mut reached = 0;
+        for (id, handle) in self.list() {
+            if let Some(frame) = frame(id) {
+                reached += usize::from(handle.try_push(frame, priority, PushPolicy::DropIfFull).is_ok());
+            }
+        }
+        reached
+    }
+}
+
+fn live<F: FrameLike>(session: &Weak<Outbox<F>>) -> Option<PushHandle<F>> {
+    session.upgrade().filter(|outbox| !outbox.is_closed()).map(PushHandle::new)
+}
+
+impl<F: FrameLike> Default for SessionRegistry<F> {
+    fn default() -> Self {
+        Self { sessions: Mutex::default() }
+    }
+}
+
+impl<F: FrameLike> fmt::Debug for SessionRegistry<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SessionRegistry").field("len", &self.len()).finish()
+    }
+}

@@ -1,0 +1,185 @@
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tidewire_conn::{ConnectionId, PushError, Refused, Supervisor};
+use tidewire_testkit::{PATIENCE, wait_until_async};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::server::{Client, Server, Words, frame};
+
+#[tokio::test]
+async fn requests_are_answered_in_order() {
+    let server = Server::start().await;
+    let mut client = server.connect().await;
+    for request in ["a", "nothing", "twice", "count", "wait", "b"] {
+        client.send(request).await;
+    }
+    server.supervisor.protocol().release.notify_one();
+    for answer in ["a", "one", "two", "4", "waited", "b"] {
+        assert_eq!(client.receive().await.as_deref(), Some(answer));
+    }
+    assert_eq!(server.supervisor.protocol().commands.load(Ordering::SeqCst), 6);
+    assert_eq!(server.supervisor.protocol().setups.load(Ordering::SeqCst), 1);
+}
+
+/// Every piece is written on its own, so the actor sees the stream cut at that point.
+#[tokio::test]
+async fn a_request_may_come_in_pieces() {
+    let server = Server::start().await;
+    let mut client = server.connect().await;
+    client.0.set_nodelay(true).unwrap();
+    let bytes = b"\0\0\0\x05hello\0\0\0\0\0\0\0\x05again";
+    for cut in 1..bytes.len() {
+        client.0.write_all(&bytes[..cut]).await.unwrap();
+        tokio::task::yield_now().await;
+        client.0.write_all(&bytes[cut..]).await.unwrap();
+        for answer in ["hello", "", "again"] {
+            assert_eq!(client.receive().await.as_deref(), Some(answer));
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_was_sent_before_the_end_is_answered() {
+    let mut server = Server::start().await;
+    let mut client = server.connect().await;
+    client.send("wait").await;
+    client.send("last").await;
+    client.0.shutdown().await.unwrap();
+    server.supervisor.protocol().release.notify_one();
+    assert_eq!(client.receive().await.as_deref(), Some("waited"));
+    assert_eq!(client.receive().await.as_deref(), Some("last"));
+    assert_eq!(client.receive().await, None);
+    assert_eq!(server.next_end().await, "conn-1: the peer closed the connection");
+}
+
+#[tokio::test]
+async fn bad_input_ends_its_own_connection_with_the_right_word() {
+    let mut server = Server::start().await;
+    let (mut neighbour, _) = server.connected().await;
+
+    let mut oversized = server.connect().await;
+    oversized.0.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
+    let word = oversized.receive().await.unwrap();
+    assert!(word.starts_with("error: "), "{word}");
+    assert_eq!(oversized.receive().await, None);
+    assert!(server.next_end().await.starts_with("conn-2: the peer sent no frame"));
+
+    let mut truncated = server.connect().await;
+    truncated.0.write_all(b"\0\0\0\x05hel").await.unwrap();
+    truncated.0.shutdown().await.unwrap();
+    assert_eq!(truncated.receive().await, None);
+    assert!(server.next_end().await.starts_with("conn-3: the peer sent no frame"));
+
+    assert_eq!(neighbour.ask("still there").await, "still there");
+    assert_eq!(server.supervisor.count(), 1);
+}
+
+#[tokio::test]
+async fn handlers_that_fail_or_panic_end_their_own_connection() {
+    let mut server = Server::start().await;
+    let (mut neighbour, _) = server.connected().await;
+    for (request, end) in [
+        ("fail", "a reply failed: as planned"),
+        ("panic", "the protocol panicked"),
+        ("late-panic", "the protocol panicked"),
+        ("close", "a handler closed the connection"),
+    ] {
+        let mut client = server.connect().await;
+        client.send(request).await;
+        if request == "close" {
+            assert_eq!(client.receive().await.as_deref(), Some("bye"));
+        }
+        assert_eq!(client.receive().await, None);
+        assert!(server.next_end().await.ends_with(end), "{request}");
+        assert_eq!(neighbour.ask("still there").await, "still there");
+    }
+    wait_until_async("only the neighbour is counted", PATIENCE, async || server.supervisor.count() == 1).await;
+    assert!(server.ends.try_recv().is_err(), "each end was told once");
+}
+
+#[tokio::test]
+async fn a_stored_handle_does_not_keep_a_dead_session_listed() {
+    let mut server = Server::start().await;
+    let (client, handle) = server.connected().await;
+    let id = ConnectionId(1);
+    assert_eq!(id.to_string(), "conn-1");
+    assert!(server.supervisor.sessions().get(&id).is_some());
+    drop(client);
+    server.next_end().await;
+    wait_until_async("it is gone", PATIENCE, async || server.supervisor.sessions().is_empty()).await;
+    assert!(server.supervisor.sessions().get(&id).is_none());
+    assert_eq!(handle.push_high_priority(frame("too late")).await, Err(PushError::Closed));
+    let error: std::io::Error = PushError::Closed.into();
+    assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe);
+}
+
+#[tokio::test]
+async fn limits_are_exact_and_permits_come_back() {
+    let server = Server::with(|builder| builder.max_connections(3).max_connections_per_address(2)).await;
+    let supervisor: &Supervisor<Words> = &server.supervisor;
+    let [here, there] = ["127.0.0.1:1", "127.0.0.2:1"].map(|addr| addr.parse().unwrap());
+    let first = supervisor.admit(here).unwrap();
+    let _second = supervisor.admit(here).unwrap();
+    assert_eq!(supervisor.admit(here).unwrap_err(), Refused::TooManyFrom(here.ip(), 2));
+    let _third = supervisor.admit(there).unwrap();
+    assert_eq!(supervisor.admit(there).unwrap_err(), Refused::TooMany(3));
+    assert_eq!(server.connect().await.receive().await, None, "the listener refuses too");
+    drop(first);
+    assert_eq!(supervisor.count(), 2);
+    supervisor.admit(here).unwrap();
+}
+
+/// What was read by whoever upgraded the socket is the beginning of the stream.
+#[tokio::test]
+async fn bytes_already_read_come_first() {
+    let server = Server::start().await;
+    let (near, far) = tokio::io::duplex(1024);
+    let permit = server.supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap();
+    tokio::spawn(permit.run(near, b"\0\0\0\x05fir".to_vec()));
+    let (mut read, mut write) = tokio::io::split(far);
+    write.write_all(b"st").await.unwrap();
+    let mut answer = [0; 9];
+    read.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"\0\0\0\x05first");
+}
+
+#[tokio::test]
+async fn a_shutdown_ends_the_idle_the_waiting_and_the_stuck() {
+    let mut server = Server::start().await;
+    let (mut idle, _) = server.connected().await;
+    let (mut waiting, _) = server.connected().await;
+    waiting.send("wait").await;
+    let (mut stuck, _) = server.connected().await;
+    stuck.send("stream").await;
+    server.supervisor.shutdown(Duration::from_millis(100)).await;
+    assert_eq!(server.supervisor.count(), 0);
+    for _ in 0..3 {
+        assert!(server.next_end().await.ends_with("the server shuts down"));
+    }
+    for client in [&mut idle, &mut waiting] {
+        assert_eq!(client.receive().await, None);
+    }
+    let refused = server.supervisor.admit(server.addr).unwrap_err();
+    assert_eq!(refused, Refused::ShuttingDown);
+    let mut late = tokio::net::TcpStream::connect(server.addr).await.map(Client);
+    if let Ok(late) = &mut late {
+        assert_eq!(late.receive().await, None);
+    }
+}
+
+#[tokio::test]
+async fn thousands_come_and_go_and_leave_nothing() {
+    let server = Server::start().await;
+    for _ in 0..20 {
+        let mut clients = Vec::new();
+        for _ in 0..100 {
+            clients.push(server.connect().await);
+        }
+        for client in &mut clients {
+            assert_eq!(client.ask("hello").await, "hello");
+        }
+    }
+    wait_until_async("all are gone", PATIENCE, async || server.supervisor.count() == 0).await;
+    assert!(server.supervisor.sessions().list().is_empty());
+}

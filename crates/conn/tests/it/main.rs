@@ -1,0 +1,6 @@
+//! Connection actors, over real sockets.
+
+mod connection;
+mod examples;
+mod push;
+mod server;

@@ -1,0 +1,174 @@
+use std::time::Duration;
+
+use tidewire_conn::{FairnessConfig, Frame, PushError, PushPolicy, PushPriority, PushQueues, Slot};
+use tidewire_testkit::{PATIENCE, wait_until_async};
+use tokio::sync::mpsc;
+
+use crate::server::{Server, frame};
+
+fn push(handle: &tidewire_conn::PushHandle<Frame>, text: &str, priority: PushPriority) -> Result<(), PushError> {
+    handle.try_push(frame(text), priority, PushPolicy::ReturnErrorIfFull)
+}
+
+/// On one thread nothing is written before the test waits, so the order of writing is that of the actor.
+#[tokio::test]
+async fn urgent_frames_are_written_first() {
+    let server = Server::start().await;
+    let (mut client, handle) = server.connected().await;
+    for number in 0..3 {
+        push(&handle, &format!("low {number}"), PushPriority::Low).unwrap();
+    }
+    for number in 0..3 {
+        push(&handle, &format!("high {number}"), PushPriority::High).unwrap();
+    }
+    for expected in ["high 0", "high 1", "high 2", "low 0", "low 1", "low 2"] {
+        assert_eq!(client.receive().await.as_deref(), Some(expected));
+    }
+}
+
+async fn order(fairness: FairnessConfig, high: usize, low: usize) -> String {
+    let (queues, handle) = PushQueues::<String>::bounded(high, low);
+    let mut queues = queues.with_fairness(fairness);
+    for _ in 0..high {
+        handle.push_high_priority("h".into()).await.unwrap();
+    }
+    for _ in 0..low {
+        handle.push_low_priority("l".into()).await.unwrap();
+    }
+    drop(handle);
+    let mut order = String::new();
+    while let Some((_, frame)) = queues.recv().await {
+        order.push_str(&frame);
+    }
+    order
+}
+
+#[tokio::test]
+async fn other_frames_have_their_fair_share() {
+    let default = FairnessConfig::default();
+    assert_eq!((default.max_high_before_low, default.time_slice), (16, None));
+    assert_eq!(order(default, 40, 2).await, format!("{0}l{0}l{1}", "h".repeat(16), "h".repeat(8)));
+    let strict = FairnessConfig { max_high_before_low: 0, time_slice: None };
+    assert_eq!(order(strict, 40, 2).await, format!("{}ll", "h".repeat(40)));
+    let sliced = FairnessConfig { max_high_before_low: 0, time_slice: Some(Duration::ZERO) };
+    assert_eq!(order(sliced, 3, 3).await, "hlhlhl");
+}
+
+#[tokio::test]
+async fn an_urgent_push_overtakes_a_stream() {
+    let server = Server::start().await;
+    let (mut client, handle) = server.connected().await;
+    client.send("stream").await;
+    assert!(client.receive().await.unwrap().ends_with("01"));
+    handle.push_high_priority(frame("urgent")).await.unwrap();
+    // The stream has no end, so this arrives only if it overtakes.
+    while client.receive().await.as_deref() != Some("urgent") {}
+}
+
+#[tokio::test]
+async fn a_slow_reader_makes_pushers_wait_and_its_end_releases_them() {
+    let server = Server::with(|builder| builder.push_capacities(2, 2)).await;
+    let (client, handle) = server.connected().await;
+    let big = "x".repeat(90_000);
+    // The socket buffers, the batch and the queue take some. Then it is full, and stays so whenever the actor had its turn.
+    let (mut pushed, mut refused) = (0, 0);
+    while refused < 20 {
+        match push(&handle, &big, PushPriority::Low) {
+            Ok(()) => (pushed, refused) = (pushed + 1, 0),
+            Err(error) => {
+                assert_eq!(error, PushError::QueueFull);
+                refused += 1;
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+        assert!(pushed < 1000, "somebody takes it all");
+    }
+    let waiting = tokio::spawn({
+        let handle = handle.clone();
+        async move { handle.push_low_priority(frame("never sent")).await }
+    });
+    tokio::task::yield_now().await;
+    assert!(!waiting.is_finished());
+    drop(client);
+    assert_eq!(waiting.await.unwrap(), Err(PushError::Closed));
+    assert_eq!(push(&handle, "gone", PushPriority::High), Err(PushError::Closed));
+    wait_until_async("the unsent are counted", PATIENCE, async || server.supervisor.push_stats().unsent > 0).await;
+}
+
+#[tokio::test]
+async fn dropped_frames_reach_the_dead_letters() {
+    let (dead, mut letters) = mpsc::channel(2);
+    let server = Server::with(|builder| builder.push_capacities(1, 1).with_push_dlq(dead).keep_unsent()).await;
+    let (client, handle) = server.connected().await;
+    // One is queued, and without waiting nothing is written.
+    push(&handle, "queued", PushPriority::Low).unwrap();
+    for (text, policy) in [("a", PushPolicy::DropIfFull), ("b", PushPolicy::WarnAndDropIfFull)] {
+        assert_eq!(handle.try_push(frame(text), PushPriority::Low, policy), Ok(()));
+    }
+    assert_eq!(letters.try_recv().unwrap(), frame("a"));
+    assert_eq!(letters.try_recv().unwrap(), frame("b"));
+    for _ in 0..3 {
+        assert_eq!(handle.try_push(frame("c"), PushPriority::Low, PushPolicy::DropIfFull), Ok(()));
+    }
+    let stats = server.supervisor.push_stats();
+    assert_eq!((stats.dropped, stats.undelivered), (5, 1));
+    drop(client);
+}
+
+#[tokio::test]
+async fn a_slot_holds_the_newest() {
+    let server = Server::start().await;
+    let (mut client, handle) = server.connected().await;
+    for number in 0..5 {
+        handle.push_latest(Slot(7), frame(format!("seven {number}"))).unwrap();
+        handle.push_latest(Slot(8), frame(format!("eight {number}"))).unwrap();
+    }
+    assert_eq!(client.receive().await.as_deref(), Some("seven 4"));
+    assert_eq!(client.receive().await.as_deref(), Some("eight 4"));
+    assert_eq!(server.supervisor.push_stats().replaced, 8);
+    handle.push_latest(Slot(7), frame("seven again")).unwrap();
+    assert_eq!(client.receive().await.as_deref(), Some("seven again"));
+}
+
+#[tokio::test]
+async fn a_broadcast_reaches_whom_it_is_meant_for() {
+    let server = Server::start().await;
+    let (mut first, _) = server.connected().await;
+    let (mut second, _) = server.connected().await;
+    let reached = server.supervisor.sessions().broadcast(PushPriority::Low, |id| (id.0 != 1).then(|| frame("news")));
+    assert_eq!(reached, 1);
+    assert_eq!(second.receive().await.as_deref(), Some("news"));
+    assert_eq!(first.ask("still here").await, "still here");
+}
+
+/// Urgent, other and streaming producers at once: everything arrives, each in its own order.
+#[tokio::test(flavor = "multi_thread")]
+async fn concurrent_producers_lose_nothing() {
+    let server = Server::start().await;
+    let (mut client, handle) = server.connected().await;
+    let producer = |name: &'static str, priority| {
+        let handle = handle.clone();
+        tokio::spawn(async move {
+            for number in 0..1000 {
+                let frame = frame(format!("{name} {number}"));
+                match priority {
+                    PushPriority::High => handle.push_high_priority(frame).await.unwrap(),
+                    PushPriority::Low => handle.push_low_priority(frame).await.unwrap(),
+                }
+            }
+        })
+    };
+    let names = [("high", PushPriority::High), ("low", PushPriority::Low), ("other", PushPriority::Low)];
+    let producers = names.map(|(name, priority)| producer(name, priority));
+    let mut next = std::collections::HashMap::from(names.map(|(name, _)| (name.to_owned(), 0)));
+    for _ in 0..3000 {
+        let received = client.receive().await.unwrap();
+        let (name, number) = received.split_once(' ').unwrap();
+        let expected = next.get_mut(name).unwrap();
+        assert_eq!(number.parse::<u32>().unwrap(), *expected);
+        *expected += 1;
+    }
+    for producer in producers {
+        producer.await.unwrap();
+    }
+}
