@@ -4,3 +4,4 @@ mod connection;
 mod examples;
 mod push;
 mod server;
+mod surface;
