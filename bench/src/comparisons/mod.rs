@@ -1,13 +1,15 @@
 //! The comparisons, one file each.
 
 mod channels;
+mod conn;
 mod pipelining;
 mod pool;
 
 use tidewire_bench::Workload;
 
 /// All there are; the program finds them here.
-pub(crate) const COMPARISONS: &[Comparison] = &[channels::COMPARISON, pipelining::COMPARISON, pool::COMPARISON];
+pub(crate) const COMPARISONS: &[Comparison] =
+    &[channels::COMPARISON, conn::COMPARISON, pipelining::COMPARISON, pool::COMPARISON];
 
 /// Workloads on one subject.
 pub(crate) struct Comparison {
