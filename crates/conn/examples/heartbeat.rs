@@ -72,6 +72,7 @@ async fn feed() -> std::io::Result<()> {
         if frame == b"ping" { pings += 1 } else { kilobytes += 1 }
     }
     println!("{pings} pings among {kilobytes} kB of a reply without end");
+    drop(client);
     server.shutdown(Duration::from_secs(5)).await;
     serving.await?
 }

@@ -25,6 +25,8 @@ use crate::{CloseReason, Codec, ConnectionContext, Protocol, Reply};
 
 /// How much is read at a time, into a buffer that all connections of a thread share: an idle connection holds none.
 const READ: usize = 16 * 1024;
+/// How often is read what nobody will handle, when a connection ends: a megabyte's worth.
+const PARTING_READS: usize = 64;
 /// How many slices one write takes at most.
 const SLICES: usize = 32;
 /// After so many turns other tasks have theirs.
@@ -43,6 +45,7 @@ pub(crate) struct Limits {
     pub(crate) read_ahead: usize,
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own, and all combinations occur")]
 pub(crate) struct Actor<P: Protocol, S> {
     socket: S,
     protocol: Arc<P>,
@@ -59,6 +62,10 @@ pub(crate) struct Actor<P: Protocol, S> {
     /// Nothing more is read or handled, and when all is written the connection ends for this reason.
     ending: Option<CloseReason<P>>,
     unflushed: bool,
+    /// Whole frames may be left in the input.
+    backlog: bool,
+    /// The protocol knows of the connection, and not yet of its end.
+    begun: bool,
 }
 
 /// A reply that is not complete.
@@ -95,11 +102,14 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             heard_out: false,
             ending: None,
             unflushed: false,
+            backlog: false,
+            begun: false,
         }
     }
 
     /// Runs the connection to its end. The protocol is told exactly once, however it ends.
     pub(crate) async fn run(mut self) {
+        self.begun = true;
         let setup = catch_unwind(AssertUnwindSafe(|| {
             let handle = self.queues.handle();
             self.protocol.on_connection_setup(handle, &mut self.context);
@@ -113,11 +123,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             }
             Err(_) => CloseReason::Panic,
         };
-        let Self { protocol, context, .. } = &mut self;
-        tracing::debug!(connection = %context.id, %reason, "a connection has ended");
-        if catch_unwind(AssertUnwindSafe(|| protocol.on_connection_closed(&reason, context))).is_err() {
-            tracing::error!(connection = %context.id, "on_connection_closed panicked");
-        }
+        self.tell_end(&reason);
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<CloseReason<P>> {
@@ -145,11 +151,25 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                 && self.reply.is_none()
                 && let Some(reason) = self.ending.take()
             {
+                self.part(context);
                 return Poll::Ready(reason);
             }
         }
         context.waker().wake_by_ref();
         Poll::Pending
+    }
+
+    /// Ends the stream in order. A socket that is closed with unread bytes resets, and the peer may lose our last words; so
+    /// what has arrived is thrown away, up to a limit, and without waiting for more.
+    fn part(&mut self, context: &mut Context<'_>) {
+        // Whether it fails or would have to wait, there is nothing more to be done.
+        let _ = Pin::new(&mut self.socket).poll_shutdown(context);
+        for _ in 0..PARTING_READS {
+            self.input.clear();
+            if !matches!(self.poll_read(context), Poll::Ready(Ok(1..))) {
+                return;
+            }
+        }
     }
 
     fn turn(&mut self, context: &mut Context<'_>) -> Progress<P> {
@@ -174,7 +194,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         if self.ending.is_some() {
             return Ok(false);
         }
-        let limit = if self.reply.is_some() { self.limits.batch / 4 * 3 } else { self.limits.batch };
+        let limit = if self.reply.is_some() { (self.limits.batch / 4 * 3).max(1) } else { self.limits.batch };
         if self.batch.len() >= limit {
             return Ok(false);
         }
@@ -203,8 +223,15 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             let Poll::Ready(next) = next else { return Ok(progress) };
             progress = true;
             let is_last = next.is_none() || matches!(self.reply, Some(Pending::Future(_)));
-            if let Some(frame) = next {
-                self.send(frame.map_err(CloseReason::Protocol)?)?;
+            match next {
+                Some(Ok(frame)) => self.send(frame)?,
+                Some(Err(error)) => {
+                    // What came before it is written.
+                    self.reply = None;
+                    self.ending = Some(CloseReason::Protocol(error));
+                    return Ok(progress);
+                }
+                None => {}
             }
             if is_last {
                 self.reply = None;
@@ -216,13 +243,17 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
 
     fn handle_input(&mut self) -> Progress<P> {
         let mut progress = false;
+        self.backlog = true;
         while self.reply.is_none()
             && self.ending.is_none()
             && self.batch.len() < self.limits.batch
             && !self.input.is_empty()
         {
             match self.codec.decode(&mut self.input) {
-                Ok(None) => break,
+                Ok(None) => {
+                    self.backlog = false;
+                    break;
+                }
                 Ok(Some(frame)) => {
                     progress = true;
                     self.context.frames_in += 1;
@@ -238,6 +269,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                 }
             }
         }
+        self.backlog &= !self.input.is_empty();
         Ok(progress)
     }
 
@@ -282,7 +314,12 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         while !self.batch.is_empty() {
             let mut slices = [IoSlice::new(&[]); SLICES];
             let count = self.batch.slices(&mut slices);
-            match Pin::new(&mut self.socket).poll_write_vectored(context, &slices[..count]) {
+            let socket = Pin::new(&mut self.socket);
+            let written = match &slices[..count] {
+                [only] => socket.poll_write(context, only),
+                slices => socket.poll_write_vectored(context, slices),
+            };
+            match written {
                 Poll::Pending => return Ok(progress),
                 Poll::Ready(Err(error)) => return Err(CloseReason::Io(error)),
                 Poll::Ready(Ok(0)) => return Err(CloseReason::Io(io::ErrorKind::WriteZero.into())),
@@ -307,9 +344,9 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     }
 
     fn read(&mut self, context: &mut Context<'_>) -> Progress<P> {
-        // What is read ahead of an unfinished reply, or of a peer that does not read, is limited. A frame that is not whole
-        // may be longer, as far as its codec allows.
-        let waiting = self.reply.is_some() || self.batch.len() >= self.limits.batch;
+        // What is read ahead of an unfinished reply, of a peer that does not read, or of requests whose replies fill batch
+        // after batch, is limited. A frame that is not whole may be longer, as far as its codec allows.
+        let waiting = self.backlog || self.reply.is_some() || self.batch.len() >= self.limits.batch;
         let enough = waiting && self.input.len() >= self.limits.read_ahead;
         if self.heard_out || self.ending.is_some() || enough {
             return Ok(false);
@@ -341,5 +378,25 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         if self.batch.is_empty() {
             self.batch.shrink();
         }
+    }
+}
+
+impl<P: Protocol, S> Actor<P, S> {
+    fn tell_end(&mut self, reason: &CloseReason<P>) {
+        let Self { protocol, context, begun, .. } = self;
+        if !std::mem::take(begun) {
+            return;
+        }
+        tracing::debug!(connection = %context.id, %reason, "a connection has ended");
+        if catch_unwind(AssertUnwindSafe(|| protocol.on_connection_closed(reason, context))).is_err() {
+            tracing::error!(connection = %context.id, "on_connection_closed panicked");
+        }
+    }
+}
+
+impl<P: Protocol, S> Drop for Actor<P, S> {
+    /// Whoever ran the connection may stop, or be stopped.
+    fn drop(&mut self) {
+        self.tell_end(&CloseReason::Dropped);
     }
 }

@@ -35,7 +35,9 @@ pub(crate) struct Outbox<F> {
 struct Lanes<F> {
     high: Semaphore,
     low: Semaphore,
-    bytes: Semaphore,
+    /// Of each lane its own, so that an urgent frame does not wait for others to be read.
+    high_bytes: Semaphore,
+    low_bytes: Semaphore,
     queues: Mutex<Queues<F>>,
 }
 
@@ -60,16 +62,20 @@ impl<F: FrameLike> Outbox<F> {
     }
 
     fn lanes(&self) -> &Lanes<F> {
-        self.lanes.get_or_init(|| {
+        let lanes = self.lanes.get_or_init(|| {
             let queues =
                 Queues { high: VecDeque::new(), low: VecDeque::new(), slots: HashMap::new(), filled: VecDeque::new() };
             Box::new(Lanes {
                 high: Semaphore::new(self.options.high),
                 low: Semaphore::new(self.options.low),
-                bytes: Semaphore::new(self.options.bytes),
+                high_bytes: Semaphore::new(self.options.bytes),
+                low_bytes: Semaphore::new(self.options.bytes),
                 queues: Mutex::new(queues),
             })
-        })
+        });
+        // The other half of the fence in `close`.
+        fence(SeqCst);
+        lanes
     }
 
     /// Queues a frame when there is room for it.
@@ -79,7 +85,7 @@ impl<F: FrameLike> Outbox<F> {
             return Err(PushError::Closed);
         }
         let lane = lanes.lane(priority).acquire().await.map_err(|_| PushError::Closed)?;
-        let bytes = lanes.bytes.acquire_many(self.weight(&frame)).await.map_err(|_| PushError::Closed)?;
+        let bytes = lanes.bytes(priority).acquire_many(self.weight(&frame)).await.map_err(|_| PushError::Closed)?;
         self.queue(lanes, frame, priority).map_err(|_| PushError::Closed)?;
         lane.forget();
         bytes.forget();
@@ -90,7 +96,9 @@ impl<F: FrameLike> Outbox<F> {
     pub(crate) fn try_push(&self, frame: F, priority: PushPriority) -> Result<(), (PushError, F)> {
         let lanes = self.lanes();
         let Ok(lane) = lanes.lane(priority).try_acquire() else { return Err((self.why_not(), frame)) };
-        let Ok(bytes) = lanes.bytes.try_acquire_many(self.weight(&frame)) else { return Err((self.why_not(), frame)) };
+        let Ok(bytes) = lanes.bytes(priority).try_acquire_many(self.weight(&frame)) else {
+            return Err((self.why_not(), frame));
+        };
         match self.queue(lanes, frame, priority) {
             Ok(()) => {
                 lane.forget();
@@ -188,7 +196,7 @@ impl<F: FrameLike> Outbox<F> {
         drop(queues);
         if let Some(lane) = lane {
             lane.add_permits(1);
-            lanes.bytes.add_permits(self.weight(&frame) as usize);
+            lanes.bytes(priority).add_permits(self.weight(&frame) as usize);
         }
         Some(frame)
     }
@@ -211,7 +219,8 @@ impl<F: FrameLike> Outbox<F> {
         let Some(lanes) = self.lanes.get() else { return };
         lanes.high.close();
         lanes.low.close();
-        lanes.bytes.close();
+        lanes.high_bytes.close();
+        lanes.low_bytes.close();
         let mut queues = lanes.lock();
         let Queues { high, low, slots, filled } = &mut *queues;
         let mut left: Vec<F> = high.drain(..).chain(low.drain(..)).collect();
@@ -232,6 +241,13 @@ impl<F> Lanes<F> {
         match priority {
             PushPriority::High => &self.high,
             PushPriority::Low => &self.low,
+        }
+    }
+
+    fn bytes(&self, priority: PushPriority) -> &Semaphore {
+        match priority {
+            PushPriority::High => &self.high_bytes,
+            PushPriority::Low => &self.low_bytes,
         }
     }
 

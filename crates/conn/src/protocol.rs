@@ -131,6 +131,8 @@ pub enum CloseReason<P: Protocol> {
     Protocol(P::ProtocolError),
     /// A reply's future or stream, or a method of the protocol, panicked.
     Panic,
+    /// The task that ran it was aborted, or its runtime ended.
+    Dropped,
 }
 
 impl<P: Protocol> fmt::Display for CloseReason<P> {
@@ -144,6 +146,7 @@ impl<P: Protocol> fmt::Display for CloseReason<P> {
             Self::Encode(error) => write!(f, "a frame could not be sent: {error}"),
             Self::Protocol(error) => write!(f, "a reply failed: {error}"),
             Self::Panic => f.write_str("the protocol panicked"),
+            Self::Dropped => f.write_str("the task of the connection was dropped"),
         }
     }
 }

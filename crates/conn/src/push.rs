@@ -3,11 +3,11 @@
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
 use crate::FrameLike;
 use crate::outbox::Outbox;
@@ -109,6 +109,11 @@ impl<F: FrameLike> PushOptions<F> {
             keep_unsent: false,
             counters: PushCounters::default(),
         }
+    }
+
+    /// At least one, and no more than can be counted.
+    pub(crate) fn room(wanted: usize) -> usize {
+        wanted.clamp(1, Semaphore::MAX_PERMITS)
     }
 
     pub(crate) fn lose(&self, frame: F, why: Lost) {
@@ -220,7 +225,7 @@ impl<F: FrameLike> Clone for PushHandle<F> {
 
 impl<F: FrameLike> Drop for PushHandle<F> {
     fn drop(&mut self) {
-        if self.0.handles.fetch_sub(1, Relaxed) == 1 {
+        if self.0.handles.fetch_sub(1, SeqCst) == 1 {
             self.0.wake();
         }
     }
@@ -275,7 +280,11 @@ pub struct PushQueues<F: FrameLike> {
 impl<F: FrameLike> PushQueues<F> {
     /// Queues with room for so many frames each, at least one, and with their first handle.
     pub fn bounded(high_capacity: usize, low_capacity: usize) -> (Self, PushHandle<F>) {
-        let options = PushOptions { high: high_capacity.max(1), low: low_capacity.max(1), ..PushOptions::new() };
+        let options = PushOptions {
+            high: PushOptions::<F>::room(high_capacity),
+            low: PushOptions::<F>::room(low_capacity),
+            ..PushOptions::new()
+        };
         let queues = Self::new(Arc::new(options), FairnessConfig::default());
         let handle = queues.handle();
         (queues, handle)
@@ -306,11 +315,13 @@ impl<F: FrameLike> PushQueues<F> {
 
     pub(crate) fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<(PushPriority, F)>> {
         self.outbox.register(context.waker());
+        // Looked at before the queues: what the last handle pushed was queued before it went.
+        let abandoned = self.outbox.handles.load(SeqCst) == 0;
         // Lowered before the look, so that what comes after it wakes again.
         self.outbox.is_ready();
         match self.try_recv() {
             Some(found) => Poll::Ready(Some(found)),
-            None if self.outbox.handles.load(Relaxed) == 0 => Poll::Ready(None),
+            None if abandoned => Poll::Ready(None),
             None => Poll::Pending,
         }
     }

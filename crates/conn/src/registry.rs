@@ -51,7 +51,7 @@ impl<F: FrameLike> SessionRegistry<F> {
 
     /// How many connections are live.
     pub fn len(&self) -> usize {
-        self.lock().values().filter(|session| live(session).is_some()).count()
+        self.lock().values().filter(|session| session.upgrade().is_some_and(|outbox| !outbox.is_closed())).count()
     }
 
     /// Whether none is.

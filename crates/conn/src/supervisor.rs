@@ -54,14 +54,15 @@ impl<P: Protocol> Builder<P> {
     /// How many urgent and other frames may wait for one connection, at least one each. Default: 16 and 256.
     #[must_use]
     pub fn push_capacities(mut self, high: usize, low: usize) -> Self {
-        (self.push.high, self.push.low) = (high.max(1), low.max(1));
+        (self.push.high, self.push.low) = (PushOptions::<P::Frame>::room(high), PushOptions::<P::Frame>::room(low));
         self
     }
 
-    /// How many bytes of pushed frames may wait for one connection. Default: 1 MiB.
+    /// How many bytes of pushed frames may wait for one connection, of each priority. Default: 1 MiB. Slots are bounded by their
+    /// number alone.
     #[must_use]
     pub fn push_bytes(mut self, bytes: usize) -> Self {
-        self.push.bytes = bytes.clamp(1, tokio::sync::Semaphore::MAX_PERMITS);
+        self.push.bytes = PushOptions::<P::Frame>::room(bytes);
         self
     }
 
@@ -228,7 +229,10 @@ impl<P: Protocol> Supervisor<P> {
                 accepted = listener.accept() => match accepted {
                     Ok((socket, peer)) => match self.admit(peer) {
                         Ok(permit) => {
-                            socket.set_nodelay(true)?;
+                            // It fails when the peer has already left, which is that connection's affair.
+                            if let Err(error) = socket.set_nodelay(true) {
+                                tracing::debug!(%peer, %error, "small writes may be delayed");
+                            }
                             tokio::spawn(permit.run(socket, Vec::new()));
                         }
                         Err(refused) => tracing::info!(%peer, %refused, "a connection was refused"),
@@ -264,7 +268,7 @@ impl<P: Protocol> Supervisor<P> {
     }
 
     /// Admits nobody any more and ends every connection, after it has written what it had gathered. What has not ended by
-    /// the deadline is ended at once. Returns when there are none.
+    /// the deadline is ended at once. Returns when there are none; a [`Permit`] that is held and not run counts as one.
     pub async fn shutdown(&self, deadline: Duration) {
         self.enter(Phase::Closing);
         if tokio::time::timeout(deadline, self.empty()).await.is_err() {

@@ -1,9 +1,13 @@
-use std::sync::atomic::Ordering;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tidewire_conn::{ConnectionId, PushError, Refused, Supervisor};
 use tidewire_testkit::{PATIENCE, wait_until_async};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 
 use crate::server::{Client, Server, Words, frame};
 
@@ -73,6 +77,19 @@ async fn bad_input_ends_its_own_connection_with_the_right_word() {
 
     assert_eq!(neighbour.ask("still there").await, "still there");
     assert_eq!(server.supervisor.count(), 1);
+}
+
+/// A socket closed with unread bytes resets, and takes back what it had sent.
+#[tokio::test]
+async fn the_last_word_reaches_a_peer_that_sent_too_much() {
+    let server = Server::start().await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut client = Client(tokio::net::TcpStream::connect(listener.local_addr().unwrap()).await.unwrap());
+    let (socket, peer) = listener.accept().await.unwrap();
+    client.0.write_all(&vec![0xff; 100_000]).await.unwrap();
+    server.supervisor.admit(peer).unwrap().run(socket, Vec::new()).await;
+    assert!(client.receive().await.unwrap().starts_with("error: "));
+    assert_eq!(client.0.read(&mut [0]).await.unwrap(), 0, "an end, not a reset");
 }
 
 #[tokio::test]
@@ -182,4 +199,77 @@ async fn thousands_come_and_go_and_leave_nothing() {
     }
     wait_until_async("all are gone", PATIENCE, async || server.supervisor.count() == 0).await;
     assert!(server.supervisor.sessions().list().is_empty());
+}
+
+#[tokio::test]
+async fn what_a_stream_gave_before_it_failed_is_written() {
+    let mut server = Server::start().await;
+    let mut client = server.connect().await;
+    client.send("broken-stream").await;
+    assert_eq!(client.receive().await.as_deref(), Some("1"));
+    assert_eq!(client.receive().await.as_deref(), Some("2"));
+    assert_eq!(client.receive().await, None);
+    assert!(server.next_end().await.ends_with("a reply failed: as planned"));
+}
+
+#[tokio::test]
+async fn the_end_is_told_when_the_task_is_aborted() {
+    let mut server = Server::start().await;
+    let (near, _far) = tokio::io::duplex(1024);
+    let permit = server.supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap();
+    let running = tokio::spawn(permit.run(near, Vec::new()));
+    tokio::task::yield_now().await;
+    assert_eq!(server.supervisor.protocol().setups.load(Ordering::SeqCst), 1);
+    running.abort();
+    assert!(running.await.unwrap_err().is_cancelled());
+    assert_eq!(server.next_end().await, "conn-1: the task of the connection was dropped");
+    assert!(server.ends.try_recv().is_err(), "it was told once");
+    assert_eq!(server.supervisor.count(), 0);
+}
+
+/// A peer that asks for ever, and takes every answer at once.
+#[derive(Default)]
+struct Greedy {
+    asked: Arc<AtomicUsize>,
+}
+
+impl AsyncRead for Greedy {
+    fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        const REQUEST: &[u8] = b"\0\0\0\x05large";
+        while buffer.remaining() >= REQUEST.len() {
+            buffer.put_slice(REQUEST);
+            self.asked.fetch_add(REQUEST.len(), Ordering::SeqCst);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Greedy {
+    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[tokio::test]
+async fn requests_with_large_replies_are_not_read_far_ahead() {
+    let server = Server::with(|builder| builder.read_ahead_bytes(1000)).await;
+    let peer = Greedy::default();
+    let asked = Arc::clone(&peer.asked);
+    let permit = server.supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap();
+    let running = tokio::spawn(permit.run(peer, Vec::new()));
+    let commands = &server.supervisor.protocol().commands;
+    while commands.load(Ordering::SeqCst) < 100 {
+        tokio::task::yield_now().await;
+    }
+    let ahead = asked.load(Ordering::SeqCst) - 9 * commands.load(Ordering::SeqCst);
+    assert!(ahead < 1000 + 16 * 1024, "{ahead} bytes are read ahead");
+    running.abort();
 }

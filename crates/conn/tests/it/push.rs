@@ -1,3 +1,4 @@
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tidewire_conn::{FairnessConfig, Frame, PushError, PushPolicy, PushPriority, PushQueues, Slot};
@@ -170,5 +171,38 @@ async fn concurrent_producers_lose_nothing() {
     }
     for producer in producers {
         producer.await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_push_passes_a_waiting_reply_however_small_the_batch() {
+    let server = Server::with(|builder| builder.batch_bytes(1)).await;
+    let (mut client, handle) = server.connected().await;
+    client.send("wait").await;
+    let waits = &server.supervisor.protocol().waits;
+    wait_until_async("the reply is awaited", PATIENCE, async || waits.load(Ordering::SeqCst) == 1).await;
+    handle.push_low_priority(frame("news")).await.unwrap();
+    assert_eq!(client.receive().await.as_deref(), Some("news"));
+    server.supervisor.protocol().release.notify_one();
+    assert_eq!(client.receive().await.as_deref(), Some("waited"));
+}
+
+#[tokio::test]
+async fn any_capacity_is_accepted() {
+    let (mut queues, handle) = PushQueues::<String>::bounded(usize::MAX, usize::MAX);
+    handle.push_low_priority("news".into()).await.unwrap();
+    assert_eq!(queues.recv().await, Some((PushPriority::Low, "news".into())));
+}
+
+/// A race, so it is run often.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_last_handle_pushed_is_received() {
+    for _ in 0..20_000 {
+        let (mut queues, handle) = PushQueues::<String>::bounded(1, 1);
+        let pushing = tokio::spawn(async move {
+            handle.try_push("last".into(), PushPriority::High, PushPolicy::ReturnErrorIfFull).unwrap();
+        });
+        assert_eq!(queues.recv().await, Some((PushPriority::High, "last".into())));
+        pushing.await.unwrap();
     }
 }

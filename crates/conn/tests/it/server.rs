@@ -20,6 +20,7 @@ pub(crate) struct Words {
     pub(crate) release: Arc<Notify>,
     pub(crate) setups: AtomicUsize,
     pub(crate) commands: AtomicUsize,
+    pub(crate) waits: AtomicUsize,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -54,17 +55,20 @@ impl Protocol for Words {
             "nothing" => Reply::None,
             "twice" => Reply::Frames(vec![frame("one"), frame("two")]),
             "count" => Reply::Frame(frame(count.to_string())),
+            "large" => Reply::Frame(frame("x".repeat(90_000))),
             "close" => Reply::Close(Some(frame("bye"))),
             "fail" => Reply::future(async { Err(Planned) }),
             "panic" => panic!("as planned"),
             "late-panic" => Reply::future(async { panic!("as planned") }),
             "wait" => {
+                self.waits.fetch_add(1, Ordering::SeqCst);
                 let release = Arc::clone(&self.release);
                 Reply::future(async move {
                     release.notified().await;
                     Ok(frame("waited"))
                 })
             }
+            "broken-stream" => Reply::stream(Broken(0)),
             "stream" => Reply::stream(Numbers(0)),
             _ => Reply::Frame(request),
         }
@@ -98,6 +102,21 @@ impl futures_core::Stream for Numbers {
     }
 }
 
+/// A stream that fails after two frames.
+struct Broken(u64);
+
+impl futures_core::Stream for Broken {
+    type Item = Result<Frame, Planned>;
+
+    fn poll_next(
+        mut self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Self::Item>> {
+        self.0 += 1;
+        std::task::Poll::Ready(Some(if self.0 > 2 { Err(Planned) } else { Ok(frame(self.0.to_string())) }))
+    }
+}
+
 pub(crate) struct Server {
     pub(crate) supervisor: Supervisor<Words>,
     pub(crate) addr: SocketAddr,
@@ -111,8 +130,13 @@ impl Server {
 
     pub(crate) async fn with(settings: impl FnOnce(Builder<Words>) -> Builder<Words>) -> Self {
         let (told, ends) = mpsc::channel(10_000);
-        let words =
-            Words { ends: told, release: Arc::default(), setups: AtomicUsize::new(0), commands: AtomicUsize::new(0) };
+        let words = Words {
+            ends: told,
+            release: Arc::default(),
+            setups: AtomicUsize::new(0),
+            commands: AtomicUsize::new(0),
+            waits: AtomicUsize::new(0),
+        };
         let supervisor = settings(Supervisor::with_protocol(words)).build();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
