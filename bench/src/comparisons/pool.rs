@@ -23,7 +23,7 @@ pub(crate) const COMPARISON: Comparison = Comparison {
 };
 
 /// As many messages as the pool, or all channels of a hand-made one together, may hold.
-const CAPACITY: usize = 16_384;
+const CAPACITY: usize = 65_536;
 const KEYS: u64 = 10_000;
 
 fn workloads(effort: Effort) -> Vec<Workload> {
@@ -53,7 +53,10 @@ fn workloads(effort: Effort) -> Vec<Workload> {
             operation: "message",
             metrics: &[Metric::Throughput, Metric::Cpu, Metric::Allocations],
             contenders: vec![
-                Contender::new("tokio task per key", move |meter| produce(meter, 4, many, &Tasks::start())),
+                Contender::new("tokio task per key", move |meter| produce(meter, 4, many, &Tasks::<Dense>::start())),
+                Contender::new("the same, by hash map", move |meter| {
+                    produce(meter, 4, many, &Tasks::<HashMap<Key, Mailbox>>::start())
+                }),
                 Contender::new("crossbeam", move |meter| produce(meter, 4, many, &Channels::start(2, empty))),
                 Contender::new("rayon, no order", move |meter| produce(meter, 4, many, &Rayon::start())),
                 Contender::new("pinned", move |meter| {
@@ -191,14 +194,15 @@ impl<P> Drop for Channels<P> {
     }
 }
 
-/// An actor per key: a tokio task with a channel, found by its key. That keys come and go, and the lock it would take, is
-/// spared it.
-struct Tasks {
-    keys: HashMap<Key, mpsc::Sender<Message<u64>>>,
+/// An actor per key: a tokio task with a channel, and some way to find it.
+struct Tasks<K> {
+    keys: K,
     _runtime: runtime::Runtime,
 }
 
-impl Tasks {
+type Mailbox = mpsc::Sender<Message<u64>>;
+
+impl<K: FromIterator<(Key, Mailbox)>> Tasks<K> {
     fn start() -> Self {
         let runtime = runtime::Builder::new_multi_thread().worker_threads(2).build().expect("a runtime starts");
         let key = |key| {
@@ -214,13 +218,49 @@ impl Tasks {
     }
 }
 
-impl Sink<u64> for Tasks {
+/// How the channel of a key is found.
+trait Directory {
+    fn find(&self, key: Key) -> &Mailbox;
+    fn all(&self) -> impl Iterator<Item = &Mailbox>;
+}
+
+/// Keys are small numbers without gaps: the best case, and not what keys are in life.
+struct Dense(Vec<Mailbox>);
+
+impl FromIterator<(Key, Mailbox)> for Dense {
+    fn from_iter<I: IntoIterator<Item = (Key, Mailbox)>>(keys: I) -> Self {
+        Self(keys.into_iter().map(|(_, mailbox)| mailbox).collect())
+    }
+}
+
+impl Directory for Dense {
+    fn find(&self, key: Key) -> &Mailbox {
+        &self.0[usize::try_from(key.0).expect("64 bits")]
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Mailbox> {
+        self.0.iter()
+    }
+}
+
+/// Keys are anything. That they come and go, and the lock it would take, is spared it.
+impl Directory for HashMap<Key, Mailbox> {
+    fn find(&self, key: Key) -> &Mailbox {
+        &self[&key]
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Mailbox> {
+        self.values()
+    }
+}
+
+impl<K: Directory + Sync> Sink<u64> for Tasks<K> {
     fn send(&self, message: Message<u64>) {
-        self.keys[&message.key].blocking_send(message).expect("the task lives");
+        self.keys.find(message.key).blocking_send(message).expect("the task lives");
     }
 
     fn settle(&self) {
-        while self.keys.values().any(|key| key.capacity() < key.max_capacity()) {
+        while self.keys.all().any(|key| key.capacity() < key.max_capacity()) {
             thread::yield_now();
         }
     }
