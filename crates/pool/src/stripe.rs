@@ -22,7 +22,7 @@
 //! less than a queue, because making and removing one is the better part of what a message costs here.
 #![expect(
     clippy::inline_always,
-    reason = "a message is large: a call that is not inlined copies it, at half the speed"
+    reason = "a message is large, and a call that is not inlined copies it: measured 1.2 to 1.8 times the CPU"
 )]
 
 use std::cmp::Reverse;

@@ -1,7 +1,7 @@
 //! How messages come in: room, overflow, and follow-ups.
 #![expect(
     clippy::inline_always,
-    reason = "a message is large: a call that is not inlined copies it, at half the speed"
+    reason = "a message is large, and a call that is not inlined copies it: measured 1.2 to 1.8 times the CPU"
 )]
 
 use std::future::{Future, poll_fn};

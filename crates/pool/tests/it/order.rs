@@ -157,8 +157,7 @@ fn one_free_worker_serves_all_homes() {
 #[test]
 fn a_hot_key_does_not_starve_new_keys() {
     let gate = Gate::open();
-    let pool = Pool::builder().workers(1).simulate(0, gate.clone()).unwrap();
-    let mut pool = pool;
+    let mut pool = Pool::builder().workers(1).simulate(0, gate.clone()).unwrap();
     for number in 0..1000 {
         pool.submit(Message::new(7, (7, number))).unwrap();
     }
