@@ -268,6 +268,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                     progress = true;
                 }
             }
+            self.codec.control(&mut self.batch);
         }
         self.backlog &= !self.input.is_empty();
         Ok(progress)

@@ -22,6 +22,18 @@ pub trait Codec: Send + 'static {
 
     /// Appends a frame to what is written next. After an error `output` is as before.
     fn encode(&mut self, frame: &Self::Frame, output: &mut Batch) -> Result<(), Self::Error>;
+
+    /// Appends what the codec itself has to say: the answer to a ping, its part of a closing handshake, the word with which it
+    /// leaves after an error. Asked for after every run of [`decode`](Self::decode), before anything else is encoded.
+    fn control(&mut self, output: &mut Batch) {
+        let _ = output;
+    }
+
+    /// Whether the conversation is over by its own rules. Then nothing more is read, and the connection ends when everything is
+    /// written.
+    fn is_over(&self) -> bool {
+        false
+    }
 }
 
 /// Frames that are each preceded by their length.
