@@ -4,11 +4,10 @@
 
 use std::convert::Infallible;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use bytes::Bytes;
 use tidewire_conn::{
-    ConnectionContext, Frame, Head, LengthDelimited, Protocol, PushPriority, Reply, SessionRegistry, Supervisor,
+    ConnectionContext, Frame, Head, LengthDelimited, Protocol, PushPriority, Reply, SessionRegistry, Shutdown, Supervisor,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -37,9 +36,10 @@ impl Protocol for Chat {
     fn on_frame(&self, said: Frame, context: &mut ConnectionContext) -> Reply<Frame, Infallible> {
         let Some(members) = self.members() else { return Reply::None };
         // Each gets a head of its own, and all share the body.
-        let head = Head::new(format!("{} says: ", context.id).as_bytes()).unwrap_or_default();
-        let heard = members
-            .broadcast(PushPriority::Low, |id| (id != context.id).then(|| Frame::new(head, said.body().clone())));
+        let head = Head::new(format!("{} says: ", context.id()).as_bytes()).unwrap_or_default();
+        let heard = members.broadcast(PushPriority::Low, |member| {
+            (member.id() != context.id()).then(|| Frame::new(head, said.body().clone()))
+        });
         Reply::Frame(Frame::from(Bytes::from(format!("heard by {heard}"))))
     }
 }
@@ -74,7 +74,7 @@ async fn chat() -> std::io::Result<()> {
         println!("bob:   {}", hear(&mut bob).await?);
     }
     drop(sleepy);
-    server.shutdown(Duration::from_secs(5)).await;
+    server.shutdown(Shutdown::default()).await;
     serving.await?
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_core::Stream;
-use tidewire_conn::{ConnectionContext, Frame, LengthDelimited, Protocol, PushHandle, Reply, Supervisor};
+use tidewire_conn::{ConnectionContext, Frame, LengthDelimited, Protocol, PushHandle, Reply, Shutdown, Supervisor};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -73,6 +73,6 @@ async fn feed() -> std::io::Result<()> {
     }
     println!("{pings} pings among {kilobytes} kB of a reply without end");
     drop(client);
-    server.shutdown(Duration::from_secs(5)).await;
+    server.shutdown(Shutdown::default()).await;
     serving.await?
 }

@@ -23,6 +23,11 @@ pub trait Codec: Send + 'static {
     /// Appends a frame to what is written next. After an error `output` is as before.
     fn encode(&mut self, frame: &Self::Frame, output: &mut Batch) -> Result<(), Self::Error>;
 
+    /// Whether a frame has begun and is not whole, with `input` as the last [`decode`](Self::decode) left it.
+    fn is_midway(&self, input: &BytesMut) -> bool {
+        !input.is_empty()
+    }
+
     /// Appends what the codec itself has to say: the answer to a ping, its part of a closing handshake, the word with which it
     /// leaves after an error. Asked for after every run of [`decode`](Self::decode), before anything else is encoded.
     fn control(&mut self, output: &mut Batch) {

@@ -7,7 +7,7 @@
 //! ```
 //! use std::convert::Infallible;
 //! use bytes::Bytes;
-//! use tidewire_conn::{ConnectionContext, Frame, LengthDelimited, Protocol, Reply, Supervisor};
+//! use tidewire_conn::{ConnectionContext, Frame, LengthDelimited, Protocol, Reply, Shutdown, Supervisor};
 //! use tokio::io::{AsyncReadExt, AsyncWriteExt};
 //! use tokio::net::{TcpListener, TcpStream};
 //!
@@ -43,18 +43,19 @@
 //! assert_eq!(&echo, b"\0\0\0\x05hello");
 //!
 //! // Any task may push.
-//! for (_, handle) in server.sessions().list() {
-//!     handle.push_high_priority(Frame::from(Bytes::from_static(b"news!"))).await?;
+//! for session in server.sessions().list() {
+//!     session.handle().push_high_priority(Frame::from(Bytes::from_static(b"news!"))).await?;
 //! }
 //! client.read_exact(&mut echo).await?;
 //! assert_eq!(&echo, b"\0\0\0\x05news!");
 //!
-//! server.shutdown(std::time::Duration::from_secs(5)).await;
+//! server.shutdown(Shutdown::default()).await;
 //! serving.await.unwrap()
 //! # }
 //! ```
 
 mod actor;
+mod alarms;
 mod batch;
 mod codec;
 mod frame;
@@ -62,12 +63,18 @@ mod outbox;
 mod protocol;
 mod push;
 mod registry;
+mod session;
+mod stats;
 mod supervisor;
+mod timeouts;
 
 pub use batch::Batch;
 pub use codec::{ByteOrder, Codec, LengthDelimited, LengthDelimitedError, LengthDelimitedOptions, LengthPrefix};
 pub use frame::{Frame, FrameLike, Head, HeadTooLong};
-pub use protocol::{CloseReason, ConnectionContext, Protocol, Reply, ReplyFuture, ReplyStream};
-pub use push::{FairnessConfig, PushError, PushHandle, PushPolicy, PushPriority, PushQueues, PushStats, Slot};
+pub use protocol::{CloseReason, Protocol, Reply, ReplyFuture, ReplyStream, ServiceOrder};
+pub use push::{FairnessConfig, PushAfter, PushError, PushHandle, PushPolicy, PushPriority, PushQueues, PushStats, Slot};
 pub use registry::{ConnectionId, SessionRegistry};
-pub use supervisor::{Builder, Permit, Refused, Supervisor};
+pub use session::{ConnectionContext, Counters, ReplyTicket, Session};
+pub use stats::Stats;
+pub use supervisor::{Builder, Permit, Refused, Shutdown, Supervisor};
+pub use timeouts::{Timeout, Timeouts};

@@ -7,11 +7,14 @@
 //! **Waking.** A pusher queues under the lock, then raises `ready`, and wakes the actor if it was down. The actor lowers it
 //! *before* it takes the lock, so what was queued after it looked raises it again.
 //!
+//! **Tied frames.** A frame that must not be written before a certain reply waits aside until the actor has handed that reply
+//! to the codec, and then takes its place at the end of its lane. It has its room in the lane from the beginning.
+//!
 //! **Closing.** `closed` is set before the queues are emptied for the last time, under their lock; whoever queues looks at it
-//! under the same lock. So nothing is queued after that, and everything that was is handed to whoever closes.
+//! under the same lock. So nothing is queued after that, and everything that was is written or counted as lost.
 
-use std::collections::VecDeque;
 use std::collections::hash_map::{Entry, HashMap};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
@@ -19,13 +22,20 @@ use std::task::Waker;
 use tokio::sync::Semaphore;
 
 use crate::push::{Lost, PushOptions};
-use crate::{FrameLike, PushError, PushPriority, Slot};
+use crate::session::Facts;
+use crate::{FrameLike, PushError, PushPolicy, PushPriority, ReplyTicket, Slot};
 
 pub(crate) struct Outbox<F> {
     options: Arc<PushOptions<F>>,
+    /// The connection that it is the outbox of, if there is one.
+    facts: Option<Arc<Facts>>,
     lanes: OnceLock<Box<Lanes<F>>>,
     ready: AtomicBool,
     closed: AtomicBool,
+    /// Frames wait for a reply. Changed under the lock of the queues.
+    tied: AtomicBool,
+    /// The alarm of the connection went off.
+    rung: AtomicBool,
     /// Who is woken when it becomes ready.
     actor: Mutex<Option<Waker>>,
     /// How many can push.
@@ -42,40 +52,73 @@ struct Lanes<F> {
 }
 
 struct Queues<F> {
-    high: VecDeque<F>,
-    low: VecDeque<F>,
-    slots: HashMap<Slot, F>,
-    /// The slots in the order in which they were filled, each once.
+    high: VecDeque<Queued<F>>,
+    low: VecDeque<Queued<F>>,
+    slots: HashMap<Slot, Latest<F>>,
+    slot_bytes: usize,
+    /// The slots in the order in which they were filled. Each is either here or among the tied, once.
     filled: VecDeque<Slot>,
+    /// What waits for a reply: by the request, and in the order in which it came.
+    tied: BTreeMap<(u64, u64), Tied<F>>,
+    tied_so_far: u64,
+}
+
+/// A frame in a lane, and what it weighs there.
+struct Queued<F> {
+    frame: F,
+    weight: u32,
+}
+
+/// The newest frame of a slot.
+struct Latest<F> {
+    frame: F,
+    size: usize,
+    /// The request whose reply comes first, if it is not zero.
+    after: u64,
+}
+
+enum Tied<F> {
+    Frame(PushPriority, Queued<F>),
+    Slot(Slot),
 }
 
 impl<F: FrameLike> Outbox<F> {
-    pub(crate) fn new(options: Arc<PushOptions<F>>) -> Self {
+    pub(crate) fn new(options: Arc<PushOptions<F>>, facts: Option<Arc<Facts>>) -> Self {
         Self {
             options,
+            facts,
             lanes: OnceLock::new(),
             ready: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            tied: AtomicBool::new(false),
+            rung: AtomicBool::new(false),
             actor: Mutex::new(None),
             handles: AtomicUsize::new(0),
         }
     }
 
+    pub(crate) fn facts(&self) -> Option<&Facts> {
+        self.facts.as_deref()
+    }
+
     fn lanes(&self) -> &Lanes<F> {
         let lanes = self.lanes.get_or_init(|| {
-            let queues =
-                Queues { high: VecDeque::new(), low: VecDeque::new(), slots: HashMap::new(), filled: VecDeque::new() };
             Box::new(Lanes {
                 high: Semaphore::new(self.options.high),
                 low: Semaphore::new(self.options.low),
                 high_bytes: Semaphore::new(self.options.bytes),
                 low_bytes: Semaphore::new(self.options.bytes),
-                queues: Mutex::new(queues),
+                queues: Mutex::new(Queues::new()),
             })
         });
-        // The other half of the fence in `close`.
+        // The other half of the fence in `refuse`.
         fence(SeqCst);
         lanes
+    }
+
+    /// The request that a ticket names, or zero if it is another connection's.
+    fn request(&self, ticket: ReplyTicket) -> u64 {
+        self.facts().filter(|facts| facts.id == ticket.connection).map_or(0, |_| ticket.request)
     }
 
     /// Queues a frame when there is room for it.
@@ -84,22 +127,28 @@ impl<F: FrameLike> Outbox<F> {
         if self.is_closed() {
             return Err(PushError::Closed);
         }
+        let weight = self.weight(&frame);
         let lane = lanes.lane(priority).acquire().await.map_err(|_| PushError::Closed)?;
-        let bytes = lanes.bytes(priority).acquire_many(self.weight(&frame)).await.map_err(|_| PushError::Closed)?;
-        self.queue(lanes, frame, priority).map_err(|_| PushError::Closed)?;
+        let bytes = lanes.bytes(priority).acquire_many(weight).await.map_err(|_| PushError::Closed)?;
+        self.queue(lanes, Queued { frame, weight }, priority, 0).map_err(|_| PushError::Closed)?;
         lane.forget();
         bytes.forget();
         Ok(())
     }
 
     /// Queues a frame if there is room for it now; otherwise it comes back.
-    pub(crate) fn try_push(&self, frame: F, priority: PushPriority) -> Result<(), (PushError, F)> {
+    fn try_push(
+        &self,
+        frame: F,
+        priority: PushPriority,
+        after: Option<ReplyTicket>,
+    ) -> Result<(), (PushError, F)> {
         let lanes = self.lanes();
         let Ok(lane) = lanes.lane(priority).try_acquire() else { return Err((self.why_not(), frame)) };
-        let Ok(bytes) = lanes.bytes(priority).try_acquire_many(self.weight(&frame)) else {
-            return Err((self.why_not(), frame));
-        };
-        match self.queue(lanes, frame, priority) {
+        let weight = self.weight(&frame);
+        let Ok(bytes) = lanes.bytes(priority).try_acquire_many(weight) else { return Err((self.why_not(), frame)) };
+        let after = after.map_or(0, |ticket| self.request(ticket));
+        match self.queue(lanes, Queued { frame, weight }, priority, after) {
             Ok(()) => {
                 lane.forget();
                 bytes.forget();
@@ -109,45 +158,78 @@ impl<F: FrameLike> Outbox<F> {
         }
     }
 
+    /// Queues a frame without waiting; if there is no room, the policy decides.
+    pub(crate) fn push_or_drop(
+        &self,
+        frame: F,
+        priority: PushPriority,
+        policy: PushPolicy,
+        after: Option<ReplyTicket>,
+    ) -> Result<(), PushError> {
+        match self.try_push(frame, priority, after) {
+            Err((PushError::QueueFull, frame)) if policy != PushPolicy::ReturnErrorIfFull => {
+                self.options.lose(frame, Lost::Dropped { warn: policy == PushPolicy::WarnAndDropIfFull });
+                Ok(())
+            }
+            ended => ended.map_err(|(error, _)| error),
+        }
+    }
+
     fn why_not(&self) -> PushError {
         if self.is_closed() { PushError::Closed } else { PushError::QueueFull }
     }
 
-    fn queue(&self, lanes: &Lanes<F>, frame: F, priority: PushPriority) -> Result<(), F> {
+    fn queue(&self, lanes: &Lanes<F>, queued: Queued<F>, priority: PushPriority, after: u64) -> Result<(), F> {
         let mut queues = lanes.lock();
         if self.is_closed() {
-            return Err(frame);
+            return Err(queued.frame);
         }
-        match priority {
-            PushPriority::High => queues.high.push_back(frame),
-            PushPriority::Low => queues.low.push_back(frame),
+        if after > 0 {
+            queues.tie(after, Tied::Frame(priority, queued));
+            self.tied.store(true, SeqCst);
+        } else {
+            queues.lane(priority).push_back(queued);
         }
         drop(queues);
         self.announce();
         Ok(())
     }
 
-    /// Puts a frame into a slot. What it replaces comes back.
-    pub(crate) fn push_latest(&self, slot: Slot, frame: F) -> Result<Option<F>, PushError> {
-        let lanes = self.lanes();
-        let mut queues = lanes.lock();
+    /// Puts a frame into a slot, in place of the one that may be there.
+    pub(crate) fn push_latest(&self, slot: Slot, frame: F, after: Option<ReplyTicket>) -> Result<(), PushError> {
+        let size = frame.size();
+        let after = after.map_or(0, |ticket| self.request(ticket));
+        let mut queues = self.lanes().lock();
         if self.is_closed() {
             return Err(PushError::Closed);
         }
-        let Queues { slots, filled, .. } = &mut *queues;
+        let Queues { slots, slot_bytes, filled, .. } = &mut *queues;
+        let others = *slot_bytes - slots.get(&slot).map_or(0, |unsent| unsent.size);
+        // One that is larger than all the room has it to itself.
+        if others > 0 && others.saturating_add(size) > self.options.slot_bytes {
+            return Err(PushError::QueueFull);
+        }
         let count = slots.len();
         let replaced = match slots.entry(slot) {
-            Entry::Occupied(mut unsent) => Some(unsent.insert(frame)),
+            Entry::Occupied(mut unsent) => {
+                // It stays where it is. If that is too early for it, it is put aside when its turn comes.
+                let after = after.max(unsent.get().after);
+                Some(unsent.insert(Latest { frame, size, after }).frame)
+            }
             Entry::Vacant(_) if count >= self.options.slots => return Err(PushError::QueueFull),
             Entry::Vacant(vacant) => {
-                vacant.insert(frame);
+                vacant.insert(Latest { frame, size, after });
                 filled.push_back(slot);
                 None
             }
         };
+        *slot_bytes = others + size;
         drop(queues);
+        if replaced.is_some() {
+            self.options.note_replaced();
+        }
         self.announce();
-        Ok(replaced)
+        Ok(())
     }
 
     fn announce(&self) {
@@ -162,7 +244,18 @@ impl<F: FrameLike> Outbox<F> {
         }
     }
 
-    /// Whom to wake. Seldom another one than before, so it costs a comparison.
+    /// The alarm goes off.
+    pub(crate) fn ring(&self) {
+        self.rung.store(true, SeqCst);
+        self.wake();
+    }
+
+    /// Whether the alarm went off.
+    pub(crate) fn is_rung(&self) -> bool {
+        self.rung.load(SeqCst) && self.rung.swap(false, SeqCst)
+    }
+
+    /// Whom to wake.
     pub(crate) fn register(&self, waker: &Waker) {
         let mut actor = lock(&self.actor);
         match &mut *actor {
@@ -171,33 +264,47 @@ impl<F: FrameLike> Outbox<F> {
         }
     }
 
-    /// Whether something may be queued. Lowers the flag: to be followed by [`take`](Self::take) until that finds nothing.
+    /// Whether something may be queued.
     pub(crate) fn is_ready(&self) -> bool {
-        self.ready.load(SeqCst) && self.ready.swap(false, SeqCst)
+        self.ready.load(SeqCst)
+    }
+
+    /// Whether something may be queued. Lowers the flag: to be followed by [`take`](Self::take) until that finds nothing.
+    pub(crate) fn lower(&self) -> bool {
+        self.is_ready() && self.ready.swap(false, SeqCst)
     }
 
     /// Not everything was taken.
-    pub(crate) fn remain_ready(&self) {
+    pub(crate) fn raise(&self) {
         self.ready.store(true, SeqCst);
     }
 
-    /// Takes the next frame of that priority. Slots are low, by turns with the lane.
-    pub(crate) fn take(&self, priority: PushPriority, turn: bool) -> Option<F> {
+    /// Whether frames wait for a reply.
+    pub(crate) fn is_tied(&self) -> bool {
+        self.tied.load(SeqCst)
+    }
+
+    /// So many requests have been answered: what waited for that has its turn.
+    pub(crate) fn release(&self, answered: u64) {
+        let Some(lanes) = self.lanes.get() else { return };
+        let mut queues = lanes.lock();
+        queues.release(answered);
+        self.tied.store(!queues.tied.is_empty(), SeqCst);
+    }
+
+    /// Takes the next frame of that priority. Slots are low, by turns with the lane; those that wait for a reply which is not
+    /// among the first `answered` are put aside.
+    pub(crate) fn take(&self, priority: PushPriority, turn: bool, answered: u64) -> Option<F> {
         let lanes = self.lanes.get()?;
         let mut queues = lanes.lock();
-        let (frame, lane) = match priority {
-            PushPriority::High => (queues.high.pop_front()?, Some(&lanes.high)),
-            PushPriority::Low if turn || queues.low.is_empty() => match queues.next_slot() {
-                Some(frame) => (frame, None),
-                None => (queues.low.pop_front()?, Some(&lanes.low)),
-            },
-            PushPriority::Low => (queues.low.pop_front()?, Some(&lanes.low)),
-        };
-        drop(queues);
-        if let Some(lane) = lane {
-            lane.add_permits(1);
-            lanes.bytes(priority).add_permits(self.weight(&frame) as usize);
+        let slot_first = priority == PushPriority::Low && (turn || queues.low.is_empty());
+        if slot_first && let Some(frame) = queues.next_slot(answered, &self.tied) {
+            return Some(frame);
         }
+        let Queued { frame, weight } = queues.lane(priority).pop_front()?;
+        drop(queues);
+        lanes.lane(priority).add_permits(1);
+        lanes.bytes(priority).add_permits(weight as usize);
         Some(frame)
     }
 
@@ -210,9 +317,8 @@ impl<F: FrameLike> Outbox<F> {
         self.closed.load(SeqCst)
     }
 
-    /// The connection has gone: nothing is queued any more, and whoever waits is told. What was queued goes where lost
-    /// frames go.
-    pub(crate) fn close(&self) {
+    /// Nothing is queued any more, and whoever waits is told. What was queued can still be taken.
+    pub(crate) fn refuse(&self) {
         self.closed.store(true, SeqCst);
         // Either this sees the lanes, or whoever makes them sees that it is closed.
         fence(SeqCst);
@@ -221,18 +327,21 @@ impl<F: FrameLike> Outbox<F> {
         lanes.low.close();
         lanes.high_bytes.close();
         lanes.low_bytes.close();
+    }
+
+    /// The connection has gone. What was queued goes where lost frames go.
+    pub(crate) fn close(&self) {
+        self.refuse();
+        let Some(lanes) = self.lanes.get() else { return };
         let mut queues = lanes.lock();
-        let Queues { high, low, slots, filled } = &mut *queues;
-        let mut left: Vec<F> = high.drain(..).chain(low.drain(..)).collect();
-        left.extend(filled.drain(..).filter_map(|slot| slots.remove(&slot)));
+        queues.release(u64::MAX);
+        let Queues { high, low, slots, filled, .. } = &mut *queues;
+        let mut left: Vec<F> = high.drain(..).chain(low.drain(..)).map(|queued| queued.frame).collect();
+        left.extend(filled.drain(..).filter_map(|slot| Some(slots.remove(&slot)?.frame)));
         drop(queues);
         for frame in left {
             self.options.lose(frame, Lost::Unsent);
         }
-    }
-
-    pub(crate) fn options(&self) -> &PushOptions<F> {
-        &self.options
     }
 }
 
@@ -257,9 +366,53 @@ impl<F> Lanes<F> {
 }
 
 impl<F> Queues<F> {
-    fn next_slot(&mut self) -> Option<F> {
-        let slot = self.filled.pop_front()?;
-        self.slots.remove(&slot)
+    fn new() -> Self {
+        Self {
+            high: VecDeque::new(),
+            low: VecDeque::new(),
+            slots: HashMap::new(),
+            slot_bytes: 0,
+            filled: VecDeque::new(),
+            tied: BTreeMap::new(),
+            tied_so_far: 0,
+        }
+    }
+
+    fn lane(&mut self, priority: PushPriority) -> &mut VecDeque<Queued<F>> {
+        match priority {
+            PushPriority::High => &mut self.high,
+            PushPriority::Low => &mut self.low,
+        }
+    }
+
+    fn tie(&mut self, after: u64, tied: Tied<F>) {
+        self.tied_so_far += 1;
+        self.tied.insert((after, self.tied_so_far), tied);
+    }
+
+    fn release(&mut self, answered: u64) {
+        while let Some(first) = self.tied.first_entry().filter(|first| first.key().0 <= answered) {
+            match first.remove() {
+                Tied::Frame(priority, queued) => self.lane(priority).push_back(queued),
+                Tied::Slot(slot) => self.filled.push_back(slot),
+            }
+        }
+    }
+
+    fn next_slot(&mut self, answered: u64, tied: &AtomicBool) -> Option<F> {
+        loop {
+            let slot = self.filled.pop_front()?;
+            let Entry::Occupied(latest) = self.slots.entry(slot) else { continue };
+            let after = latest.get().after;
+            if after > answered {
+                self.tie(after, Tied::Slot(slot));
+                tied.store(true, SeqCst);
+                continue;
+            }
+            let Latest { frame, size, .. } = latest.remove();
+            self.slot_bytes -= size;
+            return Some(frame);
+        }
     }
 }
 

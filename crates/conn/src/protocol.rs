@@ -1,21 +1,21 @@
 //! What an application says to the actors of its connections.
 
-use std::any::Any;
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
 use std::pin::Pin;
-use std::time::Instant;
+use std::time::Duration;
 
 use futures_core::Stream;
 
-use crate::{Codec, ConnectionId, FrameLike, PushHandle};
+use crate::timeouts::Timeout;
+use crate::{Codec, ConnectionContext, FrameLike, PushHandle};
 
 /// A framed protocol, as a server speaks it. One value serves all connections; what belongs to one of them is in its
 /// [`ConnectionContext`].
 ///
 /// The methods run inside the actor and must be quick: what takes time is returned as [`Reply::Future`] or
-/// [`Reply::Stream`]. A panic in one of them ends that connection and nothing else.
+/// [`Reply::Stream`]. A panic in one of them ends that connection and nothing else; for requests, see
+/// [`on_panic`](Self::on_panic).
 pub trait Protocol: Send + Sync + 'static {
     /// What is read and written.
     type Frame: FrameLike;
@@ -23,6 +23,13 @@ pub trait Protocol: Send + Sync + 'static {
     type Codec: Codec<Frame = Self::Frame>;
     /// Why a handler gives up on its connection.
     type ProtocolError: std::error::Error + Send + Sync + 'static;
+
+    /// What is written first when there is more than one kind. Default: pushes, so that they overtake long replies.
+    const ORDER: ServiceOrder = ServiceOrder::PushesFirst;
+
+    /// Whether pushes are held while a request is being answered, and written between the last frame of its reply and the
+    /// next request: for protocols whose replies must not be interrupted. Default: no.
+    const HOLD_PUSHES: bool = false;
 
     /// The codec of a new connection.
     fn codec(&self) -> Self::Codec;
@@ -32,11 +39,13 @@ pub trait Protocol: Send + Sync + 'static {
         let _ = (handle, context);
     }
 
-    /// A frame has come. Frames of a connection are handled one at a time, in order, and answered in it; meanwhile it is
-    /// read on, as far as the read-ahead goes.
+    /// A frame has come. Frames of a connection are handled one at a time, or as many at once as
+    /// [`max_in_flight`](crate::Builder::max_in_flight) says, and answered in order; meanwhile it is read on, as far as the
+    /// read-ahead goes.
     fn on_frame(&self, frame: Self::Frame, context: &mut ConnectionContext) -> Reply<Self::Frame, Self::ProtocolError>;
 
-    /// A frame, pushed or in reply, is about to be written.
+    /// A frame, pushed or in reply, is about to be written: the place for sequence numbers. Every frame is encoded for its own
+    /// connection, the head of its own and the body shared, so a broadcast passes here for each receiver.
     fn before_send(&self, frame: &mut Self::Frame, context: &mut ConnectionContext) {
         let _ = (frame, context);
     }
@@ -44,6 +53,27 @@ pub trait Protocol: Send + Sync + 'static {
     /// The last frame of a reply has been handed to the codec.
     fn on_command_end(&self, context: &mut ConnectionContext) {
         let _ = context;
+    }
+
+    /// A handler, or the future or stream that it returned, has panicked. With a frame, that request ends with it and the
+    /// connection goes on; without, the connection ends. Default: it ends, since the request would stay without an answer.
+    fn on_panic(&self, context: &mut ConnectionContext) -> Option<Self::Frame> {
+        let _ = context;
+        None
+    }
+
+    /// Nothing has been heard from the peer for a [heartbeat](crate::Timeouts::heartbeat), or for another one. A frame is
+    /// written before all else: a ping.
+    fn on_idle(&self, silent: Duration, context: &mut ConnectionContext) -> Option<Self::Frame> {
+        let _ = (silent, context);
+        None
+    }
+
+    /// The server is about to shut down: a frame tells the peer. It is served until the [grace](crate::Shutdown::grace) is
+    /// over.
+    fn on_shutdown(&self, context: &mut ConnectionContext) -> Option<Self::Frame> {
+        let _ = context;
+        None
     }
 
     /// The peer has sent what is no frame. The connection ends, after this last word.
@@ -56,6 +86,12 @@ pub trait Protocol: Send + Sync + 'static {
         None
     }
 
+    /// The peer took too long. The connection ends, after this last word.
+    fn on_timeout(&self, timeout: Timeout, context: &mut ConnectionContext) -> Option<Self::Frame> {
+        let _ = (timeout, context);
+        None
+    }
+
     /// The connection has ended.
     fn on_connection_closed(&self, reason: &CloseReason<Self>, context: &mut ConnectionContext)
     where
@@ -63,6 +99,16 @@ pub trait Protocol: Send + Sync + 'static {
     {
         let _ = (reason, context);
     }
+}
+
+/// What is written first. Control frames of the codec come before either.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ServiceOrder {
+    /// Urgent pushes, others in their fair share, replies. While a reply waits, it has a quarter of every batch.
+    PushesFirst,
+    /// Replies, urgent pushes, others in their fair share. While a push waits, it has a quarter of every batch.
+    RepliesFirst,
 }
 
 /// A frame that comes later.
@@ -79,9 +125,10 @@ pub enum Reply<F, E> {
     Frame(F),
     /// Several.
     Frames(Vec<F>),
-    /// One frame, later. The next request waits for it; pushes do not.
+    /// One frame, later. The next request waits for it, unless several may be in flight; pushes do not.
     Future(ReplyFuture<F, E>),
-    /// Frames as they come. Pushes may overtake them.
+    /// Frames as they come. Pushes may overtake them. With several requests in flight, a stream is first asked when all before
+    /// it is answered.
     Stream(ReplyStream<F, E>),
     /// A last frame or none, and the end of the connection.
     Close(Option<F>),
@@ -131,8 +178,28 @@ pub enum CloseReason<P: Protocol> {
     Protocol(P::ProtocolError),
     /// A reply's future or stream, or a method of the protocol, panicked.
     Panic,
+    /// The peer took too long.
+    TimedOut(Timeout),
     /// The task that ran it was aborted, or its runtime ended.
     Dropped,
+}
+
+impl<P: Protocol> CloseReason<P> {
+    /// A word for it, as [`Stats::ended`](crate::Stats::ended) counts it.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Peer => "peer",
+            Self::Handler => "handler",
+            Self::Shutdown => "shutdown",
+            Self::Io(_) => "io",
+            Self::Decode(_) => "decode",
+            Self::Encode(_) => "encode",
+            Self::Protocol(_) => "protocol",
+            Self::Panic => "panic",
+            Self::TimedOut(timeout) => timeout.label(),
+            Self::Dropped => "dropped",
+        }
+    }
 }
 
 impl<P: Protocol> fmt::Display for CloseReason<P> {
@@ -146,6 +213,7 @@ impl<P: Protocol> fmt::Display for CloseReason<P> {
             Self::Encode(error) => write!(f, "a frame could not be sent: {error}"),
             Self::Protocol(error) => write!(f, "a reply failed: {error}"),
             Self::Panic => f.write_str("the protocol panicked"),
+            Self::TimedOut(timeout) => write!(f, "{timeout}"),
             Self::Dropped => f.write_str("the task of the connection was dropped"),
         }
     }
@@ -154,34 +222,5 @@ impl<P: Protocol> fmt::Display for CloseReason<P> {
 impl<P: Protocol> fmt::Debug for CloseReason<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "CloseReason({self})")
-    }
-}
-
-/// What belongs to one connection.
-#[non_exhaustive]
-pub struct ConnectionContext {
-    /// Its name.
-    pub id: ConnectionId,
-    /// Whom it connects to.
-    pub peer: SocketAddr,
-    /// When it began.
-    pub since: Instant,
-    /// Frames read so far.
-    pub frames_in: u64,
-    /// Frames written so far.
-    pub frames_out: u64,
-    /// Whatever the application keeps with it.
-    pub data: Option<Box<dyn Any + Send>>,
-}
-
-impl ConnectionContext {
-    pub(crate) fn new(id: ConnectionId, peer: SocketAddr) -> Self {
-        Self { id, peer, since: Instant::now(), frames_in: 0, frames_out: 0, data: None }
-    }
-}
-
-impl fmt::Debug for ConnectionContext {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ConnectionContext").field("id", &self.id).field("peer", &self.peer).finish_non_exhaustive()
     }
 }

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Semaphore, mpsc};
 
-use crate::FrameLike;
 use crate::outbox::Outbox;
+use crate::session::Facts;
+use crate::{FrameLike, ReplyTicket};
 
 /// How urgent a pushed frame is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -64,6 +65,7 @@ pub(crate) struct PushOptions<F> {
     pub(crate) high: usize,
     pub(crate) low: usize,
     pub(crate) slots: usize,
+    pub(crate) slot_bytes: usize,
     pub(crate) bytes: usize,
     pub(crate) dead_letters: Option<mpsc::Sender<F>>,
     pub(crate) keep_unsent: bool,
@@ -96,6 +98,8 @@ impl<F: FrameLike> PushOptions<F> {
     const LOW: usize = 256;
     /// As many subscriptions as a busy page has, and some.
     const SLOTS: usize = 4096;
+    /// A result of 4 KB for each of them.
+    const SLOT_BYTES: usize = 16 << 20;
     /// So that ten thousand connections that all stand still do not take the machine down.
     const BYTES: usize = 1 << 20;
 
@@ -104,6 +108,7 @@ impl<F: FrameLike> PushOptions<F> {
             high: Self::HIGH,
             low: Self::LOW,
             slots: Self::SLOTS,
+            slot_bytes: Self::SLOT_BYTES,
             bytes: Self::BYTES,
             dead_letters: None,
             keep_unsent: false,
@@ -133,6 +138,10 @@ impl<F: FrameLike> PushOptions<F> {
                 tracing::warn!(undelivered, "a frame was lost: the dead-letter queue is full or closed");
             }
         }
+    }
+
+    pub(crate) fn note_replaced(&self) {
+        self.counters.replaced.fetch_add(1, Relaxed);
     }
 
     /// At most once a second.
@@ -192,28 +201,48 @@ impl<F: FrameLike> PushHandle<F> {
     /// Queues a frame without waiting; if the queue is full, the policy decides. To a connection that has gone it is
     /// [`PushError::Closed`] under every policy.
     pub fn try_push(&self, frame: F, priority: PushPriority, policy: PushPolicy) -> Result<(), PushError> {
-        match self.0.try_push(frame, priority) {
-            Err((PushError::QueueFull, frame)) if policy != PushPolicy::ReturnErrorIfFull => {
-                self.0.options().lose(frame, Lost::Dropped { warn: policy == PushPolicy::WarnAndDropIfFull });
-                Ok(())
-            }
-            ended => ended.map_err(|(error, _)| error),
-        }
+        self.0.push_or_drop(frame, priority, policy, None)
     }
 
     /// Puts a frame into a slot, in place of the unsent one that may be there. It never waits: a reader that stands still
-    /// costs one frame per slot, and stops nobody. Refused with [`PushError::QueueFull`] only if it needs one slot too many.
+    /// costs one frame per slot, and stops nobody. Refused with [`PushError::QueueFull`] if it needs one slot too many, or
+    /// if the slots hold too many bytes.
     pub fn push_latest(&self, slot: Slot, frame: F) -> Result<(), PushError> {
-        let replaced = self.0.push_latest(slot, frame)?;
-        if replaced.is_some() {
-            self.0.options().counters.replaced.fetch_add(1, Relaxed);
-        }
-        Ok(())
+        self.0.push_latest(slot, frame, None)
+    }
+
+    /// Pushes that are never written before a certain reply. If the ticket is that of another connection, they are pushes like
+    /// any other, so whoever tells many of what one has done need not ask which of them it was.
+    pub fn after(&self, reply: ReplyTicket) -> PushAfter<'_, F> {
+        PushAfter { handle: self, reply }
     }
 
     /// Whether the connection has gone.
     pub fn is_closed(&self) -> bool {
         self.0.is_closed()
+    }
+}
+
+/// Pushes frames that are never written before a certain reply: see [`PushHandle::after`].
+///
+/// Until then they have their room in the queue, and others go ahead of them. None of these waits for room, since the reply
+/// might wait for it as well.
+#[derive(Debug)]
+pub struct PushAfter<'a, F: FrameLike> {
+    handle: &'a PushHandle<F>,
+    reply: ReplyTicket,
+}
+
+impl<F: FrameLike> PushAfter<'_, F> {
+    /// As [`PushHandle::try_push`], after the reply.
+    pub fn try_push(&self, frame: F, priority: PushPriority, policy: PushPolicy) -> Result<(), PushError> {
+        self.handle.0.push_or_drop(frame, priority, policy, Some(self.reply))
+    }
+
+    /// As [`PushHandle::push_latest`], after the reply. A slot waits for the latest reply that any of its unsent frames was to
+    /// come after.
+    pub fn push_latest(&self, slot: Slot, frame: F) -> Result<(), PushError> {
+        self.handle.0.push_latest(slot, frame, Some(self.reply))
     }
 }
 
@@ -275,6 +304,8 @@ pub struct PushQueues<F: FrameLike> {
     run: usize,
     since: Option<Instant>,
     slots_next: bool,
+    /// How many requests have been answered. Bare queues have none, and nothing waits for them.
+    pub(crate) answered: u64,
 }
 
 impl<F: FrameLike> PushQueues<F> {
@@ -285,13 +316,20 @@ impl<F: FrameLike> PushQueues<F> {
             low: PushOptions::<F>::room(low_capacity),
             ..PushOptions::new()
         };
-        let queues = Self::new(Arc::new(options), FairnessConfig::default());
+        let queues = Self::new(Outbox::new(Arc::new(options), None), FairnessConfig::default(), u64::MAX);
         let handle = queues.handle();
         (queues, handle)
     }
 
-    pub(crate) fn new(options: Arc<PushOptions<F>>, fairness: FairnessConfig) -> Self {
-        Self { outbox: Arc::new(Outbox::new(options)), fairness, run: 0, since: None, slots_next: false }
+    /// The queues of a connection. It counts as one of those who push, so it is not woken when the others go.
+    pub(crate) fn of_connection(options: Arc<PushOptions<F>>, fairness: FairnessConfig, facts: Arc<Facts>) -> Self {
+        let outbox = Outbox::new(options, Some(facts));
+        outbox.handles.fetch_add(1, Relaxed);
+        Self::new(outbox, fairness, 0)
+    }
+
+    fn new(outbox: Outbox<F>, fairness: FairnessConfig, answered: u64) -> Self {
+        Self { outbox: Arc::new(outbox), fairness, run: 0, since: None, slots_next: false, answered }
     }
 
     /// The same queues with another fairness.
@@ -318,7 +356,7 @@ impl<F: FrameLike> PushQueues<F> {
         // Looked at before the queues: what the last handle pushed was queued before it went.
         let abandoned = self.outbox.handles.load(SeqCst) == 0;
         // Lowered before the look, so that what comes after it wakes again.
-        self.outbox.is_ready();
+        self.outbox.lower();
         match self.try_recv() {
             Some(found) => Poll::Ready(Some(found)),
             None if abandoned => Poll::Ready(None),
@@ -349,7 +387,7 @@ impl<F: FrameLike> PushQueues<F> {
         if priority == PushPriority::Low {
             self.slots_next = !self.slots_next;
         }
-        self.outbox.take(priority, self.slots_next)
+        self.outbox.take(priority, self.slots_next, self.answered)
     }
 
     fn is_others_turn(&self) -> bool {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::outbox::Outbox;
-use crate::{FrameLike, PushHandle, PushPolicy, PushPriority};
+use crate::{FrameLike, PushHandle, PushPolicy, PushPriority, Session};
 
 /// Names a connection, for as long as the process lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -36,7 +36,7 @@ impl<F: FrameLike> SessionRegistry<F> {
 
     /// A handle to a live connection.
     pub fn get(&self, id: &ConnectionId) -> Option<PushHandle<F>> {
-        live(self.lock().get(id)?)
+        live(self.lock().get(id)?).map(PushHandle::new)
     }
 
     /// Lists a connection.
@@ -51,7 +51,7 @@ impl<F: FrameLike> SessionRegistry<F> {
 
     /// How many connections are live.
     pub fn len(&self) -> usize {
-        self.lock().values().filter(|session| session.upgrade().is_some_and(|outbox| !outbox.is_closed())).count()
+        self.lock().values().filter(|session| live(session).is_some()).count()
     }
 
     /// Whether none is.
@@ -59,26 +59,34 @@ impl<F: FrameLike> SessionRegistry<F> {
         self.len() == 0
     }
 
-    /// The live connections at one moment.
-    pub fn list(&self) -> Vec<(ConnectionId, PushHandle<F>)> {
-        self.lock().iter().filter_map(|(&id, session)| Some((id, live(session)?))).collect()
+    /// The live connections at one moment, in the order in which they came.
+    pub fn list(&self) -> Vec<Session<F>> {
+        let sessions = self.lock();
+        sessions.iter().filter_map(|(&id, session)| Some(Session::new(id, live(session)?))).collect()
     }
 
     /// Pushes a frame to every live connection for which `frame` makes one, dropping it where there is no room. Returns to how
     /// many it was pushed or dropped for. Frames that share their body are cheap to make many of.
-    pub fn broadcast(&self, priority: PushPriority, mut frame: impl FnMut(ConnectionId) -> Option<F>) -> usize {
+    pub fn broadcast(&self, priority: PushPriority, mut frame: impl FnMut(&Session<F>) -> Option<F>) -> usize {
         let mut reached = 0;
-        for (id, handle) in self.list() {
-            if let Some(frame) = frame(id) {
-                reached += usize::from(handle.try_push(frame, priority, PushPolicy::DropIfFull).is_ok());
+        for session in self.list() {
+            if let Some(frame) = frame(&session) {
+                let pushed = session.outbox().push_or_drop(frame, priority, PushPolicy::DropIfFull, None);
+                reached += usize::from(pushed.is_ok());
             }
         }
         reached
     }
+
+    /// Wakes all actors, also those that only linger.
+    pub(crate) fn wake(&self) {
+        let sessions: Vec<_> = self.lock().values().filter_map(Weak::upgrade).collect();
+        sessions.iter().for_each(|session| session.wake());
+    }
 }
 
-fn live<F: FrameLike>(session: &Weak<Outbox<F>>) -> Option<PushHandle<F>> {
-    session.upgrade().filter(|outbox| !outbox.is_closed()).map(PushHandle::new)
+fn live<F: FrameLike>(session: &Weak<Outbox<F>>) -> Option<Arc<Outbox<F>>> {
+    session.upgrade().filter(|outbox| !outbox.is_closed())
 }
 
 impl<F: FrameLike> Default for SessionRegistry<F> {

@@ -3,21 +3,26 @@
 //! Connections are children that are never restarted. A [`Permit`] counts one from its admission until it is dropped, which
 //! happens however the connection ends, so the count is exact at any time.
 
-use std::collections::HashMap;
+use std::collections::hash_map::{Entry, HashMap};
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::SeqCst};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
 
 use crate::actor::{Actor, Limits};
+use crate::alarms::Alarms;
 use crate::push::{PushOptions, PushQueues};
-use crate::{ConnectionContext, ConnectionId, FairnessConfig, Protocol, PushStats, SessionRegistry};
+use crate::session::Facts;
+use crate::stats::Counts;
+use crate::{ConnectionContext, ConnectionId, FairnessConfig, Protocol, SessionRegistry, Stats, Timeouts};
 
 /// Settings of a server for one protocol, each with a default.
 pub struct Builder<P: Protocol> {
@@ -25,6 +30,7 @@ pub struct Builder<P: Protocol> {
     push: PushOptions<P::Frame>,
     fairness: FairnessConfig,
     limits: Limits,
+    timeouts: Timeouts,
     connections: usize,
     per_address: usize,
 }
@@ -58,8 +64,15 @@ impl<P: Protocol> Builder<P> {
         self
     }
 
-    /// How many bytes of pushed frames may wait for one connection, of each priority. Default: 1 MiB. Slots are bounded by their
-    /// number alone.
+    /// How many [slots](crate::PushHandle::push_latest) one connection may have, and how many bytes they may hold together.
+    /// Default: 4096 slots and 16 MiB.
+    #[must_use]
+    pub fn slot_capacities(mut self, slots: usize, bytes: usize) -> Self {
+        (self.push.slots, self.push.slot_bytes) = (slots, bytes);
+        self
+    }
+
+    /// How many bytes of pushed frames may wait for one connection, of each priority. Default: 1 MiB.
     #[must_use]
     pub fn push_bytes(mut self, bytes: usize) -> Self {
         self.push.bytes = PushOptions::<P::Frame>::room(bytes);
@@ -81,6 +94,20 @@ impl<P: Protocol> Builder<P> {
         self
     }
 
+    /// How many requests of a connection are handled at once; they are answered in their order. A reply that is there before its
+    /// turn is kept. Default: one.
+    #[must_use]
+    pub fn max_in_flight(mut self, requests: usize) -> Self {
+        self.limits.in_flight = requests.max(1);
+        self
+    }
+
+    /// How long a connection waits for its peer. Default: [`Timeouts::default`].
+    #[must_use]
+    pub fn timeouts(self, timeouts: Timeouts) -> Self {
+        Self { timeouts, ..self }
+    }
+
     /// How many connections there may be. Default: 10 000, below the usual limit on files.
     #[must_use]
     pub fn max_connections(self, connections: usize) -> Self {
@@ -97,17 +124,20 @@ impl<P: Protocol> Builder<P> {
     pub fn build(self) -> Supervisor<P> {
         Supervisor {
             shared: Arc::new(Shared {
-                protocol: Arc::new(self.protocol),
+                protocol: self.protocol,
                 push: Arc::new(self.push),
                 fairness: self.fairness,
                 limits: self.limits,
+                timeouts: self.timeouts,
+                alarms: Arc::new(Alarms::new()),
+                counts: Counts::default(),
                 connections: self.connections,
                 per_address: self.per_address,
                 registry: SessionRegistry::new(),
                 ids: AtomicU64::new(0),
-                counts: Mutex::default(),
+                admitted: Mutex::default(),
                 changed: Notify::new(),
-                phase: Arc::default(),
+                phase: SharedPhase::default(),
             }),
         }
     }
@@ -119,28 +149,49 @@ impl<P: Protocol> fmt::Debug for Builder<P> {
     }
 }
 
+/// How a server [shuts down](Supervisor::shutdown).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Shutdown {
+    /// How long peers are served after they were told. Default: none, they are told and nothing more is read.
+    pub grace: Duration,
+    /// After so long, the grace included, connections are ended whatever they do. Default: 5 s.
+    pub deadline: Duration,
+}
+
+impl Default for Shutdown {
+    fn default() -> Self {
+        Self { grace: Duration::ZERO, deadline: Duration::from_secs(5) }
+    }
+}
+
 /// Admits connections, knows them, and ends them. Clones are the same supervisor.
 pub struct Supervisor<P: Protocol> {
     shared: Arc<Shared<P>>,
 }
 
-struct Shared<P: Protocol> {
-    protocol: Arc<P>,
+/// What all connections have in common.
+pub(crate) struct Shared<P: Protocol> {
+    pub(crate) protocol: P,
     push: Arc<PushOptions<P::Frame>>,
     fairness: FairnessConfig,
-    limits: Limits,
+    pub(crate) limits: Limits,
+    pub(crate) timeouts: Timeouts,
+    pub(crate) alarms: Arc<Alarms<P::Frame>>,
+    pub(crate) counts: Counts,
     connections: usize,
     per_address: usize,
     registry: SessionRegistry<P::Frame>,
     ids: AtomicU64,
-    counts: Mutex<Counts>,
+    admitted: Mutex<Admitted>,
     /// Rung when a connection has ended, and when the phase changes.
     changed: Notify,
-    phase: Arc<SharedPhase>,
+    pub(crate) phase: SharedPhase,
 }
 
+/// How many connections there are.
 #[derive(Debug, Default)]
-struct Counts {
+struct Admitted {
     all: usize,
     by_address: HashMap<IpAddr, usize>,
 }
@@ -149,10 +200,12 @@ struct Counts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Phase {
     Open = 0,
-    /// Connections write what is gathered, and end.
-    Closing = 1,
+    /// Peers are told, and served until the grace is over.
+    Notice = 1,
+    /// Nothing more is read. What has been asked is answered, what is queued is written, and connections end.
+    Closing = 2,
     /// Connections end at once.
-    Aborted = 2,
+    Aborted = 3,
 }
 
 #[derive(Debug, Default)]
@@ -162,7 +215,8 @@ impl SharedPhase {
     pub(crate) fn get(&self) -> Phase {
         match self.0.load(SeqCst) {
             0 => Phase::Open,
-            1 => Phase::Closing,
+            1 => Phase::Notice,
+            2 => Phase::Closing,
             _ => Phase::Aborted,
         }
     }
@@ -190,7 +244,8 @@ impl<P: Protocol> Supervisor<P> {
             protocol,
             push: PushOptions::new(),
             fairness: FairnessConfig::default(),
-            limits: Limits { batch: 64 * 1024, read_ahead: 64 * 1024 },
+            limits: Limits { batch: 64 * 1024, read_ahead: 64 * 1024, in_flight: 1 },
+            timeouts: Timeouts::default(),
             connections: 10_000,
             per_address: usize::MAX,
         }
@@ -198,21 +253,13 @@ impl<P: Protocol> Supervisor<P> {
 
     /// Admits a connection from that address, or says why not: so whoever accepts can refuse politely.
     pub fn admit(&self, peer: SocketAddr) -> Result<Permit<P>, Refused> {
-        let Shared { connections, per_address, phase, .. } = &*self.shared;
-        let mut counts = self.shared.counts();
-        if phase.get() != Phase::Open {
-            return Err(Refused::ShuttingDown);
-        }
-        if counts.all >= *connections {
-            return Err(Refused::TooMany(counts.all));
-        }
-        let own = counts.by_address.get(&peer.ip()).copied().unwrap_or(0);
-        if own >= *per_address {
-            return Err(Refused::TooManyFrom(peer.ip(), own));
-        }
-        counts.all += 1;
-        *counts.by_address.entry(peer.ip()).or_default() += 1;
-        drop(counts);
+        let counter = |refused: Result<(), Refused>| match refused {
+            Ok(()) => &self.shared.counts.admitted,
+            Err(_) => &self.shared.counts.refused,
+        };
+        let admitted = self.shared.count_in(peer.ip());
+        counter(admitted).fetch_add(1, Relaxed);
+        admitted?;
         let id = ConnectionId(self.shared.ids.fetch_add(1, SeqCst) + 1);
         Ok(Permit { shared: Arc::clone(&self.shared), id, peer })
     }
@@ -254,12 +301,16 @@ impl<P: Protocol> Supervisor<P> {
 
     /// How many connections are admitted and have not ended.
     pub fn count(&self) -> usize {
-        self.shared.counts().all
+        self.shared.admitted().all
     }
 
-    /// What became of pushed frames that were not written, on all connections.
-    pub fn push_stats(&self) -> PushStats {
-        self.shared.push.stats()
+    /// What has happened on all connections so far.
+    pub fn stats(&self) -> Stats {
+        let mut stats = Stats { connections: self.count(), push: self.shared.push.stats(), ..self.shared.counts.stats() };
+        for session in self.shared.registry.list() {
+            stats.traffic += session.counters();
+        }
+        stats
     }
 
     /// The protocol.
@@ -267,23 +318,27 @@ impl<P: Protocol> Supervisor<P> {
         &self.shared.protocol
     }
 
-    /// Admits nobody any more and ends every connection, after it has written what it had gathered. What has not ended by
+    /// Admits nobody any more and ends every connection. Peers are [told](Protocol::on_shutdown) and served for the grace
+    /// period; then nothing more is read, what has been asked is answered and what is queued is written. What has not ended by
     /// the deadline is ended at once. Returns when there are none; a [`Permit`] that is held and not run counts as one.
-    pub async fn shutdown(&self, deadline: Duration) {
-        self.enter(Phase::Closing);
-        if tokio::time::timeout(deadline, self.empty()).await.is_err() {
-            tracing::warn!(connections = self.count(), "connections did not end in time and are aborted");
-            self.enter(Phase::Aborted);
-            self.empty().await;
+    pub async fn shutdown(&self, shutdown: Shutdown) {
+        let deadline = Instant::now() + shutdown.deadline;
+        let grace = deadline.min(Instant::now() + shutdown.grace);
+        for (phase, until) in [(Phase::Notice, grace), (Phase::Closing, deadline)] {
+            self.enter(phase);
+            if tokio::time::timeout_at(until, self.empty()).await.is_ok() {
+                return;
+            }
         }
+        tracing::warn!(connections = self.count(), "connections did not end in time and are aborted");
+        self.enter(Phase::Aborted);
+        self.empty().await;
     }
 
     fn enter(&self, phase: Phase) {
         self.shared.phase.0.fetch_max(phase as u8, SeqCst);
         self.shared.changed.notify_waiters();
-        for (_, handle) in self.shared.registry.list() {
-            handle.0.wake();
-        }
+        self.shared.registry.wake();
     }
 
     async fn empty(&self) {
@@ -298,8 +353,36 @@ impl<P: Protocol> Supervisor<P> {
 }
 
 impl<P: Protocol> Shared<P> {
-    fn counts(&self) -> MutexGuard<'_, Counts> {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    fn admitted(&self) -> MutexGuard<'_, Admitted> {
+        self.admitted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn count_in(&self, address: IpAddr) -> Result<(), Refused> {
+        let mut admitted = self.admitted();
+        if self.phase.get() != Phase::Open {
+            return Err(Refused::ShuttingDown);
+        }
+        if admitted.all >= self.connections {
+            return Err(Refused::TooMany(admitted.all));
+        }
+        let own = admitted.by_address.get(&address).copied().unwrap_or(0);
+        if own >= self.per_address {
+            return Err(Refused::TooManyFrom(address, own));
+        }
+        admitted.all += 1;
+        *admitted.by_address.entry(address).or_default() += 1;
+        Ok(())
+    }
+
+    fn count_out(&self, address: IpAddr) {
+        let mut admitted = self.admitted();
+        admitted.all -= 1;
+        if let Entry::Occupied(mut own) = admitted.by_address.entry(address) {
+            *own.get_mut() -= 1;
+            if *own.get() == 0 {
+                own.remove();
+            }
+        }
     }
 }
 
@@ -331,12 +414,17 @@ impl<P: Protocol> Permit<P> {
     /// Runs the connection to its end, on the task that polls this. `already_read` is what was read from the socket before,
     /// by whoever upgraded it.
     pub async fn run<S: AsyncRead + AsyncWrite + Unpin>(self, socket: S, already_read: Vec<u8>) {
-        let Shared { protocol, push, fairness, limits, registry, phase, .. } = &*self.shared;
-        let queues = PushQueues::new(Arc::clone(push), *fairness);
+        let Shared { protocol, push, fairness, registry, .. } = &*self.shared;
+        let Ok(codec) = catch_unwind(AssertUnwindSafe(|| protocol.codec())) else {
+            tracing::error!(connection = %self.id, "the protocol panicked when it was asked for a codec");
+            self.shared.counts.ended("panic");
+            return;
+        };
+        let facts = Arc::new(Facts::new(self.id, self.peer));
+        let queues = PushQueues::of_connection(Arc::clone(push), *fairness, Arc::clone(&facts));
         registry.insert(self.id, &queues.handle());
-        let context = ConnectionContext::new(self.id, self.peer);
-        let actor =
-            Actor::new(socket, &already_read, Arc::clone(protocol), context, queues, Arc::clone(phase), *limits);
+        let context = ConnectionContext::new(facts);
+        let actor = Actor::new(socket, &already_read, Arc::clone(&self.shared), codec, context, queues);
         drop(already_read);
         actor.run().await;
     }
@@ -345,15 +433,7 @@ impl<P: Protocol> Permit<P> {
 impl<P: Protocol> Drop for Permit<P> {
     fn drop(&mut self) {
         self.shared.registry.remove(&self.id);
-        let mut counts = self.shared.counts();
-        counts.all -= 1;
-        if let Some(own) = counts.by_address.get_mut(&self.peer.ip()) {
-            *own -= 1;
-            if *own == 0 {
-                counts.by_address.remove(&self.peer.ip());
-            }
-        }
-        drop(counts);
+        self.shared.count_out(self.peer.ip());
         self.shared.changed.notify_waiters();
     }
 }

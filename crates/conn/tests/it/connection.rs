@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tidewire_conn::{ConnectionId, PushError, Refused, Supervisor};
+use tidewire_conn::{ConnectionId, PushError, Refused, Shutdown, Supervisor};
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 
@@ -76,7 +76,8 @@ async fn bad_input_ends_its_own_connection_with_the_right_word() {
     assert!(server.next_end().await.starts_with("conn-3: the peer sent no frame"));
 
     assert_eq!(neighbour.ask("still there").await, "still there");
-    assert_eq!(server.supervisor.count(), 1);
+    drop((oversized, truncated));
+    wait_until_async("only the neighbour is counted", PATIENCE, async || server.supervisor.count() == 1).await;
 }
 
 /// A socket closed with unread bytes resets, and takes back what it had sent.
@@ -113,6 +114,47 @@ async fn handlers_that_fail_or_panic_end_their_own_connection() {
     }
     wait_until_async("only the neighbour is counted", PATIENCE, async || server.supervisor.count() == 1).await;
     assert!(server.ends.try_recv().is_err(), "each end was told once");
+}
+
+#[tokio::test]
+async fn a_protocol_may_answer_for_a_handler_that_panicked() {
+    let server = Server::start().await;
+    server.supervisor.protocol().answers_panics.store(true, Ordering::SeqCst);
+    let mut client = server.connect().await;
+    for request in ["panic", "late-panic", "stream-panic", "still there"] {
+        client.send(request).await;
+    }
+    for answer in ["panicked", "panicked", "before", "panicked", "still there"] {
+        assert_eq!(client.receive().await.as_deref(), Some(answer));
+    }
+    assert_eq!(server.supervisor.protocol().commands.load(Ordering::SeqCst), 4);
+    assert_eq!(server.supervisor.stats().panics, 3);
+}
+
+/// The second is done before the first, and waits for its turn.
+#[tokio::test]
+async fn requests_in_flight_go_on_together_and_are_answered_in_order() {
+    let server = Server::with(|builder| builder.max_in_flight(4)).await;
+    let mut client = server.connect().await;
+    for request in ["wait", "quick", "late-panic?", "twice", "fifth"] {
+        client.send(request).await;
+    }
+    let words = server.supervisor.protocol();
+    wait_until_async("the second is done", PATIENCE, async || words.quick.load(Ordering::SeqCst) == 1).await;
+    assert_eq!(words.commands.load(Ordering::SeqCst), 0, "nothing is answered out of turn");
+    words.release.notify_one();
+    for answer in ["waited", "quickly", "late-panic?", "one", "two", "fifth"] {
+        assert_eq!(client.receive().await.as_deref(), Some(answer));
+    }
+    // A request that closes the connection is the last one, whatever was sent after it.
+    for request in ["wait", "close", "never handled"] {
+        client.send(request).await;
+    }
+    wait_until_async("the first is awaited", PATIENCE, async || words.waits.load(Ordering::SeqCst) == 2).await;
+    words.release.notify_one();
+    assert_eq!(client.receive().await.as_deref(), Some("waited"));
+    assert_eq!(client.receive().await.as_deref(), Some("bye"));
+    assert_eq!(client.receive().await, None);
 }
 
 #[tokio::test]
@@ -169,7 +211,9 @@ async fn a_shutdown_ends_the_idle_the_waiting_and_the_stuck() {
     waiting.send("wait").await;
     let (mut stuck, _) = server.connected().await;
     stuck.send("stream").await;
-    server.supervisor.shutdown(Duration::from_millis(100)).await;
+    let mut shutdown = Shutdown::default();
+    shutdown.deadline = Duration::from_millis(100);
+    server.supervisor.shutdown(shutdown).await;
     assert_eq!(server.supervisor.count(), 0);
     for _ in 0..3 {
         assert!(server.next_end().await.ends_with("the server shuts down"));
@@ -183,6 +227,73 @@ async fn a_shutdown_ends_the_idle_the_waiting_and_the_stuck() {
     if let Ok(late) = &mut late {
         assert_eq!(late.receive().await, None);
     }
+}
+
+/// Told first, served for a while, then answered and ended.
+#[tokio::test]
+async fn a_shutdown_gives_notice_and_grace() {
+    let mut server = Server::start().await;
+    server.supervisor.protocol().gives_notice.store(true, Ordering::SeqCst);
+    let (mut client, handle) = server.connected().await;
+    let mut shutdown = Shutdown::default();
+    assert_eq!((shutdown.grace, shutdown.deadline), (Duration::ZERO, Duration::from_secs(5)));
+    (shutdown.grace, shutdown.deadline) = (Duration::from_mins(1), Duration::from_mins(2));
+    let supervisor = server.supervisor.clone();
+    let shutting = tokio::spawn(async move { supervisor.shutdown(shutdown).await });
+    assert_eq!(client.receive().await.as_deref(), Some("going down"));
+    assert_eq!(client.ask("still served").await, "still served");
+    handle.push_high_priority(frame("pushed")).await.unwrap();
+    assert_eq!(client.receive().await.as_deref(), Some("pushed"));
+    assert_eq!(server.supervisor.admit(server.addr).unwrap_err(), Refused::ShuttingDown);
+    drop(client);
+    assert!(server.next_end().await.ends_with("the peer closed the connection"));
+    shutting.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_shutdown_answers_what_was_asked_and_writes_what_was_queued() {
+    let mut server = Server::start().await;
+    let (mut client, handle) = server.connected().await;
+    client.send("wait").await;
+    let waits = &server.supervisor.protocol().waits;
+    wait_until_async("the reply is awaited", PATIENCE, async || waits.load(Ordering::SeqCst) == 1).await;
+    handle.push_low_priority(frame("queued")).await.unwrap();
+    let supervisor = server.supervisor.clone();
+    let shutting = tokio::spawn(async move { supervisor.shutdown(Shutdown::default()).await });
+    wait_until_async("nothing more is queued", PATIENCE, async || handle.is_closed()).await;
+    server.supervisor.protocol().release.notify_one();
+    assert_eq!(client.receive().await.as_deref(), Some("queued"));
+    assert_eq!(client.receive().await.as_deref(), Some("waited"));
+    assert_eq!(client.receive().await, None);
+    assert!(server.next_end().await.ends_with("the server shuts down"));
+    drop(client);
+    shutting.await.unwrap();
+    assert_eq!(server.supervisor.stats().push.unsent, 0);
+}
+
+#[tokio::test]
+async fn the_listing_tells_what_is_known_of_a_connection() {
+    let server = Server::start().await;
+    let (mut client, _) = server.connected().await;
+    client.send("name ann").await;
+    assert_eq!(client.receive().await.as_deref(), Some("named"));
+    let session = server.supervisor.sessions().list().pop().unwrap();
+    assert_eq!(session.id(), ConnectionId(1));
+    assert_eq!(session.peer(), Some(client.0.local_addr().unwrap()));
+    assert!(session.since().unwrap().elapsed() < PATIENCE);
+    assert_eq!(*session.data::<String>().unwrap(), "ann");
+    assert!(session.data::<u32>().is_none());
+    wait_until_async("it rests", PATIENCE, async || session.counters().frames_out == 2).await;
+    let counters = session.counters();
+    assert_eq!((counters.frames_in, counters.frames_out, counters.bytes_in, counters.bytes_out), (2, 2, 21, 18));
+
+    let before = server.supervisor.stats();
+    assert_eq!((before.connections, before.admitted, before.traffic), (1, 1, counters));
+    drop(client);
+    wait_until_async("it is gone", PATIENCE, async || server.supervisor.count() == 0).await;
+    let after = server.supervisor.stats();
+    assert_eq!((after.connections, after.admitted, after.traffic), (0, 1, counters));
+    assert_eq!((after.ended["peer"], after.ended.values().sum::<u64>()), (1, 1));
 }
 
 #[tokio::test]

@@ -1,7 +1,9 @@
 //! Connection actors, over real sockets.
 
+mod choices;
 mod connection;
 mod examples;
 mod push;
 mod server;
 mod surface;
+mod timeouts;

@@ -93,7 +93,7 @@ async fn a_slow_reader_makes_pushers_wait_and_its_end_releases_them() {
     drop(client);
     assert_eq!(waiting.await.unwrap(), Err(PushError::Closed));
     assert_eq!(push(&handle, "gone", PushPriority::High), Err(PushError::Closed));
-    wait_until_async("the unsent are counted", PATIENCE, async || server.supervisor.push_stats().unsent > 0).await;
+    wait_until_async("the unsent are counted", PATIENCE, async || server.supervisor.stats().push.unsent > 0).await;
 }
 
 #[tokio::test]
@@ -111,7 +111,7 @@ async fn dropped_frames_reach_the_dead_letters() {
     for _ in 0..3 {
         assert_eq!(handle.try_push(frame("c"), PushPriority::Low, PushPolicy::DropIfFull), Ok(()));
     }
-    let stats = server.supervisor.push_stats();
+    let stats = server.supervisor.stats().push;
     assert_eq!((stats.dropped, stats.undelivered), (5, 1));
     drop(client);
 }
@@ -126,7 +126,7 @@ async fn a_slot_holds_the_newest() {
     }
     assert_eq!(client.receive().await.as_deref(), Some("seven 4"));
     assert_eq!(client.receive().await.as_deref(), Some("eight 4"));
-    assert_eq!(server.supervisor.push_stats().replaced, 8);
+    assert_eq!(server.supervisor.stats().push.replaced, 8);
     handle.push_latest(Slot(7), frame("seven again")).unwrap();
     assert_eq!(client.receive().await.as_deref(), Some("seven again"));
 }
@@ -136,7 +136,7 @@ async fn a_broadcast_reaches_whom_it_is_meant_for() {
     let server = Server::start().await;
     let (mut first, _) = server.connected().await;
     let (mut second, _) = server.connected().await;
-    let reached = server.supervisor.sessions().broadcast(PushPriority::Low, |id| (id.0 != 1).then(|| frame("news")));
+    let reached = server.supervisor.sessions().broadcast(PushPriority::Low, |session| (session.id().0 != 1).then(|| frame("news")));
     assert_eq!(reached, 1);
     assert_eq!(second.receive().await.as_deref(), Some("news"));
     assert_eq!(first.ask("still here").await, "still here");

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -21,6 +21,9 @@ pub(crate) struct Words {
     pub(crate) setups: AtomicUsize,
     pub(crate) commands: AtomicUsize,
     pub(crate) waits: AtomicUsize,
+    pub(crate) quick: Arc<AtomicUsize>,
+    pub(crate) answers_panics: AtomicBool,
+    pub(crate) gives_notice: AtomicBool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +71,19 @@ impl Protocol for Words {
                     Ok(frame("waited"))
                 })
             }
+            "quick" => {
+                let quick = Arc::clone(&self.quick);
+                Reply::future(async move {
+                    tokio::task::yield_now().await;
+                    quick.fetch_add(1, Ordering::SeqCst);
+                    Ok(frame("quickly"))
+                })
+            }
+            "name" => {
+                context.share(text.split(' ').nth(1).unwrap().to_owned());
+                Reply::Frame(frame("named"))
+            }
+            "stream-panic" => Reply::stream(Panics(0)),
             "broken-stream" => Reply::stream(Broken(0)),
             "stream" => Reply::stream(Numbers(0)),
             _ => Reply::Frame(request),
@@ -78,12 +94,20 @@ impl Protocol for Words {
         self.commands.fetch_add(1, Ordering::SeqCst);
     }
 
+    fn on_panic(&self, _: &mut ConnectionContext) -> Option<Frame> {
+        self.answers_panics.load(Ordering::SeqCst).then(|| frame("panicked"))
+    }
+
+    fn on_shutdown(&self, _: &mut ConnectionContext) -> Option<Frame> {
+        self.gives_notice.load(Ordering::SeqCst).then(|| frame("going down"))
+    }
+
     fn on_decode_error(&self, error: &<LengthDelimited as Codec>::Error, _: &mut ConnectionContext) -> Option<Frame> {
         Some(frame(format!("error: {error}")))
     }
 
     fn on_connection_closed(&self, reason: &CloseReason<Self>, context: &mut ConnectionContext) {
-        self.ends.try_send(format!("{}: {reason}", context.id)).unwrap();
+        self.ends.try_send(format!("{}: {reason}", context.id())).unwrap();
     }
 }
 
@@ -117,6 +141,22 @@ impl futures_core::Stream for Broken {
     }
 }
 
+/// A stream that panics after a frame.
+struct Panics(u64);
+
+impl futures_core::Stream for Panics {
+    type Item = Result<Frame, Planned>;
+
+    fn poll_next(
+        mut self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Self::Item>> {
+        self.0 += 1;
+        assert!(self.0 < 2, "as planned");
+        std::task::Poll::Ready(Some(Ok(frame("before"))))
+    }
+}
+
 pub(crate) struct Server {
     pub(crate) supervisor: Supervisor<Words>,
     pub(crate) addr: SocketAddr,
@@ -136,6 +176,9 @@ impl Server {
             setups: AtomicUsize::new(0),
             commands: AtomicUsize::new(0),
             waits: AtomicUsize::new(0),
+            quick: Arc::default(),
+            answers_panics: AtomicBool::new(false),
+            gives_notice: AtomicBool::new(false),
         };
         let supervisor = settings(Supervisor::with_protocol(words)).build();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -153,7 +196,7 @@ impl Server {
     pub(crate) async fn connected(&self) -> (Client, PushHandle<Frame>) {
         let mut client = self.connect().await;
         assert_eq!(client.ask("hello").await, "hello");
-        let (_, handle) = self.supervisor.sessions().list().pop().unwrap();
+        let handle = self.supervisor.sessions().list().pop().unwrap().handle();
         (client, handle)
     }
 

@@ -1,0 +1,638 @@
+//! The actor of one connection: it owns the socket for life, and reads and writes it in one task.
+//!
+//! Each turn it gathers what is ready into one batch, writes that, and reads. Pushes, replies and input are served in the order
+//! that the protocol chooses, and each has a share of every turn that began with room in the batch: while others wait, pushes or
+//! replies that come first fill at most three quarters of it, and every kind has one frame at least. So an urgent push waits for
+//! one batch at most, and no flood of anything stops the rest.
+//!
+//! A peer that does not read fills the batch; then nothing is taken from the outbox, whose pushers wait, and nothing is read.
+//!
+//! When nothing moves, the actor rests: it gives back its buffers, and if it waits for the peer it sets an alarm on the clock
+//! that all connections share. Time-outs are looked at then and only then, so that whatever has arrived counts first.
+
+mod replies;
+
+use std::cell::RefCell;
+use std::io::{self, IoSlice};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll, Waker, ready};
+
+use bytes::BytesMut;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Instant;
+
+use self::replies::{Replies, Step};
+use crate::batch::Batch;
+use crate::push::PushQueues;
+use crate::supervisor::{Phase, Shared};
+use crate::timeouts::{Due, Watch};
+use crate::{CloseReason, Codec, ConnectionContext, Protocol, Reply, ServiceOrder};
+
+/// How much is read at a time, into a buffer that all connections of a thread share: an idle connection holds none.
+const READ: usize = 16 * 1024;
+/// How many bytes are read that nobody will handle, when a connection ends.
+const PARTING_BYTES: usize = 1 << 20;
+/// How many slices one write takes at most.
+const SLICES: usize = 32;
+/// After so many turns other tasks have theirs.
+const TURNS: usize = 16;
+/// So many frames of a kind are gathered in a turn at most, in case they have no bytes.
+const FRAMES: usize = 4096;
+
+thread_local! {
+    static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ].into_boxed_slice());
+}
+
+/// What bounds an actor.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// How many bytes are gathered before they are written.
+    pub(crate) batch: usize,
+    /// How many bytes are read ahead of the requests that are being handled.
+    pub(crate) read_ahead: usize,
+    /// How many requests are handled at once.
+    pub(crate) in_flight: usize,
+}
+
+pub(crate) struct Actor<P: Protocol, S> {
+    socket: S,
+    shared: Arc<Shared<P>>,
+    codec: P::Codec,
+    context: ConnectionContext,
+    queues: PushQueues<P::Frame>,
+    input: BytesMut,
+    batch: Batch,
+    replies: Replies<P>,
+    watch: Watch,
+    /// For when an alarm is set.
+    alarm: Option<Instant>,
+    /// Whom the outbox wakes.
+    waker: Option<Waker>,
+    /// Nothing more is read or handled, and when all is written the connection ends for this reason.
+    ending: Option<CloseReason<P>>,
+    /// How much of a shutdown it has seen.
+    phase: Phase,
+    state: State,
+}
+
+#[derive(Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own, and all combinations occur")]
+struct State {
+    /// The peer sends nothing more.
+    heard_out: bool,
+    unflushed: bool,
+    /// Whole frames may be left in the input.
+    backlog: bool,
+    /// The protocol knows of the connection, and not yet of its end.
+    begun: bool,
+}
+
+/// Whether a step got anywhere.
+type Progress<P> = Result<bool, CloseReason<P>>;
+
+impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
+    pub(crate) fn new(
+        socket: S,
+        already_read: &[u8],
+        shared: Arc<Shared<P>>,
+        codec: P::Codec,
+        context: ConnectionContext,
+        queues: PushQueues<P::Frame>,
+    ) -> Self {
+        let watch = Watch::new(context.since());
+        Self {
+            socket,
+            shared,
+            codec,
+            context,
+            queues,
+            input: BytesMut::from(already_read),
+            batch: Batch::default(),
+            replies: Replies::new(),
+            watch,
+            alarm: None,
+            waker: None,
+            ending: None,
+            phase: Phase::Open,
+            state: State::default(),
+        }
+    }
+
+    /// Runs the connection to its end. The protocol is told exactly once, however it ends.
+    pub(crate) async fn run(mut self) {
+        self.state.begun = true;
+        let setup = catch_unwind(AssertUnwindSafe(|| {
+            let handle = self.queues.handle();
+            self.shared.protocol.on_connection_setup(handle, &mut self.context);
+        }));
+        let reason = match setup {
+            Ok(()) => {
+                std::future::poll_fn(|context| {
+                    catch_unwind(AssertUnwindSafe(|| self.poll(context))).unwrap_or(Poll::Ready(CloseReason::Panic))
+                })
+                .await
+            }
+            Err(_) => CloseReason::Panic,
+        };
+        self.queues.outbox.close();
+        self.tell_end(&reason);
+        if !matches!(reason, CloseReason::Io(_) | CloseReason::Panic) {
+            self.linger().await;
+        }
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<CloseReason<P>> {
+        self.register(context);
+        if self.replies.len() > 1 {
+            self.replies.poll_ahead(context);
+        }
+        for _ in 0..TURNS {
+            let phase = self.shared.phase.get();
+            if phase > self.phase
+                && let Err(reason) = self.enter(phase)
+            {
+                return Poll::Ready(reason);
+            }
+            let moved = match self.turn(context) {
+                Ok(false) => self.rest(),
+                moved => moved,
+            };
+            match moved {
+                Err(reason) => return Poll::Ready(reason),
+                Ok(false) => return Poll::Pending,
+                Ok(true) => {}
+            }
+            if self.is_written()
+                && let Some(reason) = self.ending.take()
+            {
+                return Poll::Ready(reason);
+            }
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Seldom another one than before, so it costs a comparison.
+    fn register(&mut self, context: &Context<'_>) {
+        if self.waker.as_ref().is_none_or(|waker| !waker.will_wake(context.waker())) {
+            self.queues.outbox.register(context.waker());
+            self.waker = Some(context.waker().clone());
+        }
+    }
+
+    /// A shutdown has come further.
+    fn enter(&mut self, phase: Phase) -> Result<(), CloseReason<P>> {
+        if self.phase == Phase::Open
+            && self.ending.is_none()
+            && phase != Phase::Aborted
+            && let Some(frame) = self.shared.protocol.on_shutdown(&mut self.context)
+        {
+            self.send(frame)?;
+        }
+        self.phase = phase;
+        match phase {
+            Phase::Open | Phase::Notice => Ok(()),
+            Phase::Closing => {
+                self.queues.outbox.refuse();
+                Ok(())
+            }
+            Phase::Aborted => Err(CloseReason::Shutdown),
+        }
+    }
+
+    /// Nothing more is handled or gathered; what is gathered is written.
+    fn end(&mut self, reason: CloseReason<P>) {
+        self.replies.clear();
+        self.ending = Some(reason);
+    }
+
+    fn is_written(&self) -> bool {
+        self.batch.is_empty() && !self.state.unflushed
+    }
+
+    fn turn(&mut self, context: &mut Context<'_>) -> Progress<P> {
+        let room = self.batch.len() < self.shared.limits.batch;
+        let mut progress = false;
+        if room && self.ending.is_none() {
+            if P::HOLD_PUSHES || P::ORDER == ServiceOrder::RepliesFirst {
+                progress |= self.gather_replies(context)?;
+                progress |= self.gather_pushes()?;
+            } else {
+                progress |= self.gather_pushes()?;
+                progress |= self.gather_replies(context)?;
+            }
+            progress |= self.handle_input(context)?;
+            progress |= self.is_finished();
+        }
+        progress |= self.write(context)?;
+        progress |= self.read(context)?;
+        // An end with nothing left to write is an end now.
+        Ok(progress || self.ending.is_some() && self.is_written())
+    }
+
+    /// Whether there is nothing left to do, for a peer that has left or a server that shuts down.
+    fn is_finished(&mut self) -> bool {
+        let gathered = self.replies.is_empty() && self.ending.is_none();
+        if gathered && self.phase >= Phase::Closing && !self.queues.outbox.is_ready() {
+            self.end(CloseReason::Shutdown);
+        } else if gathered && self.state.heard_out && !self.state.backlog {
+            // All that it sent has been handled; what is left is no whole frame.
+            let reason = self.codec.finish(&self.input).map_or_else(CloseReason::Decode, |()| CloseReason::Peer);
+            self.end(reason);
+        }
+        self.ending.is_some()
+    }
+
+    /// How many bytes the kind that is served first may fill of a batch.
+    fn share(&self, others_wait: bool) -> usize {
+        let batch = self.shared.limits.batch;
+        if others_wait { batch / 4 * 3 } else { batch }
+    }
+
+    #[inline(never)]
+    fn gather_pushes(&mut self) -> Progress<P> {
+        if P::HOLD_PUSHES && !self.replies.is_empty() || !self.queues.outbox.lower() {
+            return Ok(false);
+        }
+        if self.queues.outbox.is_tied() {
+            self.queues.outbox.release(self.queues.answered);
+        }
+        let limit = self.share(!self.replies.is_empty() || !self.input.is_empty());
+        let mut progress = false;
+        for _ in 0..FRAMES {
+            if progress && self.batch.len() >= limit {
+                break;
+            }
+            let Some((_, frame)) = self.queues.try_recv() else { return Ok(progress) };
+            self.send(frame)?;
+            progress = true;
+        }
+        // There may be more, for which the flag has been lowered.
+        self.queues.outbox.raise();
+        Ok(progress)
+    }
+
+    fn gather_replies(&mut self, context: &mut Context<'_>) -> Progress<P> {
+        let limit = self.share(P::ORDER == ServiceOrder::RepliesFirst && self.queues.outbox.is_ready());
+        let mut progress = false;
+        for _ in 0..FRAMES {
+            if progress && self.batch.len() >= limit {
+                break;
+            }
+            let Poll::Ready(Some(step)) = self.replies.poll_next(context) else { break };
+            progress = true;
+            match step {
+                Step::Frame(frame) => self.send(frame)?,
+                Step::End => self.command_end(),
+                Step::Panicked => self.answer_panic()?,
+                Step::Close(frame) => self.close(frame)?,
+                // What came before it is written.
+                Step::Failed(error) => self.end(CloseReason::Protocol(error)),
+            }
+        }
+        Ok(progress)
+    }
+
+    fn handle_input(&mut self, context: &mut Context<'_>) -> Progress<P> {
+        let mut progress = false;
+        self.state.backlog = !self.input.is_empty();
+        while self.may_handle(!progress) {
+            let decoded = self.codec.decode(&mut self.input);
+            self.codec.control(&mut self.batch);
+            match decoded {
+                Ok(None) => {
+                    self.state.backlog = false;
+                    break;
+                }
+                Ok(Some(frame)) => {
+                    progress = true;
+                    self.context.counters.frames_in += 1;
+                    self.context.requests += 1;
+                    self.watch.first_frame = None;
+                    self.watch.frame = None;
+                    self.handle(frame, context)?;
+                }
+                Err(error) => {
+                    progress = true;
+                    if let Some(frame) = self.shared.protocol.on_decode_error(&error, &mut self.context) {
+                        self.send(frame)?;
+                    }
+                    self.end(CloseReason::Decode(error));
+                }
+            }
+            if self.ending.is_none() && self.codec.is_over() {
+                self.end(CloseReason::Peer);
+                progress = true;
+            }
+        }
+        self.state.backlog &= !self.input.is_empty();
+        Ok(progress)
+    }
+
+    fn may_handle(&self, is_first: bool) -> bool {
+        let Limits { batch, in_flight, .. } = self.shared.limits;
+        !self.input.is_empty()
+            && self.ending.is_none()
+            && self.phase < Phase::Closing
+            && self.replies.len() < in_flight
+            && !self.replies.is_last()
+            && (is_first || self.batch.len() < batch)
+            // The pushes that are held have their turn before the next request.
+            && !(P::HOLD_PUSHES && !self.replies.is_empty() && self.queues.outbox.is_ready())
+    }
+
+    fn handle(&mut self, frame: P::Frame, context: &mut Context<'_>) -> Result<(), CloseReason<P>> {
+        let Self { shared, context: own, .. } = self;
+        let Ok(reply) = catch_unwind(AssertUnwindSafe(|| shared.protocol.on_frame(frame, own))) else {
+            if let Some(frame) = self.panicked() {
+                return self.answer(Reply::Frame(frame), context);
+            }
+            self.end(CloseReason::Panic);
+            return Ok(());
+        };
+        self.answer(reply, context)
+    }
+
+    fn answer(
+        &mut self,
+        reply: Reply<P::Frame, P::ProtocolError>,
+        context: &mut Context<'_>,
+    ) -> Result<(), CloseReason<P>> {
+        if !self.replies.is_empty() {
+            self.replies.push(reply, context);
+            return Ok(());
+        }
+        match reply {
+            Reply::None => {}
+            Reply::Frame(frame) => self.send(frame)?,
+            Reply::Frames(frames) => {
+                for frame in frames {
+                    self.send(frame)?;
+                }
+            }
+            Reply::Close(frame) => return self.close(frame),
+            pending @ (Reply::Future(_) | Reply::Stream(_)) => {
+                self.replies.push(pending, context);
+                return Ok(());
+            }
+        }
+        self.command_end();
+        Ok(())
+    }
+
+    fn close(&mut self, frame: Option<P::Frame>) -> Result<(), CloseReason<P>> {
+        if let Some(frame) = frame {
+            self.send(frame)?;
+        }
+        self.command_end();
+        self.end(CloseReason::Handler);
+        Ok(())
+    }
+
+    /// Counts a request whose handler panicked, and asks the protocol for its answer.
+    fn panicked(&mut self) -> Option<P::Frame> {
+        self.shared.counts.panics.fetch_add(1, Relaxed);
+        tracing::error!(connection = %self.context.id(), "the handler of a request panicked");
+        self.shared.protocol.on_panic(&mut self.context)
+    }
+
+    fn answer_panic(&mut self) -> Result<(), CloseReason<P>> {
+        match self.panicked() {
+            Some(frame) => self.send(frame),
+            None => {
+                self.end(CloseReason::Panic);
+                Ok(())
+            }
+        }
+    }
+
+    fn command_end(&mut self) {
+        self.queues.answered += 1;
+        if self.queues.outbox.is_tied() {
+            self.queues.outbox.raise();
+        }
+        self.shared.protocol.on_command_end(&mut self.context);
+    }
+
+    fn send(&mut self, mut frame: P::Frame) -> Result<(), CloseReason<P>> {
+        self.shared.protocol.before_send(&mut frame, &mut self.context);
+        self.codec.encode(&frame, &mut self.batch).map_err(CloseReason::Encode)?;
+        self.context.counters.frames_out += 1;
+        Ok(())
+    }
+
+    /// Writes the batch, as far as the socket takes it, and flushes once when all is written.
+    fn write(&mut self, context: &mut Context<'_>) -> Progress<P> {
+        let mut progress = false;
+        while !self.batch.is_empty() {
+            let mut slices = [IoSlice::new(&[]); SLICES];
+            let count = self.batch.slices(&mut slices);
+            let socket = Pin::new(&mut self.socket);
+            let written = match &slices[..count] {
+                [only] => socket.poll_write(context, only),
+                slices => socket.poll_write_vectored(context, slices),
+            };
+            match written {
+                Poll::Pending => return Ok(progress),
+                Poll::Ready(Err(error)) => return Err(CloseReason::Io(error)),
+                Poll::Ready(Ok(0)) => return Err(CloseReason::Io(io::ErrorKind::WriteZero.into())),
+                Poll::Ready(Ok(written)) => {
+                    self.batch.advance(written);
+                    self.context.counters.bytes_out += written as u64;
+                    self.state.unflushed = true;
+                    self.watch.stalled = None;
+                    progress = true;
+                }
+            }
+        }
+        if self.state.unflushed {
+            match Pin::new(&mut self.socket).poll_flush(context) {
+                Poll::Pending => {}
+                Poll::Ready(Err(error)) => return Err(CloseReason::Io(error)),
+                Poll::Ready(Ok(())) => {
+                    self.state.unflushed = false;
+                    progress = true;
+                }
+            }
+        }
+        Ok(progress)
+    }
+
+    fn read(&mut self, context: &mut Context<'_>) -> Progress<P> {
+        if !self.is_listening() {
+            return Ok(false);
+        }
+        match self.poll_read(context) {
+            Poll::Pending => Ok(false),
+            Poll::Ready(Err(error)) => Err(CloseReason::Io(error)),
+            Poll::Ready(Ok(length)) => {
+                self.context.counters.bytes_in += length as u64;
+                self.state.heard_out = length == 0;
+                if self.shared.timeouts.needs_hearing() {
+                    self.watch.heard = Instant::now();
+                }
+                Ok(true)
+            }
+        }
+    }
+
+    /// Whether there is reason to read. What is read ahead of unfinished replies, of a peer that does not read, or of requests
+    /// whose replies fill batch after batch, is limited. A frame that is not whole may be longer, as far as its codec allows.
+    fn is_listening(&self) -> bool {
+        let Limits { batch, read_ahead, in_flight } = self.shared.limits;
+        let waiting = self.state.backlog || self.replies.len() >= in_flight || self.batch.len() >= batch;
+        let has_enough = waiting && self.input.len() >= read_ahead;
+        !self.state.heard_out && self.ending.is_none() && self.phase < Phase::Closing && !has_enough
+    }
+
+    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        SCRATCH.with_borrow_mut(|scratch| {
+            let mut buffer = ReadBuf::new(scratch);
+            ready!(Pin::new(&mut self.socket).poll_read(context, &mut buffer))?;
+            self.input.extend_from_slice(buffer.filled());
+            Poll::Ready(Ok(buffer.filled().len()))
+        })
+    }
+
+    /// Nothing moves. Returns whether something does after all, because it was time for it.
+    fn rest(&mut self) -> Progress<P> {
+        self.context.publish();
+        self.replies.rest();
+        // An idle connection holds no buffers.
+        if self.input.is_empty() {
+            self.input = BytesMut::new();
+        }
+        if self.batch.is_empty() {
+            self.batch.shrink();
+        }
+        if self.queues.outbox.is_rung() {
+            self.alarm = None;
+        }
+        self.wait_for_peer();
+        let Some((at, due)) = self.watch.next(&self.shared.timeouts) else { return Ok(false) };
+        if at <= Instant::now() {
+            return self.time_out(due);
+        }
+        self.set_alarm(at);
+        Ok(false)
+    }
+
+    /// Notes what it waits for, from now on or still.
+    fn wait_for_peer(&mut self) {
+        let serves = self.ending.is_none();
+        let listens = self.is_listening();
+        let is_midway = listens && !self.state.backlog && self.codec.is_midway(&self.input);
+        let is_written = self.is_written();
+        let expects = listens && (self.replies.is_empty() || self.shared.timeouts.heartbeat.is_some());
+        let watch = &mut self.watch;
+        let mut now = None;
+        let mut since = |waits: bool, since: Option<Instant>| {
+            waits.then(|| since.unwrap_or_else(|| *now.get_or_insert_with(Instant::now)))
+        };
+        watch.first_frame = watch.first_frame.filter(|_| listens);
+        watch.frame = since(is_midway, watch.frame);
+        watch.stalled = since(!is_written, watch.stalled);
+        watch.half_closed = since(serves && self.state.heard_out, watch.half_closed);
+        if expects && !watch.listening {
+            watch.heard = Instant::now();
+        }
+        watch.listening = expects;
+    }
+
+    fn time_out(&mut self, due: Due) -> Progress<P> {
+        match due {
+            Due::Heartbeat { silent } => {
+                self.watch.asked = Instant::now();
+                if let Some(frame) = self.shared.protocol.on_idle(silent, &mut self.context) {
+                    self.send(frame)?;
+                }
+            }
+            Due::End(timeout) => match self.ending.take() {
+                // It had its last words, and did not read them.
+                Some(reason) => return Err(reason),
+                None if !self.is_written() => return Err(CloseReason::TimedOut(timeout)),
+                None => {
+                    if let Some(frame) = self.shared.protocol.on_timeout(timeout, &mut self.context) {
+                        self.send(frame)?;
+                    }
+                    self.end(CloseReason::TimedOut(timeout));
+                }
+            },
+        }
+        Ok(true)
+    }
+
+    /// Sets an alarm, unless an earlier one is set already.
+    fn set_alarm(&mut self, at: Instant) {
+        if self.alarm.is_none_or(|alarm| at < alarm) {
+            self.shared.alarms.set(self.context.id(), self.alarm, at, &self.queues.outbox);
+            self.alarm = Some(at);
+        }
+    }
+
+    /// Ends the stream in order. A socket that is closed with unread bytes resets, and the peer may lose our last words; so
+    /// what still comes is thrown away, until the peer closes its side or the time for it is over.
+    async fn linger(&mut self) {
+        self.batch = Batch::default();
+        let until = Instant::now() + self.shared.timeouts.linger;
+        self.set_alarm(until);
+        let (mut shut, mut discarded) = (false, 0);
+        std::future::poll_fn(|context| {
+            self.register(context);
+            // Whether shutting it down succeeds or not, the socket is dropped in the end.
+            shut = shut || Pin::new(&mut self.socket).poll_shutdown(context).is_ready();
+            if self.queues.outbox.is_rung() {
+                self.alarm = None;
+                if Instant::now() >= until {
+                    return Poll::Ready(());
+                }
+                self.set_alarm(until);
+            }
+            for _ in 0..TURNS {
+                let is_over = shut && self.state.heard_out || discarded > PARTING_BYTES;
+                if is_over || self.shared.phase.get() == Phase::Aborted {
+                    return Poll::Ready(());
+                }
+                if self.state.heard_out {
+                    return Poll::Pending;
+                }
+                self.input.clear();
+                match ready!(self.poll_read(context)) {
+                    Ok(1..) => discarded += self.input.len(),
+                    Ok(0) | Err(_) => self.state.heard_out = true,
+                }
+            }
+            context.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+impl<P: Protocol, S> Actor<P, S> {
+    fn tell_end(&mut self, reason: &CloseReason<P>) {
+        let Self { shared, context, state, .. } = self;
+        if !std::mem::take(&mut state.begun) {
+            return;
+        }
+        shared.counts.ended(reason.label());
+        shared.counts.traffic.add(&context.counters);
+        tracing::debug!(connection = %context.id(), %reason, "a connection has ended");
+        if catch_unwind(AssertUnwindSafe(|| shared.protocol.on_connection_closed(reason, context))).is_err() {
+            tracing::error!(connection = %context.id(), "on_connection_closed panicked");
+        }
+    }
+}
+
+impl<P: Protocol, S> Drop for Actor<P, S> {
+    /// Whoever ran the connection may stop, or be stopped.
+    fn drop(&mut self) {
+        self.tell_end(&CloseReason::Dropped);
+        if let Some(alarm) = self.alarm {
+            self.shared.alarms.cancel(self.context.id(), alarm);
+        }
+    }
+}

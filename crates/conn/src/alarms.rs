@@ -1,0 +1,91 @@
+//! One clock for all connections of a supervisor.
+//!
+//! A connection sets at most one alarm, and leaves it alone while it is busy: when the alarm goes off too early it is set
+//! again. So a busy connection pays nothing, an idle one without time-outs has no alarm, and a thousand connections wait on one
+//! timer. A task drives the clock while there are alarms, and ends with the last of them.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::outbox::Outbox;
+use crate::{ConnectionId, FrameLike};
+
+pub(crate) struct Alarms<F: FrameLike> {
+    state: Mutex<State<F>>,
+    /// Rung when an alarm is set that goes off before all others.
+    earlier: Notify,
+}
+
+struct State<F: FrameLike> {
+    pending: BTreeMap<(Instant, ConnectionId), Weak<Outbox<F>>>,
+    /// Who drives the clock. It is found finished if its runtime ended before there was no alarm left.
+    driver: Option<JoinHandle<()>>,
+}
+
+impl<F: FrameLike> Alarms<F> {
+    pub(crate) fn new() -> Self {
+        Self { state: Mutex::new(State { pending: BTreeMap::new(), driver: None }), earlier: Notify::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<F>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the alarm of a connection, in place of the one set before. Called from within a runtime.
+    pub(crate) fn set(
+        self: &Arc<Self>,
+        id: ConnectionId,
+        before: Option<Instant>,
+        at: Instant,
+        outbox: &Arc<Outbox<F>>,
+    ) {
+        let mut state = self.lock();
+        if let Some(before) = before {
+            state.pending.remove(&(before, id));
+        }
+        state.pending.insert((at, id), Arc::downgrade(outbox));
+        let is_first = state.pending.first_key_value().is_some_and(|(&(_, first), _)| first == id);
+        if state.driver.as_ref().is_none_or(JoinHandle::is_finished) {
+            state.driver = Some(tokio::spawn(Arc::clone(self).drive()));
+        } else if is_first {
+            self.earlier.notify_one();
+        }
+    }
+
+    pub(crate) fn cancel(&self, id: ConnectionId, at: Instant) {
+        self.lock().pending.remove(&(at, id));
+    }
+
+    async fn drive(self: Arc<Self>) {
+        while let Some(next) = self.ring(Instant::now()) {
+            tokio::select! {
+                () = tokio::time::sleep_until(next) => {}
+                () = self.earlier.notified() => {}
+            }
+        }
+    }
+
+    /// Lets all alarms go off that are due, and tells when the next one is.
+    fn ring(&self, now: Instant) -> Option<Instant> {
+        let mut due = Vec::new();
+        let mut state = self.lock();
+        let next = loop {
+            match state.pending.first_entry() {
+                Some(first) if first.key().0 <= now => due.extend(first.remove().upgrade()),
+                Some(first) => break Some(first.key().0),
+                None => break None,
+            }
+        };
+        if next.is_none() {
+            // Under the lock, so that whoever sets the next alarm starts another driver.
+            state.driver = None;
+        }
+        drop(state);
+        due.iter().for_each(|outbox| outbox.ring());
+        next
+    }
+}

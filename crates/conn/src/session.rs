@@ -1,0 +1,206 @@
+//! What is known of a connection, to itself and to others.
+
+use std::any::Any;
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::time::Instant;
+
+use crate::outbox::Outbox;
+use crate::{ConnectionId, FrameLike, PushHandle};
+
+/// The part of a connection that others may look at while it runs.
+pub(crate) struct Facts {
+    pub(crate) id: ConnectionId,
+    pub(crate) peer: SocketAddr,
+    pub(crate) since: Instant,
+    pub(crate) traffic: Traffic,
+    pub(crate) data: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
+}
+
+impl Facts {
+    pub(crate) fn new(id: ConnectionId, peer: SocketAddr) -> Self {
+        Self { id, peer, since: Instant::now(), traffic: Traffic::default(), data: Mutex::new(None) }
+    }
+}
+
+/// What has gone through a connection, counted by its actor alone.
+#[derive(Debug, Default)]
+pub(crate) struct Traffic {
+    frames_in: AtomicU64,
+    frames_out: AtomicU64,
+    bytes_in: AtomicU64,
+    bytes_out: AtomicU64,
+}
+
+impl Traffic {
+    pub(crate) fn publish(&self, counters: &Counters) {
+        self.frames_in.store(counters.frames_in, Relaxed);
+        self.frames_out.store(counters.frames_out, Relaxed);
+        self.bytes_in.store(counters.bytes_in, Relaxed);
+        self.bytes_out.store(counters.bytes_out, Relaxed);
+    }
+
+    /// Adds what a connection that has ended had counted.
+    pub(crate) fn add(&self, counters: &Counters) {
+        self.frames_in.fetch_add(counters.frames_in, Relaxed);
+        self.frames_out.fetch_add(counters.frames_out, Relaxed);
+        self.bytes_in.fetch_add(counters.bytes_in, Relaxed);
+        self.bytes_out.fetch_add(counters.bytes_out, Relaxed);
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        Counters {
+            frames_in: self.frames_in.load(Relaxed),
+            frames_out: self.frames_out.load(Relaxed),
+            bytes_in: self.bytes_in.load(Relaxed),
+            bytes_out: self.bytes_out.load(Relaxed),
+        }
+    }
+}
+
+/// What has gone through a connection so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Frames read.
+    pub frames_in: u64,
+    /// Frames handed to the codec.
+    pub frames_out: u64,
+    /// Bytes read.
+    pub bytes_in: u64,
+    /// Bytes written.
+    pub bytes_out: u64,
+}
+
+impl std::ops::AddAssign for Counters {
+    fn add_assign(&mut self, other: Self) {
+        self.frames_in += other.frames_in;
+        self.frames_out += other.frames_out;
+        self.bytes_in += other.bytes_in;
+        self.bytes_out += other.bytes_out;
+    }
+}
+
+/// A live connection, as the [registry](crate::SessionRegistry) lists it. It keeps the connection neither alive nor listed.
+pub struct Session<F: FrameLike> {
+    id: ConnectionId,
+    outbox: Arc<Outbox<F>>,
+}
+
+impl<F: FrameLike> Session<F> {
+    pub(crate) fn new(id: ConnectionId, outbox: Arc<Outbox<F>>) -> Self {
+        Self { id, outbox }
+    }
+
+    /// Its name.
+    pub fn id(&self) -> ConnectionId {
+        self.id
+    }
+
+    /// Pushes to it.
+    pub fn handle(&self) -> PushHandle<F> {
+        PushHandle::new(Arc::clone(&self.outbox))
+    }
+
+    /// Whom it connects to. None if the handle that was [inserted](crate::SessionRegistry::insert) is that of bare
+    /// [`PushQueues`](crate::PushQueues), which nobody connects.
+    pub fn peer(&self) -> Option<SocketAddr> {
+        self.outbox.facts().map(|facts| facts.peer)
+    }
+
+    /// When it began; none for bare queues.
+    pub fn since(&self) -> Option<Instant> {
+        self.outbox.facts().map(|facts| facts.since)
+    }
+
+    /// What has gone through it, as of the last time its actor rested; nothing for bare queues.
+    pub fn counters(&self) -> Counters {
+        self.outbox.facts().map(|facts| facts.traffic.counters()).unwrap_or_default()
+    }
+
+    /// What the protocol [shared](ConnectionContext::share), if it is of this type.
+    pub fn data<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
+        let facts = self.outbox.facts()?;
+        let data = facts.data.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        data?.downcast().ok()
+    }
+
+    pub(crate) fn outbox(&self) -> &Outbox<F> {
+        &self.outbox
+    }
+}
+
+impl<F: FrameLike> fmt::Debug for Session<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session").field("id", &self.id).field("peer", &self.peer()).finish_non_exhaustive()
+    }
+}
+
+/// Names the reply to one request of one connection. What is pushed [after](PushHandle::after) it is never written before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ReplyTicket {
+    pub(crate) connection: ConnectionId,
+    /// Counted from one.
+    pub(crate) request: u64,
+}
+
+/// What belongs to one connection.
+#[non_exhaustive]
+pub struct ConnectionContext {
+    facts: Arc<Facts>,
+    pub(crate) counters: Counters,
+    /// Requests so far, the current one included.
+    pub(crate) requests: u64,
+    /// Whatever the application keeps with it, for its own eyes.
+    pub data: Option<Box<dyn Any + Send>>,
+}
+
+impl ConnectionContext {
+    pub(crate) fn new(facts: Arc<Facts>) -> Self {
+        Self { facts, counters: Counters::default(), requests: 0, data: None }
+    }
+
+    /// Its name.
+    pub fn id(&self) -> ConnectionId {
+        self.facts.id
+    }
+
+    /// Whom it connects to.
+    pub fn peer(&self) -> SocketAddr {
+        self.facts.peer
+    }
+
+    /// When it began.
+    pub fn since(&self) -> Instant {
+        self.facts.since
+    }
+
+    /// What has gone through it so far.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// In [`Protocol::on_frame`](crate::Protocol::on_frame): names the reply to this frame, for pushes that must not come
+    /// before it.
+    pub fn ticket(&self) -> ReplyTicket {
+        ReplyTicket { connection: self.facts.id, request: self.requests }
+    }
+
+    /// Shows something to whoever lists the connections, in place of what was shown before: see [`Session::data`].
+    pub fn share<T: Any + Send + Sync>(&self, data: T) {
+        *self.facts.data.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(data));
+    }
+
+    pub(crate) fn publish(&self) {
+        self.facts.traffic.publish(&self.counters);
+    }
+}
+
+impl fmt::Debug for ConnectionContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnectionContext").field("id", &self.id()).field("peer", &self.peer()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,153 @@
+//! How long a connection waits for its peer, and when it looks again.
+
+use std::fmt;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// How long a connection waits for its peer. All connections of a supervisor share one clock; one that waits for nothing costs
+/// nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Timeouts {
+    /// From the beginning to the first whole frame. Default: 10 s; an honest client has something to say when it connects, and
+    /// one that only listens is rare.
+    pub first_frame: Option<Duration>,
+    /// From the first byte of a frame to its last. Default: 60 s, enough for a megabyte on a bad line, and the end of those who
+    /// send a byte at a time.
+    pub frame: Option<Duration>,
+    /// After so long without a byte from the peer, [`Protocol::on_idle`](crate::Protocol::on_idle) is asked, and again every
+    /// time that it has passed. Default: none, because not every protocol has a ping.
+    pub heartbeat: Option<Duration>,
+    /// After so long without a byte from the peer, the connection ends. Without a heartbeat, a peer whose request is being
+    /// answered is not idle. Default: none, because a subscriber may listen for hours; with a heartbeat, twice or thrice
+    /// that.
+    pub idle: Option<Duration>,
+    /// After so long in which the peer took no byte of what is written, the connection ends. Default: 30 s.
+    pub write_stall: Option<Duration>,
+    /// How long a peer that has closed its side is given its replies. It may be gone altogether, which is not known before
+    /// something is written. Default: 30 s.
+    pub half_closed: Option<Duration>,
+    /// How long an ended connection waits for the peer to close its side, so that our last words are not lost to a reset.
+    /// Default: 1 s.
+    pub linger: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            first_frame: Some(Duration::from_secs(10)),
+            frame: Some(Duration::from_mins(1)),
+            heartbeat: None,
+            idle: None,
+            write_stall: Some(Duration::from_secs(30)),
+            half_closed: Some(Duration::from_secs(30)),
+            linger: Duration::from_secs(1),
+        }
+    }
+}
+
+impl Timeouts {
+    /// Whether it matters when the peer was last heard.
+    pub(crate) fn needs_hearing(&self) -> bool {
+        self.idle.is_some() || self.heartbeat.is_some()
+    }
+}
+
+/// Which of the [`Timeouts`] ended a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Timeout {
+    /// No first frame came.
+    FirstFrame,
+    /// A frame was begun and not finished.
+    Frame,
+    /// The peer was silent.
+    Idle,
+    /// The peer did not read.
+    WriteStall,
+    /// The peer had closed its side, and its replies took too long.
+    HalfClosed,
+}
+
+impl Timeout {
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::FirstFrame => "first_frame",
+            Self::Frame => "frame",
+            Self::Idle => "idle",
+            Self::WriteStall => "write_stall",
+            Self::HalfClosed => "half_closed",
+        }
+    }
+}
+
+impl fmt::Display for Timeout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::FirstFrame => "the peer sent no first frame in time",
+            Self::Frame => "the peer did not finish a frame in time",
+            Self::Idle => "the peer was silent for too long",
+            Self::WriteStall => "the peer did not read for too long",
+            Self::HalfClosed => "the peer had closed its side, and its replies took too long",
+        })
+    }
+}
+
+/// What is to be done at a moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Due {
+    Heartbeat { silent: Duration },
+    End(Timeout),
+}
+
+/// What the time-outs of a connection look at: since when it waits, for each thing that it waits for.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    /// For the first frame.
+    pub(crate) first_frame: Option<Instant>,
+    /// For the rest of a frame.
+    pub(crate) frame: Option<Instant>,
+    /// For the peer to read.
+    pub(crate) stalled: Option<Instant>,
+    /// For replies to a peer that has closed its side.
+    pub(crate) half_closed: Option<Instant>,
+    /// When it was last heard, or could not be, for want of reading.
+    pub(crate) heard: Instant,
+    /// When it was last asked for a sign of life.
+    pub(crate) asked: Instant,
+    /// Whether what the peer says would be heard, and it is expected to speak.
+    pub(crate) listening: bool,
+}
+
+impl Watch {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self {
+            first_frame: Some(now),
+            frame: None,
+            stalled: None,
+            half_closed: None,
+            heard: now,
+            asked: now,
+            listening: true,
+        }
+    }
+
+    /// What comes next, and when.
+    pub(crate) fn next(&self, timeouts: &Timeouts) -> Option<(Instant, Due)> {
+        let after = |since: Option<Instant>, timeout: Option<Duration>| Some(since? + timeout?);
+        let listening = self.listening.then_some(self.heard);
+        let quiet = listening.map(|heard| heard.max(self.asked));
+        [
+            after(self.first_frame, timeouts.first_frame).map(|at| (at, Due::End(Timeout::FirstFrame))),
+            after(self.frame, timeouts.frame).map(|at| (at, Due::End(Timeout::Frame))),
+            after(self.stalled, timeouts.write_stall).map(|at| (at, Due::End(Timeout::WriteStall))),
+            after(self.half_closed, timeouts.half_closed).map(|at| (at, Due::End(Timeout::HalfClosed))),
+            after(listening, timeouts.idle).map(|at| (at, Due::End(Timeout::Idle))),
+            after(quiet, timeouts.heartbeat).map(|at| (at, Due::Heartbeat { silent: at - self.heard })),
+        ]
+        .into_iter()
+        .flatten()
+        .min_by_key(|(at, _)| *at)
+    }
+}

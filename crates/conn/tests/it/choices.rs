@@ -1,0 +1,234 @@
+//! What a protocol may choose: the order of service, holding pushes, numbering frames; and pushes that come after a reply.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use tidewire_conn::{
+    ConnectionContext, Frame, Head, LengthDelimited, Protocol, PushHandle, PushPolicy, PushPriority, Reply,
+    ReplyTicket, ServiceOrder, Slot, Supervisor,
+};
+use tidewire_testkit::{PATIENCE, wait_until_async};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, mpsc};
+
+use crate::server::{Client, Planned, frame};
+
+/// Every frame that is written has a number; `wait` is answered when it is released.
+struct Choices<const HOLD: bool, const REPLIES_FIRST: bool> {
+    release: Arc<Notify>,
+    waits: AtomicUsize,
+    told: mpsc::Sender<(PushHandle<Frame>, ReplyTicket)>,
+}
+
+/// What a connection keeps.
+struct Own {
+    handle: PushHandle<Frame>,
+    sent: AtomicU64,
+}
+
+impl<const HOLD: bool, const REPLIES_FIRST: bool> Protocol for Choices<HOLD, REPLIES_FIRST> {
+    type Frame = Frame;
+    type Codec = LengthDelimited;
+    type ProtocolError = Planned;
+    const HOLD_PUSHES: bool = HOLD;
+    const ORDER: ServiceOrder =
+        if REPLIES_FIRST { ServiceOrder::RepliesFirst } else { ServiceOrder::PushesFirst };
+
+    fn codec(&self) -> LengthDelimited {
+        LengthDelimited::default()
+    }
+
+    fn on_connection_setup(&self, handle: PushHandle<Frame>, context: &mut ConnectionContext) {
+        context.data = Some(Box::new(Own { handle, sent: AtomicU64::new(0) }));
+    }
+
+    fn on_frame(&self, request: Frame, context: &mut ConnectionContext) -> Reply<Frame, Planned> {
+        let own: &Own = context.data.as_ref().unwrap().downcast_ref().unwrap();
+        self.told.try_send((own.handle.clone(), context.ticket())).unwrap();
+        if request.body() != &b"wait"[..] {
+            return Reply::Frame(request);
+        }
+        self.waits.fetch_add(1, Ordering::SeqCst);
+        let release = Arc::clone(&self.release);
+        Reply::future(async move {
+            release.notified().await;
+            Ok(frame("waited"))
+        })
+    }
+
+    fn before_send(&self, frame: &mut Frame, context: &mut ConnectionContext) {
+        let own: &Own = context.data.as_ref().unwrap().downcast_ref().unwrap();
+        let number = own.sent.fetch_add(1, Ordering::SeqCst) + 1;
+        *frame = Frame::new(Head::new(format!("{number} ").as_bytes()).unwrap(), frame.body().clone());
+    }
+}
+
+struct Setting<const HOLD: bool, const REPLIES_FIRST: bool> {
+    supervisor: Supervisor<Choices<HOLD, REPLIES_FIRST>>,
+    listener: TcpListener,
+    tickets: mpsc::Receiver<(PushHandle<Frame>, ReplyTicket)>,
+}
+
+impl<const HOLD: bool, const REPLIES_FIRST: bool> Setting<HOLD, REPLIES_FIRST> {
+    async fn new() -> Self {
+        let (told, tickets) = mpsc::channel(100);
+        let choices = Choices { release: Arc::default(), waits: AtomicUsize::new(0), told };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self { supervisor: Supervisor::with_protocol(choices).build(), listener, tickets }
+    }
+
+    async fn connect(&self) -> Client {
+        let client = TcpStream::connect(self.listener.local_addr().unwrap()).await.unwrap();
+        let (socket, peer) = self.listener.accept().await.unwrap();
+        tokio::spawn(self.supervisor.admit(peer).unwrap().run(socket, Vec::new()));
+        Client(client)
+    }
+
+    async fn ticket(&mut self) -> (PushHandle<Frame>, ReplyTicket) {
+        self.tickets.recv().await.unwrap()
+    }
+
+    fn release(&self) {
+        self.supervisor.protocol().release.notify_one();
+    }
+}
+
+fn push(handle: &PushHandle<Frame>, text: &str) {
+    handle.try_push(frame(text), PushPriority::Low, PushPolicy::ReturnErrorIfFull).unwrap();
+}
+
+async fn expect(client: &mut Client, answers: &[&str]) {
+    for answer in answers {
+        assert_eq!(client.receive().await.as_deref(), Some(*answer));
+    }
+}
+
+#[tokio::test]
+async fn pushes_may_overtake_a_reply_or_be_held() {
+    let mut free = Setting::<false, false>::new().await;
+    let mut client = free.connect().await;
+    client.send("wait").await;
+    let (handle, _) = free.ticket().await;
+    push(&handle, "pushed");
+    expect(&mut client, &["1 pushed"]).await;
+    free.release();
+    expect(&mut client, &["2 waited"]).await;
+
+    let mut held = Setting::<true, false>::new().await;
+    let mut client = held.connect().await;
+    // The second request comes after the push that was held for the first.
+    client.send("wait").await;
+    client.send("wait").await;
+    let (handle, _) = held.ticket().await;
+    push(&handle, "pushed");
+    held.release();
+    expect(&mut client, &["1 waited", "2 pushed"]).await;
+    held.ticket().await;
+    push(&handle, "pushed again");
+    held.release();
+    expect(&mut client, &["3 waited", "4 pushed again"]).await;
+    push(&handle, "at once");
+    expect(&mut client, &["5 at once"]).await;
+}
+
+/// On one thread both are there when the actor has its turn.
+#[tokio::test]
+async fn pushes_or_replies_come_first() {
+    let mut pushes_first = Setting::<false, false>::new().await;
+    let mut client = pushes_first.connect().await;
+    client.send("wait").await;
+    let (handle, _) = pushes_first.ticket().await;
+    pushes_first.release();
+    push(&handle, "pushed");
+    expect(&mut client, &["1 pushed", "2 waited"]).await;
+
+    let mut replies_first = Setting::<false, true>::new().await;
+    let mut client = replies_first.connect().await;
+    client.send("wait").await;
+    let (handle, _) = replies_first.ticket().await;
+    replies_first.release();
+    push(&handle, "pushed");
+    expect(&mut client, &["1 waited", "2 pushed"]).await;
+}
+
+#[tokio::test]
+async fn a_push_that_is_tied_to_a_reply_comes_after_it() {
+    let mut setting = Setting::<false, false>::new().await;
+    let mut client = setting.connect().await;
+    let mut other = setting.connect().await;
+    other.send("hello").await;
+    let (stranger, _) = setting.ticket().await;
+    expect(&mut other, &["1 hello"]).await;
+
+    client.send("wait").await;
+    let (handle, ticket) = setting.ticket().await;
+    let tied = handle.after(ticket);
+    tied.try_push(frame("tied"), PushPriority::High, PushPolicy::ReturnErrorIfFull).unwrap();
+    tied.push_latest(Slot(1), frame("tied slot, old")).unwrap();
+    handle.push_latest(Slot(1), frame("tied slot")).unwrap();
+    handle.push_latest(Slot(2), frame("free slot")).unwrap();
+    tied.push_latest(Slot(3), frame("third slot")).unwrap();
+    push(&handle, "free");
+    // To another connection it is a push like any other.
+    stranger.after(ticket).push_latest(Slot(1), frame("not tied")).unwrap();
+    expect(&mut other, &["2 not tied"]).await;
+    expect(&mut client, &["1 free slot", "2 free"]).await;
+
+    setting.release();
+    expect(&mut client, &["3 waited", "4 tied", "5 tied slot", "6 third slot"]).await;
+    tied.push_latest(Slot(1), frame("long answered")).unwrap();
+    expect(&mut client, &["7 long answered"]).await;
+}
+
+/// What is tied and never released is counted like everything else that was queued.
+#[tokio::test]
+async fn what_was_tied_is_counted_when_the_connection_ends() {
+    let mut setting = Setting::<false, false>::new().await;
+    let mut client = setting.connect().await;
+    client.send("wait").await;
+    let (handle, ticket) = setting.ticket().await;
+    handle.after(ticket).push_latest(Slot(1), frame("tied")).unwrap();
+    handle.after(ticket).try_push(frame("tied"), PushPriority::Low, PushPolicy::DropIfFull).unwrap();
+    let supervisor = setting.supervisor.clone();
+    let mut shutdown = tidewire_conn::Shutdown::default();
+    shutdown.deadline = std::time::Duration::from_millis(10);
+    supervisor.shutdown(shutdown).await;
+    assert_eq!(supervisor.stats().push.unsent, 2);
+}
+
+/// The body is shared, the number is not.
+#[tokio::test]
+async fn a_broadcast_passes_the_hook_of_every_connection() {
+    let setting = Setting::<false, false>::new().await;
+    let (mut first, mut second) = (setting.connect().await, setting.connect().await);
+    first.send("hello").await;
+    expect(&mut first, &["1 hello"]).await;
+    let sessions = setting.supervisor.sessions();
+    wait_until_async("both are served", PATIENCE, async || sessions.len() == 2).await;
+    assert_eq!(sessions.broadcast(PushPriority::Low, |_| Some(frame("news"))), 2);
+    expect(&mut first, &["2 news"]).await;
+    expect(&mut second, &["1 news"]).await;
+}
+
+/// Each of these fills a batch, and there is always another one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_of_pushes_stops_no_request() {
+    for hold in [false, true] {
+        if hold { flood::<true>().await } else { flood::<false>().await }
+    }
+}
+
+async fn flood<const HOLD: bool>() {
+    let mut setting = Setting::<HOLD, false>::new().await;
+    let mut client = setting.connect().await;
+    client.send("hello").await;
+    let (handle, _) = setting.ticket().await;
+    let flooding = tokio::spawn(async move {
+        let large = frame("x".repeat(70_000));
+        while handle.push_high_priority(large.clone()).await.is_ok() {}
+    });
+    client.send("answer me").await;
+    while !client.receive().await.unwrap().ends_with("answer me") {}
+    drop(client);
+    flooding.await.unwrap();
+}

@@ -1,0 +1,202 @@
+//! On paused clocks, which run to the next timer whenever everybody waits.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tidewire_conn::{
+    CloseReason, ConnectionContext, Frame, LengthDelimited, Protocol, Reply, Supervisor, Timeout, Timeouts,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::server::{Planned, Server, frame};
+
+/// Pings the silent, and says why it leaves. `never` has a reply that never comes.
+struct Patient {
+    ends: mpsc::Sender<(String, Duration)>,
+    start: Instant,
+    pings: Arc<AtomicUsize>,
+}
+
+impl Protocol for Patient {
+    type Frame = Frame;
+    type Codec = LengthDelimited;
+    type ProtocolError = Planned;
+
+    fn codec(&self) -> LengthDelimited {
+        LengthDelimited::default()
+    }
+
+    fn on_frame(&self, request: Frame, _: &mut ConnectionContext) -> Reply<Frame, Planned> {
+        match &request.body()[..] {
+            b"never" => Reply::future(std::future::pending()),
+            b"large" => Reply::Frame(Frame::from(Bytes::from(vec![b'x'; 100_000]))),
+            _ => Reply::Frame(request),
+        }
+    }
+
+    fn on_idle(&self, silent: Duration, _: &mut ConnectionContext) -> Option<Frame> {
+        self.pings.fetch_add(1, Ordering::SeqCst);
+        Some(frame(format!("ping {}", silent.as_secs())))
+    }
+
+    fn on_timeout(&self, timeout: Timeout, _: &mut ConnectionContext) -> Option<Frame> {
+        Some(frame(format!("{timeout:?}")))
+    }
+
+    fn on_connection_closed(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext) {
+        self.ends.try_send((reason.label().to_owned(), self.start.elapsed())).unwrap();
+    }
+}
+
+struct Connection {
+    supervisor: Supervisor<Patient>,
+    far: DuplexStream,
+    ends: mpsc::Receiver<(String, Duration)>,
+}
+
+impl Connection {
+    fn begin(settings: impl FnOnce(&mut Timeouts)) -> Self {
+        let (told, ends) = mpsc::channel(10);
+        let mut timeouts = Timeouts::default();
+        settings(&mut timeouts);
+        let patient = Patient { ends: told, start: Instant::now(), pings: Arc::default() };
+        let supervisor = Supervisor::with_protocol(patient).timeouts(timeouts).build();
+        let (near, far) = tokio::io::duplex(1000);
+        let permit = supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap();
+        tokio::spawn(permit.run(near, Vec::new()));
+        Self { supervisor, far, ends }
+    }
+
+    async fn send(&mut self, text: &str) {
+        self.far.write_u32(u32::try_from(text.len()).unwrap()).await.unwrap();
+        self.far.write_all(text.as_bytes()).await.unwrap();
+    }
+
+    async fn receive(&mut self) -> String {
+        let mut body = vec![0; self.far.read_u32().await.unwrap() as usize];
+        self.far.read_exact(&mut body).await.unwrap();
+        String::from_utf8(body).unwrap()
+    }
+
+    /// The reason and the second at which it ended.
+    async fn end(&mut self) -> (String, u64) {
+        let (reason, after) = self.ends.recv().await.unwrap();
+        (reason, after.as_secs())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_says_nothing_is_sent_away() {
+    let mut connection = Connection::begin(|_| {});
+    assert_eq!(connection.receive().await, "FirstFrame");
+    assert_eq!(connection.end().await, ("first_frame".to_owned(), 10));
+    assert_eq!(connection.supervisor.stats().ended["first_frame"], 1);
+
+    let mut quiet = Connection::begin(|timeouts| timeouts.first_frame = None);
+    tokio::time::sleep(Duration::from_hours(1)).await;
+    quiet.send("hello").await;
+    assert_eq!(quiet.receive().await, "hello");
+}
+
+/// A byte now and then keeps nobody.
+#[tokio::test(start_paused = true)]
+async fn who_never_finishes_a_frame_is_sent_away() {
+    let mut connection = Connection::begin(|_| {});
+    connection.send("hello").await;
+    assert_eq!(connection.receive().await, "hello");
+    connection.far.write_all(b"\0\0\0\x64").await.unwrap();
+    for _ in 0..13 {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        // The last of them is too late.
+        let _ = connection.far.write_all(b"x").await;
+    }
+    assert_eq!(connection.receive().await, "Frame");
+    assert_eq!(connection.end().await, ("frame".to_owned(), 60));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_silent_are_asked_and_then_left() {
+    let mut connection = Connection::begin(|timeouts| {
+        timeouts.heartbeat = Some(Duration::from_secs(10));
+        timeouts.idle = Some(Duration::from_secs(25));
+    });
+    connection.send("hello").await;
+    assert_eq!(connection.receive().await, "hello");
+    assert_eq!(connection.receive().await, "ping 10");
+    connection.send("pong").await;
+    assert_eq!(connection.receive().await, "pong");
+    assert_eq!(connection.receive().await, "ping 10");
+    assert_eq!(connection.receive().await, "ping 20");
+    assert_eq!(connection.receive().await, "Idle");
+    assert_eq!(connection.end().await, ("idle".to_owned(), 35));
+}
+
+/// Who waits for an answer has nothing to say.
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_a_reply_is_not_idle() {
+    let mut connection = Connection::begin(|timeouts| timeouts.idle = Some(Duration::from_secs(5)));
+    connection.send("never").await;
+    tokio::time::sleep(Duration::from_hours(1)).await;
+    assert_eq!(connection.supervisor.count(), 1);
+    assert!(connection.ends.try_recv().is_err());
+
+    let mut idle = Connection::begin(|timeouts| timeouts.idle = Some(Duration::from_secs(5)));
+    idle.send("hello").await;
+    assert_eq!(idle.end().await, ("idle".to_owned(), 5));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_does_not_read_is_left() {
+    let mut connection = Connection::begin(|_| {});
+    connection.send("large").await;
+    // As long as it reads a little, it is given time.
+    for _ in 0..10 {
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        connection.far.read_exact(&mut [0; 1000]).await.unwrap();
+    }
+    assert_eq!(connection.end().await, ("write_stall".to_owned(), 230));
+}
+
+/// It may have left for good, which only a write would tell.
+#[tokio::test(start_paused = true)]
+async fn who_closed_its_side_is_not_answered_for_ever() {
+    let mut connection = Connection::begin(|_| {});
+    connection.send("never").await;
+    connection.far.shutdown().await.unwrap();
+    assert_eq!(connection.end().await, ("half_closed".to_owned(), 30));
+    drop(connection.far);
+}
+
+/// Both ends are still open, and the supervisor waits for nobody longer than this.
+#[tokio::test(start_paused = true)]
+async fn lingering_has_an_end() {
+    let mut connection = Connection::begin(|_| {});
+    connection.end().await;
+    assert_eq!(connection.supervisor.count(), 1);
+    let start = Instant::now();
+    while connection.supervisor.count() > 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(start.elapsed() <= Duration::from_millis(1010), "{:?}", start.elapsed());
+}
+
+/// The same over a socket and by the clock on the wall.
+#[tokio::test]
+async fn a_slow_peer_on_a_socket_is_sent_away_alone() {
+    let mut server = Server::with(|builder| {
+        let mut timeouts = Timeouts::default();
+        timeouts.frame = Some(Duration::from_millis(50));
+        builder.timeouts(timeouts)
+    })
+    .await;
+    let (mut neighbour, _) = server.connected().await;
+    let mut slow = server.connect().await;
+    slow.0.write_all(b"\0\0").await.unwrap();
+    assert_eq!(slow.receive().await, None);
+    assert_eq!(server.next_end().await, "conn-2: the peer did not finish a frame in time");
+    assert_eq!(neighbour.ask("still there").await, "still there");
+}
