@@ -118,6 +118,18 @@ async fn who_never_finishes_a_frame_is_sent_away() {
     assert_eq!(connection.end().await, ("frame".to_owned(), 60));
 }
 
+/// The beginning of the next frame comes with the end of the last: each has its own time.
+#[tokio::test(start_paused = true)]
+async fn who_finishes_its_frames_is_kept() {
+    let mut connection = Connection::begin(|_| {});
+    connection.far.write_all(b"\0\0").await.unwrap();
+    for _ in 0..30 {
+        tokio::time::sleep(Duration::from_secs(9)).await;
+        connection.far.write_all(b"\0\x05hello\0\0").await.unwrap();
+        assert_eq!(connection.receive().await, "hello");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_silent_are_asked_and_then_left() {
     let mut connection = Connection::begin(|timeouts| {
