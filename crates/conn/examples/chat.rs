@@ -7,7 +7,8 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use tidewire_conn::{
-    ConnectionContext, Frame, Head, LengthDelimited, Protocol, PushPriority, Reply, SessionRegistry, Shutdown, Supervisor,
+    ConnectionContext, Frame, Head, LengthDelimited, Protocol, PushPriority, Reply, SessionRegistry, Shutdown,
+    Supervisor,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};

@@ -85,7 +85,9 @@ impl<F: FrameLike> Alarms<F> {
             state.driver = None;
         }
         drop(state);
-        due.iter().for_each(|outbox| outbox.ring());
+        for outbox in due {
+            outbox.ring();
+        }
         next
     }
 }

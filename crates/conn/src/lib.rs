@@ -72,7 +72,9 @@ pub use batch::Batch;
 pub use codec::{ByteOrder, Codec, LengthDelimited, LengthDelimitedError, LengthDelimitedOptions, LengthPrefix};
 pub use frame::{Frame, FrameLike, Head, HeadTooLong};
 pub use protocol::{CloseReason, Protocol, Reply, ReplyFuture, ReplyStream, ServiceOrder};
-pub use push::{FairnessConfig, PushAfter, PushError, PushHandle, PushPolicy, PushPriority, PushQueues, PushStats, Slot};
+pub use push::{
+    FairnessConfig, PushAfter, PushError, PushHandle, PushPolicy, PushPriority, PushQueues, PushStats, Slot,
+};
 pub use registry::{ConnectionId, SessionRegistry};
 pub use session::{ConnectionContext, Counters, ReplyTicket, Session};
 pub use stats::Stats;

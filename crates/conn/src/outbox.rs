@@ -137,12 +137,7 @@ impl<F: FrameLike> Outbox<F> {
     }
 
     /// Queues a frame if there is room for it now; otherwise it comes back.
-    fn try_push(
-        &self,
-        frame: F,
-        priority: PushPriority,
-        after: Option<ReplyTicket>,
-    ) -> Result<(), (PushError, F)> {
+    fn try_push(&self, frame: F, priority: PushPriority, after: Option<ReplyTicket>) -> Result<(), (PushError, F)> {
         let lanes = self.lanes();
         let Ok(lane) = lanes.lane(priority).try_acquire() else { return Err((self.why_not(), frame)) };
         let weight = self.weight(&frame);

@@ -81,7 +81,9 @@ impl<F: FrameLike> SessionRegistry<F> {
     /// Wakes all actors, also those that only linger.
     pub(crate) fn wake(&self) {
         let sessions: Vec<_> = self.lock().values().filter_map(Weak::upgrade).collect();
-        sessions.iter().for_each(|session| session.wake());
+        for session in sessions {
+            session.wake();
+        }
     }
 }
 

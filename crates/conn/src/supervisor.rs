@@ -306,7 +306,8 @@ impl<P: Protocol> Supervisor<P> {
 
     /// What has happened on all connections so far.
     pub fn stats(&self) -> Stats {
-        let mut stats = Stats { connections: self.count(), push: self.shared.push.stats(), ..self.shared.counts.stats() };
+        let mut stats =
+            Stats { connections: self.count(), push: self.shared.push.stats(), ..self.shared.counts.stats() };
         for session in self.shared.registry.list() {
             stats.traffic += session.counters();
         }

@@ -3,6 +3,7 @@
 //! * [`RedisServer`]: a real `redis-server` on a port of its own, which can be stopped, killed, paused and restarted.
 //! * [`FaultProxy`]: a TCP proxy that delays, throttles, cuts, goes silent and refuses.
 //! * [`Process`]: a child to be killed; [`rerun`] makes one out of a test of the same binary.
+//! * [`CountingAllocator`]: how many bytes a test binary holds.
 //! * [`wait_until`], [`wait_until_async`]: wait for a condition instead of for time.
 //!
 //! Every process started here dies with the process that started it, also when that one panics, aborts or is killed.
@@ -32,6 +33,7 @@
 compile_error!("tidewire-testkit needs Linux: it ties children to their parent with PR_SET_PDEATHSIG and reads /proc");
 
 mod certificates;
+mod memory;
 mod port;
 mod process;
 mod proxy;
@@ -39,6 +41,7 @@ mod redis;
 mod wait;
 
 pub use certificates::Certificates;
+pub use memory::CountingAllocator;
 pub use port::Port;
 pub use process::{Process, is_rerun, is_running, rerun};
 pub use proxy::{Cut, Direction, End, FaultProxy, Faults};

@@ -346,14 +346,11 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
 
     fn handle(&mut self, frame: P::Frame, context: &mut Context<'_>) -> Result<(), CloseReason<P>> {
         let Self { shared, context: own, .. } = self;
-        let Ok(reply) = catch_unwind(AssertUnwindSafe(|| shared.protocol.on_frame(frame, own))) else {
-            if let Some(frame) = self.panicked() {
-                return self.answer(Reply::Frame(frame), context);
-            }
-            self.end(CloseReason::Panic);
-            return Ok(());
-        };
-        self.answer(reply, context)
+        if let Ok(reply) = catch_unwind(AssertUnwindSafe(|| shared.protocol.on_frame(frame, own))) {
+            return self.answer(reply, context);
+        }
+        self.replies.push_panicked();
+        Ok(())
     }
 
     fn answer(
@@ -392,21 +389,14 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         Ok(())
     }
 
-    /// Counts a request whose handler panicked, and asks the protocol for its answer.
-    fn panicked(&mut self) -> Option<P::Frame> {
+    fn answer_panic(&mut self) -> Result<(), CloseReason<P>> {
         self.shared.counts.panics.fetch_add(1, Relaxed);
         tracing::error!(connection = %self.context.id(), "the handler of a request panicked");
-        self.shared.protocol.on_panic(&mut self.context)
-    }
-
-    fn answer_panic(&mut self) -> Result<(), CloseReason<P>> {
-        match self.panicked() {
-            Some(frame) => self.send(frame),
-            None => {
-                self.end(CloseReason::Panic);
-                Ok(())
-            }
+        if let Some(frame) = self.shared.protocol.on_panic(&mut self.context) {
+            return self.send(frame);
         }
+        self.end(CloseReason::Panic);
+        Ok(())
     }
 
     fn command_end(&mut self) {

@@ -77,6 +77,11 @@ impl<P: Protocol> Replies<P> {
         self.queue.push_back(pending);
     }
 
+    /// Appends the end of a request whose handler panicked.
+    pub(super) fn push_panicked(&mut self) {
+        self.queue.push_back(Pending::Done(Outcome::Panicked));
+    }
+
     /// Polls those whose turn it is not.
     pub(super) fn poll_ahead(&mut self, context: &mut Context<'_>) {
         for pending in self.queue.iter_mut().skip(1) {
@@ -90,16 +95,14 @@ impl<P: Protocol> Replies<P> {
         let step = match first {
             Pending::Over => None,
             Pending::Frames(frames) => frames.pop_front().map(Step::Frame),
-            Pending::Stream(stream) => {
-                match catch_unwind(AssertUnwindSafe(|| stream.as_mut().poll_next(context))) {
-                    Ok(Poll::Pending) => return Poll::Pending,
-                    Ok(Poll::Ready(next)) => next.map(|next| next.map_or_else(Step::Failed, Step::Frame)),
-                    Err(_) => {
-                        *first = Pending::Over;
-                        Some(Step::Panicked)
-                    }
+            Pending::Stream(stream) => match catch_unwind(AssertUnwindSafe(|| stream.as_mut().poll_next(context))) {
+                Ok(Poll::Pending) => return Poll::Pending,
+                Ok(Poll::Ready(next)) => next.map(|next| next.map_or_else(Step::Failed, Step::Frame)),
+                Err(_) => {
+                    *first = Pending::Over;
+                    Some(Step::Panicked)
                 }
-            }
+            },
             Pending::Future(_) | Pending::Done(_) | Pending::Close(_) => {
                 first.poll_ahead(context);
                 match std::mem::replace(first, Pending::Over) {

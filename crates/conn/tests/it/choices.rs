@@ -31,8 +31,7 @@ impl<const HOLD: bool, const REPLIES_FIRST: bool> Protocol for Choices<HOLD, REP
     type Codec = LengthDelimited;
     type ProtocolError = Planned;
     const HOLD_PUSHES: bool = HOLD;
-    const ORDER: ServiceOrder =
-        if REPLIES_FIRST { ServiceOrder::RepliesFirst } else { ServiceOrder::PushesFirst };
+    const ORDER: ServiceOrder = if REPLIES_FIRST { ServiceOrder::RepliesFirst } else { ServiceOrder::PushesFirst };
 
     fn codec(&self) -> LengthDelimited {
         LengthDelimited::default()

@@ -136,7 +136,10 @@ async fn a_broadcast_reaches_whom_it_is_meant_for() {
     let server = Server::start().await;
     let (mut first, _) = server.connected().await;
     let (mut second, _) = server.connected().await;
-    let reached = server.supervisor.sessions().broadcast(PushPriority::Low, |session| (session.id().0 != 1).then(|| frame("news")));
+    let reached = server
+        .supervisor
+        .sessions()
+        .broadcast(PushPriority::Low, |session| (session.id().0 != 1).then(|| frame("news")));
     assert_eq!(reached, 1);
     assert_eq!(second.receive().await.as_deref(), Some("news"));
     assert_eq!(first.ask("still here").await, "still here");

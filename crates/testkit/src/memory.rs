@@ -1,0 +1,59 @@
+//! How much memory a process holds, by an allocator that keeps count.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+
+/// The system's allocator, which counts the bytes that are allocated and not freed. A test binary installs it and asks
+/// [`live_bytes`](Self::live_bytes); its tests must not run at the same time, since they share the count.
+///
+/// ```
+/// use tidewire_testkit::CountingAllocator;
+///
+/// #[global_allocator]
+/// static ALLOCATOR: CountingAllocator = CountingAllocator;
+///
+/// let before = ALLOCATOR.live_bytes();
+/// let bytes = vec![0_u8; 1000];
+/// assert!(ALLOCATOR.live_bytes() >= before + 1000);
+/// drop(bytes);
+/// ```
+#[derive(Debug)]
+pub struct CountingAllocator;
+
+impl CountingAllocator {
+    /// The bytes that are allocated now, as they were asked for.
+    pub fn live_bytes(&self) -> usize {
+        LIVE.load(Relaxed)
+    }
+}
+
+// SAFETY: every method hands its arguments to `System` unchanged and returns what it returns; counting touches an atomic only,
+// so it neither allocates nor unwinds.
+unsafe impl GlobalAlloc for CountingAllocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller keeps the contract, which is the same.
+        let allocated = unsafe { System.alloc(layout) };
+        if !allocated.is_null() {
+            LIVE.fetch_add(layout.size(), Relaxed);
+        }
+        allocated
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: as above.
+        let moved = unsafe { System.realloc(pointer, layout, size) };
+        if !moved.is_null() {
+            LIVE.fetch_add(size, Relaxed);
+            LIVE.fetch_sub(layout.size(), Relaxed);
+        }
+        moved
+    }
+}
