@@ -23,6 +23,23 @@ pub trait Codec: Send + 'static {
     /// Appends a frame to what is written next. After an error `output` is as before.
     fn encode(&mut self, frame: &Self::Frame, output: &mut Batch) -> Result<(), Self::Error>;
 
+    /// Appends a part of a frame, from where the last part ended, and tells where the next one begins; `None` when the frame is
+    /// complete. Other frames may be encoded between two parts. By default a frame has one part.
+    fn encode_part(
+        &mut self,
+        frame: &Self::Frame,
+        part: Part,
+        output: &mut Batch,
+    ) -> Result<Option<Part>, Self::Error> {
+        let _ = part;
+        self.encode(frame, output).map(|()| None)
+    }
+
+    /// Names the oldest message that is being put together out of several frames, if there is one. Each has another name.
+    fn assembling(&self) -> Option<u64> {
+        None
+    }
+
     /// Whether a frame has begun and is not whole, with `input` as the last [`decode`](Self::decode) left it.
     fn is_midway(&self, input: &BytesMut) -> bool {
         !input.is_empty()
@@ -39,6 +56,15 @@ pub trait Codec: Send + 'static {
     fn is_over(&self) -> bool {
         false
     }
+}
+
+/// Where a part of a frame begins: see [`Codec::encode_part`]. The default is the beginning of the first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Part {
+    /// Names the message that the parts belong to, as the codec likes.
+    pub message: u64,
+    /// The bytes of the frame that are encoded already.
+    pub offset: usize,
 }
 
 /// Frames that are each preceded by their length.

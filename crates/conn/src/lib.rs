@@ -58,6 +58,7 @@ mod actor;
 mod alarms;
 mod batch;
 mod codec;
+mod fragment;
 mod frame;
 mod outbox;
 mod protocol;
@@ -69,7 +70,8 @@ mod supervisor;
 mod timeouts;
 
 pub use batch::Batch;
-pub use codec::{ByteOrder, Codec, LengthDelimited, LengthDelimitedError, LengthDelimitedOptions, LengthPrefix};
+pub use codec::{ByteOrder, Codec, LengthDelimited, LengthDelimitedError, LengthDelimitedOptions, LengthPrefix, Part};
+pub use fragment::{FragmentError, FragmentOptions, Fragmented};
 pub use frame::{Frame, FrameLike, Head, HeadTooLong};
 pub use protocol::{CloseReason, Protocol, Reply, ReplyFuture, ReplyStream, ServiceOrder};
 pub use push::{

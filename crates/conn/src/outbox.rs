@@ -335,8 +335,13 @@ impl<F: FrameLike> Outbox<F> {
         left.extend(filled.drain(..).filter_map(|slot| Some(slots.remove(&slot)?.frame)));
         drop(queues);
         for frame in left {
-            self.options.lose(frame, Lost::Unsent);
+            self.lose(frame);
         }
+    }
+
+    /// A frame was not written, or not all of it, when the connection ended.
+    pub(crate) fn lose(&self, frame: F) {
+        self.options.lose(frame, Lost::Unsent);
     }
 }
 

@@ -364,14 +364,23 @@ impl<F: FrameLike> PushQueues<F> {
         }
     }
 
-    /// The next frame, if there is one.
-    pub(crate) fn try_recv(&mut self) -> Option<(PushPriority, F)> {
+    fn try_recv(&mut self) -> Option<(PushPriority, F)> {
+        let (priority, frame) = self.try_next(false, false)?;
+        Some((priority, frame?))
+    }
+
+    /// What is written next, if there is anything: a frame of that priority, or the rest of the one that has been begun.
+    pub(crate) fn try_next(&mut self, high_begun: bool, low_begun: bool) -> Option<(PushPriority, Option<F>)> {
         let order = if self.is_others_turn() {
             [PushPriority::Low, PushPriority::High]
         } else {
             [PushPriority::High, PushPriority::Low]
         };
-        let found = order.into_iter().find_map(|priority| Some((priority, self.take(priority)?)));
+        let found = order.into_iter().find_map(|priority| match priority {
+            PushPriority::High if high_begun => Some((priority, None)),
+            PushPriority::Low if low_begun => Some((priority, None)),
+            _ => Some((priority, Some(self.take(priority)?))),
+        });
         if let Some((PushPriority::High, _)) = found {
             self.run += 1;
             if self.fairness.time_slice.is_some() {

@@ -13,7 +13,7 @@ pub struct Timeouts {
     /// From the beginning to the first whole frame. Default: 10 s; an honest client has something to say when it connects, and
     /// one that only listens is rare.
     pub first_frame: Option<Duration>,
-    /// From the first byte of a frame to its last. Default: 60 s, enough for a megabyte on a bad line, and the end of those who
+    /// From the first byte of a frame, or of a message that comes in several, to its last. Default: 60 s, enough for a megabyte on a bad line, and the end of those who
     /// send a byte at a time.
     pub frame: Option<Duration>,
     /// After so long without a byte from the peer, [`Protocol::on_idle`](crate::Protocol::on_idle) is asked, and again every
@@ -108,6 +108,8 @@ pub(crate) struct Watch {
     pub(crate) first_frame: Option<Instant>,
     /// For the rest of a frame.
     pub(crate) frame: Option<Instant>,
+    /// For the rest of a message that comes in several frames, which has this name.
+    pub(crate) assembling: Option<(u64, Instant)>,
     /// For the peer to read.
     pub(crate) stalled: Option<Instant>,
     /// For replies to a peer that has closed its side.
@@ -125,6 +127,7 @@ impl Watch {
         Self {
             first_frame: Some(now),
             frame: None,
+            assembling: None,
             stalled: None,
             half_closed: None,
             heard: now,
@@ -141,6 +144,7 @@ impl Watch {
         [
             after(self.first_frame, timeouts.first_frame).map(|at| (at, Due::End(Timeout::FirstFrame))),
             after(self.frame, timeouts.frame).map(|at| (at, Due::End(Timeout::Frame))),
+            after(self.assembling.map(|(_, since)| since), timeouts.frame).map(|at| (at, Due::End(Timeout::Frame))),
             after(self.stalled, timeouts.write_stall).map(|at| (at, Due::End(Timeout::WriteStall))),
             after(self.half_closed, timeouts.half_closed).map(|at| (at, Due::End(Timeout::HalfClosed))),
             after(listening, timeouts.idle).map(|at| (at, Due::End(Timeout::Idle))),

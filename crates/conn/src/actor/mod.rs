@@ -29,7 +29,7 @@ use crate::batch::Batch;
 use crate::push::PushQueues;
 use crate::supervisor::{Phase, Shared};
 use crate::timeouts::{Due, Watch};
-use crate::{CloseReason, Codec, ConnectionContext, Protocol, Reply, ServiceOrder};
+use crate::{CloseReason, Codec, ConnectionContext, Part, Protocol, PushPriority, Reply, ServiceOrder};
 
 /// How much is read at a time, into a buffer that all connections of a thread share: an idle connection holds none.
 const READ: usize = 16 * 1024;
@@ -66,6 +66,7 @@ pub(crate) struct Actor<P: Protocol, S> {
     input: BytesMut,
     batch: Batch,
     replies: Replies<P>,
+    unfinished: Unfinished<P::Frame>,
     watch: Watch,
     /// For when an alarm is set.
     alarm: Option<Instant>,
@@ -90,6 +91,36 @@ struct State {
     begun: bool,
 }
 
+/// Frames that the codec has encoded in part, at most one of each kind.
+struct Unfinished<F> {
+    high: Option<Box<(F, Part)>>,
+    low: Option<Box<(F, Part)>>,
+    reply: Option<Box<(F, Part)>>,
+}
+
+/// Where a frame comes from, and who can go on meanwhile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Push(PushPriority),
+    Reply,
+}
+
+impl<F> Unfinished<F> {
+    fn of(&mut self, source: Source) -> &mut Option<Box<(F, Part)>> {
+        match source {
+            Source::Push(PushPriority::High) => &mut self.high,
+            Source::Push(PushPriority::Low) => &mut self.low,
+            Source::Reply => &mut self.reply,
+        }
+    }
+}
+
+impl<F> Default for Unfinished<F> {
+    fn default() -> Self {
+        Self { high: None, low: None, reply: None }
+    }
+}
+
 /// Whether a step got anywhere.
 type Progress<P> = Result<bool, CloseReason<P>>;
 
@@ -112,6 +143,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             input: BytesMut::from(already_read),
             batch: Batch::default(),
             replies: Replies::new(),
+            unfinished: Unfinished::default(),
             watch,
             alarm: None,
             waker: None,
@@ -138,6 +170,10 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             Err(_) => CloseReason::Panic,
         };
         self.queues.outbox.close();
+        for (frame, _) in [self.unfinished.high.take(), self.unfinished.low.take()].into_iter().flatten().map(|it| *it)
+        {
+            self.queues.outbox.lose(frame);
+        }
         self.tell_end(&reason);
         if !matches!(reason, CloseReason::Io(_) | CloseReason::Panic) {
             self.linger().await;
@@ -190,7 +226,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             && phase != Phase::Aborted
             && let Some(frame) = self.shared.protocol.on_shutdown(&mut self.context)
         {
-            self.send(frame)?;
+            self.send_whole(frame)?;
         }
         self.phase = phase;
         match phase {
@@ -266,8 +302,14 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             if progress && self.batch.len() >= limit {
                 break;
             }
-            let Some((_, frame)) = self.queues.try_recv() else { return Ok(progress) };
-            self.send(frame)?;
+            let Unfinished { high, low, .. } = &self.unfinished;
+            let Some((priority, frame)) = self.queues.try_next(high.is_some(), low.is_some()) else {
+                return Ok(progress);
+            };
+            match frame {
+                Some(frame) => self.send(frame, Source::Push(priority))?,
+                None => self.send_next_part(Source::Push(priority))?,
+            }
             progress = true;
         }
         // There may be more, for which the flag has been lowered.
@@ -282,10 +324,15 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             if progress && self.batch.len() >= limit {
                 break;
             }
+            if self.unfinished.reply.is_some() {
+                progress = true;
+                self.send_next_part(Source::Reply)?;
+                continue;
+            }
             let Poll::Ready(Some(step)) = self.replies.poll_next(context) else { break };
             progress = true;
             match step {
-                Step::Frame(frame) => self.send(frame)?,
+                Step::Frame(frame) => self.send(frame, Source::Reply)?,
                 Step::End => self.command_end(),
                 Step::Panicked => self.answer_panic()?,
                 Step::Close(frame) => self.close(frame)?,
@@ -314,11 +361,15 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                     self.watch.first_frame = None;
                     self.watch.frame = None;
                     self.handle(frame, context)?;
+                    if self.replies.len() == 1 {
+                        // It may be there already, and then the next request goes into the same batch.
+                        self.gather_replies(context)?;
+                    }
                 }
                 Err(error) => {
                     progress = true;
                     if let Some(frame) = self.shared.protocol.on_decode_error(&error, &mut self.context) {
-                        self.send(frame)?;
+                        self.send_whole(frame)?;
                     }
                     self.end(CloseReason::Decode(error));
                 }
@@ -364,14 +415,15 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         }
         match reply {
             Reply::None => {}
-            Reply::Frame(frame) => self.send(frame)?,
-            Reply::Frames(frames) => {
-                for frame in frames {
-                    self.send(frame)?;
+            Reply::Frame(frame) => {
+                self.send(frame, Source::Reply)?;
+                if self.unfinished.reply.is_some() {
+                    self.replies.push(Reply::None, context);
+                    return Ok(());
                 }
             }
             Reply::Close(frame) => return self.close(frame),
-            pending @ (Reply::Future(_) | Reply::Stream(_)) => {
+            pending @ (Reply::Frames(_) | Reply::Future(_) | Reply::Stream(_)) => {
                 self.replies.push(pending, context);
                 return Ok(());
             }
@@ -382,7 +434,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
 
     fn close(&mut self, frame: Option<P::Frame>) -> Result<(), CloseReason<P>> {
         if let Some(frame) = frame {
-            self.send(frame)?;
+            self.send_whole(frame)?;
         }
         self.command_end();
         self.end(CloseReason::Handler);
@@ -393,7 +445,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         self.shared.counts.panics.fetch_add(1, Relaxed);
         tracing::error!(connection = %self.context.id(), "the handler of a request panicked");
         if let Some(frame) = self.shared.protocol.on_panic(&mut self.context) {
-            return self.send(frame);
+            return self.send(frame, Source::Reply);
         }
         self.end(CloseReason::Panic);
         Ok(())
@@ -407,7 +459,31 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         self.shared.protocol.on_command_end(&mut self.context);
     }
 
-    fn send(&mut self, mut frame: P::Frame) -> Result<(), CloseReason<P>> {
+    /// Encodes a frame, or the first part of it.
+    fn send(&mut self, mut frame: P::Frame, source: Source) -> Result<(), CloseReason<P>> {
+        self.shared.protocol.before_send(&mut frame, &mut self.context);
+        match self.codec.encode_part(&frame, Part::default(), &mut self.batch).map_err(CloseReason::Encode)? {
+            None => self.context.counters.frames_out += 1,
+            Some(part) => *self.unfinished.of(source) = Some(Box::new((frame, part))),
+        }
+        Ok(())
+    }
+
+    fn send_next_part(&mut self, source: Source) -> Result<(), CloseReason<P>> {
+        let unfinished = self.unfinished.of(source);
+        let Some((frame, part)) = unfinished.as_deref_mut() else { return Ok(()) };
+        match self.codec.encode_part(frame, *part, &mut self.batch).map_err(CloseReason::Encode)? {
+            Some(next) => *part = next,
+            None => {
+                *unfinished = None;
+                self.context.counters.frames_out += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Encodes a frame that nothing can overtake.
+    fn send_whole(&mut self, mut frame: P::Frame) -> Result<(), CloseReason<P>> {
         self.shared.protocol.before_send(&mut frame, &mut self.context);
         self.codec.encode(&frame, &mut self.batch).map_err(CloseReason::Encode)?;
         self.context.counters.frames_out += 1;
@@ -515,6 +591,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         let serves = self.ending.is_none();
         let listens = self.is_listening();
         let is_midway = listens && !self.state.backlog && self.codec.is_midway(&self.input);
+        let assembling = self.codec.assembling().filter(|_| listens);
         let is_written = self.is_written();
         let expects = listens && (self.replies.is_empty() || self.shared.timeouts.heartbeat.is_some());
         let watch = &mut self.watch;
@@ -523,6 +600,8 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             waits.then(|| since.unwrap_or_else(|| *now.get_or_insert_with(Instant::now)))
         };
         watch.first_frame = watch.first_frame.filter(|_| listens);
+        let known = watch.assembling.filter(|(known, _)| Some(*known) == assembling);
+        watch.assembling = assembling.zip(since(assembling.is_some(), known.map(|(_, since)| since)));
         watch.frame = since(is_midway, watch.frame);
         watch.stalled = since(!is_written, watch.stalled);
         watch.half_closed = since(serves && self.state.heard_out, watch.half_closed);
@@ -537,7 +616,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             Due::Heartbeat { silent } => {
                 self.watch.asked = Instant::now();
                 if let Some(frame) = self.shared.protocol.on_idle(silent, &mut self.context) {
-                    self.send(frame)?;
+                    self.send_whole(frame)?;
                 }
             }
             Due::End(timeout) => match self.ending.take() {
@@ -546,7 +625,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                 None if !self.is_written() => return Err(CloseReason::TimedOut(timeout)),
                 None => {
                     if let Some(frame) = self.shared.protocol.on_timeout(timeout, &mut self.context) {
-                        self.send(frame)?;
+                        self.send_whole(frame)?;
                     }
                     self.end(CloseReason::TimedOut(timeout));
                 }

@@ -3,6 +3,7 @@
 mod choices;
 mod connection;
 mod examples;
+mod fragments;
 mod push;
 mod server;
 mod surface;

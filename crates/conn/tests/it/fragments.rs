@@ -1,0 +1,146 @@
+//! Fragments over real sockets: an urgent push goes between two of them.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use tidewire_conn::{
+    Codec, ConnectionContext, FragmentOptions, Fragmented, Frame, LengthDelimited, Protocol, Reply, Supervisor,
+    Timeouts,
+};
+use tidewire_testkit::{PATIENCE, wait_until_async};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::server::Planned;
+
+const LARGE: usize = 8 << 20;
+
+/// Answers `large` with eight megabytes, everything else with itself.
+struct Large;
+
+fn codec() -> Fragmented<LengthDelimited> {
+    Fragmented::new(LengthDelimited::default(), FragmentOptions::default())
+}
+
+impl Protocol for Large {
+    type Frame = Frame;
+    type Codec = Fragmented<LengthDelimited>;
+    type ProtocolError = Planned;
+
+    fn codec(&self) -> Self::Codec {
+        codec()
+    }
+
+    fn on_frame(&self, request: Frame, _: &mut ConnectionContext) -> Reply<Frame, Planned> {
+        if request.body() == &b"large"[..] { Reply::Frame(large()) } else { Reply::Frame(request) }
+    }
+}
+
+fn large() -> Frame {
+    Frame::from(Bytes::from(vec![b'x'; LARGE]))
+}
+
+fn small(text: &'static str) -> Frame {
+    Frame::from(Bytes::from_static(text.as_bytes()))
+}
+
+struct Client {
+    socket: TcpStream,
+    codec: Fragmented<LengthDelimited>,
+    input: bytes::BytesMut,
+}
+
+impl Client {
+    async fn send(&mut self, frame: &Frame) {
+        let mut batch = tidewire_conn::Batch::default();
+        self.codec.encode(frame, &mut batch).unwrap();
+        while !batch.is_empty() {
+            let mut slices = [std::io::IoSlice::new(&[]); 16];
+            let filled = batch.slices(&mut slices);
+            let written = self.socket.write_vectored(&slices[..filled]).await.unwrap();
+            batch.advance(written);
+        }
+    }
+
+    async fn receive(&mut self) -> Frame {
+        loop {
+            if let Some(frame) = self.codec.decode(&mut self.input).unwrap() {
+                return frame;
+            }
+            assert_ne!(self.socket.read_buf(&mut self.input).await.unwrap(), 0, "the server has left");
+        }
+    }
+}
+
+async fn connect(timeouts: Timeouts) -> (Supervisor<Large>, Client) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let socket = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let (accepted, peer) = listener.accept().await.unwrap();
+    let supervisor = Supervisor::with_protocol(Large).push_bytes(64 << 20).timeouts(timeouts).build();
+    tokio::spawn(supervisor.admit(peer).unwrap().run(accepted, Vec::new()));
+    (supervisor, Client { socket, codec: codec(), input: bytes::BytesMut::new() })
+}
+
+#[tokio::test]
+async fn an_urgent_push_goes_between_the_fragments_of_another_and_of_a_reply() {
+    let (supervisor, mut client) = connect(Timeouts::default()).await;
+    client.send(&small("hello")).await;
+    assert_eq!(client.receive().await, small("hello"));
+    let session = supervisor.sessions().list().pop().unwrap();
+    let handle = session.handle();
+
+    handle.push_low_priority(large()).await.unwrap();
+    // The beginning of it is on its way.
+    client.input.extend_from_slice(&[client.socket.read_u8().await.unwrap()]);
+    handle.push_high_priority(small("urgent")).await.unwrap();
+    assert_eq!(client.receive().await, small("urgent"));
+    assert_eq!(client.receive().await, large());
+
+    client.send(&small("large")).await;
+    client.send(&small("next")).await;
+    client.input.extend_from_slice(&[client.socket.read_u8().await.unwrap()]);
+    handle.push_low_priority(small("not urgent")).await.unwrap();
+    assert_eq!(client.receive().await, small("not urgent"));
+    assert_eq!(client.receive().await, large());
+    assert_eq!(client.receive().await, small("next"));
+    wait_until_async("it rests", PATIENCE, async || session.counters().frames_out == 6).await;
+}
+
+#[tokio::test]
+async fn a_large_request_is_put_together() {
+    let (_supervisor, mut client) = connect(Timeouts::default()).await;
+    let sending = tokio::spawn(async move {
+        client.send(&large()).await;
+        client
+    });
+    let mut client = sending.await.unwrap();
+    assert_eq!(client.receive().await, large());
+}
+
+/// Other frames come and go, and yet its time runs out.
+#[tokio::test]
+async fn a_message_that_is_never_finished_ends_its_connection() {
+    let mut timeouts = Timeouts::default();
+    timeouts.frame = Some(Duration::from_millis(50));
+    let (supervisor, mut client) = connect(timeouts).await;
+    client.socket.write_all(b"\0\0\0\x0e\x01\0\0\0\x01\0\0\0\0\0\0\0\x09x").await.unwrap();
+    wait_until_async("it has ended", PATIENCE, async || {
+        // It fails when the server has left.
+        let _ = client.socket.write_all(b"\0\0\0\x02\x03x").await;
+        supervisor.stats().ended["frame"] == 1
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_push_that_was_written_in_part_is_counted() {
+    let (supervisor, mut client) = connect(Timeouts::default()).await;
+    client.send(&small("hello")).await;
+    assert_eq!(client.receive().await, small("hello"));
+    let handle = supervisor.sessions().list().pop().unwrap().handle();
+    handle.push_low_priority(large()).await.unwrap();
+    client.socket.read_u8().await.unwrap();
+    drop(client);
+    wait_until_async("it has ended", PATIENCE, async || supervisor.count() == 0).await;
+    assert_eq!(supervisor.stats().push.unsent, 1);
+}
