@@ -373,7 +373,7 @@ mod tests {
     }
 
     fn bytes(batch: &Batch) -> Vec<u8> {
-        let mut slices = [IoSlice::new(&[]); 4096];
+        let mut slices = vec![IoSlice::new(&[]); 4096];
         let filled = batch.slices(&mut slices);
         slices[..filled].iter().flat_map(|slice| slice.iter()).copied().collect()
     }

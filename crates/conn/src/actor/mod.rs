@@ -472,12 +472,11 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     fn send_next_part(&mut self, source: Source) -> Result<(), CloseReason<P>> {
         let unfinished = self.unfinished.of(source);
         let Some((frame, part)) = unfinished.as_deref_mut() else { return Ok(()) };
-        match self.codec.encode_part(frame, *part, &mut self.batch).map_err(CloseReason::Encode)? {
-            Some(next) => *part = next,
-            None => {
-                *unfinished = None;
-                self.context.counters.frames_out += 1;
-            }
+        if let Some(next) = self.codec.encode_part(frame, *part, &mut self.batch).map_err(CloseReason::Encode)? {
+            *part = next;
+        } else {
+            *unfinished = None;
+            self.context.counters.frames_out += 1;
         }
         Ok(())
     }
