@@ -1,6 +1,7 @@
 //! `tidewire-bench`: the comparisons, from the command line.
 
 mod comparisons;
+mod role;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -74,6 +75,9 @@ fn choices() -> impl clap::builder::TypedValueParser<Value = Choice> {
 }
 
 fn main() -> ExitCode {
+    if role::play(COMPARISONS.iter().flat_map(|comparison| comparison.roles)) {
+        return ExitCode::SUCCESS;
+    }
     match run(&Options::parse()) {
         Ok(code) => code,
         Err(error) => {

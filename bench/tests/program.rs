@@ -113,3 +113,14 @@ fn a_server_in_another_process_is_measured() {
     }
     assert!(stdout(&output).contains("server CPU per ping"), "redis-server is needed: {}", stdout(&output));
 }
+
+#[test]
+fn every_workload_on_connections_runs() {
+    let folder = TempDir::new().unwrap();
+    let output = bench(folder.path(), "", &["conn", "--rounds", "7"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let json: serde_json::Value = serde_json::from_slice(&fs::read(folder.path().join("conn.json")).unwrap()).unwrap();
+    for workload in json["workloads"].as_array().unwrap() {
+        assert!(!workload["standings"].as_array().unwrap().is_empty(), "{workload}");
+    }
+}

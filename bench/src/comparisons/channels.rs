@@ -14,6 +14,7 @@ pub(crate) const COMPARISON: Comparison = Comparison {
     name: "channels",
     about: "Bounded channels of tokio, crossbeam, flume and std, from one and from four producers",
     workloads,
+    roles: &[],
 };
 
 /// As many messages as may wait in a channel.

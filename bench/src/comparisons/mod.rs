@@ -1,4 +1,4 @@
-//! The comparisons, one file each.
+//! The comparisons, a file or a folder each.
 
 mod channels;
 mod conn;
@@ -6,6 +6,8 @@ mod pipelining;
 mod pool;
 
 use tidewire_bench::Workload;
+
+use crate::role::Role;
 
 /// All there are; the program finds them here.
 pub(crate) const COMPARISONS: &[Comparison] =
@@ -18,6 +20,8 @@ pub(crate) struct Comparison {
     pub(crate) about: &'static str,
     /// Makes the workloads, without starting anything yet.
     pub(crate) workloads: fn(Effort) -> Vec<Workload>,
+    /// What it has processes of their own do.
+    pub(crate) roles: &'static [Role],
 }
 
 /// How much work a round does.

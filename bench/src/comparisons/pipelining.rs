@@ -15,6 +15,7 @@ pub(crate) const COMPARISON: Comparison = Comparison {
     name: "pipelining",
     about: "PING to a redis-server over one raw connection, at depth 1, 16 and 128",
     workloads,
+    roles: &[],
 };
 
 const PING: &[u8] = b"*1\r\n$4\r\nPING\r\n";

@@ -20,6 +20,7 @@ pub(crate) const COMPARISON: Comparison = Comparison {
     name: "pool",
     about: "The striped pool against crossbeam channels, a tokio task per key, and rayon without order",
     workloads,
+    roles: &[],
 };
 
 /// As many messages as the pool, or all channels of a hand-made one together, may hold.

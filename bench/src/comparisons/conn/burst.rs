@@ -1,0 +1,323 @@
+//! Bursts of pushes to many connections, each with a head of its own before a body that all share.
+//!
+//! Receivers are a process of their own on a core of their own, so the CPU of this process is that of the server. They
+//! acknowledge a burst when every one of them has had all of it; then comes the next. So no contender may leave anything out,
+//! and none meets a full socket.
+
+use std::convert::Infallible;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+
+use bytes::Bytes;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use tidewire_bench::{Contender, Meter, Metric, Sample, Workload, on_core, pin_process};
+use tidewire_conn::{ConnectionContext, Frame, Head, LengthDelimited, Protocol, PushPriority, Reply, Supervisor};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::sync::mpsc;
+
+use super::super::Effort;
+use super::{allow_files, apart, runtime};
+use crate::role::Role;
+
+const HEAD: usize = 20;
+const BODY: usize = 64;
+const FRAME: usize = 4 + HEAD + BODY;
+/// As many as fit the queues of a connection by default.
+const PUSHES: usize = 64;
+const BURSTS: usize = 20;
+/// What the receivers send when a burst has arrived.
+const ACK: u8 = b'!';
+
+pub(super) const READERS: Role = Role { name: "conn-burst-readers", play: receive };
+
+pub(super) fn broadcast(effort: Effort) -> Workload {
+    let connections = usize::try_from(effort.operations(1000)).expect("64 bits");
+    let contender = |name, serve: Serve| Contender::new(name, move |meter| run(meter, connections, serve));
+    Workload {
+        name: "conn-burst-broadcast",
+        about: format!(
+            "{BURSTS} bursts of {PUSHES} pushes, each to {connections} connections, with a head of {HEAD} bytes for each of \
+             them and a body of {BODY} that they share. The CPU is that of the server, which has one thread; the receivers are \
+             another process{}.",
+            if apart().is_some() { " on another core" } else { "" }
+        ),
+        operation: "delivery",
+        metrics: &[Metric::Cpu, Metric::Allocations],
+        contenders: vec![
+            contender("raw epoll", |meter, receivers| {
+                let mut server = RawEpoll::new(receivers);
+                server.burst(0);
+                measure(meter, server.connections.len(), || (1..=BURSTS).for_each(|burst| server.burst(burst)))
+            }),
+            contender("tokio channel each", on_runtime::<Channels>),
+            contender("tidewire-conn", on_runtime::<Ours>),
+        ],
+    }
+}
+
+/// Serves one round: a burst to warm up, and [`BURSTS`] of them measured.
+type Serve = fn(Meter, Receivers) -> Sample;
+
+/// Connections to them, in order, and one for their acknowledgements.
+struct Receivers {
+    control: TcpStream,
+    connections: Vec<TcpStream>,
+}
+
+fn run(meter: Meter, connections: usize, serve: Serve) -> Sample {
+    allow_files(connections);
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let addr = listener.local_addr().expect("it is bound");
+    let mut readers = READERS.start(&[addr.to_string(), connections.to_string()]);
+    let (load_core, server_core) = apart().unzip();
+    if let Some(core) = load_core {
+        pin_process(readers.pid(), core).expect("a process can be pinned");
+    }
+    let round = move || {
+        let accept = || {
+            let (socket, _) = listener.accept().expect("the receivers connect");
+            socket.set_nodelay(true).expect("TCP_NODELAY can be set");
+            socket.set_nonblocking(true).expect("a socket can be non-blocking");
+            socket
+        };
+        let receivers = Receivers { control: accept(), connections: (0..connections).map(|_| accept()).collect() };
+        serve(meter, receivers)
+    };
+    let sample = on_core(server_core.unwrap_or(0), round).expect("a thread can be pinned");
+    assert!(readers.wait().success(), "the receivers had something else: {}", readers.output());
+    sample
+}
+
+fn measure(meter: Meter, connections: usize, work: impl FnOnce()) -> Sample {
+    meter.measure((BURSTS * PUSHES * connections) as u64, work)
+}
+
+/// The receivers: read in turn, from the last connection to the first. The server writes them the other way round, so that a
+/// burst wakes this process about once, and no contender pays for more.
+fn receive(arguments: &[String]) {
+    let [addr, connections] = arguments else { panic!("the receivers are told an address and a number") };
+    let connections = connections.parse().expect("a number of connections");
+    allow_files(connections);
+    let connect = |_: usize| TcpStream::connect(addr).expect("the server accepts");
+    let mut control = connect(0);
+    let mut sockets: Vec<_> = (0..connections).map(connect).collect();
+    let mut bytes = vec![0; PUSHES * FRAME];
+    for burst in 0..=BURSTS {
+        for (receiver, socket) in sockets.iter_mut().enumerate().rev() {
+            socket.read_exact(&mut bytes).expect("the server sends");
+            for (push, frame) in bytes.chunks_exact(FRAME).enumerate() {
+                let (length, rest) = frame.split_at(4);
+                let (head, body) = rest.split_at(HEAD);
+                assert_eq!(length, LENGTH);
+                assert_eq!(head, self::head(receiver));
+                assert_eq!(body, self::body(burst, push));
+            }
+        }
+        control.write_all(&[ACK]).expect("the server waits");
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "it is 84")]
+const LENGTH: [u8; 4] = ((HEAD + BODY) as u32).to_be_bytes();
+
+/// What names a receiver, as a subscription would.
+fn head(receiver: usize) -> [u8; HEAD] {
+    let mut head = *b"subscription01234567";
+    head[HEAD - 8..].copy_from_slice(&(receiver as u64).to_be_bytes());
+    head
+}
+
+fn body(burst: usize, push: usize) -> [u8; BODY] {
+    let mut body = [b'x'; BODY];
+    body[..8].copy_from_slice(&((burst * PUSHES + push) as u64).to_be_bytes());
+    body
+}
+
+/// What one thread can do at best: a buffer for each connection, to which bytes are copied, and one write of it per burst.
+struct RawEpoll {
+    epoll: Epoll,
+    control: TcpStream,
+    connections: Vec<RawConnection>,
+}
+
+struct RawConnection {
+    socket: TcpStream,
+    head: [u8; HEAD],
+    output: Vec<u8>,
+    written: usize,
+}
+
+impl RawEpoll {
+    const CONTROL: u64 = u64::MAX;
+
+    fn new(Receivers { control, connections }: Receivers) -> Self {
+        let epoll = Epoll::new(EpollCreateFlags::empty()).expect("an epoll can be made");
+        let add = |socket: &TcpStream, data| {
+            let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT | EpollFlags::EPOLLET;
+            epoll.add(socket, EpollEvent::new(flags, data)).expect("a socket can be watched");
+        };
+        add(&control, Self::CONTROL);
+        let connection = |(receiver, socket)| {
+            add(&socket, receiver as u64);
+            RawConnection { socket, head: head(receiver), output: Vec::new(), written: 0 }
+        };
+        let connections = connections.into_iter().enumerate().map(connection).collect();
+        Self { epoll, control, connections }
+    }
+
+    fn burst(&mut self, burst: usize) {
+        for push in 0..PUSHES {
+            let body = body(burst, push);
+            for RawConnection { head, output, .. } in &mut self.connections {
+                output.extend_from_slice(&LENGTH);
+                output.extend_from_slice(head);
+                output.extend_from_slice(&body);
+            }
+        }
+        self.connections.iter_mut().for_each(RawConnection::write);
+        while !self.is_acknowledged() {
+            let mut events = [EpollEvent::empty(); 256];
+            let count = self.epoll.wait(&mut events, EpollTimeout::NONE).expect("an epoll can be waited for");
+            for event in events[..count].iter().filter(|event| event.data() != Self::CONTROL) {
+                self.connections[usize::try_from(event.data()).expect("64 bits")].write();
+            }
+        }
+    }
+
+    fn is_acknowledged(&mut self) -> bool {
+        let mut ack = [0];
+        match self.control.read(&mut ack) {
+            Ok(1) => true,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => false,
+            ended => panic!("the receivers have gone: {ended:?}"),
+        }
+    }
+}
+
+impl RawConnection {
+    fn write(&mut self) {
+        while self.written < self.output.len() {
+            match self.socket.write(&self.output[self.written..]) {
+                Ok(written) => self.written += written,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) => panic!("the receivers have gone: {error}"),
+            }
+        }
+        self.output.clear();
+        self.written = 0;
+    }
+}
+
+/// A server whose connections are tasks.
+trait Tasks {
+    fn spawn(connections: Vec<tokio::net::TcpStream>) -> Self;
+    /// Whether all can be pushed to.
+    fn have_begun(&self) -> bool {
+        true
+    }
+    /// Pushes this body to every connection.
+    fn push(&self, body: Bytes);
+}
+
+fn on_runtime<T: Tasks>(meter: Meter, Receivers { control, connections }: Receivers) -> Sample {
+    let runtime = runtime();
+    let _entered = runtime.enter();
+    let count = connections.len();
+    let adopt = |socket| tokio::net::TcpStream::from_std(socket).expect("the runtime takes a socket");
+    let (mut control, connections) = (adopt(control), connections.into_iter().map(adopt).collect());
+    let tasks = T::spawn(connections);
+    let mut burst = |burst| {
+        runtime.block_on(async {
+            for push in 0..PUSHES {
+                tasks.push(Bytes::copy_from_slice(&body(burst, push)));
+            }
+            control.read_u8().await.expect("the receivers acknowledge");
+        });
+    };
+    while !tasks.have_begun() {
+        runtime.block_on(tokio::task::yield_now());
+    }
+    burst(0);
+    measure(meter, count, || (1..=BURSTS).for_each(burst))
+}
+
+/// What one writes by hand with tokio: a bounded channel and a task for each connection.
+struct Channels(Vec<mpsc::Sender<Push>>);
+
+/// To whom, and what.
+type Push = (usize, Bytes);
+
+impl Tasks for Channels {
+    fn spawn(connections: Vec<tokio::net::TcpStream>) -> Self {
+        let spawn = |mut socket: tokio::net::TcpStream| {
+            let (sender, mut pushes) = mpsc::channel::<Push>(256);
+            tokio::spawn(async move {
+                let (mut batch, mut output) = (Vec::new(), Vec::new());
+                while pushes.recv_many(&mut batch, PUSHES).await > 0 {
+                    for (receiver, body) in batch.drain(..) {
+                        output.extend_from_slice(&LENGTH);
+                        output.extend_from_slice(&head(receiver));
+                        output.extend_from_slice(&body);
+                    }
+                    socket.write_all(&output).await.expect("the receivers read");
+                    output.clear();
+                }
+            });
+            sender
+        };
+        Self(connections.into_iter().map(spawn).collect())
+    }
+
+    fn push(&self, body: Bytes) {
+        for (receiver, sender) in self.0.iter().enumerate() {
+            sender.try_send((receiver, body.clone())).expect("a burst fits");
+        }
+    }
+}
+
+struct Ours {
+    supervisor: Supervisor<Silent>,
+    connections: usize,
+}
+
+impl Tasks for Ours {
+    fn spawn(connections: Vec<tokio::net::TcpStream>) -> Self {
+        let supervisor = Supervisor::with_protocol(Silent).build();
+        let count = connections.len();
+        for socket in connections {
+            let permit = supervisor.admit(socket.peer_addr().expect("it is connected")).expect("there is room");
+            tokio::spawn(permit.run(socket, Vec::new()));
+        }
+        Self { supervisor, connections: count }
+    }
+
+    fn have_begun(&self) -> bool {
+        self.supervisor.sessions().len() == self.connections
+    }
+
+    fn push(&self, body: Bytes) {
+        let reached = self.supervisor.sessions().broadcast(PushPriority::Low, |id| {
+            // They are numbered from one, in the order in which they were admitted.
+            let receiver = usize::try_from(id.0).expect("64 bits") - 1;
+            Some(Frame::new(Head::new(&head(receiver)).expect("it is short"), body.clone()))
+        });
+        assert_eq!(reached, self.connections, "every connection is there");
+    }
+}
+
+/// Only ever pushed to.
+struct Silent;
+
+impl Protocol for Silent {
+    type Frame = Frame;
+    type Codec = LengthDelimited;
+    type ProtocolError = Infallible;
+
+    fn codec(&self) -> LengthDelimited {
+        LengthDelimited::default()
+    }
+
+    fn on_frame(&self, _: Frame, _: &mut ConnectionContext) -> Reply<Frame, Infallible> {
+        Reply::None
+    }
+}

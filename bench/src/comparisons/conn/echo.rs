@@ -1,0 +1,89 @@
+//! Requests and replies: how much a connection carries.
+
+use std::net::SocketAddr;
+use std::thread;
+
+use tidewire_bench::{Contender, Meter, Metric, Sample, Workload, on_core};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::server::{self, BODY, FRAME, Serve};
+use super::{apart, runtime};
+
+pub(super) fn echo(name: &'static str, connections: usize, depth: usize, frames: u64) -> Workload {
+    let contender =
+        |name, serve: Serve| Contender::new(name, move |meter| run(meter, connections, depth, frames, serve));
+    Workload {
+        name,
+        about: format!(
+            "{frames} frames of {BODY} bytes, echoed on {connections} connections, {depth} at a time on each. Server and load \
+             have a thread each{}.",
+            if apart().is_some() { ", on cores of their own" } else { "" }
+        ),
+        operation: "frame",
+        metrics: &[Metric::Throughput, Metric::Cpu],
+        contenders: server::ALL.iter().map(|&(name, serve)| contender(name, serve)).collect(),
+    }
+}
+
+/// One round: a server on a thread of its own, and a load on another.
+fn run(meter: Meter, connections: usize, depth: usize, frames: u64, serve: Serve) -> Sample {
+    let (told, addr) = std::sync::mpsc::sync_channel(1);
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let server = move || {
+        runtime().block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+            told.send(listener.local_addr().expect("it is bound")).expect("the load waits");
+            serve(listener);
+            // An error means that the load has gone, which is as good.
+            let _ = stopped.await;
+        });
+    };
+    let load = move || {
+        let addr = addr.recv().expect("the server starts");
+        let runtime = runtime();
+        let sockets = runtime.block_on(connect(addr, connections));
+        let batches = frames / (connections * depth) as u64;
+        let sample = meter.measure(batches * (connections * depth) as u64, || {
+            runtime.block_on(async {
+                let tasks: Vec<_> =
+                    sockets.into_iter().map(|socket| tokio::spawn(ask(socket, depth, batches))).collect();
+                for task in tasks {
+                    task.await.expect("the load does not panic");
+                }
+            });
+        });
+        drop(stop);
+        sample
+    };
+    let (load_core, server_core) = apart().unzip();
+    let on = |core: Option<usize>| core.unwrap_or(0);
+    thread::scope(|scope| {
+        scope.spawn(move || on_core(on(server_core), server).expect("a thread can be pinned"));
+        on_core(on(load_core), load).expect("a thread can be pinned")
+    })
+}
+
+async fn connect(addr: SocketAddr, connections: usize) -> Vec<TcpStream> {
+    let mut sockets = Vec::new();
+    for _ in 0..connections {
+        let mut socket = TcpStream::connect(addr).await.expect("the server accepts");
+        socket.set_nodelay(true).expect("TCP_NODELAY can be set");
+        exchange(&mut socket, &server::frames(1), &mut [0; FRAME]).await;
+        sockets.push(socket);
+    }
+    sockets
+}
+
+async fn ask(mut socket: TcpStream, depth: usize, batches: u64) {
+    let (batch, mut answer) = (server::frames(depth), vec![0; depth * FRAME]);
+    for _ in 0..batches {
+        exchange(&mut socket, &batch, &mut answer).await;
+    }
+}
+
+async fn exchange(socket: &mut TcpStream, batch: &[u8], answer: &mut [u8]) {
+    socket.write_all(batch).await.expect("the server reads");
+    socket.read_exact(answer).await.expect("the server answers");
+    assert!(answer == batch, "an echo is what was sent");
+}

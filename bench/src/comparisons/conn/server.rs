@@ -1,0 +1,99 @@
+//! The echo servers that are compared.
+
+use std::convert::Infallible;
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use futures_util::{FutureExt as _, SinkExt, StreamExt as _};
+use tidewire_conn::{ConnectionContext, Frame, LengthDelimited, Protocol, Reply, Supervisor};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::codec::{Framed, LengthDelimitedCodec};
+
+/// What is echoed, without and with the length that precedes it.
+pub(super) const BODY: usize = 64;
+pub(super) const FRAME: usize = 4 + BODY;
+
+/// Serves on the runtime that it is called on, for as long as that lives.
+pub(super) type Serve = fn(TcpListener);
+
+/// Each by its name.
+pub(super) const ALL: &[(&str, Serve)] = &[
+    ("raw loop", |listener| accept(listener, raw)),
+    ("Framed", |listener| accept(listener, framed)),
+    ("tidewire-conn", |listener| {
+        tokio::spawn(async move { Supervisor::with_protocol(Echo).build().serve(listener).await });
+    }),
+];
+
+/// So many requests.
+pub(super) fn frames(count: usize) -> Vec<u8> {
+    let mut frame = u32::try_from(BODY).expect("small").to_be_bytes().to_vec();
+    frame.resize(FRAME, b'x');
+    frame.repeat(count)
+}
+
+fn accept<F: Future<Output = ()> + Send + 'static>(listener: TcpListener, serve: fn(TcpStream) -> F) {
+    tokio::spawn(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            socket.set_nodelay(true).expect("TCP_NODELAY can be set");
+            tokio::spawn(serve(socket));
+        }
+    });
+}
+
+/// What one writes by hand: a buffer in, a buffer out, one write per read.
+async fn raw(mut socket: TcpStream) {
+    let (mut input, mut output) = (BytesMut::with_capacity(16 * 1024), Vec::with_capacity(16 * 1024));
+    loop {
+        match socket.read_buf(&mut input).await {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {}
+        }
+        while input.len() >= 4 {
+            let length = 4 + u32::from_be_bytes([input[0], input[1], input[2], input[3]]) as usize;
+            if input.len() < length {
+                break;
+            }
+            output.extend_from_slice(&input[..length]);
+            input.advance(length);
+        }
+        if socket.write_all(&output).await.is_err() {
+            return;
+        }
+        output.clear();
+    }
+}
+
+/// Framed, which flushes when nothing more is there to be read.
+async fn framed(socket: TcpStream) {
+    let mut framed = Framed::new(socket, LengthDelimitedCodec::new());
+    while let Some(Ok(frame)) = framed.next().await {
+        if framed.feed(frame.freeze()).await.is_err() {
+            return;
+        }
+        while let Some(Some(Ok(frame))) = framed.next().now_or_never() {
+            if framed.feed(frame.freeze()).await.is_err() {
+                return;
+            }
+        }
+        if SinkExt::<Bytes>::flush(&mut framed).await.is_err() {
+            return;
+        }
+    }
+}
+
+struct Echo;
+
+impl Protocol for Echo {
+    type Frame = Frame;
+    type Codec = LengthDelimited;
+    type ProtocolError = Infallible;
+
+    fn codec(&self) -> LengthDelimited {
+        LengthDelimited::default()
+    }
+
+    fn on_frame(&self, frame: Frame, _: &mut ConnectionContext) -> Reply<Frame, Infallible> {
+        Reply::Frame(frame)
+    }
+}
