@@ -33,6 +33,21 @@ impl Sample {
         self.with(metric, each)
     }
 
+    /// Adds a metric that is an amount per operation, from what all operations took.
+    #[must_use]
+    pub fn with_amount(self, metric: Metric, all: u64) -> Self {
+        let each = all as f64 / self.operations as f64;
+        self.with(metric, each)
+    }
+
+    /// Adds [`Metric::LatencyP50`] and [`Metric::LatencyP99`], from what each operation took; there is at least one.
+    #[must_use]
+    pub fn with_latencies(self, mut latencies: Vec<Duration>) -> Self {
+        latencies.sort_unstable();
+        let at = |percent: usize| latencies[(latencies.len() - 1) * percent / 100].as_secs_f64() * 1e9;
+        self.with(Metric::LatencyP50, at(50)).with(Metric::LatencyP99, at(99))
+    }
+
     pub(crate) fn value(&self, metric: Metric) -> Option<f64> {
         self.values.get(&metric).copied()
     }
@@ -55,7 +70,7 @@ impl Meter {
         if self.counts_allocations {
             let (_, allocations) = count_allocations(work);
             let sample = Sample { operations, values: BTreeMap::new() };
-            return sample.with(Metric::Allocations, allocations as f64 / operations as f64);
+            return sample.with_amount(Metric::Allocations, allocations);
         }
         let cpu = CpuClock::of_this_process();
         let (started, spent) = (Instant::now(), cpu.now());
@@ -73,11 +88,19 @@ mod tests {
     fn a_sample_is_per_second_and_per_operation() {
         let sample = Sample::new(1000, Duration::from_millis(500), Duration::from_micros(250))
             .with_time(Metric::ServerCpu, Duration::from_micros(20))
-            .with(Metric::Memory, 1400.0);
+            .with_amount(Metric::Memory, 1_400_000);
         assert_eq!(sample.value(Metric::Throughput), Some(2000.0));
         assert_eq!(sample.value(Metric::Cpu), Some(250.0));
         assert_eq!(sample.value(Metric::ServerCpu), Some(20.0));
         assert_eq!(sample.value(Metric::Memory), Some(1400.0));
         assert_eq!(sample.value(Metric::IdleCpu), None);
+    }
+
+    #[test]
+    fn latencies_are_summarised_whatever_their_order() {
+        let sample = Sample::new(101, Duration::from_secs(1), Duration::from_secs(1));
+        let sample = sample.with_latencies((0..=100).rev().map(Duration::from_micros).collect());
+        assert_eq!(sample.value(Metric::LatencyP50).map(f64::round), Some(50_000.0));
+        assert_eq!(sample.value(Metric::LatencyP99).map(f64::round), Some(99_000.0));
     }
 }

@@ -322,8 +322,8 @@ fn hot_key(effort: Effort) -> Workload {
                 sink.settle();
             });
             drop(sink);
-            let (p50, p99) = delays.percentiles();
-            sample.with(Metric::LatencyP50, p50).with(Metric::LatencyP99, p99)
+            let delays = delays.0.lock().expect("nobody panics").clone();
+            sample.with_latencies(delays)
         })
     };
     Workload {
@@ -360,13 +360,6 @@ impl Delays {
             self.handle(message);
             Ok::<(), Infallible>(())
         }
-    }
-
-    fn percentiles(&self) -> (f64, f64) {
-        let mut delays = self.0.lock().expect("nobody panics").clone();
-        delays.sort_unstable();
-        let at = |percent: usize| delays[(delays.len() - 1) * percent / 100].as_secs_f64() * 1e9;
-        (at(50), at(99))
     }
 }
 

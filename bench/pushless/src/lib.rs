@@ -1,0 +1,32 @@
+//! `tidewire-conn` as it would be if nobody could push: the same sources, with an outbox that is always empty and costs
+//! nothing. What is left of pushes in the loop of an actor, the compiler sees to be dead.
+//!
+//! It is here to be measured against: the difference is what a connection pays for pushes that it does not get.
+#![allow(dead_code, unused_imports, reason = "what only pushes use")]
+#![allow(clippy::all, clippy::pedantic, reason = "linted where they are at home")]
+
+#[path = "../../../crates/conn/src/actor.rs"]
+mod actor;
+#[path = "../../../crates/conn/src/batch.rs"]
+mod batch;
+#[path = "../../../crates/conn/src/codec.rs"]
+mod codec;
+#[path = "../../../crates/conn/src/frame.rs"]
+mod frame;
+mod outbox;
+#[path = "../../../crates/conn/src/protocol.rs"]
+mod protocol;
+#[path = "../../../crates/conn/src/push.rs"]
+mod push;
+#[path = "../../../crates/conn/src/registry.rs"]
+mod registry;
+#[path = "../../../crates/conn/src/supervisor.rs"]
+mod supervisor;
+
+pub use batch::Batch;
+pub use codec::{ByteOrder, Codec, LengthDelimited, LengthDelimitedError, LengthDelimitedOptions, LengthPrefix};
+pub use frame::{Frame, FrameLike, Head, HeadTooLong};
+pub use protocol::{CloseReason, ConnectionContext, Protocol, Reply, ReplyFuture, ReplyStream};
+pub use push::{FairnessConfig, PushError, PushHandle, PushPolicy, PushPriority, PushQueues, PushStats, Slot};
+pub use registry::{ConnectionId, SessionRegistry};
+pub use supervisor::{Builder, Permit, Refused, Supervisor};

@@ -1,0 +1,93 @@
+//! What a connection pays for pushes that it does not get: the instructions of a request, counted by valgrind, of the actor and
+//! of the same actor built with an outbox that is always empty.
+//!
+//! Valgrind counts what the server process executes, not what the kernel does for it. Two servers answer so many requests and
+//! twice as many; the difference is free of how they start and end.
+
+use std::convert::Infallible;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tidewire_bench::{Contender, Metric, Sample, Workload};
+use tidewire_bench_pushless::{ConnectionContext, Frame, LengthDelimited, Protocol, Reply, Supervisor};
+use tidewire_testkit::Process;
+
+use super::super::Effort;
+use super::server::{self, FRAME, ROLE, Serve};
+
+/// The server that nobody can push to.
+pub(super) const WITHOUT_PUSH: (&str, Serve) = ("without push", |listener| {
+    tokio::spawn(async move { Supervisor::with_protocol(Echo).build().serve(listener).await });
+});
+
+/// The server is asleep by then, also under valgrind, so that every request finds it so.
+const PAUSE: Duration = Duration::from_millis(1);
+
+pub(super) fn push(effort: Effort) -> Workload {
+    let requests = effort.operations(500);
+    let contender = |name| {
+        Contender::new(name, move |_| {
+            let started = Instant::now();
+            let (once, twice) = (instructions(name, requests), instructions(name, 2 * requests));
+            // Nothing was timed.
+            let sample = Sample::new(requests, started.elapsed(), Duration::ZERO);
+            sample.with_amount(Metric::Instructions, twice.saturating_sub(once))
+        })
+        .needing("valgrind")
+    };
+    let names = [WITHOUT_PUSH.0].into_iter().chain(server::ALL.iter().map(|&(name, _)| name));
+    Workload {
+        name: "conn-push-unused",
+        about: format!(
+            "{requests} requests on one connection, one at a time, to a server of one thread that never pushes: what it executes \
+             itself, without the kernel. The first is the actor with an outbox that is always empty."
+        ),
+        operation: "request",
+        metrics: &[Metric::Instructions],
+        contenders: names.map(contender).collect(),
+    }
+}
+
+/// All that a server executes which answers so many requests.
+fn instructions(name: &str, requests: u64) -> u64 {
+    let server = ROLE.command(&[name.into(), "1".into()]);
+    let mut valgrind = Command::new("valgrind");
+    valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).arg(server.get_program());
+    valgrind.args(server.get_args());
+    valgrind.envs(server.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let mut server = Process::spawn(valgrind);
+
+    let mut socket = TcpStream::connect(server.wait_for_line("listening on ")).expect("the server accepts");
+    socket.set_nodelay(true).expect("TCP_NODELAY can be set");
+    let (request, mut reply) = (server::frames(1), [0; FRAME]);
+    for _ in 0..requests {
+        thread::sleep(PAUSE);
+        socket.write_all(&request).expect("the server reads");
+        socket.read_exact(&mut reply).expect("the server answers");
+        assert!(reply[..] == request, "an echo is what was sent");
+    }
+    thread::sleep(PAUSE);
+    server.terminate();
+    server.wait();
+    let counted = server.wait_for_line("Collected :");
+    counted.trim().parse().unwrap_or_else(|_| panic!("valgrind has counted {counted:?}"))
+}
+
+struct Echo;
+
+impl Protocol for Echo {
+    type Frame = Frame;
+    type Codec = LengthDelimited;
+    type ProtocolError = Infallible;
+
+    fn codec(&self) -> LengthDelimited {
+        LengthDelimited::default()
+    }
+
+    fn on_frame(&self, frame: Frame, _: &mut ConnectionContext) -> Reply<Frame, Infallible> {
+        Reply::Frame(frame)
+    }
+}
