@@ -2,6 +2,7 @@
 
 mod burst;
 mod echo;
+mod idle;
 mod server;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -14,7 +15,7 @@ pub(crate) const COMPARISON: Comparison = Comparison {
     name: "conn",
     about: "Connection actors over TCP against a raw tokio loop, Framed and a raw epoll loop",
     workloads,
-    roles: &[burst::READERS],
+    roles: &[burst::READERS, server::ROLE],
 };
 
 fn workloads(effort: Effort) -> Vec<Workload> {
@@ -22,6 +23,8 @@ fn workloads(effort: Effort) -> Vec<Workload> {
         echo::echo("conn-echo", 50, 32, effort.operations(800_000)),
         echo::echo("conn-echo-depth-1", 50, 1, effort.operations(50_000)),
         burst::broadcast(effort),
+        idle::memory(effort),
+        idle::cpu(effort),
     ]
 }
 

@@ -1,6 +1,7 @@
-//! The echo servers that are compared.
+//! The echo servers that are compared, in this process or in one of their own.
 
 use std::convert::Infallible;
+use std::future;
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use futures_util::{FutureExt as _, SinkExt, StreamExt as _};
@@ -8,6 +9,9 @@ use tidewire_conn::{ConnectionContext, Frame, LengthDelimited, Protocol, Reply, 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::codec::{Framed, LengthDelimitedCodec};
+
+use super::{allow_files, runtime};
+use crate::role::Role;
 
 /// What is echoed, without and with the length that precedes it.
 pub(super) const BODY: usize = 64;
@@ -24,6 +28,21 @@ pub(super) const ALL: &[(&str, Serve)] = &[
         tokio::spawn(async move { Supervisor::with_protocol(Echo).build().serve(listener).await });
     }),
 ];
+
+/// Any of them as a process: it is told its name and how many connections there will be, and prints where it listens.
+pub(super) const ROLE: Role = Role { name: "conn-server", play: serve };
+
+fn serve(arguments: &[String]) {
+    let [name, connections] = arguments else { panic!("the server is told its name and a number") };
+    allow_files(2 * connections.parse::<usize>().expect("a number of connections"));
+    let (_, serve) = ALL.iter().find(|(known, _)| known == name).expect("there is such a server");
+    runtime().block_on(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        println!("listening on {}", listener.local_addr().expect("it is bound"));
+        serve(listener);
+        future::pending::<()>().await;
+    });
+}
 
 /// So many requests.
 pub(super) fn frames(count: usize) -> Vec<u8> {
