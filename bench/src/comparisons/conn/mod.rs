@@ -3,6 +3,7 @@
 mod burst;
 mod echo;
 mod idle;
+mod latency;
 mod server;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -22,6 +23,7 @@ fn workloads(effort: Effort) -> Vec<Workload> {
     vec![
         echo::echo("conn-echo", 50, 32, effort.operations(800_000)),
         echo::echo("conn-echo-depth-1", 50, 1, effort.operations(50_000)),
+        latency::push(effort),
         burst::broadcast(effort),
         idle::memory(effort),
         idle::cpu(effort),
