@@ -1,5 +1,5 @@
-//! Contenders side by side: one round thrown away, then measured rounds in an order that rotates, then, where allocations are
-//! asked for, one round that counts them.
+//! Contenders side by side: one round thrown away, then measured rounds in an order that rotates, then, where allocations or
+//! instructions are asked for, one round that counts them. Where nothing else is asked for, that is all.
 //!
 //! By the rotation every contender takes each place in a round about as often as the others, so that none is always the
 //! first after a pause or the last before one. Neighbours mostly stay neighbours.
@@ -105,12 +105,7 @@ impl Contender {
     }
 
     /// Runs a round and adds these metrics of it to `values`.
-    fn take<'a>(
-        &mut self,
-        meter: Meter,
-        metrics: impl IntoIterator<Item = &'a Metric>,
-        values: &mut BTreeMap<Metric, Vec<f64>>,
-    ) {
+    fn take(&mut self, meter: Meter, metrics: &[Metric], values: &mut BTreeMap<Metric, Vec<f64>>) {
         let sample = (self.round)(meter);
         for &metric in metrics {
             let value = sample.value(metric).unwrap_or_else(|| panic!("{} did not measure {metric}", self.name));
@@ -129,7 +124,14 @@ impl Contender {
 impl Workload {
     /// How often [`run`](Self::run) reports a step at most.
     pub fn steps(&self, rounds: Rounds) -> usize {
-        self.contenders.len() * (1 + rounds.0 + usize::from(self.metrics.contains(&Metric::Allocations)))
+        let (counted, timed) = self.kinds();
+        let each = if timed.is_empty() { 0 } else { 1 + rounds.0 };
+        self.contenders.len() * (each + usize::from(!counted.is_empty()))
+    }
+
+    /// The metrics that are counted, and those that are timed.
+    fn kinds(&self) -> (Vec<Metric>, Vec<Metric>) {
+        self.metrics.iter().partition(|metric| metric.is_counted())
     }
 
     /// Runs it; `step` is called after each round of each contender.
@@ -138,6 +140,7 @@ impl Workload {
     ///
     /// If a sample lacks one of [`metrics`](Self::metrics), or a contender panics.
     pub fn run(self, rounds: Rounds, mut step: impl FnMut()) -> Outcome {
+        let (counted, timed) = self.kinds();
         let baseline = self.contenders.first().map_or("", Contender::name);
         let mut left_out = Vec::new();
         let mut present = Vec::new();
@@ -148,22 +151,23 @@ impl Workload {
             }
         }
 
-        for (contender, _) in &mut present {
-            (contender.round)(Meter::CLOCKS);
-            step();
-        }
-        for round in 0..rounds.0 {
-            for turn in 0..present.len() {
-                let next = (round + turn) % present.len();
-                let (contender, values) = &mut present[next];
-                let timed = self.metrics.iter().filter(|&&metric| metric != Metric::Allocations);
-                contender.take(Meter::CLOCKS, timed, values);
+        if !timed.is_empty() {
+            for (contender, _) in &mut present {
+                (contender.round)(Meter::CLOCKS);
                 step();
             }
+            for round in 0..rounds.0 {
+                for turn in 0..present.len() {
+                    let next = (round + turn) % present.len();
+                    let (contender, values) = &mut present[next];
+                    contender.take(Meter::CLOCKS, &timed, values);
+                    step();
+                }
+            }
         }
-        if self.metrics.contains(&Metric::Allocations) {
+        if !counted.is_empty() {
             for (contender, values) in &mut present {
-                contender.take(Meter::ALLOCATIONS, &[Metric::Allocations], values);
+                contender.take(Meter::COUNTS, &counted, values);
                 step();
             }
         }
@@ -274,6 +278,24 @@ mod tests {
             assert_eq!(standing.measured[&Metric::Throughput].rounds, [10.0; 7]);
             assert_eq!(standing.measured[&Metric::Allocations].rounds.len(), 1);
         }
+    }
+
+    #[test]
+    fn what_is_only_counted_runs_once() {
+        let contender = |name, instructions| {
+            let mut rounds = 0;
+            Contender::new(name, move |_| {
+                rounds += 1;
+                assert_eq!(rounds, 1);
+                sample().with_amount(Metric::Instructions, instructions)
+            })
+        };
+        let test = workload(&[Metric::Instructions], vec![contender("few", 100), contender("many", 500)]);
+        assert_eq!(test.steps(Rounds::default()), 2);
+        let outcome = test.run(Rounds::default(), || ());
+        let many = &outcome.standings[1].measured[&Metric::Instructions];
+        assert_eq!(many.rounds, [50.0]);
+        assert_eq!(many.ratio, Some(Estimate { median: 5.0, low: 5.0, high: 5.0 }));
     }
 
     #[test]

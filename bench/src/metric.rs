@@ -17,6 +17,9 @@ pub enum Metric {
     ServerCpu,
     /// Allocations per operation. Counted in a round of its own, so it is one number without an interval.
     Allocations,
+    /// Instructions per operation that the process which does the work executes itself, without the kernel. Counted like
+    /// allocations.
+    Instructions,
     /// Nanoseconds that half of the operations took at most.
     LatencyP50,
     /// Nanoseconds that 99 of 100 operations took at most.
@@ -34,6 +37,11 @@ impl Metric {
         self == Self::Throughput
     }
 
+    /// Whether it is counted in a round of its own, because counting disturbs the clocks.
+    pub(crate) fn is_counted(self) -> bool {
+        matches!(self, Self::Allocations | Self::Instructions)
+    }
+
     /// The heading of its column.
     pub(crate) fn heading(self, operation: &str) -> String {
         match self {
@@ -41,6 +49,7 @@ impl Metric {
             Self::Cpu => format!("CPU per {operation}"),
             Self::ServerCpu => format!("server CPU per {operation}"),
             Self::Allocations => format!("allocations per {operation}"),
+            Self::Instructions => format!("instructions per {operation}"),
             Self::LatencyP50 => "p50".into(),
             Self::LatencyP99 => "p99".into(),
             Self::Memory => format!("memory per {operation}"),
@@ -56,6 +65,7 @@ impl Metric {
                 scaled(value, 1000.0, &["ns", "µs", "ms", "s"])
             }
             Self::Allocations => format!("{value:.2}"),
+            Self::Instructions => format!("{value:.0}"),
             Self::Memory => scaled(value, 1024.0, &["B", "KiB", "MiB", "GiB"]),
             Self::IdleCpu => format!("{value:.2} %"),
         }
@@ -109,6 +119,7 @@ mod tests {
             (Metric::LatencyP50, 12_340.0, "12.3 µs"),
             (Metric::LatencyP99, 7.2e12, "7200 s"),
             (Metric::Allocations, 0.0, "0.00"),
+            (Metric::Instructions, 8123.4, "8123"),
             (Metric::Memory, 1434.0, "1.40 KiB"),
             (Metric::IdleCpu, 0.5, "0.50 %"),
         ] {

@@ -62,7 +62,7 @@ pub struct Meter {
 
 impl Meter {
     pub(crate) const CLOCKS: Self = Self { counts_allocations: false };
-    pub(crate) const ALLOCATIONS: Self = Self { counts_allocations: true };
+    pub(crate) const COUNTS: Self = Self { counts_allocations: true };
 
     /// Times `work`, which does so many operations, and the CPU that this process spends on it. What `work` returns is
     /// dropped after the clocks have been read.

@@ -121,6 +121,8 @@ fn every_workload_on_connections_runs() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let json: serde_json::Value = serde_json::from_slice(&fs::read(folder.path().join("conn.json")).unwrap()).unwrap();
     for workload in json["workloads"].as_array().unwrap() {
-        assert!(!workload["standings"].as_array().unwrap().is_empty(), "{workload}");
+        // Where valgrind is not installed, nobody counts instructions.
+        let took_part = |kind: &str| !workload[kind].as_array().unwrap().is_empty();
+        assert!(took_part("standings") || took_part("left_out"), "{workload}");
     }
 }

@@ -5,6 +5,7 @@ mod echo;
 mod idle;
 mod latency;
 mod server;
+mod unused;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tidewire_bench::{Workload, available_cores};
@@ -27,6 +28,7 @@ fn workloads(effort: Effort) -> Vec<Workload> {
         burst::broadcast(effort),
         idle::memory(effort),
         idle::cpu(effort),
+        unused::push(effort),
     ]
 }
 

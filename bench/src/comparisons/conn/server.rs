@@ -10,6 +10,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::codec::{Framed, LengthDelimitedCodec};
 
+use super::unused::WITHOUT_PUSH;
 use super::{allow_files, runtime};
 use crate::role::Role;
 
@@ -35,7 +36,8 @@ pub(super) const ROLE: Role = Role { name: "conn-server", play: serve };
 fn serve(arguments: &[String]) {
     let [name, connections] = arguments else { panic!("the server is told its name and a number") };
     allow_files(2 * connections.parse::<usize>().expect("a number of connections"));
-    let (_, serve) = ALL.iter().find(|(known, _)| known == name).expect("there is such a server");
+    let (_, serve) =
+        ALL.iter().chain([&WITHOUT_PUSH]).find(|(known, _)| known == name).expect("there is such a server");
     runtime().block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
         println!("listening on {}", listener.local_addr().expect("it is bound"));
