@@ -68,6 +68,7 @@ mod session;
 mod stats;
 mod supervisor;
 mod timeouts;
+mod websocket;
 
 pub use batch::Batch;
 pub use codec::{ByteOrder, Codec, LengthDelimited, LengthDelimitedError, LengthDelimitedOptions, LengthPrefix, Part};
@@ -82,3 +83,7 @@ pub use session::{ConnectionContext, Counters, ReplyTicket, Session};
 pub use stats::Stats;
 pub use supervisor::{Builder, Permit, Refused, Shutdown, Supervisor};
 pub use timeouts::{Timeout, Timeouts};
+pub use websocket::{
+    ClientHandshake, ClientHandshakeError, CloseCode, CloseFrame, Message, ServerHandshake, ServerHandshakeError, Text,
+    UpgradeRequest, Upgraded, WebSocket, WebSocketError, WebSocketOptions, accept_key,
+};

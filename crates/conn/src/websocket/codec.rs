@@ -1,0 +1,496 @@
+//! The codec of an established WebSocket.
+//!
+//! A message in one frame becomes a part of the input. While it is not all there it stays in the input, where each byte is
+//! unmasked and checked once, when it comes. Fragments are gathered in a buffer of their own, as they come.
+//!
+//! The end, in order: either side says Close, once, and then no more; the other answers with its own, and it is over. What the
+//! peer says after its Close, or after it broke the protocol, is thrown away.
+
+use std::borrow::Cow;
+use std::{fmt, mem, str};
+
+use bytes::{Buf, Bytes, BytesMut};
+
+use super::header::{Begun, CONTROL_MAX, Header, Opcode, Rules};
+use super::mask::{self, Key};
+use super::utf8::{NotUtf8, Utf8};
+use crate::{Batch, CloseCode, CloseFrame, Codec, Frame, Message, Text, WebSocketError};
+
+/// A WebSocket, from the end of the handshake on.
+///
+/// It answers pings and closes by itself, through [`control`](Codec::control): pings are not decoded to messages, pongs and
+/// closes are. After an error it has a close with the error's [code](WebSocketError::close_code) to say.
+///
+/// Once a close is said, by whoever, nothing is encoded any more: messages that come too late are dropped, without an error.
+/// And what the peer still sends is dropped, up to its own close.
+///
+/// A message that was sent in one frame is a part of the input, not a copy: a small one that is kept for long keeps the whole
+/// read in memory. Of a message that is not all there, no more memory is held than twice what has come of it, and a little
+/// read-ahead; when no message is in progress, none.
+///
+/// ```
+/// use bytes::BytesMut;
+/// use tidewire_conn::{Batch, Codec, Message, WebSocket, WebSocketOptions};
+///
+/// let mut server = WebSocket::server(WebSocketOptions::default());
+/// let mut input = BytesMut::from(&b"\x81\x84\x01\x02\x03\x04ukga"[..]);
+/// let message = server.decode(&mut input)?.expect("a whole message has come");
+/// assert_eq!(message.as_text(), Some("tide"));
+///
+/// let mut output = Batch::default();
+/// server.encode(&message, &mut output)?;
+/// assert_eq!(output.len(), 6);
+/// # Ok::<(), tidewire_conn::WebSocketError>(())
+/// ```
+pub struct WebSocket {
+    role: Role,
+    options: WebSocketOptions,
+    phase: Phase,
+    /// The frame whose header has been taken from the input, and whose payload has not.
+    payload: Option<Payload>,
+    /// The message of which fragments have come.
+    message: Option<Box<Fragments>>,
+    /// Has seen all that has come of the text in `payload` or `message`; whole when there is none.
+    utf8: Utf8,
+    /// The payloads of the pings that are not answered, each after a byte with its length: not much more than the pings took
+    /// in the input.
+    pings: Vec<u8>,
+}
+
+/// What a [`WebSocket`] accepts. There is no limit to what is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WebSocketOptions {
+    /// The largest frame. Default: 1 MiB, as much as a message may have: how senders cut theirs is up to them.
+    pub max_frame: usize,
+    /// The largest message, of all its fragments. Default: 1 MiB: far above a usual message, and a thousand peers that all send
+    /// the largest message fit in 1 GiB.
+    pub max_message: usize,
+    /// The most fragments that a message may have. Default: 1024: the largest message in pieces of a kilobyte, smaller than any
+    /// usual buffer, while a peer that sends a message byte by byte is soon stopped.
+    pub max_fragments: usize,
+}
+
+impl Default for WebSocketOptions {
+    fn default() -> Self {
+        Self { max_frame: 1 << 20, max_message: 1 << 20, max_fragments: 1024 }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Server,
+    Client,
+}
+
+/// How far the conversation is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Open,
+    /// Our close is said, theirs has not come.
+    Leaving,
+    /// Theirs has come, or they broke the protocol: ours is to be said, with this code or none.
+    Left(Option<CloseCode>),
+    Over,
+}
+
+/// The payload of a data frame that is not all there.
+#[derive(Debug)]
+struct Payload {
+    is_text: bool,
+    /// It is the last of its message.
+    fin: bool,
+    /// For the first byte that is not unmasked.
+    key: Option<Key>,
+    /// How many bytes it has, from the front of the input.
+    len: usize,
+    /// How many of those are unmasked and checked.
+    seen: usize,
+}
+
+/// A message of which fragments have come.
+struct Fragments {
+    is_text: bool,
+    /// How many have begun.
+    count: usize,
+    bytes: Vec<u8>,
+}
+
+/// How much room is made beyond what is needed, so that what follows a frame is read with its end.
+const READ_AHEAD: usize = 4096;
+/// How much is masked at a time: a multiple of the key.
+const MASK_CHUNK: usize = 256;
+
+impl WebSocket {
+    /// The side that was connected to: it demands that frames are masked, and does not mask its own.
+    pub fn server(options: WebSocketOptions) -> Self {
+        Self::new(Role::Server, options)
+    }
+
+    /// The side that connected: it masks its frames, each with a key that cannot be foreseen, and takes none that are masked.
+    pub fn client(options: WebSocketOptions) -> Self {
+        Self::new(Role::Client, options)
+    }
+
+    fn new(role: Role, options: WebSocketOptions) -> Self {
+        Self {
+            role,
+            options,
+            phase: Phase::Open,
+            payload: None,
+            message: None,
+            utf8: Utf8::default(),
+            pings: Vec::new(),
+        }
+    }
+
+    /// How much memory is held for a message in fragments.
+    #[cfg(test)]
+    pub(super) fn message_capacity(&self) -> usize {
+        self.message.as_ref().map_or(0, |message| message.bytes.capacity())
+    }
+
+    /// Whether frames are still read.
+    fn is_listening(&self) -> bool {
+        matches!(self.phase, Phase::Open | Phase::Leaving)
+    }
+
+    /// Whether frames may still be sent.
+    fn may_speak(&self) -> bool {
+        matches!(self.phase, Phase::Open | Phase::Left(_))
+    }
+
+    /// The header at the front of the input.
+    #[inline]
+    fn header(&self, input: &[u8]) -> Result<Option<Header>, WebSocketError> {
+        let begun = self.message.as_ref();
+        let begun = begun.map(|message| Begun { fragments: message.count, len: message.bytes.len() });
+        Header::read(input, &Rules { masked: self.role == Role::Server, options: &self.options, begun })
+    }
+
+    #[inline]
+    fn next(&mut self, input: &mut BytesMut) -> Result<Option<Message>, WebSocketError> {
+        while self.is_listening() {
+            let leaving = self.phase == Phase::Leaving;
+            let message = if let Some(payload) = self.payload.take() {
+                let message = self.resume(payload, input)?;
+                if self.payload.is_some() {
+                    return Ok(None);
+                }
+                message
+            } else {
+                let Some(header) = self.header(input)? else { return Ok(None) };
+                if header.opcode.is_control() {
+                    if input.len() < header.end() {
+                        return Ok(None);
+                    }
+                    let payload = &mut input[header.size..header.end()];
+                    unmask(payload, header.key);
+                    let message = self.hear(header.opcode, payload)?;
+                    input.advance(header.end());
+                    message
+                } else if header.fin && self.message.is_none() && header.end() <= input.len() {
+                    Some(whole(&header, input)?)
+                } else {
+                    input.advance(header.size);
+                    self.begin(&header);
+                    continue;
+                }
+            };
+            match message {
+                Some(message) if !leaving || matches!(message, Message::Close(_)) => return Ok(Some(message)),
+                _ => {}
+            }
+        }
+        input.clear();
+        Ok(None)
+    }
+
+    /// Takes note of a data frame whose payload will be handled as it comes.
+    fn begin(&mut self, header: &Header) {
+        let mut is_text = header.opcode == Opcode::Text;
+        if let Some(message) = &mut self.message {
+            is_text = message.is_text;
+            message.count += 1;
+        } else if !header.fin {
+            self.message = Some(Box::new(Fragments { is_text, count: 1, bytes: Vec::new() }));
+        }
+        self.payload = Some(Payload { is_text, fin: header.fin, key: header.key, len: header.len, seen: 0 });
+    }
+
+    /// Handles what has come of a payload, and keeps it for later if that is not all.
+    fn resume(&mut self, mut payload: Payload, input: &mut BytesMut) -> Result<Option<Message>, WebSocketError> {
+        let end = payload.len.min(input.len());
+        let news = &mut input[payload.seen..end];
+        let is_ascii = unmask(news, payload.key);
+        if payload.is_text && !(is_ascii && self.utf8.is_whole()) {
+            self.utf8.feed(news).map_err(|NotUtf8| WebSocketError::InvalidUtf8)?;
+        }
+        payload.key = payload.key.map(|key| mask::after(key, news.len()));
+
+        let body = if let Some(message) = &mut self.message {
+            message.bytes.extend_from_slice(news);
+            input.advance(end);
+            payload.len -= end;
+            if payload.len > 0 {
+                self.payload = Some(payload);
+                return Ok(None);
+            }
+            if !payload.fin {
+                return Ok(None);
+            }
+            Bytes::from(self.message.take().map(|message| message.bytes).unwrap_or_default())
+        } else {
+            if end < payload.len {
+                make_room(input, payload.len);
+                payload.seen = end;
+                self.payload = Some(payload);
+                return Ok(None);
+            }
+            take(input, end)
+        };
+        if !self.utf8.is_whole() {
+            return Err(WebSocketError::InvalidUtf8);
+        }
+        Ok(Some(data(payload.is_text, body)))
+    }
+
+    /// Handles a control frame.
+    fn hear(&mut self, opcode: Opcode, payload: &[u8]) -> Result<Option<Message>, WebSocketError> {
+        match opcode {
+            Opcode::Ping => {
+                if let (Phase::Open, Ok(len)) = (self.phase, u8::try_from(payload.len())) {
+                    self.pings.push(len);
+                    self.pings.extend_from_slice(payload);
+                }
+                Ok(None)
+            }
+            Opcode::Close => {
+                let close = read_close(payload)?;
+                let code = close.as_ref().map(|close| close.code);
+                self.message = None;
+                self.utf8 = Utf8::default();
+                self.phase = if self.phase == Phase::Leaving { Phase::Over } else { Phase::Left(code) };
+                Ok(Some(Message::Close(close)))
+            }
+            _ => Ok(Some(Message::Pong(Bytes::copy_from_slice(payload)))),
+        }
+    }
+
+    /// Nothing that the peer sends is heard any more.
+    #[cold]
+    fn fail(&mut self, error: WebSocketError) {
+        self.payload = None;
+        self.message = None;
+        self.utf8 = Utf8::default();
+        self.phase = if self.phase == Phase::Leaving { Phase::Over } else { Phase::Left(Some(error.close_code())) };
+    }
+
+    fn key(&self) -> Option<Key> {
+        (self.role == Role::Client).then(rand::random)
+    }
+
+    #[inline]
+    fn put_data(&self, opcode: Opcode, frame: &Frame, output: &mut Batch) {
+        let key = self.key();
+        let (header, size) = Header::write(opcode, frame.len(), key);
+        output.put(&header[..size]);
+        if let Some(key) = key {
+            put_masked(frame.head(), key, output);
+            return put_masked(frame.body(), mask::after(key, frame.head().len()), output);
+        }
+        output.put(frame.head());
+        // A clone would touch the count that all receivers of the body share, so a body that is copied is not cloned.
+        if frame.body().len() < Batch::SHARE_FROM {
+            output.put(frame.body());
+        } else {
+            output.put_shared(frame.body().clone());
+        }
+    }
+
+    fn put_control(&self, opcode: Opcode, payload: &[u8], output: &mut Batch) {
+        let key = self.key();
+        let (header, size) = Header::write(opcode, payload.len(), key);
+        output.put(&header[..size]);
+        match key {
+            Some(key) => put_masked(payload, key, output),
+            None => output.put(payload),
+        }
+    }
+
+    /// Says our close.
+    fn put_close(&mut self, close: Option<(CloseCode, &str)>, output: &mut Batch) {
+        let mut payload = Vec::new();
+        if let Some((code, reason)) = close {
+            payload.extend(code.get().to_be_bytes());
+            payload.extend(reason.as_bytes());
+        }
+        self.put_control(Opcode::Close, &payload, output);
+        self.phase = if self.is_listening() { Phase::Leaving } else { Phase::Over };
+    }
+
+    /// Answers every ping, in order.
+    #[cold]
+    fn put_pongs(&mut self, output: &mut Batch) {
+        let pings = mem::take(&mut self.pings);
+        let mut rest = &pings[..];
+        while let Some((&len, next)) = rest.split_first() {
+            let (payload, next) = next.split_at(len.into());
+            self.put_control(Opcode::Pong, payload, output);
+            rest = next;
+        }
+    }
+}
+
+impl Codec for WebSocket {
+    type Frame = Message;
+    type Error = WebSocketError;
+
+    fn decode(&mut self, input: &mut BytesMut) -> Result<Option<Message>, WebSocketError> {
+        let decoded = self.next(input);
+        if let Err(error) = decoded {
+            self.fail(error);
+        }
+        decoded
+    }
+
+    /// Whatever is whole in `input` has been decoded before. The stream may end when the peer's close has come.
+    fn finish(&mut self, input: &BytesMut) -> Result<(), WebSocketError> {
+        if !self.is_listening() {
+            return Ok(());
+        }
+        if let Some(payload) = &self.payload {
+            return Err(WebSocketError::TruncatedFrame { missing: payload.len.saturating_sub(input.len()) });
+        }
+        if !input.is_empty() {
+            let Some(header) = self.header(input)? else { return Err(WebSocketError::TruncatedHeader) };
+            return Err(WebSocketError::TruncatedFrame { missing: header.end().saturating_sub(input.len()) });
+        }
+        Err(if self.message.is_some() { WebSocketError::TruncatedMessage } else { WebSocketError::NoClose })
+    }
+
+    /// Nothing, once a close has been said.
+    fn encode(&mut self, message: &Message, output: &mut Batch) -> Result<(), WebSocketError> {
+        if !self.may_speak() {
+            return Ok(());
+        }
+        let control = match message {
+            Message::Text(_) | Message::Binary(_) => 0,
+            Message::Ping(payload) | Message::Pong(payload) => payload.len(),
+            Message::Close(close) => close.as_ref().map_or(0, CloseFrame::len),
+        };
+        if control > CONTROL_MAX {
+            return Err(WebSocketError::ControlTooLong { len: control });
+        }
+        if let Message::Close(Some(CloseFrame { code, .. })) = *message
+            && !code.is_sendable()
+        {
+            return Err(WebSocketError::UnsendableCode { code });
+        }
+        if !self.pings.is_empty() {
+            self.put_pongs(output);
+        }
+        match message {
+            Message::Text(text) => self.put_data(Opcode::Text, text.as_frame(), output),
+            Message::Binary(frame) => self.put_data(Opcode::Binary, frame, output),
+            Message::Ping(payload) => self.put_control(Opcode::Ping, payload, output),
+            Message::Pong(payload) => self.put_control(Opcode::Pong, payload, output),
+            Message::Close(close) => {
+                self.put_close(close.as_ref().map(|close| (close.code, &*close.reason)), output);
+            }
+        }
+        Ok(())
+    }
+
+    fn control(&mut self, output: &mut Batch) {
+        if !self.pings.is_empty() {
+            self.put_pongs(output);
+        }
+        if let Phase::Left(code) = self.phase {
+            self.put_close(code.map(|code| (code, "")), output);
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.phase == Phase::Over
+    }
+}
+
+impl fmt::Debug for WebSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WebSocket").field("role", &self.role).field("phase", &self.phase).finish_non_exhaustive()
+    }
+}
+
+/// Unmasks in place what is masked. Whether the outcome is known to be ASCII.
+fn unmask(bytes: &mut [u8], key: Option<Key>) -> bool {
+    key.is_some_and(|key| mask::apply(bytes, key))
+}
+
+/// The message in an unfragmented frame that is all there.
+#[inline]
+fn whole(header: &Header, input: &mut BytesMut) -> Result<Message, WebSocketError> {
+    let is_text = header.opcode == Opcode::Text;
+    let payload = &mut input[header.size..header.end()];
+    let is_ascii = unmask(payload, header.key);
+    if is_text && !is_ascii && str::from_utf8(payload).is_err() {
+        return Err(WebSocketError::InvalidUtf8);
+    }
+    let mut body = take(input, header.end());
+    body.advance(header.size);
+    Ok(data(is_text, body))
+}
+
+/// A message of bytes that are checked if they are text.
+fn data(is_text: bool, body: Bytes) -> Message {
+    if is_text { Message::Text(Text::checked(body)) } else { Message::Binary(Frame::from(body)) }
+}
+
+/// Takes `n` bytes from the front of `input`, without copying them.
+fn take(input: &mut BytesMut, n: usize) -> Bytes {
+    // An input that is full and used up has nothing left to be shared, and a buffer that is not shared needs no count.
+    if n == input.capacity() { mem::take(input).freeze() } else { input.split_to(n).freeze() }
+}
+
+/// What a close frame says.
+fn read_close(payload: &[u8]) -> Result<Option<CloseFrame>, WebSocketError> {
+    let Some((code, reason)) = payload.split_first_chunk() else {
+        return if payload.is_empty() { Ok(None) } else { Err(WebSocketError::ShortClose) };
+    };
+    let code = CloseCode::new(u16::from_be_bytes(*code));
+    if !code.is_sendable() {
+        return Err(WebSocketError::InvalidCloseCode { code });
+    }
+    let reason = str::from_utf8(reason).map_err(|_| WebSocketError::InvalidCloseReason)?;
+    Ok(Some(CloseFrame { code, reason: Cow::Owned(reason.to_owned()) }))
+}
+
+/// Appends a masked copy.
+fn put_masked(bytes: &[u8], key: Key, output: &mut Batch) {
+    if bytes.len() >= Batch::SHARE_FROM {
+        let mut masked = bytes.to_vec();
+        mask::apply(&mut masked, key);
+        return output.put_shared(masked.into());
+    }
+    let mut chunk = [0; MASK_CHUNK];
+    for bytes in bytes.chunks(MASK_CHUNK) {
+        let masked = &mut chunk[..bytes.len()];
+        masked.copy_from_slice(bytes);
+        mask::apply(masked, key);
+        output.put(masked);
+    }
+}
+
+/// Makes room in a full `input` that is to hold `whole` bytes: twice what has arrived, at most what is needed, and the
+/// read-ahead. `BytesMut::reserve` would double beyond the limit.
+fn make_room(input: &mut BytesMut, whole: usize) {
+    if input.len() < input.capacity() {
+        return;
+    }
+    let target = whole.min(input.len().saturating_mul(2)).saturating_add(READ_AHEAD);
+    if !input.try_reclaim(target - input.len()) {
+        let mut larger = BytesMut::with_capacity(target);
+        larger.extend_from_slice(input);
+        *input = larger;
+    }
+}

@@ -1,0 +1,284 @@
+//! The client's side: it asks, and checks the answer.
+
+use std::fmt::Write;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::BytesMut;
+use httparse::{EMPTY_HEADER, Response};
+
+use super::{HeadReader, HeadTooLarge, MAX_HEAD, MAX_HEADERS, accept_key, has_token, is_token, only, values};
+
+/// The handshake of a client: sends [`request`](Self::request), then feeds what comes to [`decode`](Self::decode).
+///
+/// ```
+/// use bytes::BytesMut;
+/// use tidewire_conn::{ClientHandshake, ServerHandshake};
+///
+/// let mut client = ClientHandshake::new("tide.example", "/chat")?.with_subprotocol("v1")?;
+/// let mut to_server = BytesMut::from(&client.request()[..]);
+///
+/// let request = ServerHandshake::new().decode(&mut to_server)?.expect("all of it has come");
+/// let mut to_client = BytesMut::from(&request.accept(Some("v1"))?[..]);
+///
+/// let upgraded = client.decode(&mut to_client)?.expect("all of it has come");
+/// assert_eq!(upgraded.subprotocol.as_deref(), Some("v1"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct ClientHandshake {
+    host: String,
+    path: String,
+    /// Random, so that an answer cannot be one to another request.
+    key: String,
+    subprotocols: Vec<String>,
+    /// Whole lines.
+    headers: String,
+    reader: HeadReader,
+}
+
+/// What came of a handshake.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Upgraded {
+    /// The subprotocol that the server chose from those offered.
+    pub subprotocol: Option<String>,
+}
+
+/// Why a connection did not become a WebSocket, as its client sees it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientHandshakeError {
+    /// The host is empty, or has characters that no host has.
+    #[error("not a host, as in `example.org:8080`: {host:?}")]
+    InvalidHost {
+        /// What was given.
+        host: String,
+    },
+    /// The path does not begin with a slash, or has characters that must be escaped.
+    #[error("not a path, as in `/chat?room=7`, with all else escaped: {path:?}")]
+    InvalidPath {
+        /// What was given.
+        path: String,
+    },
+    /// A subprotocol is not a token, or is offered twice.
+    #[error("not a token, or offered before: subprotocol {subprotocol:?}")]
+    InvalidSubprotocol {
+        /// What was given.
+        subprotocol: String,
+    },
+    /// A header has a name that is not a token, or that the handshake itself sets.
+    #[error("not a token, or set by the handshake itself: header name {name:?}")]
+    InvalidHeaderName {
+        /// What was given.
+        name: String,
+    },
+    /// A header has a value with characters other than visible ASCII, spaces and tabs.
+    #[error("the value of header {name} has characters other than visible ASCII, spaces and tabs")]
+    InvalidHeaderValue {
+        /// Its name.
+        name: String,
+    },
+    /// The response goes on and on.
+    #[error("the head of the response is longer than {MAX_HEAD} bytes")]
+    HeadTooLarge,
+    /// The response is not HTTP.
+    #[error("the response is not HTTP")]
+    Malformed(#[from] httparse::Error),
+    /// The server answers, and does not want to speak WebSocket.
+    #[error("the server answered with status {status}: 101 was expected")]
+    Refused {
+        /// Its answer.
+        status: u16,
+    },
+    /// The server switched to something else.
+    #[error("the server did not switch to the websocket protocol")]
+    NotUpgraded,
+    /// The answer is not one to this request.
+    #[error("the server's Sec-WebSocket-Accept does not fit the key: it did not read this request")]
+    WrongAccept,
+    /// The server uses extensions that were not offered.
+    #[error("the server wants to use an extension, and none was offered")]
+    UnofferedExtension,
+    /// The server chose a subprotocol that was not offered.
+    #[error("the server chose a subprotocol that was not offered")]
+    UnofferedSubprotocol,
+}
+
+impl ClientHandshake {
+    /// A request for `path`, with its query, at `host`, with its port unless that is the usual one.
+    pub fn new(host: &str, path: &str) -> Result<Self, ClientHandshakeError> {
+        if host.is_empty() || !host.bytes().all(|byte| byte.is_ascii_graphic() && !b"/?#@\\".contains(&byte)) {
+            return Err(ClientHandshakeError::InvalidHost { host: host.into() });
+        }
+        if !path.starts_with('/') || !path.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#') {
+            return Err(ClientHandshakeError::InvalidPath { path: path.into() });
+        }
+        Ok(Self {
+            host: host.into(),
+            path: path.into(),
+            key: STANDARD.encode(rand::random::<[u8; 16]>()),
+            subprotocols: Vec::new(),
+            headers: String::new(),
+            reader: HeadReader::default(),
+        })
+    }
+
+    /// Offers a subprotocol, after those that were offered before.
+    pub fn with_subprotocol(mut self, subprotocol: &str) -> Result<Self, ClientHandshakeError> {
+        if !is_token(subprotocol.as_bytes()) || self.subprotocols.iter().any(|offered| offered == subprotocol) {
+            return Err(ClientHandshakeError::InvalidSubprotocol { subprotocol: subprotocol.into() });
+        }
+        self.subprotocols.push(subprotocol.into());
+        Ok(self)
+    }
+
+    /// Adds a header, such as `Origin`, `Authorization` or `Cookie`.
+    pub fn with_header(mut self, name: &str, value: &str) -> Result<Self, ClientHandshakeError> {
+        const OURS: [&str; 5] = ["host", "upgrade", "connection", "content-length", "transfer-encoding"];
+        let lowercase = name.to_ascii_lowercase();
+        let is_ours = OURS.contains(&&*lowercase) || lowercase.starts_with("sec-websocket-");
+        if !is_token(name.as_bytes()) || is_ours {
+            return Err(ClientHandshakeError::InvalidHeaderName { name: name.into() });
+        }
+        if !value.bytes().all(|byte| matches!(byte, b' '..=b'~' | b'\t')) {
+            return Err(ClientHandshakeError::InvalidHeaderValue { name: name.into() });
+        }
+        // A `String` takes whatever is written.
+        let _ = write!(self.headers, "{name}: {value}\r\n");
+        Ok(self)
+    }
+
+    /// The bytes to send.
+    pub fn request(&self) -> Vec<u8> {
+        let Self { host, path, key, subprotocols, headers, .. } = self;
+        let subprotocols = match &subprotocols[..] {
+            [] => String::new(),
+            offered => format!("Sec-WebSocket-Protocol: {}\r\n", offered.join(", ")),
+        };
+        format!(
+            "GET {path} HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+             Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n{subprotocols}{headers}\r\n"
+        )
+        .into_bytes()
+    }
+
+    /// Takes the response from the front of `input`, and checks it; `None` if it is not all there. What follows is the
+    /// WebSocket's.
+    pub fn decode(&mut self, input: &mut BytesMut) -> Result<Option<Upgraded>, ClientHandshakeError> {
+        let head = self.reader.take(input).map_err(|HeadTooLarge| ClientHandshakeError::HeadTooLarge)?;
+        let Some(head) = head else { return Ok(None) };
+        let mut headers = [EMPTY_HEADER; MAX_HEADERS];
+        let mut response = Response::new(&mut headers);
+        // Empty lines before the response are no part of it, and then the end that was found is not its end.
+        if response.parse(&head)?.is_partial() {
+            return Err(httparse::Error::Version.into());
+        }
+        self.check(&response).map(Some)
+    }
+
+    fn check(&self, response: &Response) -> Result<Upgraded, ClientHandshakeError> {
+        let headers = &*response.headers;
+        if let Some(status) = response.code
+            && status != 101
+        {
+            return Err(ClientHandshakeError::Refused { status });
+        }
+        let upgrade = only(headers, "upgrade").is_some_and(|value| value.eq_ignore_ascii_case(b"websocket"));
+        if response.version != Some(1) || !upgrade || !has_token(headers, "connection", "upgrade") {
+            return Err(ClientHandshakeError::NotUpgraded);
+        }
+        if only(headers, "sec-websocket-accept") != Some(accept_key(&self.key).as_bytes()) {
+            return Err(ClientHandshakeError::WrongAccept);
+        }
+        if values(headers, "sec-websocket-extensions").any(|value| !value.is_empty()) {
+            return Err(ClientHandshakeError::UnofferedExtension);
+        }
+        let subprotocol = match only(headers, "sec-websocket-protocol") {
+            Some(chosen) => {
+                let offered = self.subprotocols.iter().find(|offered| offered.as_bytes() == chosen);
+                Some(offered.ok_or(ClientHandshakeError::UnofferedSubprotocol)?.clone())
+            }
+            None if values(headers, "sec-websocket-protocol").next().is_some() => {
+                return Err(ClientHandshakeError::UnofferedSubprotocol);
+            }
+            None => None,
+        };
+        Ok(Upgraded { subprotocol })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client() -> ClientHandshake {
+        let mut client = ClientHandshake::new("tide", "/").unwrap().with_subprotocol("v1").unwrap();
+        client.key = "dGhlIHNhbXBsZSBub25jZQ==".into();
+        client
+    }
+
+    const STATUS: &str = "HTTP/1.1 101 Switching Protocols\r\n";
+    const UPGRADE: &str = "Upgrade: WebSocket\r\nConnection: keep-alive, Upgrade\r\n";
+    const ACCEPT: &str = "Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n";
+
+    fn answered(lines: &[&str]) -> Result<Option<Upgraded>, ClientHandshakeError> {
+        client().decode(&mut BytesMut::from((lines.concat() + "\r\n").as_bytes()))
+    }
+
+    #[test]
+    fn answers_are_checked() {
+        use ClientHandshakeError as Error;
+        let protocol = |name: &str| format!("Sec-WebSocket-Protocol: {name}\r\n");
+        let v1 = protocol("v1");
+        assert_eq!(answered(&[STATUS, UPGRADE, ACCEPT]), Ok(Some(Upgraded { subprotocol: None })));
+        let subprotocol = Some("v1".into());
+        assert_eq!(answered(&[STATUS, UPGRADE, ACCEPT, &v1]), Ok(Some(Upgraded { subprotocol })));
+
+        let cases: [(&[&str], Error); 12] = [
+            (&["HTTP/1.1 403 Forbidden\r\n", UPGRADE, ACCEPT], Error::Refused { status: 403 }),
+            (&["HTTP/1.0 101 Switching\r\n", UPGRADE, ACCEPT], Error::NotUpgraded),
+            (&["SSH-2.0-OpenSSH\r\n"], Error::Malformed(httparse::Error::Version)),
+            (&["\r\n", "\r\n", STATUS, UPGRADE, ACCEPT], Error::Malformed(httparse::Error::Version)),
+            (&[STATUS, "Upgrade: websocket\r\n", ACCEPT], Error::NotUpgraded),
+            (&[STATUS, "Upgrade: h2c\r\nConnection: Upgrade\r\n", ACCEPT], Error::NotUpgraded),
+            (&[STATUS, UPGRADE], Error::WrongAccept),
+            (&[STATUS, UPGRADE, "Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOO=\r\n"], Error::WrongAccept),
+            (&[STATUS, UPGRADE, ACCEPT, ACCEPT], Error::WrongAccept),
+            (&[STATUS, UPGRADE, ACCEPT, "Sec-WebSocket-Extensions: permessage-deflate\r\n"], Error::UnofferedExtension),
+            (&[STATUS, UPGRADE, ACCEPT, &protocol("v2")], Error::UnofferedSubprotocol),
+            (&[STATUS, UPGRADE, ACCEPT, &v1, &v1], Error::UnofferedSubprotocol),
+        ];
+        for (lines, error) in cases {
+            assert_eq!(answered(lines), Err(error), "{lines:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_smuggled_into_a_request() {
+        for host in ["", "a b", "a\r\nX: y", "a/b", "a@b", "ä"] {
+            assert!(ClientHandshake::new(host, "/").is_err(), "{host:?}");
+        }
+        for path in ["", "chat", "/a b", "/a\r\nX: y", "/a\n", "/ä", "/#top", "http://tide/"] {
+            assert!(ClientHandshake::new("tide", path).is_err(), "{path:?}");
+        }
+        for subprotocol in ["", "a b", "a,b", "a\r\nX: y", "v1"] {
+            assert!(client().with_subprotocol(subprotocol).is_err(), "{subprotocol:?}");
+        }
+        for name in ["", "a b", "a:", "a\r\nX", "Host", "UPGRADE", "Connection", "Sec-WebSocket-Key", "Content-Length"]
+        {
+            assert!(client().with_header(name, "").is_err(), "{name:?}");
+        }
+        for value in ["a\r\nX: y", "a\nX: y", "\0", "\x7f", "ä"] {
+            assert!(client().with_header("X", value).is_err(), "{value:?}");
+        }
+        assert!(client().with_header("X", "all\tthe \"rest\" ~").is_ok());
+    }
+
+    #[test]
+    fn keys_differ() {
+        let keys = [(); 2].map(|()| ClientHandshake::new("tide", "/").unwrap().key);
+        assert_ne!(keys[0], keys[1]);
+        assert_eq!(keys[0].len(), 24);
+    }
+}

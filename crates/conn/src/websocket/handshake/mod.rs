@@ -1,0 +1,153 @@
+//! The handshakes that make a connection a WebSocket: an HTTP request and its answer.
+//!
+//! They read no further than the end of the head: what follows it is left in the input, for the codec. A head has a limited
+//! size, and is looked at once, when it is all there.
+
+mod client;
+mod server;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::{Bytes, BytesMut};
+use httparse::Header;
+use sha1_smol::Sha1;
+
+pub use client::{ClientHandshake, ClientHandshakeError, Upgraded};
+pub use server::{ServerHandshake, ServerHandshakeError, UpgradeRequest};
+
+/// The longest head: what common servers allow, and room for cookies and tokens.
+const MAX_HEAD: usize = 8192;
+/// The most header fields: several times what browsers and proxies send.
+const MAX_HEADERS: usize = 64;
+
+/// The `Sec-WebSocket-Accept` that answers a `Sec-WebSocket-Key`, for servers with an HTTP stack of their own.
+///
+/// ```
+/// assert_eq!(tidewire_conn::accept_key("dGhlIHNhbXBsZSBub25jZQ=="), "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+/// ```
+pub fn accept_key(sec_websocket_key: &str) -> String {
+    let mut digest = Sha1::from(sec_websocket_key);
+    digest.update(b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11");
+    STANDARD.encode(digest.digest().bytes())
+}
+
+/// The head is longer than `MAX_HEAD`.
+#[derive(Debug)]
+struct HeadTooLarge;
+
+/// Finds the end of a head, without looking at a byte more often than its neighbours.
+#[derive(Debug, Default)]
+struct HeadReader {
+    /// In so many bytes of the input there is no end of a head.
+    searched: usize,
+}
+
+impl HeadReader {
+    /// Takes a head, with the empty line that ends it, from the front of `input`; `None` if it is not all there.
+    fn take(&mut self, input: &mut BytesMut) -> Result<Option<Bytes>, HeadTooLarge> {
+        const END: &[u8] = b"\r\n\r\n";
+        let searched = self.searched.saturating_sub(END.len() - 1);
+        let within = &input[..input.len().min(MAX_HEAD)];
+        if let Some(at) = within[searched..].windows(END.len()).position(|window| window == END) {
+            self.searched = 0;
+            return Ok(Some(input.split_to(searched + at + END.len()).freeze()));
+        }
+        self.searched = within.len();
+        if within.len() == MAX_HEAD { Err(HeadTooLarge) } else { Ok(None) }
+    }
+}
+
+/// The values of all fields of this name.
+fn values<'h>(headers: &'h [Header<'h>], name: &str) -> impl Iterator<Item = &'h [u8]> {
+    headers.iter().filter(move |header| header.name.eq_ignore_ascii_case(name)).map(|header| header.value)
+}
+
+/// The value of the field of this name, if there is exactly one.
+fn only<'h>(headers: &'h [Header<'h>], name: &str) -> Option<&'h [u8]> {
+    let mut values = values(headers, name);
+    values.next().filter(|_| values.next().is_none())
+}
+
+/// Whether the fields of this name, which are lists, contain a token.
+fn has_token(headers: &[Header], name: &str, token: &str) -> bool {
+    values(headers, name).flat_map(list).any(|item| item.eq_ignore_ascii_case(token.as_bytes()))
+}
+
+/// The items of a list in a field.
+fn list(value: &[u8]) -> impl Iterator<Item = &[u8]> {
+    value.split(|&byte| byte == b',').map(<[u8]>::trim_ascii).filter(|item| !item.is_empty())
+}
+
+/// Whether this can be the name of a field or of a subprotocol.
+fn is_token(name: &[u8]) -> bool {
+    !name.is_empty() && name.iter().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REQUEST: &[u8] = b"GET /chat HTTP/1.1\r\nHost: tide\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+        Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
+
+    #[test]
+    fn a_head_may_be_cut_anywhere_and_what_follows_is_left() {
+        let stream = [REQUEST, b"\x81\x80"].concat();
+        for cut in 0..stream.len() {
+            let mut server = ServerHandshake::new();
+            let mut input = BytesMut::from(&stream[..cut]);
+            let mut request = server.decode(&mut input).unwrap();
+            assert_eq!(request.is_some(), cut >= REQUEST.len());
+            input.extend_from_slice(&stream[cut..]);
+            if request.is_none() {
+                request = server.decode(&mut input).unwrap();
+            }
+            assert_eq!(request.unwrap().path(), "/chat");
+            assert_eq!(&input[..], b"\x81\x80");
+        }
+    }
+
+    #[test]
+    fn a_head_is_bounded_in_any_pieces() {
+        let mut endless = REQUEST[..REQUEST.len() - 2].to_vec();
+        endless.extend_from_slice(b"Cookie: ");
+        endless.resize(MAX_HEAD - 4, b'c');
+        endless.extend_from_slice(b"\r\n\r\n");
+        assert!(ServerHandshake::new().decode(&mut BytesMut::from(&endless[..])).unwrap().is_some());
+
+        endless.insert(MAX_HEAD - 4, b'c');
+        for size in [1, 7, 1000, endless.len()] {
+            let (mut server, mut input) = (ServerHandshake::new(), BytesMut::new());
+            let error = endless.chunks(size).find_map(|piece| {
+                input.extend_from_slice(piece);
+                server.decode(&mut input).transpose()
+            });
+            assert_eq!(error.unwrap().unwrap_err(), ServerHandshakeError::HeadTooLarge);
+            assert!(input.len() < MAX_HEAD + size);
+        }
+    }
+
+    #[test]
+    fn both_sides_agree() {
+        let client = ClientHandshake::new("tide:80", "/chat?room=7").unwrap();
+        let client = client.with_subprotocol("v1").unwrap().with_subprotocol("v2").unwrap();
+        let mut client = client.with_header("Origin", "https://tide.example").unwrap();
+        let mut input = BytesMut::from(&client.request()[..]);
+        let request = ServerHandshake::new().decode(&mut input).unwrap().unwrap();
+        assert!(input.is_empty());
+        assert_eq!(request.path(), "/chat?room=7");
+        assert_eq!(request.header("HOST"), Some(&b"tide:80"[..]));
+        assert_eq!(request.header("origin"), Some(&b"https://tide.example"[..]));
+        assert_eq!(request.subprotocols().collect::<Vec<_>>(), ["v1", "v2"]);
+
+        let response = [request.accept(Some("v2")).unwrap(), b"\x89\x00".to_vec()].concat();
+        for cut in 0..response.len() - 2 {
+            let mut input = BytesMut::from(&response[..cut]);
+            assert_eq!(client.decode(&mut input).unwrap(), None);
+            input.extend_from_slice(&response[cut..]);
+            let upgraded = client.decode(&mut input).unwrap().unwrap();
+            assert_eq!(upgraded.subprotocol.as_deref(), Some("v2"));
+            assert_eq!(&input[..], b"\x89\x00");
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! The header of a frame: its kind, its length and its mask.
+//!
+//! Rules are checked in the order of the bytes they are about, and each as soon as its bytes are there: so a stream fails with
+//! the same error however it is cut, and before the payload of a bad frame is waited for.
+
+use super::mask::Key;
+use crate::{WebSocketError, WebSocketOptions};
+
+/// The longest payload of a control frame.
+pub(super) const CONTROL_MAX: usize = 125;
+/// The longest header: two bytes, a length of eight, and a key.
+const MAX_SIZE: usize = 14;
+
+const FIN: u8 = 0x80;
+const RESERVED: u8 = 0x70;
+const MASKED: u8 = 0x80;
+/// Stand in place of a length: it follows, in two bytes or eight.
+const TWO_BYTES: u8 = 126;
+const EIGHT_BYTES: u8 = 127;
+
+/// The kind of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Opcode {
+    Continuation = 0x0,
+    Text = 0x1,
+    Binary = 0x2,
+    Close = 0x8,
+    Ping = 0x9,
+    Pong = 0xa,
+}
+
+impl Opcode {
+    pub(super) fn is_control(self) -> bool {
+        self as u8 >= Self::Close as u8
+    }
+}
+
+/// What a header says.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Header {
+    pub(super) opcode: Opcode,
+    /// It is the last frame of its message.
+    pub(super) fin: bool,
+    /// Of masked frames.
+    pub(super) key: Option<Key>,
+    /// The bytes of the payload.
+    pub(super) len: usize,
+    /// The bytes of the header.
+    pub(super) size: usize,
+}
+
+/// What a header is checked against.
+pub(super) struct Rules<'a> {
+    /// Frames must be masked; else they must not be.
+    pub(super) masked: bool,
+    pub(super) options: &'a WebSocketOptions,
+    /// What has come of a message of which more is to come.
+    pub(super) begun: Option<Begun>,
+}
+
+/// The part of a message in fragments that has come.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Begun {
+    pub(super) fragments: usize,
+    pub(super) len: usize,
+}
+
+impl Header {
+    /// The header that `input` begins with; `None` if it is not all there.
+    #[inline]
+    pub(super) fn read(input: &[u8], rules: &Rules) -> Result<Option<Self>, WebSocketError> {
+        let Some(&first) = input.first() else { return Ok(None) };
+        let (fin, opcode) = rules.check_first(first)?;
+        let Some(&second) = input.get(1) else { return Ok(None) };
+        match (second & MASKED != 0, rules.masked) {
+            (false, true) => return Err(WebSocketError::Unmasked),
+            (true, false) => return Err(WebSocketError::Masked),
+            _ => {}
+        }
+        let (len, mut size) = match second & !MASKED {
+            TWO_BYTES | EIGHT_BYTES if opcode.is_control() => return Err(WebSocketError::LongControl),
+            TWO_BYTES => {
+                let Some(len) = input[2..].first_chunk() else { return Ok(None) };
+                let len = u16::from_be_bytes(*len);
+                if len < u16::from(TWO_BYTES) {
+                    return Err(WebSocketError::PaddedLength { len: len.into() });
+                }
+                (len.into(), 4)
+            }
+            EIGHT_BYTES => {
+                let Some(len) = input[2..].first_chunk() else { return Ok(None) };
+                let len = u64::from_be_bytes(*len);
+                if len >> 63 == 1 {
+                    return Err(WebSocketError::HugeLength { len });
+                }
+                if len <= u16::MAX.into() {
+                    return Err(WebSocketError::PaddedLength { len });
+                }
+                (len, 10)
+            }
+            len => (len.into(), 2),
+        };
+        let len = rules.check_len(opcode, len)?;
+        let mut key = None;
+        if rules.masked {
+            key = input[size..].first_chunk().copied();
+            if key.is_none() {
+                return Ok(None);
+            }
+            size += size_of::<Key>();
+        }
+        Ok(Some(Self { opcode, fin, key, len, size }))
+    }
+
+    /// The bytes of header and payload.
+    pub(super) fn end(&self) -> usize {
+        self.size.saturating_add(self.len)
+    }
+
+    /// The bytes of a header of an unfragmented frame, of which the first so many count.
+    pub(super) fn write(opcode: Opcode, len: usize, key: Option<Key>) -> ([u8; MAX_SIZE], usize) {
+        let mut bytes = [0; MAX_SIZE];
+        bytes[0] = FIN | opcode as u8;
+        let mut size = 2;
+        match (u8::try_from(len), u16::try_from(len)) {
+            (Ok(len), _) if len < TWO_BYTES => bytes[1] = len,
+            (_, Ok(len)) => {
+                bytes[1] = TWO_BYTES;
+                bytes[2..4].copy_from_slice(&len.to_be_bytes());
+                size = 4;
+            }
+            _ => {
+                bytes[1] = EIGHT_BYTES;
+                bytes[2..10].copy_from_slice(&(len as u64).to_be_bytes());
+                size = 10;
+            }
+        }
+        if let Some(key) = key {
+            bytes[1] |= MASKED;
+            bytes[size..size + key.len()].copy_from_slice(&key);
+            size += key.len();
+        }
+        (bytes, size)
+    }
+}
+
+impl Rules<'_> {
+    /// Checks the first byte, against the frames before it.
+    #[inline]
+    fn check_first(&self, first: u8) -> Result<(bool, Opcode), WebSocketError> {
+        if first & RESERVED != 0 {
+            return Err(WebSocketError::ReservedBits { bits: (first & RESERVED) >> 4 });
+        }
+        let fin = first & FIN != 0;
+        let opcode = match first & !(FIN | RESERVED) {
+            0x0 => Opcode::Continuation,
+            0x1 => Opcode::Text,
+            0x2 => Opcode::Binary,
+            0x8 => Opcode::Close,
+            0x9 => Opcode::Ping,
+            0xa => Opcode::Pong,
+            opcode => return Err(WebSocketError::ReservedOpcode { opcode }),
+        };
+        match (opcode, self.begun) {
+            (Opcode::Close | Opcode::Ping | Opcode::Pong, _) => {
+                if !fin {
+                    return Err(WebSocketError::FragmentedControl);
+                }
+            }
+            (Opcode::Continuation, None) => return Err(WebSocketError::UnexpectedContinuation),
+            (Opcode::Continuation, Some(Begun { fragments, .. })) => self.check_fragments(fragments)?,
+            (Opcode::Text | Opcode::Binary, Some(_)) => return Err(WebSocketError::InterruptedMessage),
+            (Opcode::Text | Opcode::Binary, None) => {
+                if !fin {
+                    self.check_fragments(0)?;
+                }
+            }
+        }
+        Ok((fin, opcode))
+    }
+
+    /// Checks whether there may be one more than so many.
+    fn check_fragments(&self, fragments: usize) -> Result<(), WebSocketError> {
+        let max_fragments = self.options.max_fragments;
+        if fragments < max_fragments { Ok(()) } else { Err(WebSocketError::TooManyFragments { max_fragments }) }
+    }
+
+    #[inline]
+    fn check_len(&self, opcode: Opcode, len: u64) -> Result<usize, WebSocketError> {
+        let WebSocketOptions { max_frame, max_message, .. } = *self.options;
+        let Ok(fitting) = usize::try_from(len) else { return Err(WebSocketError::FrameTooLarge { len, max_frame }) };
+        if opcode.is_control() {
+            return Ok(fitting);
+        }
+        if fitting > max_frame {
+            return Err(WebSocketError::FrameTooLarge { len, max_frame });
+        }
+        let whole = self.begun.map_or(0, |begun| begun.len).saturating_add(fitting);
+        if whole > max_message {
+            return Err(WebSocketError::MessageTooLarge { len: whole as u64, max_message });
+        }
+        Ok(fitting)
+    }
+}

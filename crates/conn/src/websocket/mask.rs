@@ -1,0 +1,110 @@
+//! Masking: what a client sends is combined with a key of its choice, so that it cannot place bytes of its choice on the wire.
+
+/// The key of a frame.
+pub(super) type Key = [u8; 4];
+
+/// The key for what follows `n` bytes that were masked with `key`.
+#[expect(clippy::cast_possible_truncation, reason = "two bits are left: four bytes are a whole turn")]
+pub(super) fn after(key: Key, n: usize) -> Key {
+    u32::from_le_bytes(key).rotate_right((n & 3) as u32 * 8).to_le_bytes()
+}
+
+/// Masks or unmasks in place, and says whether the outcome is ASCII, which is learned in passing.
+pub(super) fn apply(bytes: &mut [u8], key: Key) -> bool {
+    match bytes.len() {
+        8.. => apply_words(bytes, key),
+        4.. => {
+            // Two words of four bytes, which may overlap: both are read before one is written.
+            let last = bytes.len() - 4;
+            let low = word32(&bytes[..4]) ^ u32::from_le_bytes(key);
+            let high = word32(&bytes[last..]) ^ u32::from_le_bytes(after(key, last));
+            bytes[..4].copy_from_slice(&low.to_le_bytes());
+            bytes[last..].copy_from_slice(&high.to_le_bytes());
+            (low | high) & 0x8080_8080 == 0
+        }
+        _ => {
+            let mut seen = 0;
+            for (byte, key) in bytes.iter_mut().zip(key) {
+                *byte ^= key;
+                seen |= *byte;
+            }
+            seen.is_ascii()
+        }
+    }
+}
+
+/// At least eight bytes, by words of eight, in a loop that compilers turn into vectors.
+fn apply_words(bytes: &mut [u8], key: Key) -> bool {
+    // The last word is read before the loop, because the loop changes what both share, and written after it.
+    let start = bytes.len() - 8;
+    let last = word64(&bytes[start..]) ^ wide(after(key, start));
+    let key = wide(key);
+    let mut seen = last;
+    for word in bytes.as_chunks_mut::<8>().0 {
+        let plain = u64::from_le_bytes(*word) ^ key;
+        seen |= plain;
+        *word = plain.to_le_bytes();
+    }
+    bytes[start..].copy_from_slice(&last.to_le_bytes());
+    seen & 0x8080_8080_8080_8080 == 0
+}
+
+fn wide(key: Key) -> u64 {
+    u64::from(u32::from_le_bytes(key)) * 0x1_0000_0001
+}
+
+fn word32(bytes: &[u8]) -> u32 {
+    u32::from_le_bytes(bytes.try_into().expect("four bytes"))
+}
+
+fn word64(bytes: &[u8]) -> u64 {
+    u64::from_le_bytes(bytes.try_into().expect("eight bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn bytewise(bytes: &[u8], key: Key) -> Vec<u8> {
+        bytes.iter().zip(key.iter().cycle()).map(|(byte, key)| byte ^ key).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn any_pieces_are_masked_alike(
+            bytes in prop_oneof![vec(any::<u8>(), 0..40), vec(any::<u8>(), 0..400)],
+            key in any::<Key>(),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let expected = bytewise(&bytes, key);
+            let mut whole = bytes.clone();
+            prop_assert_eq!(apply(&mut whole, key), expected.is_ascii());
+            prop_assert_eq!(&whole, &expected);
+
+            let mut pieces = bytes;
+            let (one, two) = pieces.split_at_mut(cut.index(expected.len() + 1));
+            apply(one, key);
+            apply(two, after(key, one.len()));
+            prop_assert_eq!(&pieces, &expected);
+        }
+    }
+
+    #[test]
+    fn ascii_is_told_at_every_length_and_place() {
+        let key = [0x80, 0x7f, 0xff, 0x01];
+        for len in 0..70 {
+            let plain = vec![b'a'; len];
+            assert!(apply(&mut bytewise(&plain, key), key));
+            for at in 0..len {
+                let mut plain = plain.clone();
+                plain[at] = 0x80;
+                let mut masked = bytewise(&plain, key);
+                assert!(!apply(&mut masked, key));
+                assert_eq!(masked, plain);
+            }
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! The WebSocket protocol (RFC 6455), for servers and clients, without I/O or a clock.
+//!
+//! [`WebSocket`] turns bytes into [`Message`]s and back once a connection is a WebSocket; the handshakes make it one.
+//! Extensions are neither offered nor accepted, so the reserved bits of a frame are errors.
+//!
+//! What a peer sends is checked as it arrives: a stream fails where it breaks a rule, not at the end of the frame, and with the
+//! same error however it is cut. Memory follows what has arrived, not what was announced.
+
+mod codec;
+mod error;
+mod handshake;
+mod header;
+mod mask;
+mod message;
+#[cfg(test)]
+mod tests;
+mod utf8;
+
+pub use codec::{WebSocket, WebSocketOptions};
+pub use error::WebSocketError;
+pub use handshake::{
+    ClientHandshake, ClientHandshakeError, ServerHandshake, ServerHandshakeError, UpgradeRequest, Upgraded, accept_key,
+};
+pub use message::{CloseCode, CloseFrame, Message, Text};
