@@ -1,0 +1,44 @@
+//! Any bytes, in any pieces, in both roles: no panic, bounded memory, and the same messages, answers and error as in one piece.
+
+#![no_main]
+
+use bytes::BytesMut;
+use libfuzzer_sys::fuzz_target;
+use tidewire_conn::{Codec, Message, WebSocket, WebSocketOptions};
+use tidewire_fuzz::{hear, split};
+
+fuzz_target!(|data: &[u8]| {
+    let Some(([role, max_frame, max_message, max_fragments], sizes, wire)) = split(data) else { return };
+    let is_server = role % 2 == 0;
+    let mut options = WebSocketOptions::default();
+    options.max_frame = max_frame.into();
+    options.max_message = usize::from(max_message) * 2;
+    options.max_fragments = max_fragments.into();
+    let bound = options.max_frame + 14 + 4096;
+
+    let run = |sizes, bound| {
+        let (heard, said) = hear(codec(is_server, options), wire, sizes, bound);
+        // Clients mask with keys of their own choice: it is what the peer makes of it that is the same.
+        let mut peer = codec(!is_server, WebSocketOptions::default());
+        let mut said = BytesMut::from(&said[..]);
+        let mut answers = Vec::new();
+        while let Some(answer) = peer.decode(&mut said).expect("proper frames") {
+            answers.push(answer);
+        }
+        assert!(said.is_empty());
+        (heard, answers)
+    };
+    let whole = run(&[], usize::MAX);
+    assert_eq!(whole, run(&sizes, bound));
+    assert_eq!(whole, run(&[1], bound));
+
+    for message in &whole.0.frames {
+        if let Message::Text(text) = message {
+            assert!(std::str::from_utf8(text.as_frame().body()).is_ok());
+        }
+    }
+});
+
+fn codec(is_server: bool, options: WebSocketOptions) -> WebSocket {
+    if is_server { WebSocket::server(options) } else { WebSocket::client(options) }
+}
