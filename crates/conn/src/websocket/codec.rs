@@ -52,7 +52,7 @@ pub struct WebSocket {
     message: Option<Box<Fragments>>,
     /// Has seen all that has come of the text in `payload` or `message`; whole when there is none.
     utf8: Utf8,
-    /// The payloads of the pings that are not answered, each after a byte with its length: not much more than the pings took
+    /// The payloads of the pings that are not answered, each after a byte with its length: no more than the pings took
     /// in the input.
     pings: Vec<u8>,
 }
@@ -106,6 +106,17 @@ struct Payload {
     len: usize,
     /// How many of those are unmasked and checked.
     seen: usize,
+}
+
+/// What becomes a [`Message`], which has room for a head and is better not moved around.
+enum Heard {
+    /// Text is checked.
+    Data {
+        is_text: bool,
+        body: Bytes,
+    },
+    Pong(Bytes),
+    Close(Option<CloseFrame>),
 }
 
 /// A message of which fragments have come.
@@ -169,15 +180,15 @@ impl WebSocket {
     }
 
     #[inline]
-    fn next(&mut self, input: &mut BytesMut) -> Result<Option<Message>, WebSocketError> {
+    fn next(&mut self, input: &mut BytesMut) -> Result<Option<Heard>, WebSocketError> {
         while self.is_listening() {
             let leaving = self.phase == Phase::Leaving;
-            let message = if let Some(payload) = self.payload.take() {
-                let message = self.resume(payload, input)?;
+            let heard = if let Some(payload) = self.payload.take() {
+                let heard = self.resume(payload, input)?;
                 if self.payload.is_some() {
                     return Ok(None);
                 }
-                message
+                heard
             } else {
                 let Some(header) = self.header(input)? else { return Ok(None) };
                 if header.opcode.is_control() {
@@ -186,9 +197,9 @@ impl WebSocket {
                     }
                     let payload = &mut input[header.size..header.end()];
                     unmask(payload, header.key);
-                    let message = self.hear(header.opcode, payload)?;
+                    let heard = self.hear(header.opcode, payload)?;
                     input.advance(header.end());
-                    message
+                    heard
                 } else if header.fin && self.message.is_none() && header.end() <= input.len() {
                     Some(whole(&header, input)?)
                 } else {
@@ -197,8 +208,8 @@ impl WebSocket {
                     continue;
                 }
             };
-            match message {
-                Some(message) if !leaving || matches!(message, Message::Close(_)) => return Ok(Some(message)),
+            match heard {
+                Some(heard) if !leaving || matches!(heard, Heard::Close(_)) => return Ok(Some(heard)),
                 _ => {}
             }
         }
@@ -219,7 +230,7 @@ impl WebSocket {
     }
 
     /// Handles what has come of a payload, and keeps it for later if that is not all.
-    fn resume(&mut self, mut payload: Payload, input: &mut BytesMut) -> Result<Option<Message>, WebSocketError> {
+    fn resume(&mut self, mut payload: Payload, input: &mut BytesMut) -> Result<Option<Heard>, WebSocketError> {
         let end = payload.len.min(input.len());
         let news = &mut input[payload.seen..end];
         let is_ascii = unmask(news, payload.key);
@@ -252,11 +263,11 @@ impl WebSocket {
         if !self.utf8.is_whole() {
             return Err(WebSocketError::InvalidUtf8);
         }
-        Ok(Some(data(payload.is_text, body)))
+        Ok(Some(Heard::Data { is_text: payload.is_text, body }))
     }
 
     /// Handles a control frame.
-    fn hear(&mut self, opcode: Opcode, payload: &[u8]) -> Result<Option<Message>, WebSocketError> {
+    fn hear(&mut self, opcode: Opcode, payload: &[u8]) -> Result<Option<Heard>, WebSocketError> {
         match opcode {
             Opcode::Ping => {
                 if let (Phase::Open, Ok(len)) = (self.phase, u8::try_from(payload.len())) {
@@ -271,9 +282,9 @@ impl WebSocket {
                 self.message = None;
                 self.utf8 = Utf8::default();
                 self.phase = if self.phase == Phase::Leaving { Phase::Over } else { Phase::Left(code) };
-                Ok(Some(Message::Close(close)))
+                Ok(Some(Heard::Close(close)))
             }
-            _ => Ok(Some(Message::Pong(Bytes::copy_from_slice(payload)))),
+            _ => Ok(Some(Heard::Pong(Bytes::copy_from_slice(payload)))),
         }
     }
 
@@ -286,6 +297,7 @@ impl WebSocket {
         self.phase = if self.phase == Phase::Leaving { Phase::Over } else { Phase::Left(Some(error.close_code())) };
     }
 
+    #[inline]
     fn key(&self) -> Option<Key> {
         (self.role == Role::Client).then(rand::random)
     }
@@ -347,11 +359,18 @@ impl Codec for WebSocket {
     type Error = WebSocketError;
 
     fn decode(&mut self, input: &mut BytesMut) -> Result<Option<Message>, WebSocketError> {
-        let decoded = self.next(input);
-        if let Err(error) = decoded {
-            self.fail(error);
+        match self.next(input) {
+            // Text was checked as it came.
+            Ok(Some(Heard::Data { is_text: true, body })) => Ok(Some(Message::Text(Text::checked(body)))),
+            Ok(Some(Heard::Data { is_text: false, body })) => Ok(Some(Message::Binary(Frame::from(body)))),
+            Ok(Some(Heard::Pong(payload))) => Ok(Some(Message::Pong(payload))),
+            Ok(Some(Heard::Close(close))) => Ok(Some(Message::Close(close))),
+            Ok(None) => Ok(None),
+            Err(error) => {
+                self.fail(error);
+                Err(error)
+            }
         }
-        decoded
     }
 
     /// Whatever is whole in `input` has been decoded before. The stream may end when the peer's close has come.
@@ -429,7 +448,7 @@ fn unmask(bytes: &mut [u8], key: Option<Key>) -> bool {
 
 /// The message in an unfragmented frame that is all there.
 #[inline]
-fn whole(header: &Header, input: &mut BytesMut) -> Result<Message, WebSocketError> {
+fn whole(header: &Header, input: &mut BytesMut) -> Result<Heard, WebSocketError> {
     let is_text = header.opcode == Opcode::Text;
     let payload = &mut input[header.size..header.end()];
     let is_ascii = unmask(payload, header.key);
@@ -438,12 +457,7 @@ fn whole(header: &Header, input: &mut BytesMut) -> Result<Message, WebSocketErro
     }
     let mut body = take(input, header.end());
     body.advance(header.size);
-    Ok(data(is_text, body))
-}
-
-/// A message of bytes that are checked if they are text.
-fn data(is_text: bool, body: Bytes) -> Message {
-    if is_text { Message::Text(Text::checked(body)) } else { Message::Binary(Frame::from(body)) }
+    Ok(Heard::Data { is_text, body })
 }
 
 /// Takes `n` bytes from the front of `input`, without copying them.

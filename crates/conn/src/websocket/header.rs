@@ -67,7 +67,8 @@ pub(super) struct Begun {
 
 impl Header {
     /// The header that `input` begins with; `None` if it is not all there.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "once per frame, and its outcome is used where it is, not in memory")]
+    #[inline(always)]
     pub(super) fn read(input: &[u8], rules: &Rules) -> Result<Option<Self>, WebSocketError> {
         let Some(&first) = input.first() else { return Ok(None) };
         let (fin, opcode) = rules.check_first(first)?;
