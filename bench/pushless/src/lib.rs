@@ -5,12 +5,16 @@
 #![allow(dead_code, unused_imports, reason = "what only pushes use")]
 #![allow(clippy::all, clippy::pedantic, reason = "linted where they are at home")]
 
-#[path = "../../../crates/conn/src/actor.rs"]
+#[path = "../../../crates/conn/src/actor/mod.rs"]
 mod actor;
+#[path = "../../../crates/conn/src/alarms.rs"]
+mod alarms;
 #[path = "../../../crates/conn/src/batch.rs"]
 mod batch;
 #[path = "../../../crates/conn/src/codec.rs"]
 mod codec;
+#[path = "../../../crates/conn/src/fragment.rs"]
+mod fragment;
 #[path = "../../../crates/conn/src/frame.rs"]
 mod frame;
 mod outbox;
@@ -20,13 +24,25 @@ mod protocol;
 mod push;
 #[path = "../../../crates/conn/src/registry.rs"]
 mod registry;
+#[path = "../../../crates/conn/src/session.rs"]
+mod session;
+#[path = "../../../crates/conn/src/stats.rs"]
+mod stats;
 #[path = "../../../crates/conn/src/supervisor.rs"]
 mod supervisor;
+#[path = "../../../crates/conn/src/timeouts.rs"]
+mod timeouts;
 
 pub use batch::Batch;
-pub use codec::{ByteOrder, Codec, LengthDelimited, LengthDelimitedError, LengthDelimitedOptions, LengthPrefix};
+pub use codec::{ByteOrder, Codec, LengthDelimited, LengthDelimitedError, LengthDelimitedOptions, LengthPrefix, Part};
+pub use fragment::{FragmentError, FragmentOptions, Fragmented};
 pub use frame::{Frame, FrameLike, Head, HeadTooLong};
-pub use protocol::{CloseReason, ConnectionContext, Protocol, Reply, ReplyFuture, ReplyStream};
-pub use push::{FairnessConfig, PushError, PushHandle, PushPolicy, PushPriority, PushQueues, PushStats, Slot};
+pub use protocol::{CloseReason, Protocol, Reply, ReplyFuture, ReplyStream, ServiceOrder};
+pub use push::{
+    FairnessConfig, PushAfter, PushError, PushHandle, PushPolicy, PushPriority, PushQueues, PushStats, Slot,
+};
 pub use registry::{ConnectionId, SessionRegistry};
-pub use supervisor::{Builder, Permit, Refused, Supervisor};
+pub use session::{ConnectionContext, Counters, ReplyTicket, Session};
+pub use stats::Stats;
+pub use supervisor::{Builder, Permit, Refused, Shutdown, Supervisor};
+pub use timeouts::{Timeout, Timeouts};

@@ -1,45 +1,84 @@
-//! An outbox that takes nothing, in place of the real one.
+//! An outbox that takes nothing, in place of the real one. What time-outs and shutdowns need of it is as it is there.
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use std::task::Waker;
 
 use crate::push::PushOptions;
-use crate::{FrameLike, PushError, PushPriority, Slot};
+use crate::session::Facts;
+use crate::{FrameLike, PushError, PushPolicy, PushPriority, ReplyTicket, Slot};
 
 pub(crate) struct Outbox<F> {
     options: Arc<PushOptions<F>>,
+    facts: Option<Arc<Facts>>,
+    rung: AtomicBool,
+    actor: Mutex<Option<Waker>>,
     pub(crate) handles: AtomicUsize,
 }
 
 impl<F: FrameLike> Outbox<F> {
-    pub(crate) fn new(options: Arc<PushOptions<F>>) -> Self {
-        Self { options, handles: AtomicUsize::new(0) }
+    pub(crate) fn new(options: Arc<PushOptions<F>>, facts: Option<Arc<Facts>>) -> Self {
+        Self { options, facts, rung: AtomicBool::new(false), actor: Mutex::default(), handles: AtomicUsize::new(0) }
+    }
+
+    pub(crate) fn facts(&self) -> Option<&Facts> {
+        self.facts.as_deref()
     }
 
     pub(crate) async fn push(&self, _: F, _: PushPriority) -> Result<(), PushError> {
         Err(PushError::Closed)
     }
 
-    pub(crate) fn try_push(&self, frame: F, _: PushPriority) -> Result<(), (PushError, F)> {
-        Err((PushError::Closed, frame))
-    }
-
-    pub(crate) fn push_latest(&self, _: Slot, _: F) -> Result<Option<F>, PushError> {
+    pub(crate) fn push_or_drop(
+        &self,
+        _: F,
+        _: PushPriority,
+        _: PushPolicy,
+        _: Option<ReplyTicket>,
+    ) -> Result<(), PushError> {
         Err(PushError::Closed)
     }
 
-    pub(crate) fn wake(&self) {}
+    pub(crate) fn push_latest(&self, _: Slot, _: F, _: Option<ReplyTicket>) -> Result<(), PushError> {
+        Err(PushError::Closed)
+    }
 
-    pub(crate) fn register(&self, _: &Waker) {}
+    pub(crate) fn wake(&self) {
+        if let Some(waker) = &*self.actor.lock().expect("nobody panics here") {
+            waker.wake_by_ref();
+        }
+    }
+
+    pub(crate) fn ring(&self) {
+        self.rung.store(true, SeqCst);
+        self.wake();
+    }
+
+    pub(crate) fn is_rung(&self) -> bool {
+        self.rung.load(SeqCst) && self.rung.swap(false, SeqCst)
+    }
+
+    pub(crate) fn register(&self, waker: &Waker) {
+        *self.actor.lock().expect("nobody panics here") = Some(waker.clone());
+    }
 
     pub(crate) fn is_ready(&self) -> bool {
         false
     }
 
-    pub(crate) fn remain_ready(&self) {}
+    pub(crate) fn lower(&self) -> bool {
+        false
+    }
 
-    pub(crate) fn take(&self, _: PushPriority, _: bool) -> Option<F> {
+    pub(crate) fn raise(&self) {}
+
+    pub(crate) fn is_tied(&self) -> bool {
+        false
+    }
+
+    pub(crate) fn release(&self, _: u64) {}
+
+    pub(crate) fn take(&self, _: PushPriority, _: bool, _: u64) -> Option<F> {
         None
     }
 
@@ -47,9 +86,9 @@ impl<F: FrameLike> Outbox<F> {
         false
     }
 
+    pub(crate) fn refuse(&self) {}
+
     pub(crate) fn close(&self) {}
 
-    pub(crate) fn options(&self) -> &PushOptions<F> {
-        &self.options
-    }
+    pub(crate) fn lose(&self, _: F) {}
 }

@@ -46,7 +46,7 @@ pub trait Codec: Send + 'static {
     }
 
     /// Appends what the codec itself has to say: the answer to a ping, its part of a closing handshake, the word with which it
-    /// leaves after an error. Asked for after every run of [`decode`](Self::decode), before anything else is encoded.
+    /// leaves after an error. Asked for after every run of [`decode`](Self::decode), when what it gave has been handled.
     fn control(&mut self, output: &mut Batch) {
         let _ = output;
     }
@@ -287,11 +287,11 @@ impl Codec for LengthDelimited {
 
 /// Makes room in a full `input` that is to hold `whole` bytes: twice what has arrived, at most what is needed, and the
 /// read-ahead. `BytesMut::reserve` would double beyond the limit.
-fn make_room(input: &mut BytesMut, whole: usize) {
+pub(crate) fn make_room(input: &mut BytesMut, whole: usize) {
     if input.len() < input.capacity() {
         return;
     }
-    let target = whole.min(input.len().saturating_mul(2)) + READ_AHEAD;
+    let target = whole.min(input.len().saturating_mul(2)).saturating_add(READ_AHEAD);
     if !input.try_reclaim(target - input.len()) {
         let mut larger = BytesMut::with_capacity(target);
         larger.extend_from_slice(input);

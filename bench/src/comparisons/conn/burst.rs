@@ -296,9 +296,9 @@ impl Tasks for Ours {
     }
 
     fn push(&self, body: Bytes) {
-        let reached = self.supervisor.sessions().broadcast(PushPriority::Low, |id| {
+        let reached = self.supervisor.sessions().broadcast(PushPriority::Low, |session| {
             // They are numbered from one, in the order in which they were admitted.
-            let receiver = usize::try_from(id.0).expect("64 bits") - 1;
+            let receiver = usize::try_from(session.id().0).expect("64 bits") - 1;
             Some(Frame::new(Head::new(&head(receiver)).expect("it is short"), body.clone()))
         });
         assert_eq!(reached, self.connections, "every connection is there");

@@ -347,13 +347,8 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         let mut progress = false;
         self.state.backlog = !self.input.is_empty();
         while self.may_handle(!progress) {
-            let decoded = self.codec.decode(&mut self.input);
-            self.codec.control(&mut self.batch);
-            match decoded {
-                Ok(None) => {
-                    self.state.backlog = false;
-                    break;
-                }
+            match self.codec.decode(&mut self.input) {
+                Ok(None) => self.state.backlog = false,
                 Ok(Some(frame)) => {
                     progress = true;
                     self.context.counters.frames_in += 1;
@@ -374,9 +369,13 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                     self.end(CloseReason::Decode(error));
                 }
             }
+            self.codec.control(&mut self.batch);
             if self.ending.is_none() && self.codec.is_over() {
                 self.end(CloseReason::Peer);
                 progress = true;
+            }
+            if !self.state.backlog {
+                break;
             }
         }
         self.state.backlog &= !self.input.is_empty();

@@ -14,6 +14,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use super::header::{Begun, CONTROL_MAX, Header, Opcode, Rules};
 use super::mask::{self, Key};
 use super::utf8::{NotUtf8, Utf8};
+use crate::codec::make_room;
 use crate::{Batch, CloseCode, CloseFrame, Codec, Frame, Message, Text, WebSocketError};
 
 /// A WebSocket, from the end of the handshake on.
@@ -50,6 +51,8 @@ pub struct WebSocket {
     payload: Option<Payload>,
     /// The message of which fragments have come.
     message: Option<Box<Fragments>>,
+    /// How many messages in fragments have begun.
+    fragmented: u64,
     /// Has seen all that has come of the text in `payload` or `message`; whole when there is none.
     utf8: Utf8,
     /// The payloads of the pings that are not answered, each after a byte with its length: no more than the pings took
@@ -127,8 +130,6 @@ struct Fragments {
     bytes: Vec<u8>,
 }
 
-/// How much room is made beyond what is needed, so that what follows a frame is read with its end.
-const READ_AHEAD: usize = 4096;
 /// How much is masked at a time: a multiple of the key.
 const MASK_CHUNK: usize = 256;
 
@@ -150,6 +151,7 @@ impl WebSocket {
             phase: Phase::Open,
             payload: None,
             message: None,
+            fragmented: 0,
             utf8: Utf8::default(),
             pings: Vec::new(),
         }
@@ -224,6 +226,7 @@ impl WebSocket {
             is_text = message.is_text;
             message.count += 1;
         } else if !header.fin {
+            self.fragmented += 1;
             self.message = Some(Box::new(Fragments { is_text, count: 1, bytes: Vec::new() }));
         }
         self.payload = Some(Payload { is_text, fin: header.fin, key: header.key, len: header.len, seen: 0 });
@@ -421,6 +424,14 @@ impl Codec for WebSocket {
         Ok(())
     }
 
+    fn is_midway(&self, input: &BytesMut) -> bool {
+        self.payload.is_some() || !input.is_empty()
+    }
+
+    fn assembling(&self) -> Option<u64> {
+        self.message.as_ref().map(|_| self.fragmented)
+    }
+
     fn control(&mut self, output: &mut Batch) {
         if !self.pings.is_empty() {
             self.put_pongs(output);
@@ -492,19 +503,5 @@ fn put_masked(bytes: &[u8], key: Key, output: &mut Batch) {
         masked.copy_from_slice(bytes);
         mask::apply(masked, key);
         output.put(masked);
-    }
-}
-
-/// Makes room in a full `input` that is to hold `whole` bytes: twice what has arrived, at most what is needed, and the
-/// read-ahead. `BytesMut::reserve` would double beyond the limit.
-fn make_room(input: &mut BytesMut, whole: usize) {
-    if input.len() < input.capacity() {
-        return;
-    }
-    let target = whole.min(input.len().saturating_mul(2)).saturating_add(READ_AHEAD);
-    if !input.try_reclaim(target - input.len()) {
-        let mut larger = BytesMut::with_capacity(target);
-        larger.extend_from_slice(input);
-        *input = larger;
     }
 }
