@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::session::Traffic;
 use crate::{Counters, PushStats};
 
-/// Every way in which a connection can end, as [`CloseReason::label`](crate::CloseReason::label) calls it.
-const ENDS: [&str; 14] = [
+/// Every way in which a connection can end, as [`CloseReason::label`](crate::CloseReason::label) calls it; and a handshake that
+/// failed before there was one.
+const ENDS: [&str; 15] = [
     "decode",
     "dropped",
     "encode",
@@ -15,6 +16,7 @@ const ENDS: [&str; 14] = [
     "frame",
     "half_closed",
     "handler",
+    "handshake",
     "idle",
     "io",
     "panic",

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
@@ -267,6 +267,31 @@ impl<P: Protocol> Supervisor<P> {
     /// Accepts and runs connections until [`shutdown`](Self::shutdown). One that is refused is closed at once. A failed
     /// accept is logged and tried again after a moment, since it mostly means that the process has too many files open.
     pub async fn serve(&self, listener: TcpListener) -> io::Result<()> {
+        self.serve_with(listener, async |socket| Ok((socket, Vec::new()))).await
+    }
+
+    /// As [`serve`](Self::serve), and makes something else of every socket first: a TLS stream, a WebSocket, or both.
+    /// `upgrade` returns it with what was read from it already. It runs on the task of the connection and has as long as the
+    /// [first frame](Timeouts::first_frame) has; if it fails, that connection ends.
+    ///
+    /// ```no_run
+    /// # use tidewire_conn::{accept_websocket, Message, Protocol, Supervisor, WebSocket};
+    /// # async fn serve(server: Supervisor<impl Protocol<Codec = WebSocket, Frame = Message>>) -> std::io::Result<()> {
+    /// let listener = tokio::net::TcpListener::bind("127.0.0.1:7000").await?;
+    /// server
+    ///     .serve_with(listener, async |mut socket| {
+    ///         let already_read = accept_websocket(&mut socket, |_| None).await?;
+    ///         Ok((socket, already_read))
+    ///     })
+    ///     .await
+    /// # }
+    /// ```
+    pub async fn serve_with<S, U, F>(&self, listener: TcpListener, upgrade: U) -> io::Result<()>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        U: Fn(TcpStream) -> F,
+        F: Future<Output = io::Result<(S, Vec<u8>)>> + Send + 'static,
+    {
         loop {
             let changed = self.shared.changed.notified();
             if self.shared.phase.get() != Phase::Open {
@@ -280,7 +305,7 @@ impl<P: Protocol> Supervisor<P> {
                             if let Err(error) = socket.set_nodelay(true) {
                                 tracing::debug!(%peer, %error, "small writes may be delayed");
                             }
-                            tokio::spawn(permit.run(socket, Vec::new()));
+                            tokio::spawn(permit.upgrade(upgrade(socket)));
                         }
                         Err(refused) => tracing::info!(%peer, %refused, "a connection was refused"),
                     },
@@ -410,6 +435,34 @@ impl<P: Protocol> Permit<P> {
     /// The name the connection will have.
     pub fn id(&self) -> ConnectionId {
         self.id
+    }
+
+    /// Runs the connection if its upgrade succeeds in time, and before the server shuts down.
+    async fn upgrade<S: AsyncRead + AsyncWrite + Unpin>(self, upgrade: impl Future<Output = io::Result<(S, Vec<u8>)>>) {
+        let Shared { timeouts, changed, phase, .. } = &*self.shared;
+        let shuts_down = async {
+            loop {
+                let changed = changed.notified();
+                if phase.get() >= Phase::Closing {
+                    return;
+                }
+                changed.await;
+            }
+        };
+        let limit = timeouts.first_frame.unwrap_or(Duration::MAX);
+        let upgraded = tokio::select! {
+            upgraded = tokio::time::timeout(limit, upgrade) => upgraded.unwrap_or_else(|_| {
+                Err(io::Error::new(io::ErrorKind::TimedOut, "the handshake was not finished in time"))
+            }),
+            () = shuts_down => Err(io::Error::other("the server shuts down")),
+        };
+        match upgraded {
+            Ok((socket, already_read)) => self.run(socket, already_read).await,
+            Err(error) => {
+                self.shared.counts.ended("handshake");
+                tracing::debug!(connection = %self.id, peer = %self.peer, %error, "a connection was not upgraded");
+            }
+        }
     }
 
     /// Runs the connection to its end, on the task that polls this. `already_read` is what was read from the socket before,

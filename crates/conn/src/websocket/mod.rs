@@ -14,6 +14,7 @@ mod mask;
 mod message;
 #[cfg(test)]
 mod tests;
+mod upgrade;
 mod utf8;
 
 pub use codec::{WebSocket, WebSocketOptions};
@@ -22,3 +23,4 @@ pub use handshake::{
     ClientHandshake, ClientHandshakeError, ServerHandshake, ServerHandshakeError, UpgradeRequest, Upgraded, accept_key,
 };
 pub use message::{CloseCode, CloseFrame, Message, Text};
+pub use upgrade::{accept_websocket, connect_websocket};

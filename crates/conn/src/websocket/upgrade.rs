@@ -1,0 +1,65 @@
+//! The handshakes over a stream.
+
+use std::io;
+
+use bytes::BytesMut;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use super::{ClientHandshake, ServerHandshake, ServerHandshakeError, UpgradeRequest, Upgraded};
+
+/// Reads a request to speak WebSocket and accepts it, for servers without an HTTP stack; what is none is refused in HTTP's own
+/// words. `choose` looks at the request and picks one of the offered subprotocols, or none.
+///
+/// Returns what was read of the WebSocket already, to be handed to [`Permit::run`](crate::Permit::run). It has no time limit
+/// of its own: [`Supervisor::serve_with`](crate::Supervisor::serve_with) has one.
+pub async fn accept_websocket<S: AsyncRead + AsyncWrite + Unpin>(
+    socket: &mut S,
+    choose: impl FnOnce(&UpgradeRequest) -> Option<String>,
+) -> io::Result<Vec<u8>> {
+    let mut handshake = ServerHandshake::new();
+    let mut input = BytesMut::new();
+    let answer = loop {
+        match handshake.decode(&mut input) {
+            Ok(Some(request)) => break request.accept(choose(&request).as_deref()),
+            Ok(None) => read(socket, &mut input).await?,
+            Err(refused) => break Err(refused),
+        }
+    };
+    let refused = |error: ServerHandshakeError| io::Error::new(io::ErrorKind::InvalidData, error);
+    match answer {
+        Ok(answer) => {
+            socket.write_all(&answer).await?;
+            socket.flush().await?;
+            Ok(input.to_vec())
+        }
+        Err(error) => {
+            socket.write_all(error.refusal()).await?;
+            socket.shutdown().await?;
+            Err(refused(error))
+        }
+    }
+}
+
+/// Asks a server to speak WebSocket. Returns its answer, and what was read of the WebSocket already.
+pub async fn connect_websocket<S: AsyncRead + AsyncWrite + Unpin>(
+    socket: &mut S,
+    mut handshake: ClientHandshake,
+) -> io::Result<(Upgraded, Vec<u8>)> {
+    socket.write_all(&handshake.request()).await?;
+    socket.flush().await?;
+    let mut input = BytesMut::new();
+    loop {
+        let upgraded = handshake.decode(&mut input);
+        match upgraded.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))? {
+            Some(upgraded) => return Ok((upgraded, input.to_vec())),
+            None => read(socket, &mut input).await?,
+        }
+    }
+}
+
+async fn read<S: AsyncRead + Unpin>(socket: &mut S, input: &mut BytesMut) -> io::Result<()> {
+    match socket.read_buf(input).await? {
+        0 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the peer left during the WebSocket handshake")),
+        _ => Ok(()),
+    }
+}
