@@ -31,7 +31,7 @@ impl Protocol for Echo {
         Some(Frame::from(Bytes::from_static(b"still there?")))
     }
 
-    fn on_shutdown(&self, _: &mut ConnectionContext) -> Option<Frame> {
+    fn on_shutdown(&self, _: Duration, _: &mut ConnectionContext) -> Option<Frame> {
         Some(Frame::from(Bytes::from_static(b"goodbye")))
     }
 }

@@ -1,11 +1,14 @@
 //! A WebSocket echo: text and binary messages come back as they were sent.
 //!
-//! `cargo run -p tidewire-conn --example websocket_echo -- serve 127.0.0.1:7000` serves until Ctrl-C.
+//! `cargo run -p tidewire-conn --example websocket_echo -- serve 127.0.0.1:7000` serves until Ctrl-C;
+//! `cargo run -p tidewire-conn --example websocket_echo -- cases ws://127.0.0.1:9001` is the client that a test suite asks for:
+//! it connects once for every case, and echoes what it is sent.
 
 use std::convert::Infallible;
 
 use tidewire_conn::{
-    CloseCode, ConnectionContext, Message, Protocol, Reply, Shutdown, Supervisor, WebSocket, WebSocketOptions,
+    Client, ClientHandshake, ClientOptions, ClientProtocol, CloseCode, CloseReason, ConnectionContext, Incoming,
+    Message, Protocol, Reply, Shutdown, Supervisor, TcpConnector, WebSocket, WebSocketConnector, WebSocketOptions,
     accept_websocket,
 };
 use tokio::net::TcpListener;
@@ -32,8 +35,12 @@ impl Protocol for Echo {
         }
     }
 
-    fn on_shutdown(&self, _: &mut ConnectionContext) -> Option<Message> {
-        Some(Message::close(CloseCode::AWAY, "the server is going down"))
+    fn last_word(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext) -> Option<Message> {
+        match reason {
+            CloseReason::Shutdown => Some(Message::close(CloseCode::AWAY, "the server is going down")),
+            // What is wrong with a message, the codec says itself.
+            _ => None,
+        }
     }
 }
 
@@ -44,14 +51,12 @@ fn options() -> WebSocketOptions {
 }
 
 #[tokio::main]
-async fn main() -> std::io::Result<()> {
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["serve", addr] => serve(addr).await,
-        _ => {
-            eprintln!("usage: websocket_echo serve ADDRESS");
-            std::process::exit(2)
-        }
+        ["serve", addr] => Ok(serve(addr).await?),
+        ["cases", url] => cases(url.strip_prefix("ws://").ok_or("a URL begins with ws://")?).await,
+        _ => Err("usage: websocket_echo serve ADDRESS | cases URL".into()),
     }
 }
 
@@ -71,4 +76,51 @@ async fn serve(addr: &str) -> std::io::Result<()> {
             Ok(())
         }
     }
+}
+
+/// Nothing is asked: whatever comes is a push.
+struct EchoBack;
+
+impl ClientProtocol for EchoBack {
+    type Frame = Message;
+    type Codec = WebSocket;
+
+    fn codec(&self) -> WebSocket {
+        WebSocket::client(options())
+    }
+
+    fn classify(&self, message: &Message) -> Incoming {
+        match message {
+            Message::Text(_) | Message::Binary(_) => Incoming::Push,
+            _ => Incoming::Nothing,
+        }
+    }
+}
+
+async fn cases(host: &str) -> Result<(), Box<dyn std::error::Error>> {
+    let count = echo_back(host, "/getCaseCount").await?.ok_or("the suite did not say how many cases it has")?;
+    let count: u32 = count.as_text().ok_or("the number of cases is not text")?.parse()?;
+    for case in 1..=count {
+        echo_back(host, &format!("/runCase?case={case}&agent=tidewire")).await?;
+    }
+    echo_back(host, "/updateReports?agent=tidewire").await?;
+    println!("{count} cases");
+    Ok(())
+}
+
+/// Connects, echoes until the server closes, and returns the first message.
+async fn echo_back(host: &str, path: &str) -> Result<Option<Message>, Box<dyn std::error::Error>> {
+    let connector = WebSocketConnector::new(TcpConnector::new(host), ClientHandshake::new(host, path)?);
+    let mut options = ClientOptions::default();
+    options.reconnect = false;
+    let (client, mut pushes, connection) = Client::new(EchoBack, connector, options);
+    let running = tokio::spawn(connection.run());
+    let mut first = None;
+    while let Some(pushed) = pushes.recv().await {
+        first.get_or_insert_with(|| pushed.frame.clone());
+        // It fails when the server has left, and then the pushes end.
+        let _ = client.send(pushed.frame).await;
+    }
+    running.await?;
+    Ok(first)
 }

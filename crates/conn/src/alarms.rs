@@ -16,13 +16,13 @@ use crate::{ConnectionId, FrameLike};
 
 pub(crate) struct Alarms<F: FrameLike> {
     state: Mutex<State<F>>,
-    /// Rung when an alarm is set that goes off before all others.
+    /// Rung when an alarm is set that goes off before all others, and when there is none left.
     earlier: Notify,
 }
 
 struct State<F: FrameLike> {
     pending: BTreeMap<(Instant, ConnectionId), Weak<Outbox<F>>>,
-    /// Who drives the clock. It is found finished if its runtime ended before there was no alarm left.
+    /// Who drives the clock.
     driver: Option<JoinHandle<()>>,
 }
 
@@ -57,16 +57,22 @@ impl<F: FrameLike> Alarms<F> {
     }
 
     pub(crate) fn cancel(&self, id: ConnectionId, at: Instant) {
-        self.lock().pending.remove(&(at, id));
+        let mut state = self.lock();
+        state.pending.remove(&(at, id));
+        if state.pending.is_empty() {
+            self.earlier.notify_one();
+        }
     }
 
     async fn drive(self: Arc<Self>) {
+        let handing_over = HandOver(&self);
         while let Some(next) = self.ring(Instant::now()) {
             tokio::select! {
                 () = tokio::time::sleep_until(next) => {}
                 () = self.earlier.notified() => {}
             }
         }
+        drop(handing_over);
     }
 
     /// Lets all alarms go off that are due, and tells when the next one is.
@@ -89,5 +95,23 @@ impl<F: FrameLike> Alarms<F> {
             outbox.ring();
         }
         next
+    }
+}
+
+/// A driver that is dropped, with its runtime, lets all alarms go off: the connections of other runtimes set them again, and
+/// the first of those starts another driver.
+struct HandOver<'a, F: FrameLike>(&'a Alarms<F>);
+
+impl<F: FrameLike> Drop for HandOver<'_, F> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        let left = std::mem::take(&mut state.pending);
+        if !left.is_empty() {
+            state.driver = None;
+        }
+        drop(state);
+        for outbox in left.into_values().filter_map(|outbox| outbox.upgrade()) {
+            outbox.ring();
+        }
     }
 }

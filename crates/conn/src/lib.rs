@@ -57,6 +57,7 @@
 mod actor;
 mod alarms;
 mod batch;
+mod client;
 mod codec;
 mod fragment;
 mod frame;
@@ -71,6 +72,10 @@ mod timeouts;
 mod websocket;
 
 pub use batch::Batch;
+pub use client::{
+    Client, ClientOptions, ClientProtocol, ClientStats, Connect, Connected, Connection, Incoming, Outcome, Pushed,
+    Pushes, RequestError, TcpConnector, WebSocketConnector,
+};
 pub use codec::{ByteOrder, Codec, LengthDelimited, LengthDelimitedError, LengthDelimitedOptions, LengthPrefix, Part};
 pub use fragment::{FragmentError, FragmentOptions, Fragmented};
 pub use frame::{Frame, FrameLike, Head, HeadTooLong};

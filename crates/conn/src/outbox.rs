@@ -49,6 +49,8 @@ struct Lanes<F> {
     high_bytes: Semaphore,
     low_bytes: Semaphore,
     queues: Mutex<Queues<F>>,
+    /// With which frame the connection is to end, when it is.
+    last: Mutex<Option<F>>,
 }
 
 struct Queues<F> {
@@ -69,12 +71,35 @@ struct Queued<F> {
     weight: u32,
 }
 
-/// The newest frame of a slot.
+/// What a slot holds: the newest frame, and if that has to wait for a later reply than the one before it, that one too. Otherwise
+/// a connection that always has a request open, and causes what it is pushed, would hear nothing.
 struct Latest<F> {
+    earlier: Option<Unsent<F>>,
+    newest: Unsent<F>,
+}
+
+struct Unsent<F> {
     frame: F,
     size: usize,
     /// The request whose reply comes first, if it is not zero.
     after: u64,
+}
+
+impl<F> Latest<F> {
+    fn size(&self) -> usize {
+        self.newest.size + self.earlier.as_ref().map_or(0, |earlier| earlier.size)
+    }
+
+    /// Takes in a newer frame, and gives the one that it replaces. It waits for whatever that one waited for.
+    fn replace(&mut self, mut newer: Unsent<F>) -> Option<Unsent<F>> {
+        newer.after = newer.after.max(self.newest.after);
+        let before = std::mem::replace(&mut self.newest, newer);
+        if self.earlier.is_none() && before.after < self.newest.after {
+            self.earlier = Some(before);
+            return None;
+        }
+        Some(before)
+    }
 }
 
 enum Tied<F> {
@@ -109,6 +134,7 @@ impl<F: FrameLike> Outbox<F> {
                 high_bytes: Semaphore::new(self.options.bytes),
                 low_bytes: Semaphore::new(self.options.bytes),
                 queues: Mutex::new(Queues::new()),
+                last: Mutex::new(None),
             })
         });
         // The other half of the fence in `refuse`.
@@ -199,26 +225,31 @@ impl<F: FrameLike> Outbox<F> {
             return Err(PushError::Closed);
         }
         let Queues { slots, slot_bytes, filled, .. } = &mut *queues;
-        let others = *slot_bytes - slots.get(&slot).map_or(0, |unsent| unsent.size);
+        let newer = Unsent { frame, size, after };
         // One that is larger than all the room has it to itself.
-        if others > 0 && others.saturating_add(size) > self.options.slot_bytes {
+        if *slot_bytes > 0
+            && slot_bytes.saturating_add(size)
+                > self.options.slot_bytes.saturating_add(slots.get(&slot).map_or(0, Latest::size))
+        {
             return Err(PushError::QueueFull);
         }
         let count = slots.len();
         let replaced = match slots.entry(slot) {
             Entry::Occupied(mut unsent) => {
                 // It stays where it is. If that is too early for it, it is put aside when its turn comes.
-                let after = after.max(unsent.get().after);
-                Some(unsent.insert(Latest { frame, size, after }).frame)
+                *slot_bytes -= unsent.get().size();
+                let replaced = unsent.get_mut().replace(newer);
+                *slot_bytes += unsent.get().size();
+                replaced
             }
             Entry::Vacant(_) if count >= self.options.slots => return Err(PushError::QueueFull),
             Entry::Vacant(vacant) => {
-                vacant.insert(Latest { frame, size, after });
+                *slot_bytes += size;
+                vacant.insert(Latest { earlier: None, newest: newer });
                 filled.push_back(slot);
                 None
             }
         };
-        *slot_bytes = others + size;
         drop(queues);
         if replaced.is_some() {
             self.options.note_replaced();
@@ -234,8 +265,10 @@ impl<F: FrameLike> Outbox<F> {
     }
 
     pub(crate) fn wake(&self) {
-        if let Some(waker) = &*lock(&self.actor) {
-            waker.wake_by_ref();
+        // Not under the lock: whoever is woken may run at once.
+        let actor = lock(&self.actor).clone();
+        if let Some(waker) = actor {
+            waker.wake();
         }
     }
 
@@ -250,13 +283,10 @@ impl<F: FrameLike> Outbox<F> {
         self.rung.load(SeqCst) && self.rung.swap(false, SeqCst)
     }
 
-    /// Whom to wake.
-    pub(crate) fn register(&self, waker: &Waker) {
-        let mut actor = lock(&self.actor);
-        match &mut *actor {
-            Some(known) => known.clone_from(waker),
-            none => *none = Some(waker.clone()),
-        }
+    /// Whom to wake from now on, if anyone.
+    pub(crate) fn register(&self, waker: Option<Waker>) {
+        let before = std::mem::replace(&mut *lock(&self.actor), waker);
+        drop(before);
     }
 
     /// Whether something may be queued.
@@ -293,7 +323,11 @@ impl<F: FrameLike> Outbox<F> {
         let lanes = self.lanes.get()?;
         let mut queues = lanes.lock();
         let slot_first = priority == PushPriority::Low && (turn || queues.low.is_empty());
-        if slot_first && let Some(frame) = queues.next_slot(answered, &self.tied) {
+        if slot_first && let Some((frame, outdated)) = queues.next_slot(answered, &self.tied) {
+            drop(queues);
+            if outdated.is_some() {
+                self.options.note_replaced();
+            }
             return Some(frame);
         }
         let Queued { frame, weight } = queues.lane(priority).pop_front()?;
@@ -324,6 +358,32 @@ impl<F: FrameLike> Outbox<F> {
         lanes.low_bytes.close();
     }
 
+    /// The connection falls idle.
+    pub(crate) fn shrink(&self) {
+        if let Some(lanes) = self.lanes.get() {
+            lanes.lock().shrink();
+        }
+    }
+
+    /// Nothing is queued any more, and when what was queued is written the connection ends with this frame. Told to the actor
+    /// once.
+    pub(crate) fn leave(&self, last: Option<F>) {
+        let mut place = lock(&self.lanes().last);
+        if self.is_closed() {
+            return;
+        }
+        *place = last;
+        // The actor sees that it is closed only now, and finds the frame.
+        self.refuse();
+        drop(place);
+        self.wake();
+    }
+
+    /// The frame with which the connection is to end, if there is one.
+    pub(crate) fn last(&self) -> Option<F> {
+        lock(&self.lanes.get()?.last).take()
+    }
+
     /// The connection has gone. What was queued goes where lost frames go.
     pub(crate) fn close(&self) {
         self.refuse();
@@ -332,7 +392,9 @@ impl<F: FrameLike> Outbox<F> {
         queues.release(u64::MAX);
         let Queues { high, low, slots, filled, .. } = &mut *queues;
         let mut left: Vec<F> = high.drain(..).chain(low.drain(..)).map(|queued| queued.frame).collect();
-        left.extend(filled.drain(..).filter_map(|slot| Some(slots.remove(&slot)?.frame)));
+        for Latest { earlier, newest } in filled.drain(..).filter_map(|slot| slots.remove(&slot)) {
+            left.extend(earlier.into_iter().chain([newest]).map(|unsent| unsent.frame));
+        }
         drop(queues);
         for frame in left {
             self.lose(frame);
@@ -399,22 +461,46 @@ impl<F> Queues<F> {
         }
     }
 
-    fn next_slot(&mut self, answered: u64, tied: &AtomicBool) -> Option<F> {
+    /// The next frame of a slot, and the one that is outdated by it.
+    fn next_slot(&mut self, answered: u64, tied: &AtomicBool) -> Option<(F, Option<Unsent<F>>)> {
         loop {
             let slot = self.filled.pop_front()?;
-            let Entry::Occupied(latest) = self.slots.entry(slot) else { continue };
-            let after = latest.get().after;
-            if after > answered {
-                self.tie(after, Tied::Slot(slot));
-                tied.store(true, SeqCst);
-                continue;
+            let Entry::Occupied(mut latest) = self.slots.entry(slot) else { continue };
+            let Latest { earlier, newest } = latest.get_mut();
+            if newest.after <= answered {
+                let latest = latest.remove();
+                self.slot_bytes -= latest.size();
+                return Some((latest.newest.frame, latest.earlier));
             }
-            let Latest { frame, size, .. } = latest.remove();
-            self.slot_bytes -= size;
-            return Some(frame);
+            let ready = earlier.take_if(|earlier| earlier.after <= answered);
+            let after = earlier.as_ref().map_or(newest.after, |earlier| earlier.after);
+            self.tie(after, Tied::Slot(slot));
+            tied.store(true, SeqCst);
+            if let Some(Unsent { frame, size, .. }) = ready {
+                self.slot_bytes -= size;
+                return Some((frame, None));
+            }
+        }
+    }
+
+    /// Gives back memory when nothing is queued. What a connection uses all the time is kept.
+    fn shrink(&mut self) {
+        fn idle<T>(queue: &mut VecDeque<T>) {
+            if queue.is_empty() && queue.capacity() > IDLE {
+                *queue = VecDeque::new();
+            }
+        }
+        idle(&mut self.high);
+        idle(&mut self.low);
+        idle(&mut self.filled);
+        if self.slots.is_empty() && self.slots.capacity() > IDLE {
+            self.slots = HashMap::new();
         }
     }
 }
+
+/// So many places an empty queue may keep.
+const IDLE: usize = 8;
 
 /// Nothing of ours panics with a lock held; a frame's own code is not run under one.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

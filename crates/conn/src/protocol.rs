@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use futures_core::Stream;
 
-use crate::timeouts::Timeout;
-use crate::{Codec, ConnectionContext, FrameLike, PushHandle};
+use crate::{Codec, ConnectionContext, FrameLike, PushHandle, Timeout};
 
 /// A framed protocol, as a server speaks it. One value serves all connections; what belongs to one of them is in its
 /// [`ConnectionContext`].
@@ -28,7 +27,8 @@ pub trait Protocol: Send + Sync + 'static {
     const ORDER: ServiceOrder = ServiceOrder::PushesFirst;
 
     /// Whether pushes are held while a request is being answered, and written between the last frame of its reply and the
-    /// next request: for protocols whose replies must not be interrupted. Default: no.
+    /// next request: for protocols whose replies must not be interrupted. A reply must not wait for room to push to its own
+    /// connection then. Default: no.
     const HOLD_PUSHES: bool = false;
 
     /// The codec of a new connection.
@@ -37,6 +37,12 @@ pub trait Protocol: Send + Sync + 'static {
     /// A connection begins: the place to keep the handle.
     fn on_connection_setup(&self, handle: PushHandle<Self::Frame>, context: &mut ConnectionContext) {
         let _ = (handle, context);
+    }
+
+    /// What is said first, before anything is read.
+    fn greeting(&self, context: &mut ConnectionContext) -> Vec<Self::Frame> {
+        let _ = context;
+        Vec::new()
     }
 
     /// A frame has come. Frames of a connection are handled one at a time, or as many at once as
@@ -62,33 +68,26 @@ pub trait Protocol: Send + Sync + 'static {
         None
     }
 
-    /// Nothing has been heard from the peer for a [heartbeat](crate::Timeouts::heartbeat), or for another one. A frame is
-    /// written before all else: a ping.
+    /// Nothing has been heard from the peer for a [heartbeat](crate::Timeouts::heartbeat), or for another one, and everything
+    /// has been written. A frame is written before all else: a ping.
     fn on_idle(&self, silent: Duration, context: &mut ConnectionContext) -> Option<Self::Frame> {
         let _ = (silent, context);
         None
     }
 
-    /// The server is about to shut down: a frame tells the peer. It is served until the [grace](crate::Shutdown::grace) is
-    /// over.
-    fn on_shutdown(&self, context: &mut ConnectionContext) -> Option<Self::Frame> {
-        let _ = context;
+    /// The server is about to shut down: a frame tells the peer. It is served for the grace period, which may be zero.
+    fn on_shutdown(&self, grace: Duration, context: &mut ConnectionContext) -> Option<Self::Frame> {
+        let _ = (grace, context);
         None
     }
 
-    /// The peer has sent what is no frame. The connection ends, after this last word.
-    fn on_decode_error(
-        &self,
-        error: &<Self::Codec as Codec>::Error,
-        context: &mut ConnectionContext,
-    ) -> Option<Self::Frame> {
-        let _ = (error, context);
-        None
-    }
-
-    /// The peer took too long. The connection ends, after this last word.
-    fn on_timeout(&self, timeout: Timeout, context: &mut ConnectionContext) -> Option<Self::Frame> {
-        let _ = (timeout, context);
+    /// The connection is about to end for this reason, and a last frame can still be written. Not asked when the peer has left,
+    /// when the socket failed, and when whoever closed the connection gave a last frame of its own.
+    fn last_word(&self, reason: &CloseReason<Self>, context: &mut ConnectionContext) -> Option<Self::Frame>
+    where
+        Self: Sized,
+    {
+        let _ = (reason, context);
         None
     }
 
@@ -111,8 +110,8 @@ pub enum ServiceOrder {
     RepliesFirst,
 }
 
-/// A frame that comes later.
-pub type ReplyFuture<F, E> = Pin<Box<dyn Future<Output = Result<F, E>> + Send>>;
+/// A reply that comes later.
+pub type ReplyFuture<F, E> = Pin<Box<dyn Future<Output = Result<Reply<F, E>, E>> + Send>>;
 
 /// Frames that come later.
 pub type ReplyStream<F, E> = Pin<Box<dyn Stream<Item = Result<F, E>> + Send>>;
@@ -125,7 +124,7 @@ pub enum Reply<F, E> {
     Frame(F),
     /// Several.
     Frames(Vec<F>),
-    /// One frame, later. The next request waits for it, unless several may be in flight; pushes do not.
+    /// A reply that comes later. The next request waits for it, unless several may be in flight; pushes do not.
     Future(ReplyFuture<F, E>),
     /// Frames as they come. Pushes may overtake them. With several requests in flight, a stream is first asked when all before
     /// it is answered.
@@ -137,6 +136,11 @@ pub enum Reply<F, E> {
 impl<F, E> Reply<F, E> {
     /// A frame that a future will give.
     pub fn future(future: impl Future<Output = Result<F, E>> + Send + 'static) -> Self {
+        Self::later(async { future.await.map(Self::Frame) })
+    }
+
+    /// A reply that a future will give: nothing, several frames, a close.
+    pub fn later(future: impl Future<Output = Result<Self, E>> + Send + 'static) -> Self {
         Self::Future(Box::pin(future))
     }
 
@@ -166,6 +170,8 @@ pub enum CloseReason<P: Protocol> {
     Peer,
     /// A handler closed it.
     Handler,
+    /// A [handle](PushHandle::close) closed it.
+    Handle,
     /// The server shuts down.
     Shutdown,
     /// The socket failed.
@@ -176,7 +182,7 @@ pub enum CloseReason<P: Protocol> {
     Encode(<P::Codec as Codec>::Error),
     /// A reply failed.
     Protocol(P::ProtocolError),
-    /// A reply's future or stream, or a method of the protocol, panicked.
+    /// A handler, the future or stream that it returned, or another method of the protocol panicked.
     Panic,
     /// The peer took too long.
     TimedOut(Timeout),
@@ -190,6 +196,7 @@ impl<P: Protocol> CloseReason<P> {
         match self {
             Self::Peer => "peer",
             Self::Handler => "handler",
+            Self::Handle => "handle",
             Self::Shutdown => "shutdown",
             Self::Io(_) => "io",
             Self::Decode(_) => "decode",
@@ -207,6 +214,7 @@ impl<P: Protocol> fmt::Display for CloseReason<P> {
         match self {
             Self::Peer => f.write_str("the peer closed the connection"),
             Self::Handler => f.write_str("a handler closed the connection"),
+            Self::Handle => f.write_str("a handle closed the connection"),
             Self::Shutdown => f.write_str("the server shuts down"),
             Self::Io(error) => write!(f, "the socket failed: {error}"),
             Self::Decode(error) => write!(f, "the peer sent no frame: {error}"),

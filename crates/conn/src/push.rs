@@ -217,7 +217,13 @@ impl<F: FrameLike> PushHandle<F> {
         PushAfter { handle: self, reply }
     }
 
-    /// Whether the connection has gone.
+    /// Ends the connection: replies that are not complete are dropped, nothing more is queued or handled, what is queued is
+    /// written, and then this last frame.
+    pub fn close(&self, last: Option<F>) {
+        self.0.leave(last);
+    }
+
+    /// Whether the connection has gone, or is about to go and takes no more.
     pub fn is_closed(&self) -> bool {
         self.0.is_closed()
     }
@@ -239,8 +245,8 @@ impl<F: FrameLike> PushAfter<'_, F> {
         self.handle.0.push_or_drop(frame, priority, policy, Some(self.reply))
     }
 
-    /// As [`PushHandle::push_latest`], after the reply. A slot waits for the latest reply that any of its unsent frames was to
-    /// come after.
+    /// As [`PushHandle::push_latest`], after the reply. What is pushed to the slot later comes after it as well. An unsent frame
+    /// that need not wait as long is kept beside the newest, so that a slot is not silent for want of an end of requests.
     pub fn push_latest(&self, slot: Slot, frame: F) -> Result<(), PushError> {
         self.handle.0.push_latest(slot, frame, Some(self.reply))
     }
@@ -352,7 +358,7 @@ impl<F: FrameLike> PushQueues<F> {
     }
 
     pub(crate) fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<(PushPriority, F)>> {
-        self.outbox.register(context.waker());
+        self.outbox.register(Some(context.waker().clone()));
         // Looked at before the queues: what the last handle pushed was queued before it went.
         let abandoned = self.outbox.handles.load(SeqCst) == 0;
         // Lowered before the look, so that what comes after it wakes again.

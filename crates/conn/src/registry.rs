@@ -77,14 +77,6 @@ impl<F: FrameLike> SessionRegistry<F> {
         }
         reached
     }
-
-    /// Wakes all actors, also those that only linger.
-    pub(crate) fn wake(&self) {
-        let sessions: Vec<_> = self.lock().values().filter_map(Weak::upgrade).collect();
-        for session in sessions {
-            session.wake();
-        }
-    }
 }
 
 fn live<F: FrameLike>(session: &Weak<Outbox<F>>) -> Option<Arc<Outbox<F>>> {

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::time::Instant;
@@ -17,12 +17,21 @@ pub(crate) struct Facts {
     pub(crate) peer: SocketAddr,
     pub(crate) since: Instant,
     pub(crate) traffic: Traffic,
+    /// What it counted is counted with what has ended.
+    pub(crate) settled: AtomicBool,
     pub(crate) data: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
 }
 
 impl Facts {
     pub(crate) fn new(id: ConnectionId, peer: SocketAddr) -> Self {
-        Self { id, peer, since: Instant::now(), traffic: Traffic::default(), data: Mutex::new(None) }
+        Self {
+            id,
+            peer,
+            since: Instant::now(),
+            traffic: Traffic::default(),
+            settled: AtomicBool::new(false),
+            data: Mutex::new(None),
+        }
     }
 }
 
@@ -159,8 +168,8 @@ pub struct ConnectionContext {
 }
 
 impl ConnectionContext {
-    pub(crate) fn new(facts: Arc<Facts>) -> Self {
-        Self { facts, counters: Counters::default(), requests: 0, data: None }
+    pub(crate) fn new(facts: Arc<Facts>, data: Option<Box<dyn Any + Send>>) -> Self {
+        Self { facts, counters: Counters::default(), requests: 0, data }
     }
 
     /// Its name.
@@ -191,7 +200,16 @@ impl ConnectionContext {
 
     /// Shows something to whoever lists the connections, in place of what was shown before: see [`Session::data`].
     pub fn share<T: Any + Send + Sync>(&self, data: T) {
-        *self.facts.data.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(data));
+        // What was shown goes after the lock has: it may look there when it is dropped.
+        let before = self.facts.data.lock().unwrap_or_else(PoisonError::into_inner).replace(Arc::new(data));
+        drop(before);
+    }
+
+    /// The connection has ended: what it counted goes to the others that have.
+    pub(crate) fn settle(&self, ended: &Traffic) {
+        self.publish();
+        self.facts.settled.store(true, Relaxed);
+        ended.add(&self.counters);
     }
 
     pub(crate) fn publish(&self) {

@@ -8,13 +8,14 @@ use crate::{Counters, PushStats};
 
 /// Every way in which a connection can end, as [`CloseReason::label`](crate::CloseReason::label) calls it; and a handshake that
 /// failed before there was one.
-const ENDS: [&str; 15] = [
+const ENDS: [&str; 16] = [
     "decode",
     "dropped",
     "encode",
     "first_frame",
     "frame",
     "half_closed",
+    "handle",
     "handler",
     "handshake",
     "idle",

@@ -3,13 +3,14 @@
 //! Connections are children that are never restarted. A [`Permit`] counts one from its admission until it is dropped, which
 //! happens however the connection ends, so the count is exact at any time.
 
+use std::any::Any;
 use std::collections::hash_map::{Entry, HashMap};
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -19,9 +20,11 @@ use tokio::time::Instant;
 
 use crate::actor::{Actor, Limits};
 use crate::alarms::Alarms;
+use crate::outbox::Outbox;
 use crate::push::{PushOptions, PushQueues};
 use crate::session::Facts;
 use crate::stats::Counts;
+use crate::timeouts::later;
 use crate::{ConnectionContext, ConnectionId, FairnessConfig, Protocol, SessionRegistry, Stats, Timeouts};
 
 /// Settings of a server for one protocol, each with a default.
@@ -136,6 +139,8 @@ impl<P: Protocol> Builder<P> {
                 registry: SessionRegistry::new(),
                 ids: AtomicU64::new(0),
                 admitted: Mutex::default(),
+                running: Mutex::default(),
+                grace: Mutex::default(),
                 changed: Notify::new(),
                 phase: SharedPhase::default(),
             }),
@@ -184,6 +189,10 @@ pub(crate) struct Shared<P: Protocol> {
     registry: SessionRegistry<P::Frame>,
     ids: AtomicU64,
     admitted: Mutex<Admitted>,
+    /// All that run, whether or not they are listed.
+    running: Mutex<HashMap<ConnectionId, Weak<Outbox<P::Frame>>>>,
+    /// How long peers are served after they were told of a shutdown.
+    grace: Mutex<Duration>,
     /// Rung when a connection has ended, and when the phase changes.
     changed: Notify,
     pub(crate) phase: SharedPhase,
@@ -253,15 +262,13 @@ impl<P: Protocol> Supervisor<P> {
 
     /// Admits a connection from that address, or says why not: so whoever accepts can refuse politely.
     pub fn admit(&self, peer: SocketAddr) -> Result<Permit<P>, Refused> {
-        let counter = |refused: Result<(), Refused>| match refused {
-            Ok(()) => &self.shared.counts.admitted,
-            Err(_) => &self.shared.counts.refused,
-        };
-        let admitted = self.shared.count_in(peer.ip());
-        counter(admitted).fetch_add(1, Relaxed);
-        admitted?;
+        let Counts { admitted, refused, .. } = &self.shared.counts;
+        self.shared.count_in(peer.ip()).inspect_err(|_| {
+            refused.fetch_add(1, Relaxed);
+        })?;
+        admitted.fetch_add(1, Relaxed);
         let id = ConnectionId(self.shared.ids.fetch_add(1, SeqCst) + 1);
-        Ok(Permit { shared: Arc::clone(&self.shared), id, peer })
+        Ok(Permit { shared: Arc::clone(&self.shared), id, peer, is_used: false })
     }
 
     /// Accepts and runs connections until [`shutdown`](Self::shutdown). One that is refused is closed at once. A failed
@@ -333,8 +340,10 @@ impl<P: Protocol> Supervisor<P> {
     pub fn stats(&self) -> Stats {
         let mut stats =
             Stats { connections: self.count(), push: self.shared.push.stats(), ..self.shared.counts.stats() };
-        for session in self.shared.registry.list() {
-            stats.traffic += session.counters();
+        for facts in self.shared.running().iter().filter_map(|outbox| outbox.facts()) {
+            if !facts.settled.load(Relaxed) {
+                stats.traffic += facts.traffic.counters();
+            }
         }
         stats
     }
@@ -348,8 +357,9 @@ impl<P: Protocol> Supervisor<P> {
     /// period; then nothing more is read, what has been asked is answered and what is queued is written. What has not ended by
     /// the deadline is ended at once. Returns when there are none; a [`Permit`] that is held and not run counts as one.
     pub async fn shutdown(&self, shutdown: Shutdown) {
-        let deadline = Instant::now() + shutdown.deadline;
-        let grace = deadline.min(Instant::now() + shutdown.grace);
+        let deadline = later(Instant::now(), shutdown.deadline);
+        let grace = deadline.min(later(Instant::now(), shutdown.grace));
+        *self.shared.grace.lock().unwrap_or_else(PoisonError::into_inner) = shutdown.grace.min(shutdown.deadline);
         for (phase, until) in [(Phase::Notice, grace), (Phase::Closing, deadline)] {
             self.enter(phase);
             if tokio::time::timeout_at(until, self.empty()).await.is_ok() {
@@ -364,7 +374,9 @@ impl<P: Protocol> Supervisor<P> {
     fn enter(&self, phase: Phase) {
         self.shared.phase.0.fetch_max(phase as u8, SeqCst);
         self.shared.changed.notify_waiters();
-        self.shared.registry.wake();
+        for outbox in self.shared.running() {
+            outbox.wake();
+        }
     }
 
     async fn empty(&self) {
@@ -379,6 +391,15 @@ impl<P: Protocol> Supervisor<P> {
 }
 
 impl<P: Protocol> Shared<P> {
+    pub(crate) fn grace(&self) -> Duration {
+        *self.grace.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn running(&self) -> Vec<Arc<Outbox<P::Frame>>> {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        running.values().filter_map(Weak::upgrade).collect()
+    }
+
     fn admitted(&self) -> MutexGuard<'_, Admitted> {
         self.admitted.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -429,6 +450,8 @@ pub struct Permit<P: Protocol> {
     shared: Arc<Shared<P>>,
     id: ConnectionId,
     peer: SocketAddr,
+    /// There is, or was, a connection, whose end is counted elsewhere.
+    is_used: bool,
 }
 
 impl<P: Protocol> Permit<P> {
@@ -438,7 +461,10 @@ impl<P: Protocol> Permit<P> {
     }
 
     /// Runs the connection if its upgrade succeeds in time, and before the server shuts down.
-    async fn upgrade<S: AsyncRead + AsyncWrite + Unpin>(self, upgrade: impl Future<Output = io::Result<(S, Vec<u8>)>>) {
+    async fn upgrade<S: AsyncRead + AsyncWrite + Unpin>(
+        mut self,
+        upgrade: impl Future<Output = io::Result<(S, Vec<u8>)>>,
+    ) {
         let Shared { timeouts, changed, phase, .. } = &*self.shared;
         let shuts_down = async {
             loop {
@@ -459,6 +485,7 @@ impl<P: Protocol> Permit<P> {
         match upgraded {
             Ok((socket, already_read)) => self.run(socket, already_read).await,
             Err(error) => {
+                self.is_used = true;
                 self.shared.counts.ended("handshake");
                 tracing::debug!(connection = %self.id, peer = %self.peer, %error, "a connection was not upgraded");
             }
@@ -468,7 +495,19 @@ impl<P: Protocol> Permit<P> {
     /// Runs the connection to its end, on the task that polls this. `already_read` is what was read from the socket before,
     /// by whoever upgraded it.
     pub async fn run<S: AsyncRead + AsyncWrite + Unpin>(self, socket: S, already_read: Vec<u8>) {
-        let Shared { protocol, push, fairness, registry, .. } = &*self.shared;
+        self.run_with(socket, already_read, None).await;
+    }
+
+    /// As [`run`](Self::run), with what is known of the connection already: it is in [`ConnectionContext::data`] when the
+    /// protocol first hears of it.
+    pub async fn run_with<S: AsyncRead + AsyncWrite + Unpin>(
+        mut self,
+        socket: S,
+        already_read: Vec<u8>,
+        data: Option<Box<dyn Any + Send>>,
+    ) {
+        self.is_used = true;
+        let Shared { protocol, push, fairness, registry, running, .. } = &*self.shared;
         let Ok(codec) = catch_unwind(AssertUnwindSafe(|| protocol.codec())) else {
             tracing::error!(connection = %self.id, "the protocol panicked when it was asked for a codec");
             self.shared.counts.ended("panic");
@@ -477,7 +516,9 @@ impl<P: Protocol> Permit<P> {
         let facts = Arc::new(Facts::new(self.id, self.peer));
         let queues = PushQueues::of_connection(Arc::clone(push), *fairness, Arc::clone(&facts));
         registry.insert(self.id, &queues.handle());
-        let context = ConnectionContext::new(facts);
+        let running = running.lock().unwrap_or_else(PoisonError::into_inner);
+        { running }.insert(self.id, Arc::downgrade(&queues.outbox));
+        let context = ConnectionContext::new(facts, data);
         let actor = Actor::new(socket, &already_read, Arc::clone(&self.shared), codec, context, queues);
         drop(already_read);
         actor.run().await;
@@ -487,6 +528,10 @@ impl<P: Protocol> Permit<P> {
 impl<P: Protocol> Drop for Permit<P> {
     fn drop(&mut self) {
         self.shared.registry.remove(&self.id);
+        self.shared.running.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+        if !self.is_used {
+            self.shared.counts.ended("dropped");
+        }
         self.shared.count_out(self.peer.ip());
         self.shared.changed.notify_waiters();
     }

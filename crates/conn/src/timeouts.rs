@@ -10,23 +10,23 @@ use tokio::time::Instant;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Timeouts {
-    /// From the beginning to the first whole frame. Default: 10 s; an honest client has something to say when it connects, and
-    /// one that only listens is rare.
+    /// From the beginning to the first whole frame, whatever its size. Default: 10 s; an honest client has something to say
+    /// when it connects, and one that only listens is rare.
     pub first_frame: Option<Duration>,
     /// From the first byte of a frame, or of a message that comes in several, to its last. Default: 60 s, enough for a megabyte on a bad line, and the end of those who
     /// send a byte at a time.
     pub frame: Option<Duration>,
     /// After so long without a byte from the peer, [`Protocol::on_idle`](crate::Protocol::on_idle) is asked, and again every
-    /// time that it has passed. Default: none, because not every protocol has a ping.
+    /// time that it has passed, at most once a millisecond. Default: none, because not every protocol has a ping.
     pub heartbeat: Option<Duration>,
     /// After so long without a byte from the peer, the connection ends. Without a heartbeat, a peer whose request is being
-    /// answered is not idle. Default: none, because a subscriber may listen for hours; with a heartbeat, twice or thrice
-    /// that.
+    /// answered is not idle, nor is one that has not yet read what was written: that is a matter of `write_stall`. Default:
+    /// none, because a subscriber may listen for hours; with a heartbeat, twice or thrice that.
     pub idle: Option<Duration>,
     /// After so long in which the peer took no byte of what is written, the connection ends. Default: 30 s.
     pub write_stall: Option<Duration>,
-    /// How long a peer that has closed its side is given its replies. It may be gone altogether, which is not known before
-    /// something is written. Default: 30 s.
+    /// How long a peer that has closed its side is kept while nothing can be written to it: it may be gone altogether, which
+    /// is not known before. One that takes what is written is given all its replies. Default: 30 s.
     pub half_closed: Option<Duration>,
     /// How long an ended connection waits for the peer to close its side, so that our last words are not lost to a reset.
     /// Default: 1 s.
@@ -82,6 +82,12 @@ impl Timeout {
     }
 }
 
+/// As far ahead as a clock goes, or nearly.
+pub(crate) fn later(now: Instant, duration: Duration) -> Instant {
+    const AGES: Duration = Duration::from_hours(24 * 365 * 30);
+    now + duration.min(AGES)
+}
+
 impl fmt::Display for Timeout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -120,6 +126,8 @@ pub(crate) struct Watch {
     pub(crate) asked: Instant,
     /// Whether what the peer says would be heard, and it is expected to speak.
     pub(crate) listening: bool,
+    /// Whether a sign of life may be asked for: all is written, so it would be the next thing that the peer reads.
+    pub(crate) may_ask: bool,
 }
 
 impl Watch {
@@ -133,14 +141,17 @@ impl Watch {
             heard: now,
             asked: now,
             listening: true,
+            may_ask: true,
         }
     }
 
     /// What comes next, and when.
     pub(crate) fn next(&self, timeouts: &Timeouts) -> Option<(Instant, Due)> {
-        let after = |since: Option<Instant>, timeout: Option<Duration>| Some(since? + timeout?);
+        // A time-out that no clock has never comes.
+        let after = |since: Option<Instant>, timeout: Option<Duration>| since?.checked_add(timeout?);
         let listening = self.listening.then_some(self.heard);
-        let quiet = listening.map(|heard| heard.max(self.asked));
+        let quiet = self.may_ask.then(|| self.heard.max(self.asked));
+        let heartbeat = timeouts.heartbeat.map(|heartbeat| heartbeat.max(Duration::from_millis(1)));
         [
             after(self.first_frame, timeouts.first_frame).map(|at| (at, Due::End(Timeout::FirstFrame))),
             after(self.frame, timeouts.frame).map(|at| (at, Due::End(Timeout::Frame))),
@@ -148,7 +159,7 @@ impl Watch {
             after(self.stalled, timeouts.write_stall).map(|at| (at, Due::End(Timeout::WriteStall))),
             after(self.half_closed, timeouts.half_closed).map(|at| (at, Due::End(Timeout::HalfClosed))),
             after(listening, timeouts.idle).map(|at| (at, Due::End(Timeout::Idle))),
-            after(quiet, timeouts.heartbeat).map(|at| (at, Due::Heartbeat { silent: at - self.heard })),
+            after(quiet, heartbeat).map(|at| (at, Due::Heartbeat { silent: at - self.heard })),
         ]
         .into_iter()
         .flatten()

@@ -4,7 +4,9 @@ use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};
 
 use bytes::Bytes;
-use tidewire_conn::{ConnectionContext, Frame, LengthDelimited, Protocol, PushPolicy, PushPriority, Reply, Supervisor};
+use tidewire_conn::{
+    ConnectionContext, Frame, LengthDelimited, Protocol, PushPolicy, PushPriority, Reply, Slot, Supervisor,
+};
 use tidewire_testkit::{CountingAllocator, PATIENCE, wait_until_async};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -87,6 +89,30 @@ async fn a_slow_reader_makes_a_fast_pusher_wait_and_costs_no_more_than_its_queue
     // A queue of one megabyte, a batch, and what overlaps while it grows.
     let held = peak - before;
     assert!(held < (1 << 20) + 4 * 64 * 1024 + SLACK, "{held} bytes were held for one slow reader");
+}
+
+/// One burst must not cost it memory for ever: this one takes more than a megabyte while it lasts.
+#[tokio::test]
+async fn an_idle_connection_gives_back_its_queues() {
+    const SLOTS: u64 = 4096;
+    let _counting = COUNTING.lock().await;
+    let (supervisor, port) = serve().await;
+    let mut client = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
+    ask(&mut client).await;
+    let handle = supervisor.sessions().list().pop().unwrap().handle();
+    let frame = || Frame::from(Bytes::from_static(b"x"));
+    // Once, so that everything exists.
+    handle.push_latest(Slot(0), frame()).unwrap();
+    client.read_exact(&mut [0; 5]).await.unwrap();
+    let before = ALLOCATOR.live_bytes();
+    for slot in 0..SLOTS {
+        handle.push_latest(Slot(slot), frame()).unwrap();
+    }
+    for _ in 0..SLOTS {
+        client.read_exact(&mut [0; 5]).await.unwrap();
+    }
+    let is_small = || ALLOCATOR.live_bytes() < before + SLACK;
+    wait_until_async("an idle connection has given back what a burst took", PATIENCE, async || is_small()).await;
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@
 
 mod replies;
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::io::{self, IoSlice};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -28,7 +28,7 @@ use self::replies::{Replies, Step};
 use crate::batch::Batch;
 use crate::push::PushQueues;
 use crate::supervisor::{Phase, Shared};
-use crate::timeouts::{Due, Watch};
+use crate::timeouts::{Due, Watch, later};
 use crate::{CloseReason, Codec, ConnectionContext, Part, Protocol, PushPriority, Reply, ServiceOrder};
 
 /// How much is read at a time, into a buffer that all connections of a thread share: an idle connection holds none.
@@ -43,7 +43,8 @@ const TURNS: usize = 16;
 const FRAMES: usize = 4096;
 
 thread_local! {
-    static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ].into_boxed_slice());
+    /// Taken while it is used: a socket may run another connection when it is read.
+    static SCRATCH: Cell<Option<Box<[u8]>>> = const { Cell::new(None) };
 }
 
 /// What bounds an actor.
@@ -76,6 +77,8 @@ pub(crate) struct Actor<P: Protocol, S> {
     ending: Option<CloseReason<P>>,
     /// How much of a shutdown it has seen.
     phase: Phase,
+    /// What it still has is written, and then it ends.
+    leaving: Option<Leaving>,
     state: State,
 }
 
@@ -89,6 +92,17 @@ struct State {
     backlog: bool,
     /// The protocol knows of the connection, and not yet of its end.
     begun: bool,
+    /// The peer has yet to be told of a shutdown.
+    owes_notice: bool,
+}
+
+/// On whose account a connection ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Leaving {
+    /// The server shuts down: what has been read is still answered.
+    Shutdown,
+    /// Somebody closed it by a handle.
+    Handle,
 }
 
 /// Frames that the codec has encoded in part, at most one of each kind.
@@ -149,6 +163,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             waker: None,
             ending: None,
             phase: Phase::Open,
+            leaving: None,
             state: State::default(),
         }
     }
@@ -159,6 +174,9 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         let setup = catch_unwind(AssertUnwindSafe(|| {
             let handle = self.queues.handle();
             self.shared.protocol.on_connection_setup(handle, &mut self.context);
+            for frame in self.shared.protocol.greeting(&mut self.context) {
+                self.send_whole(frame);
+            }
         }));
         let reason = match setup {
             Ok(()) => {
@@ -175,7 +193,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             self.queues.outbox.lose(frame);
         }
         self.tell_end(&reason);
-        if !matches!(reason, CloseReason::Io(_) | CloseReason::Panic) {
+        if !matches!(reason, CloseReason::Io(_)) {
             self.linger().await;
         }
     }
@@ -187,10 +205,15 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         }
         for _ in 0..TURNS {
             let phase = self.shared.phase.get();
-            if phase > self.phase
-                && let Err(reason) = self.enter(phase)
-            {
-                return Poll::Ready(reason);
+            if phase == Phase::Aborted {
+                return Poll::Ready(CloseReason::Shutdown);
+            }
+            if phase > self.phase {
+                self.enter(phase);
+            }
+            if self.leaving.is_none() && self.queues.outbox.is_closed() {
+                self.replies.clear();
+                self.leaving = Some(Leaving::Handle);
             }
             let moved = match self.turn(context) {
                 Ok(false) => self.rest(),
@@ -214,35 +237,35 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     /// Seldom another one than before, so it costs a comparison.
     fn register(&mut self, context: &Context<'_>) {
         if self.waker.as_ref().is_none_or(|waker| !waker.will_wake(context.waker())) {
-            self.queues.outbox.register(context.waker());
+            self.queues.outbox.register(Some(context.waker().clone()));
             self.waker = Some(context.waker().clone());
         }
     }
 
     /// A shutdown has come further.
-    fn enter(&mut self, phase: Phase) -> Result<(), CloseReason<P>> {
-        if self.phase == Phase::Open
-            && self.ending.is_none()
-            && phase != Phase::Aborted
-            && let Some(frame) = self.shared.protocol.on_shutdown(&mut self.context)
-        {
-            self.send_whole(frame)?;
-        }
+    fn enter(&mut self, phase: Phase) {
+        self.state.owes_notice |= self.phase == Phase::Open;
         self.phase = phase;
-        match phase {
-            Phase::Open | Phase::Notice => Ok(()),
-            Phase::Closing => {
-                self.queues.outbox.refuse();
-                Ok(())
-            }
-            Phase::Aborted => Err(CloseReason::Shutdown),
+        if phase == Phase::Closing {
+            self.queues.outbox.refuse();
+            self.leaving.get_or_insert(Leaving::Shutdown);
         }
     }
 
     /// Nothing more is handled or gathered; what is gathered is written.
     fn end(&mut self, reason: CloseReason<P>) {
+        if self.ending.is_some() {
+            return;
+        }
         self.replies.clear();
-        self.ending = Some(reason);
+        let is_silent = matches!(
+            reason,
+            CloseReason::Peer | CloseReason::Handler | CloseReason::Handle | CloseReason::Io(_) | CloseReason::Dropped
+        );
+        if !is_silent && let Some(frame) = self.shared.protocol.last_word(&reason, &mut self.context) {
+            self.send_whole(frame);
+        }
+        self.ending.get_or_insert(reason);
     }
 
     fn is_written(&self) -> bool {
@@ -254,13 +277,15 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         let mut progress = false;
         if room && self.ending.is_none() {
             if P::HOLD_PUSHES || P::ORDER == ServiceOrder::RepliesFirst {
-                progress |= self.gather_replies(context)?;
-                progress |= self.gather_pushes()?;
+                progress |= self.gather_replies(context);
+                progress |= self.give_notice();
+                progress |= self.gather_pushes();
             } else {
-                progress |= self.gather_pushes()?;
-                progress |= self.gather_replies(context)?;
+                progress |= self.give_notice();
+                progress |= self.gather_pushes();
+                progress |= self.gather_replies(context);
             }
-            progress |= self.handle_input(context)?;
+            progress |= self.handle_input(context);
             progress |= self.is_finished();
         }
         progress |= self.write(context)?;
@@ -269,12 +294,36 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         Ok(progress || self.ending.is_some() && self.is_written())
     }
 
-    /// Whether there is nothing left to do, for a peer that has left or a server that shuts down.
+    /// Whether replies must not be interrupted, and one is on its way.
+    fn holds(&self) -> bool {
+        P::HOLD_PUSHES && !self.replies.is_empty()
+    }
+
+    fn give_notice(&mut self) -> bool {
+        if !self.state.owes_notice || self.holds() || self.ending.is_some() {
+            return false;
+        }
+        self.state.owes_notice = false;
+        if let Some(frame) = self.shared.protocol.on_shutdown(self.shared.grace(), &mut self.context) {
+            self.send_whole(frame);
+        }
+        true
+    }
+
+    /// Whether there is nothing left to do: for a peer that has left, a server that shuts down, a codec that is done.
     fn is_finished(&mut self) -> bool {
-        let gathered = self.replies.is_empty() && self.ending.is_none();
-        if gathered && self.phase >= Phase::Closing && !self.queues.outbox.is_ready() {
-            self.end(CloseReason::Shutdown);
-        } else if gathered && self.state.heard_out && !self.state.backlog {
+        let is_gathered = self.replies.is_empty() && !self.queues.outbox.is_ready();
+        if self.ending.is_some() {
+        } else if self.codec.is_over() {
+            self.end(CloseReason::Peer);
+        } else if !is_gathered || self.state.backlog && self.leaving != Some(Leaving::Handle) {
+            return false;
+        } else if let Some(leaving) = self.leaving {
+            if let Some(last) = self.queues.outbox.last() {
+                self.send_whole(last);
+            }
+            self.end(if leaving == Leaving::Handle { CloseReason::Handle } else { CloseReason::Shutdown });
+        } else if self.state.heard_out {
             // All that it sent has been handled; what is left is no whole frame.
             let reason = self.codec.finish(&self.input).map_or_else(CloseReason::Decode, |()| CloseReason::Peer);
             self.end(reason);
@@ -288,10 +337,11 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         if others_wait { batch / 4 * 3 } else { batch }
     }
 
+    /// Whether there was anything. Not inlined, so that a connection to which nobody pushes has little of it in its loop.
     #[inline(never)]
-    fn gather_pushes(&mut self) -> Progress<P> {
-        if P::HOLD_PUSHES && !self.replies.is_empty() || !self.queues.outbox.lower() {
-            return Ok(false);
+    fn gather_pushes(&mut self) -> bool {
+        if self.ending.is_some() || self.holds() || !self.queues.outbox.lower() {
+            return false;
         }
         if self.queues.outbox.is_tied() {
             self.queues.outbox.release(self.queues.answered);
@@ -299,51 +349,57 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         let limit = self.share(!self.replies.is_empty() || !self.input.is_empty());
         let mut progress = false;
         for _ in 0..FRAMES {
-            if progress && self.batch.len() >= limit {
+            if progress && self.batch.len() >= limit || self.ending.is_some() {
                 break;
             }
             let Unfinished { high, low, .. } = &self.unfinished;
             let Some((priority, frame)) = self.queues.try_next(high.is_some(), low.is_some()) else {
-                return Ok(progress);
+                return progress;
             };
             match frame {
-                Some(frame) => self.send(frame, Source::Push(priority))?,
-                None => self.send_next_part(Source::Push(priority))?,
+                Some(frame) => self.send(frame, Source::Push(priority)),
+                None => self.send_next_part(Source::Push(priority)),
             }
             progress = true;
         }
         // There may be more, for which the flag has been lowered.
         self.queues.outbox.raise();
-        Ok(progress)
+        progress
     }
 
-    fn gather_replies(&mut self, context: &mut Context<'_>) -> Progress<P> {
+    fn gather_replies(&mut self, context: &mut Context<'_>) -> bool {
         let limit = self.share(P::ORDER == ServiceOrder::RepliesFirst && self.queues.outbox.is_ready());
         let mut progress = false;
         for _ in 0..FRAMES {
-            if progress && self.batch.len() >= limit {
+            if progress && self.batch.len() >= limit || self.ending.is_some() {
                 break;
             }
             if self.unfinished.reply.is_some() {
+                self.send_next_part(Source::Reply);
                 progress = true;
-                self.send_next_part(Source::Reply)?;
                 continue;
             }
             let Poll::Ready(Some(step)) = self.replies.poll_next(context) else { break };
             progress = true;
             match step {
-                Step::Frame(frame) => self.send(frame, Source::Reply)?,
+                Step::Frame(frame) => self.send(frame, Source::Reply),
                 Step::End => self.command_end(),
-                Step::Panicked => self.answer_panic()?,
-                Step::Close(frame) => self.close(frame)?,
+                Step::Panicked => self.answer_panic(),
+                Step::Close(frame) => {
+                    if let Some(frame) = frame {
+                        self.send_whole(frame);
+                    }
+                    self.command_end();
+                    self.end(CloseReason::Handler);
+                }
                 // What came before it is written.
-                Step::Failed(error) => self.end(CloseReason::Protocol(error)),
+                Step::Failed(reason) => self.end(reason),
             }
         }
-        Ok(progress)
+        progress
     }
 
-    fn handle_input(&mut self, context: &mut Context<'_>) -> Progress<P> {
+    fn handle_input(&mut self, context: &mut Context<'_>) -> bool {
         let mut progress = false;
         self.state.backlog = !self.input.is_empty();
         while self.may_handle(!progress) {
@@ -355,23 +411,26 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                     self.context.requests += 1;
                     self.watch.first_frame = None;
                     self.watch.frame = None;
-                    self.handle(frame, context)?;
+                    self.handle(frame, context);
                     if self.replies.len() == 1 {
                         // It may be there already, and then the next request goes into the same batch.
-                        self.gather_replies(context)?;
+                        self.gather_replies(context);
                     }
                 }
                 Err(error) => {
                     progress = true;
-                    if let Some(frame) = self.shared.protocol.on_decode_error(&error, &mut self.context) {
-                        self.send_whole(frame)?;
+                    if self.replies.is_empty() {
+                        self.end(CloseReason::Decode(error));
+                    } else {
+                        // What was asked before is answered.
+                        self.replies.push_failed(CloseReason::Decode(error));
                     }
-                    self.end(CloseReason::Decode(error));
                 }
             }
             self.codec.control(&mut self.batch);
-            if self.ending.is_none() && self.codec.is_over() {
-                self.end(CloseReason::Peer);
+            if self.codec.is_over() {
+                let reason = self.replies.take_failure().unwrap_or(CloseReason::Peer);
+                self.end(reason);
                 progress = true;
             }
             if !self.state.backlog {
@@ -379,75 +438,45 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             }
         }
         self.state.backlog &= !self.input.is_empty();
-        Ok(progress)
+        progress
     }
 
     fn may_handle(&self, is_first: bool) -> bool {
         let Limits { batch, in_flight, .. } = self.shared.limits;
         !self.input.is_empty()
             && self.ending.is_none()
-            && self.phase < Phase::Closing
+            && self.leaving != Some(Leaving::Handle)
             && self.replies.len() < in_flight
             && !self.replies.is_last()
             && (is_first || self.batch.len() < batch)
             // The pushes that are held have their turn before the next request.
-            && !(P::HOLD_PUSHES && !self.replies.is_empty() && self.queues.outbox.is_ready())
+            && !(self.holds() && self.queues.outbox.is_ready())
     }
 
-    fn handle(&mut self, frame: P::Frame, context: &mut Context<'_>) -> Result<(), CloseReason<P>> {
+    fn handle(&mut self, frame: P::Frame, context: &mut Context<'_>) {
         let Self { shared, context: own, .. } = self;
-        if let Ok(reply) = catch_unwind(AssertUnwindSafe(|| shared.protocol.on_frame(frame, own))) {
-            return self.answer(reply, context);
-        }
-        self.replies.push_panicked();
-        Ok(())
-    }
-
-    fn answer(
-        &mut self,
-        reply: Reply<P::Frame, P::ProtocolError>,
-        context: &mut Context<'_>,
-    ) -> Result<(), CloseReason<P>> {
-        if !self.replies.is_empty() {
-            self.replies.push(reply, context);
-            return Ok(());
-        }
-        match reply {
-            Reply::None => {}
-            Reply::Frame(frame) => {
-                self.send(frame, Source::Reply)?;
+        match catch_unwind(AssertUnwindSafe(|| shared.protocol.on_frame(frame, own))) {
+            Err(_) => self.replies.push_panicked(),
+            Ok(Reply::None) if self.replies.is_empty() => self.command_end(),
+            Ok(Reply::Frame(frame)) if self.replies.is_empty() => {
+                self.send(frame, Source::Reply);
                 if self.unfinished.reply.is_some() {
                     self.replies.push(Reply::None, context);
-                    return Ok(());
+                } else {
+                    self.command_end();
                 }
             }
-            Reply::Close(frame) => return self.close(frame),
-            pending @ (Reply::Frames(_) | Reply::Future(_) | Reply::Stream(_)) => {
-                self.replies.push(pending, context);
-                return Ok(());
-            }
+            Ok(reply) => self.replies.push(reply, context),
         }
-        self.command_end();
-        Ok(())
     }
 
-    fn close(&mut self, frame: Option<P::Frame>) -> Result<(), CloseReason<P>> {
-        if let Some(frame) = frame {
-            self.send_whole(frame)?;
-        }
-        self.command_end();
-        self.end(CloseReason::Handler);
-        Ok(())
-    }
-
-    fn answer_panic(&mut self) -> Result<(), CloseReason<P>> {
+    fn answer_panic(&mut self) {
         self.shared.counts.panics.fetch_add(1, Relaxed);
         tracing::error!(connection = %self.context.id(), "the handler of a request panicked");
-        if let Some(frame) = self.shared.protocol.on_panic(&mut self.context) {
-            return self.send(frame, Source::Reply);
+        match self.shared.protocol.on_panic(&mut self.context) {
+            Some(frame) => self.send(frame, Source::Reply),
+            None => self.end(CloseReason::Panic),
         }
-        self.end(CloseReason::Panic);
-        Ok(())
     }
 
     fn command_end(&mut self) {
@@ -459,33 +488,39 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     }
 
     /// Encodes a frame, or the first part of it.
-    fn send(&mut self, mut frame: P::Frame, source: Source) -> Result<(), CloseReason<P>> {
+    fn send(&mut self, mut frame: P::Frame, source: Source) {
         self.shared.protocol.before_send(&mut frame, &mut self.context);
-        match self.codec.encode_part(&frame, Part::default(), &mut self.batch).map_err(CloseReason::Encode)? {
-            None => self.context.counters.frames_out += 1,
-            Some(part) => *self.unfinished.of(source) = Some(Box::new((frame, part))),
+        match self.codec.encode_part(&frame, Part::default(), &mut self.batch) {
+            Ok(None) => self.context.counters.frames_out += 1,
+            Ok(Some(part)) => *self.unfinished.of(source) = Some(Box::new((frame, part))),
+            Err(error) => self.end(CloseReason::Encode(error)),
         }
-        Ok(())
     }
 
-    fn send_next_part(&mut self, source: Source) -> Result<(), CloseReason<P>> {
+    fn send_next_part(&mut self, source: Source) {
         let unfinished = self.unfinished.of(source);
-        let Some((frame, part)) = unfinished.as_deref_mut() else { return Ok(()) };
-        if let Some(next) = self.codec.encode_part(frame, *part, &mut self.batch).map_err(CloseReason::Encode)? {
-            *part = next;
-        } else {
-            *unfinished = None;
-            self.context.counters.frames_out += 1;
+        let Some((frame, part)) = unfinished.as_deref_mut() else { return };
+        match self.codec.encode_part(frame, *part, &mut self.batch) {
+            Ok(Some(next)) => *part = next,
+            Ok(None) => {
+                *unfinished = None;
+                self.context.counters.frames_out += 1;
+            }
+            Err(error) => self.end(CloseReason::Encode(error)),
         }
-        Ok(())
     }
 
     /// Encodes a frame that nothing can overtake.
-    fn send_whole(&mut self, mut frame: P::Frame) -> Result<(), CloseReason<P>> {
+    fn send_whole(&mut self, mut frame: P::Frame) {
         self.shared.protocol.before_send(&mut frame, &mut self.context);
-        self.codec.encode(&frame, &mut self.batch).map_err(CloseReason::Encode)?;
-        self.context.counters.frames_out += 1;
-        Ok(())
+        match self.codec.encode(&frame, &mut self.batch) {
+            Ok(()) => self.context.counters.frames_out += 1,
+            // Of all frames these are the protocol's own, and one of them may be the last word about just this.
+            Err(error) => {
+                tracing::warn!(connection = %self.context.id(), %error, "a frame of the protocol's own cannot be sent");
+                self.ending.get_or_insert(CloseReason::Encode(error));
+            }
+        }
     }
 
     /// Writes the batch, as far as the socket takes it, and flushes once when all is written.
@@ -508,6 +543,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                     self.context.counters.bytes_out += written as u64;
                     self.state.unflushed = true;
                     self.watch.stalled = None;
+                    self.watch.half_closed = None;
                     progress = true;
                 }
             }
@@ -535,6 +571,8 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             Poll::Ready(Ok(length)) => {
                 self.context.counters.bytes_in += length as u64;
                 self.state.heard_out = length == 0;
+                // Whether there is a whole frame in it is seen when there is room for its reply.
+                self.state.backlog |= length > 0;
                 if self.shared.timeouts.needs_hearing() {
                     self.watch.heard = Instant::now();
                 }
@@ -549,22 +587,24 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         let Limits { batch, read_ahead, in_flight } = self.shared.limits;
         let waiting = self.state.backlog || self.replies.len() >= in_flight || self.batch.len() >= batch;
         let has_enough = waiting && self.input.len() >= read_ahead;
-        !self.state.heard_out && self.ending.is_none() && self.phase < Phase::Closing && !has_enough
+        !self.state.heard_out && self.ending.is_none() && self.leaving.is_none() && !has_enough
     }
 
     fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        SCRATCH.with_borrow_mut(|scratch| {
-            let mut buffer = ReadBuf::new(scratch);
-            ready!(Pin::new(&mut self.socket).poll_read(context, &mut buffer))?;
-            self.input.extend_from_slice(buffer.filled());
-            Poll::Ready(Ok(buffer.filled().len()))
-        })
+        let mut scratch = SCRATCH.take().unwrap_or_else(|| vec![0; READ].into_boxed_slice());
+        let mut buffer = ReadBuf::new(&mut scratch);
+        let polled = Pin::new(&mut self.socket).poll_read(context, &mut buffer);
+        let length = buffer.filled().len();
+        self.input.extend_from_slice(buffer.filled());
+        SCRATCH.set(Some(scratch));
+        polled.map_ok(|()| length)
     }
 
     /// Nothing moves. Returns whether something does after all, because it was time for it.
     fn rest(&mut self) -> Progress<P> {
         self.context.publish();
         self.replies.rest();
+        self.queues.outbox.shrink();
         // An idle connection holds no buffers.
         if self.input.is_empty() {
             self.input = BytesMut::new();
@@ -572,12 +612,14 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         if self.batch.is_empty() {
             self.batch.shrink();
         }
-        if self.queues.outbox.is_rung() {
+        let is_rung = self.queues.outbox.is_rung();
+        if is_rung {
             self.alarm = None;
         }
         self.wait_for_peer();
         let Some((at, due)) = self.watch.next(&self.shared.timeouts) else { return Ok(false) };
-        if at <= Instant::now() {
+        // Only then has the runtime looked at the sockets before it looked at the clock.
+        if is_rung && at <= Instant::now() {
             return self.time_out(due);
         }
         self.set_alarm(at);
@@ -591,13 +633,15 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         let is_midway = listens && !self.state.backlog && self.codec.is_midway(&self.input);
         let assembling = self.codec.assembling().filter(|_| listens);
         let is_written = self.is_written();
-        let expects = listens && (self.replies.is_empty() || self.shared.timeouts.heartbeat.is_some());
+        let is_answered = self.replies.is_empty();
+        let expects = listens && is_written && (is_answered || self.shared.timeouts.heartbeat.is_some());
+        let may_ask = serves && is_written && !self.holds();
         let watch = &mut self.watch;
         let mut now = None;
         let mut since = |waits: bool, since: Option<Instant>| {
             waits.then(|| since.unwrap_or_else(|| *now.get_or_insert_with(Instant::now)))
         };
-        watch.first_frame = watch.first_frame.filter(|_| listens);
+        watch.first_frame = watch.first_frame.filter(|_| listens && !self.state.backlog);
         let known = watch.assembling.filter(|(known, _)| Some(*known) == assembling);
         watch.assembling = assembling.zip(since(assembling.is_some(), known.map(|(_, since)| since)));
         watch.frame = since(is_midway, watch.frame);
@@ -607,6 +651,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             watch.heard = Instant::now();
         }
         watch.listening = expects;
+        watch.may_ask = may_ask;
     }
 
     fn time_out(&mut self, due: Due) -> Progress<P> {
@@ -614,19 +659,14 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             Due::Heartbeat { silent } => {
                 self.watch.asked = Instant::now();
                 if let Some(frame) = self.shared.protocol.on_idle(silent, &mut self.context) {
-                    self.send_whole(frame)?;
+                    self.send_whole(frame);
                 }
             }
             Due::End(timeout) => match self.ending.take() {
                 // It had its last words, and did not read them.
                 Some(reason) => return Err(reason),
                 None if !self.is_written() => return Err(CloseReason::TimedOut(timeout)),
-                None => {
-                    if let Some(frame) = self.shared.protocol.on_timeout(timeout, &mut self.context) {
-                        self.send_whole(frame)?;
-                    }
-                    self.end(CloseReason::TimedOut(timeout));
-                }
+                None => self.end(CloseReason::TimedOut(timeout)),
             },
         }
         Ok(true)
@@ -644,7 +684,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     /// what still comes is thrown away, until the peer closes its side or the time for it is over.
     async fn linger(&mut self) {
         self.batch = Batch::default();
-        let until = Instant::now() + self.shared.timeouts.linger;
+        let until = later(Instant::now(), self.shared.timeouts.linger);
         self.set_alarm(until);
         let (mut shut, mut discarded) = (false, 0);
         std::future::poll_fn(|context| {
@@ -686,7 +726,7 @@ impl<P: Protocol, S> Actor<P, S> {
             return;
         }
         shared.counts.ended(reason.label());
-        shared.counts.traffic.add(&context.counters);
+        context.settle(&shared.counts.traffic);
         tracing::debug!(connection = %context.id(), %reason, "a connection has ended");
         if catch_unwind(AssertUnwindSafe(|| shared.protocol.on_connection_closed(reason, context))).is_err() {
             tracing::error!(connection = %context.id(), "on_connection_closed panicked");
@@ -697,7 +737,10 @@ impl<P: Protocol, S> Actor<P, S> {
 impl<P: Protocol, S> Drop for Actor<P, S> {
     /// Whoever ran the connection may stop, or be stopped.
     fn drop(&mut self) {
+        self.queues.outbox.close();
         self.tell_end(&CloseReason::Dropped);
+        // The waker is the whole task, and a handle may be kept for long.
+        self.queues.outbox.register(None);
         if let Some(alarm) = self.alarm {
             self.shared.alarms.cancel(self.context.id(), alarm);
         }

@@ -1,34 +1,33 @@
 //! The replies of a connection that are not complete, in the order of their requests.
 //!
-//! Futures are polled whatever their place, so that requests in flight go on together; a frame that is there before its turn
-//! waits here. Streams are polled only in their turn: what they would give before it would have to be kept.
+//! Futures are polled whatever their place, so that requests in flight go on together; what is there before its turn waits
+//! here. Streams are polled only in their turn: what they would give before it would have to be kept.
+//!
+//! A future whose turn it is not has a waker of its own, which notes that it is worth polling. So a thousand in flight are not
+//! all polled when one of them is ready.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::task::{Context, Poll};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::task::{Context, Poll, Wake, Waker};
 
 use crate::protocol::{ReplyFuture, ReplyStream};
-use crate::{Protocol, Reply};
+use crate::{CloseReason, Protocol, Reply};
 
 pub(super) struct Replies<P: Protocol> {
     queue: VecDeque<Pending<P>>,
 }
 
 enum Pending<P: Protocol> {
+    /// Nothing is left of it but its end, if there are none.
     Frames(VecDeque<P::Frame>),
-    Future(ReplyFuture<P::Frame, P::ProtocolError>),
+    Future(ReplyFuture<P::Frame, P::ProtocolError>, Option<Arc<Flag>>),
     Stream(ReplyStream<P::Frame, P::ProtocolError>),
-    /// A future that is done before its turn.
-    Done(Outcome<P>),
-    Close(Option<P::Frame>),
-    /// Nothing is left of it but its end.
-    Over,
-}
-
-enum Outcome<P: Protocol> {
-    Frame(P::Frame),
-    Failed(P::ProtocolError),
     Panicked,
+    Close(Option<P::Frame>),
+    /// No reply, but why there are no more.
+    Failed(CloseReason<P>),
 }
 
 /// What comes next of the replies.
@@ -36,11 +35,29 @@ pub(super) enum Step<P: Protocol> {
     Frame(P::Frame),
     /// The reply is complete.
     End,
-    Failed(P::ProtocolError),
     /// The reply panicked, and nothing more comes of it but an [`End`](Self::End).
     Panicked,
     /// The connection is to be closed.
     Close(Option<P::Frame>),
+    /// The connection cannot go on.
+    Failed(CloseReason<P>),
+}
+
+/// Whether a future that is polled ahead of its turn is worth polling again.
+struct Flag {
+    raised: AtomicBool,
+    actor: Waker,
+}
+
+impl Wake for Flag {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.raised.store(true, SeqCst);
+        self.actor.wake_by_ref();
+    }
 }
 
 impl<P: Protocol> Replies<P> {
@@ -56,21 +73,14 @@ impl<P: Protocol> Replies<P> {
         self.queue.is_empty()
     }
 
-    /// Whether the last of them closes the connection, and nothing can follow it.
+    /// Whether the last of them ends the connection, and nothing can follow it.
     pub(super) fn is_last(&self) -> bool {
-        matches!(self.queue.back(), Some(Pending::Close(_)))
+        matches!(self.queue.back(), Some(Pending::Close(_) | Pending::Failed(_)))
     }
 
     /// Appends a reply. It is begun at once.
     pub(super) fn push(&mut self, reply: Reply<P::Frame, P::ProtocolError>, context: &mut Context<'_>) {
-        let mut pending = match reply {
-            Reply::None => Pending::Over,
-            Reply::Frame(frame) => Pending::Done(Outcome::Frame(frame)),
-            Reply::Frames(frames) => Pending::Frames(frames.into()),
-            Reply::Future(future) => Pending::Future(future),
-            Reply::Stream(stream) => Pending::Stream(stream),
-            Reply::Close(frame) => Pending::Close(frame),
-        };
+        let mut pending = Pending::from(reply);
         if !self.queue.is_empty() {
             pending.poll_ahead(context);
         }
@@ -79,7 +89,20 @@ impl<P: Protocol> Replies<P> {
 
     /// Appends the end of a request whose handler panicked.
     pub(super) fn push_panicked(&mut self) {
-        self.queue.push_back(Pending::Done(Outcome::Panicked));
+        self.queue.push_back(Pending::Panicked);
+    }
+
+    /// Appends why there are no more.
+    pub(super) fn push_failed(&mut self, reason: CloseReason<P>) {
+        self.queue.push_back(Pending::Failed(reason));
+    }
+
+    /// Why there are no more, if that is known.
+    pub(super) fn take_failure(&mut self) -> Option<CloseReason<P>> {
+        match self.queue.pop_back_if(|last| matches!(last, Pending::Failed(_)))? {
+            Pending::Failed(reason) => Some(reason),
+            _ => None,
+        }
     }
 
     /// Polls those whose turn it is not.
@@ -92,30 +115,44 @@ impl<P: Protocol> Replies<P> {
     /// The next step of the reply whose turn it is, or nothing if there is none.
     pub(super) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Step<P>>> {
         let Some(first) = self.queue.front_mut() else { return Poll::Ready(None) };
-        let step = match first {
-            Pending::Over => None,
-            Pending::Frames(frames) => frames.pop_front().map(Step::Frame),
-            Pending::Stream(stream) => match catch_unwind(AssertUnwindSafe(|| stream.as_mut().poll_next(context))) {
-                Ok(Poll::Pending) => return Poll::Pending,
-                Ok(Poll::Ready(next)) => next.map(|next| next.map_or_else(Step::Failed, Step::Frame)),
-                Err(_) => {
-                    *first = Pending::Over;
-                    Some(Step::Panicked)
+        let over = || Pending::Frames(VecDeque::new());
+        let step = loop {
+            break match first {
+                Pending::Frames(frames) => frames.pop_front().map(Step::Frame),
+                Pending::Future(future, _) => {
+                    match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
+                        Ok(Poll::Pending) => return Poll::Pending,
+                        Ok(Poll::Ready(reply)) => *first = Pending::of(reply),
+                        Err(_) => *first = Pending::Panicked,
+                    }
+                    continue;
                 }
-            },
-            Pending::Future(_) | Pending::Done(_) | Pending::Close(_) => {
-                first.poll_ahead(context);
-                match std::mem::replace(first, Pending::Over) {
-                    Pending::Done(Outcome::Frame(frame)) => Some(Step::Frame(frame)),
-                    Pending::Done(Outcome::Failed(error)) => Some(Step::Failed(error)),
-                    Pending::Done(Outcome::Panicked) => Some(Step::Panicked),
-                    Pending::Close(frame) => Some(Step::Close(frame)),
-                    unfinished => {
-                        *first = unfinished;
-                        return Poll::Pending;
+                Pending::Stream(stream) => {
+                    match catch_unwind(AssertUnwindSafe(|| stream.as_mut().poll_next(context))) {
+                        Ok(Poll::Pending) => return Poll::Pending,
+                        Ok(Poll::Ready(None)) => None,
+                        Ok(Poll::Ready(Some(Ok(frame)))) => Some(Step::Frame(frame)),
+                        Ok(Poll::Ready(Some(Err(error)))) => Some(Step::Failed(CloseReason::Protocol(error))),
+                        Err(_) => {
+                            *first = Pending::Panicked;
+                            continue;
+                        }
                     }
                 }
-            }
+                Pending::Panicked => {
+                    *first = over();
+                    Some(Step::Panicked)
+                }
+                Pending::Close(frame) => {
+                    let frame = frame.take();
+                    *first = over();
+                    Some(Step::Close(frame))
+                }
+                Pending::Failed(_) => match std::mem::replace(first, over()) {
+                    Pending::Failed(reason) => Some(Step::Failed(reason)),
+                    _ => None,
+                },
+            };
         };
         Poll::Ready(Some(step.unwrap_or_else(|| {
             self.queue.pop_front();
@@ -136,14 +173,38 @@ impl<P: Protocol> Replies<P> {
 }
 
 impl<P: Protocol> Pending<P> {
+    fn of(reply: Result<Reply<P::Frame, P::ProtocolError>, P::ProtocolError>) -> Self {
+        reply.map_or_else(|error| Self::Failed(CloseReason::Protocol(error)), Self::from)
+    }
+
     fn poll_ahead(&mut self, context: &mut Context<'_>) {
-        let Self::Future(future) = self else { return };
-        let outcome = match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
-            Ok(Poll::Pending) => return,
-            Ok(Poll::Ready(Ok(frame))) => Outcome::Frame(frame),
-            Ok(Poll::Ready(Err(error))) => Outcome::Failed(error),
-            Err(_) => Outcome::Panicked,
-        };
-        *self = Self::Done(outcome);
+        let Self::Future(future, flag) = self else { return };
+        let known = flag.take().filter(|flag| flag.actor.will_wake(context.waker()));
+        if known.as_ref().is_some_and(|flag| !flag.raised.swap(false, SeqCst)) {
+            *flag = known;
+            return;
+        }
+        let current =
+            known.unwrap_or_else(|| Arc::new(Flag { raised: AtomicBool::new(false), actor: context.waker().clone() }));
+        let waker = Waker::from(Arc::clone(&current));
+        let mut context = Context::from_waker(&waker);
+        match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(&mut context))) {
+            Ok(Poll::Pending) => *flag = Some(current),
+            Ok(Poll::Ready(reply)) => *self = Self::of(reply),
+            Err(_) => *self = Self::Panicked,
+        }
+    }
+}
+
+impl<P: Protocol> From<Reply<P::Frame, P::ProtocolError>> for Pending<P> {
+    fn from(reply: Reply<P::Frame, P::ProtocolError>) -> Self {
+        match reply {
+            Reply::None => Self::Frames(VecDeque::new()),
+            Reply::Frame(frame) => Self::Frames(VecDeque::from([frame])),
+            Reply::Frames(frames) => Self::Frames(frames.into()),
+            Reply::Future(future) => Self::Future(future, None),
+            Reply::Stream(stream) => Self::Stream(stream),
+            Reply::Close(frame) => Self::Close(frame),
+        }
     }
 }

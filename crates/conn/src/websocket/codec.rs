@@ -441,8 +441,9 @@ impl Codec for WebSocket {
         }
     }
 
+    /// Once our close is said: what the peer still has to say is waited for while the connection lingers.
     fn is_over(&self) -> bool {
-        self.phase == Phase::Over
+        matches!(self.phase, Phase::Leaving | Phase::Over)
     }
 }
 

@@ -72,6 +72,7 @@ async fn bad_input_ends_its_own_connection_with_the_right_word() {
     let mut truncated = server.connect().await;
     truncated.0.write_all(b"\0\0\0\x05hel").await.unwrap();
     truncated.0.shutdown().await.unwrap();
+    assert!(truncated.receive().await.unwrap().starts_with("error: "));
     assert_eq!(truncated.receive().await, None);
     assert!(server.next_end().await.starts_with("conn-3: the peer sent no frame"));
 

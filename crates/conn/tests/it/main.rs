@@ -5,6 +5,7 @@ mod connection;
 mod examples;
 mod fragments;
 mod push;
+mod regressions;
 mod server;
 mod surface;
 mod timeouts;

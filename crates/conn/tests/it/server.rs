@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tidewire_conn::{
-    Builder, CloseReason, Codec, ConnectionContext, Frame, LengthDelimited, LengthDelimitedOptions, Protocol,
-    PushHandle, Reply, Supervisor,
+    Builder, CloseReason, ConnectionContext, Frame, LengthDelimited, LengthDelimitedOptions, Protocol, PushHandle,
+    Reply, Supervisor,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -98,12 +98,15 @@ impl Protocol for Words {
         self.answers_panics.load(Ordering::SeqCst).then(|| frame("panicked"))
     }
 
-    fn on_shutdown(&self, _: &mut ConnectionContext) -> Option<Frame> {
+    fn on_shutdown(&self, _: Duration, _: &mut ConnectionContext) -> Option<Frame> {
         self.gives_notice.load(Ordering::SeqCst).then(|| frame("going down"))
     }
 
-    fn on_decode_error(&self, error: &<LengthDelimited as Codec>::Error, _: &mut ConnectionContext) -> Option<Frame> {
-        Some(frame(format!("error: {error}")))
+    fn last_word(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext) -> Option<Frame> {
+        match reason {
+            CloseReason::Decode(error) => Some(frame(format!("error: {error}"))),
+            _ => None,
+        }
     }
 
     fn on_connection_closed(&self, reason: &CloseReason<Self>, context: &mut ConnectionContext) {

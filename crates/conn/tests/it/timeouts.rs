@@ -5,9 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tidewire_conn::{
-    CloseReason, ConnectionContext, Frame, LengthDelimited, Protocol, Reply, Supervisor, Timeout, Timeouts,
-};
+use tidewire_conn::{CloseReason, ConnectionContext, Frame, LengthDelimited, Protocol, Reply, Supervisor, Timeouts};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -43,8 +41,8 @@ impl Protocol for Patient {
         Some(frame(format!("ping {}", silent.as_secs())))
     }
 
-    fn on_timeout(&self, timeout: Timeout, _: &mut ConnectionContext) -> Option<Frame> {
-        Some(frame(format!("{timeout:?}")))
+    fn last_word(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext) -> Option<Frame> {
+        Some(frame(reason.label()))
     }
 
     fn on_connection_closed(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext) {
@@ -92,7 +90,7 @@ impl Connection {
 #[tokio::test(start_paused = true)]
 async fn who_says_nothing_is_sent_away() {
     let mut connection = Connection::begin(|_| {});
-    assert_eq!(connection.receive().await, "FirstFrame");
+    assert_eq!(connection.receive().await, "first_frame");
     assert_eq!(connection.end().await, ("first_frame".to_owned(), 10));
     assert_eq!(connection.supervisor.stats().ended["first_frame"], 1);
 
@@ -114,7 +112,7 @@ async fn who_never_finishes_a_frame_is_sent_away() {
         // The last of them is too late.
         let _ = connection.far.write_all(b"x").await;
     }
-    assert_eq!(connection.receive().await, "Frame");
+    assert_eq!(connection.receive().await, "frame");
     assert_eq!(connection.end().await, ("frame".to_owned(), 60));
 }
 
@@ -143,7 +141,7 @@ async fn the_silent_are_asked_and_then_left() {
     assert_eq!(connection.receive().await, "pong");
     assert_eq!(connection.receive().await, "ping 10");
     assert_eq!(connection.receive().await, "ping 20");
-    assert_eq!(connection.receive().await, "Idle");
+    assert_eq!(connection.receive().await, "idle");
     assert_eq!(connection.end().await, ("idle".to_owned(), 35));
 }
 

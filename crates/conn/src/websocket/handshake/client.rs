@@ -25,7 +25,7 @@ use super::{HeadReader, HeadTooLarge, MAX_HEAD, MAX_HEADERS, accept_key, has_tok
 /// assert_eq!(upgraded.subprotocol.as_deref(), Some("v1"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct ClientHandshake {
     host: String,
     path: String,
@@ -122,6 +122,12 @@ impl ClientHandshake {
             headers: String::new(),
             reader: HeadReader::default(),
         })
+    }
+
+    /// The same request once more, with a key of its own.
+    #[must_use]
+    pub fn again(&self) -> Self {
+        Self { key: STANDARD.encode(rand::random::<[u8; 16]>()), reader: HeadReader::default(), ..self.clone() }
     }
 
     /// Offers a subprotocol, after those that were offered before.

@@ -36,7 +36,7 @@ pub fn accept_key(sec_websocket_key: &str) -> String {
 struct HeadTooLarge;
 
 /// Finds the end of a head, without looking at a byte more often than its neighbours.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct HeadReader {
     /// In so many bytes of the input there is no end of a head.
     searched: usize,
