@@ -1,10 +1,11 @@
-# make test    everything the tests need, then all tests
-# make model   what threads share, under a model checker (part of make test)
-# make lint    format, clippy and rustdoc, warnings denied
-# make bench   every comparison with its peers, under ten minutes
-# make peers   programs that some comparisons run against
+# make test         everything the tests need, then all tests
+# make model        what threads share, under a model checker (part of make test)
+# make lint         format, clippy and rustdoc, warnings denied
+# make conformance  the Autobahn test suite against our WebSocket codec, where there is a CPython 2.7 to run it
+# make bench        every comparison with its peers, under ten minutes
+# make peers        programs that some comparisons run against
 
-.PHONY: test model lint bench peers
+.PHONY: test model lint conformance bench peers
 
 test:
 	scripts/need redis-server redis-server
@@ -21,6 +22,9 @@ lint:
 	cargo clippy --all-targets -- -D warnings
 	cargo clippy -p tidewire-bench --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps
+
+conformance:
+	scripts/conformance
 
 bench:
 	cargo run --release -p tidewire-bench -- all
