@@ -31,3 +31,4 @@ bench:
 
 peers:
 	scripts/need redis-server redis-server
+	scripts/need valgrind valgrind

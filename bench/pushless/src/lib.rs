@@ -11,6 +11,8 @@ mod actor;
 mod alarms;
 #[path = "../../../crates/conn/src/batch.rs"]
 mod batch;
+#[path = "../../../crates/conn/src/client/mod.rs"]
+mod client;
 #[path = "../../../crates/conn/src/codec.rs"]
 mod codec;
 #[path = "../../../crates/conn/src/fragment.rs"]
@@ -32,8 +34,14 @@ mod stats;
 mod supervisor;
 #[path = "../../../crates/conn/src/timeouts.rs"]
 mod timeouts;
+#[path = "../../../crates/conn/src/websocket/mod.rs"]
+mod websocket;
 
 pub use batch::Batch;
+pub use client::{
+    Client, ClientOptions, ClientProtocol, ClientStats, Connect, Connected, Connection, Incoming, Outcome, Pushed,
+    Pushes, RequestError, TcpConnector, WebSocketConnector,
+};
 pub use codec::{ByteOrder, Codec, LengthDelimited, LengthDelimitedError, LengthDelimitedOptions, LengthPrefix, Part};
 pub use fragment::{FragmentError, FragmentOptions, Fragmented};
 pub use frame::{Frame, FrameLike, Head, HeadTooLong};
@@ -46,3 +54,8 @@ pub use session::{ConnectionContext, Counters, ReplyTicket, Session};
 pub use stats::Stats;
 pub use supervisor::{Builder, Permit, Refused, Shutdown, Supervisor};
 pub use timeouts::{Timeout, Timeouts};
+pub use websocket::{
+    ClientHandshake, ClientHandshakeError, CloseCode, CloseFrame, Message, ServerHandshake, ServerHandshakeError, Text,
+    UpgradeRequest, Upgraded, WebSocket, WebSocketError, WebSocketOptions, accept_key, accept_websocket,
+    connect_websocket,
+};

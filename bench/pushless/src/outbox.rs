@@ -58,8 +58,8 @@ impl<F: FrameLike> Outbox<F> {
         self.rung.load(SeqCst) && self.rung.swap(false, SeqCst)
     }
 
-    pub(crate) fn register(&self, waker: &Waker) {
-        *self.actor.lock().expect("nobody panics here") = Some(waker.clone());
+    pub(crate) fn register(&self, waker: Option<Waker>) {
+        *self.actor.lock().expect("nobody panics here") = waker;
     }
 
     pub(crate) fn is_ready(&self) -> bool {
@@ -87,6 +87,14 @@ impl<F: FrameLike> Outbox<F> {
     }
 
     pub(crate) fn refuse(&self) {}
+
+    pub(crate) fn shrink(&self) {}
+
+    pub(crate) fn leave(&self, _: Option<F>) {}
+
+    pub(crate) fn last(&self) -> Option<F> {
+        None
+    }
 
     pub(crate) fn close(&self) {}
 
