@@ -10,6 +10,7 @@
 test:
 	scripts/need redis-server redis-server
 	cargo test
+	cargo test -p tidewire-conn --features tls --test tls
 	cargo test -p tidewire-bench
 	$(MAKE) model
 
@@ -20,8 +21,9 @@ model:
 lint:
 	cargo fmt --all --check
 	cargo clippy --all-targets -- -D warnings
+	cargo clippy -p tidewire-conn --features tls --all-targets -- -D warnings
 	cargo clippy -p tidewire-bench --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps
+	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --features tidewire-conn/tls
 
 conformance:
 	scripts/conformance

@@ -69,6 +69,8 @@ mod session;
 mod stats;
 mod supervisor;
 mod timeouts;
+#[cfg(feature = "tls")]
+mod tls;
 mod websocket;
 
 pub use batch::Batch;
@@ -88,6 +90,10 @@ pub use session::{ConnectionContext, Counters, ReplyTicket, Session};
 pub use stats::Stats;
 pub use supervisor::{Builder, Permit, Refused, Shutdown, Supervisor};
 pub use timeouts::{Timeout, Timeouts};
+#[cfg(feature = "tls")]
+pub use tls::{
+    Authorities, ClientCertificates, Identity, TlsClientOptions, TlsConnector, TlsError, TlsServer, TlsServerOptions,
+};
 pub use websocket::{
     ClientHandshake, ClientHandshakeError, CloseCode, CloseFrame, Message, ServerHandshake, ServerHandshakeError, Text,
     UpgradeRequest, Upgraded, WebSocket, WebSocketError, WebSocketOptions, accept_key, accept_websocket,

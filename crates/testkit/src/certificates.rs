@@ -14,6 +14,10 @@ pub struct Certificates {
     pub server: PathBuf,
     /// The server's private key.
     pub server_key: PathBuf,
+    /// The same server's certificate for `tide.example`.
+    pub named: PathBuf,
+    /// The private key to that.
+    pub named_key: PathBuf,
     /// A client's certificate.
     pub client: PathBuf,
     /// The client's private key.
@@ -52,12 +56,16 @@ impl Certificates {
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         let (server, server_key) = issue("server", &params)?;
 
-        let mut params = named("Tidewire test client", vec![])?;
+        let mut params = named("Tidewire test server", vec!["tide.example".into()])?;
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        let (named, named_key) = issue("named", &params)?;
+
+        let mut params = self::named("Tidewire test client", vec![])?;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         let (client, client_key) = issue("client", &params)?;
 
         let authority = write("authority.pem", authority.pem())?;
-        Ok(Self { authority, server, server_key, client, client_key })
+        Ok(Self { authority, server, server_key, named, named_key, client, client_key })
     }
 }
 

@@ -1,6 +1,7 @@
 //! Connection actors, over real sockets.
 
 mod choices;
+mod client;
 mod connection;
 mod examples;
 mod fragments;
@@ -9,3 +10,4 @@ mod regressions;
 mod server;
 mod surface;
 mod timeouts;
+mod websocket;

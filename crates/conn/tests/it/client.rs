@@ -1,0 +1,327 @@
+//! Clients, against servers of this crate and servers that misbehave.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::BytesMut;
+use tidewire_conn::{
+    Client, ClientOptions, ClientProtocol, Codec, Connect, Connected, Frame, Incoming, LengthDelimited, Outcome,
+    Pushes, RequestError, TcpConnector,
+};
+use tidewire_testkit::{End, FaultProxy, PATIENCE, wait_until_async};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+
+use crate::server::{Server, frame};
+
+/// Frames are `number text`; those without a number are pushes.
+struct Numbered {
+    greeting: bool,
+}
+
+impl ClientProtocol for Numbered {
+    type Frame = Frame;
+    type Codec = LengthDelimited;
+
+    fn codec(&self) -> LengthDelimited {
+        LengthDelimited::default()
+    }
+
+    fn classify(&self, frame: &Frame) -> Incoming {
+        let text = std::str::from_utf8(frame.body()).unwrap();
+        match text.split_once(' ').map(|(number, _)| number.parse()) {
+            Some(Ok(number)) => Incoming::Reply(number),
+            _ if text == "pong" => Incoming::Nothing,
+            _ => Incoming::Push,
+        }
+    }
+
+    fn number(&self, request: &mut Frame, number: u64) {
+        *request = frame(format!("{number} {}", String::from_utf8_lossy(request.body())));
+    }
+
+    fn greeting(&self) -> Vec<Frame> {
+        if self.greeting { vec![frame("hello-there")] } else { vec![] }
+    }
+
+    fn farewell(&self) -> Option<Frame> {
+        Some(frame("goodbye"))
+    }
+}
+
+/// Replies come in the order of the requests.
+struct InOrder;
+
+impl ClientProtocol for InOrder {
+    type Frame = Frame;
+    type Codec = LengthDelimited;
+
+    fn codec(&self) -> LengthDelimited {
+        LengthDelimited::default()
+    }
+
+    fn classify(&self, _: &Frame) -> Incoming {
+        Incoming::NextReply
+    }
+}
+
+/// The server's end of a connection, played by the test.
+struct Far {
+    socket: DuplexStream,
+    input: BytesMut,
+}
+
+impl Far {
+    async fn receive(&mut self) -> Option<String> {
+        loop {
+            if let Some(frame) = LengthDelimited::default().decode(&mut self.input).unwrap() {
+                return Some(String::from_utf8(frame.body().to_vec()).unwrap());
+            }
+            if self.socket.read_buf(&mut self.input).await.unwrap() == 0 {
+                return None;
+            }
+        }
+    }
+
+    async fn send(&mut self, text: &str) {
+        self.socket.write_u32(u32::try_from(text.len()).unwrap()).await.unwrap();
+        self.socket.write_all(text.as_bytes()).await.unwrap();
+    }
+}
+
+/// Connects to the test itself.
+struct ToTest(tokio::sync::mpsc::Sender<Far>);
+
+impl Connect for ToTest {
+    type Socket = DuplexStream;
+
+    async fn connect(&self) -> std::io::Result<Connected<DuplexStream>> {
+        let (near, far) = tokio::io::duplex(100_000);
+        let far = Far { socket: far, input: BytesMut::new() };
+        self.0.send(far).await.map_err(|_| std::io::Error::other("the test is over"))?;
+        Ok(Connected::new(near, "127.0.0.1:9".parse().unwrap()))
+    }
+}
+
+struct Line<P: ClientProtocol> {
+    client: Client<P>,
+    pushes: Pushes<Frame>,
+    connections: tokio::sync::mpsc::Receiver<Far>,
+}
+
+fn line<P: ClientProtocol<Frame = Frame>>(protocol: P, settings: impl FnOnce(&mut ClientOptions)) -> Line<P> {
+    let (told, connections) = tokio::sync::mpsc::channel(1);
+    let mut options = ClientOptions::default();
+    settings(&mut options);
+    let (client, pushes, connection) = Client::new(protocol, ToTest(told), options);
+    tokio::spawn(connection.run());
+    Line { client, pushes, connections }
+}
+
+impl<P: ClientProtocol<Frame = Frame>> Line<P> {
+    async fn next_connection(&mut self) -> Far {
+        self.connections.recv().await.unwrap()
+    }
+
+    fn ask(&self, text: &'static str) -> tokio::task::JoinHandle<Result<Frame, RequestError>> {
+        let client = self.client.clone();
+        tokio::spawn(async move { client.request(frame(text)).await })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn replies_find_their_requests_by_number() {
+    let mut line = line(Numbered { greeting: true }, |_| {});
+    let (one, two) = (line.ask("one"), line.ask("two"));
+    let mut far = line.next_connection().await;
+    assert_eq!(far.receive().await.as_deref(), Some("hello-there"));
+    assert_eq!(far.receive().await.as_deref(), Some("1 one"));
+    assert_eq!(far.receive().await.as_deref(), Some("2 two"));
+    far.send("2 second").await;
+    far.send("news").await;
+    far.send("9 nobody asked").await;
+    far.send("1 first").await;
+    assert_eq!(two.await.unwrap().unwrap(), frame("2 second"));
+    assert_eq!(one.await.unwrap().unwrap(), frame("1 first"));
+    let pushed = line.pushes.recv().await.unwrap();
+    assert_eq!((pushed.frame, pushed.connection), (frame("news"), 1));
+    assert_eq!(line.client.stats().unexpected_replies, 1);
+}
+
+/// A request that was given up keeps its place, so that its reply goes to nobody else.
+#[tokio::test(start_paused = true)]
+async fn a_late_reply_shifts_no_other() {
+    let mut line = line(InOrder, |_| {});
+    let mut far = {
+        let given_up = line.ask("given up");
+        let mut far = line.next_connection().await;
+        assert_eq!(far.receive().await.as_deref(), Some("given up"));
+        given_up.abort();
+        assert!(given_up.await.unwrap_err().is_cancelled());
+        far
+    };
+    let timed_out = line.client.request_within(frame("too slow"), Duration::from_secs(1)).await;
+    assert_eq!(timed_out, Err(RequestError::TimedOut { outcome: Outcome::MaybeExecuted }));
+    let third = line.ask("third");
+    assert_eq!(far.receive().await.as_deref(), Some("too slow"));
+    assert_eq!(far.receive().await.as_deref(), Some("third"));
+    for reply in ["late", "later", "in time"] {
+        far.send(reply).await;
+    }
+    assert_eq!(third.await.unwrap().unwrap(), frame("in time"));
+    assert_eq!(line.client.stats().unexpected_replies, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_connection_says_what_may_have_been_executed() {
+    let mut line = line(Numbered { greeting: false }, |options| options.max_in_flight = 2);
+    let sent = line.ask("sent");
+    let mut far = line.next_connection().await;
+    assert_eq!(far.receive().await.as_deref(), Some("1 sent"));
+    drop(far);
+    assert_eq!(sent.await.unwrap(), Err(RequestError::Lost { outcome: Outcome::MaybeExecuted }));
+
+    // The next one waits for the next connection, and is sent once.
+    let next = line.ask("next");
+    let mut far = line.next_connection().await;
+    assert_eq!(far.receive().await.as_deref(), Some("1 next"));
+    far.send("push").await;
+    far.send("1 reply").await;
+    assert_eq!(next.await.unwrap().unwrap(), frame("1 reply"));
+    assert_eq!(line.pushes.recv().await.unwrap().connection, 2, "something may have been missed");
+}
+
+/// It has not been sent when its time is over, and is not sent after that.
+#[tokio::test(start_paused = true)]
+async fn what_timed_out_unsent_is_never_sent() {
+    let mut line = line(Numbered { greeting: false }, |options| options.max_in_flight = 1);
+    let first = line.ask("first");
+    let mut far = line.next_connection().await;
+    assert_eq!(far.receive().await.as_deref(), Some("1 first"));
+    let waited = line.client.request_within(frame("no room"), Duration::from_secs(1)).await;
+    assert_eq!(waited, Err(RequestError::TimedOut { outcome: Outcome::NeverSent }));
+    far.send("1 reply").await;
+    assert_eq!(first.await.unwrap().unwrap(), frame("1 reply"));
+}
+
+/// The socket takes no more, so that it stays in the queue, and is taken out of it.
+#[tokio::test(start_paused = true)]
+async fn what_timed_out_in_the_queue_is_never_sent() {
+    let mut line = line(Numbered { greeting: false }, |_| {});
+    let mut far = line.next_connection().await;
+    let large: &'static str = "x".repeat(300_000).leak();
+    let stuck = line.ask(large);
+    tokio::task::yield_now().await;
+    let never = line.client.request_within(frame("never"), Duration::from_secs(1)).await;
+    assert_eq!(never, Err(RequestError::TimedOut { outcome: Outcome::NeverSent }));
+    assert!(far.receive().await.unwrap().starts_with("1 x"));
+    far.send("1 reply").await;
+    stuck.await.unwrap().unwrap();
+    let last = line.ask("last");
+    assert_eq!(far.receive().await.as_deref(), Some("2 last"));
+    far.send("2 reply").await;
+    last.await.unwrap().unwrap();
+}
+
+/// Nobody receives the pushes: reading stops, memory does not grow, and what was pushed is not lost.
+#[tokio::test(start_paused = true)]
+async fn pushes_that_nobody_receives_stop_the_reading() {
+    let mut line = line(Numbered { greeting: false }, |options| options.pushes = 2);
+    let mut far = line.next_connection().await;
+    let pushed = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&pushed);
+    let pushing = tokio::spawn(async move {
+        for number in 0..1000 {
+            far.send(&format!("push-{number}-{}", "x".repeat(1000))).await;
+            counter.fetch_add(1, Ordering::SeqCst);
+        }
+        far
+    });
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    let stopped_at = pushed.load(Ordering::SeqCst);
+    assert!(stopped_at < 400, "{stopped_at} pushes were taken");
+    for number in 0..1000 {
+        let pushed = line.pushes.recv().await.unwrap();
+        assert!(pushed.frame.body().starts_with(format!("push-{number}-").as_bytes()));
+    }
+    pushing.await.unwrap();
+}
+
+/// The last client that goes closes the connection, and says so.
+#[tokio::test(start_paused = true)]
+async fn the_last_client_closes_the_connection() {
+    let mut line = line(Numbered { greeting: false }, |_| {});
+    let mut far = line.next_connection().await;
+    line.client.connected().await.unwrap();
+    line.client.send(frame("no reply wanted")).await.unwrap();
+    drop(line.client);
+    assert_eq!(far.receive().await.as_deref(), Some("no reply wanted"));
+    assert_eq!(far.receive().await.as_deref(), Some("goodbye"));
+    assert_eq!(far.receive().await, None);
+    drop(far);
+    assert!(line.pushes.recv().await.is_none());
+}
+
+/// Without one who runs it, nothing is waited for.
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_is_not_run_ends_all_requests() {
+    let (told, _connections) = tokio::sync::mpsc::channel(1);
+    let (client, mut pushes, connection) = Client::new(InOrder, ToTest(told), ClientOptions::default());
+    let asking = tokio::spawn({
+        let client = client.clone();
+        async move { client.request(frame("hello")).await }
+    });
+    tokio::task::yield_now().await;
+    drop(connection);
+    assert_eq!(asking.await.unwrap(), Err(RequestError::Closed));
+    assert_eq!(client.send(frame("hello")).await, Err(RequestError::Closed));
+    assert!(pushes.recv().await.is_none());
+}
+
+/// A thousand requests over a line that breaks again and again: each ends once, and none gets another's reply.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_request_ends_once_while_the_line_breaks() {
+    let server = Server::start().await;
+    let proxy = FaultProxy::start(server.addr);
+    let mut options = ClientOptions::default();
+    (options.backoff, options.request) = (Duration::from_millis(1), Duration::from_mins(1));
+    let (client, _pushes, connection) = Client::new(InOrder, TcpConnector::new(proxy.addr().to_string()), options);
+    tokio::spawn(connection.run());
+    let lost = Arc::new(AtomicUsize::new(0));
+    let asking: Vec<_> = (0..20)
+        .map(|task| {
+            let (client, lost) = (client.clone(), Arc::clone(&lost));
+            tokio::spawn(async move {
+                for number in 0..100 {
+                    let question = frame(format!("{task}-{number}"));
+                    match client.request(question.clone()).await {
+                        Ok(reply) => assert_eq!(reply, question),
+                        Err(RequestError::Lost { .. }) => {
+                            lost.fetch_add(1, Ordering::SeqCst);
+                        }
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            })
+        })
+        .collect();
+    let cutting = async {
+        loop {
+            let before = client.stats().connections.traffic.frames_in;
+            wait_until_async("some were answered", PATIENCE, async || {
+                client.stats().connections.traffic.frames_in > before + 50
+                    || asking.iter().all(tokio::task::JoinHandle::is_finished)
+            })
+            .await;
+            if asking.iter().all(tokio::task::JoinHandle::is_finished) {
+                return;
+            }
+            proxy.cut(End::Reset);
+        }
+    };
+    cutting.await;
+    for task in asking {
+        task.await.unwrap();
+    }
+    assert!(client.stats().connections.admitted > 1, "the line broke");
+}

@@ -1,0 +1,284 @@
+//! WebSockets over real sockets, with a client that writes whatever it likes.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tidewire_conn::{
+    Builder, CloseCode, CloseReason, ConnectionContext, Message, Protocol, PushPriority, Reply, Shutdown, Supervisor,
+    Text, Timeouts, WebSocket, WebSocketOptions, accept_websocket,
+};
+use tidewire_testkit::{PATIENCE, wait_until_async};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+struct Echo;
+
+impl Protocol for Echo {
+    type Frame = Message;
+    type Codec = WebSocket;
+    type ProtocolError = Infallible;
+
+    fn codec(&self) -> WebSocket {
+        let mut options = WebSocketOptions::default();
+        (options.max_frame, options.max_message, options.max_fragments) = (10_000, 20_000, 10);
+        WebSocket::server(options)
+    }
+
+    fn on_frame(&self, message: Message, _: &mut ConnectionContext) -> Reply<Message, Infallible> {
+        match message {
+            Message::Text(_) | Message::Binary(_) => Reply::Frame(message),
+            _ => Reply::None,
+        }
+    }
+
+    fn on_idle(&self, _: Duration, _: &mut ConnectionContext) -> Option<Message> {
+        Some(Message::Ping(Bytes::from_static(b"there?")))
+    }
+
+    fn last_word(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext) -> Option<Message> {
+        match reason {
+            CloseReason::Shutdown => Some(Message::close(CloseCode::AWAY, "")),
+            CloseReason::TimedOut(_) => Some(Message::close(CloseCode::POLICY, "")),
+            _ => None,
+        }
+    }
+}
+
+struct Server {
+    supervisor: Supervisor<Echo>,
+    addr: std::net::SocketAddr,
+}
+
+impl Server {
+    async fn start(settings: impl FnOnce(Builder<Echo>) -> Builder<Echo>) -> Self {
+        let supervisor = settings(Supervisor::with_protocol(Echo)).build();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let serving = supervisor.clone();
+        tokio::spawn(async move {
+            let upgrade = async |mut socket| {
+                let already_read = accept_websocket(&mut socket, |_| None).await?;
+                Ok((socket, already_read))
+            };
+            serving.serve_with(listener, upgrade).await
+        });
+        Self { supervisor, addr }
+    }
+
+    /// A client that has shaken hands, with these bytes right behind its request.
+    async fn connect_with(&self, first: &[u8]) -> Client {
+        let mut socket = TcpStream::connect(self.addr).await.unwrap();
+        let request = "GET /chat HTTP/1.1\r\nHost: tide.example\r\nUpgrade: websocket\r\nConnection: keep-alive, Upgrade\r\n\
+                       Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n";
+        socket.write_all(&[request.as_bytes(), first].concat()).await.unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(socket.read_u8().await.unwrap());
+        }
+        let head = String::from_utf8(head).unwrap();
+        assert!(head.starts_with("HTTP/1.1 101 ") && head.contains("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="), "{head}");
+        Client(socket)
+    }
+
+    async fn connect(&self) -> Client {
+        self.connect_with(b"").await
+    }
+}
+
+struct Client(TcpStream);
+
+/// A masked frame.
+fn masked(first: u8, payload: &[u8]) -> Vec<u8> {
+    let mut frame = vec![first];
+    match u16::try_from(payload.len()).unwrap() {
+        length @ 0..126 => frame.push(0x80 | u8::try_from(length).unwrap()),
+        length => {
+            frame.push(0x80 | 126);
+            frame.extend(length.to_be_bytes());
+        }
+    }
+    frame.extend([1, 2, 3, 4]);
+    frame.extend(payload.iter().zip([1, 2, 3, 4].iter().cycle()).map(|(byte, key)| byte ^ key));
+    frame
+}
+
+impl Client {
+    async fn send(&mut self, first: u8, payload: &[u8]) {
+        self.0.write_all(&masked(first, payload)).await.unwrap();
+    }
+
+    /// The first byte and the payload of the next frame; none at an orderly end.
+    async fn receive(&mut self) -> Option<(u8, Vec<u8>)> {
+        let mut first = [0; 1];
+        if self.0.read(&mut first).await.unwrap() == 0 {
+            return None;
+        }
+        let length = match self.0.read_u8().await.unwrap() {
+            126 => usize::from(self.0.read_u16().await.unwrap()),
+            length => usize::from(length),
+        };
+        let mut payload = vec![0; length];
+        self.0.read_exact(&mut payload).await.unwrap();
+        Some((first[0], payload))
+    }
+
+    async fn expect_close(&mut self, code: CloseCode) {
+        let (first, payload) = self.receive().await.unwrap();
+        assert_eq!((first, payload.get(..2)), (0x88, Some(&code.get().to_be_bytes()[..])), "{payload:?}");
+        assert_eq!(self.receive().await, None, "an end, not a reset");
+    }
+
+    async fn ask(&mut self, text: &str) {
+        self.send(0x81, text.as_bytes()).await;
+        assert_eq!(self.receive().await.unwrap(), (0x81, text.as_bytes().to_vec()));
+    }
+}
+
+#[tokio::test]
+async fn messages_come_back_whole_and_pings_go_between() {
+    let server = Server::start(|builder| builder).await;
+    // The first message may come with the handshake.
+    let mut client = server.connect_with(&masked(0x82, b"early")).await;
+    assert_eq!(client.receive().await.unwrap(), (0x82, b"early".to_vec()));
+    client.ask("high tide").await;
+    client.ask(&"long ".repeat(1000)).await;
+    client.send(0x01, b"in ").await;
+    client.send(0x89, b"ping").await;
+    assert_eq!(client.receive().await.unwrap(), (0x8a, b"ping".to_vec()));
+    client.send(0x80, b"pieces").await;
+    assert_eq!(client.receive().await.unwrap(), (0x81, b"in pieces".to_vec()));
+    client.send(0x88, &1000_u16.to_be_bytes()).await;
+    client.expect_close(CloseCode::NORMAL).await;
+    wait_until_async("it has ended", PATIENCE, async || server.supervisor.stats().ended["peer"] == 1).await;
+}
+
+/// Each ends with the right code, in order, and nobody else notices.
+#[tokio::test]
+async fn bad_input_ends_its_own_connection_with_the_right_code() {
+    let server = Server::start(|builder| builder).await;
+    let mut neighbour = server.connect().await;
+    let unmasked = b"\x81\x05hello".to_vec();
+    let endless: Vec<u8> = [masked(0x01, b"x"), masked(0x00, b"x").repeat(20)].concat();
+    let cases: Vec<(&str, Vec<u8>, CloseCode)> = vec![
+        ("not masked", unmasked, CloseCode::PROTOCOL),
+        ("a reserved bit", masked(0xc1, b"x"), CloseCode::PROTOCOL),
+        ("a reserved opcode", masked(0x83, b"x"), CloseCode::PROTOCOL),
+        ("a reserved control opcode", masked(0x8b, b"x"), CloseCode::PROTOCOL),
+        ("a long ping", masked(0x89, &[0; 126]), CloseCode::PROTOCOL),
+        ("a fragmented ping", masked(0x09, b"x"), CloseCode::PROTOCOL),
+        ("a continuation of nothing", masked(0x80, b"x"), CloseCode::PROTOCOL),
+        ("a message within a message", [masked(0x01, b"x"), masked(0x81, b"y")].concat(), CloseCode::PROTOCOL),
+        ("a close of one byte", masked(0x88, &[3]), CloseCode::PROTOCOL),
+        ("a close that must not be sent", masked(0x88, &1005_u16.to_be_bytes()), CloseCode::PROTOCOL),
+        ("no UTF-8", masked(0x81, b"\xff\xfe"), CloseCode::INVALID_DATA),
+        ("no UTF-8 across fragments", [masked(0x01, b"\xce"), masked(0x80, b"\x20")].concat(), CloseCode::INVALID_DATA),
+        ("no UTF-8 in a close", masked(0x88, b"\x03\xe8\xff"), CloseCode::INVALID_DATA),
+        ("a large frame", masked(0x82, &[0; 10_001]), CloseCode::TOO_BIG),
+        ("a huge announcement", b"\x82\xff\x00\x00\x00\x01\x00\x00\x00\x00".to_vec(), CloseCode::TOO_BIG),
+        ("endless fragments", endless, CloseCode::TOO_BIG),
+    ];
+    let count = cases.len() as u64;
+    for (name, bytes, code) in cases {
+        println!("{name}");
+        let mut client = server.connect().await;
+        client.0.write_all(&bytes).await.unwrap();
+        client.expect_close(code).await;
+        neighbour.ask("still there").await;
+    }
+    wait_until_async("all are counted", PATIENCE, async || server.supervisor.stats().ended["decode"] == count).await;
+}
+
+#[tokio::test]
+async fn handshakes_that_are_none_are_refused_in_http() {
+    let server = Server::start(|builder| {
+        let mut timeouts = Timeouts::default();
+        timeouts.first_frame = Some(Duration::from_millis(300));
+        builder.timeouts(timeouts)
+    })
+    .await;
+    for (request, answer) in [
+        ("GET / HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP/1.1 426 "),
+        ("POST / HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP/1.1 400 "),
+        ("\x16\x03\x01 not HTTP\r\n\r\n", "HTTP/1.1 400 "),
+    ] {
+        let mut socket = TcpStream::connect(server.addr).await.unwrap();
+        socket.write_all(request.as_bytes()).await.unwrap();
+        let mut said = String::new();
+        socket.read_to_string(&mut said).await.unwrap();
+        assert!(said.starts_with(answer), "{said}");
+    }
+    // One that never finishes is not waited for.
+    let mut slow = TcpStream::connect(server.addr).await.unwrap();
+    slow.write_all(b"GET / HTT").await.unwrap();
+    assert_eq!(slow.read(&mut [0; 1]).await.unwrap(), 0);
+    wait_until_async("all have ended", PATIENCE, async || server.supervisor.stats().ended["handshake"] == 4).await;
+    assert_eq!(server.supervisor.count(), 0);
+}
+
+/// Other frames come meanwhile, and yet its time runs out.
+#[tokio::test]
+async fn a_message_that_is_never_finished_ends_its_connection() {
+    let server = Server::start(|builder| {
+        let mut timeouts = Timeouts::default();
+        timeouts.frame = Some(Duration::from_millis(200));
+        builder.timeouts(timeouts)
+    })
+    .await;
+    let mut client = server.connect().await;
+    client.send(0x01, b"beginning").await;
+    wait_until_async("it has ended", PATIENCE, async || {
+        // It fails when the server has left.
+        let _ = client.0.write_all(&masked(0x8a, b"a pong that nobody asked for")).await;
+        server.supervisor.stats().ended["frame"] == 1
+    })
+    .await;
+    let (first, payload) = client.receive().await.unwrap();
+    assert_eq!((first, &payload[..2]), (0x88, &1008_u16.to_be_bytes()[..]));
+}
+
+#[tokio::test]
+async fn a_silent_peer_is_pinged_over_the_wire() {
+    let server = Server::start(|builder| {
+        let mut timeouts = Timeouts::default();
+        timeouts.heartbeat = Some(Duration::from_millis(50));
+        builder.timeouts(timeouts)
+    })
+    .await;
+    let mut client = server.connect().await;
+    client.ask("hello").await;
+    assert_eq!(client.receive().await.unwrap(), (0x89, b"there?".to_vec()));
+    client.send(0x8a, b"there?").await;
+    assert_eq!(client.receive().await.unwrap(), (0x89, b"there?".to_vec()));
+}
+
+#[tokio::test]
+async fn pushes_have_heads_of_their_own_and_a_handle_closes() {
+    let server = Server::start(|builder| builder).await;
+    let (mut first, mut second) = (server.connect().await, server.connect().await);
+    for client in [&mut first, &mut second] {
+        client.ask("hello").await;
+    }
+    let body = Text::from("{\"tide\":\"high\"}".to_owned());
+    let reached = server.supervisor.sessions().broadcast(PushPriority::Low, |session| {
+        Some(Message::Text(body.clone().with_head(&format!("{}:", session.id())).unwrap()))
+    });
+    assert_eq!(reached, 2);
+    assert_eq!(first.receive().await.unwrap(), (0x81, b"conn-1:{\"tide\":\"high\"}".to_vec()));
+    assert_eq!(second.receive().await.unwrap(), (0x81, b"conn-2:{\"tide\":\"high\"}".to_vec()));
+
+    let sessions = server.supervisor.sessions().list();
+    let revoked = sessions[0].handle();
+    revoked.try_push(Message::text("last news"), PushPriority::Low, tidewire_conn::PushPolicy::DropIfFull).unwrap();
+    revoked.close(Some(Message::close(CloseCode::new(4002), "revoked")));
+    assert!(revoked.is_closed());
+    assert_eq!(first.receive().await.unwrap(), (0x81, b"last news".to_vec()));
+    first.expect_close(CloseCode::new(4002)).await;
+    wait_until_async("it is counted", PATIENCE, async || server.supervisor.stats().ended["handle"] == 1).await;
+
+    let supervisor = server.supervisor.clone();
+    let shutting = tokio::spawn(async move { supervisor.shutdown(Shutdown::default()).await });
+    second.expect_close(CloseCode::AWAY).await;
+    drop((first, second));
+    shutting.await.unwrap();
+}

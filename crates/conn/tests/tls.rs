@@ -1,0 +1,253 @@
+//! TLS over real sockets, with real certificates.
+
+use std::convert::Infallible;
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tempfile::TempDir;
+use tidewire_conn::{
+    Authorities, Client, ClientCertificates, ClientHandshake, ClientOptions, ClientProtocol, Connect,
+    ConnectionContext, Frame, Identity, Incoming, LengthDelimited, Message, Protocol, Reply, RequestError, Supervisor,
+    TcpConnector, Timeouts, TlsClientOptions, TlsConnector, TlsError, TlsServer, TlsServerOptions, WebSocket,
+    WebSocketConnector, WebSocketOptions, accept_websocket,
+};
+use tidewire_testkit::{Certificates, PATIENCE, wait_until_async};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+struct Echo;
+
+impl Protocol for Echo {
+    type Frame = Frame;
+    type Codec = LengthDelimited;
+    type ProtocolError = Infallible;
+
+    fn codec(&self) -> LengthDelimited {
+        LengthDelimited::default()
+    }
+
+    fn on_frame(&self, frame: Frame, _: &mut ConnectionContext) -> Reply<Frame, Infallible> {
+        Reply::Frame(frame)
+    }
+}
+
+struct Asking;
+
+impl ClientProtocol for Asking {
+    type Frame = Frame;
+    type Codec = LengthDelimited;
+
+    fn codec(&self) -> LengthDelimited {
+        LengthDelimited::default()
+    }
+
+    fn classify(&self, _: &Frame) -> Incoming {
+        Incoming::NextReply
+    }
+}
+
+struct Setting {
+    certificates: Certificates,
+    _folder: TempDir,
+}
+
+impl Setting {
+    fn new() -> Self {
+        let folder = TempDir::new().unwrap();
+        Self { certificates: Certificates::generate(folder.path()), _folder: folder }
+    }
+
+    fn identity(chain: &Path, key: &Path) -> Identity {
+        Identity::from_pem(&fs::read(chain).unwrap(), &fs::read(key).unwrap()).unwrap()
+    }
+
+    fn authorities(&self) -> Authorities {
+        Authorities::from_pem(&fs::read(&self.certificates.authority).unwrap()).unwrap()
+    }
+
+    fn client(&self) -> TlsClientOptions {
+        let mut options = TlsClientOptions::default();
+        options.authorities = Some(self.authorities());
+        options
+    }
+
+    /// A server with these options, and where it listens.
+    async fn serve(&self, options: TlsServerOptions) -> (Supervisor<Echo>, String) {
+        let Certificates { server, server_key, .. } = &self.certificates;
+        let tls = TlsServer::new(Self::identity(server, server_key), options).unwrap();
+        let mut timeouts = Timeouts::default();
+        timeouts.first_frame = Some(Duration::from_millis(300));
+        let supervisor = Supervisor::with_protocol(Echo).timeouts(timeouts).build();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap().to_string();
+        let serving = supervisor.clone();
+        tokio::spawn(async move {
+            let upgrade = |socket| {
+                let tls = tls.clone();
+                async move { Ok((tls.accept(socket).await?, Vec::new())) }
+            };
+            serving.serve_with(listener, upgrade).await
+        });
+        (supervisor, addr)
+    }
+}
+
+async fn ask<C: Connect>(connector: C) -> Result<Frame, RequestError> {
+    let mut options = ClientOptions::default();
+    (options.reconnect, options.request) = (false, Duration::from_mins(1));
+    let (client, _pushes, connection) = Client::new(Asking, connector, options);
+    tokio::spawn(connection.run());
+    client.request(Frame::from(Bytes::from_static(b"hello"))).await
+}
+
+#[tokio::test]
+async fn a_request_is_answered_and_the_wrong_name_is_noticed() {
+    let setting = Setting::new();
+    let (supervisor, addr) = setting.serve(TlsServerOptions::default()).await;
+    let right = TlsConnector::new(TcpConnector::new(addr.clone()), "localhost", setting.client()).unwrap();
+    assert_eq!(ask(right).await.unwrap().body(), "hello");
+
+    let wrong = TlsConnector::new(TcpConnector::new(addr.clone()), "tide.example", setting.client()).unwrap();
+    assert_eq!(ask(wrong).await.unwrap_err(), RequestError::Closed);
+
+    let stranger = Setting::new();
+    let untrusted = TlsConnector::new(TcpConnector::new(addr), "localhost", stranger.client()).unwrap();
+    let error = untrusted.connect().await.unwrap_err();
+    assert!(error.to_string().contains("certificate"), "{error}");
+    wait_until_async("both are counted", PATIENCE, async || supervisor.stats().ended["handshake"] == 2).await;
+}
+
+/// SNI: another name, another certificate. ALPN: the protocol that both speak.
+#[tokio::test]
+async fn a_server_is_who_it_is_asked_for_and_speaks_what_both_do() {
+    let setting = Setting::new();
+    let Certificates { named, named_key, .. } = &setting.certificates;
+    let mut options = TlsServerOptions::default();
+    options.by_name = vec![("tide.example".to_owned(), Setting::identity(named, named_key))];
+    options.alpn = vec![b"tide/2".to_vec(), b"tide/1".to_vec()];
+    let (_supervisor, addr) = setting.serve(options).await;
+    for name in ["tide.example", "localhost"] {
+        let mut client = setting.client();
+        client.alpn = vec![b"tide/1".to_vec(), b"tide/0".to_vec()];
+        let connector = TlsConnector::new(TcpConnector::new(addr.clone()), name, client).unwrap();
+        let connected = connector.connect().await.unwrap();
+        assert_eq!(connected.socket.get_ref().1.alpn_protocol(), Some(&b"tide/1"[..]));
+        assert_eq!(ask(connector).await.unwrap().body(), "hello");
+    }
+}
+
+#[tokio::test]
+async fn a_server_may_demand_a_certificate() {
+    let setting = Setting::new();
+    let mut options = TlsServerOptions::default();
+    options.clients = ClientCertificates::Required(setting.authorities());
+    let (supervisor, addr) = setting.serve(options).await;
+    let nobody = TlsConnector::new(TcpConnector::new(addr.clone()), "localhost", setting.client()).unwrap();
+    // With TLS 1.3 the client learns of it only when it reads.
+    assert!(ask(nobody).await.is_err());
+    wait_until_async("it is counted", PATIENCE, async || supervisor.stats().ended["handshake"] == 1).await;
+
+    let Certificates { client, client_key, .. } = &setting.certificates;
+    let mut known = setting.client();
+    known.identity = Some(Setting::identity(client, client_key));
+    let known = TlsConnector::new(TcpConnector::new(addr), "localhost", known).unwrap();
+    assert_eq!(ask(known).await.unwrap().body(), "hello");
+}
+
+/// Rubbish, silence, and a connection that is cut in the middle: each is that connection's affair.
+#[tokio::test]
+async fn handshakes_that_fail_end_their_connection_alone() {
+    let setting = Setting::new();
+    let (supervisor, addr) = setting.serve(TlsServerOptions::default()).await;
+    let mut rubbish = TcpStream::connect(&addr).await.unwrap();
+    rubbish.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+    let silent = TcpStream::connect(&addr).await.unwrap();
+    let mut cut = TcpStream::connect(&addr).await.unwrap();
+    cut.write_all(&[22, 3, 1]).await.unwrap();
+    drop(cut);
+    wait_until_async("all have ended", PATIENCE, async || supervisor.stats().ended["handshake"] == 3).await;
+    // It is answered with an alert, and closed.
+    let _ = rubbish.read_to_end(&mut Vec::new()).await;
+    drop(silent);
+    let good = TlsConnector::new(TcpConnector::new(addr), "localhost", setting.client()).unwrap();
+    assert_eq!(ask(good).await.unwrap().body(), "hello");
+}
+
+#[test]
+fn what_is_no_identity_is_refused() {
+    let setting = Setting::new();
+    let Certificates { server, server_key, client_key, authority, .. } = &setting.certificates;
+    let read = |path: &Path| fs::read(path).unwrap();
+    assert!(matches!(Identity::from_pem(b"", &read(server_key)), Err(TlsError::NoCertificate)));
+    assert!(matches!(Identity::from_pem(&read(server), b"no key"), Err(TlsError::Pem(_))));
+    let mixed = Identity::from_pem(&read(server), &read(client_key)).unwrap();
+    assert!(matches!(TlsServer::new(mixed, TlsServerOptions::default()), Err(TlsError::Rustls(_))));
+    assert!(matches!(Authorities::from_pem(b"nothing"), Err(TlsError::NoAuthority)));
+    let mut options = TlsClientOptions::default();
+    options.authorities = Some(Authorities::from_pem(&read(authority)).unwrap());
+    let refused = TlsConnector::new(TcpConnector::new("127.0.0.1:1"), "no name", options);
+    assert!(matches!(refused, Err(TlsError::Name { name }) if name == "no name"));
+}
+
+/// The server of a secure WebSocket.
+struct WebEcho;
+
+impl Protocol for WebEcho {
+    type Frame = Message;
+    type Codec = WebSocket;
+    type ProtocolError = Infallible;
+
+    fn codec(&self) -> WebSocket {
+        WebSocket::server(WebSocketOptions::default())
+    }
+
+    fn on_frame(&self, message: Message, _: &mut ConnectionContext) -> Reply<Message, Infallible> {
+        Reply::Frame(message)
+    }
+}
+
+struct WebAsking;
+
+impl ClientProtocol for WebAsking {
+    type Frame = Message;
+    type Codec = WebSocket;
+
+    fn codec(&self) -> WebSocket {
+        WebSocket::client(WebSocketOptions::default())
+    }
+
+    fn classify(&self, _: &Message) -> Incoming {
+        Incoming::NextReply
+    }
+}
+
+#[tokio::test]
+async fn a_websocket_over_tls() -> io::Result<()> {
+    let setting = Setting::new();
+    let Certificates { server, server_key, .. } = &setting.certificates;
+    let tls = TlsServer::new(Setting::identity(server, server_key), TlsServerOptions::default()).unwrap();
+    let supervisor = Supervisor::with_protocol(WebEcho).build();
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let addr = listener.local_addr()?.to_string();
+    let upgrade = move |socket| {
+        let tls = tls.clone();
+        async move {
+            let mut socket = tls.accept(socket).await?;
+            let already_read = accept_websocket(&mut socket, |_| None).await?;
+            Ok((socket, already_read))
+        }
+    };
+    tokio::spawn(async move { supervisor.serve_with(listener, upgrade).await });
+
+    let secure = TlsConnector::new(TcpConnector::new(addr), "localhost", setting.client()).unwrap();
+    let connector = WebSocketConnector::new(secure, ClientHandshake::new("localhost", "/").unwrap());
+    let (client, _pushes, connection) = Client::new(WebAsking, connector, ClientOptions::default());
+    tokio::spawn(connection.run());
+    let large = Message::binary(vec![7; 500_000]);
+    assert_eq!(client.request(large.clone()).await.unwrap(), large);
+    assert_eq!(client.request(Message::text("hello")).await.unwrap().as_text(), Some("hello"));
+    Ok(())
+}
