@@ -1,4 +1,4 @@
-//! WebSockets over real sockets, with a client that writes whatever it likes.
+//! `WebSocket` over real sockets, with a client that writes whatever it likes.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -94,7 +94,7 @@ fn masked(first: u8, payload: &[u8]) -> Vec<u8> {
     match u16::try_from(payload.len()).unwrap() {
         length @ 0..126 => frame.push(0x80 | u8::try_from(length).unwrap()),
         length => {
-            frame.push(0x80 | 126);
+            frame.push(0xfe);
             frame.extend(length.to_be_bytes());
         }
     }
