@@ -1,0 +1,536 @@
+//! What a bucket's records look like: read from JSON, and asked of every record that is written.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use regex::Regex;
+use serde_json::{Map, Value as Json};
+
+use crate::check;
+
+/// The definition of a bucket.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct BucketDefinition {
+    /// The field that names a record.
+    pub key: String,
+    /// What is known of its fields, in the order in which they were given.
+    pub fields: Vec<(String, FieldRule)>,
+    /// The indexes that were asked for, each of one field or of several.
+    pub indexes: Vec<Vec<String>>,
+    /// Whether records are paged in the order of their keys, rather than of their coming.
+    pub ordered: bool,
+    /// Whether records outlive the process.
+    pub persistent: bool,
+    /// How long records live, in milliseconds.
+    pub ttl: Option<u64>,
+    /// How many records there may be; the oldest make way.
+    pub max_size: Option<usize>,
+}
+
+/// What is known of a field.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct FieldRule {
+    /// Its type.
+    pub kind: Kind,
+    /// Whether it must be there, and not null.
+    pub required: bool,
+    /// What it is when it is absent.
+    pub default: Option<Json>,
+    /// What makes its value when it is absent.
+    pub generated: Option<Generated>,
+    /// The only values that it may have.
+    pub allowed: Option<Vec<Json>>,
+    /// The least length of a string, in UTF-16 units.
+    pub min_length: Option<usize>,
+    /// The greatest.
+    pub max_length: Option<usize>,
+    /// What a string must match somewhere.
+    pub pattern: Option<Regex>,
+    /// What a string must look like.
+    pub format: Option<Format>,
+    /// The least number.
+    pub min: Option<f64>,
+    /// The greatest.
+    pub max: Option<f64>,
+    /// Whether no two records may have the same value.
+    pub unique: bool,
+    /// The bucket whose keys it holds.
+    pub reference: Option<Reference>,
+    /// What is known of the members of an object.
+    pub properties: Vec<(String, FieldRule)>,
+    /// What is known of the elements of an array.
+    pub items: Option<Box<FieldRule>>,
+}
+
+/// The type of a field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Kind {
+    /// Text.
+    String,
+    /// A number.
+    Number,
+    /// True or false.
+    Boolean,
+    /// An object, not an array.
+    Object,
+    /// An array.
+    Array,
+    /// A moment: text or a number.
+    Date,
+}
+
+impl Kind {
+    const ALL: [(&'static str, Self); 6] = [
+        ("string", Self::String),
+        ("number", Self::Number),
+        ("boolean", Self::Boolean),
+        ("object", Self::Object),
+        ("array", Self::Array),
+        ("date", Self::Date),
+    ];
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(name_of(&Self::ALL, *self))
+    }
+}
+
+/// What makes a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Generated {
+    /// A random UUID.
+    Uuid,
+    /// `c` and 32 hexadecimal digits.
+    Cuid,
+    /// The next number of the bucket, from one.
+    Autoincrement,
+    /// The time, in milliseconds.
+    Timestamp,
+}
+
+impl Generated {
+    const ALL: [(&'static str, Self); 4] = [
+        ("uuid", Self::Uuid),
+        ("cuid", Self::Cuid),
+        ("autoincrement", Self::Autoincrement),
+        ("timestamp", Self::Timestamp),
+    ];
+}
+
+/// What a string looks like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Format {
+    /// Something with an `@` and a dot after it.
+    Email,
+    /// What browsers take for a URL.
+    Url,
+    /// A date that exists, or a moment of one.
+    IsoDate,
+}
+
+impl Format {
+    const ALL: [(&'static str, Self); 3] = [("email", Self::Email), ("url", Self::Url), ("iso-date", Self::IsoDate)];
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(name_of(&Self::ALL, *self))
+    }
+}
+
+/// A field that holds a key of another bucket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Reference {
+    /// The other bucket.
+    pub bucket: String,
+    /// What happens here when the record there is deleted.
+    pub on_delete: OnDelete,
+}
+
+/// What happens to those that refer to a record which is deleted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnDelete {
+    /// It is not deleted.
+    Restrict,
+    /// They are deleted as well.
+    Cascade,
+    /// They refer to nothing.
+    SetNull,
+}
+
+impl OnDelete {
+    const ALL: [(&'static str, Self); 3] =
+        [("restrict", Self::Restrict), ("cascade", Self::Cascade), ("set_null", Self::SetNull)];
+}
+
+fn name_of<T: PartialEq + Copy>(all: &[(&'static str, T)], value: T) -> &'static str {
+    all.iter().find(|(_, other)| *other == value).map_or("", |(name, _)| name)
+}
+
+/// What is wrong with a definition.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DefinitionError {
+    /// Something is missing, or not what it has to be.
+    #[error("{at} must be {expected}")]
+    Expected {
+        /// Where.
+        at: String,
+        /// What it has to be.
+        expected: String,
+    },
+    /// It has an option that does not exist.
+    #[error("{at} has an unknown option {option}")]
+    UnknownOption {
+        /// Where.
+        at: String,
+        /// What it is called.
+        option: String,
+    },
+    /// A key or index names a field that is not in the schema.
+    #[error("{at} names the field {field}, which is not in the schema")]
+    UnknownField {
+        /// Where.
+        at: String,
+        /// What it is called.
+        field: String,
+    },
+    /// A pattern is not a regular expression that can be matched in linear time.
+    #[error("the pattern of {at} cannot be used: {problem}")]
+    Pattern {
+        /// Where.
+        at: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A default does not pass its own rules.
+    #[error("the default of {at} does not pass its own rules: {problem}")]
+    Default {
+        /// Where.
+        at: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// It is nested too deeply.
+    #[error("{at} is nested too deeply: {max} levels are allowed")]
+    TooDeep {
+        /// Where.
+        at: String,
+        /// How deep it may be.
+        max: usize,
+    },
+}
+
+impl BucketDefinition {
+    /// How deep the rules of a field may be nested.
+    pub const MAX_DEPTH: usize = 10;
+
+    /// The definition that JSON describes.
+    pub fn parse(json: &Json) -> Result<Self, DefinitionError> {
+        const OPTIONS: [&str; 7] = ["key", "schema", "indexes", "etsType", "persistent", "ttl", "maxSize"];
+        let at = "the definition";
+        let members = object(json, at)?;
+        known(members, &OPTIONS, at)?;
+        let key = text(members, "key", at)?.ok_or_else(|| expected("key", "the name of a field"))?;
+        let schema = members.get("schema").ok_or_else(|| expected("schema", "an object of fields"))?;
+        let fields = rules(object(schema, "schema")?, "", 1)?;
+        let is_field = |name: &str| fields.iter().any(|(field, _)| field == name);
+        if !is_field(&key) {
+            return Err(DefinitionError::UnknownField { at: "key".to_owned(), field: key });
+        }
+        let indexes = indexes(members.get("indexes"))?;
+        if let Some(field) = indexes.iter().flatten().find(|field| !is_field(field)) {
+            return Err(DefinitionError::UnknownField { at: "indexes".to_owned(), field: field.clone() });
+        }
+        let ets_type = text(members, "etsType", at)?;
+        let max_size = whole(members, "maxSize", at)?;
+        if max_size == Some(0) {
+            return Err(expected("maxSize", "at least 1"));
+        }
+        Ok(Self {
+            key,
+            fields,
+            indexes,
+            ordered: ets_type.as_deref() == Some("ordered_set"),
+            persistent: flag(members, "persistent", at)?.unwrap_or(true),
+            ttl: present(members, "ttl").map(duration).transpose()?,
+            max_size,
+        })
+    }
+
+    /// What is known of a field.
+    pub fn rule(&self, field: &str) -> Option<&FieldRule> {
+        self.fields.iter().find(|(name, _)| name == field).map(|(_, rule)| rule)
+    }
+
+    /// How many indexes it has: those that were asked for, and one for each unique field that was not.
+    pub fn index_count(&self) -> usize {
+        let listed: BTreeSet<&[String]> = self.indexes.iter().map(Vec::as_slice).collect();
+        let unique = self.fields.iter().filter(|(_, rule)| rule.unique);
+        listed.len() + unique.filter(|(name, _)| !listed.contains(std::slice::from_ref(name))).count()
+    }
+}
+
+fn expected(at: &str, expected: &str) -> DefinitionError {
+    DefinitionError::Expected { at: at.to_owned(), expected: expected.to_owned() }
+}
+
+fn object<'a>(json: &'a Json, at: &str) -> Result<&'a Map<String, Json>, DefinitionError> {
+    json.as_object().ok_or_else(|| expected(at, "an object"))
+}
+
+fn known(members: &Map<String, Json>, options: &[&str], at: &str) -> Result<(), DefinitionError> {
+    match members.keys().find(|option| !options.contains(&option.as_str())) {
+        None => Ok(()),
+        Some(option) => Err(DefinitionError::UnknownOption { at: at.to_owned(), option: option.clone() }),
+    }
+}
+
+/// An option that is given. Null is as good as nothing.
+fn present<'a>(members: &'a Map<String, Json>, option: &str) -> Option<&'a Json> {
+    members.get(option).filter(|value| !value.is_null())
+}
+
+fn option<T>(
+    members: &Map<String, Json>,
+    option: &str,
+    at: &str,
+    what: &str,
+    read: impl Fn(&Json) -> Option<T>,
+) -> Result<Option<T>, DefinitionError> {
+    let Some(json) = present(members, option) else { return Ok(None) };
+    read(json).map(Some).ok_or_else(|| expected(&format!("{option} of {at}"), what))
+}
+
+fn text(members: &Map<String, Json>, name: &str, at: &str) -> Result<Option<String>, DefinitionError> {
+    option(members, name, at, "a string", |json| json.as_str().map(str::to_owned))
+}
+
+fn flag(members: &Map<String, Json>, name: &str, at: &str) -> Result<Option<bool>, DefinitionError> {
+    option(members, name, at, "true or false", Json::as_bool)
+}
+
+fn number(members: &Map<String, Json>, name: &str, at: &str) -> Result<Option<f64>, DefinitionError> {
+    option(members, name, at, "a number", Json::as_f64)
+}
+
+fn whole(members: &Map<String, Json>, name: &str, at: &str) -> Result<Option<usize>, DefinitionError> {
+    option(members, name, at, "a whole number from 0", |json| usize::try_from(json.as_u64()?).ok())
+}
+
+fn one_of<T: Copy>(
+    members: &Map<String, Json>,
+    name: &str,
+    at: &str,
+    all: &[(&'static str, T)],
+) -> Result<Option<T>, DefinitionError> {
+    let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
+    option(members, name, at, &format!("one of {}", names.join(", ")), |json| {
+        let given = json.as_str()?;
+        all.iter().find(|(name, _)| *name == given).map(|(_, value)| *value)
+    })
+}
+
+fn indexes(json: Option<&Json>) -> Result<Vec<Vec<String>>, DefinitionError> {
+    let Some(json) = json.filter(|json| !json.is_null()) else { return Ok(Vec::new()) };
+    let wrong = || expected("indexes", "a list of field names, or of lists of field names");
+    let name = |json: &Json| json.as_str().map(str::to_owned);
+    let mut indexes: Vec<Vec<String>> = Vec::new();
+    for index in json.as_array().ok_or_else(wrong)? {
+        let fields = match index {
+            Json::String(field) => Some(vec![field.clone()]),
+            Json::Array(fields) if !fields.is_empty() => fields.iter().map(name).collect(),
+            _ => None,
+        };
+        let fields = fields.ok_or_else(wrong)?;
+        if !indexes.contains(&fields) {
+            indexes.push(fields);
+        }
+    }
+    Ok(indexes)
+}
+
+/// A time span: milliseconds, or a number with a unit.
+fn duration(json: &Json) -> Result<u64, DefinitionError> {
+    let wrong = || expected("ttl", "milliseconds above zero, or a text such as \"30s\", \"5m\", \"1h\" or \"7d\"");
+    let milliseconds = match json {
+        Json::Number(number) => number.as_f64(),
+        Json::String(text) => {
+            let unit = text.chars().next_back().ok_or_else(wrong)?;
+            let factor = match unit {
+                's' => 1_000.0,
+                'm' => 60_000.0,
+                'h' => 3_600_000.0,
+                'd' => 86_400_000.0,
+                _ => return Err(wrong()),
+            };
+            text.strip_suffix(unit).and_then(|number| number.parse::<f64>().ok()).map(|number| number * factor)
+        }
+        _ => None,
+    };
+    // Ten thousand years are long enough, and every clock can count them.
+    let milliseconds = milliseconds.filter(|span| *span >= 1.0 && *span < 3.2e14).ok_or_else(wrong)?;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "its range has just been checked")]
+    let whole = milliseconds as u64;
+    Ok(whole)
+}
+
+fn rules(schema: &Map<String, Json>, prefix: &str, depth: usize) -> Result<Vec<(String, FieldRule)>, DefinitionError> {
+    let rules = schema.iter().map(|(name, json)| {
+        let at = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
+        Ok((name.clone(), FieldRule::parse(json, &at, depth)?))
+    });
+    rules.collect()
+}
+
+impl FieldRule {
+    fn parse(json: &Json, at: &str, depth: usize) -> Result<Self, DefinitionError> {
+        const OPTIONS: [&str; 16] = [
+            "type",
+            "required",
+            "default",
+            "generated",
+            "enum",
+            "minLength",
+            "maxLength",
+            "pattern",
+            "format",
+            "min",
+            "max",
+            "unique",
+            "ref",
+            "onDelete",
+            "properties",
+            "items",
+        ];
+        if depth > BucketDefinition::MAX_DEPTH {
+            return Err(DefinitionError::TooDeep { at: at.to_owned(), max: BucketDefinition::MAX_DEPTH });
+        }
+        let members = object(json, at)?;
+        known(members, &OPTIONS, at)?;
+        let kind = one_of(members, "type", at, &Kind::ALL)?;
+        let pattern = text(members, "pattern", at)?.map(|pattern| Regex::new(&pattern)).transpose();
+        let on_delete = one_of(members, "onDelete", at, &OnDelete::ALL)?;
+        let rule = Self {
+            kind: kind
+                .ok_or_else(|| expected(&format!("type of {at}"), "string, number, boolean, object, array or date"))?,
+            required: flag(members, "required", at)?.unwrap_or(false),
+            default: members.get("default").cloned(),
+            generated: one_of(members, "generated", at, &Generated::ALL)?,
+            allowed: option(members, "enum", at, "a list of values", |json| json.as_array().cloned())?,
+            min_length: whole(members, "minLength", at)?,
+            max_length: whole(members, "maxLength", at)?,
+            pattern: pattern
+                .map_err(|error| DefinitionError::Pattern { at: at.to_owned(), problem: error.to_string() })?,
+            format: one_of(members, "format", at, &Format::ALL)?,
+            min: number(members, "min", at)?,
+            max: number(members, "max", at)?,
+            unique: flag(members, "unique", at)?.unwrap_or(false),
+            reference: text(members, "ref", at)?
+                .map(|bucket| Reference { bucket, on_delete: on_delete.unwrap_or(OnDelete::Restrict) }),
+            properties: match present(members, "properties") {
+                Some(properties) => rules(object(properties, &format!("properties of {at}"))?, at, depth + 1)?,
+                None => Vec::new(),
+            },
+            items: match present(members, "items") {
+                Some(items) => Some(Box::new(Self::parse(items, &format!("{at}[]"), depth + 1)?)),
+                None => None,
+            },
+        };
+        let mut issues = Vec::new();
+        if let Some(default) = &rule.default {
+            check::field(&rule, Some(default), at, &mut issues);
+        }
+        match issues.first() {
+            None => Ok(rule),
+            Some(issue) => Err(DefinitionError::Default { at: at.to_owned(), problem: issue.message.clone() }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn parse(json: &Json) -> Result<BucketDefinition, DefinitionError> {
+        BucketDefinition::parse(json)
+    }
+
+    #[test]
+    fn everything_can_be_said() {
+        let definition = parse(&json!({
+            "key": "id",
+            "schema": {
+                "id": {"type": "string", "generated": "uuid"},
+                "email": {"type": "string", "unique": true, "format": "email"},
+                "age": {"type": "number", "min": 0, "max": 150, "default": 0},
+                "role": {"type": "string", "enum": ["admin", "user"]},
+                "team": {"type": "string", "ref": "teams", "onDelete": "set_null"},
+                "address": {"type": "object", "properties": {"zip": {"type": "string", "pattern": "^[0-9]{5}$"}}},
+                "tags": {"type": "array", "items": {"type": "string", "maxLength": 10}},
+            },
+            "indexes": ["role", ["role", "age"], "role"],
+            "etsType": "ordered_set",
+            "ttl": "1.5h",
+            "maxSize": 100,
+        }))
+        .unwrap();
+        assert_eq!(definition.indexes, [vec!["role"], vec!["role", "age"]]);
+        assert_eq!(definition.index_count(), 3);
+        assert_eq!((definition.ordered, definition.persistent), (true, true));
+        assert_eq!((definition.ttl, definition.max_size), (Some(5_400_000), Some(100)));
+        assert_eq!(definition.rule("team").unwrap().reference.as_ref().unwrap().on_delete, OnDelete::SetNull);
+        assert!(definition.rule("nothing").is_none());
+    }
+
+    #[test]
+    fn wrong_definitions_say_what_is_wrong() {
+        let field = |rule: Json| json!({"key": "id", "schema": {"id": rule}});
+        let with = |name: &str, value: Json| {
+            let mut definition = field(json!({"type": "string"}));
+            definition[name] = value;
+            definition
+        };
+        let mut deep = json!({"type": "string"});
+        for _ in 0..10 {
+            deep = json!({"type": "array", "items": deep});
+        }
+        for (definition, error) in [
+            (json!(1), "the definition must be an object"),
+            (json!({"schema": {}}), "key must be the name of a field"),
+            (json!({"key": "id"}), "schema must be an object of fields"),
+            (json!({"key": "id", "schema": {}}), "key names the field id, which is not in the schema"),
+            (with("indexes", json!(["x"])), "indexes names the field x, which is not in the schema"),
+            (with("indexes", json!([[]])), "indexes must be a list of field names, or of lists of field names"),
+            (with("colour", json!(1)), "the definition has an unknown option colour"),
+            (with("maxSize", json!(0)), "maxSize must be at least 1"),
+            (with("maxSize", json!(1.5)), "maxSize of the definition must be a whole number from 0"),
+            (field(json!({})), "type of id must be string, number, boolean, object, array or date"),
+            (field(json!({"type": "text"})), "type of id must be one of string, number, boolean, object, array, date"),
+            (field(json!({"type": "string", "requird": true})), "id has an unknown option requird"),
+            (
+                field(json!({"type": "number", "default": "x"})),
+                "the default of id does not pass its own rules: must be a number",
+            ),
+            (field(deep), "id[][][][][][][][][][] is nested too deeply: 10 levels are allowed"),
+        ] {
+            assert_eq!(parse(&definition).unwrap_err().to_string(), error, "{definition}");
+        }
+        for ttl in [json!(0), json!("5"), json!("x5s"), json!(""), json!("1e300d"), json!(-1), json!([])] {
+            assert!(parse(&with("ttl", ttl.clone())).unwrap_err().to_string().starts_with("ttl must be"), "{ttl}");
+        }
+        // Look-around would need more than linear time.
+        let refused = parse(&field(json!({"type": "string", "pattern": "(?=x)"}))).unwrap_err();
+        assert!(matches!(refused, DefinitionError::Pattern { .. }), "{refused}");
+    }
+}
