@@ -1,15 +1,19 @@
 //! JSON buckets with a schema, indexes, queries and transactions, durable by default, at memory speed.
 
+mod bucket;
 mod check;
 mod filter;
 mod key;
+mod query;
 mod row;
 mod schema;
 mod value;
 
+pub use bucket::{Bucket, NotUnique};
 pub use check::{Issue, ValidationError};
 pub use filter::{Comparison, Filter, FilterError, Scalar, Test};
 pub use key::IndexKey;
+pub use query::{Aggregate, AggregateFunction, Answer, Direction, Query, QueryError};
 pub use row::{Field, Row, RowError};
 pub use schema::{BucketDefinition, DefinitionError, FieldRule, Format, Generated, Kind, OnDelete, Reference};
 pub use value::Value;

@@ -1,0 +1,269 @@
+//! A bucket as it is at one moment: its records and their indexes, in persistent maps.
+//!
+//! A clone shares everything and costs a few words, so the writer changes a clone of its own, and readers keep the one that was
+//! published. Every record has an *ordinal*, its place in the order of coming; it keeps it when it is updated or overwritten.
+//! Indexes lead from values to ordinals, and ordinals to records.
+
+use std::ops::Bound;
+use std::sync::Arc;
+
+use imbl::{HashMap, OrdMap, OrdSet};
+use serde_json::Value as Json;
+
+use crate::{BucketDefinition, Field, IndexKey, Row, Value};
+
+/// The place of a record in the order of coming.
+pub(crate) type Ordinal = u64;
+
+/// A bucket at one moment.
+#[derive(Debug, Clone)]
+pub struct Bucket {
+    definition: Arc<BucketDefinition>,
+    key: Field,
+    rows: OrdMap<Ordinal, Row>,
+    by_key: HashMap<IndexKey, Ordinal>,
+    indexes: Vec<Index>,
+    next: Ordinal,
+}
+
+/// An ordered index over one field or several.
+#[derive(Debug, Clone)]
+pub(crate) struct Index {
+    fields: Arc<[Field]>,
+    is_unique: bool,
+    /// The key of the fields, and the ordinal: those of equal keys are in the order of coming.
+    entries: OrdSet<(IndexKey, Ordinal)>,
+}
+
+/// Two records would have the same value in a unique field.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("a record with {field} = {value} exists already")]
+#[non_exhaustive]
+pub struct NotUnique {
+    /// The field.
+    pub field: String,
+    /// The value that both have.
+    pub value: Json,
+}
+
+impl Index {
+    fn new(fields: &[String], is_unique: bool) -> Self {
+        Self { fields: fields.iter().map(Field::new).collect(), is_unique, entries: OrdSet::new() }
+    }
+
+    pub(crate) fn fields(&self) -> &[Field] {
+        &self.fields
+    }
+
+    fn key(&self, row: &Row) -> IndexKey {
+        let mut key = IndexKey::new();
+        for field in &*self.fields {
+            key.push(row.get(field).as_ref());
+        }
+        key
+    }
+
+    /// The ordinals of the entries between two keys, in the order of the index.
+    pub(crate) fn range<'a>(
+        &'a self,
+        from: &IndexKey,
+        until: Option<&IndexKey>,
+    ) -> impl DoubleEndedIterator<Item = Ordinal> + use<'a> {
+        let until = match until {
+            Some(until) => Bound::Excluded((until.clone(), 0)),
+            None => Bound::Unbounded,
+        };
+        self.entries.range((Bound::Included((from.clone(), 0)), until)).map(|(_, ordinal)| *ordinal)
+    }
+}
+
+impl Bucket {
+    /// An empty bucket.
+    pub fn new(definition: Arc<BucketDefinition>) -> Self {
+        let mut indexes: Vec<Index> = Vec::new();
+        for fields in &definition.indexes {
+            let is_unique = matches!(&fields[..], [only] if definition.rule(only).is_some_and(|rule| rule.unique));
+            indexes.push(Index::new(fields, is_unique));
+        }
+        for (name, _) in definition.fields.iter().filter(|(_, rule)| rule.unique) {
+            if !definition.indexes.iter().any(|fields| fields[..] == [name.clone()]) {
+                indexes.push(Index::new(std::slice::from_ref(name), true));
+            }
+        }
+        let key = Field::new(definition.key.clone());
+        Self { definition, key, rows: OrdMap::new(), by_key: HashMap::new(), indexes, next: 0 }
+    }
+
+    /// What it is defined as.
+    pub fn definition(&self) -> &BucketDefinition {
+        &self.definition
+    }
+
+    /// How many records it has.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// The record with this key.
+    pub fn get(&self, key: &Value<'_>) -> Option<&Row> {
+        self.rows.get(self.by_key.get(&IndexKey::of(Some(key)))?)
+    }
+
+    /// All records, in the order of coming.
+    pub fn rows(&self) -> impl DoubleEndedIterator<Item = &Row> {
+        self.rows.values()
+    }
+
+    pub(crate) fn entries(&self) -> impl DoubleEndedIterator<Item = (Ordinal, &Row)> {
+        self.rows.iter().map(|(ordinal, row)| (*ordinal, row))
+    }
+
+    pub(crate) fn row(&self, ordinal: Ordinal) -> Option<&Row> {
+        self.rows.get(&ordinal)
+    }
+
+    pub(crate) fn indexes(&self) -> &[Index] {
+        &self.indexes
+    }
+
+    /// Puts a record in the place of the one with the same key, or after all others. Returns the one that was there.
+    pub fn put(&mut self, row: Row) -> Result<Option<Row>, NotUnique> {
+        let key = IndexKey::of(row.get(&self.key).as_ref());
+        let known = self.by_key.get(&key).copied();
+        self.check_unique(&row, known)?;
+        let ordinal = known.unwrap_or(self.next);
+        let before = known.and_then(|known| self.rows.get(&known).cloned());
+        for index in &mut self.indexes {
+            let entry = (index.key(&row), ordinal);
+            if let Some(before) = &before {
+                let outdated = (index.key(before), ordinal);
+                if outdated == entry {
+                    continue;
+                }
+                index.entries.remove(&outdated);
+            }
+            index.entries.insert(entry);
+        }
+        self.rows.insert(ordinal, row);
+        if known.is_none() {
+            self.by_key.insert(key, ordinal);
+            self.next += 1;
+        }
+        Ok(before)
+    }
+
+    /// Takes the record with this key out.
+    pub fn remove(&mut self, key: &Value<'_>) -> Option<Row> {
+        let ordinal = self.by_key.remove(&IndexKey::of(Some(key)))?;
+        let row = self.rows.remove(&ordinal)?;
+        for index in &mut self.indexes {
+            index.entries.remove(&(index.key(&row), ordinal));
+        }
+        Some(row)
+    }
+
+    /// Whether another record has one of the unique values of this one. Null and absent values never collide.
+    fn check_unique(&self, row: &Row, own: Option<Ordinal>) -> Result<(), NotUnique> {
+        for index in self.indexes.iter().filter(|index| index.is_unique) {
+            let [field] = index.fields() else { continue };
+            let value = row.get(field);
+            if matches!(value, None | Some(Value::Null | Value::Array(_) | Value::Object(_))) {
+                continue;
+            }
+            let key = IndexKey::of(value.as_ref());
+            if index.range(&key, key.after_prefix().as_ref()).any(|other| Some(other) != own) {
+                let value = row.text_of(field).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+                return Err(NotUnique { field: field.name().to_owned(), value });
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn bucket() -> Bucket {
+        let definition = json!({
+            "key": "id",
+            "schema": {
+                "id": {"type": "number"},
+                "name": {"type": "string", "unique": true},
+                "group": {"type": "number"},
+            },
+            "indexes": ["group", ["group", "name"]],
+        });
+        Bucket::new(Arc::new(BucketDefinition::parse(&definition).unwrap()))
+    }
+
+    fn row(json: &Json) -> Row {
+        Row::new(json.as_object().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_key_has_one_record_which_keeps_its_place() {
+        let mut bucket = bucket();
+        for id in [3, 1, 2] {
+            assert_eq!(bucket.put(row(&json!({"id": id, "name": id.to_string()}))), Ok(None));
+        }
+        let before = bucket.clone();
+        let replaced = bucket.put(row(&json!({"id": 1, "name": "one"}))).unwrap().unwrap();
+        assert_eq!(replaced.text(), r#"{"id":1,"name":"1"}"#);
+        let ids = |bucket: &Bucket| bucket.rows().map(|row| row.text().to_owned()).collect::<Vec<_>>();
+        assert_eq!(ids(&bucket)[1], r#"{"id":1,"name":"one"}"#);
+        assert_eq!(ids(&before)[1], r#"{"id":1,"name":"1"}"#, "a clone is as it was");
+        assert_eq!(bucket.get(&Value::String("1".into())), None, "keys are strict");
+        assert!(bucket.remove(&Value::Number(1.0)).is_some());
+        assert_eq!((bucket.len(), bucket.remove(&Value::Number(1.0))), (2, None));
+        // Its name is free again.
+        assert_eq!(bucket.put(row(&json!({"id": 9, "name": "one"}))), Ok(None));
+    }
+
+    #[test]
+    fn unique_values_are_unique_but_for_null() {
+        let mut bucket = bucket();
+        bucket.put(row(&json!({"id": 1, "name": "tide"}))).unwrap();
+        let refused = bucket.put(row(&json!({"id": 2, "name": "tide"}))).unwrap_err();
+        assert_eq!(refused, NotUnique { field: "name".to_owned(), value: json!("tide") });
+        assert_eq!(bucket.len(), 1, "nothing is left half-done");
+        for id in 3..6 {
+            bucket.put(row(&json!({"id": id, "name": null}))).unwrap();
+            bucket.put(row(&json!({"id": id + 10}))).unwrap();
+        }
+        // Its own value is no obstacle.
+        bucket.put(row(&json!({"id": 1, "name": "tide", "group": 1}))).unwrap();
+    }
+
+    proptest! {
+        /// After any puts and removals, every index leads to exactly the records that are there.
+        #[test]
+        fn indexes_agree_with_rows(steps in vec((0..8_u8, prop::option::of((0..4_u8, prop::option::of(0..3_u8)))), 0..60)) {
+            let mut bucket = bucket();
+            for (id, put) in steps {
+                match put {
+                    Some((name, group)) => {
+                        let _ = bucket.put(row(&json!({"id": id, "name": format!("n{name}"), "group": group})));
+                    }
+                    None => {
+                        bucket.remove(&Value::Number(f64::from(id)));
+                    }
+                }
+            }
+            for index in bucket.indexes() {
+                let expected: OrdSet<_> = bucket.entries().map(|(ordinal, row)| (index.key(row), ordinal)).collect();
+                prop_assert_eq!(&index.entries, &expected);
+            }
+            prop_assert_eq!(bucket.by_key.len(), bucket.len());
+        }
+    }
+}

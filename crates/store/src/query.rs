@@ -1,0 +1,314 @@
+//! Queries: which records, in which order, and what of them.
+//!
+//! An index never changes what a query returns, only how soon: the plan chooses which records are looked at, in which order, and
+//! every one of them is asked by the filter.
+
+mod aggregate;
+mod plan;
+
+use std::cmp::Ordering;
+
+use serde_json::{Map, Value as Json};
+
+pub use self::aggregate::{Aggregate, AggregateFunction};
+use crate::{Bucket, Field, Filter, FilterError, Row, Value};
+
+/// Which records, in which order, and what of them.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Query {
+    /// The bucket that is asked.
+    pub bucket: String,
+    /// Which records.
+    pub filter: Filter,
+    /// By which fields they are sorted. Without any, in the order of coming.
+    pub sort: Vec<(Field, Direction)>,
+    /// How many are left out at the beginning.
+    pub offset: usize,
+    /// How many there are at most.
+    pub limit: Option<usize>,
+    /// Which fields are returned; all if not said.
+    pub fields: Option<Vec<String>>,
+    /// What is computed of all records that are meant. Then there is no sorting, and all the rest.
+    pub aggregate: Option<Aggregate>,
+}
+
+/// In which direction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// The least first.
+    Ascending,
+    /// The greatest first.
+    Descending,
+}
+
+/// What is wrong with a query.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum QueryError {
+    /// Its filter.
+    #[error(transparent)]
+    Filter(#[from] FilterError),
+    /// Something is missing, or not what it has to be.
+    #[error("{at} of a query must be {expected}")]
+    Expected {
+        /// Where.
+        at: String,
+        /// What it has to be.
+        expected: &'static str,
+    },
+    /// It has an option that does not exist.
+    #[error("a query has an unknown option {option}")]
+    UnknownOption {
+        /// What it is called.
+        option: String,
+    },
+}
+
+/// What a query returns.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Answer {
+    /// Records, or what was asked for of them.
+    Records(Vec<Json>),
+    /// What was computed; none if there was nothing to compute it of.
+    Value(Option<Json>),
+}
+
+impl Query {
+    /// All records of a bucket.
+    pub fn all(bucket: impl Into<String>) -> Self {
+        Self {
+            bucket: bucket.into(),
+            filter: Filter::everything(),
+            sort: Vec::new(),
+            offset: 0,
+            limit: None,
+            fields: None,
+            aggregate: None,
+        }
+    }
+
+    /// The query that JSON describes, with its parameters in place.
+    pub fn parse(json: &Json, params: &Map<String, Json>) -> Result<Self, QueryError> {
+        const OPTIONS: [&str; 7] = ["bucket", "filter", "sort", "offset", "limit", "fields", "aggregate"];
+        let members = json.as_object().ok_or_else(|| expected("the definition", "an object"))?;
+        if let Some(option) = members.keys().find(|option| !OPTIONS.contains(&option.as_str())) {
+            return Err(QueryError::UnknownOption { option: option.clone() });
+        }
+        let present = |name: &str| members.get(name).filter(|value| !value.is_null());
+        let count = |name: &str| {
+            let number = |json: &Json| json.as_u64().and_then(|number| usize::try_from(number).ok());
+            present(name).map(|json| number(json).ok_or_else(|| expected(name, "a whole number from 0"))).transpose()
+        };
+        let bucket = present("bucket").and_then(Json::as_str).ok_or_else(|| expected("bucket", "the name of one"))?;
+        Ok(Self {
+            bucket: bucket.to_owned(),
+            filter: present("filter").map_or(Ok(Filter::everything()), |filter| Filter::parse(filter, params))?,
+            sort: present("sort").map(sort).transpose()?.unwrap_or_default(),
+            offset: count("offset")?.unwrap_or(0),
+            limit: count("limit")?,
+            fields: present("fields").map(|json| names(json, "fields")).transpose()?,
+            aggregate: present("aggregate").map(Aggregate::parse).transpose()?,
+        })
+    }
+
+    /// What it returns of a bucket.
+    pub fn answer(&self, bucket: &Bucket) -> Answer {
+        if let Some(aggregate) = &self.aggregate {
+            return Answer::Value(aggregate.of(plan::unsorted(bucket, &self.filter)));
+        }
+        Answer::Records(self.rows(bucket).into_iter().map(|row| self.project(row)).collect())
+    }
+
+    /// The records that it means, in its order.
+    pub fn rows<'a>(&self, bucket: &'a Bucket) -> Vec<&'a Row> {
+        let limit = self.limit.unwrap_or(usize::MAX);
+        plan::sorted(bucket, &self.filter, &self.sort, self.offset, limit)
+    }
+
+    fn project(&self, row: &Row) -> Json {
+        let mut record = row.to_record();
+        if let Some(fields) = &self.fields {
+            record = fields.iter().filter_map(|name| Some((name.clone(), record.get(name)?.clone()))).collect();
+        }
+        Json::Object(record)
+    }
+}
+
+/// How two rows are sorted: field by field, null and absent ones last in both directions.
+fn compare(one: &Row, two: &Row, sort: &[(Field, Direction)]) -> Ordering {
+    let mut fields = sort.iter().map(|(field, direction)| {
+        let value = |row| Row::get(row, field).filter(|value| !matches!(value, Value::Null));
+        match (value(one), value(two)) {
+            (None, None) => Ordering::Equal,
+            (None, Some(_)) => Ordering::Greater,
+            (Some(_), None) => Ordering::Less,
+            (Some(one), Some(two)) if *direction == Direction::Ascending => one.sort_order(&two),
+            (Some(one), Some(two)) => two.sort_order(&one),
+        }
+    });
+    fields.find(|ordering| ordering.is_ne()).unwrap_or(Ordering::Equal)
+}
+
+fn expected(at: &str, expected: &'static str) -> QueryError {
+    QueryError::Expected { at: at.to_owned(), expected }
+}
+
+fn names(json: &Json, at: &str) -> Result<Vec<String>, QueryError> {
+    let names = json.as_array().and_then(|list| list.iter().map(|name| name.as_str().map(str::to_owned)).collect());
+    names.ok_or_else(|| expected(at, "a list of field names"))
+}
+
+fn sort(json: &Json) -> Result<Vec<(Field, Direction)>, QueryError> {
+    let wrong = || expected("sort", "an object of fields and \"asc\" or \"desc\"");
+    let fields = json.as_object().ok_or_else(wrong)?.iter();
+    fields
+        .map(|(name, direction)| match direction.as_str() {
+            Some("asc") => Ok((Field::new(name), Direction::Ascending)),
+            Some("desc") => Ok((Field::new(name), Direction::Descending)),
+            _ => Err(wrong()),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+    use crate::BucketDefinition;
+
+    const FIELDS: [&str; 4] = ["a", "b", "c", "d"];
+
+    fn bucket(indexes: &Json, rows: &[Json]) -> Bucket {
+        let any = json!({"type": "string"});
+        let definition = json!({
+            "key": "id",
+            "schema": {"id": {"type": "number"}, "a": any, "b": any, "c": any, "d": any},
+            "indexes": indexes,
+        });
+        let mut bucket = Bucket::new(Arc::new(BucketDefinition::parse(&definition).unwrap()));
+        for row in rows {
+            bucket.put(Row::new(row.as_object().unwrap()).unwrap()).unwrap();
+        }
+        bucket
+    }
+
+    /// Few values, so that they meet.
+    fn scalar() -> impl Strategy<Value = Json> {
+        prop_oneof![
+            3 => (0..4_u8).prop_map(Json::from),
+            2 => "[ab]{0,2}".prop_map(Json::from),
+            1 => Just(Json::Null),
+            1 => any::<bool>().prop_map(Json::from),
+            1 => Just(json!(-0.0)),
+            1 => Just(json!([1])),
+        ]
+    }
+
+    fn rows() -> impl Strategy<Value = Vec<Json>> {
+        let members = vec((prop::sample::select(&FIELDS[..]), scalar()), 0..5);
+        vec((0..20_u8, members), 0..25).prop_map(|rows| {
+            let row = |(id, members): (u8, Vec<(&str, Json)>)| {
+                let mut row: Map<String, Json> =
+                    members.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+                row.insert("id".to_owned(), json!(id));
+                Json::Object(row)
+            };
+            rows.into_iter().map(row).collect()
+        })
+    }
+
+    fn filter() -> impl Strategy<Value = Json> {
+        let operators = prop_oneof![
+            (prop::sample::select(vec!["$eq", "$neq", "$gt", "$gte", "$lt", "$lte"]), scalar())
+                .prop_map(|(operator, value)| json!({operator: value})),
+            (prop::sample::select(vec!["$in", "$nin"]), vec(scalar(), 0..4))
+                .prop_map(|(operator, values)| json!({operator: values})),
+            (scalar(), scalar()).prop_map(|(low, high)| json!({"$between": [low, high]})),
+            "[ab]{0,2}".prop_map(|text| json!({"$startsWith": text})),
+            any::<bool>().prop_map(|wanted| json!({"$exists": wanted})),
+            scalar(),
+        ];
+        let leaf = vec((prop::sample::select(&FIELDS[..]), operators), 0..4)
+            .prop_map(|tests| Json::Object(tests.into_iter().map(|(name, test)| (name.to_owned(), test)).collect()));
+        leaf.prop_recursive(2, 8, 3, |inner| {
+            (prop::sample::select(vec!["$or", "$and"]), vec(inner.clone(), 0..3), inner).prop_map(
+                |(operator, filters, mut rest)| {
+                    rest[operator] = json!(filters);
+                    rest
+                },
+            )
+        })
+    }
+
+    fn indexes() -> impl Strategy<Value = Json> {
+        vec(vec(prop::sample::select(&FIELDS[..]), 1..4), 0..4).prop_map(|indexes| json!(indexes))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1000))]
+
+        /// Whatever the indexes, a query returns what looking at every record returns.
+        #[test]
+        fn an_index_changes_no_result(
+            rows in rows(),
+            indexes in indexes(),
+            filter in filter(),
+            sort in vec((prop::sample::select(&FIELDS[..]), any::<bool>()), 0..3),
+            offset in 0..4_usize,
+            limit in prop::option::of(0..6_usize),
+        ) {
+            let direction = |down: bool| if down { "desc" } else { "asc" };
+            let sort: Map<String, Json> =
+                sort.into_iter().map(|(name, down)| (name.to_owned(), json!(direction(down)))).collect();
+            let query = json!({"bucket": "b", "filter": filter, "sort": sort, "offset": offset, "limit": limit});
+            let query = Query::parse(&query, &Map::new()).unwrap();
+
+            let plain = bucket(&json!([]), &rows);
+            let mut naive: Vec<&Row> = plain.rows().filter(|row| query.filter.matches(row)).collect();
+            naive.sort_by(|one, two| compare(one, two, &query.sort));
+            let naive: Vec<Json> =
+                naive.into_iter().skip(offset).take(limit.unwrap_or(usize::MAX)).map(|row| query.project(row)).collect();
+
+            prop_assert_eq!(query.answer(&bucket(&indexes, &rows)), Answer::Records(naive));
+        }
+    }
+
+    #[test]
+    fn wrong_queries_say_what_is_wrong() {
+        for (query, error) in [
+            (json!(1), "the definition of a query must be an object"),
+            (json!({}), "bucket of a query must be the name of one"),
+            (json!({"bucket": "b", "order": 1}), "a query has an unknown option order"),
+            (
+                json!({"bucket": "b", "sort": {"a": 1}}),
+                "sort of a query must be an object of fields and \"asc\" or \"desc\"",
+            ),
+            (json!({"bucket": "b", "limit": -1}), "limit of a query must be a whole number from 0"),
+            (json!({"bucket": "b", "fields": [1]}), "fields of a query must be a list of field names"),
+            (json!({"bucket": "b", "filter": {"$x": 1}}), "unknown operator $x in the filter"),
+            (
+                json!({"bucket": "b", "aggregate": {"function": "median"}}),
+                "aggregate.function of a query must be count, sum, avg, min or max",
+            ),
+            (
+                json!({"bucket": "b", "aggregate": {"function": "sum"}}),
+                "aggregate.field of a query must be the name of a field",
+            ),
+        ] {
+            assert_eq!(Query::parse(&query, &Map::new()).unwrap_err().to_string(), error, "{query}");
+        }
+    }
+
+    #[test]
+    fn only_the_fields_that_were_asked_for() {
+        let bucket = bucket(&json!([]), &[json!({"id": 1, "a": "x", "b": "y"})]);
+        let query = Query::parse(&json!({"bucket": "b", "fields": ["b", "c", "id"]}), &Map::new()).unwrap();
+        assert_eq!(query.answer(&bucket), Answer::Records(vec![json!({"b": "y", "id": 1})]));
+    }
+}

@@ -1,0 +1,189 @@
+//! What is computed of many records.
+
+use serde_json::{Map, Number, Value as Json};
+
+use super::{QueryError, expected, names};
+use crate::{Field, IndexKey, Row, Value};
+
+/// What is computed of all records that are meant, or of each group of them.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Aggregate {
+    /// What.
+    pub function: AggregateFunction,
+    /// Of which field; of the records themselves if not said.
+    pub field: Option<Field>,
+    /// By which fields records are grouped.
+    pub group_by: Vec<Field>,
+}
+
+/// What is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AggregateFunction {
+    /// How many there are.
+    Count,
+    /// All numbers together.
+    Sum,
+    /// Their mean: zero if there is none.
+    Avg,
+    /// The least.
+    Min,
+    /// The greatest.
+    Max,
+}
+
+impl Aggregate {
+    pub(super) fn parse(json: &Json) -> Result<Self, QueryError> {
+        let members = json.as_object().ok_or_else(|| expected("aggregate", "an object"))?;
+        if let Some(option) = members.keys().find(|name| !["function", "field", "groupBy"].contains(&name.as_str())) {
+            return Err(QueryError::UnknownOption { option: format!("aggregate.{option}") });
+        }
+        let function = match members.get("function").and_then(Json::as_str) {
+            Some("count") => AggregateFunction::Count,
+            Some("sum") => AggregateFunction::Sum,
+            Some("avg") => AggregateFunction::Avg,
+            Some("min") => AggregateFunction::Min,
+            Some("max") => AggregateFunction::Max,
+            _ => return Err(expected("aggregate.function", "count, sum, avg, min or max")),
+        };
+        let field = match members.get("field").filter(|field| !field.is_null()) {
+            Some(Json::String(name)) => Some(Field::new(name)),
+            None if function == AggregateFunction::Count => None,
+            _ => return Err(expected("aggregate.field", "the name of a field")),
+        };
+        let group_by = match members.get("groupBy").filter(|fields| !fields.is_null()) {
+            None => Vec::new(),
+            Some(Json::String(name)) => vec![Field::new(name)],
+            Some(list) => names(list, "aggregate.groupBy")?.into_iter().map(Field::new).collect(),
+        };
+        Ok(Self { function, field, group_by })
+    }
+
+    /// What comes of these records; none for the least or greatest of nothing.
+    pub(super) fn of<'a>(&self, rows: impl Iterator<Item = &'a Row>) -> Option<Json> {
+        if self.group_by.is_empty() {
+            let mut tally = Tally::default();
+            rows.for_each(|row| tally.add(row, self.field.as_ref()));
+            return tally.result(self.function);
+        }
+        // In the order in which they were first met.
+        let mut groups: Vec<(Map<String, Json>, Tally)> = Vec::new();
+        let mut places = std::collections::HashMap::new();
+        for row in rows {
+            let mut key = IndexKey::new();
+            for field in &self.group_by {
+                key.push(row.get(field).as_ref());
+            }
+            let place = *places.entry(key).or_insert_with(|| {
+                let member = |field: &Field| {
+                    let value = row.text_of(field).and_then(|text| serde_json::from_str(text).ok());
+                    (field.name().to_owned(), value.unwrap_or_default())
+                };
+                groups.push((self.group_by.iter().map(member).collect(), Tally::default()));
+                groups.len() - 1
+            });
+            groups[place].1.add(row, self.field.as_ref());
+        }
+        let groups = groups.into_iter().map(|(key, tally)| {
+            let value = tally.result(self.function).unwrap_or_default();
+            Json::Object(Map::from_iter([("key".to_owned(), Json::Object(key)), ("value".to_owned(), value)]))
+        });
+        Some(groups.collect())
+    }
+}
+
+/// What has been seen so far.
+#[derive(Debug, Default)]
+struct Tally {
+    rows: u64,
+    numbers: u32,
+    /// Whole numbers are added exactly, others apart from them.
+    whole: i128,
+    broken: f64,
+    least: Option<f64>,
+    greatest: Option<f64>,
+}
+
+impl Tally {
+    fn add(&mut self, row: &Row, field: Option<&Field>) {
+        let value = field.and_then(|field| row.get(field));
+        if field.is_none() || !matches!(value, None | Some(Value::Null)) {
+            self.rows += 1;
+        }
+        let Some(Value::Number(number)) = value else { return };
+        self.numbers = self.numbers.saturating_add(1);
+        #[expect(clippy::cast_possible_truncation, reason = "what has no fraction and is below 2^53 is whole")]
+        if number.fract() == 0.0 && number.abs() < 9_007_199_254_740_992.0 {
+            self.whole += i128::from(number as i64);
+        } else {
+            self.broken += number;
+        }
+        self.least = Some(self.least.map_or(number, |least| least.min(number)));
+        self.greatest = Some(self.greatest.map_or(number, |greatest| greatest.max(number)));
+    }
+
+    fn result(&self, function: AggregateFunction) -> Option<Json> {
+        #[expect(clippy::cast_precision_loss, reason = "JSON numbers have no more")]
+        let sum = self.whole as f64 + self.broken;
+        match function {
+            AggregateFunction::Count => Some(Json::from(self.rows)),
+            AggregateFunction::Sum => Some(json(sum)),
+            AggregateFunction::Avg if self.numbers == 0 => Some(json(0.0)),
+            AggregateFunction::Avg => Some(json(sum / f64::from(self.numbers))),
+            AggregateFunction::Min => self.least.map(json),
+            AggregateFunction::Max => self.greatest.map(json),
+        }
+    }
+}
+
+/// A number as JSON writes it: without a fraction if it has none. What is beyond all numbers is null.
+fn json(number: f64) -> Json {
+    #[expect(clippy::cast_possible_truncation, reason = "what has no fraction and is below 2^53 is whole")]
+    if number.fract() == 0.0 && number.abs() < 9_007_199_254_740_992.0 {
+        return Json::from(number as i64);
+    }
+    Number::from_f64(number).map_or(Json::Null, Json::Number)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn compute(aggregate: &Json, rows: &[Json]) -> Option<Json> {
+        let rows: Vec<Row> = rows.iter().map(|row| Row::new(row.as_object().unwrap()).unwrap()).collect();
+        Aggregate::parse(aggregate).unwrap().of(rows.iter())
+    }
+
+    #[test]
+    fn each_function() {
+        let rows = [json!({"n": 1}), json!({"n": 2.5}), json!({"n": "3"}), json!({"n": null}), json!({})];
+        let of = |function: &str| compute(&json!({"function": function, "field": "n"}), &rows);
+        assert_eq!(of("count"), Some(json!(3)));
+        assert_eq!(compute(&json!({"function": "count"}), &rows), Some(json!(5)));
+        assert_eq!((of("sum"), of("avg")), (Some(json!(3.5)), Some(json!(1.75))));
+        assert_eq!((of("min"), of("max")), (Some(json!(1)), Some(json!(2.5))));
+        let nothing = |function: &str| compute(&json!({"function": function, "field": "x"}), &rows);
+        assert_eq!((nothing("sum"), nothing("avg"), nothing("min")), (Some(json!(0)), Some(json!(0)), None));
+    }
+
+    #[test]
+    fn whole_numbers_are_added_exactly() {
+        let rows: Vec<Json> = (0..1000).map(|_| json!({"n": 9_007_199_254_740_991_i64})).collect();
+        let zeroed: Vec<Json> =
+            rows.iter().cloned().chain((0..1000).map(|_| json!({"n": -9_007_199_254_740_991_i64}))).collect();
+        assert_eq!(compute(&json!({"function": "sum", "field": "n"}), &zeroed), Some(json!(0)));
+    }
+
+    #[test]
+    fn groups_come_in_the_order_in_which_they_were_met() {
+        let rows = [json!({"g": "b", "n": 1}), json!({"g": "a", "n": 2}), json!({"n": 3}), json!({"g": "b", "n": 4})];
+        let sums = compute(&json!({"function": "sum", "field": "n", "groupBy": "g"}), &rows).unwrap();
+        let expected = json!([
+            {"key": {"g": "b"}, "value": 5}, {"key": {"g": "a"}, "value": 2}, {"key": {"g": null}, "value": 3},
+        ]);
+        assert_eq!(sums, expected);
+    }
+}
