@@ -5,12 +5,13 @@
 //! Indexes lead from values to ordinals, and ordinals to records.
 
 use std::ops::Bound;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, LazyLock};
 
 use imbl::{HashMap, OrdMap, OrdSet};
 use serde_json::Value as Json;
 
-use crate::{BucketDefinition, Field, IndexKey, Row, Value};
+use crate::{BucketDefinition, Field, Generated, IndexKey, Row, Value};
 
 /// The place of a record in the order of coming.
 pub(crate) type Ordinal = u64;
@@ -23,6 +24,12 @@ pub struct Bucket {
     rows: OrdMap<Ordinal, Row>,
     by_key: HashMap<IndexKey, Ordinal>,
     indexes: Vec<Index>,
+    /// When records expire that do.
+    expiries: OrdSet<(u64, Ordinal)>,
+    /// When records were made, if the oldest have to make way for others.
+    ages: Option<OrdSet<(u64, Ordinal)>>,
+    /// The last number that was generated. Attempts count that came to nothing, so it is shared with all clones.
+    counter: Arc<AtomicU64>,
     next: Ordinal,
 }
 
@@ -90,8 +97,17 @@ impl Bucket {
                 indexes.push(Index::new(std::slice::from_ref(name), true));
             }
         }
-        let key = Field::new(definition.key.clone());
-        Self { definition, key, rows: OrdMap::new(), by_key: HashMap::new(), indexes, next: 0 }
+        Self {
+            key: Field::new(definition.key.clone()),
+            ages: definition.max_size.map(|_| OrdSet::new()),
+            definition,
+            rows: OrdMap::new(),
+            by_key: HashMap::new(),
+            indexes,
+            expiries: OrdSet::new(),
+            counter: Arc::default(),
+            next: 0,
+        }
     }
 
     /// What it is defined as.
@@ -117,6 +133,31 @@ impl Bucket {
     /// All records, in the order of coming.
     pub fn rows(&self) -> impl DoubleEndedIterator<Item = &Row> {
         self.rows.values()
+    }
+
+    /// Whether a record of it has not expired by then.
+    pub fn is_live(&self, row: &Row, now: u64) -> bool {
+        self.expiries.is_empty() || time(row, &EXPIRES_AT).is_none_or(|expiry| expiry > now)
+    }
+
+    /// The keys of the records that have expired by then, the first ones first.
+    pub fn expired(&self, now: u64) -> impl Iterator<Item = &Row> {
+        self.expiries.range(..=(now, Ordinal::MAX)).filter_map(|(_, ordinal)| self.rows.get(ordinal))
+    }
+
+    /// The record that was made first, if they are counted.
+    pub(crate) fn oldest(&self) -> Option<&Row> {
+        self.rows.get(&self.ages.as_ref()?.get_min()?.1)
+    }
+
+    /// The key of one of its records.
+    pub fn key_of<'a>(&self, row: &'a Row) -> Option<Value<'a>> {
+        row.get(&self.key)
+    }
+
+    /// The next number, which no record has.
+    pub(crate) fn next_number(&self) -> u64 {
+        self.counter.fetch_add(1, Relaxed) + 1
     }
 
     pub(crate) fn entries(&self) -> impl DoubleEndedIterator<Item = (Ordinal, &Row)> {
@@ -149,6 +190,10 @@ impl Bucket {
             }
             index.entries.insert(entry);
         }
+        if let Some(before) = &before {
+            self.forget_times(before, ordinal);
+        }
+        self.note(&row, ordinal);
         self.rows.insert(ordinal, row);
         if known.is_none() {
             self.by_key.insert(key, ordinal);
@@ -164,7 +209,32 @@ impl Bucket {
         for index in &mut self.indexes {
             index.entries.remove(&(index.key(&row), ordinal));
         }
+        self.forget_times(&row, ordinal);
         Some(row)
+    }
+
+    /// Takes note of when a record was made and expires, and of the numbers in it that would be generated.
+    fn note(&mut self, row: &Row, ordinal: Ordinal) {
+        if let Some(expiry) = time(row, &EXPIRES_AT) {
+            self.expiries.insert((expiry, ordinal));
+        }
+        if let Some(ages) = &mut self.ages {
+            ages.insert((time(row, &CREATED_AT).unwrap_or(0), ordinal));
+        }
+        let counted =
+            self.definition.fields.iter().filter(|(_, rule)| rule.generated == Some(Generated::Autoincrement));
+        for number in counted.filter_map(|(name, _)| time(row, &Field::new(name))) {
+            self.counter.fetch_max(number, Relaxed);
+        }
+    }
+
+    fn forget_times(&mut self, row: &Row, ordinal: Ordinal) {
+        if let Some(expiry) = time(row, &EXPIRES_AT) {
+            self.expiries.remove(&(expiry, ordinal));
+        }
+        if let Some(ages) = &mut self.ages {
+            ages.remove(&(time(row, &CREATED_AT).unwrap_or(0), ordinal));
+        }
     }
 
     /// Whether another record has one of the unique values of this one. Null and absent values never collide.
@@ -183,6 +253,17 @@ impl Bucket {
         }
         Ok(())
     }
+}
+
+static EXPIRES_AT: LazyLock<Field> = LazyLock::new(|| Field::new("_expiresAt"));
+static CREATED_AT: LazyLock<Field> = LazyLock::new(|| Field::new("_createdAt"));
+
+/// A number that counts something: milliseconds, or records.
+fn time(row: &Row, field: &Field) -> Option<u64> {
+    let Some(Value::Number(number)) = row.get(field) else { return None };
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a cast of floats ends at the bounds")]
+    let whole = number as u64;
+    Some(whole)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! every one of them is asked by the filter.
 
 mod aggregate;
-mod plan;
+pub(crate) mod plan;
 
 use std::cmp::Ordering;
 
@@ -112,18 +112,18 @@ impl Query {
         })
     }
 
-    /// What it returns of a bucket.
-    pub fn answer(&self, bucket: &Bucket) -> Answer {
+    /// What it returns of a bucket at that time, in milliseconds: what has expired is not there.
+    pub fn answer(&self, bucket: &Bucket, now: u64) -> Answer {
         if let Some(aggregate) = &self.aggregate {
-            return Answer::Value(aggregate.of(plan::unsorted(bucket, &self.filter)));
+            return Answer::Value(aggregate.of(plan::unsorted(bucket, &self.filter, now)));
         }
-        Answer::Records(self.rows(bucket).into_iter().map(|row| self.project(row)).collect())
+        Answer::Records(self.rows(bucket, now).into_iter().map(|row| self.project(row)).collect())
     }
 
-    /// The records that it means, in its order.
-    pub fn rows<'a>(&self, bucket: &'a Bucket) -> Vec<&'a Row> {
+    /// The records that it means at that time, in its order.
+    pub fn rows<'a>(&self, bucket: &'a Bucket, now: u64) -> Vec<&'a Row> {
         let limit = self.limit.unwrap_or(usize::MAX);
-        plan::sorted(bucket, &self.filter, &self.sort, self.offset, limit)
+        plan::sorted(bucket, &self.filter, &self.sort, self.offset, limit, now)
     }
 
     fn project(&self, row: &Row) -> Json {
@@ -275,7 +275,7 @@ mod tests {
             let naive: Vec<Json> =
                 naive.into_iter().skip(offset).take(limit.unwrap_or(usize::MAX)).map(|row| query.project(row)).collect();
 
-            prop_assert_eq!(query.answer(&bucket(&indexes, &rows)), Answer::Records(naive));
+            prop_assert_eq!(query.answer(&bucket(&indexes, &rows), 0), Answer::Records(naive));
         }
     }
 
@@ -309,6 +309,6 @@ mod tests {
     fn only_the_fields_that_were_asked_for() {
         let bucket = bucket(&json!([]), &[json!({"id": 1, "a": "x", "b": "y"})]);
         let query = Query::parse(&json!({"bucket": "b", "fields": ["b", "c", "id"]}), &Map::new()).unwrap();
-        assert_eq!(query.answer(&bucket), Answer::Records(vec![json!({"b": "y", "id": 1})]));
+        assert_eq!(query.answer(&bucket, 0), Answer::Records(vec![json!({"b": "y", "id": 1})]));
     }
 }

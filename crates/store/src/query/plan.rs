@@ -20,12 +20,11 @@ struct Access<'a> {
     worth: (usize, bool),
 }
 
-/// The records that are meant, in any order.
-pub(super) fn unsorted<'a>(bucket: &'a Bucket, filter: &'a Filter) -> Box<dyn Iterator<Item = &'a Row> + 'a> {
-    let meant = |row: &&Row| filter.matches(row);
+/// The records that are meant, in the order of coming.
+pub(crate) fn unsorted<'a>(bucket: &'a Bucket, filter: &'a Filter, now: u64) -> Box<dyn Iterator<Item = &'a Row> + 'a> {
+    let meant = move |row: &&Row| bucket.is_live(row, now) && filter.matches(row);
     match Access::choose(bucket, filter) {
         None => Box::new(bucket.rows().filter(meant)),
-        // In the order of coming all the same, which groups are told in.
         Some(access) => {
             let mut ordinals: Vec<Ordinal> = access.ordinals().collect();
             ordinals.sort_unstable();
@@ -41,10 +40,11 @@ pub(super) fn sorted<'a>(
     sort: &[(Field, Direction)],
     offset: usize,
     limit: usize,
+    now: u64,
 ) -> Vec<&'a Row> {
     let until = offset.saturating_add(limit);
     let entry = |ordinal: Ordinal| bucket.row(ordinal).map(|row| (ordinal, row));
-    let meant = |(_, row): &(Ordinal, &Row)| filter.matches(row);
+    let meant = |(_, row): &(Ordinal, &Row)| bucket.is_live(row, now) && filter.matches(row);
     let found = match Access::choose(bucket, filter) {
         Some(access) => first(access.ordinals().filter_map(entry).filter(meant), sort, until),
         None if sort.is_empty() => bucket.entries().filter(meant).take(until).collect(),
