@@ -312,7 +312,11 @@ impl<P: Protocol> Supervisor<P> {
                             if let Err(error) = socket.set_nodelay(true) {
                                 tracing::debug!(%peer, %error, "small writes may be delayed");
                             }
-                            tokio::spawn(permit.upgrade(upgrade(socket)));
+                            // It may be more than a future, and panic before it gives one.
+                            match catch_unwind(AssertUnwindSafe(|| upgrade(socket))) {
+                                Ok(upgrading) => drop(tokio::spawn(permit.upgrade(upgrading))),
+                                Err(_) => permit.fail(&io::Error::other("the upgrade panicked")),
+                            }
                         }
                         Err(refused) => tracing::info!(%peer, %refused, "a connection was refused"),
                     },
@@ -462,7 +466,7 @@ impl<P: Protocol> Permit<P> {
 
     /// Runs the connection if its upgrade succeeds in time, and before the server shuts down.
     async fn upgrade<S: AsyncRead + AsyncWrite + Unpin>(
-        mut self,
+        self,
         upgrade: impl Future<Output = io::Result<(S, Vec<u8>)>>,
     ) {
         let Shared { timeouts, changed, phase, .. } = &*self.shared;
@@ -484,12 +488,15 @@ impl<P: Protocol> Permit<P> {
         };
         match upgraded {
             Ok((socket, already_read)) => self.run(socket, already_read).await,
-            Err(error) => {
-                self.is_used = true;
-                self.shared.counts.ended("handshake");
-                tracing::debug!(connection = %self.id, peer = %self.peer, %error, "a connection was not upgraded");
-            }
+            Err(error) => self.fail(&error),
         }
+    }
+
+    /// Its socket did not become what it was to become.
+    fn fail(mut self, error: &io::Error) {
+        self.is_used = true;
+        self.shared.counts.ended("handshake");
+        tracing::debug!(connection = %self.id, peer = %self.peer, %error, "a connection was not upgraded");
     }
 
     /// Runs the connection to its end, on the task that polls this. `already_read` is what was read from the socket before,

@@ -239,7 +239,7 @@ impl<C: Connect> Connect for TlsConnector<C> {
     type Socket = client::TlsStream<C::Socket>;
 
     async fn connect(&self) -> io::Result<Connected<Self::Socket>> {
-        let connected = self.inner.connect().await?;
+        let connected = self.inner.connect().await?.silent()?;
         let socket = self.connector.connect(self.name.clone(), connected.socket).await?;
         Ok(Connected::new(socket, connected.peer))
     }

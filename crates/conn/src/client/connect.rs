@@ -36,6 +36,16 @@ impl<S> Connected<S> {
     }
 }
 
+impl<S> Connected<S> {
+    /// Itself, if nothing has been read: where the client has to speak first, a server that does is another one.
+    pub(crate) fn silent(self) -> io::Result<Self> {
+        if self.already_read.is_empty() {
+            return Ok(self);
+        }
+        Err(io::Error::new(io::ErrorKind::InvalidData, "the server spoke before it was asked"))
+    }
+}
+
 /// Connects by TCP.
 #[derive(Debug, Clone)]
 pub struct TcpConnector {
@@ -78,7 +88,7 @@ impl<C: Connect> Connect for WebSocketConnector<C> {
     type Socket = C::Socket;
 
     async fn connect(&self) -> io::Result<Connected<C::Socket>> {
-        let mut connected = self.inner.connect().await?;
+        let mut connected = self.inner.connect().await?.silent()?;
         let (_, already_read) = connect_websocket(&mut connected.socket, self.handshake.again()).await?;
         Ok(Connected { already_read, ..connected })
     }

@@ -1,12 +1,13 @@
 //! The connection of a client: made, run, and made again.
 
+use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -22,18 +23,30 @@ use crate::{
 /// A frame on its way to the server, with whoever waits for its reply.
 pub(super) struct Outgoing<F> {
     frame: F,
-    responder: Option<Responder<F>>,
-    /// Nobody waits for it any more, and it is not sent.
-    given_up: bool,
+    /// Under which its reply is expected; set right before it is sent.
+    number: u64,
+    /// Taken when it is encoded, which does not change a frame.
+    expects: Cell<Expects<F>>,
+}
+
+/// Who waits for a reply.
+#[derive(Default)]
+enum Expects<F> {
+    /// There will be none.
+    #[default]
+    Nothing,
+    /// Nobody, but there will be one.
+    ForNobody,
+    Reply(Responder<F>),
 }
 
 impl<F> Outgoing<F> {
     pub(super) fn with_reply(frame: F, responder: Responder<F>) -> Self {
-        Self { frame, responder: Some(responder), given_up: false }
+        Self { frame, number: 0, expects: Cell::new(Expects::Reply(responder)) }
     }
 
     pub(super) fn without_reply(frame: F) -> Self {
-        Self { frame, responder: None, given_up: false }
+        Self { frame, number: 0, expects: Cell::default() }
     }
 }
 
@@ -51,23 +64,32 @@ pub(super) enum Link<F: FrameLike> {
     Closed,
 }
 
-/// The codec of the protocol, which sends nothing that was given up.
-pub(super) struct Carrier<C>(C);
+/// The codec of the protocol, which notes who waits for a reply to what it sends. It sends nothing that was given up, and tells
+/// whoever sends what cannot be sent, without harm to the others.
+pub(super) struct Carrier<C: Codec> {
+    codec: C,
+    table: SharedTable<C::Frame>,
+}
 
 impl<C: Codec> Codec for Carrier<C> {
     type Frame = Outgoing<C::Frame>;
     type Error = C::Error;
 
     fn decode(&mut self, input: &mut BytesMut) -> Result<Option<Self::Frame>, C::Error> {
-        Ok(self.0.decode(input)?.map(Outgoing::without_reply))
+        Ok(self.codec.decode(input)?.map(Outgoing::without_reply))
     }
 
     fn finish(&mut self, input: &BytesMut) -> Result<(), C::Error> {
-        self.0.finish(input)
+        self.codec.finish(input)
     }
 
+    /// All parts of it.
     fn encode(&mut self, outgoing: &Self::Frame, output: &mut Batch) -> Result<(), C::Error> {
-        if outgoing.given_up { Ok(()) } else { self.0.encode(&outgoing.frame, output) }
+        let mut part = Some(Part::default());
+        while let Some(next) = part {
+            part = self.encode_part(outgoing, next, output)?;
+        }
+        Ok(())
     }
 
     fn encode_part(
@@ -76,23 +98,43 @@ impl<C: Codec> Codec for Carrier<C> {
         part: Part,
         output: &mut Batch,
     ) -> Result<Option<Part>, C::Error> {
-        if outgoing.given_up { Ok(None) } else { self.0.encode_part(&outgoing.frame, part, output) }
+        if part != Part::default() {
+            return self.codec.encode_part(&outgoing.frame, part, output);
+        }
+        let responder = match outgoing.expects.take() {
+            Expects::Nothing => return self.codec.encode_part(&outgoing.frame, part, output),
+            Expects::ForNobody => None,
+            Expects::Reply(responder) if !responder.begin() => return Ok(None),
+            Expects::Reply(responder) => Some(responder),
+        };
+        match (self.codec.encode_part(&outgoing.frame, part, output), responder) {
+            (Ok(next), responder) => {
+                lock(&self.table).insert(outgoing.number, responder);
+                Ok(next)
+            }
+            (Err(error), Some(responder)) => {
+                tracing::debug!(%error, "a request cannot be sent");
+                responder.refuse();
+                Ok(None)
+            }
+            (Err(error), None) => Err(error),
+        }
     }
 
     fn assembling(&self) -> Option<u64> {
-        self.0.assembling()
+        self.codec.assembling()
     }
 
     fn is_midway(&self, input: &BytesMut) -> bool {
-        self.0.is_midway(input)
+        self.codec.is_midway(input)
     }
 
     fn control(&mut self, output: &mut Batch) {
-        self.0.control(output);
+        self.codec.control(output);
     }
 
     fn is_over(&self) -> bool {
-        self.0.is_over()
+        self.codec.is_over()
     }
 }
 
@@ -102,6 +144,10 @@ pub(super) struct Side<P: ClientProtocol> {
     /// None when there will be no more connections, so that whoever receives pushes learns of it.
     pushes: Mutex<Option<mpsc::Sender<Pushed<P::Frame>>>>,
     link: watch::Sender<Link<P::Frame>>,
+    /// That of the connection which is being set up: its codec is made first.
+    table: Mutex<Option<SharedTable<P::Frame>>>,
+    /// When the last connection ended on which something was heard.
+    served_until: Mutex<Option<Instant>>,
     unexpected_replies: AtomicU64,
 }
 
@@ -111,51 +157,79 @@ impl<P: ClientProtocol> Side<P> {
         pushes: mpsc::Sender<Pushed<P::Frame>>,
         link: watch::Sender<Link<P::Frame>>,
     ) -> Self {
-        Self { protocol, pushes: Mutex::new(Some(pushes)), link, unexpected_replies: AtomicU64::new(0) }
+        Self {
+            protocol,
+            pushes: Mutex::new(Some(pushes)),
+            link,
+            table: Mutex::default(),
+            served_until: Mutex::default(),
+            unexpected_replies: AtomicU64::new(0),
+        }
     }
 
     pub(super) fn unexpected_replies(&self) -> u64 {
         self.unexpected_replies.load(Relaxed)
     }
 
-    fn pushes(&self) -> MutexGuard<'_, Option<mpsc::Sender<Pushed<P::Frame>>>> {
-        self.pushes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn answer(&self, responder: Option<Responder<P::Frame>>, reply: P::Frame) {
-        if !responder.is_some_and(|responder| responder.answer(reply)) {
+    fn answer(&self, waiting: Option<Option<Responder<P::Frame>>>, reply: P::Frame) {
+        let is_expected = match waiting {
+            None => false,
+            // Nobody was to have it.
+            Some(None) => true,
+            Some(Some(responder)) => responder.answer(reply),
+        };
+        if !is_expected {
             self.unexpected_replies.fetch_add(1, Relaxed);
         }
     }
+
+    /// A frame of the protocol's own.
+    fn own(&self, frame: P::Frame) -> Outgoing<P::Frame> {
+        let is_answered = self.protocol.is_answered(&frame);
+        let outgoing = Outgoing::without_reply(frame);
+        if is_answered {
+            outgoing.expects.set(Expects::ForNobody);
+        }
+        outgoing
+    }
 }
 
-/// Who waits for a reply on a connection, and who for pushes.
-struct Table<F> {
+/// What belongs to one connection of a client.
+struct Own<F> {
+    table: SharedTable<F>,
     pushes: Option<mpsc::Sender<Pushed<F>>>,
     next_number: u64,
-    by_number: HashMap<u64, Responder<F>>,
+    heard: bool,
+}
+
+type SharedTable<F> = Arc<Mutex<Table<F>>>;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Who waits for a reply on a connection, and for which nobody does.
+struct Table<F> {
+    by_number: HashMap<u64, Option<Responder<F>>>,
     /// Their numbers, in the order in which they were sent. Those that were answered by number are left in it until they are
     /// many.
     in_order: VecDeque<u64>,
 }
 
 impl<F> Table<F> {
-    fn new(pushes: Option<mpsc::Sender<Pushed<F>>>) -> Self {
-        Self { pushes, next_number: 1, by_number: HashMap::new(), in_order: VecDeque::new() }
+    fn new() -> Self {
+        Self { by_number: HashMap::new(), in_order: VecDeque::new() }
     }
 
-    fn insert(&mut self, responder: Responder<F>) -> u64 {
-        let number = self.next_number;
-        self.next_number += 1;
+    fn insert(&mut self, number: u64, responder: Option<Responder<F>>) {
         if self.in_order.len() > 2 * self.by_number.len() + 64 {
             self.in_order.retain(|number| self.by_number.contains_key(number));
         }
         self.by_number.insert(number, responder);
         self.in_order.push_back(number);
-        number
     }
 
-    fn oldest(&mut self) -> Option<Responder<F>> {
+    fn oldest(&mut self) -> Option<Option<Responder<F>>> {
         while let Some(number) = self.in_order.pop_front() {
             if let Some(responder) = self.by_number.remove(&number) {
                 return Some(responder);
@@ -171,74 +245,73 @@ impl<P: ClientProtocol> Protocol for Side<P> {
     type ProtocolError = Infallible;
 
     fn codec(&self) -> Self::Codec {
-        Carrier(self.protocol.codec())
+        let table = Arc::new(Mutex::new(Table::new()));
+        *lock(&self.table) = Some(Arc::clone(&table));
+        Carrier { codec: self.protocol.codec(), table }
     }
 
     fn on_connection_setup(&self, handle: PushHandle<Self::Frame>, context: &mut ConnectionContext) {
-        context.data = Some(Box::new(Table::<P::Frame>::new(self.pushes().clone())));
+        let table = lock(&self.table).take().unwrap_or_else(|| Arc::new(Mutex::new(Table::new())));
+        let pushes = lock(&self.pushes).clone();
+        context.data = Some(Box::new(Own { table, pushes, next_number: 0, heard: false }));
         self.link.send_replace(Link::Up(handle));
     }
 
     fn greeting(&self, _: &mut ConnectionContext) -> Vec<Self::Frame> {
-        self.protocol.greeting().into_iter().map(Outgoing::without_reply).collect()
+        self.protocol.greeting().into_iter().map(|frame| self.own(frame)).collect()
     }
 
     fn on_frame(&self, incoming: Self::Frame, context: &mut ConnectionContext) -> Reply<Self::Frame, Infallible> {
         let frame = incoming.frame;
         let connection = context.id().0;
-        let Some(table) = table::<P::Frame>(context) else { return Reply::Close(None) };
+        let Some(own) = own::<P::Frame>(context) else { return Reply::Close(None) };
+        own.heard = true;
         match self.protocol.classify(&frame) {
             Incoming::NextReply => {
-                let responder = table.oldest();
-                self.answer(responder, frame);
+                let waiting = lock(&own.table).oldest();
+                self.answer(waiting, frame);
             }
             Incoming::Reply(number) => {
-                let responder = table.by_number.remove(&number);
-                self.answer(responder, frame);
+                let waiting = lock(&own.table).by_number.remove(&number);
+                self.answer(waiting, frame);
             }
-            Incoming::Push => return push(table, Pushed { frame, connection }),
+            Incoming::Push => return push(own, Pushed { frame, connection }),
             Incoming::Nothing => {}
         }
         Reply::None
     }
 
     fn before_send(&self, outgoing: &mut Self::Frame, context: &mut ConnectionContext) {
-        let Some(responder) = outgoing.responder.take() else { return };
-        if let Some(table) = table::<P::Frame>(context)
-            && responder.begin()
-        {
-            let number = table.insert(responder);
-            self.protocol.number(&mut outgoing.frame, number);
-        } else {
-            outgoing.given_up = true;
+        let Some(own) = own::<P::Frame>(context) else { return };
+        if !matches!(outgoing.expects.get_mut(), Expects::Nothing) {
+            own.next_number += 1;
+            outgoing.number = own.next_number;
+            self.protocol.number(&mut outgoing.frame, own.next_number);
         }
     }
 
     fn on_idle(&self, silent: Duration, _: &mut ConnectionContext) -> Option<Self::Frame> {
-        self.protocol.on_idle(silent).map(Outgoing::without_reply)
-    }
-
-    fn last_word(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext) -> Option<Self::Frame> {
-        match reason {
-            CloseReason::Shutdown => self.protocol.farewell().map(Outgoing::without_reply),
-            _ => None,
-        }
+        self.protocol.on_idle(silent).map(|frame| self.own(frame))
     }
 
     fn on_connection_closed(&self, reason: &CloseReason<Self>, context: &mut ConnectionContext) {
         tracing::debug!(%reason, "the connection to the server has ended");
         self.link.send_replace(Link::Down);
-        // Whoever waits is told now, and not when the socket has been closed.
+        if let Some(own) = own::<P::Frame>(context) {
+            *lock(&self.served_until) = own.heard.then(Instant::now);
+            // Whoever waits is told now, and not when the socket has been closed.
+            *lock(&own.table) = Table::new();
+        }
         context.data = None;
     }
 }
 
-fn table<F: Send + 'static>(context: &mut ConnectionContext) -> Option<&mut Table<F>> {
+fn own<F: Send + 'static>(context: &mut ConnectionContext) -> Option<&mut Own<F>> {
     context.data.as_mut()?.downcast_mut()
 }
 
-fn push<F: FrameLike>(table: &Table<F>, pushed: Pushed<F>) -> Reply<Outgoing<F>, Infallible> {
-    let Some(pushes) = &table.pushes else { return Reply::None };
+fn push<F: FrameLike>(own: &Own<F>, pushed: Pushed<F>) -> Reply<Outgoing<F>, Infallible> {
+    let Some(pushes) = &own.pushes else { return Reply::None };
     match pushes.try_send(pushed) {
         // If nobody receives pushes, they are wanted by nobody.
         Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => Reply::None,
@@ -282,6 +355,8 @@ impl<P: ClientProtocol, C: Connect> Connection<P, C> {
                 _ = self.closed.recv() => return,
             };
             let began = Instant::now();
+            let side = self.supervisor.protocol();
+            *lock(&side.served_until) = None;
             match connected {
                 Ok(connected) => {
                     if self.run_one(connected).await {
@@ -293,7 +368,8 @@ impl<P: ClientProtocol, C: Connect> Connection<P, C> {
             if !self.options.reconnect {
                 return;
             }
-            let pause = pauses.next(began.elapsed());
+            let served_until = *lock(&self.supervisor.protocol().served_until);
+            let pause = pauses.next(served_until.map_or(Duration::ZERO, |until| until.duration_since(began)));
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 _ = self.closed.recv() => return,
@@ -304,18 +380,16 @@ impl<P: ClientProtocol, C: Connect> Connection<P, C> {
     /// Runs a connection to its end, and tells whether it was the last.
     async fn run_one(&mut self, connected: Connected<C::Socket>) -> bool {
         let Connected { socket, peer, already_read } = connected;
-        let permit = match self.supervisor.admit(peer) {
-            Ok(permit) => permit,
-            Err(refused) => {
-                // It has not ended yet: it lingers.
-                tracing::debug!(%refused, "there is a connection already");
-                return false;
-            }
-        };
+        // There is one connection at a time, so there is room for it.
+        let Ok(permit) = self.supervisor.admit(peer) else { return false };
         let mut running = pin!(permit.run(socket, already_read));
         tokio::select! {
             () = &mut running => false,
             _ = self.closed.recv() => {
+                let side = self.supervisor.protocol();
+                if let Link::Up(handle) = &*side.link.borrow() {
+                    handle.close(side.protocol.farewell().map(Outgoing::without_reply));
+                }
                 tokio::join!(running, self.supervisor.shutdown(Shutdown::default()));
                 true
             }
@@ -333,7 +407,7 @@ impl<P: ClientProtocol, C> Drop for Connection<P, C> {
     fn drop(&mut self) {
         let side = self.supervisor.protocol();
         side.link.send_replace(Link::Closed);
-        side.pushes().take();
+        lock(&side.pushes).take();
     }
 }
 
@@ -357,14 +431,14 @@ impl Pauses {
         Self { first, max: options.max_backoff, limit: first }
     }
 
-    /// After a connection that lasted so long, or an attempt that failed after it. One that outlasts the pause before it has
-    /// been worth it, and the next pause is a short one.
-    fn next(&mut self, lasted: Duration) -> Duration {
-        if lasted > self.limit {
+    /// After a connection that served so long, not at all if nothing was heard on it. One that served for longer than the next
+    /// pause may be was worth it, and the pause is a short one.
+    fn next(&mut self, served: Duration) -> Duration {
+        if served > self.limit {
             self.limit = self.first;
         }
         let pause = self.limit.mul_f64(rand::random());
-        self.limit = (self.limit * 2).min(self.max);
+        self.limit = self.limit.saturating_mul(2).min(self.max);
         pause
     }
 }

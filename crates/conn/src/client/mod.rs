@@ -42,8 +42,7 @@ pub trait ClientProtocol: Send + Sync + 'static {
         let _ = (request, number);
     }
 
-    /// The first words on every new connection: who we are, what we subscribe to. Nobody waits for their replies: they are to be
-    /// [classified](Self::classify) as pushes, or ignored.
+    /// The first words on every new connection: who we are, what we subscribe to. See [`is_answered`](Self::is_answered).
     fn greeting(&self) -> Vec<Self::Frame> {
         Vec::new()
     }
@@ -52,6 +51,13 @@ pub trait ClientProtocol: Send + Sync + 'static {
     fn on_idle(&self, silent: Duration) -> Option<Self::Frame> {
         let _ = silent;
         None
+    }
+
+    /// Whether the server replies to a frame of the protocol's own, a [greeting](Self::greeting) or a [ping](Self::on_idle): then
+    /// its reply is expected in its turn or by its number, and goes to nobody.
+    fn is_answered(&self, frame: &Self::Frame) -> bool {
+        let _ = frame;
+        false
     }
 
     /// The last word, when the client leaves on its own account.
@@ -201,8 +207,7 @@ impl<P: ClientProtocol> Client<P> {
     pub async fn request_within(&self, request: P::Frame, limit: Duration) -> Result<P::Frame, RequestError> {
         let waiting = Waiting::default();
         let asking = async {
-            let room = Arc::clone(&self.shared.in_flight).acquire_owned().await;
-            let room = room.map_err(|_| RequestError::Closed)?;
+            let room = Arc::clone(&self.shared.in_flight).acquire_owned().await.map_err(|_| RequestError::Closed)?;
             let handle = self.handle().await?;
             let (outgoing, reply) = waiting.ask(request, room);
             // If the connection has gone meanwhile, the request is dropped, and ends thereby.

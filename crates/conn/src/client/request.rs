@@ -43,6 +43,9 @@ pub enum RequestError {
         /// What is known of it.
         outcome: Outcome,
     },
+    /// It cannot be encoded. It was never sent.
+    #[error("the request cannot be sent: it is not what the protocol can say")]
+    Unsendable,
     /// The connection of the client is not run any more. It was never sent.
     #[error("the client is closed")]
     Closed,
@@ -53,7 +56,7 @@ impl RequestError {
     pub fn outcome(&self) -> Outcome {
         match *self {
             Self::TimedOut { outcome } | Self::Lost { outcome } => outcome,
-            Self::Closed => Outcome::NeverSent,
+            Self::Unsendable | Self::Closed => Outcome::NeverSent,
         }
     }
 }
@@ -90,7 +93,8 @@ impl Waiting {
         let (reply, receiver) = oneshot::channel();
         let progress = self.0.clone();
         let responder = Responder { reply, progress: progress.clone(), _room: room };
-        let end = async move { receiver.await.map_err(|_| RequestError::Lost { outcome: progress.outcome() }) };
+        let lost = move |_| Err(RequestError::Lost { outcome: progress.outcome() });
+        let end = async move { receiver.await.unwrap_or_else(lost) };
         (Outgoing::with_reply(request, responder), end)
     }
 
@@ -109,7 +113,7 @@ impl Drop for Waiting {
 /// Whom a reply goes to. Dropped without one, it tells that the connection was lost.
 #[derive(Debug)]
 pub(super) struct Responder<F> {
-    reply: oneshot::Sender<F>,
+    reply: oneshot::Sender<Result<F, RequestError>>,
     progress: Progress,
     /// Until here it is in flight.
     _room: OwnedSemaphorePermit,
@@ -123,6 +127,11 @@ impl<F> Responder<F> {
 
     /// Whether somebody was there to take it.
     pub(super) fn answer(self, reply: F) -> bool {
-        self.reply.send(reply).is_ok()
+        self.reply.send(Ok(reply)).is_ok()
+    }
+
+    /// Nothing of it can be sent. It does not matter whether anybody still waits.
+    pub(super) fn refuse(self) {
+        let _ = self.reply.send(Err(RequestError::Unsendable));
     }
 }

@@ -176,8 +176,9 @@ impl ClientHandshake {
         let Some(head) = head else { return Ok(None) };
         let mut headers = [EMPTY_HEADER; MAX_HEADERS];
         let mut response = Response::new(&mut headers);
-        // Empty lines before the response are no part of it, and then the end that was found is not its end.
-        if response.parse(&head)?.is_partial() {
+        // Empty lines before it are no part of the response, and bare line feeds may end it early: then the end that was found is not
+        // its end.
+        if response.parse(&head)? != httparse::Status::Complete(head.len()) {
             return Err(httparse::Error::Version.into());
         }
         self.check(&response).map(Some)

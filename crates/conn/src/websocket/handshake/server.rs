@@ -105,8 +105,9 @@ impl ServerHandshake {
         let Some(head) = head else { return Ok(None) };
         let mut headers = [EMPTY_HEADER; MAX_HEADERS];
         let mut request = Request::new(&mut headers);
-        // Empty lines before the request are no part of it, and then the end that was found is not its end.
-        if request.parse(&head)?.is_partial() {
+        // Empty lines before it are no part of the request, and bare line feeds may end it early: then the end that was found is not
+        // its end.
+        if request.parse(&head)? != httparse::Status::Complete(head.len()) {
             return Err(httparse::Error::Token.into());
         }
         UpgradeRequest::check(&head, &request).map(Some)
