@@ -78,7 +78,7 @@ impl<F: FrameLike> Outbox<F> {
 
     pub(crate) fn release(&self, _: u64) {}
 
-    pub(crate) fn take(&self, _: PushPriority, _: bool, _: u64) -> Option<F> {
+    pub(crate) fn take(&self, _: &[PushPriority], _: &mut bool, _: u64) -> Option<(PushPriority, F)> {
         None
     }
 

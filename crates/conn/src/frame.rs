@@ -63,7 +63,10 @@ pub struct Frame {
 #[derive(Clone)]
 enum Own {
     /// Of these, the first `len` count.
-    Short { len: u8, bytes: [u8; Self::SHORT] },
+    Short {
+        len: u8,
+        bytes: [u8; Self::SHORT],
+    },
     Long(Box<Head>),
 }
 

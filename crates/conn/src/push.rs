@@ -310,6 +310,8 @@ pub struct PushQueues<F: FrameLike> {
     run: usize,
     since: Option<Instant>,
     slots_next: bool,
+    /// Something was looked for since it last rested.
+    used: bool,
     /// How many requests have been answered. Bare queues have none, and nothing waits for them.
     pub(crate) answered: u64,
 }
@@ -335,7 +337,7 @@ impl<F: FrameLike> PushQueues<F> {
     }
 
     fn new(outbox: Outbox<F>, fairness: FairnessConfig, answered: u64) -> Self {
-        Self { outbox: Arc::new(outbox), fairness, run: 0, since: None, slots_next: false, answered }
+        Self { outbox: Arc::new(outbox), fairness, run: 0, since: None, slots_next: false, used: false, answered }
     }
 
     /// The same queues with another fairness.
@@ -382,11 +384,15 @@ impl<F: FrameLike> PushQueues<F> {
         } else {
             [PushPriority::High, PushPriority::Low]
         };
-        let found = order.into_iter().find_map(|priority| match priority {
-            PushPriority::High if high_begun => Some((priority, None)),
-            PushPriority::Low if low_begun => Some((priority, None)),
-            _ => Some((priority, Some(self.take(priority)?))),
-        });
+        let is_begun = |priority| if priority == PushPriority::High { high_begun } else { low_begun };
+        // The rest of a frame has the turn of its priority, and nothing of a later turn is taken before it.
+        let begun = order.iter().position(|priority| is_begun(*priority));
+        let fresh = &order[..begun.unwrap_or(order.len())];
+        let taken = if fresh.is_empty() { None } else { self.take(fresh) };
+        let found = match taken {
+            Some((priority, frame)) => Some((priority, Some(frame))),
+            None => begun.map(|begun| (order[begun], None)),
+        };
         if let Some((PushPriority::High, _)) = found {
             self.run += 1;
             if self.fairness.time_slice.is_some() {
@@ -398,11 +404,17 @@ impl<F: FrameLike> PushQueues<F> {
         found
     }
 
-    fn take(&mut self, priority: PushPriority) -> Option<F> {
-        if priority == PushPriority::Low {
-            self.slots_next = !self.slots_next;
+    fn take(&mut self, order: &[PushPriority]) -> Option<(PushPriority, F)> {
+        self.used = true;
+        self.outbox.take(order, &mut self.slots_next, self.answered)
+    }
+
+    /// The connection falls idle.
+    pub(crate) fn rest(&mut self) {
+        // If nothing was taken, nothing has grown.
+        if std::mem::take(&mut self.used) {
+            self.outbox.shrink();
         }
-        self.outbox.take(priority, self.slots_next, self.answered)
     }
 
     fn is_others_turn(&self) -> bool {

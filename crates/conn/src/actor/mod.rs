@@ -604,7 +604,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     fn rest(&mut self) -> Progress<P> {
         self.context.publish();
         self.replies.rest();
-        self.queues.outbox.shrink();
+        self.queues.rest();
         // An idle connection holds no buffers.
         if self.input.is_empty() {
             self.input = BytesMut::new();

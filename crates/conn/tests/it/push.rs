@@ -209,3 +209,99 @@ async fn what_the_last_handle_pushed_is_received() {
         pushing.await.unwrap();
     }
 }
+
+/// Polls once.
+async fn is_pending(future: std::pin::Pin<&mut impl Future>) -> bool {
+    let mut future = future;
+    std::future::poll_fn(|context| std::task::Poll::Ready(future.as_mut().poll(context).is_pending())).await
+}
+
+#[tokio::test]
+async fn room_goes_to_those_who_wait_in_their_order() {
+    let (mut queues, handle) = PushQueues::<String>::bounded(1, 2);
+    let push_now = |text: &str| handle.try_push(text.into(), PushPriority::Low, PushPolicy::ReturnErrorIfFull);
+    for text in ["a", "b"] {
+        push_now(text).unwrap();
+    }
+    let mut first = Box::pin(handle.push_low_priority("c".into()));
+    let mut second = Box::pin(handle.push_low_priority("d".into()));
+    assert!(is_pending(first.as_mut()).await && is_pending(second.as_mut()).await);
+    assert_eq!(queues.recv().await.unwrap().1, "a");
+    // It is the first one's, whether or not it has seen that.
+    assert_eq!(push_now("x"), Err(PushError::QueueFull));
+    assert!(is_pending(second.as_mut()).await);
+    first.await.unwrap();
+    assert_eq!(queues.recv().await.unwrap().1, "b");
+    second.await.unwrap();
+    assert_eq!(push_now("x"), Err(PushError::QueueFull));
+    for text in ["c", "d"] {
+        assert_eq!(queues.recv().await.unwrap().1, text);
+    }
+    // Nobody waits any more, and all the room is there again.
+    for text in ["e", "f"] {
+        push_now(text).unwrap();
+    }
+    assert_eq!(push_now("x"), Err(PushError::QueueFull));
+}
+
+#[tokio::test]
+async fn who_gives_up_leaves_its_room_to_others() {
+    let (mut queues, handle) = PushQueues::<String>::bounded(1, 1);
+    let push_now = |text: &str| handle.try_push(text.into(), PushPriority::Low, PushPolicy::ReturnErrorIfFull);
+    push_now("a").unwrap();
+    let mut first = Box::pin(handle.push_low_priority("never".into()));
+    let mut second = Box::pin(handle.push_low_priority("b".into()));
+    assert!(is_pending(first.as_mut()).await && is_pending(second.as_mut()).await);
+    assert_eq!(queues.recv().await.unwrap().1, "a");
+    drop(first);
+    second.await.unwrap();
+    let mut third = Box::pin(handle.push_low_priority("never".into()));
+    assert!(is_pending(third.as_mut()).await);
+    assert_eq!(queues.recv().await.unwrap().1, "b");
+    drop(third);
+    push_now("c").unwrap();
+    assert_eq!(push_now("x"), Err(PushError::QueueFull));
+    let mut last = Box::pin(handle.push_low_priority("never".into()));
+    assert!(is_pending(last.as_mut()).await);
+    drop(queues);
+    assert_eq!(last.await, Err(PushError::Closed));
+}
+
+/// Pushers that wait, and some that give up, on two threads: what was queued arrives, and no room is lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_room_is_lost_while_pushers_come_and_go() {
+    let (mut queues, handle) = PushQueues::<String>::bounded(1, 3);
+    let receiving = tokio::spawn(async move {
+        let mut received = 0;
+        while queues.recv().await.unwrap().1 != "end" {
+            received += 1;
+        }
+        (queues, received)
+    });
+    let pushers = [0, 1, 2, 3].map(|pusher| {
+        let handle = handle.clone();
+        tokio::spawn(async move {
+            let mut pushed = 0;
+            for number in 0..2000 {
+                let mut push = Box::pin(handle.push_low_priority("news".into()));
+                let gives_up = (number + pusher) % 3 == 0;
+                if !is_pending(push.as_mut()).await {
+                    pushed += 1;
+                } else if !gives_up {
+                    push.await.unwrap();
+                    pushed += 1;
+                }
+            }
+            pushed
+        })
+    });
+    let mut pushed = 0;
+    for pusher in pushers {
+        pushed += pusher.await.unwrap();
+    }
+    handle.push_low_priority("end".into()).await.unwrap();
+    let (_queues, received) = receiving.await.unwrap();
+    assert_eq!(received, pushed);
+    let push_now = || handle.try_push("news".into(), PushPriority::Low, PushPolicy::ReturnErrorIfFull);
+    assert_eq!([(); 4].map(|()| push_now()), [Ok(()), Ok(()), Ok(()), Err(PushError::QueueFull)]);
+}

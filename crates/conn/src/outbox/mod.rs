@@ -1,11 +1,11 @@
 //! What waits to be written to one connection: two lanes by priority, and slots that hold the newest of their kind.
 //!
 //! The outbox is shared by the actor, which takes from it, and by all who push. It costs a few words until it is first used.
-//! Room in a lane is a semaphore, so that whoever waits does so in order, may give up, and learns at once when the connection
-//! has gone.
 //!
 //! **Waking.** A pusher queues under the lock, then raises `ready`, and wakes the actor if it was down. The actor lowers it
-//! *before* it takes the lock, so what was queued after it looked raises it again.
+//! *before* it takes the lock, so what was queued after it looked raises it again. A pusher that finds it raised leaves it so:
+//! a look that came before the pusher had the lock also lowered it before the pusher read it, so what the pusher read was raised
+//! since, and another look follows.
 //!
 //! **Tied frames.** A frame that must not be written before a certain reply waits aside until the actor has handed that reply
 //! to the codec, and then takes its place at the end of its lane. It has its room in the lane from the beginning.
@@ -13,14 +13,15 @@
 //! **Closing.** `closed` is set before the queues are emptied for the last time, under their lock; whoever queues looks at it
 //! under the same lock. So nothing is queued after that, and everything that was is written or counted as lost.
 
+mod lane;
+
 use std::collections::hash_map::{Entry, HashMap};
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst, fence};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
-use tokio::sync::Semaphore;
-
+use self::lane::{Lane, Line, Queued};
 use crate::push::{Lost, PushOptions};
 use crate::session::Facts;
 use crate::{FrameLike, PushError, PushPolicy, PushPriority, ReplyTicket, Slot};
@@ -29,8 +30,10 @@ pub(crate) struct Outbox<F> {
     options: Arc<PushOptions<F>>,
     /// The connection that it is the outbox of, if there is one.
     facts: Option<Arc<Facts>>,
-    lanes: OnceLock<Box<Lanes<F>>>,
+    /// Made when they are first used.
+    queues: Mutex<Option<Box<Queues<F>>>>,
     ready: AtomicBool,
+    /// Set under the lock of the queues.
     closed: AtomicBool,
     /// Frames wait for a reply. Changed under the lock of the queues.
     tied: AtomicBool,
@@ -42,20 +45,9 @@ pub(crate) struct Outbox<F> {
     pub(crate) handles: AtomicUsize,
 }
 
-struct Lanes<F> {
-    high: Semaphore,
-    low: Semaphore,
-    /// Of each lane its own, so that an urgent frame does not wait for others to be read.
-    high_bytes: Semaphore,
-    low_bytes: Semaphore,
-    queues: Mutex<Queues<F>>,
-    /// With which frame the connection is to end, when it is.
-    last: Mutex<Option<F>>,
-}
-
 struct Queues<F> {
-    high: VecDeque<Queued<F>>,
-    low: VecDeque<Queued<F>>,
+    high: Lane<F>,
+    low: Lane<F>,
     slots: HashMap<Slot, Latest<F>>,
     slot_bytes: usize,
     /// The slots in the order in which they were filled. Each is either here or among the tied, once.
@@ -63,12 +55,8 @@ struct Queues<F> {
     /// What waits for a reply: by the request, and in the order in which it came.
     tied: BTreeMap<(u64, u64), Tied<F>>,
     tied_so_far: u64,
-}
-
-/// A frame in a lane, and what it weighs there.
-struct Queued<F> {
-    frame: F,
-    weight: u32,
+    /// With which frame the connection is to end, when it is.
+    last: Option<F>,
 }
 
 /// What a slot holds: the newest frame, and if that has to wait for a later reply than the one before it, that one too. Otherwise
@@ -112,7 +100,7 @@ impl<F: FrameLike> Outbox<F> {
         Self {
             options,
             facts,
-            lanes: OnceLock::new(),
+            queues: Mutex::new(None),
             ready: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             tied: AtomicBool::new(false),
@@ -126,20 +114,13 @@ impl<F: FrameLike> Outbox<F> {
         self.facts.as_deref()
     }
 
-    fn lanes(&self) -> &Lanes<F> {
-        let lanes = self.lanes.get_or_init(|| {
-            Box::new(Lanes {
-                high: Semaphore::new(self.options.high),
-                low: Semaphore::new(self.options.low),
-                high_bytes: Semaphore::new(self.options.bytes),
-                low_bytes: Semaphore::new(self.options.bytes),
-                queues: Mutex::new(Queues::new()),
-                last: Mutex::new(None),
-            })
-        });
-        // The other half of the fence in `refuse`.
-        fence(SeqCst);
-        lanes
+    fn lock(&self) -> MutexGuard<'_, Option<Box<Queues<F>>>> {
+        lock(&self.queues)
+    }
+
+    /// The queues of an outbox that is not closed.
+    fn open<'a>(&self, queues: &'a mut Option<Box<Queues<F>>>) -> Option<&'a mut Queues<F>> {
+        (!self.is_closed()).then(|| &mut **queues.get_or_insert_with(|| Box::new(Queues::new(&self.options))))
     }
 
     /// The request that a ticket names, or zero if it is another connection's.
@@ -149,34 +130,47 @@ impl<F: FrameLike> Outbox<F> {
 
     /// Queues a frame when there is room for it.
     pub(crate) async fn push(&self, frame: F, priority: PushPriority) -> Result<(), PushError> {
-        let lanes = self.lanes();
-        if self.is_closed() {
-            return Err(PushError::Closed);
-        }
+        let frame = match self.try_push(frame, priority, None) {
+            Ok(()) => return Ok(()),
+            Err((PushError::QueueFull, frame)) => frame,
+            Err((error, _)) => return Err(error),
+        };
         let weight = self.weight(&frame);
-        let lane = lanes.lane(priority).acquire().await.map_err(|_| PushError::Closed)?;
-        let bytes = lanes.bytes(priority).acquire_many(weight).await.map_err(|_| PushError::Closed)?;
-        self.queue(lanes, Queued { frame, weight }, priority, 0).map_err(|_| PushError::Closed)?;
-        lane.forget();
-        bytes.forget();
+        let waiting = self.wait(priority)?;
+        waiting.line.reserve(weight).await.map_err(|_| PushError::Closed)?;
+        let mut queues = self.lock();
+        self.open(&mut queues).ok_or(PushError::Closed)?.lane(priority).push(Queued { frame, weight });
+        drop(queues);
+        self.announce();
         Ok(())
     }
 
     /// Queues a frame if there is room for it now; otherwise it comes back.
     fn try_push(&self, frame: F, priority: PushPriority, after: Option<ReplyTicket>) -> Result<(), (PushError, F)> {
-        let lanes = self.lanes();
-        let Ok(lane) = lanes.lane(priority).try_acquire() else { return Err((self.why_not(), frame)) };
         let weight = self.weight(&frame);
-        let Ok(bytes) = lanes.bytes(priority).try_acquire_many(weight) else { return Err((self.why_not(), frame)) };
         let after = after.map_or(0, |ticket| self.request(ticket));
-        match self.queue(lanes, Queued { frame, weight }, priority, after) {
-            Ok(()) => {
-                lane.forget();
-                bytes.forget();
-                Ok(())
-            }
-            Err(frame) => Err((PushError::Closed, frame)),
+        let mut guard = self.lock();
+        let Some(queues) = self.open(&mut guard) else { return Err((PushError::Closed, frame)) };
+        if !queues.lane(priority).try_reserve(weight) {
+            return Err((PushError::QueueFull, frame));
         }
+        let queued = Queued { frame, weight };
+        if after > 0 {
+            queues.tie(after, Tied::Frame(priority, queued));
+            self.tied.store(true, SeqCst);
+        } else {
+            queues.lane(priority).push(queued);
+        }
+        drop(guard);
+        self.announce();
+        Ok(())
+    }
+
+    /// Joins those who wait for room.
+    fn wait(&self, priority: PushPriority) -> Result<Waiting<'_, F>, PushError> {
+        let mut queues = self.lock();
+        let line = self.open(&mut queues).ok_or(PushError::Closed)?.lane(priority).join();
+        Ok(Waiting { outbox: self, priority, line })
     }
 
     /// Queues a frame without waiting; if there is no room, the policy decides.
@@ -196,35 +190,12 @@ impl<F: FrameLike> Outbox<F> {
         }
     }
 
-    fn why_not(&self) -> PushError {
-        if self.is_closed() { PushError::Closed } else { PushError::QueueFull }
-    }
-
-    fn queue(&self, lanes: &Lanes<F>, queued: Queued<F>, priority: PushPriority, after: u64) -> Result<(), F> {
-        let mut queues = lanes.lock();
-        if self.is_closed() {
-            return Err(queued.frame);
-        }
-        if after > 0 {
-            queues.tie(after, Tied::Frame(priority, queued));
-            self.tied.store(true, SeqCst);
-        } else {
-            queues.lane(priority).push_back(queued);
-        }
-        drop(queues);
-        self.announce();
-        Ok(())
-    }
-
     /// Puts a frame into a slot, in place of the one that may be there.
     pub(crate) fn push_latest(&self, slot: Slot, frame: F, after: Option<ReplyTicket>) -> Result<(), PushError> {
         let size = frame.size();
         let after = after.map_or(0, |ticket| self.request(ticket));
-        let mut queues = self.lanes().lock();
-        if self.is_closed() {
-            return Err(PushError::Closed);
-        }
-        let Queues { slots, slot_bytes, filled, .. } = &mut *queues;
+        let mut queues = self.lock();
+        let Queues { slots, slot_bytes, filled, .. } = self.open(&mut queues).ok_or(PushError::Closed)?;
         let newer = Unsent { frame, size, after };
         // One that is larger than all the room has it to itself.
         if *slot_bytes > 0
@@ -259,7 +230,7 @@ impl<F: FrameLike> Outbox<F> {
     }
 
     fn announce(&self) {
-        if !self.ready.swap(true, SeqCst) {
+        if !self.is_ready() && !self.ready.swap(true, SeqCst) {
             self.wake();
         }
     }
@@ -311,30 +282,45 @@ impl<F: FrameLike> Outbox<F> {
 
     /// So many requests have been answered: what waited for that has its turn.
     pub(crate) fn release(&self, answered: u64) {
-        let Some(lanes) = self.lanes.get() else { return };
-        let mut queues = lanes.lock();
+        let mut queues = self.lock();
+        let Some(queues) = &mut *queues else { return };
         queues.release(answered);
         self.tied.store(!queues.tied.is_empty(), SeqCst);
     }
 
-    /// Takes the next frame of that priority. Slots are low, by turns with the lane; those that wait for a reply which is not
-    /// among the first `answered` are put aside.
-    pub(crate) fn take(&self, priority: PushPriority, turn: bool, answered: u64) -> Option<F> {
-        let lanes = self.lanes.get()?;
-        let mut queues = lanes.lock();
-        let slot_first = priority == PushPriority::Low && (turn || queues.low.is_empty());
-        if slot_first && let Some((frame, outdated)) = queues.next_slot(answered, &self.tied) {
-            drop(queues);
-            if outdated.is_some() {
-                self.options.note_replaced();
+    /// Takes the next frame of these priorities, in that order. Slots are low, by turns with the lane; those that wait for a reply
+    /// which is not among the first `answered` are put aside.
+    pub(crate) fn take(
+        &self,
+        order: &[PushPriority],
+        slots_next: &mut bool,
+        answered: u64,
+    ) -> Option<(PushPriority, F)> {
+        let mut guard = self.lock();
+        let queues = guard.as_deref_mut()?;
+        for &priority in order {
+            if priority == PushPriority::Low {
+                *slots_next = !*slots_next;
+                if (*slots_next || queues.low.is_empty())
+                    && let Some((frame, outdated)) = queues.next_slot(answered, &self.tied)
+                {
+                    drop(guard);
+                    if outdated.is_some() {
+                        self.options.note_replaced();
+                    }
+                    return Some((priority, frame));
+                }
             }
-            return Some(frame);
+            if let Some((Queued { frame, weight }, line)) = queues.lane(priority).pop() {
+                drop(guard);
+                if let Some(line) = line {
+                    let user = Waiting { outbox: self, priority, line };
+                    user.line.add(weight);
+                }
+                return Some((priority, frame));
+            }
         }
-        let Queued { frame, weight } = queues.lane(priority).pop_front()?;
-        drop(queues);
-        lanes.lane(priority).add_permits(1);
-        lanes.bytes(priority).add_permits(weight as usize);
-        Some(frame)
+        None
     }
 
     /// A frame larger than all the room waits until it is empty, rather than for ever.
@@ -348,54 +334,54 @@ impl<F: FrameLike> Outbox<F> {
 
     /// Nothing is queued any more, and whoever waits is told. What was queued can still be taken.
     pub(crate) fn refuse(&self) {
+        self.refuse_under(self.lock());
+    }
+
+    fn refuse_under(&self, queues: MutexGuard<'_, Option<Box<Queues<F>>>>) {
         self.closed.store(true, SeqCst);
-        // Either this sees the lanes, or whoever makes them sees that it is closed.
-        fence(SeqCst);
-        let Some(lanes) = self.lanes.get() else { return };
-        lanes.high.close();
-        lanes.low.close();
-        lanes.high_bytes.close();
-        lanes.low_bytes.close();
+        let lines = queues.as_ref().map(|queues| [queues.high.line(), queues.low.line()]);
+        // Not under the lock: whoever is woken may run at once.
+        drop(queues);
+        for line in lines.into_iter().flatten().flatten() {
+            line.close();
+        }
     }
 
     /// The connection falls idle.
     pub(crate) fn shrink(&self) {
-        if let Some(lanes) = self.lanes.get() {
-            lanes.lock().shrink();
+        if let Some(queues) = &mut *self.lock() {
+            queues.shrink();
         }
     }
 
     /// Nothing is queued any more, and when what was queued is written the connection ends with this frame. Told to the actor
     /// once.
     pub(crate) fn leave(&self, last: Option<F>) {
-        let mut place = lock(&self.lanes().last);
-        if self.is_closed() {
-            return;
-        }
-        *place = last;
-        // The actor sees that it is closed only now, and finds the frame.
-        self.refuse();
-        drop(place);
+        let mut queues = self.lock();
+        let Some(open) = self.open(&mut queues) else { return };
+        // The actor sees that it is closed only then, and finds the frame.
+        open.last = last;
+        self.refuse_under(queues);
         self.wake();
     }
 
     /// The frame with which the connection is to end, if there is one.
     pub(crate) fn last(&self) -> Option<F> {
-        lock(&self.lanes.get()?.last).take()
+        self.lock().as_mut()?.last.take()
     }
 
     /// The connection has gone. What was queued goes where lost frames go.
     pub(crate) fn close(&self) {
         self.refuse();
-        let Some(lanes) = self.lanes.get() else { return };
-        let mut queues = lanes.lock();
+        let mut guard = self.lock();
+        let Some(queues) = guard.as_deref_mut() else { return };
         queues.release(u64::MAX);
-        let Queues { high, low, slots, filled, .. } = &mut *queues;
-        let mut left: Vec<F> = high.drain(..).chain(low.drain(..)).map(|queued| queued.frame).collect();
+        let Queues { high, low, slots, filled, .. } = queues;
+        let mut left: Vec<F> = high.drain().chain(low.drain()).collect();
         for Latest { earlier, newest } in filled.drain(..).filter_map(|slot| slots.remove(&slot)) {
             left.extend(earlier.into_iter().chain([newest]).map(|unsent| unsent.frame));
         }
-        drop(queues);
+        drop(guard);
         for frame in left {
             self.lose(frame);
         }
@@ -407,40 +393,36 @@ impl<F: FrameLike> Outbox<F> {
     }
 }
 
-impl<F> Lanes<F> {
-    fn lane(&self, priority: PushPriority) -> &Semaphore {
-        match priority {
-            PushPriority::High => &self.high,
-            PushPriority::Low => &self.low,
-        }
-    }
+/// Uses the line of a lane.
+struct Waiting<'a, F: FrameLike> {
+    outbox: &'a Outbox<F>,
+    priority: PushPriority,
+    line: Arc<Line>,
+}
 
-    fn bytes(&self, priority: PushPriority) -> &Semaphore {
-        match priority {
-            PushPriority::High => &self.high_bytes,
-            PushPriority::Low => &self.low_bytes,
+impl<F: FrameLike> Drop for Waiting<'_, F> {
+    fn drop(&mut self) {
+        if let Some(queues) = &mut *self.outbox.lock() {
+            queues.lane(self.priority).leave();
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Queues<F>> {
-        lock(&self.queues)
     }
 }
 
 impl<F> Queues<F> {
-    fn new() -> Self {
+    fn new(options: &PushOptions<F>) -> Self {
         Self {
-            high: VecDeque::new(),
-            low: VecDeque::new(),
+            high: Lane::new(options.high, options.bytes),
+            low: Lane::new(options.low, options.bytes),
             slots: HashMap::new(),
             slot_bytes: 0,
             filled: VecDeque::new(),
             tied: BTreeMap::new(),
             tied_so_far: 0,
+            last: None,
         }
     }
 
-    fn lane(&mut self, priority: PushPriority) -> &mut VecDeque<Queued<F>> {
+    fn lane(&mut self, priority: PushPriority) -> &mut Lane<F> {
         match priority {
             PushPriority::High => &mut self.high,
             PushPriority::Low => &mut self.low,
@@ -455,7 +437,7 @@ impl<F> Queues<F> {
     fn release(&mut self, answered: u64) {
         while let Some(first) = self.tied.first_entry().filter(|first| first.key().0 <= answered) {
             match first.remove() {
-                Tied::Frame(priority, queued) => self.lane(priority).push_back(queued),
+                Tied::Frame(priority, queued) => self.lane(priority).push(queued),
                 Tied::Slot(slot) => self.filled.push_back(slot),
             }
         }
@@ -485,14 +467,11 @@ impl<F> Queues<F> {
 
     /// Gives back memory when nothing is queued. What a connection uses all the time is kept.
     fn shrink(&mut self) {
-        fn idle<T>(queue: &mut VecDeque<T>) {
-            if queue.is_empty() && queue.capacity() > IDLE {
-                *queue = VecDeque::new();
-            }
+        self.high.shrink(IDLE);
+        self.low.shrink(IDLE);
+        if self.filled.is_empty() && self.filled.capacity() > IDLE {
+            self.filled = VecDeque::new();
         }
-        idle(&mut self.high);
-        idle(&mut self.low);
-        idle(&mut self.filled);
         if self.slots.is_empty() && self.slots.capacity() > IDLE {
             self.slots = HashMap::new();
         }

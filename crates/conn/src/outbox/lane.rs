@@ -1,0 +1,146 @@
+//! A lane of an outbox: frames of one priority, with room for so many of them and so many bytes.
+//!
+//! Room is counted under the lock of the outbox, which a push takes anyway. While somebody waits for it, all room that there is
+//! stands in semaphores instead, so that whoever waits does so in order, may give up, and learns at once when the connection
+//! has gone. With the last of them, what is left of it comes back to be counted.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use tokio::sync::{AcquireError, Semaphore};
+
+pub(super) struct Lane<F> {
+    frames: VecDeque<Queued<F>>,
+    /// None of it, while there is a line.
+    room: Room,
+    line: Option<Arc<Line>>,
+    /// How many use the line. It is there while there are any.
+    users: usize,
+}
+
+/// A frame in a lane, and what it weighs there.
+pub(super) struct Queued<F> {
+    pub(super) frame: F,
+    pub(super) weight: u32,
+}
+
+#[derive(Clone, Copy)]
+struct Room {
+    frames: usize,
+    bytes: usize,
+}
+
+/// Those who wait for room.
+pub(super) struct Line {
+    frames: Semaphore,
+    bytes: Semaphore,
+}
+
+impl<F> Lane<F> {
+    pub(super) fn new(frames: usize, bytes: usize) -> Self {
+        Self { frames: VecDeque::new(), room: Room { frames, bytes }, line: None, users: 0 }
+    }
+
+    /// Takes room for a frame of that weight, if there is room that nobody waits for.
+    pub(super) fn try_reserve(&mut self, weight: u32) -> bool {
+        let bytes = weight as usize;
+        if let Some(line) = &self.line {
+            return line.try_reserve(weight);
+        }
+        let fits = self.room.frames > 0 && self.room.bytes >= bytes;
+        if fits {
+            self.room.frames -= 1;
+            self.room.bytes -= bytes;
+        }
+        fits
+    }
+
+    /// Appends a frame that has its room.
+    pub(super) fn push(&mut self, queued: Queued<F>) {
+        self.frames.push_back(queued);
+    }
+
+    /// Takes the first frame. Its room is given back if nobody waits; otherwise it is to be [added](Line::add) to the line, without
+    /// the lock, and then to be [left](Self::leave).
+    pub(super) fn pop(&mut self) -> Option<(Queued<F>, Option<Arc<Line>>)> {
+        let queued = self.frames.pop_front()?;
+        if self.line.is_none() {
+            self.room.frames += 1;
+            self.room.bytes += queued.weight as usize;
+            return Some((queued, None));
+        }
+        Some((queued, Some(self.join())))
+    }
+
+    /// Uses the line until it is [left](Self::leave).
+    pub(super) fn join(&mut self) -> Arc<Line> {
+        self.users += 1;
+        let Room { frames, bytes } = &mut self.room;
+        let line = self.line.get_or_insert_with(|| {
+            let (frames, bytes) = (std::mem::take(frames), std::mem::take(bytes));
+            Arc::new(Line { frames: Semaphore::new(frames), bytes: Semaphore::new(bytes) })
+        });
+        Arc::clone(line)
+    }
+
+    pub(super) fn leave(&mut self) {
+        self.users -= 1;
+        if self.users == 0
+            && let Some(line) = self.line.take()
+        {
+            // Whoever waited has left, with the room that it took or without.
+            self.room.frames += line.frames.forget_permits(usize::MAX);
+            self.room.bytes += line.bytes.forget_permits(usize::MAX);
+        }
+    }
+
+    pub(super) fn line(&self) -> Option<Arc<Line>> {
+        self.line.clone()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = F> {
+        self.frames.drain(..).map(|queued| queued.frame)
+    }
+
+    /// Gives back memory when nothing is queued, but for so many places.
+    pub(super) fn shrink(&mut self, idle: usize) {
+        if self.frames.is_empty() && self.frames.capacity() > idle {
+            self.frames = VecDeque::new();
+        }
+    }
+}
+
+impl Line {
+    /// Waits for room for a frame of that weight, and takes it.
+    pub(super) async fn reserve(&self, weight: u32) -> Result<(), AcquireError> {
+        let frame = self.frames.acquire().await?;
+        let bytes = self.bytes.acquire_many(weight).await?;
+        frame.forget();
+        bytes.forget();
+        Ok(())
+    }
+
+    fn try_reserve(&self, weight: u32) -> bool {
+        let Ok(frame) = self.frames.try_acquire() else { return false };
+        let Ok(bytes) = self.bytes.try_acquire_many(weight) else { return false };
+        frame.forget();
+        bytes.forget();
+        true
+    }
+
+    /// Gives back the room of a frame of that weight. Whoever is woken may run at once.
+    pub(super) fn add(&self, weight: u32) {
+        self.frames.add_permits(1);
+        self.bytes.add_permits(weight as usize);
+    }
+
+    /// Nobody waits any more.
+    pub(super) fn close(&self) {
+        self.frames.close();
+        self.bytes.close();
+    }
+}
