@@ -38,7 +38,7 @@ pub fn hear<C: Codec>(mut codec: C, wire: &[u8], sizes: &[u8], bound: usize) -> 
         rest = &rest[n..];
         loop {
             let decoded = codec.decode(&mut input);
-            codec.control(&mut said);
+            codec.control(&mut said, true);
             match decoded {
                 Ok(Some(frame)) => frames.push(frame),
                 Ok(None) => break,

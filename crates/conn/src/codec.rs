@@ -46,9 +46,16 @@ pub trait Codec: Send + 'static {
     }
 
     /// Appends what the codec itself has to say: the answer to a ping, its part of a closing handshake, the word with which it
-    /// leaves after an error. Asked for after every run of [`decode`](Self::decode), when what it gave has been handled.
-    fn control(&mut self, output: &mut Batch) {
-        let _ = output;
+    /// leaves after an error. Asked for after every run of [`decode`](Self::decode). Its last word it may say only if `is_last`:
+    /// when all that was asked has been answered.
+    fn control(&mut self, output: &mut Batch, is_last: bool) {
+        let _ = (output, is_last);
+    }
+
+    /// Whether the peer has said its last word, or what ends the conversation. Then nothing more is decoded, replies are completed
+    /// but for streams, and the codec may say its own.
+    fn is_leaving(&self) -> bool {
+        false
     }
 
     /// Whether the conversation is over by its own rules. Then nothing more is read, and the connection ends when everything is

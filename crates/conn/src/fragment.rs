@@ -67,9 +67,9 @@ pub struct FragmentOptions {
     pub fragment: usize,
     /// The largest message, sent or received. Default: 64 MiB.
     pub max_message: usize,
-    /// How many messages may be incomplete at a time. Default: 8; an actor of ours sends three at most.
+    /// How many messages may be incomplete at a time. Default: 8; an actor of ours sends four at most.
     pub max_assemblies: usize,
-    /// How many bytes incomplete messages may hold together. Default: 64 MiB.
+    /// How many bytes incomplete messages may hold together; their buffers may be twice as large. Default: 64 MiB.
     pub max_held: usize,
 }
 
@@ -347,8 +347,12 @@ impl<C: Codec<Frame = Frame>> Codec for Fragmented<C> {
         Ok((flags & LAST == 0).then_some(Part { message, offset: offset + taken }))
     }
 
-    fn control(&mut self, output: &mut Batch) {
-        self.inner.control(output);
+    fn control(&mut self, output: &mut Batch, is_last: bool) {
+        self.inner.control(output, is_last);
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.inner.is_leaving()
     }
 
     fn is_over(&self) -> bool {

@@ -31,6 +31,10 @@ pub trait Protocol: Send + Sync + 'static {
     /// connection then. Default: no.
     const HOLD_PUSHES: bool = false;
 
+    /// Whether what has arrived is still handled when nothing can be written any more: for those who wait for answers that may be
+    /// among it. Default: no, since nobody would hear of what comes of it.
+    const HEAR_OUT: bool = false;
+
     /// The codec of a new connection.
     fn codec(&self) -> Self::Codec;
 
@@ -81,8 +85,8 @@ pub trait Protocol: Send + Sync + 'static {
         None
     }
 
-    /// The connection is about to end for this reason, and a last frame can still be written. Not asked when the peer has left,
-    /// when the socket failed, and when whoever closed the connection gave a last frame of its own.
+    /// The connection is about to end for this reason, and a last frame can still be written. Not asked when the peer has left or
+    /// the socket failed, nor when whoever closed the connection gave a last frame of its own.
     fn last_word(&self, reason: &CloseReason<Self>, context: &mut ConnectionContext) -> Option<Self::Frame>
     where
         Self: Sized,
@@ -166,11 +170,11 @@ impl<F, E> fmt::Debug for Reply<F, E> {
 /// Why a connection has ended.
 #[non_exhaustive]
 pub enum CloseReason<P: Protocol> {
-    /// The peer closed it, at the end of a frame.
+    /// The peer closed it, in order.
     Peer,
     /// A handler closed it.
     Handler,
-    /// A [handle](PushHandle::close) closed it.
+    /// A [handle](PushHandle::close) closed it, or a frame that was pushed or replied ended the conversation.
     Handle,
     /// The server shuts down.
     Shutdown,

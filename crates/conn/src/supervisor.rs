@@ -465,10 +465,7 @@ impl<P: Protocol> Permit<P> {
     }
 
     /// Runs the connection if its upgrade succeeds in time, and before the server shuts down.
-    async fn upgrade<S: AsyncRead + AsyncWrite + Unpin>(
-        self,
-        upgrade: impl Future<Output = io::Result<(S, Vec<u8>)>>,
-    ) {
+    async fn upgrade<S: AsyncRead + AsyncWrite + Unpin>(self, upgrade: impl Future<Output = io::Result<(S, Vec<u8>)>>) {
         let Shared { timeouts, changed, phase, .. } = &*self.shared;
         let shuts_down = async {
             loop {

@@ -23,7 +23,8 @@ pub struct Timeouts {
     /// answered is not idle, nor is one that has not yet read what was written: that is a matter of `write_stall`. Default:
     /// none, because a subscriber may listen for hours; with a heartbeat, twice or thrice that.
     pub idle: Option<Duration>,
-    /// After so long in which the peer took no byte of what is written, the connection ends. Default: 30 s.
+    /// After so long in which the peer took no byte of what is written, the connection ends. A stream that keeps what it is given,
+    /// such as TLS, takes it in the peer's place, as far as it does. Default: 30 s.
     pub write_stall: Option<Duration>,
     /// How long a peer that has closed its side is kept while nothing can be written to it: it may be gone altogether, which
     /// is not known before. One that takes what is written is given all its replies. Default: 30 s.

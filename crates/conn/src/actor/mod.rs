@@ -13,6 +13,7 @@
 mod replies;
 
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -29,7 +30,7 @@ use crate::batch::Batch;
 use crate::push::PushQueues;
 use crate::supervisor::{Phase, Shared};
 use crate::timeouts::{Due, Watch, later};
-use crate::{CloseReason, Codec, ConnectionContext, Part, Protocol, PushPriority, Reply, ServiceOrder};
+use crate::{CloseReason, Codec, ConnectionContext, FrameLike, Part, Protocol, PushPriority, Reply, ServiceOrder};
 
 /// How much is read at a time, into a buffer that all connections of a thread share: an idle connection holds none.
 const READ: usize = 16 * 1024;
@@ -66,6 +67,8 @@ pub(crate) struct Actor<P: Protocol, S> {
     queues: PushQueues<P::Frame>,
     input: BytesMut,
     batch: Batch,
+    /// Whole frames that wait until their requests may be handled.
+    parked: Parked<P::Frame>,
     replies: Replies<P>,
     unfinished: Unfinished<P::Frame>,
     watch: Watch,
@@ -73,6 +76,8 @@ pub(crate) struct Actor<P: Protocol, S> {
     alarm: Option<Instant>,
     /// Whom the outbox wakes.
     waker: Option<Waker>,
+    /// Nothing more is decoded, and when all that was asked is answered the connection ends for this reason.
+    failed: Option<CloseReason<P>>,
     /// Nothing more is read or handled, and when all is written the connection ends for this reason.
     ending: Option<CloseReason<P>>,
     /// How much of a shutdown it has seen.
@@ -103,6 +108,40 @@ enum Leaving {
     Shutdown,
     /// Somebody closed it by a handle.
     Handle,
+}
+
+/// Whole frames that wait until their requests may be handled, so that what the codec answers by itself need not.
+struct Parked<F> {
+    frames: VecDeque<F>,
+    bytes: usize,
+}
+
+impl<F: FrameLike> Parked<F> {
+    /// What a frame counts for at least, in case it has no bytes.
+    fn weight(frame: &F) -> usize {
+        frame.size().saturating_add(size_of::<F>())
+    }
+
+    fn push(&mut self, frame: F) {
+        self.bytes += Self::weight(&frame);
+        self.frames.push_back(frame);
+    }
+
+    fn pop(&mut self) -> Option<F> {
+        let frame = self.frames.pop_front()?;
+        self.bytes -= Self::weight(&frame).min(self.bytes);
+        Some(frame)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+}
+
+impl<F> Default for Parked<F> {
+    fn default() -> Self {
+        Self { frames: VecDeque::new(), bytes: 0 }
+    }
 }
 
 /// Frames that the codec has encoded in part, at most one of each kind.
@@ -156,11 +195,13 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             queues,
             input: BytesMut::from(already_read),
             batch: Batch::default(),
+            parked: Parked::default(),
             replies: Replies::new(),
             unfinished: Unfinished::default(),
             watch,
             alarm: None,
             waker: None,
+            failed: None,
             ending: None,
             phase: Phase::Open,
             leaving: None,
@@ -188,10 +229,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             Err(_) => CloseReason::Panic,
         };
         self.queues.outbox.close();
-        for (frame, _) in [self.unfinished.high.take(), self.unfinished.low.take()].into_iter().flatten().map(|it| *it)
-        {
-            self.queues.outbox.lose(frame);
-        }
+        self.lose_unfinished();
         self.tell_end(&reason);
         if !matches!(reason, CloseReason::Io(_)) {
             self.linger().await;
@@ -206,21 +244,22 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         for _ in 0..TURNS {
             let phase = self.shared.phase.get();
             if phase == Phase::Aborted {
-                return Poll::Ready(CloseReason::Shutdown);
+                return Poll::Ready(self.ending.take().unwrap_or(CloseReason::Shutdown));
+            }
+            if self.leaving != Some(Leaving::Handle) && self.queues.outbox.is_leaving() {
+                self.replies.clear();
+                self.leaving = Some(Leaving::Handle);
             }
             if phase > self.phase {
                 self.enter(phase);
-            }
-            if self.leaving.is_none() && self.queues.outbox.is_closed() {
-                self.replies.clear();
-                self.leaving = Some(Leaving::Handle);
             }
             let moved = match self.turn(context) {
                 Ok(false) => self.rest(),
                 moved => moved,
             };
             match moved {
-                Err(reason) => return Poll::Ready(reason),
+                // That its last words could not be written is not why it ends.
+                Err(reason) => return Poll::Ready(self.ending.take().unwrap_or(reason)),
                 Ok(false) => return Poll::Pending,
                 Ok(true) => {}
             }
@@ -252,19 +291,20 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         }
     }
 
-    /// Nothing more is handled or gathered; what is gathered is written.
+    /// Nothing more is handled or gathered; what is gathered is written, and a last word.
     fn end(&mut self, reason: CloseReason<P>) {
-        if self.ending.is_some() {
-            return;
-        }
-        self.replies.clear();
-        let is_silent = matches!(
-            reason,
-            CloseReason::Peer | CloseReason::Handler | CloseReason::Handle | CloseReason::Io(_) | CloseReason::Dropped
-        );
-        if !is_silent && let Some(frame) = self.shared.protocol.last_word(&reason, &mut self.context) {
+        if self.ending.is_none()
+            && !matches!(reason, CloseReason::Peer)
+            && let Some(frame) = self.shared.protocol.last_word(&reason, &mut self.context)
+        {
             self.send_whole(frame);
         }
+        self.end_silently(reason);
+    }
+
+    /// The last word has been said.
+    fn end_silently(&mut self, reason: CloseReason<P>) {
+        self.replies.clear();
         self.ending.get_or_insert(reason);
     }
 
@@ -288,7 +328,15 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             progress |= self.handle_input(context);
             progress |= self.is_finished();
         }
-        progress |= self.write(context)?;
+        match self.write(context) {
+            Ok(written) => progress |= written,
+            Err(reason) => {
+                if P::HEAR_OUT {
+                    self.hear_out(context);
+                }
+                return Err(reason);
+            }
+        }
         progress |= self.read(context)?;
         // An end with nothing left to write is an end now.
         Ok(progress || self.ending.is_some() && self.is_written())
@@ -310,23 +358,52 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         true
     }
 
+    /// Nothing can be written any more. What has arrived is handled all the same.
+    fn hear_out(&mut self, context: &mut Context<'_>) {
+        while self.input.len() < self.shared.limits.read_ahead
+            && matches!(self.poll_read(context), Poll::Ready(Ok(1..)))
+        {}
+        self.batch.clear();
+        self.handle_input(context);
+    }
+
     /// Whether there is nothing left to do: for a peer that has left, a server that shuts down, a codec that is done.
     fn is_finished(&mut self) -> bool {
-        let is_gathered = self.replies.is_empty() && !self.queues.outbox.is_ready();
         if self.ending.is_some() {
-        } else if self.codec.is_over() {
-            self.end(CloseReason::Peer);
-        } else if !is_gathered || self.state.backlog && self.leaving != Some(Leaving::Handle) {
-            return false;
-        } else if let Some(leaving) = self.leaving {
-            if let Some(last) = self.queues.outbox.last() {
-                self.send_whole(last);
-            }
-            self.end(if leaving == Leaving::Handle { CloseReason::Handle } else { CloseReason::Shutdown });
-        } else if self.state.heard_out {
-            // All that it sent has been handled; what is left is no whole frame.
-            let reason = self.codec.finish(&self.input).map_or_else(CloseReason::Decode, |()| CloseReason::Peer);
+            return true;
+        }
+        let is_answered = self.replies.is_empty() && self.parked.is_empty() && self.unfinished.reply.is_none();
+        if is_answered && let Some(reason) = self.failed.take() {
             self.end(reason);
+            self.codec.control(&mut self.batch, true);
+            return true;
+        }
+        let peer_left = self.codec.is_leaving();
+        if peer_left && is_answered {
+            self.codec.control(&mut self.batch, true);
+        }
+        if self.codec.is_over() {
+            self.end_silently(if peer_left { CloseReason::Peer } else { CloseReason::Handle });
+            return true;
+        }
+        let is_handled = self.leaving == Some(Leaving::Handle) && self.unfinished.reply.is_none()
+            || is_answered && !self.state.backlog;
+        if !is_handled || self.queues.outbox.is_ready() {
+            return false;
+        }
+        match (self.leaving, self.queues.outbox.last()) {
+            (Some(Leaving::Handle), Some(last)) => {
+                self.send_whole(last);
+                self.end_silently(CloseReason::Handle);
+            }
+            (Some(Leaving::Handle), None) => self.end(CloseReason::Handle),
+            (Some(Leaving::Shutdown), _) => self.end(CloseReason::Shutdown),
+            (None, _) if self.state.heard_out => {
+                // All that it sent has been handled; what is left is no whole frame.
+                let reason = self.codec.finish(&self.input).map_or_else(CloseReason::Decode, |()| CloseReason::Peer);
+                self.end(reason);
+            }
+            (None, _) => {}
         }
         self.ending.is_some()
     }
@@ -361,6 +438,10 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                 None => self.send_next_part(Source::Push(priority)),
             }
             progress = true;
+            if self.codec.is_over() {
+                // It ended the conversation, and what is behind it cannot be sent.
+                break;
+            }
         }
         // There may be more, for which the flag has been lowered.
         self.queues.outbox.raise();
@@ -385,15 +466,17 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                 Step::Frame(frame) => self.send(frame, Source::Reply),
                 Step::End => self.command_end(),
                 Step::Panicked => self.answer_panic(),
-                Step::Close(frame) => {
-                    if let Some(frame) = frame {
-                        self.send_whole(frame);
-                    }
+                Step::Close(None) => {
                     self.command_end();
                     self.end(CloseReason::Handler);
                 }
+                Step::Close(Some(frame)) => {
+                    self.send_whole(frame);
+                    self.command_end();
+                    self.end_silently(CloseReason::Handler);
+                }
                 // What came before it is written.
-                Step::Failed(reason) => self.end(reason),
+                Step::Failed(error) => self.end(CloseReason::Protocol(error)),
             }
         }
         progress
@@ -402,35 +485,47 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     fn handle_input(&mut self, context: &mut Context<'_>) -> bool {
         let mut progress = false;
         self.state.backlog = !self.input.is_empty();
-        while self.may_handle(!progress) {
+        loop {
+            if !self.parked.is_empty() {
+                while self.may_handle(!progress)
+                    && let Some(frame) = self.parked.pop()
+                {
+                    progress = true;
+                    self.handle(frame, context);
+                }
+            }
+            if !self.may_decode(!progress) {
+                break;
+            }
+            let length = self.input.len();
             match self.codec.decode(&mut self.input) {
-                Ok(None) => self.state.backlog = false,
+                Ok(None) => {
+                    self.state.backlog = false;
+                    if self.input.len() < length {
+                        // It was a frame all the same, for the codec itself.
+                        self.watch.frame = None;
+                    }
+                }
                 Ok(Some(frame)) => {
                     progress = true;
                     self.context.counters.frames_in += 1;
-                    self.context.requests += 1;
                     self.watch.first_frame = None;
                     self.watch.frame = None;
-                    self.handle(frame, context);
-                    if self.replies.len() == 1 {
-                        // It may be there already, and then the next request goes into the same batch.
-                        self.gather_replies(context);
+                    if self.parked.is_empty() && self.may_handle(true) {
+                        self.handle(frame, context);
+                    } else {
+                        self.parked.push(frame);
                     }
                 }
                 Err(error) => {
+                    // What was asked before is answered.
                     progress = true;
-                    if self.replies.is_empty() {
-                        self.end(CloseReason::Decode(error));
-                    } else {
-                        // What was asked before is answered.
-                        self.replies.push_failed(CloseReason::Decode(error));
-                    }
+                    self.failed = Some(CloseReason::Decode(error));
                 }
             }
-            self.codec.control(&mut self.batch);
-            if self.codec.is_over() {
-                let reason = self.replies.take_failure().unwrap_or(CloseReason::Peer);
-                self.end(reason);
+            self.codec.control(&mut self.batch, false);
+            if self.codec.is_leaving() {
+                self.replies.cut_streams();
                 progress = true;
             }
             if !self.state.backlog {
@@ -441,10 +536,22 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         progress
     }
 
-    fn may_handle(&self, is_first: bool) -> bool {
-        let Limits { batch, in_flight, .. } = self.shared.limits;
+    /// Whether there may be a whole frame in the input, and a place for it.
+    fn may_decode(&self, is_first: bool) -> bool {
+        let Limits { batch, read_ahead, .. } = self.shared.limits;
         !self.input.is_empty()
             && self.ending.is_none()
+            && self.failed.is_none()
+            && self.leaving != Some(Leaving::Handle)
+            && !self.codec.is_leaving()
+            && self.parked.bytes < read_ahead
+            && (is_first || self.batch.len() < batch)
+    }
+
+    /// Whether another request may be handled.
+    fn may_handle(&self, is_first: bool) -> bool {
+        let Limits { batch, in_flight, .. } = self.shared.limits;
+        self.ending.is_none()
             && self.leaving != Some(Leaving::Handle)
             && self.replies.len() < in_flight
             && !self.replies.is_last()
@@ -454,6 +561,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     }
 
     fn handle(&mut self, frame: P::Frame, context: &mut Context<'_>) {
+        self.context.requests += 1;
         let Self { shared, context: own, .. } = self;
         match catch_unwind(AssertUnwindSafe(|| shared.protocol.on_frame(frame, own))) {
             Err(_) => self.replies.push_panicked(),
@@ -467,6 +575,10 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                 }
             }
             Ok(reply) => self.replies.push(reply, context),
+        }
+        if self.replies.len() == 1 {
+            // It may be there already, and then the next request goes into the same batch.
+            self.gather_replies(context);
         }
     }
 
@@ -493,7 +605,12 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         match self.codec.encode_part(&frame, Part::default(), &mut self.batch) {
             Ok(None) => self.context.counters.frames_out += 1,
             Ok(Some(part)) => *self.unfinished.of(source) = Some(Box::new((frame, part))),
-            Err(error) => self.end(CloseReason::Encode(error)),
+            Err(error) => {
+                if matches!(source, Source::Push(_)) {
+                    self.queues.outbox.lose(frame);
+                }
+                self.end(CloseReason::Encode(error));
+            }
         }
     }
 
@@ -586,8 +703,9 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     fn is_listening(&self) -> bool {
         let Limits { batch, read_ahead, in_flight } = self.shared.limits;
         let waiting = self.state.backlog || self.replies.len() >= in_flight || self.batch.len() >= batch;
-        let has_enough = waiting && self.input.len() >= read_ahead;
-        !self.state.heard_out && self.ending.is_none() && self.leaving.is_none() && !has_enough
+        let has_enough = waiting && self.input.len() + self.parked.bytes >= read_ahead;
+        let hears = !self.state.heard_out && self.failed.is_none() && !self.codec.is_leaving();
+        hears && self.ending.is_none() && self.leaving.is_none() && !has_enough
     }
 
     fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
@@ -609,6 +727,9 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         if self.input.is_empty() {
             self.input = BytesMut::new();
         }
+        if self.parked.is_empty() {
+            self.parked = Parked::default();
+        }
         if self.batch.is_empty() {
             self.batch.shrink();
         }
@@ -629,11 +750,12 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     /// Notes what it waits for, from now on or still.
     fn wait_for_peer(&mut self) {
         let serves = self.ending.is_none();
+        let has_left = self.state.heard_out || self.codec.is_leaving();
         let listens = self.is_listening();
         let is_midway = listens && !self.state.backlog && self.codec.is_midway(&self.input);
         let assembling = self.codec.assembling().filter(|_| listens);
         let is_written = self.is_written();
-        let is_answered = self.replies.is_empty();
+        let is_answered = self.replies.is_empty() && self.parked.is_empty();
         let expects = listens && is_written && (is_answered || self.shared.timeouts.heartbeat.is_some());
         let may_ask = serves && is_written && !self.holds();
         let watch = &mut self.watch;
@@ -646,7 +768,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         watch.assembling = assembling.zip(since(assembling.is_some(), known.map(|(_, since)| since)));
         watch.frame = since(is_midway, watch.frame);
         watch.stalled = since(!is_written, watch.stalled);
-        watch.half_closed = since(serves && self.state.heard_out, watch.half_closed);
+        watch.half_closed = since(serves && has_left, watch.half_closed);
         if expects && !watch.listening {
             watch.heard = Instant::now();
         }
@@ -720,6 +842,14 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
 }
 
 impl<P: Protocol, S> Actor<P, S> {
+    /// Pushes that were written in part are lost.
+    fn lose_unfinished(&mut self) {
+        let Unfinished { high, low, .. } = &mut self.unfinished;
+        for unfinished in [high.take(), low.take()].into_iter().flatten() {
+            self.queues.outbox.lose(unfinished.0);
+        }
+    }
+
     fn tell_end(&mut self, reason: &CloseReason<P>) {
         let Self { shared, context, state, .. } = self;
         if !std::mem::take(&mut state.begun) {
@@ -738,6 +868,7 @@ impl<P: Protocol, S> Drop for Actor<P, S> {
     /// Whoever ran the connection may stop, or be stopped.
     fn drop(&mut self) {
         self.queues.outbox.close();
+        self.lose_unfinished();
         self.tell_end(&CloseReason::Dropped);
         // The waker is the whole task, and a handle may be kept for long.
         self.queues.outbox.register(None);

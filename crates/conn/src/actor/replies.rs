@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::task::{Context, Poll, Wake, Waker};
 
 use crate::protocol::{ReplyFuture, ReplyStream};
-use crate::{CloseReason, Protocol, Reply};
+use crate::{Protocol, Reply};
 
 pub(super) struct Replies<P: Protocol> {
     queue: VecDeque<Pending<P>>,
@@ -26,8 +26,7 @@ enum Pending<P: Protocol> {
     Stream(ReplyStream<P::Frame, P::ProtocolError>),
     Panicked,
     Close(Option<P::Frame>),
-    /// No reply, but why there are no more.
-    Failed(CloseReason<P>),
+    Failed(P::ProtocolError),
 }
 
 /// What comes next of the replies.
@@ -39,8 +38,8 @@ pub(super) enum Step<P: Protocol> {
     Panicked,
     /// The connection is to be closed.
     Close(Option<P::Frame>),
-    /// The connection cannot go on.
-    Failed(CloseReason<P>),
+    /// The reply failed.
+    Failed(P::ProtocolError),
 }
 
 /// Whether a future that is polled ahead of its turn is worth polling again.
@@ -92,16 +91,12 @@ impl<P: Protocol> Replies<P> {
         self.queue.push_back(Pending::Panicked);
     }
 
-    /// Appends why there are no more.
-    pub(super) fn push_failed(&mut self, reason: CloseReason<P>) {
-        self.queue.push_back(Pending::Failed(reason));
-    }
-
-    /// Why there are no more, if that is known.
-    pub(super) fn take_failure(&mut self) -> Option<CloseReason<P>> {
-        match self.queue.pop_back_if(|last| matches!(last, Pending::Failed(_)))? {
-            Pending::Failed(reason) => Some(reason),
-            _ => None,
+    /// The peer wants no more: streams end, which might have no end of their own.
+    pub(super) fn cut_streams(&mut self) {
+        for pending in &mut self.queue {
+            if matches!(pending, Pending::Stream(_)) {
+                *pending = Pending::Frames(VecDeque::new());
+            }
         }
     }
 
@@ -132,7 +127,7 @@ impl<P: Protocol> Replies<P> {
                         Ok(Poll::Pending) => return Poll::Pending,
                         Ok(Poll::Ready(None)) => None,
                         Ok(Poll::Ready(Some(Ok(frame)))) => Some(Step::Frame(frame)),
-                        Ok(Poll::Ready(Some(Err(error)))) => Some(Step::Failed(CloseReason::Protocol(error))),
+                        Ok(Poll::Ready(Some(Err(error)))) => Some(Step::Failed(error)),
                         Err(_) => {
                             *first = Pending::Panicked;
                             continue;
@@ -149,7 +144,7 @@ impl<P: Protocol> Replies<P> {
                     Some(Step::Close(frame))
                 }
                 Pending::Failed(_) => match std::mem::replace(first, over()) {
-                    Pending::Failed(reason) => Some(Step::Failed(reason)),
+                    Pending::Failed(error) => Some(Step::Failed(error)),
                     _ => None,
                 },
             };
@@ -174,7 +169,7 @@ impl<P: Protocol> Replies<P> {
 
 impl<P: Protocol> Pending<P> {
     fn of(reply: Result<Reply<P::Frame, P::ProtocolError>, P::ProtocolError>) -> Self {
-        reply.map_or_else(|error| Self::Failed(CloseReason::Protocol(error)), Self::from)
+        reply.map_or_else(Self::Failed, Self::from)
     }
 
     fn poll_ahead(&mut self, context: &mut Context<'_>) {

@@ -101,23 +101,23 @@ impl<C: Codec> Codec for Carrier<C> {
         if part != Part::default() {
             return self.codec.encode_part(&outgoing.frame, part, output);
         }
-        let responder = match outgoing.expects.take() {
+        let whose = match outgoing.expects.take() {
             Expects::Nothing => return self.codec.encode_part(&outgoing.frame, part, output),
-            Expects::ForNobody => None,
+            Expects::ForNobody => Whose::Nobodys,
             Expects::Reply(responder) if !responder.begin() => return Ok(None),
-            Expects::Reply(responder) => Some(responder),
+            Expects::Reply(responder) => Whose::Theirs(responder),
         };
-        match (self.codec.encode_part(&outgoing.frame, part, output), responder) {
-            (Ok(next), responder) => {
-                lock(&self.table).insert(outgoing.number, responder);
+        match (self.codec.encode_part(&outgoing.frame, part, output), whose) {
+            (Ok(next), whose) => {
+                lock(&self.table).insert(outgoing.number, whose);
                 Ok(next)
             }
-            (Err(error), Some(responder)) => {
+            (Err(error), Whose::Theirs(responder)) => {
                 tracing::debug!(%error, "a request cannot be sent");
                 responder.refuse();
                 Ok(None)
             }
-            (Err(error), None) => Err(error),
+            (Err(error), Whose::Nobodys) => Err(error),
         }
     }
 
@@ -129,8 +129,12 @@ impl<C: Codec> Codec for Carrier<C> {
         self.codec.is_midway(input)
     }
 
-    fn control(&mut self, output: &mut Batch) {
-        self.codec.control(output);
+    fn control(&mut self, output: &mut Batch, is_last: bool) {
+        self.codec.control(output, is_last);
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.codec.is_leaving()
     }
 
     fn is_over(&self) -> bool {
@@ -171,12 +175,11 @@ impl<P: ClientProtocol> Side<P> {
         self.unexpected_replies.load(Relaxed)
     }
 
-    fn answer(&self, waiting: Option<Option<Responder<P::Frame>>>, reply: P::Frame) {
-        let is_expected = match waiting {
+    fn answer(&self, whose: Option<Whose<P::Frame>>, reply: P::Frame) {
+        let is_expected = match whose {
             None => false,
-            // Nobody was to have it.
-            Some(None) => true,
-            Some(Some(responder)) => responder.answer(reply),
+            Some(Whose::Nobodys) => true,
+            Some(Whose::Theirs(responder)) => responder.answer(reply),
         };
         if !is_expected {
             self.unexpected_replies.fetch_add(1, Relaxed);
@@ -208,9 +211,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Who waits for a reply on a connection, and for which nobody does.
+/// Whose an expected reply is.
+enum Whose<F> {
+    /// A frame of the protocol's own is answered.
+    Nobodys,
+    Theirs(Responder<F>),
+}
+
+/// The replies that are expected on a connection.
 struct Table<F> {
-    by_number: HashMap<u64, Option<Responder<F>>>,
+    by_number: HashMap<u64, Whose<F>>,
     /// Their numbers, in the order in which they were sent. Those that were answered by number are left in it until they are
     /// many.
     in_order: VecDeque<u64>,
@@ -221,18 +231,18 @@ impl<F> Table<F> {
         Self { by_number: HashMap::new(), in_order: VecDeque::new() }
     }
 
-    fn insert(&mut self, number: u64, responder: Option<Responder<F>>) {
+    fn insert(&mut self, number: u64, whose: Whose<F>) {
         if self.in_order.len() > 2 * self.by_number.len() + 64 {
             self.in_order.retain(|number| self.by_number.contains_key(number));
         }
-        self.by_number.insert(number, responder);
+        self.by_number.insert(number, whose);
         self.in_order.push_back(number);
     }
 
-    fn oldest(&mut self) -> Option<Option<Responder<F>>> {
+    fn oldest(&mut self) -> Option<Whose<F>> {
         while let Some(number) = self.in_order.pop_front() {
-            if let Some(responder) = self.by_number.remove(&number) {
-                return Some(responder);
+            if let Some(whose) = self.by_number.remove(&number) {
+                return Some(whose);
             }
         }
         None
@@ -243,6 +253,7 @@ impl<P: ClientProtocol> Protocol for Side<P> {
     type Frame = Outgoing<P::Frame>;
     type Codec = Carrier<P::Codec>;
     type ProtocolError = Infallible;
+    const HEAR_OUT: bool = true;
 
     fn codec(&self) -> Self::Codec {
         let table = Arc::new(Mutex::new(Table::new()));
@@ -268,12 +279,12 @@ impl<P: ClientProtocol> Protocol for Side<P> {
         own.heard = true;
         match self.protocol.classify(&frame) {
             Incoming::NextReply => {
-                let waiting = lock(&own.table).oldest();
-                self.answer(waiting, frame);
+                let whose = lock(&own.table).oldest();
+                self.answer(whose, frame);
             }
             Incoming::Reply(number) => {
-                let waiting = lock(&own.table).by_number.remove(&number);
-                self.answer(waiting, frame);
+                let whose = lock(&own.table).by_number.remove(&number);
+                self.answer(whose, frame);
             }
             Incoming::Push => return push(own, Pushed { frame, connection }),
             Incoming::Nothing => {}

@@ -35,6 +35,8 @@ pub(crate) struct Outbox<F> {
     ready: AtomicBool,
     /// Set under the lock of the queues.
     closed: AtomicBool,
+    /// Somebody has closed the connection by a handle. Changed under the lock of the queues.
+    leaving: AtomicBool,
     /// Frames wait for a reply. Changed under the lock of the queues.
     tied: AtomicBool,
     /// The alarm of the connection went off.
@@ -78,11 +80,22 @@ impl<F> Latest<F> {
         self.newest.size + self.earlier.as_ref().map_or(0, |earlier| earlier.size)
     }
 
+    /// How many bytes a newer frame replaces that comes after this request.
+    fn makes_way(&self, after: u64) -> usize {
+        if self.keeps(after) { 0 } else { self.newest.size }
+    }
+
+    /// Whether the newest frame is kept beside a newer one.
+    fn keeps(&self, after: u64) -> bool {
+        self.earlier.is_none() && self.newest.after < after
+    }
+
     /// Takes in a newer frame, and gives the one that it replaces. It waits for whatever that one waited for.
     fn replace(&mut self, mut newer: Unsent<F>) -> Option<Unsent<F>> {
         newer.after = newer.after.max(self.newest.after);
+        let is_kept = self.keeps(newer.after);
         let before = std::mem::replace(&mut self.newest, newer);
-        if self.earlier.is_none() && before.after < self.newest.after {
+        if is_kept {
             self.earlier = Some(before);
             return None;
         }
@@ -103,6 +116,7 @@ impl<F: FrameLike> Outbox<F> {
             queues: Mutex::new(None),
             ready: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
             tied: AtomicBool::new(false),
             rung: AtomicBool::new(false),
             actor: Mutex::new(None),
@@ -197,11 +211,9 @@ impl<F: FrameLike> Outbox<F> {
         let mut queues = self.lock();
         let Queues { slots, slot_bytes, filled, .. } = self.open(&mut queues).ok_or(PushError::Closed)?;
         let newer = Unsent { frame, size, after };
+        let others = *slot_bytes - slots.get(&slot).map_or(0, |unsent| unsent.makes_way(after));
         // One that is larger than all the room has it to itself.
-        if *slot_bytes > 0
-            && slot_bytes.saturating_add(size)
-                > self.options.slot_bytes.saturating_add(slots.get(&slot).map_or(0, Latest::size))
-        {
+        if others > 0 && others.saturating_add(size) > self.options.slot_bytes {
             return Err(PushError::QueueFull);
         }
         let count = slots.len();
@@ -358,11 +370,18 @@ impl<F: FrameLike> Outbox<F> {
     /// once.
     pub(crate) fn leave(&self, last: Option<F>) {
         let mut queues = self.lock();
-        let Some(open) = self.open(&mut queues) else { return };
-        // The actor sees that it is closed only then, and finds the frame.
-        open.last = last;
+        if self.is_leaving() {
+            return;
+        }
+        queues.get_or_insert_with(|| Box::new(Queues::new(&self.options))).last = last;
+        self.leaving.store(true, SeqCst);
         self.refuse_under(queues);
         self.wake();
+    }
+
+    /// Whether somebody has closed the connection by a handle.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving.load(SeqCst)
     }
 
     /// The frame with which the connection is to end, if there is one.
@@ -374,10 +393,11 @@ impl<F: FrameLike> Outbox<F> {
     pub(crate) fn close(&self) {
         self.refuse();
         let mut guard = self.lock();
+        self.leaving.store(true, SeqCst);
         let Some(queues) = guard.as_deref_mut() else { return };
         queues.release(u64::MAX);
-        let Queues { high, low, slots, filled, .. } = queues;
-        let mut left: Vec<F> = high.drain().chain(low.drain()).collect();
+        let Queues { high, low, slots, filled, last, .. } = queues;
+        let mut left: Vec<F> = high.drain().chain(low.drain()).chain(last.take()).collect();
         for Latest { earlier, newest } in filled.drain(..).filter_map(|slot| slots.remove(&slot)) {
             left.extend(earlier.into_iter().chain([newest]).map(|unsent| unsent.frame));
         }

@@ -432,11 +432,15 @@ impl Codec for WebSocket {
         self.message.as_ref().map(|_| self.fragmented)
     }
 
-    fn control(&mut self, output: &mut Batch) {
+    fn is_leaving(&self) -> bool {
+        matches!(self.phase, Phase::Left(_) | Phase::Over)
+    }
+
+    fn control(&mut self, output: &mut Batch, is_last: bool) {
         if !self.pings.is_empty() {
             self.put_pongs(output);
         }
-        if let Phase::Left(code) = self.phase {
+        if let (Phase::Left(code), true) = (self.phase, is_last) {
             self.put_close(code.map(|code| (code, "")), output);
         }
     }

@@ -112,7 +112,7 @@ impl Ear {
             bytes = &bytes[n..];
             loop {
                 let decoded = self.codec.decode(&mut self.input);
-                self.codec.control(&mut self.said);
+                self.codec.control(&mut self.said, true);
                 match decoded {
                     Ok(Some(message)) => self.heard.messages.push(message),
                     Ok(None) => break,
@@ -577,7 +577,7 @@ fn pings_are_answered_in_order_and_before_what_comes_next() {
     assert_eq!(codec.decode(&mut input), Ok(Some(Message::text("x"))));
     let mut output = Batch::default();
     codec.encode(&Message::text("y"), &mut output).unwrap();
-    codec.control(&mut output);
+    codec.control(&mut output, true);
     let pongs = (0..10u8).map(|n| Message::Pong(Bytes::from(vec![n; 5])));
     let expected: Vec<_> = pongs.chain([Message::text("y")]).collect();
     assert_eq!(said(Server, &written(&mut output)), expected);
@@ -613,7 +613,7 @@ fn a_close_of_theirs_may_be_answered_with_more_than_their_code() {
     for answer in &answers {
         codec.encode(answer, &mut output).unwrap();
     }
-    codec.control(&mut output);
+    codec.control(&mut output, true);
     assert_eq!(said(Server, &written(&mut output)), answers);
     assert!(codec.is_over());
 }

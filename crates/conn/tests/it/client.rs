@@ -218,8 +218,8 @@ async fn what_timed_out_in_the_queue_is_never_sent() {
     far.send("1 reply").await;
     stuck.await.unwrap().unwrap();
     let last = line.ask("last");
-    assert_eq!(far.receive().await.as_deref(), Some("2 last"));
-    far.send("2 reply").await;
+    assert_eq!(far.receive().await.as_deref(), Some("3 last"));
+    far.send("3 reply").await;
     last.await.unwrap().unwrap();
 }
 

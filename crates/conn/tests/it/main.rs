@@ -7,7 +7,6 @@ mod examples;
 mod fragments;
 mod push;
 mod regressions;
-mod review5;
 mod server;
 mod surface;
 mod timeouts;

@@ -1,4 +1,4 @@
-//! What once went wrong: each of these failed before it was mended.
+//! Of connections, their time-outs, orders and ends.
 
 use std::io;
 use std::pin::Pin;
