@@ -20,9 +20,12 @@ impl fmt::Display for ConnectionId {
 /// Finds live connections by their id. It keeps none of them alive, and lists none that has gone, whoever still holds a handle
 /// to it.
 pub struct SessionRegistry<F: FrameLike> {
-    /// In the order in which they came.
-    sessions: Mutex<BTreeMap<ConnectionId, Weak<Outbox<F>>>>,
+    /// Whoever goes through them all takes the map as it is, and frees the lock; who changes it meanwhile changes a copy.
+    sessions: Mutex<Arc<Sessions<F>>>,
 }
+
+/// In the order in which they came.
+type Sessions<F> = BTreeMap<ConnectionId, Weak<Outbox<F>>>;
 
 impl<F: FrameLike> SessionRegistry<F> {
     /// An empty registry.
@@ -30,7 +33,7 @@ impl<F: FrameLike> SessionRegistry<F> {
         Self::default()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<ConnectionId, Weak<Outbox<F>>>> {
+    fn lock(&self) -> MutexGuard<'_, Arc<Sessions<F>>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -41,12 +44,12 @@ impl<F: FrameLike> SessionRegistry<F> {
 
     /// Lists a connection.
     pub fn insert(&self, id: ConnectionId, handle: &PushHandle<F>) {
-        self.lock().insert(id, Arc::downgrade(&handle.0));
+        Arc::make_mut(&mut self.lock()).insert(id, Arc::downgrade(&handle.0));
     }
 
     /// Strikes a connection off.
     pub fn remove(&self, id: &ConnectionId) {
-        self.lock().remove(id);
+        Arc::make_mut(&mut self.lock()).remove(id);
     }
 
     /// How many connections are live.
@@ -61,15 +64,17 @@ impl<F: FrameLike> SessionRegistry<F> {
 
     /// The live connections at one moment, in the order in which they came.
     pub fn list(&self) -> Vec<Session<F>> {
-        let sessions = self.lock();
-        sessions.iter().filter_map(|(&id, session)| Some(Session::new(id, live(session)?))).collect()
+        live_sessions(&self.lock()).collect()
     }
 
     /// Pushes a frame to every live connection for which `frame` makes one, dropping it where there is no room. Returns to how
     /// many it was pushed or dropped for. Frames that share their body are cheap to make many of.
     pub fn broadcast(&self, priority: PushPriority, mut frame: impl FnMut(&Session<F>) -> Option<F>) -> usize {
         let mut reached = 0;
-        for session in self.list() {
+        // Not under the lock, as `frame` may look at the registry. And one by one, so that each is looked at while it is in the
+        // cache.
+        let sessions = Arc::clone(&self.lock());
+        for session in live_sessions(&sessions) {
             if let Some(frame) = frame(&session) {
                 let pushed = session.outbox().push_or_drop(frame, priority, PushPolicy::DropIfFull, None);
                 reached += usize::from(pushed.is_ok());
@@ -77,6 +82,10 @@ impl<F: FrameLike> SessionRegistry<F> {
         }
         reached
     }
+}
+
+fn live_sessions<F: FrameLike>(sessions: &Sessions<F>) -> impl Iterator<Item = Session<F>> {
+    sessions.iter().filter_map(|(&id, session)| Some(Session::new(id, live(session)?)))
 }
 
 fn live<F: FrameLike>(session: &Weak<Outbox<F>>) -> Option<Arc<Outbox<F>>> {
