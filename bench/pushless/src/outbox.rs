@@ -82,6 +82,10 @@ impl<F: FrameLike> Outbox<F> {
         None
     }
 
+    pub(crate) fn queued(&self) -> (usize, usize) {
+        (0, 0)
+    }
+
     pub(crate) fn is_closed(&self) -> bool {
         false
     }

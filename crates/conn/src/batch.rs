@@ -87,6 +87,11 @@ impl Batch {
         self.len() == 0
     }
 
+    /// Makes room for so many bytes that will be copied.
+    pub(crate) fn reserve(&mut self, bytes: usize) {
+        self.copied.reserve(bytes);
+    }
+
     /// Fills `slices` for a vectored write, from the front and in order, and returns how many it filled. None of those is
     /// empty. If there are too few slices, they hold the beginning of the batch.
     pub fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {

@@ -43,6 +43,9 @@ const TURNS: usize = 16;
 /// So many frames of a kind are gathered in a turn at most, in case they have no bytes.
 const FRAMES: usize = 4096;
 
+/// What a codec adds to a small frame, or somewhat more.
+const OVERHEAD: usize = 8;
+
 thread_local! {
     /// Taken while it is used: a socket may run another connection when it is read.
     static SCRATCH: Cell<Option<Box<[u8]>>> = const { Cell::new(None) };
@@ -424,6 +427,11 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             self.queues.outbox.release(self.queues.answered);
         }
         let limit = self.share(!self.replies.is_empty() || !self.input.is_empty());
+        let (frames, bytes) = self.queues.outbox.queued();
+        // So that it need not grow step by step. Larger frames are seldom copied.
+        if frames > 1 && bytes / frames < Batch::SHARE_FROM {
+            self.batch.reserve((bytes + frames * OVERHEAD).min(limit));
+        }
         let mut progress = false;
         for _ in 0..FRAMES {
             if progress && self.batch.len() >= limit || self.ending.is_some() {

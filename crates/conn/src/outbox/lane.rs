@@ -9,8 +9,13 @@ use std::sync::Arc;
 
 use tokio::sync::{AcquireError, Semaphore};
 
+/// With so many places a lane begins; an idle one keeps them.
+const FIRST: usize = 8;
+
 pub(super) struct Lane<F> {
     frames: VecDeque<Queued<F>>,
+    /// What they weigh.
+    bytes: usize,
     /// None of it, while there is a line.
     room: Room,
     line: Option<Arc<Line>>,
@@ -38,7 +43,7 @@ pub(super) struct Line {
 
 impl<F> Lane<F> {
     pub(super) fn new(frames: usize, bytes: usize) -> Self {
-        Self { frames: VecDeque::new(), room: Room { frames, bytes }, line: None, users: 0 }
+        Self { frames: VecDeque::new(), bytes: 0, room: Room { frames, bytes }, line: None, users: 0 }
     }
 
     /// Takes room for a frame of that weight, if there is room that nobody waits for.
@@ -57,6 +62,10 @@ impl<F> Lane<F> {
 
     /// Appends a frame that has its room.
     pub(super) fn push(&mut self, queued: Queued<F>) {
+        if self.frames.capacity() == 0 {
+            self.frames.reserve_exact(FIRST);
+        }
+        self.bytes += queued.weight as usize;
         self.frames.push_back(queued);
     }
 
@@ -64,6 +73,7 @@ impl<F> Lane<F> {
     /// the lock, and then to be [left](Self::leave).
     pub(super) fn pop(&mut self) -> Option<(Queued<F>, Option<Arc<Line>>)> {
         let queued = self.frames.pop_front()?;
+        self.bytes -= queued.weight as usize;
         if self.line.is_none() {
             self.room.frames += 1;
             self.room.bytes += queued.weight as usize;
@@ -102,13 +112,19 @@ impl<F> Lane<F> {
         self.frames.is_empty()
     }
 
+    /// How many frames there are, and what they weigh.
+    pub(super) fn queued(&self) -> (usize, usize) {
+        (self.frames.len(), self.bytes)
+    }
+
     pub(super) fn drain(&mut self) -> impl Iterator<Item = F> {
+        self.bytes = 0;
         self.frames.drain(..).map(|queued| queued.frame)
     }
 
-    /// Gives back memory when nothing is queued, but for so many places.
-    pub(super) fn shrink(&mut self, idle: usize) {
-        if self.frames.is_empty() && self.frames.capacity() > idle {
+    /// Gives back memory when nothing is queued, but for a little.
+    pub(super) fn shrink(&mut self) {
+        if self.frames.is_empty() && self.frames.capacity() > FIRST {
             self.frames = VecDeque::new();
         }
     }

@@ -335,6 +335,13 @@ impl<F: FrameLike> Outbox<F> {
         None
     }
 
+    /// How many frames are in the lanes, and what they weigh.
+    pub(crate) fn queued(&self) -> (usize, usize) {
+        let Some(queues) = &*self.lock() else { return (0, 0) };
+        let ((high, high_bytes), (low, low_bytes)) = (queues.high.queued(), queues.low.queued());
+        (high + low, high_bytes + low_bytes)
+    }
+
     /// A frame larger than all the room waits until it is empty, rather than for ever.
     fn weight(&self, frame: &F) -> u32 {
         u32::try_from(frame.size().min(self.options.bytes)).unwrap_or(u32::MAX)
@@ -487,8 +494,8 @@ impl<F> Queues<F> {
 
     /// Gives back memory when nothing is queued. What a connection uses all the time is kept.
     fn shrink(&mut self) {
-        self.high.shrink(IDLE);
-        self.low.shrink(IDLE);
+        self.high.shrink();
+        self.low.shrink();
         if self.filled.is_empty() && self.filled.capacity() > IDLE {
             self.filled = VecDeque::new();
         }
