@@ -92,6 +92,11 @@ impl Batch {
         self.copied.reserve(bytes);
     }
 
+    /// The whole batch, if it is one slice.
+    pub(crate) fn only_slice(&self) -> Option<&[u8]> {
+        self.bodies.is_empty().then_some(&self.copied)
+    }
+
     /// Fills `slices` for a vectored write, from the front and in order, and returns how many it filled. None of those is
     /// empty. If there are too few slices, they hold the beginning of the batch.
     pub fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {

@@ -1,6 +1,6 @@
 //! Codecs: bytes to frames and back, without I/O or a clock, so that every split of the input can be tested.
 
-use bytes::BytesMut;
+use bytes::{Buf, BytesMut};
 
 use crate::{Batch, Frame, FrameLike};
 
@@ -252,7 +252,10 @@ impl Codec for LengthDelimited {
             make_room(input, prefix + len);
             return Ok(None);
         }
-        let body = input.split_to(prefix + len).freeze().slice(prefix..);
+        // Mostly it is all that was read. Then it is the input itself, and no part of it that has to be counted.
+        let frame = if input.len() == prefix + len { std::mem::take(input) } else { input.split_to(prefix + len) };
+        let mut body = frame.freeze();
+        body.advance(prefix);
         Ok(Some(Frame::from(body)))
     }
 

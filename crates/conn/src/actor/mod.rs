@@ -340,9 +340,22 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                 return Err(reason);
             }
         }
-        progress |= self.read(context)?;
+        let has_read = self.read(context)?;
+        progress |= has_read;
+        if progress && !has_read && room && self.is_quiet() {
+            // Another turn would find nothing, and whatever comes now wakes the actor.
+            return Ok(false);
+        }
         // An end with nothing left to write is an end now.
         Ok(progress || self.ending.is_some() && self.is_written())
+    }
+
+    /// Whether all is done that can be done before something comes. Of what may be left in the input no frame is whole.
+    fn is_quiet(&self) -> bool {
+        let State { heard_out, backlog, owes_notice, .. } = self.state;
+        let has_nothing = !backlog && !owes_notice && self.replies.is_empty() && self.parked.is_empty();
+        let goes_on = !heard_out && self.leaving.is_none() && self.failed.is_none() && self.ending.is_none();
+        has_nothing && goes_on && !self.codec.is_leaving() && !self.queues.outbox.is_ready() && self.is_written()
     }
 
     /// Whether replies must not be interrupted, and one is on its way.
@@ -652,12 +665,13 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     fn write(&mut self, context: &mut Context<'_>) -> Progress<P> {
         let mut progress = false;
         while !self.batch.is_empty() {
-            let mut slices = [IoSlice::new(&[]); SLICES];
-            let count = self.batch.slices(&mut slices);
             let socket = Pin::new(&mut self.socket);
-            let written = match &slices[..count] {
-                [only] => socket.poll_write(context, only),
-                slices => socket.poll_write_vectored(context, slices),
+            let written = if let Some(only) = self.batch.only_slice() {
+                socket.poll_write(context, only)
+            } else {
+                let mut slices = [IoSlice::new(&[]); SLICES];
+                let count = self.batch.slices(&mut slices);
+                socket.poll_write_vectored(context, &slices[..count])
             };
             match written {
                 Poll::Pending => return Ok(progress),
