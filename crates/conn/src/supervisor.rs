@@ -9,8 +9,10 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -465,7 +467,23 @@ impl<P: Protocol> Permit<P> {
     }
 
     /// Runs the connection if its upgrade succeeds in time, and before the server shuts down.
-    async fn upgrade<S: AsyncRead + AsyncWrite + Unpin>(self, upgrade: impl Future<Output = io::Result<(S, Vec<u8>)>>) {
+    fn upgrade<S: AsyncRead + AsyncWrite + Unpin>(
+        self,
+        upgrade: impl Future<Output = io::Result<(S, Vec<u8>)>>,
+    ) -> impl Future<Output = ()> {
+        // Boxed, so that a connection does not hold on to what it needed then.
+        let upgraded = Box::pin(self.upgraded(upgrade));
+        async {
+            if let Some((permit, socket, already_read)) = upgraded.await {
+                permit.run(socket, already_read).await;
+            }
+        }
+    }
+
+    async fn upgraded<S>(
+        self,
+        upgrade: impl Future<Output = io::Result<(S, Vec<u8>)>>,
+    ) -> Option<(Self, S, Vec<u8>)> {
         let Shared { timeouts, changed, phase, .. } = &*self.shared;
         let shuts_down = async {
             loop {
@@ -484,8 +502,11 @@ impl<P: Protocol> Permit<P> {
             () = shuts_down => Err(io::Error::other("the server shuts down")),
         };
         match upgraded {
-            Ok((socket, already_read)) => self.run(socket, already_read).await,
-            Err(error) => self.fail(&error),
+            Ok((socket, already_read)) => Some((self, socket, already_read)),
+            Err(error) => {
+                self.fail(&error);
+                None
+            }
         }
     }
 
@@ -498,24 +519,38 @@ impl<P: Protocol> Permit<P> {
 
     /// Runs the connection to its end, on the task that polls this. `already_read` is what was read from the socket before,
     /// by whoever upgraded it.
-    pub async fn run<S: AsyncRead + AsyncWrite + Unpin>(self, socket: S, already_read: Vec<u8>) {
-        self.run_with(socket, already_read, None).await;
+    pub fn run<S: AsyncRead + AsyncWrite + Unpin>(
+        self,
+        socket: S,
+        already_read: Vec<u8>,
+    ) -> impl Future<Output = ()> + use<P, S> {
+        self.run_with(socket, already_read, None)
     }
 
     /// As [`run`](Self::run), with what is known of the connection already: it is in [`ConnectionContext::data`] when the
     /// protocol first hears of it.
-    pub async fn run_with<S: AsyncRead + AsyncWrite + Unpin>(
-        mut self,
+    pub fn run_with<S: AsyncRead + AsyncWrite + Unpin>(
+        self,
         socket: S,
         already_read: Vec<u8>,
         data: Option<Box<dyn Any + Send>>,
-    ) {
+    ) -> impl Future<Output = ()> + use<P, S> {
+        Run::New(self, socket, already_read, data)
+    }
+
+    /// Makes the actor of the connection, if the protocol has a codec for it.
+    fn begin<S: AsyncRead + AsyncWrite + Unpin>(
+        &mut self,
+        socket: S,
+        already_read: &[u8],
+        data: Option<Box<dyn Any + Send>>,
+    ) -> Option<Actor<P, S>> {
         self.is_used = true;
         let Shared { protocol, push, fairness, registry, running, .. } = &*self.shared;
         let Ok(codec) = catch_unwind(AssertUnwindSafe(|| protocol.codec())) else {
             tracing::error!(connection = %self.id, "the protocol panicked when it was asked for a codec");
             self.shared.counts.ended("panic");
-            return;
+            return None;
         };
         let facts = Arc::new(Facts::new(self.id, self.peer));
         let queues = PushQueues::of_connection(Arc::clone(push), *fairness, Arc::clone(&facts));
@@ -523,9 +558,42 @@ impl<P: Protocol> Permit<P> {
         let running = running.lock().unwrap_or_else(PoisonError::into_inner);
         { running }.insert(self.id, Arc::downgrade(&queues.outbox));
         let context = ConnectionContext::new(facts, data);
-        let actor = Actor::new(socket, &already_read, Arc::clone(&self.shared), codec, context, queues);
-        drop(already_read);
-        actor.run().await;
+        Some(Actor::new(socket, already_read, Arc::clone(&self.shared), codec, context, queues))
+    }
+}
+
+/// A connection from its beginning, which is when it is first polled, to its end. An `async fn` would hold its arguments and the
+/// actor side by side, for as long as the connection lasts.
+#[expect(clippy::large_enum_variant, reason = "it is the largest nearly all the time")]
+enum Run<P: Protocol, S> {
+    New(Permit<P>, S, Vec<u8>, Option<Box<dyn Any + Send>>),
+    Running {
+        actor: Actor<P, S>,
+        /// Dropped last: whoever sees the count fall finds that the connection has ended.
+        _permit: Permit<P>,
+    },
+    Ended,
+}
+
+/// Nothing in it is ever pinned.
+impl<P: Protocol, S> Unpin for Run<P, S> {}
+
+impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Future for Run<P, S> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let run = self.get_mut();
+        if matches!(run, Self::New(..))
+            && let Self::New(mut permit, socket, already_read, data) = std::mem::replace(run, Self::Ended)
+            && let Some(actor) = permit.begin(socket, &already_read, data)
+        {
+            *run = Self::Running { actor, _permit: permit };
+        }
+        if let Self::Running { actor, .. } = run {
+            ready!(actor.poll_run(context));
+            *run = Self::Ended;
+        }
+        Poll::Ready(())
     }
 }
 

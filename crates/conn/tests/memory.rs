@@ -141,3 +141,14 @@ async fn twenty_thousand_connections_leave_nothing_behind() {
     let (first, last) = (after_first.unwrap(), ALLOCATOR.live_bytes());
     assert!(last < first + SLACK, "{first} bytes after {WAVE} connections, {last} after 20000");
 }
+
+/// Most connections wait most of the time, and what they hold then is mostly this.
+#[tokio::test]
+async fn the_future_of_a_connection_is_small() {
+    let _counting = COUNTING.lock().await;
+    let (supervisor, port) = serve().await;
+    let client = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
+    let permit = supervisor.admit(client.peer_addr().unwrap()).unwrap();
+    let size = size_of_val(&permit.run(client, Vec::new()));
+    assert!(size <= 640, "{size} bytes");
+}

@@ -88,6 +88,19 @@ pub(crate) struct Actor<P: Protocol, S> {
     /// What it still has is written, and then it ends.
     leaving: Option<Leaving>,
     state: State,
+    /// The connection has ended, and its stream has yet to.
+    parting: Option<Box<Parting>>,
+}
+
+/// The end of a stream.
+#[derive(Debug)]
+struct Parting {
+    /// So long the peer is waited for.
+    until: Instant,
+    /// Our side is closed.
+    is_shut: bool,
+    /// So many bytes came that nobody will handle.
+    discarded: usize,
 }
 
 #[derive(Debug, Default)]
@@ -209,12 +222,36 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             phase: Phase::Open,
             leaving: None,
             state: State::default(),
+            parting: None,
         }
     }
 
     /// Runs the connection to its end. The protocol is told exactly once, however it ends.
-    pub(crate) async fn run(mut self) {
-        self.state.begun = true;
+    ///
+    /// No `async fn`, since its future would have room for the actor twice.
+    pub(crate) fn poll_run(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if self.parting.is_none() {
+            let reason = match self.set_up() {
+                Ok(()) => {
+                    let polled = catch_unwind(AssertUnwindSafe(|| self.poll(context)));
+                    ready!(polled.unwrap_or(Poll::Ready(CloseReason::Panic)))
+                }
+                Err(reason) => reason,
+            };
+            self.end_serving(&reason);
+            if matches!(reason, CloseReason::Io(_)) {
+                return Poll::Ready(());
+            }
+            self.part();
+        }
+        self.poll_linger(context)
+    }
+
+    /// Tells the protocol, unless it knows.
+    fn set_up(&mut self) -> Result<(), CloseReason<P>> {
+        if std::mem::replace(&mut self.state.begun, true) {
+            return Ok(());
+        }
         let setup = catch_unwind(AssertUnwindSafe(|| {
             let handle = self.queues.handle();
             self.shared.protocol.on_connection_setup(handle, &mut self.context);
@@ -222,21 +259,21 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                 self.send_whole(frame);
             }
         }));
-        let reason = match setup {
-            Ok(()) => {
-                std::future::poll_fn(|context| {
-                    catch_unwind(AssertUnwindSafe(|| self.poll(context))).unwrap_or(Poll::Ready(CloseReason::Panic))
-                })
-                .await
-            }
-            Err(_) => CloseReason::Panic,
-        };
+        setup.map_err(|_| CloseReason::Panic)
+    }
+
+    fn end_serving(&mut self, reason: &CloseReason<P>) {
         self.queues.outbox.close();
         self.lose_unfinished();
-        self.tell_end(&reason);
-        if !matches!(reason, CloseReason::Io(_)) {
-            self.linger().await;
-        }
+        self.tell_end(reason);
+    }
+
+    /// The connection has ended, but for the end of its stream.
+    fn part(&mut self) {
+        self.batch = Batch::default();
+        let until = later(Instant::now(), self.shared.timeouts.linger);
+        self.parting = Some(Box::new(Parting { until, is_shut: false, discarded: 0 }));
+        self.set_alarm(until);
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<CloseReason<P>> {
@@ -826,40 +863,41 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
 
     /// Ends the stream in order. A socket that is closed with unread bytes resets, and the peer may lose our last words; so
     /// what still comes is thrown away, until the peer closes its side or the time for it is over.
-    async fn linger(&mut self) {
-        self.batch = Batch::default();
-        let until = later(Instant::now(), self.shared.timeouts.linger);
-        self.set_alarm(until);
-        let (mut shut, mut discarded) = (false, 0);
-        std::future::poll_fn(|context| {
-            self.register(context);
-            // Whether shutting it down succeeds or not, the socket is dropped in the end.
-            shut = shut || Pin::new(&mut self.socket).poll_shutdown(context).is_ready();
-            if self.queues.outbox.is_rung() {
-                self.alarm = None;
-                if Instant::now() >= until {
-                    return Poll::Ready(());
-                }
-                self.set_alarm(until);
+    fn poll_linger(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        self.register(context);
+        let Some(mut parting) = self.parting.take() else { return Poll::Ready(()) };
+        let polled = self.poll_parting(&mut parting, context);
+        self.parting = Some(parting);
+        polled
+    }
+
+    fn poll_parting(&mut self, parting: &mut Parting, context: &mut Context<'_>) -> Poll<()> {
+        let Parting { until, is_shut, discarded } = parting;
+        // Whether shutting it down succeeds or not, the socket is dropped in the end.
+        *is_shut = *is_shut || Pin::new(&mut self.socket).poll_shutdown(context).is_ready();
+        if self.queues.outbox.is_rung() {
+            self.alarm = None;
+            if Instant::now() >= *until {
+                return Poll::Ready(());
             }
-            for _ in 0..TURNS {
-                let is_over = shut && self.state.heard_out || discarded > PARTING_BYTES;
-                if is_over || self.shared.phase.get() == Phase::Aborted {
-                    return Poll::Ready(());
-                }
-                if self.state.heard_out {
-                    return Poll::Pending;
-                }
-                self.input.clear();
-                match ready!(self.poll_read(context)) {
-                    Ok(1..) => discarded += self.input.len(),
-                    Ok(0) | Err(_) => self.state.heard_out = true,
-                }
+            self.set_alarm(*until);
+        }
+        for _ in 0..TURNS {
+            let is_over = *is_shut && self.state.heard_out || *discarded > PARTING_BYTES;
+            if is_over || self.shared.phase.get() == Phase::Aborted {
+                return Poll::Ready(());
             }
-            context.waker().wake_by_ref();
-            Poll::Pending
-        })
-        .await;
+            if self.state.heard_out {
+                return Poll::Pending;
+            }
+            self.input.clear();
+            match ready!(self.poll_read(context)) {
+                Ok(1..) => *discarded += self.input.len(),
+                Ok(0) | Err(_) => self.state.heard_out = true,
+            }
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
     }
 }
 
