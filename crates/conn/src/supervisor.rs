@@ -480,10 +480,7 @@ impl<P: Protocol> Permit<P> {
         }
     }
 
-    async fn upgraded<S>(
-        self,
-        upgrade: impl Future<Output = io::Result<(S, Vec<u8>)>>,
-    ) -> Option<(Self, S, Vec<u8>)> {
+    async fn upgraded<S>(self, upgrade: impl Future<Output = io::Result<(S, Vec<u8>)>>) -> Option<(Self, S, Vec<u8>)> {
         let Shared { timeouts, changed, phase, .. } = &*self.shared;
         let shuts_down = async {
             loop {

@@ -111,8 +111,8 @@ pub(crate) enum Due {
 /// What the time-outs of a connection look at: since when it waits, for each thing that it waits for.
 #[derive(Debug)]
 pub(crate) struct Watch {
-    /// For the first frame.
-    pub(crate) first_frame: Option<Instant>,
+    /// For the first frame, from the beginning.
+    pub(crate) first_frame: bool,
     /// For the rest of a frame.
     pub(crate) frame: Option<Instant>,
     /// For the rest of a message that comes in several frames, which has this name.
@@ -134,7 +134,7 @@ pub(crate) struct Watch {
 impl Watch {
     pub(crate) fn new(now: Instant) -> Self {
         Self {
-            first_frame: Some(now),
+            first_frame: true,
             frame: None,
             assembling: None,
             stalled: None,
@@ -146,15 +146,16 @@ impl Watch {
         }
     }
 
-    /// What comes next, and when.
-    pub(crate) fn next(&self, timeouts: &Timeouts) -> Option<(Instant, Due)> {
+    /// What comes next, and when, for a connection that began then.
+    pub(crate) fn next(&self, timeouts: &Timeouts, began: Instant) -> Option<(Instant, Due)> {
         // A time-out that no clock has never comes.
         let after = |since: Option<Instant>, timeout: Option<Duration>| since?.checked_add(timeout?);
         let listening = self.listening.then_some(self.heard);
         let quiet = self.may_ask.then(|| self.heard.max(self.asked));
         let heartbeat = timeouts.heartbeat.map(|heartbeat| heartbeat.max(Duration::from_millis(1)));
         [
-            after(self.first_frame, timeouts.first_frame).map(|at| (at, Due::End(Timeout::FirstFrame))),
+            after(self.first_frame.then_some(began), timeouts.first_frame)
+                .map(|at| (at, Due::End(Timeout::FirstFrame))),
             after(self.frame, timeouts.frame).map(|at| (at, Due::End(Timeout::Frame))),
             after(self.assembling.map(|(_, since)| since), timeouts.frame).map(|at| (at, Due::End(Timeout::Frame))),
             after(self.stalled, timeouts.write_stall).map(|at| (at, Due::End(Timeout::WriteStall))),

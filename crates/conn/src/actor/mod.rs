@@ -80,7 +80,7 @@ pub(crate) struct Actor<P: Protocol, S> {
     /// Whom the outbox wakes.
     waker: Option<Waker>,
     /// Nothing more is decoded, and when all that was asked is answered the connection ends for this reason.
-    failed: Option<CloseReason<P>>,
+    failed: Option<Box<CloseReason<P>>>,
     /// Nothing more is read or handled, and when all is written the connection ends for this reason.
     ending: Option<CloseReason<P>>,
     /// How much of a shutdown it has seen.
@@ -126,37 +126,38 @@ enum Leaving {
     Handle,
 }
 
-/// Whole frames that wait until their requests may be handled, so that what the codec answers by itself need not.
-struct Parked<F> {
-    frames: VecDeque<F>,
-    bytes: usize,
-}
+/// Whole frames that wait until their requests may be handled, so that what the codec answers by itself need not. It takes no
+/// room while there are none.
+struct Parked<F>(Option<Box<(VecDeque<F>, usize)>>);
 
 impl<F: FrameLike> Parked<F> {
-    /// What a frame counts for at least, in case it has no bytes.
+    /// What a frame counts for, in case it has no bytes more than its place.
     fn weight(frame: &F) -> usize {
         frame.size().saturating_add(size_of::<F>())
     }
 
     fn push(&mut self, frame: F) {
-        self.bytes += Self::weight(&frame);
-        self.frames.push_back(frame);
+        let (frames, bytes) = &mut **self.0.get_or_insert_default();
+        *bytes += Self::weight(&frame);
+        frames.push_back(frame);
     }
 
     fn pop(&mut self) -> Option<F> {
-        let frame = self.frames.pop_front()?;
-        self.bytes -= Self::weight(&frame).min(self.bytes);
+        let (frames, bytes) = &mut **self.0.as_mut()?;
+        let frame = frames.pop_front()?;
+        *bytes -= Self::weight(&frame).min(*bytes);
+        if frames.is_empty() {
+            self.0 = None;
+        }
         Some(frame)
     }
 
-    fn is_empty(&self) -> bool {
-        self.frames.is_empty()
+    fn bytes(&self) -> usize {
+        self.0.as_ref().map_or(0, |parked| parked.1)
     }
-}
 
-impl<F> Default for Parked<F> {
-    fn default() -> Self {
-        Self { frames: VecDeque::new(), bytes: 0 }
+    fn is_empty(&self) -> bool {
+        self.0.is_none()
     }
 }
 
@@ -211,7 +212,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             queues,
             input: BytesMut::from(already_read),
             batch: Batch::default(),
-            parked: Parked::default(),
+            parked: Parked(None),
             replies: Replies::new(),
             unfinished: Unfinished::default(),
             watch,
@@ -427,7 +428,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         }
         let is_answered = self.replies.is_empty() && self.parked.is_empty() && self.unfinished.reply.is_none();
         if is_answered && let Some(reason) = self.failed.take() {
-            self.end(reason);
+            self.end(*reason);
             self.codec.control(&mut self.batch, true);
             return true;
         }
@@ -567,7 +568,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                 Ok(Some(frame)) => {
                     progress = true;
                     self.context.counters.frames_in += 1;
-                    self.watch.first_frame = None;
+                    self.watch.first_frame = false;
                     self.watch.frame = None;
                     if self.parked.is_empty() && self.may_handle(true) {
                         self.handle(frame, context);
@@ -578,7 +579,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                 Err(error) => {
                     // What was asked before is answered.
                     progress = true;
-                    self.failed = Some(CloseReason::Decode(error));
+                    self.failed = Some(Box::new(CloseReason::Decode(error)));
                 }
             }
             self.codec.control(&mut self.batch, false);
@@ -602,7 +603,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             && self.failed.is_none()
             && self.leaving != Some(Leaving::Handle)
             && !self.codec.is_leaving()
-            && self.parked.bytes < read_ahead
+            && self.parked.bytes() < read_ahead
             && (is_first || self.batch.len() < batch)
     }
 
@@ -762,7 +763,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     fn is_listening(&self) -> bool {
         let Limits { batch, read_ahead, in_flight } = self.shared.limits;
         let waiting = self.state.backlog || self.replies.len() >= in_flight || self.batch.len() >= batch;
-        let has_enough = waiting && self.input.len() + self.parked.bytes >= read_ahead;
+        let has_enough = waiting && self.input.len() + self.parked.bytes() >= read_ahead;
         let hears = !self.state.heard_out && self.failed.is_none() && !self.codec.is_leaving();
         hears && self.ending.is_none() && self.leaving.is_none() && !has_enough
     }
@@ -786,9 +787,6 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         if self.input.is_empty() {
             self.input = BytesMut::new();
         }
-        if self.parked.is_empty() {
-            self.parked = Parked::default();
-        }
         if self.batch.is_empty() {
             self.batch.shrink();
         }
@@ -797,7 +795,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             self.alarm = None;
         }
         self.wait_for_peer();
-        let Some((at, due)) = self.watch.next(&self.shared.timeouts) else { return Ok(false) };
+        let Some((at, due)) = self.watch.next(&self.shared.timeouts, self.context.since()) else { return Ok(false) };
         // Only then has the runtime looked at the sockets before it looked at the clock.
         if is_rung && at <= Instant::now() {
             return self.time_out(due);
@@ -822,7 +820,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         let mut since = |waits: bool, since: Option<Instant>| {
             waits.then(|| since.unwrap_or_else(|| *now.get_or_insert_with(Instant::now)))
         };
-        watch.first_frame = watch.first_frame.filter(|_| listens && !self.state.backlog);
+        watch.first_frame &= listens && !self.state.backlog;
         let known = watch.assembling.filter(|(known, _)| Some(*known) == assembling);
         watch.assembling = assembling.zip(since(assembling.is_some(), known.map(|(_, since)| since)));
         watch.frame = since(is_midway, watch.frame);
