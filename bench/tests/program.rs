@@ -114,15 +114,26 @@ fn a_server_in_another_process_is_measured() {
     assert!(stdout(&output).contains("server CPU per ping"), "redis-server is needed: {}", stdout(&output));
 }
 
-#[test]
-fn every_workload_on_connections_runs() {
+/// Runs all workloads of a comparison, and sees that each had somebody take part.
+fn every_workload_runs(comparison: &str) {
     let folder = TempDir::new().unwrap();
-    let output = bench(folder.path(), "", &["conn", "--rounds", "7"]);
+    let output = bench(folder.path(), "", &[comparison, "--rounds", "7"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    let json: serde_json::Value = serde_json::from_slice(&fs::read(folder.path().join("conn.json")).unwrap()).unwrap();
+    let json = fs::read(folder.path().join(format!("{comparison}.json"))).unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
     for workload in json["workloads"].as_array().unwrap() {
         // Where valgrind is not installed, nobody counts instructions.
         let took_part = |kind: &str| !workload[kind].as_array().unwrap().is_empty();
         assert!(took_part("standings") || took_part("left_out"), "{workload}");
     }
+}
+
+#[test]
+fn every_workload_on_connections_runs() {
+    every_workload_runs("conn");
+}
+
+#[test]
+fn every_workload_on_websockets_runs() {
+    every_workload_runs("websocket");
 }

@@ -4,6 +4,7 @@ mod channels;
 mod conn;
 mod pipelining;
 mod pool;
+mod websocket;
 
 use tidewire_bench::Workload;
 
@@ -11,7 +12,7 @@ use crate::role::Role;
 
 /// All there are; the program finds them here.
 pub(crate) const COMPARISONS: &[Comparison] =
-    &[channels::COMPARISON, conn::COMPARISON, pipelining::COMPARISON, pool::COMPARISON];
+    &[channels::COMPARISON, conn::COMPARISON, pipelining::COMPARISON, pool::COMPARISON, websocket::COMPARISON];
 
 /// Workloads on one subject.
 pub(crate) struct Comparison {

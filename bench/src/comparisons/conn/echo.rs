@@ -7,7 +7,7 @@ use tidewire_bench::{Contender, Meter, Metric, Sample, Workload, on_core};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::server::{self, BODY, FRAME, Serve};
+use super::server::{self, BODY, Dialect, FRAME, FRAMES, Serve};
 use super::{apart, runtime};
 
 pub(super) fn echo(name: &'static str, connections: usize, depth: usize, frames: u64) -> Workload {
@@ -47,7 +47,7 @@ fn run(meter: Meter, connections: usize, depth: usize, frames: u64, serve: Serve
         let sample = meter.measure(batches * (connections * depth) as u64, || {
             runtime.block_on(async {
                 let tasks: Vec<_> =
-                    sockets.into_iter().map(|socket| tokio::spawn(ask(socket, depth, batches))).collect();
+                    sockets.into_iter().map(|socket| tokio::spawn(ask(socket, FRAMES, depth, batches))).collect();
                 for task in tasks {
                     task.await.expect("the load does not panic");
                 }
@@ -69,21 +69,23 @@ async fn connect(addr: SocketAddr, connections: usize) -> Vec<TcpStream> {
     for _ in 0..connections {
         let mut socket = TcpStream::connect(addr).await.expect("the server accepts");
         socket.set_nodelay(true).expect("TCP_NODELAY can be set");
-        exchange(&mut socket, &server::frames(1), &mut [0; FRAME]).await;
+        exchange(&mut socket, &server::frames(1), &server::frames(1), &mut [0; FRAME]).await;
         sockets.push(socket);
     }
     sockets
 }
 
-async fn ask(mut socket: TcpStream, depth: usize, batches: u64) {
-    let (batch, mut answer) = (server::frames(depth), vec![0; depth * FRAME]);
+/// Sends batch after batch of so many requests, each when the one before is answered.
+pub(crate) async fn ask(mut socket: TcpStream, dialect: Dialect, depth: usize, batches: u64) {
+    let (requests, expected) = (dialect.exchange)(depth);
+    let mut answer = vec![0; expected.len()];
     for _ in 0..batches {
-        exchange(&mut socket, &batch, &mut answer).await;
+        exchange(&mut socket, &requests, &expected, &mut answer).await;
     }
 }
 
-async fn exchange(socket: &mut TcpStream, batch: &[u8], answer: &mut [u8]) {
-    socket.write_all(batch).await.expect("the server reads");
+async fn exchange(socket: &mut TcpStream, requests: &[u8], expected: &[u8], answer: &mut [u8]) {
+    socket.write_all(requests).await.expect("the server reads");
     socket.read_exact(answer).await.expect("the server answers");
-    assert!(answer == batch, "an echo is what was sent");
+    assert!(answer == expected, "an echo is what was sent");
 }

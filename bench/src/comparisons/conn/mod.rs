@@ -1,10 +1,11 @@
 //! Connection actors against what one writes by hand and against Framed.
 
 mod burst;
-mod echo;
-mod idle;
+pub(super) mod echo;
+pub(super) mod idle;
 mod latency;
-mod server;
+pub(super) mod process;
+pub(super) mod server;
 mod unused;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -26,26 +27,26 @@ fn workloads(effort: Effort) -> Vec<Workload> {
         echo::echo("conn-echo-depth-1", 50, 1, effort.operations(50_000)),
         latency::push(effort),
         burst::broadcast(effort),
-        idle::memory(effort),
+        idle::memory("conn-idle-memory", server::FRAMES, effort),
         idle::cpu(effort),
         unused::push(effort),
     ]
 }
 
 /// A core for the load and one for the server, where there are two.
-fn apart() -> Option<(usize, usize)> {
+pub(super) fn apart() -> Option<(usize, usize)> {
     match available_cores().expect("the kernel tells which cores there are")[..] {
         [load, server, ..] => Some((load, server)),
         _ => None,
     }
 }
 
-fn runtime() -> Runtime {
+pub(super) fn runtime() -> Runtime {
     runtime::Builder::new_current_thread().enable_all().build().expect("a runtime starts")
 }
 
 /// Lets this process have so many connections open, beside what it has anyway.
-fn allow_files(connections: usize) {
+pub(super) fn allow_files(connections: usize) {
     let wanted = connections as u64 + 100;
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("the limit on files can be read");
     assert!(wanted <= hard, "{wanted} open files are needed, and the hard limit is {hard}: raise it with `ulimit -Hn`");

@@ -1,7 +1,7 @@
 //! The echo servers that are compared, in this process or in one of their own.
 
 use std::convert::Infallible;
-use std::future;
+use std::{future, net};
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use futures_util::{FutureExt as _, SinkExt, StreamExt as _};
@@ -18,8 +18,25 @@ use crate::role::Role;
 pub(super) const BODY: usize = 64;
 pub(super) const FRAME: usize = 4 + BODY;
 
+/// Echo servers that speak the same, and how a client speaks to them.
+#[derive(Clone, Copy)]
+pub(crate) struct Dialect {
+    /// Any of the servers as a process: it is told its name and how many connections there will be, and prints where it listens.
+    pub(crate) role: &'static Role,
+    /// Each by its name.
+    pub(crate) servers: &'static [(&'static str, Serve)],
+    /// What comes first on a new connection.
+    pub(crate) greet: fn(&mut net::TcpStream),
+    /// So many requests, and what is answered to them.
+    pub(crate) exchange: fn(usize) -> (Vec<u8>, Vec<u8>),
+}
+
 /// Serves on the runtime that it is called on, for as long as that lives.
-pub(super) type Serve = fn(TcpListener);
+pub(crate) type Serve = fn(TcpListener);
+
+/// Frames behind their length.
+pub(super) const FRAMES: Dialect =
+    Dialect { role: &ROLE, servers: ALL, greet: |_| {}, exchange: |count| (frames(count), frames(count)) };
 
 /// Each by its name.
 pub(super) const ALL: &[(&str, Serve)] = &[
@@ -30,14 +47,14 @@ pub(super) const ALL: &[(&str, Serve)] = &[
     }),
 ];
 
-/// Any of them as a process: it is told its name and how many connections there will be, and prints where it listens.
-pub(super) const ROLE: Role = Role { name: "conn-server", play: serve };
+pub(super) const ROLE: Role =
+    Role { name: "conn-server", play: |arguments| serve(arguments, ALL.iter().chain([&WITHOUT_PUSH])) };
 
-fn serve(arguments: &[String]) {
+/// Plays the role of the server that the arguments name.
+pub(crate) fn serve<'a>(arguments: &[String], servers: impl IntoIterator<Item = &'a (&'static str, Serve)>) {
     let [name, connections] = arguments else { panic!("the server is told its name and a number") };
     allow_files(2 * connections.parse::<usize>().expect("a number of connections"));
-    let (_, serve) =
-        ALL.iter().chain([&WITHOUT_PUSH]).find(|(known, _)| known == name).expect("there is such a server");
+    let (_, serve) = servers.into_iter().find(|(known, _)| known == name).expect("there is such a server");
     runtime().block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
         println!("listening on {}", listener.local_addr().expect("it is bound"));
@@ -53,7 +70,8 @@ pub(super) fn frames(count: usize) -> Vec<u8> {
     frame.repeat(count)
 }
 
-fn accept<F: Future<Output = ()> + Send + 'static>(listener: TcpListener, serve: fn(TcpStream) -> F) {
+/// Runs `serve` on every connection, on a task of its own.
+pub(crate) fn accept<F: Future<Output = ()> + Send + 'static>(listener: TcpListener, serve: fn(TcpStream) -> F) {
     tokio::spawn(async move {
         while let Ok((socket, _)) = listener.accept().await {
             socket.set_nodelay(true).expect("TCP_NODELAY can be set");

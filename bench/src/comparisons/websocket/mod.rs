@@ -1,0 +1,23 @@
+//! WebSocket connections against the libraries that one would take otherwise.
+
+mod coalesced;
+mod echo;
+mod server;
+
+use tidewire_bench::Workload;
+
+use super::{Comparison, Effort};
+
+pub(crate) const COMPARISON: Comparison = Comparison {
+    name: "websocket",
+    about: "WebSocket connections against tokio-tungstenite and fastwebsockets",
+    workloads,
+    roles: &[server::ROLE],
+};
+
+fn workloads(effort: Effort) -> Vec<Workload> {
+    vec![
+        echo::echo("ws-echo", 1, effort.operations(64_000)),
+        echo::echo("ws-echo-depth-16", 16, effort.operations(512_000)),
+    ]
+}
