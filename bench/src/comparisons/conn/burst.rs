@@ -6,6 +6,7 @@
 
 use std::convert::Infallible;
 use std::io::{ErrorKind, Read as _, Write as _};
+use std::marker::PhantomData;
 use std::net::{TcpListener, TcpStream};
 
 use bytes::Bytes;
@@ -21,20 +22,35 @@ use crate::role::Role;
 
 const HEAD: usize = 20;
 const BODY: usize = 64;
-const FRAME: usize = 4 + HEAD + BODY;
+/// Of head and body together.
+pub(crate) const LENGTH: usize = HEAD + BODY;
 /// As many as fit the queues of a connection by default.
 const PUSHES: usize = 64;
 const BURSTS: usize = 20;
 /// What the receivers send when a burst has arrived.
 const ACK: u8 = b'!';
 
-pub(super) const READERS: Role = Role { name: "conn-burst-readers", play: receive };
+/// How pushes are framed.
+pub(crate) trait Framing: Sized + 'static {
+    /// What the server speaks; it is only ever pushed to.
+    type Protocol: Protocol;
+    /// What is shared by all receivers.
+    type Body;
+    /// Plays the receivers: see [`receive`].
+    const READERS: Role;
+    /// What comes before head and body, which have [`LENGTH`] bytes.
+    const PREFIX: &'static [u8];
 
-pub(super) fn broadcast(effort: Effort) -> Workload {
+    fn protocol() -> Self::Protocol;
+    fn body(body: Bytes) -> Self::Body;
+    fn push(head: &str, body: &Self::Body) -> <Self::Protocol as Protocol>::Frame;
+}
+
+pub(crate) fn broadcast<F: Framing>(name: &'static str, effort: Effort) -> Workload {
     let connections = usize::try_from(effort.operations(1000)).expect("64 bits");
-    let contender = |name, serve: Serve| Contender::new(name, move |meter| run(meter, connections, serve));
+    let contender = |name, serve: Serve| Contender::new(name, move |meter| run::<F>(meter, connections, serve));
     Workload {
-        name: "conn-burst-broadcast",
+        name,
         about: format!(
             "{BURSTS} bursts of {PUSHES} pushes, each to {connections} connections, with a head of {HEAD} bytes for each of \
              them and a body of {BODY} that they share. The CPU is that of the server, which has one thread; the receivers are \
@@ -45,12 +61,12 @@ pub(super) fn broadcast(effort: Effort) -> Workload {
         metrics: &[Metric::Cpu, Metric::Allocations],
         contenders: vec![
             contender("raw epoll", |meter, receivers| {
-                let mut server = RawEpoll::new(receivers);
+                let mut server = RawEpoll::new::<F>(receivers);
                 server.burst(0);
                 measure(meter, server.connections.len(), || (1..=BURSTS).for_each(|burst| server.burst(burst)))
             }),
-            contender("tokio channel each", on_runtime::<Channels>),
-            contender("tidewire-conn", on_runtime::<Ours>),
+            contender("tokio channel each", on_runtime::<Channels<F>>),
+            contender("tidewire-conn", on_runtime::<Ours<F>>),
         ],
     }
 }
@@ -64,11 +80,11 @@ struct Receivers {
     connections: Vec<TcpStream>,
 }
 
-fn run(meter: Meter, connections: usize, serve: Serve) -> Sample {
+fn run<F: Framing>(meter: Meter, connections: usize, serve: Serve) -> Sample {
     allow_files(connections);
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let addr = listener.local_addr().expect("it is bound");
-    let mut readers = READERS.start(&[addr.to_string(), connections.to_string()]);
+    let mut readers = F::READERS.start(&[addr.to_string(), connections.to_string()]);
     let (load_core, server_core) = apart().unzip();
     if let Some(core) = load_core {
         pin_process(readers.pid(), core).expect("a process can be pinned");
@@ -94,21 +110,22 @@ fn measure(meter: Meter, connections: usize, work: impl FnOnce()) -> Sample {
 
 /// The receivers: read in turn, from the last connection to the first. The server writes them the other way round, so that a
 /// burst wakes this process about once, and no contender pays for more.
-fn receive(arguments: &[String]) {
+pub(crate) fn receive<F: Framing>(arguments: &[String]) {
     let [addr, connections] = arguments else { panic!("the receivers are told an address and a number") };
     let connections = connections.parse().expect("a number of connections");
     allow_files(connections);
     let connect = |_: usize| TcpStream::connect(addr).expect("the server accepts");
     let mut control = connect(0);
     let mut sockets: Vec<_> = (0..connections).map(connect).collect();
-    let mut bytes = vec![0; PUSHES * FRAME];
+    let frame = F::PREFIX.len() + LENGTH;
+    let mut bytes = vec![0; PUSHES * frame];
     for burst in 0..=BURSTS {
         for (receiver, socket) in sockets.iter_mut().enumerate().rev() {
             socket.read_exact(&mut bytes).expect("the server sends");
-            for (push, frame) in bytes.chunks_exact(FRAME).enumerate() {
-                let (length, rest) = frame.split_at(4);
+            for (push, frame) in bytes.chunks_exact(frame).enumerate() {
+                let (prefix, rest) = frame.split_at(F::PREFIX.len());
                 let (head, body) = rest.split_at(HEAD);
-                assert_eq!(length, LENGTH);
+                assert_eq!(prefix, F::PREFIX);
                 assert_eq!(head, self::head(receiver));
                 assert_eq!(body, self::body(burst, push));
             }
@@ -117,20 +134,22 @@ fn receive(arguments: &[String]) {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "it is 84")]
-const LENGTH: [u8; 4] = ((HEAD + BODY) as u32).to_be_bytes();
-
-/// What names a receiver, as a subscription would.
+/// What names a receiver, as a subscription would. It is text, like the body.
 fn head(receiver: usize) -> [u8; HEAD] {
     let mut head = *b"subscription01234567";
-    head[HEAD - 8..].copy_from_slice(&(receiver as u64).to_be_bytes());
+    head[HEAD - 8..].copy_from_slice(&letters(receiver));
     head
 }
 
 fn body(burst: usize, push: usize) -> [u8; BODY] {
     let mut body = [b'x'; BODY];
-    body[..8].copy_from_slice(&((burst * PUSHES + push) as u64).to_be_bytes());
+    body[..8].copy_from_slice(&letters(burst * PUSHES + push));
     body
+}
+
+/// The lower 32 bits of a number, four to a letter.
+fn letters(number: usize) -> [u8; 8] {
+    std::array::from_fn(|place| b"abcdefghijklmnop"[number >> (4 * place) & 15])
 }
 
 /// What one thread can do at best: a buffer for each connection, to which bytes are copied, and one write of it per burst.
@@ -142,6 +161,7 @@ struct RawEpoll {
 
 struct RawConnection {
     socket: TcpStream,
+    prefix: &'static [u8],
     head: [u8; HEAD],
     output: Vec<u8>,
     written: usize,
@@ -150,7 +170,7 @@ struct RawConnection {
 impl RawEpoll {
     const CONTROL: u64 = u64::MAX;
 
-    fn new(Receivers { control, connections }: Receivers) -> Self {
+    fn new<F: Framing>(Receivers { control, connections }: Receivers) -> Self {
         let epoll = Epoll::new(EpollCreateFlags::empty()).expect("an epoll can be made");
         let add = |socket: &TcpStream, data| {
             let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT | EpollFlags::EPOLLET;
@@ -159,7 +179,7 @@ impl RawEpoll {
         add(&control, Self::CONTROL);
         let connection = |(receiver, socket)| {
             add(&socket, receiver as u64);
-            RawConnection { socket, head: head(receiver), output: Vec::new(), written: 0 }
+            RawConnection { socket, prefix: F::PREFIX, head: head(receiver), output: Vec::new(), written: 0 }
         };
         let connections = connections.into_iter().enumerate().map(connection).collect();
         Self { epoll, control, connections }
@@ -168,8 +188,8 @@ impl RawEpoll {
     fn burst(&mut self, burst: usize) {
         for push in 0..PUSHES {
             let body = body(burst, push);
-            for RawConnection { head, output, .. } in &mut self.connections {
-                output.extend_from_slice(&LENGTH);
+            for RawConnection { prefix, head, output, .. } in &mut self.connections {
+                output.extend_from_slice(prefix);
                 output.extend_from_slice(head);
                 output.extend_from_slice(&body);
             }
@@ -242,12 +262,12 @@ fn on_runtime<T: Tasks>(meter: Meter, Receivers { control, connections }: Receiv
 }
 
 /// What one writes by hand with tokio: a bounded channel and a task for each connection.
-struct Channels(Vec<mpsc::Sender<Push>>);
+struct Channels<F>(Vec<mpsc::Sender<Push>>, PhantomData<F>);
 
 /// To whom, and what.
 type Push = (usize, Bytes);
 
-impl Tasks for Channels {
+impl<F: Framing> Tasks for Channels<F> {
     fn spawn(connections: Vec<tokio::net::TcpStream>) -> Self {
         let spawn = |mut socket: tokio::net::TcpStream| {
             let (sender, mut pushes) = mpsc::channel::<Push>(256);
@@ -255,7 +275,7 @@ impl Tasks for Channels {
                 let (mut batch, mut output) = (Vec::new(), Vec::new());
                 while pushes.recv_many(&mut batch, PUSHES).await > 0 {
                     for (receiver, body) in batch.drain(..) {
-                        output.extend_from_slice(&LENGTH);
+                        output.extend_from_slice(F::PREFIX);
                         output.extend_from_slice(&head(receiver));
                         output.extend_from_slice(&body);
                     }
@@ -265,7 +285,7 @@ impl Tasks for Channels {
             });
             sender
         };
-        Self(connections.into_iter().map(spawn).collect())
+        Self(connections.into_iter().map(spawn).collect(), PhantomData)
     }
 
     fn push(&self, body: Bytes) {
@@ -275,38 +295,64 @@ impl Tasks for Channels {
     }
 }
 
-struct Ours {
-    supervisor: Supervisor<Silent>,
-    connections: usize,
+struct Ours<F: Framing> {
+    supervisor: Supervisor<F::Protocol>,
+    /// Of each connection.
+    heads: Vec<String>,
 }
 
-impl Tasks for Ours {
+impl<F: Framing> Tasks for Ours<F> {
     fn spawn(connections: Vec<tokio::net::TcpStream>) -> Self {
-        let supervisor = Supervisor::with_protocol(Silent).build();
-        let count = connections.len();
+        let supervisor = Supervisor::with_protocol(F::protocol()).build();
+        let head = |receiver| String::from_utf8(head(receiver).into()).expect("it is text");
+        let heads = (0..connections.len()).map(head).collect();
         for socket in connections {
             let permit = supervisor.admit(socket.peer_addr().expect("it is connected")).expect("there is room");
             tokio::spawn(permit.run(socket, Vec::new()));
         }
-        Self { supervisor, connections: count }
+        Self { supervisor, heads }
     }
 
     fn have_begun(&self) -> bool {
-        self.supervisor.sessions().len() == self.connections
+        self.supervisor.sessions().len() == self.heads.len()
     }
 
     fn push(&self, body: Bytes) {
+        let body = F::body(body);
         let reached = self.supervisor.sessions().broadcast(PushPriority::Low, |session| {
             // They are numbered from one, in the order in which they were admitted.
             let receiver = usize::try_from(session.id().0).expect("64 bits") - 1;
-            Some(Frame::new(Head::new(&head(receiver)).expect("it is short"), body.clone()))
+            Some(F::push(&self.heads[receiver], &body))
         });
-        assert_eq!(reached, self.connections, "every connection is there");
+        assert_eq!(reached, self.heads.len(), "every connection is there");
+    }
+}
+
+/// A length before every frame.
+pub(super) struct Lengths;
+
+impl Framing for Lengths {
+    type Protocol = Silent;
+    type Body = Bytes;
+    const READERS: Role = Role { name: "conn-burst-readers", play: receive::<Self> };
+    #[expect(clippy::cast_possible_truncation, reason = "it is 84")]
+    const PREFIX: &'static [u8] = &(LENGTH as u32).to_be_bytes();
+
+    fn protocol() -> Silent {
+        Silent
+    }
+
+    fn body(body: Bytes) -> Bytes {
+        body
+    }
+
+    fn push(head: &str, body: &Bytes) -> Frame {
+        Frame::new(Head::new(head.as_bytes()).expect("it is short"), body.clone())
     }
 }
 
 /// Only ever pushed to.
-struct Silent;
+pub(super) struct Silent;
 
 impl Protocol for Silent {
     type Frame = Frame;

@@ -1,6 +1,6 @@
 //! Connection actors against what one writes by hand and against Framed.
 
-mod burst;
+pub(super) mod burst;
 pub(super) mod echo;
 pub(super) mod idle;
 mod latency;
@@ -18,7 +18,7 @@ pub(crate) const COMPARISON: Comparison = Comparison {
     name: "conn",
     about: "Connection actors over TCP against a raw tokio loop, Framed and a raw epoll loop",
     workloads,
-    roles: &[burst::READERS, server::ROLE],
+    roles: &[<burst::Lengths as burst::Framing>::READERS, server::ROLE],
 };
 
 fn workloads(effort: Effort) -> Vec<Workload> {
@@ -26,7 +26,7 @@ fn workloads(effort: Effort) -> Vec<Workload> {
         echo::echo("conn-echo", 50, 32, effort.operations(800_000)),
         echo::echo("conn-echo-depth-1", 50, 1, effort.operations(50_000)),
         latency::push(effort),
-        burst::broadcast(effort),
+        burst::broadcast::<burst::Lengths>("conn-burst-broadcast", effort),
         idle::memory("conn-idle-memory", server::FRAMES, effort),
         idle::cpu(effort),
         unused::push(effort),

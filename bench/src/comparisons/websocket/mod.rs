@@ -1,23 +1,26 @@
 //! WebSocket connections against the libraries that one would take otherwise.
 
+mod burst;
 mod coalesced;
 mod echo;
 mod server;
 
 use tidewire_bench::Workload;
 
+use super::conn::burst::{Framing, broadcast};
 use super::{Comparison, Effort};
 
 pub(crate) const COMPARISON: Comparison = Comparison {
     name: "websocket",
-    about: "WebSocket connections against tokio-tungstenite and fastwebsockets",
+    about: "WebSocket connections against tokio-tungstenite, fastwebsockets and a raw epoll loop",
     workloads,
-    roles: &[server::ROLE],
+    roles: &[<burst::Texts as Framing>::READERS, server::ROLE],
 };
 
 fn workloads(effort: Effort) -> Vec<Workload> {
     vec![
         echo::echo("ws-echo", 1, effort.operations(64_000)),
         echo::echo("ws-echo-depth-16", 16, effort.operations(512_000)),
+        broadcast::<burst::Texts>("ws-burst-broadcast", effort),
     ]
 }
