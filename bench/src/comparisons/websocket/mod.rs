@@ -8,6 +8,7 @@ mod server;
 use tidewire_bench::Workload;
 
 use super::conn::burst::{Framing, broadcast};
+use super::conn::idle;
 use super::{Comparison, Effort};
 
 pub(crate) const COMPARISON: Comparison = Comparison {
@@ -22,5 +23,6 @@ fn workloads(effort: Effort) -> Vec<Workload> {
         echo::echo("ws-echo", 1, effort.operations(64_000)),
         echo::echo("ws-echo-depth-16", 16, effort.operations(512_000)),
         broadcast::<burst::Texts>("ws-burst-broadcast", effort),
+        idle::memory("ws-idle-memory", server::MESSAGES, effort),
     ]
 }
