@@ -10,7 +10,9 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use tidewire_bench::{Contender, Meter, Metric, Sample, Workload, on_core};
-use tidewire_conn::{ConnectionContext, Frame, LengthDelimited, Protocol, PushHandle, Reply, Supervisor};
+use tidewire_conn::{
+    Builder, Codec, ConnectionContext, Frame, LengthDelimited, Protocol, PushHandle, Reply, Supervisor,
+};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};
@@ -40,7 +42,7 @@ pub(super) fn push(effort: Effort) -> Workload {
 /// Somebody who writes what is pushed.
 trait Pusher: Sized + Send {
     /// Serves this socket, on the runtime that it is called on.
-    async fn serve(socket: Timed) -> Self;
+    async fn serve(socket: Watched<Arc<Written>>) -> Self;
     /// Returns when the frame is queued.
     async fn push(&self);
 }
@@ -51,7 +53,7 @@ fn run<P: Pusher>(meter: Meter, pushes: u64) -> Sample {
         let (pusher, written, mut receiver) = runtime.block_on(async {
             let (socket, receiver) = pair();
             let written = Arc::new(Written::default());
-            (P::serve(Timed { socket, written: Arc::clone(&written) }).await, written, receiver)
+            (P::serve(Watched { socket, watcher: Arc::clone(&written) }).await, written, receiver)
         });
         let (expected, mut received) = (frames(1), [0; FRAME]);
         let mut delays = Vec::with_capacity(usize::try_from(pushes).expect("64 bits"));
@@ -73,7 +75,8 @@ fn run<P: Pusher>(meter: Meter, pushes: u64) -> Sample {
     on_core(server_core.unwrap_or(0), round).expect("a thread can be pinned")
 }
 
-fn pair() -> (TcpStream, net::TcpStream) {
+/// A connection: one end for the runtime that it is called on, and the other one.
+pub(super) fn pair() -> (TcpStream, net::TcpStream) {
     let listener = net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let receiver = net::TcpStream::connect(listener.local_addr().expect("it is bound")).expect("it accepts");
     let (socket, _) = listener.accept().expect("somebody has connected");
@@ -82,12 +85,19 @@ fn pair() -> (TcpStream, net::TcpStream) {
     (TcpStream::from_std(socket).expect("the runtime takes a socket"), receiver)
 }
 
-/// A socket that tells when it was last written.
-struct Timed {
-    socket: TcpStream,
-    written: Arc<Written>,
+/// Looks at what is written.
+pub(super) trait Watcher: Send + Unpin + 'static {
+    /// So many bytes of these slices have just been written.
+    fn written(&mut self, slices: &[IoSlice<'_>], count: usize);
 }
 
+/// A socket with somebody who looks at what is written to it.
+pub(super) struct Watched<W> {
+    pub(super) socket: TcpStream,
+    pub(super) watcher: W,
+}
+
+/// When the socket was last written.
 #[derive(Default)]
 struct Written {
     at: Mutex<Option<Instant>>,
@@ -101,17 +111,14 @@ impl Written {
     }
 }
 
-impl Timed {
-    fn note(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        if let Poll::Ready(Ok(_)) = written {
-            *self.written.at.lock().expect("nobody panics") = Some(Instant::now());
-            self.written.notify.notify_one();
-        }
-        written
+impl Watcher for Arc<Written> {
+    fn written(&mut self, _: &[IoSlice<'_>], _: usize) {
+        *self.at.lock().expect("nobody panics") = Some(Instant::now());
+        self.notify.notify_one();
     }
 }
 
-impl AsyncRead for Timed {
+impl<W: Watcher> AsyncRead for Watched<W> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -121,10 +128,13 @@ impl AsyncRead for Timed {
     }
 }
 
-impl AsyncWrite for Timed {
+impl<W: Watcher> AsyncWrite for Watched<W> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.socket).poll_write(context, bytes);
-        self.note(written)
+        if let Poll::Ready(Ok(count)) = written {
+            self.watcher.written(&[IoSlice::new(bytes)], count);
+        }
+        written
     }
 
     fn poll_write_vectored(
@@ -133,7 +143,10 @@ impl AsyncWrite for Timed {
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.socket).poll_write_vectored(context, slices);
-        self.note(written)
+        if let Poll::Ready(Ok(count)) = written {
+            self.watcher.written(slices, count);
+        }
+        written
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -156,7 +169,7 @@ struct Queue {
 }
 
 impl Pusher for Queue {
-    async fn serve(mut socket: Timed) -> Self {
+    async fn serve(mut socket: Watched<Arc<Written>>) -> Self {
         let (sender, mut pushes) = mpsc::channel::<Bytes>(16);
         tokio::spawn(async move {
             while let Some(frame) = pushes.recv().await {
@@ -177,17 +190,9 @@ struct Ours {
 }
 
 impl Pusher for Ours {
-    async fn serve(socket: Timed) -> Self {
-        let supervisor = Supervisor::with_protocol(Pushed::default()).build();
-        let peer = socket.socket.peer_addr().expect("it is connected");
-        tokio::spawn(supervisor.admit(peer).expect("there is room").run(socket, Vec::new()));
-        let handle = loop {
-            match supervisor.protocol().handle.get() {
-                Some(handle) => break handle.clone(),
-                None => yield_now().await,
-            }
-        };
-        Self { handle, body: Bytes::from_static(&[b'x'; BODY]) }
+    async fn serve(socket: Watched<Arc<Written>>) -> Self {
+        let server = Supervisor::with_protocol(Pushed::new(LengthDelimited::default));
+        Self { handle: push_to(server, socket).await, body: Bytes::from_static(&[b'x'; BODY]) }
     }
 
     async fn push(&self) {
@@ -196,19 +201,41 @@ impl Pusher for Ours {
     }
 }
 
-/// Hands out the handle of its one connection.
-#[derive(Default)]
-struct Pushed {
-    handle: OnceLock<PushHandle<Frame>>,
+/// Has a server of one connection serve this socket, on the runtime that it is called on, and gives the handle of it.
+pub(super) async fn push_to<C: Codec<Frame = Frame>, W: Watcher>(
+    server: Builder<Pushed<C>>,
+    socket: Watched<W>,
+) -> PushHandle<Frame> {
+    let supervisor = server.build();
+    let peer = socket.socket.peer_addr().expect("it is connected");
+    tokio::spawn(supervisor.admit(peer).expect("there is room").run(socket, Vec::new()));
+    loop {
+        match supervisor.protocol().handle.get() {
+            Some(handle) => return handle.clone(),
+            None => yield_now().await,
+        }
+    }
 }
 
-impl Protocol for Pushed {
+/// Hands out the handle of its one connection.
+pub(super) struct Pushed<C> {
+    handle: OnceLock<PushHandle<Frame>>,
+    codec: fn() -> C,
+}
+
+impl<C> Pushed<C> {
+    pub(super) fn new(codec: fn() -> C) -> Self {
+        Self { handle: OnceLock::new(), codec }
+    }
+}
+
+impl<C: Codec<Frame = Frame>> Protocol for Pushed<C> {
     type Frame = Frame;
-    type Codec = LengthDelimited;
+    type Codec = C;
     type ProtocolError = Infallible;
 
-    fn codec(&self) -> LengthDelimited {
-        LengthDelimited::default()
+    fn codec(&self) -> C {
+        (self.codec)()
     }
 
     fn on_connection_setup(&self, handle: PushHandle<Frame>, _: &mut ConnectionContext) {

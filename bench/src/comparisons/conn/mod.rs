@@ -2,6 +2,7 @@
 
 pub(super) mod burst;
 pub(super) mod echo;
+mod fragments;
 pub(super) mod idle;
 mod latency;
 pub(super) mod process;
@@ -26,6 +27,7 @@ fn workloads(effort: Effort) -> Vec<Workload> {
         echo::echo("conn-echo", 50, 32, effort.operations(800_000)),
         echo::echo("conn-echo-depth-1", 50, 1, effort.operations(50_000)),
         latency::push(effort),
+        fragments::push(effort),
         burst::broadcast::<burst::Lengths>("conn-burst-broadcast", effort),
         idle::memory("conn-idle-memory", server::FRAMES, effort),
         idle::cpu(effort),
