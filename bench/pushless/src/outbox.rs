@@ -96,6 +96,10 @@ impl<F: FrameLike> Outbox<F> {
 
     pub(crate) fn leave(&self, _: Option<F>) {}
 
+    pub(crate) fn is_leaving(&self) -> bool {
+        false
+    }
+
     pub(crate) fn last(&self) -> Option<F> {
         None
     }
