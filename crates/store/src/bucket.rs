@@ -155,6 +155,10 @@ impl Bucket {
         row.get(&self.key)
     }
 
+    pub(crate) fn key_field(&self) -> &Field {
+        &self.key
+    }
+
     /// The next number, which no record has.
     pub(crate) fn next_number(&self) -> u64 {
         self.counter.fetch_add(1, Relaxed) + 1

@@ -74,6 +74,10 @@ impl Comparison {
 pub struct Scalar(Json);
 
 impl Scalar {
+    pub(crate) fn new(json: Json) -> Self {
+        Self(json)
+    }
+
     /// As rows hold it; none if it is an array or object.
     pub fn value(&self) -> Option<Value<'_>> {
         Value::of_json(&self.0)

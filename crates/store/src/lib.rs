@@ -2,18 +2,24 @@
 
 mod bucket;
 mod check;
+mod draft;
+mod error;
 mod filter;
 mod key;
 mod query;
 mod row;
 mod schema;
+mod state;
 mod value;
 
 pub use bucket::{Bucket, NotUnique};
 pub use check::{Issue, ValidationError};
+pub use draft::{Change, Draft};
+pub use error::StoreError;
 pub use filter::{Comparison, Filter, FilterError, Scalar, Test};
 pub use key::IndexKey;
 pub use query::{Aggregate, AggregateFunction, Answer, Direction, Query, QueryError};
 pub use row::{Field, Row, RowError};
 pub use schema::{BucketDefinition, DefinitionError, FieldRule, Format, Generated, Kind, OnDelete, Reference};
+pub use state::State;
 pub use value::Value;

@@ -1,0 +1,481 @@
+//! A state that is being changed.
+//!
+//! Whatever fails leaves nothing behind: every operation works on a clone, which takes the place of the draft when all of it
+//! has succeeded. Time is an argument.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value as Json, json};
+
+use crate::check::Issue;
+use crate::filter::{Scalar, Test};
+use crate::query::plan;
+use crate::{
+    Bucket, Field, FieldRule, Filter, Generated, IndexKey, OnDelete, Row, State, StoreError, ValidationError, Value,
+};
+
+const VERSION: &str = "_version";
+const CREATED_AT: &str = "_createdAt";
+const UPDATED_AT: &str = "_updatedAt";
+const EXPIRES_AT: &str = "_expiresAt";
+
+/// What has become of a record.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Change {
+    /// The bucket that it is in.
+    pub bucket: String,
+    /// What it was; none if it was not.
+    pub old: Option<Row>,
+    /// What it is; none if it is not any more.
+    pub new: Option<Row>,
+}
+
+/// A state that is being changed, at one moment.
+#[derive(Debug, Clone)]
+pub struct Draft {
+    state: State,
+    changes: Vec<Change>,
+    now: u64,
+}
+
+impl Draft {
+    /// Changes to a state, at that time in milliseconds.
+    pub fn new(state: State, now: u64) -> Self {
+        Self { state, changes: Vec::new(), now }
+    }
+
+    /// The state as it is by now.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// The new state, and how it differs, in order.
+    pub fn finish(self) -> (State, Vec<Change>) {
+        (self.state, self.changes)
+    }
+
+    /// Does all of something, or nothing.
+    pub fn atomically<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        let mut draft = self.clone();
+        let done = work(&mut draft)?;
+        *self = draft;
+        Ok(done)
+    }
+
+    /// Inserts a record, in place of the one that has its key, if there is one.
+    pub fn insert(&mut self, bucket: &str, record: Map<String, Json>) -> Result<Row, StoreError> {
+        self.atomically(|draft| draft.insert_now(bucket, record))
+    }
+
+    /// Inserts all of these, or none.
+    pub fn insert_many(&mut self, bucket: &str, records: Vec<Map<String, Json>>) -> Result<Vec<Row>, StoreError> {
+        self.atomically(|draft| records.into_iter().map(|record| draft.insert_now(bucket, record)).collect())
+    }
+
+    /// Merges these fields into a record, which must have the expected version, if there is one.
+    pub fn update(
+        &mut self,
+        bucket: &str,
+        key: &Json,
+        patch: Map<String, Json>,
+        version: Option<u64>,
+    ) -> Result<Row, StoreError> {
+        self.atomically(|draft| draft.update_now(bucket, key, patch, version))
+    }
+
+    /// Merges a record into the one that has its key, or inserts it.
+    pub fn upsert(&mut self, bucket: &str, record: Map<String, Json>) -> Result<Row, StoreError> {
+        self.atomically(|draft| {
+            let key = record.get(&draft.state.bucket(bucket)?.definition().key).cloned().unwrap_or_default();
+            if draft.live(bucket, &key)?.is_some() {
+                draft.update_now(bucket, &key, record, None)
+            } else {
+                draft.insert_now(bucket, record)
+            }
+        })
+    }
+
+    /// Deletes a record, and what refers to it as those references say. Returns whether it was there.
+    pub fn delete(&mut self, bucket: &str, key: &Json, version: Option<u64>) -> Result<bool, StoreError> {
+        self.atomically(|draft| {
+            let Some(row) = draft.live(bucket, key)?.cloned() else { return Ok(false) };
+            expect_version(bucket, key, &row, version)?;
+            draft.delete_now(bucket, row)?;
+            Ok(true)
+        })
+    }
+
+    /// Deletes all records of a bucket.
+    pub fn clear(&mut self, bucket: &str) -> Result<(), StoreError> {
+        self.atomically(|draft| {
+            let rows: Vec<Row> = draft.state.bucket(bucket)?.rows().cloned().collect();
+            rows.into_iter().try_for_each(|row| draft.delete_now(bucket, row))
+        })
+    }
+
+    /// Deletes what has expired, at most so many records. Those that something refers to stay until it is gone.
+    pub fn sweep(&mut self, limit: usize) -> usize {
+        let names: Vec<String> = self.state.names().map(str::to_owned).collect();
+        let mut swept = 0;
+        for name in names {
+            let Ok(bucket) = self.state.bucket(&name) else { continue };
+            let expired: Vec<Row> = bucket.expired(self.now).take(limit - swept).cloned().collect();
+            for row in expired {
+                swept += usize::from(self.atomically(|draft| draft.delete_now(&name, row)).is_ok());
+            }
+        }
+        swept
+    }
+
+    /// The record with this key that has not expired.
+    fn live(&self, bucket: &str, key: &Json) -> Result<Option<&Row>, StoreError> {
+        match Value::of_json(key) {
+            Some(key) => self.state.get(bucket, &key, self.now),
+            None => self.state.bucket(bucket).map(|_| None),
+        }
+    }
+
+    fn insert_now(&mut self, name: &str, mut record: Map<String, Json>) -> Result<Row, StoreError> {
+        let now = self.now;
+        let bucket = self.state.bucket(name)?;
+        let definition = bucket.definition();
+        for (field, rule) in &definition.fields {
+            if !record.contains_key(field)
+                && let Some(value) = absent(rule, bucket, now)
+            {
+                record.insert(field.clone(), value);
+            }
+        }
+        if let Some(ttl) = definition.ttl
+            && record.get(EXPIRES_AT).is_none_or(Json::is_null)
+        {
+            record.insert(EXPIRES_AT.to_owned(), json!(now.saturating_add(ttl)));
+        }
+        for (field, value) in [(VERSION, 1), (CREATED_AT, now), (UPDATED_AT, now)] {
+            record.insert(field.to_owned(), json!(value));
+        }
+        let max_size = definition.max_size;
+        let row = self.check(name, &record)?;
+        // It makes room only for one that takes another place.
+        let is_new = self.live_key(name, &row)?.is_none();
+        while let Some(max) = max_size.filter(|_| is_new) {
+            let bucket = self.state.bucket(name)?;
+            let Some(oldest) = bucket.oldest().filter(|_| bucket.len() >= max).cloned() else { break };
+            self.delete_now(name, oldest)?;
+        }
+        self.put(name, row)
+    }
+
+    fn live_key(&self, name: &str, row: &Row) -> Result<Option<&Row>, StoreError> {
+        let bucket = self.state.bucket(name)?;
+        Ok(bucket.key_of(row).and_then(|key| bucket.get(&key)))
+    }
+
+    fn update_now(
+        &mut self,
+        name: &str,
+        key: &Json,
+        patch: Map<String, Json>,
+        version: Option<u64>,
+    ) -> Result<Row, StoreError> {
+        let not_found = || StoreError::NotFound { bucket: name.to_owned(), key: key.clone() };
+        let row = self.live(name, key)?.ok_or_else(not_found)?;
+        expect_version(name, key, row, version)?;
+        let definition = self.state.bucket(name)?.definition();
+        let mut record = row.to_record();
+        for (field, value) in patch {
+            let is_generated = definition.rule(&field).is_some_and(|rule| rule.generated.is_some());
+            let is_ours = [VERSION, CREATED_AT, UPDATED_AT].contains(&field.as_str());
+            if field != definition.key && !is_ours && !is_generated {
+                record.insert(field, value);
+            }
+        }
+        record.insert(VERSION.to_owned(), json!(version_of(row) + 1));
+        record.insert(UPDATED_AT.to_owned(), json!(self.now));
+        let row = self.check(name, &record)?;
+        self.put(name, row)
+    }
+
+    /// Deletes a record, and what refers to it.
+    fn delete_now(&mut self, bucket: &str, row: Row) -> Result<(), StoreError> {
+        let mut left = vec![(bucket.to_owned(), row)];
+        let mut seen = BTreeSet::new();
+        while let Some((name, row)) = left.pop() {
+            let bucket = self.state.bucket_mut(&name)?;
+            let Some(key) = bucket.key_of(&row) else { continue };
+            if !seen.insert((name.clone(), IndexKey::of(Some(&key)))) {
+                continue;
+            }
+            let Some(old) = bucket.remove(&key) else { continue };
+            let key = serde_json::from_str(row.text_of(bucket.key_field()).unwrap_or("null")).unwrap_or_default();
+            self.changes.push(Change { bucket: name.clone(), old: Some(old), new: None });
+            for (referring, field, on_delete) in self.referring(&name, &key) {
+                match on_delete {
+                    OnDelete::Cascade => left.push(referring),
+                    OnDelete::SetNull => self.set_null(&referring.0, &referring.1, &field)?,
+                    OnDelete::Restrict => {
+                        let message = format!("is referred to by \"{}\"", referring.0);
+                        let issue = Issue { field: field.name().to_owned(), message, code: "ref" };
+                        return Err(ValidationError { bucket: name, issues: vec![issue] }.into());
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The records that refer to this one, by which field, and what becomes of them.
+    fn referring(&self, target: &str, key: &Json) -> Vec<((String, Row), Field, OnDelete)> {
+        let mut found = Vec::new();
+        for (name, bucket) in self.state.buckets() {
+            for (field, rule) in &bucket.definition().fields {
+                let Some(reference) = rule.reference.as_ref().filter(|reference| reference.bucket == target) else {
+                    continue;
+                };
+                let field = Field::new(field);
+                let filter = Filter::Test(field.clone(), Test::Equal(Scalar::new(key.clone())));
+                for row in plan::unsorted(bucket, &filter, self.now) {
+                    found.push(((name.to_owned(), row.clone()), field.clone(), reference.on_delete));
+                }
+            }
+        }
+        found
+    }
+
+    fn set_null(&mut self, name: &str, row: &Row, field: &Field) -> Result<(), StoreError> {
+        // It may have been changed since it was found, by another field of its own.
+        let Some(row) = self.live_key(name, row)?.cloned() else { return Ok(()) };
+        let mut record = row.to_record();
+        record.insert(field.name().to_owned(), Json::Null);
+        record.insert(VERSION.to_owned(), json!(version_of(&row) + 1));
+        record.insert(UPDATED_AT.to_owned(), json!(self.now));
+        let row = self.check(name, &record)?;
+        self.put(name, row).map(drop)
+    }
+
+    /// The row of a record, if it is one: as its schema says, with a key, and with references that lead somewhere.
+    fn check(&self, name: &str, record: &Map<String, Json>) -> Result<Row, StoreError> {
+        let definition = self.state.bucket(name)?.definition();
+        definition.validate(name, record)?;
+        let mut issues = Vec::new();
+        let mut issue = |field: &str, message: String, code| {
+            issues.push(Issue { field: field.to_owned(), message, code });
+        };
+        let key = record.get(&definition.key).and_then(Value::of_json);
+        if matches!(key, None | Some(Value::Null)) {
+            issue(&definition.key, "is required".to_owned(), "required");
+        }
+        for (field, rule) in &definition.fields {
+            let Some(reference) = &rule.reference else { continue };
+            let Some(value) = record.get(field).filter(|value| !value.is_null()) else { continue };
+            // A record may refer to itself.
+            let is_itself = reference.bucket == name && Some(value) == record.get(&definition.key);
+            if !is_itself && self.live(&reference.bucket, value).is_ok_and(|found| found.is_none()) {
+                issue(field, format!("refers to {value}, which is not in \"{}\"", reference.bucket), "ref");
+            }
+        }
+        if !issues.is_empty() {
+            return Err(ValidationError { bucket: name.to_owned(), issues }.into());
+        }
+        Ok(Row::new(record)?)
+    }
+
+    fn put(&mut self, name: &str, row: Row) -> Result<Row, StoreError> {
+        let old = self.state.bucket_mut(name)?.put(row.clone());
+        let old = old.map_err(|source| StoreError::NotUnique { bucket: name.to_owned(), source })?;
+        self.changes.push(Change { bucket: name.to_owned(), old, new: Some(row.clone()) });
+        Ok(row)
+    }
+}
+
+/// What a field is that was not given.
+fn absent(rule: &FieldRule, bucket: &Bucket, now: u64) -> Option<Json> {
+    if let Some(default) = &rule.default {
+        return Some(default.clone());
+    }
+    Some(match rule.generated? {
+        Generated::Uuid => json!(uuid::Uuid::new_v4().to_string()),
+        Generated::Cuid => json!(format!("c{}", uuid::Uuid::new_v4().simple())),
+        Generated::Autoincrement => json!(bucket.next_number()),
+        Generated::Timestamp => json!(now),
+    })
+}
+
+fn version_of(row: &Row) -> u64 {
+    row.text_of(&Field::new(VERSION)).and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+fn expect_version(bucket: &str, key: &Json, row: &Row, expected: Option<u64>) -> Result<(), StoreError> {
+    let current = version_of(row);
+    if expected.is_none_or(|expected| expected == current) {
+        return Ok(());
+    }
+    Err(StoreError::Conflict { bucket: bucket.to_owned(), key: key.clone(), current })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::BucketDefinition;
+
+    fn object(json: Json) -> Map<String, Json> {
+        serde_json::from_value(json).unwrap()
+    }
+
+    fn draft(buckets: &[(&str, Json)]) -> Draft {
+        let mut state = State::new();
+        for (name, definition) in buckets {
+            state.define(name, BucketDefinition::parse(definition).unwrap()).unwrap();
+        }
+        Draft::new(state, 1000)
+    }
+
+    fn records(draft: &Draft, bucket: &str) -> Vec<Json> {
+        draft.state().bucket(bucket).unwrap().rows().map(|row| Json::Object(row.to_record())).collect()
+    }
+
+    #[test]
+    fn inserts_fill_in_what_is_absent_and_ours() {
+        let mut draft = draft(&[(
+            "b",
+            json!({"key": "id", "schema": {
+            "id": {"type": "number", "generated": "autoincrement"},
+            "at": {"type": "date", "generated": "timestamp"},
+            "n": {"type": "number", "default": 7},
+        }, "ttl": "1s"}),
+        )]);
+        let row = draft.insert("b", object(json!({"x": [1], "_version": 9, "n": null}))).unwrap();
+        let expected = json!({"x": [1], "_version": 1, "n": null, "id": 1, "at": 1000, "_expiresAt": 2000,
+            "_createdAt": 1000, "_updatedAt": 1000});
+        assert_eq!(Json::Object(row.to_record()), expected);
+        // A failed attempt takes a number, and one that a caller supplied is passed over.
+        draft.insert("b", object(json!({"n": "x"}))).unwrap_err();
+        draft.insert("b", object(json!({"id": 10}))).unwrap();
+        assert_eq!(draft.insert("b", object(json!({}))).unwrap().to_record()["id"], 11);
+        let uuid = json!({"key": "id", "schema": {"id": {"type": "string", "generated": "uuid"}}});
+        draft.state.define("u", BucketDefinition::parse(&uuid).unwrap()).unwrap();
+        assert_eq!(draft.insert("u", Map::new()).unwrap().to_record()["id"].as_str().unwrap().len(), 36);
+    }
+
+    #[test]
+    fn updates_merge_and_leave_alone_what_is_not_theirs() {
+        let mut draft = draft(&[(
+            "b",
+            json!({"key": "id", "schema": {
+                "id": {"type": "number"}, "made": {"type": "number", "generated": "timestamp"}, "n": {"type": "number"},
+            }}),
+        )]);
+        draft.insert("b", object(json!({"id": 1, "n": 1}))).unwrap();
+        draft.now = 2000;
+        let patch = json!({"id": 5, "made": 5, "_createdAt": 5, "_version": 9, "n": 2, "extra": null});
+        let row = draft.update("b", &json!(1), object(patch), Some(1)).unwrap();
+        let expected = json!({"id": 1, "n": 2, "made": 1000, "_version": 2, "_createdAt": 1000, "_updatedAt": 2000, "extra": null});
+        assert_eq!(Json::Object(row.to_record()), expected);
+        let conflict = draft.update("b", &json!(1), Map::new(), Some(1)).unwrap_err();
+        assert_eq!(conflict, StoreError::Conflict { bucket: "b".into(), key: json!(1), current: 2 });
+        let missing = draft.update("b", &json!("1"), Map::new(), None).unwrap_err();
+        assert_eq!(missing, StoreError::NotFound { bucket: "b".into(), key: json!("1") });
+        draft.upsert("b", object(json!({"id": 1, "n": 3}))).unwrap();
+        draft.upsert("b", object(json!({"id": 2, "n": 4}))).unwrap();
+        let versions: Vec<_> = records(&draft, "b").iter().map(|record| record["_version"].clone()).collect();
+        assert_eq!(versions, [json!(3), json!(1)]);
+        // An insert begins anew, in the same place.
+        draft.insert("b", object(json!({"id": 1}))).unwrap();
+        assert_eq!(records(&draft, "b")[0]["_version"], 1);
+    }
+
+    #[test]
+    fn many_are_inserted_or_none() {
+        let mut draft = draft(&[(
+            "b",
+            json!({"key": "id", "schema": {
+                "id": {"type": "number"}, "name": {"type": "string", "unique": true},
+            }}),
+        )]);
+        let some = |names: [&str; 2]| {
+            names.iter().enumerate().map(|(id, name)| object(json!({"id": id, "name": name}))).collect::<Vec<_>>()
+        };
+        let refused = draft.insert_many("b", some(["a", "a"])).unwrap_err();
+        assert_eq!(refused.to_string(), "bucket \"b\": a record with name = \"a\" exists already");
+        assert!(records(&draft, "b").is_empty() && draft.changes.is_empty());
+        assert_eq!(draft.insert_many("b", some(["a", "b"])).unwrap().len(), 2);
+        assert_eq!(draft.finish().1.len(), 2);
+    }
+
+    #[test]
+    fn the_oldest_make_way() {
+        let mut draft = draft(&[("b", json!({"key": "id", "schema": {"id": {"type": "number"}}, "maxSize": 2}))]);
+        for id in 1..=3 {
+            draft.now += 1;
+            draft.insert("b", object(json!({"id": id}))).unwrap();
+        }
+        let ids = |draft: &Draft| records(draft, "b").iter().map(|record| record["id"].clone()).collect::<Vec<_>>();
+        assert_eq!(ids(&draft), [json!(2), json!(3)]);
+        // The second is now the youngest, and took nobody's place.
+        draft.now += 1;
+        draft.insert("b", object(json!({"id": 2}))).unwrap();
+        assert_eq!(ids(&draft), [json!(2), json!(3)]);
+        draft.now += 1;
+        draft.insert("b", object(json!({"id": 4}))).unwrap();
+        assert_eq!(ids(&draft), [json!(2), json!(4)]);
+    }
+
+    #[test]
+    fn what_has_expired_is_gone_for_readers_and_swept_later() {
+        let mut draft = draft(&[("b", json!({"key": "id", "schema": {"id": {"type": "number"}}, "ttl": 100}))]);
+        draft.insert("b", object(json!({"id": 1}))).unwrap();
+        draft.insert("b", object(json!({"id": 2, "_expiresAt": 5000}))).unwrap();
+        draft.now = 1100;
+        assert!(draft.state().get("b", &Value::Number(1.0), 1099).unwrap().is_some());
+        assert!(draft.state().get("b", &Value::Number(1.0), 1100).unwrap().is_none());
+        assert!(draft.update("b", &json!(1), Map::new(), None).is_err());
+        assert!(!draft.delete("b", &json!(1), None).unwrap());
+        assert_eq!((records(&draft, "b").len(), draft.sweep(10), records(&draft, "b").len()), (2, 1, 1));
+    }
+
+    #[test]
+    fn references_lead_somewhere_and_say_what_becomes_of_them() {
+        for (on_delete, left) in [("restrict", 2), ("cascade", 0), ("set_null", 2)] {
+            let team = json!({"key": "id", "schema": {"id": {"type": "string"}}});
+            let member = json!({"key": "id", "schema": {
+                "id": {"type": "number"}, "team": {"type": "string", "ref": "teams", "onDelete": on_delete},
+            }, "indexes": ["team"]});
+            let mut draft = draft(&[("teams", team), ("members", member)]);
+            let refused = draft.insert("members", object(json!({"id": 1, "team": "a"}))).unwrap_err();
+            assert_eq!(
+                refused.to_string(),
+                "Validation failed for bucket \"members\": team: refers to \"a\", which is not in \"teams\""
+            );
+            draft.insert("teams", object(json!({"id": "a"}))).unwrap();
+            for id in 1..=2 {
+                draft.insert("members", object(json!({"id": id, "team": "a"}))).unwrap();
+            }
+            let deleted = draft.delete("teams", &json!("a"), None);
+            assert_eq!(deleted.is_ok(), on_delete != "restrict", "{deleted:?}");
+            assert_eq!(records(&draft, "teams").len(), usize::from(on_delete == "restrict"));
+            assert_eq!(records(&draft, "members").len(), left);
+            if on_delete == "set_null" {
+                assert_eq!(
+                    (&records(&draft, "members")[1]["team"], &records(&draft, "members")[1]["_version"]),
+                    (&Json::Null, &json!(2))
+                );
+            }
+        }
+    }
+
+    /// In a circle, and to itself.
+    #[test]
+    fn a_cascade_ends() {
+        let node = json!({"key": "id", "schema": {
+            "id": {"type": "number"}, "next": {"type": "number", "ref": "nodes", "onDelete": "cascade"},
+        }});
+        let mut draft = draft(&[("nodes", node)]);
+        draft.insert("nodes", object(json!({"id": 1, "next": 1}))).unwrap();
+        draft.insert("nodes", object(json!({"id": 2, "next": 1}))).unwrap();
+        draft.insert("nodes", object(json!({"id": 3, "next": 2}))).unwrap();
+        draft.update("nodes", &json!(1), object(json!({"next": 3})), None).unwrap();
+        assert!(draft.delete("nodes", &json!(2), None).unwrap());
+        assert!(records(&draft, "nodes").is_empty());
+    }
+}
