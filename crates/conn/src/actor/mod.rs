@@ -40,6 +40,8 @@ const PARTING_BYTES: usize = 1 << 20;
 const SLICES: usize = 32;
 /// After so many turns other tasks have theirs.
 const TURNS: usize = 16;
+/// And after so many batches: a peer that reads as fast as it is written to must not keep the thread for itself.
+const BATCHES: u64 = 4;
 /// So many frames of a kind are gathered in a turn at most, in case they have no bytes.
 const FRAMES: usize = 4096;
 
@@ -282,7 +284,11 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         if self.replies.len() > 1 {
             self.replies.poll_ahead(context);
         }
+        let written = self.context.counters.bytes_out;
         for _ in 0..TURNS {
+            if self.context.counters.bytes_out - written > BATCHES * self.shared.limits.batch as u64 {
+                break;
+            }
             let phase = self.shared.phase.get();
             if phase == Phase::Aborted {
                 return Poll::Ready(self.ending.take().unwrap_or(CloseReason::Shutdown));

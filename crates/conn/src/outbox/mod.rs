@@ -211,12 +211,15 @@ impl<F: FrameLike> Outbox<F> {
         let mut queues = self.lock();
         let Queues { slots, slot_bytes, filled, .. } = self.open(&mut queues).ok_or(PushError::Closed)?;
         let newer = Unsent { frame, size, after };
-        let others = *slot_bytes - slots.get(&slot).map_or(0, |unsent| unsent.makes_way(after));
+        let unsent = slots.get(&slot);
+        let others = *slot_bytes - unsent.map_or(0, |unsent| unsent.makes_way(after));
         // One that is larger than all the room has it to itself.
-        if others > 0 && others.saturating_add(size) > self.options.slot_bytes {
+        let is_too_large = others > 0 && others.saturating_add(size) > self.options.slot_bytes;
+        if is_too_large || unsent.is_none() && slots.len() >= self.options.slots {
+            // The frame is not dropped under the lock.
+            drop(queues);
             return Err(PushError::QueueFull);
         }
-        let count = slots.len();
         let replaced = match slots.entry(slot) {
             Entry::Occupied(mut unsent) => {
                 // It stays where it is. If that is too early for it, it is put aside when its turn comes.
@@ -225,7 +228,6 @@ impl<F: FrameLike> Outbox<F> {
                 *slot_bytes += unsent.get().size();
                 replaced
             }
-            Entry::Vacant(_) if count >= self.options.slots => return Err(PushError::QueueFull),
             Entry::Vacant(vacant) => {
                 *slot_bytes += size;
                 vacant.insert(Latest { earlier: None, newest: newer });
