@@ -50,6 +50,11 @@ impl Draft {
         &self.state
     }
 
+    /// The time at which it is changed.
+    pub fn now(&self) -> u64 {
+        self.now
+    }
+
     /// The new state, and how it differs, in order.
     pub fn finish(self) -> (State, Vec<Change>) {
         (self.state, self.changes)

@@ -10,6 +10,7 @@ mod query;
 mod row;
 mod schema;
 mod state;
+mod transaction;
 mod value;
 
 pub use bucket::{Bucket, NotUnique};
@@ -22,4 +23,5 @@ pub use query::{Aggregate, AggregateFunction, Answer, Direction, Query, QueryErr
 pub use row::{Field, Row, RowError};
 pub use schema::{BucketDefinition, DefinitionError, FieldRule, Format, Generated, Kind, OnDelete, Reference};
 pub use state::State;
+pub use transaction::{Action, Operation, Problem, TransactionError};
 pub use value::Value;

@@ -1,0 +1,239 @@
+//! Transactions: several operations that all happen, or none of them.
+//!
+//! They run one after the other on a draft of their own, so that each sees what those before it did, and nobody else sees any of
+//! it before all have succeeded.
+
+use serde_json::{Map, Value as Json, json};
+
+use crate::{Draft, Filter, FilterError, Query, StoreError, Value};
+
+/// One operation of a transaction.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Operation {
+    /// The bucket that it concerns.
+    pub bucket: String,
+    /// What is done there.
+    pub action: Action,
+}
+
+/// What an operation does.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum Action {
+    /// Reads a record: it, or null.
+    Get(Json),
+    /// Inserts a record whose key nobody has: it.
+    Insert(Map<String, Json>),
+    /// Merges fields into a record: it.
+    Update(Json, Map<String, Json>),
+    /// Deletes a record, if it is there.
+    Delete(Json),
+    /// Reads all records that are meant: a list.
+    Where(Filter),
+    /// Reads the first of them: it, or null.
+    FindOne(Filter),
+    /// How many there are.
+    Count(Filter),
+}
+
+/// Why a transaction did not happen.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("operations[{place}]: {problem}")]
+#[non_exhaustive]
+pub struct TransactionError {
+    /// Which of its operations failed.
+    pub place: usize,
+    /// Why.
+    #[source]
+    pub problem: Box<Problem>,
+}
+
+/// Why an operation of a transaction failed.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Problem {
+    /// It is not an operation.
+    #[error("{what} must be {expected}")]
+    Shape {
+        /// What is wrong.
+        what: &'static str,
+        /// What it has to be.
+        expected: &'static str,
+    },
+    /// Its filter is wrong.
+    #[error(transparent)]
+    Filter(#[from] FilterError),
+    /// A record with this key exists already.
+    #[error("a record {key} exists in bucket \"{bucket}\" already")]
+    Exists {
+        /// The bucket.
+        bucket: String,
+        /// Its key.
+        key: Json,
+    },
+    /// The store refused it.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl TransactionError {
+    fn at(place: usize) -> impl FnOnce(Problem) -> Self {
+        move |problem| Self { place, problem: Box::new(problem) }
+    }
+}
+
+impl Operation {
+    /// All operations of a list, or what is wrong with the first that is none.
+    pub fn parse_all(json: &Json) -> Result<Vec<Self>, TransactionError> {
+        let wrong = Problem::Shape { what: "operations", expected: "a list with something in it" };
+        let Some(list) = json.as_array().filter(|list| !list.is_empty()) else {
+            return Err(TransactionError::at(0)(wrong));
+        };
+        let parse = |(place, json)| Self::parse(json).map_err(TransactionError::at(place));
+        list.iter().enumerate().map(parse).collect()
+    }
+
+    fn parse(json: &Json) -> Result<Self, Problem> {
+        let shape = |what, expected| Problem::Shape { what, expected };
+        let members = json.as_object().ok_or_else(|| shape("it", "an object"))?;
+        let text = |name| members.get(name).and_then(Json::as_str);
+        let bucket = text("bucket").ok_or_else(|| shape("bucket", "the name of one"))?.to_owned();
+        let key = || {
+            members.get("key").filter(|key| !key.is_null()).cloned().ok_or_else(|| shape("key", "the key of a record"))
+        };
+        let data = || members.get("data").and_then(Json::as_object).cloned().ok_or_else(|| shape("data", "an object"));
+        let filter = |is_required: bool| match members.get("filter").filter(|filter| !filter.is_null()) {
+            Some(filter) => Ok(Filter::parse(filter, &Map::new())?),
+            None if is_required => Err(shape("filter", "an object")),
+            None => Ok(Filter::everything()),
+        };
+        let action = match text("op") {
+            Some("get") => Action::Get(key()?),
+            Some("insert") => Action::Insert(data()?),
+            Some("update") => Action::Update(key()?, data()?),
+            Some("delete") => Action::Delete(key()?),
+            Some("where") => Action::Where(filter(true)?),
+            Some("findOne") => Action::FindOne(filter(true)?),
+            Some("count") => Action::Count(filter(false)?),
+            _ => return Err(shape("op", "get, insert, update, delete, where, findOne or count")),
+        };
+        Ok(Self { bucket, action })
+    }
+}
+
+impl Draft {
+    /// Runs operations one after the other: all of them, or none. Returns what each of them gave.
+    pub fn transact(&mut self, operations: &[Operation]) -> Result<Vec<Json>, TransactionError> {
+        let mut draft = self.clone();
+        let run = |(place, operation)| draft.run(operation).map_err(TransactionError::at(place));
+        let results = operations.iter().enumerate().map(run).collect::<Result<Vec<Json>, _>>()?;
+        *self = draft;
+        Ok(results)
+    }
+
+    fn run(&mut self, operation: &Operation) -> Result<Json, Problem> {
+        let Operation { bucket, action } = operation;
+        let find = |draft: &Self, filter: &Filter, limit| {
+            let query = Query { filter: filter.clone(), limit, ..Query::all(bucket) };
+            let rows = query.rows(draft.state().bucket(bucket)?, draft.now());
+            Ok::<_, StoreError>(rows.into_iter().map(|row| Json::Object(row.to_record())).collect::<Vec<_>>())
+        };
+        Ok(match action {
+            Action::Get(key) => {
+                let found = match Value::of_json(key) {
+                    Some(key) => self.state().get(bucket, &key, self.now())?,
+                    None => self.state().bucket(bucket).map(|_| None)?,
+                };
+                found.map_or(Json::Null, |row| Json::Object(row.to_record()))
+            }
+            Action::Insert(record) => {
+                let key = record.get(&self.state().bucket(bucket)?.definition().key);
+                if let Some(key) = key.and_then(Value::of_json)
+                    && self.state().get(bucket, &key, self.now())?.is_some()
+                {
+                    let key = record.get(&self.state().bucket(bucket)?.definition().key).cloned();
+                    return Err(Problem::Exists { bucket: bucket.clone(), key: key.unwrap_or_default() });
+                }
+                Json::Object(self.insert(bucket, record.clone())?.to_record())
+            }
+            Action::Update(key, patch) => Json::Object(self.update(bucket, key, patch.clone(), None)?.to_record()),
+            Action::Delete(key) => {
+                self.delete(bucket, key, None)?;
+                json!({"deleted": true})
+            }
+            Action::Where(filter) => Json::Array(find(self, filter, None)?),
+            Action::FindOne(filter) => find(self, filter, Some(1))?.pop().unwrap_or_default(),
+            Action::Count(filter) => json!(find(self, filter, None)?.len()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{BucketDefinition, State};
+
+    fn draft() -> Draft {
+        let mut state = State::new();
+        let definition = json!({"key": "id", "schema": {
+            "id": {"type": "number"}, "name": {"type": "string", "unique": true}, "n": {"type": "number"},
+        }});
+        state.define("b", BucketDefinition::parse(&definition).unwrap()).unwrap();
+        Draft::new(state, 1000)
+    }
+
+    fn transact(draft: &mut Draft, operations: &Json) -> Result<Vec<Json>, TransactionError> {
+        draft.transact(&Operation::parse_all(operations)?)
+    }
+
+    #[test]
+    fn each_sees_what_those_before_it_did() {
+        let mut draft = draft();
+        let results = transact(
+            &mut draft,
+            &json!([
+                {"op": "insert", "bucket": "b", "data": {"id": 1, "n": 1}},
+                {"op": "insert", "bucket": "b", "data": {"id": 2, "n": 2}},
+                {"op": "update", "bucket": "b", "key": 1, "data": {"n": 5}},
+                {"op": "get", "bucket": "b", "key": 1},
+                {"op": "where", "bucket": "b", "filter": {"n": {"$gt": 1}}},
+                {"op": "delete", "bucket": "b", "key": 2},
+                {"op": "delete", "bucket": "b", "key": 2},
+                {"op": "findOne", "bucket": "b", "filter": {"id": 2}},
+                {"op": "count", "bucket": "b"},
+            ]),
+        )
+        .unwrap();
+        assert_eq!((&results[3]["n"], &results[3]["_version"]), (&json!(5), &json!(2)));
+        assert_eq!(results[4].as_array().unwrap().len(), 2);
+        assert_eq!(results[5..], [json!({"deleted": true}), json!({"deleted": true}), Json::Null, json!(1)]);
+    }
+
+    #[test]
+    fn what_fails_leaves_nothing_and_is_named() {
+        let mut draft = draft();
+        draft.insert("b", serde_json::from_value(json!({"id": 1, "name": "a"})).unwrap()).unwrap();
+        let first = json!({"op": "insert", "bucket": "b", "data": {"id": 7}});
+        for (second, error) in [
+            (json!({"op": "insert", "bucket": "b", "data": {"id": 1}}), "a record 1 exists in bucket \"b\" already"),
+            (
+                json!({"op": "insert", "bucket": "b", "data": {"id": 2, "name": "a"}}),
+                "bucket \"b\": a record with name = \"a\" exists already",
+            ),
+            (json!({"op": "update", "bucket": "b", "key": 9, "data": {}}), "there is no record 9 in bucket \"b\""),
+            (json!({"op": "count", "bucket": "x"}), "bucket \"x\" is not defined"),
+            (json!({"op": "frob", "bucket": "b"}), "op must be get, insert, update, delete, where, findOne or count"),
+            (json!({"op": "get", "bucket": "b"}), "key must be the key of a record"),
+            (json!({"op": "where", "bucket": "b"}), "filter must be an object"),
+            (json!({"op": "where", "bucket": "b", "filter": {"$x": 1}}), "unknown operator $x in the filter"),
+            (json!({"op": "insert", "bucket": "b", "data": []}), "data must be an object"),
+            (json!(1), "it must be an object"),
+        ] {
+            let refused = transact(&mut draft, &json!([first, second])).unwrap_err();
+            assert_eq!(refused.to_string(), format!("operations[1]: {error}"));
+            assert_eq!(draft.state().bucket("b").unwrap().len(), 1);
+        }
+        assert!(transact(&mut draft, &json!([])).is_err());
+    }
+}
