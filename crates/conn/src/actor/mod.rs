@@ -293,9 +293,8 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             if phase == Phase::Aborted {
                 return Poll::Ready(self.ending.take().unwrap_or(CloseReason::Shutdown));
             }
-            if self.leaving != Some(Leaving::Handle) && self.queues.outbox.is_leaving() {
-                self.replies.clear();
-                self.leaving = Some(Leaving::Handle);
+            if self.queues.outbox.is_leaving() {
+                self.leave();
             }
             if phase > self.phase {
                 self.enter(phase);
@@ -325,6 +324,14 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         if self.waker.as_ref().is_none_or(|waker| !waker.will_wake(context.waker())) {
             self.queues.outbox.register(Some(context.waker().clone()));
             self.waker = Some(context.waker().clone());
+        }
+    }
+
+    /// Somebody has closed the connection by a handle.
+    #[cold]
+    fn leave(&mut self) {
+        if self.leaving.replace(Leaving::Handle) != Some(Leaving::Handle) {
+            self.replies.clear();
         }
     }
 
@@ -446,6 +453,9 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             self.end_silently(if peer_left { CloseReason::Peer } else { CloseReason::Handle });
             return true;
         }
+        if self.leaving.is_none() && !self.state.heard_out {
+            return false;
+        }
         let is_handled = self.leaving == Some(Leaving::Handle) && self.unfinished.reply.is_none()
             || is_answered && !self.state.backlog;
         if !is_handled || self.queues.outbox.is_ready() {
@@ -474,9 +484,18 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         if others_wait { batch / 4 * 3 } else { batch }
     }
 
-    /// Whether there was anything. Not inlined, so that a connection to which nobody pushes has little of it in its loop.
-    #[inline(never)]
+    /// Whether there was anything. A connection to which nobody pushes pays for a look at a flag.
+    #[inline]
     fn gather_pushes(&mut self) -> bool {
+        if !self.queues.outbox.is_ready() {
+            return false;
+        }
+        self.gather_queued()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn gather_queued(&mut self) -> bool {
         if self.ending.is_some() || self.holds() || !self.queues.outbox.lower() {
             return false;
         }
