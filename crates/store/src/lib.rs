@@ -3,6 +3,7 @@
 mod bucket;
 mod check;
 mod draft;
+mod engine;
 mod error;
 mod filter;
 mod key;
@@ -16,6 +17,11 @@ mod value;
 pub use bucket::{Bucket, NotUnique};
 pub use check::{Issue, ValidationError};
 pub use draft::{Change, Draft};
+pub use engine::{
+    Backup, BackupError, Change, Changes, Checkpoint, CheckpointError, Commit, Corruption, Cut, Disk, DiskFile,
+    Durability, Embedded, EmbeddedOptions, Engine, EngineError, EngineStats, Files, LogPressure, Memory, OpenError,
+    Position, Recovered, Recovery, Row,
+};
 pub use error::StoreError;
 pub use filter::{Comparison, Filter, FilterError, Scalar, Test};
 pub use key::IndexKey;

@@ -1,0 +1,112 @@
+//! Checkpoints: a new snapshot, made while commits go on.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::super::{EngineError, Position, Row};
+use super::home::{Home, Kept};
+use super::snapshot::{self, SnapshotHeader};
+
+/// A checkpoint that has begun. Dropping it gives it up, and the log stays as long as it is.
+///
+/// The directory stays locked until it has ended, also if the engine ends before.
+#[must_use = "a checkpoint that is not run shortens nothing"]
+pub struct Checkpoint {
+    position: Position,
+    /// None for an engine that keeps nothing.
+    job: Option<Job>,
+}
+
+/// Why a checkpoint failed. Nothing is lost: the log has it all.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// The disk failed, or is full.
+    #[error("cannot write the snapshot {}: the log stays as long as it is", file.display())]
+    Io {
+        /// The file.
+        file: PathBuf,
+        /// What the disk said.
+        source: io::Error,
+    },
+}
+
+struct Job {
+    home: Arc<Home>,
+    header: SnapshotHeader,
+    /// How much the log had when it began.
+    appended: u64,
+    is_done: bool,
+}
+
+impl Checkpoint {
+    pub(in super::super) fn of_nothing(position: Position) -> Self {
+        Self { position, job: None }
+    }
+
+    /// All up to the position is durable, and what comes after it goes to this segment or a later one.
+    pub(super) fn begin(
+        home: &Arc<Home>,
+        log: u64,
+        position: Position,
+        segment: u64,
+        appended: u64,
+    ) -> Result<Self, EngineError> {
+        let mut inventory = home.inventory();
+        if inventory.is_checkpointing {
+            return Err(EngineError::CheckpointRunning);
+        }
+        inventory.is_checkpointing = true;
+        drop(inventory);
+        let header = SnapshotHeader { log, epoch: position.epoch, sequence: position.sequence, segment };
+        Ok(Self { position, job: Some(Job { home: Arc::clone(home), header, appended, is_done: false }) })
+    }
+
+    /// As of when it is.
+    pub fn position(&self) -> Position {
+        self.position
+    }
+
+    /// Writes the snapshot: all rows as of its [`position`](Self::position), in any order, each once.
+    pub fn run<'a>(self, rows: impl IntoIterator<Item = Row<'a>>) -> Result<Position, CheckpointError> {
+        let Some(mut job) = self.job else { return Ok(self.position) };
+        let home = &job.home;
+        let unfinished = home.dir.join("snapshot.tmp");
+        let path = home.snapshot(job.header.sequence);
+        let written = (|| {
+            let file = home.disk.create(&unfinished)?;
+            let bytes = snapshot::write(&*file, &job.header, rows)?;
+            home.disk.rename(&unfinished, &path)?;
+            home.disk.sync_dir(&home.dir)?;
+            Ok(bytes)
+        })();
+        match written {
+            Ok(bytes) => {
+                home.replace(job.header.segment, Kept { path, bytes, appended: job.appended });
+                job.is_done = true;
+                Ok(self.position)
+            }
+            Err(source) => {
+                // Give back the room: the log may need it.
+                let _ = home.disk.remove(&unfinished);
+                Err(CheckpointError::Io { file: unfinished, source })
+            }
+        }
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        let mut inventory = self.home.inventory();
+        inventory.is_checkpointing = false;
+        inventory.checkpoints_failed += u64::from(!self.is_done);
+    }
+}
+
+impl fmt::Debug for Checkpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Checkpoint").field("position", &self.position).finish_non_exhaustive()
+    }
+}

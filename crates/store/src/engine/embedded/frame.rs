@@ -1,0 +1,284 @@
+//! Frames of the log: how a group of commits looks on the disk.
+//!
+//! ```text
+//! header    64 bytes, see `Header`
+//! payload   for each commit:  changes: u32, and for each of them
+//!           bucket: u16   key: u32   row: u32 (lengths; a deleted row has 0xffffffff)   their bytes
+//! padding   to a multiple of 8
+//! ```
+//!
+//! Numbers are little-endian. A header has a checksum of its own, so that its length is trusted before the payload is read, and
+//! so that what follows a bad frame is searched for headers in linear time.
+//!
+//! A frame names its log, its segment and its number in the log, and the checksum of the frame before it. So bytes that a
+//! recycled segment had before are never taken for frames of this one, and neither are frames that were written after one that a
+//! crash took: they continue another.
+
+use super::super::{Change, Commit, Row};
+
+/// The length of a header.
+pub(super) const HEADER: usize = 64;
+/// Frames begin at multiples of this.
+pub(super) const ALIGN: usize = 8;
+
+const MAGIC: [u8; 3] = *b"TWf";
+const RELAXED: u8 = 0x80;
+const DELETED: u32 = u32::MAX;
+/// The lengths before the bytes of a change.
+const LENGTHS: usize = 10;
+/// The number before the changes of a commit.
+const COUNT: usize = 4;
+
+/// What a frame says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A group of commits.
+    Commits = 0,
+    /// The log was opened; the payload is the epoch.
+    Opened = 1,
+    /// The log was closed in order.
+    Closed = 2,
+}
+
+/// What precedes the payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) kind: Kind,
+    /// Whether the session that wrote it acknowledges commits before they are durable.
+    pub(super) relaxed: bool,
+    /// The checksum of the payload.
+    pub(super) payload_crc: u32,
+    /// The length of the payload.
+    pub(super) len: u32,
+    /// Names the log, so that segments of another are not mixed in.
+    pub(super) log: u64,
+    /// The number of the segment it was written to.
+    pub(super) segment: u64,
+    /// Its number in the log, counted from one.
+    pub(super) number: u64,
+    /// The sequence of its first commit, or of the next one if it has none.
+    pub(super) sequence: u64,
+    /// The number of the last frame that was known to be durable when this one was written: if that one is not there, something
+    /// happened to the disk, and not just a crash.
+    pub(super) durable: u64,
+    /// The checksum of the header before it.
+    pub(super) chain: u32,
+    /// How many commits it has.
+    pub(super) count: u32,
+}
+
+impl Header {
+    /// Writes it, and returns its checksum.
+    pub(super) fn write(&self, out: &mut [u8; HEADER]) -> u32 {
+        out[..3].copy_from_slice(&MAGIC);
+        out[3] = self.kind as u8 | if self.relaxed { RELAXED } else { 0 };
+        out[8..12].copy_from_slice(&self.payload_crc.to_le_bytes());
+        out[12..16].copy_from_slice(&self.len.to_le_bytes());
+        out[16..24].copy_from_slice(&self.log.to_le_bytes());
+        out[24..32].copy_from_slice(&self.segment.to_le_bytes());
+        out[32..40].copy_from_slice(&self.number.to_le_bytes());
+        out[40..48].copy_from_slice(&self.sequence.to_le_bytes());
+        out[48..56].copy_from_slice(&self.durable.to_le_bytes());
+        out[56..60].copy_from_slice(&self.chain.to_le_bytes());
+        out[60..].copy_from_slice(&self.count.to_le_bytes());
+        let crc = Self::crc(out);
+        out[4..8].copy_from_slice(&crc.to_le_bytes());
+        crc
+    }
+
+    /// The header at the front of these bytes and its checksum, if there is one.
+    pub(super) fn read(bytes: &[u8]) -> Option<(Self, u32)> {
+        let bytes: &[u8; HEADER] = bytes.first_chunk()?;
+        if bytes[..3] != MAGIC {
+            return None;
+        }
+        let kind = match bytes[3] & !RELAXED {
+            0 => Kind::Commits,
+            1 => Kind::Opened,
+            2 => Kind::Closed,
+            _ => return None,
+        };
+        let crc = u32_at(bytes, 4);
+        let header = Self {
+            kind,
+            relaxed: bytes[3] & RELAXED != 0,
+            payload_crc: u32_at(bytes, 8),
+            len: u32_at(bytes, 12),
+            log: u64_at(bytes, 16),
+            segment: u64_at(bytes, 24),
+            number: u64_at(bytes, 32),
+            sequence: u64_at(bytes, 40),
+            durable: u64_at(bytes, 48),
+            chain: u32_at(bytes, 56),
+            count: u32_at(bytes, 60),
+        };
+        matches(crc, Self::crc(bytes)).then_some((header, crc))
+    }
+
+    fn crc(bytes: &[u8; HEADER]) -> u32 {
+        crc32c::crc32c_append(crc32c::crc32c(&bytes[..4]), &bytes[8..])
+    }
+}
+
+/// Whether a checksum is the right one. A fuzzer is let past it, to what it protects.
+pub(super) fn matches(found: u32, expected: u32) -> bool {
+    cfg!(fuzzing) || found == expected
+}
+
+/// The `u32` at this place, which is there.
+pub(super) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    let mut number = [0; 4];
+    number.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(number)
+}
+
+/// The `u64` at this place, which is there.
+pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    let mut number = [0; 8];
+    number.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(number)
+}
+
+/// The bytes of a commit in a payload.
+pub(crate) fn encoded_len(commit: &Commit<'_>) -> usize {
+    let len =
+        |change: &Change<'_>| LENGTHS + change.bucket.len() + change.key.len() + change.row.map_or(0, <[u8]>::len);
+    COUNT + commit.changes.iter().map(len).sum::<usize>()
+}
+
+/// Appends a commit, of which the caller has checked that its lengths fit.
+#[expect(clippy::cast_possible_truncation, reason = "the limit of a group is below u32::MAX")]
+pub(super) fn encode(commit: &Commit<'_>, out: &mut Vec<u8>) {
+    out.extend_from_slice(&(commit.changes.len() as u32).to_le_bytes());
+    for change in commit.changes {
+        put_lengths(change.bucket, change.key, change.row.map_or(DELETED, |row| row.len() as u32), out);
+        out.extend_from_slice(change.row.unwrap_or_default());
+    }
+}
+
+/// Appends a row of a snapshot: a change without the possibility of being a deletion.
+#[expect(clippy::cast_possible_truncation, reason = "the caller checks the lengths")]
+pub(super) fn encode_row(row: &Row<'_>, out: &mut Vec<u8>) {
+    put_lengths(row.bucket, row.key, row.row.len() as u32, out);
+    out.extend_from_slice(row.row);
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the caller checks the lengths")]
+fn put_lengths(bucket: &str, key: &[u8], row: u32, out: &mut Vec<u8>) {
+    out.extend_from_slice(&(bucket.len() as u16).to_le_bytes());
+    out.extend_from_slice(&(key.len() as u32).to_le_bytes());
+    out.extend_from_slice(&row.to_le_bytes());
+    out.extend_from_slice(bucket.as_bytes());
+    out.extend_from_slice(key);
+}
+
+/// Takes a change from the front; none if the bytes are no change.
+pub(super) fn decode<'a>(bytes: &mut &'a [u8]) -> Option<Change<'a>> {
+    let (lengths, mut rest) = bytes.split_first_chunk::<LENGTHS>()?;
+    let mut take = |len: usize| {
+        let (taken, left) = rest.split_at_checked(len)?;
+        rest = left;
+        Some(taken)
+    };
+    let bucket = std::str::from_utf8(take(u16::from_le_bytes([lengths[0], lengths[1]]).into())?).ok()?;
+    let key = take(usize::try_from(u32_at(lengths, 2)).ok()?)?;
+    let row = match u32_at(lengths, 6) {
+        DELETED => None,
+        len => Some(take(usize::try_from(len).ok()?)?),
+    };
+    *bytes = rest;
+    Some(Change { bucket, key, row })
+}
+
+/// The changes of a recovered commit.
+#[derive(Debug, Clone)]
+pub struct Changes<'a> {
+    /// So many changes, found to be whole.
+    bytes: &'a [u8],
+    left: u32,
+}
+
+impl<'a> Changes<'a> {
+    /// Takes the changes of a commit from the front; none if the bytes are not that.
+    pub(super) fn take(bytes: &mut &'a [u8]) -> Option<Self> {
+        let (count, mut rest) = bytes.split_first_chunk::<COUNT>()?;
+        let (left, start) = (u32::from_le_bytes(*count), rest);
+        for _ in 0..left {
+            decode(&mut rest)?;
+        }
+        *bytes = rest;
+        Some(Self { bytes: &start[..start.len() - rest.len()], left })
+    }
+}
+
+impl<'a> Iterator for Changes<'a> {
+    type Item = Change<'a>;
+
+    fn next(&mut self) -> Option<Change<'a>> {
+        self.left = self.left.checked_sub(1)?;
+        decode(&mut self.bytes)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left as usize, Some(self.left as usize))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_commit_comes_back(changes in vec((".{0,9}", vec(any::<u8>(), 0..9), any::<Option<Vec<u8>>>()), 0..9)) {
+            let changes: Vec<_> =
+                changes.iter().map(|(bucket, key, row)| Change { bucket, key, row: row.as_deref() }).collect();
+            let commit = Commit { changes: &changes };
+            let mut bytes = Vec::new();
+            encode(&commit, &mut bytes);
+            prop_assert_eq!(bytes.len(), encoded_len(&commit));
+            let mut rest = &bytes[..];
+            prop_assert_eq!(Changes::take(&mut rest).unwrap().collect::<Vec<_>>(), changes);
+            prop_assert!(rest.is_empty());
+            for len in 0..bytes.len() {
+                prop_assert!(Changes::take(&mut &bytes[..len]).is_none());
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_taken_or_refused(bytes in vec(any::<u8>(), 0..200)) {
+            let mut rest = &bytes[..];
+            while let Some(changes) = Changes::take(&mut rest) {
+                prop_assert_eq!(changes.size_hint().0, changes.count());
+            }
+        }
+    }
+
+    #[test]
+    fn every_bit_of_a_header_counts() {
+        let header = Header {
+            kind: Kind::Closed,
+            relaxed: true,
+            payload_crc: 1,
+            len: 2,
+            log: 3,
+            segment: 4,
+            number: 5,
+            sequence: 6,
+            durable: 7,
+            chain: 8,
+            count: 9,
+        };
+        let mut bytes = [0; HEADER];
+        let crc = header.write(&mut bytes);
+        assert_eq!(Header::read(&bytes), Some((header, crc)));
+        for bit in 0..HEADER * 8 {
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Header::read(&bytes), None, "bit {bit}");
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! The directory of a log: names, and who may still need which file.
+//!
+//! Whatever works on the files holds the `Home`, and with it the lock: a directory is not free before the last checkpoint,
+//! backup or preparation of a segment has ended.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::super::Disk;
+
+/// A locked directory.
+pub(super) struct Home {
+    pub(super) disk: Arc<dyn Disk>,
+    pub(super) dir: PathBuf,
+    pub(super) segment_bytes: u64,
+    /// So many segments that are not needed are kept to be recycled; more are removed.
+    pub(super) max_spares: usize,
+    inventory: Mutex<Inventory>,
+    _lock: Box<dyn Send + Sync>,
+}
+
+/// Which files are needed.
+#[derive(Debug, Default)]
+pub(super) struct Inventory {
+    /// The first segment that a recovery would read.
+    pub(super) first: u64,
+    /// The newest snapshot.
+    pub(super) snapshot: Option<Kept>,
+    /// Segments before the first, to be recycled.
+    pub(super) spares: Vec<u64>,
+    /// Backups that are running: nothing is recycled or removed.
+    pins: usize,
+    /// What is to be recycled once they have ended.
+    held_segments: Vec<u64>,
+    /// What is to be removed then.
+    held_snapshots: Vec<PathBuf>,
+    /// Whether a checkpoint is running.
+    pub(super) is_checkpointing: bool,
+    pub(super) checkpoints: u64,
+    pub(super) checkpoints_failed: u64,
+}
+
+/// A snapshot that is in place.
+#[derive(Debug, Clone)]
+pub(super) struct Kept {
+    pub(super) path: PathBuf,
+    pub(super) bytes: u64,
+    /// How much had been appended to the log when it was taken.
+    pub(super) appended: u64,
+}
+
+impl Home {
+    pub(super) fn new(
+        disk: Arc<dyn Disk>,
+        dir: &Path,
+        lock: Box<dyn Send + Sync>,
+        segment_bytes: u64,
+        max_spares: usize,
+    ) -> Self {
+        let inventory = Mutex::new(Inventory { first: 1, ..Inventory::default() });
+        Self { disk, dir: dir.to_owned(), segment_bytes, max_spares, inventory, _lock: lock }
+    }
+
+    pub(super) fn inventory(&self) -> MutexGuard<'_, Inventory> {
+        self.inventory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn segment(&self, number: u64) -> PathBuf {
+        self.dir.join(segment_name(number))
+    }
+
+    pub(super) fn snapshot(&self, sequence: u64) -> PathBuf {
+        self.dir.join(snapshot_name(sequence))
+    }
+
+    pub(super) fn take_spare(&self) -> Option<u64> {
+        self.inventory().spares.pop()
+    }
+
+    /// A snapshot is in place, and a recovery begins with this segment: what it no longer needs is recycled or removed, as soon
+    /// as no backup needs it.
+    pub(super) fn replace(&self, first: u64, snapshot: Kept) {
+        let mut inventory = self.inventory();
+        let old = inventory.first..first;
+        inventory.held_segments.extend(old);
+        inventory.first = first;
+        if let Some(before) = inventory.snapshot.replace(snapshot.clone())
+            && before.path != snapshot.path
+        {
+            inventory.held_snapshots.push(before.path);
+        }
+        inventory.checkpoints += 1;
+        self.release(inventory);
+    }
+
+    /// Keeps all that is needed now until it is unpinned.
+    pub(super) fn pin(&self) -> MutexGuard<'_, Inventory> {
+        let mut inventory = self.inventory();
+        inventory.pins += 1;
+        inventory
+    }
+
+    pub(super) fn unpin(&self) {
+        let mut inventory = self.inventory();
+        inventory.pins -= 1;
+        self.release(inventory);
+    }
+
+    fn release(&self, mut inventory: MutexGuard<'_, Inventory>) {
+        if inventory.pins > 0 {
+            return;
+        }
+        let mut remove = std::mem::take(&mut inventory.held_snapshots);
+        let segments = std::mem::take(&mut inventory.held_segments);
+        inventory.spares.extend(segments);
+        let excess = inventory.spares.len().saturating_sub(self.max_spares);
+        remove.extend(inventory.spares.drain(..excess).map(|number| self.segment(number)));
+        drop(inventory);
+        for path in remove {
+            // What stays is found by the next recovery.
+            let _ = self.disk.remove(&path);
+        }
+    }
+}
+
+pub(super) fn segment_name(number: u64) -> String {
+    format!("log-{number:016x}")
+}
+
+pub(super) fn snapshot_name(sequence: u64) -> String {
+    format!("snapshot-{sequence:016x}")
+}
+
+/// What a directory has of ours.
+#[derive(Debug, Default)]
+pub(super) struct Listing {
+    /// In ascending order.
+    pub(super) segments: Vec<u64>,
+    /// In ascending order.
+    pub(super) snapshots: Vec<u64>,
+    pub(super) unfinished: Vec<String>,
+    pub(super) is_unfinished_backup: bool,
+}
+
+/// Says that a backup is not complete.
+pub(super) const UNFINISHED_BACKUP: &str = "backup.unfinished";
+
+impl Listing {
+    pub(super) fn read(disk: &dyn Disk, dir: &Path) -> io::Result<Self> {
+        let mut listing = Self::default();
+        for name in disk.list(dir)? {
+            let number = |prefix| {
+                let digits: &str = name.strip_prefix(prefix)?;
+                (digits.len() == 16).then(|| u64::from_str_radix(digits, 16).ok()).flatten()
+            };
+            if let Some(segment) = number("log-") {
+                listing.segments.push(segment);
+            } else if let Some(snapshot) = number("snapshot-") {
+                listing.snapshots.push(snapshot);
+            } else if name == UNFINISHED_BACKUP {
+                listing.is_unfinished_backup = true;
+            } else if name == "log.tmp" || name == "snapshot.tmp" {
+                listing.unfinished.push(name);
+            }
+        }
+        listing.segments.sort_unstable();
+        listing.snapshots.sort_unstable();
+        Ok(listing)
+    }
+}

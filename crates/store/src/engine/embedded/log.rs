@@ -1,0 +1,214 @@
+//! The end of the log, where groups are appended.
+//!
+//! A group is encoded behind the bytes of the page that the last one ended in, padded with zeros to a whole page and written in
+//! one go: into room that is there, with no read, no allocation and no change of metadata. Bytes that are durable are written
+//! again as they were, so that a sector has them whether the write reached it or not.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+
+use super::super::EngineError;
+use super::frame::{ALIGN, HEADER, Header, Kind};
+use super::home::Home;
+use super::segment::{PAGE, Segment, SegmentHeader};
+
+/// The numbers that go on from frame to frame.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Cursor {
+    /// Names the log.
+    pub(super) log: u64,
+    pub(super) epoch: u64,
+    /// The number of the next frame.
+    pub(super) frame: u64,
+    /// The sequence of the next commit.
+    pub(super) sequence: u64,
+    /// The checksum of the last frame.
+    pub(super) chain: u32,
+}
+
+pub(super) struct Log {
+    home: Arc<Home>,
+    segment: Segment,
+    /// The next segment, if it has been asked for.
+    next: Option<Receiver<io::Result<Segment>>>,
+    pub(super) cursor: Cursor,
+    /// The number of the last frame that is durable.
+    durable: u64,
+    relaxed: bool,
+    /// Where the buffer begins in the file: a multiple of a page.
+    page: u64,
+    /// The frames of the page that the last frame ended in, as far as they are whole; less than a page, but for the header of a
+    /// segment that has not been written yet.
+    buffer: Vec<u8>,
+    /// Frames appended or recovered, in bytes.
+    pub(super) appended: u64,
+    pub(super) syncs: u64,
+    has_failed: bool,
+}
+
+impl Log {
+    /// Goes on after what `tail` has, which is written from `page` on and durable.
+    pub(super) fn new(
+        home: Arc<Home>,
+        segment: Segment,
+        cursor: Cursor,
+        page: u64,
+        tail: Vec<u8>,
+        relaxed: bool,
+    ) -> Self {
+        let durable = cursor.frame - 1;
+        let mut buffer = tail;
+        buffer.reserve(64 * 1024);
+        Self {
+            home,
+            segment,
+            next: None,
+            cursor,
+            durable,
+            relaxed,
+            page,
+            buffer,
+            appended: 0,
+            syncs: 0,
+            has_failed: false,
+        }
+    }
+
+    /// Hands over a segment that is there already.
+    pub(super) fn set_next(&mut self, segment: Segment) {
+        let (sender, receiver) = sync_channel(1);
+        // There is room for one, and the receiver is here.
+        let _ = sender.send(Ok(segment));
+        self.next = Some(receiver);
+    }
+
+    /// Has the next segment made while this one is filled.
+    pub(super) fn prepare(&mut self) {
+        if self.next.is_some() {
+            return;
+        }
+        let (sender, receiver) = sync_channel(1);
+        let (home, number) = (Arc::clone(&self.home), self.segment.number + 1);
+        self.home.disk.spawn(Box::new(move || {
+            let made = Segment::make(&home, number, None);
+            // Whoever hears of it may count on the directory being free.
+            drop(home);
+            let _ = sender.send(made);
+        }));
+        self.next = Some(receiver);
+    }
+
+    /// The number of the segment, and how many bytes of it are used.
+    pub(super) fn end(&self) -> (u64, u64) {
+        (self.segment.number, self.page + self.buffer.len() as u64)
+    }
+
+    pub(super) fn check(&self) -> Result<(), EngineError> {
+        if self.has_failed { Err(EngineError::Stopped) } else { Ok(()) }
+    }
+
+    pub(super) fn is_durable(&self) -> bool {
+        self.durable + 1 == self.cursor.frame
+    }
+
+    /// Writes a frame with a payload of `len` bytes, which `encode` appends. Without an error, `count` commits are written, and
+    /// not yet durable.
+    pub(super) fn append(
+        &mut self,
+        kind: Kind,
+        count: u32,
+        len: u32,
+        encode: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<(), EngineError> {
+        self.check()?;
+        let whole = (HEADER + len as usize).next_multiple_of(ALIGN);
+        if self.page + (self.buffer.len() + whole) as u64 > self.segment.capacity {
+            self.rotate()?;
+        }
+        let start = self.buffer.len();
+        self.buffer.resize(start + HEADER, 0);
+        encode(&mut self.buffer);
+        debug_assert_eq!(self.buffer.len(), start + HEADER + len as usize);
+        let (before, payload) = self.buffer.split_at_mut(start + HEADER);
+        let Cursor { log, frame, sequence, chain, .. } = self.cursor;
+        let header = Header {
+            kind,
+            relaxed: self.relaxed,
+            payload_crc: crc32c::crc32c(payload),
+            len,
+            log,
+            segment: self.segment.number,
+            number: frame,
+            sequence,
+            durable: self.durable,
+            chain,
+            count,
+        };
+        let Some(place) = before.last_chunk_mut() else { return Ok(()) };
+        let chain = header.write(place);
+        let end = start + whole;
+        self.buffer.resize(end.next_multiple_of(PAGE), 0);
+        if let Err(source) = self.segment.file.write_at(&self.buffer, self.page) {
+            return Err(self.fail(source));
+        }
+        self.cursor.frame += 1;
+        self.cursor.sequence += u64::from(count);
+        self.cursor.chain = chain;
+        self.appended += whole as u64;
+
+        let written = end / PAGE * PAGE;
+        self.buffer.copy_within(written..end, 0);
+        self.buffer.truncate(end - written);
+        self.page += written as u64;
+        Ok(())
+    }
+
+    /// Makes durable what is written.
+    pub(super) fn sync(&mut self) -> Result<(), EngineError> {
+        self.check()?;
+        if !self.is_durable() {
+            self.syncs += 1;
+            if let Err(source) = self.segment.file.sync_data() {
+                return Err(self.fail(source));
+            }
+            self.durable = self.cursor.frame - 1;
+        }
+        Ok(())
+    }
+
+    /// Goes on in the next segment. On [`EngineError::NoSegment`] nothing has changed.
+    fn rotate(&mut self) -> Result<(), EngineError> {
+        let number = self.segment.number + 1;
+        let made = match self.next.take().map(|next| next.recv()) {
+            Some(Ok(Ok(segment))) => Ok(segment),
+            // There may be room by now.
+            _ => Segment::make(&self.home, number, None),
+        };
+        let next = made.map_err(|source| EngineError::NoSegment { file: self.home.segment(number), source })?;
+        self.sync()?;
+        self.segment = next;
+        let Cursor { log, epoch, frame, sequence, chain } = self.cursor;
+        self.page = 0;
+        self.buffer.clear();
+        SegmentHeader { log, number, epoch, sequence, frame, chain, relaxed: self.relaxed }.write(&mut self.buffer);
+        self.prepare();
+        Ok(())
+    }
+
+    fn fail(&mut self, source: io::Error) -> EngineError {
+        self.has_failed = true;
+        let file: PathBuf = self.segment.path.clone();
+        EngineError::OutcomeUnknown { file, source }
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        // The directory is free when nobody makes a segment any more.
+        if let Some(next) = self.next.take() {
+            let _ = next.recv();
+        }
+    }
+}

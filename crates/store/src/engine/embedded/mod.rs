@@ -1,0 +1,400 @@
+//! An engine in a directory: a log of commits, and snapshots that keep it short.
+//!
+//! ```text
+//! lock                        held while the directory is open
+//! log-<number>                segments of the log
+//! snapshot-<sequence>         all rows as of a commit
+//! log.tmp, snapshot.tmp       not finished, removed at the next opening
+//! ```
+//!
+//! What is guaranteed after a crash: a prefix of the groups, each as a whole, that has every group whose durability was
+//! reported. The order that makes it so:
+//!
+//! 1. A group is one frame. The next one is written after it, and under [`Durability::Always`] after it is durable.
+//! 2. A segment is durable to its end before the header of the next one is written, and the next one's name before its header.
+//! 3. A checkpoint begins with the log being durable up to its position. Its file gets its name when it is durable, and what it
+//!    replaces is recycled or removed when the name is.
+//! 4. Opening makes durable what it has read before it writes: a process that was killed left the disk behind what it shows.
+
+mod backup;
+mod checkpoint;
+mod frame;
+mod home;
+mod log;
+mod recovery;
+mod segment;
+mod snapshot;
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::{Commit, Disk, Durability, Engine, EngineError, EngineStats, Files, LogPressure, Position};
+use home::{Home, Listing};
+use log::{Cursor, Log};
+use segment::{MAX_SEGMENT, PAGE, Segment, SegmentHeader};
+
+pub use backup::{Backup, BackupError};
+pub use checkpoint::{Checkpoint, CheckpointError};
+pub use frame::Changes;
+pub(crate) use frame::encoded_len;
+pub use recovery::{Corruption, Cut, OpenError, Recovered, Recovery};
+
+/// Settings of [`Embedded`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EmbeddedOptions {
+    /// When a commit counts as made. Default: [`Durability::Always`].
+    pub durability: Durability,
+    /// The length of a segment, between 8 KiB and 1 GiB. Default: 16 MiB: a small store takes two of them, and a new one is
+    /// written with zeros in a moment.
+    pub segment_bytes: u64,
+    /// The largest group, and so the largest commit; at most what a segment has room for. Default: 8 MiB, far above what a
+    /// request may bring.
+    pub max_group_bytes: usize,
+    /// A checkpoint is due when the log is longer than this and than the last snapshot. Default: 256 MiB, which is replayed in
+    /// about a second.
+    pub checkpoint_log_bytes: u64,
+    /// Commits are slowed when the log is longer than this, and refused at twice that. Default: 4 GiB: only a checkpoint that
+    /// fails gets it there.
+    pub max_log_bytes: u64,
+    /// Whether the directory is a copy: then the epoch is new. Default: no.
+    pub is_copy: bool,
+}
+
+impl Default for EmbeddedOptions {
+    fn default() -> Self {
+        Self {
+            durability: Durability::Always,
+            segment_bytes: 16 << 20,
+            max_group_bytes: 8 << 20,
+            checkpoint_log_bytes: 256 << 20,
+            max_log_bytes: 4 << 30,
+            is_copy: false,
+        }
+    }
+}
+
+impl EmbeddedOptions {
+    fn within_limits(mut self) -> Self {
+        let page = PAGE as u64;
+        self.segment_bytes = self.segment_bytes.clamp(2 * page, MAX_SEGMENT).next_multiple_of(page);
+        let room = usize::try_from(self.segment_bytes).unwrap_or(usize::MAX) - PAGE - frame::HEADER - frame::ALIGN;
+        self.max_group_bytes = self.max_group_bytes.min(room);
+        self
+    }
+}
+
+/// Keeps commits in a directory.
+///
+/// ```
+/// use tidewire_store::{Change, Commit, Embedded, EmbeddedOptions, Engine, Recovered};
+///
+/// # let dir = tempfile::tempdir()?;
+/// let (mut engine, _) = Embedded::open(dir.path(), EmbeddedOptions::default(), |_| {})?;
+/// let changes = [Change { bucket: "users", key: b"1", row: Some(b"{}") }];
+/// engine.commit(&[Commit { changes: &changes }])?;
+/// drop(engine);
+///
+/// let mut keys = Vec::new();
+/// let (engine, recovery) = Embedded::open(dir.path(), EmbeddedOptions::default(), |recovered| {
+///     if let Recovered::Commit { changes, .. } = recovered {
+///         keys.extend(changes.map(|change| change.key.to_vec()));
+///     }
+/// })?;
+/// assert_eq!((keys, recovery.commits), (vec![b"1".to_vec()], 1));
+/// assert_eq!(engine.position().sequence, 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Embedded {
+    home: Arc<Home>,
+    log: Log,
+    options: EmbeddedOptions,
+    stats: EngineStats,
+    /// When the first commit was written that is not durable.
+    unsynced_since: Option<Instant>,
+    is_closed: bool,
+}
+
+impl Embedded {
+    /// Opens a directory, or makes it, and tells `each` what it has: the rows of the newest snapshot, then the commits after it.
+    pub fn open(
+        dir: impl AsRef<Path>,
+        options: EmbeddedOptions,
+        mut each: impl FnMut(Recovered<'_>),
+    ) -> Result<(Self, Recovery), OpenError> {
+        Self::open_on(Arc::new(Files), dir.as_ref(), options, &mut each)
+    }
+
+    /// Like [`open`](Self::open), on another disk than that of this machine.
+    pub fn open_on(
+        disk: Arc<dyn Disk>,
+        dir: &Path,
+        options: EmbeddedOptions,
+        each: &mut dyn FnMut(Recovered<'_>),
+    ) -> Result<(Self, Recovery), OpenError> {
+        let options = options.within_limits();
+        let failed = |source| OpenError::Io { file: dir.to_owned(), source };
+        disk.create_dir(dir).map_err(failed)?;
+        let lock = disk.lock(&dir.join("lock")).map_err(failed)?;
+        let lock = lock.ok_or_else(|| OpenError::Locked { dir: dir.to_owned() })?;
+        // What a process that was killed has renamed may be seen and not be durable.
+        disk.sync_dir(dir).map_err(failed)?;
+        let listing = Listing::read(&*disk, dir).map_err(failed)?;
+        if listing.is_unfinished_backup {
+            return Err(OpenError::UnfinishedBackup { dir: dir.to_owned() });
+        }
+        for name in &listing.unfinished {
+            disk.remove(&dir.join(name)).map_err(failed)?;
+        }
+        let spares = usize::try_from(options.checkpoint_log_bytes / options.segment_bytes).unwrap_or(usize::MAX);
+        let home = Arc::new(Home::new(disk, dir, lock, options.segment_bytes, spares.saturating_add(2)));
+        let (log, recovery) = match recovery::recover(&home, &listing, each)? {
+            Some(found) => Self::resume(&home, found, &options)?,
+            None => Self::create(&home, &options)?,
+        };
+        let mut engine =
+            Self { home, log, options, stats: EngineStats::default(), unsynced_since: None, is_closed: false };
+        engine.note_opening().map_err(|error| match error {
+            EngineError::OutcomeUnknown { file, source } | EngineError::NoSegment { file, source } => {
+                OpenError::Io { file, source }
+            }
+            _ => unreachable!("a small frame is refused by the disk only"),
+        })?;
+        for sequence in listing.snapshots.iter().rev().skip(1) {
+            // It is read by nobody; if it stays, the next opening tries again.
+            let _ = engine.home.disk.remove(&engine.home.snapshot(*sequence));
+        }
+        Ok((engine, recovery))
+    }
+
+    fn create(home: &Arc<Home>, options: &EmbeddedOptions) -> Result<(Log, Recovery), OpenError> {
+        let cursor = Cursor { log: new_epoch(0), epoch: new_epoch(0), frame: 1, sequence: 1, chain: 0 };
+        let relaxed = options.durability != Durability::Always;
+        let Cursor { log, epoch, frame, sequence, chain } = cursor;
+        let mut page = Vec::with_capacity(PAGE);
+        SegmentHeader { log, number: 1, epoch, sequence, frame, chain, relaxed }.write(&mut page);
+        let segment =
+            Segment::make(home, 1, Some(&page)).map_err(|source| OpenError::Io { file: home.segment(1), source })?;
+        let recovery = Recovery {
+            position: Position { epoch, sequence: 0 },
+            is_new_epoch: true,
+            was_closed: true,
+            rows: 0,
+            commits: 0,
+            cut: None,
+        };
+        Ok((Log::new(Arc::clone(home), segment, cursor, PAGE as u64, Vec::new(), relaxed), recovery))
+    }
+
+    fn resume(
+        home: &Arc<Home>,
+        found: recovery::Found,
+        options: &EmbeddedOptions,
+    ) -> Result<(Log, Recovery), OpenError> {
+        let open = |number| {
+            let path = home.segment(number);
+            match home.disk.open(&path) {
+                Ok(file) => Ok((path, file)),
+                Err(source) => Err(OpenError::Io { file: path, source }),
+            }
+        };
+        let (path, file) = open(found.segment)?;
+        if let Err(source) = file.sync_data() {
+            return Err(OpenError::Io { file: path, source });
+        }
+        let segment = Segment { number: found.segment, path, file, capacity: found.capacity };
+        let mut cursor = found.cursor;
+        let is_new_epoch = options.is_copy || found.relaxed && !found.was_closed;
+        if is_new_epoch {
+            cursor.epoch = new_epoch(cursor.epoch);
+        }
+        let recovery = Recovery {
+            position: Position { epoch: cursor.epoch, sequence: cursor.sequence - 1 },
+            is_new_epoch,
+            was_closed: found.was_closed,
+            rows: found.rows,
+            commits: found.commits,
+            cut: found.cut,
+        };
+        let relaxed = options.durability != Durability::Always;
+        let mut log = Log::new(Arc::clone(home), segment, cursor, found.page, found.tail, relaxed);
+        log.appended = found.log_bytes;
+        if let Some(number) = found.prepared {
+            let (path, file) = open(number)?;
+            // One of another length is replaced when the next is made.
+            if matches!(file.len(), Ok(len) if len == home.segment_bytes) {
+                log.set_next(Segment { number, path, file, capacity: home.segment_bytes });
+            }
+        }
+        Ok((log, recovery))
+    }
+
+    fn note_opening(&mut self) -> Result<(), EngineError> {
+        let epoch = self.log.cursor.epoch;
+        self.log.append(frame::Kind::Opened, 0, 8, |out| out.extend_from_slice(&epoch.to_le_bytes()))?;
+        self.log.sync()?;
+        self.log.prepare();
+        Ok(())
+    }
+
+    fn shut(&mut self) -> Result<(), EngineError> {
+        self.is_closed = true;
+        self.log.append(frame::Kind::Closed, 0, 0, |_| {})?;
+        self.log.sync()
+    }
+
+    fn log_bytes(&self) -> u64 {
+        self.log.appended - self.home.inventory().snapshot.as_ref().map_or(0, |snapshot| snapshot.appended)
+    }
+
+    /// Whether this group may be written, and how many bytes and commits it has.
+    fn admit(&mut self, commits: &[Commit<'_>]) -> Result<(u32, u32), EngineError> {
+        self.log.check()?;
+        let too_long = |len: &usize| *len > usize::from(u16::MAX);
+        let names = commits.iter().flat_map(|commit| commit.changes).map(|change| change.bucket.len());
+        if let Some(len) = names.into_iter().find(too_long) {
+            return Err(EngineError::BucketName { len });
+        }
+        let (len, max) = (commits.iter().map(Commit::encoded_len).sum(), self.options.max_group_bytes);
+        if len > max {
+            return Err(EngineError::TooLarge { len, max });
+        }
+        let (log_bytes, limit) = (self.log_bytes(), self.options.max_log_bytes);
+        if log_bytes > limit.saturating_mul(2) {
+            return Err(EngineError::LogFull { len: log_bytes, max: limit.saturating_mul(2) });
+        }
+        self.stats.slowed += u64::from(log_bytes > limit);
+        // Each commit has four bytes at least.
+        Ok((u32::try_from(len).unwrap_or(u32::MAX), u32::try_from(commits.len()).unwrap_or(u32::MAX)))
+    }
+
+    fn write(&mut self, commits: &[Commit<'_>]) -> Result<(), EngineError> {
+        let (len, count) = self.admit(commits)?;
+        self.log.append(frame::Kind::Commits, count, len, |out| {
+            for commit in commits {
+                frame::encode(commit, out);
+            }
+        })
+    }
+}
+
+/// A random number that is not this one, and not zero.
+pub(super) fn new_epoch(old: u64) -> u64 {
+    loop {
+        let epoch = rand::random();
+        if epoch != 0 && epoch != old {
+            return epoch;
+        }
+    }
+}
+
+impl Engine for Embedded {
+    fn position(&self) -> Position {
+        Position { epoch: self.log.cursor.epoch, sequence: self.log.cursor.sequence - 1 }
+    }
+
+    fn commit(&mut self, commits: &[Commit<'_>]) -> Result<Position, EngineError> {
+        if commits.is_empty() {
+            return Ok(self.position());
+        }
+        if let Err(error) = self.write(commits) {
+            self.stats.refused += u64::from(!matches!(error, EngineError::OutcomeUnknown { .. }));
+            return Err(error);
+        }
+        match self.options.durability {
+            Durability::Always => self.log.sync()?,
+            Durability::Interval(interval) => {
+                let now = Instant::now();
+                if now.duration_since(*self.unsynced_since.get_or_insert(now)) >= interval {
+                    self.sync()?;
+                }
+            }
+            Durability::None => {}
+        }
+        self.stats.groups += 1;
+        self.stats.commits += commits.len() as u64;
+        Ok(self.position())
+    }
+
+    fn max_group_bytes(&self) -> usize {
+        self.options.max_group_bytes
+    }
+
+    fn sync(&mut self) -> Result<(), EngineError> {
+        self.log.sync()?;
+        self.unsynced_since = None;
+        Ok(())
+    }
+
+    fn sync_due(&self) -> Option<Instant> {
+        match self.options.durability {
+            Durability::Interval(interval) => self.unsynced_since?.checked_add(interval),
+            Durability::Always | Durability::None => None,
+        }
+    }
+
+    fn needs_checkpoint(&self) -> bool {
+        let inventory = self.home.inventory();
+        let (bytes, appended) =
+            inventory.snapshot.as_ref().map_or((0, 0), |snapshot| (snapshot.bytes, snapshot.appended));
+        !inventory.is_checkpointing && self.log.appended - appended > self.options.checkpoint_log_bytes.max(bytes)
+    }
+
+    fn checkpoint(&mut self) -> Result<Checkpoint, EngineError> {
+        self.sync()?;
+        let (segment, _) = self.log.end();
+        Checkpoint::begin(&self.home, self.log.cursor.log, self.position(), segment, self.log.appended)
+    }
+
+    fn backup(&mut self, dir: &Path) -> Result<Backup, EngineError> {
+        self.sync()?;
+        Ok(Backup::begin(&self.home, dir, self.position(), self.log.end()))
+    }
+
+    fn log_pressure(&self) -> LogPressure {
+        let (len, limit) = (self.log_bytes(), self.options.max_log_bytes);
+        match len {
+            _ if len > limit.saturating_mul(2) => LogPressure::Full,
+            _ if len > limit => LogPressure::Slow,
+            _ => LogPressure::Normal,
+        }
+    }
+
+    fn stats(&self) -> EngineStats {
+        let log_bytes = self.log_bytes();
+        let inventory = self.home.inventory();
+        EngineStats {
+            syncs: self.log.syncs,
+            checkpoints: inventory.checkpoints,
+            checkpoints_failed: inventory.checkpoints_failed,
+            log_bytes,
+            snapshot_bytes: inventory.snapshot.as_ref().map_or(0, |snapshot| snapshot.bytes),
+            ..self.stats
+        }
+    }
+
+    fn close(mut self: Box<Self>) -> Result<(), EngineError> {
+        self.shut()
+    }
+}
+
+impl Drop for Embedded {
+    fn drop(&mut self) {
+        if !self.is_closed {
+            // Whoever wants to know calls `close`.
+            let _ = self.shut();
+        }
+    }
+}
+
+impl fmt::Debug for Embedded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Embedded")
+            .field("dir", &self.home.dir)
+            .field("position", &self.position())
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,435 @@
+//! What a directory tells when it is opened: the newest snapshot and the log after it.
+//!
+//! A log ends at the first place where no frame continues the one before. That is a *torn tail* if a crash can explain it: then
+//! nobody was told that what is missing is durable, and the log goes on from there. It is corruption if anything later in the
+//! log knew what is missing to be durable: a frame says up to where the log was durable when it was written, and a segment
+//! begins when all before it is. Nothing is skipped: corruption is an error that names the place.
+
+use std::io;
+use std::path::PathBuf;
+
+use super::super::{Position, Row};
+use super::frame::{ALIGN, Changes, HEADER, Header, Kind, matches, u64_at};
+use super::home::{Home, Kept, Listing};
+use super::log::Cursor;
+use super::segment::{MAX_SEGMENT, NoHeader, PAGE, SegmentHeader};
+use super::snapshot::{self, fill};
+
+/// Why a directory cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// Another engine has it open, in this process or another.
+    #[error("{} is in use: another process, or another engine or checkpoint of this one, has it open", dir.display())]
+    Locked {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// The disk failed.
+    #[error("cannot open, read or make {}", file.display())]
+    Io {
+        /// The file or directory.
+        file: PathBuf,
+        /// What the disk said.
+        source: io::Error,
+    },
+    /// A file is damaged in a way that no crash explains.
+    #[error("{} is damaged at byte {offset}: {what}; restore a backup, or repair the disk and try again", file.display())]
+    Corrupt {
+        /// The file.
+        file: PathBuf,
+        /// Where in the file.
+        offset: u64,
+        /// In what way.
+        what: Corruption,
+    },
+    /// A file is missing, although what is there goes on from it.
+    #[error("{} is missing: the log does not begin, or goes on, without it", file.display())]
+    Missing {
+        /// The file.
+        file: PathBuf,
+    },
+    /// A file has a format that this version does not know.
+    #[error("{} has format {version}, which this version does not know: open it with the version that wrote it", file.display())]
+    Version {
+        /// The file.
+        file: PathBuf,
+        /// Its format.
+        version: u32,
+    },
+    /// A backup that did not come to its end.
+    #[error("{} is an unfinished backup: use another, or make it again", dir.display())]
+    UnfinishedBackup {
+        /// The directory.
+        dir: PathBuf,
+    },
+}
+
+/// In what way a file is damaged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Corruption {
+    /// The header of a segment that has begun is not one, or not of this segment.
+    #[error("the header of the segment is not whole, or is of another one")]
+    SegmentHeader,
+    /// A frame is missing that was durable.
+    #[error("a frame is missing or not whole, and later ones are there that were written after it was durable")]
+    Frame,
+    /// A frame is whole, and what it has are no commits.
+    #[error("a frame is whole but has no proper commits")]
+    Commits,
+    /// The log ends before the snapshot.
+    #[error("the log ends here, before the position of the snapshot")]
+    BehindSnapshot,
+    /// A segment is longer than any that is ever written.
+    #[error("the segment is longer than 1 GiB")]
+    TooLong,
+    /// The header of a snapshot is damaged.
+    #[error("the header of the snapshot is not whole, or is of another one")]
+    SnapshotHeader,
+    /// A block of a snapshot is damaged.
+    #[error("a block of the snapshot is not whole")]
+    SnapshotBlock,
+    /// A snapshot does not end as it should.
+    #[error("the snapshot has no proper end")]
+    SnapshotEnd,
+}
+
+/// A piece of what an engine kept.
+#[derive(Debug)]
+pub enum Recovered<'a> {
+    /// A row of the newest snapshot. All of them come before the first commit.
+    Row(Row<'a>),
+    /// A commit after it, in order.
+    Commit {
+        /// Where it stands.
+        position: Position,
+        /// What it did.
+        changes: Changes<'a>,
+    },
+}
+
+/// What a recovery found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Recovery {
+    /// Where the engine stands.
+    pub position: Position,
+    /// Whether the epoch is new: no earlier position means anything.
+    pub is_new_epoch: bool,
+    /// Whether the engine was closed in order before, or is new.
+    pub was_closed: bool,
+    /// Rows of the snapshot.
+    pub rows: u64,
+    /// Commits of the log after it.
+    pub commits: u64,
+    /// What was cut off the end of the log, because it was not whole.
+    pub cut: Option<Cut>,
+}
+
+/// A torn tail: the last thing that was written before a crash, which nobody was told to be durable.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Cut {
+    /// The segment.
+    pub file: PathBuf,
+    /// Where its last whole frame ends.
+    pub offset: u64,
+}
+
+/// Where the log goes on.
+pub(super) struct Found {
+    pub(super) cursor: Cursor,
+    /// The segment of the last frame, and its length in whole pages.
+    pub(super) segment: u64,
+    pub(super) capacity: u64,
+    /// The page in which the last frame ended, and its bytes up to there.
+    pub(super) page: u64,
+    pub(super) tail: Vec<u8>,
+    /// A segment that follows and has not begun.
+    pub(super) prepared: Option<u64>,
+    /// Bytes of frames after the snapshot.
+    pub(super) log_bytes: u64,
+    /// Whether the last session acknowledged commits before they were durable.
+    pub(super) relaxed: bool,
+    pub(super) was_closed: bool,
+    pub(super) rows: u64,
+    pub(super) commits: u64,
+    pub(super) cut: Option<Cut>,
+}
+
+/// Reads all there is, and tells `each` of it. None if the directory has no log.
+pub(super) fn recover(
+    home: &Home,
+    listing: &Listing,
+    each: &mut dyn FnMut(Recovered<'_>),
+) -> Result<Option<Found>, OpenError> {
+    let mut rows = 0;
+    let snapshot = match listing.snapshots.last() {
+        None => None,
+        Some(&sequence) => {
+            let path = home.snapshot(sequence);
+            let (header, bytes) = snapshot::read(&*home.disk, &path, |row| {
+                rows += 1;
+                each(Recovered::Row(row));
+            })?;
+            if header.sequence != sequence {
+                return Err(OpenError::Corrupt { file: path, offset: 0, what: Corruption::SnapshotHeader });
+            }
+            home.inventory().snapshot = Some(Kept { path, bytes, appended: 0 });
+            Some(header)
+        }
+    };
+    let Some(&last) = listing.segments.last() else {
+        return match snapshot {
+            None => Ok(None),
+            Some(header) => Err(OpenError::Missing { file: home.segment(header.segment) }),
+        };
+    };
+    let first = snapshot.map_or(1, |header| header.segment);
+    {
+        let mut inventory = home.inventory();
+        inventory.first = first;
+        inventory.spares.extend(listing.segments.iter().filter(|number| **number < first));
+    }
+
+    // Numbers of files that are there, so there are no more of them than files.
+    let mut numbers = listing.segments.iter().copied().filter(|number| *number >= first);
+    let mut replay = match numbers.next() {
+        Some(number) if number == first => {
+            Replay::begin(home, first, snapshot.map(|header| (header.log, header.sequence)), each)?
+        }
+        _ => return Err(OpenError::Missing { file: home.segment(first) }),
+    };
+    let mut prepared = None;
+    let mut expected = first;
+    for number in numbers {
+        expected += 1;
+        if number != expected {
+            return Err(OpenError::Missing { file: home.segment(expected) });
+        }
+        if replay.go_on(number, prepared)? {
+            continue;
+        }
+        prepared = prepared.or(Some(number));
+    }
+    debug_assert_eq!(expected, last);
+
+    let Replay { cursor, segment, offset, bytes, log_bytes, relaxed, was_closed, commits, cut, from, .. } = replay;
+    if cursor.sequence <= from {
+        let file = home.segment(segment);
+        return Err(OpenError::Corrupt { file, offset: offset as u64, what: Corruption::BehindSnapshot });
+    }
+    let page = offset / PAGE * PAGE;
+    Ok(Some(Found {
+        cursor,
+        segment,
+        capacity: (bytes.len() / PAGE * PAGE) as u64,
+        page: page as u64,
+        tail: bytes[page..offset].to_vec(),
+        prepared,
+        log_bytes,
+        relaxed,
+        was_closed,
+        rows,
+        commits,
+        cut,
+    }))
+}
+
+struct Replay<'h, 'e> {
+    home: &'h Home,
+    each: &'e mut dyn FnMut(Recovered<'_>),
+    cursor: Cursor,
+    /// Commits up to here are in the snapshot.
+    from: u64,
+    /// The segment that has been read last, all of it, and where its last whole frame ends.
+    segment: u64,
+    bytes: Vec<u8>,
+    offset: usize,
+    log_bytes: u64,
+    relaxed: bool,
+    was_closed: bool,
+    commits: u64,
+    cut: Option<Cut>,
+}
+
+impl<'h, 'e> Replay<'h, 'e> {
+    /// Begins with the first segment, which has begun for sure.
+    fn begin(
+        home: &'h Home,
+        number: u64,
+        snapshot: Option<(u64, u64)>,
+        each: &'e mut dyn FnMut(Recovered<'_>),
+    ) -> Result<Self, OpenError> {
+        let mut bytes = Vec::new();
+        read_segment(home, number, &mut bytes)?;
+        let corrupt = |what| OpenError::Corrupt { file: home.segment(number), offset: 0, what };
+        let header = SegmentHeader::read(&bytes).map_err(|error| match error {
+            NoHeader::Version(version) => OpenError::Version { file: home.segment(number), version: version.into() },
+            NoHeader::Bad => corrupt(Corruption::SegmentHeader),
+        })?;
+        let (log, from) = snapshot.unwrap_or((header.log, 0));
+        let is_first = header.number == number && header.log == log && header.sequence <= from.saturating_add(1);
+        // Numbers that nobody reaches by counting are not ours, and must not overflow when we count.
+        let is_sane = (1..u64::MAX / 2).contains(&header.sequence) && (1..u64::MAX / 2).contains(&header.frame);
+        if !is_first || !is_sane || number >= u64::MAX / 2 {
+            return Err(corrupt(Corruption::SegmentHeader));
+        }
+        let SegmentHeader { epoch, sequence, frame, chain, relaxed, .. } = header;
+        let mut replay = Self {
+            home,
+            each,
+            cursor: Cursor { log, epoch, frame, sequence, chain },
+            from,
+            segment: number,
+            bytes,
+            offset: PAGE,
+            log_bytes: 0,
+            relaxed,
+            was_closed: false,
+            commits: 0,
+            cut: None,
+        };
+        replay.read_frames()?;
+        Ok(replay)
+    }
+
+    /// Goes on with the next segment. False if it has not begun.
+    fn go_on(&mut self, number: u64, prepared: Option<u64>) -> Result<bool, OpenError> {
+        let mut bytes = Vec::new();
+        read_segment(self.home, number, &mut bytes)?;
+        let header = SegmentHeader::read(&bytes);
+        if let Err(NoHeader::Version(version)) = header {
+            return Err(OpenError::Version { file: self.home.segment(number), version: version.into() });
+        }
+        let Some(header) = header.ok().filter(|header| header.log == self.cursor.log && header.number == number) else {
+            if self.proves_loss(number, &bytes) {
+                let file = self.home.segment(number);
+                return Err(OpenError::Corrupt { file, offset: 0, what: Corruption::SegmentHeader });
+            }
+            return Ok(false);
+        };
+        let Cursor { frame, sequence, chain, .. } = self.cursor;
+        if (header.frame, header.sequence, header.chain) != (frame, sequence, chain) || prepared.is_some() {
+            let file = self.home.segment(self.segment);
+            return Err(OpenError::Corrupt { file, offset: self.offset as u64, what: Corruption::Frame });
+        }
+        self.cursor.epoch = header.epoch;
+        self.relaxed = header.relaxed;
+        (self.segment, self.bytes, self.offset, self.cut) = (number, bytes, PAGE, None);
+        self.read_frames()?;
+        Ok(true)
+    }
+
+    /// Reads frames until there is none that continues the one before.
+    fn read_frames(&mut self) -> Result<(), OpenError> {
+        let bytes = std::mem::take(&mut self.bytes);
+        let file = self.home.segment(self.segment);
+        let corrupt = |offset: usize, what| OpenError::Corrupt { file: file.clone(), offset: offset as u64, what };
+        let mut offset = self.offset.min(bytes.len());
+        while let Some((header, crc, payload)) = self.frame_at(&bytes, offset) {
+            if !self.apply(&header, payload) {
+                return Err(corrupt(offset, Corruption::Commits));
+            }
+            self.cursor.chain = crc;
+            self.cursor.frame += 1;
+            self.relaxed = header.relaxed;
+            self.was_closed = header.kind == Kind::Closed;
+            let whole = (HEADER + payload.len()).next_multiple_of(ALIGN);
+            if self.cursor.sequence > self.from.saturating_add(1) {
+                self.log_bytes += whole as u64;
+            }
+            // The padding may be cut off with the end of the file.
+            offset = (offset + whole).min(bytes.len());
+        }
+        if self.proves_loss(self.segment, &bytes[offset..]) {
+            return Err(corrupt(offset, Corruption::Frame));
+        }
+        if self.is_torn(&bytes, offset) {
+            self.cut = Some(Cut { file, offset: offset as u64 });
+        }
+        (self.bytes, self.offset) = (bytes, offset);
+        Ok(())
+    }
+
+    /// The frame at this place, if it continues the one before.
+    fn frame_at<'b>(&self, bytes: &'b [u8], offset: usize) -> Option<(Header, u32, &'b [u8])> {
+        let rest = bytes.get(offset..)?;
+        let (header, crc) = Header::read(rest)?;
+        let Cursor { log, frame, sequence, chain, .. } = self.cursor;
+        let is_next = header.log == log
+            && header.segment == self.segment
+            && header.number == frame
+            && header.sequence == sequence
+            && header.chain == chain;
+        let payload = rest[HEADER..].get(..usize::try_from(header.len).ok()?)?;
+        (is_next && matches(header.payload_crc, crc32c::crc32c(payload))).then_some((header, crc, payload))
+    }
+
+    /// Tells of the commits of a frame. False if there are none in it, though it is whole.
+    fn apply(&mut self, header: &Header, payload: &[u8]) -> bool {
+        let mut rest = payload;
+        match header.kind {
+            Kind::Commits => {
+                for _ in 0..header.count {
+                    let Some(changes) = Changes::take(&mut rest) else { return false };
+                    let position = Position { epoch: self.cursor.epoch, sequence: self.cursor.sequence };
+                    self.cursor.sequence += 1;
+                    if position.sequence > self.from {
+                        self.commits += 1;
+                        (self.each)(Recovered::Commit { position, changes });
+                    }
+                }
+                rest.is_empty()
+            }
+            Kind::Opened => {
+                let is_epoch = payload.len() == 8 && header.count == 0;
+                if is_epoch {
+                    self.cursor.epoch = u64_at(payload, 0);
+                }
+                is_epoch
+            }
+            Kind::Closed => payload.is_empty() && header.count == 0,
+        }
+    }
+
+    /// Whether there is a frame of this segment that was written when the next frame, which is not there, was durable.
+    fn proves_loss(&self, segment: u64, bytes: &[u8]) -> bool {
+        bytes.windows(HEADER).step_by(ALIGN).filter_map(Header::read).any(|(header, _)| {
+            header.log == self.cursor.log && header.segment == segment && header.durable >= self.cursor.frame
+        })
+    }
+
+    /// Whether something was written after the last whole frame. A page is always written up to its end, so what follows in it
+    /// is zero; later pages may have what they had before the segment was recycled.
+    fn is_torn(&self, bytes: &[u8], offset: usize) -> bool {
+        let rest = &bytes[offset..];
+        let page = &rest[..rest.len().min(offset.next_multiple_of(PAGE) - offset)];
+        let begins = Header::read(rest)
+            .is_some_and(|(header, _)| header.log == self.cursor.log && header.segment == self.segment);
+        begins || page.iter().any(|byte| *byte != 0) || !bytes.len().is_multiple_of(PAGE)
+    }
+}
+
+/// Reads a whole segment; what it holds is bounded by the length of the file.
+fn read_segment(home: &Home, number: u64, bytes: &mut Vec<u8>) -> Result<(), OpenError> {
+    let path = home.segment(number);
+    let mut read = || {
+        let file = home.disk.open(&path)?;
+        let len = file.len()?;
+        if len > MAX_SEGMENT {
+            return Ok(false);
+        }
+        bytes.clear();
+        bytes.resize(usize::try_from(len).map_err(io::Error::other)?, 0);
+        let filled = fill(&*file, bytes, 0)?;
+        bytes.truncate(filled);
+        Ok(true)
+    };
+    match read() {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(OpenError::Corrupt { file: path, offset: MAX_SEGMENT, what: Corruption::TooLong }),
+        Err(source) => Err(OpenError::Io { file: path, source }),
+    }
+}

@@ -1,0 +1,150 @@
+//! Segments of the log: files of a fixed length that are written once with zeros, and then over and over with frames.
+//!
+//! A write into bytes that the file has already changes no metadata, so forcing it to the disk is one write and no journal
+//! commit; and since the room is taken beforehand, a full disk is noticed a segment before it matters. The next segment is made
+//! while this one is filled, out of one that is no longer needed if there is one.
+//!
+//! ```text
+//! page 0    header: who it belongs to, and where the log stood when it began
+//! then      frames, each at a multiple of 8
+//! ```
+//!
+//! A segment without a proper header for its number has not begun. All before it is durable when a header is written.
+
+use std::io;
+use std::path::PathBuf;
+
+use super::super::DiskFile;
+use super::frame::{matches, u32_at, u64_at};
+use super::home::Home;
+
+/// Writes are whole pages, so that the kernel never has to read one first. Frames follow the first page.
+pub(super) const PAGE: usize = 4096;
+/// The longest segment, to bound what a recovery reads at a time.
+pub(super) const MAX_SEGMENT: u64 = 1 << 30;
+
+const MAGIC: [u8; 7] = *b"TIDELOG";
+const VERSION: u8 = 1;
+const ZEROS: [u8; 256 * 1024] = [0; 256 * 1024];
+
+/// What the first page of a segment says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SegmentHeader {
+    /// Names the log.
+    pub(super) log: u64,
+    /// Its number, as in its name.
+    pub(super) number: u64,
+    /// The epoch when it began.
+    pub(super) epoch: u64,
+    /// The sequence of the next commit then.
+    pub(super) sequence: u64,
+    /// The number of the next frame then.
+    pub(super) frame: u64,
+    /// The checksum of the last frame then.
+    pub(super) chain: u32,
+    /// As in a frame.
+    pub(super) relaxed: bool,
+}
+
+/// Why a page is not the header of a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NoHeader {
+    /// It is damaged, or was never one.
+    Bad,
+    /// It was written by another version.
+    Version(u8),
+}
+
+impl SegmentHeader {
+    const LEN: usize = 60;
+
+    /// Appends it, as a page.
+    pub(super) fn write(&self, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.extend_from_slice(&MAGIC);
+        out.push(VERSION);
+        out.extend_from_slice(&[0; 4]);
+        out.extend_from_slice(&self.chain.to_le_bytes());
+        for number in [self.log, self.number, self.epoch, self.sequence, self.frame] {
+            out.extend_from_slice(&number.to_le_bytes());
+        }
+        out.extend_from_slice(&u32::from(self.relaxed).to_le_bytes());
+        let crc = Self::crc(&out[start..]);
+        out[start + 8..start + 12].copy_from_slice(&crc.to_le_bytes());
+        out.resize(start + PAGE, 0);
+    }
+
+    /// Reads it from the front of a segment.
+    pub(super) fn read(bytes: &[u8]) -> Result<Self, NoHeader> {
+        let bytes = bytes.get(..Self::LEN).ok_or(NoHeader::Bad)?;
+        if bytes[..7] != MAGIC || !matches(u32_at(bytes, 8), Self::crc(bytes)) {
+            return Err(NoHeader::Bad);
+        }
+        if bytes[7] != VERSION {
+            return Err(NoHeader::Version(bytes[7]));
+        }
+        Ok(Self {
+            chain: u32_at(bytes, 12),
+            log: u64_at(bytes, 16),
+            number: u64_at(bytes, 24),
+            epoch: u64_at(bytes, 32),
+            sequence: u64_at(bytes, 40),
+            frame: u64_at(bytes, 48),
+            relaxed: u32_at(bytes, 56) != 0,
+        })
+    }
+
+    fn crc(bytes: &[u8]) -> u32 {
+        crc32c::crc32c_append(crc32c::crc32c(&bytes[..8]), &bytes[12..Self::LEN])
+    }
+}
+
+/// A segment that is ready to be written.
+pub(super) struct Segment {
+    pub(super) number: u64,
+    pub(super) path: PathBuf,
+    pub(super) file: Box<dyn DiskFile>,
+    /// How many bytes may be written: whole pages.
+    pub(super) capacity: u64,
+}
+
+impl Segment {
+    /// Makes the segment of this number: out of a spare one, or of zeros with `first` written over them. Its name is durable.
+    pub(super) fn make(home: &Home, number: u64, first: Option<&[u8]>) -> io::Result<Self> {
+        let path = home.segment(number);
+        let capacity = home.segment_bytes;
+        while let Some(spare) = first.is_none().then(|| home.take_spare()).flatten() {
+            let spare = home.segment(spare);
+            let file = home.disk.open(&spare)?;
+            if file.len()? == capacity {
+                home.disk.rename(&spare, &path)?;
+                home.disk.sync_dir(&home.dir)?;
+                return Ok(Self { number, path, file, capacity });
+            }
+            drop(file);
+            home.disk.remove(&spare)?;
+        }
+        let unfinished = home.dir.join("log.tmp");
+        let made = (|| {
+            let file = home.disk.create(&unfinished)?;
+            file.allocate(capacity)?;
+            for offset in (0..capacity).step_by(ZEROS.len()) {
+                let len = ZEROS.len().min(usize::try_from(capacity - offset).unwrap_or(usize::MAX));
+                file.write_at(&ZEROS[..len], offset)?;
+            }
+            file.write_at(first.unwrap_or_default(), 0)?;
+            file.sync_all()?;
+            home.disk.rename(&unfinished, &path)?;
+            home.disk.sync_dir(&home.dir)?;
+            Ok(file)
+        })();
+        match made {
+            Ok(file) => Ok(Self { number, path, file, capacity }),
+            Err(error) => {
+                // Give back the room, for whoever can make use of it.
+                let _ = home.disk.remove(&unfinished);
+                Err(error)
+            }
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Snapshots: all rows as of one position, in a file that appears when it is whole.
+//!
+//! ```text
+//! header   64 bytes: whose it is, the position, the segment that goes on from there
+//! blocks   payload: u32   rows: u32   checksum: u32   zero: u32   and the payload
+//!          a payload is rows: bucket: u16   key: u32   row: u32 (lengths)   their bytes
+//! end      a block with 0xffffffff rows, whose payload is the number of all rows: u64, and of the blocks before it: u64
+//! ```
+//!
+//! Numbers are little-endian. The checksum of a block covers its place in the file, so that blocks cannot change places.
+
+use std::io;
+use std::path::Path;
+
+use super::super::{Disk, DiskFile, Row};
+use super::frame::{decode, encode_row, matches, u32_at, u64_at};
+use super::recovery::{Corruption, OpenError};
+
+const MAGIC: [u8; 8] = *b"TIDESNAP";
+const VERSION: u32 = 1;
+const HEADER: usize = 64;
+const BLOCK_HEADER: usize = 16;
+/// A block is written when it has so many bytes: few enough to keep in memory, enough for a disk.
+const BLOCK: usize = 256 * 1024;
+/// What is written is forced to the disk every so many bytes, so that it never has a long queue before the log.
+const SYNC_EVERY: u64 = 32 << 20;
+const END: u32 = u32::MAX;
+
+/// What a snapshot is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SnapshotHeader {
+    /// Names the log that it belongs to.
+    pub(super) log: u64,
+    pub(super) epoch: u64,
+    /// Of the last commit in it.
+    pub(super) sequence: u64,
+    /// The first segment with a later commit, if there is one.
+    pub(super) segment: u64,
+}
+
+impl SnapshotHeader {
+    fn write(&self) -> [u8; HEADER] {
+        let mut bytes = [0; HEADER];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        for (place, number) in [self.log, self.epoch, self.sequence, self.segment].into_iter().enumerate() {
+            bytes[16 + place * 8..24 + place * 8].copy_from_slice(&number.to_le_bytes());
+        }
+        let crc = Self::crc(&bytes);
+        bytes[12..16].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    fn crc(bytes: &[u8; HEADER]) -> u32 {
+        crc32c::crc32c_append(crc32c::crc32c(&bytes[..12]), &bytes[16..])
+    }
+}
+
+fn block_crc(offset: u64, header: &[u8], payload: &[u8]) -> u32 {
+    let crc = crc32c::crc32c_append(crc32c::crc32c(&offset.to_le_bytes()), &header[..8]);
+    crc32c::crc32c_append(crc, payload)
+}
+
+/// Writes a snapshot into a new file, and returns its length. It is durable, but for its name.
+pub(super) fn write<'a>(
+    file: &dyn DiskFile,
+    header: &SnapshotHeader,
+    rows: impl IntoIterator<Item = Row<'a>>,
+) -> io::Result<u64> {
+    let mut writer =
+        Writer { file, offset: 0, synced: 0, block: Vec::with_capacity(BLOCK * 2), in_block: 0, blocks: 0 };
+    file.write_at(&header.write(), 0)?;
+    writer.offset = HEADER as u64;
+    writer.begin();
+    let mut all: u64 = 0;
+    for row in rows {
+        let fits = u16::try_from(row.bucket.len()).is_ok()
+            && row.key.len().saturating_add(row.row.len()) < (u32::MAX / 2) as usize;
+        if !fits {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a row is too long for a snapshot"));
+        }
+        encode_row(&row, &mut writer.block);
+        writer.in_block += 1;
+        all += 1;
+        if writer.block.len() >= BLOCK {
+            writer.end_block()?;
+        }
+    }
+    if writer.in_block > 0 {
+        writer.end_block()?;
+    }
+    let blocks = writer.blocks;
+    writer.block.extend_from_slice(&all.to_le_bytes());
+    writer.block.extend_from_slice(&blocks.to_le_bytes());
+    writer.in_block = END;
+    writer.end_block()?;
+    file.sync_all()?;
+    Ok(writer.offset)
+}
+
+struct Writer<'f> {
+    file: &'f dyn DiskFile,
+    offset: u64,
+    synced: u64,
+    /// The header and payload of the block that is being filled.
+    block: Vec<u8>,
+    in_block: u32,
+    blocks: u64,
+}
+
+impl Writer<'_> {
+    fn begin(&mut self) {
+        self.block.clear();
+        self.block.resize(BLOCK_HEADER, 0);
+        self.in_block = 0;
+    }
+
+    fn end_block(&mut self) -> io::Result<()> {
+        let len = u32::try_from(self.block.len() - BLOCK_HEADER).map_err(io::Error::other)?;
+        self.block[..4].copy_from_slice(&len.to_le_bytes());
+        self.block[4..8].copy_from_slice(&self.in_block.to_le_bytes());
+        let crc = block_crc(self.offset, &self.block[..8], &self.block[BLOCK_HEADER..]);
+        self.block[8..12].copy_from_slice(&crc.to_le_bytes());
+        self.file.write_at(&self.block, self.offset)?;
+        self.offset += self.block.len() as u64;
+        self.blocks += 1;
+        if self.offset - self.synced >= SYNC_EVERY {
+            self.file.sync_data()?;
+            self.synced = self.offset;
+        }
+        self.begin();
+        Ok(())
+    }
+}
+
+/// Reads a snapshot, and gives its rows to `each`. Returns what it is of, and its length. No more is held than a block, and no
+/// more for a block than the file has.
+pub(super) fn read(
+    disk: &dyn Disk,
+    path: &Path,
+    mut each: impl FnMut(Row<'_>),
+) -> Result<(SnapshotHeader, u64), OpenError> {
+    let corrupt = |offset, what| OpenError::Corrupt { file: path.to_owned(), offset, what };
+    let failed = |source| OpenError::Io { file: path.to_owned(), source };
+    let file = disk.open(path).map_err(failed)?;
+    let len = file.len().map_err(failed)?;
+    let mut bytes = [0; HEADER];
+    if fill(&*file, &mut bytes, 0).map_err(failed)? < HEADER
+        || bytes[..8] != MAGIC
+        || !matches(u32_at(&bytes, 12), SnapshotHeader::crc(&bytes))
+    {
+        return Err(corrupt(0, Corruption::SnapshotHeader));
+    }
+    let version = u32_at(&bytes, 8);
+    if version != VERSION {
+        return Err(OpenError::Version { file: path.to_owned(), version });
+    }
+    let header = SnapshotHeader {
+        log: u64_at(&bytes, 16),
+        epoch: u64_at(&bytes, 24),
+        sequence: u64_at(&bytes, 32),
+        segment: u64_at(&bytes, 40),
+    };
+
+    let (mut offset, mut all, mut blocks, mut payload) = (HEADER as u64, 0_u64, 0_u64, Vec::new());
+    loop {
+        let mut head = [0; BLOCK_HEADER];
+        if fill(&*file, &mut head, offset).map_err(failed)? < BLOCK_HEADER {
+            return Err(corrupt(offset, Corruption::SnapshotEnd));
+        }
+        let (size, rows, crc) = (u32_at(&head, 0), u32_at(&head, 4), u32_at(&head, 8));
+        let next = offset + BLOCK_HEADER as u64 + u64::from(size);
+        if next > len {
+            return Err(corrupt(offset, Corruption::SnapshotBlock));
+        }
+        payload.resize(size as usize, 0);
+        let read = fill(&*file, &mut payload, offset + BLOCK_HEADER as u64).map_err(failed)?;
+        // The last four bytes of the header say nothing yet.
+        if read < payload.len() || !matches(crc, block_crc(offset, &head, &payload)) || head[12..] != [0; 4] {
+            return Err(corrupt(offset, Corruption::SnapshotBlock));
+        }
+        if rows == END {
+            let is_end =
+                payload.len() == 16 && u64_at(&payload, 0) == all && u64_at(&payload, 8) == blocks && next == len;
+            return if is_end { Ok((header, len)) } else { Err(corrupt(offset, Corruption::SnapshotEnd)) };
+        }
+        let mut rest = &payload[..];
+        for _ in 0..rows {
+            let change = decode(&mut rest).and_then(|change| Some((change, change.row?)));
+            let Some((change, row)) = change else { return Err(corrupt(offset, Corruption::SnapshotBlock)) };
+            each(Row { bucket: change.bucket, key: change.key, row });
+        }
+        if !rest.is_empty() {
+            return Err(corrupt(offset, Corruption::SnapshotBlock));
+        }
+        (offset, all, blocks) = (next, all + u64::from(rows), blocks + 1);
+    }
+}
+
+/// Reads until the buffer is full or the file ends, and returns how much it read.
+pub(super) fn fill(file: &dyn DiskFile, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < bytes.len() {
+        match file.read_at(&mut bytes[filled..], offset + filled as u64)? {
+            0 => break,
+            read => filled += read,
+        }
+    }
+    Ok(filled)
+}

@@ -1,0 +1,219 @@
+//! Where commits are kept.
+//!
+//! A single writer hands groups of commits to an [`Engine`], which gives each a [`Position`] and answers when the group is as
+//! durable as its setting promises. Whatever waits is one group, so that all share one wait for the disk. Keys and rows are
+//! bytes that no engine looks into; reading is not an engine's matter, because all rows are in memory.
+
+mod disk;
+mod embedded;
+mod memory;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+pub use disk::{Disk, DiskFile, Files};
+pub use embedded::{
+    Backup, BackupError, Changes, Checkpoint, CheckpointError, Corruption, Cut, Embedded, EmbeddedOptions, OpenError,
+    Recovered, Recovery,
+};
+pub use memory::Memory;
+
+/// Where a commit stands.
+///
+/// Positions of one epoch are totally ordered, and what a sequence stood for it always stands for. What crosses epochs cannot
+/// be compared: the epoch is new whenever commits that somebody has seen may be gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Position {
+    /// Random, and stored with the data.
+    pub epoch: u64,
+    /// Of the newest commit, counted from one; zero before the first.
+    pub sequence: u64,
+}
+
+/// What a commit does to one row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Change<'a> {
+    /// The bucket of the row; at most 65535 bytes.
+    pub bucket: &'a str,
+    /// The key of the row.
+    pub key: &'a [u8],
+    /// The new row; none if it is deleted.
+    pub row: Option<&'a [u8]>,
+}
+
+/// A row as a snapshot has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Row<'a> {
+    /// The bucket of the row; at most 65535 bytes.
+    pub bucket: &'a str,
+    /// The key of the row.
+    pub key: &'a [u8],
+    /// The row.
+    pub row: &'a [u8],
+}
+
+/// Changes that are kept together or not at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Commit<'a> {
+    /// In the order in which they apply.
+    pub changes: &'a [Change<'a>],
+}
+
+impl Commit<'_> {
+    /// How many bytes of a group it takes: see [`Engine::max_group_bytes`].
+    pub fn encoded_len(&self) -> usize {
+        embedded::encoded_len(self)
+    }
+}
+
+/// When a commit counts as made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Durability {
+    /// When it is on the disk: nothing acknowledged is ever lost. The default, because a group costs one wait for the disk,
+    /// however many commits it has.
+    #[default]
+    Always,
+    /// When it is written; it is on the disk so much later at most, provided that somebody calls [`Engine::sync`] when
+    /// [`Engine::sync_due`] says so. A power failure takes what came in between.
+    Interval(Duration),
+    /// When it is written; the operating system decides when it reaches the disk.
+    None,
+}
+
+/// Whether the log grows faster than checkpoints shorten it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LogPressure {
+    /// The log is within its limit.
+    Normal,
+    /// The log is past its limit: commits are taken and counted as [`slowed`](EngineStats::slowed), and the writer should
+    /// take its time until a checkpoint is done.
+    Slow,
+    /// The log has twice its limit: commits are refused with [`EngineError::LogFull`].
+    Full,
+}
+
+/// What an engine has done since it was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct EngineStats {
+    /// Commits taken.
+    pub commits: u64,
+    /// Groups they came in.
+    pub groups: u64,
+    /// Times the log was forced to the disk.
+    pub syncs: u64,
+    /// Groups taken while the log was past its limit.
+    pub slowed: u64,
+    /// Groups refused, of which nothing was written.
+    pub refused: u64,
+    /// Checkpoints done.
+    pub checkpoints: u64,
+    /// Checkpoints that failed or were dropped.
+    pub checkpoints_failed: u64,
+    /// Bytes of the log that a recovery would replay.
+    pub log_bytes: u64,
+    /// Bytes of the newest snapshot.
+    pub snapshot_bytes: u64,
+}
+
+/// Why a commit is not made, or not known to be.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// Writing failed midway. Nothing more is taken; after reopening, the group is there as a whole or a prefix of whole
+    /// commits of earlier groups is, and everything acknowledged under [`Durability::Always`] is.
+    #[error(
+        "cannot write {}: it is unknown whether the last group of commits is stored; free space or repair the disk, then reopen",
+        file.display()
+    )]
+    OutcomeUnknown {
+        /// The file that could not be written.
+        file: PathBuf,
+        /// What the disk said.
+        source: io::Error,
+    },
+    /// An earlier write failed. Nothing was written.
+    #[error("an earlier write failed, so nothing more is written: repair the disk, then reopen")]
+    Stopped,
+    /// There is no room for the next part of the log. Nothing was written, and the next commit tries again.
+    #[error("cannot make {}, the next segment of the log, so nothing was written: free space, then retry", file.display())]
+    NoSegment {
+        /// The file that could not be made.
+        file: PathBuf,
+        /// What the disk said.
+        source: io::Error,
+    },
+    /// The log has twice the length at which commits are slowed. Nothing was written.
+    #[error("the log has {len} bytes, and commits are refused from {max}: wait for a checkpoint, or see why it fails")]
+    LogFull {
+        /// The bytes it has.
+        len: u64,
+        /// From where it takes no more.
+        max: u64,
+    },
+    /// A group is too large. Nothing was written.
+    #[error("a group of {len} bytes: at most {max} are taken at a time")]
+    TooLarge {
+        /// The bytes it has.
+        len: usize,
+        /// The limit.
+        max: usize,
+    },
+    /// The name of a bucket is too long. Nothing was written.
+    #[error("the name of a bucket has {len} bytes: at most 65535 are taken")]
+    BucketName {
+        /// The bytes it has.
+        len: usize,
+    },
+    /// A checkpoint is running; there is one at a time.
+    #[error("a checkpoint is running: wait until it is done")]
+    CheckpointRunning,
+    /// The memory engine keeps nothing, so there is nothing to copy.
+    #[error("the memory engine keeps nothing: there is nothing to back up")]
+    KeepsNothing,
+}
+
+/// Keeps commits. Owned by a single writer.
+pub trait Engine: Send {
+    /// Of the newest commit.
+    fn position(&self) -> Position;
+
+    /// Keeps these commits, in this order and as durably as the setting says, with one wait for the disk. Returns the position
+    /// of the last of them; each has a sequence of its own. A crash leaves a prefix of whole commits: a group is there as a
+    /// whole or not at all.
+    ///
+    /// An error other than [`EngineError::OutcomeUnknown`] means that nothing was written.
+    fn commit(&mut self, commits: &[Commit<'_>]) -> Result<Position, EngineError>;
+
+    /// The largest sum of [`Commit::encoded_len`] of a group.
+    fn max_group_bytes(&self) -> usize;
+
+    /// Forces what is written to the disk. Does nothing if it is there.
+    fn sync(&mut self) -> Result<(), EngineError>;
+
+    /// When [`sync`](Self::sync) should be called at the latest, under [`Durability::Interval`] with something unsynced.
+    fn sync_due(&self) -> Option<Instant>;
+
+    /// Whether the log is long enough for a checkpoint, and none is running.
+    fn needs_checkpoint(&self) -> bool;
+
+    /// Begins a checkpoint as of now. It is to be [run](Checkpoint::run), on any thread, with the rows of this very moment,
+    /// while commits go on.
+    fn checkpoint(&mut self) -> Result<Checkpoint, EngineError>;
+
+    /// Begins a copy as of now, into a directory that is empty or does not exist. It is to be [run](Backup::run), on any thread,
+    /// while commits go on.
+    fn backup(&mut self, dir: &Path) -> Result<Backup, EngineError>;
+
+    /// Whether checkpoints keep up.
+    fn log_pressure(&self) -> LogPressure;
+
+    /// What it has done.
+    fn stats(&self) -> EngineStats;
+
+    /// Ends it, and notes that it ended in order. Dropping does the same, and says nothing of errors.
+    fn close(self: Box<Self>) -> Result<(), EngineError>;
+}

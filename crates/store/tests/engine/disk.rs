@@ -1,0 +1,382 @@
+//! A disk in memory that can lose power, fill up and fail.
+//!
+//! What is not synced when the power goes may or may not be there: of writes, any sectors of 512 bytes; of directory entries, any
+//! of the changes. Work in the background is done at once, so that a seed gives the same run every time.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tidewire_store::{Disk, DiskFile};
+
+const SECTOR: usize = 512;
+
+#[derive(Clone, Default)]
+pub struct SimDisk(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    inodes: HashMap<u64, Inode>,
+    dirs: HashMap<PathBuf, Dir>,
+    locks: BTreeSet<PathBuf>,
+    next_inode: u64,
+    /// Nothing works until the power is back.
+    is_off: bool,
+    /// After so many changes the power goes.
+    fuse: Option<u64>,
+    /// Changes until one fails, and how.
+    failure: Option<(u64, ErrorKind)>,
+    capacity: Option<usize>,
+    changes: u64,
+}
+
+#[derive(Default)]
+struct Inode {
+    bytes: Vec<u8>,
+    durable: Vec<u8>,
+    unsynced: Vec<(usize, Vec<u8>)>,
+}
+
+#[derive(Default)]
+struct Dir {
+    entries: BTreeMap<String, u64>,
+    durable: BTreeMap<String, u64>,
+    unsynced: Vec<Entry>,
+}
+
+/// A change of a directory, which happens as a whole or not at all.
+#[derive(Clone)]
+struct Entry {
+    remove: Option<String>,
+    set: Option<(String, u64)>,
+}
+
+impl Entry {
+    fn apply(&self, entries: &mut BTreeMap<String, u64>) {
+        if let Some(name) = &self.remove {
+            entries.remove(name);
+        }
+        if let Some((name, inode)) = &self.set {
+            entries.insert(name.clone(), *inode);
+        }
+    }
+}
+
+fn put(bytes: &mut Vec<u8>, offset: usize, new: &[u8]) {
+    if bytes.len() < offset + new.len() {
+        bytes.resize(offset + new.len(), 0);
+    }
+    bytes[offset..offset + new.len()].copy_from_slice(new);
+}
+
+#[allow(dead_code, reason = "each of those that include this file needs another part of it")]
+impl SimDisk {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets the power go after so many changes, or never.
+    pub fn set_fuse(&self, changes: Option<u64>) {
+        self.state().fuse = changes;
+    }
+
+    /// Lets a change fail, after so many others.
+    pub fn fail_after(&self, changes: u64, kind: ErrorKind) {
+        self.state().failure = Some((changes, kind));
+    }
+
+    pub fn set_capacity(&self, bytes: Option<usize>) {
+        self.state().capacity = bytes;
+    }
+
+    /// How many changes there were.
+    pub fn changes(&self) -> u64 {
+        self.state().changes
+    }
+
+    pub fn is_off(&self) -> bool {
+        self.state().is_off
+    }
+
+    /// From now on everything fails.
+    pub fn power_off(&self) {
+        self.state().is_off = true;
+    }
+
+    /// The power is back, and a choice of what was not synced is lost.
+    pub fn lose_power(&self, rng: &mut fastrand::Rng) {
+        let mut state = self.state();
+        // Sometimes all or nothing is lost.
+        let kept = [0.0, 0.5, 0.9, 1.0][rng.usize(..4)];
+        // Maps are not visited in the same order every time.
+        let mut inodes: Vec<_> = state.inodes.iter_mut().collect();
+        inodes.sort_by_key(|(number, _)| **number);
+        for (_, inode) in inodes {
+            for (offset, bytes) in std::mem::take(&mut inode.unsynced) {
+                let mut start = 0;
+                while start < bytes.len() {
+                    let end = ((offset + start) / SECTOR * SECTOR + SECTOR - offset).min(bytes.len());
+                    if rng.f64() < kept {
+                        put(&mut inode.durable, offset + start, &bytes[start..end]);
+                    }
+                    start = end;
+                }
+            }
+            inode.bytes.clone_from(&inode.durable);
+        }
+        let mut dirs: Vec<_> = state.dirs.iter_mut().collect();
+        dirs.sort_by_key(|(path, _)| (*path).clone());
+        for (_, dir) in dirs {
+            for entry in std::mem::take(&mut dir.unsynced) {
+                if rng.f64() < kept {
+                    entry.apply(&mut dir.durable);
+                }
+            }
+            dir.entries.clone_from(&dir.durable);
+        }
+        state.restart();
+    }
+
+    /// The process was killed: what it wrote is there, synced or not.
+    pub fn kill(&self) {
+        self.state().restart();
+    }
+
+    pub fn files(&self, dir: &Path) -> BTreeMap<String, Vec<u8>> {
+        let state = self.state();
+        let Some(dir) = state.dirs.get(dir) else { return BTreeMap::new() };
+        dir.entries.iter().map(|(name, inode)| (name.clone(), state.inodes[inode].bytes.clone())).collect()
+    }
+
+    /// A disk with just these files, all of them durable.
+    pub fn with_files(dir: &Path, files: &BTreeMap<String, Vec<u8>>) -> Self {
+        let disk = Self::default();
+        let mut state = disk.state();
+        let mut entries = BTreeMap::new();
+        for (name, bytes) in files {
+            state.next_inode += 1;
+            let number = state.next_inode;
+            state.inodes.insert(number, Inode { bytes: bytes.clone(), durable: bytes.clone(), unsynced: Vec::new() });
+            entries.insert(name.clone(), number);
+        }
+        state.dirs.insert(dir.into(), Dir { durable: entries.clone(), entries, unsynced: Vec::new() });
+        drop(state);
+        disk
+    }
+}
+
+impl State {
+    fn restart(&mut self) {
+        self.is_off = false;
+        self.fuse = None;
+        self.failure = None;
+        self.locks.clear();
+        let used: BTreeSet<u64> =
+            self.dirs.values().flat_map(|dir| dir.entries.values().chain(dir.durable.values())).copied().collect();
+        self.inodes.retain(|number, _| used.contains(number));
+    }
+
+    fn check(&self) -> io::Result<()> {
+        if self.is_off { Err(io::Error::other("the power is off")) } else { Ok(()) }
+    }
+
+    /// Counts a change. An error means that it may happen or not, and says so.
+    fn change(&mut self) -> io::Result<()> {
+        self.check()?;
+        self.changes += 1;
+        if let Some((left, kind)) = &mut self.failure {
+            if *left == 0 {
+                let kind = *kind;
+                self.failure = None;
+                return Err(kind.into());
+            }
+            *left -= 1;
+        }
+        match &mut self.fuse {
+            Some(0) => {
+                self.is_off = true;
+                Err(io::Error::other("the power went off"))
+            }
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn dir(&mut self, path: &Path) -> io::Result<(&mut Dir, String)> {
+        let name = path.file_name().and_then(|name| name.to_str()).ok_or(ErrorKind::InvalidInput)?.to_owned();
+        let dir = self.dirs.get_mut(path.parent().unwrap_or(Path::new(""))).ok_or(ErrorKind::NotFound)?;
+        Ok((dir, name))
+    }
+
+    fn find(&mut self, path: &Path) -> io::Result<u64> {
+        let (dir, name) = self.dir(path)?;
+        dir.entries.get(&name).copied().ok_or_else(|| ErrorKind::NotFound.into())
+    }
+
+    fn set(&mut self, path: &Path, entry: impl FnOnce(String) -> Entry) -> io::Result<()> {
+        let (dir, name) = self.dir(path)?;
+        let entry = entry(name);
+        entry.apply(&mut dir.entries);
+        dir.unsynced.push(entry);
+        Ok(())
+    }
+
+    fn used(&self) -> usize {
+        let linked: BTreeSet<u64> = self.dirs.values().flat_map(|dir| dir.entries.values()).copied().collect();
+        linked.iter().map(|number| self.inodes[number].bytes.len()).sum()
+    }
+}
+
+struct Lock(SimDisk, PathBuf);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        self.0.state().locks.remove(&self.1);
+    }
+}
+
+impl Disk for SimDisk {
+    fn create_dir(&self, dir: &Path) -> io::Result<()> {
+        let mut state = self.state();
+        state.change()?;
+        state.dirs.entry(dir.into()).or_default();
+        Ok(())
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
+        let state = self.state();
+        state.check()?;
+        Ok(state.dirs.get(dir).ok_or(ErrorKind::NotFound)?.entries.keys().cloned().collect())
+    }
+
+    fn lock(&self, file: &Path) -> io::Result<Option<Box<dyn Send + Sync>>> {
+        let mut state = self.state();
+        state.check()?;
+        let is_new = state.locks.insert(file.into());
+        Ok(is_new.then(|| Box::new(Lock(self.clone(), file.into())) as _))
+    }
+
+    fn open(&self, file: &Path) -> io::Result<Box<dyn DiskFile>> {
+        let mut state = self.state();
+        state.check()?;
+        let inode = state.find(file)?;
+        Ok(Box::new(SimFile { disk: self.clone(), inode }))
+    }
+
+    fn create(&self, file: &Path) -> io::Result<Box<dyn DiskFile>> {
+        let mut state = self.state();
+        state.change()?;
+        state.next_inode += 1;
+        let inode = state.next_inode;
+        state.inodes.insert(inode, Inode::default());
+        state.set(file, |name| Entry { remove: None, set: Some((name, inode)) })?;
+        Ok(Box::new(SimFile { disk: self.clone(), inode }))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let mut state = self.state();
+        let changed = state.change();
+        let inode = state.find(from)?;
+        let (_, old) = state.dir(from)?;
+        state.set(to, |name| Entry { remove: Some(old), set: Some((name, inode)) })?;
+        changed
+    }
+
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let mut state = self.state();
+        state.change()?;
+        let inode = state.find(from)?;
+        state.set(to, |name| Entry { remove: None, set: Some((name, inode)) })
+    }
+
+    fn remove(&self, file: &Path) -> io::Result<()> {
+        let mut state = self.state();
+        state.change()?;
+        state.find(file)?;
+        state.set(file, |name| Entry { remove: Some(name), set: None })
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        let mut state = self.state();
+        state.change()?;
+        let dir = state.dirs.get_mut(dir).ok_or(ErrorKind::NotFound)?;
+        dir.durable.clone_from(&dir.entries);
+        dir.unsynced.clear();
+        Ok(())
+    }
+
+    fn spawn(&self, work: Box<dyn FnOnce() + Send>) {
+        work();
+    }
+}
+
+struct SimFile {
+    disk: SimDisk,
+    inode: u64,
+}
+
+impl SimFile {
+    fn with<T>(&self, state: &mut State, work: impl FnOnce(&mut Inode) -> T) -> io::Result<T> {
+        state.inodes.get_mut(&self.inode).map(work).ok_or_else(|| ErrorKind::NotFound.into())
+    }
+}
+
+impl DiskFile for SimFile {
+    fn len(&self) -> io::Result<u64> {
+        let mut state = self.disk.state();
+        state.check()?;
+        self.with(&mut state, |inode| inode.bytes.len() as u64)
+    }
+
+    fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
+        let mut state = self.disk.state();
+        state.check()?;
+        self.with(&mut state, |inode| {
+            let rest = inode.bytes.get(usize::try_from(offset).unwrap()..).unwrap_or_default();
+            let len = rest.len().min(bytes.len());
+            bytes[..len].copy_from_slice(&rest[..len]);
+            len
+        })
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let mut state = self.disk.state();
+        let offset = usize::try_from(offset).unwrap();
+        state.check()?;
+        let changed = state.change();
+        if let Some(capacity) = state.capacity {
+            let len = self.with(&mut state, |inode| inode.bytes.len())?;
+            if state.used() + (offset + bytes.len()).saturating_sub(len) > capacity {
+                return Err(ErrorKind::StorageFull.into());
+            }
+        }
+        // Also if it failed: some of it may have been written.
+        self.with(&mut state, |inode| {
+            put(&mut inode.bytes, offset, bytes);
+            inode.unsynced.push((offset, bytes.to_vec()));
+        })?;
+        changed
+    }
+
+    fn allocate(&self, _: u64) -> io::Result<()> {
+        self.disk.state().check()
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        let mut state = self.disk.state();
+        state.change()?;
+        self.with(&mut state, |inode| {
+            for (offset, bytes) in std::mem::take(&mut inode.unsynced) {
+                put(&mut inode.durable, offset, &bytes);
+            }
+        })
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        self.sync_data()
+    }
+}

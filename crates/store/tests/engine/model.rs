@@ -1,0 +1,75 @@
+//! What the tests compare an engine with: maps.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use tidewire_store::{
+    Change, Commit, Disk, Embedded, EmbeddedOptions, Engine, EngineError, OpenError, Position, Recovered, Recovery, Row,
+};
+
+/// Rows by bucket and key.
+pub type Rows = BTreeMap<(String, Vec<u8>), Vec<u8>>;
+/// The changes of a commit, by what they need to own.
+pub type Changes = Vec<(String, Vec<u8>, Option<Vec<u8>>)>;
+
+pub fn apply<'a>(rows: &mut Rows, changes: impl IntoIterator<Item = Change<'a>>) {
+    for Change { bucket, key, row } in changes {
+        let place = (bucket.to_owned(), key.to_vec());
+        match row {
+            Some(row) => rows.insert(place, row.to_vec()),
+            None => rows.remove(&place),
+        };
+    }
+}
+
+pub fn borrowed(changes: &Changes) -> Vec<Change<'_>> {
+    changes.iter().map(|(bucket, key, row)| Change { bucket, key, row: row.as_deref() }).collect()
+}
+
+pub fn commit(engine: &mut dyn Engine, commits: &[Changes]) -> Result<Position, EngineError> {
+    let changes: Vec<_> = commits.iter().map(borrowed).collect();
+    let commits: Vec<_> = changes.iter().map(|changes| Commit { changes }).collect();
+    engine.commit(&commits)
+}
+
+/// One commit that puts one row.
+pub fn put(engine: &mut dyn Engine, key: &str, row: &[u8]) -> Result<Position, EngineError> {
+    engine.commit(&[Commit { changes: &[Change { bucket: "b", key: key.as_bytes(), row: Some(row) }] }])
+}
+
+pub fn in_snapshot(rows: &Rows) -> impl Iterator<Item = Row<'_>> {
+    rows.iter().map(|((bucket, key), row)| Row { bucket, key, row })
+}
+
+/// Opens, and puts together what there is.
+pub fn open_on(
+    disk: &(impl Disk + Clone),
+    dir: &str,
+    options: EmbeddedOptions,
+) -> Result<(Embedded, Recovery, Rows), OpenError> {
+    let mut rows = Rows::new();
+    let mut last = None;
+    let (engine, recovery) =
+        Embedded::open_on(Arc::new(disk.clone()), Path::new(dir), options, &mut |recovered| match recovered {
+            Recovered::Row(Row { bucket, key, row }) => {
+                assert_eq!(last, None, "a row after a commit");
+                let before = rows.insert((bucket.to_owned(), key.to_vec()), row.to_vec());
+                assert_eq!(before, None, "a row comes once");
+            }
+            Recovered::Commit { position, changes } => {
+                assert!(last.is_none_or(|last| last + 1 == position.sequence), "{position:?} after {last:?}");
+                last = Some(position.sequence);
+                apply(&mut rows, changes);
+            }
+        })?;
+    assert_eq!(engine.position(), recovery.position);
+    Ok((engine, recovery, rows))
+}
+
+/// Options with which a little is enough for everything to happen.
+pub fn small() -> EmbeddedOptions {
+    let mut options = EmbeddedOptions::default();
+    (options.segment_bytes, options.checkpoint_log_bytes) = (16 * 1024, 16 * 1024);
+    options
+}

@@ -1,0 +1,269 @@
+//! Random commits, checkpoints, backups and crashes, on a disk that loses what was not synced.
+//!
+//! `cargo test --release -p tidewire-store --test engine -- --ignored ten_thousand` runs more than ten thousand crashes.
+//! A failure names its seed; `SEED=n cargo test -p tidewire-store --test engine a_seed -- --ignored` runs that one.
+
+use std::path::Path;
+use std::time::Duration;
+
+use fastrand::Rng;
+use tidewire_store::{Durability, EmbeddedOptions, Engine, EngineError, Position};
+
+use crate::disk::SimDisk;
+use crate::model::{Changes, Rows, apply, borrowed, commit, in_snapshot, open_on, small};
+
+struct Simulation {
+    rng: Rng,
+    disk: SimDisk,
+    options: EmbeddedOptions,
+    /// The rows after each commit, from none on, and whether a group ended there.
+    history: Vec<(Rows, bool)>,
+    /// Up to here nothing may be lost.
+    durable: usize,
+    /// Up to here commits were answered.
+    acknowledged: usize,
+    epoch: Option<u64>,
+    crashes: usize,
+    backups: usize,
+}
+
+impl Simulation {
+    fn new(seed: u64) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let mut options = small();
+        options.segment_bytes = [8, 12, 64][rng.usize(..3)] * 1024;
+        options.durability = match rng.u8(..4) {
+            0 => Durability::None,
+            1 => Durability::Interval(Duration::from_secs(3600)),
+            _ => Durability::Always,
+        };
+        let disk = SimDisk::default();
+        Self {
+            rng,
+            disk,
+            options,
+            history: vec![(Rows::new(), true)],
+            durable: 0,
+            acknowledged: 0,
+            epoch: None,
+            crashes: 0,
+            backups: 0,
+        }
+    }
+
+    fn is_always(&self) -> bool {
+        self.options.durability == Durability::Always
+    }
+
+    fn group(&mut self) -> Vec<Changes> {
+        let rng = &mut self.rng;
+        let long = if rng.u8(..20) == 0 { 3000 } else { 200 };
+        let mut changes = || -> Changes {
+            let one = |rng: &mut Rng| {
+                let row = (rng.u8(..4) > 0).then(|| {
+                    let byte = rng.u8(..);
+                    vec![byte; rng.usize(..long)]
+                });
+                (["users", "things"][rng.usize(..2)].to_owned(), vec![rng.u8(..12)], row)
+            };
+            let count = rng.usize(..4);
+            (0..count).map(|_| one(rng)).collect()
+        };
+        let mut group: Vec<_> = (0..4).map(|_| changes()).collect();
+        group.truncate(1 + self.rng.usize(..4));
+        group
+    }
+
+    /// Commits a group; false if the power went.
+    fn commit(&mut self, engine: &mut dyn Engine) -> bool {
+        let group = self.group();
+        let before = engine.position();
+        let committed = commit(engine, &group);
+        for (n, changes) in group.iter().enumerate() {
+            let mut rows = self.history.last().unwrap().0.clone();
+            apply(&mut rows, borrowed(changes));
+            self.history.push((rows, n + 1 == group.len()));
+        }
+        match committed {
+            Ok(position) => {
+                let sequence = before.sequence + group.len() as u64;
+                assert_eq!(position, Position { epoch: before.epoch, sequence });
+                self.acknowledged = self.history.len() - 1;
+                if self.is_always() {
+                    self.durable = self.acknowledged;
+                }
+                true
+            }
+            Err(EngineError::TooLarge { .. }) => {
+                self.history.truncate(self.history.len() - group.len());
+                true
+            }
+            Err(error) => {
+                assert!(self.disk.is_off(), "{error}");
+                false
+            }
+        }
+    }
+
+    /// Opens and looks at what is there; none if the power went meanwhile.
+    fn open(&mut self, was_killed: bool, was_closed: bool) -> Option<Box<dyn Engine>> {
+        let (engine, recovery, rows) = match open_on(&self.disk, "db", self.options) {
+            Ok(opened) => opened,
+            Err(error) => {
+                assert!(self.disk.is_off(), "{error}: {error:?}");
+                return None;
+            }
+        };
+        let sequence = usize::try_from(recovery.position.sequence).unwrap();
+        assert!(sequence >= self.durable, "{sequence}, though {} was durable", self.durable);
+        assert!(sequence < self.history.len(), "{sequence} was never written");
+        let (expected, is_whole) = &self.history[sequence];
+        assert!(is_whole, "half a group");
+        assert_eq!(&rows, expected, "the rows of {sequence}");
+        if was_killed || was_closed {
+            assert!(sequence >= self.acknowledged, "the disk had it all");
+        }
+        if let Some(epoch) = self.epoch {
+            let is_kept = self.is_always() || was_closed;
+            assert_eq!(recovery.position.epoch == epoch, is_kept, "{recovery:?}");
+        }
+        self.epoch = Some(recovery.position.epoch);
+        self.history.truncate(sequence + 1);
+        (self.durable, self.acknowledged) = (sequence, sequence);
+        Some(Box::new(engine))
+    }
+
+    fn checkpoint(&mut self, engine: &mut dyn Engine) -> bool {
+        let Ok(checkpoint) = engine.checkpoint() else {
+            assert!(self.disk.is_off());
+            return false;
+        };
+        self.durable = self.history.len() - 1;
+        let rows = self.history.last().unwrap().0.clone();
+        let mut is_on = true;
+        // Commits go on while the snapshot is written.
+        let written = checkpoint.run(in_snapshot(&rows).inspect(|_| {
+            if self.rng.u8(..4) == 0 {
+                is_on = is_on && self.commit(engine);
+            }
+        }));
+        assert!(written.is_ok() || self.disk.is_off());
+        is_on && written.is_ok()
+    }
+
+    fn backup(&mut self, engine: &mut dyn Engine) -> bool {
+        self.backups += 1;
+        let name = &format!("backup{}", self.backups);
+        let Ok(backup) = engine.backup(Path::new(name)) else {
+            assert!(self.disk.is_off());
+            return false;
+        };
+        self.durable = self.history.len() - 1;
+        let (position, rows) = (backup.position(), self.history.last().unwrap().0.clone());
+        for _ in 0..self.rng.usize(..20) {
+            if !self.commit(engine) {
+                return false;
+            }
+        }
+        if self.rng.bool() && !self.checkpoint(engine) {
+            return false;
+        }
+        for _ in 0..self.rng.usize(..20) {
+            if !self.commit(engine) {
+                return false;
+            }
+        }
+        if backup.run().is_err() {
+            assert!(self.disk.is_off());
+            return false;
+        }
+        let copy = SimDisk::with_files(Path::new("copy"), &self.disk.files(Path::new(name)));
+        let mut options = self.options;
+        options.is_copy = true;
+        let (_, recovery, copied) = open_on(&copy, "copy", options).unwrap();
+        assert_eq!(copied, rows);
+        assert_eq!(recovery.position.sequence, position.sequence);
+        assert_ne!(recovery.position.epoch, position.epoch);
+        true
+    }
+
+    /// Runs until the power goes, the process is killed or the engine is closed. Returns the latter two.
+    fn round(&mut self, was_killed: bool, was_closed: bool) -> (bool, bool) {
+        let fuse = self.rng.u64(..150);
+        self.disk.set_fuse((self.rng.u8(..10) > 0).then_some(fuse));
+        if let Some(mut engine) = self.open(was_killed, was_closed) {
+            for _ in 0..80 {
+                let is_on = match self.rng.u8(..40) {
+                    0 => self.checkpoint(&mut *engine),
+                    1 if self.rng.bool() => self.backup(&mut *engine),
+                    2 => {
+                        let is_synced = engine.sync().is_ok();
+                        if is_synced {
+                            self.durable = self.history.len() - 1;
+                        }
+                        is_synced
+                    }
+                    _ => self.commit(&mut *engine),
+                };
+                if !is_on {
+                    break;
+                }
+            }
+            if !self.disk.is_off() && self.rng.bool() {
+                if engine.close().is_ok() {
+                    self.durable = self.history.len() - 1;
+                    // Nothing is unsynced that matters, so the power may go as well.
+                    self.disk.power_off();
+                    self.disk.lose_power(&mut self.rng);
+                    return (false, true);
+                }
+            } else {
+                self.disk.power_off();
+                drop(engine);
+            }
+        }
+        self.crashes += 1;
+        if self.rng.u8(..4) == 0 {
+            self.disk.kill();
+            return (true, false);
+        }
+        self.disk.lose_power(&mut self.rng);
+        (false, false)
+    }
+}
+
+/// Runs simulations until there were so many crashes.
+fn simulate(seeds: impl Iterator<Item = u64>, crashes: usize) {
+    let mut seen = 0;
+    for seed in seeds {
+        println!("SEED={seed}");
+        let mut simulation = Simulation::new(seed);
+        let (mut was_killed, mut was_closed) = (false, false);
+        for _ in 0..40 {
+            (was_killed, was_closed) = simulation.round(was_killed, was_closed);
+        }
+        seen += simulation.crashes;
+        if seen >= crashes {
+            println!("{seen} crashes");
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_crash_leaves_a_prefix_that_has_all_that_was_acknowledged() {
+    simulate(0.., 600);
+}
+
+#[test]
+#[ignore = "takes a minute; run in release"]
+fn ten_thousand_crashes_leave_a_prefix_each() {
+    simulate(1000.., 12_000);
+}
+
+#[test]
+#[ignore = "runs the seed that a failure has named"]
+fn a_seed() {
+    let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
+    simulate(std::iter::once(seed), 1);
+}
