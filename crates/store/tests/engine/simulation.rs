@@ -111,6 +111,8 @@ impl Simulation {
             Ok(opened) => opened,
             Err(error) => {
                 assert!(self.disk.is_off(), "{error}: {error:?}");
+                // Whether the opening was noted decides.
+                self.epoch = self.epoch.filter(|_| self.is_always());
                 return None;
             }
         };
@@ -124,7 +126,8 @@ impl Simulation {
             assert!(sequence >= self.acknowledged, "the disk had it all");
         }
         if let Some(epoch) = self.epoch {
-            let is_kept = self.is_always() || was_closed;
+            // A closing that the power interrupted may have come through, with all that was written before it.
+            let is_kept = self.is_always() || was_closed || recovery.was_closed;
             assert_eq!(recovery.position.epoch == epoch, is_kept, "{recovery:?}");
         }
         self.epoch = Some(recovery.position.epoch);
@@ -228,6 +231,7 @@ impl Simulation {
             return (true, false);
         }
         self.disk.lose_power(&mut self.rng);
+        self.acknowledged = self.durable;
         (false, false)
     }
 }

@@ -1,0 +1,262 @@
+//! What every engine does, and what the embedded one does beyond it.
+
+use std::path::Path;
+use std::time::Duration;
+
+use tidewire_store::{
+    Change, Commit, Durability, Embedded, EmbeddedOptions, Engine, EngineError, LogPressure, Memory, OpenError,
+    Position,
+};
+
+use crate::disk::SimDisk;
+use crate::model::{Rows, in_snapshot, open_on, put, small};
+
+fn on_every_engine(test: fn(&mut dyn Engine)) {
+    test(&mut Memory::default());
+    for durability in [Durability::Always, Durability::Interval(Duration::ZERO), Durability::None] {
+        let mut options = small();
+        options.durability = durability;
+        test(&mut open_on(&SimDisk::default(), "db", options).unwrap().0);
+        let dir = tempfile::tempdir().unwrap();
+        test(&mut Embedded::open(dir.path(), options, |_| {}).unwrap().0);
+    }
+}
+
+#[test]
+fn every_commit_has_the_next_sequence() {
+    on_every_engine(|engine| {
+        let start = engine.position();
+        assert_eq!(start.sequence, 0);
+        let changes = [Change { bucket: "b", key: b"k", row: Some(b"r") }, Change { bucket: "", key: b"", row: None }];
+        let commits = [Commit { changes: &changes }, Commit { changes: &[] }, Commit { changes: &changes[1..] }];
+        for (group, sequence) in [(&commits[..], 3), (&commits[..1], 4), (&[], 4), (&commits[1..2], 5)] {
+            let position = Position { epoch: start.epoch, sequence };
+            assert_eq!(engine.commit(group).unwrap(), position);
+            assert_eq!(engine.position(), position);
+        }
+        let stats = engine.stats();
+        assert_eq!((stats.groups, stats.commits), (3, 5));
+    });
+}
+
+#[test]
+fn syncs_and_checkpoints_may_come_at_any_time() {
+    on_every_engine(|engine| {
+        let rows = Rows::from([(("b".into(), b"k".to_vec()), b"row".to_vec())]);
+        for n in 1..=3 {
+            engine.sync().unwrap();
+            let checkpoint = engine.checkpoint().unwrap();
+            let position = engine.position();
+            put(engine, "k", b"row").unwrap();
+            assert_eq!(checkpoint.run(in_snapshot(&rows)).unwrap(), position);
+            assert_eq!(engine.position().sequence, n);
+            assert_eq!(engine.log_pressure(), LogPressure::Normal);
+        }
+    });
+}
+
+#[test]
+fn epochs_differ() {
+    let memory: Vec<_> = (0..2).map(|_| Memory::default().position().epoch).collect();
+    assert_ne!(memory[0], memory[1]);
+    let embedded: Vec<_> =
+        (0..2).map(|_| open_on(&SimDisk::default(), "db", small()).unwrap().0.position().epoch).collect();
+    assert_ne!(embedded[0], embedded[1]);
+}
+
+#[test]
+fn the_memory_engine_keeps_nothing() {
+    assert!(matches!(Memory::default().backup(Path::new("copy")), Err(EngineError::KeepsNothing)));
+    Box::new(Memory::default()).close().unwrap();
+}
+
+#[test]
+fn an_open_directory_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut engine, _) = Embedded::open(dir.path(), small(), |_| {}).unwrap();
+    let refused = || Embedded::open(dir.path(), small(), |_| {}).unwrap_err();
+    assert!(matches!(refused(), OpenError::Locked { dir: locked } if locked == dir.path()));
+    // A checkpoint that goes on after the engine has ended keeps it locked.
+    let checkpoint = engine.checkpoint().unwrap();
+    drop(engine);
+    assert!(matches!(refused(), OpenError::Locked { .. }));
+    drop(checkpoint);
+    Embedded::open(dir.path(), small(), |_| {}).unwrap();
+}
+
+#[test]
+fn durability_decides_when_a_commit_is_synced() {
+    let syncs = |durability| {
+        let mut options = EmbeddedOptions::default();
+        (options.durability, options.segment_bytes) = (durability, 1 << 20);
+        let (mut engine, ..) = open_on(&SimDisk::default(), "db", options).unwrap();
+        let before = engine.stats().syncs;
+        for _ in 0..10 {
+            put(&mut engine, "k", b"row").unwrap();
+        }
+        (engine.stats().syncs - before, engine.sync_due().is_some())
+    };
+    assert_eq!(syncs(Durability::Always), (10, false));
+    assert_eq!(syncs(Durability::Interval(Duration::ZERO)), (10, false));
+    assert_eq!(syncs(Durability::Interval(Duration::from_secs(3600))), (0, true));
+    assert_eq!(syncs(Durability::None), (0, false));
+}
+
+#[test]
+fn a_checkpoint_is_due_when_the_log_is_longer_than_the_limit_and_the_snapshot() {
+    let disk = SimDisk::default();
+    let (mut engine, ..) = open_on(&disk, "db", small()).unwrap();
+    let mut rows = Rows::new();
+    let mut fill = |engine: &mut Embedded, rows: &mut Rows| {
+        let mut written = 0;
+        while !engine.needs_checkpoint() {
+            let key = rows.len().to_string();
+            put(engine, &key, &[7; 1000]).unwrap();
+            rows.insert(("b".into(), key.into_bytes()), vec![7; 1000]);
+            written += 1;
+        }
+        written
+    };
+    let first = fill(&mut engine, &mut rows);
+    assert!((14..18).contains(&first), "{first}");
+    let checkpoint = engine.checkpoint().unwrap();
+    assert!(!engine.needs_checkpoint(), "one is running");
+    assert!(matches!(engine.checkpoint(), Err(EngineError::CheckpointRunning)));
+    checkpoint.run(in_snapshot(&rows)).unwrap();
+    let second = fill(&mut engine, &mut rows);
+    engine.checkpoint().unwrap().run(in_snapshot(&rows)).unwrap();
+    let third = fill(&mut engine, &mut rows);
+    assert!(third > second * 3 / 2, "{first} {second} {third}: the snapshot is longer than the limit by now");
+    let stats = engine.stats();
+    assert_eq!((stats.checkpoints, stats.checkpoints_failed), (2, 0));
+    assert!(stats.snapshot_bytes > 16 * 1024, "{stats:?}");
+
+    // One that is given up shortens nothing.
+    drop(engine.checkpoint().unwrap());
+    assert!(engine.needs_checkpoint());
+    assert_eq!(engine.stats().checkpoints_failed, 1);
+    drop(engine);
+    let (_, recovery, recovered) = open_on(&disk, "db", small()).unwrap();
+    assert_eq!(recovered, rows);
+    assert_eq!(recovery.commits, third);
+    assert!(recovery.was_closed && recovery.cut.is_none(), "{recovery:?}");
+}
+
+#[test]
+fn segments_are_recycled() {
+    let disk = SimDisk::default();
+    let (mut engine, ..) = open_on(&disk, "db", small()).unwrap();
+    let rows = Rows::from([(("b".into(), b"k".to_vec()), vec![1; 1000])]);
+    let mut most = 0;
+    for _ in 0..1000 {
+        put(&mut engine, "k", &[1; 1000]).unwrap();
+        if engine.needs_checkpoint() {
+            engine.checkpoint().unwrap().run(in_snapshot(&rows)).unwrap();
+        }
+        most = most.max(disk.files(Path::new("db")).len());
+    }
+    // A megabyte went through segments of 16 KiB.
+    assert!(most <= 6, "{most} files");
+    drop(engine);
+    assert_eq!(open_on(&disk, "db", small()).unwrap().2, rows);
+}
+
+#[test]
+fn a_log_past_its_limit_is_slow_and_then_full() {
+    let mut options = small();
+    (options.checkpoint_log_bytes, options.max_log_bytes) = (1 << 40, 20_000);
+    let (mut engine, ..) = open_on(&SimDisk::default(), "db", options).unwrap();
+    let mut seen = Vec::new();
+    let error = loop {
+        seen.push(engine.log_pressure());
+        if let Err(error) = put(&mut engine, "k", &[1; 1000]) {
+            break error;
+        }
+    };
+    seen.dedup();
+    assert_eq!(seen, [LogPressure::Normal, LogPressure::Slow, LogPressure::Full]);
+    assert!(matches!(error, EngineError::LogFull { max: 40_000, .. }), "{error}");
+    let stats = engine.stats();
+    assert!(stats.slowed > 10 && stats.refused == 1, "{stats:?}");
+
+    let position = engine.position();
+    engine.checkpoint().unwrap().run(None).unwrap();
+    assert_eq!(put(&mut engine, "k", b"").unwrap().sequence, position.sequence + 1);
+    assert_eq!(engine.log_pressure(), LogPressure::Normal);
+}
+
+#[test]
+fn what_is_too_large_is_refused_as_a_whole() {
+    let disk = SimDisk::default();
+    let (mut engine, ..) = open_on(&disk, "db", small()).unwrap();
+    let max = engine.max_group_bytes();
+    let row = vec![1; max];
+    let commit = |row| [Change { bucket: "b", key: b"k", row: Some(row) }];
+    let overhead = Commit { changes: &commit(&[]) }.encoded_len();
+    let error = engine.commit(&[Commit { changes: &commit(&row[overhead - 1..]) }]).unwrap_err();
+    assert!(matches!(error, EngineError::TooLarge { len, max: limit } if len == max + 1 && limit == max), "{error}");
+    let bucket = "x".repeat(65536);
+    let changes = [Change { bucket: &bucket, key: b"k", row: None }];
+    assert!(matches!(
+        engine.commit(&[Commit::default(), Commit { changes: &changes }]),
+        Err(EngineError::BucketName { len: 65536 })
+    ));
+    assert_eq!(engine.position().sequence, 0);
+    let largest = engine.commit(&[Commit { changes: &commit(&row[overhead..]) }]).unwrap();
+    assert_eq!(largest.sequence, 1);
+    drop(engine);
+    let (_, recovery, rows) = open_on(&disk, "db", small()).unwrap();
+    assert_eq!((recovery.commits, rows.len()), (1, 1));
+}
+
+#[test]
+fn options_may_change_between_openings() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut written = 0;
+    for segment_kib in [64, 8, 1, 32, 8] {
+        let mut options = small();
+        options.segment_bytes = segment_kib * 1024;
+        let mut commits = 0;
+        let (mut engine, recovery) = Embedded::open(dir.path(), options, |_| commits += 1).unwrap();
+        assert_eq!((recovery.position.sequence, commits), (written, written));
+        for _ in 0..50 {
+            put(&mut engine, "k", &[1; 1000]).unwrap();
+            written += 1;
+        }
+    }
+}
+
+#[test]
+fn a_copy_is_opened_with_a_new_epoch_and_an_unfinished_one_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut engine, _) = Embedded::open(dir.path().join("db"), small(), |_| {}).unwrap();
+    let row = |n: u32| n.to_string();
+    for n in 0..100 {
+        put(&mut engine, &row(n), &[1; 500]).unwrap();
+    }
+    let rows: Rows = (0..100).map(|n| (("b".into(), row(n).into_bytes()), vec![1; 500])).collect();
+    engine.checkpoint().unwrap().run(in_snapshot(&rows)).unwrap();
+    for n in 100..150 {
+        put(&mut engine, &row(n), &[1; 500]).unwrap();
+    }
+    let backup = engine.backup(&dir.path().join("copy")).unwrap();
+    for n in 150..300 {
+        put(&mut engine, &row(n), &[1; 500]).unwrap();
+    }
+    assert_eq!(backup.run().unwrap().sequence, 150);
+    let again = engine.backup(&dir.path().join("copy")).unwrap().run().unwrap_err();
+    assert!(again.to_string().contains("not empty"), "{again}");
+
+    let mut options = small();
+    options.is_copy = true;
+    let (copy, recovery) = Embedded::open(dir.path().join("copy"), options, |_| {}).unwrap();
+    assert_eq!((recovery.rows, recovery.commits, recovery.is_new_epoch), (100, 50, true));
+    assert_ne!(copy.position().epoch, engine.position().epoch);
+    assert_eq!(copy.position().sequence, 150);
+    assert_eq!(engine.position().sequence, 300);
+
+    std::fs::write(dir.path().join("copy").join("backup.unfinished"), "").unwrap();
+    drop(copy);
+    let error = Embedded::open(dir.path().join("copy"), options, |_| {}).unwrap_err();
+    assert!(matches!(error, OpenError::UnfinishedBackup { .. }), "{error}");
+}

@@ -1,0 +1,182 @@
+//! Every byte changed and every length: what is left is told, or it is an error, and never a panic.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use tidewire_store::{Corruption, Durability, EmbeddedOptions, Engine, OpenError};
+
+use crate::disk::SimDisk;
+use crate::model::{Rows, in_snapshot, open_on, put, small};
+
+type Files = BTreeMap<String, Vec<u8>>;
+
+fn options() -> EmbeddedOptions {
+    let mut options = small();
+    options.segment_bytes = 8 * 1024;
+    options
+}
+
+fn rows(count: u64) -> Rows {
+    (1..=count).map(|n| (("b".into(), n.to_string().into_bytes()), vec![n.to_le_bytes()[0]; 300])).collect()
+}
+
+/// A directory with so many rows, one a commit, of which the first so many are in a snapshot.
+fn files(count: u64, in_the_snapshot: u64, is_closed: bool, options: EmbeddedOptions) -> Files {
+    let disk = SimDisk::default();
+    let (mut engine, ..) = open_on(&disk, "db", options).unwrap();
+    for n in 1..=count {
+        put(&mut engine, &n.to_string(), &vec![n.to_le_bytes()[0]; 300]).unwrap();
+        if n == in_the_snapshot {
+            engine.checkpoint().unwrap().run(in_snapshot(&rows(n))).unwrap();
+        }
+    }
+    if is_closed {
+        Box::new(engine).close().unwrap();
+    } else {
+        disk.power_off();
+        drop(engine);
+        disk.kill();
+    }
+    disk.files(Path::new("db"))
+}
+
+/// Opens the files, and returns how many commits there are, having checked that they are the first ones.
+fn opened(files: &Files, options: EmbeddedOptions) -> Result<u64, OpenError> {
+    let disk = SimDisk::with_files(Path::new("db"), files);
+    let (mut engine, recovery, found) = open_on(&disk, "db", options)?;
+    let count = recovery.position.sequence;
+    assert_eq!(found, rows(count));
+    // It goes on from there.
+    put(&mut engine, &(count + 1).to_string(), &vec![(count + 1).to_le_bytes()[0]; 300]).unwrap();
+    drop(engine);
+    assert_eq!(open_on(&disk, "db", options)?.2, rows(count + 1));
+    Ok(count)
+}
+
+#[test]
+fn any_byte_changed_takes_the_last_group_at_most() {
+    for (is_closed, in_the_snapshot) in [(true, 0), (false, 0), (true, 15)] {
+        let whole = files(24, in_the_snapshot, is_closed, options());
+        assert!(whole.keys().filter(|name| name.starts_with("log-")).count() >= 3, "{:?}", whole.keys());
+        assert_eq!(opened(&whole, options()).unwrap(), 24);
+        let (mut fine, mut refused) = (0, 0);
+        for (name, bytes) in &whole {
+            for place in 0..bytes.len() {
+                let mut damaged = whole.clone();
+                damaged.get_mut(name).unwrap()[place] ^= 1 << (place % 8);
+                match opened(&damaged, options()) {
+                    Ok(count) if is_closed => assert_eq!(count, 24, "{name} {place}"),
+                    Ok(count) => assert!(count >= 23, "{name} {place}: {count}"),
+                    Err(OpenError::Corrupt { file, .. }) => {
+                        assert!(file.starts_with("db"));
+                        refused += 1;
+                        continue;
+                    }
+                    Err(OpenError::Version { .. }) => panic!("a changed version is a bad checksum"),
+                    Err(error) => panic!("{name} {place}: {error}"),
+                }
+                fine += 1;
+            }
+        }
+        // Most bytes of a segment belong to nothing.
+        assert!(refused > 5000 && fine > 1000, "{refused} refused, {fine} fine");
+    }
+}
+
+#[test]
+fn a_log_cut_anywhere_gives_a_prefix_or_is_refused() {
+    for durability in [Durability::Always, Durability::None] {
+        let mut options = options();
+        options.durability = durability;
+        let whole = files(24, 0, false, options);
+        let names: Vec<_> = whole.keys().filter(|name| name.starts_with("log-")).cloned().collect();
+        for (n, name) in names.iter().enumerate() {
+            let mut counts = Vec::new();
+            for len in (0..whole[name].len()).rev() {
+                let mut cut = whole.clone();
+                cut.get_mut(name).unwrap().truncate(len);
+                match opened(&cut, options) {
+                    Ok(count) => counts.push(count),
+                    Err(OpenError::Corrupt { .. }) => counts.push(0),
+                    Err(error) => panic!("{name} {len}: {error}"),
+                }
+            }
+            assert!(counts.is_sorted_by(|a, b| a >= b), "{name}");
+            let is_last_written = n + 2 == names.len();
+            counts.dedup();
+            assert_eq!(counts.len() > 3, is_last_written, "{name}: {counts:?}");
+        }
+    }
+}
+
+#[test]
+fn a_snapshot_cut_anywhere_is_refused() {
+    let whole = files(12, 9, true, options());
+    let name = whole.keys().find(|name| name.starts_with("snapshot-")).unwrap();
+    for len in 0..whole[name].len() {
+        let mut cut = whole.clone();
+        cut.get_mut(name).unwrap().truncate(len);
+        let error = opened(&cut, options()).unwrap_err();
+        let OpenError::Corrupt { file, what, .. } = error else { panic!("{len}: {error}") };
+        assert!(file.ends_with(name));
+        assert!(matches!(what, Corruption::SnapshotHeader | Corruption::SnapshotBlock | Corruption::SnapshotEnd));
+    }
+    let mut longer = whole.clone();
+    longer.get_mut(name).unwrap().push(0);
+    assert!(opened(&longer, options()).is_err());
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let whole = files(40, 30, true, options());
+    let (logs, snapshots): (Vec<_>, Vec<_>) =
+        whole.keys().filter(|name| name.contains('-')).partition(|name| name.starts_with("log-"));
+    let snapshot = snapshots[0];
+    let without = |name: &str| {
+        let mut files = whole.clone();
+        files.remove(name);
+        opened(&files, options())
+    };
+    let error = without(snapshot).unwrap_err();
+    assert!(matches!(error, OpenError::Missing { .. }), "{error}");
+    let mut missing = 0;
+    for name in &logs {
+        match without(name) {
+            // One that is to be recycled, or has not begun.
+            Ok(count) => assert_eq!(count, 40),
+            Err(OpenError::Missing { file }) => {
+                assert!(file.ends_with(name));
+                missing += 1;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(missing >= 1);
+    let error = without(logs.last().unwrap());
+    assert_eq!(error.unwrap(), 40);
+}
+
+#[test]
+fn a_torn_tail_is_reported() {
+    let whole = files(5, 0, false, options());
+    let disk = |files: &Files| SimDisk::with_files(Path::new("db"), files);
+    let (_, recovery, _) = open_on(&disk(&whole), "db", options()).unwrap();
+    assert_eq!((recovery.cut, recovery.was_closed), (None, false));
+    let mut torn = whole.clone();
+    let log = torn.get_mut("log-0000000000000001").unwrap();
+    let last = log.iter().rposition(|byte| *byte != 0).unwrap();
+    log[last] ^= 1;
+    let (_, recovery, rows_found) = open_on(&disk(&torn), "db", options()).unwrap();
+    assert_eq!(rows_found, rows(4));
+    let cut = recovery.cut.unwrap();
+    assert!(cut.file.ends_with("log-0000000000000001"));
+    assert!(cut.offset < last as u64 && !recovery.is_new_epoch);
+}
+
+#[test]
+fn segments_of_another_log_are_refused() {
+    let (one, other) = (files(24, 0, true, options()), files(24, 0, true, options()));
+    let mut mixed = one.clone();
+    mixed.insert("log-0000000000000002".into(), other["log-0000000000000002"].clone());
+    assert!(matches!(opened(&mixed, options()), Err(OpenError::Corrupt { .. })));
+}

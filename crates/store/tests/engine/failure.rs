@@ -1,0 +1,139 @@
+//! Disks that fail and fill up.
+
+use std::error::Error;
+use std::io::{self, ErrorKind};
+use std::path::Path;
+
+use tidewire_store::{Embedded, Engine, EngineError};
+
+use crate::disk::SimDisk;
+use crate::model::{Rows, in_snapshot, open_on, put, small};
+
+fn kind(error: &(dyn Error + 'static)) -> ErrorKind {
+    error.source().and_then(|source| source.downcast_ref::<io::Error>()).expect("the source is kept").kind()
+}
+
+#[test]
+fn a_failed_write_or_sync_ends_writing_until_reopened() {
+    // A commit is a write and a sync.
+    for failing in 0..2 {
+        let disk = SimDisk::default();
+        let (mut engine, ..) = open_on(&disk, "db", small()).unwrap();
+        put(&mut engine, "1", b"one").unwrap();
+        disk.fail_after(failing, ErrorKind::Other);
+        let error = put(&mut engine, "2", b"two").unwrap_err();
+        assert!(matches!(error, EngineError::OutcomeUnknown { .. }), "{error:?}");
+        assert!(error.to_string().contains("unknown") && kind(&error) == ErrorKind::Other);
+        for _ in 0..2 {
+            assert!(matches!(put(&mut engine, "3", b"three"), Err(EngineError::Stopped)));
+        }
+        assert!(matches!(engine.sync(), Err(EngineError::Stopped)));
+        assert!(matches!(engine.checkpoint(), Err(EngineError::Stopped)));
+        assert!(matches!(engine.backup(Path::new("copy")), Err(EngineError::Stopped)));
+        assert_eq!(engine.stats().refused, 2);
+        drop(engine);
+
+        let (mut engine, recovery, rows) = open_on(&disk, "db", small()).unwrap();
+        assert!(rows.contains_key(&("b".into(), b"1".to_vec())) && rows.len() <= 2);
+        assert!(!recovery.was_closed && !recovery.is_new_epoch);
+        put(&mut engine, "3", b"three").unwrap();
+    }
+}
+
+#[test]
+fn every_change_may_fail_and_nothing_acknowledged_is_lost() {
+    let run = |disk: &SimDisk| -> Result<(), (u64, Box<dyn Error>)> {
+        let (mut engine, ..) = open_on(disk, "db", small()).map_err(|error| (0, error.into()))?;
+        let mut rows = Rows::new();
+        for n in 1..=60_u64 {
+            put(&mut engine, &n.to_string(), &[1; 900]).map_err(|error| (n - 1, error.into()))?;
+            rows.insert(("b".into(), n.to_string().into_bytes()), vec![1; 900]);
+            if engine.needs_checkpoint() {
+                let checkpoint = engine.checkpoint().map_err(|error| (n, error.into()))?;
+                // The engine does without it.
+                let _ = checkpoint.run(in_snapshot(&rows));
+            }
+        }
+        Box::new(engine).close().map_err(|error| (60, error.into()))
+    };
+    let disk = SimDisk::default();
+    run(&disk).unwrap();
+    let changes = disk.changes();
+    let mut unknown = 0;
+    for failing in 0..changes {
+        for kind in [ErrorKind::StorageFull, ErrorKind::Other] {
+            let disk = SimDisk::default();
+            disk.fail_after(failing, kind);
+            let acknowledged = match run(&disk) {
+                Ok(()) => 60,
+                Err((acknowledged, error)) => {
+                    unknown += u64::from(error.to_string().contains("unknown"));
+                    acknowledged
+                }
+            };
+            let (engine, ..) = open_on(&disk, "db", small()).unwrap();
+            let sequence = engine.position().sequence;
+            assert!((acknowledged..=acknowledged + 1).contains(&sequence), "{failing}: {sequence} of {acknowledged}");
+        }
+    }
+    assert!(unknown > 120, "{unknown} of {changes}");
+}
+
+#[test]
+fn a_full_disk_refuses_before_it_writes_and_goes_on_with_space() {
+    let disk = SimDisk::default();
+    disk.set_capacity(Some(40 * 1024));
+    let (mut engine, ..) = open_on(&disk, "db", small()).unwrap();
+    let mut count = 0;
+    let error = loop {
+        match put(&mut engine, &count.to_string(), &[1; 900]) {
+            Ok(_) => count += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, EngineError::NoSegment { .. }), "{error:?}");
+    assert_eq!(kind(&error), ErrorKind::StorageFull);
+    assert!(count > 20, "two segments fit, and {count} rows");
+    assert_eq!(engine.position().sequence, count);
+    let failed = engine.checkpoint().unwrap().run(in_snapshot(&Rows::from([(("b".into(), vec![]), vec![1; 9000])])));
+    assert_eq!(kind(&failed.unwrap_err()), ErrorKind::StorageFull);
+    assert_eq!(engine.stats().checkpoints_failed, 1);
+    assert!(!disk.files(Path::new("db")).contains_key("snapshot.tmp"), "it gave back what it took");
+
+    // Nothing was written, so that a reopened engine has just what was acknowledged, full or not.
+    drop(engine);
+    let (mut engine, recovery, rows) = open_on(&disk, "db", small()).unwrap();
+    assert_eq!((recovery.position.sequence, rows.len() as u64), (count, count));
+    while put(&mut engine, "small", b"").is_ok() {
+        count += 1;
+    }
+    disk.set_capacity(None);
+    assert_eq!(put(&mut engine, "more", &[1; 900]).unwrap().sequence, count + 1);
+    drop(engine);
+    assert_eq!(open_on(&disk, "db", small()).unwrap().1.position.sequence, count + 1);
+}
+
+#[test]
+fn a_checkpoint_that_fails_loses_nothing() {
+    let disk = SimDisk::default();
+    let (mut engine, ..) = open_on(&disk, "db", small()).unwrap();
+    put(&mut engine, "1", b"one").unwrap();
+    let rows = Rows::from([(("b".into(), b"1".to_vec()), b"one".to_vec())]);
+    // It makes a file, writes a header, a block and the end, syncs, renames and syncs the directory.
+    for failing in 0..7 {
+        disk.fail_after(failing, ErrorKind::Other);
+        assert!(engine.checkpoint().unwrap().run(in_snapshot(&rows)).is_err(), "{failing}");
+    }
+    put(&mut engine, "2", b"two").unwrap();
+    drop(engine);
+    assert_eq!(open_on(&disk, "db", small()).unwrap().2.len(), 2);
+}
+
+#[test]
+fn a_directory_that_cannot_be_made_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let error = Embedded::open(file.join("db"), small(), |_| {}).unwrap_err();
+    assert!(error.to_string().contains("file/db"), "{error}");
+}

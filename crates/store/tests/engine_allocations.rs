@@ -1,0 +1,44 @@
+//! A commit allocates nothing once its buffer has grown.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use tidewire_store::{Change, Commit, Embedded, EmbeddedOptions, Engine};
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+// SAFETY: every method hands its arguments to `System` unchanged and returns what it returns; counting touches a cell of this
+// thread only, which needs no initialization and no destructor, so it neither allocates nor unwinds.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller keeps the contract, which is the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn a_commit_allocates_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut engine, _) = Embedded::open(dir.path(), EmbeddedOptions::default(), |_| {}).unwrap();
+    let changes = [Change { bucket: "users", key: b"key", row: Some(&[7; 256]) }; 64];
+    let commits = [Commit { changes: &changes }; 3];
+    engine.commit(&commits).unwrap();
+    let before = ALLOCATIONS.get();
+    for _ in 0..20 {
+        engine.commit(&commits).unwrap();
+    }
+    assert_eq!(ALLOCATIONS.get() - before, 0);
+}
