@@ -98,7 +98,7 @@ fn durability_decides_when_a_commit_is_synced() {
     };
     assert_eq!(syncs(Durability::Always), (10, false));
     assert_eq!(syncs(Durability::Interval(Duration::ZERO)), (10, false));
-    assert_eq!(syncs(Durability::Interval(Duration::from_secs(3600))), (0, true));
+    assert_eq!(syncs(Durability::Interval(Duration::from_hours(1))), (0, true));
     assert_eq!(syncs(Durability::None), (0, false));
 }
 
@@ -107,7 +107,7 @@ fn a_checkpoint_is_due_when_the_log_is_longer_than_the_limit_and_the_snapshot() 
     let disk = SimDisk::default();
     let (mut engine, ..) = open_on(&disk, "db", small()).unwrap();
     let mut rows = Rows::new();
-    let mut fill = |engine: &mut Embedded, rows: &mut Rows| {
+    let fill = |engine: &mut Embedded, rows: &mut Rows| {
         let mut written = 0;
         while !engine.needs_checkpoint() {
             let key = rows.len().to_string();

@@ -13,7 +13,7 @@ use tidewire_store::{Disk, DiskFile};
 const SECTOR: usize = 512;
 
 #[derive(Clone, Default)]
-pub struct SimDisk(Arc<Mutex<State>>);
+pub(crate) struct SimDisk(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
@@ -77,35 +77,35 @@ impl SimDisk {
     }
 
     /// Lets the power go after so many changes, or never.
-    pub fn set_fuse(&self, changes: Option<u64>) {
+    pub(crate) fn set_fuse(&self, changes: Option<u64>) {
         self.state().fuse = changes;
     }
 
     /// Lets a change fail, after so many others.
-    pub fn fail_after(&self, changes: u64, kind: ErrorKind) {
+    pub(crate) fn fail_after(&self, changes: u64, kind: ErrorKind) {
         self.state().failure = Some((changes, kind));
     }
 
-    pub fn set_capacity(&self, bytes: Option<usize>) {
+    pub(crate) fn set_capacity(&self, bytes: Option<usize>) {
         self.state().capacity = bytes;
     }
 
     /// How many changes there were.
-    pub fn changes(&self) -> u64 {
+    pub(crate) fn changes(&self) -> u64 {
         self.state().changes
     }
 
-    pub fn is_off(&self) -> bool {
+    pub(crate) fn is_off(&self) -> bool {
         self.state().is_off
     }
 
     /// From now on everything fails.
-    pub fn power_off(&self) {
+    pub(crate) fn power_off(&self) {
         self.state().is_off = true;
     }
 
     /// The power is back, and a choice of what was not synced is lost.
-    pub fn lose_power(&self, rng: &mut fastrand::Rng) {
+    pub(crate) fn lose_power(&self, rng: &mut fastrand::Rng) {
         let mut state = self.state();
         // Sometimes all or nothing is lost.
         let kept = [0.0, 0.5, 0.9, 1.0][rng.usize(..4)];
@@ -139,18 +139,18 @@ impl SimDisk {
     }
 
     /// The process was killed: what it wrote is there, synced or not.
-    pub fn kill(&self) {
+    pub(crate) fn kill(&self) {
         self.state().restart();
     }
 
-    pub fn files(&self, dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    pub(crate) fn files(&self, dir: &Path) -> BTreeMap<String, Vec<u8>> {
         let state = self.state();
         let Some(dir) = state.dirs.get(dir) else { return BTreeMap::new() };
         dir.entries.iter().map(|(name, inode)| (name.clone(), state.inodes[inode].bytes.clone())).collect()
     }
 
     /// A disk with just these files, all of them durable.
-    pub fn with_files(dir: &Path, files: &BTreeMap<String, Vec<u8>>) -> Self {
+    pub(crate) fn with_files(dir: &Path, files: &BTreeMap<String, Vec<u8>>) -> Self {
         let disk = Self::default();
         let mut state = disk.state();
         let mut entries = BTreeMap::new();

@@ -9,11 +9,11 @@ use tidewire_store::{
 };
 
 /// Rows by bucket and key.
-pub type Rows = BTreeMap<(String, Vec<u8>), Vec<u8>>;
+pub(crate) type Rows = BTreeMap<(String, Vec<u8>), Vec<u8>>;
 /// The changes of a commit, by what they need to own.
-pub type Changes = Vec<(String, Vec<u8>, Option<Vec<u8>>)>;
+pub(crate) type Changes = Vec<(String, Vec<u8>, Option<Vec<u8>>)>;
 
-pub fn apply<'a>(rows: &mut Rows, changes: impl IntoIterator<Item = Change<'a>>) {
+pub(crate) fn apply<'a>(rows: &mut Rows, changes: impl IntoIterator<Item = Change<'a>>) {
     for Change { bucket, key, row } in changes {
         let place = (bucket.to_owned(), key.to_vec());
         match row {
@@ -23,27 +23,27 @@ pub fn apply<'a>(rows: &mut Rows, changes: impl IntoIterator<Item = Change<'a>>)
     }
 }
 
-pub fn borrowed(changes: &Changes) -> Vec<Change<'_>> {
+pub(crate) fn borrowed(changes: &Changes) -> Vec<Change<'_>> {
     changes.iter().map(|(bucket, key, row)| Change { bucket, key, row: row.as_deref() }).collect()
 }
 
-pub fn commit(engine: &mut dyn Engine, commits: &[Changes]) -> Result<Position, EngineError> {
+pub(crate) fn commit(engine: &mut dyn Engine, commits: &[Changes]) -> Result<Position, EngineError> {
     let changes: Vec<_> = commits.iter().map(borrowed).collect();
     let commits: Vec<_> = changes.iter().map(|changes| Commit { changes }).collect();
     engine.commit(&commits)
 }
 
 /// One commit that puts one row.
-pub fn put(engine: &mut dyn Engine, key: &str, row: &[u8]) -> Result<Position, EngineError> {
+pub(crate) fn put(engine: &mut dyn Engine, key: &str, row: &[u8]) -> Result<Position, EngineError> {
     engine.commit(&[Commit { changes: &[Change { bucket: "b", key: key.as_bytes(), row: Some(row) }] }])
 }
 
-pub fn in_snapshot(rows: &Rows) -> impl Iterator<Item = Row<'_>> {
+pub(crate) fn in_snapshot(rows: &Rows) -> impl Iterator<Item = Row<'_>> {
     rows.iter().map(|((bucket, key), row)| Row { bucket, key, row })
 }
 
 /// Opens, and puts together what there is.
-pub fn open_on(
+pub(crate) fn open_on(
     disk: &(impl Disk + Clone),
     dir: &str,
     options: EmbeddedOptions,
@@ -68,7 +68,7 @@ pub fn open_on(
 }
 
 /// Options with which a little is enough for everything to happen.
-pub fn small() -> EmbeddedOptions {
+pub(crate) fn small() -> EmbeddedOptions {
     let mut options = EmbeddedOptions::default();
     (options.segment_bytes, options.checkpoint_log_bytes) = (16 * 1024, 16 * 1024);
     options

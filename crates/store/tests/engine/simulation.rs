@@ -34,7 +34,7 @@ impl Simulation {
         options.segment_bytes = [8, 12, 64][rng.usize(..3)] * 1024;
         options.durability = match rng.u8(..4) {
             0 => Durability::None,
-            1 => Durability::Interval(Duration::from_secs(3600)),
+            1 => Durability::Interval(Duration::from_hours(1)),
             _ => Durability::Always,
         };
         let disk = SimDisk::default();

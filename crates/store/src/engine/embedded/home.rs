@@ -85,11 +85,10 @@ impl Home {
         let old = inventory.first..first;
         inventory.held_segments.extend(old);
         inventory.first = first;
-        if let Some(before) = inventory.snapshot.replace(snapshot.clone())
-            && before.path != snapshot.path
-        {
-            inventory.held_snapshots.push(before.path);
-        }
+        // One of the same position is replaced by name.
+        let before = inventory.snapshot.take().filter(|before| before.path != snapshot.path);
+        inventory.held_snapshots.extend(before.map(|before| before.path));
+        inventory.snapshot = Some(snapshot);
         inventory.checkpoints += 1;
         self.release(inventory);
     }

@@ -25,7 +25,7 @@ pub(super) const MAX_SEGMENT: u64 = 1 << 30;
 
 const MAGIC: [u8; 7] = *b"TIDELOG";
 const VERSION: u8 = 1;
-const ZEROS: [u8; 256 * 1024] = [0; 256 * 1024];
+static ZEROS: [u8; 256 * 1024] = [0; 256 * 1024];
 
 /// What the first page of a segment says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
