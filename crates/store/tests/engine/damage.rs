@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use tidewire_store::{Corruption, Durability, EmbeddedOptions, Engine, OpenError};
+use tidewire_store::{Change, Commit, Corruption, Durability, Embedded, EmbeddedOptions, Engine, OpenError};
 
 use crate::disk::SimDisk;
 use crate::model::{Rows, in_snapshot, open_on, put, small};
@@ -179,4 +179,44 @@ fn segments_of_another_log_are_refused() {
     let mut mixed = one.clone();
     mixed.insert("log-0000000000000002".into(), other["log-0000000000000002"].clone());
     assert!(matches!(opened(&mixed, options()), Err(OpenError::Corrupt { .. })));
+}
+
+#[test]
+fn frames_that_followed_a_lost_one_do_not_come_back() {
+    let mut options = small();
+    options.durability = Durability::None;
+    let disk = SimDisk::default();
+    // One group, whose frame is to have so many bytes.
+    let append = |engine: &mut Embedded, frame: usize, commits: usize, byte: u8| {
+        let bare = Commit { changes: &[Change { bucket: "b", key: &[byte], row: Some(&[]) }] }.encoded_len();
+        let row = vec![byte; frame - 64 - bare - (commits - 1) * Commit::default().encoded_len()];
+        let changes = [Change { bucket: "b", key: &[byte], row: Some(&row) }];
+        let mut group = vec![Commit::default(); commits];
+        group[0] = Commit { changes: &changes };
+        engine.commit(&group).unwrap();
+    };
+    let (mut engine, ..) = open_on(&disk, "db", options).unwrap();
+    // The first page of frames is full; the second is lost; the third stays.
+    append(&mut engine, 4096 - 72, 1, 1);
+    engine.sync().unwrap();
+    append(&mut engine, 2048, 1, 2);
+    append(&mut engine, 2048, 1, 3);
+    append(&mut engine, 1024, 1, 4);
+    disk.power_off();
+    drop(engine);
+    disk.kill();
+    let mut files = disk.files(Path::new("db"));
+    files.get_mut("log-0000000000000001").unwrap()[8192..12288].fill(0);
+
+    let disk = SimDisk::with_files(Path::new("db"), &files);
+    let (mut engine, recovery, rows) = open_on(&disk, "db", options).unwrap();
+    assert_eq!((rows.len(), recovery.position.sequence, recovery.is_new_epoch), (1, 1, true));
+    // The opening and this one take the place, the numbers and the sequences of what was lost.
+    append(&mut engine, 4096 - 72, 2, 5);
+    disk.power_off();
+    drop(engine);
+    disk.kill();
+    let (_, recovery, rows) = open_on(&disk, "db", options).unwrap();
+    let keys: Vec<_> = rows.keys().map(|(_, key)| key[0]).collect();
+    assert_eq!((keys, recovery.position.sequence), (vec![1, 5], 3));
 }
