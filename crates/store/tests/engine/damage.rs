@@ -10,6 +10,16 @@ use crate::model::{Rows, in_snapshot, open_on, put, small};
 
 type Files = BTreeMap<String, Vec<u8>>;
 
+/// So that two dozen rows take two segments.
+const ROW: usize = 100;
+
+/// Every place that means something, and some of the others: most of a segment is zeros that nobody reads.
+fn places(bytes: &[u8]) -> impl Iterator<Item = usize> {
+    let meant =
+        |place: usize| bytes[place.saturating_sub(16)..bytes.len().min(place + 16)].iter().any(|byte| *byte != 0);
+    (0..bytes.len()).filter(move |place| place % 97 == 0 || meant(*place))
+}
+
 fn options() -> EmbeddedOptions {
     let mut options = small();
     options.segment_bytes = 8 * 1024;
@@ -17,7 +27,7 @@ fn options() -> EmbeddedOptions {
 }
 
 fn rows(count: u64) -> Rows {
-    (1..=count).map(|n| (("b".into(), n.to_string().into_bytes()), vec![n.to_le_bytes()[0]; 300])).collect()
+    (1..=count).map(|n| (("b".into(), n.to_string().into_bytes()), vec![n.to_le_bytes()[0]; ROW])).collect()
 }
 
 /// A directory with so many rows, one a commit, of which the first so many are in a snapshot.
@@ -25,7 +35,7 @@ fn files(count: u64, in_the_snapshot: u64, is_closed: bool, options: EmbeddedOpt
     let disk = SimDisk::default();
     let (mut engine, ..) = open_on(&disk, "db", options).unwrap();
     for n in 1..=count {
-        put(&mut engine, &n.to_string(), &vec![n.to_le_bytes()[0]; 300]).unwrap();
+        put(&mut engine, &n.to_string(), &[n.to_le_bytes()[0]; ROW]).unwrap();
         if n == in_the_snapshot {
             engine.checkpoint().unwrap().run(in_snapshot(&rows(n))).unwrap();
         }
@@ -47,7 +57,7 @@ fn opened(files: &Files, options: EmbeddedOptions) -> Result<u64, OpenError> {
     let count = recovery.position.sequence;
     assert_eq!(found, rows(count));
     // It goes on from there.
-    put(&mut engine, &(count + 1).to_string(), &vec![(count + 1).to_le_bytes()[0]; 300]).unwrap();
+    put(&mut engine, &(count + 1).to_string(), &[(count + 1).to_le_bytes()[0]; ROW]).unwrap();
     drop(engine);
     assert_eq!(open_on(&disk, "db", options)?.2, rows(count + 1));
     Ok(count)
@@ -61,7 +71,7 @@ fn any_byte_changed_takes_the_last_group_at_most() {
         assert_eq!(opened(&whole, options()).unwrap(), 24);
         let (mut fine, mut refused) = (0, 0);
         for (name, bytes) in &whole {
-            for place in 0..bytes.len() {
+            for place in places(bytes) {
                 let mut damaged = whole.clone();
                 damaged.get_mut(name).unwrap()[place] ^= 1 << (place % 8);
                 match opened(&damaged, options()) {
@@ -78,8 +88,7 @@ fn any_byte_changed_takes_the_last_group_at_most() {
                 fine += 1;
             }
         }
-        // Most bytes of a segment belong to nothing.
-        assert!(refused > 5000 && fine > 1000, "{refused} refused, {fine} fine");
+        assert!(refused > 2000 && fine > 100, "{refused} refused, {fine} fine");
     }
 }
 
@@ -92,7 +101,7 @@ fn a_log_cut_anywhere_gives_a_prefix_or_is_refused() {
         let names: Vec<_> = whole.keys().filter(|name| name.starts_with("log-")).cloned().collect();
         for (n, name) in names.iter().enumerate() {
             let mut counts = Vec::new();
-            for len in (0..whole[name].len()).rev() {
+            for len in places(&whole[name]).collect::<Vec<_>>().into_iter().rev() {
                 let mut cut = whole.clone();
                 cut.get_mut(name).unwrap().truncate(len);
                 match opened(&cut, options) {
@@ -128,7 +137,7 @@ fn a_snapshot_cut_anywhere_is_refused() {
 
 #[test]
 fn a_missing_file_is_named() {
-    let whole = files(40, 30, true, options());
+    let whole = files(90, 60, true, options());
     let (logs, snapshots): (Vec<_>, Vec<_>) =
         whole.keys().filter(|name| name.contains('-')).partition(|name| name.starts_with("log-"));
     let snapshot = snapshots[0];
@@ -143,7 +152,7 @@ fn a_missing_file_is_named() {
     for name in &logs {
         match without(name) {
             // One that is to be recycled, or has not begun.
-            Ok(count) => assert_eq!(count, 40),
+            Ok(count) => assert_eq!(count, 90),
             Err(OpenError::Missing { file }) => {
                 assert!(file.ends_with(name));
                 missing += 1;
@@ -153,7 +162,7 @@ fn a_missing_file_is_named() {
     }
     assert!(missing >= 1);
     let error = without(logs.last().unwrap());
-    assert_eq!(error.unwrap(), 40);
+    assert_eq!(error.unwrap(), 90);
 }
 
 #[test]

@@ -303,8 +303,11 @@ impl<'h, 'e> Replay<'h, 'e> {
         if let Err(NoHeader::Version(version)) = header {
             return Err(OpenError::Version { file: self.home.segment(number), version: version.into() });
         }
-        let Some(header) = header.ok().filter(|header| header.log == self.cursor.log && header.number == number) else {
-            if self.proves_loss(number, &bytes) {
+        // A segment gets its name when it is as long as it ever is, and is recycled within its log.
+        let is_ours = bytes.len() >= PAGE && header.is_ok_and(|header| header.log == self.cursor.log);
+        let is_blank = bytes.len() >= PAGE && header.is_err();
+        let Some(header) = header.ok().filter(|header| is_ours && header.number == number) else {
+            if !(is_ours || is_blank) || self.proves_loss(number, &bytes) {
                 let file = self.home.segment(number);
                 return Err(OpenError::Corrupt { file, offset: 0, what: Corruption::SegmentHeader });
             }
