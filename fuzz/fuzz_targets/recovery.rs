@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
-use tidewire_store::{Change, Commit, Embedded, EmbeddedOptions, Engine, OpenError, Recovered, Row};
+use tidewire_store::{Write, Commit, Embedded, EmbeddedOptions, Engine, OpenError, Recovered, StoredRow};
 
 #[path = "../../crates/store/tests/engine/disk.rs"]
 mod disk;
@@ -27,8 +27,8 @@ fn open(disk: &SimDisk) -> Result<(Embedded, Told), OpenError> {
     };
     let opened =
         Embedded::open_on(Arc::new(disk.clone()), Path::new("db"), options, &mut |recovered| match recovered {
-            Recovered::Row(Row { bucket, key, row }) => tell(bucket, key, Some(row)),
-            Recovered::Commit { changes, .. } => changes.for_each(|change| tell(change.bucket, change.key, change.row)),
+            Recovered::Row(StoredRow { bucket, key, row }) => tell(bucket, key, Some(row)),
+            Recovered::Commit { writes, .. } => writes.for_each(|write| tell(write.bucket, write.key, write.row)),
         });
     opened.map(|(engine, _)| (engine, told))
 }
@@ -37,12 +37,12 @@ fn open(disk: &SimDisk) -> Result<(Embedded, Told), OpenError> {
 fn whole() -> BTreeMap<String, Vec<u8>> {
     let disk = SimDisk::default();
     let (mut engine, _) = open(&disk).expect("nothing is wrong yet");
-    let changes =
-        [Change { bucket: "b", key: b"key", row: Some(b"row") }, Change { bucket: "bucket", key: b"", row: None }];
-    let commits = [Commit { changes: &changes }, Commit { changes: &changes[1..] }];
+    let writes =
+        [Write { bucket: "b", key: b"key", row: Some(b"row") }, Write { bucket: "bucket", key: b"", row: None }];
+    let commits = [Commit { writes: &writes }, Commit { writes: &writes[1..] }];
     engine.commit(&commits).expect("it fits");
     let checkpoint = engine.checkpoint().expect("there is none");
-    checkpoint.run([Row { bucket: "b", key: b"key", row: b"row" }]).expect("it fits");
+    checkpoint.run([StoredRow { bucket: "b", key: b"key", row: b"row" }]).expect("it fits");
     engine.commit(&commits).expect("it fits");
     drop(engine);
     disk.files(Path::new("db"))

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 pub use disk::{Disk, DiskFile, Files};
 pub use embedded::{
-    Backup, BackupError, Changes, Checkpoint, CheckpointError, Corruption, Cut, Embedded, EmbeddedOptions, OpenError,
-    Recovered, Recovery,
+    Backup, BackupError, Checkpoint, CheckpointError, Corruption, Cut, Embedded, EmbeddedOptions, OpenError, Recovered,
+    Recovery, Writes,
 };
 pub use memory::Memory;
 
@@ -33,7 +33,7 @@ pub struct Position {
 
 /// What a commit does to one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Change<'a> {
+pub struct Write<'a> {
     /// The bucket of the row; at most 65535 bytes.
     pub bucket: &'a str,
     /// The key of the row.
@@ -44,7 +44,7 @@ pub struct Change<'a> {
 
 /// A row as a snapshot has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Row<'a> {
+pub struct StoredRow<'a> {
     /// The bucket of the row; at most 65535 bytes.
     pub bucket: &'a str,
     /// The key of the row.
@@ -53,11 +53,11 @@ pub struct Row<'a> {
     pub row: &'a [u8],
 }
 
-/// Changes that are kept together or not at all.
+/// Writes that are kept together or not at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Commit<'a> {
     /// In the order in which they apply.
-    pub changes: &'a [Change<'a>],
+    pub writes: &'a [Write<'a>],
 }
 
 impl Commit<'_> {

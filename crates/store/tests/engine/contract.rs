@@ -4,8 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use tidewire_store::{
-    Change, Commit, Durability, Embedded, EmbeddedOptions, Engine, EngineError, LogPressure, Memory, OpenError,
-    Position,
+    Commit, Durability, Embedded, EmbeddedOptions, Engine, EngineError, LogPressure, Memory, OpenError, Position, Write,
 };
 
 use crate::disk::SimDisk;
@@ -27,8 +26,8 @@ fn every_commit_has_the_next_sequence() {
     on_every_engine(|engine| {
         let start = engine.position();
         assert_eq!(start.sequence, 0);
-        let changes = [Change { bucket: "b", key: b"k", row: Some(b"r") }, Change { bucket: "", key: b"", row: None }];
-        let commits = [Commit { changes: &changes }, Commit { changes: &[] }, Commit { changes: &changes[1..] }];
+        let writes = [Write { bucket: "b", key: b"k", row: Some(b"r") }, Write { bucket: "", key: b"", row: None }];
+        let commits = [Commit { writes: &writes }, Commit { writes: &[] }, Commit { writes: &writes[1..] }];
         for (group, sequence) in [(&commits[..], 3), (&commits[..1], 4), (&[], 4), (&commits[1..2], 5)] {
             let position = Position { epoch: start.epoch, sequence };
             assert_eq!(engine.commit(group).unwrap(), position);
@@ -191,18 +190,18 @@ fn what_is_too_large_is_refused_as_a_whole() {
     let (mut engine, ..) = open_on(&disk, "db", small()).unwrap();
     let max = engine.max_group_bytes();
     let row = vec![1; max];
-    let commit = |row| [Change { bucket: "b", key: b"k", row: Some(row) }];
-    let overhead = Commit { changes: &commit(&[]) }.encoded_len();
-    let error = engine.commit(&[Commit { changes: &commit(&row[overhead - 1..]) }]).unwrap_err();
+    let commit = |row| [Write { bucket: "b", key: b"k", row: Some(row) }];
+    let overhead = Commit { writes: &commit(&[]) }.encoded_len();
+    let error = engine.commit(&[Commit { writes: &commit(&row[overhead - 1..]) }]).unwrap_err();
     assert!(matches!(error, EngineError::TooLarge { len, max: limit } if len == max + 1 && limit == max), "{error}");
     let bucket = "x".repeat(65536);
-    let changes = [Change { bucket: &bucket, key: b"k", row: None }];
+    let writes = [Write { bucket: &bucket, key: b"k", row: None }];
     assert!(matches!(
-        engine.commit(&[Commit::default(), Commit { changes: &changes }]),
+        engine.commit(&[Commit::default(), Commit { writes: &writes }]),
         Err(EngineError::BucketName { len: 65536 })
     ));
     assert_eq!(engine.position().sequence, 0);
-    let largest = engine.commit(&[Commit { changes: &commit(&row[overhead..]) }]).unwrap();
+    let largest = engine.commit(&[Commit { writes: &commit(&row[overhead..]) }]).unwrap();
     assert_eq!(largest.sequence, 1);
     drop(engine);
     let (_, recovery, rows) = open_on(&disk, "db", small()).unwrap();

@@ -1,7 +1,7 @@
 //! A disk in memory that can lose power, fill up and fail.
 //!
 //! What is not synced when the power goes may or may not be there: of writes, any sectors of 512 bytes; of directory entries, any
-//! of the changes. Work in the background is done at once, so that a seed gives the same run every time.
+//! of the writes. Work in the background is done at once, so that a seed gives the same run every time.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{self, ErrorKind};
@@ -25,10 +25,10 @@ struct State {
     is_off: bool,
     /// After so many changes the power goes.
     fuse: Option<u64>,
-    /// Changes until one fails, and how.
+    /// Writes until one fails, and how.
     failure: Option<(u64, ErrorKind)>,
     capacity: Option<usize>,
-    changes: u64,
+    writes: u64,
 }
 
 #[derive(Default)]
@@ -77,13 +77,13 @@ impl SimDisk {
     }
 
     /// Lets the power go after so many changes, or never.
-    pub(crate) fn set_fuse(&self, changes: Option<u64>) {
-        self.state().fuse = changes;
+    pub(crate) fn set_fuse(&self, writes: Option<u64>) {
+        self.state().fuse = writes;
     }
 
     /// Lets a change fail, after so many others.
-    pub(crate) fn fail_after(&self, changes: u64, kind: ErrorKind) {
-        self.state().failure = Some((changes, kind));
+    pub(crate) fn fail_after(&self, writes: u64, kind: ErrorKind) {
+        self.state().failure = Some((writes, kind));
     }
 
     pub(crate) fn set_capacity(&self, bytes: Option<usize>) {
@@ -91,8 +91,8 @@ impl SimDisk {
     }
 
     /// How many changes there were.
-    pub(crate) fn changes(&self) -> u64 {
-        self.state().changes
+    pub(crate) fn writes(&self) -> u64 {
+        self.state().writes
     }
 
     pub(crate) fn is_off(&self) -> bool {
@@ -182,9 +182,9 @@ impl State {
     }
 
     /// Counts a change. An error means that it may happen or not, and says so.
-    fn change(&mut self) -> io::Result<()> {
+    fn write(&mut self) -> io::Result<()> {
         self.check()?;
-        self.changes += 1;
+        self.writes += 1;
         if let Some((left, kind)) = &mut self.failure {
             if *left == 0 {
                 let kind = *kind;
@@ -242,7 +242,7 @@ impl Drop for Lock {
 impl Disk for SimDisk {
     fn create_dir(&self, dir: &Path) -> io::Result<()> {
         let mut state = self.state();
-        state.change()?;
+        state.write()?;
         state.dirs.entry(dir.into()).or_default();
         Ok(())
     }
@@ -269,7 +269,7 @@ impl Disk for SimDisk {
 
     fn create(&self, file: &Path) -> io::Result<Box<dyn DiskFile>> {
         let mut state = self.state();
-        state.change()?;
+        state.write()?;
         state.next_inode += 1;
         let inode = state.next_inode;
         state.inodes.insert(inode, Inode::default());
@@ -279,7 +279,7 @@ impl Disk for SimDisk {
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         let mut state = self.state();
-        let changed = state.change();
+        let changed = state.write();
         let inode = state.find(from)?;
         let (_, old) = state.dir(from)?;
         state.set(to, |name| Entry { remove: Some(old), set: Some((name, inode)) })?;
@@ -288,21 +288,21 @@ impl Disk for SimDisk {
 
     fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
         let mut state = self.state();
-        state.change()?;
+        state.write()?;
         let inode = state.find(from)?;
         state.set(to, |name| Entry { remove: None, set: Some((name, inode)) })
     }
 
     fn remove(&self, file: &Path) -> io::Result<()> {
         let mut state = self.state();
-        state.change()?;
+        state.write()?;
         state.find(file)?;
         state.set(file, |name| Entry { remove: Some(name), set: None })
     }
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
         let mut state = self.state();
-        state.change()?;
+        state.write()?;
         let dir = state.dirs.get_mut(dir).ok_or(ErrorKind::NotFound)?;
         dir.durable.clone_from(&dir.entries);
         dir.unsynced.clear();
@@ -347,7 +347,7 @@ impl DiskFile for SimFile {
         let mut state = self.disk.state();
         let offset = usize::try_from(offset).unwrap();
         state.check()?;
-        let changed = state.change();
+        let changed = state.write();
         if let Some(capacity) = state.capacity {
             let len = self.with(&mut state, |inode| inode.bytes.len())?;
             if state.used() + (offset + bytes.len()).saturating_sub(len) > capacity {
@@ -368,7 +368,7 @@ impl DiskFile for SimFile {
 
     fn sync_data(&self) -> io::Result<()> {
         let mut state = self.disk.state();
-        state.change()?;
+        state.write()?;
         self.with(&mut state, |inode| {
             for (offset, bytes) in std::mem::take(&mut inode.unsynced) {
                 put(&mut inode.durable, offset, &bytes);

@@ -58,9 +58,9 @@ fn every_change_may_fail_and_nothing_acknowledged_is_lost() {
     };
     let disk = SimDisk::default();
     run(&disk).unwrap();
-    let changes = disk.changes();
+    let writes = disk.writes();
     let mut unknown = 0;
-    for failing in 0..changes {
+    for failing in 0..writes {
         for kind in [ErrorKind::StorageFull, ErrorKind::Other] {
             let disk = SimDisk::default();
             disk.fail_after(failing, kind);
@@ -76,7 +76,7 @@ fn every_change_may_fail_and_nothing_acknowledged_is_lost() {
             assert!((acknowledged..=acknowledged + 1).contains(&sequence), "{failing}: {sequence} of {acknowledged}");
         }
     }
-    assert!(unknown > 120, "{unknown} of {changes}");
+    assert!(unknown > 120, "{unknown} of {writes}");
 }
 
 #[test]

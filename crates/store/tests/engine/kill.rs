@@ -1,9 +1,9 @@
 //! Processes that are killed: what they acknowledged is there.
 
-use std::io::Write;
+use std::io::Write as _;
 use std::thread;
 
-use tidewire_store::{Change, Commit, Embedded, EmbeddedOptions, Engine, OpenError, Recovered, Row};
+use tidewire_store::{Commit, Embedded, EmbeddedOptions, Engine, OpenError, Recovered, StoredRow, Write};
 use tidewire_testkit::{PATIENCE, Process, is_rerun, rerun, wait_until};
 
 const TEST: &str = "kill::what_a_killed_process_acknowledged_is_there";
@@ -29,9 +29,9 @@ fn open(dir: &str) -> Result<(Embedded, u64), OpenError> {
     };
     let (engine, _) = Embedded::open(dir, options(), |recovered| match recovered {
         Recovered::Row(row) => check(row.key, row.row),
-        Recovered::Commit { changes, .. } => {
-            for change in changes {
-                check(change.key, change.row.expect("nothing is deleted"));
+        Recovered::Commit { writes, .. } => {
+            for write in writes {
+                check(write.key, write.row.expect("nothing is deleted"));
             }
         }
     })?;
@@ -44,9 +44,9 @@ fn write(dir: &str) {
     println!("opened {count}");
     loop {
         let rows: Vec<_> = (count..count + 1 + count % 7).map(|n| (n.to_string(), row(n))).collect();
-        let changes: Vec<_> =
-            rows.iter().map(|(key, row)| [Change { bucket: "b", key: key.as_bytes(), row: Some(row) }]).collect();
-        let commits: Vec<_> = changes.iter().map(|changes| Commit { changes }).collect();
+        let writes: Vec<_> =
+            rows.iter().map(|(key, row)| [Write { bucket: "b", key: key.as_bytes(), row: Some(row) }]).collect();
+        let commits: Vec<_> = writes.iter().map(|writes| Commit { writes }).collect();
         engine.commit(&commits).unwrap();
         count += commits.len() as u64;
         println!("acknowledged {count}");
@@ -55,7 +55,7 @@ fn write(dir: &str) {
             let checkpoint = engine.checkpoint().unwrap();
             thread::spawn(move || {
                 let rows: Vec<_> = (0..count).map(|n| (n.to_string(), row(n))).collect();
-                let rows = rows.iter().map(|(key, row)| Row { bucket: "b", key: key.as_bytes(), row });
+                let rows = rows.iter().map(|(key, row)| StoredRow { bucket: "b", key: key.as_bytes(), row });
                 checkpoint.run(rows).unwrap();
             });
         }

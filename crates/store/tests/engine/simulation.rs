@@ -10,7 +10,7 @@ use fastrand::Rng;
 use tidewire_store::{Durability, EmbeddedOptions, Engine, EngineError, Position};
 
 use crate::disk::SimDisk;
-use crate::model::{Changes, Rows, apply, borrowed, commit, in_snapshot, open_on, small};
+use crate::model::{Rows, Writes, apply, borrowed, commit, in_snapshot, open_on, small};
 
 struct Simulation {
     rng: Rng,
@@ -55,10 +55,10 @@ impl Simulation {
         self.options.durability == Durability::Always
     }
 
-    fn group(&mut self) -> Vec<Changes> {
+    fn group(&mut self) -> Vec<Writes> {
         let rng = &mut self.rng;
         let long = if rng.u8(..20) == 0 { 3000 } else { 200 };
-        let mut changes = || -> Changes {
+        let mut writes = || -> Writes {
             let one = |rng: &mut Rng| {
                 let row = (rng.u8(..4) > 0).then(|| {
                     let byte = rng.u8(..);
@@ -69,7 +69,7 @@ impl Simulation {
             let count = rng.usize(..4);
             (0..count).map(|_| one(rng)).collect()
         };
-        let mut group: Vec<_> = (0..4).map(|_| changes()).collect();
+        let mut group: Vec<_> = (0..4).map(|_| writes()).collect();
         group.truncate(1 + self.rng.usize(..4));
         group
     }
@@ -79,9 +79,9 @@ impl Simulation {
         let group = self.group();
         let before = engine.position();
         let committed = commit(engine, &group);
-        for (n, changes) in group.iter().enumerate() {
+        for (n, writes) in group.iter().enumerate() {
             let mut rows = self.history.last().unwrap().0.clone();
-            apply(&mut rows, borrowed(changes));
+            apply(&mut rows, borrowed(writes));
             self.history.push((rows, n + 1 == group.len()));
         }
         match committed {

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
-use tidewire_store::{Change, Commit, Embedded, EmbeddedOptions, Engine};
+use tidewire_store::{Commit, Embedded, EmbeddedOptions, Engine, Write};
 
 const ROWS: usize = 64;
 const GROUPS: usize = 2000;
@@ -17,9 +17,9 @@ fn speed_of_durable_groups_beside_bare_writes() {
     let dir = tempfile::tempdir().unwrap();
     let (mut engine, _) = Embedded::open(dir.path().join("db"), EmbeddedOptions::default(), |_| {}).unwrap();
     let keys: Vec<_> = (0..ROWS).map(|n| format!("{n:08}")).collect();
-    let changes: Vec<_> =
-        keys.iter().map(|key| [Change { bucket: "users", key: key.as_bytes(), row: Some(&[7; 256]) }]).collect();
-    let commits: Vec<_> = changes.iter().map(|changes| Commit { changes }).collect();
+    let writes: Vec<_> =
+        keys.iter().map(|key| [Write { bucket: "users", key: key.as_bytes(), row: Some(&[7; 256]) }]).collect();
+    let commits: Vec<_> = writes.iter().map(|writes| Commit { writes }).collect();
     let bytes = 64 + commits.iter().map(Commit::encoded_len).sum::<usize>();
 
     // What the engine writes: whole pages, over and over in a file that has them all.

@@ -78,7 +78,7 @@ impl Backup {
 
         if let Some(from) = &self.snapshot {
             let to = self.dir.join(from.file_name().unwrap_or_default());
-            // It never changes, so that a second name is as good as a copy, where there can be one.
+            // It never writes, so that a second name is as good as a copy, where there can be one.
             if disk.link(from, &to).is_err() {
                 copy(disk, from, &to, u64::MAX).map_err(failed(&to))?;
             }

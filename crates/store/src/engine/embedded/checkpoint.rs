@@ -5,7 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::super::{EngineError, Position, Row};
+use super::super::{EngineError, Position, StoredRow};
 use super::home::{Home, Kept};
 use super::snapshot::{self, SnapshotHeader};
 
@@ -70,7 +70,7 @@ impl Checkpoint {
     }
 
     /// Writes the snapshot: all rows as of its [`position`](Self::position), in any order, each once.
-    pub fn run<'a>(self, rows: impl IntoIterator<Item = Row<'a>>) -> Result<Position, CheckpointError> {
+    pub fn run<'a>(self, rows: impl IntoIterator<Item = StoredRow<'a>>) -> Result<Position, CheckpointError> {
         let Some(mut job) = self.job else { return Ok(self.position) };
         let home = &job.home;
         let unfinished = home.dir.join("snapshot.tmp");

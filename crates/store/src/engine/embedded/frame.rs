@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! header    64 bytes, see `Header`
-//! payload   for each commit:  changes: u32, and for each of them
+//! payload   for each commit:  writes: u32, and for each of them
 //!           bucket: u16   key: u32   row: u32 (lengths; a deleted row has 0xffffffff)   their bytes
 //! padding   to a multiple of 8
 //! ```
@@ -14,7 +14,7 @@
 //! recycled segment had before are never taken for frames of this one, and neither are frames that were written after one that a
 //! crash took: they continue another.
 
-use super::super::{Change, Commit, Row};
+use super::super::{Commit, StoredRow, Write};
 
 /// The length of a header.
 pub(super) const HEADER: usize = 64;
@@ -24,9 +24,9 @@ pub(super) const ALIGN: usize = 8;
 const MAGIC: [u8; 3] = *b"TWf";
 const RELAXED: u8 = 0x80;
 const DELETED: u32 = u32::MAX;
-/// The lengths before the bytes of a change.
+/// The lengths before the bytes of a write.
 const LENGTHS: usize = 10;
-/// The number before the changes of a commit.
+/// The number before the writes of a commit.
 const COUNT: usize = 4;
 
 /// What a frame says.
@@ -141,24 +141,23 @@ pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
 
 /// The bytes of a commit in a payload.
 pub(crate) fn encoded_len(commit: &Commit<'_>) -> usize {
-    let len =
-        |change: &Change<'_>| LENGTHS + change.bucket.len() + change.key.len() + change.row.map_or(0, <[u8]>::len);
-    COUNT + commit.changes.iter().map(len).sum::<usize>()
+    let len = |write: &Write<'_>| LENGTHS + write.bucket.len() + write.key.len() + write.row.map_or(0, <[u8]>::len);
+    COUNT + commit.writes.iter().map(len).sum::<usize>()
 }
 
 /// Appends a commit, of which the caller has checked that its lengths fit.
 #[expect(clippy::cast_possible_truncation, reason = "the limit of a group is below u32::MAX")]
 pub(super) fn encode(commit: &Commit<'_>, out: &mut Vec<u8>) {
-    out.extend_from_slice(&(commit.changes.len() as u32).to_le_bytes());
-    for change in commit.changes {
-        put_lengths(change.bucket, change.key, change.row.map_or(DELETED, |row| row.len() as u32), out);
-        out.extend_from_slice(change.row.unwrap_or_default());
+    out.extend_from_slice(&(commit.writes.len() as u32).to_le_bytes());
+    for write in commit.writes {
+        put_lengths(write.bucket, write.key, write.row.map_or(DELETED, |row| row.len() as u32), out);
+        out.extend_from_slice(write.row.unwrap_or_default());
     }
 }
 
-/// Appends a row of a snapshot: a change without the possibility of being a deletion.
+/// Appends a row of a snapshot: a write without the possibility of being a deletion.
 #[expect(clippy::cast_possible_truncation, reason = "the caller checks the lengths")]
-pub(super) fn encode_row(row: &Row<'_>, out: &mut Vec<u8>) {
+pub(super) fn encode_row(row: &StoredRow<'_>, out: &mut Vec<u8>) {
     put_lengths(row.bucket, row.key, row.row.len() as u32, out);
     out.extend_from_slice(row.row);
 }
@@ -172,8 +171,8 @@ fn put_lengths(bucket: &str, key: &[u8], row: u32, out: &mut Vec<u8>) {
     out.extend_from_slice(key);
 }
 
-/// Takes a change from the front; none if the bytes are no change.
-pub(super) fn decode<'a>(bytes: &mut &'a [u8]) -> Option<Change<'a>> {
+/// Takes a write from the front; none if the bytes are no write.
+pub(super) fn decode<'a>(bytes: &mut &'a [u8]) -> Option<Write<'a>> {
     let (lengths, mut rest) = bytes.split_first_chunk::<LENGTHS>()?;
     let mut take = |len: usize| {
         let (taken, left) = rest.split_at_checked(len)?;
@@ -187,19 +186,19 @@ pub(super) fn decode<'a>(bytes: &mut &'a [u8]) -> Option<Change<'a>> {
         len => Some(take(usize::try_from(len).ok()?)?),
     };
     *bytes = rest;
-    Some(Change { bucket, key, row })
+    Some(Write { bucket, key, row })
 }
 
-/// The changes of a recovered commit.
+/// The writes of a recovered commit.
 #[derive(Debug, Clone)]
-pub struct Changes<'a> {
-    /// So many changes, found to be whole.
+pub struct Writes<'a> {
+    /// So many writes, found to be whole.
     bytes: &'a [u8],
     left: u32,
 }
 
-impl<'a> Changes<'a> {
-    /// Takes the changes of a commit from the front; none if the bytes are not that.
+impl<'a> Writes<'a> {
+    /// Takes the writes of a commit from the front; none if the bytes are not that.
     pub(super) fn take(bytes: &mut &'a [u8]) -> Option<Self> {
         let (count, mut rest) = bytes.split_first_chunk::<COUNT>()?;
         let (left, start) = (u32::from_le_bytes(*count), rest);
@@ -211,10 +210,10 @@ impl<'a> Changes<'a> {
     }
 }
 
-impl<'a> Iterator for Changes<'a> {
-    type Item = Change<'a>;
+impl<'a> Iterator for Writes<'a> {
+    type Item = Write<'a>;
 
-    fn next(&mut self) -> Option<Change<'a>> {
+    fn next(&mut self) -> Option<Write<'a>> {
         self.left = self.left.checked_sub(1)?;
         decode(&mut self.bytes)
     }
@@ -233,26 +232,26 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_commit_comes_back(changes in vec((".{0,9}", vec(any::<u8>(), 0..9), any::<Option<Vec<u8>>>()), 0..9)) {
-            let changes: Vec<_> =
-                changes.iter().map(|(bucket, key, row)| Change { bucket, key, row: row.as_deref() }).collect();
-            let commit = Commit { changes: &changes };
+        fn a_commit_comes_back(writes in vec((".{0,9}", vec(any::<u8>(), 0..9), any::<Option<Vec<u8>>>()), 0..9)) {
+            let writes: Vec<_> =
+                writes.iter().map(|(bucket, key, row)| Write { bucket, key, row: row.as_deref() }).collect();
+            let commit = Commit { writes: &writes };
             let mut bytes = Vec::new();
             encode(&commit, &mut bytes);
             prop_assert_eq!(bytes.len(), encoded_len(&commit));
             let mut rest = &bytes[..];
-            prop_assert_eq!(Changes::take(&mut rest).unwrap().collect::<Vec<_>>(), changes);
+            prop_assert_eq!(Writes::take(&mut rest).unwrap().collect::<Vec<_>>(), writes);
             prop_assert!(rest.is_empty());
             for len in 0..bytes.len() {
-                prop_assert!(Changes::take(&mut &bytes[..len]).is_none());
+                prop_assert!(Writes::take(&mut &bytes[..len]).is_none());
             }
         }
 
         #[test]
         fn any_bytes_are_taken_or_refused(bytes in vec(any::<u8>(), 0..200)) {
             let mut rest = &bytes[..];
-            while let Some(changes) = Changes::take(&mut rest) {
-                prop_assert_eq!(changes.size_hint().0, changes.count());
+            while let Some(writes) = Writes::take(&mut rest) {
+                prop_assert_eq!(writes.size_hint().0, writes.count());
             }
         }
     }

@@ -37,7 +37,7 @@ use segment::{MAX_SEGMENT, PAGE, Segment, SegmentHeader};
 
 pub use backup::{Backup, BackupError};
 pub use checkpoint::{Checkpoint, CheckpointError};
-pub use frame::Changes;
+pub use frame::Writes;
 pub(crate) use frame::encoded_len;
 pub use recovery::{Corruption, Cut, OpenError, Recovered, Recovery};
 
@@ -89,18 +89,18 @@ impl EmbeddedOptions {
 /// Keeps commits in a directory.
 ///
 /// ```
-/// use tidewire_store::{Change, Commit, Embedded, EmbeddedOptions, Engine, Recovered};
+/// use tidewire_store::{Write, Commit, Embedded, EmbeddedOptions, Engine, Recovered};
 ///
 /// # let dir = tempfile::tempdir()?;
 /// let (mut engine, _) = Embedded::open(dir.path(), EmbeddedOptions::default(), |_| {})?;
-/// let changes = [Change { bucket: "users", key: b"1", row: Some(b"{}") }];
-/// engine.commit(&[Commit { changes: &changes }])?;
+/// let writes = [Write { bucket: "users", key: b"1", row: Some(b"{}") }];
+/// engine.commit(&[Commit { writes: &writes }])?;
 /// drop(engine);
 ///
 /// let mut keys = Vec::new();
 /// let (engine, recovery) = Embedded::open(dir.path(), EmbeddedOptions::default(), |recovered| {
-///     if let Recovered::Commit { changes, .. } = recovered {
-///         keys.extend(changes.map(|change| change.key.to_vec()));
+///     if let Recovered::Commit { writes, .. } = recovered {
+///         keys.extend(writes.map(|write| write.key.to_vec()));
 ///     }
 /// })?;
 /// assert_eq!((keys, recovery.commits), (vec![b"1".to_vec()], 1));
@@ -253,7 +253,7 @@ impl Embedded {
     fn admit(&mut self, commits: &[Commit<'_>]) -> Result<(u32, u32), EngineError> {
         self.log.check()?;
         let too_long = |len: &usize| *len > usize::from(u16::MAX);
-        let names = commits.iter().flat_map(|commit| commit.changes).map(|change| change.bucket.len());
+        let names = commits.iter().flat_map(|commit| commit.writes).map(|write| write.bucket.len());
         if let Some(len) = names.into_iter().find(too_long) {
             return Err(EngineError::BucketName { len });
         }

@@ -8,8 +8,8 @@
 use std::io;
 use std::path::PathBuf;
 
-use super::super::{Position, Row};
-use super::frame::{ALIGN, Changes, HEADER, Header, Kind, matches, u64_at};
+use super::super::{Position, StoredRow};
+use super::frame::{ALIGN, HEADER, Header, Kind, Writes, matches, u64_at};
 use super::home::{Home, Kept, Listing};
 use super::log::Cursor;
 use super::segment::{MAX_SEGMENT, NoHeader, PAGE, SegmentHeader};
@@ -99,13 +99,13 @@ pub enum Corruption {
 #[derive(Debug)]
 pub enum Recovered<'a> {
     /// A row of the newest snapshot. All of them come before the first commit.
-    Row(Row<'a>),
+    Row(StoredRow<'a>),
     /// A commit after it, in order.
     Commit {
         /// Where it stands.
         position: Position,
         /// What it did.
-        changes: Changes<'a>,
+        writes: Writes<'a>,
     },
 }
 
@@ -376,12 +376,12 @@ impl<'h, 'e> Replay<'h, 'e> {
         match header.kind {
             Kind::Commits => {
                 for _ in 0..header.count {
-                    let Some(changes) = Changes::take(&mut rest) else { return false };
+                    let Some(writes) = Writes::take(&mut rest) else { return false };
                     let position = Position { epoch: self.cursor.epoch, sequence: self.cursor.sequence };
                     self.cursor.sequence += 1;
                     if position.sequence > self.from {
                         self.commits += 1;
-                        (self.each)(Recovered::Commit { position, changes });
+                        (self.each)(Recovered::Commit { position, writes });
                     }
                 }
                 rest.is_empty()

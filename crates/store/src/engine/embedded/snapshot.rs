@@ -12,7 +12,7 @@
 use std::io;
 use std::path::Path;
 
-use super::super::{Disk, DiskFile, Row};
+use super::super::{Disk, DiskFile, StoredRow};
 use super::frame::{decode, encode_row, matches, u32_at, u64_at};
 use super::recovery::{Corruption, OpenError};
 
@@ -65,7 +65,7 @@ fn block_crc(offset: u64, header: &[u8], payload: &[u8]) -> u32 {
 pub(super) fn write<'a>(
     file: &dyn DiskFile,
     header: &SnapshotHeader,
-    rows: impl IntoIterator<Item = Row<'a>>,
+    rows: impl IntoIterator<Item = StoredRow<'a>>,
 ) -> io::Result<u64> {
     let mut writer =
         Writer { file, offset: 0, synced: 0, block: Vec::with_capacity(BLOCK * 2), in_block: 0, blocks: 0 };
@@ -138,7 +138,7 @@ impl Writer<'_> {
 pub(super) fn read(
     disk: &dyn Disk,
     path: &Path,
-    mut each: impl FnMut(Row<'_>),
+    mut each: impl FnMut(StoredRow<'_>),
 ) -> Result<(SnapshotHeader, u64), OpenError> {
     let corrupt = |offset, what| OpenError::Corrupt { file: path.to_owned(), offset, what };
     let failed = |source| OpenError::Io { file: path.to_owned(), source };
@@ -186,9 +186,9 @@ pub(super) fn read(
         }
         let mut rest = &payload[..];
         for _ in 0..rows {
-            let change = decode(&mut rest).and_then(|change| Some((change, change.row?)));
-            let Some((change, row)) = change else { return Err(corrupt(offset, Corruption::SnapshotBlock)) };
-            each(Row { bucket: change.bucket, key: change.key, row });
+            let write = decode(&mut rest).and_then(|write| Some((write, write.row?)));
+            let Some((write, row)) = write else { return Err(corrupt(offset, Corruption::SnapshotBlock)) };
+            each(StoredRow { bucket: write.bucket, key: write.key, row });
         }
         if !rest.is_empty() {
             return Err(corrupt(offset, Corruption::SnapshotBlock));
