@@ -1,6 +1,6 @@
 //! Segments of the log: files of a fixed length that are written once with zeros, and then over and over with frames.
 //!
-//! A write into bytes that the file has already writes no metadata, so forcing it to the disk is one write and no journal
+//! A write into bytes that the file has already changes no metadata, so forcing it to the disk is one write and no journal
 //! commit; and since the room is taken beforehand, a full disk is noticed a segment before it matters. The next segment is made
 //! while this one is filled, out of one that is no longer needed if there is one.
 //!
