@@ -1,4 +1,28 @@
-//! JSON buckets with a schema, indexes, queries and transactions, durable by default, at memory speed.
+//! JSON buckets with a schema, indexes, queries and transactions, at memory speed.
+//!
+//! A [`State`] holds buckets at one moment, a [`Query`] reads them, a [`Draft`] makes the next state out of one. An [`Engine`]
+//! keeps commits: [`Memory`] keeps none, [`Embedded`] keeps them in a log and snapshots in a directory.
+//!
+//! ```
+//! use serde_json::json;
+//! use tidewire_store::{Answer, BucketDefinition, Draft, Query, State};
+//!
+//! let mut state = State::new();
+//! let definition = json!({"key": "id", "schema": {"id": {"type": "number"}, "tide": {"type": "string"}}, "indexes": ["tide"]});
+//! state.define("harbours", BucketDefinition::parse(&definition)?)?;
+//!
+//! let mut draft = Draft::new(state, 1_700_000_000_000);
+//! for (id, tide) in [(1, "high"), (2, "low"), (3, "high")] {
+//!     draft.insert("harbours", serde_json::from_value(json!({"id": id, "tide": tide}))?)?;
+//! }
+//! let (state, changes) = draft.finish();
+//! assert_eq!(changes.len(), 3);
+//!
+//! let query = Query::parse(&json!({"bucket": "harbours", "filter": {"tide": "high"}, "fields": ["id"]}), &Default::default())?;
+//! let answer = query.answer(state.bucket("harbours")?, 1_700_000_000_000);
+//! assert_eq!(answer, Answer::Records(vec![json!({"id": 1}), json!({"id": 3})]));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod bucket;
 mod check;
