@@ -145,6 +145,37 @@ async fn a_broadcast_reaches_whom_it_is_meant_for() {
     assert_eq!(first.ask("still here").await, "still here");
 }
 
+/// Beside a stream without end, and with all of them queued before the actor has its turn: urgent ones, then the others, then
+/// the stream goes on. The fair share of the others is one after sixteen.
+#[tokio::test]
+async fn what_is_queued_beside_a_stream_is_written_by_priority() {
+    let server = Server::start().await;
+    let (mut client, handle) = server.connected().await;
+    client.send("stream").await;
+    assert!(client.receive().await.unwrap().ends_with("01"));
+    for number in 0..100 {
+        push(&handle, &format!("low {number}"), PushPriority::Low).unwrap();
+    }
+    for number in 0..16 {
+        push(&handle, &format!("high {number}"), PushPriority::High).unwrap();
+    }
+    let mut numbers = 1;
+    let first = loop {
+        let received = client.receive().await.unwrap();
+        if !received.starts_with('0') {
+            break received;
+        }
+        numbers += 1;
+        assert_eq!(received.parse::<u32>().unwrap(), numbers, "the stream is in order");
+    };
+    assert_eq!(first, "high 0");
+    let rest = (1..16).map(|number| format!("high {number}")).chain((0..100).map(|number| format!("low {number}")));
+    for expected in rest {
+        assert_eq!(client.receive().await.unwrap(), expected);
+    }
+    assert_eq!(client.receive().await.unwrap().parse::<u32>().unwrap(), numbers + 1, "nothing of the stream is lost");
+}
+
 /// Urgent, other and streaming producers at once: everything arrives, each in its own order.
 #[tokio::test(flavor = "multi_thread")]
 async fn concurrent_producers_lose_nothing() {
