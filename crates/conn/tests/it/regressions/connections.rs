@@ -289,7 +289,7 @@ async fn what_has_arrived_counts_first() {
     use std::io::Write;
     let (rig, mut ends, mut tickets) = rig::<false, false>();
     let supervisor =
-        Supervisor::with_protocol(rig).timeouts(timeouts(|t| t.frame = Some(Duration::from_millis(300)))).build();
+        Supervisor::with_protocol(rig).timeouts(timeouts(|t| t.frame = Some(Duration::from_secs(1)))).build();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (socket, peer) = listener.accept().await.unwrap();
@@ -299,7 +299,7 @@ async fn what_has_arrived_counts_first() {
     turns().await;
     client.write_all(b"\0\x05again").unwrap();
     // A handler that blocks, a machine that stood still.
-    std::thread::sleep(Duration::from_millis(500));
+    std::thread::sleep(Duration::from_millis(1500));
     handle.try_push(frame("push"), PushPriority::Low, PushPolicy::DropIfFull).unwrap();
     // The second request is handled, and nothing has ended.
     tickets.recv().await.unwrap();
@@ -329,7 +329,7 @@ fn alarms_survive_the_runtime_that_drove_them() {
     let (one, two) = (runtime(), runtime());
     let (rig, mut ends, _tickets) = rig::<false, false>();
     let supervisor =
-        Supervisor::with_protocol(rig).timeouts(timeouts(|t| t.first_frame = Some(Duration::from_millis(500)))).build();
+        Supervisor::with_protocol(rig).timeouts(timeouts(|t| t.first_frame = Some(Duration::from_secs(2)))).build();
     let connect = |runtime: &tokio::runtime::Runtime| {
         let (near, far) = tokio::io::duplex(1000);
         let permit = supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap();
