@@ -156,10 +156,22 @@ async fn a_server_may_demand_a_certificate() {
     wait_until_async("it is counted", PATIENCE, async || supervisor.stats().ended["handshake"] == 1).await;
 
     let Certificates { client, client_key, .. } = &setting.certificates;
-    let mut known = setting.client();
-    known.identity = Some(Setting::identity(client, client_key));
-    let known = TlsConnector::new(TcpConnector::new(addr), "localhost", known).unwrap();
-    assert_eq!(ask(known).await.unwrap().body(), "hello");
+    let known = || {
+        let mut options = setting.client();
+        options.identity = Some(Setting::identity(client, client_key));
+        options
+    };
+    let connector = TlsConnector::new(TcpConnector::new(addr), "localhost", known()).unwrap();
+    assert_eq!(ask(connector).await.unwrap().body(), "hello");
+
+    // Or ask for one and take those without.
+    let mut options = TlsServerOptions::default();
+    options.clients = ClientCertificates::Optional(setting.authorities());
+    let (_supervisor, addr) = setting.serve(options).await;
+    for options in [known(), setting.client()] {
+        let connector = TlsConnector::new(TcpConnector::new(addr.clone()), "localhost", options).unwrap();
+        assert_eq!(ask(connector).await.unwrap().body(), "hello");
+    }
 }
 
 /// Rubbish, silence, and a connection that is cut in the middle: each is that connection's affair.

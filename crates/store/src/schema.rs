@@ -18,9 +18,9 @@ pub struct BucketDefinition {
     pub fields: Vec<(String, FieldRule)>,
     /// The indexes that were asked for, each of one field or of several.
     pub indexes: Vec<Vec<String>>,
-    /// Whether records are paged in the order of their keys, rather than of their coming.
+    /// Whether records are paged in the order of their keys, rather than of their coming. Nothing is paged yet.
     pub ordered: bool,
-    /// Whether records outlive the process.
+    /// Whether records outlive the process. No writer hands them to an engine yet.
     pub persistent: bool,
     /// How long records live, in milliseconds.
     pub ttl: Option<u64>,

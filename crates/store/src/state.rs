@@ -63,3 +63,30 @@ impl State {
         Ok(bucket.get(key).filter(|row| bucket.is_live(row, now)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn buckets_are_named_in_order_and_dropped_with_all_that_is_in_them() {
+        let definition =
+            || BucketDefinition::parse(&json!({"key": "id", "schema": {"id": {"type": "number"}}})).unwrap();
+        let mut state = State::new();
+        for name in ["c", "a", "b"] {
+            state.define(name, definition()).unwrap();
+        }
+        assert_eq!(state.define("a", definition()), Err(StoreError::BucketExists { bucket: "a".to_owned() }));
+        let row = Row::new(json!({"id": 1}).as_object().unwrap()).unwrap();
+        state.bucket_mut("a").unwrap().put(row).unwrap();
+        let before = state.clone();
+        state.drop_bucket("a").unwrap();
+        assert_eq!(state.names().collect::<Vec<_>>(), ["c", "b"]);
+        assert_eq!(state.drop_bucket("a"), Err(StoreError::BucketNotDefined { bucket: "a".to_owned() }));
+        state.define("a", definition()).unwrap();
+        assert!(state.bucket("a").unwrap().is_empty());
+        assert_eq!(before.bucket("a").unwrap().len(), 1, "a clone is as it was");
+    }
+}

@@ -10,11 +10,13 @@
 //! When nothing moves, the actor rests: it gives back its buffers, and if it waits for the peer it sets an alarm on the clock
 //! that all connections share. Time-outs are looked at then and only then, so that whatever has arrived counts first.
 
+mod parked;
 mod replies;
+mod resting;
+mod sending;
 
 use std::cell::Cell;
-use std::collections::VecDeque;
-use std::io::{self, IoSlice};
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -25,19 +27,18 @@ use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
+use self::parked::Parked;
 use self::replies::{Replies, Step};
+use self::resting::Parting;
+use self::sending::{Source, Unfinished};
 use crate::batch::Batch;
 use crate::push::PushQueues;
 use crate::supervisor::{Phase, Shared};
-use crate::timeouts::{Due, Watch, later};
-use crate::{CloseReason, Codec, ConnectionContext, FrameLike, Part, Protocol, PushPriority, Reply, ServiceOrder};
+use crate::timeouts::Watch;
+use crate::{CloseReason, Codec, ConnectionContext, Protocol, Reply, ServiceOrder};
 
 /// How much is read at a time, into a buffer that all connections of a thread share: an idle connection holds none.
 const READ: usize = 16 * 1024;
-/// How many bytes are read that nobody will handle, when a connection ends.
-const PARTING_BYTES: usize = 1 << 20;
-/// How many slices one write takes at most.
-const SLICES: usize = 32;
 /// After so many turns other tasks have theirs.
 const TURNS: usize = 16;
 /// And after so many batches: a peer that reads as fast as it is written to must not keep the thread for itself.
@@ -94,17 +95,6 @@ pub(crate) struct Actor<P: Protocol, S> {
     parting: Option<Box<Parting>>,
 }
 
-/// The end of a stream.
-#[derive(Debug)]
-struct Parting {
-    /// So long the peer is waited for.
-    until: Instant,
-    /// Our side is closed.
-    is_shut: bool,
-    /// So many bytes came that nobody will handle.
-    discarded: usize,
-}
-
 #[derive(Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own, and all combinations occur")]
 struct State {
@@ -128,71 +118,6 @@ enum Leaving {
     Handle,
 }
 
-/// Whole frames that wait until their requests may be handled, so that what the codec answers by itself need not. It takes no
-/// room while there are none.
-struct Parked<F>(Option<Box<(VecDeque<F>, usize)>>);
-
-impl<F: FrameLike> Parked<F> {
-    /// What a frame counts for, in case it has no bytes more than its place.
-    fn weight(frame: &F) -> usize {
-        frame.size().saturating_add(size_of::<F>())
-    }
-
-    fn push(&mut self, frame: F) {
-        let (frames, bytes) = &mut **self.0.get_or_insert_default();
-        *bytes += Self::weight(&frame);
-        frames.push_back(frame);
-    }
-
-    fn pop(&mut self) -> Option<F> {
-        let (frames, bytes) = &mut **self.0.as_mut()?;
-        let frame = frames.pop_front()?;
-        *bytes -= Self::weight(&frame).min(*bytes);
-        if frames.is_empty() {
-            self.0 = None;
-        }
-        Some(frame)
-    }
-
-    fn bytes(&self) -> usize {
-        self.0.as_ref().map_or(0, |parked| parked.1)
-    }
-
-    fn is_empty(&self) -> bool {
-        self.0.is_none()
-    }
-}
-
-/// Frames that the codec has encoded in part, at most one of each kind.
-struct Unfinished<F> {
-    high: Option<Box<(F, Part)>>,
-    low: Option<Box<(F, Part)>>,
-    reply: Option<Box<(F, Part)>>,
-}
-
-/// Where a frame comes from, and who can go on meanwhile.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Source {
-    Push(PushPriority),
-    Reply,
-}
-
-impl<F> Unfinished<F> {
-    fn of(&mut self, source: Source) -> &mut Option<Box<(F, Part)>> {
-        match source {
-            Source::Push(PushPriority::High) => &mut self.high,
-            Source::Push(PushPriority::Low) => &mut self.low,
-            Source::Reply => &mut self.reply,
-        }
-    }
-}
-
-impl<F> Default for Unfinished<F> {
-    fn default() -> Self {
-        Self { high: None, low: None, reply: None }
-    }
-}
-
 /// Whether a step got anywhere.
 type Progress<P> = Result<bool, CloseReason<P>>;
 
@@ -214,7 +139,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             queues,
             input: BytesMut::from(already_read),
             batch: Batch::default(),
-            parked: Parked(None),
+            parked: Parked::default(),
             replies: Replies::new(),
             unfinished: Unfinished::default(),
             watch,
@@ -269,14 +194,6 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         self.queues.outbox.close();
         self.lose_unfinished();
         self.tell_end(reason);
-    }
-
-    /// The connection has ended, but for the end of its stream.
-    fn part(&mut self) {
-        self.batch = Batch::default();
-        let until = later(Instant::now(), self.shared.timeouts.linger);
-        self.parting = Some(Box::new(Parting { until, is_shut: false, discarded: 0 }));
-        self.set_alarm(until);
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<CloseReason<P>> {
@@ -683,86 +600,6 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         self.shared.protocol.on_command_end(&mut self.context);
     }
 
-    /// Encodes a frame, or the first part of it.
-    fn send(&mut self, mut frame: P::Frame, source: Source) {
-        self.shared.protocol.before_send(&mut frame, &mut self.context);
-        match self.codec.encode_part(&frame, Part::default(), &mut self.batch) {
-            Ok(None) => self.context.counters.frames_out += 1,
-            Ok(Some(part)) => *self.unfinished.of(source) = Some(Box::new((frame, part))),
-            Err(error) => {
-                if matches!(source, Source::Push(_)) {
-                    self.queues.outbox.lose(frame);
-                }
-                self.end(CloseReason::Encode(error));
-            }
-        }
-    }
-
-    fn send_next_part(&mut self, source: Source) {
-        let unfinished = self.unfinished.of(source);
-        let Some((frame, part)) = unfinished.as_deref_mut() else { return };
-        match self.codec.encode_part(frame, *part, &mut self.batch) {
-            Ok(Some(next)) => *part = next,
-            Ok(None) => {
-                *unfinished = None;
-                self.context.counters.frames_out += 1;
-            }
-            Err(error) => self.end(CloseReason::Encode(error)),
-        }
-    }
-
-    /// Encodes a frame that nothing can overtake.
-    fn send_whole(&mut self, mut frame: P::Frame) {
-        self.shared.protocol.before_send(&mut frame, &mut self.context);
-        match self.codec.encode(&frame, &mut self.batch) {
-            Ok(()) => self.context.counters.frames_out += 1,
-            // Of all frames these are the protocol's own, and one of them may be the last word about just this.
-            Err(error) => {
-                tracing::warn!(connection = %self.context.id(), %error, "a frame of the protocol's own cannot be sent");
-                self.ending.get_or_insert(CloseReason::Encode(error));
-            }
-        }
-    }
-
-    /// Writes the batch, as far as the socket takes it, and flushes once when all is written.
-    fn write(&mut self, context: &mut Context<'_>) -> Progress<P> {
-        let mut progress = false;
-        while !self.batch.is_empty() {
-            let socket = Pin::new(&mut self.socket);
-            let written = if let Some(only) = self.batch.only_slice() {
-                socket.poll_write(context, only)
-            } else {
-                let mut slices = [IoSlice::new(&[]); SLICES];
-                let count = self.batch.slices(&mut slices);
-                socket.poll_write_vectored(context, &slices[..count])
-            };
-            match written {
-                Poll::Pending => return Ok(progress),
-                Poll::Ready(Err(error)) => return Err(CloseReason::Io(error)),
-                Poll::Ready(Ok(0)) => return Err(CloseReason::Io(io::ErrorKind::WriteZero.into())),
-                Poll::Ready(Ok(written)) => {
-                    self.batch.advance(written);
-                    self.context.counters.bytes_out += written as u64;
-                    self.state.unflushed = true;
-                    self.watch.stalled = None;
-                    self.watch.half_closed = None;
-                    progress = true;
-                }
-            }
-        }
-        if self.state.unflushed {
-            match Pin::new(&mut self.socket).poll_flush(context) {
-                Poll::Pending => {}
-                Poll::Ready(Err(error)) => return Err(CloseReason::Io(error)),
-                Poll::Ready(Ok(())) => {
-                    self.state.unflushed = false;
-                    progress = true;
-                }
-            }
-        }
-        Ok(progress)
-    }
-
     fn read(&mut self, context: &mut Context<'_>) -> Progress<P> {
         if !self.is_listening() {
             return Ok(false);
@@ -801,126 +638,6 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         self.input.extend_from_slice(buffer.filled());
         SCRATCH.set(Some(scratch));
         polled.map_ok(|()| length)
-    }
-
-    /// Nothing moves. Returns whether something does after all, because it was time for it.
-    fn rest(&mut self) -> Progress<P> {
-        self.context.publish();
-        self.replies.rest();
-        self.queues.rest();
-        // An idle connection holds no buffers.
-        if self.input.is_empty() {
-            self.input = BytesMut::new();
-        }
-        if self.batch.is_empty() {
-            self.batch.shrink();
-        }
-        let is_rung = self.queues.outbox.is_rung();
-        if is_rung {
-            self.alarm = None;
-        }
-        self.wait_for_peer();
-        let Some((at, due)) = self.watch.next(&self.shared.timeouts, self.context.since()) else { return Ok(false) };
-        // Only then has the runtime looked at the sockets before it looked at the clock.
-        if is_rung && at <= Instant::now() {
-            return self.time_out(due);
-        }
-        self.set_alarm(at);
-        Ok(false)
-    }
-
-    /// Notes what it waits for, from now on or still.
-    fn wait_for_peer(&mut self) {
-        let serves = self.ending.is_none();
-        let has_left = self.state.heard_out || self.codec.is_leaving();
-        let listens = self.is_listening();
-        let is_midway = listens && !self.state.backlog && self.codec.is_midway(&self.input);
-        let assembling = self.codec.assembling().filter(|_| listens);
-        let is_written = self.is_written();
-        let is_answered = self.replies.is_empty() && self.parked.is_empty();
-        let expects = listens && is_written && (is_answered || self.shared.timeouts.heartbeat.is_some());
-        let may_ask = serves && is_written && !self.holds();
-        let watch = &mut self.watch;
-        let mut now = None;
-        let mut since = |waits: bool, since: Option<Instant>| {
-            waits.then(|| since.unwrap_or_else(|| *now.get_or_insert_with(Instant::now)))
-        };
-        watch.first_frame &= listens && !self.state.backlog;
-        let known = watch.assembling.filter(|(known, _)| Some(*known) == assembling);
-        watch.assembling = assembling.zip(since(assembling.is_some(), known.map(|(_, since)| since)));
-        watch.frame = since(is_midway, watch.frame);
-        watch.stalled = since(!is_written, watch.stalled);
-        watch.half_closed = since(serves && has_left, watch.half_closed);
-        if expects && !watch.listening {
-            watch.heard = Instant::now();
-        }
-        watch.listening = expects;
-        watch.may_ask = may_ask;
-    }
-
-    fn time_out(&mut self, due: Due) -> Progress<P> {
-        match due {
-            Due::Heartbeat { silent } => {
-                self.watch.asked = Instant::now();
-                if let Some(frame) = self.shared.protocol.on_idle(silent, &mut self.context) {
-                    self.send_whole(frame);
-                }
-            }
-            Due::End(timeout) => match self.ending.take() {
-                // It had its last words, and did not read them.
-                Some(reason) => return Err(reason),
-                None if !self.is_written() => return Err(CloseReason::TimedOut(timeout)),
-                None => self.end(CloseReason::TimedOut(timeout)),
-            },
-        }
-        Ok(true)
-    }
-
-    /// Sets an alarm, unless an earlier one is set already.
-    fn set_alarm(&mut self, at: Instant) {
-        if self.alarm.is_none_or(|alarm| at < alarm) {
-            self.shared.alarms.set(self.context.id(), self.alarm, at, &self.queues.outbox);
-            self.alarm = Some(at);
-        }
-    }
-
-    /// Ends the stream in order. A socket that is closed with unread bytes resets, and the peer may lose our last words; so
-    /// what still comes is thrown away, until the peer closes its side or the time for it is over.
-    fn poll_linger(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        self.register(context);
-        let Some(mut parting) = self.parting.take() else { return Poll::Ready(()) };
-        let polled = self.poll_parting(&mut parting, context);
-        self.parting = Some(parting);
-        polled
-    }
-
-    fn poll_parting(&mut self, parting: &mut Parting, context: &mut Context<'_>) -> Poll<()> {
-        let Parting { until, is_shut, discarded } = parting;
-        // Whether shutting it down succeeds or not, the socket is dropped in the end.
-        *is_shut = *is_shut || Pin::new(&mut self.socket).poll_shutdown(context).is_ready();
-        if self.queues.outbox.is_rung() {
-            self.alarm = None;
-            if Instant::now() >= *until {
-                return Poll::Ready(());
-            }
-            self.set_alarm(*until);
-        }
-        for _ in 0..TURNS {
-            let is_over = *is_shut && self.state.heard_out || *discarded > PARTING_BYTES;
-            if is_over || self.shared.phase.get() == Phase::Aborted {
-                return Poll::Ready(());
-            }
-            if self.state.heard_out {
-                return Poll::Pending;
-            }
-            self.input.clear();
-            match ready!(self.poll_read(context)) {
-                Ok(1..) => *discarded += self.input.len(),
-                Ok(0) | Err(_) => self.state.heard_out = true,
-            }
-        }
-        context.waker().wake_by_ref();
-        Poll::Pending
     }
 }
 

@@ -66,13 +66,13 @@ impl ClientProtocol for InOrder {
 }
 
 /// The server's end of a connection, played by the test.
-struct Far {
-    socket: DuplexStream,
+pub(crate) struct Far {
+    pub(crate) socket: DuplexStream,
     input: BytesMut,
 }
 
 impl Far {
-    async fn receive(&mut self) -> Option<String> {
+    pub(crate) async fn receive(&mut self) -> Option<String> {
         loop {
             if let Some(frame) = LengthDelimited::default().decode(&mut self.input).unwrap() {
                 return Some(String::from_utf8(frame.body().to_vec()).unwrap());
@@ -83,14 +83,14 @@ impl Far {
         }
     }
 
-    async fn send(&mut self, text: &str) {
+    pub(crate) async fn send(&mut self, text: &str) {
         self.socket.write_u32(u32::try_from(text.len()).unwrap()).await.unwrap();
         self.socket.write_all(text.as_bytes()).await.unwrap();
     }
 }
 
 /// Connects to the test itself.
-struct ToTest(tokio::sync::mpsc::Sender<Far>);
+pub(crate) struct ToTest(pub(crate) tokio::sync::mpsc::Sender<Far>);
 
 impl Connect for ToTest {
     type Socket = DuplexStream;

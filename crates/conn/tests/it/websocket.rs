@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tidewire_conn::{
-    Builder, CloseCode, CloseReason, ConnectionContext, Message, Protocol, PushPriority, Reply, Shutdown, Supervisor,
-    Text, Timeouts, WebSocket, WebSocketOptions, accept_websocket,
+    Builder, ClientHandshake, CloseCode, CloseReason, ConnectionContext, Message, Protocol, PushPriority, Reply,
+    Shutdown, Supervisor, Text, Timeouts, WebSocket, WebSocketOptions, accept_websocket, connect_websocket,
 };
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -290,4 +290,49 @@ async fn pushes_have_heads_of_their_own_and_a_handle_closes() {
     second.expect_close(CloseCode::AWAY).await;
     drop((first, second));
     shutting.await.unwrap();
+}
+
+/// Tells what was agreed on, which whoever upgraded the socket handed over.
+struct Agreed;
+
+impl Protocol for Agreed {
+    type Frame = Message;
+    type Codec = WebSocket;
+    type ProtocolError = Infallible;
+
+    fn codec(&self) -> WebSocket {
+        WebSocket::server(WebSocketOptions::default())
+    }
+
+    fn on_frame(&self, _: Message, context: &mut ConnectionContext) -> Reply<Message, Infallible> {
+        let agreed: &String = context.data.as_ref().unwrap().downcast_ref().unwrap();
+        Reply::Frame(Message::text(agreed.clone()))
+    }
+}
+
+#[tokio::test]
+async fn a_subprotocol_is_agreed_on_and_handed_over() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let serving = tokio::spawn(async move {
+        let (mut socket, peer) = listener.accept().await.unwrap();
+        let mut agreed = String::new();
+        let already_read = accept_websocket(&mut socket, |request| {
+            agreed = request.subprotocols().find(|offered| *offered == "tide.2")?.to_owned();
+            Some(agreed.clone())
+        });
+        let already_read = already_read.await.unwrap();
+        let permit = Supervisor::with_protocol(Agreed).build().admit(peer).unwrap();
+        permit.run_with(socket, already_read, Some(Box::new(agreed))).await;
+    });
+    let mut socket = TcpStream::connect(addr).await.unwrap();
+    let handshake = ClientHandshake::new("tide.example", "/").unwrap();
+    let handshake = handshake.with_subprotocol("tide.1").unwrap().with_subprotocol("tide.2").unwrap();
+    let (upgraded, already_read) = connect_websocket(&mut socket, handshake).await.unwrap();
+    assert_eq!((upgraded.subprotocol.as_deref(), already_read.len()), (Some("tide.2"), 0));
+    let mut client = Client(socket);
+    client.send(0x81, b"what?").await;
+    assert_eq!(client.receive().await.unwrap(), (0x81, b"tide.2".to_vec()));
+    drop(client);
+    serving.await.unwrap();
 }

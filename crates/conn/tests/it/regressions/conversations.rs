@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use tidewire_conn::{
     Batch, Client, ClientOptions, ClientProtocol, CloseCode, CloseReason, Codec, Connect, Connected, ConnectionContext,
     FragmentOptions, Fragmented, Frame, Incoming, LengthDelimited, Message, Outcome, Protocol, PushHandle, PushPolicy,
@@ -16,9 +16,8 @@ use tidewire_conn::{
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::mpsc;
 
-fn frame(text: impl Into<String>) -> Frame {
-    Frame::from(Bytes::from(text.into()))
-}
+use crate::client::{Far, ToTest};
+use crate::server::frame;
 
 fn peer() -> std::net::SocketAddr {
     "127.0.0.1:9".parse().unwrap()
@@ -50,42 +49,6 @@ impl ClientProtocol for InOrder {
 
     fn farewell(&self) -> Option<Frame> {
         Some(frame("goodbye"))
-    }
-}
-
-struct Far {
-    socket: DuplexStream,
-    input: BytesMut,
-}
-
-impl Far {
-    async fn receive(&mut self) -> Option<String> {
-        loop {
-            if let Some(frame) = LengthDelimited::default().decode(&mut self.input).unwrap() {
-                return Some(String::from_utf8(frame.body().to_vec()).unwrap());
-            }
-            if self.socket.read_buf(&mut self.input).await.unwrap() == 0 {
-                return None;
-            }
-        }
-    }
-
-    async fn send(&mut self, text: &str) {
-        self.socket.write_u32(u32::try_from(text.len()).unwrap()).await.unwrap();
-        self.socket.write_all(text.as_bytes()).await.unwrap();
-    }
-}
-
-struct ToTest(mpsc::Sender<Far>);
-
-impl Connect for ToTest {
-    type Socket = DuplexStream;
-
-    async fn connect(&self) -> io::Result<Connected<DuplexStream>> {
-        let (near, far) = tokio::io::duplex(100_000);
-        let far = Far { socket: far, input: BytesMut::new() };
-        self.0.send(far).await.map_err(|_| io::Error::other("the test is over"))?;
-        Ok(Connected::new(near, peer()))
     }
 }
 

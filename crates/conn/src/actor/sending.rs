@@ -1,0 +1,125 @@
+//! Frames into the batch, and the batch into the socket.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::{Actor, Progress};
+use crate::{CloseReason, Codec, Part, Protocol, PushPriority};
+
+/// How many slices one write takes at most.
+const SLICES: usize = 32;
+
+/// Frames that the codec has encoded in part, at most one of each kind.
+pub(super) struct Unfinished<F> {
+    pub(super) high: Option<Box<(F, Part)>>,
+    pub(super) low: Option<Box<(F, Part)>>,
+    pub(super) reply: Option<Box<(F, Part)>>,
+}
+
+/// Where a frame comes from, and who can go on meanwhile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    Push(PushPriority),
+    Reply,
+}
+
+impl<F> Unfinished<F> {
+    fn of(&mut self, source: Source) -> &mut Option<Box<(F, Part)>> {
+        match source {
+            Source::Push(PushPriority::High) => &mut self.high,
+            Source::Push(PushPriority::Low) => &mut self.low,
+            Source::Reply => &mut self.reply,
+        }
+    }
+}
+
+impl<F> Default for Unfinished<F> {
+    fn default() -> Self {
+        Self { high: None, low: None, reply: None }
+    }
+}
+
+impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
+    /// Encodes a frame, or the first part of it.
+    pub(super) fn send(&mut self, mut frame: P::Frame, source: Source) {
+        self.shared.protocol.before_send(&mut frame, &mut self.context);
+        match self.codec.encode_part(&frame, Part::default(), &mut self.batch) {
+            Ok(None) => self.context.counters.frames_out += 1,
+            Ok(Some(part)) => *self.unfinished.of(source) = Some(Box::new((frame, part))),
+            Err(error) => {
+                if matches!(source, Source::Push(_)) {
+                    self.queues.outbox.lose(frame);
+                }
+                self.end(CloseReason::Encode(error));
+            }
+        }
+    }
+
+    pub(super) fn send_next_part(&mut self, source: Source) {
+        let unfinished = self.unfinished.of(source);
+        let Some((frame, part)) = unfinished.as_deref_mut() else { return };
+        match self.codec.encode_part(frame, *part, &mut self.batch) {
+            Ok(Some(next)) => *part = next,
+            Ok(None) => {
+                *unfinished = None;
+                self.context.counters.frames_out += 1;
+            }
+            Err(error) => self.end(CloseReason::Encode(error)),
+        }
+    }
+
+    /// Encodes a frame that nothing can overtake.
+    pub(super) fn send_whole(&mut self, mut frame: P::Frame) {
+        self.shared.protocol.before_send(&mut frame, &mut self.context);
+        match self.codec.encode(&frame, &mut self.batch) {
+            Ok(()) => self.context.counters.frames_out += 1,
+            // Of all frames these are the protocol's own, and one of them may be the last word about just this.
+            Err(error) => {
+                tracing::warn!(connection = %self.context.id(), %error, "a frame of the protocol's own cannot be sent");
+                self.ending.get_or_insert(CloseReason::Encode(error));
+            }
+        }
+    }
+
+    /// Writes the batch, as far as the socket takes it, and flushes once when all is written.
+    pub(super) fn write(&mut self, context: &mut Context<'_>) -> Progress<P> {
+        let mut progress = false;
+        while !self.batch.is_empty() {
+            let socket = Pin::new(&mut self.socket);
+            let written = if let Some(only) = self.batch.only_slice() {
+                socket.poll_write(context, only)
+            } else {
+                let mut slices = [IoSlice::new(&[]); SLICES];
+                let count = self.batch.slices(&mut slices);
+                socket.poll_write_vectored(context, &slices[..count])
+            };
+            match written {
+                Poll::Pending => return Ok(progress),
+                Poll::Ready(Err(error)) => return Err(CloseReason::Io(error)),
+                Poll::Ready(Ok(0)) => return Err(CloseReason::Io(io::ErrorKind::WriteZero.into())),
+                Poll::Ready(Ok(written)) => {
+                    self.batch.advance(written);
+                    self.context.counters.bytes_out += written as u64;
+                    self.state.unflushed = true;
+                    self.watch.stalled = None;
+                    self.watch.half_closed = None;
+                    progress = true;
+                }
+            }
+        }
+        if self.state.unflushed {
+            match Pin::new(&mut self.socket).poll_flush(context) {
+                Poll::Pending => {}
+                Poll::Ready(Err(error)) => return Err(CloseReason::Io(error)),
+                Poll::Ready(Ok(())) => {
+                    self.state.unflushed = false;
+                    progress = true;
+                }
+            }
+        }
+        Ok(progress)
+    }
+}
