@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
-use tidewire_store::{Write, Commit, Embedded, EmbeddedOptions, Engine, OpenError, Recovered, StoredRow};
+use tidewire_store::{Write, WriteSet, Embedded, EmbeddedOptions, Engine, OpenError, Recovered, StoredRow};
 
 #[path = "../../crates/store/tests/engine/disk.rs"]
 mod disk;
@@ -39,7 +39,7 @@ fn whole() -> BTreeMap<String, Vec<u8>> {
     let (mut engine, _) = open(&disk).expect("nothing is wrong yet");
     let writes =
         [Write { bucket: "b", key: b"key", row: Some(b"row") }, Write { bucket: "bucket", key: b"", row: None }];
-    let commits = [Commit { writes: &writes }, Commit { writes: &writes[1..] }];
+    let commits = [WriteSet { writes: &writes }, WriteSet { writes: &writes[1..] }];
     engine.commit(&commits).expect("it fits");
     let checkpoint = engine.checkpoint().expect("there is none");
     checkpoint.run([StoredRow { bucket: "b", key: b"key", row: b"row" }]).expect("it fits");

@@ -42,9 +42,9 @@ pub use bucket::{Bucket, NotUnique};
 pub use check::{Issue, ValidationError};
 pub use draft::{Change, Draft};
 pub use engine::{
-    Backup, BackupError, Checkpoint, CheckpointError, Commit, Corruption, Cut, Disk, DiskFile, Durability, Embedded,
+    Backup, BackupError, Checkpoint, CheckpointError, Corruption, Cut, Disk, DiskFile, Durability, Embedded,
     EmbeddedOptions, Engine, EngineError, EngineStats, Files, LogPressure, Memory, OpenError, Position, Recovered,
-    Recovery, StoredRow, Write, Writes,
+    Recovery, StoredRow, Write, WriteSet, Writes,
 };
 pub use error::StoreError;
 pub use filter::{Comparison, Filter, FilterError, Scalar, Test};

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use super::{Backup, Checkpoint, Commit, Engine, EngineError, EngineStats, LogPressure, Position};
+use super::{Backup, Checkpoint, Engine, EngineError, EngineStats, LogPressure, Position, WriteSet};
 
 /// Counts commits and forgets them. Its epoch is new every time.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ impl Engine for Memory {
         self.position
     }
 
-    fn commit(&mut self, commits: &[Commit<'_>]) -> Result<Position, EngineError> {
+    fn commit(&mut self, commits: &[WriteSet<'_>]) -> Result<Position, EngineError> {
         if !commits.is_empty() {
             self.position.sequence += commits.len() as u64;
             self.stats.commits += commits.len() as u64;

@@ -55,12 +55,12 @@ pub struct StoredRow<'a> {
 
 /// Writes that are kept together or not at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Commit<'a> {
+pub struct WriteSet<'a> {
     /// In the order in which they apply.
     pub writes: &'a [Write<'a>],
 }
 
-impl Commit<'_> {
+impl WriteSet<'_> {
     /// How many bytes of a group it takes: see [`Engine::max_group_bytes`].
     pub fn encoded_len(&self) -> usize {
         embedded::encoded_len(self)
@@ -186,9 +186,9 @@ pub trait Engine: Send {
     /// whole or not at all.
     ///
     /// An error other than [`EngineError::OutcomeUnknown`] means that nothing was written.
-    fn commit(&mut self, commits: &[Commit<'_>]) -> Result<Position, EngineError>;
+    fn commit(&mut self, commits: &[WriteSet<'_>]) -> Result<Position, EngineError>;
 
-    /// The largest sum of [`Commit::encoded_len`] of a group.
+    /// The largest sum of [`WriteSet::encoded_len`] of a group.
     fn max_group_bytes(&self) -> usize;
 
     /// Forces what is written to the disk. Does nothing if it is there.

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use tidewire_store::{
-    Commit, Durability, Embedded, EmbeddedOptions, Engine, EngineError, LogPressure, Memory, OpenError, Position, Write,
+    Durability, Embedded, EmbeddedOptions, Engine, EngineError, LogPressure, Memory, OpenError, Position, Write,
+    WriteSet,
 };
 
 use crate::disk::SimDisk;
@@ -27,7 +28,7 @@ fn every_commit_has_the_next_sequence() {
         let start = engine.position();
         assert_eq!(start.sequence, 0);
         let writes = [Write { bucket: "b", key: b"k", row: Some(b"r") }, Write { bucket: "", key: b"", row: None }];
-        let commits = [Commit { writes: &writes }, Commit { writes: &[] }, Commit { writes: &writes[1..] }];
+        let commits = [WriteSet { writes: &writes }, WriteSet { writes: &[] }, WriteSet { writes: &writes[1..] }];
         for (group, sequence) in [(&commits[..], 3), (&commits[..1], 4), (&[], 4), (&commits[1..2], 5)] {
             let position = Position { epoch: start.epoch, sequence };
             assert_eq!(engine.commit(group).unwrap(), position);
@@ -191,17 +192,17 @@ fn what_is_too_large_is_refused_as_a_whole() {
     let max = engine.max_group_bytes();
     let row = vec![1; max];
     let commit = |row| [Write { bucket: "b", key: b"k", row: Some(row) }];
-    let overhead = Commit { writes: &commit(&[]) }.encoded_len();
-    let error = engine.commit(&[Commit { writes: &commit(&row[overhead - 1..]) }]).unwrap_err();
+    let overhead = WriteSet { writes: &commit(&[]) }.encoded_len();
+    let error = engine.commit(&[WriteSet { writes: &commit(&row[overhead - 1..]) }]).unwrap_err();
     assert!(matches!(error, EngineError::TooLarge { len, max: limit } if len == max + 1 && limit == max), "{error}");
     let bucket = "x".repeat(65536);
     let writes = [Write { bucket: &bucket, key: b"k", row: None }];
     assert!(matches!(
-        engine.commit(&[Commit::default(), Commit { writes: &writes }]),
+        engine.commit(&[WriteSet::default(), WriteSet { writes: &writes }]),
         Err(EngineError::BucketName { len: 65536 })
     ));
     assert_eq!(engine.position().sequence, 0);
-    let largest = engine.commit(&[Commit { writes: &commit(&row[overhead..]) }]).unwrap();
+    let largest = engine.commit(&[WriteSet { writes: &commit(&row[overhead..]) }]).unwrap();
     assert_eq!(largest.sequence, 1);
     drop(engine);
     let (_, recovery, rows) = open_on(&disk, "db", small()).unwrap();

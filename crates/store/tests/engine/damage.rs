@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use tidewire_store::{Commit, Corruption, Durability, Embedded, EmbeddedOptions, Engine, OpenError, Write};
+use tidewire_store::{Corruption, Durability, Embedded, EmbeddedOptions, Engine, OpenError, Write, WriteSet};
 
 use crate::disk::SimDisk;
 use crate::model::{Rows, in_snapshot, open_on, put, small};
@@ -197,11 +197,11 @@ fn frames_that_followed_a_lost_one_do_not_come_back() {
     let disk = SimDisk::default();
     // One group, whose frame is to have so many bytes.
     let append = |engine: &mut Embedded, frame: usize, commits: usize, byte: u8| {
-        let bare = Commit { writes: &[Write { bucket: "b", key: &[byte], row: Some(&[]) }] }.encoded_len();
-        let row = vec![byte; frame - 64 - bare - (commits - 1) * Commit::default().encoded_len()];
+        let bare = WriteSet { writes: &[Write { bucket: "b", key: &[byte], row: Some(&[]) }] }.encoded_len();
+        let row = vec![byte; frame - 64 - bare - (commits - 1) * WriteSet::default().encoded_len()];
         let writes = [Write { bucket: "b", key: &[byte], row: Some(&row) }];
-        let mut group = vec![Commit::default(); commits];
-        group[0] = Commit { writes: &writes };
+        let mut group = vec![WriteSet::default(); commits];
+        group[0] = WriteSet { writes: &writes };
         engine.commit(&group).unwrap();
     };
     let (mut engine, ..) = open_on(&disk, "db", options).unwrap();

@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::thread;
 
-use tidewire_store::{Commit, Embedded, EmbeddedOptions, Engine, OpenError, Recovered, StoredRow, Write};
+use tidewire_store::{Embedded, EmbeddedOptions, Engine, OpenError, Recovered, StoredRow, Write, WriteSet};
 use tidewire_testkit::{PATIENCE, Process, is_rerun, rerun, wait_until};
 
 const TEST: &str = "kill::what_a_killed_process_acknowledged_is_there";
@@ -46,7 +46,7 @@ fn write(dir: &str) {
         let rows: Vec<_> = (count..count + 1 + count % 7).map(|n| (n.to_string(), row(n))).collect();
         let writes: Vec<_> =
             rows.iter().map(|(key, row)| [Write { bucket: "b", key: key.as_bytes(), row: Some(row) }]).collect();
-        let commits: Vec<_> = writes.iter().map(|writes| Commit { writes }).collect();
+        let commits: Vec<_> = writes.iter().map(|writes| WriteSet { writes }).collect();
         engine.commit(&commits).unwrap();
         count += commits.len() as u64;
         println!("acknowledged {count}");

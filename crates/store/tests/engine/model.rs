@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tidewire_store::{
-    Commit, Disk, Embedded, EmbeddedOptions, Engine, EngineError, OpenError, Position, Recovered, Recovery, StoredRow,
-    Write,
+    Disk, Embedded, EmbeddedOptions, Engine, EngineError, OpenError, Position, Recovered, Recovery, StoredRow, Write,
+    WriteSet,
 };
 
 /// Rows by bucket and key.
@@ -30,13 +30,13 @@ pub(crate) fn borrowed(writes: &Writes) -> Vec<Write<'_>> {
 
 pub(crate) fn commit(engine: &mut dyn Engine, commits: &[Writes]) -> Result<Position, EngineError> {
     let writes: Vec<_> = commits.iter().map(borrowed).collect();
-    let commits: Vec<_> = writes.iter().map(|writes| Commit { writes }).collect();
+    let commits: Vec<_> = writes.iter().map(|writes| WriteSet { writes }).collect();
     engine.commit(&commits)
 }
 
 /// One commit that puts one row.
 pub(crate) fn put(engine: &mut dyn Engine, key: &str, row: &[u8]) -> Result<Position, EngineError> {
-    engine.commit(&[Commit { writes: &[Write { bucket: "b", key: key.as_bytes(), row: Some(row) }] }])
+    engine.commit(&[WriteSet { writes: &[Write { bucket: "b", key: key.as_bytes(), row: Some(row) }] }])
 }
 
 pub(crate) fn in_snapshot(rows: &Rows) -> impl Iterator<Item = StoredRow<'_>> {

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
-use tidewire_store::{Commit, Embedded, EmbeddedOptions, Engine, Write};
+use tidewire_store::{Embedded, EmbeddedOptions, Engine, Write, WriteSet};
 
 const ROWS: usize = 64;
 const GROUPS: usize = 2000;
@@ -19,8 +19,8 @@ fn speed_of_durable_groups_beside_bare_writes() {
     let keys: Vec<_> = (0..ROWS).map(|n| format!("{n:08}")).collect();
     let writes: Vec<_> =
         keys.iter().map(|key| [Write { bucket: "users", key: key.as_bytes(), row: Some(&[7; 256]) }]).collect();
-    let commits: Vec<_> = writes.iter().map(|writes| Commit { writes }).collect();
-    let bytes = 64 + commits.iter().map(Commit::encoded_len).sum::<usize>();
+    let commits: Vec<_> = writes.iter().map(|writes| WriteSet { writes }).collect();
+    let bytes = 64 + commits.iter().map(WriteSet::encoded_len).sum::<usize>();
 
     // What the engine writes: whole pages, over and over in a file that has them all.
     let bare = File::create(dir.path().join("bare")).unwrap();

@@ -14,7 +14,7 @@
 //! recycled segment had before are never taken for frames of this one, and neither are frames that were written after one that a
 //! crash took: they continue another.
 
-use super::super::{Commit, StoredRow, Write};
+use super::super::{StoredRow, Write, WriteSet};
 
 /// The length of a header.
 pub(super) const HEADER: usize = 64;
@@ -140,14 +140,14 @@ pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 /// The bytes of a commit in a payload.
-pub(crate) fn encoded_len(commit: &Commit<'_>) -> usize {
+pub(crate) fn encoded_len(commit: &WriteSet<'_>) -> usize {
     let len = |write: &Write<'_>| LENGTHS + write.bucket.len() + write.key.len() + write.row.map_or(0, <[u8]>::len);
     COUNT + commit.writes.iter().map(len).sum::<usize>()
 }
 
 /// Appends a commit, of which the caller has checked that its lengths fit.
 #[expect(clippy::cast_possible_truncation, reason = "the limit of a group is below u32::MAX")]
-pub(super) fn encode(commit: &Commit<'_>, out: &mut Vec<u8>) {
+pub(super) fn encode(commit: &WriteSet<'_>, out: &mut Vec<u8>) {
     out.extend_from_slice(&(commit.writes.len() as u32).to_le_bytes());
     for write in commit.writes {
         put_lengths(write.bucket, write.key, write.row.map_or(DELETED, |row| row.len() as u32), out);
@@ -235,7 +235,7 @@ mod tests {
         fn a_commit_comes_back(writes in vec((".{0,9}", vec(any::<u8>(), 0..9), any::<Option<Vec<u8>>>()), 0..9)) {
             let writes: Vec<_> =
                 writes.iter().map(|(bucket, key, row)| Write { bucket, key, row: row.as_deref() }).collect();
-            let commit = Commit { writes: &writes };
+            let commit = WriteSet { writes: &writes };
             let mut bytes = Vec::new();
             encode(&commit, &mut bytes);
             prop_assert_eq!(bytes.len(), encoded_len(&commit));

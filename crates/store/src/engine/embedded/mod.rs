@@ -30,7 +30,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Commit, Disk, Durability, Engine, EngineError, EngineStats, Files, LogPressure, Position};
+use super::{Disk, Durability, Engine, EngineError, EngineStats, Files, LogPressure, Position, WriteSet};
 use home::{Home, Listing};
 use log::{Cursor, Log};
 use segment::{MAX_SEGMENT, PAGE, Segment, SegmentHeader};
@@ -89,12 +89,12 @@ impl EmbeddedOptions {
 /// Keeps commits in a directory.
 ///
 /// ```
-/// use tidewire_store::{Write, Commit, Embedded, EmbeddedOptions, Engine, Recovered};
+/// use tidewire_store::{Write, WriteSet, Embedded, EmbeddedOptions, Engine, Recovered};
 ///
 /// # let dir = tempfile::tempdir()?;
 /// let (mut engine, _) = Embedded::open(dir.path(), EmbeddedOptions::default(), |_| {})?;
 /// let writes = [Write { bucket: "users", key: b"1", row: Some(b"{}") }];
-/// engine.commit(&[Commit { writes: &writes }])?;
+/// engine.commit(&[WriteSet { writes: &writes }])?;
 /// drop(engine);
 ///
 /// let mut keys = Vec::new();
@@ -250,14 +250,14 @@ impl Embedded {
     }
 
     /// Whether this group may be written, and how many bytes and commits it has.
-    fn admit(&mut self, commits: &[Commit<'_>]) -> Result<(u32, u32), EngineError> {
+    fn admit(&mut self, commits: &[WriteSet<'_>]) -> Result<(u32, u32), EngineError> {
         self.log.check()?;
         let too_long = |len: &usize| *len > usize::from(u16::MAX);
         let names = commits.iter().flat_map(|commit| commit.writes).map(|write| write.bucket.len());
         if let Some(len) = names.into_iter().find(too_long) {
             return Err(EngineError::BucketName { len });
         }
-        let (len, max) = (commits.iter().map(Commit::encoded_len).sum(), self.options.max_group_bytes);
+        let (len, max) = (commits.iter().map(WriteSet::encoded_len).sum(), self.options.max_group_bytes);
         if len > max {
             return Err(EngineError::TooLarge { len, max });
         }
@@ -270,7 +270,7 @@ impl Embedded {
         Ok((u32::try_from(len).unwrap_or(u32::MAX), u32::try_from(commits.len()).unwrap_or(u32::MAX)))
     }
 
-    fn write(&mut self, commits: &[Commit<'_>]) -> Result<(), EngineError> {
+    fn write(&mut self, commits: &[WriteSet<'_>]) -> Result<(), EngineError> {
         let (len, count) = self.admit(commits)?;
         self.log.append(frame::Kind::Commits, count, len, |out| {
             for commit in commits {
@@ -295,7 +295,7 @@ impl Engine for Embedded {
         Position { epoch: self.log.cursor.epoch, sequence: self.log.cursor.sequence - 1 }
     }
 
-    fn commit(&mut self, commits: &[Commit<'_>]) -> Result<Position, EngineError> {
+    fn commit(&mut self, commits: &[WriteSet<'_>]) -> Result<Position, EngineError> {
         if commits.is_empty() {
             return Ok(self.position());
         }
