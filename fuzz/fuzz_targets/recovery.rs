@@ -11,7 +11,7 @@ use std::sync::Arc;
 use libfuzzer_sys::fuzz_target;
 use tidewire_store::{Write, WriteSet, Embedded, EmbeddedOptions, Engine, OpenError, Recovered, StoredRow};
 
-#[path = "../../crates/store/tests/engine/disk.rs"]
+#[path = "../../crates/store/tests/it/engine/disk.rs"]
 mod disk;
 
 use disk::SimDisk;

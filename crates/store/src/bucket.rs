@@ -31,6 +31,8 @@ pub struct Bucket {
     /// The last number that was generated. Attempts count that came to nothing, so it is shared with all clones.
     counter: Arc<AtomicU64>,
     next: Ordinal,
+    /// Of all rows.
+    bytes: usize,
 }
 
 /// An ordered index over one field or several.
@@ -107,6 +109,7 @@ impl Bucket {
             expiries: OrdSet::new(),
             counter: Arc::default(),
             next: 0,
+            bytes: 0,
         }
     }
 
@@ -123,6 +126,21 @@ impl Bucket {
     /// Whether it has none.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
+    }
+
+    /// The memory that its records take, without what leads to them.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether some of its records expire.
+    pub(crate) fn has_expiries(&self) -> bool {
+        !self.expiries.is_empty()
+    }
+
+    /// When the first of its records expires.
+    pub(crate) fn next_expiry(&self) -> Option<u64> {
+        self.expiries.get_min().map(|(expiry, _)| *expiry)
     }
 
     /// The record with this key.
@@ -178,6 +196,11 @@ impl Bucket {
 
     /// Puts a record in the place of the one with the same key, or after all others. Returns the one that was there.
     pub fn put(&mut self, row: Row) -> Result<Option<Row>, NotUnique> {
+        self.place(row).map(|(_, before)| before)
+    }
+
+    /// Like [`put`](Self::put), and says where.
+    pub(crate) fn place(&mut self, row: Row) -> Result<(Ordinal, Option<Row>), NotUnique> {
         let key = IndexKey::of(row.get(&self.key).as_ref());
         let known = self.by_key.get(&key).copied();
         self.check_unique(&row, known)?;
@@ -198,23 +221,51 @@ impl Bucket {
             self.forget_times(before, ordinal);
         }
         self.note(&row, ordinal);
+        self.bytes = self.bytes + row.size() - before.as_ref().map_or(0, Row::size);
         self.rows.insert(ordinal, row);
         if known.is_none() {
             self.by_key.insert(key, ordinal);
             self.next += 1;
         }
-        Ok(before)
+        Ok((ordinal, before))
+    }
+
+    /// Takes all records out.
+    pub(crate) fn clear(&mut self) {
+        let empty = Self::new(Arc::clone(&self.definition));
+        *self = Self { counter: Arc::clone(&self.counter), next: self.next, ..empty };
+    }
+
+    /// The same records under another definition.
+    pub(crate) fn redefine(&self, definition: Arc<BucketDefinition>) -> Result<Self, NotUnique> {
+        let mut bucket = Self { counter: Arc::clone(&self.counter), ..Self::new(definition) };
+        for (ordinal, row) in self.entries() {
+            bucket.next = ordinal;
+            bucket.place(row.clone())?;
+        }
+        bucket.next = self.next;
+        Ok(bucket)
     }
 
     /// Takes the record with this key out.
     pub fn remove(&mut self, key: &Value<'_>) -> Option<Row> {
-        let ordinal = self.by_key.remove(&IndexKey::of(Some(key)))?;
+        self.take(key).map(|(_, row)| row)
+    }
+
+    /// Like [`remove`](Self::remove), and says where it was.
+    pub(crate) fn take(&mut self, key: &Value<'_>) -> Option<(Ordinal, Row)> {
+        self.take_key(&IndexKey::of(Some(key)))
+    }
+
+    pub(crate) fn take_key(&mut self, key: &IndexKey) -> Option<(Ordinal, Row)> {
+        let ordinal = self.by_key.remove(key)?;
         let row = self.rows.remove(&ordinal)?;
         for index in &mut self.indexes {
             index.entries.remove(&(index.key(&row), ordinal));
         }
         self.forget_times(&row, ordinal);
-        Some(row)
+        self.bytes -= row.size();
+        Some((ordinal, row))
     }
 
     /// Takes note of when a record was made and expires, and of the numbers in it that would be generated.

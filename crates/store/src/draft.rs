@@ -1,9 +1,11 @@
 //! A state that is being changed.
 //!
-//! Whatever fails leaves nothing behind: every operation works on a clone, which takes the place of the draft when all of it
-//! has succeeded. Time is an argument.
+//! Whatever fails leaves nothing behind: a clone of the state is kept, which costs a few words, and takes its place again when
+//! something fails midway. Time is an argument.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
 
 use serde_json::{Map, Value as Json, json};
 
@@ -11,7 +13,8 @@ use crate::check::Issue;
 use crate::filter::{Scalar, Test};
 use crate::query::plan;
 use crate::{
-    Bucket, Field, FieldRule, Filter, Generated, IndexKey, OnDelete, Row, State, StoreError, ValidationError, Value,
+    Answer, Bucket, Field, FieldRule, Filter, Generated, IndexKey, Limits, OnDelete, Query, Row, RowError, State,
+    StoreError, ValidationError, Value,
 };
 
 const VERSION: &str = "_version";
@@ -24,7 +27,9 @@ const EXPIRES_AT: &str = "_expiresAt";
 #[non_exhaustive]
 pub struct Change {
     /// The bucket that it is in.
-    pub bucket: String,
+    pub bucket: Arc<str>,
+    /// Its place in the order of coming, which it keeps as long as it is there.
+    pub ordinal: u64,
     /// What it was; none if it was not.
     pub old: Option<Row>,
     /// What it is; none if it is not any more.
@@ -36,13 +41,25 @@ pub struct Change {
 pub struct Draft {
     state: State,
     changes: Vec<Change>,
+    /// Parts of the changes that are all that was in a bucket.
+    cleared: Vec<Range<usize>>,
     now: u64,
+    limits: Limits,
+    /// The records that may be touched, if not all.
+    guard: Option<Filter>,
 }
 
 impl Draft {
     /// Changes to a state, at that time in milliseconds.
     pub fn new(state: State, now: u64) -> Self {
-        Self { state, changes: Vec::new(), now }
+        Self { state, changes: Vec::new(), cleared: Vec::new(), now, limits: Limits::default(), guard: None }
+    }
+
+    /// With other limits than the usual ones.
+    #[must_use]
+    pub fn with_limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
     }
 
     /// The state as it is by now.
@@ -50,9 +67,17 @@ impl Draft {
         &self.state
     }
 
+    pub(crate) fn state_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
+
     /// The time at which it is changed.
     pub fn now(&self) -> u64 {
         self.now
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     /// The new state, and how it differs, in order.
@@ -60,12 +85,51 @@ impl Draft {
         (self.state, self.changes)
     }
 
+    /// Like [`finish`](Self::finish), and which parts of the changes are all that was in a bucket.
+    pub(crate) fn into_parts(self) -> (State, Vec<Change>, Vec<Range<usize>>) {
+        (self.state, self.changes, self.cleared)
+    }
+
     /// Does all of something, or nothing.
-    pub fn atomically<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T, StoreError>) -> Result<T, StoreError> {
-        let mut draft = self.clone();
-        let done = work(&mut draft)?;
-        *self = draft;
-        Ok(done)
+    pub fn atomically<T, E>(&mut self, work: impl FnOnce(&mut Self) -> Result<T, E>) -> Result<T, E> {
+        let (state, changes, cleared) = (self.state.clone(), self.changes.len(), self.cleared.len());
+        let done = work(self);
+        if done.is_err() {
+            self.state = state;
+            self.changes.truncate(changes);
+            self.cleared.truncate(cleared);
+        }
+        done
+    }
+
+    /// Does something to records that match a filter only. Others are not there for reads, updates and deletes, and what is
+    /// written must match before and after. What a deletion does to those that refer to a record is not asked.
+    pub fn guarded<T>(&mut self, guard: &Filter, work: impl FnOnce(&mut Self) -> T) -> T {
+        let narrower = match &self.guard {
+            Some(outer) => outer.clone().and(guard.clone()),
+            None => guard.clone(),
+        };
+        let outer = self.guard.replace(narrower);
+        let done = work(self);
+        self.guard = outer;
+        done
+    }
+
+    /// The record with this key, if there is one.
+    pub fn get(&self, bucket: &str, key: &Json) -> Result<Option<&Row>, StoreError> {
+        Ok(self.live(bucket, key)?.filter(|row| self.is_visible(row)))
+    }
+
+    /// What a query returns.
+    pub fn query(&self, query: &Query) -> Result<Answer, StoreError> {
+        let bucket = self.state.bucket(&query.bucket)?;
+        Ok(match &self.guard {
+            None => query.answer(bucket, self.now),
+            Some(guard) => {
+                let filter = query.filter.clone().and(guard.clone());
+                Query { filter, ..query.clone() }.answer(bucket, self.now)
+            }
+        })
     }
 
     /// Inserts a record, in place of the one that has its key, if there is one.
@@ -103,34 +167,68 @@ impl Draft {
 
     /// Deletes a record, and what refers to it as those references say. Returns whether it was there.
     pub fn delete(&mut self, bucket: &str, key: &Json, version: Option<u64>) -> Result<bool, StoreError> {
-        self.atomically(|draft| {
-            let Some(row) = draft.live(bucket, key)?.cloned() else { return Ok(false) };
-            expect_version(bucket, key, &row, version)?;
-            draft.delete_now(bucket, row)?;
-            Ok(true)
-        })
+        let Some(row) = self.live(bucket, key)?.cloned() else { return Ok(false) };
+        if !self.is_visible(&row) {
+            return Err(StoreError::NotFound { bucket: bucket.to_owned(), key: key.clone() });
+        }
+        expect_version(bucket, key, &row, version)?;
+        self.atomically(|draft| draft.delete_now(bucket, row))?;
+        Ok(true)
     }
 
     /// Deletes all records of a bucket.
-    pub fn clear(&mut self, bucket: &str) -> Result<(), StoreError> {
-        self.atomically(|draft| {
-            let rows: Vec<Row> = draft.state.bucket(bucket)?.rows().cloned().collect();
-            rows.into_iter().try_for_each(|row| draft.delete_now(bucket, row))
-        })
+    pub fn clear(&mut self, name: &str) -> Result<(), StoreError> {
+        let bucket = self.state.bucket(name)?;
+        let refers = |(_, other): (&str, &Bucket)| {
+            let mut references = other.definition().fields.iter().filter_map(|(_, rule)| rule.reference.as_ref());
+            references.any(|reference| reference.bucket == name)
+        };
+        if self.guard.is_some() || self.state.buckets().any(refers) {
+            let rows: Vec<Row> = bucket.rows().filter(|row| self.is_visible(row)).cloned().collect();
+            return self.atomically(|draft| rows.into_iter().try_for_each(|row| draft.delete_now(name, row)));
+        }
+        let (name, _) = self.state.any(name)?;
+        let name = Arc::clone(name);
+        let from = self.changes.len();
+        let gone = |(ordinal, row): (u64, &Row)| Change {
+            bucket: Arc::clone(&name),
+            ordinal,
+            old: Some(row.clone()),
+            new: None,
+        };
+        self.changes.extend(bucket.entries().map(gone));
+        self.state.any_mut(&name)?.clear();
+        if self.changes.len() > from {
+            self.cleared.push(from..self.changes.len());
+        }
+        Ok(())
     }
 
     /// Deletes what has expired, at most so many records. Those that something refers to stay until it is gone.
     pub fn sweep(&mut self, limit: usize) -> usize {
-        let names: Vec<String> = self.state.names().map(str::to_owned).collect();
+        let expired =
+            self.state.all().filter(|(_, bucket)| bucket.next_expiry().is_some_and(|first| first <= self.now));
+        let names: Vec<String> = expired.map(|(name, _)| name.to_owned()).collect();
         let mut swept = 0;
         for name in names {
-            let Ok(bucket) = self.state.bucket(&name) else { continue };
-            let expired: Vec<Row> = bucket.expired(self.now).take(limit - swept).cloned().collect();
+            let Ok((_, bucket)) = self.state.any(&name) else { continue };
+            let expired: Vec<Row> = bucket.expired(self.now).cloned().collect();
             for row in expired {
+                if swept == limit {
+                    return swept;
+                }
                 swept += usize::from(self.atomically(|draft| draft.delete_now(&name, row)).is_ok());
             }
         }
         swept
+    }
+
+    fn is_visible(&self, row: &Row) -> bool {
+        self.guard.as_ref().is_none_or(|guard| guard.matches(row))
+    }
+
+    fn expect_visible(&self, bucket: &str, row: &Row) -> Result<(), StoreError> {
+        if self.is_visible(row) { Ok(()) } else { Err(StoreError::Forbidden { bucket: bucket.to_owned() }) }
     }
 
     /// The record with this key that has not expired.
@@ -162,14 +260,41 @@ impl Draft {
         }
         let max_size = definition.max_size;
         let row = self.check(name, &record)?;
+        self.expect_visible(name, &row)?;
+        let known = self.live_key(name, &row)?;
+        if let Some(known) = known {
+            self.expect_visible(name, known)?;
+        }
         // It makes room only for one that takes another place.
-        let is_new = self.live_key(name, &row)?.is_none();
-        while let Some(max) = max_size.filter(|_| is_new) {
+        if let (None, Some(max)) = (known, max_size) {
+            self.make_room(name, max)?;
+        }
+        self.put_row(name, row)
+    }
+
+    /// Deletes the oldest records until there is room for one more.
+    fn make_room(&mut self, name: &str, max: usize) -> Result<(), StoreError> {
+        loop {
             let bucket = self.state.bucket(name)?;
-            let Some(oldest) = bucket.oldest().filter(|_| bucket.len() >= max).cloned() else { break };
+            let Some(oldest) = bucket.oldest().filter(|_| bucket.len() >= max).cloned() else { return Ok(()) };
             self.delete_now(name, oldest)?;
         }
-        self.put(name, row)
+    }
+
+    /// Puts a record in place as it is, with its version and times. References are not asked.
+    pub(crate) fn restore(&mut self, name: &str, mut record: Map<String, Json>) -> Result<(), StoreError> {
+        let definition = self.state.bucket(name)?.definition();
+        for (field, missing) in [(VERSION, 1), (CREATED_AT, self.now), (UPDATED_AT, self.now)] {
+            if !record.get(field).is_some_and(Json::is_u64) {
+                record.insert(field.to_owned(), json!(missing));
+            }
+        }
+        let max_size = definition.max_size;
+        let row = self.check_alone(name, &record)?;
+        if let (None, Some(max)) = (self.live_key(name, &row)?, max_size) {
+            self.make_room(name, max)?;
+        }
+        self.put_row(name, row).map(drop)
     }
 
     fn live_key(&self, name: &str, row: &Row) -> Result<Option<&Row>, StoreError> {
@@ -185,7 +310,7 @@ impl Draft {
         version: Option<u64>,
     ) -> Result<Row, StoreError> {
         let not_found = || StoreError::NotFound { bucket: name.to_owned(), key: key.clone() };
-        let row = self.live(name, key)?.ok_or_else(not_found)?;
+        let row = self.get(name, key)?.ok_or_else(not_found)?;
         expect_version(name, key, row, version)?;
         let definition = self.state.bucket(name)?.definition();
         let mut record = row.to_record();
@@ -199,7 +324,8 @@ impl Draft {
         record.insert(VERSION.to_owned(), json!(version_of(row) + 1));
         record.insert(UPDATED_AT.to_owned(), json!(self.now));
         let row = self.check(name, &record)?;
-        self.put(name, row)
+        self.expect_visible(name, &row)?;
+        self.put_row(name, row)
     }
 
     /// Deletes a record, and what refers to it.
@@ -207,14 +333,17 @@ impl Draft {
         let mut left = vec![(bucket.to_owned(), row)];
         let mut seen = BTreeSet::new();
         while let Some((name, row)) = left.pop() {
-            let bucket = self.state.bucket_mut(&name)?;
+            let (_, bucket) = self.state.any(&name)?;
             let Some(key) = bucket.key_of(&row) else { continue };
             if !seen.insert((name.clone(), IndexKey::of(Some(&key)))) {
                 continue;
             }
-            let Some(old) = bucket.remove(&key) else { continue };
-            let key = serde_json::from_str(row.text_of(bucket.key_field()).unwrap_or("null")).unwrap_or_default();
-            self.changes.push(Change { bucket: name.clone(), old: Some(old), new: None });
+            let text = row.text_of(bucket.key_field()).unwrap_or("null");
+            let is_there = self.remove_row(&name, &key)?;
+            if !is_there || !self.is_target(&name) {
+                continue;
+            }
+            let key = serde_json::from_str(text).unwrap_or_default();
             for (referring, field, on_delete) in self.referring(&name, &key) {
                 match on_delete {
                     OnDelete::Cascade => left.push(referring),
@@ -228,6 +357,12 @@ impl Draft {
             }
         }
         Ok(())
+    }
+
+    /// Whether records of some bucket may refer to records of this one.
+    fn is_target(&self, target: &str) -> bool {
+        let mut rules = self.state.buckets().flat_map(|(_, bucket)| &bucket.definition().fields);
+        rules.any(|(_, rule)| rule.reference.as_ref().is_some_and(|reference| reference.bucket == target))
     }
 
     /// The records that refer to this one, by which field, and what becomes of them.
@@ -256,41 +391,59 @@ impl Draft {
         record.insert(VERSION.to_owned(), json!(version_of(&row) + 1));
         record.insert(UPDATED_AT.to_owned(), json!(self.now));
         let row = self.check(name, &record)?;
-        self.put(name, row).map(drop)
+        self.put_row(name, row).map(drop)
     }
 
-    /// The row of a record, if it is one: as its schema says, with a key, and with references that lead somewhere.
-    fn check(&self, name: &str, record: &Map<String, Json>) -> Result<Row, StoreError> {
+    /// The row of a record, if it is one: as its schema says, and with a key.
+    fn check_alone(&self, name: &str, record: &Map<String, Json>) -> Result<Row, StoreError> {
+        self.limits.check(record)?;
         let definition = self.state.bucket(name)?.definition();
         definition.validate(name, record)?;
-        let mut issues = Vec::new();
-        let mut issue = |field: &str, message: String, code| {
-            issues.push(Issue { field: field.to_owned(), message, code });
-        };
         let key = record.get(&definition.key).and_then(Value::of_json);
         if matches!(key, None | Some(Value::Null)) {
-            issue(&definition.key, "is required".to_owned(), "required");
+            let issue = Issue { field: definition.key.clone(), message: "is required".to_owned(), code: "required" };
+            return Err(ValidationError { bucket: name.to_owned(), issues: vec![issue] }.into());
         }
+        let row = Row::new(record)?;
+        let (len, max) = (row.text().len(), self.limits.max_record_bytes);
+        if len > max { Err(RowError::TooLarge { len, max }.into()) } else { Ok(row) }
+    }
+
+    /// The row of a record, if it is one, and its references lead somewhere.
+    fn check(&self, name: &str, record: &Map<String, Json>) -> Result<Row, StoreError> {
+        let row = self.check_alone(name, record)?;
+        let definition = self.state.bucket(name)?.definition();
+        let mut issues = Vec::new();
         for (field, rule) in &definition.fields {
             let Some(reference) = &rule.reference else { continue };
             let Some(value) = record.get(field).filter(|value| !value.is_null()) else { continue };
             // A record may refer to itself.
             let is_itself = reference.bucket == name && Some(value) == record.get(&definition.key);
             if !is_itself && self.live(&reference.bucket, value).is_ok_and(|found| found.is_none()) {
-                issue(field, format!("refers to {value}, which is not in \"{}\"", reference.bucket), "ref");
+                let message = format!("refers to {value}, which is not in \"{}\"", reference.bucket);
+                issues.push(Issue { field: field.clone(), message, code: "ref" });
             }
         }
         if !issues.is_empty() {
             return Err(ValidationError { bucket: name.to_owned(), issues }.into());
         }
-        Ok(Row::new(record)?)
+        Ok(row)
     }
 
-    fn put(&mut self, name: &str, row: Row) -> Result<Row, StoreError> {
-        let old = self.state.bucket_mut(name)?.put(row.clone());
-        let old = old.map_err(|source| StoreError::NotUnique { bucket: name.to_owned(), source })?;
-        self.changes.push(Change { bucket: name.to_owned(), old, new: Some(row.clone()) });
+    pub(crate) fn put_row(&mut self, name: &str, row: Row) -> Result<Row, StoreError> {
+        let bucket = Arc::clone(self.state.any(name)?.0);
+        let placed = self.state.any_mut(name)?.place(row.clone());
+        let (ordinal, old) = placed.map_err(|source| StoreError::NotUnique { bucket: name.to_owned(), source })?;
+        self.changes.push(Change { bucket, ordinal, old, new: Some(row.clone()) });
         Ok(row)
+    }
+
+    /// Takes a record out, and says whether it was there.
+    pub(crate) fn remove_row(&mut self, name: &str, key: &Value<'_>) -> Result<bool, StoreError> {
+        let bucket = Arc::clone(self.state.any(name)?.0);
+        let Some((ordinal, old)) = self.state.any_mut(name)?.take(key) else { return Ok(false) };
+        self.changes.push(Change { bucket, ordinal, old: Some(old), new: None });
+        Ok(true)
     }
 }
 
@@ -322,18 +475,18 @@ fn expect_version(bucket: &str, key: &Json, row: &Row, expected: Option<u64>) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::BucketDefinition;
 
     fn object(json: Json) -> Map<String, Json> {
         serde_json::from_value(json).unwrap()
     }
 
     fn draft(buckets: &[(&str, Json)]) -> Draft {
-        let mut state = State::new();
+        let mut draft = Draft::new(State::new(), 1000);
         for (name, definition) in buckets {
-            state.define(name, BucketDefinition::parse(definition).unwrap()).unwrap();
+            draft.define_bucket(name, definition).unwrap();
         }
-        Draft::new(state, 1000)
+        draft.changes.clear();
+        draft
     }
 
     fn records(draft: &Draft, bucket: &str) -> Vec<Json> {
@@ -359,7 +512,7 @@ mod tests {
         draft.insert("b", object(json!({"id": 10}))).unwrap();
         assert_eq!(draft.insert("b", object(json!({}))).unwrap().to_record()["id"], 11);
         let uuid = json!({"key": "id", "schema": {"id": {"type": "string", "generated": "uuid"}}});
-        draft.state.define("u", BucketDefinition::parse(&uuid).unwrap()).unwrap();
+        draft.define_bucket("u", &uuid).unwrap();
         assert_eq!(draft.insert("u", Map::new()).unwrap().to_record()["id"].as_str().unwrap().len(), 36);
     }
 

@@ -2,7 +2,7 @@
 
 use serde_json::Value as Json;
 
-use crate::{DefinitionError, NotUnique, QueryError, RowError, ValidationError};
+use crate::{DefinitionError, NotUnique, QueryError, RowError, TransactionError, ValidationError};
 
 /// Why something was not done. Nothing of it has happened.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -19,6 +19,32 @@ pub enum StoreError {
     BucketExists {
         /// What it is called.
         bucket: String,
+    },
+    /// There is no such named query.
+    #[error("query \"{query}\" is not defined")]
+    QueryNotDefined {
+        /// What it was called.
+        query: String,
+    },
+    /// There is such a named query already.
+    #[error("query \"{query}\" is defined already")]
+    QueryExists {
+        /// What it is called.
+        query: String,
+    },
+    /// A bucket or query cannot be called that.
+    #[error("\"{name}\" cannot be a name: it has 1 to {max} bytes and does not begin with $")]
+    Name {
+        /// How it begins.
+        name: String,
+        /// The bytes it may have.
+        max: usize,
+    },
+    /// There are enough definitions.
+    #[error("{max} are defined already, and there may be no more")]
+    TooManyDefinitions {
+        /// How many there may be.
+        max: usize,
     },
     /// There is no such record.
     #[error("there is no record {key} in bucket \"{bucket}\"")]
@@ -58,4 +84,27 @@ pub enum StoreError {
     /// A record is too large.
     #[error(transparent)]
     Row(#[from] RowError),
+    /// A record may not be written as it is or would be.
+    #[error("a record of bucket \"{bucket}\" may not be written as it is or would be: a permission does not reach it")]
+    Forbidden {
+        /// The bucket.
+        bucket: String,
+    },
+    /// A key for a write that may be sent again has come with another request.
+    #[error("the idempotency key \"{key}\" was used for another request")]
+    KeyReused {
+        /// The key.
+        key: String,
+    },
+    /// A reply is too long to be remembered.
+    #[error("the reply has {len} bytes, and at most {max} are remembered: send it without an idempotency key")]
+    LongReply {
+        /// The bytes it has.
+        len: usize,
+        /// The bytes it may have.
+        max: usize,
+    },
+    /// An operation of a transaction failed.
+    #[error(transparent)]
+    Transaction(#[from] TransactionError),
 }

@@ -63,6 +63,11 @@ impl IndexKey {
         None
     }
 
+    /// The key that has these bytes.
+    pub(crate) fn of_bytes(bytes: &[u8]) -> Self {
+        Self(bytes.to_vec())
+    }
+
     /// The bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0

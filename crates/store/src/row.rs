@@ -9,6 +9,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
+use serde_json::value::RawValue;
 use serde_json::{Map, Value as Json};
 
 use crate::Value;
@@ -95,6 +97,15 @@ pub enum RowError {
         /// The bytes it may have.
         max: usize,
     },
+    /// It is nested too deeply.
+    #[error("a record may be nested {max} deep, and this one is deeper")]
+    TooDeep {
+        /// How deep it may be.
+        max: usize,
+    },
+    /// What was stored is not the text of a record.
+    #[error("what is stored is not the text of a record")]
+    Malformed,
 }
 
 impl Row {
@@ -129,13 +140,28 @@ impl Row {
             });
         }
         text.push('}');
+        Ok(Self::assemble(count, &entries, &text))
+    }
+
+    /// The row whose [`text`](Self::text) this is, as it was stored.
+    pub(crate) fn of_text(text: &str) -> Result<Self, RowError> {
+        let mut entries = Vec::with_capacity(16);
+        let mut reader = serde_json::Deserializer::from_str(text);
+        reader.deserialize_map(Members { text, entries: &mut entries }).map_err(|_| RowError::Malformed)?;
+        reader.end().map_err(|_| RowError::Malformed)?;
+        let count = u16::try_from(entries.len())
+            .map_err(|_| RowError::TooManyMembers { members: entries.len(), max: Self::MEMBERS })?;
+        Ok(Self::assemble(count, &entries, text))
+    }
+
+    fn assemble(count: u16, entries: &[Entry], text: &str) -> Self {
         let mut bytes = Vec::with_capacity(2 + entries.len() * Entry::SIZE + text.len());
         bytes.extend(count.to_le_bytes());
-        for entry in &entries {
+        for entry in entries {
             entry.write(&mut bytes);
         }
         bytes.extend(text.as_bytes());
-        Ok(Self { bytes: bytes.into() })
+        Self { bytes: bytes.into() }
     }
 
     fn count(&self) -> usize {
@@ -181,6 +207,66 @@ impl Row {
     /// The memory that it takes.
     pub fn size(&self) -> usize {
         self.bytes.len()
+    }
+}
+
+/// Reads where the members of a compact text are.
+struct Members<'a, 'e> {
+    text: &'a str,
+    entries: &'e mut Vec<Entry>,
+}
+
+impl<'a> Visitor<'a> for Members<'a, '_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the text of a record")
+    }
+
+    fn visit_map<M: MapAccess<'a>>(self, mut map: M) -> Result<(), M::Error> {
+        let malformed = || M::Error::custom(RowError::Malformed);
+        // Behind `{` and every `,`.
+        let mut end = 1;
+        while let Some((NameHash(hash), value)) = map.next_entry::<NameHash, &RawValue>()? {
+            let value = value.get();
+            let start = value.as_ptr() as usize - self.text.as_ptr() as usize;
+            // `"name":`, and nothing else.
+            let name_len = start.checked_sub(end + 3).ok_or_else(malformed)?;
+            if self.text.as_bytes()[end] != b'"' || &self.text.as_bytes()[start - 2..start] != b"\":" {
+                return Err(malformed());
+            }
+            self.entries.push(Entry {
+                hash,
+                start: u32::try_from(start).map_err(|_| malformed())?,
+                len: u32::try_from(value.len()).map_err(|_| malformed())?,
+                name_len: u16::try_from(name_len).map_err(|_| malformed())?,
+            });
+            end = start + value.len() + 1;
+        }
+        if end.max(2) == self.text.len() { Ok(()) } else { Err(malformed()) }
+    }
+}
+
+/// The hash of a name, without its escapes.
+struct NameHash(u32);
+
+impl<'de> serde::Deserialize<'de> for NameHash {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_str(NameVisitor)
+    }
+}
+
+struct NameVisitor;
+
+impl Visitor<'_> for NameVisitor {
+    type Value = NameHash;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a name")
+    }
+
+    fn visit_str<E>(self, name: &str) -> Result<NameHash, E> {
+        Ok(NameHash(hash(name)))
     }
 }
 
@@ -253,12 +339,36 @@ mod tests {
             let record: Map<String, Json> = members.into_iter().collect();
             let row = Row::new(&record).unwrap();
             prop_assert_eq!(&row.to_record(), &record);
+            prop_assert_eq!(Row::of_text(row.text()), Ok(row.clone()));
             prop_assert_eq!(row.members().count(), record.len());
             for (name, value) in &record {
                 let text = row.text_of(&Field::new(name)).unwrap();
                 prop_assert_eq!(&serde_json::from_str::<Json>(text).unwrap(), value);
             }
             prop_assert_eq!(row.text_of(&Field::new(&other)).is_some(), record.contains_key(&other));
+        }
+    }
+
+    #[test]
+    fn what_is_not_the_text_of_a_record_is_refused() {
+        for text in [
+            "",
+            "1",
+            "[]",
+            "{",
+            "{} ",
+            " {}",
+            "{ }",
+            r#"{"a": 1}"#,
+            r#"{"a":1 }"#,
+            r#"{"a":1, "b":2}"#,
+            r#"{ "a":1}"#,
+            r#"{"a" :1}"#,
+            r#"{"a":}"#,
+            r#"{"a":1}}"#,
+            r#"{"a":[1}"#,
+        ] {
+            assert_eq!(Row::of_text(text), Err(RowError::Malformed), "{text}");
         }
     }
 

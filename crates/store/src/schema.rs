@@ -12,6 +12,8 @@ use crate::check;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct BucketDefinition {
+    /// As it was given.
+    pub config: Json,
     /// The field that names a record.
     pub key: String,
     /// What is known of its fields, in the order in which they were given.
@@ -20,7 +22,7 @@ pub struct BucketDefinition {
     pub indexes: Vec<Vec<String>>,
     /// Whether records are paged in the order of their keys, rather than of their coming. Nothing is paged yet.
     pub ordered: bool,
-    /// Whether records outlive the process. No writer hands them to an engine yet.
+    /// Whether records outlive the process. The bucket itself does.
     pub persistent: bool,
     /// How long records live, in milliseconds.
     pub ttl: Option<u64>,
@@ -256,6 +258,7 @@ impl BucketDefinition {
             return Err(expected("maxSize", "at least 1"));
         }
         Ok(Self {
+            config: json.clone(),
             key,
             fields,
             indexes,
@@ -264,6 +267,38 @@ impl BucketDefinition {
             ttl: present(members, "ttl").map(duration).transpose()?,
             max_size,
         })
+    }
+
+    /// This definition with fields and indexes added, or another time to live: an object of `addFields`, `addIndexes` and `ttl`,
+    /// each of which may be absent. A `ttl` of null takes it away.
+    pub fn updated(&self, updates: &Json) -> Result<Self, DefinitionError> {
+        let at = "the update";
+        let updates = object(updates, at)?;
+        known(updates, &["addFields", "addIndexes", "ttl"], at)?;
+        let mut config = object(&self.config, at)?.clone();
+        if let Some(added) = present(updates, "addFields") {
+            let added = object(added, "addFields")?;
+            if let Some(field) = added.keys().find(|field| self.rule(field).is_some()) {
+                return Err(expected(&format!("addFields.{field}"), "a field that the bucket does not have yet"));
+            }
+            if let Some(Json::Object(schema)) = config.get_mut("schema") {
+                schema.extend(added.clone());
+            }
+        }
+        if let Some(added) = present(updates, "addIndexes") {
+            let wrong = || expected("addIndexes", "a list of field names, or of lists of field names");
+            let added = added.as_array().ok_or_else(wrong)?;
+            match config.get_mut("indexes") {
+                Some(Json::Array(indexes)) => indexes.extend(added.iter().cloned()),
+                _ => drop(config.insert("indexes".to_owned(), Json::Array(added.clone()))),
+            }
+        }
+        match updates.get("ttl") {
+            None => {}
+            Some(Json::Null) => drop(config.shift_remove("ttl")),
+            Some(ttl) => drop(config.insert("ttl".to_owned(), ttl.clone())),
+        }
+        Self::parse(&Json::Object(config))
     }
 
     /// What is known of a field.

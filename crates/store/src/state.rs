@@ -4,14 +4,24 @@ use std::sync::Arc;
 
 use imbl::{OrdMap, Vector};
 
+use crate::catalog;
 use crate::{Bucket, BucketDefinition, Row, StoreError, Value};
 
 /// All buckets at one moment. A clone shares everything, so a reader keeps the one that it was given while the next is made.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct State {
-    buckets: OrdMap<Arc<str>, Bucket>,
-    /// Their names, in the order in which they were defined.
+    /// Those of the store itself have names that begin with `$`.
+    buckets: OrdMap<Arc<str>, Arc<Bucket>>,
+    /// The names of the others, in the order in which they were defined.
     names: Vector<Arc<str>>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        let own = catalog::own_buckets();
+        let buckets = own.map(|(name, definition)| (Arc::from(name), Arc::new(Bucket::new(definition)))).collect();
+        Self { buckets, names: Vector::new() }
+    }
 }
 
 impl State {
@@ -22,39 +32,23 @@ impl State {
 
     /// The bucket of that name.
     pub fn bucket(&self, name: &str) -> Result<&Bucket, StoreError> {
-        self.buckets.get(name).ok_or_else(|| StoreError::BucketNotDefined { bucket: name.to_owned() })
+        self.shared(name).map(|bucket| &**bucket)
     }
 
-    pub(crate) fn bucket_mut(&mut self, name: &str) -> Result<&mut Bucket, StoreError> {
-        self.buckets.get_mut(name).ok_or_else(|| StoreError::BucketNotDefined { bucket: name.to_owned() })
+    /// The bucket of that name, to be kept.
+    pub fn shared(&self, name: &str) -> Result<&Arc<Bucket>, StoreError> {
+        let bucket = if catalog::is_own(name) { None } else { self.buckets.get(name) };
+        bucket.ok_or_else(|| StoreError::BucketNotDefined { bucket: name.to_owned() })
     }
 
     /// The names of all buckets, in the order in which they were defined.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
+    pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.names.iter().map(|name| &**name)
     }
 
-    pub(crate) fn buckets(&self) -> impl Iterator<Item = (&str, &Bucket)> {
-        self.names.iter().filter_map(|name| Some((&**name, self.buckets.get(name)?)))
-    }
-
-    /// Defines a bucket.
-    pub fn define(&mut self, name: &str, definition: BucketDefinition) -> Result<(), StoreError> {
-        if self.buckets.contains_key(name) {
-            return Err(StoreError::BucketExists { bucket: name.to_owned() });
-        }
-        let name: Arc<str> = name.into();
-        self.buckets.insert(Arc::clone(&name), Bucket::new(Arc::new(definition)));
-        self.names.push_back(name);
-        Ok(())
-    }
-
-    /// Drops a bucket and all that is in it.
-    pub fn drop_bucket(&mut self, name: &str) -> Result<(), StoreError> {
-        self.bucket(name)?;
-        self.buckets.remove(name);
-        self.names.retain(|known| **known != *name);
-        Ok(())
+    /// All buckets, in the order in which they were defined.
+    pub fn buckets(&self) -> impl Iterator<Item = (&str, &Bucket)> {
+        self.names.iter().filter_map(|name| Some((&**name, &**self.buckets.get(name)?)))
     }
 
     /// A record that has not expired by then.
@@ -62,31 +56,40 @@ impl State {
         let bucket = self.bucket(bucket)?;
         Ok(bucket.get(key).filter(|row| bucket.is_live(row, now)))
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
+    /// One of all buckets, those of the store included.
+    pub(crate) fn any(&self, name: &str) -> Result<(&Arc<str>, &Bucket), StoreError> {
+        let found = self.buckets.get_key_value(name).map(|(name, bucket)| (name, &**bucket));
+        found.ok_or_else(|| StoreError::BucketNotDefined { bucket: name.to_owned() })
+    }
 
-    use super::*;
+    pub(crate) fn any_mut(&mut self, name: &str) -> Result<&mut Bucket, StoreError> {
+        let bucket = self.buckets.get_mut(name).map(Arc::make_mut);
+        bucket.ok_or_else(|| StoreError::BucketNotDefined { bucket: name.to_owned() })
+    }
 
-    #[test]
-    fn buckets_are_named_in_order_and_dropped_with_all_that_is_in_them() {
-        let definition =
-            || BucketDefinition::parse(&json!({"key": "id", "schema": {"id": {"type": "number"}}})).unwrap();
-        let mut state = State::new();
-        for name in ["c", "a", "b"] {
-            state.define(name, definition()).unwrap();
+    /// All buckets: first those of the store, so that whoever reads rows in this order knows the definitions first.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&str, &Bucket)> {
+        let own = catalog::own_buckets().filter_map(|(name, _)| Some((name, &**self.buckets.get(name)?)));
+        own.chain(self.buckets())
+    }
+
+    /// Puts a bucket in place: a new one, or one in place of another.
+    pub(crate) fn install(&mut self, name: &str, bucket: Bucket) {
+        let name: Arc<str> = name.into();
+        if self.buckets.insert(Arc::clone(&name), Arc::new(bucket)).is_none() {
+            self.names.push_back(name);
         }
-        assert_eq!(state.define("a", definition()), Err(StoreError::BucketExists { bucket: "a".to_owned() }));
-        let row = Row::new(json!({"id": 1}).as_object().unwrap()).unwrap();
-        state.bucket_mut("a").unwrap().put(row).unwrap();
-        let before = state.clone();
-        state.drop_bucket("a").unwrap();
-        assert_eq!(state.names().collect::<Vec<_>>(), ["c", "b"]);
-        assert_eq!(state.drop_bucket("a"), Err(StoreError::BucketNotDefined { bucket: "a".to_owned() }));
-        state.define("a", definition()).unwrap();
-        assert!(state.bucket("a").unwrap().is_empty());
-        assert_eq!(before.bucket("a").unwrap().len(), 1, "a clone is as it was");
+    }
+
+    /// An empty bucket of that definition.
+    pub(crate) fn install_new(&mut self, name: &str, definition: BucketDefinition) {
+        self.install(name, Bucket::new(Arc::new(definition)));
+    }
+
+    /// Takes a bucket away, with all that is in it.
+    pub(crate) fn uninstall(&mut self, name: &str) {
+        self.buckets.remove(name);
+        self.names.retain(|known| **known != *name);
     }
 }

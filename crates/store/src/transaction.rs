@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::{Draft, Filter, FilterError, Query, StoreError, Value};
+use crate::{Answer, Draft, Filter, FilterError, Query, StoreError, Value};
 
 /// One operation of a transaction.
 #[derive(Debug, Clone, PartialEq)]
@@ -15,6 +15,8 @@ pub struct Operation {
     pub bucket: String,
     /// What is done there.
     pub action: Action,
+    /// The records that it may touch, if not all.
+    pub guard: Option<Filter>,
 }
 
 /// What an operation does.
@@ -118,35 +120,33 @@ impl Operation {
             Some("count") => Action::Count(filter(false)?),
             _ => return Err(shape("op", "get, insert, update, delete, where, findOne or count")),
         };
-        Ok(Self { bucket, action })
+        Ok(Self { bucket, action, guard: None })
     }
 }
 
 impl Draft {
     /// Runs operations one after the other: all of them, or none. Returns what each of them gave.
     pub fn transact(&mut self, operations: &[Operation]) -> Result<Vec<Json>, TransactionError> {
-        let mut draft = self.clone();
-        let run = |(place, operation)| draft.run(operation).map_err(TransactionError::at(place));
-        let results = operations.iter().enumerate().map(run).collect::<Result<Vec<Json>, _>>()?;
-        *self = draft;
-        Ok(results)
+        self.atomically(|draft| {
+            let run = |(place, operation): (usize, &Operation)| match &operation.guard {
+                None => draft.run(operation).map_err(TransactionError::at(place)),
+                Some(guard) => draft.guarded(guard, |draft| draft.run(operation)).map_err(TransactionError::at(place)),
+            };
+            operations.iter().enumerate().map(run).collect()
+        })
     }
 
     fn run(&mut self, operation: &Operation) -> Result<Json, Problem> {
-        let Operation { bucket, action } = operation;
+        let Operation { bucket, action, .. } = operation;
         let find = |draft: &Self, filter: &Filter, limit| {
-            let query = Query { filter: filter.clone(), limit, ..Query::all(bucket) };
-            let rows = query.rows(draft.state().bucket(bucket)?, draft.now());
-            Ok::<_, StoreError>(rows.into_iter().map(|row| Json::Object(row.to_record())).collect::<Vec<_>>())
+            draft.query(&Query { filter: filter.clone(), limit, ..Query::all(bucket) })
+        };
+        let records = |answer| match answer {
+            Answer::Records(records) => records,
+            Answer::Value(_) => Vec::new(),
         };
         Ok(match action {
-            Action::Get(key) => {
-                let found = match Value::of_json(key) {
-                    Some(key) => self.state().get(bucket, &key, self.now())?,
-                    None => self.state().bucket(bucket).map(|_| None)?,
-                };
-                found.map_or(Json::Null, |row| Json::Object(row.to_record()))
-            }
+            Action::Get(key) => self.get(bucket, key)?.map_or(Json::Null, |row| Json::Object(row.to_record())),
             Action::Insert(record) => {
                 let key = record.get(&self.state().bucket(bucket)?.definition().key);
                 if let Some(key) = key.and_then(Value::of_json)
@@ -162,9 +162,9 @@ impl Draft {
                 self.delete(bucket, key, None)?;
                 json!({"deleted": true})
             }
-            Action::Where(filter) => Json::Array(find(self, filter, None)?),
-            Action::FindOne(filter) => find(self, filter, Some(1))?.pop().unwrap_or_default(),
-            Action::Count(filter) => json!(find(self, filter, None)?.len()),
+            Action::Where(filter) => Json::Array(records(find(self, filter, None)?)),
+            Action::FindOne(filter) => records(find(self, filter, Some(1))?).pop().unwrap_or_default(),
+            Action::Count(filter) => json!(records(find(self, filter, None)?).len()),
         })
     }
 }
@@ -172,15 +172,15 @@ impl Draft {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{BucketDefinition, State};
+    use crate::State;
 
     fn draft() -> Draft {
-        let mut state = State::new();
+        let mut draft = Draft::new(State::new(), 1000);
         let definition = json!({"key": "id", "schema": {
             "id": {"type": "number"}, "name": {"type": "string", "unique": true}, "n": {"type": "number"},
         }});
-        state.define("b", BucketDefinition::parse(&definition).unwrap()).unwrap();
-        Draft::new(state, 1000)
+        draft.define_bucket("b", &definition).unwrap();
+        draft
     }
 
     fn transact(draft: &mut Draft, operations: &Json) -> Result<Vec<Json>, TransactionError> {

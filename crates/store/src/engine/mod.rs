@@ -8,6 +8,7 @@ mod disk;
 mod embedded;
 mod memory;
 
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 pub use disk::{Disk, DiskFile, Files};
 pub use embedded::{
     Backup, BackupError, Checkpoint, CheckpointError, Corruption, Cut, Embedded, EmbeddedOptions, OpenError, Recovered,
-    Recovery, Writes,
+    Recovery, RestoreError, Writes,
 };
 pub use memory::Memory;
 
@@ -29,6 +30,12 @@ pub struct Position {
     pub epoch: u64,
     /// Of the newest commit, counted from one; zero before the first.
     pub sequence: u64,
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}-{}", self.epoch, self.sequence)
+    }
 }
 
 /// What a commit does to one row.
@@ -63,7 +70,12 @@ pub struct WriteSet<'a> {
 impl WriteSet<'_> {
     /// How many bytes of a group it takes: see [`Engine::max_group_bytes`].
     pub fn encoded_len(&self) -> usize {
-        embedded::encoded_len(self)
+        Self::encoded_len_of(self.writes.iter().copied())
+    }
+
+    /// The same of writes that are not in one place yet.
+    pub(crate) fn encoded_len_of<'a>(writes: impl Iterator<Item = Write<'a>>) -> usize {
+        embedded::encoded_len(writes)
     }
 }
 

@@ -9,13 +9,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::super::{Disk, DiskFile, Position};
-use super::home::{Home, UNFINISHED_BACKUP};
+use super::home::{Home, Listing, UNFINISHED_BACKUP, segment_name, snapshot_name};
+use super::recovery::OpenError;
 use super::segment::PAGE;
 use super::snapshot::fill;
 
 /// A backup that has begun. Dropping it gives it up.
 ///
-/// Open the copy with [`is_copy`](super::EmbeddedOptions::is_copy), so that its positions are told from those of the original.
+/// To use the copy, [restore](super::Embedded::restore) it.
 #[must_use = "a backup that is not run copies nothing"]
 pub struct Backup {
     home: Arc<Home>,
@@ -48,6 +49,24 @@ pub enum BackupError {
     },
 }
 
+/// Why a backup was not restored. It is as it was.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RestoreError {
+    /// There is nothing to restore.
+    #[error("{} is no backup", dir.display())]
+    NoBackup {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// It could not be copied.
+    #[error(transparent)]
+    Copy(#[from] BackupError),
+    /// The backup, or the copy of it, cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+}
+
 impl Backup {
     pub(super) fn begin(home: &Arc<Home>, dir: &Path, position: Position, end: (u64, u64)) -> Self {
         let inventory = home.pin();
@@ -64,36 +83,82 @@ impl Backup {
     /// Makes the copy. It is durable when this returns.
     pub fn run(self) -> Result<Position, BackupError> {
         let disk = &*self.home.disk;
-        let failed = |file: &Path| {
-            let file = file.to_owned();
-            move |source| BackupError::Io { file, source }
-        };
-        disk.create_dir(&self.dir).map_err(failed(&self.dir))?;
-        if !disk.list(&self.dir).map_err(failed(&self.dir))?.is_empty() {
-            return Err(BackupError::NotEmpty { dir: self.dir.clone() });
-        }
-        let mark = self.dir.join(UNFINISHED_BACKUP);
-        disk.create(&mark).map_err(failed(&mark))?;
-        disk.sync_dir(&self.dir).map_err(failed(&self.dir))?;
-
-        if let Some(from) = &self.snapshot {
-            let to = self.dir.join(from.file_name().unwrap_or_default());
-            // It never writes, so that a second name is as good as a copy, where there can be one.
-            if disk.link(from, &to).is_err() {
-                copy(disk, from, &to, u64::MAX).map_err(failed(&to))?;
+        fill_dir(disk, &self.dir, || {
+            if let Some(snapshot) = &self.snapshot {
+                copy_snapshot(disk, snapshot, &self.dir)?;
             }
-        }
-        let (last, used) = self.end;
-        for number in self.first..=last {
-            let from = self.home.segment(number);
-            let to = self.dir.join(from.file_name().unwrap_or_default());
-            copy(disk, &from, &to, if number == last { used } else { u64::MAX }).map_err(failed(&to))?;
-        }
-        disk.sync_dir(&self.dir).map_err(failed(&self.dir))?;
-        disk.remove(&mark).map_err(failed(&mark))?;
-        disk.sync_dir(&self.dir).map_err(failed(&self.dir))?;
+            let (last, used) = self.end;
+            for number in self.first..=last {
+                copy_segment(
+                    disk,
+                    &self.home.segment(number),
+                    &self.dir,
+                    if number == last { used } else { u64::MAX },
+                )?;
+            }
+            Ok(())
+        })?;
         Ok(self.position)
     }
+}
+
+/// Copies a backup, which nobody has open, into a directory of its own.
+pub(super) fn restore(disk: &dyn Disk, backup: &Path, dir: &Path) -> Result<(), RestoreError> {
+    let failed = |source| RestoreError::Open(OpenError::Io { file: backup.to_owned(), source });
+    let listing = Listing::read(disk, backup).map_err(failed)?;
+    if listing.is_unfinished_backup {
+        return Err(OpenError::UnfinishedBackup { dir: backup.to_owned() }.into());
+    }
+    if listing.segments.is_empty() && listing.snapshots.is_empty() {
+        return Err(RestoreError::NoBackup { dir: backup.to_owned() });
+    }
+    let lock = disk.lock(&backup.join("lock")).map_err(failed)?;
+    let _lock = lock.ok_or_else(|| OpenError::Locked { dir: backup.to_owned() })?;
+    fill_dir(disk, dir, || {
+        for sequence in &listing.snapshots {
+            copy_snapshot(disk, &backup.join(snapshot_name(*sequence)), dir)?;
+        }
+        for number in &listing.segments {
+            copy_segment(disk, &backup.join(segment_name(*number)), dir, u64::MAX)?;
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
+
+/// Makes a directory, or takes an empty one, and lets it be filled. Until all of it is durable it has a mark that it is not
+/// finished.
+fn fill_dir(disk: &dyn Disk, dir: &Path, fill: impl FnOnce() -> Result<(), BackupError>) -> Result<(), BackupError> {
+    disk.create_dir(dir).map_err(failed(dir))?;
+    if !disk.list(dir).map_err(failed(dir))?.is_empty() {
+        return Err(BackupError::NotEmpty { dir: dir.to_owned() });
+    }
+    let mark = dir.join(UNFINISHED_BACKUP);
+    disk.create(&mark).map_err(failed(&mark))?;
+    disk.sync_dir(dir).map_err(failed(dir))?;
+    fill()?;
+    disk.sync_dir(dir).map_err(failed(dir))?;
+    disk.remove(&mark).map_err(failed(&mark))?;
+    disk.sync_dir(dir).map_err(failed(dir))
+}
+
+fn failed(file: &Path) -> impl FnOnce(io::Error) -> BackupError {
+    let file = file.to_owned();
+    move |source| BackupError::Io { file, source }
+}
+
+fn copy_snapshot(disk: &dyn Disk, from: &Path, dir: &Path) -> Result<(), BackupError> {
+    let to = dir.join(from.file_name().unwrap_or_default());
+    // It never changes, so that a second name is as good as a copy, where there can be one.
+    if disk.link(from, &to).is_err() {
+        copy(disk, from, &to, u64::MAX).map_err(failed(&to))?;
+    }
+    Ok(())
+}
+
+fn copy_segment(disk: &dyn Disk, from: &Path, dir: &Path, len: u64) -> Result<(), BackupError> {
+    let to = dir.join(from.file_name().unwrap_or_default());
+    copy(disk, from, &to, len).map_err(failed(&to))
 }
 
 /// Copies so many bytes at most, and pads them to whole pages.

@@ -140,9 +140,9 @@ pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 /// The bytes of a commit in a payload.
-pub(crate) fn encoded_len(commit: &WriteSet<'_>) -> usize {
-    let len = |write: &Write<'_>| LENGTHS + write.bucket.len() + write.key.len() + write.row.map_or(0, <[u8]>::len);
-    COUNT + commit.writes.iter().map(len).sum::<usize>()
+pub(crate) fn encoded_len<'a>(writes: impl Iterator<Item = Write<'a>>) -> usize {
+    let len = |write: Write<'_>| LENGTHS + write.bucket.len() + write.key.len() + write.row.map_or(0, <[u8]>::len);
+    COUNT + writes.map(len).sum::<usize>()
 }
 
 /// Appends a commit, of which the caller has checked that its lengths fit.
@@ -238,7 +238,7 @@ mod tests {
             let commit = WriteSet { writes: &writes };
             let mut bytes = Vec::new();
             encode(&commit, &mut bytes);
-            prop_assert_eq!(bytes.len(), encoded_len(&commit));
+            prop_assert_eq!(bytes.len(), commit.encoded_len());
             let mut rest = &bytes[..];
             prop_assert_eq!(Writes::take(&mut rest).unwrap().collect::<Vec<_>>(), writes);
             prop_assert!(rest.is_empty());

@@ -35,7 +35,7 @@ use home::{Home, Listing};
 use log::{Cursor, Log};
 use segment::{MAX_SEGMENT, PAGE, Segment, SegmentHeader};
 
-pub use backup::{Backup, BackupError};
+pub use backup::{Backup, BackupError, RestoreError};
 pub use checkpoint::{Checkpoint, CheckpointError};
 pub use frame::Writes;
 pub(crate) use frame::encoded_len;
@@ -156,17 +156,22 @@ impl Embedded {
         };
         let mut engine =
             Self { home, log, options, stats: EngineStats::default(), unsynced_since: None, is_closed: false };
-        engine.note_opening().map_err(|error| match error {
-            EngineError::OutcomeUnknown { file, source } | EngineError::NoSegment { file, source } => {
-                OpenError::Io { file, source }
-            }
-            _ => unreachable!("a small frame is refused by the disk only"),
-        })?;
+        engine.note_opening().map_err(|error| OpenError::of_engine(error, dir))?;
         for sequence in listing.snapshots.iter().rev().skip(1) {
             // It is read by nobody; if it stays, the next opening tries again.
             let _ = engine.home.disk.remove(&engine.home.snapshot(*sequence));
         }
         Ok((engine, recovery))
+    }
+
+    /// Copies a [backup](Engine::backup) into a directory that is empty or does not exist, and checks all of it. It has a new
+    /// epoch, so that its positions are told from those of the original. The backup is left as it is.
+    pub fn restore(backup: &Path, dir: &Path, options: EmbeddedOptions) -> Result<Recovery, RestoreError> {
+        backup::restore(&Files, backup, dir)?;
+        let options = EmbeddedOptions { is_copy: true, ..options };
+        let (engine, recovery) = Self::open(dir, options, |_| {})?;
+        Box::new(engine).close().map_err(|error| OpenError::of_engine(error, dir))?;
+        Ok(recovery)
     }
 
     fn create(home: &Arc<Home>, options: &EmbeddedOptions) -> Result<(Log, Recovery), OpenError> {

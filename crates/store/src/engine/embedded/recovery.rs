@@ -6,9 +6,9 @@
 //! begins when all before it is. Nothing is skipped: corruption is an error that names the place.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use super::super::{Position, StoredRow};
+use super::super::{EngineError, Position, StoredRow};
 use super::frame::{ALIGN, HEADER, Header, Kind, Writes, matches, u64_at};
 use super::home::{Home, Kept, Listing};
 use super::log::Cursor;
@@ -63,6 +63,19 @@ pub enum OpenError {
         /// The directory.
         dir: PathBuf,
     },
+}
+
+impl OpenError {
+    /// Why the first or last frame of an engine in this directory could not be written.
+    pub(super) fn of_engine(error: EngineError, dir: &Path) -> Self {
+        match error {
+            EngineError::OutcomeUnknown { file, source } | EngineError::NoSegment { file, source } => {
+                Self::Io { file, source }
+            }
+            // A small frame is refused by the disk only.
+            other => Self::Io { file: dir.to_owned(), source: io::Error::other(other) },
+        }
+    }
 }
 
 /// In what way a file is damaged.

@@ -1,7 +1,7 @@
 //! Random commits, checkpoints, backups and crashes, on a disk that loses what was not synced.
 //!
-//! `cargo test --release -p tidewire-store --test engine -- --ignored ten_thousand` runs more than ten thousand crashes.
-//! A failure names its seed; `SEED=n cargo test -p tidewire-store --test engine a_seed -- --ignored` runs that one.
+//! `cargo test --release -p tidewire-store --test it -- --ignored ten_thousand` runs more than ten thousand crashes.
+//! A failure names its seed; `SEED=n cargo test -p tidewire-store --test it a_seed -- --ignored` runs that one.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,8 +9,8 @@ use std::time::Duration;
 use fastrand::Rng;
 use tidewire_store::{Durability, EmbeddedOptions, Engine, EngineError, Position};
 
-use crate::disk::SimDisk;
-use crate::model::{Rows, Writes, apply, borrowed, commit, in_snapshot, open_on, small};
+use crate::engine::disk::SimDisk;
+use crate::engine::model::{Rows, Writes, apply, borrowed, commit, in_snapshot, open_on, small};
 
 struct Simulation {
     rng: Rng,

@@ -1,5 +1,5 @@
 //! What appending costs beside the disk, side by side with bare writes of the same bytes:
-//! `cargo test --release -p tidewire-store --test engine -- --ignored --nocapture speed`
+//! `cargo test --release -p tidewire-store --test it -- --ignored --nocapture speed`
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use tidewire_store::{Corruption, Durability, Embedded, EmbeddedOptions, Engine, OpenError, Write, WriteSet};
 
-use crate::disk::SimDisk;
-use crate::model::{Rows, in_snapshot, open_on, put, small};
+use crate::engine::disk::SimDisk;
+use crate::engine::model::{Rows, in_snapshot, open_on, put, small};
 
 type Files = BTreeMap<String, Vec<u8>>;
 

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use tidewire_store::{Embedded, Engine, EngineError};
 
-use crate::disk::SimDisk;
-use crate::model::{Rows, in_snapshot, open_on, put, small};
+use crate::engine::disk::SimDisk;
+use crate::engine::model::{Rows, in_snapshot, open_on, put, small};
 
 fn kind(error: &(dyn Error + 'static)) -> ErrorKind {
     error.source().and_then(|source| source.downcast_ref::<io::Error>()).expect("the source is kept").kind()

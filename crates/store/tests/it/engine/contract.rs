@@ -8,8 +8,8 @@ use tidewire_store::{
     WriteSet,
 };
 
-use crate::disk::SimDisk;
-use crate::model::{Rows, in_snapshot, open_on, put, small};
+use crate::engine::disk::SimDisk;
+use crate::engine::model::{Rows, in_snapshot, open_on, put, small};
 
 fn on_every_engine(test: fn(&mut dyn Engine)) {
     test(&mut Memory::default());

@@ -2,9 +2,8 @@
 
 mod contract;
 mod damage;
-mod disk;
+pub(crate) mod disk;
 mod failure;
-mod kill;
 mod model;
 mod simulation;
 mod speed;

@@ -1,0 +1,173 @@
+//! What is defined: buckets and named queries.
+//!
+//! Definitions are rows of buckets of the store's own, so whatever keeps rows keeps them, and whoever follows changes learns of
+//! them: `$buckets` and `$queries`, with the members `name` and `config`. A bucket lives as long as its row: to drop it is to
+//! delete that row.
+
+use std::sync::{Arc, LazyLock};
+
+use serde_json::{Map, Value as Json, json};
+
+use crate::{Bucket, BucketDefinition, Draft, Field, Query, Row, State, StoreError, Value};
+
+/// The bucket of bucket definitions.
+pub(crate) const BUCKETS: &str = "$buckets";
+/// The bucket of named queries.
+pub(crate) const QUERIES: &str = "$queries";
+/// The bucket of replies to writes that may be sent again.
+pub(crate) const REPLIES: &str = "$replies";
+
+static NAME: LazyLock<Field> = LazyLock::new(|| Field::new("name"));
+static CONFIG: LazyLock<Field> = LazyLock::new(|| Field::new("config"));
+
+/// Whether a name is that of a bucket of the store's own.
+pub(crate) fn is_own(name: &str) -> bool {
+    name.starts_with('$')
+}
+
+/// The buckets of the store's own.
+pub(crate) fn own_buckets() -> impl Iterator<Item = (&'static str, Arc<BucketDefinition>)> {
+    static OWN: LazyLock<[(&str, Arc<BucketDefinition>); 3]> = LazyLock::new(|| {
+        let defined = json!({"key": "name", "schema": {"name": {"type": "string", "required": true}}});
+        // How many there are is a limit of the store's; the definition says that they are counted.
+        let replies = json!({"key": "id", "schema": {"id": {"type": "string"}}, "ttl": "24h", "maxSize": u32::MAX});
+        [(BUCKETS, &defined), (QUERIES, &defined), (REPLIES, &replies)].map(|(name, config)| {
+            let definition = BucketDefinition::parse(config).expect("it is written here and parsed by every test");
+            (name, Arc::new(definition))
+        })
+    });
+    OWN.iter().map(|(name, definition)| (*name, Arc::clone(definition)))
+}
+
+/// The definition of a bucket that a row of [`BUCKETS`] holds, and its name.
+pub(crate) fn bucket_of(row: &Row) -> Option<Result<(String, BucketDefinition), StoreError>> {
+    let (name, config) = definition_of(row)?;
+    Some(BucketDefinition::parse(&config).map(|definition| (name, definition)).map_err(StoreError::from))
+}
+
+/// What a row of definitions defines.
+pub(crate) fn name_of(row: &Row) -> Option<String> {
+    let Some(Value::String(name)) = row.get(&NAME) else { return None };
+    Some(name.into_owned())
+}
+
+fn definition_of(row: &Row) -> Option<(String, Json)> {
+    Some((name_of(row)?, serde_json::from_str(row.text_of(&CONFIG)?).ok()?))
+}
+
+impl State {
+    /// The named query, with its parameters in place.
+    pub fn query(&self, name: &str, params: &Map<String, Json>) -> Result<Query, StoreError> {
+        let config = self.query_config(name)?;
+        Ok(Query::parse(&config, params)?)
+    }
+
+    /// What a named query was defined as.
+    pub fn query_config(&self, name: &str) -> Result<Json, StoreError> {
+        let row = self.any(QUERIES)?.1.get(&Value::String(name.into()));
+        let config = row.and_then(definition_of).map(|(_, config)| config);
+        config.ok_or_else(|| StoreError::QueryNotDefined { query: name.to_owned() })
+    }
+
+    pub(crate) fn query_count(&self) -> usize {
+        self.any(QUERIES).map_or(0, |(_, bucket)| bucket.len())
+    }
+
+    /// All named queries and what they were defined as, in the order in which they were.
+    pub fn queries(&self) -> impl Iterator<Item = (String, Json)> {
+        self.any(QUERIES).into_iter().flat_map(|(_, bucket)| bucket.rows()).filter_map(definition_of)
+    }
+}
+
+impl Draft {
+    /// Defines a bucket.
+    pub fn define_bucket(&mut self, name: &str, config: &Json) -> Result<(), StoreError> {
+        self.check_name(name)?;
+        if self.state().bucket(name).is_ok() {
+            return Err(StoreError::BucketExists { bucket: name.to_owned() });
+        }
+        let definition = BucketDefinition::parse(config)?;
+        self.atomically(|draft| {
+            draft.write_definition(BUCKETS, name, config)?;
+            draft.state_mut().install_new(name, definition);
+            Ok(())
+        })
+    }
+
+    /// Adds fields and indexes to a bucket, or gives it another time to live, which holds for records to come: see
+    /// [`BucketDefinition::updated`]. Indexes are built here and now.
+    pub fn update_bucket(&mut self, name: &str, updates: &Json) -> Result<(), StoreError> {
+        let bucket = self.state().bucket(name)?;
+        let definition = bucket.definition().updated(updates)?;
+        let config = definition.config.clone();
+        let bucket = bucket
+            .redefine(Arc::new(definition))
+            .map_err(|source| StoreError::NotUnique { bucket: name.to_owned(), source })?;
+        self.atomically(|draft| {
+            draft.write_definition(BUCKETS, name, &config)?;
+            draft.state_mut().install(name, bucket);
+            Ok(())
+        })
+    }
+
+    /// Drops a bucket with all that is in it, and the named queries that ask it. What refers to its records still does.
+    pub fn drop_bucket(&mut self, name: &str) -> Result<(), StoreError> {
+        self.state().bucket(name)?;
+        self.atomically(|draft| {
+            let asks = |(_, config): &(String, Json)| config["bucket"] == name;
+            let queries: Vec<(String, Json)> = draft.state().queries().filter(asks).collect();
+            for (query, _) in queries {
+                draft.undefine_query(&query)?;
+            }
+            draft.remove_row(BUCKETS, &Value::String(name.into()))?;
+            draft.state_mut().uninstall(name);
+            Ok(())
+        })
+    }
+
+    /// Defines a query by a name.
+    pub fn define_query(&mut self, name: &str, config: &Json) -> Result<(), StoreError> {
+        self.check_name(name)?;
+        if self.state().query_config(name).is_ok() {
+            return Err(StoreError::QueryExists { query: name.to_owned() });
+        }
+        match Query::parse(config, &Map::new()) {
+            Ok(_) | Err(crate::QueryError::Filter(crate::FilterError::MissingParameter { .. })) => {}
+            Err(error) => return Err(error.into()),
+        }
+        self.state().bucket(config["bucket"].as_str().unwrap_or_default())?;
+        self.atomically(|draft| draft.write_definition(QUERIES, name, config))
+    }
+
+    /// Forgets a named query.
+    pub fn undefine_query(&mut self, name: &str) -> Result<(), StoreError> {
+        self.state().query_config(name)?;
+        self.remove_row(QUERIES, &Value::String(name.into())).map(drop)
+    }
+
+    fn check_name(&self, name: &str) -> Result<(), StoreError> {
+        let max = self.limits().max_name_bytes.min(usize::from(u16::MAX));
+        if name.is_empty() || name.len() > max || is_own(name) {
+            return Err(StoreError::Name { name: name.chars().take(64).collect(), max });
+        }
+        Ok(())
+    }
+
+    fn write_definition(&mut self, bucket: &'static str, name: &str, config: &Json) -> Result<(), StoreError> {
+        let record: Map<String, Json> =
+            [("name".to_owned(), json!(name)), ("config".to_owned(), config.clone())].into_iter().collect();
+        let row = Row::new(&record)?;
+        let limits = self.limits();
+        let too_large = row.text().len() > limits.max_record_bytes;
+        let full = |bucket: &Bucket| bucket.len() >= limits.max_definitions;
+        if too_large {
+            return Err(crate::RowError::TooLarge { len: row.text().len(), max: limits.max_record_bytes }.into());
+        }
+        limits.check(&record)?;
+        let (_, own) = self.state().any(bucket)?;
+        if full(own) && own.get(&Value::String(name.into())).is_none() {
+            return Err(StoreError::TooManyDefinitions { max: limits.max_definitions });
+        }
+        self.put_row(bucket, row).map(drop)
+    }
+}

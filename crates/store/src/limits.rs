@@ -1,0 +1,95 @@
+//! How large things may be.
+
+use serde_json::{Map, Value as Json};
+
+use crate::RowError;
+
+/// How large records and definitions may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Limits {
+    /// The bytes of a record as JSON text, with what is added to it. Default: 1 MiB, as much as a message may have.
+    pub max_record_bytes: usize,
+    /// How deep a record may be nested; itself is the first level. Default: 64, half of what JSON readers commonly take.
+    pub max_depth: usize,
+    /// The members of a record, at all levels together; at the first level there are never more than 65535. Default: 10 000.
+    pub max_fields: usize,
+    /// The bytes of the name of a bucket or query. Default: 255, as in file systems.
+    pub max_name_bytes: usize,
+    /// How many buckets and how many queries may be defined. Default: 10 000 of each.
+    pub max_definitions: usize,
+    /// How many replies are remembered for writes that are sent again; the oldest make way. Default: 100 000.
+    pub max_replies: usize,
+    /// The memory of those replies. Default: 64 MiB.
+    pub max_reply_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_record_bytes: 1 << 20,
+            max_depth: 64,
+            max_fields: 10_000,
+            max_name_bytes: 255,
+            max_definitions: 10_000,
+            max_replies: 100_000,
+            max_reply_bytes: 64 << 20,
+        }
+    }
+}
+
+impl Limits {
+    /// No stack has to hold more.
+    const DEEPEST: usize = 1000;
+
+    /// Whether a record is neither too deep nor too wide. How long it is is seen when it is text.
+    pub(crate) fn check(&self, record: &Map<String, Json>) -> Result<(), RowError> {
+        self.check_members(record, 1, &mut 0)
+    }
+
+    fn check_members(&self, members: &Map<String, Json>, depth: usize, fields: &mut usize) -> Result<(), RowError> {
+        *fields += members.len();
+        if *fields > self.max_fields {
+            return Err(RowError::TooManyMembers { members: *fields, max: self.max_fields });
+        }
+        self.check_values(members.values(), depth, fields)
+    }
+
+    fn check_values<'a>(
+        &self,
+        values: impl Iterator<Item = &'a Json>,
+        depth: usize,
+        fields: &mut usize,
+    ) -> Result<(), RowError> {
+        let max = self.max_depth.min(Self::DEEPEST);
+        if depth > max {
+            return Err(RowError::TooDeep { max });
+        }
+        for value in values {
+            match value {
+                Json::Object(members) => self.check_members(members, depth + 1, fields)?,
+                Json::Array(elements) => self.check_values(elements.iter(), depth + 1, fields)?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn records_are_bounded_in_depth_and_width() {
+        let limits = Limits { max_depth: 3, max_fields: 4, ..Limits::default() };
+        let check = |json: Json| limits.check(json.as_object().unwrap());
+        assert_eq!(check(json!({"a": {"b": [1, 2]}, "c": 1, "d": 1})), Ok(()));
+        assert_eq!(check(json!({"a": {"b": [[]]}})), Err(RowError::TooDeep { max: 3 }));
+        assert_eq!(check(json!({"a": {"b": {"c": {}}}})), Err(RowError::TooDeep { max: 3 }));
+        let wide = json!({"a": {"b": 1, "c": 2}, "d": [{"e": 1}]});
+        assert_eq!(check(wide), Err(RowError::TooManyMembers { members: 5, max: 4 }));
+    }
+}

@@ -1,0 +1,410 @@
+//! The store: a state that is published, one writer, and an engine that keeps what was written.
+//!
+//! Reads take the published state and never wait. Writes go to the one writer, through a bounded queue, and are answered when
+//! they are as durable as the engine promises. See [`writer`] for the order in which things happen.
+
+mod history;
+mod pending;
+mod queue;
+mod recover;
+mod stats;
+mod transfer;
+mod writer;
+
+use std::fmt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use arc_swap::ArcSwap;
+use serde_json::{Map, Value as Json};
+use tokio::sync::oneshot;
+
+pub use self::history::{Cause, Commit, FollowError, Follower};
+pub use self::pending::{Pending, WriteError};
+pub use self::recover::{StoreOpenError, Unreadable};
+pub use self::stats::{BucketStats, StoreStats};
+pub use self::transfer::{ImportError, ImportProblem, Imported, UpkeepError};
+
+use self::history::History;
+use self::pending::block_on;
+use self::queue::{Message, Queue};
+use self::recover::Loader;
+use self::stats::Counters;
+use self::writer::Writer;
+use crate::{
+    Answer, Disk, Draft, Embedded, EmbeddedOptions, Engine, EngineError, EngineStats, Files, Limits, Memory, Operation,
+    Position, Query, Recovery, Row, State, StoreError, Value,
+};
+
+/// Settings of a [`Store`].
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct StoreOptions {
+    /// How large things may be.
+    pub limits: Limits,
+    /// How many writes may wait; others wait for room. Default: 1024, some groups' worth.
+    pub queue: usize,
+    /// The bytes of the latest commits, which followers read: one that falls further behind begins anew. Default: 64 MiB.
+    pub history_bytes: usize,
+    /// How often what has expired is deleted; reads do not see it anyway. Default: every second. None: when
+    /// [`Store::sweep`] is called.
+    pub sweep_interval: Option<Duration>,
+    /// The settings of the embedded engine.
+    pub embedded: EmbeddedOptions,
+    /// What tells the time. Default: the clock of the system.
+    pub clock: Clock,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        Self {
+            limits: Limits::default(),
+            queue: 1024,
+            history_bytes: 64 << 20,
+            sweep_interval: Some(Duration::from_secs(1)),
+            embedded: EmbeddedOptions::default(),
+            clock: Clock::default(),
+        }
+    }
+}
+
+/// Tells the time, in milliseconds since 1970.
+#[derive(Clone)]
+pub struct Clock(Arc<dyn Fn() -> u64 + Send + Sync>);
+
+impl Clock {
+    /// A clock of one's own.
+    pub fn new(now: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
+        Self(Arc::new(now))
+    }
+
+    /// The time.
+    pub fn now(&self) -> u64 {
+        (self.0)()
+    }
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self::new(|| {
+            let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+        })
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Clock")
+    }
+}
+
+/// A state and the position of the commit that made it.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// All buckets.
+    pub state: State,
+    /// The commit that it is current to.
+    pub position: Position,
+}
+
+/// Buckets of JSON records, kept by an engine. A clone is another handle to the same store.
+///
+/// ```
+/// use serde_json::json;
+/// use tidewire_store::{Store, StoreOptions};
+///
+/// # let dir = tempfile::tempdir()?;
+/// let (store, _) = Store::open(dir.path(), StoreOptions::default())?;
+/// store.define_bucket("harbours", json!({"key": "id", "schema": {"id": {"type": "number"}}})).wait()?;
+/// store.insert("harbours", serde_json::from_value(json!({"id": 1, "tide": "high"}))?).wait()?;
+/// store.close()?;
+///
+/// let (store, _) = Store::open(dir.path(), StoreOptions::default())?;
+/// let row = store.get("harbours", &json!(1))?.expect("it was kept");
+/// assert_eq!(row.to_record()["tide"], "high");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// The last handle that is dropped waits until all writes are done and the engine is closed. [`close`](Self::close) does the
+/// same, and says whether it went well.
+#[derive(Clone)]
+pub struct Store {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    shared: Arc<Shared>,
+    writer: Mutex<Option<JoinHandle<Result<(), EngineError>>>>,
+}
+
+/// What readers, whoever writes, and the writer share.
+struct Shared {
+    published: ArcSwap<Snapshot>,
+    queue: Queue,
+    history: Arc<History>,
+    counters: Counters,
+    engine: Mutex<EngineStats>,
+    keeps: bool,
+    limits: Limits,
+    sweep_interval: Option<Duration>,
+    clock: Clock,
+}
+
+impl AsRef<Queue> for Shared {
+    fn as_ref(&self) -> &Queue {
+        &self.queue
+    }
+}
+
+impl Shared {
+    fn engine_stats(&self) -> MutexGuard<'_, EngineStats> {
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Store {
+    /// A store in memory, which ends with the process.
+    pub fn memory(options: StoreOptions) -> Self {
+        let engine = Memory::default();
+        let position = engine.position();
+        let history = History::new(position.epoch, position.sequence, options.history_bytes);
+        Self::start(Box::new(engine), false, State::new(), history, options)
+    }
+
+    /// Opens a store in a directory, or makes it.
+    pub fn open(dir: impl AsRef<Path>, options: StoreOptions) -> Result<(Self, Recovery), StoreOpenError> {
+        Self::open_on(Arc::new(Files), dir.as_ref(), options)
+    }
+
+    /// Like [`open`](Self::open), on another disk than that of this machine.
+    pub fn open_on(disk: Arc<dyn Disk>, dir: &Path, options: StoreOptions) -> Result<(Self, Recovery), StoreOpenError> {
+        let mut loader = Loader::new(options.history_bytes);
+        let (engine, recovery) =
+            Embedded::open_on(disk, dir, options.embedded, &mut |recovered| loader.take(recovered))?;
+        let (state, history) = loader.finish(recovery.position)?;
+        if let Some(cut) = &recovery.cut {
+            tracing::warn!(?cut, "the log ended in a write that was not whole, which was cut off");
+        }
+        Ok((Self::start(Box::new(engine), true, state, history, options), recovery))
+    }
+
+    fn start(engine: Box<dyn Engine>, keeps: bool, state: State, history: History, options: StoreOptions) -> Self {
+        let snapshot = Snapshot { state, position: engine.position() };
+        let shared = Arc::new(Shared {
+            published: ArcSwap::from_pointee(snapshot),
+            queue: Queue::new(options.queue),
+            history: Arc::new(history),
+            counters: Counters::default(),
+            engine: Mutex::new(engine.stats()),
+            keeps,
+            limits: options.limits,
+            sweep_interval: options.sweep_interval,
+            clock: options.clock,
+        });
+        let writer = Writer::new(Arc::clone(&shared), engine);
+        let thread = std::thread::Builder::new().name("tidewire-writer".to_owned());
+        let writer = thread.spawn(move || writer.run()).expect("a process can start one thread");
+        Self { inner: Arc::new(Inner { shared, writer: Mutex::new(Some(writer)) }) }
+    }
+
+    fn shared(&self) -> &Arc<Shared> {
+        &self.inner.shared
+    }
+
+    /// Everything at one moment. It stays as it is while the store goes on.
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        self.shared().published.load_full()
+    }
+
+    /// The time, by the store's clock.
+    pub fn now(&self) -> u64 {
+        self.shared().clock.now()
+    }
+
+    /// The record with this key, if there is one.
+    pub fn get(&self, bucket: &str, key: &Json) -> Result<Option<Row>, StoreError> {
+        let snapshot = self.shared().published.load();
+        let bucket = snapshot.state.bucket(bucket)?;
+        let row = Value::of_json(key).and_then(|key| bucket.get(&key));
+        Ok(row.filter(|row| !bucket.has_expiries() || bucket.is_live(row, self.now())).cloned())
+    }
+
+    /// What a query returns.
+    pub fn query(&self, query: &Query) -> Result<Answer, StoreError> {
+        let snapshot = self.shared().published.load();
+        Ok(query.answer(snapshot.state.bucket(&query.bucket)?, self.now()))
+    }
+
+    /// What a named query returns.
+    pub fn query_named(&self, name: &str, params: &Map<String, Json>) -> Result<Answer, StoreError> {
+        let snapshot = self.shared().published.load();
+        let query = snapshot.state.query(name, params)?;
+        Ok(query.answer(snapshot.state.bucket(&query.bucket)?, self.now()))
+    }
+
+    /// Does something to the state, all of it or nothing, in one commit. It runs on the writer's thread, in its turn: whoever
+    /// takes long holds up all others.
+    pub fn write<T, F>(&self, work: F) -> Pending<T>
+    where
+        F: FnOnce(&mut Draft) -> Result<T, StoreError> + Send + 'static,
+        T: Send + 'static,
+    {
+        self.write_as(Cause::default(), work)
+    }
+
+    /// Like [`write`](Self::write), for somebody or something.
+    pub fn write_as<T, F>(&self, cause: Cause, work: F) -> Pending<T>
+    where
+        F: FnOnce(&mut Draft) -> Result<T, StoreError> + Send + 'static,
+        T: Send + 'static,
+    {
+        Queue::write(self.shared(), cause, work)
+    }
+
+    /// Defines a bucket: see [`Draft::define_bucket`].
+    pub fn define_bucket(&self, name: &str, config: Json) -> Pending<()> {
+        let name = name.to_owned();
+        self.write(move |draft| draft.define_bucket(&name, &config))
+    }
+
+    /// Adds fields and indexes to a bucket, or changes its time to live: see [`Draft::update_bucket`].
+    pub fn update_bucket(&self, name: &str, updates: Json) -> Pending<()> {
+        let name = name.to_owned();
+        self.write(move |draft| draft.update_bucket(&name, &updates))
+    }
+
+    /// Drops a bucket: see [`Draft::drop_bucket`].
+    pub fn drop_bucket(&self, name: &str) -> Pending<()> {
+        let name = name.to_owned();
+        self.write(move |draft| draft.drop_bucket(&name))
+    }
+
+    /// Defines a query by a name: see [`Draft::define_query`].
+    pub fn define_query(&self, name: &str, config: Json) -> Pending<()> {
+        let name = name.to_owned();
+        self.write(move |draft| draft.define_query(&name, &config))
+    }
+
+    /// Forgets a named query.
+    pub fn undefine_query(&self, name: &str) -> Pending<()> {
+        let name = name.to_owned();
+        self.write(move |draft| draft.undefine_query(&name))
+    }
+
+    /// Inserts a record, in place of the one that has its key, if there is one.
+    pub fn insert(&self, bucket: &str, record: Map<String, Json>) -> Pending<Row> {
+        let bucket = bucket.to_owned();
+        self.write(move |draft| draft.insert(&bucket, record))
+    }
+
+    /// Inserts all of these, or none.
+    pub fn insert_many(&self, bucket: &str, records: Vec<Map<String, Json>>) -> Pending<Vec<Row>> {
+        let bucket = bucket.to_owned();
+        self.write(move |draft| draft.insert_many(&bucket, records))
+    }
+
+    /// Merges these fields into a record, which must have the expected version, if one is given.
+    pub fn update(&self, bucket: &str, key: Json, patch: Map<String, Json>, version: Option<u64>) -> Pending<Row> {
+        let bucket = bucket.to_owned();
+        self.write(move |draft| draft.update(&bucket, &key, patch, version))
+    }
+
+    /// Merges a record into the one that has its key, or inserts it.
+    pub fn upsert(&self, bucket: &str, record: Map<String, Json>) -> Pending<Row> {
+        let bucket = bucket.to_owned();
+        self.write(move |draft| draft.upsert(&bucket, record))
+    }
+
+    /// Deletes a record, which must have the expected version, if one is given. Returns whether it was there.
+    pub fn delete(&self, bucket: &str, key: Json, version: Option<u64>) -> Pending<bool> {
+        let bucket = bucket.to_owned();
+        self.write(move |draft| draft.delete(&bucket, &key, version))
+    }
+
+    /// Deletes all records of a bucket.
+    pub fn clear(&self, bucket: &str) -> Pending<()> {
+        let bucket = bucket.to_owned();
+        self.write(move |draft| draft.clear(&bucket))
+    }
+
+    /// Runs operations one after the other, all of them or none. Returns what each of them gave.
+    pub fn transact(&self, operations: Vec<Operation>) -> Pending<Vec<Json>> {
+        self.write(move |draft| Ok(draft.transact(&operations)?))
+    }
+
+    /// Deletes what has expired. Returns how many records did. It is done from time to time anyway: see
+    /// [`StoreOptions::sweep_interval`].
+    pub fn sweep(&self) -> Pending<usize> {
+        self.write(|draft| Ok(draft.sweep(usize::MAX)))
+    }
+
+    /// Everything at one moment, and a follower that sees every commit after it.
+    pub fn follow(&self) -> (Arc<Snapshot>, Follower) {
+        loop {
+            let snapshot = self.snapshot();
+            // It is published before it is in the history, so that it may be ahead, but for a moment only.
+            if let Ok(follower) = self.shared().history.follow(snapshot.position) {
+                return (snapshot, follower);
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// A follower that sees every commit after this position.
+    pub fn follow_from(&self, position: Position) -> Result<Follower, FollowError> {
+        self.shared().history.follow(position)
+    }
+
+    /// Writes a new snapshot to the disk, so that the log is short, and waits until that is done. It is done from time to time
+    /// anyway.
+    pub fn checkpoint(&self) -> Result<Position, UpkeepError> {
+        let (reply, begun) = oneshot::channel();
+        self.shared().queue.push(Message::Checkpoint(reply));
+        let begun = block_on(begun).map_err(|_| UpkeepError::Closed)?;
+        let (checkpoint, state) = begun.map_err(UpkeepError::Engine)?;
+        Ok(checkpoint.run(writer::stored_rows(&state))?)
+    }
+
+    /// How it is, and what it has done.
+    pub fn stats(&self) -> StoreStats {
+        StoreStats::of(self.shared())
+    }
+
+    /// Ends it: writes that have their place are done, later ones are refused, and the engine is closed. Reads go on, of what
+    /// was there last. Ending it again does nothing.
+    pub fn close(&self) -> Result<(), EngineError> {
+        self.inner.close()
+    }
+}
+
+impl Inner {
+    fn close(&self) -> Result<(), EngineError> {
+        self.shared.queue.close();
+        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match writer {
+            // A write has the last handle: its thread cannot wait for itself, and ends when it is done.
+            Some(writer) if writer.thread().id() == std::thread::current().id() => Ok(()),
+            // A writer that panicked has said so, and all who waited for it know.
+            Some(writer) => writer.join().unwrap_or(Ok(())),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Err(error) = self.close() {
+            tracing::error!(error = &error as &dyn std::error::Error, "the store was not closed in order");
+        }
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store").field("position", &self.snapshot().position).finish_non_exhaustive()
+    }
+}

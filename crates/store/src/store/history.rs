@@ -1,0 +1,217 @@
+//! Commits as others see them: the latest of them are kept, and followers read them from there.
+//!
+//! A follower has no queue of its own, but a place in the history: it sees every commit once, in order, without gaps. If it falls
+//! so far behind that the history no longer has what comes next, it is told, and begins anew from a snapshot. So it slows nobody.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch;
+
+use super::pending::block_on;
+use crate::{Change, Position};
+
+/// A commit: what has changed, all at once.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Commit {
+    /// Where it stands.
+    pub position: Position,
+    /// When it was made, in milliseconds.
+    pub at: u64,
+    /// What it goes back to. It is not kept: a commit that comes from the disk has the default.
+    pub cause: Cause,
+    /// What has changed, in order.
+    pub changes: Vec<Change>,
+}
+
+impl Commit {
+    /// The memory that it takes, roughly: rows that others have as well are counted.
+    pub fn size(&self) -> usize {
+        let row = |row: &Option<crate::Row>| row.as_ref().map_or(0, crate::Row::size);
+        let change = |change: &Change| size_of::<Change>() + row(&change.old) + row(&change.new);
+        size_of::<Self>() + self.changes.iter().map(change).sum::<usize>()
+    }
+}
+
+/// What a commit goes back to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub struct Cause {
+    /// Who asked for it: a number that whoever writes chooses, such as that of a connection. Zero is nobody.
+    pub origin: u64,
+    /// How many commits led to it, each the cause of the next.
+    pub depth: u32,
+}
+
+impl Cause {
+    /// Asked for by this one.
+    pub fn of(origin: u64) -> Self {
+        Self { origin, depth: 0 }
+    }
+
+    /// Caused by a commit that had this cause.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self { depth: self.depth.saturating_add(1), ..self }
+    }
+}
+
+/// Why there is no next commit for a follower.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FollowError {
+    /// What comes next is no longer there. Begin anew with a snapshot.
+    #[error("the commits after {position} are no longer in the history: begin anew with a snapshot")]
+    Behind {
+        /// Up to where it came.
+        position: Position,
+    },
+    /// The position is of another history, or of none that has been.
+    #[error("the position {position} is not of this history: begin anew with a snapshot")]
+    Unknown {
+        /// The position.
+        position: Position,
+    },
+    /// The store is closed, and all has been seen.
+    #[error("the store is closed, and there will be no more commits")]
+    Closed,
+}
+
+/// The latest commits.
+#[derive(Debug)]
+pub(super) struct History {
+    epoch: u64,
+    max_bytes: usize,
+    kept: Mutex<Kept>,
+    /// The sequence of the newest commit. Closed with the store.
+    newest: watch::Sender<u64>,
+    behind: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    commits: VecDeque<Arc<Commit>>,
+    bytes: usize,
+    /// The sequence before the first commit that is kept.
+    before: u64,
+    is_closed: bool,
+}
+
+impl Kept {
+    fn push(&mut self, commit: Arc<Commit>, max_bytes: usize) {
+        self.bytes += commit.size();
+        self.commits.push_back(commit);
+        while self.bytes > max_bytes
+            && let Some(oldest) = self.commits.pop_front()
+        {
+            self.bytes -= oldest.size();
+            self.before = oldest.position.sequence;
+        }
+    }
+}
+
+impl History {
+    /// A history that begins after this position.
+    pub(super) fn new(epoch: u64, before: u64, max_bytes: usize) -> Self {
+        let kept = Mutex::new(Kept { before, ..Kept::default() });
+        Self { epoch, max_bytes, kept, newest: watch::Sender::new(before), behind: AtomicU64::new(0) }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Appends commits, each of which follows the one before, and wakes the followers.
+    pub(super) fn append(&self, commits: impl IntoIterator<Item = Arc<Commit>>) {
+        let mut newest = None;
+        let mut kept = self.kept();
+        for commit in commits {
+            newest = Some(commit.position.sequence);
+            kept.push(commit, self.max_bytes);
+        }
+        drop(kept);
+        if let Some(newest) = newest {
+            self.newest.send_replace(newest);
+        }
+    }
+
+    pub(super) fn close(&self) {
+        self.kept().is_closed = true;
+        // Only to wake whoever waits.
+        self.newest.send_modify(|_| {});
+    }
+
+    /// The commits that are kept, their bytes, and how often a follower has fallen behind.
+    pub(super) fn measure(&self) -> (usize, usize, u64) {
+        let kept = self.kept();
+        (kept.commits.len(), kept.bytes, self.behind.load(Relaxed))
+    }
+
+    fn after(&self, sequence: u64) -> Result<Option<Arc<Commit>>, FollowError> {
+        let kept = self.kept();
+        let position = Position { epoch: self.epoch, sequence };
+        let Some(place) = sequence.checked_sub(kept.before) else {
+            self.behind.fetch_add(1, Relaxed);
+            return Err(FollowError::Behind { position });
+        };
+        match usize::try_from(place).ok().and_then(|place| kept.commits.get(place)) {
+            Some(commit) => Ok(Some(Arc::clone(commit))),
+            None if kept.is_closed => Err(FollowError::Closed),
+            None => Ok(None),
+        }
+    }
+
+    pub(super) fn follow(self: &Arc<Self>, from: Position) -> Result<Follower, FollowError> {
+        let newest = self.newest.subscribe();
+        if from.epoch != self.epoch || from.sequence > *newest.borrow() {
+            return Err(FollowError::Unknown { position: from });
+        }
+        if from.sequence < self.kept().before {
+            return Err(FollowError::Behind { position: from });
+        }
+        Ok(Follower { history: Arc::clone(self), newest, sequence: from.sequence })
+    }
+}
+
+/// Sees every commit, once and in order.
+#[derive(Debug)]
+pub struct Follower {
+    history: Arc<History>,
+    newest: watch::Receiver<u64>,
+    /// Of the commit that was seen last.
+    sequence: u64,
+}
+
+impl Follower {
+    /// Up to where it has seen all.
+    pub fn position(&self) -> Position {
+        Position { epoch: self.history.epoch, sequence: self.sequence }
+    }
+
+    /// The next commit, if it has been made.
+    pub fn try_next(&mut self) -> Result<Option<Arc<Commit>>, FollowError> {
+        let next = self.history.after(self.sequence)?;
+        self.sequence += u64::from(next.is_some());
+        Ok(next)
+    }
+
+    /// The next commit, when it is made. Dropping this loses none.
+    pub async fn next(&mut self) -> Result<Arc<Commit>, FollowError> {
+        loop {
+            self.newest.mark_unchanged();
+            if let Some(commit) = self.try_next()? {
+                return Ok(commit);
+            }
+            if self.newest.changed().await.is_err() {
+                return Err(FollowError::Closed);
+            }
+        }
+    }
+
+    /// Like [`next`](Self::next), on a thread that may block.
+    pub fn wait(&mut self) -> Result<Arc<Commit>, FollowError> {
+        block_on(self.next())
+    }
+}

@@ -1,0 +1,164 @@
+//! A state out of what an engine kept.
+
+use std::sync::Arc;
+
+use super::history::{Cause, Commit, History};
+use crate::catalog::{self, BUCKETS};
+use crate::{Change, IndexKey, OpenError, Recovered, Row, State, StoreError, StoredRow, Write};
+
+/// Why what an engine kept is no state.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unreadable {
+    /// A row is not the text of a record, or does not fit the others.
+    #[error("a row of bucket \"{bucket}\" cannot be taken: {problem}")]
+    Row {
+        /// The bucket.
+        bucket: String,
+        /// What is wrong with it.
+        problem: Box<StoreError>,
+    },
+    /// A row of a bucket that is not defined.
+    #[error("there are rows of bucket \"{bucket}\", which is not defined")]
+    Undefined {
+        /// The bucket.
+        bucket: String,
+    },
+}
+
+/// Why a store cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreOpenError {
+    /// The engine cannot be opened.
+    #[error(transparent)]
+    Engine(#[from] OpenError),
+    /// What it kept is whole, but makes no sense: it was written by something else, or by a version that knew more.
+    #[error("the data were not written by this version: {0}")]
+    Unreadable(#[from] Unreadable),
+}
+
+/// Takes in what an engine kept, piece by piece.
+#[derive(Default)]
+pub(super) struct Loader {
+    state: State,
+    /// The latest commits, as far as they are of one epoch.
+    commits: Vec<Arc<Commit>>,
+    bytes: usize,
+    max_bytes: usize,
+    problem: Option<Unreadable>,
+}
+
+impl Loader {
+    pub(super) fn new(max_bytes: usize) -> Self {
+        Self { max_bytes, ..Self::default() }
+    }
+
+    /// Takes in a piece. After the first that makes no sense, all others are passed over.
+    pub(super) fn take(&mut self, recovered: Recovered<'_>) {
+        if self.problem.is_some() {
+            return;
+        }
+        let taken = match recovered {
+            Recovered::Row(StoredRow { bucket, key, row }) => {
+                self.write(&Write { bucket, key, row: Some(row) }, &mut None)
+            }
+            Recovered::Commit { position, mut writes } => {
+                let mut changes = Some(Vec::new());
+                let taken = writes.try_for_each(|write| self.write(&write, &mut changes));
+                let commit = Commit { position, at: 0, cause: Cause::default(), changes: changes.unwrap_or_default() };
+                self.remember(commit);
+                taken
+            }
+        };
+        self.problem = taken.err();
+    }
+
+    fn remember(&mut self, commit: Commit) {
+        self.bytes += commit.size();
+        self.commits.push(Arc::new(commit));
+        // What is certainly not kept is let go from time to time.
+        if self.bytes > 2 * self.max_bytes {
+            let mut surplus = self.bytes - self.max_bytes;
+            let outdated = self.commits.iter().take_while(|commit| {
+                let is_outdated = surplus > 0;
+                surplus = surplus.saturating_sub(commit.size());
+                is_outdated
+            });
+            let outdated = outdated.count();
+            self.commits.drain(..outdated);
+            self.bytes = self.commits.iter().map(|commit| commit.size()).sum();
+        }
+    }
+
+    fn write(&mut self, write: &Write<'_>, changes: &mut Option<Vec<Change>>) -> Result<(), Unreadable> {
+        let name = write.bucket;
+        let wrong = |problem: StoreError| Unreadable::Row { bucket: name.to_owned(), problem: Box::new(problem) };
+        let undefined = |_| Unreadable::Undefined { bucket: name.to_owned() };
+        let (shared, _) = self.state.any(name).map_err(undefined)?;
+        let shared = Arc::clone(shared);
+        let mut note = |ordinal, old, new| {
+            if let Some(changes) = changes {
+                changes.push(Change { bucket: Arc::clone(&shared), ordinal, old, new });
+            }
+        };
+        let bucket = self.state.any_mut(name).map_err(undefined)?;
+        match write.row {
+            Some(text) => {
+                let text = std::str::from_utf8(text).map_err(|_| wrong(crate::RowError::Malformed.into()))?;
+                let row = Row::of_text(text).map_err(|problem| wrong(problem.into()))?;
+                if name == BUCKETS {
+                    self.define(&row)?;
+                }
+                let bucket = self.state.any_mut(name).map_err(undefined)?;
+                let placed = bucket.place(row.clone());
+                let (ordinal, old) =
+                    placed.map_err(|source| wrong(StoreError::NotUnique { bucket: name.to_owned(), source }))?;
+                note(ordinal, old, Some(row));
+            }
+            None if write.key.is_empty() => {
+                bucket.entries().for_each(|(ordinal, row)| note(ordinal, Some(row.clone()), None));
+                bucket.clear();
+            }
+            None => {
+                let Some((ordinal, row)) = bucket.take_key(&IndexKey::of_bytes(write.key)) else { return Ok(()) };
+                if name == BUCKETS
+                    && let Some(dropped) = catalog::name_of(&row)
+                {
+                    self.state.uninstall(&dropped);
+                }
+                note(ordinal, Some(row), None);
+            }
+        }
+        Ok(())
+    }
+
+    /// Defines the bucket that a row of definitions describes, or defines it anew.
+    fn define(&mut self, row: &Row) -> Result<(), Unreadable> {
+        let wrong = |problem| Unreadable::Row { bucket: BUCKETS.to_owned(), problem: Box::new(problem) };
+        let defined = catalog::bucket_of(row).unwrap_or(Err(crate::RowError::Malformed.into()));
+        let (name, definition) = defined.map_err(wrong)?;
+        match self.state.bucket(&name) {
+            Err(_) => self.state.install_new(&name, definition),
+            Ok(bucket) => {
+                let bucket = bucket.redefine(Arc::new(definition));
+                let bucket = bucket.map_err(|source| wrong(StoreError::NotUnique { bucket: name.clone(), source }))?;
+                self.state.install(&name, bucket);
+            }
+        }
+        Ok(())
+    }
+
+    /// The state, and the commits that followers may still ask for.
+    pub(super) fn finish(self, position: crate::Position) -> Result<(State, History), Unreadable> {
+        if let Some(problem) = self.problem {
+            return Err(problem);
+        }
+        let commits = self.commits.into_iter().filter(|commit| commit.position.epoch == position.epoch);
+        let commits: Vec<Arc<Commit>> = commits.collect();
+        let before = commits.first().map_or(position.sequence, |first| first.position.sequence - 1);
+        let history = History::new(position.epoch, before, self.max_bytes);
+        history.append(commits);
+        Ok((self.state, history))
+    }
+}

@@ -1,0 +1,296 @@
+//! Copies of a whole store: backups that can be opened, and JSON lines that anybody can read.
+//!
+//! An export is one JSON object a line: a head, every bucket and named query with its configuration, every record with the
+//! bucket it is in, and an end with the number of records, so that a part of it is not taken for the whole.
+//!
+//! ```text
+//! {"tidewire":"export","version":1}
+//! {"bucket":"harbours","config":{"key":"id","schema":{"id":{"type":"number"}}}}
+//! {"query":"high","config":{"bucket":"harbours","filter":{"tide":"high"}}}
+//! {"in":"harbours","record":{"id":1,"tide":"high","_version":1,"_createdAt":1700000000000,"_updatedAt":1700000000000}}
+//! {"end":1}
+//! ```
+
+use std::io::{self, BufRead, Read as _, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use serde_json::{Map, Value as Json, json};
+use tokio::sync::oneshot;
+
+use super::queue::Message;
+use super::{Store, WriteError, block_on};
+use crate::{BackupError, CheckpointError, Draft, EngineError, Position, StoreError};
+
+/// How many bytes of lines are imported in one commit.
+const IMPORTED_AT_A_TIME: usize = 1 << 20;
+
+/// Why a backup or checkpoint was not made. The store is as it was.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum UpkeepError {
+    /// The engine refused to begin.
+    #[error(transparent)]
+    Engine(EngineError),
+    /// The backup failed.
+    #[error(transparent)]
+    Backup(#[from] BackupError),
+    /// The checkpoint failed.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The store is closed.
+    #[error("the store is closed")]
+    Closed,
+}
+
+/// What an export wrote, or an import took in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Imported {
+    /// Buckets that were not defined before.
+    pub buckets: u64,
+    /// Named queries that were not defined before.
+    pub queries: u64,
+    /// Records.
+    pub records: u64,
+}
+
+/// Why an import ended early.
+#[derive(Debug, thiserror::Error)]
+#[error("line {line}: {problem}")]
+#[non_exhaustive]
+pub struct ImportError {
+    /// Where.
+    pub line: u64,
+    /// What is wrong.
+    #[source]
+    pub problem: Box<ImportProblem>,
+    /// What had been taken in before, and stays. The same import may be tried again: it overwrites.
+    pub imported: Imported,
+}
+
+/// What is wrong with a line of an import.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ImportProblem {
+    /// It cannot be read.
+    #[error("it cannot be read")]
+    Read(#[from] io::Error),
+    /// It is no JSON.
+    #[error("it is no JSON")]
+    Json(#[from] serde_json::Error),
+    /// It is none of the lines that an export has.
+    #[error("it is neither a bucket, a query, a record nor the end of an export")]
+    Unknown,
+    /// The first line is not the head of an export of this version.
+    #[error("the head of an export must be {{\"tidewire\":\"export\",\"version\":1}}")]
+    Head,
+    /// It is longer than a record can be.
+    #[error("it is longer than {max} bytes")]
+    TooLong {
+        /// How long it may be.
+        max: usize,
+    },
+    /// There are no more lines, but no end either; or the end tells of another number of records.
+    #[error("the export is not whole: it has {records} records and no end that says so")]
+    NotWhole {
+        /// How many were read.
+        records: u64,
+    },
+    /// The store did not take it.
+    #[error("it was not taken")]
+    Write(#[from] WriteError),
+}
+
+impl Store {
+    /// Copies the store into a directory that is empty or does not exist, while it goes on, and waits until the copy is
+    /// durable. The copy can be opened like the original: see [`Embedded::restore`](crate::Embedded::restore).
+    pub fn backup(&self, dir: &Path) -> Result<Position, UpkeepError> {
+        let (reply, begun) = oneshot::channel();
+        self.shared().queue.push(Message::Backup(dir.to_owned(), reply));
+        let begun = block_on(begun).map_err(|_| UpkeepError::Closed)?;
+        Ok(begun.map_err(UpkeepError::Engine)?.run()?)
+    }
+
+    /// Writes everything as JSON lines, as of this moment, while the store goes on.
+    pub fn export(&self, mut to: impl Write) -> io::Result<Imported> {
+        let (snapshot, now) = (self.snapshot(), self.now());
+        let mut exported = Imported::default();
+        writeln!(to, "{}", json!({"tidewire": "export", "version": 1}))?;
+        for (name, bucket) in snapshot.state.buckets() {
+            writeln!(to, "{}", json!({"bucket": name, "config": bucket.definition().config}))?;
+            exported.buckets += 1;
+        }
+        for (name, config) in snapshot.state.queries() {
+            writeln!(to, "{}", json!({"query": name, "config": config}))?;
+            exported.queries += 1;
+        }
+        for (name, bucket) in snapshot.state.buckets() {
+            let name = Json::from(name);
+            for row in bucket.rows().filter(|row| bucket.is_live(row, now)) {
+                writeln!(to, "{{\"in\":{name},\"record\":{row}}}")?;
+                exported.records += 1;
+            }
+        }
+        writeln!(to, "{}", json!({"end": exported.records}))?;
+        to.flush()?;
+        Ok(exported)
+    }
+
+    /// Takes in what [`export`](Self::export) wrote. A bucket or query that is defined must be defined in the same way; a
+    /// record takes the place of one with its key. Records keep their versions and times, and are asked what their schema
+    /// says, but not whether their references lead somewhere: that may come later in the export.
+    ///
+    /// It is done in many commits, which followers see like any others.
+    pub fn import(&self, from: impl BufRead) -> Result<Imported, ImportError> {
+        Import { store: self, imported: Imported::default(), line: 0, batch: Vec::new(), bytes: 0, records: 0 }
+            .run(from)
+    }
+}
+
+/// A line of an export.
+enum Line {
+    Head,
+    Bucket(String, Json),
+    Query(String, Json),
+    Record(String, Map<String, Json>),
+    End(Json),
+}
+
+impl Line {
+    fn parse(line: &[u8]) -> Result<Self, ImportProblem> {
+        let Json::Object(mut members) = serde_json::from_slice(line)? else { return Err(ImportProblem::Unknown) };
+        let mut take = |name: &str| members.swap_remove(name);
+        if take("tidewire") == Some(json!("export")) && take("version") == Some(json!(1)) {
+            return Ok(Self::Head);
+        }
+        if let Some(records) = take("end") {
+            return Ok(Self::End(records));
+        }
+        match (take("bucket"), take("query"), take("in"), take("config"), take("record")) {
+            (Some(Json::String(name)), None, None, Some(config), None) => Ok(Self::Bucket(name, config)),
+            (None, Some(Json::String(name)), None, Some(config), None) => Ok(Self::Query(name, config)),
+            (None, None, Some(Json::String(bucket)), None, Some(Json::Object(record))) => {
+                Ok(Self::Record(bucket, record))
+            }
+            _ => Err(ImportProblem::Unknown),
+        }
+    }
+}
+
+/// An import that is under way.
+struct Import<'a> {
+    store: &'a Store,
+    imported: Imported,
+    line: u64,
+    /// Records that are to be committed together.
+    batch: Vec<Numbered>,
+    bytes: usize,
+    /// How many were read.
+    records: u64,
+}
+
+/// A record, its bucket, and the line that it stood on.
+struct Numbered {
+    line: u64,
+    bucket: String,
+    record: Map<String, Json>,
+}
+
+impl Import<'_> {
+    fn run(mut self, mut from: impl BufRead) -> Result<Imported, ImportError> {
+        let mut line = Vec::new();
+        loop {
+            self.line += 1;
+            line.clear();
+            match self.read(&mut from, &mut line).and_then(|()| self.take(&line)) {
+                Ok(false) => {}
+                Ok(true) => return Ok(self.imported),
+                Err(problem) => {
+                    return Err(ImportError { line: self.line, problem: problem.into(), imported: self.imported });
+                }
+            }
+        }
+    }
+
+    fn read(&self, from: &mut impl BufRead, line: &mut Vec<u8>) -> Result<(), ImportProblem> {
+        // The name of the bucket, and what stands around the record.
+        let max = self.store.shared().limits.max_record_bytes.saturating_add(1 << 12);
+        from.by_ref().take(max as u64).read_until(b'\n', line)?;
+        if line.len() == max && line.last() != Some(&b'\n') {
+            return Err(ImportProblem::TooLong { max });
+        }
+        Ok(())
+    }
+
+    /// Takes in a line. Returns whether it was the last.
+    fn take(&mut self, line: &[u8]) -> Result<bool, ImportProblem> {
+        if line.is_empty() {
+            self.commit()?;
+            return Err(ImportProblem::NotWhole { records: self.records });
+        }
+        let parsed = Line::parse(line);
+        if self.line == 1 {
+            return if matches!(parsed, Ok(Line::Head)) { Ok(false) } else { Err(ImportProblem::Head) };
+        }
+        let parsed = match parsed? {
+            Line::Record(bucket, record) => {
+                self.batch.push(Numbered { line: self.line, bucket, record });
+                self.records += 1;
+                self.bytes += line.len();
+                return if self.bytes < IMPORTED_AT_A_TIME { Ok(false) } else { self.commit().map(|()| false) };
+            }
+            other => other,
+        };
+        self.commit()?;
+        match parsed {
+            Line::Bucket(name, config) => {
+                self.imported.buckets += u64::from(self.define(move |draft| match draft.state().bucket(&name) {
+                    Ok(bucket) if bucket.definition().config == config => Ok(false),
+                    _ => draft.define_bucket(&name, &config).map(|()| true),
+                })?);
+                Ok(false)
+            }
+            Line::Query(name, config) => {
+                self.imported.queries +=
+                    u64::from(self.define(move |draft| match draft.state().query_config(&name) {
+                        Ok(known) if known == config => Ok(false),
+                        _ => draft.define_query(&name, &config).map(|()| true),
+                    })?);
+                Ok(false)
+            }
+            Line::End(records) if records == json!(self.records) => Ok(true),
+            Line::End(_) => Err(ImportProblem::NotWhole { records: self.records }),
+            Line::Head | Line::Record(..) => Err(ImportProblem::Unknown),
+        }
+    }
+
+    fn define(
+        &self,
+        work: impl FnOnce(&mut Draft) -> Result<bool, StoreError> + Send + 'static,
+    ) -> Result<bool, WriteError> {
+        self.store.write(work).wait()
+    }
+
+    /// Commits the records that wait. One that is refused is named by its line, and none of them is taken.
+    fn commit(&mut self) -> Result<(), ImportProblem> {
+        let batch = std::mem::take(&mut self.batch);
+        self.bytes = 0;
+        let (Some(first), count) = (batch.first().map(|record| record.line), batch.len() as u64) else { return Ok(()) };
+        let at = Arc::new(AtomicU64::new(first));
+        let reached = Arc::clone(&at);
+        let committed = self.store.write(move |draft| {
+            batch.into_iter().try_for_each(|Numbered { line, bucket, record }| {
+                reached.store(line, Relaxed);
+                draft.restore(&bucket, record)
+            })
+        });
+        if let Err(problem) = committed.wait() {
+            self.line = at.load(Relaxed);
+            return Err(problem.into());
+        }
+        self.imported.records += count;
+        Ok(())
+    }
+}

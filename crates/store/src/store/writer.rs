@@ -1,0 +1,383 @@
+//! The one writer.
+//!
+//! It owns the engine and the head, which is the published state and what has been written since. Whatever waits is run on the
+//! head, one write after the other, and kept as one group with one wait for the disk. Then it is published with one swap, told
+//! to followers, and answered. So readers never see half a write, nor what could still be lost; and since an answer may show
+//! what others of its group did, errors included, none is given before the group is kept. If it is not, the head is what is
+//! published again.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::history::{Cause, Commit};
+use super::pending::WriteError;
+use super::queue::{Job, Message, Taken};
+use super::{Shared, Snapshot};
+use crate::{
+    Change, CheckpointError, Draft, Engine, EngineError, IndexKey, LogPressure, Position, State, StoredRow, Write,
+    WriteSet,
+};
+
+/// How many records are swept in one commit.
+const SWEPT_AT_A_TIME: usize = 1000;
+/// How long a group waits when the log has become too long.
+const SLOWED_BY: Duration = Duration::from_millis(10);
+/// How long a checkpoint that failed is not tried again.
+const CHECKPOINT_RETRY: Duration = Duration::from_secs(10);
+
+pub(super) struct Writer {
+    shared: Arc<Shared>,
+    engine: Box<dyn Engine>,
+    head: State,
+    position: Position,
+    /// The time of the last group: time does not go back.
+    now: u64,
+    group: Group,
+    /// Why nothing is written any more.
+    stopped: Option<Arc<EngineError>>,
+    swept: Instant,
+    checkpoint: Option<JoinHandle<Result<Position, CheckpointError>>>,
+    checkpoint_after: Option<Instant>,
+}
+
+/// Writes that have run and are to be kept together.
+#[derive(Default)]
+struct Group {
+    /// Who is to be told.
+    jobs: Vec<Box<dyn Job>>,
+    commits: Vec<Draught>,
+    /// What the engine would be given.
+    bytes: usize,
+}
+
+/// A commit that is not kept yet.
+struct Draught {
+    cause: Cause,
+    changes: Vec<Change>,
+    writes: Vec<Kept>,
+    /// The keys of what is deleted.
+    keys: Vec<u8>,
+}
+
+/// A write to the engine: of this change, with this key.
+struct Kept {
+    change: usize,
+    key: Range<usize>,
+}
+
+impl Draught {
+    /// What has changed, as the engine is told. `state` is that after the changes.
+    fn new(cause: Cause, changes: Vec<Change>, cleared: &[Range<usize>], state: &State) -> Self {
+        let mut writes = Vec::with_capacity(changes.len());
+        let mut keys = Vec::new();
+        let mut cleared = cleared.iter().peekable();
+        let mut place = 0;
+        while let Some(change) = changes.get(place) {
+            let whole = cleared.next_if(|range| range.start == place);
+            let next = whole.map_or(place + 1, |range| range.end);
+            // A bucket that has been dropped since takes its rows with it.
+            if let Ok((_, bucket)) = state.any(&change.bucket)
+                && bucket.definition().persistent
+            {
+                let from = keys.len();
+                // A row has its key in it, and a bucket that is emptied needs none.
+                if let (None, None, Some(old)) = (whole, &change.new, &change.old) {
+                    keys.extend_from_slice(IndexKey::of(bucket.key_of(old).as_ref()).as_bytes());
+                }
+                writes.push(Kept { change: place, key: from..keys.len() });
+            }
+            place = next;
+        }
+        Self { cause, changes, writes, keys }
+    }
+
+    fn writes(&self) -> impl Iterator<Item = Write<'_>> {
+        self.writes.iter().map(|kept| {
+            let change = &self.changes[kept.change];
+            let row = change.new.as_ref().map(|row| row.text().as_bytes());
+            Write { bucket: &change.bucket, key: &self.keys[kept.key.clone()], row }
+        })
+    }
+
+    fn encoded_len(&self) -> usize {
+        WriteSet::encoded_len_of(self.writes())
+    }
+}
+
+impl Writer {
+    pub(super) fn new(shared: Arc<Shared>, engine: Box<dyn Engine>) -> Self {
+        let snapshot = shared.published.load_full();
+        Self {
+            engine,
+            head: snapshot.state.clone(),
+            position: snapshot.position,
+            now: 0,
+            group: Group::default(),
+            stopped: None,
+            swept: Instant::now(),
+            checkpoint: None,
+            checkpoint_after: None,
+            shared,
+        }
+    }
+
+    /// Works until the queue is closed and empty.
+    pub(super) fn run(mut self) -> Result<(), EngineError> {
+        // However it ends, nobody waits for it any longer.
+        let _end = End(Arc::clone(&self.shared));
+        let mut until = self.next_duty();
+        while let Taken::Messages(messages) = self.shared.queue.take(until) {
+            self.now = self.now.max(self.shared.clock.now());
+            self.work(messages);
+            self.do_duties();
+            until = self.next_duty();
+        }
+        if let Some(checkpoint) = self.checkpoint.take() {
+            self.note_checkpoint(checkpoint);
+        }
+        self.engine.close()
+    }
+
+    fn work(&mut self, messages: VecDeque<Message>) {
+        for message in messages {
+            match message {
+                Message::Write(job) => self.write(job),
+                // Those who asked for what is flushed are told; and whoever has gone away does not want to know.
+                Message::Checkpoint(reply) => {
+                    let _ = self.flush();
+                    let head = &self.head;
+                    let _ = reply.send(self.engine.checkpoint().map(|checkpoint| (checkpoint, head.clone())));
+                }
+                Message::Backup(dir, reply) => {
+                    let _ = self.flush();
+                    let _ = reply.send(self.engine.backup(&dir));
+                }
+            }
+        }
+        let _ = self.flush();
+    }
+
+    /// Runs a write on the head, and takes it into the group.
+    fn write(&mut self, mut job: Box<dyn Job>) {
+        if let Some(cause) = &self.stopped {
+            self.shared.counters.refused.fetch_add(1, Relaxed);
+            job.end(Err(WriteError::Stopped(Arc::clone(cause))));
+            return;
+        }
+        let mut draft = Draft::new(self.head.clone(), self.now).with_limits(self.shared.limits);
+        if !job.run(&mut draft) {
+            self.shared.counters.refused.fetch_add(1, Relaxed);
+            self.group.jobs.push(job);
+            return;
+        }
+        let (state, changes, cleared) = draft.into_parts();
+        if changes.is_empty() {
+            self.group.jobs.push(job);
+            return;
+        }
+        let draught = Draught::new(job.cause(), changes, &cleared, &state);
+        let (len, max) = (draught.encoded_len(), self.engine.max_group_bytes());
+        if len > max {
+            self.shared.counters.refused.fetch_add(1, Relaxed);
+            // It may show what the group has done, and waits for it like the others.
+            let kept = self.flush();
+            job.end(kept.and(Err(WriteError::TooLarge { len, max })));
+            return;
+        }
+        if self.group.bytes + len > max
+            && let Err(error) = self.flush()
+        {
+            // It was made of what is not there now.
+            job.end(Err(error));
+            return;
+        }
+        self.head = state;
+        self.group.bytes += len;
+        self.group.commits.push(draught);
+        self.group.jobs.push(job);
+    }
+
+    /// Keeps the group, publishes it, and tells everybody.
+    fn flush(&mut self) -> Result<(), WriteError> {
+        let Group { jobs, commits, .. } = std::mem::take(&mut self.group);
+        let kept = if commits.is_empty() { Ok(()) } else { self.keep(commits) };
+        for job in jobs {
+            job.end(kept.clone());
+        }
+        kept
+    }
+
+    fn keep(&mut self, commits: Vec<Draught>) -> Result<(), WriteError> {
+        let writes: Vec<Write<'_>> = commits.iter().flat_map(Draught::writes).collect();
+        let mut rest = &writes[..];
+        let sets: Vec<WriteSet<'_>> = commits
+            .iter()
+            .map(|draught| {
+                let (own, others) = rest.split_at(draught.writes.len());
+                rest = others;
+                WriteSet { writes: own }
+            })
+            .collect();
+        let position = match self.engine.commit(&sets) {
+            Ok(position) => position,
+            Err(error) => return Err(self.fail(error)),
+        };
+        let first = position.sequence + 1 - commits.len() as u64;
+        self.position = position;
+        self.shared.published.store(Arc::new(Snapshot { state: self.head.clone(), position }));
+        self.shared.counters.commits.fetch_add(commits.len() as u64, Relaxed);
+        let at = self.now;
+        let commits = commits.into_iter().zip(first..).map(|(draught, sequence)| {
+            let position = Position { sequence, ..position };
+            Arc::new(Commit { position, at, cause: draught.cause, changes: draught.changes })
+        });
+        self.shared.history.append(commits);
+        Ok(())
+    }
+
+    /// The engine has refused a group, or failed: the head is what is published.
+    fn fail(&mut self, error: EngineError) -> WriteError {
+        self.shared.counters.not_kept.fetch_add(1, Relaxed);
+        self.head = self.shared.published.load().state.clone();
+        let is_unknown = matches!(error, EngineError::OutcomeUnknown { .. });
+        let is_final = is_unknown || matches!(error, EngineError::Stopped);
+        let error = Arc::new(error);
+        if is_final {
+            self.stop(Arc::clone(&error));
+        }
+        if is_unknown { WriteError::Unknown(error) } else { WriteError::NotKept(error) }
+    }
+
+    fn stop(&mut self, error: Arc<EngineError>) {
+        if self.stopped.is_none() {
+            tracing::error!(error = &*error as &dyn std::error::Error, "the disk failed: nothing more is written");
+            self.shared.counters.is_stopped.store(true, Relaxed);
+            self.stopped = Some(error);
+        }
+    }
+
+    /// When there is something to do that nobody asks for.
+    fn next_duty(&self) -> Option<Instant> {
+        let sweep = || {
+            let interval = self.shared.sweep_interval?;
+            let expiry = self.head.all().filter_map(|(_, bucket)| bucket.next_expiry()).min()?;
+            let left = Duration::from_millis(expiry.saturating_sub(self.shared.clock.now()));
+            Some(self.swept.checked_add(interval)?.max(Instant::now().checked_add(left)?))
+        };
+        if self.stopped.is_some() {
+            return None;
+        }
+        [self.engine.sync_due(), sweep()].into_iter().flatten().min()
+    }
+
+    fn do_duties(&mut self) {
+        if self.stopped.is_some() {
+            return;
+        }
+        let now = Instant::now();
+        if self.engine.sync_due().is_some_and(|due| due <= now)
+            && let Err(error) = self.engine.sync()
+        {
+            self.stop(Arc::new(error));
+            return;
+        }
+        if self.shared.sweep_interval.is_some_and(|interval| now.duration_since(self.swept) >= interval) {
+            self.sweep(now);
+        }
+        self.mind_the_log(now);
+        *self.shared.engine_stats() = self.engine.stats();
+    }
+
+    fn sweep(&mut self, at: Instant) {
+        let mut draft = Draft::new(self.head.clone(), self.now).with_limits(self.shared.limits);
+        let swept = draft.sweep(SWEPT_AT_A_TIME);
+        if swept < SWEPT_AT_A_TIME {
+            self.swept = at;
+        }
+        if swept == 0 {
+            return;
+        }
+        let (state, changes, cleared) = draft.into_parts();
+        let draught = Draught::new(Cause::default(), changes, &cleared, &state);
+        if draught.encoded_len() > self.engine.max_group_bytes() {
+            // Reads hide what has expired; it is counted, and whoever deletes it does so in smaller parts.
+            self.shared.counters.not_kept.fetch_add(1, Relaxed);
+            return;
+        }
+        self.head = state;
+        // If it is not kept, the next sweep finds the same.
+        if self.keep(vec![draught]).is_ok() {
+            self.shared.counters.swept.fetch_add(swept as u64, Relaxed);
+        }
+    }
+
+    /// Begins a checkpoint when the log is long, and slows down when it is too long.
+    fn mind_the_log(&mut self, now: Instant) {
+        if let Some(running) = self.checkpoint.take_if(|running| running.is_finished()) {
+            self.note_checkpoint(running);
+        }
+        let may_begin = self.checkpoint.is_none() && self.checkpoint_after.is_none_or(|after| now >= after);
+        if may_begin && self.engine.needs_checkpoint() {
+            self.begin_checkpoint();
+        }
+        if self.engine.log_pressure() == LogPressure::Slow {
+            std::thread::sleep(SLOWED_BY);
+        }
+    }
+
+    fn begin_checkpoint(&mut self) {
+        let checkpoint = match self.engine.checkpoint() {
+            Ok(checkpoint) => checkpoint,
+            // Somebody else has begun one.
+            Err(EngineError::CheckpointRunning) => return,
+            Err(error) => return self.stop(Arc::new(error)),
+        };
+        let state = self.head.clone();
+        let thread = std::thread::Builder::new().name("tidewire-checkpoint".to_owned());
+        match thread.spawn(move || checkpoint.run(stored_rows(&state))) {
+            Ok(running) => self.checkpoint = Some(running),
+            Err(error) => {
+                tracing::warn!(%error, "no thread for a checkpoint: the log stays as long as it is");
+                self.checkpoint_after = Instant::now().checked_add(CHECKPOINT_RETRY);
+            }
+        }
+    }
+
+    fn note_checkpoint(&mut self, ended: JoinHandle<Result<Position, CheckpointError>>) {
+        let failed = match ended.join() {
+            Ok(Ok(_)) => return,
+            Ok(Err(error)) => {
+                tracing::warn!(error = &error as &dyn std::error::Error, "a checkpoint failed");
+                true
+            }
+            Err(_) => {
+                tracing::error!("a checkpoint panicked");
+                true
+            }
+        };
+        if failed {
+            self.checkpoint_after = Instant::now().checked_add(CHECKPOINT_RETRY);
+        }
+    }
+}
+
+/// All rows that are kept, the definitions first, in the order of coming. A row has its key in it.
+pub(super) fn stored_rows(state: &State) -> impl Iterator<Item = StoredRow<'_>> {
+    state.all().filter(|(_, bucket)| bucket.definition().persistent).flat_map(|(name, bucket)| {
+        bucket.rows().map(move |row| StoredRow { bucket: name, key: &[], row: row.text().as_bytes() })
+    })
+}
+
+/// Closes what leads to the writer when it ends, also by a panic.
+struct End(Arc<Shared>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.0.queue.abandon();
+        self.0.history.close();
+    }
+}

@@ -1,0 +1,4 @@
+//! Tests of the store and of its engines, through their API.
+
+mod engine;
+mod store;

@@ -1,0 +1,121 @@
+//! Definitions that are wrong leave nothing behind.
+
+use serde_json::{Value as Json, json};
+use tidewire_store::{Limits, Store, StoreError, WriteError};
+
+use super::{object, options, plain};
+
+fn refusal<T: std::fmt::Debug>(result: Result<T, WriteError>) -> StoreError {
+    match result {
+        Err(WriteError::Refused(error)) => error,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn wrong_buckets_are_refused_whole() {
+    let store = Store::memory(options());
+    store.define_bucket("b", plain()).wait().unwrap();
+    let position = store.snapshot().position;
+    for (name, config, error) in [
+        ("b", plain(), "bucket \"b\" is defined already"),
+        ("", plain(), "\"\" cannot be a name: it has 1 to 255 bytes and does not begin with $"),
+        ("$b", plain(), "\"$b\" cannot be a name: it has 1 to 255 bytes and does not begin with $"),
+        ("c", json!({"key": "x", "schema": {}}), "key names the field x, which is not in the schema"),
+        ("c", json!({"schema": {}}), "key must be the name of a field"),
+        ("c", Json::Null, "the definition must be an object"),
+    ] {
+        assert_eq!(refusal(store.define_bucket(name, config).wait()).to_string(), error);
+    }
+    for (updates, error) in [
+        (
+            json!({"addFields": {"id": {"type": "string"}}}),
+            "addFields.id must be a field that the bucket does not have yet",
+        ),
+        (json!({"addIndexes": ["x"]}), "indexes names the field x, which is not in the schema"),
+        (json!({"addIndexes": "x"}), "addIndexes must be a list of field names, or of lists of field names"),
+        (json!({"maxSize": 1}), "the update has an unknown option maxSize"),
+        (
+            json!({"ttl": "soon"}),
+            "ttl must be milliseconds above zero, or a text such as \"30s\", \"5m\", \"1h\" or \"7d\"",
+        ),
+        (json!(1), "the update must be an object"),
+    ] {
+        assert_eq!(refusal(store.update_bucket("b", updates).wait()).to_string(), error);
+    }
+    assert_eq!(
+        refusal(store.update_bucket("x", json!({})).wait()),
+        StoreError::BucketNotDefined { bucket: "x".into() }
+    );
+    assert_eq!(refusal(store.drop_bucket("x").wait()), StoreError::BucketNotDefined { bucket: "x".into() });
+    assert_eq!((store.snapshot().position, store.stats().buckets.len()), (position, 1));
+}
+
+#[test]
+fn wrong_queries_are_refused_whole() {
+    let store = Store::memory(options());
+    store.define_bucket("b", plain()).wait().unwrap();
+    store.define_query("q", json!({"bucket": "b"})).wait().unwrap();
+    let position = store.snapshot().position;
+    for (name, config, error) in [
+        ("q", json!({"bucket": "b"}), "query \"q\" is defined already"),
+        ("r", json!({"bucket": "x"}), "bucket \"x\" is not defined"),
+        ("r", json!({"bucket": "$buckets"}), "bucket \"$buckets\" is not defined"),
+        ("r", json!({}), "bucket of a query must be the name of one"),
+        (
+            "r",
+            json!({"bucket": "b", "filter": {"a": "{{ params.a }}", "b": {"$near": 1}}}),
+            "unknown operator $near in b",
+        ),
+    ] {
+        assert_eq!(refusal(store.define_query(name, config).wait()).to_string(), error);
+    }
+    assert_eq!(refusal(store.undefine_query("r").wait()), StoreError::QueryNotDefined { query: "r".into() });
+    assert_eq!(store.snapshot().position, position);
+    store.define_query("list", json!({"bucket": "b", "filter": {"id": {"$in": "{{ params.ids }}"}}})).wait().unwrap();
+    assert_eq!(
+        store.query_named("list", &object(json!({}))).unwrap_err().to_string(),
+        "the parameter ids is not given"
+    );
+}
+
+/// Rows of the store's own buckets are not for others.
+#[test]
+fn the_stores_own_buckets_are_out_of_reach() {
+    let store = Store::memory(options());
+    for name in ["$buckets", "$queries", "$replies"] {
+        let undefined = StoreError::BucketNotDefined { bucket: name.to_owned() };
+        assert_eq!(store.get(name, &json!("b")), Err(undefined.clone()));
+        assert_eq!(refusal(store.insert(name, object(json!({"name": "b"}))).wait()), undefined);
+        assert_eq!(refusal(store.delete(name, json!("b"), None).wait()), undefined);
+        assert_eq!(refusal(store.clear(name).wait()), undefined);
+        assert_eq!(refusal(store.drop_bucket(name).wait()), undefined);
+    }
+    assert_eq!(store.stats().buckets, []);
+}
+
+#[test]
+fn limits_are_kept() {
+    let mut options = options();
+    options.limits = Limits::default();
+    (options.limits.max_record_bytes, options.limits.max_depth, options.limits.max_fields) = (300, 3, 8);
+    (options.limits.max_name_bytes, options.limits.max_definitions) = (4, 2);
+    let store = Store::memory(options);
+    store.define_bucket("b", plain()).wait().unwrap();
+    for (record, error) in [
+        (json!({"id": 1, "x": "x".repeat(300)}), "a record of 378 bytes: at most 300 are allowed"),
+        (json!({"id": 1, "x": [[[]]]}), "a record may be nested 3 deep, and this one is deeper"),
+        (json!({"id": 1, "x": {"a": 1, "b": 1, "c": 1, "d": 1}}), "a record of 9 fields: at most 8 are allowed"),
+    ] {
+        let length = |text: String| text.split(" bytes").count();
+        let refused = refusal(store.insert("b", object(record)).wait()).to_string();
+        assert_eq!(length(refused.clone()), length(error.to_owned()), "{refused}");
+        assert!(
+            refused.ends_with(error.split_once(' ').unwrap().1.split_once("bytes").map_or(error, |(_, end)| end)),
+            "{refused}"
+        );
+    }
+    assert!(matches!(refusal(store.define_bucket("longer", plain()).wait()), StoreError::Name { max: 4, .. }));
+    store.define_bucket("c", plain()).wait().unwrap();
+    assert_eq!(refusal(store.define_bucket("d", plain()).wait()), StoreError::TooManyDefinitions { max: 2 });
+}

@@ -1,0 +1,157 @@
+//! Disks that fail and fill up, as whoever writes and reads sees it.
+
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::json;
+use tidewire_store::{OpenError, Store, StoreOpenError, StoreOptions, WriteError};
+
+use super::{ids, object, open, options, plain};
+use crate::engine::disk::SimDisk;
+
+fn open_on(disk: &SimDisk, options: StoreOptions) -> Store {
+    Store::open_on(Arc::new(disk.clone()), Path::new("db"), options).unwrap().0
+}
+
+fn small() -> StoreOptions {
+    let mut options = options();
+    (options.embedded.segment_bytes, options.embedded.checkpoint_log_bytes) = (16 << 10, 32 << 10);
+    options
+}
+
+#[test]
+fn a_failed_sync_stops_writes_and_nothing_else() {
+    let disk = SimDisk::default();
+    let store = open_on(&disk, small());
+    store.define_bucket("b", plain()).wait().unwrap();
+    store.insert("b", object(json!({"id": 1}))).wait().unwrap();
+    let (_, mut follower) = store.follow();
+    disk.fail_after(1, ErrorKind::Other);
+    let unknown = store.insert("b", object(json!({"id": 2}))).wait().unwrap_err();
+    assert!(matches!(unknown, WriteError::Unknown(_)), "{unknown:?}");
+    for _ in 0..2 {
+        let stopped = store.insert("b", object(json!({"id": 3}))).wait().unwrap_err();
+        assert!(matches!(&stopped, WriteError::Stopped(_)), "{stopped:?}");
+        assert_eq!(stopped.to_string(), "nothing is written since the disk failed: see to it, then restart");
+    }
+    // What may not be there is not shown.
+    assert_eq!(ids(&store, "b"), [1]);
+    assert_eq!(follower.try_next(), Ok(None));
+    assert!(store.stats().is_stopped && store.checkpoint().is_err());
+    drop(store);
+    let store = open_on(&disk, small());
+    assert_eq!(ids(&store, "b")[0], 1);
+    store.insert("b", object(json!({"id": 3}))).wait().unwrap();
+}
+
+#[test]
+fn a_full_disk_refuses_writes_until_there_is_space() {
+    let disk = SimDisk::default();
+    let store = open_on(&disk, small());
+    store.define_bucket("b", plain()).wait().unwrap();
+    disk.set_capacity(Some(100 << 10));
+    let mut kept = Vec::new();
+    let refused = loop {
+        let id = kept.len();
+        match store.insert("b", object(json!({"id": id, "x": "x".repeat(1000)}))).wait() {
+            Ok(_) => kept.push(json!(id)),
+            Err(error) => break error,
+        }
+        assert!(kept.len() < 1000, "the disk is not that large");
+    };
+    assert!(matches!(refused, WriteError::NotKept(_)), "{refused:?}");
+    assert_eq!(ids(&store, "b"), kept);
+    assert!(!store.stats().is_stopped && store.stats().not_kept > 0);
+    disk.set_capacity(None);
+    store.insert("b", object(json!({"id": kept.len()}))).wait().unwrap();
+    kept.push(json!(kept.len()));
+    store.close().unwrap();
+    assert_eq!(ids(&open_on(&disk, small()), "b"), kept);
+}
+
+/// Whatever change of the disk fails, nothing acknowledged is lost, and the store can be opened again.
+#[test]
+fn any_change_of_the_disk_may_fail() {
+    let run = |disk: &SimDisk| {
+        let mut kept = 0;
+        let Ok((store, _)) = Store::open_on(Arc::new(disk.clone()), Path::new("db"), small()) else { return kept };
+        if store.define_bucket("b", plain()).wait().is_err() {
+            return kept;
+        }
+        for id in 0..60 {
+            if store.insert("b", object(json!({"id": id, "x": "x".repeat(900)}))).wait().is_err() {
+                break;
+            }
+            kept += 1;
+        }
+        kept
+    };
+    let disk = SimDisk::default();
+    assert_eq!(run(&disk), 60);
+    for failing in 0..disk.writes() {
+        let disk = SimDisk::default();
+        disk.fail_after(failing, if failing % 2 == 0 { ErrorKind::StorageFull } else { ErrorKind::Other });
+        let kept = run(&disk);
+        let store = open_on(&disk, small());
+        if let Ok(bucket) = store.snapshot().state.bucket("b") {
+            assert!((kept..=kept + 1).contains(&bucket.len()), "{failing}: {} of {kept}", bucket.len());
+        } else {
+            assert_eq!(kept, 0);
+        }
+    }
+}
+
+#[test]
+fn a_second_store_in_a_directory_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let refused = Store::open(dir.path(), options()).unwrap_err();
+    assert!(matches!(refused, StoreOpenError::Engine(OpenError::Locked { .. })), "{refused}");
+    drop(store);
+    open(dir.path());
+}
+
+/// Rows of an engine that no store wrote.
+#[test]
+fn what_is_no_store_is_not_opened() {
+    use tidewire_store::{Embedded, EmbeddedOptions, Engine, Write, WriteSet};
+    for (bucket, row, error) in [
+        ("b", &b"{\"id\":1}"[..], "there are rows of bucket \"b\", which is not defined"),
+        (
+            "$buckets",
+            b"{\"name\":\"b\"}",
+            "a row of bucket \"$buckets\" cannot be taken: what is stored is not the text of a record",
+        ),
+        (
+            "$buckets",
+            b"{\"name\":\"b\",\"config\":{}}",
+            "a row of bucket \"$buckets\" cannot be taken: key must be the name of a field",
+        ),
+        (
+            "$queries",
+            b"\xff",
+            "a row of bucket \"$queries\" cannot be taken: what is stored is not the text of a record",
+        ),
+        ("$queries", b"[]", "a row of bucket \"$queries\" cannot be taken: what is stored is not the text of a record"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut engine, _) = Embedded::open(dir.path(), EmbeddedOptions::default(), |_| {}).unwrap();
+        engine.commit(&[WriteSet { writes: &[Write { bucket, key: b"", row: Some(row) }] }]).unwrap();
+        drop(engine);
+        let refused = Store::open(dir.path(), options()).unwrap_err();
+        assert_eq!(refused.to_string(), format!("the data were not written by this version: {error}"));
+    }
+}
+
+#[test]
+fn durability_by_interval_is_synced_without_being_asked() {
+    let disk = SimDisk::default();
+    let mut options = small();
+    options.embedded.durability = tidewire_store::Durability::Interval(std::time::Duration::from_millis(1));
+    let store = open_on(&disk, options);
+    store.define_bucket("b", plain()).wait().unwrap();
+    let syncs = store.stats().engine.syncs;
+    store.insert("b", object(json!({"id": 1}))).wait().unwrap();
+    tidewire_testkit::wait_until("it is synced", tidewire_testkit::PATIENCE, || store.stats().engine.syncs > syncs);
+}

@@ -1,0 +1,105 @@
+//! Followers.
+
+use std::thread;
+
+use serde_json::json;
+use tidewire_store::{Cause, FollowError, Position, Store};
+
+use super::{object, open, options, plain};
+
+#[test]
+fn a_follower_sees_every_commit_from_where_it_began() {
+    let store = Store::memory(options());
+    store.define_bucket("b", plain()).wait().unwrap();
+    let writer = store.clone();
+    let writer = thread::spawn(move || {
+        for id in 0..2000 {
+            writer.write_as(Cause::of(7), move |draft| draft.insert("b", object(json!({"id": id})))).wait().unwrap();
+        }
+    });
+    let followers: Vec<_> = (0..4)
+        .map(|_| {
+            let store = store.clone();
+            thread::spawn(move || {
+                let (snapshot, mut follower) = store.follow();
+                let mut seen = snapshot.state.bucket("b").unwrap().len();
+                while seen < 2000 {
+                    let before = follower.position();
+                    let commit = follower.wait().unwrap();
+                    assert_eq!(commit.position.sequence, before.sequence + 1);
+                    assert_eq!(commit.changes[0].new.as_ref().unwrap().to_record()["id"], seen);
+                    assert_eq!(commit.cause, Cause::of(7));
+                    seen += 1;
+                }
+            })
+        })
+        .collect();
+    writer.join().unwrap();
+    followers.into_iter().for_each(|follower| follower.join().unwrap());
+    assert_eq!(Cause::of(7).next().next().depth, 2);
+}
+
+#[test]
+fn one_that_falls_behind_is_told_and_begins_anew() {
+    let mut options = options();
+    options.history_bytes = 10_000;
+    let store = Store::memory(options);
+    store.define_bucket("b", plain()).wait().unwrap();
+    let (_, mut follower) = store.follow();
+    let began = follower.position();
+    let insert = |id: u64| store.insert("b", object(json!({"id": id, "x": "x".repeat(200)}))).wait().unwrap();
+    (0..100).for_each(|id| drop(insert(id)));
+    assert_eq!(follower.try_next(), Err(FollowError::Behind { position: began }));
+    assert_eq!(store.follow_from(began).unwrap_err(), FollowError::Behind { position: began });
+    let stats = store.stats();
+    assert!(stats.history_bytes <= 10_000 && stats.history_commits > 5 && stats.followers_behind == 1, "{stats:?}");
+    let (snapshot, mut follower) = store.follow();
+    assert_eq!(snapshot.state.bucket("b").unwrap().len(), 100);
+    insert(100);
+    assert!(follower.try_next().unwrap().is_some());
+    // Nor is a single commit kept that is larger than all that is.
+    store.insert("b", object(json!({"id": 101, "x": "x".repeat(20_000)}))).wait().unwrap();
+    assert!(matches!(follower.try_next(), Err(FollowError::Behind { .. })));
+    assert!(store.follow().1.try_next().unwrap().is_none());
+}
+
+#[test]
+fn positions_of_other_histories_are_refused() {
+    let store = Store::memory(options());
+    let position = store.snapshot().position;
+    for wrong in [Position { epoch: position.epoch ^ 1, ..position }, Position { sequence: 1, ..position }] {
+        assert_eq!(store.follow_from(wrong).unwrap_err(), FollowError::Unknown { position: wrong });
+    }
+}
+
+#[test]
+fn a_follower_goes_on_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    store.define_bucket("b", plain()).wait().unwrap();
+    store.insert("b", object(json!({"id": 1, "x": 1}))).wait().unwrap();
+    let position = store.snapshot().position;
+    store.update("b", json!(1), object(json!({"x": 2})), None).wait().unwrap();
+    store.insert("b", object(json!({"id": 2}))).wait().unwrap();
+    store.delete("b", json!(1), None).wait().unwrap();
+    store.clear("b").wait().unwrap();
+    store.drop_bucket("b").wait().unwrap();
+    let all = |store: &Store| {
+        let mut follower = store.follow_from(position).unwrap();
+        std::iter::from_fn(|| follower.try_next().unwrap()).map(|commit| commit.changes.clone()).collect::<Vec<_>>()
+    };
+    let before = all(&store);
+    assert_eq!(before.len(), 5);
+    store.close().unwrap();
+    let mut follower = store.follow_from(position).unwrap();
+    for _ in 0..5 {
+        follower.try_next().unwrap().unwrap();
+    }
+    assert_eq!(follower.wait(), Err(FollowError::Closed));
+    let store = open(dir.path());
+    assert_eq!(all(&store), before, "old rows and places included");
+    store.checkpoint().unwrap();
+    store.close().unwrap();
+    let store = open(dir.path());
+    assert_eq!(store.follow_from(position).unwrap_err(), FollowError::Behind { position });
+}

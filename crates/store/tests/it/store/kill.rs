@@ -1,0 +1,144 @@
+//! Processes that are killed: what they acknowledged is there, and indexes agree with rows.
+
+use std::io::Write as _;
+use std::thread;
+
+use serde_json::{Map, Value as Json, json};
+use tidewire_store::{Answer, Query, Store, StoreOptions};
+use tidewire_testkit::{PATIENCE, Process, is_rerun, rerun, wait_until};
+
+use super::object;
+
+const TEST: &str = "store::kill::what_a_killed_process_acknowledged_is_there";
+const DIR: &str = "TIDEWIRE_STORE_KILL_DIR";
+const WRITERS: u64 = 4;
+
+fn open(dir: &str) -> Store {
+    let mut options = StoreOptions::default();
+    (options.embedded.segment_bytes, options.embedded.checkpoint_log_bytes) = (64 * 1024, 96 * 1024);
+    Store::open(dir, options).unwrap().0
+}
+
+/// Each writer moves a counter on and inserts a record, in one commit; now and then it deletes the one before.
+fn write(dir: &str) {
+    let store = open(dir);
+    let config = json!({"key": "id", "schema": {"id": {"type": "string"}, "group": {"type": "number"},
+        "name": {"type": "string", "unique": true}}, "indexes": ["group"]});
+    if store.snapshot().state.bucket("b").is_err() {
+        store.define_bucket("b", config).wait().unwrap();
+    }
+    println!("opened");
+    thread::scope(|scope| {
+        for writer in 0..WRITERS {
+            let store = &store;
+            scope.spawn(move || {
+                for n in counter(store, writer) + 1.. {
+                    let step = store.write(move |draft| {
+                        draft.upsert("b", object(json!({"id": format!("counter-{writer}"), "n": n})))?;
+                        if n % 3 == 0 {
+                            draft.delete("b", &json!(format!("{writer}-{}", n - 1)), None)?;
+                        }
+                        let fill = "x".repeat(usize::try_from(n % 60).unwrap_or(0) * 8);
+                        draft.insert(
+                            "b",
+                            object(json!({"id": format!("{writer}-{n}"), "group": n % 7,
+                            "name": format!("name {writer}-{n}"), "fill": fill})),
+                        )
+                    });
+                    step.wait().unwrap();
+                    println!("acknowledged {writer} {n}");
+                    std::io::stdout().flush().unwrap();
+                }
+            });
+        }
+    });
+}
+
+fn counter(store: &Store, writer: u64) -> u64 {
+    let row = store.get("b", &json!(format!("counter-{writer}"))).unwrap();
+    row.map_or(0, |row| row.to_record()["n"].as_u64().unwrap())
+}
+
+/// What each writer has told of.
+fn acknowledged(child: &Process) -> [u64; 4] {
+    let mut told = [0; 4];
+    for line in child.output().lines() {
+        let mut words = line.strip_prefix("acknowledged ").into_iter().flat_map(|rest| rest.split(' '));
+        if let (Some(writer), Some(n)) = (words.next(), words.next()) {
+            told[writer.parse::<usize>().unwrap()] = n.parse().unwrap();
+        }
+    }
+    told
+}
+
+fn query(store: &Store, query: &Json) -> Vec<Json> {
+    match store.query(&Query::parse(query, &Map::new()).unwrap()).unwrap() {
+        Answer::Records(records) => records,
+        Answer::Value(_) => unreachable!("records were asked for"),
+    }
+}
+
+/// All that must be there is there, and nothing else; every index leads to what looking at every record finds.
+fn check(store: &Store, acknowledged: [u64; 4]) {
+    if store.snapshot().state.bucket("b").is_err() {
+        assert_eq!(acknowledged, [0; 4]);
+        return;
+    }
+    let mut expected = 0;
+    for writer in 0..WRITERS {
+        let n = counter(store, writer);
+        assert!(n >= acknowledged[usize::try_from(writer).unwrap()], "{n} of {acknowledged:?}");
+        for own in 1..=n {
+            let is_deleted = own % 3 == 2 && own < n;
+            let row = store.get("b", &json!(format!("{writer}-{own}"))).unwrap();
+            assert_eq!(row.is_none(), is_deleted, "{writer}-{own} of {n}");
+            expected += u64::from(!is_deleted);
+        }
+        expected += u64::from(n > 0);
+    }
+    let all = query(store, &json!({"bucket": "b"}));
+    assert_eq!(all.len() as u64, expected);
+    for group in 0..7 {
+        let found = query(store, &json!({"bucket": "b", "filter": {"group": group}}));
+        assert!(found.iter().eq(all.iter().filter(|record| record["group"] == group)));
+    }
+    for record in all.iter().filter(|record| record.get("name").is_some()) {
+        let found = query(store, &json!({"bucket": "b", "filter": {"name": record["name"]}}));
+        assert_eq!(found, std::slice::from_ref(record));
+    }
+}
+
+#[test]
+fn what_a_killed_process_acknowledged_is_there() {
+    if is_rerun() {
+        return write(&std::env::var(DIR).unwrap());
+    }
+    let temporary = tempfile::tempdir().unwrap();
+    let mut rng = fastrand::Rng::with_seed(7);
+    let mut rounds = 0;
+    // Every so often from the start, since a round takes as long as there are rows.
+    for life in 0..20 {
+        let dir = temporary.path().join(life.to_string());
+        let dir = dir.to_str().unwrap();
+        for _ in 0..10 {
+            let mut command = rerun(TEST);
+            command.env(DIR, dir);
+            let mut child = Process::spawn(command);
+            // Any moment will do: before it has opened, while it does, or after some commits.
+            match rng.u8(..8) {
+                0 => {}
+                1 => drop(child.wait_for_line("opened")),
+                _ => {
+                    let enough = rng.usize(..150);
+                    let lines = || child.output().lines().filter(|line| line.starts_with("acknowledged")).count();
+                    wait_until("enough is acknowledged", PATIENCE, || lines() >= enough);
+                }
+            }
+            child.kill();
+            child.wait();
+            check(&open(dir), acknowledged(&child));
+            rounds += 1;
+        }
+    }
+    assert_eq!(rounds, 200);
+}

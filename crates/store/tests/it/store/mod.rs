@@ -1,0 +1,81 @@
+//! Tests of the store.
+
+mod contract;
+mod definitions;
+mod failure;
+mod follow;
+mod kill;
+mod permissions;
+mod transfer;
+mod writes;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde_json::{Map, Value as Json, json};
+use tidewire_store::{Clock, Query, Store, StoreOptions};
+
+/// A clock that stands still until it is told.
+#[derive(Clone)]
+struct TestClock(Arc<AtomicU64>);
+
+impl TestClock {
+    fn new(now: u64) -> Self {
+        Self(Arc::new(AtomicU64::new(now)))
+    }
+
+    fn set(&self, now: u64) {
+        self.0.store(now, Ordering::Relaxed);
+    }
+
+    fn clock(&self) -> Clock {
+        let now = Arc::clone(&self.0);
+        Clock::new(move || now.load(Ordering::Relaxed))
+    }
+}
+
+fn object(json: Json) -> Map<String, Json> {
+    serde_json::from_value(json).unwrap()
+}
+
+fn options() -> StoreOptions {
+    StoreOptions::default()
+}
+
+/// A store in a directory that survives it.
+fn open(dir: &Path) -> Store {
+    Store::open(dir, options()).unwrap().0
+}
+
+/// Runs a test with a store of each kind. A store that keeps is opened anew by `reopen`, one in memory is handed on as it is.
+fn with_each_engine(test: impl Fn(Store, &dyn Fn(Store) -> Store)) {
+    test(Store::memory(options()), &|store| store);
+    let dir = tempfile::tempdir().unwrap();
+    test(open(dir.path()), &|store| {
+        store.close().unwrap();
+        open(dir.path())
+    });
+    let dir = tempfile::tempdir().unwrap();
+    test(open(dir.path()), &|store| {
+        store.checkpoint().unwrap();
+        store.close().unwrap();
+        open(dir.path())
+    });
+}
+
+fn records(store: &Store, bucket: &str) -> Vec<Json> {
+    match store.query(&Query::all(bucket)).unwrap() {
+        tidewire_store::Answer::Records(records) => records,
+        tidewire_store::Answer::Value(_) => unreachable!("records were asked for"),
+    }
+}
+
+fn ids(store: &Store, bucket: &str) -> Vec<Json> {
+    records(store, bucket).iter().map(|record| record["id"].clone()).collect()
+}
+
+/// A bucket of records with a number as their key.
+fn plain() -> Json {
+    json!({"key": "id", "schema": {"id": {"type": "number"}}})
+}

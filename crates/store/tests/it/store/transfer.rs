@@ -1,0 +1,152 @@
+//! Backups, exports and imports.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use serde_json::json;
+use tidewire_store::{Embedded, EmbeddedOptions, EngineError, Store, UpkeepError};
+
+use super::{ids, object, open, options, plain, records};
+
+fn filled(store: &Store) {
+    store
+        .define_bucket("b", json!({"key": "id", "schema": {"id": {"type": "number"}}, "indexes": ["id"]}))
+        .wait()
+        .unwrap();
+    let refers = json!({"key": "id", "schema": {"id": {"type": "number"}, "to": {"type": "number", "ref": "late"}}});
+    store.define_bucket("refers", refers).wait().unwrap();
+    store.define_bucket("late", plain()).wait().unwrap();
+    store.define_query("q", json!({"bucket": "b", "filter": {"id": "{{ params.id }}"}})).wait().unwrap();
+    for id in 0..3000 {
+        drop(store.insert("b", object(json!({"id": id, "text": "\"tide\"\n", "x": "x".repeat(500)}))));
+    }
+    store.update("b", json!(7), object(json!({"text": null})), None).wait().unwrap();
+    store.insert("late", object(json!({"id": 1}))).wait().unwrap();
+    store.insert("refers", object(json!({"id": 1, "to": 1}))).wait().unwrap();
+}
+
+#[test]
+fn an_import_of_an_export_is_the_same_store() {
+    let store = Store::memory(options());
+    filled(&store);
+    let mut exported = Vec::new();
+    let told = store.export(&mut exported).unwrap();
+    assert_eq!((told.buckets, told.queries, told.records), (3, 1, 3002));
+    let dir = tempfile::tempdir().unwrap();
+    let copy = open(dir.path());
+    assert_eq!(copy.import(&exported[..]).unwrap(), told);
+    copy.close().unwrap();
+    let copy = open(dir.path());
+    for bucket in ["b", "refers", "late"] {
+        assert_eq!(records(&copy, bucket), records(&store, bucket));
+    }
+    let mut again = Vec::new();
+    copy.export(&mut again).unwrap();
+    assert!(again == exported, "to the byte");
+    // Once more, and nothing is new but the records, which are the same.
+    let told = copy.import(&exported[..]).unwrap();
+    assert_eq!((told.buckets, told.queries, told.records), (0, 0, 3002));
+    let mut again = Vec::new();
+    copy.export(&mut again).unwrap();
+    assert!(again == exported);
+}
+
+#[test]
+fn wrong_imports_are_refused_by_line() {
+    let head = r#"{"tidewire":"export","version":1}"#;
+    let bucket = r#"{"bucket":"b","config":{"key":"id","schema":{"id":{"type":"number"}}}}"#;
+    let record = r#"{"in":"b","record":{"id":1}}"#;
+    let long = format!(r#"{{"in":"b","record":{{"id":1,"x":"{}"}}}}"#, "x".repeat(2 << 20));
+    for (lines, line, error, records) in [
+        (vec![], 1, "the head of an export must be {\"tidewire\":\"export\",\"version\":1}", 0),
+        (vec!["nothing"], 1, "the head of an export must be {\"tidewire\":\"export\",\"version\":1}", 0),
+        (
+            vec![r#"{"tidewire":"export","version":2}"#],
+            1,
+            "the head of an export must be {\"tidewire\":\"export\",\"version\":1}",
+            0,
+        ),
+        (vec![head, bucket, "nothing"], 3, "it is no JSON", 0),
+        (vec![head, bucket, "[]"], 3, "it is neither a bucket, a query, a record nor the end of an export", 0),
+        (
+            vec![head, bucket, r#"{"in":"b"}"#],
+            3,
+            "it is neither a bucket, a query, a record nor the end of an export",
+            0,
+        ),
+        (vec![head, bucket, record, record], 5, "the export is not whole: it has 2 records and no end that says so", 2),
+        (
+            vec![head, bucket, record, r#"{"end":2}"#],
+            4,
+            "the export is not whole: it has 1 records and no end that says so",
+            1,
+        ),
+        (
+            vec![head, bucket, record, r#"{"in":"b","record":{"id":"x"}}"#, record, r#"{"end":3}"#],
+            4,
+            "it was not taken",
+            0,
+        ),
+        (vec![head, record, r#"{"end":1}"#], 2, "it was not taken", 0),
+        (vec![head, bucket, &long], 3, "it is longer than 1052672 bytes", 0),
+    ] {
+        let store = Store::memory(options());
+        let refused = store.import(lines.join("\n").as_bytes()).unwrap_err();
+        assert_eq!((refused.to_string(), refused.imported.records), (format!("line {line}: {error}"), records));
+        let there = store.stats().buckets.first().map_or(0, |bucket| bucket.records);
+        assert_eq!(there > 0, records > 0);
+    }
+    let store = Store::memory(options());
+    store.define_bucket("b", json!({"key": "x", "schema": {"x": {"type": "number"}}})).wait().unwrap();
+    let refused = store.import([head, bucket].join("\n").as_bytes()).unwrap_err();
+    assert_eq!(refused.line, 2);
+}
+
+#[test]
+fn a_backup_is_made_while_others_write_and_can_be_restored() {
+    let dir = tempfile::tempdir().unwrap();
+    let (data, backup, restored) = (dir.path().join("data"), dir.path().join("backup"), dir.path().join("restored"));
+    let store = open(&data);
+    filled(&store);
+    let stop = AtomicBool::new(false);
+    let (position, before) = thread::scope(|scope| {
+        scope.spawn(|| {
+            for id in 3000.. {
+                store.insert("b", object(json!({"id": id}))).wait().unwrap();
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+        });
+        let before = store.snapshot().position;
+        let position = store.backup(&backup).unwrap();
+        stop.store(true, Ordering::Relaxed);
+        (position, before)
+    });
+    assert!(position.sequence >= before.sequence && position.epoch == before.epoch);
+    assert!(matches!(store.backup(&backup), Err(UpkeepError::Backup(_))), "it is not empty any more");
+    Embedded::restore(&backup, &restored, EmbeddedOptions::default()).unwrap();
+    assert!(Embedded::restore(&backup, &restored, EmbeddedOptions::default()).is_err());
+    let copy = open(&restored);
+    let snapshot = copy.snapshot();
+    assert_eq!(snapshot.position.sequence, position.sequence);
+    assert_ne!(snapshot.position.epoch, position.epoch, "its positions are told from those of the original");
+    // All up to the position, and nothing after.
+    let rows = position.sequence - before.sequence + store.follow_from(before).map_or(0, |_| 0);
+    let there = ids(&copy, "b");
+    assert_eq!(there, (0..3000 + rows).collect::<Vec<_>>());
+    copy.insert("b", object(json!({"id": -1}))).wait().unwrap();
+    // The backup is as it was, and can be restored again.
+    let again = dir.path().join("again");
+    Embedded::restore(&backup, &again, EmbeddedOptions::default()).unwrap();
+    assert_eq!(ids(&open(&again), "b"), there);
+    let nothing = dir.path().join("nothing");
+    assert!(Embedded::restore(&nothing, &dir.path().join("x"), EmbeddedOptions::default()).is_err());
+}
+
+#[test]
+fn what_is_in_memory_is_exported_not_backed_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let refused = Store::memory(options()).backup(dir.path()).unwrap_err();
+    assert!(matches!(refused, UpkeepError::Engine(EngineError::KeepsNothing)));
+}

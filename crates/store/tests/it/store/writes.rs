@@ -1,0 +1,186 @@
+//! Writes from many sides at once, and such that go wrong.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::sync::{Arc, Barrier};
+use std::thread;
+
+use serde_json::{Map, json};
+use tidewire_store::{EmbeddedOptions, Store, StoreError, WriteError};
+
+use super::{ids, object, open, options, plain, records};
+
+#[test]
+fn many_write_at_once_and_every_write_is_done_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    store.define_bucket("b", plain()).wait().unwrap();
+    store.insert("b", object(json!({"id": 0, "n": 0}))).wait().unwrap();
+    let (_, mut follower) = store.follow();
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for _ in 0..200 {
+                    let add = store.write(|draft| {
+                        let n = draft.get("b", &json!(0))?.map_or(0, |row| row.to_record()["n"].as_u64().unwrap());
+                        draft.update("b", &json!(0), object(json!({"n": n + 1})), None)
+                    });
+                    let written = add.wait().unwrap().to_record()["_version"].as_u64();
+                    // Whoever was answered reads what it wrote, or something later.
+                    let read = store.get("b", &json!(0)).unwrap().unwrap().to_record()["_version"].as_u64();
+                    assert!(read >= written);
+                }
+            });
+        }
+    });
+    assert_eq!(records(&store, "b")[0]["n"], 1600);
+    for n in 1..=1600 {
+        let commit = follower.try_next().unwrap().unwrap();
+        assert_eq!(commit.changes[0].new.as_ref().unwrap().to_record()["n"], n);
+    }
+    let stats = store.stats();
+    assert!(stats.engine.groups < stats.engine.commits, "{stats:?}");
+}
+
+/// Holds up the writer until it is let go.
+fn hold(store: &Store) -> mpsc::Sender<()> {
+    let (release, released) = mpsc::channel::<()>();
+    let barrier = Arc::new(Barrier::new(2));
+    let reached = Arc::clone(&barrier);
+    // It runs when the writer comes to it, whether or not anybody waits.
+    drop(store.write(move |_| {
+        reached.wait();
+        let _ = released.recv();
+        Ok(())
+    }));
+    barrier.wait();
+    release
+}
+
+#[test]
+fn a_full_queue_makes_others_wait_and_forgets_none() {
+    let mut options = options();
+    options.queue = 4;
+    let store = Store::memory(options);
+    store.define_bucket("b", plain()).wait().unwrap();
+    let release = hold(&store);
+    let waiting: Vec<_> = (0..10).map(|id| store.insert("b", object(json!({"id": id})))).collect();
+    assert_eq!(store.stats().waiting, 4);
+    // One that nobody waits for does not enter.
+    drop(store.insert("b", object(json!({"id": 99}))));
+    release.send(()).unwrap();
+    for pending in waiting {
+        pending.wait().unwrap();
+    }
+    assert_eq!(ids(&store, "b"), (0..10).collect::<Vec<_>>());
+}
+
+#[test]
+fn whoever_waits_for_room_is_told_when_the_store_closes() {
+    let mut options = options();
+    options.queue = 1;
+    let store = Store::memory(options);
+    store.define_bucket("b", plain()).wait().unwrap();
+    let release = hold(&store);
+    let first = store.insert("b", object(json!({"id": 1})));
+    let second = store.insert("b", object(json!({"id": 2})));
+    let closing = store.clone();
+    let closing = thread::spawn(move || closing.close());
+    // It comes back once no more is taken, although the writer is still held up.
+    assert!(matches!(second.wait(), Err(WriteError::Closed)));
+    release.send(()).unwrap();
+    assert!(first.wait().is_ok(), "what has its place is done");
+    closing.join().unwrap().unwrap();
+    assert!(matches!(store.insert("b", Map::new()).wait(), Err(WriteError::Closed)));
+    assert!(store.checkpoint().is_err() && store.close().is_ok());
+    assert_eq!(ids(&store, "b"), [1], "reads go on");
+}
+
+#[test]
+fn a_write_that_panics_hurts_itself_only() {
+    let store = Store::memory(options());
+    store.define_bucket("b", plain()).wait().unwrap();
+    let panicking = store.write(|draft| -> Result<(), StoreError> {
+        draft.insert("b", object(json!({"id": 1})))?;
+        panic!("as it should");
+    });
+    assert!(matches!(panicking.wait(), Err(WriteError::Panicked)));
+    store.insert("b", object(json!({"id": 2}))).wait().unwrap();
+    assert_eq!(ids(&store, "b"), [2]);
+    assert_eq!(store.stats().refused, 1);
+}
+
+#[test]
+fn a_commit_that_is_too_large_is_refused_and_the_others_of_its_group_are_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut options = options();
+    options.embedded = EmbeddedOptions::default();
+    options.embedded.max_group_bytes = 10_000;
+    let (store, _) = Store::open(dir.path(), options).unwrap();
+    store.define_bucket("b", plain()).wait().unwrap();
+    let release = hold(&store);
+    let large = |id: u64, len: usize| store.insert("b", object(json!({"id": id, "x": "x".repeat(len)})));
+    let pending: Vec<_> =
+        [(1, 10), (2, 20_000), (3, 10), (4, 8000), (5, 8000)].into_iter().map(|(id, len)| large(id, len)).collect();
+    release.send(()).unwrap();
+    let results: Vec<bool> = pending
+        .into_iter()
+        .map(|pending| match pending.wait() {
+            Ok(_) => true,
+            Err(WriteError::TooLarge { max: 10_000, len }) => len < 10_000,
+            Err(error) => panic!("{error}"),
+        })
+        .collect();
+    assert_eq!(results, [true, false, true, true, true]);
+    store.close().unwrap();
+    let store = open(dir.path());
+    assert_eq!(ids(&store, "b"), [1, 3, 4, 5]);
+    // However many records there are, to empty a bucket takes little room.
+    let many = (0..2000).map(|id| object(json!({"id": id}))).collect();
+    store.insert_many("b", many).wait().unwrap();
+    store.close().unwrap();
+    let mut options = super::options();
+    options.embedded.max_group_bytes = 10_000;
+    let (store, _) = Store::open(dir.path(), options).unwrap();
+    store.clear("b").wait().unwrap();
+    store.close().unwrap();
+    assert_eq!(open(dir.path()).stats().buckets[0].records, 0);
+}
+
+/// The last handle may be dropped by a write itself, on the writer's own thread.
+#[test]
+fn a_write_may_have_the_last_handle() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    store.define_bucket("b", plain()).wait().unwrap();
+    let release = hold(&store);
+    let last = store.clone();
+    let pending = store.write(move |draft| {
+        drop(last);
+        draft.insert("b", object(json!({"id": 1})))
+    });
+    drop(store);
+    release.send(()).unwrap();
+    pending.wait().unwrap();
+    let again = || Store::open(dir.path(), options()).is_ok();
+    tidewire_testkit::wait_until("the directory is free", tidewire_testkit::PATIENCE, again);
+    assert_eq!(ids(&open(dir.path()), "b"), [1]);
+}
+
+#[test]
+fn dropping_the_last_handle_waits_for_what_was_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    store.define_bucket("b", plain()).wait().unwrap();
+    let done = Arc::new(AtomicU64::new(0));
+    for id in 0..100 {
+        let done = Arc::clone(&done);
+        drop(store.write(move |draft| {
+            done.fetch_add(1, Ordering::Relaxed);
+            draft.insert("b", object(json!({"id": id})))
+        }));
+    }
+    drop(store);
+    assert_eq!(done.load(Ordering::Relaxed), 100);
+    assert_eq!(ids(&open(dir.path()), "b").len(), 100);
+}
