@@ -64,12 +64,32 @@ impl Index {
         &self.fields
     }
 
-    fn key(&self, row: &Row) -> IndexKey {
+    /// Whether it is over this field and no other.
+    fn is_of(&self, name: &str) -> bool {
+        matches!(&*self.fields, [only] if only.name() == name)
+    }
+
+    pub(crate) fn key(&self, row: &Row) -> IndexKey {
         let mut key = IndexKey::new();
         for field in &*self.fields {
             key.push(row.get(field).as_ref());
         }
         key
+    }
+
+    /// All ordinals, in the order of the index.
+    pub(crate) fn all(&self) -> impl DoubleEndedIterator<Item = Ordinal> {
+        self.entries.iter().map(|(_, ordinal)| *ordinal)
+    }
+
+    /// The ordinals of the entries behind one.
+    pub(crate) fn after<'a>(
+        &'a self,
+        key: &IndexKey,
+        ordinal: Ordinal,
+    ) -> impl DoubleEndedIterator<Item = Ordinal> + use<'a> {
+        let behind = (Bound::Excluded((key.clone(), ordinal)), Bound::Unbounded);
+        self.entries.range(behind).map(|(_, ordinal)| *ordinal)
     }
 
     /// The ordinals of the entries between two keys, in the order of the index.
@@ -98,6 +118,10 @@ impl Bucket {
             if !definition.indexes.iter().any(|fields| fields[..] == [name.clone()]) {
                 indexes.push(Index::new(std::slice::from_ref(name), true));
             }
+        }
+        // Those that are paged by their keys have an order of them, which nobody asked for.
+        if definition.ordered && !indexes.iter().any(|index| index.is_of(&definition.key)) {
+            indexes.push(Index::new(std::slice::from_ref(&definition.key), false));
         }
         Self {
             key: Field::new(definition.key.clone()),
@@ -184,6 +208,20 @@ impl Bucket {
 
     pub(crate) fn entries(&self) -> impl DoubleEndedIterator<Item = (Ordinal, &Row)> {
         self.rows.iter().map(|(ordinal, row)| (*ordinal, row))
+    }
+
+    /// The records behind this one, in the order of coming.
+    pub(crate) fn rows_after(&self, ordinal: Ordinal) -> impl DoubleEndedIterator<Item = &Row> {
+        self.rows.range((Bound::Excluded(ordinal), Bound::Unbounded)).map(|(_, row)| row)
+    }
+
+    pub(crate) fn ordinal(&self, key: &Value<'_>) -> Option<Ordinal> {
+        self.by_key.get(&IndexKey::of(Some(key))).copied()
+    }
+
+    /// The order of the keys, if it is by them that records are paged.
+    pub(crate) fn key_order(&self) -> Option<&Index> {
+        self.indexes.iter().find(|index| self.definition.ordered && index.is_of(self.key.name()))
     }
 
     pub(crate) fn row(&self, ordinal: Ordinal) -> Option<&Row> {

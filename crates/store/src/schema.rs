@@ -20,7 +20,7 @@ pub struct BucketDefinition {
     pub fields: Vec<(String, FieldRule)>,
     /// The indexes that were asked for, each of one field or of several.
     pub indexes: Vec<Vec<String>>,
-    /// Whether records are paged in the order of their keys, rather than of their coming. Nothing is paged yet.
+    /// Whether records are paged in the order of their keys, rather than of their coming.
     pub ordered: bool,
     /// Whether records outlive the process. The bucket itself does.
     pub persistent: bool,

@@ -1,0 +1,175 @@
+//! Reading a bucket from one of its ends, or page by page.
+//!
+//! Records come in the order of coming, or of their keys if the definition says so. Either order is kept, so a page costs what is
+//! on it and a search for where it begins; records that the filter hides are passed over one by one.
+
+use serde_json::Value as Json;
+
+use crate::bucket::Ordinal;
+use crate::{Bucket, Filter, Row, Value};
+
+/// Some records in their order.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Page<'a> {
+    /// The records.
+    pub rows: Vec<&'a Row>,
+    /// Whether there are others behind them.
+    pub has_more: bool,
+    /// The key of the last one, as JSON text: where the next page begins. None if there are no records.
+    pub next_cursor: Option<&'a str>,
+}
+
+impl Bucket {
+    /// The first records that are meant and have not expired by then, at most so many.
+    pub fn first(&self, count: usize, filter: &Filter, now: u64) -> Vec<&Row> {
+        self.in_order().filter(|row| self.means(row, filter, now)).take(count).collect()
+    }
+
+    /// The last ones, in the same order.
+    pub fn last(&self, count: usize, filter: &Filter, now: u64) -> Vec<&Row> {
+        let mut rows: Vec<&Row> =
+            self.in_order().rev().filter(|row| self.means(row, filter, now)).take(count).collect();
+        rows.reverse();
+        rows
+    }
+
+    /// The records behind the one with this key, or from the beginning, at most so many. Behind a record that is not there, has
+    /// expired or is not meant by the filter there is nothing: nobody learns from a page that it exists.
+    pub fn page(&self, after: Option<&Json>, limit: usize, filter: &Filter, now: u64) -> Page<'_> {
+        let all = match after {
+            None => self.in_order(),
+            Some(key) => match self.cursor(key).filter(|(_, row)| self.means(row, filter, now)) {
+                Some((ordinal, row)) => self.behind(ordinal, row),
+                None => return Page { rows: Vec::new(), has_more: false, next_cursor: None },
+            },
+        };
+        let mut meant = all.filter(|row| self.means(row, filter, now));
+        let rows: Vec<&Row> = meant.by_ref().take(limit).collect();
+        let next_cursor = rows.last().and_then(|last| last.text_of(self.key_field()));
+        Page { rows, has_more: meant.next().is_some(), next_cursor }
+    }
+
+    fn means(&self, row: &Row, filter: &Filter, now: u64) -> bool {
+        self.is_live(row, now) && filter.matches(row)
+    }
+
+    fn in_order(&self) -> Box<dyn DoubleEndedIterator<Item = &Row> + '_> {
+        match self.key_order() {
+            None => Box::new(self.rows()),
+            Some(keys) => Box::new(keys.all().filter_map(|ordinal| self.row(ordinal))),
+        }
+    }
+
+    fn behind(&self, ordinal: Ordinal, row: &Row) -> Box<dyn DoubleEndedIterator<Item = &Row> + '_> {
+        match self.key_order() {
+            None => Box::new(self.rows_after(ordinal)),
+            Some(keys) => Box::new(keys.after(&keys.key(row), ordinal).filter_map(|ordinal| self.row(ordinal))),
+        }
+    }
+
+    fn cursor(&self, key: &Json) -> Option<(Ordinal, &Row)> {
+        let key = Value::of_json(key).filter(|key| !matches!(key, Value::Null))?;
+        let ordinal = self.ordinal(&key)?;
+        Some((ordinal, self.row(ordinal)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::{Map, json};
+
+    use super::*;
+    use crate::BucketDefinition;
+
+    fn bucket(ets_type: &str, keys: &[Json]) -> Bucket {
+        let definition = json!({"key": "id", "schema": {"id": {"type": "date"}}, "etsType": ets_type});
+        let mut bucket = Bucket::new(Arc::new(BucketDefinition::parse(&definition).unwrap()));
+        for (place, key) in keys.iter().enumerate() {
+            bucket.put(row(&json!({"id": key, "even": place % 2 == 0}))).unwrap();
+        }
+        bucket
+    }
+
+    fn row(json: &Json) -> Row {
+        Row::new(json.as_object().unwrap()).unwrap()
+    }
+
+    fn keys(rows: &[&Row]) -> Vec<Json> {
+        rows.iter().map(|row| row.to_record()["id"].clone()).collect()
+    }
+
+    fn all_pages(bucket: &Bucket, limit: usize, filter: &Filter, now: u64) -> Vec<Json> {
+        let mut found = Vec::new();
+        let mut after: Option<Json> = None;
+        loop {
+            let page = bucket.page(after.as_ref(), limit, filter, now);
+            found.extend(keys(&page.rows));
+            let next = page.next_cursor.map(|text| serde_json::from_str(text).unwrap());
+            assert_eq!(next.as_ref(), found.last().filter(|_| !page.rows.is_empty()));
+            if !page.has_more {
+                return found;
+            }
+            assert_eq!(page.rows.len(), limit);
+            after = next;
+        }
+    }
+
+    #[test]
+    fn an_ordered_bucket_is_read_by_its_keys_and_others_as_they_came() {
+        let came = [json!("b"), json!(10), json!("B"), json!(9), json!("ä"), json!("a\u{0}"), json!("a"), json!(-1)];
+        let sorted = [json!(-1), json!(9), json!(10), json!("B"), json!("a"), json!("a\u{0}"), json!("b"), json!("ä")];
+        let everything = Filter::everything();
+        for (ets_type, order) in [("set", &came), ("ordered_set", &sorted)] {
+            let bucket = bucket(ets_type, &came);
+            assert_eq!(keys(&bucket.first(3, &everything, 0)), order[..3]);
+            assert_eq!(keys(&bucket.last(3, &everything, 0)), order[5..]);
+            assert_eq!(keys(&bucket.last(100, &everything, 0)), order[..]);
+            for limit in 1..10 {
+                assert_eq!(all_pages(&bucket, limit, &everything, 0), order[..], "{ets_type}, {limit} a page");
+            }
+            // Those that are not paged stay in the order of coming.
+            assert_eq!(keys(&bucket.rows().collect::<Vec<_>>()), came);
+            assert_eq!(bucket.definition().index_count(), 0);
+        }
+    }
+
+    #[test]
+    fn the_order_of_keys_follows_what_is_written() {
+        let mut bucket = bucket("ordered_set", &[json!(3), json!(1), json!(2)]);
+        bucket.remove(&Value::Number(2.0));
+        bucket.put(row(&json!({"id": 0}))).unwrap();
+        bucket.put(row(&json!({"id": 3, "again": true}))).unwrap();
+        assert_eq!(all_pages(&bucket, 2, &Filter::everything(), 0), [json!(0), json!(1), json!(3)]);
+    }
+
+    #[test]
+    fn the_last_page_has_a_cursor_behind_which_there_is_nothing() {
+        let bucket = bucket("set", &[json!(1), json!(2)]);
+        let everything = Filter::everything();
+        let page = bucket.page(None, 2, &everything, 0);
+        assert_eq!((page.rows.len(), page.has_more, page.next_cursor), (2, false, Some("2")));
+        let nothing = Page { rows: Vec::new(), has_more: false, next_cursor: None };
+        for cursor in [json!(2), json!(7), json!("1"), json!(null), json!([1]), json!({})] {
+            assert_eq!(bucket.page(Some(&cursor), 2, &everything, 0), nothing, "{cursor}");
+        }
+    }
+
+    #[test]
+    fn what_is_hidden_or_expired_is_on_no_page_and_is_no_cursor() {
+        let even = Filter::parse(&json!({"even": true}), &Map::new()).unwrap();
+        for ets_type in ["set", "ordered_set"] {
+            let mut bucket = bucket(ets_type, &[json!(1), json!(2), json!(3), json!(4), json!(5)]);
+            assert_eq!(all_pages(&bucket, 1, &even, 0), [json!(1), json!(3), json!(5)]);
+            assert!(bucket.page(Some(&json!(2)), 9, &even, 0).rows.is_empty(), "a row that is hidden");
+            bucket.put(row(&json!({"id": 3, "even": true, "_expiresAt": 100}))).unwrap();
+            assert_eq!(keys(&bucket.page(Some(&json!(3)), 9, &even, 99).rows), [json!(5)]);
+            assert!(bucket.page(Some(&json!(3)), 9, &even, 100).rows.is_empty(), "a row that has expired");
+            assert_eq!(all_pages(&bucket, 1, &even, 100), [json!(1), json!(5)]);
+            assert_eq!(keys(&bucket.first(2, &even, 100)), [json!(1), json!(5)]);
+            assert_eq!(keys(&bucket.last(2, &even, 100)), [json!(1), json!(5)]);
+        }
+    }
+}
