@@ -3,10 +3,16 @@
 //! A filter comes as JSON and is checked once, whole, with all its parameters in place; then it is asked of rows, many times.
 //! The language is the same wherever records are chosen: queries, counts, aggregates, transactions, permissions.
 
+mod parameters;
+mod parser;
+
 use std::cmp::Ordering;
 
 use serde_json::{Map, Value as Json};
 
+pub use self::parameters::Parameters;
+use self::parameters::Source;
+use self::parser::Parser;
 use crate::{Field, Row, Value};
 
 /// Which rows are meant.
@@ -123,8 +129,16 @@ pub enum FilterError {
     /// A parameter has no value.
     #[error("the parameter {name} is not given")]
     MissingParameter {
-        /// What it is called.
+        /// What it is called, with its root.
         name: String,
+    },
+    /// A parameter has a root that none has here.
+    #[error("{{{{ {name} }}}} is no parameter here: they begin with {known}")]
+    UnknownParameter {
+        /// What it is called, with its root.
+        name: String,
+        /// The roots that there are.
+        known: String,
     },
     /// It is nested too deeply.
     #[error("a filter may be nested {max} deep, and this one is deeper")]
@@ -153,7 +167,23 @@ impl Filter {
 
     /// The filter that JSON describes. A string that is exactly `{{ params.x }}` stands for the parameter `x`, with its type.
     pub fn parse(json: &Json, params: &Map<String, Json>) -> Result<Self, FilterError> {
-        Parser { params, left: Self::MAX_CONDITIONS }.filter(json, "the filter", 0)
+        Self::parse_with(json, &Parameters::new().with("params", params))
+    }
+
+    /// The filter that JSON describes, with parameters of other roots.
+    pub fn parse_with(json: &Json, parameters: &Parameters<'_>) -> Result<Self, FilterError> {
+        Parser::new(Source::Values(parameters)).filter(json, "the filter", 0)
+    }
+
+    /// Whether JSON describes a filter, whatever its parameters will be: what is wrong with any, [`Filter::parse`] says of it
+    /// before they are given.
+    pub fn check(json: &Json) -> Result<(), FilterError> {
+        Self::check_with(json, &["params"])
+    }
+
+    /// Whether JSON describes a filter whose parameters have these roots, whatever they will be.
+    pub fn check_with(json: &Json, roots: &[&str]) -> Result<(), FilterError> {
+        Parser::new(Source::Later(roots)).filter(json, "the filter", 0).map(drop)
     }
 
     /// Whether a row is meant.
@@ -204,137 +234,6 @@ impl Test {
             }
         }
     }
-}
-
-struct Parser<'a> {
-    params: &'a Map<String, Json>,
-    /// How many more conditions there may be.
-    left: usize,
-}
-
-impl Parser<'_> {
-    fn spend(&mut self) -> Result<(), FilterError> {
-        self.left = self.left.checked_sub(1).ok_or(FilterError::TooLarge { max: Filter::MAX_CONDITIONS })?;
-        Ok(())
-    }
-
-    fn filter(&mut self, json: &Json, at: &str, depth: usize) -> Result<Filter, FilterError> {
-        if depth > Filter::MAX_DEPTH {
-            return Err(FilterError::TooDeep { max: Filter::MAX_DEPTH });
-        }
-        let members = json.as_object().ok_or_else(|| FilterError::NotAnObject { at: at.to_owned() })?;
-        let mut all = Vec::new();
-        for (name, value) in members {
-            match name.as_str() {
-                "$or" => all.push(Filter::Any(self.filters("$or", value, at, depth)?)),
-                "$and" => all.push(Filter::All(self.filters("$and", value, at, depth)?)),
-                _ if name.starts_with('$') => {
-                    return Err(FilterError::UnknownOperator { operator: name.clone(), at: at.to_owned() });
-                }
-                _ => self.field(name, value, &mut all)?,
-            }
-        }
-        Ok(match <[Filter; 1]>::try_from(all) {
-            Ok([only]) => only,
-            Err(all) => Filter::All(all),
-        })
-    }
-
-    fn filters(
-        &mut self,
-        operator: &'static str,
-        json: &Json,
-        at: &str,
-        depth: usize,
-    ) -> Result<Vec<Filter>, FilterError> {
-        let wrong = || FilterError::Operand { operator, at: at.to_owned(), expected: "a list of filters" };
-        let list = json.as_array().ok_or_else(wrong)?;
-        let mut filters = Vec::with_capacity(list.len().min(16));
-        for (place, filter) in list.iter().enumerate() {
-            self.spend()?;
-            filters.push(self.filter(filter, &format!("{operator}[{place}]"), depth + 1)?);
-        }
-        Ok(filters)
-    }
-
-    fn field(&mut self, name: &str, json: &Json, all: &mut Vec<Filter>) -> Result<(), FilterError> {
-        let operators = json
-            .as_object()
-            .filter(|members| !members.is_empty() && members.keys().all(|operator| operator.starts_with('$')));
-        let Some(operators) = operators else {
-            self.spend()?;
-            all.push(Filter::Test(Field::new(name), Test::Equal(self.scalar(json)?)));
-            return Ok(());
-        };
-        for (operator, operand) in operators {
-            self.spend()?;
-            all.push(Filter::Test(Field::new(name), self.test(name, operator, operand)?));
-        }
-        Ok(())
-    }
-
-    fn test(&mut self, field: &str, operator: &str, operand: &Json) -> Result<Test, FilterError> {
-        let order = |comparison, scalar| Ok(Test::Order(comparison, scalar));
-        match operator {
-            "$eq" => Ok(Test::Equal(self.scalar(operand)?)),
-            "$neq" => Ok(Test::NotEqual(self.scalar(operand)?)),
-            "$gt" => order(Comparison::Greater, self.scalar(operand)?),
-            "$gte" => order(Comparison::GreaterOrEqual, self.scalar(operand)?),
-            "$lt" => order(Comparison::Less, self.scalar(operand)?),
-            "$lte" => order(Comparison::LessOrEqual, self.scalar(operand)?),
-            "$in" => Ok(Test::In(self.scalars("$in", field, operand)?)),
-            "$nin" => Ok(Test::NotIn(self.scalars("$nin", field, operand)?)),
-            "$contains" => Ok(Test::Contains(self.text("$contains", field, operand)?.to_lowercase())),
-            "$startsWith" => Ok(Test::StartsWith(self.text("$startsWith", field, operand)?)),
-            "$endsWith" => Ok(Test::EndsWith(self.text("$endsWith", field, operand)?)),
-            "$exists" => match self.scalar(operand)?.0 {
-                Json::Bool(wanted) => Ok(Test::Exists(wanted)),
-                _ => Err(wrong("$exists", field, "true or false")),
-            },
-            "$between" => match <[Scalar; 2]>::try_from(self.scalars("$between", field, operand)?) {
-                Ok([low, high]) => Ok(Test::Between(low, high)),
-                Err(_) => Err(wrong("$between", field, "a list of two values")),
-            },
-            _ => Err(FilterError::UnknownOperator { operator: operator.to_owned(), at: field.to_owned() }),
-        }
-    }
-
-    fn text(&self, operator: &'static str, field: &str, operand: &Json) -> Result<String, FilterError> {
-        match self.scalar(operand)?.0 {
-            Json::String(text) => Ok(text),
-            _ => Err(wrong(operator, field, "a string")),
-        }
-    }
-
-    fn scalars(&mut self, operator: &'static str, field: &str, operand: &Json) -> Result<Vec<Scalar>, FilterError> {
-        // The whole list may be a parameter.
-        let Scalar(Json::Array(list)) = self.scalar(operand)? else {
-            return Err(wrong(operator, field, "a list of values"));
-        };
-        list.iter()
-            .map(|value| {
-                self.spend()?;
-                self.scalar(value)
-            })
-            .collect()
-    }
-
-    /// A value, with its parameter in place if it is one.
-    fn scalar(&self, json: &Json) -> Result<Scalar, FilterError> {
-        let Some(name) = json.as_str().and_then(parameter) else { return Ok(Scalar(json.clone())) };
-        let value = self.params.get(name);
-        value.cloned().map(Scalar).ok_or_else(|| FilterError::MissingParameter { name: name.to_owned() })
-    }
-}
-
-fn wrong(operator: &'static str, field: &str, expected: &'static str) -> FilterError {
-    FilterError::Operand { operator, at: field.to_owned(), expected }
-}
-
-/// The parameter that a string stands for, if it is exactly one.
-fn parameter(text: &str) -> Option<&str> {
-    let name = text.strip_prefix("{{")?.strip_suffix("}}")?.trim().strip_prefix("params.")?;
-    (!name.is_empty() && !name.contains(|c: char| c.is_whitespace() || c == '{' || c == '}')).then_some(name)
 }
 
 #[cfg(test)]
@@ -417,7 +316,62 @@ mod tests {
             assert!(Filter::parse(&filter, params).unwrap().matches(&row), "{filter}");
         }
         let missing = Filter::parse(&json!({"n": "{{ params.x }}"}), params);
-        assert_eq!(missing, Err(FilterError::MissingParameter { name: "x".to_owned() }));
+        assert_eq!(missing, Err(FilterError::MissingParameter { name: "params.x".to_owned() }));
+    }
+
+    #[test]
+    fn a_parameter_is_what_it_is_and_not_looked_at_again() {
+        let params = json!({"n": 5, "list": ["{{ params.n }}", "{{ other.n }}"], "test": {"$gt": 0}});
+        let params = params.as_object().unwrap();
+        let parse = |filter: &Json| Filter::parse(filter, params).unwrap();
+        let in_list = parse(&json!({"v": {"$in": "{{ params.list }}"}}));
+        assert!(in_list.matches(&row(&json!({"v": "{{ params.n }}"}))));
+        assert!(!in_list.matches(&row(&json!({"v": 5}))));
+        assert!(!parse(&json!({"v": "{{ params.test }}"})).matches(&row(&json!({"v": 5}))));
+    }
+
+    #[test]
+    fn parameters_may_have_other_roots() {
+        let session = json!({"userId": 7, "roles": ["a", "b"], "metadata": {"org": {"id": 3}, "a.b": 4}});
+        let parameters = Parameters::new().with("session", session.as_object().unwrap());
+        let row = row(&json!({"owner": 7, "role": "b", "org": 3, "dotted": 4}));
+        for filter in [
+            json!({"owner": "{{ session.userId }}"}),
+            json!({"role": {"$in": "{{session.roles}}"}}),
+            json!({"org": "{{ session.metadata.org.id }}"}),
+            json!({"dotted": "{{ session.metadata.a.b }}"}),
+        ] {
+            assert!(Filter::parse_with(&filter, &parameters).unwrap().matches(&row), "{filter}");
+            assert_eq!(Filter::check_with(&filter, &["session"]), Ok(()), "{filter}");
+        }
+        let name = "session.metadata.team".to_owned();
+        let missing = Filter::parse_with(&json!({"n": "{{ session.metadata.team }}"}), &parameters);
+        assert_eq!(missing, Err(FilterError::MissingParameter { name }));
+        // A root that is not there is wrong before there are values, and when there are.
+        let foreign = json!({"$or": [{"n": {"$in": ["{{ params.n }}"]}}]});
+        let error = "{{ params.n }} is no parameter here: they begin with session";
+        assert_eq!(Filter::parse_with(&foreign, &parameters).unwrap_err().to_string(), error);
+        assert_eq!(Filter::check_with(&foreign, &["session"]).unwrap_err().to_string(), error);
+    }
+
+    #[test]
+    fn what_only_looks_like_a_parameter_is_text() {
+        for text in ["{{ n }}", "{{ params. }}", "{{ .n }}", "{{ a b.c }}", "{{ {x}.y }}", "x{{ params.n }}", "{{}}"] {
+            assert!(parse(&json!({"s": text})).unwrap().matches(&row(&json!({"s": text}))), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_definition_is_checked_before_its_parameters_are_given() {
+        for filter in [
+            json!({"n": "{{ params.n }}", "m": {"$gt": "{{ params.n }}", "$exists": "{{ params.flag }}"}}),
+            json!({"n": {"$in": "{{ params.list }}", "$between": "{{ params.range }}"}}),
+            json!({"n": {"$between": ["{{ params.low }}", 9]}}),
+            json!({"s": {"$contains": "{{ params.s }}", "$startsWith": "{{ params.s }}", "$endsWith": "{{ params.s }}"}}),
+        ] {
+            assert_eq!(Filter::check(&filter), Ok(()), "{filter}");
+            assert!(parse(&filter).is_err(), "{filter}");
+        }
     }
 
     #[test]
@@ -432,14 +386,17 @@ mod tests {
             (json!({"n": {"$between": [1]}}), "$between in n takes a list of two values"),
             (json!({"n": {"$exists": 1}}), "$exists in n takes true or false"),
             (json!({"n": {"$contains": 1}}), "$contains in n takes a string"),
+            (json!({"n": "{{ other.n }}"}), "{{ other.n }} is no parameter here: they begin with params"),
         ] {
             assert_eq!(parse(&filter).unwrap_err().to_string(), error, "{filter}");
+            assert_eq!(Filter::check(&filter).unwrap_err().to_string(), error, "{filter}");
         }
         let mut deep = json!({});
         for _ in 0..100 {
             deep = json!({"$or": [deep]});
         }
         assert_eq!(parse(&deep), Err(FilterError::TooDeep { max: Filter::MAX_DEPTH }));
+        assert_eq!(Filter::check(&deep), Err(FilterError::TooDeep { max: Filter::MAX_DEPTH }));
         let large = json!({"n": {"$in": vec![0; 20_000]}});
         assert_eq!(parse(&large), Err(FilterError::TooLarge { max: Filter::MAX_CONDITIONS }));
     }

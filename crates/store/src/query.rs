@@ -90,6 +90,15 @@ impl Query {
 
     /// The query that JSON describes, with its parameters in place.
     pub fn parse(json: &Json, params: &Map<String, Json>) -> Result<Self, QueryError> {
+        Self::read(json, |filter| Filter::parse(filter, params))
+    }
+
+    /// Whether JSON describes a query, whatever its parameters will be. Says what [`Query::parse`] says of it.
+    pub fn check(json: &Json) -> Result<(), QueryError> {
+        Self::read(json, |filter| Filter::check(filter).map(|()| Filter::everything())).map(drop)
+    }
+
+    fn read(json: &Json, filter: impl Fn(&Json) -> Result<Filter, FilterError>) -> Result<Self, QueryError> {
         const OPTIONS: [&str; 7] = ["bucket", "filter", "sort", "offset", "limit", "fields", "aggregate"];
         let members = json.as_object().ok_or_else(|| expected("the definition", "an object"))?;
         if let Some(option) = members.keys().find(|option| !OPTIONS.contains(&option.as_str())) {
@@ -103,7 +112,7 @@ impl Query {
         let bucket = present("bucket").and_then(Json::as_str).ok_or_else(|| expected("bucket", "the name of one"))?;
         Ok(Self {
             bucket: bucket.to_owned(),
-            filter: present("filter").map_or(Ok(Filter::everything()), |filter| Filter::parse(filter, params))?,
+            filter: present("filter").map_or(Ok(Filter::everything()), filter)?,
             sort: present("sort").map(sort).transpose()?.unwrap_or_default(),
             offset: count("offset")?.unwrap_or(0),
             limit: count("limit")?,
@@ -302,7 +311,10 @@ mod tests {
             ),
         ] {
             assert_eq!(Query::parse(&query, &Map::new()).unwrap_err().to_string(), error, "{query}");
+            assert_eq!(Query::check(&query).unwrap_err().to_string(), error, "{query}");
         }
+        let template = json!({"bucket": "b", "filter": {"a": {"$in": "{{ params.list }}"}}, "limit": 3});
+        assert_eq!(Query::check(&template), Ok(()));
     }
 
     #[test]

@@ -1,0 +1,90 @@
+//! Parameters: what `{{ root.name }}` stands for in a filter.
+
+use serde_json::{Map, Value as Json};
+
+use super::FilterError;
+
+/// The values of parameters, by the root that their names begin with.
+///
+/// ```
+/// use serde_json::json;
+/// use tidewire_store::{Filter, Parameters};
+///
+/// let session = json!({"userId": "mara", "metadata": {"harbour": 3}});
+/// let parameters = Parameters::new().with("session", session.as_object().unwrap());
+/// let own = json!({"owner": "{{ session.userId }}", "harbour": "{{ session.metadata.harbour }}"});
+/// let given = Filter::parse_with(&own, &parameters)?;
+/// assert_eq!(given, Filter::parse(&json!({"owner": "mara", "harbour": 3}), &Default::default())?);
+/// # Ok::<(), tidewire_store::FilterError>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct Parameters<'a> {
+    roots: Vec<(&'a str, &'a Map<String, Json>)>,
+}
+
+impl<'a> Parameters<'a> {
+    /// None.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Those of one more root. A value that is left out is an error where it is used; null is a value, which equals a stored null.
+    #[must_use]
+    pub fn with(mut self, root: &'a str, values: &'a Map<String, Json>) -> Self {
+        self.roots.push((root, values));
+        self
+    }
+}
+
+/// The name of a parameter.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Path<'a> {
+    whole: &'a str,
+    root: &'a str,
+    rest: &'a str,
+}
+
+impl<'a> Path<'a> {
+    /// The parameter that a string stands for, if it is exactly one.
+    pub(super) fn of(text: &'a str) -> Option<Self> {
+        let whole = text.strip_prefix("{{")?.strip_suffix("}}")?.trim();
+        let (root, rest) = whole.split_once('.')?;
+        let is_root = !root.is_empty() && root.chars().all(|c| c.is_alphanumeric() || c == '_');
+        let is_rest = !rest.is_empty() && !rest.contains(|c: char| c.is_whitespace() || c == '{' || c == '}');
+        (is_root && is_rest).then_some(Self { whole, root, rest })
+    }
+}
+
+/// Where a parser has values from.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Source<'a> {
+    Values(&'a Parameters<'a>),
+    /// They come later, and only their roots are known.
+    Later(&'a [&'a str]),
+}
+
+impl<'a> Source<'a> {
+    /// The value of a parameter, if it has come.
+    pub(super) fn value(&self, path: Path<'_>) -> Result<Option<&'a Json>, FilterError> {
+        let name = || path.whole.to_owned();
+        let unknown = |known: Vec<&str>| FilterError::UnknownParameter { name: name(), known: known.join(" or ") };
+        match self {
+            Self::Later(roots) if roots.contains(&path.root) => Ok(None),
+            Self::Later(roots) => Err(unknown(roots.to_vec())),
+            Self::Values(Parameters { roots }) => match roots.iter().find(|(root, _)| *root == path.root) {
+                Some((_, values)) => {
+                    find(values, path.rest).map(Some).ok_or_else(|| FilterError::MissingParameter { name: name() })
+                }
+                None => Err(unknown(roots.iter().map(|(root, _)| *root).collect())),
+            },
+        }
+    }
+}
+
+/// The member of that name, or the one that a path of names leads to.
+fn find<'a>(values: &'a Map<String, Json>, path: &str) -> Option<&'a Json> {
+    values.get(path).or_else(|| {
+        let (name, rest) = path.split_once('.')?;
+        find(values.get(name)?.as_object()?, rest)
+    })
+}
