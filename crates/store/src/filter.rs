@@ -165,6 +165,45 @@ impl Filter {
         Self::All(Vec::new())
     }
 
+    /// No row.
+    pub fn nothing() -> Self {
+        Self::Any(Vec::new())
+    }
+
+    /// Those that one of these means: without any, no row.
+    ///
+    /// ```
+    /// use serde_json::json;
+    /// use tidewire_store::Filter;
+    ///
+    /// let rules = [json!({"owner": "mara"}), json!({"public": true})];
+    /// let rules = rules.iter().map(|rule| Filter::parse(rule, &Default::default()));
+    /// let visible = Filter::any_of(rules.collect::<Result<Vec<_>, _>>()?);
+    /// assert_eq!(Filter::any_of([visible, Filter::everything()]), Filter::everything());
+    /// assert_eq!(Filter::any_of([]), Filter::nothing());
+    /// # Ok::<(), tidewire_store::FilterError>(())
+    /// ```
+    pub fn any_of(filters: impl IntoIterator<Item = Self>) -> Self {
+        let mut any = Vec::new();
+        for filter in filters {
+            match filter {
+                filter if filter.is_everything() => return Self::everything(),
+                Self::Any(filters) => any.extend(filters),
+                filter => any.push(filter),
+            }
+        }
+        if any.len() == 1 { any.remove(0) } else { Self::Any(any) }
+    }
+
+    /// Whether it asks nothing of a row.
+    pub fn is_everything(&self) -> bool {
+        match self {
+            Self::All(filters) => filters.iter().all(Self::is_everything),
+            Self::Any(filters) => filters.iter().any(Self::is_everything),
+            Self::Test(..) => false,
+        }
+    }
+
     /// The filter that JSON describes. A string that is exactly `{{ params.x }}` stands for the parameter `x`, with its type.
     pub fn parse(json: &Json, params: &Map<String, Json>) -> Result<Self, FilterError> {
         Self::parse_with(json, &Parameters::new().with("params", params))
@@ -199,6 +238,7 @@ impl Filter {
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         match (self, other) {
+            (everything, other) | (other, everything) if everything.is_everything() => other,
             (Self::All(mut one), Self::All(two)) => {
                 one.extend(two);
                 Self::All(one)
@@ -372,6 +412,24 @@ mod tests {
             assert_eq!(Filter::check(&filter), Ok(()), "{filter}");
             assert!(parse(&filter).is_err(), "{filter}");
         }
+    }
+
+    #[test]
+    fn filters_together() {
+        let of = |json: &Json| parse(json).unwrap();
+        let (one, two) = (of(&json!({"a": 1})), of(&json!({"b": 2})));
+        let (everything, nothing) = (Filter::everything(), Filter::nothing());
+        let rows = [json!({}), json!({"a": 1}), json!({"b": 2}), json!({"a": 1, "b": 2})];
+        let meant = |filter: &Filter| rows.iter().map(|json| filter.matches(&row(json))).collect::<Vec<_>>();
+        assert_eq!(meant(&one.clone().and(two.clone())), [false, false, false, true]);
+        let either = Filter::any_of([one.clone(), two.clone()]);
+        assert_eq!(meant(&either), [false, true, true, true]);
+        assert_eq!(Filter::any_of([nothing.clone(), one.clone()]), one);
+        assert_eq!(Filter::any_of([either.clone(), nothing.clone()]), either);
+        assert_eq!(Filter::any_of([one.clone(), everything.clone(), two]), everything);
+        assert_eq!(one.clone().and(everything.clone()), one);
+        assert_eq!(everything.and(one.clone()), one);
+        assert_eq!(meant(&one.and(nothing)), [false; 4]);
     }
 
     #[test]

@@ -121,6 +121,13 @@ impl Query {
         })
     }
 
+    /// The same query of the records that a filter means as well: to it there are no others, whatever it asks.
+    #[must_use]
+    pub fn restrict(mut self, filter: &Filter) -> Self {
+        self.filter = self.filter.and(filter.clone());
+        self
+    }
+
     /// What it returns of a bucket at that time, in milliseconds: what has expired is not there.
     pub fn answer(&self, bucket: &Bucket, now: u64) -> Answer {
         if let Some(aggregate) = &self.aggregate {
@@ -315,6 +322,32 @@ mod tests {
         }
         let template = json!({"bucket": "b", "filter": {"a": {"$in": "{{ params.list }}"}}, "limit": 3});
         assert_eq!(Query::check(&template), Ok(()));
+    }
+
+    #[test]
+    fn a_restricted_query_knows_of_no_other_records() {
+        let rows: Vec<Json> = (0..6).map(|id| json!({"id": id, "a": id % 2, "b": 10 - id})).collect();
+        let bucket = bucket(&json!(["a"]), &rows);
+        let own = Filter::parse(&json!({"a": 1}), &Map::new()).unwrap();
+        let ask = |query: &Json, filter: &Filter| {
+            Query::parse(query, &Map::new()).unwrap().restrict(filter).answer(&bucket, 0)
+        };
+        let records = |ids: &[u8]| Answer::Records(ids.iter().map(|id| json!({"id": id})).collect());
+        let paged = json!({"bucket": "b", "sort": {"b": "asc"}, "offset": 1, "limit": 1, "fields": ["id"]});
+        assert_eq!(ask(&paged, &own), records(&[3]));
+        assert_eq!(ask(&paged, &Filter::everything()), records(&[4]));
+        assert_eq!(ask(&paged, &Filter::nothing()), records(&[]));
+        // What it asks for itself does not widen it.
+        let wide = json!({"bucket": "b", "filter": {"$or": [{"a": 0}, {"id": 1}]}, "fields": ["id"]});
+        assert_eq!(ask(&wide, &own), records(&[1]));
+        for (function, value) in [("count", json!(3)), ("sum", json!(21)), ("min", json!(5)), ("max", json!(9))] {
+            let query = json!({"bucket": "b", "aggregate": {"function": function, "field": "b"}});
+            assert_eq!(ask(&query, &own), Answer::Value(Some(value)), "{function}");
+        }
+        let groups = json!({"bucket": "b", "aggregate": {"function": "count", "groupBy": "a"}});
+        assert_eq!(ask(&groups, &own), Answer::Value(Some(json!([{"key": {"a": 1}, "value": 3}]))));
+        let least = json!({"bucket": "b", "aggregate": {"function": "min", "field": "b"}});
+        assert_eq!(ask(&least, &Filter::nothing()), Answer::Value(None));
     }
 
     #[test]
