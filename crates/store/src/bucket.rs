@@ -64,6 +64,10 @@ impl Index {
         &self.fields
     }
 
+    pub(crate) fn is_unique(&self) -> bool {
+        self.is_unique
+    }
+
     /// Whether it is over this field and no other.
     fn is_of(&self, name: &str) -> bool {
         matches!(&*self.fields, [only] if only.name() == name)
@@ -92,17 +96,26 @@ impl Index {
         self.entries.range(behind).map(|(_, ordinal)| *ordinal)
     }
 
+    /// The entries between two keys, in the order of the index.
+    pub(crate) fn entries<'a>(
+        &'a self,
+        from: &IndexKey,
+        until: Option<&IndexKey>,
+    ) -> impl DoubleEndedIterator<Item = &'a (IndexKey, Ordinal)> + use<'a> {
+        let until = match until {
+            Some(until) => Bound::Excluded((until.clone(), 0)),
+            None => Bound::Unbounded,
+        };
+        self.entries.range((Bound::Included((from.clone(), 0)), until))
+    }
+
     /// The ordinals of the entries between two keys, in the order of the index.
     pub(crate) fn range<'a>(
         &'a self,
         from: &IndexKey,
         until: Option<&IndexKey>,
     ) -> impl DoubleEndedIterator<Item = Ordinal> + use<'a> {
-        let until = match until {
-            Some(until) => Bound::Excluded((until.clone(), 0)),
-            None => Bound::Unbounded,
-        };
-        self.entries.range((Bound::Included((from.clone(), 0)), until)).map(|(_, ordinal)| *ordinal)
+        self.entries(from, until).map(|(_, ordinal)| *ordinal)
     }
 }
 
@@ -215,8 +228,13 @@ impl Bucket {
         self.rows.range((Bound::Excluded(ordinal), Bound::Unbounded)).map(|(_, row)| row)
     }
 
-    pub(crate) fn ordinal(&self, key: &Value<'_>) -> Option<Ordinal> {
-        self.by_key.get(&IndexKey::of(Some(key))).copied()
+    pub(crate) fn ordinal(&self, key: &IndexKey) -> Option<Ordinal> {
+        self.by_key.get(key).copied()
+    }
+
+    /// Whether some of its records expire.
+    pub(crate) fn expires(&self) -> bool {
+        !self.expiries.is_empty()
     }
 
     /// The order of the keys, if it is by them that records are paged.

@@ -12,7 +12,9 @@ pub struct IndexKey(Vec<u8>);
 const BOOL: u8 = 1;
 const NUMBER: u8 = 2;
 const STRING: u8 = 3;
-/// After all values: absent ones and null come last in both directions, and are found by neither equality nor ranges.
+/// Arrays and objects, which are all alike: they come after what has an order, and equal nothing.
+const OTHER: u8 = 4;
+/// After all values: absent ones and null, which come last in both directions.
 const NOTHING: u8 = 0xff;
 
 impl IndexKey {
@@ -21,7 +23,7 @@ impl IndexKey {
         Self::default()
     }
 
-    /// Appends a part. Arrays and objects have no order and are never equal: to an index they are nothing.
+    /// Appends a part. Arrays and objects have one place, since they have no order; null and absent values have another.
     pub fn push(&mut self, value: Option<&Value<'_>>) {
         match value {
             Some(Value::Bool(flag)) => self.0.extend([BOOL, u8::from(*flag)]),
@@ -30,18 +32,53 @@ impl IndexKey {
                 self.0.extend(ordered(*number).to_be_bytes());
             }
             Some(Value::String(text)) => {
-                self.0.push(STRING);
-                // A zero within is told from the end by what follows it.
-                for byte in text.bytes() {
-                    self.0.push(byte);
-                    if byte == 0 {
-                        self.0.push(0xff);
-                    }
-                }
+                self.push_beginning(text);
                 self.0.extend([0, 0]);
             }
-            None | Some(Value::Null | Value::Array(_) | Value::Object(_)) => self.0.push(NOTHING),
+            Some(Value::Array(_) | Value::Object(_)) => self.0.push(OTHER),
+            None | Some(Value::Null) => self.0.push(NOTHING),
         }
+    }
+
+    /// Appends a string that may go on: all strings that begin with it have it as a prefix.
+    pub(crate) fn push_beginning(&mut self, text: &str) {
+        self.0.push(STRING);
+        // A zero within is told from the end by what follows it.
+        for byte in text.bytes() {
+            self.0.push(byte);
+            if byte == 0 {
+                self.0.push(0xff);
+            }
+        }
+    }
+
+    /// The keys with this one's parts and then those of another.
+    pub(crate) fn join(&self, other: &Self) -> Self {
+        Self([&self.0[..], &other.0[..]].concat())
+    }
+
+    /// Between which keys all values lie that an order test can compare with this one: those of its type.
+    pub(crate) fn of_its_type(value: &Value<'_>) -> Option<(Self, Self)> {
+        let tag = match value {
+            Value::Number(_) => NUMBER,
+            Value::String(_) => STRING,
+            Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => return None,
+        };
+        Some((Self(vec![tag]), Self(vec![tag + 1])))
+    }
+
+    /// Whether it is of nothing, and nothing else.
+    pub(crate) fn is_nothing(&self) -> bool {
+        self.0 == [NOTHING]
+    }
+
+    /// The first parts of it: those that another one has, and so many more.
+    pub(crate) fn parts(&self, before: &Self, count: usize) -> Self {
+        let mut end = before.0.len();
+        for _ in 0..count {
+            end += self.0.get(end..).map_or(0, part_len);
+        }
+        Self(self.0.get(..end).unwrap_or(&self.0).to_vec())
     }
 
     /// The key of one value.
@@ -74,6 +111,17 @@ impl IndexKey {
     }
 }
 
+/// How many bytes the first part takes.
+fn part_len(bytes: &[u8]) -> usize {
+    match bytes.first() {
+        Some(&BOOL) => 2,
+        Some(&NUMBER) => 9,
+        Some(&STRING) => bytes.windows(2).position(|pair| pair == [0, 0]).map_or(bytes.len(), |end| end + 2),
+        Some(_) => 1,
+        None => 0,
+    }
+}
+
 /// Bits that sort as the numbers do. Both zeros are one.
 fn ordered(number: f64) -> u64 {
     let bits = if number == 0.0 { 0 } else { number.to_bits() };
@@ -87,6 +135,15 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn what_has_no_order_comes_after_what_has_one_and_before_nothing() {
+        let array = IndexKey::of(Some(&Value::Array("[1]")));
+        assert_eq!(array, IndexKey::of(Some(&Value::Object("{}"))));
+        assert!(IndexKey::of(Some(&Value::String("\u{10ffff}".into()))) < array);
+        assert!(array < IndexKey::of(Some(&Value::Null)));
+        assert_eq!(IndexKey::of(Some(&Value::Null)), IndexKey::of(None));
+    }
 
     fn scalar() -> impl Strategy<Value = Value<'static>> {
         prop_oneof![
@@ -107,6 +164,15 @@ mod tests {
         }
 
         #[test]
+        fn strings_that_begin_alike_are_together(text in "[\0a\u{ff}]{0,4}", beginning in "[\0a\u{ff}]{0,2}") {
+            let mut from = IndexKey::new();
+            from.push_beginning(&beginning);
+            let key = IndexKey::of(Some(&Value::String(Cow::Borrowed(&text))));
+            let is_within = from <= key && from.after_prefix().is_none_or(|after| key < after);
+            prop_assert_eq!(is_within, text.starts_with(&beginning));
+        }
+
+        #[test]
         fn parts_sort_one_after_the_other(one in (scalar(), scalar()), two in (scalar(), scalar())) {
             let key = |(first, second): &(Value<'_>, Value<'_>)| {
                 let mut key = IndexKey::of(Some(first));
@@ -118,6 +184,8 @@ mod tests {
             // All keys that begin with a part lie between it and what comes after it.
             let prefix = IndexKey::of(Some(&one.0));
             prop_assert!(prefix <= key(&one) && prefix.after_prefix().is_none_or(|after| key(&one) < after));
+            prop_assert_eq!(&key(&one).parts(&IndexKey::new(), 1), &prefix);
+            prop_assert_eq!(key(&one).parts(&prefix, 1), key(&one));
             let is_within = prefix <= key(&two) && prefix.after_prefix().is_none_or(|after| key(&two) < after);
             prop_assert_eq!(is_within, one.0.strictly_equals(&two.0));
         }

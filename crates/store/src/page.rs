@@ -6,7 +6,7 @@
 use serde_json::Value as Json;
 
 use crate::bucket::Ordinal;
-use crate::{Bucket, Filter, Row, Value};
+use crate::{Bucket, Filter, IndexKey, Row, Value};
 
 /// Some records in their order.
 #[derive(Debug, Clone, PartialEq)]
@@ -70,7 +70,7 @@ impl Bucket {
 
     fn cursor(&self, key: &Json) -> Option<(Ordinal, &Row)> {
         let key = Value::of_json(key).filter(|key| !matches!(key, Value::Null))?;
-        let ordinal = self.ordinal(&key)?;
+        let ordinal = self.ordinal(&IndexKey::of(Some(&key)))?;
         Some((ordinal, self.row(ordinal)?))
     }
 }

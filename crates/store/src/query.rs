@@ -3,7 +3,9 @@
 //! An index never changes what a query returns, only how soon: the plan chooses which records are looked at, in which order, and
 //! every one of them is asked by the filter.
 
+mod access;
 mod aggregate;
+mod order;
 pub(crate) mod plan;
 
 use std::cmp::Ordering;
@@ -75,6 +77,9 @@ pub enum Answer {
 }
 
 impl Query {
+    /// By how many fields records may be sorted.
+    pub const MAX_SORT: usize = 32;
+
     /// All records of a bucket.
     pub fn all(bucket: impl Into<String>) -> Self {
         Self {
@@ -131,7 +136,7 @@ impl Query {
     /// What it returns of a bucket at that time, in milliseconds: what has expired is not there.
     pub fn answer(&self, bucket: &Bucket, now: u64) -> Answer {
         if let Some(aggregate) = &self.aggregate {
-            return Answer::Value(aggregate.of(plan::unsorted(bucket, &self.filter, now)));
+            return Answer::Value(self.compute(aggregate, bucket, now));
         }
         Answer::Records(self.rows(bucket, now).into_iter().map(|row| self.project(row)).collect())
     }
@@ -140,6 +145,18 @@ impl Query {
     pub fn rows<'a>(&self, bucket: &'a Bucket, now: u64) -> Vec<&'a Row> {
         let limit = self.limit.unwrap_or(usize::MAX);
         plan::sorted(bucket, &self.filter, &self.sort, self.offset, limit, now)
+    }
+
+    /// How many records its filter means at that time, whatever its offset and limit. No more of them are looked at than must be.
+    pub fn count(&self, bucket: &Bucket, now: u64) -> usize {
+        plan::count(bucket, &self.filter, now)
+    }
+
+    fn compute(&self, aggregate: &Aggregate, bucket: &Bucket, now: u64) -> Option<Json> {
+        if aggregate.is_plain_count() {
+            return Some(Json::from(self.count(bucket, now)));
+        }
+        aggregate.of(plan::unsorted(bucket, &self.filter, now))
     }
 
     fn project(&self, row: &Row) -> Json {
@@ -177,8 +194,12 @@ fn names(json: &Json, at: &str) -> Result<Vec<String>, QueryError> {
 
 fn sort(json: &Json) -> Result<Vec<(Field, Direction)>, QueryError> {
     let wrong = || expected("sort", "an object of fields and \"asc\" or \"desc\"");
-    let fields = json.as_object().ok_or_else(wrong)?.iter();
+    let fields = json.as_object().ok_or_else(wrong)?;
+    if fields.len() > Query::MAX_SORT {
+        return Err(expected("sort", "an object of at most 32 fields"));
+    }
     fields
+        .iter()
         .map(|(name, direction)| match direction.as_str() {
             Some("asc") => Ok((Field::new(name), Direction::Ascending)),
             Some("desc") => Ok((Field::new(name), Direction::Descending)),

@@ -60,6 +60,11 @@ impl Aggregate {
         Ok(Self { function, field, group_by })
     }
 
+    /// Whether it is the number of records, which can be known without looking at them.
+    pub(super) fn is_plain_count(&self) -> bool {
+        self.function == AggregateFunction::Count && self.field.is_none() && self.group_by.is_empty()
+    }
+
     /// What comes of these records; none for the least or greatest of nothing.
     pub(super) fn of<'a>(&self, rows: impl Iterator<Item = &'a Row>) -> Option<Json> {
         if self.group_by.is_empty() {

@@ -1,34 +1,38 @@
 //! Which records are looked at, and in which order.
 //!
-//! An index serves if the conditions that must all hold fix its first fields by equality, and perhaps bound the next one. The one
-//! that fixes most is taken. What it gives is still asked by the whole filter, so a plan is never wrong, at worst slow.
+//! By the filter, parts of indexes in which all records are that can be meant; or by the sort, an index that has its order, so
+//! that whoever wants the first ones stops there; or all of them. What is looked at is still asked by the whole filter, so a plan
+//! is never wrong, at worst slow.
 
 use std::collections::BinaryHeap;
 
+use super::access::{Access, Conditions};
+use super::order::Order;
 use super::{Direction, compare};
-use crate::bucket::{Index, Ordinal};
-use crate::filter::{Comparison, Scalar, Test};
-use crate::{Bucket, Field, Filter, IndexKey, Row, Value};
-
-/// A part of an index.
-#[derive(Debug)]
-struct Access<'a> {
-    index: &'a Index,
-    from: IndexKey,
-    until: Option<IndexKey>,
-    /// How many fields are fixed, and whether the next one is bounded.
-    worth: (usize, bool),
-}
+use crate::bucket::Ordinal;
+use crate::{Bucket, Field, Filter, Row};
 
 /// The records that are meant, in the order of coming.
 pub(crate) fn unsorted<'a>(bucket: &'a Bucket, filter: &'a Filter, now: u64) -> Box<dyn Iterator<Item = &'a Row> + 'a> {
     let meant = move |row: &&Row| bucket.is_live(row, now) && filter.matches(row);
-    match Access::choose(bucket, filter) {
+    match Access::choose(bucket, &Conditions::of(filter)) {
         None => Box::new(bucket.rows().filter(meant)),
+        Some(access) => Box::new(access.into_order().filter_map(|ordinal| bucket.row(ordinal)).filter(meant)),
+    }
+}
+
+/// How many records are meant.
+pub(crate) fn count(bucket: &Bucket, filter: &Filter, now: u64) -> usize {
+    if filter.is_everything() {
+        return bucket.len() - bucket.expired(now).count();
+    }
+    let meant = |row: &&Row| bucket.is_live(row, now) && filter.matches(row);
+    match Access::choose(bucket, &Conditions::of(filter)) {
+        None => bucket.rows().filter(meant).count(),
         Some(access) => {
-            let mut ordinals: Vec<Ordinal> = access.ordinals().collect();
-            ordinals.sort_unstable();
-            Box::new(ordinals.into_iter().filter_map(|ordinal| bucket.row(ordinal)).filter(meant))
+            let known = if bucket.expires() { None } else { access.count() };
+            let ask = || access.ordinals().filter_map(|ordinal| bucket.row(ordinal)).filter(meant).count();
+            known.unwrap_or_else(ask)
         }
     }
 }
@@ -45,12 +49,56 @@ pub(super) fn sorted<'a>(
     let until = offset.saturating_add(limit);
     let entry = |ordinal: Ordinal| bucket.row(ordinal).map(|row| (ordinal, row));
     let meant = |(_, row): &(Ordinal, &Row)| bucket.is_live(row, now) && filter.matches(row);
-    let found = match Access::choose(bucket, filter) {
-        Some(access) => first(access.ordinals().filter_map(entry).filter(meant), sort, until),
-        None if sort.is_empty() => bucket.entries().filter(meant).take(until).collect(),
-        None => first(bucket.entries().filter(meant), sort, until),
+    let conditions = Conditions::of(filter);
+    let access = Access::choose(bucket, &conditions);
+    let of_rows = |rows: &mut dyn Iterator<Item = (Ordinal, &'a Row)>| -> Vec<&'a Row> {
+        rows.skip(offset).take(limit).map(|(_, row)| row).collect()
     };
-    found.into_iter().skip(offset).map(|(_, row)| row).collect()
+    if limit == 0 {
+        return Vec::new();
+    }
+    if sort.is_empty() {
+        return match access {
+            Some(access) => of_rows(&mut access.into_order().filter_map(entry).filter(meant)),
+            None => of_rows(&mut bucket.entries().filter(meant)),
+        };
+    }
+    match (access, Order::choose(bucket, &conditions, sort)) {
+        (access, Some(order)) if access.as_ref().is_none_or(|access| is_cheaper(&order, access, bucket, until)) => {
+            let mut found = Vec::new();
+            let mut passed = 0;
+            order.walk(&mut |ordinal| {
+                if let Some((_, row)) = entry(ordinal).filter(meant) {
+                    passed += 1;
+                    if passed > offset {
+                        found.push(row);
+                    }
+                }
+                passed < until
+            });
+            found
+        }
+        (Some(access), _) => {
+            of_rows(&mut first(access.ordinals().filter_map(entry).filter(meant), sort, until).into_iter())
+        }
+        (None, _) => of_rows(&mut first(bucket.entries().filter(meant), sort, until).into_iter()),
+    }
+}
+
+/// Whether the first records are found sooner in order than by looking at all that can be meant.
+pub(super) fn is_cheaper(order: &Order<'_>, access: &Access<'_>, bucket: &Bucket, until: usize) -> bool {
+    let worth = access.worth();
+    if worth.is_unique {
+        return false;
+    }
+    // It looks at no others, and need not sort them.
+    if order.fixed() > worth.fixed || order.fixed() == worth.fixed && (order.is_bounded() || !worth.is_bounded) {
+        return true;
+    }
+    // Among n records, of which m can be meant, so many are found after n / m times as many. With equality nobody knows where
+    // they lie: those of one kind are often of one time.
+    let few = until.saturating_mul(bucket.len()).isqrt();
+    worth.fixed == 0 && access.is_larger_than(few)
 }
 
 /// The first `count` of these, sorted; equal ones in the order of coming. No more than those are kept at a time.
@@ -98,107 +146,3 @@ impl PartialEq for Candidate<'_, '_> {
 }
 
 impl Eq for Candidate<'_, '_> {}
-
-impl<'a> Access<'a> {
-    /// The part of an index that serves best, if one does.
-    fn choose(bucket: &'a Bucket, filter: &Filter) -> Option<Self> {
-        let mut tests = Vec::new();
-        conditions(filter, &mut tests);
-        bucket.indexes().iter().filter_map(|index| Self::of(index, &tests)).max_by_key(|access| access.worth)
-    }
-
-    fn of(index: &'a Index, tests: &[(&Field, &Test)]) -> Option<Self> {
-        let mut key = IndexKey::new();
-        let mut fixed = 0;
-        for field in index.fields() {
-            let of_field = || tests.iter().filter(|(tested, _)| *tested == field).map(|(_, test)| *test);
-            let Some(value) = of_field().find_map(equal_to) else {
-                let bounds = of_field().find_map(|test| bounds(test, &key));
-                let worth = (fixed, bounds.is_some());
-                let (from, until) = bounds.or_else(|| (fixed > 0).then(|| (key.clone(), key.after_prefix())))?;
-                return Some(Self { index, from, until, worth });
-            };
-            key.push(Some(&value));
-            fixed += 1;
-        }
-        let until = key.after_prefix();
-        Some(Self { index, from: key, until, worth: (fixed, false) })
-    }
-
-    fn ordinals(&self) -> impl DoubleEndedIterator<Item = Ordinal> + use<'a> {
-        self.index.range(&self.from, self.until.as_ref())
-    }
-}
-
-/// The conditions that must all hold.
-fn conditions<'a>(filter: &'a Filter, tests: &mut Vec<(&'a Field, &'a Test)>) {
-    match filter {
-        Filter::All(filters) => filters.iter().for_each(|filter| conditions(filter, tests)),
-        Filter::Test(field, test) => tests.push((field, test)),
-        Filter::Any(filters) => {
-            if let [only] = &filters[..] {
-                conditions(only, tests);
-            }
-        }
-    }
-}
-
-/// The value that a test fixes a field to, if an index has it. Null stands in an index beside absent values, so it is left to the
-/// filter.
-fn equal_to(test: &Test) -> Option<Value<'_>> {
-    let value = match test {
-        Test::Equal(scalar) => scalar.value(),
-        Test::In(scalars) => match &scalars[..] {
-            [only] => only.value(),
-            _ => None,
-        },
-        _ => None,
-    };
-    value.filter(|value| !matches!(value, Value::Null))
-}
-
-/// Between which keys a field lies that passes this test, behind the fields that are fixed.
-fn bounds(test: &Test, fixed: &IndexKey) -> Option<(IndexKey, Option<IndexKey>)> {
-    let with = |value: &Value<'_>| {
-        let mut key = fixed.clone();
-        key.push(Some(value));
-        key
-    };
-    // The least and the greatest of the same type: order tests hold within one.
-    let ends = |value: &Value<'_>| match value {
-        Value::Number(_) => {
-            Some((with(&Value::Number(f64::NEG_INFINITY)), with(&Value::Number(f64::INFINITY)).after_prefix()))
-        }
-        Value::String(_) => {
-            let mut beyond = fixed.clone();
-            beyond.push(None);
-            Some((with(&Value::String("".into())), Some(beyond)))
-        }
-        _ => None,
-    };
-    let value = |scalar: &'_ Scalar| -> Option<Value<'static>> {
-        match scalar.value()? {
-            Value::Number(number) => Some(Value::Number(number)),
-            Value::String(text) => Some(Value::String(text.into_owned().into())),
-            _ => None,
-        }
-    };
-    match test {
-        Test::Order(comparison, scalar) => {
-            let value = value(scalar)?;
-            let (least, beyond) = ends(&value)?;
-            let at = with(&value);
-            Some(match comparison {
-                Comparison::Greater => (at.after_prefix()?, beyond),
-                Comparison::GreaterOrEqual => (at, beyond),
-                Comparison::Less => (least, Some(at)),
-                Comparison::LessOrEqual => (least, at.after_prefix()),
-            })
-        }
-        Test::Between(low, high) => {
-            let (low, high) = (value(low)?, value(high)?);
-            Some((with(&low), with(&high).after_prefix()))
-        }
-        _ => None,
-    }
-}

@@ -1,0 +1,415 @@
+//! Which records can be meant by a filter, as indexes know it.
+//!
+//! An index serves if the conditions that must all hold fix its first fields, each to one value or a few, and perhaps bound the
+//! next one. If one of several filters must hold and each of them is served, the parts of all of them are looked at.
+
+use std::cmp::Reverse;
+
+use crate::bucket::{Index, Ordinal};
+use crate::filter::{Comparison, Scalar, Test};
+use crate::{Bucket, Field, Filter, IndexKey};
+
+/// Parts of indexes, in which all records are that can be meant.
+#[derive(Debug)]
+pub(super) struct Access<'a> {
+    parts: Vec<Part<'a>>,
+    worth: Worth,
+    /// Whether a record may be in several parts.
+    overlaps: bool,
+    /// Whether the records are in the order of coming.
+    is_in_order: bool,
+    /// Whether all records in it are meant, so that nobody has to ask.
+    is_exact: bool,
+}
+
+#[derive(Debug)]
+enum Part<'a> {
+    One(Ordinal),
+    Range { index: &'a Index, from: IndexKey, until: Option<IndexKey> },
+}
+
+/// How few records may be expected: the greatest is best.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Worth {
+    /// Whether each part has one record at most.
+    pub(super) is_unique: bool,
+    /// How many fields are fixed.
+    pub(super) fixed: usize,
+    /// Whether the next one is bounded.
+    pub(super) is_bounded: bool,
+}
+
+/// What must hold of records.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Conditions<'f> {
+    /// All of these tests,
+    tests: Vec<(&'f Field, &'f Test)>,
+    /// and one of each of these lists of filters.
+    unions: Vec<&'f [Filter]>,
+}
+
+impl<'a> Access<'a> {
+    /// The one that serves best, if one does.
+    pub(super) fn choose(bucket: &'a Bucket, conditions: &Conditions<'_>) -> Option<Self> {
+        Planner { bucket, left: Planner::EFFORT }.choose(conditions)
+    }
+
+    pub(super) fn worth(&self) -> Worth {
+        self.worth
+    }
+
+    /// The records, each once, in any order.
+    pub(super) fn ordinals(&self) -> Box<dyn Iterator<Item = Ordinal> + '_> {
+        if self.overlaps {
+            return Box::new(self.collect().into_iter());
+        }
+        Box::new(self.parts.iter().flat_map(Part::ordinals))
+    }
+
+    /// The records, each once, in the order of coming.
+    pub(super) fn into_order(self) -> Box<dyn Iterator<Item = Ordinal> + 'a> {
+        if self.is_in_order {
+            return Box::new(self.parts.into_iter().flat_map(|part| part.ordinals()));
+        }
+        Box::new(self.collect().into_iter())
+    }
+
+    fn collect(&self) -> Vec<Ordinal> {
+        let mut ordinals: Vec<Ordinal> = self.parts.iter().flat_map(Part::ordinals).collect();
+        ordinals.sort_unstable();
+        ordinals.dedup();
+        ordinals
+    }
+
+    /// Whether it has more records than that.
+    pub(super) fn is_larger_than(&self, count: usize) -> bool {
+        self.parts.iter().flat_map(Part::ordinals).nth(count).is_some()
+    }
+
+    /// How many records are meant, if it knows without asking them.
+    pub(super) fn count(&self) -> Option<usize> {
+        (self.is_exact || self.parts.is_empty()).then(|| self.ordinals().count())
+    }
+}
+
+impl<'a> Part<'a> {
+    fn ordinals(&self) -> Box<dyn Iterator<Item = Ordinal> + 'a> {
+        match self {
+            Self::One(ordinal) => Box::new(std::iter::once(*ordinal)),
+            Self::Range { index, from, until } => Box::new(index.range(from, until.as_ref())),
+        }
+    }
+}
+
+impl<'f> Conditions<'f> {
+    pub(super) fn of(filter: &'f Filter) -> Self {
+        let mut conditions = Self::default();
+        conditions.add(filter);
+        conditions
+    }
+
+    fn add(&mut self, filter: &'f Filter) {
+        match filter {
+            Filter::All(filters) => filters.iter().for_each(|filter| self.add(filter)),
+            Filter::Test(field, test) => self.tests.push((field, test)),
+            Filter::Any(filters) => match &filters[..] {
+                [only] => self.add(only),
+                filters => self.unions.push(filters),
+            },
+        }
+    }
+
+    fn tests_of(&self, field: &Field) -> impl Iterator<Item = &'f Test> {
+        self.tests.iter().filter(move |(tested, _)| *tested == field).map(|(_, test)| *test)
+    }
+
+    /// Whether nothing is asked of any other field.
+    fn are_only_of(&self, fields: &[&Field]) -> bool {
+        self.unions.is_empty() && self.tests.iter().all(|(field, _)| fields.contains(field))
+    }
+
+    /// The keys of the values that a field may have, if there are only so many.
+    fn values(&self, field: &Field) -> Option<Values> {
+        let values = self.tests_of(field).filter_map(Values::of).min_by_key(|values| values.keys.len())?;
+        Some(Values { is_exact: values.is_exact && self.tests_of(field).count() == 1, ..values })
+    }
+
+    /// The key of the value that a field must have.
+    pub(super) fn value(&self, field: &Field) -> Option<IndexKey> {
+        let mut keys = self.values(field)?.keys;
+        if keys.len() == 1 { keys.pop() } else { None }
+    }
+
+    /// Between which keys a field must be.
+    pub(super) fn bounds(&self, field: &Field) -> Option<Bounds> {
+        let mut found: Option<Bounds> = None;
+        let mut is_exact = true;
+        for test in self.tests_of(field) {
+            match Bounds::of(test) {
+                Some(bounds) => found = Some(found.map_or(bounds.clone(), |found| found.and(bounds))),
+                None => is_exact = false,
+            }
+        }
+        found.map(|bounds| Bounds { is_exact, ..bounds })
+    }
+}
+
+/// The values that a field may have.
+struct Values {
+    keys: Vec<IndexKey>,
+    is_exact: bool,
+}
+
+impl Values {
+    fn of(test: &Test) -> Option<Self> {
+        let scalars = match test {
+            Test::Equal(scalar) => std::slice::from_ref(scalar),
+            Test::In(scalars) => scalars,
+            Test::Exists(false) => return Some(Self { keys: vec![IndexKey::of(None)], is_exact: true }),
+            _ => return None,
+        };
+        let mut keys: Vec<IndexKey> =
+            scalars.iter().filter_map(Scalar::value).map(|value| IndexKey::of(Some(&value))).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        // Null stands in an index beside what is absent.
+        let is_exact = !keys.iter().any(IndexKey::is_nothing);
+        Some(Self { keys, is_exact })
+    }
+}
+
+/// Between which keys a field must be.
+#[derive(Debug, Clone)]
+pub(super) struct Bounds {
+    from: IndexKey,
+    until: IndexKey,
+    /// Whether no other test is asked of the field.
+    is_exact: bool,
+}
+
+impl Bounds {
+    fn of(test: &Test) -> Option<Self> {
+        let (from, until) = match test {
+            Test::Order(comparison, scalar) => {
+                let value = scalar.value()?;
+                let (least, beyond) = IndexKey::of_its_type(&value)?;
+                let at = IndexKey::of(Some(&value));
+                match comparison {
+                    Comparison::Greater => (at.after_prefix()?, beyond),
+                    Comparison::GreaterOrEqual => (at, beyond),
+                    Comparison::Less => (least, at),
+                    Comparison::LessOrEqual => (least, at.after_prefix()?),
+                }
+            }
+            Test::Between(low, high) => {
+                let (low, high) = (low.value()?, high.value()?);
+                // What is of one type is not of the other: between two of them there is nothing.
+                let (_, beyond) = IndexKey::of_its_type(&low)?;
+                let (least, _) = IndexKey::of_its_type(&high)?;
+                let until = IndexKey::of(Some(&high)).after_prefix()?;
+                (IndexKey::of(Some(&low)).max(least), until.min(beyond))
+            }
+            Test::StartsWith(beginning) => {
+                let mut from = IndexKey::new();
+                from.push_beginning(beginning);
+                let until = from.after_prefix()?;
+                (from, until)
+            }
+            _ => return None,
+        };
+        Some(Self { from, until, is_exact: true })
+    }
+
+    fn and(self, other: Self) -> Self {
+        Self { from: self.from.max(other.from), until: self.until.min(other.until), ..self }
+    }
+
+    /// Between which keys of an index the field is behind others. None if there is nothing between them.
+    pub(super) fn behind(&self, prefix: &IndexKey) -> Option<(IndexKey, IndexKey)> {
+        (self.from < self.until).then(|| (prefix.join(&self.from), prefix.join(&self.until)))
+    }
+}
+
+struct Planner<'a> {
+    bucket: &'a Bucket,
+    /// How many more conditions are looked at: planning a large filter must not take longer than asking it.
+    left: usize,
+}
+
+impl<'a> Planner<'a> {
+    const EFFORT: usize = 100_000;
+    /// How many parts an index is cut into at most.
+    const PARTS: usize = Filter::MAX_CONDITIONS;
+
+    fn choose(&mut self, conditions: &Conditions<'_>) -> Option<Access<'a>> {
+        let bucket = self.bucket;
+        let mut found = Vec::new();
+        found.extend(self.by_key(conditions));
+        for index in bucket.indexes() {
+            self.left = self.left.checked_sub(conditions.tests.len() + 1)?;
+            found.extend(Self::by_index(index, conditions));
+        }
+        for union in &conditions.unions {
+            found.extend(self.by_union(union, conditions));
+        }
+        // As many parts as records are no help.
+        found.retain(|access| access.parts.len() <= bucket.len());
+        found.into_iter().max_by_key(|access| (access.worth, Reverse(access.parts.len())))
+    }
+
+    fn by_key(&self, conditions: &Conditions<'_>) -> Option<Access<'a>> {
+        let key = self.bucket.key_field();
+        let Values { keys, is_exact } = conditions.values(key)?;
+        let parts: Vec<Part<'_>> = keys.iter().filter_map(|key| self.bucket.ordinal(key)).map(Part::One).collect();
+        Some(Access {
+            is_in_order: parts.len() <= 1,
+            parts,
+            worth: Worth { is_unique: true, fixed: 1, is_bounded: false },
+            overlaps: false,
+            is_exact: is_exact && conditions.are_only_of(&[key]),
+        })
+    }
+
+    fn by_index(index: &'a Index, conditions: &Conditions<'_>) -> Option<Access<'a>> {
+        let mut prefixes = vec![IndexKey::new()];
+        let mut asked = Vec::new();
+        let mut bounds = None;
+        let (mut has_nothing, mut is_exact) = (false, true);
+        for field in index.fields() {
+            let values = conditions.values(field);
+            let Some(values) = values.filter(|values| values.keys.len() * prefixes.len() <= Self::PARTS) else {
+                bounds = conditions.bounds(field);
+                is_exact &= bounds.as_ref().is_none_or(|bounds| bounds.is_exact);
+                break;
+            };
+            is_exact &= values.is_exact;
+            has_nothing |= values.keys.iter().any(IndexKey::is_nothing);
+            prefixes = prefixes.iter().flat_map(|prefix| values.keys.iter().map(|key| prefix.join(key))).collect();
+            asked.push(field);
+        }
+        let fixed = asked.len();
+        if fixed == 0 && bounds.is_none() {
+            return None;
+        }
+        let worth = Worth {
+            is_unique: prefixes.is_empty() || index.is_unique() && fixed == 1 && !has_nothing,
+            fixed,
+            is_bounded: bounds.is_some(),
+        };
+        // Those of one key are in the order of coming.
+        let is_in_order = prefixes.len() <= 1 && fixed == index.fields().len();
+        if bounds.is_some() {
+            asked.push(&index.fields()[fixed]);
+        }
+        let part = |prefix: IndexKey| match &bounds {
+            None => Some(Part::Range { index, until: prefix.after_prefix(), from: prefix }),
+            Some(bounds) => {
+                let (from, until) = bounds.behind(&prefix)?;
+                Some(Part::Range { index, from, until: Some(until) })
+            }
+        };
+        Some(Access {
+            parts: prefixes.into_iter().filter_map(part).collect(),
+            worth,
+            overlaps: false,
+            is_in_order,
+            is_exact: is_exact && conditions.are_only_of(&asked),
+        })
+    }
+
+    /// The parts that serve each of these filters together with all other conditions.
+    fn by_union(&mut self, filters: &[Filter], conditions: &Conditions<'_>) -> Option<Access<'a>> {
+        let mut all = Access {
+            parts: Vec::new(),
+            worth: Worth { is_unique: true, fixed: usize::MAX, is_bounded: true },
+            overlaps: true,
+            is_in_order: false,
+            is_exact: conditions.unions.len() == 1,
+        };
+        for filter in filters {
+            self.left = self.left.checked_sub(conditions.tests.len() + 1)?;
+            let mut own = Conditions { tests: conditions.tests.clone(), unions: Vec::new() };
+            own.add(filter);
+            let access = self.choose(&own)?;
+            all.parts.extend(access.parts);
+            all.worth = all.worth.min(access.worth);
+            all.is_exact &= access.is_exact;
+        }
+        Some(all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::{Map, Value as Json, json};
+
+    use super::*;
+    use crate::{BucketDefinition, Row};
+
+    fn bucket(indexes: &Json) -> Bucket {
+        let any = json!({"type": "number"});
+        let schema = json!({"id": any, "a": any, "b": any, "s": any, "u": {"type": "number", "unique": true}});
+        let definition = json!({"key": "id", "schema": schema, "indexes": indexes});
+        let mut bucket = Bucket::new(Arc::new(BucketDefinition::parse(&definition).unwrap()));
+        for id in 0..100 {
+            let text = format!("{}{}", if id % 2 == 0 { "x" } else { "y" }, id / 2);
+            let row = json!({"id": id, "a": id % 10, "b": id / 10, "s": text, "u": 1000 - id, "plain": id});
+            bucket.put(Row::new(row.as_object().unwrap()).unwrap()).unwrap();
+        }
+        bucket
+    }
+
+    /// What is looked at, and how many are known to be meant without looking.
+    fn looked_at(bucket: &Bucket, filter: &Json) -> Option<(Vec<Ordinal>, Option<usize>)> {
+        let filter = Filter::parse(filter, &Map::new()).unwrap();
+        let access = Access::choose(bucket, &Conditions::of(&filter))?;
+        let count = access.count();
+        Some((access.into_order().collect(), count))
+    }
+
+    #[test]
+    fn no_more_is_looked_at_than_must_be() {
+        let bucket = bucket(&json!(["a", ["b", "a"], "s"]));
+        for (filter, ordinals, is_exact) in [
+            (json!({"id": 7}), vec![7], true),
+            (json!({"id": {"$in": [9, 7, 7, "7", 700]}}), vec![7, 9], true),
+            (json!({"id": 7, "plain": 8}), vec![7], false),
+            (json!({"u": 990, "a": 1, "b": 1}), vec![10], false),
+            (json!({"a": 3, "b": {"$in": [4, 2]}}), vec![23, 43], true),
+            (json!({"a": {"$in": [3, 4]}, "b": {"$in": [4, 2, 99]}}), vec![23, 24, 43, 44], true),
+            (json!({"b": 4, "a": {"$gt": 2, "$lte": 4}}), vec![43, 44], true),
+            (json!({"b": {"$between": [9, 9]}, "a": {"$in": []}}), vec![], true),
+            (json!({"b": {"$gt": 8, "$lt": 9}}), vec![], true),
+            (json!({"b": {"$gte": 9, "$lt": 10, "$neq": 5}}), (90..100).collect(), false),
+            (json!({"b": {"$between": [1, "x"]}}), vec![], true),
+            (json!({"b": {"$between": ["x", 1]}}), vec![], true),
+            (json!({"a": [1]}), vec![], true),
+            (json!({"a": {"$exists": false}}), vec![], true),
+            (json!({"s": {"$startsWith": "y4"}}), vec![9, 81, 83, 85, 87, 89, 91, 93, 95, 97, 99], true),
+            (json!({"$or": [{"id": 3}, {"a": 3, "b": 0}, {"u": 999}]}), vec![1, 3], true),
+            (json!({"$or": [{"id": 3}, {"a": 3, "b": 1, "plain": 0}]}), vec![3, 13], false),
+            (json!({"b": 2, "$or": [{"a": 3}, {"$or": [{"a": 4}, {"id": 99}]}]}), vec![23, 24, 99], false),
+            (json!({"$and": [{"$or": [{"a": 1}, {"a": 2}]}, {"$or": [{"id": 1}, {"id": 2}]}]}), vec![1, 2], false),
+            (json!({"$or": []}), vec![], true),
+        ] {
+            let (found, count) = looked_at(&bucket, &filter).unwrap_or_else(|| panic!("{filter} has no plan"));
+            assert_eq!((found, count), (ordinals.clone(), is_exact.then_some(ordinals.len())), "{filter}");
+        }
+        for filter in [json!({"plain": 1}), json!({"$or": [{"a": 1}, {"plain": 1}]}), json!({"a": {"$neq": 1}})] {
+            assert_eq!(looked_at(&bucket, &filter), None, "{filter}");
+        }
+        // Null stands beside what is absent, so somebody has to look.
+        assert_eq!(looked_at(&bucket, &json!({"a": null})), Some((vec![], None)));
+    }
+
+    #[test]
+    fn planning_a_large_filter_ends() {
+        let bucket = bucket(&json!(["a", "b"]));
+        let many: Vec<Json> = (0..50).map(|n| json!({"a": n})).collect();
+        assert!(looked_at(&bucket, &json!({"$or": many})).is_some());
+        let tests: Vec<Json> = (0..3000).map(|n| json!({"b": {"$neq": n}})).collect();
+        assert_eq!(looked_at(&bucket, &json!({"$or": many, "$and": tests})), None);
+    }
+}

@@ -1,0 +1,246 @@
+//! An index that has the order which is asked for.
+//!
+//! It has if its first fields are fixed to one value each, and the next ones are those of the sort, all in one direction. Equal
+//! ones come in the order of coming, and nothing comes last, in both directions: neither is so when an index is read backwards,
+//! which is why it is then read by groups.
+
+use super::Direction;
+use super::access::Conditions;
+use crate::bucket::{Index, Ordinal};
+use crate::{Bucket, Field, IndexKey};
+
+/// A part of an index that has the order which is asked for.
+#[derive(Debug)]
+pub(super) struct Order<'a> {
+    index: &'a Index,
+    direction: Direction,
+    /// The key of the fields that are fixed, and how many they are.
+    prefix: IndexKey,
+    fixed: usize,
+    /// By how many fields it is sorted behind those.
+    levels: usize,
+    /// Between which keys the first of these is, if it is bounded.
+    bounds: Option<(IndexKey, IndexKey)>,
+    /// Whether the index has more fields, so that equal ones are not in the order of coming.
+    goes_on: bool,
+}
+
+/// Takes a record, and says whether it wants another one.
+type Taker<'t> = &'t mut dyn FnMut(Ordinal) -> bool;
+
+impl<'a> Order<'a> {
+    /// The one that leaves out most, if there is one.
+    pub(super) fn choose(bucket: &'a Bucket, conditions: &Conditions<'_>, sort: &[(Field, Direction)]) -> Option<Self> {
+        // A field that is the same everywhere sorts nothing.
+        let sort: Vec<&(Field, Direction)> =
+            sort.iter().filter(|(field, _)| conditions.value(field).is_none()).collect();
+        let direction = sort.first()?.1;
+        if sort.iter().any(|(_, other)| *other != direction) {
+            return None;
+        }
+        let all = bucket.indexes().iter().filter_map(|index| Self::of(index, conditions, &sort, direction));
+        all.max_by_key(|order| (order.fixed, order.bounds.is_some()))
+    }
+
+    fn of(
+        index: &'a Index,
+        conditions: &Conditions<'_>,
+        sort: &[&(Field, Direction)],
+        direction: Direction,
+    ) -> Option<Self> {
+        let mut prefix = IndexKey::new();
+        let mut left = index.fields();
+        while let Some((field, others)) = left.split_first()
+            && let Some(key) = conditions.value(field)
+        {
+            prefix = prefix.join(&key);
+            left = others;
+        }
+        let fixed = index.fields().len() - left.len();
+        if left.len() < sort.len() || left.iter().zip(sort).any(|(field, (wanted, _))| field != wanted) {
+            return None;
+        }
+        let bounds = match conditions.bounds(&left[0]) {
+            Some(bounds) => Some(bounds.behind(&prefix)?),
+            None => None,
+        };
+        Some(Self { index, direction, fixed, levels: sort.len(), goes_on: left.len() > sort.len(), prefix, bounds })
+    }
+
+    pub(super) fn fixed(&self) -> usize {
+        self.fixed
+    }
+
+    pub(super) fn is_bounded(&self) -> bool {
+        self.bounds.is_some()
+    }
+
+    /// Hands out records in order, until no more are wanted.
+    pub(super) fn walk(&self, take: Taker<'_>) {
+        let (from, until) = match &self.bounds {
+            Some((from, until)) => (from.clone(), Some(until.clone())),
+            None => (self.prefix.clone(), self.prefix.after_prefix()),
+        };
+        match self.direction {
+            Direction::Ascending => self.ascend(&from, until.as_ref(), take),
+            Direction::Descending => self.descend(&self.prefix, &from, until.as_ref(), self.levels, take),
+        };
+    }
+
+    fn ascend(&self, from: &IndexKey, until: Option<&IndexKey>, take: Taker<'_>) -> bool {
+        if !self.goes_on {
+            return self.index.range(from, until).all(take);
+        }
+        let mut entries = self.index.entries(from, until).peekable();
+        let mut group = Vec::new();
+        while let Some((key, ordinal)) = entries.next() {
+            group.push(*ordinal);
+            let parts = |key: &IndexKey| key.parts(&self.prefix, self.levels);
+            if entries.peek().is_none_or(|(next, _)| parts(next) != parts(key)) {
+                group.sort_unstable();
+                if !group.drain(..).all(&mut *take) {
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// Those behind a prefix, by so many fields, the greatest first and nothing last. Returns whether more are wanted.
+    fn descend(
+        &self,
+        prefix: &IndexKey,
+        from: &IndexKey,
+        until: Option<&IndexKey>,
+        levels: usize,
+        take: Taker<'_>,
+    ) -> bool {
+        let nothing = prefix.join(&IndexKey::of(None));
+        let mut end = until.map_or(&nothing, |until| until.min(&nothing)).clone();
+        loop {
+            let mut entries = self.index.entries(from, Some(&end)).rev().peekable();
+            let group = loop {
+                let Some((key, ordinal)) = entries.next() else { break None };
+                let is_alone = levels == 1 && !self.goes_on && entries.peek().is_none_or(|(next, _)| next != key);
+                if !is_alone {
+                    break Some(key.parts(prefix, 1));
+                }
+                if !take(*ordinal) {
+                    return false;
+                }
+            };
+            let Some(group) = group else { break };
+            if !self.group(&group, levels, take) {
+                return false;
+            }
+            end = group;
+        }
+        until.is_some_and(|until| *until <= nothing) || self.group(&nothing, levels, take)
+    }
+
+    /// Those of one key behind the prefix.
+    fn group(&self, key: &IndexKey, levels: usize, take: Taker<'_>) -> bool {
+        let until = key.after_prefix();
+        if levels > 1 {
+            return self.descend(key, key, until.as_ref(), levels - 1, take);
+        }
+        let mut ordinals = self.index.range(key, until.as_ref());
+        if !self.goes_on {
+            return ordinals.all(take);
+        }
+        let mut ordinals: Vec<Ordinal> = ordinals.collect();
+        ordinals.sort_unstable();
+        ordinals.into_iter().all(take)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::{Map, Value as Json, json};
+
+    use super::*;
+    use crate::query::access::Access;
+    use crate::query::plan;
+    use crate::{BucketDefinition, Query, Row};
+
+    fn bucket(indexes: &Json, rows: impl Iterator<Item = Json>) -> Bucket {
+        let any = json!({"type": "number"});
+        let definition = json!({"key": "id", "schema": {"id": any, "a": any, "b": any}, "indexes": indexes});
+        let mut bucket = Bucket::new(Arc::new(BucketDefinition::parse(&definition).unwrap()));
+        for row in rows {
+            bucket.put(Row::new(row.as_object().unwrap()).unwrap()).unwrap();
+        }
+        bucket
+    }
+
+    fn query(filter: &Json, sort: &Json) -> Query {
+        Query::parse(&json!({"bucket": "b", "filter": filter, "sort": sort}), &Map::new()).unwrap()
+    }
+
+    /// The first records that are handed out.
+    fn walked(bucket: &Bucket, query: &Query, count: usize) -> Option<Vec<Ordinal>> {
+        let order = Order::choose(bucket, &Conditions::of(&query.filter), &query.sort)?;
+        let mut found = Vec::new();
+        order.walk(&mut |ordinal| {
+            found.push(ordinal);
+            found.len() < count
+        });
+        Some(found)
+    }
+
+    #[test]
+    fn an_index_is_read_only_as_far_as_is_wanted() {
+        let rows = (0..100).map(|id| json!({"id": id, "a": id % 10, "b": (id * 7) % 100}));
+        let bucket = bucket(&json!([["a", "b"], "b"]), rows);
+        for (filter, sort, expected) in [
+            (json!({}), json!({"b": "asc"}), Some([0, 43, 86])),
+            (json!({}), json!({"b": "desc"}), Some([57, 14, 71])),
+            (json!({"b": {"$gt": 50, "$lt": 90}}), json!({"b": "desc"}), Some([27, 84, 41])),
+            (json!({"a": 1}), json!({"b": "asc"}), Some([1, 31, 61])),
+            (json!({"a": 1}), json!({"b": "desc"}), Some([71, 41, 11])),
+            (json!({"a": 1}), json!({"a": "desc", "b": "asc"}), Some([1, 31, 61])),
+            // Equal ones as they came, in both directions, though the index goes on.
+            (json!({}), json!({"a": "asc"}), Some([0, 10, 20])),
+            (json!({}), json!({"a": "desc"}), Some([9, 19, 29])),
+            (json!({}), json!({"a": "desc", "b": "desc"}), Some([99, 69, 39])),
+            (json!({}), json!({"a": "asc", "b": "desc"}), None),
+            (json!({}), json!({"b": "asc", "a": "asc"}), None),
+        ] {
+            let query = query(&filter, &sort);
+            let expected = expected.map(|ordinals| ordinals.to_vec());
+            assert_eq!(walked(&bucket, &query, 3), expected, "{filter} {sort}");
+        }
+    }
+
+    #[test]
+    fn nothing_comes_last_and_what_has_no_order_beside_the_greatest() {
+        let values = [json!(null), json!([1]), json!(2), json!("x"), json!({"c": 1}), json!(2), json!(false)];
+        let rows = values.iter().enumerate().map(|(id, value)| json!({"id": id, "a": value}));
+        let bucket = bucket(&json!(["a"]), rows.chain([json!({"id": 7})]));
+        let all = |direction: &str| walked(&bucket, &query(&json!({}), &json!({"a": direction})), 99).unwrap();
+        assert_eq!(all("asc"), [6, 2, 5, 3, 1, 4, 0, 7]);
+        assert_eq!(all("desc"), [1, 4, 3, 2, 5, 6, 0, 7]);
+    }
+
+    #[test]
+    fn a_filter_that_leaves_few_is_taken_before_an_order() {
+        let rows = (0..1000).map(|id| json!({"id": id, "a": id % 100, "b": id}));
+        let bucket = bucket(&json!(["a", "b"]), rows);
+        let is_cheaper = |filter: &Json, sort: &Json, until: usize| {
+            let query = query(filter, sort);
+            let conditions = Conditions::of(&query.filter);
+            let access = Access::choose(&bucket, &conditions).unwrap();
+            let order = Order::choose(&bucket, &conditions, &query.sort).unwrap();
+            plan::is_cheaper(&order, &access, &bucket, until)
+        };
+        let by_b = json!({"b": "asc"});
+        assert!(!is_cheaper(&json!({"a": 1}), &by_b, 1));
+        assert!(!is_cheaper(&json!({"id": 1}), &by_b, 1));
+        assert!(is_cheaper(&json!({"b": {"$gt": 1}}), &by_b, 1));
+        assert!(is_cheaper(&json!({"a": {"$gt": 1}}), &by_b, 1));
+        assert!(!is_cheaper(&json!({"a": {"$gt": 98}}), &by_b, 1));
+        assert!(!is_cheaper(&json!({"a": {"$gt": 1}}), &by_b, usize::MAX));
+    }
+}
