@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock};
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::{Bucket, BucketDefinition, Draft, Field, Query, Row, State, StoreError, Value};
+use crate::{BucketDefinition, Draft, Field, Query, Row, RowError, State, StoreError, Value};
 
 /// The bucket of bucket definitions.
 pub(crate) const BUCKETS: &str = "$buckets";
@@ -131,10 +131,7 @@ impl Draft {
         if self.state().query_config(name).is_ok() {
             return Err(StoreError::QueryExists { query: name.to_owned() });
         }
-        match Query::parse(config, &Map::new()) {
-            Ok(_) | Err(crate::QueryError::Filter(crate::FilterError::MissingParameter { .. })) => {}
-            Err(error) => return Err(error.into()),
-        }
+        Query::check(config)?;
         self.state().bucket(config["bucket"].as_str().unwrap_or_default())?;
         self.atomically(|draft| draft.write_definition(QUERIES, name, config))
     }
@@ -158,14 +155,12 @@ impl Draft {
             [("name".to_owned(), json!(name)), ("config".to_owned(), config.clone())].into_iter().collect();
         let row = Row::new(&record)?;
         let limits = self.limits();
-        let too_large = row.text().len() > limits.max_record_bytes;
-        let full = |bucket: &Bucket| bucket.len() >= limits.max_definitions;
-        if too_large {
-            return Err(crate::RowError::TooLarge { len: row.text().len(), max: limits.max_record_bytes }.into());
+        let (len, max) = (row.text().len(), limits.max_record_bytes);
+        if len > max {
+            return Err(RowError::TooLarge { len, max }.into());
         }
-        limits.check(&record)?;
         let (_, own) = self.state().any(bucket)?;
-        if full(own) && own.get(&Value::String(name.into())).is_none() {
+        if own.len() >= limits.max_definitions && own.get(&Value::String(name.into())).is_none() {
             return Err(StoreError::TooManyDefinitions { max: limits.max_definitions });
         }
         self.put_row(bucket, row).map(drop)

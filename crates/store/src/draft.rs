@@ -125,10 +125,7 @@ impl Draft {
         let bucket = self.state.bucket(&query.bucket)?;
         Ok(match &self.guard {
             None => query.answer(bucket, self.now),
-            Some(guard) => {
-                let filter = query.filter.clone().and(guard.clone());
-                Query { filter, ..query.clone() }.answer(bucket, self.now)
-            }
+            Some(guard) => query.clone().restrict(guard).answer(bucket, self.now),
         })
     }
 

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -69,6 +70,21 @@ pub(super) struct Queue {
     room: Semaphore,
     waiting: Mutex<Waiting>,
     arrived: Condvar,
+    abandoned: AtomicU64,
+}
+
+/// A write for which there is no room yet.
+struct Outside<Q: AsRef<Queue>> {
+    queue: Arc<Q>,
+    job: Option<Message>,
+}
+
+impl<Q: AsRef<Queue>> Drop for Outside<Q> {
+    fn drop(&mut self) {
+        if self.job.is_some() {
+            (*self.queue).as_ref().abandoned.fetch_add(1, Relaxed);
+        }
+    }
 }
 
 #[derive(Default)]
@@ -90,7 +106,12 @@ pub(super) enum Taken {
 impl Queue {
     pub(super) fn new(capacity: usize) -> Self {
         let capacity = capacity.clamp(1, Semaphore::MAX_PERMITS);
-        Self { room: Semaphore::new(capacity), waiting: Mutex::default(), arrived: Condvar::new() }
+        Self {
+            room: Semaphore::new(capacity),
+            waiting: Mutex::default(),
+            arrived: Condvar::new(),
+            abandoned: AtomicU64::new(0),
+        }
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
@@ -112,16 +133,21 @@ impl Queue {
             this.push(job);
             return Pending::new(None, receiver);
         }
-        let queue = Arc::clone(queue);
+        let mut outside = Outside { queue: Arc::clone(queue), job: Some(job) };
         let entering = async move {
-            let this: &Self = (*queue).as_ref();
+            let this: &Self = (*outside.queue).as_ref();
             // Without room for ever, the job is dropped, and whoever waits for it is told.
-            if let Ok(permit) = this.room.acquire().await {
+            if let (Ok(permit), Some(job)) = (this.room.acquire().await, outside.job.take()) {
                 permit.forget();
                 this.push(job);
             }
         };
         Pending::new(Some(Box::pin(entering)), receiver)
+    }
+
+    /// How many writes were dropped before there was room for them.
+    pub(super) fn abandoned(&self) -> u64 {
+        self.abandoned.load(Relaxed)
     }
 
     /// Puts something into the queue that takes no room, because there is one of it for every thread that waits.

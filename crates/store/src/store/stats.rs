@@ -36,6 +36,8 @@ pub struct StoreStats {
     pub commits: u64,
     /// Writes refused, of which nothing has happened.
     pub refused: u64,
+    /// Writes that were given up by whoever made them before there was room in the queue, or because the store was closed.
+    pub abandoned: u64,
     /// Groups of writes that the engine did not keep.
     pub not_kept: u64,
     /// Records deleted because they had expired.
@@ -86,6 +88,7 @@ impl StoreStats {
             waiting: shared.queue.len(),
             commits: count(&shared.counters.commits),
             refused: count(&shared.counters.refused),
+            abandoned: shared.queue.abandoned(),
             not_kept: count(&shared.counters.not_kept),
             swept: count(&shared.counters.swept),
             history_commits,

@@ -226,13 +226,13 @@ impl Import<'_> {
 
     /// Takes in a line. Returns whether it was the last.
     fn take(&mut self, line: &[u8]) -> Result<bool, ImportProblem> {
-        if line.is_empty() {
-            self.commit()?;
-            return Err(ImportProblem::NotWhole { records: self.records });
-        }
         let parsed = Line::parse(line);
         if self.line == 1 {
             return if matches!(parsed, Ok(Line::Head)) { Ok(false) } else { Err(ImportProblem::Head) };
+        }
+        if line.is_empty() {
+            self.commit()?;
+            return Err(ImportProblem::NotWhole { records: self.records });
         }
         let parsed = match parsed? {
             Line::Record(bucket, record) => {

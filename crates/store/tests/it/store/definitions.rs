@@ -75,7 +75,7 @@ fn wrong_queries_are_refused_whole() {
     store.define_query("list", json!({"bucket": "b", "filter": {"id": {"$in": "{{ params.ids }}"}}})).wait().unwrap();
     assert_eq!(
         store.query_named("list", &object(json!({}))).unwrap_err().to_string(),
-        "the parameter ids is not given"
+        "the parameter params.ids is not given"
     );
 }
 
@@ -102,18 +102,13 @@ fn limits_are_kept() {
     (options.limits.max_name_bytes, options.limits.max_definitions) = (4, 2);
     let store = Store::memory(options);
     store.define_bucket("b", plain()).wait().unwrap();
-    for (record, error) in [
-        (json!({"id": 1, "x": "x".repeat(300)}), "a record of 378 bytes: at most 300 are allowed"),
+    for (record, expected) in [
+        (json!({"id": 1, "x": "x".repeat(300)}), "bytes: at most 300 are allowed"),
         (json!({"id": 1, "x": [[[]]]}), "a record may be nested 3 deep, and this one is deeper"),
         (json!({"id": 1, "x": {"a": 1, "b": 1, "c": 1, "d": 1}}), "a record of 9 fields: at most 8 are allowed"),
     ] {
-        let length = |text: String| text.split(" bytes").count();
         let refused = refusal(store.insert("b", object(record)).wait()).to_string();
-        assert_eq!(length(refused.clone()), length(error.to_owned()), "{refused}");
-        assert!(
-            refused.ends_with(error.split_once(' ').unwrap().1.split_once("bytes").map_or(error, |(_, end)| end)),
-            "{refused}"
-        );
+        assert!(refused.ends_with(expected), "{refused}");
     }
     assert!(matches!(refusal(store.define_bucket("longer", plain()).wait()), StoreError::Name { max: 4, .. }));
     store.define_bucket("c", plain()).wait().unwrap();

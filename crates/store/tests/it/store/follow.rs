@@ -35,7 +35,9 @@ fn a_follower_sees_every_commit_from_where_it_began() {
         })
         .collect();
     writer.join().unwrap();
-    followers.into_iter().for_each(|follower| follower.join().unwrap());
+    for follower in followers {
+        follower.join().unwrap();
+    }
     assert_eq!(Cause::of(7).next().next().depth, 2);
 }
 

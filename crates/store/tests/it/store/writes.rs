@@ -73,6 +73,7 @@ fn a_full_queue_makes_others_wait_and_forgets_none() {
         pending.wait().unwrap();
     }
     assert_eq!(ids(&store, "b"), (0..10).collect::<Vec<_>>());
+    assert_eq!(store.stats().abandoned, 1);
 }
 
 #[test]
