@@ -5,14 +5,17 @@
 
 mod access;
 mod aggregate;
+mod answer;
 mod order;
 pub(crate) mod plan;
 
 use std::cmp::Ordering;
+use std::collections::HashSet;
 
 use serde_json::{Map, Value as Json};
 
 pub use self::aggregate::{Aggregate, AggregateFunction};
+pub use self::answer::Answer;
 use crate::{Bucket, Field, Filter, FilterError, Row, Value};
 
 /// Which records, in which order, and what of them.
@@ -29,8 +32,8 @@ pub struct Query {
     pub offset: usize,
     /// How many there are at most.
     pub limit: Option<usize>,
-    /// Which fields are returned; all if not said.
-    pub fields: Option<Vec<String>>,
+    /// Which fields are returned, each once, in which order; all if not said.
+    pub fields: Option<Vec<Field>>,
     /// What is computed of all records that are meant. Then there is no sorting, and all the rest.
     pub aggregate: Option<Aggregate>,
 }
@@ -65,15 +68,6 @@ pub enum QueryError {
         /// What it is called.
         option: String,
     },
-}
-
-/// What a query returns.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Answer {
-    /// Records, or what was asked for of them.
-    Records(Vec<Json>),
-    /// What was computed; none if there was nothing to compute it of.
-    Value(Option<Json>),
 }
 
 impl Query {
@@ -121,7 +115,7 @@ impl Query {
             sort: present("sort").map(sort).transpose()?.unwrap_or_default(),
             offset: count("offset")?.unwrap_or(0),
             limit: count("limit")?,
-            fields: present("fields").map(|json| names(json, "fields")).transpose()?,
+            fields: present("fields").map(fields).transpose()?,
             aggregate: present("aggregate").map(Aggregate::parse).transpose()?,
         })
     }
@@ -133,14 +127,6 @@ impl Query {
         self
     }
 
-    /// What it returns of a bucket at that time, in milliseconds: what has expired is not there.
-    pub fn answer(&self, bucket: &Bucket, now: u64) -> Answer {
-        if let Some(aggregate) = &self.aggregate {
-            return Answer::Value(self.compute(aggregate, bucket, now));
-        }
-        Answer::Records(self.rows(bucket, now).into_iter().map(|row| self.project(row)).collect())
-    }
-
     /// The records that it means at that time, in its order.
     pub fn rows<'a>(&self, bucket: &'a Bucket, now: u64) -> Vec<&'a Row> {
         let limit = self.limit.unwrap_or(usize::MAX);
@@ -150,21 +136,6 @@ impl Query {
     /// How many records its filter means at that time, whatever its offset and limit. No more of them are looked at than must be.
     pub fn count(&self, bucket: &Bucket, now: u64) -> usize {
         plan::count(bucket, &self.filter, now)
-    }
-
-    fn compute(&self, aggregate: &Aggregate, bucket: &Bucket, now: u64) -> Option<Json> {
-        if aggregate.is_plain_count() {
-            return Some(Json::from(self.count(bucket, now)));
-        }
-        aggregate.of(plan::unsorted(bucket, &self.filter, now))
-    }
-
-    fn project(&self, row: &Row) -> Json {
-        let mut record = row.to_record();
-        if let Some(fields) = &self.fields {
-            record = fields.iter().filter_map(|name| Some((name.clone(), record.get(name)?.clone()))).collect();
-        }
-        Json::Object(record)
     }
 }
 
@@ -190,6 +161,12 @@ fn expected(at: &str, expected: &'static str) -> QueryError {
 fn names(json: &Json, at: &str) -> Result<Vec<String>, QueryError> {
     let names = json.as_array().and_then(|list| list.iter().map(|name| name.as_str().map(str::to_owned)).collect());
     names.ok_or_else(|| expected(at, "a list of field names"))
+}
+
+fn fields(json: &Json) -> Result<Vec<Field>, QueryError> {
+    let mut seen = HashSet::new();
+    let names = names(json, "fields")?.into_iter();
+    Ok(names.filter(|name| seen.insert(name.clone())).map(Field::new).collect())
 }
 
 fn sort(json: &Json) -> Result<Vec<(Field, Direction)>, QueryError> {
@@ -369,12 +346,5 @@ mod tests {
         assert_eq!(ask(&groups, &own), Answer::Value(Some(json!([{"key": {"a": 1}, "value": 3}]))));
         let least = json!({"bucket": "b", "aggregate": {"function": "min", "field": "b"}});
         assert_eq!(ask(&least, &Filter::nothing()), Answer::Value(None));
-    }
-
-    #[test]
-    fn only_the_fields_that_were_asked_for() {
-        let bucket = bucket(&json!([]), &[json!({"id": 1, "a": "x", "b": "y"})]);
-        let query = Query::parse(&json!({"bucket": "b", "fields": ["b", "c", "id"]}), &Map::new()).unwrap();
-        assert_eq!(query.answer(&bucket, 0), Answer::Records(vec![json!({"b": "y", "id": 1})]));
     }
 }

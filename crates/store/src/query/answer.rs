@@ -1,0 +1,145 @@
+//! What a query returns: as a tree, or as the text that is sent.
+
+use serde_json::Value as Json;
+
+use super::{Aggregate, Query, plan};
+use crate::{Bucket, Row};
+
+/// What a query returns.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Answer {
+    /// Records, or what was asked for of them.
+    Records(Vec<Json>),
+    /// What was computed; none if there was nothing to compute it of.
+    Value(Option<Json>),
+}
+
+impl Query {
+    /// What it returns of a bucket at that time, in milliseconds: what has expired is not there.
+    pub fn answer(&self, bucket: &Bucket, now: u64) -> Answer {
+        match &self.aggregate {
+            Some(aggregate) => Answer::Value(self.compute(aggregate, bucket, now)),
+            None => Answer::Records(self.rows(bucket, now).into_iter().map(|row| self.project(row)).collect()),
+        }
+    }
+
+    /// Appends what it returns as JSON text: records are copied as they lie in their rows. Returns whether there is a value at
+    /// all: the least or greatest of nothing is none, and then nothing is written.
+    pub fn write_answer(&self, bucket: &Bucket, now: u64, out: &mut Vec<u8>) -> bool {
+        if let Some(aggregate) = &self.aggregate {
+            let value = self.compute(aggregate, bucket, now);
+            out.extend(value.iter().flat_map(|value| value.to_string().into_bytes()));
+            return value.is_some();
+        }
+        out.push(b'[');
+        for (place, row) in self.rows(bucket, now).into_iter().enumerate() {
+            if place > 0 {
+                out.push(b',');
+            }
+            self.write_record(row, out);
+        }
+        out.push(b']');
+        true
+    }
+
+    /// Appends what it returns of one record, as JSON text.
+    pub fn write_record(&self, row: &Row, out: &mut Vec<u8>) {
+        let Some(fields) = &self.fields else {
+            out.extend_from_slice(row.text().as_bytes());
+            return;
+        };
+        out.push(b'{');
+        let mut is_first = true;
+        for (field, value) in fields.iter().filter_map(|field| Some((field, row.text_of(field)?))) {
+            if !is_first {
+                out.push(b',');
+            }
+            is_first = false;
+            write_name(field.name(), out);
+            out.push(b':');
+            out.extend_from_slice(value.as_bytes());
+        }
+        out.push(b'}');
+    }
+
+    fn compute(&self, aggregate: &Aggregate, bucket: &Bucket, now: u64) -> Option<Json> {
+        if aggregate.is_plain_count() {
+            return Some(Json::from(self.count(bucket, now)));
+        }
+        aggregate.of(plan::unsorted(bucket, &self.filter, now))
+    }
+
+    pub(super) fn project(&self, row: &Row) -> Json {
+        let mut record = row.to_record();
+        if let Some(fields) = &self.fields {
+            let member = |name: &str| Some((name.to_owned(), record.get(name)?.clone()));
+            record = fields.iter().filter_map(|field| member(field.name())).collect();
+        }
+        Json::Object(record)
+    }
+}
+
+/// Nearly all names are written as they are.
+fn write_name(name: &str, out: &mut Vec<u8>) {
+    if name.bytes().any(|byte| byte < b' ' || byte == b'"' || byte == b'\\') {
+        out.extend(Json::from(name).to_string().into_bytes());
+        return;
+    }
+    out.push(b'"');
+    out.extend_from_slice(name.as_bytes());
+    out.push(b'"');
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::{Map, json};
+
+    use super::*;
+    use crate::BucketDefinition;
+
+    fn bucket(rows: &[Json]) -> Bucket {
+        let definition = json!({"key": "id", "schema": {"id": {"type": "number"}}});
+        let mut bucket = Bucket::new(Arc::new(BucketDefinition::parse(&definition).unwrap()));
+        for row in rows {
+            bucket.put(Row::new(row.as_object().unwrap()).unwrap()).unwrap();
+        }
+        bucket
+    }
+
+    fn text(query: &Json, bucket: &Bucket) -> Option<String> {
+        let mut out = b"before ".to_vec();
+        let is_there = Query::parse(query, &Map::new()).unwrap().write_answer(bucket, 0, &mut out);
+        let text = String::from_utf8(out).unwrap().strip_prefix("before ").unwrap().to_owned();
+        assert_eq!(is_there, !text.is_empty());
+        is_there.then_some(text)
+    }
+
+    #[test]
+    fn only_the_fields_that_were_asked_for_in_that_order() {
+        let bucket = bucket(&[json!({"id": 1, "a": "x", "b": "y", "q\"\u{1}": [1, {"é": null}]}), json!({"id": 2})]);
+        let query = json!({"bucket": "b", "fields": ["q\"\u{1}", "b", "c", "id", "b"]});
+        let expected = r#"[{"q\"\u0001":[1,{"é":null}],"b":"y","id":1},{"id":2}]"#;
+        assert_eq!(text(&query, &bucket).unwrap(), expected);
+        let answer = Query::parse(&query, &Map::new()).unwrap().answer(&bucket, 0);
+        let Answer::Records(records) = answer else { panic!("{answer:?} are no records") };
+        assert_eq!(Json::from(records).to_string(), expected);
+        assert_eq!(text(&json!({"bucket": "b", "fields": []}), &bucket).unwrap(), "[{},{}]");
+    }
+
+    #[test]
+    fn records_are_copied_and_values_written() {
+        let rows = [json!({"id": 1, "n": 2.50, "s": "\"\\"}), json!({"id": 2, "n": 1e300})];
+        let bucket = bucket(&rows);
+        assert_eq!(text(&json!({"bucket": "b"}), &bucket).unwrap(), Json::from(rows.to_vec()).to_string());
+        assert_eq!(text(&json!({"bucket": "b", "limit": 0}), &bucket).unwrap(), "[]");
+        let of = |function: &str, field: &str| {
+            text(&json!({"bucket": "b", "aggregate": {"function": function, "field": field}}), &bucket)
+        };
+        assert_eq!(of("count", "n").unwrap(), "2");
+        assert_eq!(of("min", "n").unwrap(), "2.5");
+        assert_eq!(of("sum", "none").unwrap(), "0");
+        assert_eq!(of("min", "none"), None);
+    }
+}
