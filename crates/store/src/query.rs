@@ -6,6 +6,8 @@
 mod access;
 mod aggregate;
 mod answer;
+#[cfg(test)]
+mod model;
 mod order;
 pub(crate) mod plan;
 
@@ -189,14 +191,10 @@ fn sort(json: &Json) -> Result<Vec<(Field, Direction)>, QueryError> {
 mod tests {
     use std::sync::Arc;
 
-    use proptest::collection::vec;
-    use proptest::prelude::*;
     use serde_json::json;
 
     use super::*;
     use crate::BucketDefinition;
-
-    const FIELDS: [&str; 4] = ["a", "b", "c", "d"];
 
     fn bucket(indexes: &Json, rows: &[Json]) -> Bucket {
         let any = json!({"type": "string"});
@@ -210,87 +208,6 @@ mod tests {
             bucket.put(Row::new(row.as_object().unwrap()).unwrap()).unwrap();
         }
         bucket
-    }
-
-    /// Few values, so that they meet.
-    fn scalar() -> impl Strategy<Value = Json> {
-        prop_oneof![
-            3 => (0..4_u8).prop_map(Json::from),
-            2 => "[ab]{0,2}".prop_map(Json::from),
-            1 => Just(Json::Null),
-            1 => any::<bool>().prop_map(Json::from),
-            1 => Just(json!(-0.0)),
-            1 => Just(json!([1])),
-        ]
-    }
-
-    fn rows() -> impl Strategy<Value = Vec<Json>> {
-        let members = vec((prop::sample::select(&FIELDS[..]), scalar()), 0..5);
-        vec((0..20_u8, members), 0..25).prop_map(|rows| {
-            let row = |(id, members): (u8, Vec<(&str, Json)>)| {
-                let mut row: Map<String, Json> =
-                    members.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-                row.insert("id".to_owned(), json!(id));
-                Json::Object(row)
-            };
-            rows.into_iter().map(row).collect()
-        })
-    }
-
-    fn filter() -> impl Strategy<Value = Json> {
-        let operators = prop_oneof![
-            (prop::sample::select(vec!["$eq", "$neq", "$gt", "$gte", "$lt", "$lte"]), scalar())
-                .prop_map(|(operator, value)| json!({operator: value})),
-            (prop::sample::select(vec!["$in", "$nin"]), vec(scalar(), 0..4))
-                .prop_map(|(operator, values)| json!({operator: values})),
-            (scalar(), scalar()).prop_map(|(low, high)| json!({"$between": [low, high]})),
-            "[ab]{0,2}".prop_map(|text| json!({"$startsWith": text})),
-            any::<bool>().prop_map(|wanted| json!({"$exists": wanted})),
-            scalar(),
-        ];
-        let leaf = vec((prop::sample::select(&FIELDS[..]), operators), 0..4)
-            .prop_map(|tests| Json::Object(tests.into_iter().map(|(name, test)| (name.to_owned(), test)).collect()));
-        leaf.prop_recursive(2, 8, 3, |inner| {
-            (prop::sample::select(vec!["$or", "$and"]), vec(inner.clone(), 0..3), inner).prop_map(
-                |(operator, filters, mut rest)| {
-                    rest[operator] = json!(filters);
-                    rest
-                },
-            )
-        })
-    }
-
-    fn indexes() -> impl Strategy<Value = Json> {
-        vec(vec(prop::sample::select(&FIELDS[..]), 1..4), 0..4).prop_map(|indexes| json!(indexes))
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(1000))]
-
-        /// Whatever the indexes, a query returns what looking at every record returns.
-        #[test]
-        fn an_index_changes_no_result(
-            rows in rows(),
-            indexes in indexes(),
-            filter in filter(),
-            sort in vec((prop::sample::select(&FIELDS[..]), any::<bool>()), 0..3),
-            offset in 0..4_usize,
-            limit in prop::option::of(0..6_usize),
-        ) {
-            let direction = |down: bool| if down { "desc" } else { "asc" };
-            let sort: Map<String, Json> =
-                sort.into_iter().map(|(name, down)| (name.to_owned(), json!(direction(down)))).collect();
-            let query = json!({"bucket": "b", "filter": filter, "sort": sort, "offset": offset, "limit": limit});
-            let query = Query::parse(&query, &Map::new()).unwrap();
-
-            let plain = bucket(&json!([]), &rows);
-            let mut naive: Vec<&Row> = plain.rows().filter(|row| query.filter.matches(row)).collect();
-            naive.sort_by(|one, two| compare(one, two, &query.sort));
-            let naive: Vec<Json> =
-                naive.into_iter().skip(offset).take(limit.unwrap_or(usize::MAX)).map(|row| query.project(row)).collect();
-
-            prop_assert_eq!(query.answer(&bucket(&indexes, &rows), 0), Answer::Records(naive));
-        }
     }
 
     #[test]

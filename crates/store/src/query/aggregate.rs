@@ -78,7 +78,12 @@ impl Aggregate {
         for row in rows {
             let mut key = IndexKey::new();
             for field in &self.group_by {
-                key.push(row.get(field).as_ref());
+                let value = row.get(field);
+                key.push(value.as_ref());
+                // To an index they are all alike; here they are not.
+                if let Some(Value::Array(text) | Value::Object(text)) = value {
+                    key.push(Some(&Value::String(text.into())));
+                }
             }
             let place = *places.entry(key).or_insert_with(|| {
                 let member = |field: &Field| {
@@ -180,6 +185,17 @@ mod tests {
         let zeroed: Vec<Json> =
             rows.iter().cloned().chain((0..1000).map(|_| json!({"n": -9_007_199_254_740_991_i64}))).collect();
         assert_eq!(compute(&json!({"function": "sum", "field": "n"}), &zeroed), Some(json!(0)));
+    }
+
+    #[test]
+    fn lists_and_objects_are_groups_of_their_own() {
+        let rows = [json!({"g": [1]}), json!({"g": [2]}), json!({"g": "[1]"}), json!({"g": null}), json!({"g": [1]})];
+        let counts = compute(&json!({"function": "count", "groupBy": ["g"]}), &rows).unwrap();
+        let expected = json!([
+            {"key": {"g": [1]}, "value": 2}, {"key": {"g": [2]}, "value": 1}, {"key": {"g": "[1]"}, "value": 1},
+            {"key": {"g": null}, "value": 1},
+        ]);
+        assert_eq!(counts, expected);
     }
 
     #[test]
