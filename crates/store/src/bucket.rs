@@ -4,14 +4,15 @@
 //! published. Every record has an *ordinal*, its place in the order of coming; it keeps it when it is updated or overwritten.
 //! Indexes lead from values to ordinals, and ordinals to records.
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
 
-use imbl::{HashMap, OrdMap, OrdSet};
+use imbl::{OrdMap, OrdSet};
 use serde_json::Value as Json;
 
-use crate::{BucketDefinition, Field, Generated, IndexKey, Row, Value};
+use crate::{BucketDefinition, Change, Field, Generated, IndexKey, Row, Value};
 
 /// The place of a record in the order of coming.
 pub(crate) type Ordinal = u64;
@@ -22,7 +23,8 @@ pub struct Bucket {
     definition: Arc<BucketDefinition>,
     key: Field,
     rows: OrdMap<Ordinal, Row>,
-    by_key: HashMap<IndexKey, Ordinal>,
+    /// Hashes of the keys, and ordinals. A key is in its row, and not here again.
+    by_key: OrdSet<(u64, Ordinal)>,
     indexes: Vec<Index>,
     /// When records expire that do.
     expiries: OrdSet<(u64, Ordinal)>,
@@ -141,7 +143,7 @@ impl Bucket {
             ages: definition.max_size.map(|_| OrdSet::new()),
             definition,
             rows: OrdMap::new(),
-            by_key: HashMap::new(),
+            by_key: OrdSet::new(),
             indexes,
             expiries: OrdSet::new(),
             counter: Arc::default(),
@@ -170,11 +172,6 @@ impl Bucket {
         self.bytes
     }
 
-    /// Whether some of its records expire.
-    pub(crate) fn has_expiries(&self) -> bool {
-        !self.expiries.is_empty()
-    }
-
     /// When the first of its records expires.
     pub(crate) fn next_expiry(&self) -> Option<u64> {
         self.expiries.get_min().map(|(expiry, _)| *expiry)
@@ -182,7 +179,7 @@ impl Bucket {
 
     /// The record with this key.
     pub fn get(&self, key: &Value<'_>) -> Option<&Row> {
-        self.rows.get(self.by_key.get(&IndexKey::of(Some(key)))?)
+        self.find(&IndexKey::of(Some(key))).map(|(_, row)| row)
     }
 
     /// All records, in the order of coming.
@@ -228,8 +225,15 @@ impl Bucket {
         self.rows.range((Bound::Excluded(ordinal), Bound::Unbounded)).map(|(_, row)| row)
     }
 
-    pub(crate) fn ordinal(&self, key: &IndexKey) -> Option<Ordinal> {
-        self.by_key.get(key).copied()
+    /// The record with this key, and its place.
+    pub(crate) fn find(&self, key: &IndexKey) -> Option<(Ordinal, &Row)> {
+        let hash = hash(key);
+        let mut alike = self
+            .by_key
+            .range((hash, 0)..=(hash, Ordinal::MAX))
+            .filter_map(|(_, ordinal)| self.rows.get_key_value(ordinal));
+        let (ordinal, row) = alike.find(|(_, row)| IndexKey::of(row.get(&self.key).as_ref()) == *key)?;
+        Some((*ordinal, row))
     }
 
     /// Whether some of its records expire.
@@ -258,10 +262,9 @@ impl Bucket {
     /// Like [`put`](Self::put), and says where.
     pub(crate) fn place(&mut self, row: Row) -> Result<(Ordinal, Option<Row>), NotUnique> {
         let key = IndexKey::of(row.get(&self.key).as_ref());
-        let known = self.by_key.get(&key).copied();
+        let (known, before) = self.find(&key).map(|(ordinal, before)| (ordinal, before.clone())).unzip();
         self.check_unique(&row, known)?;
         let ordinal = known.unwrap_or(self.next);
-        let before = known.and_then(|known| self.rows.get(&known).cloned());
         for index in &mut self.indexes {
             let entry = (index.key(&row), ordinal);
             if let Some(before) = &before {
@@ -280,7 +283,7 @@ impl Bucket {
         self.bytes = self.bytes + row.size() - before.as_ref().map_or(0, Row::size);
         self.rows.insert(ordinal, row);
         if known.is_none() {
-            self.by_key.insert(key, ordinal);
+            self.by_key.insert((hash(&key), ordinal));
             self.next += 1;
         }
         Ok((ordinal, before))
@@ -314,14 +317,37 @@ impl Bucket {
     }
 
     pub(crate) fn take_key(&mut self, key: &IndexKey) -> Option<(Ordinal, Row)> {
-        let ordinal = self.by_key.remove(key)?;
+        let (ordinal, _) = self.find(key)?;
         let row = self.rows.remove(&ordinal)?;
+        self.by_key.remove(&(hash(key), ordinal));
         for index in &mut self.indexes {
             index.entries.remove(&(index.key(&row), ordinal));
         }
         self.forget_times(&row, ordinal);
         self.bytes -= row.size();
         Some((ordinal, row))
+    }
+
+    /// Takes a change back, of which nothing later is left.
+    pub(crate) fn revert(&mut self, change: Change) {
+        let Change { ordinal, old, new, .. } = change;
+        match (old, new) {
+            (None, Some(new)) => {
+                let key = IndexKey::of(new.get(&self.key).as_ref());
+                self.take_key(&key);
+                self.next = ordinal;
+            }
+            (Some(old), new) => {
+                let next = self.next;
+                if new.is_none() {
+                    self.next = ordinal;
+                }
+                let reverted = self.place(old);
+                debug_assert!(reverted.is_ok_and(|(place, _)| place == ordinal), "it was there before");
+                self.next = next;
+            }
+            (None, None) => {}
+        }
     }
 
     /// Takes note of when a record was made and expires, and of the numbers in it that would be generated.
@@ -364,6 +390,12 @@ impl Bucket {
         }
         Ok(())
     }
+}
+
+/// Of a key, with a secret of this process: nobody can choose keys that hash alike.
+fn hash(key: &IndexKey) -> u64 {
+    static SECRET: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    SECRET.hash_one(key)
 }
 
 static EXPIRES_AT: LazyLock<Field> = LazyLock::new(|| Field::new("_expiresAt"));

@@ -89,7 +89,7 @@ impl Draft {
         let definition = BucketDefinition::parse(config)?;
         self.atomically(|draft| {
             draft.write_definition(BUCKETS, name, config)?;
-            draft.state_mut().install_new(name, definition);
+            draft.restructure(|state| state.install_new(name, definition));
             Ok(())
         })
     }
@@ -105,7 +105,7 @@ impl Draft {
             .map_err(|source| StoreError::NotUnique { bucket: name.to_owned(), source })?;
         self.atomically(|draft| {
             draft.write_definition(BUCKETS, name, &config)?;
-            draft.state_mut().install(name, bucket);
+            draft.restructure(|state| state.install(name, bucket));
             Ok(())
         })
     }
@@ -120,7 +120,7 @@ impl Draft {
                 draft.undefine_query(&query)?;
             }
             draft.remove_row(BUCKETS, &Value::String(name.into()))?;
-            draft.state_mut().uninstall(name);
+            draft.restructure(|state| state.uninstall(name));
             Ok(())
         })
     }

@@ -3,11 +3,27 @@
 //! A type tag and order-preserving bytes, so that one ordered map of byte strings serves equality, ranges and sorts, of one
 //! field or of several. Each part ends by itself, so that a prefix of the parts is a prefix of the bytes.
 
+use std::cmp::Ordering;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
 use crate::Value;
 
 /// What an ordered index is sorted by.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct IndexKey(Vec<u8>);
+///
+/// Maps with structural sharing clone their keys a node at a time, so short keys are in place and long ones are shared.
+#[derive(Clone)]
+pub struct IndexKey(Bytes);
+
+#[derive(Clone)]
+enum Bytes {
+    Short(u8, [u8; SHORT]),
+    Long(Arc<[u8]>),
+}
+
+/// So many bytes make a key as large as one that is shared.
+const SHORT: usize = 22;
 
 const BOOL: u8 = 1;
 const NUMBER: u8 = 2;
@@ -20,41 +36,60 @@ const NOTHING: u8 = 0xff;
 impl IndexKey {
     /// A key without parts, which sorts before all others.
     pub fn new() -> Self {
-        Self::default()
+        Self(Bytes::Short(0, [0; SHORT]))
     }
 
     /// Appends a part. Arrays and objects have one place, since they have no order; null and absent values have another.
     pub fn push(&mut self, value: Option<&Value<'_>>) {
         match value {
-            Some(Value::Bool(flag)) => self.0.extend([BOOL, u8::from(*flag)]),
+            Some(Value::Bool(flag)) => self.extend(&[BOOL, u8::from(*flag)]),
             Some(Value::Number(number)) => {
-                self.0.push(NUMBER);
-                self.0.extend(ordered(*number).to_be_bytes());
+                let mut part = [NUMBER; 9];
+                part[1..].copy_from_slice(&ordered(*number).to_be_bytes());
+                self.extend(&part);
             }
-            Some(Value::String(text)) => {
-                self.push_beginning(text);
-                self.0.extend([0, 0]);
-            }
-            Some(Value::Array(_) | Value::Object(_)) => self.0.push(OTHER),
-            None | Some(Value::Null) => self.0.push(NOTHING),
+            Some(Value::String(text)) => self.push_text(text, &[0, 0]),
+            Some(Value::Array(_) | Value::Object(_)) => self.extend(&[OTHER]),
+            None | Some(Value::Null) => self.extend(&[NOTHING]),
         }
     }
 
     /// Appends a string that may go on: all strings that begin with it have it as a prefix.
     pub(crate) fn push_beginning(&mut self, text: &str) {
-        self.0.push(STRING);
+        self.push_text(text, &[]);
+    }
+
+    fn push_text(&mut self, text: &str, end: &[u8]) {
+        let mut part = Vec::with_capacity(1 + text.len() + end.len());
+        part.push(STRING);
         // A zero within is told from the end by what follows it.
         for byte in text.bytes() {
-            self.0.push(byte);
+            part.push(byte);
             if byte == 0 {
-                self.0.push(0xff);
+                part.push(0xff);
             }
         }
+        part.extend(end);
+        self.extend(&part);
+    }
+
+    fn extend(&mut self, more: &[u8]) {
+        if let Bytes::Short(len, bytes) = &mut self.0
+            && let Some(room) = bytes.get_mut(usize::from(*len)..).and_then(|rest| rest.get_mut(..more.len()))
+        {
+            room.copy_from_slice(more);
+            // Both together are within the room.
+            *len = len.wrapping_add(more.len().to_le_bytes()[0]);
+            return;
+        }
+        self.0 = Bytes::Long([self.as_bytes(), more].concat().into());
     }
 
     /// The keys with this one's parts and then those of another.
     pub(crate) fn join(&self, other: &Self) -> Self {
-        Self([&self.0[..], &other.0[..]].concat())
+        let mut key = self.clone();
+        key.extend(other.as_bytes());
+        key
     }
 
     /// Between which keys all values lie that an order test can compare with this one: those of its type.
@@ -64,21 +99,22 @@ impl IndexKey {
             Value::String(_) => STRING,
             Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => return None,
         };
-        Some((Self(vec![tag]), Self(vec![tag + 1])))
+        Some((Self::of_bytes(&[tag]), Self::of_bytes(&[tag + 1])))
     }
 
     /// Whether it is of nothing, and nothing else.
     pub(crate) fn is_nothing(&self) -> bool {
-        self.0 == [NOTHING]
+        self.as_bytes() == [NOTHING]
     }
 
     /// The first parts of it: those that another one has, and so many more.
     pub(crate) fn parts(&self, before: &Self, count: usize) -> Self {
-        let mut end = before.0.len();
+        let bytes = self.as_bytes();
+        let mut end = before.as_bytes().len();
         for _ in 0..count {
-            end += self.0.get(end..).map_or(0, part_len);
+            end += bytes.get(end..).map_or(0, part_len);
         }
-        Self(self.0.get(..end).unwrap_or(&self.0).to_vec())
+        Self::of_bytes(bytes.get(..end).unwrap_or(bytes))
     }
 
     /// The key of one value.
@@ -90,11 +126,11 @@ impl IndexKey {
 
     /// The least key that does not begin with this one.
     pub fn after_prefix(&self) -> Option<Self> {
-        let mut bytes = self.0.clone();
+        let mut bytes = self.as_bytes().to_vec();
         while let Some(last) = bytes.pop() {
             if let Some(next) = last.checked_add(1) {
                 bytes.push(next);
-                return Some(Self(bytes));
+                return Some(Self::of_bytes(&bytes));
             }
         }
         None
@@ -102,12 +138,55 @@ impl IndexKey {
 
     /// The key that has these bytes.
     pub(crate) fn of_bytes(bytes: &[u8]) -> Self {
-        Self(bytes.to_vec())
+        let mut key = Self::new();
+        key.extend(bytes);
+        key
     }
 
     /// The bytes.
     pub fn as_bytes(&self) -> &[u8] {
-        &self.0
+        match &self.0 {
+            Bytes::Short(len, bytes) => &bytes[..usize::from(*len)],
+            Bytes::Long(bytes) => bytes,
+        }
+    }
+}
+
+impl Default for IndexKey {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl PartialEq for IndexKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_bytes() == other.as_bytes()
+    }
+}
+
+impl Eq for IndexKey {}
+
+impl PartialOrd for IndexKey {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for IndexKey {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.as_bytes().cmp(other.as_bytes())
+    }
+}
+
+impl Hash for IndexKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_bytes().hash(state);
+    }
+}
+
+impl fmt::Debug for IndexKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "IndexKey({})", self.as_bytes().escape_ascii())
     }
 }
 
@@ -150,7 +229,7 @@ mod tests {
             any::<bool>().prop_map(Value::Bool),
             any::<f64>().prop_filter("a number", |number| !number.is_nan()).prop_map(Value::Number),
             (-3..4_i32).prop_map(|number| Value::Number(f64::from(number))),
-            "[\0\u{1}a-c\u{ff}]{0,4}".prop_map(|text| Value::String(Cow::Owned(text))),
+            "[\0\u{1}a-c\u{ff}]{0,4}|a{19,24}".prop_map(|text| Value::String(Cow::Owned(text))),
         ]
     }
 

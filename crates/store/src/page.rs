@@ -70,8 +70,7 @@ impl Bucket {
 
     fn cursor(&self, key: &Json) -> Option<(Ordinal, &Row)> {
         let key = Value::of_json(key).filter(|key| !matches!(key, Value::Null))?;
-        let ordinal = self.ordinal(&IndexKey::of(Some(&key)))?;
-        Some((ordinal, self.row(ordinal)?))
+        self.find(&IndexKey::of(Some(&key)))
     }
 }
 

@@ -9,6 +9,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use serde::Serialize;
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value as Json};
@@ -118,17 +119,17 @@ impl Row {
     pub fn new(record: &Map<String, Json>) -> Result<Self, RowError> {
         let count = u16::try_from(record.len())
             .map_err(|_| RowError::TooManyMembers { members: record.len(), max: Self::MEMBERS })?;
-        let mut text = String::from("{");
+        let mut text = vec![b'{'];
         let mut entries = Vec::with_capacity(record.len());
         for (name, value) in record {
             if text.len() > 1 {
-                text.push(',');
+                text.push(b',');
             }
             let name_start = text.len();
-            push_json(&mut text, &Json::String(name.clone()));
+            push_json(&mut text, name);
             // Without its quotes.
             let name_len = text.len() - name_start - 2;
-            text.push(':');
+            text.push(b':');
             let start = text.len();
             push_json(&mut text, value);
             let too_large = |len: usize| RowError::TooLarge { len, max: u32::MAX as usize };
@@ -139,7 +140,7 @@ impl Row {
                 name_len: u16::try_from(name_len).map_err(|_| RowError::LongName { len: name_len, max: Self::NAME })?,
             });
         }
-        text.push('}');
+        text.push(b'}');
         Ok(Self::assemble(count, &entries, &text))
     }
 
@@ -151,16 +152,16 @@ impl Row {
         reader.end().map_err(|_| RowError::Malformed)?;
         let count = u16::try_from(entries.len())
             .map_err(|_| RowError::TooManyMembers { members: entries.len(), max: Self::MEMBERS })?;
-        Ok(Self::assemble(count, &entries, text))
+        Ok(Self::assemble(count, &entries, text.as_bytes()))
     }
 
-    fn assemble(count: u16, entries: &[Entry], text: &str) -> Self {
+    fn assemble(count: u16, entries: &[Entry], text: &[u8]) -> Self {
         let mut bytes = Vec::with_capacity(2 + entries.len() * Entry::SIZE + text.len());
         bytes.extend(count.to_le_bytes());
         for entry in entries {
             entry.write(&mut bytes);
         }
-        bytes.extend(text.as_bytes());
+        bytes.extend_from_slice(text);
         Self { bytes: bytes.into() }
     }
 
@@ -172,25 +173,26 @@ impl Row {
         self.bytes[2..2 + self.count() * Entry::SIZE].chunks_exact(Entry::SIZE).map(Entry::read)
     }
 
+    fn text_bytes(&self) -> &[u8] {
+        &self.bytes[2 + self.count() * Entry::SIZE..]
+    }
+
     /// The record as JSON text, compact.
     pub fn text(&self) -> &str {
-        // It was text when the row was made, and a row does not change.
-        std::str::from_utf8(&self.bytes[2 + self.count() * Entry::SIZE..]).unwrap_or_default()
+        as_text(self.text_bytes())
     }
 
     /// The members in order: their names as they are written, and the text of their values.
     pub fn members(&self) -> impl Iterator<Item = (&str, &str)> {
-        let text = self.text();
+        let text = self.text_bytes();
         self.entries().map(move |entry| (name_of(text, &entry), value_of(text, &entry)))
     }
 
     /// The text of a member's value, if there is one.
     pub fn text_of(&self, field: &Field) -> Option<&str> {
-        let mut text = None;
-        let entry = self.entries().find(|entry| {
-            entry.hash == field.hash && is_name(name_of(text.get_or_insert_with(|| self.text()), entry), &field.name)
-        })?;
-        Some(value_of(text?, &entry))
+        let text = self.text_bytes();
+        let is_it = |entry: &Entry| entry.hash == field.hash && is_name(name_of(text, entry), &field.name);
+        self.entries().find(is_it).map(|entry| value_of(text, &entry))
     }
 
     /// A member's value, if there is one.
@@ -270,13 +272,19 @@ impl Visitor<'_> for NameVisitor {
     }
 }
 
-fn name_of<'a>(text: &'a str, entry: &Entry) -> &'a str {
+fn name_of<'a>(text: &'a [u8], entry: &Entry) -> &'a str {
     let end = entry.start as usize - 2;
-    &text[end - usize::from(entry.name_len)..end]
+    as_text(&text[end - usize::from(entry.name_len)..end])
 }
 
-fn value_of<'a>(text: &'a str, entry: &Entry) -> &'a str {
-    &text[entry.start as usize..(entry.start + entry.len) as usize]
+fn value_of<'a>(text: &'a [u8], entry: &Entry) -> &'a str {
+    as_text(&text[entry.start as usize..(entry.start + entry.len) as usize])
+}
+
+/// A part of a row's text, between characters.
+fn as_text(bytes: &[u8]) -> &str {
+    // It was text when the row was made, and a row does not change.
+    std::str::from_utf8(bytes).unwrap_or_default()
 }
 
 /// Whether a name as it is written stands for this one.
@@ -287,10 +295,9 @@ fn is_name(written: &str, name: &str) -> bool {
     serde_json::from_str::<String>(&format!("\"{written}\"")).is_ok_and(|unescaped| unescaped == name)
 }
 
-fn push_json(text: &mut String, json: &Json) {
-    use std::fmt::Write;
-    // Writing to a string does not fail.
-    let _ = write!(text, "{json}");
+fn push_json(text: &mut Vec<u8>, json: &impl Serialize) {
+    // Memory takes everything, and values and names are always JSON.
+    let _ = serde_json::to_writer(text, json);
 }
 
 /// FNV-1a: names are short, and one that was chosen to hash like another costs a comparison.

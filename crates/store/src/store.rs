@@ -10,6 +10,7 @@ mod recover;
 mod stats;
 mod transfer;
 mod writer;
+mod writes;
 
 use std::fmt;
 use std::path::Path;
@@ -230,7 +231,7 @@ impl Store {
         let snapshot = self.shared().published.load();
         let bucket = snapshot.state.bucket(bucket)?;
         let row = Value::of_json(key).and_then(|key| bucket.get(&key));
-        Ok(row.filter(|row| !bucket.has_expiries() || bucket.is_live(row, self.now())).cloned())
+        Ok(row.filter(|row| !bucket.expires() || bucket.is_live(row, self.now())).cloned())
     }
 
     /// What a query returns.

@@ -260,7 +260,8 @@ impl<'a> Planner<'a> {
     fn by_key(&self, conditions: &Conditions<'_>) -> Option<Access<'a>> {
         let key = self.bucket.key_field();
         let Values { keys, is_exact } = conditions.values(key)?;
-        let parts: Vec<Part<'_>> = keys.iter().filter_map(|key| self.bucket.ordinal(key)).map(Part::One).collect();
+        let parts: Vec<Part<'_>> =
+            keys.iter().filter_map(|key| self.bucket.find(key)).map(|(ordinal, _)| ordinal).map(Part::One).collect();
         Some(Access {
             is_in_order: parts.len() <= 1,
             parts,

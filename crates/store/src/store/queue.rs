@@ -25,6 +25,9 @@ pub(super) trait Job: Send {
     /// Changes the draft, and says whether it has succeeded.
     fn run(&mut self, draft: &mut Draft) -> bool;
 
+    /// Gives it an error in place of its result.
+    fn refuse(&mut self, error: WriteError);
+
     fn cause(&self) -> Cause;
 
     /// Tells whoever waits: what came of it, or why nothing did.
@@ -51,6 +54,10 @@ where
         let is_ok = result.is_ok();
         self.result = Some(result);
         is_ok
+    }
+
+    fn refuse(&mut self, error: WriteError) {
+        self.result = Some(Err(error));
     }
 
     fn cause(&self) -> Cause {

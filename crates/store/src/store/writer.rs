@@ -7,7 +7,6 @@
 //! published again.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
@@ -16,10 +15,10 @@ use std::time::{Duration, Instant};
 use super::history::{Cause, Commit};
 use super::pending::WriteError;
 use super::queue::{Job, Message, Taken};
+use super::writes::Writes;
 use super::{Shared, Snapshot};
 use crate::{
-    Change, CheckpointError, Draft, Engine, EngineError, IndexKey, LogPressure, Position, State, StoredRow, Write,
-    WriteSet,
+    Change, CheckpointError, Draft, Engine, EngineError, LogPressure, Position, State, StoredRow, Write, WriteSet,
 };
 
 /// How many records are swept in one commit.
@@ -32,10 +31,8 @@ const CHECKPOINT_RETRY: Duration = Duration::from_secs(10);
 pub(super) struct Writer {
     shared: Arc<Shared>,
     engine: Box<dyn Engine>,
-    head: State,
-    position: Position,
-    /// The time of the last group: time does not go back.
-    now: u64,
+    /// What is published, and what has been written since.
+    head: Draft,
     group: Group,
     /// Why nothing is written any more.
     stopped: Option<Arc<EngineError>>,
@@ -58,54 +55,7 @@ struct Group {
 struct Draught {
     cause: Cause,
     changes: Vec<Change>,
-    writes: Vec<Kept>,
-    /// The keys of what is deleted.
-    keys: Vec<u8>,
-}
-
-/// A write to the engine: of this change, with this key.
-struct Kept {
-    change: usize,
-    key: Range<usize>,
-}
-
-impl Draught {
-    /// What has changed, as the engine is told. `state` is that after the changes.
-    fn new(cause: Cause, changes: Vec<Change>, cleared: &[Range<usize>], state: &State) -> Self {
-        let mut writes = Vec::with_capacity(changes.len());
-        let mut keys = Vec::new();
-        let mut cleared = cleared.iter().peekable();
-        let mut place = 0;
-        while let Some(change) = changes.get(place) {
-            let whole = cleared.next_if(|range| range.start == place);
-            let next = whole.map_or(place + 1, |range| range.end);
-            // A bucket that has been dropped since takes its rows with it.
-            if let Ok((_, bucket)) = state.any(&change.bucket)
-                && bucket.definition().persistent
-            {
-                let from = keys.len();
-                // A row has its key in it, and a bucket that is emptied needs none.
-                if let (None, None, Some(old)) = (whole, &change.new, &change.old) {
-                    keys.extend_from_slice(IndexKey::of(bucket.key_of(old).as_ref()).as_bytes());
-                }
-                writes.push(Kept { change: place, key: from..keys.len() });
-            }
-            place = next;
-        }
-        Self { cause, changes, writes, keys }
-    }
-
-    fn writes(&self) -> impl Iterator<Item = Write<'_>> {
-        self.writes.iter().map(|kept| {
-            let change = &self.changes[kept.change];
-            let row = change.new.as_ref().map(|row| row.text().as_bytes());
-            Write { bucket: &change.bucket, key: &self.keys[kept.key.clone()], row }
-        })
-    }
-
-    fn encoded_len(&self) -> usize {
-        WriteSet::encoded_len_of(self.writes())
-    }
+    writes: Writes,
 }
 
 impl Writer {
@@ -113,9 +63,7 @@ impl Writer {
         let snapshot = shared.published.load_full();
         Self {
             engine,
-            head: snapshot.state.clone(),
-            position: snapshot.position,
-            now: 0,
+            head: Draft::new(snapshot.state.clone(), 0).with_limits(shared.limits),
             group: Group::default(),
             stopped: None,
             swept: Instant::now(),
@@ -131,7 +79,8 @@ impl Writer {
         let _end = End(Arc::clone(&self.shared));
         let mut until = self.next_duty();
         while let Taken::Messages(messages) = self.shared.queue.take(until) {
-            self.now = self.now.max(self.shared.clock.now());
+            // Time does not go back.
+            self.head.set_now(self.head.now().max(self.shared.clock.now()));
             self.work(messages);
             self.do_duties();
             until = self.next_duty();
@@ -149,8 +98,8 @@ impl Writer {
                 // Those who asked for what is flushed are told; and whoever has gone away does not want to know.
                 Message::Checkpoint(reply) => {
                     let _ = self.flush();
-                    let head = &self.head;
-                    let _ = reply.send(self.engine.checkpoint().map(|checkpoint| (checkpoint, head.clone())));
+                    let state = self.head.state();
+                    let _ = reply.send(self.engine.checkpoint().map(|checkpoint| (checkpoint, state.clone())));
                 }
                 Message::Backup(dir, reply) => {
                     let _ = self.flush();
@@ -163,42 +112,58 @@ impl Writer {
 
     /// Runs a write on the head, and takes it into the group.
     fn write(&mut self, mut job: Box<dyn Job>) {
+        // What fills a half joins a group of less than a half, so that no write has to be taken back for want of room.
+        if self.group.bytes > self.engine.max_group_bytes() / 2 {
+            // Those who asked for it are told.
+            let _ = self.flush();
+        }
         if let Some(cause) = &self.stopped {
             self.shared.counters.refused.fetch_add(1, Relaxed);
             job.end(Err(WriteError::Stopped(Arc::clone(cause))));
             return;
         }
-        let mut draft = Draft::new(self.head.clone(), self.now).with_limits(self.shared.limits);
-        if !job.run(&mut draft) {
-            self.shared.counters.refused.fetch_add(1, Relaxed);
-            self.group.jobs.push(job);
-            return;
+        let mut is_done = job.run(&mut self.head);
+        if is_done && let Err(error) = self.take_changes(job.cause()) {
+            job.refuse(error);
+            is_done = false;
         }
-        let (state, changes, cleared) = draft.into_parts();
-        if changes.is_empty() {
-            self.group.jobs.push(job);
-            return;
-        }
-        let draught = Draught::new(job.cause(), changes, &cleared, &state);
-        let (len, max) = (draught.encoded_len(), self.engine.max_group_bytes());
-        if len > max {
-            self.shared.counters.refused.fetch_add(1, Relaxed);
-            // It may show what the group has done, and waits for it like the others.
-            let kept = self.flush();
-            job.end(kept.and(Err(WriteError::TooLarge { len, max })));
-            return;
-        }
-        if self.group.bytes + len > max
-            && let Err(error) = self.flush()
-        {
-            // It was made of what is not there now.
-            job.end(Err(error));
-            return;
-        }
-        self.head = state;
-        self.group.bytes += len;
-        self.group.commits.push(draught);
         self.group.jobs.push(job);
+        if !is_done {
+            self.shared.counters.refused.fetch_add(1, Relaxed);
+            if !self.head.take_back() {
+                self.give_up_group();
+            }
+        }
+    }
+
+    /// Takes what has changed on the head into the group, unless it is too large.
+    fn take_changes(&mut self, cause: Cause) -> Result<(), WriteError> {
+        let (changes, cleared) = self.head.changes();
+        if changes.is_empty() {
+            return Ok(());
+        }
+        let writes = Writes::of(changes, cleared, self.head.state());
+        let (len, max) = (writes.encoded_len(changes), self.engine.max_group_bytes() / 2);
+        if len > max {
+            return Err(WriteError::TooLarge { len, max });
+        }
+        self.group.bytes += len;
+        self.group.commits.push(Draught { cause, changes: self.head.take_changes(), writes });
+        Ok(())
+    }
+
+    /// A panic has left the head in nobody knows what state: all that is not published is gone.
+    fn give_up_group(&mut self) {
+        tracing::error!("a write panicked while it changed the state: its group is given up");
+        self.reset_head();
+        for job in std::mem::take(&mut self.group).jobs {
+            job.end(Err(WriteError::Panicked));
+        }
+    }
+
+    fn reset_head(&mut self) {
+        let state = self.shared.published.load().state.clone();
+        self.head = Draft::new(state, self.head.now()).with_limits(self.shared.limits);
     }
 
     /// Keeps the group, publishes it, and tells everybody.
@@ -212,7 +177,7 @@ impl Writer {
     }
 
     fn keep(&mut self, commits: Vec<Draught>) -> Result<(), WriteError> {
-        let writes: Vec<Write<'_>> = commits.iter().flat_map(Draught::writes).collect();
+        let writes: Vec<Write<'_>> = commits.iter().flat_map(|draught| draught.writes.iter(&draught.changes)).collect();
         let mut rest = &writes[..];
         let sets: Vec<WriteSet<'_>> = commits
             .iter()
@@ -227,10 +192,9 @@ impl Writer {
             Err(error) => return Err(self.fail(error)),
         };
         let first = position.sequence + 1 - commits.len() as u64;
-        self.position = position;
-        self.shared.published.store(Arc::new(Snapshot { state: self.head.clone(), position }));
+        self.shared.published.store(Arc::new(Snapshot { state: self.head.state().clone(), position }));
         self.shared.counters.commits.fetch_add(commits.len() as u64, Relaxed);
-        let at = self.now;
+        let at = self.head.now();
         let commits = commits.into_iter().zip(first..).map(|(draught, sequence)| {
             let position = Position { sequence, ..position };
             Arc::new(Commit { position, at, cause: draught.cause, changes: draught.changes })
@@ -242,7 +206,7 @@ impl Writer {
     /// The engine has refused a group, or failed: the head is what is published.
     fn fail(&mut self, error: EngineError) -> WriteError {
         self.shared.counters.not_kept.fetch_add(1, Relaxed);
-        self.head = self.shared.published.load().state.clone();
+        self.reset_head();
         let is_unknown = matches!(error, EngineError::OutcomeUnknown { .. });
         let is_final = is_unknown || matches!(error, EngineError::Stopped);
         let error = Arc::new(error);
@@ -264,7 +228,7 @@ impl Writer {
     fn next_duty(&self) -> Option<Instant> {
         let sweep = || {
             let interval = self.shared.sweep_interval?;
-            let expiry = self.head.all().filter_map(|(_, bucket)| bucket.next_expiry()).min()?;
+            let expiry = self.head.state().all().filter_map(|(_, bucket)| bucket.next_expiry()).min()?;
             let left = Duration::from_millis(expiry.saturating_sub(self.shared.clock.now()));
             Some(self.swept.checked_add(interval)?.max(Instant::now().checked_add(left)?))
         };
@@ -293,24 +257,18 @@ impl Writer {
     }
 
     fn sweep(&mut self, at: Instant) {
-        let mut draft = Draft::new(self.head.clone(), self.now).with_limits(self.shared.limits);
-        let swept = draft.sweep(SWEPT_AT_A_TIME);
+        let swept = self.head.sweep(SWEPT_AT_A_TIME);
         if swept < SWEPT_AT_A_TIME {
             self.swept = at;
         }
-        if swept == 0 {
-            return;
-        }
-        let (state, changes, cleared) = draft.into_parts();
-        let draught = Draught::new(Cause::default(), changes, &cleared, &state);
-        if draught.encoded_len() > self.engine.max_group_bytes() {
-            // Reads hide what has expired; it is counted, and whoever deletes it does so in smaller parts.
+        if self.take_changes(Cause::default()).is_err() {
+            // Cascades made it too large. Reads hide it, and it can be deleted in smaller parts.
             self.shared.counters.not_kept.fetch_add(1, Relaxed);
+            self.head.take_back();
             return;
         }
-        self.head = state;
         // If it is not kept, the next sweep finds the same.
-        if self.keep(vec![draught]).is_ok() {
+        if self.flush().is_ok() {
             self.shared.counters.swept.fetch_add(swept as u64, Relaxed);
         }
     }
@@ -336,7 +294,7 @@ impl Writer {
             Err(EngineError::CheckpointRunning) => return,
             Err(error) => return self.stop(Arc::new(error)),
         };
-        let state = self.head.clone();
+        let state = self.head.state().clone();
         let thread = std::thread::Builder::new().name("tidewire-checkpoint".to_owned());
         match thread.spawn(move || checkpoint.run(stored_rows(&state))) {
             Ok(running) => self.checkpoint = Some(running),

@@ -50,8 +50,8 @@ pub struct EmbeddedOptions {
     /// The length of a segment, between 8 KiB and 1 GiB. Default: 16 MiB: a small store takes two of them, and a new one is
     /// written with zeros in a moment.
     pub segment_bytes: u64,
-    /// The largest group, and so the largest commit; at most what a segment has room for. Default: 8 MiB, far above what a
-    /// request may bring.
+    /// The largest group; at most what a segment has room for. A store takes commits of half of it. Default: 8 MiB, so that
+    /// what a request may bring fits in.
     pub max_group_bytes: usize,
     /// A checkpoint is due when the log is longer than this and than the last snapshot. Default: 256 MiB, which is replayed in
     /// about a second.
