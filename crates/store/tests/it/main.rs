@@ -1,4 +1,5 @@
 //! Tests of the store and of its engines, through their API.
 
 mod engine;
+mod example;
 mod store;

@@ -1,0 +1,112 @@
+//! A to-do list that survives, in a directory of its own.
+//!
+//! ```sh
+//! cargo run -p tidewire-store --example todo -- add "buy milk"
+//! cargo run -p tidewire-store --example todo -- list
+//! ```
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::{Map, Value as Json, json};
+use tidewire_store::{Answer, Query, Store, StoreOptions};
+
+const HELP: &str = "\
+todo add TEXT      adds something to do, unless it is there already
+todo done NUMBER   marks it as done
+todo list          shows what is left, the oldest first, and how much has been done
+todo tidy          removes all that is done
+
+The list is in ./todo-data, or where $TODO_DATA says.
+";
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let data = std::env::var_os("TODO_DATA").unwrap_or_else(|| "todo-data".into());
+    print!("{}", run(Path::new(&data), &arguments)?);
+    Ok(())
+}
+
+/// Does what one call of the program does, and returns what it prints.
+pub fn run(data: &Path, arguments: &[&str]) -> Result<String> {
+    let (store, _) = Store::open(data, StoreOptions::default())
+        .with_context(|| format!("cannot open the list in {}", data.display()))?;
+    define(&store)?;
+    let mut out = String::new();
+    match arguments {
+        ["add", text] => {
+            let todo = store.insert("todos", object(json!({"text": text}))).wait()?.to_record();
+            writeln!(out, "{} {text}", todo["id"])?;
+        }
+        ["done", number] => {
+            let id: u64 = number.parse().with_context(|| format!("{number} is not the number of anything"))?;
+            let todo = store.update("todos", json!(id), object(json!({"done": true})), None).wait()?.to_record();
+            writeln!(out, "done: {}", todo["text"].as_str().unwrap_or_default())?;
+        }
+        ["list"] => {
+            for todo in records(store.query_named("left", &Map::new())?) {
+                writeln!(out, "{} {}", todo["id"], todo["text"].as_str().unwrap_or_default())?;
+            }
+            writeln!(out, "{} done", done(&store)?.len())?;
+        }
+        ["tidy"] => {
+            let done = done(&store)?;
+            let count = done.len();
+            // All of them, or none: somebody may have taken one back in the meantime.
+            store
+                .write(move |draft| {
+                    for todo in done {
+                        draft.delete("todos", &todo["id"], todo["_version"].as_u64())?;
+                    }
+                    Ok(())
+                })
+                .wait()?;
+            writeln!(out, "{count} removed")?;
+        }
+        [] => out.push_str(HELP),
+        _ => bail!("there is no such command\n\n{HELP}"),
+    }
+    store.close()?;
+    Ok(out)
+}
+
+/// Defines what there is, the first time.
+fn define(store: &Store) -> Result<()> {
+    if store.snapshot().state.bucket("todos").is_ok() {
+        return Ok(());
+    }
+    store
+        .write(|draft| {
+            let schema = json!({
+                "id": {"type": "number", "generated": "autoincrement"},
+                "text": {"type": "string", "required": true, "minLength": 1, "unique": true},
+                "done": {"type": "boolean", "default": false},
+            });
+            draft.define_bucket("todos", &json!({"key": "id", "schema": schema, "indexes": ["done"]}))?;
+            let left = json!({"bucket": "todos", "filter": {"done": false}, "sort": {"_createdAt": "asc"}});
+            draft.define_query("left", &left)
+        })
+        .wait()?;
+    Ok(())
+}
+
+fn done(store: &Store) -> Result<Vec<Json>> {
+    let query = Query::parse(&json!({"bucket": "todos", "filter": {"done": true}}), &Map::new())?;
+    Ok(records(store.query(&query)?))
+}
+
+fn records(answer: Answer) -> Vec<Json> {
+    match answer {
+        Answer::Records(records) => records,
+        Answer::Value(_) => Vec::new(),
+    }
+}
+
+fn object(json: Json) -> Map<String, Json> {
+    match json {
+        Json::Object(members) => members,
+        _ => Map::new(),
+    }
+}
