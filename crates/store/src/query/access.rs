@@ -254,7 +254,7 @@ impl<'a> Planner<'a> {
         }
         // As many parts as records are no help.
         found.retain(|access| access.parts.len() <= bucket.len());
-        found.into_iter().max_by_key(|access| (access.worth, Reverse(access.parts.len())))
+        found.into_iter().max_by_key(|access| (access.worth, access.is_in_order, Reverse(access.parts.len())))
     }
 
     fn by_key(&self, conditions: &Conditions<'_>) -> Option<Access<'a>> {
@@ -403,6 +403,15 @@ mod tests {
         }
         // Null stands beside what is absent, so somebody has to look.
         assert_eq!(looked_at(&bucket, &json!({"a": null})), Some((vec![], None)));
+    }
+
+    #[test]
+    fn of_two_that_fix_as_much_the_one_in_order_is_taken() {
+        for indexes in [json!(["a", ["a", "b"]]), json!([["a", "b"], "a"])] {
+            let bucket = bucket(&indexes);
+            let filter = Filter::parse(&json!({"a": 1}), &Map::new()).unwrap();
+            assert!(Access::choose(&bucket, &Conditions::of(&filter)).unwrap().is_in_order, "{indexes}");
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ type Record = Map<String, Json>;
 fn scalar() -> impl Strategy<Value = Json> {
     prop_oneof![
         4 => (0..4_u8).prop_map(Json::from),
-        4 => "[abA\0é]{0,2}".prop_map(Json::from),
+        4 => text().prop_map(Json::from),
         1 => select(vec![json!(-0.0), json!(-1), json!(0.5), json!(1e300)]),
         1 => Just(Json::Null),
         1 => any::<bool>().prop_map(Json::from),
@@ -28,8 +28,12 @@ fn scalar() -> impl Strategy<Value = Json> {
     ]
 }
 
+fn text() -> impl Strategy<Value = &'static str> {
+    select(vec!["", "a", "b", "A", "ab", "ba", "aa", "b\0", "\0", "é", "aé", "bA"])
+}
+
 fn key() -> impl Strategy<Value = Json> {
-    prop_oneof![(0..12_u8).prop_map(Json::from), "[ab]{1,2}".prop_map(Json::from)]
+    prop_oneof![(0..12_u8).prop_map(Json::from), text().prop_map(Json::from)]
 }
 
 /// Puts and deletions.
@@ -53,9 +57,9 @@ fn operators() -> impl Strategy<Value = Json> {
         3 => (select(vec!["$in", "$nin"]), vec(scalar(), 0..8))
             .prop_map(|(operator, values)| json!({operator: values})),
         1 => (scalar(), scalar()).prop_map(|(low, high)| json!({"$between": [low, high]})),
-        2 => (select(vec!["$startsWith", "$endsWith", "$contains"]), "[abA\0é]{0,2}")
+        2 => (select(vec!["$startsWith", "$endsWith", "$contains"]), text())
             .prop_map(|(operator, text)| json!({operator: text})),
-        1 => ("[ab]", scalar()).prop_map(|(text, value)| json!({"$startsWith": text, "$lt": value})),
+        1 => (text(), scalar()).prop_map(|(text, value)| json!({"$startsWith": text, "$lt": value})),
         1 => any::<bool>().prop_map(|wanted| json!({"$exists": wanted})),
     ]
 }
@@ -300,14 +304,14 @@ fn indexes() -> impl Strategy<Value = Vec<Vec<&'static str>>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1500))]
+    #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
     fn an_index_changes_no_result(
         steps in steps(),
         indexes in indexes(),
         ordered in any::<bool>(),
-        queries in vec(query(), 1..4),
+        queries in vec(query(), 1..12),
         restriction in prop::option::weighted(0.2, filter()),
         now in 0..10_u64,
     ) {

@@ -39,7 +39,7 @@ impl<'a> Order<'a> {
             return None;
         }
         let all = bucket.indexes().iter().filter_map(|index| Self::of(index, conditions, &sort, direction));
-        all.max_by_key(|order| (order.fixed, order.bounds.is_some()))
+        all.max_by_key(|order| (order.fixed, order.bounds.is_some(), !order.goes_on))
     }
 
     fn of(

@@ -63,26 +63,48 @@ pub(super) fn sorted<'a>(
             None => of_rows(&mut bucket.entries().filter(meant)),
         };
     }
-    match (access, Order::choose(bucket, &conditions, sort)) {
-        (access, Some(order)) if access.as_ref().is_none_or(|access| is_cheaper(&order, access, bucket, until)) => {
-            let mut found = Vec::new();
-            let mut passed = 0;
-            order.walk(&mut |ordinal| {
-                if let Some((_, row)) = entry(ordinal).filter(meant) {
-                    passed += 1;
-                    if passed > offset {
-                        found.push(row);
-                    }
-                }
-                passed < until
-            });
-            found
-        }
-        (Some(access), _) => {
-            of_rows(&mut first(access.ordinals().filter_map(entry).filter(meant), sort, until).into_iter())
-        }
-        (None, _) => of_rows(&mut first(bucket.entries().filter(meant), sort, until).into_iter()),
+    let order = Order::choose(bucket, &conditions, sort);
+    let order = order.filter(|order| access.as_ref().is_none_or(|access| is_cheaper(order, access, bucket, until)));
+    if let Some(order) = order
+        && let Some(found) = walk(bucket, &order, |row| meant(&(0, row)), offset, until)
+    {
+        return found;
     }
+    match access {
+        Some(access) => of_rows(&mut first(access.ordinals().filter_map(entry).filter(meant), sort, until).into_iter()),
+        None => of_rows(&mut first(bucket.entries().filter(meant), sort, until).into_iter()),
+    }
+}
+
+/// The records in the order of an index. None if so few of the first ones are meant that looking at all, as they lie, is sooner
+/// done: an index leads to them in leaps.
+fn walk<'a>(
+    bucket: &'a Bucket,
+    order: &Order<'_>,
+    meant: impl Fn(&Row) -> bool,
+    offset: usize,
+    until: usize,
+) -> Option<Vec<&'a Row>> {
+    let trial = bucket.len() / 8;
+    let mut found = Vec::new();
+    let (mut looked, mut passed) = (0_usize, 0_usize);
+    let mut goes_well = true;
+    order.walk(&mut |ordinal| {
+        let Some(row) = bucket.row(ordinal) else { return true };
+        looked += 1;
+        if meant(row) {
+            passed += 1;
+            if passed > offset {
+                found.push(row);
+            }
+        }
+        if looked == trial {
+            let is_rare = passed.saturating_mul(4) < looked;
+            goes_well = !is_rare || until.saturating_mul(looked) / passed.max(1) < bucket.len() / 2;
+        }
+        goes_well && passed < until
+    });
+    goes_well.then_some(found)
 }
 
 /// Whether the first records are found sooner in order than by looking at all that can be meant.
