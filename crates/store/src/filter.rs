@@ -80,8 +80,8 @@ impl Comparison {
 pub struct Scalar(Json);
 
 impl Scalar {
-    pub(crate) fn new(json: Json) -> Self {
-        Self(json)
+    pub(crate) fn new(json: impl Into<Json>) -> Self {
+        Self(json.into())
     }
 
     /// As rows hold it; none if it is an array or object.
@@ -209,7 +209,7 @@ impl Filter {
         Self::parse_with(json, &Parameters::new().with("params", params))
     }
 
-    /// The filter that JSON describes, with parameters of other roots.
+    /// The filter that JSON describes, with parameters of other roots, or without any.
     pub fn parse_with(json: &Json, parameters: &Parameters<'_>) -> Result<Self, FilterError> {
         Parser::new(Source::Values(parameters)).filter(json, "the filter", 0)
     }
@@ -398,6 +398,11 @@ mod tests {
     fn what_only_looks_like_a_parameter_is_text() {
         for text in ["{{ n }}", "{{ params. }}", "{{ .n }}", "{{ a b.c }}", "{{ {x}.y }}", "x{{ params.n }}", "{{}}"] {
             assert!(parse(&json!({"s": text})).unwrap().matches(&row(&json!({"s": text}))), "{text}");
+        }
+        // Where there are no parameters, everything is.
+        for text in ["{{ params.n }}", "{{ session.userId }}"] {
+            let filter = Filter::parse_with(&json!({"s": text}), &Parameters::new()).unwrap();
+            assert!(filter.matches(&row(&json!({"s": text}))), "{text}");
         }
     }
 

@@ -23,7 +23,7 @@ pub struct Parameters<'a> {
 }
 
 impl<'a> Parameters<'a> {
-    /// None.
+    /// None: braces are text like any other.
     pub fn new() -> Self {
         Self::default()
     }
@@ -45,8 +45,7 @@ pub(super) struct Path<'a> {
 }
 
 impl<'a> Path<'a> {
-    /// The parameter that a string stands for, if it is exactly one.
-    pub(super) fn of(text: &'a str) -> Option<Self> {
+    fn of(text: &'a str) -> Option<Self> {
         let whole = text.strip_prefix("{{")?.strip_suffix("}}")?.trim();
         let (root, rest) = whole.split_once('.')?;
         let is_root = !root.is_empty() && root.chars().all(|c| c.is_alphanumeric() || c == '_');
@@ -64,6 +63,15 @@ pub(super) enum Source<'a> {
 }
 
 impl<'a> Source<'a> {
+    /// The parameter that a string stands for, if there are any and it is exactly one.
+    pub(super) fn path<'t>(&self, text: &'t str) -> Option<Path<'t>> {
+        let has_any = match self {
+            Self::Values(Parameters { roots }) => !roots.is_empty(),
+            Self::Later(roots) => !roots.is_empty(),
+        };
+        if has_any { Path::of(text) } else { None }
+    }
+
     /// The value of a parameter, if it has come.
     pub(super) fn value(&self, path: Path<'_>) -> Result<Option<&'a Json>, FilterError> {
         let name = || path.whole.to_owned();

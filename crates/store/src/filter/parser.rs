@@ -2,7 +2,7 @@
 
 use serde_json::Value as Json;
 
-use super::parameters::{Path, Source};
+use super::parameters::Source;
 use super::{Comparison, Filter, FilterError, Scalar, Test};
 use crate::Field;
 
@@ -135,7 +135,7 @@ impl<'a> Parser<'a> {
 
     /// A value, with its parameter in place if it is one. What is not known yet is taken for something that fits.
     fn operand(&self, json: &Json, fitting: impl FnOnce() -> Json) -> Result<Json, FilterError> {
-        match json.as_str().and_then(Path::of) {
+        match json.as_str().and_then(|text| self.source.path(text)) {
             None => Ok(json.clone()),
             Some(path) => Ok(self.source.value(path)?.cloned().unwrap_or_else(fitting)),
         }
