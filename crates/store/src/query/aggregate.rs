@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Number, Value as Json};
 
-use super::{QueryError, expected, names};
+use super::{Direction, QueryError, expected, names};
 use crate::{Field, IndexKey, Row, Value};
 
 /// What is computed of all records that are meant, or of each group of them.
@@ -63,6 +63,16 @@ impl Aggregate {
     /// Whether it is the number of records, which can be known without looking at them.
     pub(super) fn is_plain_count(&self) -> bool {
         self.function == AggregateFunction::Count && self.field.is_none() && self.group_by.is_empty()
+    }
+
+    /// The field whose least or greatest number it is, and in which direction that one comes first.
+    pub(super) fn extreme(&self) -> Option<(&Field, Direction)> {
+        let direction = match self.function {
+            AggregateFunction::Min => Direction::Ascending,
+            AggregateFunction::Max => Direction::Descending,
+            _ => return None,
+        };
+        self.field.as_ref().filter(|_| self.group_by.is_empty()).map(|field| (field, direction))
     }
 
     /// What comes of these records; none for the least or greatest of nothing.

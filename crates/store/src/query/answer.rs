@@ -3,7 +3,7 @@
 use serde_json::Value as Json;
 
 use super::{Aggregate, Query, plan};
-use crate::{Bucket, Row};
+use crate::{Bucket, Comparison, Filter, Row, Scalar, Test};
 
 /// What a query returns.
 #[derive(Debug, Clone, PartialEq)]
@@ -65,6 +65,13 @@ impl Query {
     fn compute(&self, aggregate: &Aggregate, bucket: &Bucket, now: u64) -> Option<Json> {
         if aggregate.is_plain_count() {
             return Some(Json::from(self.count(bucket, now)));
+        }
+        if let Some((field, direction)) = aggregate.extreme() {
+            // The first in order, which an index may know.
+            let is_number = Test::Order(Comparison::GreaterOrEqual, Scalar::new(f64::MIN));
+            let filter = self.filter.clone().and(Filter::Test(field.clone(), is_number));
+            let rows = plan::sorted(bucket, &filter, &[(field.clone(), direction)], 0, 1, now);
+            return aggregate.of(rows.into_iter());
         }
         aggregate.of(plan::unsorted(bucket, &self.filter, now))
     }

@@ -100,7 +100,7 @@ fn walk<'a>(
         }
         if looked == trial {
             let is_rare = passed.saturating_mul(4) < looked;
-            goes_well = !is_rare || until.saturating_mul(looked) / passed.max(1) < bucket.len() / 2;
+            goes_well = !is_rare || until.saturating_mul(looked) < passed.saturating_mul(bucket.len() / 2);
         }
         goes_well && passed < until
     });
@@ -168,3 +168,37 @@ impl PartialEq for Candidate<'_, '_> {
 }
 
 impl Eq for Candidate<'_, '_> {}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::BucketDefinition;
+
+    #[test]
+    fn an_order_in_which_few_are_meant_is_given_up() {
+        let number = json!({"type": "number"});
+        let definition = json!({"key": "id", "schema": {"id": number, "a": number}, "indexes": ["a"]});
+        let mut bucket = Bucket::new(Arc::new(BucketDefinition::parse(&definition).unwrap()));
+        for id in 0..80 {
+            bucket.put(Row::new(json!({"id": id, "a": 80 - id}).as_object().unwrap()).unwrap()).unwrap();
+        }
+        let sort = [(Field::new("a"), Direction::Ascending)];
+        let everything = Filter::everything();
+        let order = Order::choose(&bucket, &Conditions::of(&everything), &sort).unwrap();
+        let found = |meant: &dyn Fn(&Row) -> bool, until: usize| {
+            let looked = std::cell::Cell::new(0);
+            let count = |row: &Row| {
+                looked.set(looked.get() + 1);
+                meant(row)
+            };
+            (walk(&bucket, &order, count, 1, until).map(|rows| rows.len()), looked.get())
+        };
+        assert_eq!(found(&|_| true, 3), (Some(2), 3), "no more than is wanted");
+        assert_eq!(found(&|_| true, usize::MAX), (Some(79), 80));
+        assert_eq!(found(&|_| false, 3), (None, 10), "an eighth of them");
+    }
+}
