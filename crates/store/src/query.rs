@@ -107,8 +107,7 @@ impl Query {
         }
         let present = |name: &str| members.get(name).filter(|value| !value.is_null());
         let count = |name: &str| {
-            let number = |json: &Json| json.as_u64().and_then(|number| usize::try_from(number).ok());
-            present(name).map(|json| number(json).ok_or_else(|| expected(name, "a whole number from 0"))).transpose()
+            present(name).map(|json| whole(json).ok_or_else(|| expected(name, "a whole number from 0"))).transpose()
         };
         let bucket = present("bucket").and_then(Json::as_str).ok_or_else(|| expected("bucket", "the name of one"))?;
         Ok(Self {
@@ -158,6 +157,14 @@ fn compare(one: &Row, two: &Row, sort: &[(Field, Direction)]) -> Ordering {
 
 fn expected(at: &str, expected: &'static str) -> QueryError {
     QueryError::Expected { at: at.to_owned(), expected }
+}
+
+/// A number that counts something. Those who write 3 as 3.0 mean the same.
+fn whole(json: &Json) -> Option<usize> {
+    let number = json.as_f64().filter(|number| number.fract() == 0.0 && *number >= 0.0)?;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a cast of floats ends at the bounds")]
+    let whole = number as usize;
+    Some(whole)
 }
 
 fn names(json: &Json, at: &str) -> Result<Vec<String>, QueryError> {
@@ -237,6 +244,16 @@ mod tests {
         }
         let template = json!({"bucket": "b", "filter": {"a": {"$in": "{{ params.list }}"}}, "limit": 3});
         assert_eq!(Query::check(&template), Ok(()));
+    }
+
+    #[test]
+    fn whole_numbers_may_be_written_with_a_fraction_of_nothing() {
+        let parse = |limit: Json| Query::parse(&json!({"bucket": "b", "limit": limit}), &Map::new());
+        assert_eq!(parse(json!(3.0)).unwrap().limit, Some(3));
+        assert_eq!(parse(json!(1e300)).unwrap().limit, Some(usize::MAX));
+        for wrong in [json!(2.5), json!(-1.0), json!("3"), json!(true)] {
+            assert!(parse(wrong.clone()).is_err(), "{wrong}");
+        }
     }
 
     #[test]

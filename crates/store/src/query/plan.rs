@@ -13,7 +13,11 @@ use crate::bucket::Ordinal;
 use crate::{Bucket, Field, Filter, Row};
 
 /// The records that are meant, in the order of coming.
-pub(crate) fn unsorted<'a>(bucket: &'a Bucket, filter: &'a Filter, now: u64) -> Box<dyn Iterator<Item = &'a Row> + 'a> {
+pub(crate) fn unsorted<'a: 'f, 'f>(
+    bucket: &'a Bucket,
+    filter: &'f Filter,
+    now: u64,
+) -> Box<dyn Iterator<Item = &'a Row> + 'f> {
     let meant = move |row: &&Row| bucket.is_live(row, now) && filter.matches(row);
     match Access::choose(bucket, &Conditions::of(filter)) {
         None => Box::new(bucket.rows().filter(meant)),
@@ -46,34 +50,29 @@ pub(super) fn sorted<'a>(
     limit: usize,
     now: u64,
 ) -> Vec<&'a Row> {
-    let until = offset.saturating_add(limit);
-    let entry = |ordinal: Ordinal| bucket.row(ordinal).map(|row| (ordinal, row));
-    let meant = |(_, row): &(Ordinal, &Row)| bucket.is_live(row, now) && filter.matches(row);
-    let conditions = Conditions::of(filter);
-    let access = Access::choose(bucket, &conditions);
-    let of_rows = |rows: &mut dyn Iterator<Item = (Ordinal, &'a Row)>| -> Vec<&'a Row> {
-        rows.skip(offset).take(limit).map(|(_, row)| row).collect()
-    };
     if limit == 0 {
         return Vec::new();
     }
     if sort.is_empty() {
-        return match access {
-            Some(access) => of_rows(&mut access.into_order().filter_map(entry).filter(meant)),
-            None => of_rows(&mut bucket.entries().filter(meant)),
-        };
+        return unsorted(bucket, filter, now).skip(offset).take(limit).collect();
     }
+    let until = offset.saturating_add(limit);
+    let meant = |row: &Row| bucket.is_live(row, now) && filter.matches(row);
+    let conditions = Conditions::of(filter);
+    let access = Access::choose(bucket, &conditions);
     let order = Order::choose(bucket, &conditions, sort);
     let order = order.filter(|order| access.as_ref().is_none_or(|access| is_cheaper(order, access, bucket, until)));
-    if let Some(order) = order
-        && let Some(found) = walk(bucket, &order, |row| meant(&(0, row)), offset, until)
-    {
+    if let Some(found) = order.and_then(|order| walk(bucket, &order, meant, offset, until)) {
         return found;
     }
-    match access {
-        Some(access) => of_rows(&mut first(access.ordinals().filter_map(entry).filter(meant), sort, until).into_iter()),
-        None => of_rows(&mut first(bucket.entries().filter(meant), sort, until).into_iter()),
-    }
+    let found = match access {
+        Some(access) => {
+            let entries = access.ordinals().filter_map(|ordinal| Some((ordinal, bucket.row(ordinal)?)));
+            first(entries.filter(|(_, row)| meant(row)), sort, until)
+        }
+        None => first(bucket.entries().filter(|(_, row)| meant(row)), sort, until),
+    };
+    found.into_iter().skip(offset).collect()
 }
 
 /// The records in the order of an index. None if so few of the first ones are meant that looking at all, as they lie, is sooner
@@ -128,7 +127,7 @@ fn first<'a>(
     rows: impl Iterator<Item = (Ordinal, &'a Row)>,
     sort: &[(Field, Direction)],
     count: usize,
-) -> Vec<(Ordinal, &'a Row)> {
+) -> Vec<&'a Row> {
     let mut kept = BinaryHeap::new();
     for (ordinal, row) in rows {
         let candidate = Candidate { ordinal, row, sort };
@@ -139,7 +138,7 @@ fn first<'a>(
             kept.push(candidate);
         }
     }
-    kept.into_sorted_vec().into_iter().map(|candidate| (candidate.ordinal, candidate.row)).collect()
+    kept.into_sorted_vec().into_iter().map(|candidate| candidate.row).collect()
 }
 
 /// A row with its place in an order.
