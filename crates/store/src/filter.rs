@@ -5,6 +5,7 @@
 
 mod parameters;
 mod parser;
+mod scalars;
 
 use std::cmp::Ordering;
 
@@ -13,6 +14,7 @@ use serde_json::{Map, Value as Json};
 pub use self::parameters::Parameters;
 use self::parameters::Source;
 use self::parser::Parser;
+pub use self::scalars::Scalars;
 use crate::{Field, Row, Value};
 
 /// Which rows are meant.
@@ -36,9 +38,9 @@ pub enum Test {
     /// It is of the same type and comes before or after this one.
     Order(Comparison, Scalar),
     /// It equals one of these.
-    In(Vec<Scalar>),
+    In(Scalars),
     /// It equals none of these.
-    NotIn(Vec<Scalar>),
+    NotIn(Scalars),
     /// It is a string that contains this one, whatever the case of either. Kept in lower case.
     Contains(String),
     /// It is a string that begins with this one.
@@ -263,8 +265,8 @@ impl Test {
             Self::Equal(scalar) => scalar.equals(value),
             Self::NotEqual(scalar) => !scalar.equals(value),
             Self::Order(comparison, scalar) => scalar.order(value).is_some_and(|order| comparison.holds(order)),
-            Self::In(scalars) => scalars.iter().any(|scalar| scalar.equals(value)),
-            Self::NotIn(scalars) => !scalars.iter().any(|scalar| scalar.equals(value)),
+            Self::In(scalars) => scalars.contain(value),
+            Self::NotIn(scalars) => !scalars.contain(value),
             Self::Contains(part) => text().is_some_and(|text| text.to_lowercase().contains(&**part)),
             Self::StartsWith(part) => text().is_some_and(|text| text.starts_with(&**part)),
             Self::EndsWith(part) => text().is_some_and(|text| text.ends_with(&**part)),

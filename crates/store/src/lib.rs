@@ -50,7 +50,7 @@ pub use engine::{
     Recovery, RestoreError, StoredRow, Write, WriteSet, Writes,
 };
 pub use error::StoreError;
-pub use filter::{Comparison, Filter, FilterError, Parameters, Scalar, Test};
+pub use filter::{Comparison, Filter, FilterError, Parameters, Scalar, Scalars, Test};
 pub use key::IndexKey;
 pub use limits::Limits;
 pub use page::Page;

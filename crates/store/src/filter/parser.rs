@@ -3,7 +3,7 @@
 use serde_json::Value as Json;
 
 use super::parameters::Source;
-use super::{Comparison, Filter, FilterError, Scalar, Test};
+use super::{Comparison, Filter, FilterError, Scalar, Scalars, Test};
 use crate::Field;
 
 /// Reads a filter. It is one reader whether or not the parameters have values yet, so that a definition and its use are judged
@@ -88,8 +88,8 @@ impl<'a> Parser<'a> {
             "$gte" => order(Comparison::GreaterOrEqual, self.scalar(operand)?),
             "$lt" => order(Comparison::Less, self.scalar(operand)?),
             "$lte" => order(Comparison::LessOrEqual, self.scalar(operand)?),
-            "$in" => Ok(Test::In(self.scalars("$in", field, operand)?)),
-            "$nin" => Ok(Test::NotIn(self.scalars("$nin", field, operand)?)),
+            "$in" => Ok(Test::In(Scalars::new(self.scalars("$in", field, operand)?))),
+            "$nin" => Ok(Test::NotIn(Scalars::new(self.scalars("$nin", field, operand)?))),
             "$contains" => Ok(Test::Contains(self.text("$contains", field, operand)?.to_lowercase())),
             "$startsWith" => Ok(Test::StartsWith(self.text("$startsWith", field, operand)?)),
             "$endsWith" => Ok(Test::EndsWith(self.text("$endsWith", field, operand)?)),

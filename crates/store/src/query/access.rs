@@ -3,10 +3,11 @@
 //! An index serves if the conditions that must all hold fix its first fields, each to one value or a few, and perhaps bound the
 //! next one. If one of several filters must hold and each of them is served, the parts of all of them are looked at.
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
 
 use crate::bucket::{Index, Ordinal};
-use crate::filter::{Comparison, Scalar, Test};
+use crate::filter::{Comparison, Test};
 use crate::{Bucket, Field, Filter, IndexKey};
 
 /// Parts of indexes, in which all records are that can be meant.
@@ -129,15 +130,17 @@ impl<'f> Conditions<'f> {
     }
 
     /// The keys of the values that a field may have, if there are only so many.
-    fn values(&self, field: &Field) -> Option<Values> {
+    fn values(&self, field: &Field) -> Option<Values<'f>> {
         let values = self.tests_of(field).filter_map(Values::of).min_by_key(|values| values.keys.len())?;
         Some(Values { is_exact: values.is_exact && self.tests_of(field).count() == 1, ..values })
     }
 
     /// The key of the value that a field must have.
     pub(super) fn value(&self, field: &Field) -> Option<IndexKey> {
-        let mut keys = self.values(field)?.keys;
-        if keys.len() == 1 { keys.pop() } else { None }
+        match &*self.values(field)?.keys {
+            [only] => Some(only.clone()),
+            _ => None,
+        }
     }
 
     /// Between which keys a field must be.
@@ -154,28 +157,29 @@ impl<'f> Conditions<'f> {
     }
 }
 
-/// The values that a field may have.
-struct Values {
-    keys: Vec<IndexKey>,
+/// The keys of the values that a field may have, each once.
+struct Values<'f> {
+    keys: Cow<'f, [IndexKey]>,
     is_exact: bool,
 }
 
-impl Values {
-    fn of(test: &Test) -> Option<Self> {
-        let scalars = match test {
-            Test::Equal(scalar) => std::slice::from_ref(scalar),
-            Test::In(scalars) => scalars,
-            Test::Exists(false) => return Some(Self { keys: vec![IndexKey::of(None)], is_exact: true }),
+impl<'f> Values<'f> {
+    fn of(test: &'f Test) -> Option<Self> {
+        let keys = match test {
+            Test::Equal(scalar) => {
+                Cow::Owned(scalar.value().map(|value| IndexKey::of(Some(&value))).into_iter().collect())
+            }
+            Test::In(scalars) => Cow::Borrowed(scalars.keys()),
+            Test::Exists(false) => return Some(Self { keys: Cow::Owned(vec![IndexKey::of(None)]), is_exact: true }),
             _ => return None,
         };
-        let mut keys: Vec<IndexKey> =
-            scalars.iter().filter_map(Scalar::value).map(|value| IndexKey::of(Some(&value))).collect();
-        keys.sort_unstable();
-        keys.dedup();
-        // Null stands in an index beside what is absent.
-        let is_exact = !keys.iter().any(IndexKey::is_nothing);
-        Some(Self { keys, is_exact })
+        Some(Self { is_exact: !has_nothing(&keys), keys })
     }
+}
+
+/// Whether nothing is among these. Null stands in an index beside what is absent.
+fn has_nothing(sorted: &[IndexKey]) -> bool {
+    sorted.last().is_some_and(IndexKey::is_nothing)
 }
 
 /// Between which keys a field must be.
@@ -232,7 +236,7 @@ impl Bounds {
 
 struct Planner<'a> {
     bucket: &'a Bucket,
-    /// How many more conditions are looked at: planning a large filter must not take longer than asking it.
+    /// How many more conditions and values are looked at: planning a large filter must not take longer than asking it.
     left: usize,
 }
 
@@ -246,8 +250,8 @@ impl<'a> Planner<'a> {
         let mut found = Vec::new();
         found.extend(self.by_key(conditions));
         for index in bucket.indexes() {
-            self.left = self.left.checked_sub(conditions.tests.len() + 1)?;
-            found.extend(Self::by_index(index, conditions));
+            self.spend(conditions.tests.len() + 1)?;
+            found.extend(self.by_index(index, conditions));
         }
         for union in &conditions.unions {
             found.extend(self.by_union(union, conditions));
@@ -257,11 +261,17 @@ impl<'a> Planner<'a> {
         found.into_iter().max_by_key(|access| (access.worth, access.is_in_order, Reverse(access.parts.len())))
     }
 
-    fn by_key(&self, conditions: &Conditions<'_>) -> Option<Access<'a>> {
+    fn spend(&mut self, effort: usize) -> Option<()> {
+        self.left = self.left.checked_sub(effort)?;
+        Some(())
+    }
+
+    fn by_key(&mut self, conditions: &Conditions<'_>) -> Option<Access<'a>> {
         let key = self.bucket.key_field();
         let Values { keys, is_exact } = conditions.values(key)?;
+        self.spend(keys.len())?;
         let parts: Vec<Part<'_>> =
-            keys.iter().filter_map(|key| self.bucket.find(key)).map(|(ordinal, _)| ordinal).map(Part::One).collect();
+            keys.iter().filter_map(|key| self.bucket.find(key)).map(|(ordinal, _)| Part::One(ordinal)).collect();
         Some(Access {
             is_in_order: parts.len() <= 1,
             parts,
@@ -271,11 +281,11 @@ impl<'a> Planner<'a> {
         })
     }
 
-    fn by_index(index: &'a Index, conditions: &Conditions<'_>) -> Option<Access<'a>> {
+    fn by_index(&mut self, index: &'a Index, conditions: &Conditions<'_>) -> Option<Access<'a>> {
         let mut prefixes = vec![IndexKey::new()];
         let mut asked = Vec::new();
         let mut bounds = None;
-        let (mut has_nothing, mut is_exact) = (false, true);
+        let (mut is_of_nothing, mut is_exact) = (false, true);
         for field in index.fields() {
             let values = conditions.values(field);
             let Some(values) = values.filter(|values| values.keys.len() * prefixes.len() <= Self::PARTS) else {
@@ -283,8 +293,9 @@ impl<'a> Planner<'a> {
                 is_exact &= bounds.as_ref().is_none_or(|bounds| bounds.is_exact);
                 break;
             };
+            self.spend(values.keys.len() * prefixes.len())?;
             is_exact &= values.is_exact;
-            has_nothing |= values.keys.iter().any(IndexKey::is_nothing);
+            is_of_nothing |= has_nothing(&values.keys);
             prefixes = prefixes.iter().flat_map(|prefix| values.keys.iter().map(|key| prefix.join(key))).collect();
             asked.push(field);
         }
@@ -293,7 +304,7 @@ impl<'a> Planner<'a> {
             return None;
         }
         let worth = Worth {
-            is_unique: prefixes.is_empty() || index.is_unique() && fixed == 1 && !has_nothing,
+            is_unique: prefixes.is_empty() || index.is_unique() && fixed == 1 && !is_of_nothing,
             fixed,
             is_bounded: bounds.is_some(),
         };
@@ -328,7 +339,7 @@ impl<'a> Planner<'a> {
             is_exact: conditions.unions.len() == 1,
         };
         for filter in filters {
-            self.left = self.left.checked_sub(conditions.tests.len() + 1)?;
+            self.spend(conditions.tests.len() + 1)?;
             let mut own = Conditions { tests: conditions.tests.clone(), unions: Vec::new() };
             own.add(filter);
             let access = self.choose(&own)?;
@@ -421,5 +432,10 @@ mod tests {
         assert!(looked_at(&bucket, &json!({"$or": many})).is_some());
         let tests: Vec<Json> = (0..3000).map(|n| json!({"b": {"$neq": n}})).collect();
         assert_eq!(looked_at(&bucket, &json!({"$or": many, "$and": tests})), None);
+        // What has been found by then is taken.
+        let values: Vec<u32> = (0..5000).collect();
+        let filters: Vec<Json> = (0..2000).map(|n| json!({"plain": n})).collect();
+        let (found, count) = looked_at(&bucket, &json!({"id": {"$in": values}, "$or": filters})).unwrap();
+        assert_eq!((found.len(), count), (100, None));
     }
 }

@@ -54,7 +54,7 @@ fn operators() -> impl Strategy<Value = Json> {
         2 => (select(vec!["$eq", "$neq"]), scalar()).prop_map(|(operator, value)| json!({operator: value})),
         2 => (order(), scalar()).prop_map(|(operator, value)| json!({operator: value})),
         2 => (order(), scalar(), order(), scalar()).prop_map(|(one, low, two, high)| json!({one: low, two: high})),
-        3 => (select(vec!["$in", "$nin"]), vec(scalar(), 0..8))
+        3 => (select(vec!["$in", "$nin"]), vec(scalar(), 0..14))
             .prop_map(|(operator, values)| json!({operator: values})),
         1 => (scalar(), scalar()).prop_map(|(low, high)| json!({"$between": [low, high]})),
         2 => (select(vec!["$startsWith", "$endsWith", "$contains"]), text())
