@@ -215,6 +215,16 @@ mod tests {
     }
 
     #[test]
+    fn an_index_that_ends_with_the_sort_is_taken_before_one_that_goes_on() {
+        for indexes in [json!(["a", ["a", "b"]]), json!([["a", "b"], "a"])] {
+            let bucket = bucket(&indexes, std::iter::empty());
+            let query = query(&json!({}), &json!({"a": "desc"}));
+            let order = Order::choose(&bucket, &Conditions::of(&query.filter), &query.sort).unwrap();
+            assert!(!order.goes_on, "{indexes}");
+        }
+    }
+
+    #[test]
     fn nothing_comes_last_and_what_has_no_order_beside_the_greatest() {
         let values = [json!(null), json!([1]), json!(2), json!("x"), json!({"c": 1}), json!(2), json!(false)];
         let rows = values.iter().enumerate().map(|(id, value)| json!({"id": id, "a": value}));
