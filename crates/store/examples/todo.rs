@@ -30,7 +30,7 @@ fn main() -> Result<()> {
 }
 
 /// Does what one call of the program does, and returns what it prints.
-pub fn run(data: &Path, arguments: &[&str]) -> Result<String> {
+pub(crate) fn run(data: &Path, arguments: &[&str]) -> Result<String> {
     let (store, _) = Store::open(data, StoreOptions::default())
         .with_context(|| format!("cannot open the list in {}", data.display()))?;
     define(&store)?;

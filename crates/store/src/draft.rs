@@ -184,6 +184,15 @@ impl Draft {
         })
     }
 
+    /// How many records a query means, whatever its offset and limit.
+    pub fn count(&self, query: &Query) -> Result<usize, StoreError> {
+        let bucket = self.state.bucket(&query.bucket)?;
+        Ok(match &self.guard {
+            None => query.count(bucket, self.now),
+            Some(guard) => query.clone().restrict(guard).count(bucket, self.now),
+        })
+    }
+
     /// Inserts a record, in place of the one that has its key, if there is one.
     pub fn insert(&mut self, bucket: &str, record: Map<String, Json>) -> Result<Row, StoreError> {
         self.atomically(|draft| draft.insert_now(bucket, record))

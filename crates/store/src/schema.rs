@@ -248,6 +248,9 @@ impl BucketDefinition {
         if !is_field(&key) {
             return Err(DefinitionError::UnknownField { at: "key".to_owned(), field: key });
         }
+        if fields.iter().any(|(name, rule)| *name == key && matches!(rule.kind, Kind::Object | Kind::Array)) {
+            return Err(expected("key", "a field that is no object or array"));
+        }
         let indexes = indexes(members.get("indexes"))?;
         if let Some(field) = indexes.iter().flatten().find(|field| !is_field(field)) {
             return Err(DefinitionError::UnknownField { at: "indexes".to_owned(), field: field.clone() });

@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::{Answer, Draft, Filter, FilterError, Query, StoreError, Value};
+use crate::{Answer, Draft, Filter, FilterError, Parameters, Query, StoreError, Value};
 
 /// One operation of a transaction.
 #[derive(Debug, Clone, PartialEq)]
@@ -106,7 +106,7 @@ impl Operation {
         };
         let data = || members.get("data").and_then(Json::as_object).cloned().ok_or_else(|| shape("data", "an object"));
         let filter = |is_required: bool| match members.get("filter").filter(|filter| !filter.is_null()) {
-            Some(filter) => Ok(Filter::parse(filter, &Map::new())?),
+            Some(filter) => Ok(Filter::parse_with(filter, &Parameters::new())?),
             None if is_required => Err(shape("filter", "an object")),
             None => Ok(Filter::everything()),
         };
@@ -164,7 +164,7 @@ impl Draft {
             }
             Action::Where(filter) => Json::Array(records(find(self, filter, None)?)),
             Action::FindOne(filter) => records(find(self, filter, Some(1))?).pop().unwrap_or_default(),
-            Action::Count(filter) => json!(records(find(self, filter, None)?).len()),
+            Action::Count(filter) => json!(self.count(&Query { filter: filter.clone(), ..Query::all(bucket) })?),
         })
     }
 }

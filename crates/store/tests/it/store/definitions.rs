@@ -23,6 +23,11 @@ fn wrong_buckets_are_refused_whole() {
         ("$b", plain(), "\"$b\" cannot be a name: it has 1 to 255 bytes and does not begin with $"),
         ("c", json!({"key": "x", "schema": {}}), "key names the field x, which is not in the schema"),
         ("c", json!({"schema": {}}), "key must be the name of a field"),
+        (
+            "c",
+            json!({"key": "x", "schema": {"x": {"type": "array"}}}),
+            "key must be a field that is no object or array",
+        ),
         ("c", Json::Null, "the definition must be an object"),
     ] {
         assert_eq!(refusal(store.define_bucket(name, config).wait()).to_string(), error);

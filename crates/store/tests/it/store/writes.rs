@@ -121,8 +121,10 @@ fn a_commit_that_is_too_large_is_refused_and_the_others_of_its_group_are_kept() 
     store.define_bucket("b", plain()).wait().unwrap();
     let release = hold(&store);
     let large = |id: u64, len: usize| store.insert("b", object(json!({"id": id, "x": "x".repeat(len)})));
-    let pending: Vec<_> =
-        [(1, 10), (2, 5000), (3, 10), (4, 4500), (5, 4500), (6, 4500)].into_iter().map(|(id, len)| large(id, len)).collect();
+    let pending: Vec<_> = [(1, 10), (2, 5000), (3, 10), (4, 4500), (5, 4500), (6, 4500)]
+        .into_iter()
+        .map(|(id, len)| large(id, len))
+        .collect();
     release.send(()).unwrap();
     let results: Vec<bool> = pending
         .into_iter()
