@@ -80,7 +80,7 @@ impl Disk for Files {
     fn lock(&self, file: &Path) -> io::Result<Option<Box<dyn Send + Sync>>> {
         let file = File::options().create(true).truncate(false).write(true).open(file)?;
         match file.try_lock() {
-            Ok(()) => Ok(Some(Box::new(file))),
+            Ok(()) => Ok(Some(Box::new(Locked(file)))),
             Err(TryLockError::WouldBlock) => Ok(None),
             Err(TryLockError::Error(error)) => Err(error),
         }
@@ -113,6 +113,17 @@ impl Disk for Files {
     fn spawn(&self, work: Box<dyn FnOnce() + Send>) {
         // Without a thread the work is dropped, and whoever needs its result does it itself.
         let _ = thread::Builder::new().name("store-segment".into()).spawn(work);
+    }
+}
+
+/// A lock that ends when this is dropped. Closing the file would not do: a process that is just being started has it open, too,
+/// until it runs its own program.
+struct Locked(File);
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // If it fails, closing the file is what is left.
+        let _ = self.0.unlock();
     }
 }
 

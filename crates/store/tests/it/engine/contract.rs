@@ -260,3 +260,28 @@ fn a_copy_is_opened_with_a_new_epoch_and_an_unfinished_one_is_not() {
     let error = Embedded::open(dir.path().join("copy"), options, |_| {}).unwrap_err();
     assert!(matches!(error, OpenError::UnfinishedBackup { .. }), "{error}");
 }
+
+/// A process that is just being started has all files of its parent open.
+#[test]
+fn a_directory_is_free_at_once_while_processes_are_started() {
+    let dir = tempfile::tempdir().unwrap();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                // With something to do before it runs, it is a while between its parent's program and its own.
+                let mut command = std::process::Command::new("true");
+                std::os::unix::process::CommandExt::process_group(&mut command, 0);
+                command.spawn().unwrap().wait().unwrap();
+            }
+        });
+        for _ in 0..200 {
+            let opened = Embedded::open(dir.path(), small(), |_| {});
+            if opened.is_err() {
+                stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            }
+            opened.unwrap();
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+}
