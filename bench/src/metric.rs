@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 pub enum Metric {
     /// Operations a second.
     Throughput,
+    /// Nanoseconds from the beginning to the end of an operation, on average.
+    Wall,
     /// Nanoseconds of CPU that this process spent per operation, on all its threads.
     Cpu,
     /// The same of the process that does the work, where that is another one.
@@ -46,6 +48,7 @@ impl Metric {
     pub(crate) fn heading(self, operation: &str) -> String {
         match self {
             Self::Throughput => format!("{operation}s per second"),
+            Self::Wall => format!("time per {operation}"),
             Self::Cpu => format!("CPU per {operation}"),
             Self::ServerCpu => format!("server CPU per {operation}"),
             Self::Allocations => format!("allocations per {operation}"),
@@ -61,7 +64,7 @@ impl Metric {
     pub(crate) fn human(self, value: f64) -> String {
         match self {
             Self::Throughput => scaled(value, 1000.0, &["/s", "k/s", "M/s", "G/s"]),
-            Self::Cpu | Self::ServerCpu | Self::LatencyP50 | Self::LatencyP99 => {
+            Self::Wall | Self::Cpu | Self::ServerCpu | Self::LatencyP50 | Self::LatencyP99 => {
                 scaled(value, 1000.0, &["ns", "µs", "ms", "s"])
             }
             Self::Allocations => format!("{value:.2}"),
@@ -113,6 +116,7 @@ mod tests {
             (Metric::Throughput, 1_850_000.0, "1.85 M/s"),
             (Metric::Throughput, 999_700.0, "1.00 M/s"),
             (Metric::Throughput, 12.34, "12.3 /s"),
+            (Metric::Wall, 4.1e9, "4.10 s"),
             (Metric::Cpu, 412.3, "412 ns"),
             (Metric::Cpu, 99.97, "100 ns"),
             (Metric::ServerCpu, 0.0, "0.00 ns"),

@@ -13,10 +13,11 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// A round of so many operations that took so long: gives [`Metric::Throughput`] and [`Metric::Cpu`].
+    /// A round of so many operations that took so long: gives [`Metric::Throughput`], [`Metric::Wall`] and
+    /// [`Metric::Cpu`].
     pub fn new(operations: u64, wall: Duration, cpu: Duration) -> Self {
         let values = BTreeMap::from([(Metric::Throughput, operations as f64 / wall.as_secs_f64())]);
-        Self { operations, values }.with_time(Metric::Cpu, cpu)
+        Self { operations, values }.with_time(Metric::Wall, wall).with_time(Metric::Cpu, cpu)
     }
 
     /// Adds any other metric, in the unit that [`Metric`] names.
@@ -90,6 +91,7 @@ mod tests {
             .with_time(Metric::ServerCpu, Duration::from_micros(20))
             .with_amount(Metric::Memory, 1_400_000);
         assert_eq!(sample.value(Metric::Throughput), Some(2000.0));
+        assert_eq!(sample.value(Metric::Wall), Some(500_000.0));
         assert_eq!(sample.value(Metric::Cpu), Some(250.0));
         assert_eq!(sample.value(Metric::ServerCpu), Some(20.0));
         assert_eq!(sample.value(Metric::Memory), Some(1400.0));
