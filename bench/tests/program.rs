@@ -137,3 +137,8 @@ fn every_workload_on_connections_runs() {
 fn every_workload_on_websockets_runs() {
     every_workload_runs("websocket");
 }
+
+#[test]
+fn every_workload_on_the_store_runs() {
+    every_workload_runs("store");
+}

@@ -4,6 +4,7 @@ mod channels;
 mod conn;
 mod pipelining;
 mod pool;
+mod store;
 mod websocket;
 
 use tidewire_bench::Workload;
@@ -11,8 +12,14 @@ use tidewire_bench::Workload;
 use crate::role::Role;
 
 /// All there are; the program finds them here.
-pub(crate) const COMPARISONS: &[Comparison] =
-    &[channels::COMPARISON, conn::COMPARISON, pipelining::COMPARISON, pool::COMPARISON, websocket::COMPARISON];
+pub(crate) const COMPARISONS: &[Comparison] = &[
+    channels::COMPARISON,
+    conn::COMPARISON,
+    pipelining::COMPARISON,
+    pool::COMPARISON,
+    store::COMPARISON,
+    websocket::COMPARISON,
+];
 
 /// Workloads on one subject.
 pub(crate) struct Comparison {

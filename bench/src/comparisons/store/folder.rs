@@ -1,0 +1,47 @@
+//! Where the stores are: on the disk that this program was built on, because a temporary folder may be in memory.
+
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+use tempfile::TempDir;
+
+/// A new folder, removed when it is dropped.
+pub(super) fn new() -> TempDir {
+    TempDir::with_prefix_in("store-", beside_this_program()).expect("a folder can be made beside this program")
+}
+
+/// The file system and the device that the folders are on.
+pub(super) fn disk() -> String {
+    let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
+    disk_of(&beside_this_program(), &mounts).unwrap_or_else(|| "an unknown disk".into())
+}
+
+fn beside_this_program() -> PathBuf {
+    let program = env::current_exe().expect("this executable has a path");
+    program.parent().expect("a file is in a folder").to_owned()
+}
+
+/// The last mount that has the deepest of the mount points above `folder`.
+fn disk_of(folder: &Path, mounts: &str) -> Option<String> {
+    let above = mounts.lines().filter_map(|line| {
+        let mut words = line.split(' ');
+        let (device, point, file_system) = (words.next()?, words.next()?, words.next()?);
+        folder.starts_with(point).then(|| (Path::new(point).components().count(), format!("{file_system} on {device}")))
+    });
+    above.max_by_key(|(depth, _)| *depth).map(|(_, disk)| disk)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_disk_is_that_of_the_deepest_mount() {
+        let mounts =
+            "rootfs / rootfs rw 0 0\n/dev/a / ext4 rw 0 0\n/dev/b /home xfs rw 0 0\ntmpfs /homes tmpfs rw 0 0\n";
+        let disk = |folder| disk_of(Path::new(folder), mounts);
+        assert_eq!(disk("/home/me/target").as_deref(), Some("xfs on /dev/b"));
+        assert_eq!(disk("/var").as_deref(), Some("ext4 on /dev/a"));
+        assert_eq!(disk_of(Path::new("/var"), ""), None);
+    }
+}

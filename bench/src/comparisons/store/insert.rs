@@ -1,0 +1,118 @@
+//! Durable inserts: of many writers that share the wait for the disk, and of one that has it to itself.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tidewire_bench::{Contender, Meter, Metric, Sample, Workload};
+
+use super::super::Effort;
+use super::contender::{self, RowStore, fill, finish, runtime};
+use super::folder;
+use super::group::GroupCommit;
+use super::redb::Redb;
+use super::row::{self, Rows};
+use super::sqlite::Sqlite;
+
+const WRITERS: u64 = 64;
+
+pub(super) fn many(effort: Effort) -> Workload {
+    let (present, inserts) = (effort.operations(150_000), effort.operations(60_000));
+    Workload {
+        name: "store-insert-many",
+        about: format!(
+            "{inserts} rows of {} bytes with one index, by {WRITERS} tasks on one thread, each when its last row is on the disk, \
+             into a store that has {present} rows. The peers are written by one thread, which commits whatever waits in one \
+             transaction. The disk is {}.",
+            row::BYTES,
+            folder::disk()
+        ),
+        operation: "row",
+        metrics: &[Metric::Throughput, Metric::Cpu],
+        contenders: vec![
+            Contender::new("redb", move |meter| insert_many::<GroupCommit<Redb<1>>>(meter, present, inserts)),
+            Contender::new("SQLite", move |meter| insert_many::<GroupCommit<Sqlite>>(meter, present, inserts)),
+        ],
+    }
+}
+
+/// A new store in every round, because rounds would otherwise not be alike: the store would be larger in each, and only some would
+/// have a checkpoint.
+fn insert_many<S: RowStore>(meter: Meter, present: u64, inserts: u64) -> Sample {
+    let (folder, runtime) = (folder::new(), runtime());
+    let store = Arc::new(S::open(folder.path()));
+    let rows = Rows::new(present + inserts);
+    fill(&runtime, &*store, rows, 0, present);
+    let sample =
+        meter.measure(inserts, || contender::insert(&runtime, &store, WRITERS, rows, present, present + inserts));
+    finish(store, present + inserts);
+    sample
+}
+
+pub(super) fn one(effort: Effort) -> Workload {
+    let (present, inserts) = (effort.operations(20_000), effort.operations(2_000));
+    Workload {
+        name: "store-insert-one",
+        about: format!(
+            "{inserts} rows of {} bytes with one index, by one task, each when the last one is on the disk, into a store that has \
+             {present} rows. What the disk takes alone is \"write and sync\": as many bytes over a part of a file, and an \
+             fdatasync. The disk is {}.",
+            row::BYTES,
+            folder::disk()
+        ),
+        operation: "row",
+        metrics: &[Metric::Throughput, Metric::Cpu, Metric::LatencyP50, Metric::LatencyP99],
+        contenders: vec![
+            Contender::new("redb", move |meter| insert_one::<GroupCommit<Redb<1>>>(meter, present, inserts)),
+            Contender::new("SQLite", move |meter| insert_one::<GroupCommit<Sqlite>>(meter, present, inserts)),
+            Contender::new("write and sync", move |meter| write_and_sync(meter, inserts)),
+        ],
+    }
+}
+
+fn insert_one<S: RowStore>(meter: Meter, present: u64, inserts: u64) -> Sample {
+    let (folder, runtime) = (folder::new(), runtime());
+    let store = Arc::new(S::open(folder.path()));
+    let rows = Rows::new(present + inserts);
+    fill(&runtime, &*store, rows, 0, present);
+    let mut latencies = Vec::new();
+    let sample = meter.measure(inserts, || {
+        latencies = runtime.block_on(timed_inserts(&*store, rows, present, present + inserts));
+    });
+    finish(store, present + inserts);
+    sample.with_latencies(latencies)
+}
+
+/// Stores the rows from `first` up to `end`, and says how long each took.
+pub(super) async fn timed_inserts<S: RowStore>(store: &S, rows: Rows, first: u64, end: u64) -> Vec<Duration> {
+    let mut latencies = Vec::new();
+    for id in first..end {
+        let row = rows.row(id);
+        let started = Instant::now();
+        store.insert(row).await;
+        latencies.push(started.elapsed());
+    }
+    latencies
+}
+
+/// The least that is durable: bytes that are there already are written over, so that the file system has nothing to note.
+fn write_and_sync(meter: Meter, writes: u64) -> Sample {
+    let folder = folder::new();
+    let path = folder.path().join("bytes");
+    let file = OpenOptions::new().create_new(true).write(true).open(path).expect("a file can be made");
+    let bytes = [b'x'; row::BYTES];
+    let size = usize::try_from(writes).expect("64 bits") * row::BYTES;
+    file.write_all_at(&vec![0; size], 0).and_then(|()| file.sync_all()).expect("the disk has room");
+    let mut latencies = Vec::new();
+    let sample = meter.measure(writes, || {
+        for number in 0..writes {
+            let started = Instant::now();
+            file.write_all_at(&bytes, number * row::BYTES as u64)
+                .and_then(|()| file.sync_data())
+                .expect("it is written");
+            latencies.push(started.elapsed());
+        }
+    });
+    sample.with_latencies(latencies)
+}

@@ -1,0 +1,26 @@
+//! The store against redb and `SQLite`.
+
+mod contender;
+mod folder;
+mod group;
+mod insert;
+mod read;
+mod redb;
+mod row;
+mod sqlite;
+mod start;
+
+use tidewire_bench::Workload;
+
+use super::{Comparison, Effort};
+
+pub(crate) const COMPARISON: Comparison = Comparison {
+    name: "store",
+    about: "The store against redb and SQLite, each with the same group commit",
+    workloads,
+    roles: &[start::FILL, start::START],
+};
+
+fn workloads(effort: Effort) -> Vec<Workload> {
+    vec![insert::many(effort), insert::one(effort), read::points(effort), start::after_kill(effort)]
+}

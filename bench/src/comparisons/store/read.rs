@@ -1,0 +1,101 @@
+//! Point reads on two threads, while rows are stored.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tidewire_bench::{Contender, Meter, Metric, Sample, Workload};
+
+use super::super::Effort;
+use super::contender::{Reader as _, RowStore, fill, runtime};
+use super::folder;
+use super::group::GroupCommit;
+use super::redb::Redb;
+use super::row::{self, Rows};
+use super::sqlite::Sqlite;
+
+const READERS: u64 = 2;
+
+/// How long the writer rests after a row: all stores are written equally often, however fast they are.
+const REST: Duration = Duration::from_millis(1);
+
+pub(super) fn points(effort: Effort) -> Workload {
+    let (present, reads) = (effort.operations(200_000), effort.operations(200_000));
+    Workload {
+        name: "store-read",
+        about: format!(
+            "{reads} reads of random ones of {present} rows of {} bytes by their keys, on {READERS} threads, while a third one \
+             stores a row and rests for {REST:?}, again and again. Every read sees what is stored by then, but for \"redb, 100 \
+             at a time\", which begins a transaction only for every 100th.",
+            row::BYTES
+        ),
+        operation: "read",
+        metrics: &[Metric::Throughput, Metric::Cpu],
+        contenders: vec![
+            contender::<GroupCommit<Redb<1>>>("redb", present, reads),
+            contender::<GroupCommit<Redb<100>>>("redb, 100 at a time", present, reads),
+            contender::<GroupCommit<Sqlite>>("SQLite", present, reads),
+        ],
+    }
+}
+
+/// It keeps its store from round to round.
+fn contender<S: RowStore>(name: &'static str, present: u64, reads: u64) -> Contender {
+    let mut open = None;
+    Contender::new(name, move |meter| open.get_or_insert_with(|| Open::<S>::filled(present)).round(meter, reads))
+}
+
+/// A store, and how many rows it has.
+struct Open<S> {
+    store: Arc<S>,
+    present: u64,
+    next: u64,
+    // Removed last.
+    _folder: TempDir,
+}
+
+impl<S: RowStore> Open<S> {
+    fn filled(present: u64) -> Self {
+        let folder = folder::new();
+        let store = Arc::new(S::open(folder.path()));
+        fill(&runtime(), &*store, Rows::new(present), 0, present);
+        Self { store, present, next: present, _folder: folder }
+    }
+
+    fn round(&mut self, meter: Meter, reads: u64) -> Sample {
+        let Self { store, present, next, .. } = self;
+        let is_over = AtomicBool::new(false);
+        let mut readers: Vec<_> = (0..READERS).map(|number| (number, store.reader())).collect();
+        let sample = thread::scope(|scope| {
+            scope.spawn(|| {
+                let (runtime, rows) = (runtime(), Rows::new(*present));
+                while !is_over.load(Relaxed) {
+                    runtime.block_on(store.insert(rows.row(*next)));
+                    *next += 1;
+                    thread::sleep(REST);
+                }
+            });
+            let sample = meter.measure(reads, || {
+                thread::scope(|scope| {
+                    for (number, reader) in &mut readers {
+                        scope.spawn(|| {
+                            let mut random = *number;
+                            for _ in 0..reads / READERS {
+                                random = random
+                                    .wrapping_mul(6_364_136_223_846_793_005)
+                                    .wrapping_add(1_442_695_040_888_963_407);
+                                reader.read((random >> 33) % *present);
+                            }
+                        });
+                    }
+                });
+            });
+            is_over.store(true, Relaxed);
+            sample
+        });
+        assert!(store.reader().count() == *next, "what was written meanwhile is there");
+        sample
+    }
+}
