@@ -4,11 +4,13 @@ mod channels;
 mod conn;
 mod pipelining;
 mod pool;
+mod resident;
 mod store;
 mod websocket;
 
 use tidewire_bench::Workload;
 
+use self::resident::resident;
 use crate::role::Role;
 
 /// All there are; the program finds them here.

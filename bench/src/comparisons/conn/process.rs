@@ -1,12 +1,12 @@
 //! An echo server in a process of its own, so that its memory and its CPU can be told from those of its clients.
 
-use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
 use tidewire_bench::{CpuClock, pin_process};
 use tidewire_testkit::Process;
 
+use super::super::resident;
 use super::allow_files;
 use super::server::Dialect;
 
@@ -57,12 +57,8 @@ impl EchoProcess {
         CpuClock::of(self.process.pid()).expect("the server lives")
     }
 
-    /// Its resident memory in bytes. The kernel counts page by page, where the other files under /proc are an estimate.
+    /// Its resident memory in bytes.
     pub(crate) fn resident(&self) -> u64 {
-        let rollup =
-            fs::read_to_string(format!("/proc/{}/smaps_rollup", self.process.pid())).expect("the server lives");
-        let resident = rollup.lines().find_map(|line| line.strip_prefix("Rss:")).expect("it has resident memory");
-        let kilobytes: u64 = resident.trim().trim_end_matches(" kB").parse().expect("a number of kB");
-        1024 * kilobytes
+        resident(self.process.pid())
     }
 }

@@ -2,50 +2,81 @@
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt as _;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tidewire_bench::{Contender, Meter, Metric, Sample, Workload};
+use tidewire_store::StoreOptions;
 
 use super::super::Effort;
 use super::contender::{self, RowStore, fill, finish, runtime};
 use super::folder;
 use super::group::GroupCommit;
+use super::ours::Ours;
 use super::redb::Redb;
 use super::row::{self, Rows};
 use super::sqlite::Sqlite;
 
 const WRITERS: u64 = 64;
 
+/// About what a row takes in our log.
+const LOGGED: u64 = 341;
+
 pub(super) fn many(effort: Effort) -> Workload {
     let (present, inserts) = (effort.operations(150_000), effort.operations(60_000));
+    let log = LOGGED * (present + inserts / 4);
     Workload {
         name: "store-insert-many",
         about: format!(
             "{inserts} rows of {} bytes with one index, by {WRITERS} tasks on one thread, each when its last row is on the disk, \
              into a store that has {present} rows. The peers are written by one thread, which commits whatever waits in one \
-             transaction. The disk is {}.",
+             transaction. A checkpoint of all rows of ours begins in every round, because its log may have {} MiB here. The \
+             disk is {}.",
             row::BYTES,
+            log >> 20,
             folder::disk()
         ),
         operation: "row",
         metrics: &[Metric::Throughput, Metric::Cpu],
         contenders: vec![
-            Contender::new("redb", move |meter| insert_many::<GroupCommit<Redb<1>>>(meter, present, inserts)),
-            Contender::new("SQLite", move |meter| insert_many::<GroupCommit<Sqlite>>(meter, present, inserts)),
+            Contender::new("redb", move |meter| {
+                insert_many(meter, present, inserts, GroupCommit::<Redb<1>>::open, |_| {})
+            }),
+            Contender::new("SQLite", move |meter| {
+                insert_many(meter, present, inserts, GroupCommit::<Sqlite>::open, |_| {})
+            }),
+            Contender::new("tidewire-store", move |meter| {
+                let mut options = StoreOptions::default();
+                options.embedded.checkpoint_log_bytes = log;
+                insert_many(
+                    meter,
+                    present,
+                    inserts,
+                    |folder| Ours::open_with(folder, options),
+                    Ours::wait_for_checkpoint,
+                )
+            }),
         ],
     }
 }
 
 /// A new store in every round, because rounds would otherwise not be alike: the store would be larger in each, and only some would
 /// have a checkpoint.
-fn insert_many<S: RowStore>(meter: Meter, present: u64, inserts: u64) -> Sample {
+fn insert_many<S: RowStore>(
+    meter: Meter,
+    present: u64,
+    inserts: u64,
+    open: impl FnOnce(&Path) -> S,
+    afterwards: impl FnOnce(&S),
+) -> Sample {
     let (folder, runtime) = (folder::new(), runtime());
-    let store = Arc::new(S::open(folder.path()));
+    let store = Arc::new(open(folder.path()));
     let rows = Rows::new(present + inserts);
     fill(&runtime, &*store, rows, 0, present);
     let sample =
         meter.measure(inserts, || contender::insert(&runtime, &store, WRITERS, rows, present, present + inserts));
+    afterwards(&store);
     finish(store, present + inserts);
     sample
 }
@@ -66,6 +97,7 @@ pub(super) fn one(effort: Effort) -> Workload {
         contenders: vec![
             Contender::new("redb", move |meter| insert_one::<GroupCommit<Redb<1>>>(meter, present, inserts)),
             Contender::new("SQLite", move |meter| insert_one::<GroupCommit<Sqlite>>(meter, present, inserts)),
+            Contender::new("tidewire-store", move |meter| insert_one::<Ours>(meter, present, inserts)),
             Contender::new("write and sync", move |meter| write_and_sync(meter, inserts)),
         ],
     }

@@ -1,9 +1,13 @@
 //! The store against redb and `SQLite`.
 
+mod checkpoint;
 mod contender;
 mod folder;
 mod group;
 mod insert;
+mod memory;
+mod ours;
+mod query;
 mod read;
 mod redb;
 mod row;
@@ -18,9 +22,17 @@ pub(crate) const COMPARISON: Comparison = Comparison {
     name: "store",
     about: "The store against redb and SQLite, each with the same group commit",
     workloads,
-    roles: &[start::FILL, start::START],
+    roles: &[memory::HOLD, start::FILL, start::START],
 };
 
 fn workloads(effort: Effort) -> Vec<Workload> {
-    vec![insert::many(effort), insert::one(effort), read::points(effort), start::after_kill(effort)]
+    vec![
+        insert::many(effort),
+        insert::one(effort),
+        read::points(effort),
+        query::indexed(effort),
+        start::after_kill(effort),
+        memory::per_row(effort),
+        checkpoint::commits(effort),
+    ]
 }

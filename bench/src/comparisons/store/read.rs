@@ -12,6 +12,7 @@ use super::super::Effort;
 use super::contender::{Reader as _, RowStore, fill, runtime};
 use super::folder;
 use super::group::GroupCommit;
+use super::ours::Ours;
 use super::redb::Redb;
 use super::row::{self, Rows};
 use super::sqlite::Sqlite;
@@ -37,6 +38,7 @@ pub(super) fn points(effort: Effort) -> Workload {
             contender::<GroupCommit<Redb<1>>>("redb", present, reads),
             contender::<GroupCommit<Redb<100>>>("redb, 100 at a time", present, reads),
             contender::<GroupCommit<Sqlite>>("SQLite", present, reads),
+            contender::<Ours>("tidewire-store", present, reads),
         ],
     }
 }

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use serde_json::{Map, Value as Json};
+
 /// The bytes that a row has as JSON.
 pub(super) const BYTES: usize = 256;
 
@@ -27,6 +29,10 @@ impl Rows {
         Self { groups: (count / 10).max(1) }
     }
 
+    pub(super) fn groups(self) -> u64 {
+        self.groups
+    }
+
     /// The row with this key.
     pub(super) fn row(self, id: u64) -> NewRow {
         // Neighbours are in groups far apart, as those of real rows are.
@@ -37,6 +43,13 @@ impl Rows {
         text.extend(std::iter::repeat_n('x', BYTES - "\"}".len() - text.len()));
         text.push_str("\"}");
         NewRow { id, group, text }
+    }
+}
+
+impl NewRow {
+    /// The row as the tree that a store of records is given.
+    pub(super) fn record(&self) -> Map<String, Json> {
+        serde_json::from_str(&self.text).expect("it was made as an object")
     }
 }
 
@@ -63,7 +76,7 @@ mod tests {
         for id in 0..1000 {
             let row = rows.row(id);
             assert_eq!(row.text.len(), BYTES);
-            assert_eq!(serde_json::from_str::<serde_json::Value>(&row.text).unwrap()["group"], row.group);
+            assert_eq!(row.record()["group"], Json::from(row.group.clone()));
             check(id, &row.text);
             *groups.entry(row.group).or_default() += 1;
         }

@@ -10,13 +10,17 @@ use super::super::Effort;
 use super::contender::{Reader as _, RowStore, fill, runtime};
 use super::folder;
 use super::group::GroupCommit;
+use super::ours::Ours;
 use super::redb::Redb;
 use super::row::{self, Rows};
 use super::sqlite::Sqlite;
 use crate::role::Role;
 
-const SUBJECTS: &[Subject] =
-    &[Subject::new::<GroupCommit<Redb<1>>>("redb"), Subject::new::<GroupCommit<Sqlite>>("SQLite")];
+const SUBJECTS: &[Subject] = &[
+    Subject::new::<GroupCommit<Redb<1>>>("redb"),
+    Subject::new::<GroupCommit<Sqlite>>("SQLite"),
+    Subject::new::<Ours>("tidewire-store"),
+];
 
 /// A store that is filled and started, each in a process of its own.
 struct Subject {

@@ -1,0 +1,56 @@
+//! A query by an index: its cost is that of what it returns, not of what there is.
+
+use serde_json::{Map, json};
+use tidewire_bench::{Contender, Metric, Workload};
+use tidewire_store::{Answer, Query, Store, StoreOptions};
+
+use super::super::Effort;
+use super::contender::{fill, runtime};
+use super::ours::{BUCKET, Ours};
+use super::row::{self, Rows, group_name};
+
+/// How many rows a query returns.
+const FOUND: usize = 10;
+
+pub(super) fn indexed(effort: Effort) -> Workload {
+    let (few, many) = (effort.operations(10_000), effort.operations(1_000_000));
+    let queries = effort.operations(20_000);
+    Workload {
+        name: "store-query",
+        about: format!(
+            "{queries} lookups, each for {FOUND} rows of {} bytes by an indexed field, of {few} rows (\"few\") and of {many} \
+             (\"many\"). The fields asked for are random.",
+            row::BYTES
+        ),
+        operation: "lookup",
+        metrics: &[Metric::Cpu, Metric::Throughput],
+        contenders: vec![contender("few", few, queries), contender("many", many, queries)],
+    }
+}
+
+/// It keeps its store from round to round.
+fn contender(name: &'static str, count: u64, queries: u64) -> Contender {
+    let mut filled = None;
+    let mut random = 0_u64;
+    Contender::new(name, move |meter| {
+        let rows = Rows::new(count);
+        let store = filled.get_or_insert_with(|| {
+            let store = Ours::with_index(Store::memory(StoreOptions::default()));
+            fill(&runtime(), &store, rows, 0, count);
+            store
+        });
+        let mut query = || {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let group = group_name((random >> 33) % rows.groups());
+            let query = json!({"bucket": BUCKET, "filter": {"group": group}});
+            Query::parse(&query, &Map::new()).expect("the query is right")
+        };
+        let queries: Vec<Query> = (0..queries).map(|_| query()).collect();
+        meter.measure(queries.len() as u64, || {
+            for query in &queries {
+                let answer = store.store().query(query).expect("there is a bucket");
+                assert!(matches!(&answer, Answer::Records(rows) if rows.len() == FOUND), "{answer:?}");
+            }
+        })
+    })
+}
