@@ -4,14 +4,18 @@
 //! published. Every record has an *ordinal*, its place in the order of coming; it keeps it when it is updated or overwritten.
 //! Indexes lead from values to ordinals, and ordinals to records.
 
-use std::hash::{BuildHasher as _, RandomState};
+mod keys;
+mod rows;
+
 use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
 
-use imbl::{OrdMap, OrdSet};
+use imbl::OrdSet;
 use serde_json::Value as Json;
 
+use self::keys::{KeyHash, Keys};
+use self::rows::Rows;
 use crate::{BucketDefinition, Change, Field, Generated, IndexKey, Row, Value};
 
 /// The place of a record in the order of coming.
@@ -22,9 +26,8 @@ pub(crate) type Ordinal = u64;
 pub struct Bucket {
     definition: Arc<BucketDefinition>,
     key: Field,
-    rows: OrdMap<Ordinal, Row>,
-    /// Hashes of the keys, and ordinals. A key is in its row, and not here again.
-    by_key: OrdSet<(u64, Ordinal)>,
+    rows: Rows,
+    keys: Keys,
     indexes: Vec<Index>,
     /// When records expire that do.
     expiries: OrdSet<(u64, Ordinal)>,
@@ -142,8 +145,8 @@ impl Bucket {
             key: Field::new(definition.key.clone()),
             ages: definition.max_size.map(|_| OrdSet::new()),
             definition,
-            rows: OrdMap::new(),
-            by_key: OrdSet::new(),
+            rows: Rows::default(),
+            keys: Keys::with_room_for(0),
             indexes,
             expiries: OrdSet::new(),
             counter: Arc::default(),
@@ -164,7 +167,7 @@ impl Bucket {
 
     /// Whether it has none.
     pub fn is_empty(&self) -> bool {
-        self.rows.is_empty()
+        self.rows.len() == 0
     }
 
     /// The memory that its records take, without what leads to them.
@@ -184,7 +187,7 @@ impl Bucket {
 
     /// All records, in the order of coming.
     pub fn rows(&self) -> impl DoubleEndedIterator<Item = &Row> {
-        self.rows.values()
+        self.rows.iter().map(|(_, row)| row)
     }
 
     /// Whether a record of it has not expired by then.
@@ -194,12 +197,12 @@ impl Bucket {
 
     /// The keys of the records that have expired by then, the first ones first.
     pub fn expired(&self, now: u64) -> impl Iterator<Item = &Row> {
-        self.expiries.range(..=(now, Ordinal::MAX)).filter_map(|(_, ordinal)| self.rows.get(ordinal))
+        self.expiries.range(..=(now, Ordinal::MAX)).filter_map(|(_, ordinal)| self.rows.get(*ordinal))
     }
 
     /// The record that was made first, if they are counted.
     pub(crate) fn oldest(&self) -> Option<&Row> {
-        self.rows.get(&self.ages.as_ref()?.get_min()?.1)
+        self.rows.get(self.ages.as_ref()?.get_min()?.1)
     }
 
     /// The key of one of its records.
@@ -217,23 +220,18 @@ impl Bucket {
     }
 
     pub(crate) fn entries(&self) -> impl DoubleEndedIterator<Item = (Ordinal, &Row)> {
-        self.rows.iter().map(|(ordinal, row)| (*ordinal, row))
+        self.rows.iter()
     }
 
     /// The records behind this one, in the order of coming.
     pub(crate) fn rows_after(&self, ordinal: Ordinal) -> impl DoubleEndedIterator<Item = &Row> {
-        self.rows.range((Bound::Excluded(ordinal), Bound::Unbounded)).map(|(_, row)| row)
+        self.rows.range(ordinal.saturating_add(1)..Ordinal::MAX).map(|(_, row)| row)
     }
 
     /// The record with this key, and its place.
     pub(crate) fn find(&self, key: &IndexKey) -> Option<(Ordinal, &Row)> {
-        let hash = hash(key);
-        let mut alike = self
-            .by_key
-            .range((hash, 0)..=(hash, Ordinal::MAX))
-            .filter_map(|(_, ordinal)| self.rows.get_key_value(ordinal));
-        let (ordinal, row) = alike.find(|(_, row)| IndexKey::of(row.get(&self.key).as_ref()) == *key)?;
-        Some((*ordinal, row))
+        let mut alike = self.keys.find(KeyHash::of(key)).filter_map(|ordinal| Some((ordinal, self.rows.get(ordinal)?)));
+        alike.find(|(_, row)| IndexKey::of(row.get(&self.key).as_ref()) == *key)
     }
 
     /// Whether some of its records expire.
@@ -247,7 +245,7 @@ impl Bucket {
     }
 
     pub(crate) fn row(&self, ordinal: Ordinal) -> Option<&Row> {
-        self.rows.get(&ordinal)
+        self.rows.get(ordinal)
     }
 
     pub(crate) fn indexes(&self) -> &[Index] {
@@ -283,7 +281,7 @@ impl Bucket {
         self.bytes = self.bytes + row.size() - before.as_ref().map_or(0, Row::size);
         self.rows.insert(ordinal, row);
         if known.is_none() {
-            self.by_key.insert((hash(&key), ordinal));
+            self.note_key(&key, ordinal);
             self.next += 1;
         }
         Ok((ordinal, before))
@@ -318,8 +316,7 @@ impl Bucket {
 
     pub(crate) fn take_key(&mut self, key: &IndexKey) -> Option<(Ordinal, Row)> {
         let (ordinal, _) = self.find(key)?;
-        let row = self.rows.remove(&ordinal)?;
-        self.by_key.remove(&(hash(key), ordinal));
+        let row = self.rows.remove(ordinal)?;
         for index in &mut self.indexes {
             index.entries.remove(&(index.key(&row), ordinal));
         }
@@ -347,6 +344,14 @@ impl Bucket {
                 self.next = next;
             }
             (None, None) => {}
+        }
+    }
+
+    fn note_key(&mut self, key: &IndexKey, ordinal: Ordinal) {
+        let hash = KeyHash::of(key);
+        while !self.keys.insert(hash, ordinal) {
+            let rows = &self.rows;
+            self.keys = self.keys.grown(rows.len(), |ordinal| rows.get(ordinal).is_some());
         }
     }
 
@@ -390,12 +395,6 @@ impl Bucket {
         }
         Ok(())
     }
-}
-
-/// Of a key, with a secret of this process: nobody can choose keys that hash alike.
-fn hash(key: &IndexKey) -> u64 {
-    static SECRET: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-    SECRET.hash_one(key)
 }
 
 static EXPIRES_AT: LazyLock<Field> = LazyLock::new(|| Field::new("_expiresAt"));
@@ -487,7 +486,9 @@ mod tests {
                 let expected: OrdSet<_> = bucket.entries().map(|(ordinal, row)| (index.key(row), ordinal)).collect();
                 prop_assert_eq!(&index.entries, &expected);
             }
-            prop_assert_eq!(bucket.by_key.len(), bucket.len());
+            for row in bucket.rows() {
+                prop_assert_eq!(bucket.get(&bucket.key_of(row).unwrap()), Some(row));
+            }
         }
     }
 }

@@ -27,7 +27,7 @@ pub struct Row {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Field {
     name: String,
-    hash: u32,
+    hash: u16,
 }
 
 impl Field {
@@ -44,29 +44,33 @@ impl Field {
     }
 }
 
-/// Where a member is.
+/// Where a member is. Where its value ends is known from where the next one begins.
 struct Entry {
-    hash: u32,
     /// In the text: where the value begins, behind `"name":`.
     start: u32,
-    len: u32,
     /// The bytes of the name as it is written, escapes included.
     name_len: u16,
+    hash: u16,
 }
 
 impl Entry {
-    const SIZE: usize = 14;
+    const SIZE: usize = 8;
 
     fn write(&self, bytes: &mut Vec<u8>) {
-        bytes.extend(self.hash.to_le_bytes());
         bytes.extend(self.start.to_le_bytes());
-        bytes.extend(self.len.to_le_bytes());
         bytes.extend(self.name_len.to_le_bytes());
+        bytes.extend(self.hash.to_le_bytes());
     }
 
     fn read(bytes: &[u8]) -> Self {
-        let number = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        Self { hash: number(0), start: number(4), len: number(8), name_len: u16::from_le_bytes([bytes[12], bytes[13]]) }
+        let number = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let start = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        Self { start, name_len: number(4), hash: number(6) }
+    }
+
+    /// Where the name begins, behind its quote.
+    fn name_start(&self) -> usize {
+        self.start as usize - 2 - usize::from(self.name_len)
     }
 }
 
@@ -136,7 +140,6 @@ impl Row {
             entries.push(Entry {
                 hash: hash(name),
                 start: u32::try_from(start).map_err(|_| too_large(text.len()))?,
-                len: u32::try_from(text.len() - start).map_err(|_| too_large(text.len()))?,
                 name_len: u16::try_from(name_len).map_err(|_| RowError::LongName { len: name_len, max: Self::NAME })?,
             });
         }
@@ -169,8 +172,17 @@ impl Row {
         usize::from(u16::from_le_bytes([self.bytes[0], self.bytes[1]]))
     }
 
-    fn entries(&self) -> impl Iterator<Item = Entry> {
-        self.bytes[2..2 + self.count() * Entry::SIZE].chunks_exact(Entry::SIZE).map(Entry::read)
+    /// Each member, and where its value ends.
+    fn entries(&self) -> impl Iterator<Item = (Entry, usize)> {
+        let (table, text) = self.bytes[2..].split_at(self.count() * Entry::SIZE);
+        let end = text.len() - 1;
+        (0..self.count()).map(move |place| {
+            let entry =
+                |place: usize| table.get(place * Entry::SIZE..).filter(|rest| !rest.is_empty()).map(Entry::read);
+            // Behind a value come a comma and the quote of the next name, or the end.
+            let end = entry(place + 1).map_or(end, |next| next.name_start() - 2);
+            (Entry::read(&table[place * Entry::SIZE..]), end)
+        })
     }
 
     fn text_bytes(&self) -> &[u8] {
@@ -185,14 +197,15 @@ impl Row {
     /// The members in order: their names as they are written, and the text of their values.
     pub fn members(&self) -> impl Iterator<Item = (&str, &str)> {
         let text = self.text_bytes();
-        self.entries().map(move |entry| (name_of(text, &entry), value_of(text, &entry)))
+        self.entries().map(move |(entry, end)| (name_of(text, &entry), as_text(&text[entry.start as usize..end])))
     }
 
     /// The text of a member's value, if there is one.
     pub fn text_of(&self, field: &Field) -> Option<&str> {
         let text = self.text_bytes();
-        let is_it = |entry: &Entry| entry.hash == field.hash && is_name(name_of(text, entry), &field.name);
-        self.entries().find(is_it).map(|entry| value_of(text, &entry))
+        let is_it =
+            |(entry, _): &(Entry, usize)| entry.hash == field.hash && is_name(name_of(text, entry), &field.name);
+        self.entries().find(is_it).map(|(entry, end)| as_text(&text[entry.start as usize..end]))
     }
 
     /// A member's value, if there is one.
@@ -240,7 +253,6 @@ impl<'a> Visitor<'a> for Members<'a, '_> {
             self.entries.push(Entry {
                 hash,
                 start: u32::try_from(start).map_err(|_| malformed())?,
-                len: u32::try_from(value.len()).map_err(|_| malformed())?,
                 name_len: u16::try_from(name_len).map_err(|_| malformed())?,
             });
             end = start + value.len() + 1;
@@ -250,7 +262,7 @@ impl<'a> Visitor<'a> for Members<'a, '_> {
 }
 
 /// The hash of a name, without its escapes.
-struct NameHash(u32);
+struct NameHash(u16);
 
 impl<'de> serde::Deserialize<'de> for NameHash {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -273,12 +285,7 @@ impl Visitor<'_> for NameVisitor {
 }
 
 fn name_of<'a>(text: &'a [u8], entry: &Entry) -> &'a str {
-    let end = entry.start as usize - 2;
-    as_text(&text[end - usize::from(entry.name_len)..end])
-}
-
-fn value_of<'a>(text: &'a [u8], entry: &Entry) -> &'a str {
-    as_text(&text[entry.start as usize..(entry.start + entry.len) as usize])
+    as_text(&text[entry.name_start()..entry.start as usize - 2])
 }
 
 /// A part of a row's text, between characters.
@@ -301,8 +308,10 @@ fn push_json(text: &mut Vec<u8>, json: &impl Serialize) {
 }
 
 /// FNV-1a: names are short, and one that was chosen to hash like another costs a comparison.
-fn hash(name: &str) -> u32 {
-    name.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+fn hash(name: &str) -> u16 {
+    let hash = name.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    let [one, two, three, four] = hash.to_le_bytes();
+    u16::from_le_bytes([one ^ three, two ^ four])
 }
 
 impl fmt::Debug for Row {
