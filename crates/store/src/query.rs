@@ -6,6 +6,7 @@
 mod access;
 mod aggregate;
 mod answer;
+mod canonical;
 #[cfg(test)]
 mod model;
 mod order;
@@ -137,6 +138,11 @@ impl Query {
     /// How many records its filter means at that time, whatever its offset and limit. No more of them are looked at than must be.
     pub fn count(&self, bucket: &Bucket, now: u64) -> usize {
         plan::count(bucket, &self.filter, now)
+    }
+
+    /// All records that its filter means at that time, whatever becomes of them, in the order of coming, and their places in it.
+    pub fn matches<'a>(&'a self, bucket: &'a Bucket, now: u64) -> impl Iterator<Item = (u64, &'a Row)> + 'a {
+        plan::placed(bucket, &self.filter, now)
     }
 }
 

@@ -25,6 +25,11 @@ impl Scalars {
         Self { list, keys }
     }
 
+    /// As they were given.
+    pub fn list(&self) -> &[Scalar] {
+        &self.list
+    }
+
     /// The keys of those that something can equal, sorted, each once.
     pub fn keys(&self) -> &[IndexKey] {
         &self.keys

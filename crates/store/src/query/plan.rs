@@ -17,11 +17,21 @@ pub(crate) fn unsorted<'a: 'f, 'f>(
     bucket: &'a Bucket,
     filter: &'f Filter,
     now: u64,
-) -> Box<dyn Iterator<Item = &'a Row> + 'f> {
-    let meant = move |row: &&Row| bucket.is_live(row, now) && filter.matches(row);
+) -> impl Iterator<Item = &'a Row> + 'f {
+    placed(bucket, filter, now).map(|(_, row)| row)
+}
+
+/// The records that are meant, in the order of coming, and their places in it.
+pub(super) fn placed<'a: 'f, 'f>(
+    bucket: &'a Bucket,
+    filter: &'f Filter,
+    now: u64,
+) -> Box<dyn Iterator<Item = (Ordinal, &'a Row)> + 'f> {
+    let entry = |ordinal: Ordinal| bucket.row(ordinal).map(|row| (ordinal, row));
+    let meant = move |(_, row): &(Ordinal, &Row)| bucket.is_live(row, now) && filter.matches(row);
     match Access::choose(bucket, &Conditions::of(filter)) {
-        None => Box::new(bucket.rows().filter(meant)),
-        Some(access) => Box::new(access.into_order().filter_map(|ordinal| bucket.row(ordinal)).filter(meant)),
+        None => Box::new(bucket.entries().filter(meant)),
+        Some(access) => Box::new(access.into_order().filter_map(entry).filter(meant)),
     }
 }
 
