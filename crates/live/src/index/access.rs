@@ -1,0 +1,260 @@
+//! By which condition a query is found.
+//!
+//! Of conditions that must all hold, one is enough to find the query by: a row that does not pass it does not concern the query.
+//! Of alternatives, each needs one. The condition is taken that leads to the fewest other queries, as things stand when the query
+//! comes: an equality that few others share, else a range that few others overlap.
+
+use tidewire_store::{Comparison, Field, Filter, Scalar, Test, Value};
+
+use crate::bits::{Key, ordered};
+
+/// One place in an index.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Access {
+    /// A field has a value.
+    Equal(Field, Key),
+    /// A field is a number in an interval, by its [`ordered`] bits.
+    Numbers(Field, u64, Option<u64>),
+    /// A field is a string in an interval.
+    Texts(Field, Box<[u8]>, Option<Box<[u8]>>),
+}
+
+/// The places by which a query is found, or none if only by looking at every row.
+pub(crate) fn choose(filter: &Filter, crowd: &impl Fn(&Access) -> usize) -> Option<Vec<Access>> {
+    alternatives(std::slice::from_ref(filter), crowd).map(|choice| choice.accesses)
+}
+
+struct Choice {
+    accesses: Vec<Access>,
+    cost: usize,
+}
+
+impl Choice {
+    /// No row passes.
+    const NOWHERE: Self = Self { accesses: Vec::new(), cost: 0 };
+}
+
+/// One of these holds: each needs a place.
+fn alternatives(filters: &[Filter], crowd: &impl Fn(&Access) -> usize) -> Option<Choice> {
+    filters.iter().try_fold(Choice::NOWHERE, |mut all, filter| {
+        let one = match filter {
+            Filter::Any(filters) => alternatives(filters, crowd)?,
+            Filter::All(_) | Filter::Test(..) => together(filter, crowd)?,
+        };
+        all.accesses.extend(one.accesses);
+        all.cost = all.cost.saturating_add(one.cost);
+        Some(all)
+    })
+}
+
+/// All of this holds: the best place of any condition will do.
+fn together(filter: &Filter, crowd: &impl Fn(&Access) -> usize) -> Option<Choice> {
+    let mut conditions = Vec::new();
+    flatten(filter, &mut conditions);
+    let mut choices = Vec::new();
+    let mut spans: Vec<(&Field, Span)> = Vec::new();
+    for condition in conditions {
+        match condition {
+            Filter::Any(filters) => choices.extend(alternatives(filters, crowd)),
+            Filter::Test(field, test) => match (values(test), Span::of(test)) {
+                (Some(scalars), _) => choices.push(equal(field, scalars, crowd)),
+                (None, Some(span)) => match spans.iter_mut().find(|(known, _)| *known == field) {
+                    Some((_, known)) => *known = std::mem::replace(known, Span::Nothing).and(span),
+                    None => spans.push((field, span)),
+                },
+                (None, None) => {}
+            },
+            Filter::All(_) => {}
+        }
+    }
+    choices.extend(spans.into_iter().map(|(field, span)| span.choice(field, crowd)));
+    choices.into_iter().min_by_key(|choice| (choice.cost, choice.accesses.len()))
+}
+
+fn flatten<'a>(filter: &'a Filter, conditions: &mut Vec<&'a Filter>) {
+    match filter {
+        Filter::All(filters) => filters.iter().for_each(|filter| flatten(filter, conditions)),
+        other => conditions.push(other),
+    }
+}
+
+/// The values of which a field must have one, if the test says so.
+fn values(test: &Test) -> Option<&[Scalar]> {
+    match test {
+        Test::Equal(scalar) => Some(std::slice::from_ref(scalar)),
+        Test::In(scalars) => Some(scalars),
+        _ => None,
+    }
+}
+
+fn equal(field: &Field, scalars: &[Scalar], crowd: &impl Fn(&Access) -> usize) -> Choice {
+    let mut choice = Choice::NOWHERE;
+    for value in scalars.iter().filter_map(Scalar::value) {
+        let Some(key) = Key::of(&value) else { continue };
+        let access = Access::Equal(field.clone(), key);
+        // Many rows have the same flag, or nothing.
+        let base = match value {
+            Value::Null => 8,
+            Value::Bool(_) => 4,
+            _ => 0,
+        };
+        choice.cost += base + crowd(&access);
+        choice.accesses.push(access);
+    }
+    choice
+}
+
+/// Between which values a field lies.
+enum Span {
+    Nothing,
+    Numbers(u64, Option<u64>),
+    Texts(Box<[u8]>, Option<Box<[u8]>>),
+}
+
+impl Span {
+    /// Equality is better, if others have not crowded there, and so is an interval with both ends.
+    const BOUNDED: usize = 16;
+    const UNBOUNDED: usize = 64;
+
+    /// Where a value lies that passes a test; none if the test is not about order.
+    fn of(test: &Test) -> Option<Self> {
+        match test {
+            Test::Order(comparison, scalar) => Some(Self::ordered(*comparison, scalar)),
+            Test::Between(low, high) => {
+                Some(Self::ordered(Comparison::GreaterOrEqual, low).and(Self::ordered(Comparison::LessOrEqual, high)))
+            }
+            Test::StartsWith(start) => {
+                let start = start.as_bytes();
+                Some(Self::Texts(start.into(), after_prefix(start)))
+            }
+            _ => None,
+        }
+    }
+
+    /// Order tests hold within a type, and for numbers and strings only.
+    fn ordered(comparison: Comparison, scalar: &Scalar) -> Self {
+        match scalar.value() {
+            Some(Value::Number(number)) => {
+                let bits = ordered(number);
+                match comparison {
+                    Comparison::Greater => Self::Numbers(bits.saturating_add(1), None),
+                    Comparison::GreaterOrEqual => Self::Numbers(bits, None),
+                    Comparison::Less => Self::Numbers(0, Some(bits)),
+                    Comparison::LessOrEqual => Self::Numbers(0, bits.checked_add(1)),
+                }
+            }
+            Some(Value::String(text)) => {
+                let at: Box<[u8]> = text.as_bytes().into();
+                // The next string after one is the same with a zero behind it.
+                let next: Box<[u8]> = [text.as_bytes(), &[0]].concat().into();
+                match comparison {
+                    Comparison::Greater => Self::Texts(next, None),
+                    Comparison::GreaterOrEqual => Self::Texts(at, None),
+                    Comparison::Less => Self::Texts(Box::default(), Some(at)),
+                    Comparison::LessOrEqual => Self::Texts(Box::default(), Some(next)),
+                }
+            }
+            _ => Self::Nothing,
+        }
+    }
+
+    /// What lies in both.
+    fn and(self, other: Self) -> Self {
+        fn both<K: Ord>(one: (K, Option<K>), two: (K, Option<K>)) -> Option<(K, Option<K>)> {
+            let from = one.0.max(two.0);
+            let until = match (one.1, two.1) {
+                (Some(one), Some(two)) => Some(one.min(two)),
+                (one, two) => one.or(two),
+            };
+            until.as_ref().is_none_or(|until| from < *until).then_some((from, until))
+        }
+        match (self, other) {
+            (Self::Numbers(from, until), Self::Numbers(other_from, other_until)) => {
+                both((from, until), (other_from, other_until))
+                    .map_or(Self::Nothing, |(from, until)| Self::Numbers(from, until))
+            }
+            (Self::Texts(from, until), Self::Texts(other_from, other_until)) => {
+                both((from, until), (other_from, other_until))
+                    .map_or(Self::Nothing, |(from, until)| Self::Texts(from, until))
+            }
+            _ => Self::Nothing,
+        }
+    }
+
+    fn choice(self, field: &Field, crowd: &impl Fn(&Access) -> usize) -> Choice {
+        let (access, is_bounded) = match self {
+            Self::Nothing => return Choice::NOWHERE,
+            Self::Numbers(from, until) => (Access::Numbers(field.clone(), from, until), from > 0 && until.is_some()),
+            Self::Texts(from, until) => {
+                let is_bounded = !from.is_empty() && until.is_some();
+                (Access::Texts(field.clone(), from, until), is_bounded)
+            }
+        };
+        let base = if is_bounded { Self::BOUNDED } else { Self::UNBOUNDED };
+        Choice { cost: base + crowd(&access), accesses: vec![access] }
+    }
+}
+
+/// The least bytes that come after all that begin with these.
+fn after_prefix(prefix: &[u8]) -> Option<Box<[u8]>> {
+    let (last, rest) = prefix.split_last()?;
+    // No byte of a string is the greatest.
+    Some([rest, &[last.saturating_add(1)]].concat().into())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Map, Value as Json, json};
+
+    use super::*;
+
+    fn chosen(filter: &Json, crowd: &impl Fn(&Access) -> usize) -> Option<Vec<Access>> {
+        choose(&Filter::parse(filter, &Map::new()).unwrap(), crowd)
+    }
+
+    fn number(name: &str, number: f64) -> Access {
+        Access::Equal(Field::new(name), Key::of(&Value::Number(number)).unwrap())
+    }
+
+    #[test]
+    fn the_most_selective_condition_is_taken() {
+        let between = |name: &str, from: f64, until: f64| {
+            vec![Access::Numbers(Field::new(name), ordered(from), Some(ordered(until) + 1))]
+        };
+        let text = |from: &str, until: Option<&str>| {
+            vec![Access::Texts(Field::new("s"), from.as_bytes().into(), until.map(|until| until.as_bytes().into()))]
+        };
+        for (filter, expected) in [
+            (json!({}), None),
+            (json!({"n": {"$neq": 1}}), None),
+            (json!({"s": {"$contains": "x"}, "n": 1}), Some(vec![number("n", 1.0)])),
+            (json!({"b": true, "n": 1}), Some(vec![number("n", 1.0)])),
+            (json!({"x": null, "n": {"$in": [1, 2]}}), Some(vec![number("n", 1.0), number("n", 2.0)])),
+            (json!({"m": {"$between": [1, 2]}, "n": 1}), Some(vec![number("n", 1.0)])),
+            (json!({"m": {"$gte": 1, "$lte": 2}, "n": {"$gt": 1}}), Some(between("m", 1.0, 2.0))),
+            (json!({"m": {"$gt": 3}, "$and": [{"m": {"$lt": 2}}]}), Some(vec![])),
+            (json!({"m": {"$gt": "3", "$lt": 4}}), Some(vec![])),
+            (json!({"m": {"$gt": null}}), Some(vec![])),
+            (json!({"m": [1]}), Some(vec![])),
+            (json!({"s": {"$startsWith": "ab"}}), Some(text("ab", Some("ac")))),
+            (json!({"s": {"$startsWith": ""}}), Some(text("", None))),
+            (json!({"s": {"$gt": "a"}}), Some(text("a\0", None))),
+            (json!({"s": {"$between": ["a", "b"]}}), Some(text("a", Some("b\0")))),
+            (json!({"$or": []}), Some(vec![])),
+            (json!({"$or": [{"n": 1}, {"m": 2, "x": true}]}), Some(vec![number("n", 1.0), number("m", 2.0)])),
+            (json!({"$or": [{"n": 1}, {"m": {"$neq": 2}}]}), None),
+            (json!({"k": 5, "$or": [{"n": 1}, {"m": {"$neq": 2}}]}), Some(vec![number("k", 5.0)])),
+        ] {
+            assert_eq!(chosen(&filter, &|_| 0), expected, "{filter}");
+        }
+    }
+
+    #[test]
+    fn crowds_are_avoided() {
+        let crowd = |access: &Access| if *access == number("kind", 1.0) { 1000 } else { 0 };
+        let filter = json!({"kind": 1, "room": 7});
+        assert_eq!(chosen(&filter, &crowd), Some(vec![number("room", 7.0)]));
+        let filter = json!({"kind": 1, "at": {"$between": [1, 2]}});
+        assert!(matches!(&chosen(&filter, &crowd).unwrap()[..], [Access::Numbers(..)]));
+    }
+}

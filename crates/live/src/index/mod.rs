@@ -1,0 +1,244 @@
+//! From a change to the queries that it can concern, without trying each.
+//!
+//! A query stands at the places that [`access`] chose for its filter: a value of a field, or an interval. A change leads to the
+//! places of what the row was and of what it is. What is found there still has to be asked by the whole filter. Queries that no
+//! place can be found for are found by every change of their bucket.
+
+mod access;
+mod interval;
+mod postings;
+
+use std::collections::HashMap;
+
+use tidewire_store::{Field, Filter, Row, Value};
+
+pub(crate) use self::access::Access;
+use self::interval::Intervals;
+use self::postings::Postings;
+pub(crate) use self::postings::Slot;
+use crate::bits::{Key, ordered};
+
+/// The queries of one bucket, by what concerns them.
+#[derive(Debug, Default)]
+pub(crate) struct Index {
+    fields: HashMap<Box<str>, FieldIndex>,
+    /// Those that every change may concern.
+    unserved: Option<Postings>,
+    /// The bytes of the key that is looked for.
+    key: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct FieldIndex {
+    field: Field,
+    equal: HashMap<Key, Postings>,
+    numbers: Intervals<u64>,
+    texts: Intervals<Box<[u8]>>,
+}
+
+impl Index {
+    /// Rows have seldom more members than this. With more fields than that, those that a row has are looked for.
+    const FEW_FIELDS: usize = 16;
+    /// How many others at a place count; more make no difference to which is chosen.
+    const CROWD: usize = 1024;
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.fields.is_empty() && self.unserved.is_none()
+    }
+
+    /// How many queries every change leads to.
+    pub(crate) fn unserved(&self) -> usize {
+        self.unserved.as_ref().map_or(0, Postings::len)
+    }
+
+    /// Puts a query where changes that may concern it lead. Returns the places, by which it is removed.
+    pub(crate) fn insert(&mut self, filter: &Filter, slot: Slot) -> Option<Box<[Access]>> {
+        let chosen = access::choose(filter, &|access| self.crowd(access));
+        let Some(accesses) = chosen else {
+            add(&mut self.unserved, slot);
+            return None;
+        };
+        for access in &accesses {
+            match access {
+                Access::Equal(field, key) => {
+                    let equal = &mut self.field(field).equal;
+                    equal.entry(key.clone()).or_insert(Postings::One(slot)).insert(slot);
+                }
+                Access::Numbers(field, from, until) => self.field(field).numbers.insert(*from, *until, slot),
+                Access::Texts(field, from, until) => {
+                    self.field(field).texts.insert(from.clone(), until.clone(), slot);
+                }
+            }
+        }
+        Some(accesses.into())
+    }
+
+    /// Removes a query from its places.
+    pub(crate) fn remove(&mut self, accesses: Option<&[Access]>, slot: Slot) {
+        let Some(accesses) = accesses else {
+            if self.unserved.as_mut().is_some_and(|unserved| unserved.remove(slot)) {
+                self.unserved = None;
+            }
+            return;
+        };
+        for access in accesses {
+            let (Access::Equal(field, _) | Access::Numbers(field, ..) | Access::Texts(field, ..)) = access;
+            let Some(index) = self.fields.get_mut(field.name()) else { continue };
+            match access {
+                Access::Equal(_, key) => {
+                    if index.equal.get_mut(key).is_some_and(|queries| queries.remove(slot)) {
+                        index.equal.remove(key);
+                    }
+                }
+                Access::Numbers(_, from, until) => index.numbers.remove(from, until.as_ref(), slot),
+                Access::Texts(_, from, until) => index.texts.remove(from, until.as_ref(), slot),
+            }
+            if index.is_empty() {
+                self.fields.remove(field.name());
+            }
+        }
+    }
+
+    /// Calls with each query that a change can concern, with some more than once.
+    pub(crate) fn touched(&mut self, old: Option<&Row>, new: Option<&Row>, mut found: impl FnMut(Slot)) {
+        if let Some(unserved) = &self.unserved {
+            unserved.for_each(&mut found);
+        }
+        if self.fields.len() <= Self::FEW_FIELDS {
+            for index in self.fields.values() {
+                let was = old.and_then(|row| row.get(&index.field));
+                let is = new.and_then(|row| row.get(&index.field));
+                if let Some(was) = &was {
+                    index.search(was, &mut self.key, &mut found);
+                }
+                if let Some(is) = is.as_ref().filter(|is| was.as_ref() != Some(is)) {
+                    index.search(is, &mut self.key, &mut found);
+                }
+            }
+            return;
+        }
+        for row in [old, new].into_iter().flatten() {
+            for (written, _) in row.members() {
+                let index = match unescape(written) {
+                    None => self.fields.get(written),
+                    Some(name) => self.fields.get(&*name),
+                };
+                if let Some((index, value)) = index.and_then(|index| Some((index, row.get(&index.field)?))) {
+                    index.search(&value, &mut self.key, &mut found);
+                }
+            }
+        }
+    }
+
+    fn field(&mut self, field: &Field) -> &mut FieldIndex {
+        self.fields.entry(field.name().into()).or_insert_with(|| FieldIndex {
+            field: field.clone(),
+            equal: HashMap::new(),
+            numbers: Intervals::default(),
+            texts: Intervals::default(),
+        })
+    }
+
+    /// How many queries would be found besides one that stands there.
+    fn crowd(&self, access: &Access) -> usize {
+        let (Access::Equal(field, _) | Access::Numbers(field, ..) | Access::Texts(field, ..)) = access;
+        let Some(index) = self.fields.get(field.name()) else { return 0 };
+        match access {
+            Access::Equal(_, key) => index.equal.get(key).map_or(0, Postings::len).min(Self::CROWD),
+            Access::Numbers(_, from, _) => index.numbers.count(from, Self::CROWD),
+            Access::Texts(_, from, _) => index.texts.count(&**from, Self::CROWD),
+        }
+    }
+}
+
+impl FieldIndex {
+    fn is_empty(&self) -> bool {
+        self.equal.is_empty() && self.numbers.is_empty() && self.texts.is_empty()
+    }
+
+    fn search(&self, value: &Value<'_>, key: &mut Vec<u8>, found: &mut impl FnMut(Slot)) {
+        if !self.equal.is_empty()
+            && Key::write(value, key)
+            && let Some(queries) = self.equal.get(&key[..])
+        {
+            queries.for_each(found);
+        }
+        match value {
+            Value::Number(number) => self.numbers.containing(&ordered(*number), found),
+            Value::String(text) => self.texts.containing(text.as_bytes(), found),
+            _ => {}
+        }
+    }
+}
+
+fn add(queries: &mut Option<Postings>, slot: Slot) {
+    match queries {
+        Some(queries) => queries.insert(slot),
+        None => *queries = Some(Postings::One(slot)),
+    }
+}
+
+/// The name that is written with escapes, if it is.
+fn unescape(written: &str) -> Option<String> {
+    // Rows hold valid JSON; were it not, the name would stand for itself.
+    written.contains('\\').then(|| serde_json::from_str(&format!("\"{written}\"")).ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::{Map, Value as Json, json};
+
+    use super::*;
+
+    fn row(json: &Json) -> Row {
+        Row::new(json.as_object().unwrap()).unwrap()
+    }
+
+    fn found(index: &mut Index, old: Option<&Json>, new: Option<&Json>) -> BTreeSet<Slot> {
+        let mut slots = BTreeSet::new();
+        index.touched(old.map(row).as_ref(), new.map(row).as_ref(), |slot| _ = slots.insert(slot));
+        slots
+    }
+
+    /// With few fields and with many, among which those of a row are looked for.
+    #[test]
+    fn a_change_leads_to_what_it_was_and_what_it_is() {
+        for more in [0, 100] {
+            let mut index = Index::default();
+            let filters = [
+                json!({"a": 1}),
+                json!({"a": 2}),
+                json!({"a": null}),
+                json!({"n": {"$between": [10, 20]}}),
+                json!({"s": {"$startsWith": "ti"}}),
+                json!({"a\"b": "x"}),
+                json!({"s": {"$contains": "id"}}),
+                json!({"$or": [{"a": 1}, {"n": {"$gt": 15}}]}),
+            ];
+            let filters: Vec<Filter> = filters
+                .into_iter()
+                .chain((0..more).map(|place| json!({format!("f{place}"): 1})))
+                .map(|filter| Filter::parse(&filter, &Map::new()).unwrap())
+                .collect();
+            let places: Vec<_> = (0..).zip(&filters).map(|(slot, filter)| index.insert(filter, slot)).collect();
+            for (old, new, expected) in [
+                (None, Some(json!({"a": 1})), vec![0, 6, 7]),
+                (Some(json!({"a": 1})), Some(json!({"a": 2})), vec![0, 1, 6, 7]),
+                (Some(json!({"a": null, "s": "tide"})), None, vec![2, 4, 6]),
+                (None, Some(json!({"b": 1})), vec![6]),
+                (Some(json!({"n": 20})), Some(json!({"n": 21, "a\"b": "x"})), vec![3, 5, 6, 7]),
+            ] {
+                let slots = found(&mut index, old.as_ref(), new.as_ref());
+                assert_eq!(slots, BTreeSet::from_iter(expected), "{old:?} {new:?}");
+            }
+            assert_eq!(index.unserved(), 1);
+            for (slot, places) in (0..).zip(places) {
+                assert!(!index.is_empty());
+                index.remove(places.as_deref(), slot);
+            }
+            assert!(index.is_empty());
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! What a commit comes to for one query: for each row, what it was before all of it and what it is after all of it.
+
+use std::collections::HashMap;
+
+use tidewire_store::{Change, Row};
+
+use crate::index::Slot;
+
+/// A change that concerns a query.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Hit {
+    pub(crate) slot: Slot,
+    /// Its place in the commit.
+    pub(crate) change: u32,
+    /// Whether the query meant the row before.
+    pub(crate) was: bool,
+    /// Whether the query means it now.
+    pub(crate) is: bool,
+}
+
+/// What becomes of a row of a query: it is there before, after, or both.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Net<'a> {
+    pub(crate) ordinal: u64,
+    pub(crate) old: Option<&'a Row>,
+    pub(crate) new: Option<&'a Row>,
+}
+
+/// What these changes, in order, come to. A row that was in no result before or after is left out.
+pub(crate) fn net<'a>(hits: &[Hit], changes: &'a [Change]) -> Vec<Net<'a>> {
+    let mut nets: Vec<Net<'a>> = Vec::with_capacity(hits.len());
+    let mut places: HashMap<u64, usize> = HashMap::new();
+    for hit in hits {
+        let Some(change) = changes.get(hit.change as usize) else { continue };
+        let old = change.old.as_ref().filter(|_| hit.was);
+        let new = change.new.as_ref().filter(|_| hit.is);
+        let net = Net { ordinal: change.ordinal, old, new };
+        // Most commits have one change for a query.
+        if hits.len() == 1 {
+            nets.push(net);
+            continue;
+        }
+        let place = *places.entry(change.ordinal).or_insert(nets.len());
+        match nets.get_mut(place) {
+            Some(known) => known.new = new,
+            None => nets.push(net),
+        }
+    }
+    nets.retain(|net| net.old.is_some() || net.new.is_some());
+    nets
+}

@@ -1,0 +1,226 @@
+//! All rows that a query means, in order, and how many come before each.
+//!
+//! A list of lists of a few hundred entries. A row is found by two binary searches, put in or taken out by moving half a list at
+//! most, and counted by adding the lengths of the lists before its own, which lie side by side. A million rows are two or three
+//! thousand lists. One row takes one entry and no memory beside it.
+
+use super::place::{Entry, Sort};
+use tidewire_store::Row;
+
+/// Rows in order.
+#[derive(Debug, Default)]
+pub(crate) struct Matches {
+    /// None of them is empty.
+    lists: Vec<Vec<Entry>>,
+    /// How many entries each list has.
+    counts: Vec<u32>,
+    len: usize,
+}
+
+impl Matches {
+    /// A list with so many entries becomes two.
+    const FULL: usize = 512;
+
+    /// Those of entries in any order.
+    pub(crate) fn new(mut entries: Vec<Entry>, sort: &Sort) -> Self {
+        entries.sort_unstable_by(|one, two| sort.compare(one, two));
+        let len = entries.len();
+        let mut lists = Vec::with_capacity(len.div_ceil(Self::FULL / 4 * 3));
+        if len <= Self::FULL {
+            entries.shrink_to_fit();
+            lists.extend((len > 0).then_some(entries));
+        } else {
+            let mut entries = entries.into_iter();
+            while entries.len() > 0 {
+                lists.push(entries.by_ref().take(Self::FULL / 4 * 3).collect::<Vec<_>>());
+            }
+        }
+        let counts = lists.iter().map(|list| count(list)).collect();
+        Self { lists, counts, len }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Puts a row in its place. Returns the one that was there.
+    pub(crate) fn insert(&mut self, entry: Entry, sort: &Sort) -> Option<Row> {
+        let (list, place) = self.find(&entry, sort);
+        match place {
+            Ok(place) => return Some(std::mem::replace(&mut self.lists[list][place].row, entry.row)),
+            Err(_) if self.lists.is_empty() => {
+                self.lists.push(vec![entry]);
+                self.counts.push(1);
+            }
+            Err(place) => {
+                self.lists[list].insert(place, entry);
+                self.counts[list] += 1;
+                if self.lists[list].len() >= Self::FULL {
+                    self.split(list);
+                }
+            }
+        }
+        self.len += 1;
+        None
+    }
+
+    /// Takes a row out. Returns it, if it was there.
+    pub(crate) fn remove(&mut self, entry: &Entry, sort: &Sort) -> Option<Row> {
+        let (list, Ok(place)) = self.find(entry, sort) else { return None };
+        let removed = self.lists[list].remove(place);
+        self.counts[list] -= 1;
+        self.len -= 1;
+        if self.lists[list].len() < Self::FULL / 8 {
+            self.join(list);
+        }
+        Some(removed.row)
+    }
+
+    /// Puts a row in the place of one that stands where it does. Returns that one, if it was there.
+    pub(crate) fn replace(&mut self, entry: &Entry, sort: &Sort) -> Option<Row> {
+        let (list, Ok(place)) = self.find(entry, sort) else { return None };
+        Some(std::mem::replace(&mut self.lists[list][place].row, entry.row.clone()))
+    }
+
+    /// How many come before an entry, whether it is there or not.
+    pub(crate) fn rank(&self, entry: &Entry, sort: &Sort) -> usize {
+        let (list, Ok(place) | Err(place)) = self.find(entry, sort);
+        self.before(list) + place
+    }
+
+    /// The entries from a rank on.
+    pub(crate) fn from(&self, rank: usize) -> impl Iterator<Item = &Entry> {
+        let (list, place) = self.at(rank);
+        let mut lists = self.lists[list..].iter();
+        let nearest = lists.next().map_or(&[][..], |list| &list[place..]);
+        nearest.iter().chain(lists.flatten())
+    }
+
+    /// The entries before a rank, the nearest first.
+    pub(crate) fn back_from(&self, rank: usize) -> impl Iterator<Item = &Entry> {
+        let (list, place) = self.at(rank);
+        let nearest = self.lists.get(list).map_or(&[][..], |list| &list[..place]);
+        nearest.iter().rev().chain(self.lists[..list].iter().rev().flat_map(|list| list.iter().rev()))
+    }
+
+    fn before(&self, list: usize) -> usize {
+        self.counts[..list].iter().map(|count| *count as usize).sum()
+    }
+
+    /// The list and the place in it of a rank; behind all if it is beyond.
+    fn at(&self, rank: usize) -> (usize, usize) {
+        let mut left = rank;
+        for (list, count) in self.counts.iter().enumerate() {
+            if left < *count as usize {
+                return (list, left);
+            }
+            left -= *count as usize;
+        }
+        (self.lists.len(), 0)
+    }
+
+    /// Where an entry is, or would be.
+    fn find(&self, entry: &Entry, sort: &Sort) -> (usize, Result<usize, usize>) {
+        let begins_before = |list: &Vec<Entry>| list.first().is_some_and(|first| sort.compare(first, entry).is_le());
+        let list = self.lists.partition_point(begins_before).saturating_sub(1);
+        let place =
+            self.lists.get(list).map_or(Err(0), |list| list.binary_search_by(|known| sort.compare(known, entry)));
+        (list, place)
+    }
+
+    fn split(&mut self, list: usize) {
+        let second = self.lists[list].split_off(Self::FULL / 2);
+        self.lists[list].shrink_to(Self::FULL / 4 * 3);
+        self.counts[list] = count(&self.lists[list]);
+        self.counts.insert(list + 1, count(&second));
+        self.lists.insert(list + 1, second);
+    }
+
+    /// Puts what is left of a list into its neighbour, if there is room.
+    fn join(&mut self, list: usize) {
+        if self.lists[list].is_empty() {
+            self.lists.remove(list);
+            self.counts.remove(list);
+            return;
+        }
+        let first = list.saturating_sub(1);
+        if first + 1 < self.lists.len() && self.lists[first].len() + self.lists[first + 1].len() <= Self::FULL / 2 {
+            let second = self.lists.remove(first + 1);
+            self.counts.remove(first + 1);
+            self.lists[first].extend(second);
+            self.counts[first] = count(&self.lists[first]);
+        }
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "lists are short")]
+fn count(list: &[Entry]) -> u32 {
+    list.len() as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use serde_json::json;
+    use tidewire_store::{Direction, Field};
+
+    use super::*;
+
+    fn row(n: u16) -> Row {
+        Row::new(json!({"n": n % 7}).as_object().unwrap()).unwrap()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(16))]
+
+        /// What a sorted list does, with enough rows that lists are split and joined.
+        #[test]
+        fn as_a_sorted_list(first in vec(0..4000_u16, 0..1500), steps in vec((0..4000_u16, any::<bool>()), 0..1500)) {
+            let sort = Sort::new(&[(Field::new("n"), Direction::Ascending)]);
+            let entry = |n: u16| sort.entry(&row(n), u64::from(n));
+            let mut model: std::collections::BTreeSet<(u16, u16)> = first.iter().map(|n| (n % 7, *n)).collect();
+            let mut matches = Matches::new(model.iter().map(|(_, n)| entry(*n)).collect(), &sort);
+            for (n, is_insertion) in steps {
+                if is_insertion {
+                    prop_assert_eq!(matches.insert(entry(n), &sort).is_none(), model.insert((n % 7, n)));
+                } else {
+                    prop_assert_eq!(matches.remove(&entry(n), &sort).is_some(), model.remove(&(n % 7, n)));
+                }
+                prop_assert_eq!(matches.replace(&entry(n), &sort).is_some(), is_insertion);
+            }
+            let model: Vec<u64> = model.into_iter().map(|(_, n)| u64::from(n)).collect();
+            prop_assert_eq!(matches.len(), model.len());
+            let ordinals = |entries: &mut dyn Iterator<Item = &Entry>| -> Vec<u64> {
+                entries.map(|entry| entry.place.ordinal).collect()
+            };
+            for rank in (0..model.len() + 3).step_by(97) {
+                let (before, after) = model.split_at(rank.min(model.len()));
+                prop_assert_eq!(ordinals(&mut matches.from(rank)), after);
+                let backwards: Vec<u64> = before.iter().rev().copied().collect();
+                prop_assert_eq!(ordinals(&mut matches.back_from(rank)), backwards);
+            }
+            for n in (0..4000).step_by(61) {
+                let expected = model.iter().filter(|known| (*known % 7, **known) < (u64::from(n) % 7, u64::from(n))).count();
+                prop_assert_eq!(matches.rank(&entry(n), &sort), expected);
+            }
+            for list in &matches.lists {
+                prop_assert!(!list.is_empty() && list.len() < Matches::FULL);
+            }
+        }
+
+        #[test]
+        fn removals_leave_no_trail(count in 0..3000_u16) {
+            let sort = Sort::new(&[]);
+            let mut matches = Matches::default();
+            for n in 0..count {
+                matches.insert(sort.entry(&row(n), u64::from(n)), &sort);
+            }
+            for n in 0..count {
+                prop_assert!(matches.lists.len() <= 2 + matches.len() * 16 / Matches::FULL, "{}", matches.lists.len());
+                matches.remove(&sort.entry(&row(n), u64::from(n)), &sort);
+            }
+            prop_assert!(matches.lists.is_empty() && matches.counts.is_empty());
+        }
+    }
+}

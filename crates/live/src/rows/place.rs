@@ -1,0 +1,198 @@
+//! Where a row stands in a result.
+//!
+//! The fields that a query sorts by are written as bytes that sort as the rows do: a type, order-preserving bytes, inverted for a
+//! descending field. Each field ends by itself, so no row's bytes are the beginning of another's. A place holds the first 15 of
+//! them, which are all there are for a number or a short string; what they leave open is decided by the rows themselves.
+
+use std::cmp::Ordering;
+
+use tidewire_store::{Direction, Field, Row, Value};
+
+use crate::bits::ordered;
+
+/// Where a row stands: the beginning of its sort bytes, then the order of coming.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place {
+    /// The last byte says whether there were more than it holds.
+    head: [u64; 2],
+    pub(super) ordinal: u64,
+}
+
+impl Place {
+    const HEAD: usize = 15;
+
+    fn is_cut(&self) -> bool {
+        self.head[1] & 0xff != 0
+    }
+}
+
+/// A row, where it stands.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    pub(crate) place: Place,
+    pub(crate) row: Row,
+}
+
+/// By which fields rows are sorted.
+#[derive(Debug)]
+pub(crate) struct Sort(Box<[(Field, Direction)]>);
+
+const BOOL: u8 = 1;
+const NUMBER: u8 = 2;
+const STRING: u8 = 3;
+/// What has no order of its own.
+const OTHER: u8 = 4;
+/// Null and absent ones are last in both directions: not even inverted bytes come after this.
+const NOTHING: u8 = 0xff;
+
+impl Sort {
+    pub(crate) fn new(fields: &[(Field, Direction)]) -> Self {
+        Self(fields.into())
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Where a row stands.
+    pub(crate) fn place(&self, row: &Row, ordinal: u64) -> Place {
+        if self.0.is_empty() {
+            return Place { head: [0; 2], ordinal };
+        }
+        let bytes = self.bytes(row, Place::HEAD);
+        let mut head = [0; 16];
+        let len = bytes.len().min(Place::HEAD);
+        head[..len].copy_from_slice(&bytes[..len]);
+        head[Place::HEAD] = u8::from(bytes.len() > Place::HEAD);
+        let head = u128::from_be_bytes(head);
+        #[expect(clippy::cast_possible_truncation, reason = "it is cut in two")]
+        let head = [(head >> 64) as u64, head as u64];
+        Place { head, ordinal }
+    }
+
+    pub(crate) fn entry(&self, row: &Row, ordinal: u64) -> Entry {
+        Entry { place: self.place(row, ordinal), row: row.clone() }
+    }
+
+    /// Which of two rows stands first.
+    pub(crate) fn compare(&self, one: &Entry, two: &Entry) -> Ordering {
+        one.place.head.cmp(&two.place.head).then_with(|| {
+            // Heads are equal, so both are cut or neither is. A row has one ordinal, and stands where its bytes say.
+            let rest = if one.place.is_cut() {
+                self.bytes(&one.row, usize::MAX).cmp(&self.bytes(&two.row, usize::MAX))
+            } else {
+                Ordering::Equal
+            };
+            rest.then(one.place.ordinal.cmp(&two.place.ordinal))
+        })
+    }
+
+    /// The bytes that a row is sorted by: all, or more than so many.
+    fn bytes(&self, row: &Row, enough: usize) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(32);
+        for (field, direction) in &self.0 {
+            let start = bytes.len();
+            match row.get(field) {
+                None | Some(Value::Null) => {
+                    bytes.push(NOTHING);
+                    continue;
+                }
+                Some(Value::Bool(flag)) => bytes.extend([BOOL, u8::from(flag)]),
+                Some(Value::Number(number)) => {
+                    bytes.push(NUMBER);
+                    bytes.extend(ordered(number).to_be_bytes());
+                }
+                Some(Value::String(text)) => {
+                    bytes.push(STRING);
+                    // A zero within is told from the end by what follows it.
+                    for byte in text.bytes() {
+                        bytes.push(byte);
+                        if byte == 0 {
+                            bytes.push(0xff);
+                        }
+                        if bytes.len() > enough {
+                            break;
+                        }
+                    }
+                    bytes.extend([0, 0]);
+                }
+                Some(Value::Array(_) | Value::Object(_)) => bytes.push(OTHER),
+            }
+            if *direction == Direction::Descending {
+                bytes[start..].iter_mut().for_each(|byte| *byte = !*byte);
+            }
+            if bytes.len() > enough {
+                break;
+            }
+        }
+        bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value as Json, json};
+
+    use super::*;
+
+    /// In the order of an ascending sort; those in one list are alike.
+    fn values() -> Vec<Vec<Json>> {
+        vec![
+            vec![json!(false)],
+            vec![json!(true)],
+            vec![json!(-1e300)],
+            vec![json!(-1)],
+            vec![json!(0), json!(-0.0)],
+            vec![json!(1), json!(1.0)],
+            vec![json!(1.5)],
+            vec![json!("")],
+            vec![json!("\0")],
+            vec![json!("\0\u{1}")],
+            vec![json!("a")],
+            vec![json!("a\0")],
+            vec![json!("a long string that is cut")],
+            vec![json!("a long string that is cut, and goes on")],
+            vec![json!("é")],
+            vec![json!([2]), json!({"a": 1})],
+        ]
+    }
+
+    #[test]
+    fn rows_stand_in_the_order_of_their_fields_then_of_their_coming() {
+        let row = |json: Json| Row::new(json.as_object().unwrap()).unwrap();
+        let ranked =
+            || values().into_iter().enumerate().flat_map(|(rank, alike)| alike.into_iter().map(move |v| (rank, v)));
+        let sort = |names: &[(&str, Direction)]| {
+            Sort::new(&names.iter().map(|(name, direction)| (Field::new(*name), *direction)).collect::<Vec<_>>())
+        };
+        let up = sort(&[("a", Direction::Ascending), ("b", Direction::Descending)]);
+        let down = sort(&[("a", Direction::Descending), ("b", Direction::Descending)]);
+        for (first, one) in ranked() {
+            for (second, two) in ranked() {
+                for (b, c) in
+                    [(json!(1), json!(2)), (json!("y"), json!("x")), (json!(1), json!(1)), (json!(1), Json::Null)]
+                {
+                    let then = match (&b, &c) {
+                        (Json::Number(b), Json::Number(c)) => c.as_i64().cmp(&b.as_i64()),
+                        _ => Ordering::Less,
+                    };
+                    let (one, two) = (row(json!({"a": one, "b": b})), row(json!({"a": two, "b": c})));
+                    for (sort, expected) in [(&up, first.cmp(&second)), (&down, second.cmp(&first))] {
+                        let compared = |o, p| sort.compare(&sort.entry(&one, o), &sort.entry(&two, p));
+                        assert_eq!(compared(1, 2), expected.then(then).then(Ordering::Less), "{one} {two}");
+                        assert_eq!(compared(2, 1), expected.then(then).then(Ordering::Greater), "{one} {two}");
+                    }
+                }
+            }
+            // Absent ones and null are last, and alike.
+            for nothing in [json!({"b": 1}), json!({"a": null, "b": 1})] {
+                for sort in [&up, &down] {
+                    let (one, two) = (row(json!({"a": one, "b": 1})), row(nothing.clone()));
+                    assert_eq!(sort.compare(&sort.entry(&one, 9), &sort.entry(&two, 1)), Ordering::Less);
+                    let absent = row(json!({"b": 1}));
+                    assert_eq!(sort.compare(&sort.entry(&absent, 9), &sort.entry(&two, 9)), Ordering::Equal);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! What of a row is in a result, as text.
+
+use std::collections::HashSet;
+
+use tidewire_store::{Field, Row};
+
+/// Which fields of a row are returned.
+#[derive(Debug)]
+pub(crate) struct Projection {
+    /// All fields if none.
+    fields: Option<Box<[Named]>>,
+}
+
+#[derive(Debug)]
+struct Named {
+    field: Field,
+    /// As JSON writes it, and a colon.
+    written: Box<str>,
+}
+
+impl Projection {
+    pub(crate) fn new(fields: Option<&[String]>) -> Self {
+        let fields = fields.map(|names| {
+            let mut known = HashSet::new();
+            let names = names.iter().filter(|name| known.insert(*name));
+            let named = |name: &String| {
+                let written = serde_json::Value::from(&**name).to_string() + ":";
+                Named { field: Field::new(name), written: written.into() }
+            };
+            names.map(named).collect()
+        });
+        Self { fields }
+    }
+
+    /// Whether a field is in the result.
+    pub(crate) fn shows(&self, name: &str) -> bool {
+        self.fields.as_ref().is_none_or(|fields| fields.iter().any(|named| named.field.name() == name))
+    }
+
+    /// Appends what of a row is in the result.
+    pub(crate) fn write(&self, row: &Row, text: &mut Vec<u8>) {
+        match &self.fields {
+            None => text.extend(row.text().as_bytes()),
+            Some(fields) => {
+                let there = fields.iter().filter_map(|named| Some((&*named.written, row.text_of(&named.field)?)));
+                write(there, text);
+            }
+        }
+    }
+
+    /// Appends the fields that were asked for, null for those that are not there.
+    pub(crate) fn write_all(&self, row: &Row, text: &mut Vec<u8>) {
+        let fields = self.fields.iter().flatten();
+        write(fields.map(|named| (&*named.written, row.text_of(&named.field).unwrap_or("null"))), text);
+    }
+
+    /// Whether two rows are the same in the result.
+    pub(crate) fn is_same(&self, one: &Row, two: &Row) -> bool {
+        match &self.fields {
+            None => is_same(one.text(), two.text()),
+            Some(fields) => fields.iter().all(|Named { field, .. }| match (one.text_of(field), two.text_of(field)) {
+                (Some(one), Some(two)) => is_same(one, two),
+                (one, two) => one.is_none() && two.is_none(),
+            }),
+        }
+    }
+}
+
+fn write<'a>(members: impl Iterator<Item = (&'a str, &'a str)>, text: &mut Vec<u8>) {
+    text.push(b'{');
+    for (place, (name, value)) in members.enumerate() {
+        if place > 0 {
+            text.push(b',');
+        }
+        text.extend(name.as_bytes());
+        text.extend(value.as_bytes());
+    }
+    text.push(b'}');
+}
+
+/// Whether two texts, compact as rows have them, stand for equal JSON. Members may stand in another order.
+pub(crate) fn is_same(one: &str, two: &str) -> bool {
+    let sum = |text: &str| text.bytes().map(u64::from).sum::<u64>();
+    let tree = |text: &str| serde_json::from_str::<serde_json::Value>(text).ok();
+    // In another order it is as long, and of the same bytes; that is seldom so by chance.
+    one == two || one.len() == two.len() && sum(one) == sum(two) && tree(one) == tree(two)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value as Json, json};
+
+    use super::*;
+
+    fn row(json: &Json) -> Row {
+        Row::new(json.as_object().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn only_the_fields_that_were_asked_for() {
+        let row = row(&json!({"b": [1, {"x": "y"}], "a": "é\"", "c\"": null}));
+        let written = |fields: Option<&[&str]>| {
+            let fields = fields.map(|names| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
+            let mut text = Vec::new();
+            Projection::new(fields.as_deref()).write(&row, &mut text);
+            String::from_utf8(text).unwrap()
+        };
+        assert_eq!(written(None), row.text());
+        assert_eq!(written(Some(&["c\"", "x", "a", "a"])), r#"{"c\"":null,"a":"é\""}"#);
+        assert_eq!(written(Some(&[])), "{}");
+    }
+
+    #[test]
+    fn order_makes_no_difference() {
+        let all = Projection::new(None);
+        let one = row(&json!({"a": 1, "b": {"c": 1, "d": 2}}));
+        assert!(all.is_same(&one, &row(&json!({"b": {"d": 2, "c": 1}, "a": 1}))));
+        assert!(!all.is_same(&one, &row(&json!({"b": {"d": 1, "c": 2}, "a": 1}))));
+        let some = Projection::new(Some(&["b".to_owned(), "x".to_owned()]));
+        assert!(some.is_same(&one, &row(&json!({"b": {"d": 2, "c": 1}, "a": 7}))));
+        assert!(!some.is_same(&one, &row(&json!({"b": {"d": 2, "c": 1}, "x": null}))));
+    }
+}

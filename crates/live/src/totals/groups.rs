@@ -1,0 +1,165 @@
+//! Rows in groups, and what is computed of each.
+//!
+//! A group is shown as its first row has it, in the order of coming, and stands where that row does. So each group keeps its rows,
+//! and the first row of each is in one order.
+
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use serde_json::Value as Json;
+use tidewire_store::{Aggregate, Field, IndexKey, Row};
+
+use super::tally::Tally;
+use crate::net::Net;
+use crate::rows::{Projection, is_same};
+
+/// Rows in groups.
+#[derive(Debug)]
+pub(crate) struct Groups {
+    /// The fields by which they are grouped.
+    names: Projection,
+    by_key: HashMap<IndexKey, Group>,
+    /// The groups, by their first rows.
+    order: BTreeMap<u64, IndexKey>,
+}
+
+#[derive(Debug)]
+struct Group {
+    /// In the order of coming; never empty.
+    rows: BTreeMap<u64, Row>,
+    tally: Tally,
+}
+
+/// How a group shows.
+#[derive(Debug)]
+struct Shown {
+    first: u64,
+    row: Row,
+    value: Option<Json>,
+}
+
+impl Groups {
+    pub(crate) fn new(aggregate: &Aggregate) -> Self {
+        let names: Vec<String> = aggregate.group_by.iter().map(|field| field.name().to_owned()).collect();
+        Self { names: Projection::new(Some(&names)), by_key: HashMap::new(), order: BTreeMap::new() }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.by_key.values().map(|group| group.rows.len()).sum()
+    }
+
+    pub(crate) fn add(&mut self, aggregate: &Aggregate, row: &Row, ordinal: u64) {
+        let key = key(aggregate, row);
+        let group = self.by_key.entry(key.clone()).or_insert_with(|| {
+            self.order.insert(ordinal, key.clone());
+            Group { rows: BTreeMap::new(), tally: Tally::new(aggregate.function) }
+        });
+        if let Some((first, _)) = group.rows.first_key_value()
+            && ordinal < *first
+        {
+            self.order.remove(first);
+            self.order.insert(ordinal, key);
+        }
+        if let Some(known) = group.rows.insert(ordinal, row.clone()) {
+            group.tally.remove(&known, aggregate.field.as_ref(), ordinal);
+        }
+        group.tally.add(row, aggregate.field.as_ref(), ordinal);
+    }
+
+    fn remove(&mut self, aggregate: &Aggregate, row: &Row, ordinal: u64) {
+        let key = key(aggregate, row);
+        let Some(group) = self.by_key.get_mut(&key) else { return };
+        let was_first = group.rows.first_key_value().is_some_and(|(first, _)| *first == ordinal);
+        let Some(known) = group.rows.remove(&ordinal) else { return };
+        group.tally.remove(&known, aggregate.field.as_ref(), ordinal);
+        if !was_first {
+            return;
+        }
+        self.order.remove(&ordinal);
+        match group.rows.first_key_value() {
+            Some((first, _)) => _ = self.order.insert(*first, key),
+            None => _ = self.by_key.remove(&key),
+        }
+    }
+
+    /// Takes changes in. Returns whether the result has changed.
+    pub(crate) fn apply(&mut self, aggregate: &Aggregate, nets: &[Net<'_>]) -> bool {
+        let mut before: HashMap<IndexKey, Option<Shown>> = HashMap::new();
+        for row in nets.iter().flat_map(|net| [net.old, net.new]).flatten() {
+            let key = key(aggregate, row);
+            if let Entry::Vacant(vacant) = before.entry(key) {
+                let shown = self.shown(aggregate, vacant.key());
+                vacant.insert(shown);
+            }
+        }
+        // All that goes, then all that comes: a row is in one place at a time.
+        for net in nets {
+            if let Some(row) = net.old {
+                self.remove(aggregate, row, net.ordinal);
+            }
+        }
+        for net in nets {
+            if let Some(row) = net.new {
+                self.add(aggregate, row, net.ordinal);
+            }
+        }
+        let mut moved = Vec::new();
+        for (key, was) in &before {
+            match (was, self.shown(aggregate, key)) {
+                (None, None) => {}
+                (Some(was), Some(is)) if was.value == is.value && is_key_same(aggregate, &was.row, &is.row) => {
+                    if was.first != is.first {
+                        moved.push((was.first, is.first));
+                    }
+                }
+                _ => return true,
+            }
+        }
+        self.has_order_changed(moved)
+    }
+
+    /// Whether a group has passed another, when the first rows of these are others now.
+    fn has_order_changed(&self, mut moved: Vec<(u64, u64)>) -> bool {
+        let places: HashSet<u64> = moved.iter().map(|(_, is)| *is).collect();
+        let has_passed = |(was, is): &(u64, u64)| {
+            self.order.range(*was.min(is)..=*was.max(is)).any(|(first, _)| !places.contains(first))
+        };
+        moved.sort_unstable();
+        moved.iter().any(has_passed) || !moved.is_sorted_by_key(|(_, is)| *is)
+    }
+
+    fn shown(&self, aggregate: &Aggregate, key: &IndexKey) -> Option<Shown> {
+        let group = self.by_key.get(key)?;
+        let (first, row) = group.rows.first_key_value()?;
+        Some(Shown { first: *first, row: row.clone(), value: group.tally.result(aggregate.function) })
+    }
+
+    /// The whole result.
+    pub(crate) fn encode(&self, aggregate: &Aggregate, text: &mut Vec<u8>) {
+        text.push(b'[');
+        for (place, group) in self.order.values().filter_map(|key| self.by_key.get(key)).enumerate() {
+            let Some((_, row)) = group.rows.first_key_value() else { continue };
+            text.extend(if place > 0 { &b",{\"key\":"[..] } else { b"{\"key\":" });
+            self.names.write_all(row, text);
+            let value = group.tally.result(aggregate.function).unwrap_or_default();
+            text.extend(format!(",\"value\":{value}}}").as_bytes());
+        }
+        text.push(b']');
+    }
+}
+
+fn key(aggregate: &Aggregate, row: &Row) -> IndexKey {
+    let mut key = IndexKey::new();
+    for field in &aggregate.group_by {
+        key.push(row.get(field).as_ref());
+    }
+    key
+}
+
+/// Whether two rows of a group show the same key of it: numbers may be written in several ways, and what has no value may be null.
+fn is_key_same(aggregate: &Aggregate, one: &Row, two: &Row) -> bool {
+    fn text<'a>(row: &'a Row, field: &Field) -> &'a str {
+        row.text_of(field).unwrap_or("null")
+    }
+    aggregate.group_by.iter().all(|field| is_same(text(one, field), text(two, field)))
+}

@@ -1,0 +1,157 @@
+//! How queries begin and end, and what they share.
+
+use serde_json::{Map, Value as Json, json};
+use tidewire_live::{Live, Outcome, SubscribeError, Whole};
+use tidewire_store::{BucketDefinition, Draft, Position, Query, State};
+
+fn query(json: &Json) -> Query {
+    Query::parse(json, &Map::new()).unwrap()
+}
+
+fn state(buckets: &[&str]) -> State {
+    let definition = json!({"key": "name", "schema": {"name": {"type": "string"}}});
+    let mut state = State::new();
+    for bucket in buckets {
+        state.define(bucket, BucketDefinition::parse(&definition).unwrap()).unwrap();
+    }
+    state
+}
+
+fn position(sequence: u64) -> Position {
+    Position { epoch: 1, sequence }
+}
+
+#[test]
+fn equal_queries_are_one_and_share_what_is_encoded() {
+    let state = state(&["a"]);
+    let mut live = Live::new(position(0));
+    let bucket = state.bucket("a").unwrap();
+    let one = query(&json!({"bucket": "a", "filter": {"x": 1, "y": {"$in": [2]}}}));
+    let two = query(&json!({"bucket": "a", "filter": {"y": 2.0, "x": 1}}));
+    let ids = [live.subscribe(1, &one, bucket, 0).unwrap(), live.subscribe(2, &two, bucket, 0).unwrap()];
+    assert_eq!(ids[0], ids[1]);
+    assert_eq!(live.subscribe(1, &one, bucket, 0), Err(SubscribeError::Exists { subscriber: 1 }));
+    assert_eq!((live.stats().queries, live.stats().subscribers), (1, 2));
+
+    let mut draft = Draft::new(state, 0);
+    draft.insert("a", serde_json::from_value(json!({"name": "n", "x": 1, "y": 2})).unwrap()).unwrap();
+    let committed = live.commit(position(1), &draft.finish().1);
+    let [update] = &committed.updates[..] else { panic!("{committed:?}") };
+    assert_eq!(live.subscribers(update.query), [1, 2]);
+    let Outcome::Records(delta) = &update.outcome else { panic!("{update:?}") };
+    assert_eq!(delta.encoded().as_ptr(), delta.clone().encoded().as_ptr());
+    let (Some(Whole::Json(first)), Some(Whole::Json(second))) = (live.whole(ids[0]), live.whole(ids[1])) else {
+        panic!("there is a result")
+    };
+    assert_eq!(first.as_ptr(), second.as_ptr());
+
+    assert!(live.unsubscribe(1));
+    assert_eq!(live.subscribers(ids[0]), [2]);
+    assert!(live.unsubscribe(2) && !live.unsubscribe(2));
+    assert_eq!((live.whole(ids[0]), live.subscribers(ids[0])), (None, &[][..]));
+}
+
+#[test]
+fn a_slot_that_is_used_again_is_another_query() {
+    let state = state(&["a"]);
+    let mut live = Live::new(position(0));
+    let bucket = state.bucket("a").unwrap();
+    let first = live.subscribe(1, &Query::all("a"), bucket, 0).unwrap();
+    live.unsubscribe(1);
+    let second = live.subscribe(1, &query(&json!({"bucket": "a", "limit": 1})), bucket, 0).unwrap();
+    assert_ne!(first, second);
+    assert_eq!((live.whole(first), live.end(first)), (None, None));
+    assert!(live.whole(second).is_some());
+}
+
+#[test]
+fn queries_end_with_their_bucket() {
+    let mut state = state(&["a", "b", "$buckets"]);
+    let mut draft = Draft::new(state, 0);
+    for name in ["a", "b"] {
+        draft.insert("$buckets", serde_json::from_value(json!({"name": name})).unwrap()).unwrap();
+    }
+    state = draft.finish().0;
+    let mut live = Live::new(position(0));
+    for (subscriber, bucket) in [(1, "a"), (2, "b"), (3, "a"), (4, "$buckets")] {
+        live.subscribe(subscriber, &Query::all(bucket), state.bucket(bucket).unwrap(), 0).unwrap();
+    }
+    let other = query(&json!({"bucket": "a", "filter": {"x": {"$gt": 1}}}));
+    let other = live.subscribe(5, &other, state.bucket("a").unwrap(), 0).unwrap();
+
+    let mut draft = Draft::new(state, 0);
+    draft.insert("a", serde_json::from_value(json!({"name": "n", "x": 5})).unwrap()).unwrap();
+    draft.delete("$buckets", &json!("a"), None).unwrap();
+    let committed = live.commit(position(1), &draft.finish().1);
+    let ended: Vec<&[u64]> = committed.ended.iter().map(|ended| &ended.subscribers[..]).collect();
+    assert_eq!(ended, [&[1, 3][..], &[5]]);
+    assert_eq!(live.whole(other), None);
+    // Who follows the list of buckets hears of it, and nobody else.
+    let updated: Vec<&[u64]> = committed.updates.iter().map(|update| live.subscribers(update.query)).collect();
+    assert_eq!(updated, [&[4][..]]);
+    assert_eq!((live.query_of(1), live.query_of(5), live.stats().queries), (None, None, 2));
+
+    let left = live.query_of(2).unwrap();
+    assert_eq!(live.end(left).unwrap().subscribers, [2]);
+    assert!(live.end_bucket("b").is_empty());
+    assert!(!live.unsubscribe(2));
+}
+
+/// A record that is not there for whoever reads it is not there for whoever follows, before the sweep and after it.
+#[test]
+fn what_had_expired_when_it_was_first_read_never_shows() {
+    let mut state = state(&["a"]);
+    let mut draft = Draft::new(state, 1000);
+    for (name, expiry) in [("gone", 1500), ("here", 2500), ("for ever", 0)] {
+        let mut record: Map<String, Json> = serde_json::from_value(json!({"name": name})).unwrap();
+        if expiry > 0 {
+            record.insert("_expiresAt".to_owned(), json!(expiry));
+        }
+        draft.insert("a", record).unwrap();
+    }
+    state = draft.finish().0;
+    let mut live = Live::new(position(0));
+    let names = query(&json!({"bucket": "a", "fields": ["name"]}));
+    let names = live.subscribe(1, &names, state.bucket("a").unwrap(), 2000).unwrap();
+    let count = query(&json!({"bucket": "a", "aggregate": {"function": "count"}}));
+    let count = live.subscribe(2, &count, state.bucket("a").unwrap(), 2000).unwrap();
+    assert_eq!(live.whole(names), Some(Whole::Json(r#"[{"name":"here"},{"name":"for ever"}]"#.into())));
+    assert_eq!(live.whole(count), Some(Whole::Json("2".into())));
+
+    let mut draft = Draft::new(state, 2100);
+    assert_eq!(draft.sweep(10), 1);
+    let (state, changes) = draft.finish();
+    assert!(live.commit(position(1), &changes).updates.is_empty());
+
+    let mut draft = Draft::new(state, 2500);
+    // Too late to be seen by anybody.
+    draft.insert("a", serde_json::from_value(json!({"name": "late", "_expiresAt": 2400})).unwrap()).unwrap();
+    assert_eq!(draft.sweep(1), 1);
+    let (state, changes) = draft.finish();
+    live.commit(position(2), &changes);
+    assert_eq!(live.whole(count), Some(Whole::Json("2".into())));
+    let mut draft = Draft::new(state, 2600);
+    assert_eq!(draft.sweep(10), 1);
+    live.commit(position(3), &draft.finish().1);
+    assert_eq!(live.whole(count), Some(Whole::Json("1".into())));
+    assert_eq!(live.whole(names), Some(Whole::Json(r#"[{"name":"for ever"}]"#.into())));
+}
+
+#[test]
+fn whole_results_are_not_kept_without_bound() {
+    let mut state = state(&["a"]);
+    let mut draft = Draft::new(state, 0);
+    let text = "x".repeat(Live::MAX_ENCODED_BYTES / 4);
+    draft.insert("a", serde_json::from_value(json!({"name": "n", "text": text})).unwrap()).unwrap();
+    state = draft.finish().0;
+    let mut live = Live::new(position(0));
+    for limit in 1..10 {
+        let query = query(&json!({"bucket": "a", "limit": limit}));
+        let query = live.subscribe(limit, &query, state.bucket("a").unwrap(), 0).unwrap();
+        live.whole(query).unwrap();
+    }
+    assert!(live.stats().encoded_bytes > 2 * Live::MAX_ENCODED_BYTES);
+    live.commit(position(1), &[]);
+    let left = live.stats().encoded_bytes;
+    assert!(left > 0 && left <= Live::MAX_ENCODED_BYTES, "{left}");
+}

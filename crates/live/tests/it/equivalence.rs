@@ -1,0 +1,92 @@
+//! The heart of it: whatever is committed, whoever follows a query has what asking it anew gives.
+
+use std::collections::HashMap;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use tidewire_live::{Live, LiveStats, QueryId};
+
+use crate::follower::{Shown, answer, followed, whole};
+use crate::world::{World, commit, definition, query};
+
+/// Somebody who follows a query.
+struct Follower {
+    query: QueryId,
+    result: Shown,
+    /// Whether they were too slow for the last commit and have the whole result coming.
+    is_behind: bool,
+}
+
+/// More than others have, and as many times more as `PROPTEST_CASES` says.
+fn many() -> ProptestConfig {
+    let config = ProptestConfig::default();
+    ProptestConfig { cases: config.cases * 6, ..config }
+}
+
+proptest! {
+    #![proptest_config(many())]
+
+    #[test]
+    fn deltas_lead_to_what_asking_anew_gives(
+        definition in definition(),
+        queries in vec(query(), 1..6),
+        commits in vec((commit(), vec((0..12_u8, any::<bool>()), 0..6)), 1..8),
+    ) {
+        let mut world = World::new(&definition);
+        let mut live = Live::new(world.position);
+        let mut followers: HashMap<u64, (usize, Follower)> = HashMap::new();
+        for ((steps, time), choices) in commits {
+            world.now += time;
+            let before: HashMap<u64, Shown> =
+                followers.iter().map(|(id, (_, follower))| (*id, whole(&mut live, follower.query))).collect();
+            let changes = world.commit(&steps);
+            let committed = live.commit(world.position, &changes);
+            prop_assert_eq!(live.position(), world.position);
+            let bucket = world.state.bucket("b").unwrap();
+            let is_swept = bucket.expired(world.now).next().is_none();
+            for (id, (place, follower)) in &mut followers {
+                let update = committed.updates.iter().find(|update| update.query == follower.query);
+                let now = whole(&mut live, follower.query);
+                prop_assert_eq!(update.is_some(), now != before[id], "told of what changes: {:?} {:?} {:?}", queries[*place], before[id], now);
+                follower.is_behind |= choices.iter().any(|(choice, _)| u64::from(*choice) == *id);
+                if let Some(update) = update.filter(|_| !follower.is_behind) {
+                    follower.result = followed(&follower.result, &update.outcome, &mut live, follower.query);
+                    prop_assert_eq!(&follower.result, &now, "{:?}", queries[*place]);
+                }
+                if is_swept {
+                    prop_assert_eq!(&now, &answer(&queries[*place], bucket, world.now), "{:?}", queries[*place]);
+                }
+            }
+            // Between commits, those who were behind are told all, and others come and go.
+            for (choice, is_reset) in choices {
+                let id = u64::from(choice);
+                match followers.get_mut(&id) {
+                    Some((_, follower)) if is_reset => {
+                        follower.result = whole(&mut live, follower.query);
+                        follower.is_behind = false;
+                    }
+                    Some(_) => {
+                        followers.remove(&id);
+                        prop_assert!(live.unsubscribe(id) && !live.unsubscribe(id));
+                    }
+                    None => {
+                        let place = usize::from(choice) % queries.len();
+                        let query = live.subscribe(id, &queries[place], bucket, world.now).unwrap();
+                        prop_assert!(live.subscribers(query).contains(&id));
+                        prop_assert_eq!(live.query_of(id), Some(query));
+                        let result = whole(&mut live, query);
+                        if is_swept {
+                            prop_assert_eq!(&result, &answer(&queries[place], bucket, world.now));
+                        }
+                        followers.insert(id, (place, Follower { query, result, is_behind: false }));
+                    }
+                }
+            }
+        }
+        for id in followers.keys() {
+            prop_assert!(live.unsubscribe(*id));
+        }
+        let LiveStats { queries, subscribers, buckets, unserved, rows, encoded_bytes, .. } = live.stats();
+        prop_assert_eq!((queries, subscribers, buckets, unserved, rows, encoded_bytes), (0, 0, 0, 0, 0, 0));
+    }
+}

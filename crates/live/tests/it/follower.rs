@@ -1,0 +1,74 @@
+//! Somebody who follows a query: has its first result and makes the next of it with what comes.
+
+use serde_json::Value as Json;
+use tidewire_live::{Delta, Live, Outcome, QueryId, Whole};
+use tidewire_store::{Answer, Query};
+
+/// A result, as a client has it.
+pub(crate) fn whole(live: &mut Live, query: QueryId) -> Shown {
+    match live.whole(query).unwrap() {
+        Whole::Json(bytes) => Some(serde_json::from_slice(&bytes).unwrap()),
+        Whole::Nothing => None,
+        other => unreachable!("{other:?}"),
+    }
+}
+
+/// Records are a list, and there may be no value.
+pub(crate) type Shown = Option<Json>;
+
+pub(crate) fn answer(query: &Query, bucket: &tidewire_store::Bucket, now: u64) -> Shown {
+    match query.answer(bucket, now) {
+        Answer::Records(records) => Some(Json::Array(records)),
+        Answer::Value(value) => value,
+    }
+}
+
+/// What follows from a result when it has changed so.
+pub(crate) fn followed(result: &Shown, outcome: &Outcome, live: &mut Live, query: QueryId) -> Shown {
+    match outcome {
+        Outcome::Records(delta) => {
+            let mut records = result.clone().unwrap().as_array().unwrap().clone();
+            let mut from_json = records.clone();
+            delta.apply(&mut records);
+            apply(delta, &mut from_json);
+            assert_eq!(records, from_json, "the delta and its JSON say the same: {delta:?}");
+            Some(Json::Array(records))
+        }
+        Outcome::Value => whole(live, query),
+        other => unreachable!("{other:?}"),
+    }
+}
+
+/// Applies the JSON of a delta as its documentation says, and nothing else of it.
+fn apply(delta: &Delta, result: &mut Vec<Json>) {
+    let json: Json = serde_json::from_slice(&delta.encoded()).unwrap();
+    let list = |name: &str| json[name].as_array().unwrap().iter();
+    let index = |entry: &Json| usize::try_from(entry["index"].as_u64().unwrap()).unwrap();
+    if delta.is_indexed() {
+        for entry in list("removed").rev() {
+            let removed = result.remove(index(entry));
+            if let Some(key) = removed.get(delta.key()) {
+                assert_eq!(*key, entry["key"]);
+            }
+        }
+        list("added").for_each(|entry| result.insert(index(entry), entry["record"].clone()));
+        list("changed").for_each(|entry| result[index(entry)] = entry["record"].clone());
+        return;
+    }
+    let place = |result: &[Json], key: &Json| result.iter().position(|record| record[delta.key()] == *key).unwrap();
+    for key in list("removed") {
+        result.remove(place(result, key));
+    }
+    match json.get("at") {
+        None => list("added").for_each(|record| result.push(record.clone())),
+        Some(at) => {
+            for (record, at) in list("added").zip(at.as_array().unwrap()) {
+                result.insert(usize::try_from(at.as_u64().unwrap()).unwrap(), record.clone());
+            }
+        }
+    }
+    for record in list("changed") {
+        let place = place(result, &record[delta.key()]);
+        result[place] = record.clone();
+    }
+}
