@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use tidewire_live::{Live, LiveStats, QueryId};
 
 use crate::follower::{Shown, answer, followed, whole};
-use crate::world::{World, commit, definition, query};
+use crate::world::{World, commit, definition, first, query};
 
 /// Somebody who follows a query.
 struct Follower {
@@ -29,12 +29,19 @@ proptest! {
     #[test]
     fn deltas_lead_to_what_asking_anew_gives(
         definition in definition(),
-        queries in vec(query(), 1..6),
-        commits in vec((commit(), vec((0..12_u8, any::<bool>()), 0..6)), 1..8),
+        first in first(),
+        queries in vec(query(), 1..8),
+        commits in vec((commit(), vec((0..12_u8, any::<bool>()), 0..3)), 1..10),
     ) {
         let mut world = World::new(&definition);
         let mut live = Live::new(world.position);
         let mut followers: HashMap<u64, (usize, Follower)> = HashMap::new();
+        live.commit(world.position, &world.commit(&first));
+        for (id, place) in (0..).zip(0..queries.len()) {
+            let query = live.subscribe(id, &queries[place], world.state.bucket("b").unwrap(), world.now).unwrap();
+            let result = whole(&mut live, query);
+            followers.insert(id, (place, Follower { query, result, is_behind: false }));
+        }
         for ((steps, time), choices) in commits {
             world.now += time;
             let before: HashMap<u64, Shown> =

@@ -45,6 +45,8 @@ fn apply(delta: &Delta, result: &mut Vec<Json>) {
     let list = |name: &str| json[name].as_array().unwrap().iter();
     let index = |entry: &Json| usize::try_from(entry["index"].as_u64().unwrap()).unwrap();
     if delta.is_indexed() {
+        let is_told_once = |entry: &Json| list("added").all(|added| added["index"] != entry["index"]);
+        assert!(list("changed").all(is_told_once), "{json}");
         for entry in list("removed").rev() {
             let removed = result.remove(index(entry));
             if let Some(key) = removed.get(delta.key()) {

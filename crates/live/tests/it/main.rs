@@ -3,5 +3,6 @@
 mod ends;
 mod equivalence;
 mod follower;
+mod sameness;
 mod speed;
 mod world;

@@ -5,7 +5,8 @@ use proptest::prelude::*;
 use serde_json::{Map, Value as Json, json};
 use tidewire_store::{BucketDefinition, Change, Draft, Position, Query, State};
 
-pub(crate) const FIELDS: [&str; 5] = ["a", "b", "c", "n", "id"];
+const ROWS: u8 = 8;
+const FIELDS: [&str; 5] = ["a", "b", "c", "n", "id"];
 
 /// A step of a commit.
 #[derive(Debug, Clone)]
@@ -62,60 +63,74 @@ pub(crate) fn definition() -> impl Strategy<Value = Json> {
     })
 }
 
-pub(crate) fn scalar() -> impl Strategy<Value = Json> {
-    prop_oneof![
-        6 => (0..5_u8).prop_map(Json::from),
-        3 => prop::sample::select(vec![json!(0.1), json!(0.2), json!(0.7), json!(-1.5), json!(1.0), json!(-0.0), json!(1e300)]),
-        3 => "[ab]{0,2}".prop_map(Json::from),
-        1 => Just(json!("a long string that is cut")),
-        1 => Just(json!("a long string that is cut, b")),
-        2 => Just(Json::Null),
-        1 => any::<bool>().prop_map(Json::from),
-        1 => Just(json!([1])),
-        1 => Just(json!({"x": 1, "y": 2})),
-        1 => Just(json!({"y": 2, "x": 1})),
-    ]
+/// A value of a field: each has those of its own kind, and `c` has any.
+fn value(field: &'static str) -> BoxedStrategy<Json> {
+    let whole = || (0..3_u8).prop_map(Json::from);
+    let number =
+        || prop::sample::select(vec![json!(0.1), json!(0.2), json!(0.7), json!(1.0), json!(-0.0), json!(1e300)]);
+    let text = || "[ab]{0,2}".prop_map(Json::from);
+    let long = || prop::sample::select(vec![json!("a long string that is cut"), json!("a long string that is cut, b")]);
+    let object = || prop::sample::select(vec![json!([1]), json!({"x": 1, "y": 2}), json!({"y": 2, "x": 1})]);
+    let nothing = || Just(Json::Null);
+    match field {
+        "id" => (0..ROWS).prop_map(Json::from).boxed(),
+        "a" => prop_oneof![9 => whole(), 1 => nothing()].boxed(),
+        "b" => prop_oneof![5 => text(), 4 => long(), 1 => nothing()].boxed(),
+        "n" => prop_oneof![4 => whole(), 5 => number(), 1 => nothing()].boxed(),
+        _ => prop_oneof![3 => whole(), 1 => text(), 2 => any::<bool>().prop_map(Json::from), 3 => object(), 2 => nothing()]
+            .boxed(),
+    }
 }
 
-fn record() -> impl Strategy<Value = Map<String, Json>> {
-    (vec((prop::sample::select(&FIELDS[..4]), scalar()), 0..4), prop::option::weighted(0.1, 0..60_u64)).prop_map(
-        |(members, expiry)| {
-            let mut record: Map<String, Json> =
-                members.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-            if let Some(expiry) = expiry {
-                record.insert("_expiresAt".to_owned(), json!(990 + expiry));
-            }
-            record
-        },
-    )
+fn member(fields: &'static [&'static str]) -> impl Strategy<Value = (&'static str, Json)> {
+    prop::sample::select(fields).prop_flat_map(|field| (Just(field), value(field)))
+}
+
+fn record(members: std::ops::Range<usize>) -> impl Strategy<Value = Map<String, Json>> {
+    (vec(member(&FIELDS[..4]), members), prop::option::weighted(0.1, 0..60_u64)).prop_map(|(members, expiry)| {
+        let mut record: Map<String, Json> = members.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        if let Some(expiry) = expiry {
+            record.insert("_expiresAt".to_owned(), json!(990 + expiry));
+        }
+        record
+    })
+}
+
+/// Records to begin with.
+pub(crate) fn first() -> impl Strategy<Value = Vec<Step>> {
+    vec((0..ROWS, record(2..5)).prop_map(|(id, record)| Step::Insert(id, record)), 0..12)
 }
 
 /// The steps of a commit, and the time that passes before it.
 pub(crate) fn commit() -> impl Strategy<Value = (Vec<Step>, u64)> {
     let step = prop_oneof![
-        8 => (0..8_u8, record()).prop_map(|(id, record)| Step::Insert(id, record)),
-        8 => (0..8_u8, record()).prop_map(|(id, patch)| Step::Update(id, patch)),
-        5 => (0..8_u8).prop_map(Step::Delete),
-        1 => Just(Step::Clear),
-        4 => Just(Step::Sweep),
+        5 => (0..ROWS, record(0..5)).prop_map(|(id, record)| Step::Insert(id, record)),
+        9 => (0..ROWS, record(1..3)).prop_map(|(id, patch)| Step::Update(id, patch)),
+        4 => (0..ROWS).prop_map(Step::Delete),
+        2 => Just(Step::Sweep),
     ];
-    (vec(step, 0..6), prop_oneof![2 => Just(0), 1 => 0..15_u64])
+    let steps = prop_oneof![3 => vec(step.clone(), 1..2), 3 => vec(step, 2..7), 1 => Just(vec![Step::Clear])];
+    (steps, prop_oneof![2 => Just(0), 1 => 0..15_u64])
 }
 
 fn filter() -> impl Strategy<Value = Json> {
-    let operators = prop_oneof![
-        (prop::sample::select(vec!["$eq", "$neq", "$gt", "$gte", "$lt", "$lte"]), scalar())
-            .prop_map(|(operator, value)| json!({operator: value})),
-        (prop::sample::select(vec!["$in", "$nin"]), vec(scalar(), 0..4))
-            .prop_map(|(operator, values)| json!({operator: values})),
-        (scalar(), scalar()).prop_map(|(low, high)| json!({"$between": [low, high]})),
-        (scalar(), scalar()).prop_map(|(low, high)| json!({"$gte": low, "$lt": high})),
-        (prop::sample::select(vec!["$startsWith", "$endsWith", "$contains"]), "[ab]{0,2}")
-            .prop_map(|(operator, text)| json!({operator: text})),
-        any::<bool>().prop_map(|wanted| json!({"$exists": wanted})),
-        scalar(),
-    ];
-    let leaf = vec((prop::sample::select(&FIELDS[..]), operators), 0..3)
+    let test = |field: &'static str| {
+        let value = || value(field);
+        prop_oneof![
+            4 => value(),
+            4 => (prop::sample::select(vec!["$eq", "$neq", "$gt", "$gte", "$lt", "$lte"]), value())
+                .prop_map(|(operator, value)| json!({operator: value})),
+            2 => (prop::sample::select(vec!["$in", "$nin"]), vec(value(), 0..4))
+                .prop_map(|(operator, values)| json!({operator: values})),
+            2 => (value(), value()).prop_map(|(low, high)| json!({"$between": [low, high]})),
+            2 => (value(), value()).prop_map(|(low, high)| json!({"$gte": low, "$lt": high})),
+            1 => (prop::sample::select(vec!["$startsWith", "$endsWith", "$contains"]), "[ab]{0,2}")
+                .prop_map(|(operator, text)| json!({operator: text})),
+            1 => any::<bool>().prop_map(|wanted| json!({"$exists": wanted})),
+        ]
+    };
+    let tests = prop::sample::select(&FIELDS[..]).prop_flat_map(move |field| (Just(field), test(field)));
+    let leaf = vec(tests, 0..3)
         .prop_map(|tests| Json::Object(tests.into_iter().map(|(name, test)| (name.to_owned(), test)).collect()));
     leaf.prop_recursive(2, 6, 3, |inner| {
         (prop::sample::select(vec!["$or", "$and"]), vec(inner.clone(), 0..3), inner).prop_map(
