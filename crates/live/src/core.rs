@@ -76,7 +76,7 @@ pub enum SubscribeError {
 pub struct Committed {
     /// Where it stands. What is in `updates` leads from the results before it to those at it.
     pub position: Position,
-    /// The queries whose results are others now, each once.
+    /// The queries whose results are others now, each once. One that looks the same is not among them.
     pub updates: Vec<Update>,
     /// The queries that have ended with their buckets.
     pub ended: Vec<Ended>,

@@ -35,7 +35,7 @@ pub(crate) struct LiveQuery {
 #[derive(Debug)]
 enum Kept {
     Rows(Rows),
-    Totals(Totals),
+    Totals(Box<Totals>),
 }
 
 /// A whole result, as JSON.
@@ -72,7 +72,7 @@ impl LiveQuery {
     pub(crate) fn new(query: &Query, canonical: Arc<[u8]>, name: Arc<str>, bucket: &Bucket, now: u64) -> Self {
         let rows = query.matches(bucket, now);
         let result = match &query.aggregate {
-            Some(aggregate) => Kept::Totals(Totals::new(aggregate, rows)),
+            Some(aggregate) => Kept::Totals(Box::new(Totals::new(aggregate, rows))),
             None => Kept::Rows(Rows::new(query, &bucket.definition().key, rows)),
         };
         Self {
@@ -117,8 +117,8 @@ impl LiveQuery {
     }
 
     /// The whole result.
-    pub(crate) fn encode(&self) -> Whole {
-        match &self.result {
+    pub(crate) fn encode(&mut self) -> Whole {
+        match &mut self.result {
             Kept::Rows(rows) => Whole::Json(rows.encode()),
             Kept::Totals(totals) => totals.encode().map_or(Whole::Nothing, Whole::Json),
         }

@@ -10,14 +10,15 @@ pub(crate) type Slot = u32;
 #[derive(Debug)]
 pub(crate) enum Postings {
     One(Slot),
-    Many(BTreeSet<Slot>),
+    #[expect(clippy::box_collection, reason = "so that one takes half of the memory")]
+    Many(Box<BTreeSet<Slot>>),
 }
 
 impl Postings {
     pub(crate) fn insert(&mut self, slot: Slot) {
         match self {
             Self::One(only) if *only == slot => {}
-            Self::One(only) => *self = Self::Many(BTreeSet::from([*only, slot])),
+            Self::One(only) => *self = Self::Many(Box::new(BTreeSet::from([*only, slot]))),
             Self::Many(slots) => _ = slots.insert(slot),
         }
     }

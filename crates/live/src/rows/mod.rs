@@ -29,6 +29,9 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
+    /// Between how many rows it is looked for whether a change shows, if keys are not shown. Windows seldom have more.
+    const MAX_COMPARED: usize = 4096;
+
     /// Those of a query, by the name of the key of its bucket and the rows that it means, with their ordinals.
     pub(crate) fn new<'a>(query: &Query, key: &str, rows: impl Iterator<Item = (u64, &'a Row)>) -> Self {
         let sort = Sort::new(&query.sort);
@@ -136,7 +139,8 @@ impl Rows {
         edit.changed.sort_unstable_by_key(|(index, ..)| *index);
     }
 
-    /// Whether rows that went and others that came cannot be told apart, because the key is not shown.
+    /// Whether rows that went and others that came cannot be told apart, because the key is not shown. That takes looking at all
+    /// between them, so beyond a number of rows it is not looked into.
     fn looks_the_same(&self, edit: &Edit) -> bool {
         let projection = &self.form.projection;
         if projection.shows(self.form.key.name()) || edit.removed.len() != edit.added.len() {
@@ -149,7 +153,7 @@ impl Rows {
             return false;
         };
         // Before and after those, all stand where they stood.
-        if edit.changed.iter().any(|(index, ..)| !(first..=last).contains(index)) {
+        if last - first > Self::MAX_COMPARED || edit.changed.iter().any(|(index, ..)| !(first..=last).contains(index)) {
             return false;
         }
         let is = || {

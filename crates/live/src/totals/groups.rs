@@ -128,16 +128,17 @@ impl Groups {
         moved.iter().any(has_passed) || !moved.is_sorted_by_key(|(_, is)| *is)
     }
 
-    fn shown(&self, aggregate: &Aggregate, key: &IndexKey) -> Option<Shown> {
-        let group = self.by_key.get(key)?;
+    fn shown(&mut self, aggregate: &Aggregate, key: &IndexKey) -> Option<Shown> {
+        let group = self.by_key.get_mut(key)?;
         let (first, row) = group.rows.first_key_value()?;
         Some(Shown { first: *first, row: row.clone(), value: group.tally.result(aggregate.function) })
     }
 
     /// The whole result.
-    pub(crate) fn encode(&self, aggregate: &Aggregate, text: &mut Vec<u8>) {
+    pub(crate) fn encode(&mut self, aggregate: &Aggregate, text: &mut Vec<u8>) {
         text.push(b'[');
-        for (place, group) in self.order.values().filter_map(|key| self.by_key.get(key)).enumerate() {
+        for (place, key) in self.order.values().enumerate() {
+            let Some(group) = self.by_key.get_mut(key) else { continue };
             let Some((_, row)) = group.rows.first_key_value() else { continue };
             text.extend(if place > 0 { &b",{\"key\":"[..] } else { b"{\"key\":" });
             self.names.write_all(row, text);

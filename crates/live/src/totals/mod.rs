@@ -1,6 +1,7 @@
 //! The result of a query that computes something of records, kept up to date.
 
 mod groups;
+mod running;
 mod tally;
 
 use bytes::Bytes;
@@ -68,8 +69,8 @@ impl Totals {
     }
 
     /// The whole result; none for the least or greatest of nothing.
-    pub(crate) fn encode(&self) -> Option<Bytes> {
-        match &self.kept {
+    pub(crate) fn encode(&mut self) -> Option<Bytes> {
+        match &mut self.kept {
             Kept::Whole(tally) => tally.result(self.aggregate.function).map(|value| value.to_string().into()),
             Kept::Groups(groups) => {
                 let mut text = Vec::new();

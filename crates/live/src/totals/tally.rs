@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Number, Value as Json};
 use tidewire_store::{AggregateFunction, Field, Row, Value};
 
+use super::running::RunningSum;
 use crate::bits::{number, ordered};
 
 /// What a function is computed of, for rows that come and go. It is what computing it anew of all rows gives.
@@ -18,13 +19,13 @@ pub(crate) enum Tally {
     Numbers(BTreeMap<u64, u64>),
 }
 
-/// Whole numbers are added exactly, so that they can be taken away again. Others are kept, and added anew in the order of coming,
-/// because what rounding makes of them depends on it.
+/// Whole numbers are added exactly, so that they can be taken away again. Others are kept, because what rounding makes of them
+/// depends on their order.
 #[derive(Debug, Default)]
 pub(crate) struct Sum {
     numbers: u64,
     whole: i128,
-    broken: BTreeMap<u64, f64>,
+    broken: RunningSum,
 }
 
 impl Tally {
@@ -44,7 +45,7 @@ impl Tally {
                 sum.numbers += 1;
                 match whole(number) {
                     Some(whole) => sum.whole += whole,
-                    None => _ = sum.broken.insert(ordinal, number),
+                    None => sum.broken.insert(ordinal, number),
                 }
             }
             Self::Numbers(numbers) => {
@@ -63,7 +64,7 @@ impl Tally {
                 sum.numbers = sum.numbers.saturating_sub(1);
                 match whole(number) {
                     Some(whole) => sum.whole -= whole,
-                    None => _ = sum.broken.remove(&ordinal),
+                    None => sum.broken.remove(ordinal),
                 }
             }
             Self::Numbers(numbers) => {
@@ -79,12 +80,12 @@ impl Tally {
     }
 
     /// What comes of it; none for the least or greatest of nothing.
-    pub(crate) fn result(&self, function: AggregateFunction) -> Option<Json> {
+    pub(crate) fn result(&mut self, function: AggregateFunction) -> Option<Json> {
         #[expect(clippy::cast_precision_loss, reason = "JSON numbers have no more")]
         match self {
             Self::Count(rows) => Some(Json::from(*rows)),
             Self::Sum(sum) => {
-                let total = sum.whole as f64 + sum.broken.values().fold(0.0, |sum, number| sum + number);
+                let total = sum.whole as f64 + sum.broken.total();
                 Some(json(match function {
                     AggregateFunction::Avg if sum.numbers == 0 => 0.0,
                     AggregateFunction::Avg => total / sum.numbers as f64,

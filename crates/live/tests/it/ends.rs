@@ -21,6 +21,15 @@ fn position(sequence: u64) -> Position {
     Position { epoch: 1, sequence }
 }
 
+/// So that a driver may have it on a thread of its own, and others read what it gave.
+#[test]
+fn it_can_be_sent() {
+    fn is_send<T: Send>() {}
+    fn is_shared<T: Send + Sync>() {}
+    is_send::<Live>();
+    is_shared::<tidewire_live::Committed>();
+}
+
 #[test]
 fn equal_queries_are_one_and_share_what_is_encoded() {
     let state = state(&["a"]);

@@ -1,1 +1,180 @@
-//! What it costs.
+//! What a commit costs, beside other queries and beside asking anew:
+//! `cargo test --release -p tidewire-live --test it -- --ignored --nocapture --test-threads 1 speed`
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Map, Value as Json, json};
+use tidewire_live::Live;
+use tidewire_store::{BucketDefinition, Change, Draft, Position, Query, State};
+
+const WORDS: [&str; 8] = ["tide", "harbour", "buoy", "mole", "quay", "anchor", "sail", "wave"];
+
+fn state() -> State {
+    let definition = json!({"key": "id", "schema": {"id": {"type": "number"}}});
+    let mut state = State::new();
+    state.define("b", BucketDefinition::parse(&definition).unwrap()).unwrap();
+    state
+}
+
+/// A record of some 270 bytes.
+fn record(id: usize) -> Map<String, Json> {
+    let text: Vec<&str> = (0..16).map(|_| WORDS[fastrand::usize(..WORDS.len())]).collect();
+    let record = json!({
+        "id": id, "room": format!("room-{}", id % 100_000), "score": fastrand::u32(..1_000_000), "at": id,
+        "title": WORDS[id % 8], "text": text.join(" "), "group": id % 100, "price": f64::from(fastrand::u32(..100_000)) / 100.0,
+    });
+    let Json::Object(record) = record else { unreachable!("it is an object") };
+    record
+}
+
+fn filled(rows: usize) -> State {
+    let mut state = state();
+    // In parts, because a draft keeps what it changes.
+    for part in (0..rows).collect::<Vec<_>>().chunks(10_000) {
+        let mut draft = Draft::new(state, 1);
+        draft.insert_many("b", part.iter().map(|id| record(*id)).collect()).unwrap();
+        state = draft.finish().0;
+    }
+    state
+}
+
+/// Commits of one update each, and the state after them.
+fn updates(mut state: State, rows: usize, count: usize, patch: impl Fn() -> Json) -> (State, Vec<Vec<Change>>) {
+    let mut commits = Vec::with_capacity(count);
+    for now in 2..count + 2 {
+        let mut draft = Draft::new(state, now as u64);
+        let Json::Object(patch) = patch() else { unreachable!("a patch is an object") };
+        draft.update("b", &json!(fastrand::usize(..rows)), patch, None).unwrap();
+        let (next, changes) = draft.finish();
+        state = next;
+        commits.push(changes);
+    }
+    (state, commits)
+}
+
+/// Subscribes to all of these.
+fn live(state: &State, queries: impl Iterator<Item = Json>) -> Live {
+    let mut live = Live::new(Position { epoch: 1, sequence: 0 });
+    for (id, mut query) in (0..).zip(queries) {
+        query["bucket"] = json!("b");
+        let query = Query::parse(&query, &Map::new()).unwrap();
+        live.subscribe(id, &query, state.bucket("b").unwrap(), 1).unwrap();
+    }
+    live
+}
+
+/// What a commit takes: time, updates that it gives, evaluations.
+struct Cost {
+    time: Duration,
+    updates: f64,
+    evaluations: f64,
+}
+
+#[expect(clippy::cast_precision_loss, reason = "they are printed")]
+fn run(live: &mut Live, commits: &[Vec<Change>]) -> Cost {
+    let before = live.stats().evaluations;
+    let mut updates = 0;
+    let start = Instant::now();
+    for changes in commits {
+        updates += live.commit(live.position(), changes).updates.len();
+    }
+    let time = start.elapsed() / u32::try_from(commits.len()).unwrap();
+    let each = |count: usize| count as f64 / commits.len() as f64;
+    let evaluations = usize::try_from(live.stats().evaluations - before).unwrap();
+    Cost { time, updates: each(updates), evaluations: each(evaluations) }
+}
+
+fn report(what: &str, queries: usize, cost: &Cost) {
+    let Cost { time, updates, evaluations } = cost;
+    println!("{what}: {queries} queries: {time:?} a commit, {updates:.2} updates, {evaluations:.1} evaluations");
+}
+
+#[test]
+#[ignore = "measures; run in release"]
+fn speed_beside_queries_that_are_not_concerned() {
+    const ROWS: usize = 2000;
+    let state = filled(ROWS);
+    for queries in [100, 10_000, 100_000] {
+        let mut live = live(&state, (0..queries).map(|room| json!({"filter": {"room": format!("room-{room}")}})));
+        let (_, commits) = updates(state.clone(), ROWS, 20_000, || json!({"score": fastrand::u32(..1_000_000)}));
+        report("equality", queries, &run(&mut live, &commits));
+    }
+    for queries in [100, 1000, 10_000] {
+        let width = 1_000_000 / queries;
+        let range =
+            |place| json!({"filter": {"score": {"$gte": place * width, "$lt": (place + 1) * width}}, "limit": 10});
+        let mut live = live(&state, (0..queries).map(range));
+        let (_, commits) = updates(state.clone(), ROWS, 20_000, || json!({"score": fastrand::u32(..1_000_000)}));
+        report("disjoint ranges", queries, &run(&mut live, &commits));
+    }
+    // Around one value, each within the one before: a row is in some of them.
+    let nested = |place: usize| json!({"filter": {"at": {"$between": [place, 20_000 - place]}}, "aggregate": {"function": "count"}});
+    let mut nested = live(&state, (0..10_000).map(nested));
+    let (_, commits) = updates(state.clone(), 10, 5000, || json!({"score": 1}));
+    report("nested ranges, of which a row is in 5", 10_000, &run(&mut nested, &commits));
+}
+
+/// What it is called, and one filter of many.
+type Kind = (&'static str, fn(usize) -> Json);
+
+#[test]
+#[ignore = "measures; run in release"]
+fn speed_of_filters_that_no_index_serves() {
+    const ROWS: usize = 1000;
+    let state = filled(ROWS);
+    let filters: [Kind; 3] = [
+        (
+            "$neq or $exists",
+            |n| json!({"$or": [{"title": {"$neq": "tide"}, "score": {"$gt": 1_000_000 + n}}, {"x": {"$exists": true}}]}),
+        ),
+        ("$contains", |n| json!({"text": {"$contains": format!("nothing{n}")}})),
+        ("$endsWith", |n| json!({"text": {"$endsWith": format!("nothing{n}")}})),
+    ];
+    for (what, filter) in filters {
+        let mut live = live(&state, (0..10_000).map(|n| json!({"filter": filter(n)})));
+        let (_, commits) = updates(state.clone(), ROWS, 200, || json!({"score": fastrand::u32(..1_000_000)}));
+        let cost = run(&mut live, &commits);
+        report(what, 10_000, &cost);
+        println!("    {:.2} million evaluations a second", cost.evaluations / cost.time.as_secs_f64() / 1e6);
+    }
+}
+
+#[test]
+#[ignore = "measures; run in release"]
+fn speed_of_keeping_beside_asking_anew() {
+    const ROWS: usize = 1_000_000;
+    let state = filled(ROWS);
+    let (after, commits) = updates(
+        state.clone(),
+        ROWS,
+        50_000,
+        || json!({"score": fastrand::u32(..1_000_000), "price": f64::from(fastrand::u32(..100_000)) / 100.0}),
+    );
+    for (what, query) in [
+        ("top 10", json!({"sort": {"score": "desc"}, "limit": 10})),
+        ("10 in the middle", json!({"sort": {"score": "desc"}, "offset": 500_000, "limit": 10})),
+        ("all, sorted", json!({"sort": {"title": "asc", "score": "desc"}})),
+        ("all", json!({})),
+        ("count", json!({"filter": {"score": {"$gt": 500_000}}, "aggregate": {"function": "count"}})),
+        ("sum", json!({"aggregate": {"function": "sum", "field": "score"}})),
+        ("sum of prices", json!({"aggregate": {"function": "sum", "field": "price"}})),
+        ("max", json!({"aggregate": {"function": "max", "field": "score"}})),
+        ("sum of 100 groups", json!({"aggregate": {"function": "sum", "field": "score", "groupBy": "group"}})),
+    ] {
+        let mut query = query;
+        query["bucket"] = json!("b");
+        let query = Query::parse(&query, &Map::new()).unwrap();
+        let mut live = Live::new(Position { epoch: 1, sequence: 0 });
+        let start = Instant::now();
+        live.subscribe(1, &query, state.bucket("b").unwrap(), 1).unwrap();
+        let first = start.elapsed();
+        let Cost { time, updates, .. } = run(&mut live, &commits);
+        let start = Instant::now();
+        std::hint::black_box(query.answer(after.bucket("b").unwrap(), 1));
+        let anew = start.elapsed();
+        let ratio = anew.as_secs_f64() / time.as_secs_f64();
+        println!(
+            "{what} of {ROWS}: {time:?} a commit ({updates:.3} updates), anew {anew:?}, {ratio:.0} times; first {first:?}"
+        );
+    }
+}

@@ -1,0 +1,143 @@
+//! What a subscriber and a query take, by counting what is allocated. A binary of its own, because the allocator is.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use serde_json::{Map, Value as Json, json};
+use tidewire_live::Live;
+use tidewire_store::{BucketDefinition, Draft, Position, Query, State};
+
+struct Counting;
+
+thread_local! {
+    /// Bytes that this thread has allocated, less those that it has freed.
+    static BYTES: Cell<isize> = const { Cell::new(0) };
+}
+
+fn count(bytes: usize, sign: isize) {
+    BYTES.set(BYTES.get() + sign * isize::try_from(bytes).unwrap_or(0));
+}
+
+// SAFETY: every method hands its arguments to `System` unchanged and returns what it returns; counting touches a cell of this
+// thread only, which needs no initialization and no destructor, so it neither allocates nor unwinds.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size(), 1);
+        // SAFETY: the caller keeps the contract, which is the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        count(layout.size(), -1);
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// What something adds, for each of so many.
+fn bytes_each(many: usize, work: impl FnOnce()) -> isize {
+    let before = BYTES.get();
+    work();
+    (BYTES.get() - before) / isize::try_from(many).unwrap()
+}
+
+fn state(rows: usize) -> State {
+    let definition = json!({"key": "id", "schema": {"id": {"type": "number"}}});
+    let mut state = State::new();
+    state.define("b", BucketDefinition::parse(&definition).unwrap()).unwrap();
+    let mut draft = Draft::new(state, 1);
+    let records = (0..rows).map(|id| serde_json::from_value(json!({"id": id, "n": id % 1000, "s": "tide"})).unwrap());
+    draft.insert_many("b", records.collect()).unwrap();
+    draft.finish().0
+}
+
+fn query(json: &Json) -> Query {
+    let mut query = json.clone();
+    query["bucket"] = json!("b");
+    Query::parse(&query, &Map::new()).unwrap()
+}
+
+#[test]
+fn a_further_subscriber_takes_little() {
+    const MANY: usize = 50_000;
+    let state = state(100);
+    let bucket = state.bucket("b").unwrap();
+    let query = query(&json!({"filter": {"n": 1}}));
+    let mut live = Live::new(Position { epoch: 1, sequence: 0 });
+    live.subscribe(0, &query, bucket, 1).unwrap();
+    let each = bytes_each(MANY, || {
+        for subscriber in 1..=MANY as u64 {
+            live.subscribe(subscriber, &query, bucket, 1).unwrap();
+        }
+    });
+    println!("{each} bytes a subscriber");
+    assert!(each <= 300, "{each} bytes a subscriber");
+}
+
+#[test]
+fn what_is_forgotten_takes_nothing() {
+    let state = state(100);
+    let bucket = state.bucket("b").unwrap();
+    let mut live = Live::new(Position { epoch: 1, sequence: 0 });
+    let queries: Vec<Query> = (0..1000)
+        .map(|n| match n % 4 {
+            0 => query(&json!({"filter": {"n": n}})),
+            1 => query(&json!({"filter": {"n": {"$between": [n, n + 10]}}, "sort": {"s": "asc"}})),
+            2 => query(&json!({"filter": {"s": {"$contains": n.to_string()}}})),
+            _ => query(
+                &json!({"filter": {"n": {"$gt": n}}, "aggregate": {"function": "sum", "field": "n", "groupBy": "s"}}),
+            ),
+        })
+        .collect();
+    let mut round = || {
+        for (subscriber, query) in (0..).zip(&queries) {
+            live.subscribe(subscriber, query, bucket, 1).unwrap();
+        }
+        for subscriber in 0..queries.len() as u64 {
+            assert!(live.unsubscribe(subscriber));
+        }
+    };
+    // The first leaves tables that have grown.
+    round();
+    assert_eq!(bytes_each(1, &mut round), 0);
+}
+
+/// What it is called, and one query of many.
+type Kind = (&'static str, fn(usize) -> Json);
+
+#[test]
+#[ignore = "measures"]
+fn memory_of_queries() {
+    const MANY: usize = 10_000;
+    let state = state(1000);
+    let bucket = state.bucket("b").unwrap();
+    let kinds: [Kind; 5] = [
+        ("equality, no row", |n| json!({"filter": {"s": format!("value-{n}")}})),
+        ("equality, one row", |n| json!({"filter": {"id": n % 1000, "s": {"$neq": n}}})),
+        (
+            "range, no row",
+            |n| json!({"filter": {"n": {"$between": [2000 + n, 2001 + n]}}, "sort": {"n": "asc"}, "limit": 10}),
+        ),
+        ("unserved, no row", |n| json!({"filter": {"s": {"$contains": format!("x{n}")}}})),
+        ("count", |n| json!({"filter": {"id": n + 5000}, "aggregate": {"function": "count"}})),
+    ];
+    for (what, kind) in kinds {
+        let queries: Vec<Query> = (0..MANY).map(|n| query(&kind(n))).collect();
+        let mut live = Live::new(Position { epoch: 1, sequence: 0 });
+        let each = bytes_each(MANY, || {
+            for (subscriber, query) in (0..).zip(&queries) {
+                live.subscribe(subscriber, query, bucket, 1).unwrap();
+            }
+        });
+        println!("{what}: {each} bytes a query");
+    }
+    let large = self::state(200_000);
+    for (what, json) in [("unsorted", json!({})), ("sorted", json!({"sort": {"n": "asc"}, "limit": 10}))] {
+        let mut live = Live::new(Position { epoch: 1, sequence: 0 });
+        let each = bytes_each(200_000, || _ = live.subscribe(1, &query(&json), large.bucket("b").unwrap(), 1).unwrap());
+        println!("{what}: {each} bytes a row");
+    }
+}
