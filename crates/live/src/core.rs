@@ -361,7 +361,7 @@ impl Live {
 /// The bucket that a change drops, if it drops one.
 fn dropped(change: &Change) -> Option<String> {
     static NAME: LazyLock<Field> = LazyLock::new(|| Field::new("name"));
-    if change.bucket != BUCKETS || change.new.is_some() {
+    if *change.bucket != *BUCKETS || change.new.is_some() {
         return None;
     }
     match change.old.as_ref()?.get(&NAME)? {

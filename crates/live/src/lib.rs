@@ -6,11 +6,12 @@
 //! ```
 //! use serde_json::json;
 //! use tidewire_live::{Live, Outcome, Whole};
-//! use tidewire_store::{BucketDefinition, Draft, Position, Query, State};
+//! use tidewire_store::{Draft, Position, Query, State};
 //!
-//! let mut state = State::new();
+//! let mut draft = Draft::new(State::new(), 1_700_000_000_000);
 //! let definition = json!({"key": "id", "schema": {"id": {"type": "number"}, "tide": {"type": "string"}}});
-//! state.define("harbours", BucketDefinition::parse(&definition)?)?;
+//! draft.define_bucket("harbours", &definition)?;
+//! let (state, _) = draft.finish();
 //! let mut live = Live::new(Position { epoch: 1, sequence: 0 });
 //!
 //! let high = json!({"bucket": "harbours", "filter": {"tide": "high"}, "fields": ["id"]});

@@ -5,7 +5,7 @@ use std::cell::Cell;
 
 use serde_json::{Map, Value as Json, json};
 use tidewire_live::Live;
-use tidewire_store::{BucketDefinition, Draft, Position, Query, State};
+use tidewire_store::{Draft, Position, Query, State};
 
 struct Counting;
 
@@ -46,9 +46,8 @@ fn bytes_each(many: usize, work: impl FnOnce()) -> isize {
 
 fn state(rows: usize) -> State {
     let definition = json!({"key": "id", "schema": {"id": {"type": "number"}}});
-    let mut state = State::new();
-    state.define("b", BucketDefinition::parse(&definition).unwrap()).unwrap();
-    let mut draft = Draft::new(state, 1);
+    let mut draft = Draft::new(State::new(), 1);
+    draft.define_bucket("b", &definition).unwrap();
     let records = (0..rows).map(|id| serde_json::from_value(json!({"id": id, "n": id % 1000, "s": "tide"})).unwrap());
     draft.insert_many("b", records.collect()).unwrap();
     draft.finish().0

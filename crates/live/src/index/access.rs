@@ -82,7 +82,7 @@ fn flatten<'a>(filter: &'a Filter, conditions: &mut Vec<&'a Filter>) {
 fn values(test: &Test) -> Option<&[Scalar]> {
     match test {
         Test::Equal(scalar) => Some(std::slice::from_ref(scalar)),
-        Test::In(scalars) => Some(scalars),
+        Test::In(scalars) => Some(scalars.list()),
         _ => None,
     }
 }

@@ -19,15 +19,14 @@ struct Named {
 }
 
 impl Projection {
-    pub(crate) fn new(fields: Option<&[String]>) -> Self {
-        let fields = fields.map(|names| {
+    pub(crate) fn new(fields: Option<&[Field]>) -> Self {
+        let fields = fields.map(|fields| {
             let mut known = HashSet::new();
-            let names = names.iter().filter(|name| known.insert(*name));
-            let named = |name: &String| {
-                let written = serde_json::Value::from(&**name).to_string() + ":";
-                Named { field: Field::new(name), written: written.into() }
+            let named = |field: &Field| {
+                let written = serde_json::Value::from(field.name()).to_string() + ":";
+                Named { field: field.clone(), written: written.into() }
             };
-            names.map(named).collect()
+            fields.iter().filter(|field| known.insert(*field)).map(named).collect()
         });
         Self { fields }
     }
@@ -100,7 +99,7 @@ mod tests {
     fn only_the_fields_that_were_asked_for() {
         let row = row(&json!({"b": [1, {"x": "y"}], "a": "é\"", "c\"": null}));
         let written = |fields: Option<&[&str]>| {
-            let fields = fields.map(|names| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
+            let fields = fields.map(|names| names.iter().map(|name| Field::new(*name)).collect::<Vec<_>>());
             let mut text = Vec::new();
             Projection::new(fields.as_deref()).write(&row, &mut text);
             String::from_utf8(text).unwrap()
@@ -116,7 +115,7 @@ mod tests {
         let one = row(&json!({"a": 1, "b": {"c": 1, "d": 2}}));
         assert!(all.is_same(&one, &row(&json!({"b": {"d": 2, "c": 1}, "a": 1}))));
         assert!(!all.is_same(&one, &row(&json!({"b": {"d": 1, "c": 2}, "a": 1}))));
-        let some = Projection::new(Some(&["b".to_owned(), "x".to_owned()]));
+        let some = Projection::new(Some(&[Field::new("b"), Field::new("x")]));
         assert!(some.is_same(&one, &row(&json!({"b": {"d": 2, "c": 1}, "a": 7}))));
         assert!(!some.is_same(&one, &row(&json!({"b": {"d": 2, "c": 1}, "x": null}))));
     }

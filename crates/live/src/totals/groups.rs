@@ -40,8 +40,7 @@ struct Shown {
 
 impl Groups {
     pub(crate) fn new(aggregate: &Aggregate) -> Self {
-        let names: Vec<String> = aggregate.group_by.iter().map(|field| field.name().to_owned()).collect();
-        Self { names: Projection::new(Some(&names)), by_key: HashMap::new(), order: BTreeMap::new() }
+        Self { names: Projection::new(Some(&aggregate.group_by)), by_key: HashMap::new(), order: BTreeMap::new() }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -49,7 +48,7 @@ impl Groups {
     }
 
     pub(crate) fn add(&mut self, aggregate: &Aggregate, row: &Row, ordinal: u64) {
-        let key = key(aggregate, row);
+        let key = aggregate.group_of(row);
         let group = self.by_key.entry(key.clone()).or_insert_with(|| {
             self.order.insert(ordinal, key.clone());
             Group { rows: BTreeMap::new(), tally: Tally::new(aggregate.function) }
@@ -67,7 +66,7 @@ impl Groups {
     }
 
     fn remove(&mut self, aggregate: &Aggregate, row: &Row, ordinal: u64) {
-        let key = key(aggregate, row);
+        let key = aggregate.group_of(row);
         let Some(group) = self.by_key.get_mut(&key) else { return };
         let was_first = group.rows.first_key_value().is_some_and(|(first, _)| *first == ordinal);
         let Some(known) = group.rows.remove(&ordinal) else { return };
@@ -86,7 +85,7 @@ impl Groups {
     pub(crate) fn apply(&mut self, aggregate: &Aggregate, nets: &[Net<'_>]) -> bool {
         let mut before: HashMap<IndexKey, Option<Shown>> = HashMap::new();
         for row in nets.iter().flat_map(|net| [net.old, net.new]).flatten() {
-            let key = key(aggregate, row);
+            let key = aggregate.group_of(row);
             if let Entry::Vacant(vacant) = before.entry(key) {
                 let shown = self.shown(aggregate, vacant.key());
                 vacant.insert(shown);
@@ -147,14 +146,6 @@ impl Groups {
         }
         text.push(b']');
     }
-}
-
-fn key(aggregate: &Aggregate, row: &Row) -> IndexKey {
-    let mut key = IndexKey::new();
-    for field in &aggregate.group_by {
-        key.push(row.get(field).as_ref());
-    }
-    key
 }
 
 /// Whether two rows of a group show the same key of it: numbers may be written in several ways, and what has no value may be null.

@@ -5,15 +5,15 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value as Json, json};
 use tidewire_live::Live;
-use tidewire_store::{BucketDefinition, Change, Draft, Position, Query, State};
+use tidewire_store::{Change, Draft, Position, Query, State};
 
 const WORDS: [&str; 8] = ["tide", "harbour", "buoy", "mole", "quay", "anchor", "sail", "wave"];
 
 fn state() -> State {
     let definition = json!({"key": "id", "schema": {"id": {"type": "number"}}});
-    let mut state = State::new();
-    state.define("b", BucketDefinition::parse(&definition).unwrap()).unwrap();
-    state
+    let mut draft = Draft::new(State::new(), 1);
+    draft.define_bucket("b", &definition).unwrap();
+    draft.finish().0
 }
 
 /// A record of some 270 bytes.

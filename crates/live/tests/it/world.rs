@@ -3,7 +3,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use serde_json::{Map, Value as Json, json};
-use tidewire_store::{BucketDefinition, Change, Draft, Position, Query, State};
+use tidewire_store::{Change, Draft, Position, Query, State};
 
 const ROWS: u8 = 8;
 const FIELDS: [&str; 5] = ["a", "b", "c", "n", "id"];
@@ -27,9 +27,9 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(definition: &Json) -> Self {
-        let mut state = State::new();
-        state.define("b", BucketDefinition::parse(definition).unwrap()).unwrap();
-        Self { state, now: 1000, position: Position { epoch: 7, sequence: 0 } }
+        let mut draft = Draft::new(State::new(), 1000);
+        draft.define_bucket("b", definition).unwrap();
+        Self { state: draft.finish().0, now: 1000, position: Position { epoch: 7, sequence: 0 } }
     }
 
     /// One commit of several steps. What is refused is left out.

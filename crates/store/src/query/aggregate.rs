@@ -75,6 +75,20 @@ impl Aggregate {
         self.field.as_ref().filter(|_| self.group_by.is_empty()).map(|field| (field, direction))
     }
 
+    /// The group that a record is in: those of one group have equal keys.
+    pub fn group_of(&self, row: &Row) -> IndexKey {
+        let mut key = IndexKey::new();
+        for field in &self.group_by {
+            let value = row.get(field);
+            key.push(value.as_ref());
+            // To an index they are all alike; here they are not.
+            if let Some(Value::Array(text) | Value::Object(text)) = value {
+                key.push(Some(&Value::String(text.into())));
+            }
+        }
+        key
+    }
+
     /// What comes of these records; none for the least or greatest of nothing.
     pub(super) fn of<'a>(&self, rows: impl Iterator<Item = &'a Row>) -> Option<Json> {
         if self.group_by.is_empty() {
@@ -86,16 +100,7 @@ impl Aggregate {
         let mut groups: Vec<(Map<String, Json>, Tally)> = Vec::new();
         let mut places = std::collections::HashMap::new();
         for row in rows {
-            let mut key = IndexKey::new();
-            for field in &self.group_by {
-                let value = row.get(field);
-                key.push(value.as_ref());
-                // To an index they are all alike; here they are not.
-                if let Some(Value::Array(text) | Value::Object(text)) = value {
-                    key.push(Some(&Value::String(text.into())));
-                }
-            }
-            let place = *places.entry(key).or_insert_with(|| {
+            let place = *places.entry(self.group_of(row)).or_insert_with(|| {
                 let member = |field: &Field| {
                     let value = row.text_of(field).and_then(|text| serde_json::from_str(text).ok());
                     (field.name().to_owned(), value.unwrap_or_default())
