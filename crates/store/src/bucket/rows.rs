@@ -181,11 +181,10 @@ pub(crate) struct Iter<'a> {
     back: Option<(Ordinal, &'a [Option<Row>; WIDTH])>,
 }
 
-/// The record at this place, if it is in that leaf.
-fn within<'a>(leaf: Option<(Ordinal, &'a [Option<Row>; WIDTH])>, ordinal: Ordinal) -> Option<Option<&'a Row>> {
+/// The place of an ordinal, if it is in that leaf.
+fn within(leaf: Option<(Ordinal, &[Option<Row>; WIDTH])>, ordinal: Ordinal) -> Option<&Option<Row>> {
     let (start, rows) = leaf?;
-    let place = usize::try_from(ordinal.checked_sub(start)?).ok()?;
-    rows.get(place).map(Option::as_ref)
+    rows.get(usize::try_from(ordinal.checked_sub(start)?).ok()?)
 }
 
 impl<'a> Iterator for Iter<'a> {
