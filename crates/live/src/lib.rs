@@ -1,35 +1,27 @@
 //! Live queries: who must hear of a change, and what has changed for them.
 //!
-//! [`Live`] is fed with the commits of a store, in order. Whoever subscribes to a query has its result at one position, and hears
-//! of every commit that changes it from there on: as a [`Delta`], or whole. It is a core: it has no thread, clock or socket.
+//! [`Live`] runs beside a store: whoever subscribes to a query has its result at one position, and hears of every commit that
+//! changes it from there on, as a [`Delta`] or whole. A subscriber that is slow gets the newest result, and slows nobody.
 //!
 //! ```
 //! use serde_json::json;
-//! use tidewire_live::{Live, Outcome, Whole};
-//! use tidewire_store::{Draft, Position, Query, State};
+//! use tidewire_live::{Live, Mode};
+//! use tidewire_store::{Query, Store, StoreOptions};
 //!
-//! let mut draft = Draft::new(State::new(), 1_700_000_000_000);
-//! let definition = json!({"key": "id", "schema": {"id": {"type": "number"}, "tide": {"type": "string"}}});
-//! draft.define_bucket("harbours", &definition)?;
-//! let (state, _) = draft.finish();
-//! let mut live = Live::new(Position { epoch: 1, sequence: 0 });
-//!
-//! let high = json!({"bucket": "harbours", "filter": {"tide": "high"}, "fields": ["id"]});
-//! let query = live.subscribe(7, &Query::parse(&high, &Default::default())?, state.bucket("harbours")?, 0)?;
-//! assert_eq!(live.whole(query), Some(Whole::Json("[]".into())));
-//!
-//! let mut draft = Draft::new(state, 1_700_000_000_000);
-//! draft.insert("harbours", serde_json::from_value(json!({"id": 1, "tide": "high"}))?)?;
-//! draft.insert("harbours", serde_json::from_value(json!({"id": 2, "tide": "low"}))?)?;
-//! let (state, changes) = draft.finish();
-//!
-//! let committed = live.commit(Position { epoch: 1, sequence: 1 }, &changes);
-//! let Outcome::Records(delta) = &committed.updates[0].outcome else { unreachable!() };
-//! assert_eq!(delta.encoded(), r#"{"added":[{"id":1}],"changed":[],"removed":[]}"#);
-//! assert_eq!(live.subscribers(committed.updates[0].query), [7]);
-//! assert_eq!(live.whole(query), Some(Whole::Json(r#"[{"id":1}]"#.into())));
+//! # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+//! let store = Store::memory(StoreOptions::default());
+//! store.define_bucket("harbours", json!({"key": "id", "schema": {"id": {"type": "number"}}})).await?;
+//! let live = Live::new(store.clone());
+//! let mut all = live.subscribe(Query::all("harbours"), Mode::Whole, None).await?;
+//! store.insert("harbours", serde_json::from_value(json!({"id": 1, "tide": "high"}))?).await?;
+//! println!("{:?}", all.next().await?);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # }).unwrap();
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! Underneath is a [`Matcher`], which has no thread, clock or socket: it is fed with commits, in order, and says what has changed
+//! for whom.
 //!
 //! # What a commit costs
 //!
@@ -40,14 +32,23 @@
 //! maintained. Equal queries are one, whoever asks; a further subscriber takes a few dozen bytes.
 
 mod bits;
-mod core;
 mod delta;
+mod driver;
+mod fanout;
 mod index;
+mod live;
+mod mark;
+mod matcher;
 mod net;
 mod query;
+mod resume;
 mod rows;
+mod subscription;
 mod totals;
 
-pub use crate::core::{Committed, Ended, Live, LiveStats, QueryId, SubscribeError, Update};
 pub use delta::Delta;
+pub use live::{Live, LiveError, LiveOptions, LiveStats};
+pub use mark::{Mark, NoMark};
+pub use matcher::{Committed, Ended, Matcher, MatcherStats, QueryId, SubscribeError, Update};
 pub use query::{Outcome, Whole};
+pub use subscription::{End, Event, First, Mode, Subscription};

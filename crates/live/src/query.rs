@@ -133,6 +133,11 @@ pub(crate) struct Life {
 }
 
 impl Life {
+    /// Whether it has expired by then.
+    pub(crate) fn has_ended(self, now: u64) -> bool {
+        self.expires.is_some_and(|expiry| expiry <= now)
+    }
+
     pub(crate) fn of(row: &Row) -> Self {
         static EXPIRES_AT: LazyLock<Field> = LazyLock::new(|| Field::new("_expiresAt"));
         static UPDATED_AT: LazyLock<Field> = LazyLock::new(|| Field::new("_updatedAt"));

@@ -4,7 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use serde_json::{Map, Value as Json, json};
-use tidewire_live::Live;
+use tidewire_live::Matcher;
 use tidewire_store::{Draft, Position, Query, State};
 
 struct Counting;
@@ -65,7 +65,7 @@ fn a_further_subscriber_takes_little() {
     let state = state(100);
     let bucket = state.bucket("b").unwrap();
     let query = query(&json!({"filter": {"n": 1}}));
-    let mut live = Live::new(Position { epoch: 1, sequence: 0 });
+    let mut live = Matcher::new(Position { epoch: 1, sequence: 0 });
     live.subscribe(0, &query, bucket, 1).unwrap();
     let each = bytes_each(MANY, || {
         for subscriber in 1..=MANY as u64 {
@@ -80,7 +80,7 @@ fn a_further_subscriber_takes_little() {
 fn what_is_forgotten_takes_nothing() {
     let state = state(100);
     let bucket = state.bucket("b").unwrap();
-    let mut live = Live::new(Position { epoch: 1, sequence: 0 });
+    let mut live = Matcher::new(Position { epoch: 1, sequence: 0 });
     let queries: Vec<Query> = (0..1000)
         .map(|n| match n % 4 {
             0 => query(&json!({"filter": {"n": n}})),
@@ -125,7 +125,7 @@ fn memory_of_queries() {
     ];
     for (what, kind) in kinds {
         let queries: Vec<Query> = (0..MANY).map(|n| query(&kind(n))).collect();
-        let mut live = Live::new(Position { epoch: 1, sequence: 0 });
+        let mut live = Matcher::new(Position { epoch: 1, sequence: 0 });
         let each = bytes_each(MANY, || {
             for (subscriber, query) in (0..).zip(&queries) {
                 live.subscribe(subscriber, query, bucket, 1).unwrap();
@@ -135,7 +135,7 @@ fn memory_of_queries() {
     }
     let large = self::state(200_000);
     for (what, json) in [("unsorted", json!({})), ("sorted", json!({"sort": {"n": "asc"}, "limit": 10}))] {
-        let mut live = Live::new(Position { epoch: 1, sequence: 0 });
+        let mut live = Matcher::new(Position { epoch: 1, sequence: 0 });
         let each = bytes_each(200_000, || _ = live.subscribe(1, &query(&json), large.bucket("b").unwrap(), 1).unwrap());
         println!("{what}: {each} bytes a row");
     }

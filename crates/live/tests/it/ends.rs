@@ -1,7 +1,7 @@
 //! How queries begin and end, and what they share.
 
 use serde_json::{Map, Value as Json, json};
-use tidewire_live::{Live, Outcome, SubscribeError, Whole};
+use tidewire_live::{Matcher, Outcome, SubscribeError, Whole};
 use tidewire_store::{Draft, Position, Query, State};
 
 fn query(json: &Json) -> Query {
@@ -26,14 +26,14 @@ fn position(sequence: u64) -> Position {
 fn it_can_be_sent() {
     fn is_send<T: Send>() {}
     fn is_shared<T: Send + Sync>() {}
-    is_send::<Live>();
+    is_send::<Matcher>();
     is_shared::<tidewire_live::Committed>();
 }
 
 #[test]
 fn equal_queries_are_one_and_share_what_is_encoded() {
     let state = state(&["a"]);
-    let mut live = Live::new(position(0));
+    let mut live = Matcher::new(position(0));
     let bucket = state.bucket("a").unwrap();
     let one = query(&json!({"bucket": "a", "filter": {"x": 1, "y": {"$in": [2]}}}));
     let two = query(&json!({"bucket": "a", "filter": {"y": 2.0, "x": 1}}));
@@ -63,7 +63,7 @@ fn equal_queries_are_one_and_share_what_is_encoded() {
 #[test]
 fn a_slot_that_is_used_again_is_another_query() {
     let state = state(&["a"]);
-    let mut live = Live::new(position(0));
+    let mut live = Matcher::new(position(0));
     let bucket = state.bucket("a").unwrap();
     let first = live.subscribe(1, &Query::all("a"), bucket, 0).unwrap();
     live.unsubscribe(1);
@@ -76,7 +76,7 @@ fn a_slot_that_is_used_again_is_another_query() {
 #[test]
 fn queries_end_with_their_bucket() {
     let state = state(&["a", "b"]);
-    let mut live = Live::new(position(0));
+    let mut live = Matcher::new(position(0));
     for (subscriber, bucket) in [(1, "a"), (2, "b"), (3, "a")] {
         live.subscribe(subscriber, &Query::all(bucket), state.bucket(bucket).unwrap(), 0).unwrap();
     }
@@ -112,7 +112,7 @@ fn what_had_expired_when_it_was_first_read_never_shows() {
         draft.insert("a", record).unwrap();
     }
     state = draft.finish().0;
-    let mut live = Live::new(position(0));
+    let mut live = Matcher::new(position(0));
     let names = query(&json!({"bucket": "a", "fields": ["name"]}));
     let names = live.subscribe(1, &names, state.bucket("a").unwrap(), 2000).unwrap();
     let count = query(&json!({"bucket": "a", "aggregate": {"function": "count"}}));
@@ -144,14 +144,14 @@ fn whole_results_are_not_kept_without_bound() {
     let text = "x".repeat(1 << 19);
     draft.insert("a", serde_json::from_value(json!({"name": "n", "text": text})).unwrap()).unwrap();
     state = draft.finish().0;
-    let mut live = Live::new(position(0));
+    let mut live = Matcher::new(position(0));
     for limit in 1..40 {
         let query = query(&json!({"bucket": "a", "limit": limit}));
         let query = live.subscribe(limit, &query, state.bucket("a").unwrap(), 0).unwrap();
         live.whole(query).unwrap();
     }
-    assert!(live.stats().encoded_bytes > 2 * Live::MAX_ENCODED_BYTES);
+    assert!(live.stats().encoded_bytes > 2 * Matcher::MAX_ENCODED_BYTES);
     live.commit(position(1), &[]);
     let left = live.stats().encoded_bytes;
-    assert!(left > 0 && left <= Live::MAX_ENCODED_BYTES, "{left}");
+    assert!(left > 0 && left <= Matcher::MAX_ENCODED_BYTES, "{left}");
 }

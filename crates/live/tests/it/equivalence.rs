@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tidewire_live::{Live, LiveStats, QueryId};
+use tidewire_live::{Matcher, MatcherStats, QueryId};
 
 use crate::follower::{Shown, answer, followed, whole};
 use crate::world::{World, commit, definition, first, query};
@@ -34,7 +34,7 @@ proptest! {
         commits in vec((commit(), vec((0..12_u8, any::<bool>()), 0..3)), 1..10),
     ) {
         let mut world = World::new(&definition);
-        let mut live = Live::new(world.position);
+        let mut live = Matcher::new(world.position);
         let mut followers: HashMap<u64, (usize, Follower)> = HashMap::new();
         live.commit(world.position, &world.commit(&first));
         for (id, place) in (0..).zip(0..queries.len()) {
@@ -93,7 +93,7 @@ proptest! {
         for id in followers.keys() {
             prop_assert!(live.unsubscribe(*id));
         }
-        let LiveStats { queries, subscribers, buckets, unserved, rows, encoded_bytes, .. } = live.stats();
+        let MatcherStats { queries, subscribers, buckets, unserved, rows, encoded_bytes, .. } = live.stats();
         prop_assert_eq!((queries, subscribers, buckets, unserved, rows, encoded_bytes), (0, 0, 0, 0, 0, 0));
     }
 }

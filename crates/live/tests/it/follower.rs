@@ -1,11 +1,11 @@
 //! Somebody who follows a query: has its first result and makes the next of it with what comes.
 
 use serde_json::Value as Json;
-use tidewire_live::{Delta, Live, Outcome, QueryId, Whole};
+use tidewire_live::{Delta, Matcher, Outcome, QueryId, Whole};
 use tidewire_store::{Answer, Query};
 
 /// A result, as a client has it.
-pub(crate) fn whole(live: &mut Live, query: QueryId) -> Shown {
+pub(crate) fn whole(live: &mut Matcher, query: QueryId) -> Shown {
     match live.whole(query).unwrap() {
         Whole::Json(bytes) => Some(serde_json::from_slice(&bytes).unwrap()),
         Whole::Nothing => None,
@@ -24,7 +24,7 @@ pub(crate) fn answer(query: &Query, bucket: &tidewire_store::Bucket, now: u64) -
 }
 
 /// What follows from a result when it has changed so.
-pub(crate) fn followed(result: &Shown, outcome: &Outcome, live: &mut Live, query: QueryId) -> Shown {
+pub(crate) fn followed(result: &Shown, outcome: &Outcome, live: &mut Matcher, query: QueryId) -> Shown {
     match outcome {
         Outcome::Records(delta) => {
             let mut records = result.clone().unwrap().as_array().unwrap().clone();

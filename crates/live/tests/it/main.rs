@@ -1,5 +1,6 @@
 //! Live queries, through the public interface.
 
+mod driver;
 mod ends;
 mod equivalence;
 mod follower;

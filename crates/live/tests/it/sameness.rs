@@ -1,7 +1,7 @@
 //! A result that looks the same is not told, however it came about; and one that does not is.
 
 use serde_json::{Map, Value as Json, json};
-use tidewire_live::Live;
+use tidewire_live::Matcher;
 use tidewire_store::Query;
 
 use crate::follower::{Shown, whole};
@@ -10,7 +10,7 @@ use crate::world::{Step, World};
 /// The result of a query after some steps and after some more, and whether those were told.
 fn follow(query: &Json, first: &[Step], then: &[Step]) -> (Shown, Shown, bool) {
     let mut world = World::new(&json!({"key": "id", "schema": {"id": {"type": "number"}}}));
-    let mut live = Live::new(world.position);
+    let mut live = Matcher::new(world.position);
     live.commit(world.position, &world.commit(first));
     let mut query = query.clone();
     query["bucket"] = json!("b");

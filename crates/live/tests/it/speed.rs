@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value as Json, json};
-use tidewire_live::Live;
+use tidewire_live::Matcher;
 use tidewire_store::{Change, Draft, Position, Query, State};
 
 const WORDS: [&str; 8] = ["tide", "harbour", "buoy", "mole", "quay", "anchor", "sail", "wave"];
@@ -53,8 +53,8 @@ fn updates(mut state: State, rows: usize, count: usize, patch: impl Fn() -> Json
 }
 
 /// Subscribes to all of these.
-fn live(state: &State, queries: impl Iterator<Item = Json>) -> Live {
-    let mut live = Live::new(Position { epoch: 1, sequence: 0 });
+fn live(state: &State, queries: impl Iterator<Item = Json>) -> Matcher {
+    let mut live = Matcher::new(Position { epoch: 1, sequence: 0 });
     for (id, mut query) in (0..).zip(queries) {
         query["bucket"] = json!("b");
         let query = Query::parse(&query, &Map::new()).unwrap();
@@ -71,7 +71,7 @@ struct Cost {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "they are printed")]
-fn run(live: &mut Live, commits: &[Vec<Change>]) -> Cost {
+fn run(live: &mut Matcher, commits: &[Vec<Change>]) -> Cost {
     let before = live.stats().evaluations;
     let mut updates = 0;
     let start = Instant::now();
@@ -164,7 +164,7 @@ fn speed_of_keeping_beside_asking_anew() {
         let mut query = query;
         query["bucket"] = json!("b");
         let query = Query::parse(&query, &Map::new()).unwrap();
-        let mut live = Live::new(Position { epoch: 1, sequence: 0 });
+        let mut live = Matcher::new(Position { epoch: 1, sequence: 0 });
         let start = Instant::now();
         live.subscribe(1, &query, state.bucket("b").unwrap(), 1).unwrap();
         let first = start.elapsed();

@@ -152,10 +152,7 @@ impl History {
     fn after(&self, sequence: u64) -> Result<Option<Arc<Commit>>, FollowError> {
         let kept = self.kept();
         let position = Position { epoch: self.epoch, sequence };
-        let Some(place) = sequence.checked_sub(kept.before) else {
-            self.behind.fetch_add(1, Relaxed);
-            return Err(FollowError::Behind { position });
-        };
+        let Some(place) = sequence.checked_sub(kept.before) else { return Err(FollowError::Behind { position }) };
         match usize::try_from(place).ok().and_then(|place| kept.commits.get(place)) {
             Some(commit) => Ok(Some(Arc::clone(commit))),
             None if kept.is_closed => Err(FollowError::Closed),
@@ -192,9 +189,23 @@ impl Follower {
 
     /// The next commit, if it has been made.
     pub fn try_next(&mut self) -> Result<Option<Arc<Commit>>, FollowError> {
-        let next = self.history.after(self.sequence)?;
+        let next = self.history.after(self.sequence);
+        if matches!(next, Err(FollowError::Behind { .. })) {
+            self.history.behind.fetch_add(1, Relaxed);
+        }
+        let next = next?;
         self.sequence += u64::from(next.is_some());
         Ok(next)
+    }
+
+    /// Waits until there is a next commit, or a reason why there is none.
+    pub async fn ready(&mut self) {
+        loop {
+            self.newest.mark_unchanged();
+            if !matches!(self.history.after(self.sequence), Ok(None)) || self.newest.changed().await.is_err() {
+                return;
+            }
+        }
     }
 
     /// The next commit, when it is made. Dropping this loses none.

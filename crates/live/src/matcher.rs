@@ -15,7 +15,7 @@ use crate::query::{Life, LiveQuery, Outcome, Whole};
 /// It has no thread, clock or socket. Commits are given to it one after the other; between two of them, queries are subscribed to,
 /// with the state as the last commit left it, and results are read.
 #[derive(Debug)]
-pub struct Live {
+pub struct Matcher {
     position: Position,
     queries: Slab<Box<LiveQuery>>,
     by_canonical: HashMap<Arc<[u8]>, Slot>,
@@ -86,7 +86,7 @@ pub struct Committed {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Update {
-    /// The query. Its [subscribers](Live::subscribers) must hear of it.
+    /// The query. Its [subscribers](Matcher::subscribers) must hear of it.
     pub query: QueryId,
     /// How its result has changed.
     pub outcome: Outcome,
@@ -105,7 +105,7 @@ pub struct Ended {
 /// How much there is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
-pub struct LiveStats {
+pub struct MatcherStats {
     /// Live queries.
     pub queries: usize,
     /// Subscribers of all of them.
@@ -125,7 +125,7 @@ pub struct LiveStats {
 /// The bucket in which a record stands for each bucket.
 const BUCKETS: &str = "$buckets";
 
-impl Live {
+impl Matcher {
     /// How many bytes of whole results may stay when a commit comes. They are kept for those who subscribe to a query that others
     /// follow: enough for the first screens of a thousand users, and little beside the rows.
     pub const MAX_ENCODED_BYTES: usize = 8 << 20;
@@ -267,8 +267,8 @@ impl Live {
     }
 
     /// How much there is. Adds up all queries.
-    pub fn stats(&self) -> LiveStats {
-        LiveStats {
+    pub fn stats(&self) -> MatcherStats {
+        MatcherStats {
             queries: self.queries.len(),
             subscribers: self.subscribers.len(),
             buckets: self.buckets.len(),

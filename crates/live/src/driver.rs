@@ -1,0 +1,507 @@
+//! The driver: feeds the matcher with the commits of a store, on a thread of its own, and tells subscribers.
+//!
+//! Between two commits it takes in who comes and goes. Whoever subscribes is shown the published state of the store; all commits up
+//! to that one are taken in before, so the result and the deltas that follow meet without a gap. If commits come faster than they
+//! can be taken in, and the store's history no longer has them, it begins anew: all subscribers get whole results.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+
+use serde_json::{Map, Value as Json};
+use tidewire_store::{Change, Commit, Field, Filter, FollowError, Follower, Position, Query, Snapshot, Store, Value};
+use tokio::sync::{Notify, Semaphore, oneshot};
+
+use crate::fanout::Fanout;
+use crate::live::{LiveError, LiveOptions};
+use crate::mark::{self, Mark};
+use crate::matcher::{Matcher, QueryId, Update};
+use crate::query::{Outcome, Whole};
+use crate::resume::{self, Since};
+use crate::subscription::{End, Event, First, Inbox, Mode, Subscription};
+
+/// The buckets in which a record stands for each bucket, and for each named query.
+const BUCKETS: &str = "$buckets";
+const QUERIES: &str = "$queries";
+static NAME: LazyLock<Field> = LazyLock::new(|| Field::new("name"));
+
+/// What the driver is asked for.
+pub(crate) enum Command {
+    Subscribe { query: Asked, mode: Mode, since: Option<Mark>, reply: oneshot::Sender<Result<Subscription, LiveError>> },
+    Replace { id: u64, query: Box<Query>, reply: oneshot::Sender<Result<(), LiveError>> },
+    End { id: u64, end: End, reply: oneshot::Sender<bool> },
+    Settle(oneshot::Sender<Position>),
+}
+
+/// A query, or the name of one.
+pub(crate) enum Asked {
+    Query(Box<Query>),
+    Named(Box<Named>),
+}
+
+/// A named query with its parameters, and what of it may be seen.
+pub(crate) struct Named {
+    pub(crate) name: String,
+    pub(crate) params: Map<String, Json>,
+    pub(crate) guard: Option<Filter>,
+}
+
+/// What subscribers and handles share with the driver.
+pub(crate) struct Shared {
+    asked: Mutex<AskedFor>,
+    /// How many more commands may wait.
+    room: Semaphore,
+    awake: Notify,
+    pub(crate) counters: Counters,
+}
+
+/// What waits for the driver.
+#[derive(Default)]
+struct AskedFor {
+    commands: VecDeque<Command>,
+    /// Subscribers that have gone, each once.
+    left: Vec<u64>,
+    /// Subscribers that want a whole result, each once.
+    refresh: Vec<u64>,
+    is_closed: bool,
+}
+
+/// What is counted since the beginning, and what there is.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) commits: AtomicU64,
+    pub(crate) events: AtomicU64,
+    pub(crate) conflated: AtomicU64,
+    pub(crate) ended: AtomicU64,
+    pub(crate) restarts: AtomicU64,
+    pub(crate) queries: AtomicUsize,
+    pub(crate) subscribers: AtomicUsize,
+}
+
+impl Shared {
+    pub(crate) fn new(commands: usize) -> Self {
+        Self {
+            asked: Mutex::default(),
+            room: Semaphore::new(commands.clamp(1, Semaphore::MAX_PERMITS)),
+            awake: Notify::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    fn asked(&self) -> MutexGuard<'_, AskedFor> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks for something, when there is room. What is asked of a driver that has ended is dropped.
+    pub(crate) async fn ask(&self, command: Command) {
+        let Ok(permit) = self.room.acquire().await else { return };
+        permit.forget();
+        let mut asked = self.asked();
+        if !asked.is_closed {
+            asked.commands.push_back(command);
+        }
+        drop(asked);
+        self.awake.notify_one();
+    }
+
+    pub(crate) fn leave(&self, id: u64) {
+        self.asked().left.push(id);
+        self.awake.notify_one();
+    }
+
+    pub(crate) fn refresh(&self, id: u64) {
+        self.asked().refresh.push(id);
+        self.awake.notify_one();
+    }
+
+    /// Nobody asks for anything any more.
+    pub(crate) fn close(&self) {
+        self.asked().is_closed = true;
+        self.room.close();
+        self.awake.notify_one();
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("counters", &self.counters).finish_non_exhaustive()
+    }
+}
+
+/// A subscriber, as the driver knows it.
+struct Subscriber {
+    inbox: Arc<Inbox>,
+    mode: Mode,
+    /// The name that the query was asked for by.
+    name: Option<Arc<str>>,
+}
+
+/// A live query, as the driver knows it.
+struct Followed {
+    query: Box<Query>,
+    hash: u64,
+}
+
+pub(crate) struct Driver {
+    store: Store,
+    options: LiveOptions,
+    shared: Arc<Shared>,
+    follower: Follower,
+    matcher: Matcher,
+    subscribers: HashMap<u64, Subscriber>,
+    queries: HashMap<QueryId, Followed>,
+    /// Queries whose whole result has changed, and is to be told.
+    changed: HashSet<QueryId>,
+    fanout: Fanout,
+    next_id: u64,
+}
+
+/// How many commits are taken in before it is looked who has come or gone.
+const COMMITS_AT_A_TIME: usize = 256;
+
+impl Driver {
+    pub(crate) fn new(store: Store, options: LiveOptions, shared: Arc<Shared>, fanout: Fanout) -> Self {
+        let (snapshot, follower) = store.follow();
+        Self {
+            matcher: Matcher::new(snapshot.position),
+            store,
+            options,
+            shared,
+            follower,
+            subscribers: HashMap::new(),
+            queries: HashMap::new(),
+            changed: HashSet::new(),
+            fanout,
+            next_id: 1,
+        }
+    }
+
+    /// Works until nobody asks for anything any more, or the store ends.
+    pub(crate) async fn run(mut self) {
+        loop {
+            let is_open = self.take_commits(None);
+            self.tell_whole();
+            if !is_open || !self.take_asked() {
+                return;
+            }
+            self.wait().await;
+        }
+    }
+
+    /// Waits for a commit, or until something is asked for.
+    async fn wait(&mut self) {
+        let mut asked = pin!(self.shared.awake.notified());
+        let mut commit = pin!(self.follower.ready());
+        poll_fn(|context| {
+            let is_ready = commit.as_mut().poll(context).is_ready() || asked.as_mut().poll(context).is_ready();
+            if is_ready { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+
+    /// Takes commits in: all up to a position, or some. Returns whether there can be more.
+    fn take_commits(&mut self, until: Option<Position>) -> bool {
+        let mut left = if until.is_some() { usize::MAX } else { COMMITS_AT_A_TIME };
+        while left > 0 && until.is_none_or(|until| self.matcher.position().sequence < until.sequence) {
+            match self.follower.try_next() {
+                Ok(Some(commit)) => self.take_commit(&commit),
+                // What is published is in the history in a moment.
+                Ok(None) if until.is_some() => std::thread::yield_now(),
+                Ok(None) => break,
+                Err(FollowError::Closed) => return false,
+                Err(_) => self.begin_anew(),
+            }
+            left -= 1;
+        }
+        true
+    }
+
+    fn take_commit(&mut self, commit: &Commit) {
+        self.shared.counters.commits.fetch_add(1, Relaxed);
+        let committed = self.matcher.commit(commit.position, &commit.changes);
+        for ended in committed.ended {
+            self.queries.remove(&ended.query);
+            for id in ended.subscribers {
+                self.end(id, End::BucketDropped);
+            }
+        }
+        for change in commit.changes.iter().filter(|change| *change.bucket == *QUERIES && change.new.is_none()) {
+            self.end_named(change);
+        }
+        self.tell(commit.position, committed.updates);
+    }
+
+    /// Tells those who follow deltas; for the others it is noted that the whole result is another one.
+    fn tell(&mut self, position: Position, updates: Vec<Update>) {
+        let mut deliveries = Vec::new();
+        let concerned = updates.len();
+        for update in updates {
+            let Some(followed) = self.queries.get(&update.query) else { continue };
+            let mark = Mark::new(position, followed.hash);
+            let mut is_whole = matches!(update.outcome, Outcome::Value);
+            if let Outcome::Records(delta) = &update.outcome {
+                for id in self.matcher.subscribers(update.query) {
+                    match self.subscribers.get(id) {
+                        Some(Subscriber { mode: Mode::Delta, inbox, .. }) => {
+                            let event = Event::Delta { delta: delta.clone(), mark };
+                            deliveries.push((Arc::clone(inbox), event));
+                        }
+                        _ => is_whole = true,
+                    }
+                }
+            }
+            if is_whole {
+                self.changed.insert(update.query);
+            }
+        }
+        let told = deliveries.len() as u64;
+        let fallen_behind = self.fanout.deliver(deliveries, concerned, self.options.max_deltas);
+        self.shared.counters.events.fetch_add(told, Relaxed);
+        self.shared.counters.conflated.fetch_add(fallen_behind, Relaxed);
+    }
+
+    /// Tells the whole results that have changed, as they are now.
+    fn tell_whole(&mut self) {
+        let position = self.matcher.position();
+        for query in std::mem::take(&mut self.changed) {
+            let Some(followed) = self.queries.get(&query) else { continue };
+            let Some(whole) = self.matcher.whole(query) else { continue };
+            let mark = Mark::new(position, followed.hash);
+            // What was computed has no parts, so that everybody is told of it.
+            let is_value = followed.query.aggregate.is_some();
+            for id in self.matcher.subscribers(query) {
+                let Some(subscriber) = self.subscribers.get(id) else { continue };
+                if is_value || subscriber.mode == Mode::Whole {
+                    let is_replaced = subscriber.inbox.replace(Event::Whole { whole: whole.clone(), mark });
+                    self.shared.counters.events.fetch_add(1, Relaxed);
+                    self.shared.counters.conflated.fetch_add(is_replaced.into(), Relaxed);
+                }
+            }
+        }
+    }
+
+    /// Too much has been missed: reads all queries anew.
+    fn begin_anew(&mut self) {
+        self.shared.counters.restarts.fetch_add(1, Relaxed);
+        let (snapshot, follower) = self.store.follow();
+        self.follower = follower;
+        self.changed.clear();
+        let old = std::mem::replace(&mut self.matcher, Matcher::new(snapshot.position));
+        let queries = std::mem::take(&mut self.queries);
+        let now = self.store.now();
+        for (query, followed) in queries {
+            for id in old.subscribers(query) {
+                let name = self.subscribers.get(id).and_then(|subscriber| subscriber.name.clone());
+                if name.is_some_and(|name| snapshot.state.query_config(&name).is_err()) {
+                    self.end(*id, End::QueryUndefined);
+                    continue;
+                }
+                let Ok(bucket) = snapshot.state.bucket(&followed.query.bucket) else {
+                    self.end(*id, End::BucketDropped);
+                    continue;
+                };
+                match self.matcher.subscribe(*id, &followed.query, bucket, now) {
+                    Ok(query) => {
+                        let again = || Followed { query: followed.query.clone(), hash: followed.hash };
+                        self.queries.entry(query).or_insert_with(again);
+                    }
+                    Err(_) => self.end(*id, End::Closed),
+                }
+            }
+        }
+        // Also those who follow deltas begin anew.
+        let ids: Vec<u64> = self.subscribers.keys().copied().collect();
+        for id in ids {
+            self.give_whole(id);
+        }
+    }
+
+    /// Gives a subscriber the whole result, in place of all that waits for it.
+    fn give_whole(&mut self, id: u64) {
+        let Some(query) = self.matcher.query_of(id) else { return };
+        let (Some(followed), Some(subscriber)) = (self.queries.get(&query), self.subscribers.get(&id)) else { return };
+        let mark = Mark::new(self.matcher.position(), followed.hash);
+        if let Some(whole) = self.matcher.whole(query) {
+            subscriber.inbox.replace(Event::Whole { whole, mark });
+            self.shared.counters.events.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Does what is asked for. Returns whether more can be.
+    fn take_asked(&mut self) -> bool {
+        let mut asked = self.shared.asked();
+        let (commands, left, refresh) =
+            (std::mem::take(&mut asked.commands), std::mem::take(&mut asked.left), std::mem::take(&mut asked.refresh));
+        let is_open = !asked.is_closed;
+        drop(asked);
+        self.shared.room.add_permits(commands.len());
+        for id in left {
+            self.forget(id);
+        }
+        for id in refresh {
+            self.give_whole(id);
+        }
+        for command in commands {
+            self.obey(command);
+        }
+        self.shared.counters.queries.store(self.queries.len(), Relaxed);
+        self.shared.counters.subscribers.store(self.subscribers.len(), Relaxed);
+        is_open
+    }
+
+    /// Whoever asked may have gone away meanwhile, and does not want to know.
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Subscribe { query, mode, since, reply } => {
+                let _ = reply.send(self.subscribe(query, mode, since));
+            }
+            Command::Replace { id, query, reply } => {
+                let _ = reply.send(self.replace(id, &query));
+            }
+            Command::End { id, end, reply } => {
+                let _ = reply.send(self.subscribers.contains_key(&id));
+                self.end(id, end);
+            }
+            Command::Settle(reply) => {
+                self.settle();
+                let _ = reply.send(self.matcher.position());
+            }
+        }
+    }
+
+    /// Takes in all that is published, and returns it.
+    fn settle(&mut self) -> Arc<Snapshot> {
+        loop {
+            let snapshot = self.store.snapshot();
+            let is_open = self.take_commits(Some(snapshot.position));
+            self.tell_whole();
+            // It may have begun anew with a later one.
+            if self.matcher.position() == snapshot.position || !is_open {
+                return snapshot;
+            }
+        }
+    }
+
+    fn subscribe(&mut self, asked: Asked, mode: Mode, since: Option<Mark>) -> Result<Subscription, LiveError> {
+        let max = self.options.max_subscriptions;
+        if self.subscribers.len() >= max {
+            return Err(LiveError::TooMany { max });
+        }
+        let snapshot = self.settle();
+        let now = self.store.now();
+        let (query, name) = match asked {
+            Asked::Query(query) => (query, None),
+            Asked::Named(named) => {
+                let query = snapshot.state.query(&named.name, &named.params)?;
+                let query = match &named.guard {
+                    Some(guard) => query.restrict(guard),
+                    None => query,
+                };
+                (Box::new(query), Some(named.name))
+            }
+        };
+        let bucket = snapshot.state.bucket(&query.bucket)?;
+        let id = self.next_id;
+        let live = self.matcher.subscribe(id, &query, bucket, now)?;
+        self.next_id += 1;
+        let hash = mark::hash(&query);
+        let resumed =
+            since.filter(|since| since.is_of(hash)).and_then(|since| self.resume(&query, since, &snapshot, now));
+        let whole = || First::Whole(self.matcher.whole(live).unwrap_or(Whole::Nothing));
+        let first = resumed.unwrap_or_else(whole);
+        self.queries.entry(live).or_insert_with(|| Followed { query, hash });
+        let inbox = Arc::new(Inbox::default());
+        let name = name.map(Arc::from);
+        self.subscribers.insert(id, Subscriber { inbox: Arc::clone(&inbox), mode, name });
+        let mark = Mark::new(snapshot.position, hash);
+        Ok(Subscription { id, first, mark, inbox, shared: Arc::clone(&self.shared) })
+    }
+
+    /// What has changed since a mark; none if that is not known any more, or if it can only be said as a whole.
+    fn resume(&self, query: &Query, since: Mark, snapshot: &Snapshot, now: u64) -> Option<First> {
+        let mut follower = self.store.follow_from(since.position()).ok()?;
+        let mut commits = Vec::new();
+        while follower.position().sequence < snapshot.position.sequence {
+            commits.push(follower.try_next().ok()??);
+        }
+        let dropped = |commit: &Arc<Commit>| commit.changes.iter().any(|change| *change.bucket == *BUCKETS);
+        if commits.iter().any(dropped) {
+            return None;
+        }
+        let changes = commits.iter().flat_map(|commit| &commit.changes);
+        match resume::since(query, snapshot.state.bucket(&query.bucket).ok()?, now, changes)? {
+            Since::Nothing => Some(First::Resumed(None)),
+            Since::Changed(Outcome::Records(delta)) => Some(First::Resumed(Some(delta))),
+            Since::Changed(Outcome::Value) => None,
+        }
+    }
+
+    /// Lets a subscriber follow another query from now on.
+    fn replace(&mut self, id: u64, query: &Query) -> Result<(), LiveError> {
+        if !self.subscribers.contains_key(&id) {
+            return Err(LiveError::NotSubscribed { id });
+        }
+        let snapshot = self.settle();
+        let bucket = snapshot.state.bucket(&query.bucket)?;
+        self.unfollow(id);
+        match self.matcher.subscribe(id, query, bucket, self.store.now()) {
+            Ok(live) => {
+                let followed = || Followed { query: Box::new(query.clone()), hash: mark::hash(query) };
+                self.queries.entry(live).or_insert_with(followed);
+                self.give_whole(id);
+                Ok(())
+            }
+            Err(error) => {
+                self.end(id, End::Closed);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Ends the subscriptions to a named query that is defined no more.
+    fn end_named(&mut self, change: &Change) {
+        let Some(Value::String(name)) = change.old.as_ref().and_then(|row| row.get(&NAME)) else { return };
+        let is_its = |subscriber: &Subscriber| subscriber.name.as_deref() == Some(&*name);
+        let ids = self.subscribers.iter().filter(|(_, subscriber)| is_its(subscriber)).map(|(id, _)| *id);
+        for id in ids.collect::<Vec<u64>>() {
+            self.end(id, End::QueryUndefined);
+        }
+    }
+
+    fn end(&mut self, id: u64, end: End) {
+        self.unfollow(id);
+        if let Some(subscriber) = self.subscribers.remove(&id) {
+            subscriber.inbox.end(end);
+            self.shared.counters.ended.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// A subscriber has gone.
+    fn forget(&mut self, id: u64) {
+        self.unfollow(id);
+        self.subscribers.remove(&id);
+    }
+
+    fn unfollow(&mut self, id: u64) {
+        let Some(query) = self.matcher.query_of(id) else { return };
+        self.matcher.unsubscribe(id);
+        if self.matcher.subscribers(query).is_empty() {
+            self.queries.remove(&query);
+        }
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // However it ends, nobody waits for it any longer.
+        self.shared.close();
+        let commands = std::mem::take(&mut self.shared.asked().commands);
+        drop(commands);
+        for subscriber in self.subscribers.values() {
+            subscriber.inbox.end(End::Closed);
+        }
+    }
+}

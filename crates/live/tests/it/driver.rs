@@ -1,0 +1,433 @@
+//! Live queries over a store, with its threads.
+
+use serde_json::{Map, Value as Json, json};
+use tidewire_live::{End, Event, First, Live, LiveError, LiveOptions, Mode, Subscription, Whole};
+use tidewire_store::{Answer, Filter, Query, Store, StoreOptions};
+
+fn object(json: Json) -> Map<String, Json> {
+    serde_json::from_value(json).unwrap()
+}
+
+fn query(json: &Json) -> Query {
+    let mut query = json.clone();
+    query["bucket"] = json!("b");
+    Query::parse(&query, &Map::new()).unwrap()
+}
+
+fn plain() -> Json {
+    json!({"key": "id", "schema": {"id": {"type": "number"}}})
+}
+
+async fn store() -> Store {
+    let store = Store::memory(StoreOptions::default());
+    store.define_bucket("b", plain()).await.unwrap();
+    store
+}
+
+async fn insert(store: &Store, id: u64, n: u64) {
+    store.insert("b", object(json!({"id": id, "n": n}))).await.unwrap();
+}
+
+fn run(test: impl Future<Output = ()>) {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(test);
+}
+
+fn records(whole: &Whole) -> Vec<Json> {
+    match whole {
+        Whole::Json(json) => serde_json::from_slice(json).unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What a subscriber makes of all that it hears.
+struct Seen {
+    subscription: Subscription,
+    result: Vec<Json>,
+    events: usize,
+    wholes: usize,
+}
+
+impl Seen {
+    fn new(subscription: Subscription) -> Self {
+        let result = match subscription.first() {
+            First::Whole(whole) => records(whole),
+            other => panic!("{other:?}"),
+        };
+        Self { subscription, result, events: 0, wholes: 0 }
+    }
+
+    fn take(&mut self, event: Event) {
+        self.events += 1;
+        match event {
+            Event::Whole { whole, .. } => {
+                self.wholes += 1;
+                self.result = records(&whole);
+            }
+            Event::Delta { delta, .. } => delta.apply(&mut self.result),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Takes all that waits for it.
+    fn drain(&mut self) {
+        while let Some(event) = self.subscription.try_next().unwrap() {
+            self.take(event);
+        }
+    }
+}
+
+fn answer(store: &Store, query: &Query) -> Vec<Json> {
+    match store.query(query).unwrap() {
+        Answer::Records(records) => records,
+        Answer::Value(value) => panic!("{value:?}"),
+    }
+}
+
+#[test]
+fn a_row_that_comes_changes_and_leaves_is_told() {
+    run(async {
+        let store = store().await;
+        let live = Live::new(store.clone());
+        let high = query(&json!({"filter": {"n": {"$gt": 5}}, "fields": ["id", "n"]}));
+        let mut delta = live.subscribe(high.clone(), Mode::Delta, None).await.unwrap();
+        let mut whole = live.subscribe(high, Mode::Whole, None).await.unwrap();
+        insert(&store, 1, 1).await;
+        insert(&store, 2, 6).await;
+        store.update("b", json!(2), object(json!({"n": 7})), None).await.unwrap();
+        store.update("b", json!(2), object(json!({"n": 2})), None).await.unwrap();
+        let mut told = Vec::new();
+        for _ in 0..3 {
+            let Event::Delta { delta, .. } = delta.next().await.unwrap() else { panic!("no delta") };
+            told.push(String::from_utf8(delta.encoded().to_vec()).unwrap());
+        }
+        assert_eq!(
+            told,
+            [
+                r#"{"added":[{"id":2,"n":6}],"changed":[],"removed":[]}"#,
+                r#"{"added":[],"changed":[{"id":2,"n":7}],"removed":[]}"#,
+                r#"{"added":[],"changed":[],"removed":[2]}"#,
+            ]
+        );
+        live.settled().await.unwrap();
+        let Event::Whole { whole: last, mark } = whole.next().await.unwrap() else { panic!("no result") };
+        assert_eq!((records(&last), mark.position()), (vec![], store.snapshot().position));
+        assert_eq!(live.stats().queries, 1);
+        // One commit that changes nothing of it.
+        insert(&store, 3, 1).await;
+        live.settled().await.unwrap();
+        assert!(delta.try_next().unwrap().is_none() && whole.try_next().unwrap().is_none());
+    });
+}
+
+#[test]
+fn results_follow_writers_that_do_not_wait_for_them() {
+    run(async {
+        let store = store().await;
+        let live = Live::new(store.clone());
+        let queries = [
+            json!({}),
+            json!({"filter": {"n": {"$lt": 40}}}),
+            json!({"sort": {"n": "desc"}, "limit": 5}),
+            json!({"filter": {"$or": [{"n": 3}, {"id": {"$gte": 50}}]}, "sort": {"n": "asc"}, "offset": 2, "fields": ["n"]}),
+        ];
+        let mut all = Vec::new();
+        for mode in [Mode::Delta, Mode::Whole] {
+            for json in &queries {
+                let query = query(json);
+                all.push((query.clone(), Seen::new(live.subscribe(query, mode, None).await.unwrap())));
+            }
+        }
+        let writers: Vec<_> = (0..3_u64)
+            .map(|seed| {
+                let store = store.clone();
+                std::thread::spawn(move || {
+                    let mut rng = fastrand::Rng::with_seed(seed);
+                    for _ in 0..500 {
+                        let (id, n) = (rng.u64(..100), rng.u64(..100));
+                        if rng.u8(..4) == 0 {
+                            store.delete("b", json!(id), None).wait().unwrap();
+                        } else {
+                            store.insert("b", object(json!({"id": id, "n": n}))).wait().unwrap();
+                        }
+                    }
+                })
+            })
+            .collect();
+        // Some look all the time, others now and then.
+        while !writers.iter().all(std::thread::JoinHandle::is_finished) {
+            for (place, (_, seen)) in all.iter_mut().enumerate() {
+                if place % 2 == 0 || fastrand::u8(..) == 0 {
+                    seen.drain();
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+        for writer in writers {
+            writer.join().unwrap();
+        }
+        live.settled().await.unwrap();
+        for (query, seen) in &mut all {
+            // Whoever fell behind asks for the whole result when it looks.
+            for _ in 0..2 {
+                seen.drain();
+                live.settled().await.unwrap();
+            }
+            seen.drain();
+            assert_eq!(seen.result, answer(&store, query), "{query:?}");
+            assert!(seen.events > 0);
+        }
+        assert_eq!(live.stats().commits, store.stats().commits - 1, "all but the definition");
+    });
+}
+
+#[test]
+fn one_that_does_not_look_has_no_backlog_and_slows_nobody() {
+    run(async {
+        let store = store().await;
+        let mut options = LiveOptions::default();
+        options.max_deltas = 4;
+        let live = Live::with_options(store.clone(), options);
+        let mut slow = Seen::new(live.subscribe(query(&json!({})), Mode::Delta, None).await.unwrap());
+        let mut whole = Seen::new(live.subscribe(query(&json!({})), Mode::Whole, None).await.unwrap());
+        let mut quick = Seen::new(live.subscribe(query(&json!({})), Mode::Delta, None).await.unwrap());
+        for id in 0..100 {
+            insert(&store, id, id).await;
+            let event = quick.subscription.next().await.unwrap();
+            quick.take(event);
+        }
+        assert_eq!((quick.events, quick.wholes), (100, 0));
+        let event = slow.subscription.next().await.unwrap();
+        slow.take(event);
+        live.settled().await.unwrap();
+        whole.drain();
+        slow.drain();
+        assert_eq!((slow.events, slow.wholes, whole.events), (1, 1, 1));
+        for seen in [&slow, &whole, &quick] {
+            assert_eq!(seen.result, answer(&store, &query(&json!({}))));
+        }
+        assert!(live.stats().conflated > 0);
+        // From then on it has deltas again.
+        insert(&store, 100, 0).await;
+        let event = slow.subscription.next().await.unwrap();
+        assert!(matches!(event, Event::Delta { .. }));
+    });
+}
+
+#[test]
+fn a_subscriber_goes_on_where_it_was() {
+    run(async {
+        let store = store().await;
+        for id in 0..10 {
+            insert(&store, id, id).await;
+        }
+        let live = Live::new(store.clone());
+        for json in [json!({"filter": {"n": {"$gt": 3}}}), json!({"sort": {"n": "desc"}, "offset": 1, "limit": 3})] {
+            let query = query(&json);
+            let seen = Seen::new(live.subscribe(query.clone(), Mode::Delta, None).await.unwrap());
+            let mark = seen.subscription.mark();
+            let mut result = seen.result.clone();
+            drop(seen);
+            insert(&store, 20, 5).await;
+            insert(&store, 21, 0).await;
+            store.update("b", json!(9), object(json!({"n": 1})), None).await.unwrap();
+            store.delete("b", json!(7), None).await.unwrap();
+            store.insert("b", object(json!({"id": 7, "n": 8}))).await.unwrap();
+            store.delete("b", json!(20), None).await.unwrap();
+            let resumed = live.subscribe(query.clone(), Mode::Delta, Some(mark)).await.unwrap();
+            let First::Resumed(Some(delta)) = resumed.first() else { panic!("{:?}", resumed.first()) };
+            delta.apply(&mut result);
+            assert_eq!(result, answer(&store, &query));
+            // Again, and nothing has changed; a mark is text in between.
+            let mark = resumed.mark().to_string().parse().unwrap();
+            let again = live.subscribe(query.clone(), Mode::Delta, Some(mark)).await.unwrap();
+            assert!(matches!(again.first(), First::Resumed(None)));
+            store.update("b", json!(9), object(json!({"n": 9})), None).await.unwrap();
+        }
+        // With a mark of another query it begins anew; so does what is computed, if it has changed.
+        let all = live.subscribe(query(&json!({})), Mode::Delta, None).await.unwrap();
+        let other = live.subscribe(query(&json!({"limit": 1})), Mode::Delta, Some(all.mark())).await.unwrap();
+        assert!(matches!(other.first(), First::Whole(_)));
+        let count = query(&json!({"aggregate": {"function": "count"}}));
+        let counted = live.subscribe(count.clone(), Mode::Delta, None).await.unwrap();
+        let again = live.subscribe(count.clone(), Mode::Delta, Some(counted.mark())).await.unwrap();
+        assert!(matches!(again.first(), First::Resumed(None)));
+        insert(&store, 50, 1).await;
+        let again = live.subscribe(count, Mode::Delta, Some(counted.mark())).await.unwrap();
+        assert!(matches!(again.first(), First::Whole(_)));
+        assert!("00".parse::<tidewire_live::Mark>().is_err());
+    });
+}
+
+#[test]
+fn a_subscriber_goes_on_after_a_restart_as_far_as_the_history_reaches() {
+    run(async {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || Store::open(dir.path(), StoreOptions::default()).unwrap().0;
+        let all = query(&json!({}));
+        let store = open();
+        store.define_bucket("b", plain()).await.unwrap();
+        insert(&store, 1, 1).await;
+        let live = Live::new(store.clone());
+        let mark = live.subscribe(all.clone(), Mode::Delta, None).await.unwrap().mark();
+        insert(&store, 2, 2).await;
+        drop(live);
+        store.close().unwrap();
+        let store = open();
+        let live = Live::new(store.clone());
+        insert(&store, 3, 3).await;
+        let resumed = live.subscribe(all.clone(), Mode::Delta, Some(mark)).await.unwrap();
+        let First::Resumed(Some(delta)) = resumed.first() else { panic!("{:?}", resumed.first()) };
+        assert_eq!(delta.counts(), (2, 0, 0));
+        drop(live);
+        store.checkpoint().unwrap();
+        store.close().unwrap();
+        let store = open();
+        let live = Live::new(store.clone());
+        let begun = live.subscribe(all.clone(), Mode::Delta, Some(mark)).await.unwrap();
+        assert!(matches!(begun.first(), First::Whole(_)));
+        // Another store has other positions.
+        let other = self::store().await;
+        let live = Live::new(other);
+        let begun = live.subscribe(all, Mode::Delta, Some(mark)).await.unwrap();
+        assert!(matches!(begun.first(), First::Whole(_)));
+    });
+}
+
+/// The history holds nothing, so that no commit can be followed.
+#[test]
+fn whoever_missed_too_much_begins_anew() {
+    run(async {
+        let mut options = StoreOptions::default();
+        options.history_bytes = 1;
+        let store = Store::memory(options);
+        store.define_bucket("b", plain()).await.unwrap();
+        store.define_bucket("c", plain()).await.unwrap();
+        store.define_query("named", json!({"bucket": "b"})).await.unwrap();
+        let live = Live::new(store.clone());
+        let mut delta = Seen::new(live.subscribe(query(&json!({})), Mode::Delta, None).await.unwrap());
+        let mut named = live.subscribe_named("named", Map::new(), None, Mode::Whole, None).await.unwrap();
+        let mut dropped = live.subscribe(Query::all("c"), Mode::Whole, None).await.unwrap();
+        for id in 0..20 {
+            insert(&store, id, id).await;
+        }
+        store.undefine_query("named").await.unwrap();
+        store.drop_bucket("c").await.unwrap();
+        live.settled().await.unwrap();
+        delta.drain();
+        assert_eq!((delta.result.len(), delta.wholes, delta.events), (20, 1, 1));
+        for (subscription, end) in [(&mut named, End::QueryUndefined), (&mut dropped, End::BucketDropped)] {
+            // It may have been given whole results before.
+            while let Ok(Some(_)) = subscription.try_next() {}
+            assert_eq!(subscription.try_next().unwrap_err(), end);
+        }
+        assert!(live.stats().restarts > 0);
+    });
+}
+
+#[test]
+fn subscriptions_end_with_what_they_follow() {
+    run(async {
+        let store = store().await;
+        store.define_bucket("c", plain()).await.unwrap();
+        store.define_query("named", json!({"bucket": "b", "filter": {"n": "{{ params.n }}"}})).await.unwrap();
+        let live = Live::new(store.clone());
+        let unknown = live.subscribe_named("x", Map::new(), None, Mode::Whole, None).await.unwrap_err();
+        assert_eq!(unknown.to_string(), "query \"x\" is not defined");
+        let missing = live.subscribe_named("named", Map::new(), None, Mode::Whole, None).await.unwrap_err();
+        assert_eq!(missing.to_string(), "the parameter params.n is not given");
+        let undefined = live.subscribe(Query::all("x"), Mode::Whole, None).await.unwrap_err();
+        assert_eq!(undefined.to_string(), "bucket \"x\" is not defined");
+        let params = object(json!({"n": 1, "extra": 2}));
+        let mut named = live.subscribe_named("named", params, None, Mode::Whole, None).await.unwrap();
+        let mut dropped = live.subscribe(Query::all("c"), Mode::Delta, None).await.unwrap();
+        let mut forbidden = live.subscribe(query(&json!({})), Mode::Delta, None).await.unwrap();
+        let mut closed = live.subscribe(query(&json!({})), Mode::Delta, None).await.unwrap();
+        store.undefine_query("named").await.unwrap();
+        store.drop_bucket("c").await.unwrap();
+        assert!(live.forbid(forbidden.id()).await.unwrap());
+        assert!(!live.forbid(forbidden.id()).await.unwrap());
+        assert_eq!(named.next().await.unwrap_err(), End::QueryUndefined);
+        assert_eq!(dropped.next().await.unwrap_err(), End::BucketDropped);
+        assert_eq!(forbidden.next().await.unwrap_err(), End::Forbidden);
+        assert_eq!(live.stats().ended, 3);
+        // What was told before the end is heard first.
+        insert(&store, 1, 1).await;
+        live.settled().await.unwrap();
+        store.close().unwrap();
+        assert!(matches!(closed.next().await, Ok(Event::Delta { .. })));
+        assert_eq!(closed.next().await.unwrap_err(), End::Closed);
+        let refused = live.subscribe(query(&json!({})), Mode::Delta, None).await.unwrap_err();
+        assert_eq!(refused, LiveError::Closed);
+    });
+}
+
+#[test]
+fn what_a_subscriber_may_see_is_part_of_its_query() {
+    run(async {
+        let store = store().await;
+        for id in 0..4 {
+            insert(&store, id, id % 2).await;
+        }
+        store.define_query("all", json!({"bucket": "b"})).await.unwrap();
+        let live = Live::new(store.clone());
+        let guard = |n: u64| Filter::parse(&json!({"n": n}), &Map::new()).unwrap();
+        let subscription = live.subscribe_named("all", Map::new(), Some(guard(0)), Mode::Delta, None).await.unwrap();
+        let mut seen = Seen::new(subscription);
+        assert_eq!(seen.result.len(), 2);
+        // It gets other rights, and hears of what it may see then.
+        live.replace(seen.subscription.id(), query(&json!({})).restrict(&guard(1))).await.unwrap();
+        store.update("b", json!(0), object(json!({"n": 1})), None).await.unwrap();
+        store.update("b", json!(2), object(json!({"n": 5})), None).await.unwrap();
+        live.settled().await.unwrap();
+        seen.drain();
+        assert_eq!((seen.events, seen.wholes), (2, 1));
+        let ids: Vec<&Json> = seen.result.iter().map(|record| &record["id"]).collect();
+        assert_eq!(ids, [0, 1, 3]);
+        assert_eq!(live.stats().queries, 1);
+        let gone = live.replace(99, query(&json!({}))).await.unwrap_err();
+        assert_eq!(gone, LiveError::NotSubscribed { id: 99 });
+    });
+}
+
+#[test]
+fn there_are_no_more_than_may_be_and_those_who_go_make_room() {
+    run(async {
+        let store = store().await;
+        let mut options = LiveOptions::default();
+        options.max_subscriptions = 2;
+        let live = Live::with_options(store.clone(), options);
+        let one = live.subscribe(query(&json!({})), Mode::Delta, None).await.unwrap();
+        let _two = live.subscribe(query(&json!({"limit": 1})), Mode::Delta, None).await.unwrap();
+        let refused = live.subscribe(query(&json!({})), Mode::Delta, None).await.unwrap_err();
+        assert_eq!(refused, LiveError::TooMany { max: 2 });
+        drop(one);
+        let _three = live.subscribe(query(&json!({})), Mode::Delta, None).await.unwrap();
+        live.settled().await.unwrap();
+        assert_eq!((live.stats().queries, live.stats().subscriptions), (2, 2));
+        drop(live);
+    });
+}
+
+#[test]
+fn a_commit_that_concerns_many_is_told_to_all_in_order() {
+    run(async {
+        let store = store().await;
+        let mut options = LiveOptions::default();
+        options.workers = 4;
+        let live = Live::with_options(store.clone(), options);
+        let mut all = Vec::new();
+        for limit in 1..=300 {
+            let query = query(&json!({"filter": {"n": {"$gte": 0}}, "limit": limit}));
+            all.push((query.clone(), Seen::new(live.subscribe(query, Mode::Delta, None).await.unwrap())));
+        }
+        for id in 0..40 {
+            insert(&store, id, id).await;
+        }
+        live.settled().await.unwrap();
+        for (query, seen) in &mut all {
+            seen.drain();
+            assert_eq!(seen.wholes, 0);
+            assert_eq!(seen.result, answer(&store, query));
+        }
+    });
+}
