@@ -21,6 +21,9 @@ use crate::{BucketDefinition, Change, Field, Generated, IndexKey, Row, Value};
 /// The place of a record in the order of coming.
 pub(crate) type Ordinal = u64;
 
+/// The greatest number that is generated. Numbers are 64-bit floats: greater ones are not all told from their neighbours.
+const LAST_NUMBER: u64 = (1 << 53) - 1;
+
 /// A bucket at one moment.
 #[derive(Debug, Clone)]
 pub struct Bucket {
@@ -214,9 +217,10 @@ impl Bucket {
         &self.key
     }
 
-    /// The next number, which no record has.
-    pub(crate) fn next_number(&self) -> u64 {
-        self.counter.fetch_add(1, Relaxed) + 1
+    /// The next number, which no record has. None if there is no greater one that is still told from its neighbours.
+    pub(crate) fn next_number(&self) -> Option<u64> {
+        let next = |last: u64| (last < LAST_NUMBER).then_some(last + 1);
+        self.counter.fetch_update(Relaxed, Relaxed, next).ok().map(|last| last + 1)
     }
 
     pub(crate) fn entries(&self) -> impl DoubleEndedIterator<Item = (Ordinal, &Row)> {
@@ -365,7 +369,9 @@ impl Bucket {
         }
         let counted =
             self.definition.fields.iter().filter(|(_, rule)| rule.generated == Some(Generated::Autoincrement));
-        for number in counted.filter_map(|(name, _)| time(row, &Field::new(name))) {
+        let numbers = counted.filter_map(|(name, _)| time(row, &Field::new(name)));
+        // Greater ones are never generated, so nothing need be kept clear of them.
+        for number in numbers.filter(|number| *number <= LAST_NUMBER) {
             self.counter.fetch_max(number, Relaxed);
         }
     }

@@ -304,6 +304,7 @@ impl Draft {
             if !record.contains_key(field)
                 && let Some(value) = absent(rule, bucket, now)
             {
+                let value = value.ok_or_else(|| no_number(name, field))?;
                 record.insert(field.clone(), value);
             }
         }
@@ -511,17 +512,24 @@ impl Draft {
     }
 }
 
-/// What a field is that was not given.
-fn absent(rule: &FieldRule, bucket: &Bucket, now: u64) -> Option<Json> {
+/// What a field is that was not given, if that is anything: nothing if it cannot be made.
+#[expect(clippy::option_option, reason = "nothing is to be made, or it cannot be")]
+fn absent(rule: &FieldRule, bucket: &Bucket, now: u64) -> Option<Option<Json>> {
     if let Some(default) = &rule.default {
-        return Some(default.clone());
+        return Some(Some(default.clone()));
     }
     Some(match rule.generated? {
-        Generated::Uuid => json!(uuid::Uuid::new_v4().to_string()),
-        Generated::Cuid => json!(format!("c{}", uuid::Uuid::new_v4().simple())),
-        Generated::Autoincrement => json!(bucket.next_number()),
-        Generated::Timestamp => json!(now),
+        Generated::Uuid => Some(json!(uuid::Uuid::new_v4().to_string())),
+        Generated::Cuid => Some(json!(format!("c{}", uuid::Uuid::new_v4().simple()))),
+        Generated::Autoincrement => bucket.next_number().map(Json::from),
+        Generated::Timestamp => Some(json!(now)),
     })
+}
+
+fn no_number(bucket: &str, field: &str) -> StoreError {
+    let message = "must be given: the greatest number that can be generated is taken".to_owned();
+    let issue = Issue { field: field.to_owned(), message, code: "generated" };
+    ValidationError { bucket: bucket.to_owned(), issues: vec![issue] }.into()
 }
 
 fn version_of(row: &Row) -> u64 {

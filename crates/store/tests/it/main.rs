@@ -2,4 +2,5 @@
 
 mod engine;
 mod example;
+mod regressions;
 mod store;
