@@ -1,7 +1,9 @@
 //! What an engine is told of a commit.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
+use crate::catalog::{self, BUCKETS};
 use crate::{Change, IndexKey, State, Write, WriteSet};
 
 /// The writes of a commit, beside its changes.
@@ -24,11 +26,14 @@ impl Writes {
         let mut kept = Vec::with_capacity(changes.len());
         let mut keys = Vec::new();
         let mut cleared = cleared.iter().peekable();
+        let dropped = dropped(changes);
         let mut place = 0;
         while let Some(change) = changes.get(place) {
             let whole = cleared.next_if(|range| range.start == place);
-            // A bucket that has been dropped since takes its rows with it.
+            // A bucket that has been dropped since takes its rows with it, also if there is another one of that name by now.
+            let is_gone = dropped.get(&*change.bucket).is_some_and(|dropped| place < *dropped);
             if let Ok((_, bucket)) = state.any(&change.bucket)
+                && !is_gone
                 && bucket.definition().persistent
             {
                 let from = keys.len();
@@ -58,4 +63,11 @@ impl Writes {
     pub(super) fn encoded_len(&self, changes: &[Change]) -> usize {
         WriteSet::encoded_len_of(self.iter(changes))
     }
+}
+
+/// The buckets that are dropped, and by which change they are the last time.
+fn dropped(changes: &[Change]) -> HashMap<String, usize> {
+    let definitions =
+        changes.iter().enumerate().filter(|(_, change)| *change.bucket == *BUCKETS && change.new.is_none());
+    definitions.filter_map(|(place, change)| Some((catalog::name_of(change.old.as_ref()?)?, place))).collect()
 }

@@ -1,6 +1,7 @@
 //! What once went wrong, and must hold.
 
 mod numbers;
+mod restart;
 
 use serde_json::{Map, Value as Json};
 use tidewire_store::{Query, Store, StoreError, StoreOptions, WriteError};
