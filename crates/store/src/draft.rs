@@ -448,7 +448,8 @@ impl Draft {
         record.insert(field.name().to_owned(), Json::Null);
         record.insert(VERSION.to_owned(), json!(version_of(&row) + 1));
         record.insert(UPDATED_AT.to_owned(), json!(self.now));
-        let row = self.check(name, &record)?;
+        // Its other references are as they were: one to the same record is next, or it goes itself.
+        let row = self.check_alone(name, &record)?;
         self.put_row(name, row).map(drop)
     }
 

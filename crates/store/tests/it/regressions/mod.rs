@@ -1,6 +1,7 @@
 //! What once went wrong, and must hold.
 
 mod numbers;
+mod references;
 mod restart;
 
 use serde_json::{Map, Value as Json};
