@@ -324,18 +324,23 @@ impl Draft {
             self.expect_visible(name, known)?;
         }
         // It makes room only for one that takes another place.
-        if let (None, Some(max)) = (known, max_size) {
-            self.make_room(name, max)?;
+        if let (None, Some(max)) = (known, max_size)
+            && self.make_room(name, max)?
+        {
+            // What it refers to may be what has made way.
+            self.check_references(name, &record)?;
         }
         self.put_row(name, row)
     }
 
-    /// Deletes the oldest records until there is room for one more.
-    fn make_room(&mut self, name: &str, max: usize) -> Result<(), StoreError> {
+    /// Deletes the oldest records until there is room for one more. Returns whether there were any.
+    fn make_room(&mut self, name: &str, max: usize) -> Result<bool, StoreError> {
+        let mut has_deleted = false;
         loop {
             let bucket = self.state.bucket(name)?;
-            let Some(oldest) = bucket.oldest().filter(|_| bucket.len() >= max).cloned() else { return Ok(()) };
+            let Some(oldest) = bucket.oldest().filter(|_| bucket.len() >= max).cloned() else { return Ok(has_deleted) };
             self.delete_now(name, oldest)?;
+            has_deleted = true;
         }
     }
 
@@ -471,6 +476,11 @@ impl Draft {
     /// The row of a record, if it is one, and its references lead somewhere.
     fn check(&self, name: &str, record: &Map<String, Json>) -> Result<Row, StoreError> {
         let row = self.check_alone(name, record)?;
+        self.check_references(name, record)?;
+        Ok(row)
+    }
+
+    fn check_references(&self, name: &str, record: &Map<String, Json>) -> Result<(), StoreError> {
         let definition = self.state.bucket(name)?.definition();
         let mut issues = Vec::new();
         for (field, rule) in &definition.fields {
@@ -483,10 +493,7 @@ impl Draft {
                 issues.push(Issue { field: field.clone(), message, code: "ref" });
             }
         }
-        if !issues.is_empty() {
-            return Err(ValidationError { bucket: name.to_owned(), issues }.into());
-        }
-        Ok(row)
+        if issues.is_empty() { Ok(()) } else { Err(ValidationError { bucket: name.to_owned(), issues }.into()) }
     }
 
     pub(crate) fn put_row(&mut self, name: &str, row: Row) -> Result<Row, StoreError> {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value as Json, json};
 
-use super::{object, records, store};
+use super::{object, records, refusal, store};
 
 fn people() -> (&'static str, Json) {
     ("people", json!({"key": "id", "schema": {"id": {"type": "number"}}}))
@@ -24,4 +24,21 @@ fn a_record_that_refers_to_another_by_several_fields_does_not_keep_it() {
         assert_eq!(posts.len(), left, "{other}");
         assert!(posts.iter().all(|post| post["author"].is_null() && post["editor"].is_null()), "{posts:?}");
     }
+}
+
+#[test]
+fn a_record_never_refers_to_one_that_made_way_for_it() {
+    let parent = json!({"type": "number", "ref": "b", "onDelete": "cascade"});
+    let schema = json!({"id": {"type": "number"}, "parent": parent});
+    let store = store(&[("b", json!({"key": "id", "schema": schema, "maxSize": 2}))]);
+    store.insert("b", object(json!({"id": 1}))).wait().unwrap();
+    store.insert("b", object(json!({"id": 2, "parent": 1}))).wait().unwrap();
+    for parent in [1, 2] {
+        let refused = refusal(store.insert("b", object(json!({"id": 3, "parent": parent}))).wait());
+        let why = format!("Validation failed for bucket \"b\": parent: refers to {parent}, which is not in \"b\"");
+        assert_eq!(refused.to_string(), why);
+        assert_eq!(records(&store, "b").len(), 2, "what made way is there again");
+    }
+    store.insert("b", object(json!({"id": 3, "parent": 3}))).wait().unwrap();
+    assert_eq!(records(&store, "b").len(), 1);
 }
