@@ -3,7 +3,7 @@
 //! Whatever fails leaves nothing behind: its changes are taken back one by one. (To keep a clone of the state would be simpler, but
 //! whatever is shared is copied before it is changed, and the writer makes thousands of drafts a second.) Time is an argument.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use crate::check::Issue;
 use crate::filter::{Scalar, Test};
 use crate::query::plan;
 use crate::{
-    Answer, Bucket, Field, FieldRule, Filter, Generated, IndexKey, Limits, OnDelete, Query, Row, RowError, State,
-    StoreError, ValidationError, Value,
+    Answer, Bucket, Field, FieldRule, Filter, Generated, Limits, OnDelete, Query, Row, RowError, State, StoreError,
+    ValidationError, Value,
 };
 
 const VERSION: &str = "_version";
@@ -246,7 +246,7 @@ impl Draft {
         };
         if self.guard.is_some() || self.state.buckets().any(refers) {
             let rows: Vec<Row> = bucket.rows().filter(|row| self.is_visible(row)).cloned().collect();
-            return self.atomically(|draft| rows.into_iter().try_for_each(|row| draft.delete_now(name, row)));
+            return self.atomically(|draft| draft.delete_all(name, rows));
         }
         let name = Arc::clone(self.state.any(name)?.0);
         let mut gone = Vec::with_capacity(bucket.len());
@@ -393,33 +393,51 @@ impl Draft {
 
     /// Deletes a record, and what refers to it.
     fn delete_now(&mut self, bucket: &str, row: Row) -> Result<(), StoreError> {
-        let mut left = vec![(bucket.to_owned(), row)];
-        let mut seen = BTreeSet::new();
-        while let Some((name, row)) = left.pop() {
-            let (_, bucket) = self.state.any(&name)?;
-            let Some(key) = bucket.key_of(&row) else { continue };
-            if !seen.insert((name.clone(), IndexKey::of(Some(&key)))) {
-                continue;
+        self.delete_all(bucket, vec![row])
+    }
+
+    /// Deletes records of a bucket, and what refers to them. If they refer to each other, that keeps none of them.
+    fn delete_all(&mut self, bucket: &str, rows: Vec<Row>) -> Result<(), StoreError> {
+        let name = Arc::clone(self.state.any(bucket)?.0);
+        let is_target = self.is_target(&name);
+        let mut gone = Vec::new();
+        for row in rows {
+            if self.remove_this(&name, &row)? && is_target {
+                gone.push((Arc::clone(&name), row));
             }
-            let text = row.text_of(bucket.key_field()).unwrap_or("null");
-            let is_there = self.remove_row(&name, &key)?;
-            if !is_there || !self.is_target(&name) {
-                continue;
-            }
+        }
+        let references = if gone.is_empty() { BTreeMap::new() } else { self.references() };
+        while let Some((name, row)) = gone.pop() {
+            let Some(targeting) = references.get(&*name) else { continue };
+            let text = row.text_of(&Field::new(&targeting.key)).unwrap_or("null");
             let key = serde_json::from_str(text).unwrap_or_default();
-            for (referring, field, on_delete) in self.referring(&name, &key) {
-                match on_delete {
-                    OnDelete::Cascade => left.push(referring),
-                    OnDelete::SetNull => self.set_null(&referring.0, &referring.1, &field)?,
-                    OnDelete::Restrict => {
-                        let message = format!("is referred to by \"{}\"", referring.0);
-                        let issue = Issue { field: field.name().to_owned(), message, code: "ref" };
-                        return Err(ValidationError { bucket: name, issues: vec![issue] }.into());
+            for (referring, field, on_delete) in &targeting.fields {
+                for row in self.referring(referring, field, &key)? {
+                    match on_delete {
+                        OnDelete::Cascade => {
+                            if self.remove_this(referring, &row)? {
+                                gone.push((Arc::clone(referring), row));
+                            }
+                        }
+                        OnDelete::SetNull => self.set_null(referring, &row, field)?,
+                        OnDelete::Restrict => {
+                            let message = format!("is referred to by \"{referring}\"");
+                            let issue = Issue { field: field.name().to_owned(), message, code: "ref" };
+                            return Err(ValidationError { bucket: name.to_string(), issues: vec![issue] }.into());
+                        }
                     }
                 }
             }
         }
         Ok(())
+    }
+
+    /// Takes out the record that has the key of this one, and says whether it was there.
+    fn remove_this(&mut self, name: &str, row: &Row) -> Result<bool, StoreError> {
+        match self.state.any(name)?.1.key_of(row) {
+            Some(key) => self.remove_row(name, &key),
+            None => Ok(false),
+        }
     }
 
     /// Whether records of some bucket may refer to records of this one.
@@ -428,22 +446,26 @@ impl Draft {
         rules.any(|(_, rule)| rule.reference.as_ref().is_some_and(|reference| reference.bucket == target))
     }
 
-    /// The records that refer to this one, by which field, and what becomes of them.
-    fn referring(&self, target: &str, key: &Json) -> Vec<((String, Row), Field, OnDelete)> {
-        let mut found = Vec::new();
+    /// What refers to records of which bucket.
+    fn references(&self) -> BTreeMap<String, Targeting> {
+        let mut found: BTreeMap<String, Targeting> = BTreeMap::new();
         for (name, bucket) in self.state.buckets() {
             for (field, rule) in &bucket.definition().fields {
-                let Some(reference) = rule.reference.as_ref().filter(|reference| reference.bucket == target) else {
-                    continue;
-                };
-                let field = Field::new(field);
-                let filter = Filter::Test(field.clone(), Test::Equal(Scalar::new(key.clone())));
-                for row in plan::unsorted(bucket, &filter, self.now) {
-                    found.push(((name.to_owned(), row.clone()), field.clone(), reference.on_delete));
-                }
+                let Some(reference) = &rule.reference else { continue };
+                let Ok((_, target)) = self.state.any(&reference.bucket) else { continue };
+                let targeting = found
+                    .entry(reference.bucket.clone())
+                    .or_insert_with(|| Targeting { key: target.definition().key.clone(), fields: Vec::new() });
+                targeting.fields.push((name.into(), Field::new(field), reference.on_delete));
             }
         }
         found
+    }
+
+    /// The records that refer to this key.
+    fn referring(&self, name: &str, field: &Field, key: &Json) -> Result<Vec<Row>, StoreError> {
+        let filter = Filter::Test(field.clone(), Test::Equal(Scalar::new(key.clone())));
+        Ok(plan::unsorted(self.state.bucket(name)?, &filter, self.now).cloned().collect())
     }
 
     fn set_null(&mut self, name: &str, row: &Row, field: &Field) -> Result<(), StoreError> {
@@ -518,6 +540,14 @@ impl Draft {
         self.changes.push(Change { bucket, ordinal, old: Some(old), new: None });
         Ok(true)
     }
+}
+
+/// What refers to records of a bucket.
+struct Targeting {
+    /// The field that has their keys.
+    key: String,
+    /// The buckets and fields, and what becomes of what refers.
+    fields: Vec<(Arc<str>, Field, OnDelete)>,
 }
 
 /// What a field is that was not given, if that is anything: nothing if it cannot be made.

@@ -42,3 +42,19 @@ fn a_record_never_refers_to_one_that_made_way_for_it() {
     store.insert("b", object(json!({"id": 3, "parent": 3}))).wait().unwrap();
     assert_eq!(records(&store, "b").len(), 1);
 }
+
+#[test]
+fn a_bucket_whose_records_refer_to_each_other_can_be_cleared() {
+    let parent = json!({"type": "number", "ref": "b"});
+    let (id, tree) = (json!({"type": "number"}), json!({"type": "number", "ref": "b"}));
+    let other = json!({"key": "id", "schema": {"id": id, "tree": tree}});
+    let store = store(&[("b", json!({"key": "id", "schema": {"id": id, "parent": parent}})), ("other", other)]);
+    store.insert("b", object(json!({"id": 1}))).wait().unwrap();
+    store.insert("b", object(json!({"id": 2, "parent": 1}))).wait().unwrap();
+    store.insert("other", object(json!({"id": 1, "tree": 2}))).wait().unwrap();
+    refusal(store.clear("b").wait());
+    assert_eq!(records(&store, "b").len(), 2);
+    store.delete("other", json!(1), None).wait().unwrap();
+    store.clear("b").wait().unwrap();
+    assert_eq!(records(&store, "b").len(), 0);
+}
