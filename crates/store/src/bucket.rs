@@ -81,6 +81,11 @@ impl Index {
         matches!(&*self.fields, [only] if only.name() == name)
     }
 
+    /// Whether this field is its first.
+    fn begins_with(&self, name: &str) -> bool {
+        self.fields.first().is_some_and(|first| first.name() == name)
+    }
+
     pub(crate) fn key(&self, row: &Row) -> IndexKey {
         let mut key = IndexKey::new();
         for field in &*self.fields {
@@ -143,6 +148,12 @@ impl Bucket {
         // Those that are paged by their keys have an order of them, which nobody asked for.
         if definition.ordered && !indexes.iter().any(|index| index.is_of(&definition.key)) {
             indexes.push(Index::new(std::slice::from_ref(&definition.key), false));
+        }
+        // Nor for these: whoever deletes what is referred to must not look at all records to find those that refer to it.
+        for (name, _) in definition.fields.iter().filter(|(_, rule)| rule.reference.is_some()) {
+            if *name != definition.key && !indexes.iter().any(|index| index.begins_with(name)) {
+                indexes.push(Index::new(std::slice::from_ref(name), false));
+            }
         }
         Self {
             key: Field::new(definition.key.clone()),
@@ -471,6 +482,21 @@ mod tests {
         }
         // Its own value is no obstacle.
         bucket.put(row(&json!({"id": 1, "name": "tide", "group": 1}))).unwrap();
+    }
+
+    #[test]
+    fn what_refers_to_others_is_found_by_an_index() {
+        let number = json!({"type": "number"});
+        let reference = json!({"type": "number", "ref": "other"});
+        let definition = json!({
+            "key": "id",
+            "schema": {"id": reference, "a": reference, "b": reference, "c": number},
+            "indexes": [["b", "c"]],
+        });
+        let bucket = Bucket::new(Arc::new(BucketDefinition::parse(&definition).unwrap()));
+        let firsts: Vec<&str> = bucket.indexes().iter().map(|index| index.fields()[0].name()).collect();
+        assert_eq!(firsts, ["b", "a"], "the key needs none");
+        assert_eq!(bucket.definition().index_count(), 1, "they are not counted as asked for");
     }
 
     proptest! {
