@@ -214,6 +214,19 @@ impl Bucket {
         self.expiries.range(..=(now, Ordinal::MAX)).filter_map(|(_, ordinal)| self.rows.get(*ordinal))
     }
 
+    /// Like [`expired`](Self::expired), behind one that is named by when it expired and its place.
+    pub(crate) fn expired_after(
+        &self,
+        after: Option<(u64, Ordinal)>,
+        now: u64,
+    ) -> impl Iterator<Item = ((u64, Ordinal), &Row)> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        // A range that ends before it begins is none that can be asked for.
+        let is_any = after.is_none_or(|after| after < (now, Ordinal::MAX));
+        let range = is_any.then(|| self.expiries.range((from, Bound::Included((now, Ordinal::MAX)))));
+        range.into_iter().flatten().filter_map(|entry| Some((*entry, self.rows.get(&entry.1)?)))
+    }
+
     /// The record that was made first, if they are counted.
     pub(crate) fn oldest(&self) -> Option<&Row> {
         self.rows.get(self.ages.as_ref()?.get_min()?.1)

@@ -3,12 +3,13 @@
 //! Whatever fails leaves nothing behind: its changes are taken back one by one. (To keep a clone of the state would be simpler, but
 //! whatever is shared is copied before it is changed, and the writer makes thousands of drafts a second.) Time is an argument.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
 use serde_json::{Map, Value as Json, json};
 
+use crate::bucket::Ordinal;
 use crate::check::Issue;
 use crate::filter::{Scalar, Test};
 use crate::query::plan;
@@ -263,19 +264,42 @@ impl Draft {
 
     /// Deletes what has expired, at most so many records. Those that something refers to stay until it is gone.
     pub fn sweep(&mut self, limit: usize) -> usize {
+        let mut sweep = self.begin_sweep();
+        let mut swept = 0;
+        while !sweep.is_done() && swept < limit {
+            swept += self.sweep_some(&mut sweep, limit - swept);
+        }
+        swept
+    }
+
+    /// A sweep of all that has expired by now.
+    pub(crate) fn begin_sweep(&self) -> Sweep {
         let expired =
             self.state.all().filter(|(_, bucket)| bucket.next_expiry().is_some_and(|first| first <= self.now));
-        let names: Vec<String> = expired.map(|(name, _)| name.to_owned()).collect();
-        let mut swept = 0;
-        for name in names {
-            let Ok((_, bucket)) = self.state.any(&name) else { continue };
-            let expired: Vec<Row> = bucket.expired(self.now).cloned().collect();
-            for row in expired {
-                if swept == limit {
-                    return swept;
-                }
+        Sweep { left: expired.map(|(name, _)| name.to_owned()).collect(), after: None }
+    }
+
+    /// Goes on with a sweep: looks at the next records, at most so many, and deletes those that it can. Returns how many.
+    pub(crate) fn sweep_some(&mut self, sweep: &mut Sweep, count: usize) -> usize {
+        let (mut looked, mut swept) = (0, 0);
+        while let Some(name) = sweep.left.front().cloned() {
+            let bucket = self.state.any(&name).map(|(_, bucket)| bucket);
+            let expired: Vec<((u64, Ordinal), Row)> = bucket
+                .into_iter()
+                .flat_map(|bucket| bucket.expired_after(sweep.after, self.now))
+                .map(|(place, row)| (place, row.clone()))
+                .take(count - looked)
+                .collect();
+            looked += expired.len();
+            for (place, row) in expired {
+                sweep.after = Some(place);
                 swept += usize::from(self.atomically(|draft| draft.delete_now(&name, row)).is_ok());
             }
+            if looked == count {
+                break;
+            }
+            sweep.left.pop_front();
+            sweep.after = None;
         }
         swept
     }
@@ -539,6 +563,21 @@ impl Draft {
         let Some((ordinal, old)) = taken else { return Ok(false) };
         self.changes.push(Change { bucket, ordinal, old: Some(old), new: None });
         Ok(true)
+    }
+}
+
+/// A sweep that is under way. Records that cannot be deleted are looked at once, not again and again.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Sweep {
+    /// The buckets that it has not done yet.
+    left: VecDeque<String>,
+    /// How far it has come in the first of them.
+    after: Option<(u64, Ordinal)>,
+}
+
+impl Sweep {
+    pub(crate) fn is_done(&self) -> bool {
+        self.left.is_empty()
     }
 }
 

@@ -17,11 +17,12 @@ use super::pending::WriteError;
 use super::queue::{Job, Message, Taken};
 use super::writes::Writes;
 use super::{Shared, Snapshot};
+use crate::draft::Sweep;
 use crate::{
     Change, CheckpointError, Draft, Engine, EngineError, LogPressure, Position, State, StoredRow, Write, WriteSet,
 };
 
-/// How many records are swept in one commit.
+/// How many records a sweep looks at for one commit.
 const SWEPT_AT_A_TIME: usize = 1000;
 /// How long a group waits when the log has become too long.
 const SLOWED_BY: Duration = Duration::from_millis(10);
@@ -36,7 +37,10 @@ pub(super) struct Writer {
     group: Group,
     /// Why nothing is written any more.
     stopped: Option<Arc<EngineError>>,
+    /// When the last sweep was done.
     swept: Instant,
+    /// The one that is under way.
+    sweep: Sweep,
     checkpoint: Option<JoinHandle<Result<Position, CheckpointError>>>,
     checkpoint_after: Option<Instant>,
 }
@@ -67,6 +71,7 @@ impl Writer {
             group: Group::default(),
             stopped: None,
             swept: Instant::now(),
+            sweep: Sweep::default(),
             checkpoint: None,
             checkpoint_after: None,
             shared,
@@ -256,20 +261,43 @@ impl Writer {
         *self.shared.engine_stats() = self.engine.stats();
     }
 
+    /// Goes on with the sweep, or begins one. The next is due an interval after this one is done.
     fn sweep(&mut self, at: Instant) {
-        let swept = self.head.sweep(SWEPT_AT_A_TIME);
-        if swept < SWEPT_AT_A_TIME {
-            self.swept = at;
+        if self.sweep.is_done() {
+            self.sweep = self.head.begin_sweep();
         }
-        if self.take_changes(Cause::default()).is_err() {
-            // Cascades made it too large. Reads hide it, and it can be deleted in smaller parts.
-            self.shared.counters.not_kept.fetch_add(1, Relaxed);
-            self.head.take_back();
-            return;
-        }
-        // If it is not kept, the next sweep finds the same.
+        let swept = self.sweep_some();
         if self.flush().is_ok() {
             self.shared.counters.swept.fetch_add(swept as u64, Relaxed);
+        } else {
+            // It is all there again, and the next sweep finds it.
+            self.sweep = Sweep::default();
+        }
+        if self.sweep.is_done() {
+            self.swept = at;
+        }
+    }
+
+    /// Takes as much of the sweep into the group as fits. Returns how many records that deletes.
+    fn sweep_some(&mut self) -> usize {
+        let mut count = SWEPT_AT_A_TIME;
+        loop {
+            let mut sweep = self.sweep.clone();
+            let swept = self.head.sweep_some(&mut sweep, count);
+            let is_taken = self.take_changes(Cause::default()).is_ok();
+            if is_taken || count == 1 {
+                self.sweep = sweep;
+            }
+            if is_taken {
+                return swept;
+            }
+            self.head.take_back();
+            if count == 1 {
+                // With all that goes with it, it is too large. Reads hide it, and what refers to it can be deleted in parts.
+                self.shared.counters.not_kept.fetch_add(1, Relaxed);
+                return 0;
+            }
+            count /= 2;
         }
     }
 

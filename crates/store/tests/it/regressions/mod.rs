@@ -3,9 +3,13 @@
 mod numbers;
 mod references;
 mod restart;
+mod sweeps;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Map, Value as Json};
-use tidewire_store::{Query, Store, StoreError, StoreOptions, WriteError};
+use tidewire_store::{Clock, Query, Store, StoreError, StoreOptions, WriteError};
 
 fn object(json: Json) -> Map<String, Json> {
     serde_json::from_value(json).unwrap()
@@ -22,6 +26,13 @@ fn define(store: &Store, buckets: &[(&str, Json)]) {
     for (name, config) in buckets {
         store.define_bucket(name, config.clone()).wait().unwrap();
     }
+}
+
+/// A clock that stands still until it is told, and what tells it.
+fn clock(now: u64) -> (Clock, Arc<AtomicU64>) {
+    let time = Arc::new(AtomicU64::new(now));
+    let told = Arc::clone(&time);
+    (Clock::new(move || told.load(Ordering::Relaxed)), time)
 }
 
 fn records(store: &Store, bucket: &str) -> Vec<Json> {

@@ -1,0 +1,58 @@
+//! What expires and is swept.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde_json::json;
+use tidewire_store::{Store, StoreOptions};
+use tidewire_testkit::{PATIENCE, wait_until};
+
+use super::{clock, define, object};
+
+fn options() -> (StoreOptions, Arc<AtomicU64>) {
+    let (clock, time) = clock(1000);
+    let mut options = StoreOptions::default();
+    (options.clock, options.sweep_interval) = (clock, Some(Duration::from_millis(1)));
+    (options, time)
+}
+
+#[test]
+fn what_is_too_much_to_be_swept_at_once_is_swept_in_parts() {
+    let (mut options, time) = options();
+    options.embedded.max_group_bytes = 8 << 10;
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = Store::open(dir.path(), options).unwrap();
+    define(&store, &[("b", json!({"key": "id", "schema": {"id": {"type": "string"}}, "ttl": 100}))]);
+    for id in 0..150 {
+        let records = (0..10).map(|place| object(json!({"id": format!("{id}-{place}-{}", "x".repeat(100))})));
+        store.insert_many("b", records.collect()).wait().unwrap();
+    }
+    time.store(1100, Ordering::Relaxed);
+    // The writer looks at the clock when it is asked for something.
+    store.write(|_| Ok(())).wait().unwrap();
+    wait_until("all are swept", PATIENCE, || store.stats().swept == 1500);
+}
+
+#[test]
+fn many_that_cannot_be_swept_do_not_keep_the_others() {
+    let (options, time) = options();
+    let store = Store::memory(options);
+    let id = json!({"type": "number"});
+    define(
+        &store,
+        &[
+            ("targets", json!({"key": "id", "schema": {"id": id}, "ttl": 100})),
+            ("b", json!({"key": "id", "schema": {"id": id, "target": {"type": "number", "ref": "targets"}}})),
+        ],
+    );
+    store.insert_many("targets", (0..2500).map(|id| object(json!({"id": id}))).collect()).wait().unwrap();
+    let referring = (0..2400).map(|id| object(json!({"id": id, "target": id})));
+    store.insert_many("b", referring.collect()).wait().unwrap();
+    time.store(1100, Ordering::Relaxed);
+    store.write(|_| Ok(())).wait().unwrap();
+    wait_until("those that can be are swept", PATIENCE, || store.stats().swept == 100);
+    // And those that could not be, as soon as they can.
+    store.clear("b").wait().unwrap();
+    wait_until("all are swept", PATIENCE, || store.stats().swept == 2500);
+}
