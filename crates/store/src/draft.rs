@@ -320,18 +320,24 @@ impl Draft {
         }
     }
 
-    fn insert_now(&mut self, name: &str, mut record: Map<String, Json>) -> Result<Row, StoreError> {
-        let now = self.now;
+    /// A record with what was not given of it: defaults, and what is generated.
+    pub(crate) fn fill(&self, name: &str, mut record: Map<String, Json>) -> Result<Map<String, Json>, StoreError> {
         let bucket = self.state.bucket(name)?;
-        let definition = bucket.definition();
-        for (field, rule) in &definition.fields {
+        for (field, rule) in &bucket.definition().fields {
             if !record.contains_key(field)
-                && let Some(value) = absent(rule, bucket, now)
+                && let Some(value) = absent(rule, bucket, self.now)
             {
                 let value = value.ok_or_else(|| no_number(name, field))?;
                 record.insert(field.clone(), value);
             }
         }
+        Ok(record)
+    }
+
+    fn insert_now(&mut self, name: &str, record: Map<String, Json>) -> Result<Row, StoreError> {
+        let now = self.now;
+        let mut record = self.fill(name, record)?;
+        let definition = self.state.bucket(name)?.definition();
         if let Some(ttl) = definition.ttl
             && record.get(EXPIRES_AT).is_none_or(Json::is_null)
         {

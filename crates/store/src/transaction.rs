@@ -148,14 +148,16 @@ impl Draft {
         Ok(match action {
             Action::Get(key) => self.get(bucket, key)?.map_or(Json::Null, |row| Json::Object(row.to_record())),
             Action::Insert(record) => {
+                // A key that was not given may be another record's as well.
+                let record = self.fill(bucket, record.clone())?;
                 let key = record.get(&self.state().bucket(bucket)?.definition().key);
-                if let Some(key) = key.and_then(Value::of_json)
+                if let Some(given) = key
+                    && let Some(key) = Value::of_json(given)
                     && self.state().get(bucket, &key, self.now())?.is_some()
                 {
-                    let key = record.get(&self.state().bucket(bucket)?.definition().key).cloned();
-                    return Err(Problem::Exists { bucket: bucket.clone(), key: key.unwrap_or_default() });
+                    return Err(Problem::Exists { bucket: bucket.clone(), key: given.clone() });
                 }
-                Json::Object(self.insert(bucket, record.clone())?.to_record())
+                Json::Object(self.insert(bucket, record)?.to_record())
             }
             Action::Update(key, patch) => Json::Object(self.update(bucket, key, patch.clone(), None)?.to_record()),
             Action::Delete(key) => {

@@ -4,6 +4,7 @@ mod numbers;
 mod references;
 mod restart;
 mod sweeps;
+mod transactions;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
