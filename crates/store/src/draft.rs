@@ -349,8 +349,11 @@ impl Draft {
         let max_size = definition.max_size;
         let row = self.check(name, &record)?;
         self.expect_visible(name, &row)?;
-        let known = self.live_key(name, &row)?;
-        if let Some(known) = known {
+        let known = self.known(name, &row)?;
+        // One that has expired is there for nobody.
+        if let Some(known) =
+            known.filter(|known| self.state.bucket(name).is_ok_and(|bucket| bucket.is_live(known, now)))
+        {
             self.expect_visible(name, known)?;
         }
         // It makes room only for one that takes another place.
@@ -384,13 +387,14 @@ impl Draft {
         }
         let max_size = definition.max_size;
         let row = self.check_alone(name, &record)?;
-        if let (None, Some(max)) = (self.live_key(name, &row)?, max_size) {
+        if let (None, Some(max)) = (self.known(name, &row)?, max_size) {
             self.make_room(name, max)?;
         }
         self.put_row(name, row).map(drop)
     }
 
-    fn live_key(&self, name: &str, row: &Row) -> Result<Option<&Row>, StoreError> {
+    /// The record that has the key of this one, expired or not.
+    fn known(&self, name: &str, row: &Row) -> Result<Option<&Row>, StoreError> {
         let bucket = self.state.bucket(name)?;
         Ok(bucket.key_of(row).and_then(|key| bucket.get(&key)))
     }
@@ -500,7 +504,7 @@ impl Draft {
 
     fn set_null(&mut self, name: &str, row: &Row, field: &Field) -> Result<(), StoreError> {
         // It may have been changed since it was found, by another field of its own.
-        let Some(row) = self.live_key(name, row)?.cloned() else { return Ok(()) };
+        let Some(row) = self.known(name, row)?.cloned() else { return Ok(()) };
         let mut record = row.to_record();
         record.insert(field.name().to_owned(), Json::Null);
         record.insert(VERSION.to_owned(), json!(version_of(&row) + 1));

@@ -1,6 +1,7 @@
 //! What once went wrong, and must hold.
 
 mod numbers;
+mod permissions;
 mod references;
 mod restart;
 mod sweeps;
