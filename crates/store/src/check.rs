@@ -1,4 +1,5 @@
-//! Whether a record is what its bucket's schema says. All that is wrong is told, in the order of the schema.
+//! Whether a record is what its bucket's schema says. All that is wrong is told, in the order of the schema, up to a bound: a
+//! list of wrong elements may be as long as a message.
 
 use std::fmt::Write;
 
@@ -26,8 +27,13 @@ pub struct Issue {
 pub struct ValidationError {
     /// The bucket.
     pub bucket: String,
-    /// All that is wrong.
+    /// All that is wrong, or the first [`MAX_ISSUES`](Self::MAX_ISSUES) of it.
     pub issues: Vec<Issue>,
+}
+
+impl ValidationError {
+    /// Of how many things that are wrong with a record is told.
+    pub const MAX_ISSUES: usize = 100;
 }
 
 fn list(issues: &[Issue]) -> String {
@@ -53,7 +59,11 @@ impl BucketDefinition {
 
 /// Checks a field and what is in it.
 pub(crate) fn field(rule: &FieldRule, value: Option<&Json>, at: &str, issues: &mut Vec<Issue>) {
-    let mut issue = |code: &'static str, message: String| issues.push(Issue { field: at.to_owned(), message, code });
+    let mut issue = |code: &'static str, message: String| {
+        if issues.len() < ValidationError::MAX_ISSUES {
+            issues.push(Issue { field: at.to_owned(), message, code });
+        }
+    };
     let Some(value) = value.filter(|value| !value.is_null()) else {
         if rule.required {
             issue("required", "is required".to_owned());
@@ -67,8 +77,7 @@ pub(crate) fn field(rule: &FieldRule, value: Option<&Json>, at: &str, issues: &m
     if let Some(allowed) = &rule.allowed
         && !allowed.iter().any(|other| is_same(value, other))
     {
-        let allowed: Vec<String> = allowed.iter().map(Json::to_string).collect();
-        issue("enum", format!("must be one of {}", allowed.join(", ")));
+        issue("enum", format!("must be one of {}", some_of(allowed)));
     }
     if let Json::String(text) = value {
         let length = text.encode_utf16().count();
@@ -99,9 +108,20 @@ pub(crate) fn field(rule: &FieldRule, value: Option<&Json>, at: &str, issues: &m
         }
     } else if let (Json::Array(elements), Some(rule)) = (value, &rule.items) {
         for (place, element) in elements.iter().enumerate() {
+            if issues.len() == ValidationError::MAX_ISSUES {
+                break;
+            }
             field(rule, Some(element), &format!("{at}[{place}]"), issues);
         }
     }
+}
+
+/// The first of these values, and how many others there are.
+fn some_of(values: &[Json]) -> String {
+    const SHOWN: usize = 20;
+    let shown: Vec<String> = values.iter().take(SHOWN).map(Json::to_string).collect();
+    let others = values.len().saturating_sub(SHOWN);
+    if others == 0 { shown.join(", ") } else { format!("{} or {others} others", shown.join(", ")) }
 }
 
 fn is_of(kind: Kind, value: &Json) -> bool {

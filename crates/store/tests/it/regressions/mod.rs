@@ -2,6 +2,7 @@
 
 mod numbers;
 mod permissions;
+mod records;
 mod references;
 mod restart;
 mod sweeps;
