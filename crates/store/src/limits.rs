@@ -10,7 +10,8 @@ use crate::RowError;
 pub struct Limits {
     /// The bytes of a record as JSON text, with what is added to it. Default: 1 MiB, as much as a message may have.
     pub max_record_bytes: usize,
-    /// How deep a record may be nested; itself is the first level. Default: 64, half of what JSON readers commonly take.
+    /// How deep a record may be nested; itself is the first level. Never more than 100. Default: 64, half of what JSON readers
+    /// commonly take.
     pub max_depth: usize,
     /// The members of a record, at all levels together; at the first level there are never more than 65535. Default: 10 000.
     pub max_fields: usize,
@@ -39,8 +40,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// No stack has to hold more.
-    const DEEPEST: usize = 1000;
+    /// JSON readers, ours included, take 127 levels, some of which stand around a record in a reply.
+    const DEEPEST: usize = 100;
 
     /// Whether a record is neither too deep nor too wide. How long it is is seen when it is text.
     pub(crate) fn check(&self, record: &Map<String, Json>) -> Result<(), RowError> {
