@@ -76,6 +76,10 @@ pub enum QueryError {
 impl Query {
     /// By how many fields records may be sorted.
     pub const MAX_SORT: usize = 32;
+    /// How many fields may be asked for.
+    pub const MAX_FIELDS: usize = 1000;
+    /// By how many fields records may be grouped.
+    pub const MAX_GROUP_BY: usize = 32;
 
     /// All records of a bucket.
     pub fn all(bucket: impl Into<String>) -> Self {
@@ -180,7 +184,11 @@ fn names(json: &Json, at: &str) -> Result<Vec<String>, QueryError> {
 
 fn fields(json: &Json) -> Result<Vec<Field>, QueryError> {
     let mut seen = HashSet::new();
-    let names = names(json, "fields")?.into_iter();
+    let names = names(json, "fields")?;
+    if names.len() > Query::MAX_FIELDS {
+        return Err(expected("fields", "a list of at most 1000 field names"));
+    }
+    let names = names.into_iter();
     Ok(names.filter(|name| seen.insert(name.clone())).map(Field::new).collect())
 }
 

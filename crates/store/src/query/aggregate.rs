@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Number, Value as Json};
 
-use super::{Direction, QueryError, expected, names};
+use super::{Direction, Query, QueryError, expected, names};
 use crate::{Field, IndexKey, Row, Value};
 
 /// What is computed of all records that are meant, or of each group of them.
@@ -57,6 +57,9 @@ impl Aggregate {
             Some(Json::String(name)) => vec![Field::new(name)],
             Some(list) => names(list, "aggregate.groupBy")?.into_iter().map(Field::new).collect(),
         };
+        if group_by.len() > Query::MAX_GROUP_BY {
+            return Err(expected("aggregate.groupBy", "a list of at most 32 field names"));
+        }
         Ok(Self { function, field, group_by })
     }
 

@@ -2,6 +2,7 @@
 
 mod numbers;
 mod permissions;
+mod queries;
 mod records;
 mod references;
 mod restart;
