@@ -10,7 +10,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value as Json, json};
 
 use crate::bucket::Ordinal;
-use crate::check::Issue;
+use crate::check::{self, Issue};
 use crate::filter::{Scalar, Test};
 use crate::query::plan;
 use crate::{
@@ -509,9 +509,20 @@ impl Draft {
         record.insert(field.name().to_owned(), Json::Null);
         record.insert(VERSION.to_owned(), json!(version_of(&row) + 1));
         record.insert(UPDATED_AT.to_owned(), json!(self.now));
-        // Its other references are as they were: one to the same record is next, or it goes itself.
-        let row = self.check_alone(name, &record)?;
-        self.put_row(name, row).map(drop)
+        // The rest of it is as it was. It may not be what its schema says by now, and it may refer to what is gone by another
+        // field, which is next: neither keeps what is deleted.
+        let definition = self.state.bucket(name)?.definition();
+        let mut issues = Vec::new();
+        if let Some(rule) = definition.rule(field.name()) {
+            check::field(rule, None, field.name(), &mut issues);
+        }
+        if issues.is_empty() && definition.key == field.name() {
+            issues.push(no_key(&definition.key));
+        }
+        if !issues.is_empty() {
+            return Err(ValidationError { bucket: name.to_owned(), issues }.into());
+        }
+        self.put_row(name, Row::new(&record)?).map(drop)
     }
 
     /// The row of a record, if it is one: as its schema says, and with a key.
@@ -521,8 +532,7 @@ impl Draft {
         definition.validate(name, record)?;
         let key = record.get(&definition.key).and_then(Value::of_json);
         if matches!(key, None | Some(Value::Null)) {
-            let issue = Issue { field: definition.key.clone(), message: "is required".to_owned(), code: "required" };
-            return Err(ValidationError { bucket: name.to_owned(), issues: vec![issue] }.into());
+            return Err(ValidationError { bucket: name.to_owned(), issues: vec![no_key(&definition.key)] }.into());
         }
         let row = Row::new(record)?;
         let (len, max) = (row.text().len(), self.limits.max_record_bytes);
@@ -611,6 +621,10 @@ fn absent(rule: &FieldRule, bucket: &Bucket, now: u64) -> Option<Option<Json>> {
         Generated::Autoincrement => bucket.next_number().map(Json::from),
         Generated::Timestamp => Some(json!(now)),
     })
+}
+
+fn no_key(field: &str) -> Issue {
+    Issue { field: field.to_owned(), message: "is required".to_owned(), code: "required" }
 }
 
 fn no_number(bucket: &str, field: &str) -> StoreError {

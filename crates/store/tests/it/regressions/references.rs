@@ -58,3 +58,28 @@ fn a_bucket_whose_records_refer_to_each_other_can_be_cleared() {
     store.clear("b").wait().unwrap();
     assert_eq!(records(&store, "b").len(), 0);
 }
+
+#[test]
+fn a_record_that_its_schema_has_outgrown_does_not_keep_what_it_refers_to() {
+    let schema = json!({"id": {"type": "number"}, "author": person("set_null")});
+    let store = store(&[people(), ("posts", json!({"key": "id", "schema": schema}))]);
+    store.insert("people", object(json!({"id": 1}))).wait().unwrap();
+    store.insert("posts", object(json!({"id": 1, "author": 1}))).wait().unwrap();
+    let added = json!({"addFields": {"title": {"type": "string", "required": true}}});
+    store.update_bucket("posts", added).wait().unwrap();
+    assert!(store.delete("people", json!(1), None).wait().unwrap());
+    assert!(records(&store, "posts")[0]["author"].is_null());
+}
+
+#[test]
+fn a_field_that_is_required_keeps_what_it_refers_to() {
+    let mut author = person("set_null");
+    author["required"] = json!(true);
+    let schema = json!({"id": {"type": "number"}, "author": author});
+    let store = store(&[people(), ("posts", json!({"key": "id", "schema": schema}))]);
+    store.insert("people", object(json!({"id": 1}))).wait().unwrap();
+    store.insert("posts", object(json!({"id": 1, "author": 1}))).wait().unwrap();
+    let refused = refusal(store.delete("people", json!(1), None).wait());
+    assert_eq!(refused.to_string(), "Validation failed for bucket \"posts\": author: is required");
+    assert_eq!(records(&store, "people").len(), 1);
+}
