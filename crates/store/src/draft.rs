@@ -418,7 +418,7 @@ impl Draft {
                 record.insert(field, value);
             }
         }
-        record.insert(VERSION.to_owned(), json!(version_of(row) + 1));
+        record.insert(VERSION.to_owned(), json!(version_of(row).saturating_add(1)));
         record.insert(UPDATED_AT.to_owned(), json!(self.now));
         let row = self.check(name, &record)?;
         self.expect_visible(name, &row)?;
@@ -507,7 +507,7 @@ impl Draft {
         let Some(row) = self.known(name, row)?.cloned() else { return Ok(()) };
         let mut record = row.to_record();
         record.insert(field.name().to_owned(), Json::Null);
-        record.insert(VERSION.to_owned(), json!(version_of(&row) + 1));
+        record.insert(VERSION.to_owned(), json!(version_of(&row).saturating_add(1)));
         record.insert(UPDATED_AT.to_owned(), json!(self.now));
         // The rest of it is as it was. It may not be what its schema says by now, and it may refer to what is gone by another
         // field, which is next: neither keeps what is deleted.

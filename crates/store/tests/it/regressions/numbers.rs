@@ -1,4 +1,4 @@
-//! Numbers that a bucket generates.
+//! Numbers that a bucket generates and counts.
 
 use serde_json::{Map, json};
 use tidewire_store::StoreError;
@@ -25,4 +25,18 @@ fn a_number_that_somebody_chose_never_makes_a_bucket_generate_one_that_is_there(
             }
         }
     }
+}
+
+#[test]
+fn a_version_ends_where_numbers_do() {
+    let store = store(&[("b", json!({"key": "id", "schema": {"id": {"type": "number"}}}))]);
+    let lines = format!(
+        "{}\n{}\n{}\n",
+        json!({"tidewire": "export", "version": 1}),
+        json!({"in": "b", "record": {"id": 1, "_version": u64::MAX}}),
+        json!({"end": 1}),
+    );
+    store.import(lines.as_bytes()).unwrap();
+    let updated = store.update("b", json!(1), Map::new(), None).wait().unwrap();
+    assert_eq!(updated.to_record()["_version"], u64::MAX);
 }
