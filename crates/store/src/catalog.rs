@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock};
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::{BucketDefinition, Draft, Field, Query, Row, RowError, State, StoreError, Value};
+use crate::{BucketDefinition, Draft, Field, Limits, Query, Row, RowError, State, StoreError, Value};
 
 /// The bucket of bucket definitions.
 pub(crate) const BUCKETS: &str = "$buckets";
@@ -153,6 +153,7 @@ impl Draft {
     fn write_definition(&mut self, bucket: &'static str, name: &str, config: &Json) -> Result<(), StoreError> {
         let record: Map<String, Json> =
             [("name".to_owned(), json!(name)), ("config".to_owned(), config.clone())].into_iter().collect();
+        Limits::check_depth(&record)?;
         let row = Row::new(&record)?;
         let limits = self.limits();
         let (len, max) = (row.text().len(), limits.max_record_bytes);

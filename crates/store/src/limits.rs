@@ -43,6 +43,11 @@ impl Limits {
     /// JSON readers, ours included, take 127 levels, some of which stand around a record in a reply.
     const DEEPEST: usize = 100;
 
+    /// Whether something that is no record, such as a definition, can be read again.
+    pub(crate) fn check_depth(members: &Map<String, Json>) -> Result<(), RowError> {
+        Self { max_depth: Self::DEEPEST, max_fields: usize::MAX, ..Self::default() }.check(members)
+    }
+
     /// Whether a record is neither too deep nor too wide. How long it is is seen when it is text.
     pub(crate) fn check(&self, record: &Map<String, Json>) -> Result<(), RowError> {
         self.check_members(record, 1, &mut 0)

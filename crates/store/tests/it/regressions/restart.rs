@@ -1,9 +1,9 @@
 //! What is there after a restart.
 
 use serde_json::json;
-use tidewire_store::{Store, StoreOptions};
+use tidewire_store::{RowError, Store, StoreError, StoreOptions};
 
-use super::{define, object, records};
+use super::{define, object, records, refusal};
 
 #[test]
 fn a_bucket_that_was_changed_dropped_and_defined_in_one_commit_can_be_read() {
@@ -27,4 +27,17 @@ fn a_bucket_that_was_changed_dropped_and_defined_in_one_commit_can_be_read() {
     let before = records(&store, "b");
     store.close().unwrap();
     assert_eq!(records(&open(), "b"), before);
+}
+
+#[test]
+fn a_definition_that_could_not_be_read_again_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || Store::open(dir.path(), StoreOptions::default()).unwrap().0;
+    let store = open();
+    let deep = (0..200).fold(json!([]), |inner, _| json!([inner]));
+    let config = json!({"key": "id", "schema": {"id": {"type": "number"}, "deep": {"type": "array", "default": deep}}});
+    let refused = refusal(store.define_bucket("b", config).wait());
+    assert_eq!(refused, StoreError::Row(RowError::TooDeep { max: 100 }));
+    store.close().unwrap();
+    assert_eq!(open().snapshot().state.names().count(), 0);
 }
