@@ -18,7 +18,7 @@ use crate::{Change, Position};
 pub struct Commit {
     /// Where it stands.
     pub position: Position,
-    /// When it was made, in milliseconds.
+    /// When it was made, in milliseconds. It is not kept: a commit that comes from the disk has zero.
     pub at: u64,
     /// What it goes back to. It is not kept: a commit that comes from the disk has the default.
     pub cause: Cause,

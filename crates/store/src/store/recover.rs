@@ -78,7 +78,7 @@ impl Loader {
         self.bytes += commit.size();
         self.commits.push(Arc::new(commit));
         // What is certainly not kept is let go from time to time.
-        if self.bytes > 2 * self.max_bytes {
+        if self.bytes > self.max_bytes.saturating_mul(2) {
             let mut surplus = self.bytes - self.max_bytes;
             let outdated = self.commits.iter().take_while(|commit| {
                 let is_outdated = surplus > 0;

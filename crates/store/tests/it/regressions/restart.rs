@@ -41,3 +41,15 @@ fn a_definition_that_could_not_be_read_again_is_refused() {
     store.close().unwrap();
     assert_eq!(open().snapshot().state.names().count(), 0);
 }
+
+#[test]
+fn a_history_without_bounds_can_be_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut options = StoreOptions::default();
+    options.history_bytes = usize::MAX;
+    let store = Store::open(dir.path(), options.clone()).unwrap().0;
+    define(&store, &[("b", json!({"key": "id", "schema": {"id": {"type": "number"}}}))]);
+    store.close().unwrap();
+    let store = Store::open(dir.path(), options).unwrap().0;
+    assert_eq!(store.stats().history_commits, 1);
+}
