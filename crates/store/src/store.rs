@@ -347,17 +347,25 @@ impl Store {
     pub fn follow(&self) -> (Arc<Snapshot>, Follower) {
         loop {
             let snapshot = self.snapshot();
-            // It is published before it is in the history, so that it may be ahead, but for a moment only.
-            if let Ok(follower) = self.shared().history.follow(snapshot.position) {
+            // If it is behind by now, the next one is not.
+            if let Ok(follower) = self.follow_from(snapshot.position) {
                 return (snapshot, follower);
             }
-            std::thread::yield_now();
         }
     }
 
     /// A follower that sees every commit after this position.
     pub fn follow_from(&self, position: Position) -> Result<Follower, FollowError> {
-        self.shared().history.follow(position)
+        loop {
+            let followed = self.shared().history.follow(position);
+            let newest = self.shared().published.load().position;
+            let is_published = position.epoch == newest.epoch && position.sequence <= newest.sequence;
+            match followed {
+                // It is published before it is in the history, so that it may be ahead, but for a moment only.
+                Err(FollowError::Unknown { .. }) if is_published => std::thread::yield_now(),
+                followed => return followed,
+            }
+        }
     }
 
     /// Writes a new snapshot to the disk, so that the log is short, and waits until that is done. It is done from time to time

@@ -1,5 +1,6 @@
 //! What once went wrong, and must hold.
 
+mod follow;
 mod numbers;
 mod permissions;
 mod queries;
