@@ -1,5 +1,6 @@
 //! What once went wrong, and must hold.
 
+mod anything;
 mod follow;
 mod numbers;
 mod permissions;
