@@ -185,6 +185,15 @@ impl Draft {
         })
     }
 
+    /// The records that a query means, in its order.
+    pub(crate) fn rows(&self, query: &Query) -> Result<Vec<&Row>, StoreError> {
+        let bucket = self.state.bucket(&query.bucket)?;
+        Ok(match &self.guard {
+            None => query.rows(bucket, self.now),
+            Some(guard) => query.clone().restrict(guard).rows(bucket, self.now),
+        })
+    }
+
     /// How many records a query means, whatever its offset and limit.
     pub fn count(&self, query: &Query) -> Result<usize, StoreError> {
         let bucket = self.state.bucket(&query.bucket)?;

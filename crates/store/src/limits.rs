@@ -19,6 +19,8 @@ pub struct Limits {
     pub max_name_bytes: usize,
     /// How many buckets and how many queries may be defined. Default: 10 000 of each.
     pub max_definitions: usize,
+    /// The bytes of all records that a transaction returns, as JSON text. Default: 16 MiB, as many of the largest records.
+    pub max_result_bytes: usize,
     /// How many replies are remembered for writes that are sent again; the oldest make way. Default: 100 000.
     pub max_replies: usize,
     /// The memory of those replies. Default: 64 MiB.
@@ -33,6 +35,7 @@ impl Default for Limits {
             max_fields: 10_000,
             max_name_bytes: 255,
             max_definitions: 10_000,
+            max_result_bytes: 16 << 20,
             max_replies: 100_000,
             max_reply_bytes: 64 << 20,
         }

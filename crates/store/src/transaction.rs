@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::{Answer, Draft, Filter, FilterError, Parameters, Query, StoreError, Value};
+use crate::{Draft, Filter, FilterError, Parameters, Query, Row, StoreError, Value};
 
 /// One operation of a transaction.
 #[derive(Debug, Clone, PartialEq)]
@@ -74,6 +74,12 @@ pub enum Problem {
         /// Its key.
         key: Json,
     },
+    /// With what it returns, the results are too long.
+    #[error("all results of a transaction together may have {max} bytes")]
+    LongResults {
+        /// How long they may be.
+        max: usize,
+    },
     /// The store refused it.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -127,26 +133,24 @@ impl Operation {
 impl Draft {
     /// Runs operations one after the other: all of them, or none. Returns what each of them gave.
     pub fn transact(&mut self, operations: &[Operation]) -> Result<Vec<Json>, TransactionError> {
+        let mut room = Room { max: self.limits().max_result_bytes, taken: 0 };
         self.atomically(|draft| {
-            let run = |(place, operation): (usize, &Operation)| match &operation.guard {
-                None => draft.run(operation).map_err(TransactionError::at(place)),
-                Some(guard) => draft.guarded(guard, |draft| draft.run(operation)).map_err(TransactionError::at(place)),
+            let run = |(place, operation): (usize, &Operation)| {
+                let done = match &operation.guard {
+                    None => draft.run(operation, &mut room),
+                    Some(guard) => draft.guarded(guard, |draft| draft.run(operation, &mut room)),
+                };
+                done.map_err(TransactionError::at(place))
             };
             operations.iter().enumerate().map(run).collect()
         })
     }
 
-    fn run(&mut self, operation: &Operation) -> Result<Json, Problem> {
+    fn run(&mut self, operation: &Operation, room: &mut Room) -> Result<Json, Problem> {
         let Operation { bucket, action, .. } = operation;
-        let find = |draft: &Self, filter: &Filter, limit| {
-            draft.query(&Query { filter: filter.clone(), limit, ..Query::all(bucket) })
-        };
-        let records = |answer| match answer {
-            Answer::Records(records) => records,
-            Answer::Value(_) => Vec::new(),
-        };
+        let query = |filter: &Filter, limit| Query { filter: filter.clone(), limit, ..Query::all(bucket) };
         Ok(match action {
-            Action::Get(key) => self.get(bucket, key)?.map_or(Json::Null, |row| Json::Object(row.to_record())),
+            Action::Get(key) => self.get(bucket, key)?.map_or(Ok(Json::Null), |row| room.take(row))?,
             Action::Insert(record) => {
                 // A key that was not given may be another record's as well.
                 let record = self.fill(bucket, record.clone())?;
@@ -157,17 +161,40 @@ impl Draft {
                 {
                     return Err(Problem::Exists { bucket: bucket.clone(), key: given.clone() });
                 }
-                Json::Object(self.insert(bucket, record)?.to_record())
+                room.take(&self.insert(bucket, record)?)?
             }
-            Action::Update(key, patch) => Json::Object(self.update(bucket, key, patch.clone(), None)?.to_record()),
+            Action::Update(key, patch) => room.take(&self.update(bucket, key, patch.clone(), None)?)?,
             Action::Delete(key) => {
                 self.delete(bucket, key, None)?;
                 json!({"deleted": true})
             }
-            Action::Where(filter) => Json::Array(records(find(self, filter, None)?)),
-            Action::FindOne(filter) => records(find(self, filter, Some(1))?).pop().unwrap_or_default(),
-            Action::Count(filter) => json!(self.count(&Query { filter: filter.clone(), ..Query::all(bucket) })?),
+            Action::Where(filter) => {
+                let rows = self.rows(&query(filter, None))?;
+                Json::Array(rows.into_iter().map(|row| room.take(row)).collect::<Result<_, _>>()?)
+            }
+            Action::FindOne(filter) => {
+                let first = self.rows(&query(filter, Some(1)))?.pop();
+                first.map_or(Ok(Json::Null), |row| room.take(row))?
+            }
+            Action::Count(filter) => json!(self.count(&query(filter, None))?),
         })
+    }
+}
+
+/// Room for the records that a transaction returns: every operation may return all of a bucket.
+struct Room {
+    max: usize,
+    taken: usize,
+}
+
+impl Room {
+    /// The record of a row, if there is room for it.
+    fn take(&mut self, row: &Row) -> Result<Json, Problem> {
+        self.taken = self.taken.saturating_add(row.text().len());
+        if self.taken > self.max {
+            return Err(Problem::LongResults { max: self.max });
+        }
+        Ok(Json::Object(row.to_record()))
     }
 }
 

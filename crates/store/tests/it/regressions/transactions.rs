@@ -25,3 +25,28 @@ fn a_key_that_is_not_given_is_not_taken_from_another_record_either() {
         assert_eq!(records(&store, "b"), before);
     }
 }
+
+#[test]
+fn what_a_transaction_returns_is_bounded() {
+    let store = store(&[("b", json!({"key": "id", "schema": {"id": {"type": "number"}}}))]);
+    for id in 0..4 {
+        store.insert("b", object(json!({"id": id, "text": "x".repeat(500_000)}))).wait().unwrap();
+    }
+    let before = records(&store, "b").len();
+    let insert = json!({"op": "insert", "bucket": "b", "data": {"id": 9}});
+    for (read, enough) in [
+        (json!({"op": "get", "bucket": "b", "key": 1}), 34),
+        (json!({"op": "findOne", "bucket": "b", "filter": {"id": 1}}), 34),
+        (json!({"op": "where", "bucket": "b", "filter": {}}), 9),
+        (json!({"op": "update", "bucket": "b", "key": 1, "data": {}}), 34),
+    ] {
+        let transact = |reads: usize| {
+            let operations: Vec<_> = std::iter::once(&insert).chain(std::iter::repeat_n(&read, reads)).collect();
+            store.transact(Operation::parse_all(&json!(operations)).unwrap()).wait()
+        };
+        let refused = transact(enough).unwrap_err();
+        let why = format!("operations[{enough}]: all results of a transaction together may have 16777216 bytes");
+        assert_eq!(refused.to_string(), why);
+        assert_eq!(records(&store, "b").len(), before, "nothing has happened");
+    }
+}
