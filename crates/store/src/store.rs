@@ -15,7 +15,7 @@ mod writes;
 use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{JoinHandle, ThreadId};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
@@ -140,6 +140,7 @@ pub struct Store {
 struct Inner {
     shared: Arc<Shared>,
     writer: Mutex<Option<JoinHandle<Result<(), EngineError>>>>,
+    writer_id: ThreadId,
 }
 
 /// What readers, whoever writes, and the writer share.
@@ -209,7 +210,8 @@ impl Store {
         let writer = Writer::new(Arc::clone(&shared), engine);
         let thread = std::thread::Builder::new().name("tidewire-writer".to_owned());
         let writer = thread.spawn(move || writer.run()).expect("a process can start one thread");
-        Self { inner: Arc::new(Inner { shared, writer: Mutex::new(Some(writer)) }) }
+        let writer_id = writer.thread().id();
+        Self { inner: Arc::new(Inner { shared, writer: Mutex::new(Some(writer)), writer_id }) }
     }
 
     fn shared(&self) -> &Arc<Shared> {
@@ -393,10 +395,13 @@ impl Store {
 impl Inner {
     fn close(&self) -> Result<(), EngineError> {
         self.shared.queue.close();
-        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
-        match writer {
-            // A write has the last handle: its thread cannot wait for itself, and ends when it is done.
-            Some(writer) if writer.thread().id() == std::thread::current().id() => Ok(()),
+        // A write has the last handle, or closes: its thread cannot wait for itself, and ends when it is done.
+        if self.writer_id == std::thread::current().id() {
+            return Ok(());
+        }
+        // Held while it ends: whoever comes second waits here.
+        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        match writer.take() {
             // A writer that panicked has said so, and all who waited for it know.
             Some(writer) => writer.join().unwrap_or(Ok(())),
             None => Ok(()),

@@ -1,6 +1,7 @@
 //! What once went wrong, and must hold.
 
 mod anything;
+mod closing;
 mod follow;
 mod numbers;
 mod permissions;
