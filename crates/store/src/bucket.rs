@@ -224,7 +224,7 @@ impl Bucket {
         // A range that ends before it begins is none that can be asked for.
         let is_any = after.is_none_or(|after| after < (now, Ordinal::MAX));
         let range = is_any.then(|| self.expiries.range((from, Bound::Included((now, Ordinal::MAX)))));
-        range.into_iter().flatten().filter_map(|entry| Some((*entry, self.rows.get(&entry.1)?)))
+        range.into_iter().flatten().filter_map(|entry| Some((*entry, self.rows.get(entry.1)?)))
     }
 
     /// The record that was made first, if they are counted.

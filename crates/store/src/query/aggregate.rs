@@ -84,9 +84,11 @@ impl Aggregate {
         for field in &self.group_by {
             let value = row.get(field);
             key.push(value.as_ref());
-            // To an index they are all alike; here they are not.
+            // To an index they are all alike; here they are not, but for the order of members.
             if let Some(Value::Array(text) | Value::Object(text)) = value {
-                key.push(Some(&Value::String(text.into())));
+                let mut json: Json = serde_json::from_str(text).unwrap_or_default();
+                json.sort_all_objects();
+                key.push(Some(&Value::String(json.to_string().into())));
             }
         }
         key
