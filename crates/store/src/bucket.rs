@@ -377,9 +377,12 @@ impl Bucket {
 
     fn note_key(&mut self, key: &IndexKey, ordinal: Ordinal) {
         let hash = KeyHash::of(key);
-        while !self.keys.insert(hash, ordinal) {
-            let rows = &self.rows;
-            self.keys = self.keys.grown(rows.len(), |ordinal| rows.get(ordinal).is_some());
+        if !self.keys.insert(hash, ordinal) {
+            let key_of = |row: &Row| KeyHash::of(&IndexKey::of(row.get(&self.key).as_ref()));
+            // The record itself is among them.
+            let entries = self.rows.iter().map(|(ordinal, row)| (key_of(row), ordinal));
+            self.keys = self.keys.grown(self.rows.len(), entries);
+            let _ = self.keys.insert(hash, ordinal);
         }
     }
 

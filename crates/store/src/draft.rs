@@ -870,6 +870,23 @@ mod tests {
         }
     }
 
+    /// Each leaves its key in the table of keys, all for one place.
+    #[test]
+    fn many_may_fail_one_after_the_other() {
+        let mut draft = draft(&[("b", json!({"key": "id", "schema": {"id": {"type": "number"}}}))]);
+        for id in 0..1000 {
+            let failed = draft.atomically(|draft| {
+                draft.insert("b", object(json!({"id": id}))).unwrap();
+                Err::<(), ()>(())
+            });
+            assert!(failed.is_err() && draft.get("b", &json!(id)).unwrap().is_none());
+            draft.insert("b", object(json!({"id": "x"}))).unwrap_err();
+        }
+        draft.insert("b", object(json!({"id": 7}))).unwrap();
+        assert_eq!(records(&draft, "b").len(), 1);
+        assert!(draft.get("b", &json!(7)).unwrap().is_some());
+    }
+
     /// In a circle, and to itself.
     #[test]
     fn a_cascade_ends() {

@@ -74,15 +74,21 @@ impl Keys {
         own.inspect(|slot| slot.ordinal.store(ordinal, Release)).is_some()
     }
 
-    /// A table with more room, for so many records. If many entries lead nowhere, they are left behind: `is_there` says which.
-    pub(super) fn grown(&self, records: usize, is_there: impl Fn(Ordinal) -> bool) -> Self {
-        let are_many_left = self.0.used.load(Relaxed) > records + records / 4;
+    /// A table with more room, for so many records. If not too many entries lead nowhere they are taken over as they are, else
+    /// `entries` says which there are.
+    pub(super) fn grown(&self, records: usize, entries: impl Iterator<Item = (KeyHash, Ordinal)>) -> Self {
         let grown = Self::with_room_for(records.max(4) * 2);
-        for slot in &self.0.slots {
-            let (hash, ordinal) = (slot.hash.load(Acquire), slot.ordinal.load(Acquire));
-            if hash != 0 && (!are_many_left || is_there(ordinal)) {
-                // There is room for more than twice as many.
-                let _ = grown.insert(KeyHash(hash), ordinal);
+        // There is room for all of them, and as many more.
+        if self.0.used.load(Relaxed) <= records + records / 4 {
+            for slot in &self.0.slots {
+                let (hash, ordinal) = (slot.hash.load(Acquire), slot.ordinal.load(Acquire));
+                if hash != 0 {
+                    let _ = grown.insert(KeyHash(hash), ordinal);
+                }
+            }
+        } else {
+            for (hash, ordinal) in entries {
+                let _ = grown.insert(hash, ordinal);
             }
         }
         grown
