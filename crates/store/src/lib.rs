@@ -38,6 +38,7 @@ mod row;
 mod schema;
 mod state;
 mod store;
+mod sum;
 mod transaction;
 mod value;
 
@@ -62,5 +63,6 @@ pub use store::{
     BucketStats, Cause, Clock, Commit, FollowError, Follower, ImportError, ImportProblem, Imported, Pending, Snapshot,
     Store, StoreOpenError, StoreOptions, StoreStats, Unreadable, UpkeepError, WriteError,
 };
+pub use sum::Sum;
 pub use transaction::{Action, Operation, Problem, TransactionError};
 pub use value::Value;

@@ -3,7 +3,7 @@
 use serde_json::{Map, Number, Value as Json};
 
 use super::{Direction, Query, QueryError, expected, names};
-use crate::{Field, IndexKey, Row, Value};
+use crate::{Field, IndexKey, Row, Sum, Value};
 
 /// What is computed of all records that are meant, or of each group of them.
 #[derive(Debug, Clone, PartialEq)]
@@ -128,9 +128,7 @@ impl Aggregate {
 struct Tally {
     rows: u64,
     numbers: u32,
-    /// Whole numbers are added exactly, others apart from them.
-    whole: i128,
-    broken: f64,
+    sum: Sum,
     least: Option<f64>,
     greatest: Option<f64>,
 }
@@ -143,19 +141,13 @@ impl Tally {
         }
         let Some(Value::Number(number)) = value else { return };
         self.numbers = self.numbers.saturating_add(1);
-        #[expect(clippy::cast_possible_truncation, reason = "what has no fraction and is below 2^53 is whole")]
-        if number.fract() == 0.0 && number.abs() < 9_007_199_254_740_992.0 {
-            self.whole += i128::from(number as i64);
-        } else {
-            self.broken += number;
-        }
+        self.sum.add(number);
         self.least = Some(self.least.map_or(number, |least| least.min(number)));
         self.greatest = Some(self.greatest.map_or(number, |greatest| greatest.max(number)));
     }
 
     fn result(&self, function: AggregateFunction) -> Option<Json> {
-        #[expect(clippy::cast_precision_loss, reason = "JSON numbers have no more")]
-        let sum = self.whole as f64 + self.broken;
+        let sum = self.sum.total();
         match function {
             AggregateFunction::Count => Some(Json::from(self.rows)),
             AggregateFunction::Sum => Some(json(sum)),
@@ -216,6 +208,17 @@ mod tests {
             {"key": {"g": null}, "value": 1},
         ]);
         assert_eq!(counts, expected);
+    }
+
+    #[test]
+    fn the_order_of_other_numbers_makes_no_difference_either() {
+        let sum = |numbers: &[f64]| {
+            let rows: Vec<Json> = numbers.iter().map(|number| json!({"n": number})).collect();
+            compute(&json!({"function": "sum", "field": "n"}), &rows)
+        };
+        assert_eq!(sum(&[0.1; 10]), Some(json!(1)));
+        assert_eq!(sum(&[1e300, 0.25, -1e300]), Some(json!(0.25)));
+        assert_eq!(sum(&[0.25, -1e300, 1e300]), Some(json!(0.25)));
     }
 
     #[test]
