@@ -117,8 +117,8 @@ impl LiveQuery {
     }
 
     /// The whole result.
-    pub(crate) fn encode(&mut self) -> Whole {
-        match &mut self.result {
+    pub(crate) fn encode(&self) -> Whole {
+        match &self.result {
             Kept::Rows(rows) => Whole::Json(rows.encode()),
             Kept::Totals(totals) => totals.encode().map_or(Whole::Nothing, Whole::Json),
         }

@@ -60,9 +60,9 @@ impl Groups {
             self.order.insert(ordinal, key);
         }
         if let Some(known) = group.rows.insert(ordinal, row.clone()) {
-            group.tally.remove(&known, aggregate.field.as_ref(), ordinal);
+            group.tally.remove(&known, aggregate.field.as_ref());
         }
-        group.tally.add(row, aggregate.field.as_ref(), ordinal);
+        group.tally.add(row, aggregate.field.as_ref());
     }
 
     fn remove(&mut self, aggregate: &Aggregate, row: &Row, ordinal: u64) {
@@ -70,7 +70,7 @@ impl Groups {
         let Some(group) = self.by_key.get_mut(&key) else { return };
         let was_first = group.rows.first_key_value().is_some_and(|(first, _)| *first == ordinal);
         let Some(known) = group.rows.remove(&ordinal) else { return };
-        group.tally.remove(&known, aggregate.field.as_ref(), ordinal);
+        group.tally.remove(&known, aggregate.field.as_ref());
         if !was_first {
             return;
         }
@@ -127,17 +127,17 @@ impl Groups {
         moved.iter().any(has_passed) || !moved.is_sorted_by_key(|(_, is)| *is)
     }
 
-    fn shown(&mut self, aggregate: &Aggregate, key: &IndexKey) -> Option<Shown> {
-        let group = self.by_key.get_mut(key)?;
+    fn shown(&self, aggregate: &Aggregate, key: &IndexKey) -> Option<Shown> {
+        let group = self.by_key.get(key)?;
         let (first, row) = group.rows.first_key_value()?;
         Some(Shown { first: *first, row: row.clone(), value: group.tally.result(aggregate.function) })
     }
 
     /// The whole result.
-    pub(crate) fn encode(&mut self, aggregate: &Aggregate, text: &mut Vec<u8>) {
+    pub(crate) fn encode(&self, aggregate: &Aggregate, text: &mut Vec<u8>) {
         text.push(b'[');
         for (place, key) in self.order.values().enumerate() {
-            let Some(group) = self.by_key.get_mut(key) else { continue };
+            let Some(group) = self.by_key.get(key) else { continue };
             let Some((_, row)) = group.rows.first_key_value() else { continue };
             text.extend(if place > 0 { &b",{\"key\":"[..] } else { b"{\"key\":" });
             self.names.write_all(row, text);

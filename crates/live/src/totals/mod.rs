@@ -1,7 +1,6 @@
 //! The result of a query that computes something of records, kept up to date.
 
 mod groups;
-mod running;
 mod tally;
 
 use bytes::Bytes;
@@ -30,7 +29,7 @@ impl Totals {
         let aggregate = aggregate.clone();
         let kept = if aggregate.group_by.is_empty() {
             let mut tally = Tally::new(aggregate.function);
-            rows.for_each(|(ordinal, row)| tally.add(row, aggregate.field.as_ref(), ordinal));
+            rows.for_each(|(_, row)| tally.add(row, aggregate.field.as_ref()));
             Kept::Whole(tally)
         } else {
             let mut groups = Groups::new(&aggregate);
@@ -56,10 +55,10 @@ impl Totals {
                 let before = tally.result(aggregate.function);
                 for net in nets {
                     if let Some(row) = net.old {
-                        tally.remove(row, aggregate.field.as_ref(), net.ordinal);
+                        tally.remove(row, aggregate.field.as_ref());
                     }
                     if let Some(row) = net.new {
-                        tally.add(row, aggregate.field.as_ref(), net.ordinal);
+                        tally.add(row, aggregate.field.as_ref());
                     }
                 }
                 before != tally.result(aggregate.function)
@@ -69,8 +68,8 @@ impl Totals {
     }
 
     /// The whole result; none for the least or greatest of nothing.
-    pub(crate) fn encode(&mut self) -> Option<Bytes> {
-        match &mut self.kept {
+    pub(crate) fn encode(&self) -> Option<Bytes> {
+        match &self.kept {
             Kept::Whole(tally) => tally.result(self.aggregate.function).map(|value| value.to_string().into()),
             Kept::Groups(groups) => {
                 let mut text = Vec::new();
