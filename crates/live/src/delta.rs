@@ -21,8 +21,8 @@ use crate::rows::{Edit, Projection};
 /// As JSON it has one of two forms, which a query does not change:
 ///
 /// - **Plain**, for a query without sort, offset and limit that shows the key of its records:
-///   `{"added":[record,…],"changed":[record,…],"removed":[key,…]}`. A record that begins to match when others after it do so already
-///   does not come last. Then there is `"at":[index,…]` too, with an index for each that was added.
+///   `{"added":[record,…],"changed":[record,…],"removed":[key,…]}`. A record that begins to match when others that came after it
+///   do so already is not put at the end. Then there is `"at":[index,…]` too, with an index for each that was added.
 /// - **Indexed**, for all others: `{"added":[{"index":0,"record":…},…],"changed":[{"index":1,"record":…},…],
 ///   "removed":[{"index":0,"key":…},…]}`.
 #[derive(Debug, Clone)]

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tidewire_live::{Matcher, MatcherStats, QueryId};
+use tidewire_live::{Matcher, MatcherStats, Outcome, QueryId};
 
 use crate::follower::{Shown, answer, followed, whole};
 use crate::world::{World, commit, definition, first, query};
@@ -20,7 +20,7 @@ struct Follower {
 /// More than others have, and as many times more as `PROPTEST_CASES` says.
 fn many() -> ProptestConfig {
     let config = ProptestConfig::default();
-    ProptestConfig { cases: config.cases * 6, ..config }
+    ProptestConfig { cases: config.cases * 5, ..config }
 }
 
 proptest! {
@@ -95,5 +95,41 @@ proptest! {
         }
         let MatcherStats { queries, subscribers, buckets, unserved, rows, encoded_bytes, .. } = live.stats();
         prop_assert_eq!((queries, subscribers, buckets, unserved, rows, encoded_bytes), (0, 0, 0, 0, 0, 0));
+    }
+}
+
+proptest! {
+    /// A driver that loses a commit has wrong results, and nothing worse: nothing panics, and nothing is left when all have gone.
+    #[test]
+    fn a_lost_commit_costs_results_only(
+        definition in definition(),
+        first in first(),
+        queries in vec(query(), 1..8),
+        commits in vec((commit(), any::<bool>()), 1..10),
+    ) {
+        let mut world = World::new(&definition);
+        let mut live = Matcher::new(world.position);
+        world.commit(&first);
+        for (id, query) in (0..).zip(&queries) {
+            live.subscribe(id, query, world.state.bucket("b").unwrap(), world.now).unwrap();
+        }
+        for ((steps, time), is_lost) in commits {
+            world.now += time;
+            let changes = world.commit(&steps);
+            if is_lost {
+                continue;
+            }
+            for update in live.commit(world.position, &changes).updates {
+                if let Outcome::Records(delta) = update.outcome {
+                    delta.apply(&mut Vec::new());
+                    delta.encoded();
+                }
+                live.whole(update.query).unwrap();
+            }
+        }
+        for id in 0..queries.len() as u64 {
+            prop_assert!(live.unsubscribe(id));
+        }
+        prop_assert_eq!((live.stats().queries, live.stats().rows, live.stats().buckets), (0, 0, 0));
     }
 }
