@@ -4,9 +4,14 @@
 //! Of alternatives, each needs one. The condition is taken that leads to the fewest other queries, as things stand when the query
 //! comes: an equality that few others share, else a range that few others overlap.
 
+use std::sync::Arc;
+
 use tidewire_store::{Comparison, Field, Filter, Scalar, Test, Value};
 
 use crate::bits::{Key, ordered};
+
+/// The bytes of a string, which an index has in several places.
+pub(crate) type Text = Arc<[u8]>;
 
 /// One place in an index.
 #[derive(Debug, Clone, PartialEq)]
@@ -16,7 +21,7 @@ pub(crate) enum Access {
     /// A field is a number in an interval, by its [`ordered`] bits.
     Numbers(Field, u64, Option<u64>),
     /// A field is a string in an interval.
-    Texts(Field, Box<[u8]>, Option<Box<[u8]>>),
+    Texts(Field, Text, Option<Text>),
 }
 
 /// The places by which a query is found, or none if only by looking at every row.
@@ -108,7 +113,7 @@ fn equal(field: &Field, scalars: &[Scalar], crowd: &impl Fn(&Access) -> usize) -
 enum Span {
     Nothing,
     Numbers(u64, Option<u64>),
-    Texts(Box<[u8]>, Option<Box<[u8]>>),
+    Texts(Text, Option<Text>),
 }
 
 impl Span {
@@ -144,14 +149,14 @@ impl Span {
                 }
             }
             Some(Value::String(text)) => {
-                let at: Box<[u8]> = text.as_bytes().into();
+                let at: Text = text.as_bytes().into();
                 // The next string after one is the same with a zero behind it.
-                let next: Box<[u8]> = [text.as_bytes(), &[0]].concat().into();
+                let next: Text = [text.as_bytes(), &[0]].concat().into();
                 match comparison {
                     Comparison::Greater => Self::Texts(next, None),
                     Comparison::GreaterOrEqual => Self::Texts(at, None),
-                    Comparison::Less => Self::Texts(Box::default(), Some(at)),
-                    Comparison::LessOrEqual => Self::Texts(Box::default(), Some(next)),
+                    Comparison::Less => Self::Texts(Text::default(), Some(at)),
+                    Comparison::LessOrEqual => Self::Texts(Text::default(), Some(next)),
                 }
             }
             _ => Self::Nothing,
@@ -196,7 +201,7 @@ impl Span {
 }
 
 /// The least bytes that come after all that begin with these.
-fn after_prefix(prefix: &[u8]) -> Option<Box<[u8]>> {
+fn after_prefix(prefix: &[u8]) -> Option<Text> {
     let (last, rest) = prefix.split_last()?;
     // No byte of a string is the greatest.
     Some([rest, &[last.saturating_add(1)]].concat().into())

@@ -1,6 +1,6 @@
 //! Which intervals contain a value.
 //!
-//! A treap of the intervals, sorted by where they begin; every node knows which interval of its subtree ends last. A search leaves
+//! A treap of the intervals, sorted by where they begin; every node knows when the last of its subtree ends. A search leaves
 //! out each subtree in which all have ended. Of those it enters, each left of its path has an interval that contains the value:
 //! all there begin before it, and the one that ends last ends after it. So a search that finds k of n intervals takes
 //! O(log n + k log(n/k)) steps, which is O(log n) for one and O(n) for all of them, however they overlap. Insertion and removal
@@ -32,17 +32,13 @@ struct Node<K> {
     /// All that begin before this one, and all that begin after it; of those that begin with it, by where they end.
     left: Option<usize>,
     right: Option<usize>,
-    /// The node that ends last, of this and all below it.
-    last: usize,
+    /// When the last one ends, of this and all below it.
+    last: Option<K>,
 }
 
-impl<K: Ord> Node<K> {
-    fn ends_after<Q: Ord + ?Sized>(&self, value: &Q) -> bool
-    where
-        K: Borrow<Q>,
-    {
-        self.until.as_ref().is_none_or(|until| value < until.borrow())
-    }
+/// Whether a value comes before an end.
+fn is_before<K: Borrow<Q>, Q: Ord + ?Sized>(value: &Q, end: Option<&K>) -> bool {
+    end.is_none_or(|end| value < end.borrow())
 }
 
 impl<K> Default for Intervals<K> {
@@ -51,7 +47,7 @@ impl<K> Default for Intervals<K> {
     }
 }
 
-impl<K: Ord> Intervals<K> {
+impl<K: Ord + Clone> Intervals<K> {
     pub(crate) fn is_empty(&self) -> bool {
         self.root.is_none()
     }
@@ -65,7 +61,7 @@ impl<K: Ord> Intervals<K> {
         self.seed ^= self.seed << 13;
         self.seed ^= self.seed >> 17;
         self.seed ^= self.seed << 5;
-        let last = self.nodes.vacant_key();
+        let last = until.clone();
         let (queries, priority) = (Postings::One(slot), self.seed);
         let node = self.nodes.insert(Node { from, until, queries, priority, left: None, right: None, last });
         self.root = Some(self.insert_below(self.root, node));
@@ -96,14 +92,13 @@ impl<K: Ord> Intervals<K> {
         let mut count = 0;
         let mut trees = vec![self.root];
         while let Some(tree) = trees.pop() {
-            let Some(node) = tree.map(|at| &self.nodes[at]).filter(|node| self.nodes[node.last].ends_after(value))
-            else {
+            let Some(node) = tree.map(|at| &self.nodes[at]).filter(|node| is_before(value, node.last.as_ref())) else {
                 continue;
             };
             trees.push(node.left);
             if node.from.borrow() <= value {
                 trees.push(node.right);
-                count += if node.ends_after(value) { node.queries.len() } else { 0 };
+                count += if is_before(value, node.until.as_ref()) { node.queries.len() } else { 0 };
             }
             if count >= enough {
                 return enough;
@@ -117,12 +112,12 @@ impl<K: Ord> Intervals<K> {
         K: Borrow<Q>,
     {
         let Some(node) = tree.map(|at| &self.nodes[at]) else { return };
-        if !self.nodes[node.last].ends_after(value) {
+        if !is_before(value, node.last.as_ref()) {
             return;
         }
         self.search(node.left, value, found);
         if node.from.borrow() <= value {
-            if node.ends_after(value) {
+            if is_before(value, node.until.as_ref()) {
                 node.queries.for_each(found);
             }
             self.search(node.right, value, found);
@@ -142,8 +137,8 @@ impl<K: Ord> Intervals<K> {
         None
     }
 
-    /// Whether a node comes before another one.
-    fn is_before(&self, one: usize, two: usize) -> bool {
+    /// Whether a node stands before another one.
+    fn stands_before(&self, one: usize, two: usize) -> bool {
         let key = |at: usize| (&self.nodes[at].from, self.nodes[at].until.as_ref());
         compare(key(one), key(two)).is_lt()
     }
@@ -157,7 +152,7 @@ impl<K: Ord> Intervals<K> {
             self.update(node);
             return node;
         }
-        if self.is_before(node, root) {
+        if self.stands_before(node, root) {
             self.nodes[root].left = Some(self.insert_below(self.nodes[root].left, node));
         } else {
             self.nodes[root].right = Some(self.insert_below(self.nodes[root].right, node));
@@ -172,7 +167,7 @@ impl<K: Ord> Intervals<K> {
         if root == node {
             return self.join(self.nodes[node].left, self.nodes[node].right);
         }
-        if self.is_before(node, root) {
+        if self.stands_before(node, root) {
             self.nodes[root].left = self.remove_below(self.nodes[root].left, node);
         } else {
             self.nodes[root].right = self.remove_below(self.nodes[root].right, node);
@@ -184,7 +179,7 @@ impl<K: Ord> Intervals<K> {
     /// What is before a node and what is after it.
     fn split(&mut self, tree: Option<usize>, at: usize) -> (Option<usize>, Option<usize>) {
         let Some(root) = tree else { return (None, None) };
-        if self.is_before(root, at) {
+        if self.stands_before(root, at) {
             let (before, after) = self.split(self.nodes[root].right, at);
             self.nodes[root].right = before;
             self.update(root);
@@ -211,15 +206,13 @@ impl<K: Ord> Intervals<K> {
         Some(root)
     }
 
-    /// Finds out anew which interval ends last, when those below have done so.
+    /// Finds out anew when the last interval ends, when those below have done so.
     fn update(&mut self, at: usize) {
         let node = &self.nodes[at];
-        let below = [node.left, node.right].into_iter().flatten().map(|child| self.nodes[child].last);
-        let later = |one: usize, two: usize| {
-            let (first, second) = (self.nodes[one].until.as_ref(), self.nodes[two].until.as_ref());
-            if compare_ends(first, second).is_lt() { two } else { one }
-        };
-        self.nodes[at].last = below.fold(at, later);
+        let below = [node.left, node.right].into_iter().flatten().map(|child| self.nodes[child].last.as_ref());
+        let later = |one, two| if compare_ends(one, two).is_lt() { two } else { one };
+        let last = below.fold(node.until.as_ref(), later).cloned();
+        self.nodes[at].last = last;
     }
 }
 
@@ -246,7 +239,7 @@ mod tests {
 
     use super::*;
 
-    fn found<K: Ord>(intervals: &Intervals<K>, value: &K) -> Vec<Slot> {
+    fn found<K: Ord + Clone>(intervals: &Intervals<K>, value: &K) -> Vec<Slot> {
         let mut slots = Vec::new();
         intervals.containing(value, &mut |slot| slots.push(slot));
         slots.sort_unstable();

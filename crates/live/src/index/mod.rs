@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use tidewire_store::{Field, Filter, Row, Value};
 
 pub(crate) use self::access::Access;
+use self::access::Text;
 use self::interval::Intervals;
 use self::postings::Postings;
 pub(crate) use self::postings::Slot;
@@ -33,7 +34,7 @@ struct FieldIndex {
     field: Field,
     equal: HashMap<Key, Postings>,
     numbers: Intervals<u64>,
-    texts: Intervals<Box<[u8]>>,
+    texts: Intervals<Text>,
 }
 
 impl Index {
