@@ -12,14 +12,13 @@ mod model;
 mod order;
 pub(crate) mod plan;
 
-use std::cmp::Ordering;
 use std::collections::HashSet;
 
 use serde_json::{Map, Value as Json};
 
 pub use self::aggregate::{Aggregate, AggregateFunction};
 pub use self::answer::Answer;
-use crate::{Bucket, Field, Filter, FilterError, Row, Value};
+use crate::{Bucket, Field, Filter, FilterError, Row};
 
 /// Which records, in which order, and what of them.
 #[derive(Debug, Clone, PartialEq)]
@@ -148,21 +147,6 @@ impl Query {
     pub fn matches<'a>(&'a self, bucket: &'a Bucket, now: u64) -> impl Iterator<Item = (u64, &'a Row)> + 'a {
         plan::placed(bucket, &self.filter, now)
     }
-}
-
-/// How two rows are sorted: field by field, null and absent ones last in both directions.
-fn compare(one: &Row, two: &Row, sort: &[(Field, Direction)]) -> Ordering {
-    let mut fields = sort.iter().map(|(field, direction)| {
-        let value = |row| Row::get(row, field).filter(|value| !matches!(value, Value::Null));
-        match (value(one), value(two)) {
-            (None, None) => Ordering::Equal,
-            (None, Some(_)) => Ordering::Greater,
-            (Some(_), None) => Ordering::Less,
-            (Some(one), Some(two)) if *direction == Direction::Ascending => one.sort_order(&two),
-            (Some(one), Some(two)) => two.sort_order(&one),
-        }
-    });
-    fields.find(|ordering| ordering.is_ne()).unwrap_or(Ordering::Equal)
 }
 
 fn expected(at: &str, expected: &'static str) -> QueryError {

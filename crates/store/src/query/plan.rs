@@ -4,13 +4,14 @@
 //! that whoever wants the first ones stops there; or all of them. What is looked at is still asked by the whole filter, so a plan
 //! is never wrong, at worst slow.
 
+use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
+use super::Direction;
 use super::access::{Access, Conditions};
 use super::order::Order;
-use super::{Direction, compare};
 use crate::bucket::Ordinal;
-use crate::{Bucket, Field, Filter, Row};
+use crate::{Bucket, Field, Filter, IndexKey, Row};
 
 /// The records that are meant, in the order of coming.
 pub(crate) fn unsorted<'a: 'f, 'f>(
@@ -140,7 +141,7 @@ fn first<'a>(
 ) -> Vec<&'a Row> {
     let mut kept = BinaryHeap::new();
     for (ordinal, row) in rows {
-        let candidate = Candidate { ordinal, row, sort };
+        let candidate = Candidate::new(ordinal, row, sort);
         if kept.len() < count {
             kept.push(candidate);
         } else if kept.peek().is_some_and(|last| candidate < *last) {
@@ -151,21 +152,38 @@ fn first<'a>(
     kept.into_sorted_vec().into_iter().map(|candidate| candidate.row).collect()
 }
 
-/// A row with its place in an order.
+/// A row with its place in an order, which is read from it once.
 struct Candidate<'a, 's> {
+    keys: Box<[IndexKey]>,
     ordinal: Ordinal,
     row: &'a Row,
     sort: &'s [(Field, Direction)],
 }
 
+impl<'a, 's> Candidate<'a, 's> {
+    fn new(ordinal: Ordinal, row: &'a Row, sort: &'s [(Field, Direction)]) -> Self {
+        let keys = sort.iter().map(|(field, _)| IndexKey::of(row.get(field).as_ref())).collect();
+        Self { keys, ordinal, row, sort }
+    }
+}
+
 impl Ord for Candidate<'_, '_> {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        compare(self.row, other.row, self.sort).then(self.ordinal.cmp(&other.ordinal))
+    /// Field by field, null and absent ones last in both directions.
+    fn cmp(&self, other: &Self) -> Ordering {
+        let mut fields = self.keys.iter().zip(&other.keys).zip(self.sort).map(|((one, two), (_, direction))| {
+            match (one.is_nothing(), two.is_nothing(), direction) {
+                (false, false, Direction::Ascending) => one.cmp(two),
+                (false, false, Direction::Descending) => two.cmp(one),
+                (one, two, _) => one.cmp(&two),
+            }
+        });
+        let first = fields.find(|ordering| ordering.is_ne());
+        first.unwrap_or(Ordering::Equal).then(self.ordinal.cmp(&other.ordinal))
     }
 }
 
 impl PartialOrd for Candidate<'_, '_> {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
