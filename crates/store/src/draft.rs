@@ -3,18 +3,18 @@
 //! Whatever fails leaves nothing behind: its changes are taken back one by one. (To keep a clone of the state would be simpler, but
 //! whatever is shared is copied before it is changed, and the writer makes thousands of drafts a second.) Time is an argument.
 
-use std::collections::{BTreeMap, VecDeque};
+mod references;
+mod sweep;
+
 use std::ops::Range;
 use std::sync::Arc;
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::bucket::Ordinal;
-use crate::check::{self, Issue};
-use crate::filter::{Scalar, Test};
-use crate::query::plan;
+pub(crate) use self::sweep::Sweep;
+use crate::check::Issue;
 use crate::{
-    Answer, Bucket, Field, FieldRule, Filter, Generated, Limits, OnDelete, Query, Row, RowError, State, StoreError,
+    Answer, Bucket, Field, FieldRule, Filter, Generated, Limits, Query, Row, RowError, State, StoreError,
     ValidationError, Value,
 };
 
@@ -271,48 +271,6 @@ impl Draft {
         Ok(())
     }
 
-    /// Deletes what has expired, at most so many records. Those that something refers to stay until it is gone.
-    pub fn sweep(&mut self, limit: usize) -> usize {
-        let mut sweep = self.begin_sweep();
-        let mut swept = 0;
-        while !sweep.is_done() && swept < limit {
-            swept += self.sweep_some(&mut sweep, limit - swept);
-        }
-        swept
-    }
-
-    /// A sweep of all that has expired by now.
-    pub(crate) fn begin_sweep(&self) -> Sweep {
-        let expired =
-            self.state.all().filter(|(_, bucket)| bucket.next_expiry().is_some_and(|first| first <= self.now));
-        Sweep { left: expired.map(|(name, _)| name.to_owned()).collect(), after: None }
-    }
-
-    /// Goes on with a sweep: looks at the next records, at most so many, and deletes those that it can. Returns how many.
-    pub(crate) fn sweep_some(&mut self, sweep: &mut Sweep, count: usize) -> usize {
-        let (mut looked, mut swept) = (0, 0);
-        while let Some(name) = sweep.left.front().cloned() {
-            let bucket = self.state.any(&name).map(|(_, bucket)| bucket);
-            let expired: Vec<((u64, Ordinal), Row)> = bucket
-                .into_iter()
-                .flat_map(|bucket| bucket.expired_after(sweep.after, self.now))
-                .map(|(place, row)| (place, row.clone()))
-                .take(count - looked)
-                .collect();
-            looked += expired.len();
-            for (place, row) in expired {
-                sweep.after = Some(place);
-                swept += usize::from(self.atomically(|draft| draft.delete_now(&name, row)).is_ok());
-            }
-            if looked == count {
-                break;
-            }
-            sweep.left.pop_front();
-            sweep.after = None;
-        }
-        swept
-    }
-
     fn is_visible(&self, row: &Row) -> bool {
         self.guard.as_ref().is_none_or(|guard| guard.matches(row))
     }
@@ -356,7 +314,7 @@ impl Draft {
             record.insert(field.to_owned(), json!(value));
         }
         let max_size = definition.max_size;
-        let row = self.check(name, &record)?;
+        let row = self.check(name, &record, None)?;
         self.expect_visible(name, &row)?;
         let known = self.known(name, &row)?;
         // One that has expired is there for nobody.
@@ -370,7 +328,7 @@ impl Draft {
             && self.make_room(name, max)?
         {
             // What it refers to may be what has made way.
-            self.check_references(name, &record)?;
+            self.check_references(name, &record, None)?;
         }
         self.put_row(name, row)
     }
@@ -429,109 +387,9 @@ impl Draft {
         }
         record.insert(VERSION.to_owned(), json!(version_of(row).saturating_add(1)));
         record.insert(UPDATED_AT.to_owned(), json!(self.now));
-        let row = self.check(name, &record)?;
+        let row = self.check(name, &record, Some(row))?;
         self.expect_visible(name, &row)?;
         self.put_row(name, row)
-    }
-
-    /// Deletes a record, and what refers to it.
-    fn delete_now(&mut self, bucket: &str, row: Row) -> Result<(), StoreError> {
-        self.delete_all(bucket, vec![row])
-    }
-
-    /// Deletes records of a bucket, and what refers to them. If they refer to each other, that keeps none of them.
-    fn delete_all(&mut self, bucket: &str, rows: Vec<Row>) -> Result<(), StoreError> {
-        let name = Arc::clone(self.state.any(bucket)?.0);
-        let is_target = self.is_target(&name);
-        let mut gone = Vec::new();
-        for row in rows {
-            if self.remove_this(&name, &row)? && is_target {
-                gone.push((Arc::clone(&name), row));
-            }
-        }
-        let references = if gone.is_empty() { BTreeMap::new() } else { self.references() };
-        while let Some((name, row)) = gone.pop() {
-            let Some(targeting) = references.get(&*name) else { continue };
-            let text = row.text_of(&Field::new(&targeting.key)).unwrap_or("null");
-            let key = serde_json::from_str(text).unwrap_or_default();
-            for (referring, field, on_delete) in &targeting.fields {
-                for row in self.referring(referring, field, &key)? {
-                    match on_delete {
-                        OnDelete::Cascade => {
-                            if self.remove_this(referring, &row)? {
-                                gone.push((Arc::clone(referring), row));
-                            }
-                        }
-                        OnDelete::SetNull => self.set_null(referring, &row, field)?,
-                        OnDelete::Restrict => {
-                            let message = format!("is referred to by \"{referring}\"");
-                            let issue = Issue { field: field.name().to_owned(), message, code: "ref" };
-                            return Err(ValidationError { bucket: name.to_string(), issues: vec![issue] }.into());
-                        }
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes out the record that has the key of this one, and says whether it was there.
-    fn remove_this(&mut self, name: &str, row: &Row) -> Result<bool, StoreError> {
-        match self.state.any(name)?.1.key_of(row) {
-            Some(key) => self.remove_row(name, &key),
-            None => Ok(false),
-        }
-    }
-
-    /// Whether records of some bucket may refer to records of this one.
-    fn is_target(&self, target: &str) -> bool {
-        let mut rules = self.state.buckets().flat_map(|(_, bucket)| &bucket.definition().fields);
-        rules.any(|(_, rule)| rule.reference.as_ref().is_some_and(|reference| reference.bucket == target))
-    }
-
-    /// What refers to records of which bucket.
-    fn references(&self) -> BTreeMap<String, Targeting> {
-        let mut found: BTreeMap<String, Targeting> = BTreeMap::new();
-        for (name, bucket) in self.state.buckets() {
-            for (field, rule) in &bucket.definition().fields {
-                let Some(reference) = &rule.reference else { continue };
-                let Ok((_, target)) = self.state.any(&reference.bucket) else { continue };
-                let targeting = found
-                    .entry(reference.bucket.clone())
-                    .or_insert_with(|| Targeting { key: target.definition().key.clone(), fields: Vec::new() });
-                targeting.fields.push((name.into(), Field::new(field), reference.on_delete));
-            }
-        }
-        found
-    }
-
-    /// The records that refer to this key.
-    fn referring(&self, name: &str, field: &Field, key: &Json) -> Result<Vec<Row>, StoreError> {
-        let filter = Filter::Test(field.clone(), Test::Equal(Scalar::new(key.clone())));
-        Ok(plan::unsorted(self.state.bucket(name)?, &filter, self.now).cloned().collect())
-    }
-
-    fn set_null(&mut self, name: &str, row: &Row, field: &Field) -> Result<(), StoreError> {
-        // It may have been changed since it was found, by another field of its own.
-        let Some(row) = self.known(name, row)?.cloned() else { return Ok(()) };
-        let mut record = row.to_record();
-        record.insert(field.name().to_owned(), Json::Null);
-        record.insert(VERSION.to_owned(), json!(version_of(&row).saturating_add(1)));
-        record.insert(UPDATED_AT.to_owned(), json!(self.now));
-        // The rest of it is as it was. It may not be what its schema says by now, and it may refer to what is gone by another
-        // field, which is next: neither keeps what is deleted.
-        let definition = self.state.bucket(name)?.definition();
-        let mut issues = Vec::new();
-        if let Some(rule) = definition.rule(field.name()) {
-            check::field(rule, None, field.name(), &mut issues);
-        }
-        if issues.is_empty() && definition.key == field.name() {
-            issues.push(no_key(&definition.key));
-        }
-        if !issues.is_empty() {
-            return Err(ValidationError { bucket: name.to_owned(), issues }.into());
-        }
-        self.put_row(name, Row::new(&record)?).map(drop)
     }
 
     /// The row of a record, if it is one: as its schema says, and with a key.
@@ -548,27 +406,11 @@ impl Draft {
         if len > max { Err(RowError::TooLarge { len, max }.into()) } else { Ok(row) }
     }
 
-    /// The row of a record, if it is one, and its references lead somewhere.
-    fn check(&self, name: &str, record: &Map<String, Json>) -> Result<Row, StoreError> {
+    /// The row of a record, if it is one, and its references lead somewhere, but for those that it had before.
+    fn check(&self, name: &str, record: &Map<String, Json>, before: Option<&Row>) -> Result<Row, StoreError> {
         let row = self.check_alone(name, record)?;
-        self.check_references(name, record)?;
+        self.check_references(name, record, before)?;
         Ok(row)
-    }
-
-    fn check_references(&self, name: &str, record: &Map<String, Json>) -> Result<(), StoreError> {
-        let definition = self.state.bucket(name)?.definition();
-        let mut issues = Vec::new();
-        for (field, rule) in &definition.fields {
-            let Some(reference) = &rule.reference else { continue };
-            let Some(value) = record.get(field).filter(|value| !value.is_null()) else { continue };
-            // A record may refer to itself.
-            let is_itself = reference.bucket == name && Some(value) == record.get(&definition.key);
-            if !is_itself && self.live(&reference.bucket, value).is_ok_and(|found| found.is_none()) {
-                let message = format!("refers to {value}, which is not in \"{}\"", reference.bucket);
-                issues.push(Issue { field: field.clone(), message, code: "ref" });
-            }
-        }
-        if issues.is_empty() { Ok(()) } else { Err(ValidationError { bucket: name.to_owned(), issues }.into()) }
     }
 
     pub(crate) fn put_row(&mut self, name: &str, row: Row) -> Result<Row, StoreError> {
@@ -593,29 +435,6 @@ impl Draft {
         self.changes.push(Change { bucket, ordinal, old: Some(old), new: None });
         Ok(true)
     }
-}
-
-/// A sweep that is under way. Records that cannot be deleted are looked at once, not again and again.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Sweep {
-    /// The buckets that it has not done yet.
-    left: VecDeque<String>,
-    /// How far it has come in the first of them.
-    after: Option<(u64, Ordinal)>,
-}
-
-impl Sweep {
-    pub(crate) fn is_done(&self) -> bool {
-        self.left.is_empty()
-    }
-}
-
-/// What refers to records of a bucket.
-struct Targeting {
-    /// The field that has their keys.
-    key: String,
-    /// The buckets and fields, and what becomes of what refers.
-    fields: Vec<(Arc<str>, Field, OnDelete)>,
 }
 
 /// What a field is that was not given, if that is anything: nothing if it cannot be made.

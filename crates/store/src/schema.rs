@@ -429,6 +429,11 @@ fn rules(schema: &Map<String, Json>, prefix: &str, depth: usize) -> Result<Vec<(
     rules.collect()
 }
 
+/// A regular expression. It may become so large that nobody can have written all of it on purpose, and no larger.
+fn compile(pattern: &str) -> Result<Regex, regex::Error> {
+    regex::RegexBuilder::new(pattern).size_limit(1 << 20).dfa_size_limit(1 << 20).build()
+}
+
 impl FieldRule {
     fn parse(json: &Json, at: &str, depth: usize) -> Result<Self, DefinitionError> {
         const OPTIONS: [&str; 16] = [
@@ -455,7 +460,7 @@ impl FieldRule {
         let members = object(json, at)?;
         known(members, &OPTIONS, at)?;
         let kind = one_of(members, "type", at, &Kind::ALL)?;
-        let pattern = text(members, "pattern", at)?.map(|pattern| Regex::new(&pattern)).transpose();
+        let pattern = text(members, "pattern", at)?.map(|pattern| compile(&pattern)).transpose();
         let on_delete = one_of(members, "onDelete", at, &OnDelete::ALL)?;
         let rule = Self {
             kind: kind

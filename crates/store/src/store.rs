@@ -250,7 +250,7 @@ impl Store {
     }
 
     /// Does something to the state, all of it or nothing, in one commit. It runs on the writer's thread, in its turn: whoever
-    /// takes long holds up all others.
+    /// takes long holds up all others, and whoever waits there for another write waits for ever.
     pub fn write<T, F>(&self, work: F) -> Pending<T>
     where
         F: FnOnce(&mut Draft) -> Result<T, StoreError> + Send + 'static,
@@ -403,7 +403,7 @@ impl Inner {
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         match writer.take() {
             // A writer that panicked has said so, and all who waited for it know.
-            Some(writer) => writer.join().unwrap_or(Ok(())),
+            Some(writer) => writer.join().unwrap_or(Err(EngineError::Stopped)),
             None => Ok(()),
         }
     }

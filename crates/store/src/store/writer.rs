@@ -175,6 +175,7 @@ impl Writer {
     fn flush(&mut self) -> Result<(), WriteError> {
         let Group { jobs, commits, .. } = std::mem::take(&mut self.group);
         let kept = if commits.is_empty() { Ok(()) } else { self.keep(commits) };
+        *self.shared.engine_stats() = self.engine.stats();
         for job in jobs {
             job.end(kept.clone());
         }

@@ -210,3 +210,25 @@ fn what_expires_is_hidden_then_swept_and_seen_to_go() {
     tidewire_testkit::wait_until("all are swept", tidewire_testkit::PATIENCE, || store.stats().swept == 2000);
     assert_eq!(store.stats().buckets[0].records, 0);
 }
+
+/// What it leads to may have expired, or may not have been kept.
+#[test]
+fn a_record_whose_reference_leads_nowhere_can_be_changed() {
+    let clock = super::TestClock::new(1000);
+    let mut options = options();
+    (options.clock, options.sweep_interval) = (clock.clock(), None);
+    let store = tidewire_store::Store::memory(options);
+    store
+        .define_bucket("short", json!({"key": "id", "schema": {"id": {"type": "number"}}, "ttl": 100}))
+        .wait()
+        .unwrap();
+    let refers = json!({"key": "id", "schema": {"id": {"type": "number"}, "to": {"type": "number", "ref": "short"}}});
+    store.define_bucket("b", refers).wait().unwrap();
+    store.insert("short", object(json!({"id": 1}))).wait().unwrap();
+    store.insert("b", object(json!({"id": 1, "to": 1}))).wait().unwrap();
+    clock.set(2000);
+    store.update("b", json!(1), object(json!({"x": 1})), None).wait().unwrap();
+    store.update("b", json!(1), object(json!({"to": 1})), None).wait().unwrap();
+    assert!(store.update("b", json!(1), object(json!({"to": 2})), None).wait().is_err(), "a new one leads somewhere");
+    assert!(store.insert("b", object(json!({"id": 2, "to": 1}))).wait().is_err());
+}

@@ -1,0 +1,148 @@
+//! Records that refer to others: what they may refer to, and what becomes of them when it is deleted.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::{Map, Value as Json, json};
+
+use super::{UPDATED_AT, VERSION, no_key, version_of};
+use crate::check::{self, Issue};
+use crate::filter::{Scalar, Test};
+use crate::query::plan;
+use crate::{Draft, Field, Filter, OnDelete, Row, StoreError, ValidationError, Value};
+
+/// What refers to records of a bucket.
+struct Targeting {
+    /// The field that has their keys.
+    key: String,
+    /// The buckets and fields, and what becomes of what refers.
+    fields: Vec<(Arc<str>, Field, OnDelete)>,
+}
+
+impl Draft {
+    /// Deletes a record, and what refers to it.
+    pub(super) fn delete_now(&mut self, bucket: &str, row: Row) -> Result<(), StoreError> {
+        self.delete_all(bucket, vec![row])
+    }
+
+    /// Deletes records of a bucket, and what refers to them. If they refer to each other, that keeps none of them.
+    pub(super) fn delete_all(&mut self, bucket: &str, rows: Vec<Row>) -> Result<(), StoreError> {
+        let name = Arc::clone(self.state.any(bucket)?.0);
+        let is_target = self.is_target(&name);
+        let mut gone = Vec::new();
+        for row in rows {
+            if self.remove_this(&name, &row)? && is_target {
+                gone.push((Arc::clone(&name), row));
+            }
+        }
+        let references = if gone.is_empty() { BTreeMap::new() } else { self.references() };
+        while let Some((name, row)) = gone.pop() {
+            let Some(targeting) = references.get(&*name) else { continue };
+            let text = row.text_of(&Field::new(&targeting.key)).unwrap_or("null");
+            let key = serde_json::from_str(text).unwrap_or_default();
+            for (referring, field, on_delete) in &targeting.fields {
+                for row in self.referring(referring, field, &key)? {
+                    match on_delete {
+                        OnDelete::Cascade => {
+                            if self.remove_this(referring, &row)? {
+                                gone.push((Arc::clone(referring), row));
+                            }
+                        }
+                        OnDelete::SetNull => self.set_null(referring, &row, field)?,
+                        OnDelete::Restrict => {
+                            let message = format!("is referred to by \"{referring}\"");
+                            let issue = Issue { field: field.name().to_owned(), message, code: "ref" };
+                            return Err(ValidationError { bucket: name.to_string(), issues: vec![issue] }.into());
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes out the record that has the key of this one, and says whether it was there.
+    fn remove_this(&mut self, name: &str, row: &Row) -> Result<bool, StoreError> {
+        match self.state.any(name)?.1.key_of(row) {
+            Some(key) => self.remove_row(name, &key),
+            None => Ok(false),
+        }
+    }
+
+    /// Whether records of some bucket may refer to records of this one.
+    pub(super) fn is_target(&self, target: &str) -> bool {
+        let mut rules = self.state.buckets().flat_map(|(_, bucket)| &bucket.definition().fields);
+        rules.any(|(_, rule)| rule.reference.as_ref().is_some_and(|reference| reference.bucket == target))
+    }
+
+    /// What refers to records of which bucket.
+    fn references(&self) -> BTreeMap<String, Targeting> {
+        let mut found: BTreeMap<String, Targeting> = BTreeMap::new();
+        for (name, bucket) in self.state.buckets() {
+            for (field, rule) in &bucket.definition().fields {
+                let Some(reference) = &rule.reference else { continue };
+                let Ok((_, target)) = self.state.any(&reference.bucket) else { continue };
+                let targeting = found
+                    .entry(reference.bucket.clone())
+                    .or_insert_with(|| Targeting { key: target.definition().key.clone(), fields: Vec::new() });
+                targeting.fields.push((name.into(), Field::new(field), reference.on_delete));
+            }
+        }
+        found
+    }
+
+    /// The records that refer to this key.
+    fn referring(&self, name: &str, field: &Field, key: &Json) -> Result<Vec<Row>, StoreError> {
+        let filter = Filter::Test(field.clone(), Test::Equal(Scalar::new(key.clone())));
+        Ok(plan::unsorted(self.state.bucket(name)?, &filter, self.now).cloned().collect())
+    }
+
+    fn set_null(&mut self, name: &str, row: &Row, field: &Field) -> Result<(), StoreError> {
+        // It may have been changed since it was found, by another field of its own.
+        let Some(row) = self.known(name, row)?.cloned() else { return Ok(()) };
+        let mut record = row.to_record();
+        record.insert(field.name().to_owned(), Json::Null);
+        record.insert(VERSION.to_owned(), json!(version_of(&row).saturating_add(1)));
+        record.insert(UPDATED_AT.to_owned(), json!(self.now));
+        // The rest of it is as it was. It may not be what its schema says by now, and it may refer to what is gone by another
+        // field, which is next: neither keeps what is deleted.
+        let definition = self.state.bucket(name)?.definition();
+        let mut issues = Vec::new();
+        if let Some(rule) = definition.rule(field.name()) {
+            check::field(rule, None, field.name(), &mut issues);
+        }
+        if issues.is_empty() && definition.key == field.name() {
+            issues.push(no_key(&definition.key));
+        }
+        if !issues.is_empty() {
+            return Err(ValidationError { bucket: name.to_owned(), issues }.into());
+        }
+        self.put_row(name, Row::new(&record)?).map(drop)
+    }
+
+    /// Whether the references of a record lead somewhere. One that it had before may lead nowhere: what it led to has expired, or
+    /// was not kept, and that must not keep the record from being changed.
+    pub(super) fn check_references(
+        &self,
+        name: &str,
+        record: &Map<String, Json>,
+        before: Option<&Row>,
+    ) -> Result<(), StoreError> {
+        let definition = self.state.bucket(name)?.definition();
+        let mut issues = Vec::new();
+        for (field, rule) in &definition.fields {
+            let Some(reference) = &rule.reference else { continue };
+            let Some(value) = record.get(field).filter(|value| !value.is_null()) else { continue };
+            // A record may refer to itself.
+            let is_itself = reference.bucket == name && Some(value) == record.get(&definition.key);
+            let own = Value::of_json(value);
+            let had = before.and_then(|before| before.get(&Field::new(field)));
+            let is_kept = own.zip(had).is_some_and(|(own, had)| own.strictly_equals(&had));
+            if !is_itself && !is_kept && self.live(&reference.bucket, value).is_ok_and(|found| found.is_none()) {
+                let message = format!("refers to {value}, which is not in \"{}\"", reference.bucket);
+                issues.push(Issue { field: field.clone(), message, code: "ref" });
+            }
+        }
+        if issues.is_empty() { Ok(()) } else { Err(ValidationError { bucket: name.to_owned(), issues }.into()) }
+    }
+}
