@@ -3,6 +3,7 @@
 mod driver;
 mod ends;
 mod equivalence;
+mod example;
 mod follower;
 mod sameness;
 mod speed;

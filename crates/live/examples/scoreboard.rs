@@ -1,0 +1,84 @@
+//! A scoreboard that prints what changes in it, while others play.
+//!
+//! ```sh
+//! cargo run -p tidewire-live --example scoreboard
+//! ```
+
+use anyhow::{Result, anyhow, bail};
+use serde_json::{Map, Value as Json, json};
+use tidewire_live::{Event, First, Live, Mode, Whole};
+use tidewire_store::{Query, Store, StoreOptions};
+
+fn main() -> Result<()> {
+    play(&["ann", "bob", "cyd", "dan", "eve"], 8, |line| println!("{line}"))
+}
+
+/// Lets players score in so many rounds, and shows the best three whenever they change, until the game is over.
+pub(crate) fn play(players: &[&'static str], rounds: i64, mut show: impl FnMut(String)) -> Result<()> {
+    let store = Store::memory(StoreOptions::default());
+    let schema = json!({"name": {"type": "string"}, "score": {"type": "number", "default": 0}});
+    store.define_bucket("players", json!({"key": "name", "schema": schema})).wait()?;
+    for name in players {
+        store.insert("players", object(json!({"name": name}))).wait()?;
+    }
+
+    let live = Live::new(store.clone());
+    let best = json!({"bucket": "players", "sort": {"score": "desc"}, "limit": 3, "fields": ["name", "score"]});
+    let best = Query::parse(&best, &Map::new())?;
+    let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+    runtime.block_on(async {
+        let mut board = live.subscribe(best, Mode::Delta, None).await?;
+        let First::Whole(Whole::Json(first)) = board.first() else { bail!("it begins with a result") };
+        let mut shown: Vec<Json> = serde_json::from_slice(first)?;
+        show(line(&shown));
+
+        let players: Vec<&'static str> = players.to_vec();
+        let game = std::thread::spawn(move || game(&store, &players, rounds));
+        // What has changed, as it does; if it changes too fast, all of it. The game is over when its bucket is gone.
+        while let Ok(event) = board.next().await {
+            match event {
+                Event::Delta { delta, .. } => delta.apply(&mut shown),
+                Event::Whole { whole: Whole::Json(whole), .. } => shown = serde_json::from_slice(&whole)?,
+                other => bail!("a result has records: {other:?}"),
+            }
+            show(line(&shown));
+        }
+        game.join().map_err(|_| anyhow!("the game was given up"))?
+    })
+}
+
+/// Everybody plays at once; then all goes into the box again.
+fn game(store: &Store, players: &[&'static str], rounds: i64) -> Result<()> {
+    std::thread::scope(|scope| {
+        let players = players.iter().map(|name| scope.spawn(move || score(store, name, rounds)));
+        let players: Vec<_> = players.collect();
+        players.into_iter().try_for_each(|player| player.join().map_err(|_| anyhow!("a player left"))?)
+    })?;
+    Ok(store.drop_bucket("players").wait()?)
+}
+
+fn score(store: &Store, name: &'static str, rounds: i64) -> Result<()> {
+    for round in 0..rounds {
+        let scored = store.write(move |draft| {
+            let score = draft.get("players", &json!(name))?.map(|row| row.to_record()["score"].clone());
+            let score = score.as_ref().and_then(Json::as_i64).unwrap_or(0);
+            // Everybody is lucky in a round of their own.
+            let points = (round * 7 + name.bytes().map(i64::from).sum::<i64>()) % 5;
+            draft.update("players", &json!(name), object(json!({"score": score + points})), None)
+        });
+        scored.wait()?;
+    }
+    Ok(())
+}
+
+fn line(shown: &[Json]) -> String {
+    let entry = |record: &Json| format!("{} {}", record["name"].as_str().unwrap_or_default(), record["score"]);
+    shown.iter().map(entry).collect::<Vec<_>>().join("  ")
+}
+
+fn object(json: Json) -> Map<String, Json> {
+    match json {
+        Json::Object(members) => members,
+        _ => Map::new(),
+    }
+}

@@ -1,0 +1,23 @@
+#[path = "../../examples/scoreboard.rs"]
+#[allow(dead_code, reason = "its main is not run here")]
+mod scoreboard;
+
+#[test]
+fn the_board_shows_the_best_until_the_game_is_over() {
+    let play = || {
+        let mut lines = Vec::new();
+        scoreboard::play(&["ann", "bob", "cyd", "dan"], 10, |line| lines.push(line)).unwrap();
+        lines
+    };
+    let scores = |line: &str| -> Vec<i64> {
+        line.split("  ").map(|entry| entry.rsplit(' ').next().unwrap().parse().unwrap()).collect()
+    };
+    let lines = play();
+    assert_eq!(lines[0], "ann 0  bob 0  cyd 0");
+    for line in &lines {
+        assert!(scores(line).is_sorted_by(|one, two| one >= two), "{line}");
+    }
+    // Whatever the order in which they played, the points are the same.
+    assert!(lines.len() > 1);
+    assert_eq!(scores(lines.last().unwrap()), scores(play().last().unwrap()));
+}
