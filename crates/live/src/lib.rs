@@ -45,6 +45,7 @@ mod resume;
 mod rows;
 mod subscription;
 mod totals;
+mod waiting;
 
 pub use delta::Delta;
 pub use live::{Live, LiveError, LiveOptions, LiveStats};

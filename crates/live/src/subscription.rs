@@ -3,7 +3,6 @@
 //! The driver puts events in, and never waits. Whoever takes results whole has the newest of them, and no other. Whoever takes
 //! deltas has a bounded list of them; when it is full it is emptied, and the subscriber gets the whole result when it comes to look.
 
-use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -11,6 +10,7 @@ use std::task::{Context, Poll, Waker};
 use futures_core::Stream;
 
 use crate::driver::Shared;
+use crate::waiting::Waiting;
 use crate::{Delta, Mark, Whole};
 
 /// In which form a subscriber hears of changes.
@@ -114,7 +114,7 @@ impl Subscription {
 
     fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Result<Event, End>> {
         let mut state = self.inbox.state();
-        if let Some(event) = state.events.pop_front() {
+        if let Some(event) = state.events.pop() {
             return Poll::Ready(Ok(event));
         }
         if let Some(end) = state.end {
@@ -152,7 +152,7 @@ pub(crate) struct Inbox {
 
 #[derive(Debug, Default)]
 struct State {
-    events: VecDeque<Event>,
+    events: Waiting,
     /// Deltas were dropped: it waits for the whole result.
     is_stale: bool,
     /// It has asked for it.
@@ -174,11 +174,11 @@ impl Inbox {
             return false;
         }
         if state.events.len() < max.max(1) {
-            state.events.push_back(event);
+            state.events.push(event);
             state.wake();
             return false;
         }
-        state.events = VecDeque::new();
+        state.events = Waiting::Nothing;
         state.is_stale = true;
         state.wake();
         true
@@ -187,9 +187,8 @@ impl Inbox {
     /// The whole result, in place of whatever waits. Returns whether something did.
     pub(crate) fn replace(&self, event: Event) -> bool {
         let mut state = self.state();
-        let is_replaced = !state.events.is_empty();
-        state.events.clear();
-        state.events.push_back(event);
+        let is_replaced = state.events.len() > 0;
+        state.events = Waiting::One(event);
         (state.is_stale, state.has_asked) = (false, false);
         state.wake();
         is_replaced
