@@ -1,13 +1,14 @@
-//! Counts allocations, by an allocator around the system's that stands in every program which links this crate.
+//! Counts allocations and the bytes they hold, by an allocator around the system's that stands in every program which links this crate.
 //!
 //! It counts only while it is asked to. Timed rounds pay one load of a flag that never changes, and contenders on several
 //! threads do not meet at a counter.
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 
 static COUNTING: AtomicBool = AtomicBool::new(false);
 static COUNT: AtomicU64 = AtomicU64::new(0);
+static HELD: AtomicI64 = AtomicI64::new(0);
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -23,12 +24,26 @@ pub fn count_allocations<T>(work: impl FnOnce() -> T) -> (T, u64) {
     (result, COUNT.load(Relaxed) - before)
 }
 
+/// Runs `work` and counts the bytes that all threads of this process allocated meanwhile, less those that they freed. Bytes are
+/// those that were asked for.
+///
+/// Like allocations, they are counted by one at a time.
+pub fn count_bytes<T>(work: impl FnOnce() -> T) -> (T, i64) {
+    let before = HELD.load(Relaxed);
+    COUNTING.store(true, Relaxed);
+    let result = work();
+    COUNTING.store(false, Relaxed);
+    (result, HELD.load(Relaxed) - before)
+}
+
 struct Counting;
 
 impl Counting {
-    fn note() {
+    /// Notes so many allocations, and how many bytes more are held.
+    fn note(allocations: u64, bytes: isize) {
         if COUNTING.load(Relaxed) {
-            COUNT.fetch_add(1, Relaxed);
+            COUNT.fetch_add(allocations, Relaxed);
+            HELD.fetch_add(bytes as i64, Relaxed);
         }
     }
 }
@@ -37,24 +52,25 @@ impl Counting {
 // so it neither allocates nor unwinds.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        Self::note();
+        Self::note(1, layout.size().cast_signed());
         // SAFETY: the caller keeps the contract of `GlobalAlloc::alloc`, which is that of `System`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        Self::note();
+        Self::note(1, layout.size().cast_signed());
         // SAFETY: as in `alloc`.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        Self::note();
+        Self::note(1, size.cast_signed() - layout.size().cast_signed());
         // SAFETY: as in `alloc`; `block` came from `System`, because every block does.
         unsafe { System.realloc(block, layout, size) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        Self::note(0, -layout.size().cast_signed());
         // SAFETY: as in `realloc`.
         unsafe { System.dealloc(block, layout) }
     }

@@ -47,7 +47,7 @@ mod sample;
 mod stats;
 mod table;
 
-pub use allocations::count_allocations;
+pub use allocations::{count_allocations, count_bytes};
 pub use bars::{Bar, Bars, BarsError, Bound, Judgement, Verdict};
 pub use contest::{Contender, LeftOut, Measured, Outcome, Rounds, RoundsError, Standing, Workload};
 pub use cores::{available_cores, on_core, pin_process};

@@ -1,9 +1,9 @@
-//! The counter of allocations, exactly: without a test runner, because that allocates whenever it likes.
+//! The counters of allocations and bytes, exactly: without a test runner, because that allocates whenever it likes.
 
 use std::hint::black_box;
 use std::thread;
 
-use tidewire_bench::count_allocations;
+use tidewire_bench::{count_allocations, count_bytes};
 
 fn main() {
     let ((), none) = count_allocations(|| {
@@ -29,4 +29,23 @@ fn main() {
     };
     on_a_thread(0);
     assert_eq!(on_a_thread(1000) - on_a_thread(0), 1000, "other threads count");
+
+    let (mut bytes, held) = count_bytes(|| {
+        drop(black_box(vec![0_u8; 4000]));
+        let mut bytes = Vec::<u8>::with_capacity(100);
+        bytes.push(1);
+        bytes.reserve_exact(999);
+        black_box(bytes)
+    });
+    assert_eq!(held, 1000, "what was freed meanwhile does not count, and what has grown does");
+    let ((), less) = count_bytes(|| bytes.shrink_to(400));
+    assert_eq!(less, -600);
+    let ((), freed) = count_bytes(|| drop(bytes));
+    assert_eq!(freed, -400);
+    let (kept, elsewhere) = count_bytes(|| {
+        let kept = Box::new([black_box(0_u8); 512]);
+        thread::spawn(|| drop(kept)).join().unwrap();
+    });
+    let ((), nothing) = count_bytes(|| thread::spawn(|| ()).join().unwrap());
+    assert_eq!((kept, elsewhere), ((), nothing), "other threads count");
 }
