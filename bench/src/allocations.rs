@@ -1,10 +1,13 @@
-//! Counts allocations and the bytes they hold, by an allocator around the system's that stands in every program which links this crate.
+//! Counts allocations and the bytes they hold, by an allocator around the one that our binaries have. It stands in every program
+//! which links this crate, and so for every contender.
 //!
 //! It counts only while it is asked to. Timed rounds pay one load of a flag that never changes, and contenders on several
 //! threads do not meet at a counter.
 
-use std::alloc::{GlobalAlloc, Layout, System};
+use std::alloc::{GlobalAlloc, Layout};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+
+use mimalloc::MiMalloc;
 
 static COUNTING: AtomicBool = AtomicBool::new(false);
 static COUNT: AtomicU64 = AtomicU64::new(0);
@@ -48,30 +51,30 @@ impl Counting {
     }
 }
 
-// SAFETY: every method hands its arguments to `System` unchanged and returns what it returns; `note` touches atomics only,
+// SAFETY: every method hands its arguments to `MiMalloc` unchanged and returns what it returns; `note` touches atomics only,
 // so it neither allocates nor unwinds.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         Self::note(1, layout.size().cast_signed());
-        // SAFETY: the caller keeps the contract of `GlobalAlloc::alloc`, which is that of `System`.
-        unsafe { System.alloc(layout) }
+        // SAFETY: the caller keeps the contract of `GlobalAlloc::alloc`, which is that of `MiMalloc`.
+        unsafe { MiMalloc.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         Self::note(1, layout.size().cast_signed());
         // SAFETY: as in `alloc`.
-        unsafe { System.alloc_zeroed(layout) }
+        unsafe { MiMalloc.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         Self::note(1, size.cast_signed() - layout.size().cast_signed());
-        // SAFETY: as in `alloc`; `block` came from `System`, because every block does.
-        unsafe { System.realloc(block, layout, size) }
+        // SAFETY: as in `alloc`; `block` came from `MiMalloc`, because every block does.
+        unsafe { MiMalloc.realloc(block, layout, size) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         Self::note(0, -layout.size().cast_signed());
         // SAFETY: as in `realloc`.
-        unsafe { System.dealloc(block, layout) }
+        unsafe { MiMalloc.dealloc(block, layout) }
     }
 }
