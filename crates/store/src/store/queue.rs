@@ -171,6 +171,19 @@ impl Queue {
         }
     }
 
+    /// All that waits by now.
+    pub(super) fn take_more(&self) -> VecDeque<Message> {
+        let messages = std::mem::take(&mut self.waiting().messages);
+        self.make_room(&messages);
+        messages
+    }
+
+    /// What has been taken out no longer takes room.
+    fn make_room(&self, taken: &VecDeque<Message>) {
+        let writes = taken.iter().filter(|message| matches!(message, Message::Write(_))).count();
+        self.room.add_permits(writes);
+    }
+
     /// All that waits; sleeps until there is something, or until then.
     pub(super) fn take(&self, until: Option<Instant>) -> Taken {
         let mut waiting = self.waiting();
@@ -178,8 +191,7 @@ impl Queue {
             if !waiting.messages.is_empty() {
                 let messages = std::mem::take(&mut waiting.messages);
                 drop(waiting);
-                let writes = messages.iter().filter(|message| matches!(message, Message::Write(_))).count();
-                self.room.add_permits(writes);
+                self.make_room(&messages);
                 return Taken::Messages(messages);
             }
             if waiting.is_closed {

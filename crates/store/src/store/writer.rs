@@ -22,6 +22,8 @@ use crate::{
     Change, CheckpointError, Draft, Engine, EngineError, LogPressure, Position, State, StoredRow, Write, WriteSet,
 };
 
+/// A group of so many writes is kept without looking for more: the wait for the disk is small beside them.
+const GROUP: usize = 256;
 /// How many records a sweep looks at for one commit.
 const SWEPT_AT_A_TIME: usize = 1000;
 /// How long a group waits when the log has become too long.
@@ -87,6 +89,16 @@ impl Writer {
             // Time does not go back.
             self.head.set_now(self.head.now().max(self.shared.clock.now()));
             self.work(messages);
+            // Whoever came meanwhile need not wait for the disk twice.
+            while self.group.jobs.len() < GROUP {
+                let messages = self.shared.queue.take_more();
+                if messages.is_empty() {
+                    break;
+                }
+                self.work(messages);
+            }
+            // Those who asked for what is flushed are told.
+            let _ = self.flush();
             self.do_duties();
             until = self.next_duty();
         }
@@ -100,7 +112,7 @@ impl Writer {
         for message in messages {
             match message {
                 Message::Write(job) => self.write(job),
-                // Those who asked for what is flushed are told; and whoever has gone away does not want to know.
+                // Whoever has gone away does not want to know.
                 Message::Checkpoint(reply) => {
                     let _ = self.flush();
                     let state = self.head.state();
@@ -112,7 +124,6 @@ impl Writer {
                 }
             }
         }
-        let _ = self.flush();
     }
 
     /// Runs a write on the head, and takes it into the group.

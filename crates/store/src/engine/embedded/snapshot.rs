@@ -11,6 +11,7 @@
 
 use std::io;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use super::super::{Disk, DiskFile, StoredRow};
 use super::frame::{decode, encode_row, matches, u32_at, u64_at};
@@ -23,7 +24,9 @@ const BLOCK_HEADER: usize = 16;
 /// A block is written when it has so many bytes: few enough to keep in memory, enough for a disk.
 const BLOCK: usize = 256 * 1024;
 /// What is written is forced to the disk every so many bytes, so that it never has a long queue before the log.
-const SYNC_EVERY: u64 = 32 << 20;
+const SYNC_EVERY: u64 = 256 << 10;
+/// After that it rests for as long as the disk took, and no longer than this: half of the disk is for commits.
+const MAX_REST: Duration = Duration::from_millis(50);
 const END: u32 = u32::MAX;
 
 /// What a snapshot is of.
@@ -125,7 +128,9 @@ impl Writer<'_> {
         self.offset += self.block.len() as u64;
         self.blocks += 1;
         if self.offset - self.synced >= SYNC_EVERY {
+            let began = Instant::now();
             self.file.sync_data()?;
+            std::thread::sleep(began.elapsed().min(MAX_REST));
             self.synced = self.offset;
         }
         self.begin();
