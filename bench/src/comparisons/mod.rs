@@ -2,6 +2,7 @@
 
 mod channels;
 mod conn;
+mod live;
 mod pipelining;
 mod pool;
 mod resident;
@@ -17,6 +18,7 @@ use crate::role::Role;
 pub(crate) const COMPARISONS: &[Comparison] = &[
     channels::COMPARISON,
     conn::COMPARISON,
+    live::COMPARISON,
     pipelining::COMPARISON,
     pool::COMPARISON,
     store::COMPARISON,
