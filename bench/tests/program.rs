@@ -142,3 +142,8 @@ fn every_workload_on_websockets_runs() {
 fn every_workload_on_the_store_runs() {
     every_workload_runs("store");
 }
+
+#[test]
+fn every_workload_on_live_queries_runs() {
+    every_workload_runs("live");
+}
