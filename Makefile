@@ -2,7 +2,7 @@
 # make model        what threads share, under a model checker (part of make test)
 # make lint         format, clippy and rustdoc, warnings denied
 # make conformance  the Autobahn test suite against our WebSocket codec, where there is a CPython 2.7 to run it
-# make bench        every comparison with its peers, under ten minutes
+# make bench        every comparison with its peers, about twenty minutes
 # make peers        programs that some comparisons run against
 
 .PHONY: test model lint conformance bench peers
