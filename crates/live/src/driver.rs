@@ -422,6 +422,11 @@ impl Driver {
 
     /// What has changed since a mark; none if that is not known any more, or if it can only be said as a whole.
     fn resume(&self, query: &Query, since: Mark, snapshot: &Snapshot, now: u64) -> Option<First> {
+        let bucket = snapshot.state.bucket(&query.bucket).ok()?;
+        // What is not kept has gone with a restart, and no commit says so.
+        if !bucket.definition().persistent && since.position().sequence <= self.store.began().sequence {
+            return None;
+        }
         let mut follower = self.store.follow_from(since.position()).ok()?;
         let mut commits = Vec::new();
         while follower.position().sequence < snapshot.position.sequence {
@@ -432,7 +437,7 @@ impl Driver {
             return None;
         }
         let changes = commits.iter().flat_map(|commit| &commit.changes);
-        match resume::since(query, snapshot.state.bucket(&query.bucket).ok()?, now, changes)? {
+        match resume::since(query, bucket, now, changes)? {
             Since::Nothing => Some(First::Resumed(None)),
             Since::Changed(Outcome::Records(delta)) => Some(First::Resumed(Some(delta))),
             Since::Changed(Outcome::Value) => None,

@@ -146,6 +146,7 @@ struct Inner {
 /// What readers, whoever writes, and the writer share.
 struct Shared {
     published: ArcSwap<Snapshot>,
+    began: Position,
     queue: Queue,
     history: Arc<History>,
     counters: Counters,
@@ -197,6 +198,7 @@ impl Store {
     fn start(engine: Box<dyn Engine>, keeps: bool, state: State, history: History, options: StoreOptions) -> Self {
         let snapshot = Snapshot { state, position: engine.position() };
         let shared = Arc::new(Shared {
+            began: snapshot.position,
             published: ArcSwap::from_pointee(snapshot),
             queue: Queue::new(options.queue),
             history: Arc::new(history),
@@ -221,6 +223,11 @@ impl Store {
     /// Everything at one moment. It stays as it is while the store goes on.
     pub fn snapshot(&self) -> Arc<Snapshot> {
         self.shared().published.load_full()
+    }
+
+    /// Where it stood when it was opened. Records of buckets that are not kept are gone since then, without a commit that says so.
+    pub fn began(&self) -> Position {
+        self.shared().began
     }
 
     /// The time, by the store's clock.

@@ -40,7 +40,7 @@ pub(crate) fn followed(result: &Shown, outcome: &Outcome, live: &mut Matcher, qu
 }
 
 /// Applies the JSON of a delta as its documentation says, and nothing else of it.
-fn apply(delta: &Delta, result: &mut Vec<Json>) {
+pub(crate) fn apply(delta: &Delta, result: &mut Vec<Json>) {
     let json: Json = serde_json::from_slice(&delta.encoded()).unwrap();
     let list = |name: &str| json[name].as_array().unwrap().iter();
     let index = |entry: &Json| usize::try_from(entry["index"].as_u64().unwrap()).unwrap();

@@ -32,25 +32,30 @@ impl World {
         Self { state: draft.finish().0, now: 1000, position: Position { epoch: 7, sequence: 0 } }
     }
 
-    /// One commit of several steps. What is refused is left out.
+    /// One commit of several steps.
     pub(crate) fn commit(&mut self, steps: &[Step]) -> Vec<Change> {
         let mut draft = Draft::new(self.state.clone(), self.now);
-        for step in steps {
-            match step.clone() {
-                Step::Insert(id, mut record) => {
-                    record.insert("id".to_owned(), json!(id));
-                    draft.insert("b", record).unwrap();
-                }
-                Step::Update(id, patch) => _ = draft.update("b", &json!(id), patch, None),
-                Step::Delete(id) => _ = draft.delete("b", &json!(id), None).unwrap(),
-                Step::Clear => draft.clear("b").unwrap(),
-                Step::Sweep => _ = draft.sweep(3),
-            }
-        }
+        take(&mut draft, steps);
         let (state, changes) = draft.finish();
         self.state = state;
         self.position.sequence += 1;
         changes
+    }
+}
+
+/// Takes steps in a draft. What is refused is left out.
+pub(crate) fn take(draft: &mut Draft, steps: &[Step]) {
+    for step in steps {
+        match step.clone() {
+            Step::Insert(id, mut record) => {
+                record.insert("id".to_owned(), json!(id));
+                draft.insert("b", record).unwrap();
+            }
+            Step::Update(id, patch) => _ = draft.update("b", &json!(id), patch, None),
+            Step::Delete(id) => _ = draft.delete("b", &json!(id), None).unwrap(),
+            Step::Clear => draft.clear("b").unwrap(),
+            Step::Sweep => _ = draft.sweep(3),
+        }
     }
 }
 
