@@ -386,11 +386,11 @@ impl Driver {
     }
 
     fn subscribe(&mut self, asked: Asked, mode: Mode, since: Option<Mark>) -> Result<Subscription, LiveError> {
+        let snapshot = self.settle();
         let max = self.options.max_subscriptions;
         if self.subscribers.len() >= max {
             return Err(LiveError::TooMany { max });
         }
-        let snapshot = self.settle();
         let now = self.store.now();
         let (query, name) = match asked {
             Asked::Query(query) => (query, None),
@@ -446,10 +446,11 @@ impl Driver {
 
     /// Lets a subscriber follow another query from now on.
     fn replace(&mut self, id: u64, query: &Query) -> Result<(), LiveError> {
+        let snapshot = self.settle();
+        // It may have ended just now.
         if !self.subscribers.contains_key(&id) {
             return Err(LiveError::NotSubscribed { id });
         }
-        let snapshot = self.settle();
         let bucket = snapshot.state.bucket(&query.bucket)?;
         self.unfollow(id);
         match self.matcher.subscribe(id, query, bucket, self.store.now()) {

@@ -1,8 +1,10 @@
 //! What must hold, each found where it did not.
 
+mod order;
 mod resume;
 
 use serde_json::{Map, Value as Json, json};
+use tidewire_store::{Store, StoreOptions};
 
 fn object(json: Json) -> Map<String, Json> {
     serde_json::from_value(json).unwrap()
@@ -10,6 +12,15 @@ fn object(json: Json) -> Map<String, Json> {
 
 fn plain() -> Json {
     json!({"key": "id", "schema": {"id": {"type": "number"}}})
+}
+
+/// A store with the buckets `b` and `c`.
+async fn store(options: StoreOptions) -> Store {
+    let store = Store::memory(options);
+    for name in ["b", "c"] {
+        store.define_bucket(name, plain()).await.unwrap();
+    }
+    store
 }
 
 fn run(test: impl Future<Output = ()>) {
