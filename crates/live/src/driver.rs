@@ -12,7 +12,10 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
 use serde_json::{Map, Value as Json};
-use tidewire_store::{Change, Commit, Field, Filter, FollowError, Follower, Position, Query, Snapshot, Store, Value};
+use tidewire_store::{
+    BucketIdentity, Change, Commit, Field, Filter, FollowError, Follower, Position, Query, Snapshot, State, Store,
+    StoreError, Value,
+};
 use tokio::sync::{Notify, Semaphore, oneshot};
 
 use crate::fanout::Fanout;
@@ -135,14 +138,29 @@ impl std::fmt::Debug for Shared {
 struct Subscriber {
     inbox: Arc<Inbox>,
     mode: Mode,
-    /// The name that the query was asked for by.
-    name: Option<Arc<str>>,
+    /// What the query was asked for by.
+    definition: Option<Box<Definition>>,
+}
+
+/// The name of a query, and what it stood for then.
+struct Definition {
+    name: String,
+    config: Json,
+}
+
+impl Definition {
+    /// Whether the name stands for the same.
+    fn is_in(&self, state: &State) -> bool {
+        state.query_config(&self.name).is_ok_and(|config| config == self.config)
+    }
 }
 
 /// A live query, as the driver knows it.
+#[derive(Clone)]
 struct Followed {
     query: Box<Query>,
     hash: u64,
+    bucket: BucketIdentity,
 }
 
 pub(crate) struct Driver {
@@ -294,20 +312,18 @@ impl Driver {
         let now = self.store.now();
         for (query, followed) in queries {
             for id in old.subscribers(query) {
-                let name = self.subscribers.get(id).and_then(|subscriber| subscriber.name.clone());
-                if name.is_some_and(|name| snapshot.state.query_config(&name).is_err()) {
-                    self.end(*id, End::QueryUndefined);
-                    continue;
-                }
-                let Ok(bucket) = snapshot.state.bucket(&followed.query.bucket) else {
+                let bucket = snapshot.state.bucket(&followed.query.bucket).ok();
+                let Some(bucket) = bucket.filter(|bucket| bucket.identity() == followed.bucket) else {
                     self.end(*id, End::BucketDropped);
                     continue;
                 };
+                let definition = self.subscribers.get(id).and_then(|subscriber| subscriber.definition.as_deref());
+                if definition.is_some_and(|definition| !definition.is_in(&snapshot.state)) {
+                    self.end(*id, End::QueryUndefined);
+                    continue;
+                }
                 match self.matcher.subscribe(*id, &followed.query, bucket, now) {
-                    Ok(query) => {
-                        let again = || Followed { query: followed.query.clone(), hash: followed.hash };
-                        self.queries.entry(query).or_insert_with(again);
-                    }
+                    Ok(query) => _ = self.queries.entry(query).or_insert_with(|| followed.clone()),
                     Err(_) => self.end(*id, End::Closed),
                 }
             }
@@ -392,15 +408,16 @@ impl Driver {
             return Err(LiveError::TooMany { max });
         }
         let now = self.store.now();
-        let (query, name) = match asked {
+        let (query, definition) = match asked {
             Asked::Query(query) => (query, None),
             Asked::Named(named) => {
-                let query = snapshot.state.query(&named.name, &named.params)?;
+                let config = snapshot.state.query_config(&named.name)?;
+                let query = Query::parse(&config, &named.params).map_err(StoreError::from)?;
                 let query = match &named.guard {
                     Some(guard) => query.restrict(guard),
                     None => query,
                 };
-                (Box::new(query), Some(named.name))
+                (Box::new(query), Some(Box::new(Definition { name: named.name, config })))
             }
         };
         let bucket = snapshot.state.bucket(&query.bucket)?;
@@ -412,10 +429,9 @@ impl Driver {
             since.filter(|since| since.is_of(hash)).and_then(|since| self.resume(&query, since, &snapshot, now));
         let whole = || First::Whole(self.matcher.whole(live).unwrap_or(Whole::Nothing));
         let first = resumed.unwrap_or_else(whole);
-        self.queries.entry(live).or_insert_with(|| Followed { query, hash });
+        self.queries.entry(live).or_insert_with(|| Followed { query, hash, bucket: bucket.identity() });
         let inbox = Arc::new(Inbox::default());
-        let name = name.map(Arc::from);
-        self.subscribers.insert(id, Subscriber { inbox: Arc::clone(&inbox), mode, name });
+        self.subscribers.insert(id, Subscriber { inbox: Arc::clone(&inbox), mode, definition });
         let mark = Mark::new(snapshot.position, hash);
         Ok(Subscription { id, first, mark, inbox, shared: Arc::clone(&self.shared) })
     }
@@ -455,8 +471,11 @@ impl Driver {
         self.unfollow(id);
         match self.matcher.subscribe(id, query, bucket, self.store.now()) {
             Ok(live) => {
-                let followed = || Followed { query: Box::new(query.clone()), hash: mark::hash(query) };
-                self.queries.entry(live).or_insert_with(followed);
+                self.queries.entry(live).or_insert_with(|| Followed {
+                    query: Box::new(query.clone()),
+                    hash: mark::hash(query),
+                    bucket: bucket.identity(),
+                });
                 self.give_whole(id);
                 Ok(())
             }
@@ -470,7 +489,8 @@ impl Driver {
     /// Ends the subscriptions to a named query that is defined no more.
     fn end_named(&mut self, change: &Change) {
         let Some(Value::String(name)) = change.old.as_ref().and_then(|row| row.get(&NAME)) else { return };
-        let is_its = |subscriber: &Subscriber| subscriber.name.as_deref() == Some(&*name);
+        let is_its =
+            |subscriber: &Subscriber| subscriber.definition.as_ref().is_some_and(|definition| definition.name == name);
         let ids = self.subscribers.iter().filter(|(_, subscriber)| is_its(subscriber)).map(|(id, _)| *id);
         for id in ids.collect::<Vec<u64>>() {
             self.end(id, End::QueryUndefined);

@@ -43,6 +43,18 @@ pub struct Bucket {
     bytes: usize,
 }
 
+/// Tells a bucket from others that had its name before or have it after. It stays as records and the definition change.
+#[derive(Debug, Clone)]
+pub struct BucketIdentity(Arc<AtomicU64>);
+
+impl PartialEq for BucketIdentity {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for BucketIdentity {}
+
 /// An ordered index over one field or several.
 #[derive(Debug, Clone)]
 pub(crate) struct Index {
@@ -172,6 +184,12 @@ impl Bucket {
     /// What it is defined as.
     pub fn definition(&self) -> &BucketDefinition {
         &self.definition
+    }
+
+    /// Which bucket it is, at whatever moment.
+    pub fn identity(&self) -> BucketIdentity {
+        // All moments of a bucket share it, and no two buckets.
+        BucketIdentity(Arc::clone(&self.counter))
     }
 
     /// How many records it has.

@@ -42,7 +42,7 @@ mod sum;
 mod transaction;
 mod value;
 
-pub use bucket::{Bucket, NotUnique};
+pub use bucket::{Bucket, BucketIdentity, NotUnique};
 pub use check::{Issue, ValidationError};
 pub use draft::{Change, Draft};
 pub use engine::{

@@ -1,5 +1,6 @@
 //! What must hold, each found where it did not.
 
+mod anew;
 mod order;
 mod resume;
 

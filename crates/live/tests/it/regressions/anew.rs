@@ -1,0 +1,71 @@
+//! Whoever missed commits ends as if it had seen them. The history holds nothing here, so that none can be followed.
+
+use serde_json::{Map, json};
+use tidewire_live::{End, Live, Mode, Subscription};
+use tidewire_store::{Query, Store, StoreOptions};
+
+use super::{plain, run};
+
+async fn forgetful() -> Store {
+    let mut options = StoreOptions::default();
+    options.history_bytes = 1;
+    super::store(options).await
+}
+
+async fn end_of(live: &Live, subscription: &mut Subscription) -> Option<End> {
+    live.settled().await.unwrap();
+    loop {
+        match subscription.try_next() {
+            Ok(Some(_)) => {}
+            Ok(None) => return None,
+            Err(end) => return Some(end),
+        }
+    }
+}
+
+#[test]
+fn a_bucket_that_was_dropped_and_defined_again_is_another() {
+    run(async {
+        let store = forgetful().await;
+        let live = Live::new(store.clone());
+        let mut subscription = live.subscribe(Query::all("b"), Mode::Delta, None).await.unwrap();
+        // It is the same one when it is emptied, or updated.
+        store.clear("b").await.unwrap();
+        store.update_bucket("b", json!({"addIndexes": ["id"]})).await.unwrap();
+        assert_eq!(end_of(&live, &mut subscription).await, None);
+        let anew = store.write(|draft| {
+            draft.drop_bucket("b")?;
+            draft.define_bucket("b", &plain())
+        });
+        anew.await.unwrap();
+        assert_eq!(end_of(&live, &mut subscription).await, Some(End::BucketDropped));
+    });
+}
+
+#[test]
+fn a_named_query_that_was_defined_otherwise_is_another() {
+    run(async {
+        let store = forgetful().await;
+        store.define_query("named", json!({"bucket": "b"})).await.unwrap();
+        let live = Live::new(store.clone());
+        let mut subscription = live.subscribe_named("named", Map::new(), None, Mode::Whole, None).await.unwrap();
+        let anew = store.write(|draft| {
+            draft.undefine_query("named")?;
+            draft.define_query("named", &json!({"bucket": "b", "filter": {"n": 1}}))
+        });
+        anew.await.unwrap();
+        assert_eq!(end_of(&live, &mut subscription).await, Some(End::QueryUndefined));
+    });
+}
+
+#[test]
+fn a_named_query_of_a_dropped_bucket_ends_with_the_bucket() {
+    run(async {
+        let store = forgetful().await;
+        store.define_query("named", json!({"bucket": "b"})).await.unwrap();
+        let live = Live::new(store.clone());
+        let mut subscription = live.subscribe_named("named", Map::new(), None, Mode::Whole, None).await.unwrap();
+        store.drop_bucket("b").await.unwrap();
+        assert_eq!(end_of(&live, &mut subscription).await, Some(End::BucketDropped));
+    });
+}
