@@ -275,10 +275,9 @@ impl Driver {
                 self.changed.insert(update.query);
             }
         }
-        let told = deliveries.len() as u64;
-        let fallen_behind = self.fanout.deliver(deliveries, concerned, self.options.max_deltas);
-        self.shared.counters.events.fetch_add(told, Relaxed);
-        self.shared.counters.conflated.fetch_add(fallen_behind, Relaxed);
+        let delivered = self.fanout.deliver(deliveries, concerned, self.options.max_deltas);
+        self.shared.counters.events.fetch_add(delivered.given, Relaxed);
+        self.shared.counters.conflated.fetch_add(delivered.behind, Relaxed);
     }
 
     /// Tells the whole results that have changed, as they are now.
@@ -293,8 +292,8 @@ impl Driver {
             for id in self.matcher.subscribers(query) {
                 let Some(subscriber) = self.subscribers.get(id) else { continue };
                 if is_value || subscriber.mode == Mode::Whole {
-                    let is_replaced = subscriber.inbox.replace(Event::Whole { whole: whole.clone(), mark });
                     self.shared.counters.events.fetch_add(1, Relaxed);
+                    let is_replaced = subscriber.inbox.replace(Event::Whole { whole: whole.clone(), mark });
                     self.shared.counters.conflated.fetch_add(is_replaced.into(), Relaxed);
                 }
             }
@@ -341,8 +340,9 @@ impl Driver {
         let (Some(followed), Some(subscriber)) = (self.queries.get(&query), self.subscribers.get(&id)) else { return };
         let mark = Mark::new(self.matcher.position(), followed.hash);
         if let Some(whole) = self.matcher.whole(query) {
-            subscriber.inbox.replace(Event::Whole { whole, mark });
             self.shared.counters.events.fetch_add(1, Relaxed);
+            let is_replaced = subscriber.inbox.replace(Event::Whole { whole, mark });
+            self.shared.counters.conflated.fetch_add(is_replaced.into(), Relaxed);
         }
     }
 
@@ -363,8 +363,7 @@ impl Driver {
         for command in commands {
             self.obey(command);
         }
-        self.shared.counters.queries.store(self.queries.len(), Relaxed);
-        self.shared.counters.subscribers.store(self.subscribers.len(), Relaxed);
+        self.measure();
         is_open
     }
 
@@ -372,20 +371,33 @@ impl Driver {
     fn obey(&mut self, command: Command) {
         match command {
             Command::Subscribe { query, mode, since, reply } => {
-                let _ = reply.send(self.subscribe(query, mode, since));
+                let subscribed = self.subscribe(query, mode, since);
+                self.measure();
+                let _ = reply.send(subscribed);
             }
             Command::Replace { id, query, reply } => {
-                let _ = reply.send(self.replace(id, &query));
+                let replaced = self.replace(id, &query);
+                self.measure();
+                let _ = reply.send(replaced);
             }
             Command::End { id, end, reply } => {
-                let _ = reply.send(self.subscribers.contains_key(&id));
+                let was_there = self.subscribers.contains_key(&id);
                 self.end(id, end);
+                self.measure();
+                let _ = reply.send(was_there);
             }
             Command::Settle(reply) => {
                 self.settle();
+                self.measure();
                 let _ = reply.send(self.matcher.position());
             }
         }
+    }
+
+    /// Says how much there is, before anybody is answered.
+    fn measure(&self) {
+        self.shared.counters.queries.store(self.queries.len(), Relaxed);
+        self.shared.counters.subscribers.store(self.subscribers.len(), Relaxed);
     }
 
     /// Takes in all that is published, and returns it.
@@ -500,8 +512,8 @@ impl Driver {
     fn end(&mut self, id: u64, end: End) {
         self.unfollow(id);
         if let Some(subscriber) = self.subscribers.remove(&id) {
-            subscriber.inbox.end(end);
             self.shared.counters.ended.fetch_add(1, Relaxed);
+            subscriber.inbox.end(end);
         }
     }
 
@@ -526,7 +538,11 @@ impl Drop for Driver {
         self.shared.close();
         let commands = std::mem::take(&mut self.shared.asked().commands);
         drop(commands);
-        for subscriber in self.subscribers.values() {
+        self.queries.clear();
+        let subscribers = std::mem::take(&mut self.subscribers);
+        self.measure();
+        self.shared.counters.ended.fetch_add(subscribers.len() as u64, Relaxed);
+        for subscriber in subscribers.values() {
             subscriber.inbox.end(End::Closed);
         }
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use tidewire_pool::{BuildError, Context, Key, Message, Pool};
 
-use crate::subscription::{Event, Inbox};
+use crate::subscription::{Event, Inbox, Pushed};
 
 /// A commit that concerns so many queries is told on several threads.
 const MANY: usize = 64;
@@ -23,11 +23,20 @@ struct Part {
     count: Arc<Count>,
 }
 
-/// How many parts are left, and how many subscribers have fallen behind.
+/// How many parts are left, and what became of the others.
 #[derive(Default)]
 struct Count {
-    state: Mutex<(usize, u64)>,
+    state: Mutex<(usize, Delivered)>,
     done: Condvar,
+}
+
+/// What became of events.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Delivered {
+    /// Events that subscribers have.
+    pub(crate) given: u64,
+    /// Subscribers that have fallen behind.
+    pub(crate) behind: u64,
 }
 
 impl Drop for Part {
@@ -42,14 +51,22 @@ impl Drop for Part {
 
 impl Part {
     fn deliver(&mut self) {
-        let fallen_behind = deliver(std::mem::take(&mut self.deliveries), self.max_deltas);
-        self.count.state.lock().unwrap_or_else(PoisonError::into_inner).1 += fallen_behind;
+        let delivered = deliver(std::mem::take(&mut self.deliveries), self.max_deltas);
+        let all = &mut self.count.state.lock().unwrap_or_else(PoisonError::into_inner).1;
+        all.given += delivered.given;
+        all.behind += delivered.behind;
     }
 }
 
-/// Delivers events here and now. Returns how many subscribers have fallen behind.
-fn deliver(deliveries: Vec<(Arc<Inbox>, Event)>, max_deltas: usize) -> u64 {
-    deliveries.into_iter().map(|(inbox, event)| u64::from(inbox.push(event, max_deltas))).sum()
+/// Delivers events here and now.
+fn deliver(deliveries: Vec<(Arc<Inbox>, Event)>, max_deltas: usize) -> Delivered {
+    let mut delivered = Delivered::default();
+    for (inbox, event) in deliveries {
+        let pushed = inbox.push(event, max_deltas);
+        delivered.given += u64::from(pushed == Pushed::Given);
+        delivered.behind += u64::from(pushed == Pushed::FallsBehind);
+    }
+    delivered
 }
 
 impl Fanout {
@@ -68,8 +85,8 @@ impl Fanout {
         Ok(Self { pool, workers: workers.max(1) })
     }
 
-    /// Delivers what a commit brings to subscribers of so many queries. Returns how many have fallen behind.
-    pub(crate) fn deliver(&self, deliveries: Vec<(Arc<Inbox>, Event)>, queries: usize, max_deltas: usize) -> u64 {
+    /// Delivers what a commit brings to subscribers of so many queries.
+    pub(crate) fn deliver(&self, deliveries: Vec<(Arc<Inbox>, Event)>, queries: usize, max_deltas: usize) -> Delivered {
         if queries <= MANY || self.workers == 1 {
             return deliver(deliveries, max_deltas);
         }
@@ -81,7 +98,7 @@ impl Fanout {
         let count = Arc::new(Count::default());
         count.state.lock().unwrap_or_else(PoisonError::into_inner).0 = parts.len();
         if parts.is_empty() {
-            return 0;
+            return Delivered::default();
         }
         for (key, deliveries) in parts.into_iter().enumerate() {
             let part = Part { deliveries, max_deltas, count: Arc::clone(&count) };

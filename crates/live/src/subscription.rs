@@ -161,27 +161,37 @@ struct State {
     waker: Option<Waker>,
 }
 
+/// What became of a delta.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pushed {
+    /// The subscriber has it.
+    Given,
+    /// There is no room for it, nor for those before it.
+    FallsBehind,
+    /// The subscriber waits for the whole result.
+    IsBehind,
+}
+
 impl Inbox {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A delta, unless the subscriber is behind; then, or if there are so many already, it is for the whole result to tell. Returns
-    /// whether it has just fallen behind.
-    pub(crate) fn push(&self, event: Event, max: usize) -> bool {
+    /// A delta, unless the subscriber is behind; then, or if there are so many already, it is for the whole result to tell.
+    pub(crate) fn push(&self, event: Event, max: usize) -> Pushed {
         let mut state = self.state();
         if state.is_stale {
-            return false;
+            return Pushed::IsBehind;
         }
         if state.events.len() < max.max(1) {
             state.events.push(event);
             state.wake();
-            return false;
+            return Pushed::Given;
         }
         state.events = Waiting::Nothing;
         state.is_stale = true;
         state.wake();
-        true
+        Pushed::FallsBehind
     }
 
     /// The whole result, in place of whatever waits. Returns whether something did.

@@ -1,6 +1,7 @@
 //! What must hold, each found where it did not.
 
 mod anew;
+mod counts;
 mod order;
 mod resume;
 

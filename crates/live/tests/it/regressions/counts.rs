@@ -1,0 +1,54 @@
+//! What is counted is what is, as soon as there is an answer.
+
+use serde_json::json;
+use tidewire_live::{End, Event, Live, LiveOptions, Mode};
+use tidewire_store::{Query, StoreOptions};
+
+use super::{object, run, store};
+
+#[test]
+fn what_a_subscriber_did_not_get_is_no_event() {
+    run(async {
+        let store = store(StoreOptions::default()).await;
+        let mut options = LiveOptions::default();
+        options.max_deltas = 2;
+        let live = Live::with_options(store.clone(), options);
+        let mut slow = live.subscribe(Query::all("b"), Mode::Delta, None).await.unwrap();
+        for id in 0..10 {
+            store.insert("b", object(json!({"id": id}))).await.unwrap();
+        }
+        live.settled().await.unwrap();
+        assert_eq!((live.stats().events, live.stats().conflated), (2, 1));
+        assert!(matches!(slow.next().await, Ok(Event::Whole { .. })));
+        assert_eq!((live.stats().events, live.stats().conflated), (3, 1));
+    });
+}
+
+#[test]
+fn who_comes_and_goes_is_counted_before_the_answer() {
+    run(async {
+        let store = store(StoreOptions::default()).await;
+        let live = Live::new(store.clone());
+        for round in 0..50 {
+            let mut subscription = live.subscribe(Query::all("b"), Mode::Delta, None).await.unwrap();
+            assert_eq!((live.stats().queries, live.stats().subscriptions), (1, 1));
+            assert!(live.forbid(subscription.id()).await.unwrap());
+            let stats = live.stats();
+            assert_eq!((stats.queries, stats.subscriptions, stats.ended), (0, 0, round + 1));
+            assert_eq!(subscription.try_next().unwrap_err(), End::Forbidden);
+        }
+    });
+}
+
+#[test]
+fn those_who_end_with_the_store_are_counted() {
+    run(async {
+        let store = store(StoreOptions::default()).await;
+        let live = Live::new(store.clone());
+        let mut subscription = live.subscribe(Query::all("b"), Mode::Delta, None).await.unwrap();
+        store.close().unwrap();
+        assert_eq!(subscription.next().await.unwrap_err(), End::Closed);
+        let stats = live.stats();
+        assert_eq!((stats.queries, stats.subscriptions, stats.ended), (0, 0, 1));
+    });
+}
