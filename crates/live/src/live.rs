@@ -25,8 +25,14 @@ pub struct LiveOptions {
     pub max_deltas: usize,
     /// How many requests wait for the driver; more wait for room. Default: 1024.
     pub queue: usize,
-    /// The threads that tell subscribers of a commit that concerns more than 64 queries. Default: one per core, at most 8.
+    /// The threads that tell subscribers of a commit that concerns more than 64 queries, at most
+    /// [`MAX_WORKERS`](Self::MAX_WORKERS). Default: one per core, at most 8.
     pub workers: usize,
+}
+
+impl LiveOptions {
+    /// With more threads than this, none has enough to do.
+    pub const MAX_WORKERS: usize = 64;
 }
 
 impl Default for LiveOptions {
@@ -130,7 +136,8 @@ impl Live {
     /// If the process cannot start another thread.
     pub fn with_options(store: Store, options: LiveOptions) -> Self {
         let shared = Arc::new(Shared::new(options.queue));
-        let fanout = Fanout::new(options.workers).expect("a process can start a few threads");
+        let fanout =
+            Fanout::new(options.workers.min(LiveOptions::MAX_WORKERS)).expect("a process can start a few threads");
         let driver = Driver::new(store, options, Arc::clone(&shared), fanout);
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("it has neither files nor threads");
         let thread = std::thread::Builder::new().name("tidewire-live".to_owned());

@@ -4,6 +4,7 @@ mod anew;
 mod counts;
 mod order;
 mod resume;
+mod settings;
 
 use serde_json::{Map, Value as Json, json};
 use tidewire_store::{Store, StoreOptions};

@@ -1,0 +1,22 @@
+//! Settings may be anything.
+
+use serde_json::json;
+use tidewire_live::{Event, Live, LiveOptions, Mode};
+use tidewire_store::{Query, StoreOptions};
+
+use super::{object, run, store};
+
+#[test]
+fn settings_of_any_size_are_taken() {
+    run(async {
+        for size in [0, usize::MAX] {
+            let store = store(StoreOptions::default()).await;
+            let mut options = LiveOptions::default();
+            (options.max_deltas, options.queue, options.workers) = (size, size, size);
+            let live = Live::with_options(store.clone(), options);
+            let mut subscription = live.subscribe(Query::all("b"), Mode::Delta, None).await.unwrap();
+            store.insert("b", object(json!({"id": 1}))).await.unwrap();
+            assert!(matches!(subscription.next().await, Ok(Event::Delta { .. })));
+        }
+    });
+}
