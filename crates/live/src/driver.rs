@@ -230,7 +230,11 @@ impl Driver {
                 Ok(None) if until.is_some() => std::thread::yield_now(),
                 Ok(None) => break,
                 Err(FollowError::Closed) => return false,
-                Err(_) => self.begin_anew(),
+                Err(_) => {
+                    self.begin_anew();
+                    // That takes long, and may be needed again at once: others have waited.
+                    left = if until.is_some() { left } else { 1 };
+                }
             }
             left -= 1;
         }

@@ -4,13 +4,13 @@ use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Waker};
+use std::task::{Context, Poll, Waker};
 
 use serde_json::{Map, json};
 use tidewire_live::{End, Live, LiveError, LiveOptions, Mode};
 use tidewire_store::{Clock, Query, StoreOptions};
 
-use super::{run, store};
+use super::{object, run, store};
 
 /// Holds the driver whenever it asks for the time, which it does when somebody subscribes.
 struct Gate {
@@ -115,5 +115,28 @@ fn a_subscription_that_has_just_ended_makes_room() {
         store.drop_bucket("c").await.unwrap();
         gate.open();
         let _all = (one.await.unwrap(), two.await.unwrap(), three.await.unwrap());
+    });
+}
+
+/// The history holds nothing, so that the driver begins anew with every commit.
+#[test]
+fn whoever_asks_waits_for_one_beginning_at_most() {
+    run(async {
+        let (gate, mut options) = Gate::new();
+        options.history_bytes = 1;
+        let store = store(options).await;
+        let live = Live::new(store.clone());
+        let subscription = live.subscribe(Query::all("b"), Mode::Delta, None).await.unwrap();
+        gate.shut();
+        store.insert("b", object(json!({"id": 1}))).await.unwrap();
+        gate.wait();
+        let mut forbidden = pin!(live.forbid(subscription.id()));
+        ask(forbidden.as_mut());
+        store.insert("b", object(json!({"id": 2}))).await.unwrap();
+        gate.pass();
+        gate.wait();
+        let answer = forbidden.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        gate.open();
+        assert_eq!(answer, Poll::Ready(Ok(true)));
     });
 }
