@@ -21,13 +21,12 @@ use tokio::sync::{Notify, Semaphore, oneshot};
 use crate::fanout::Fanout;
 use crate::live::{LiveError, LiveOptions};
 use crate::mark::{self, Mark};
-use crate::matcher::{Matcher, QueryId, Update};
+use crate::matcher::{Matcher, QueryId, Update, dropped};
 use crate::query::{Outcome, Whole};
 use crate::resume::{self, Since};
 use crate::subscription::{End, Event, First, Inbox, Mode, Subscription};
 
-/// The buckets in which a record stands for each bucket, and for each named query.
-const BUCKETS: &str = "$buckets";
+/// The bucket in which a record stands for each named query.
 const QUERIES: &str = "$queries";
 static NAME: LazyLock<Field> = LazyLock::new(|| Field::new("name"));
 
@@ -464,11 +463,11 @@ impl Driver {
         while follower.position().sequence < snapshot.position.sequence {
             commits.push(follower.try_next().ok()??);
         }
-        let dropped = |commit: &Arc<Commit>| commit.changes.iter().any(|change| *change.bucket == *BUCKETS);
-        if commits.iter().any(dropped) {
+        let changes = commits.iter().flat_map(|commit| &commit.changes);
+        // What it was the result of is not there any more.
+        if changes.clone().any(|change| dropped(change).is_some_and(|name| name == query.bucket)) {
             return None;
         }
-        let changes = commits.iter().flat_map(|commit| &commit.changes);
         match resume::since(query, bucket, now, changes)? {
             Since::Nothing => Some(First::Resumed(None)),
             Since::Changed(Outcome::Records(delta)) => Some(First::Resumed(Some(delta))),

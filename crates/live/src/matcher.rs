@@ -359,7 +359,7 @@ impl Matcher {
 }
 
 /// The bucket that a change drops, if it drops one.
-fn dropped(change: &Change) -> Option<String> {
+pub(crate) fn dropped(change: &Change) -> Option<String> {
     static NAME: LazyLock<Field> = LazyLock::new(|| Field::new("name"));
     if *change.bucket != *BUCKETS || change.new.is_some() {
         return None;

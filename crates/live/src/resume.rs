@@ -31,7 +31,6 @@ pub(crate) fn since<'a>(
     if bucket.expired(now).next().is_some() {
         return None;
     }
-    let mut live = LiveQuery::new(query, query.canonical().into(), Arc::from(&*query.bucket), bucket, now);
     let mut nets: Vec<Net<'a>> = Vec::new();
     let mut places: HashMap<u64, usize> = HashMap::new();
     for change in changes.filter(|change| *change.bucket == *query.bucket) {
@@ -47,6 +46,11 @@ pub(crate) fn since<'a>(
         }
     }
     nets.retain(|net| net.old.is_some() || net.new.is_some());
+    // When many come back at once, this is what most of them find.
+    if nets.is_empty() {
+        return Some(Since::Nothing);
+    }
+    let mut live = LiveQuery::new(query, query.canonical().into(), Arc::from(&*query.bucket), bucket, now);
     let back: Vec<Net<'_>> = nets.iter().map(|net| Net { ordinal: net.ordinal, old: net.new, new: net.old }).collect();
     live.apply(&back);
     Some(live.apply(&nets).map_or(Since::Nothing, Since::Changed))

@@ -174,6 +174,22 @@ fn what_is_not_kept_is_gone_after_a_restart() {
     });
 }
 
+#[test]
+fn definitions_that_leave_the_records_as_they_are_leave_marks_as_they_are() {
+    super::run(async {
+        let store = super::store(StoreOptions::default()).await;
+        let live = follow(&store);
+        let mark = live.subscribe(Query::all("b"), Mode::Delta, None).await.unwrap().mark();
+        store.define_bucket("d", super::plain()).await.unwrap();
+        store.drop_bucket("c").await.unwrap();
+        store.update_bucket("b", json!({"addIndexes": ["id"]})).await.unwrap();
+        store.insert("b", super::object(json!({"id": 1}))).await.unwrap();
+        let resumed = live.subscribe(Query::all("b"), Mode::Delta, Some(mark)).await.unwrap();
+        let First::Resumed(Some(delta)) = resumed.first() else { panic!("{:?}", resumed.first()) };
+        assert_eq!(delta.counts(), (1, 0, 0));
+    });
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, max_shrink_iters: 100, failure_persistence: None, ..ProptestConfig::default() })]
 
