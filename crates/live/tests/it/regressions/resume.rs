@@ -191,7 +191,7 @@ fn definitions_that_leave_the_records_as_they_are_leave_marks_as_they_are() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, max_shrink_iters: 100, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 256, max_shrink_iters: 100, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn whoever_comes_back_has_what_there_is(
