@@ -2,6 +2,7 @@
 
 mod anew;
 mod counts;
+mod crowd;
 mod order;
 mod resume;
 mod settings;

@@ -1,0 +1,122 @@
+//! Subscribers come, look, go and come back while writers write, and commits fall out of the history.
+
+use serde_json::{Value as Json, json};
+use tidewire_live::{Event, First, Live, LiveOptions, Mark, Mode, Subscription, Whole};
+use tidewire_store::{Answer, Query, Store, StoreOptions};
+
+use super::{object, run, store};
+
+/// What one has of a query, also while away.
+struct Held {
+    query: Query,
+    mode: Mode,
+    mark: Option<Mark>,
+    result: Vec<Json>,
+    subscription: Option<Subscription>,
+}
+
+impl Held {
+    fn hold(&mut self, whole: &Whole) {
+        let Whole::Json(json) = whole else { panic!("{whole:?}") };
+        self.result = serde_json::from_slice(json).unwrap();
+    }
+
+    fn pass(&mut self, mark: Mark) {
+        let (before, now) = (self.mark.map_or(0, |mark| mark.position().sequence), mark.position().sequence);
+        assert!(before < now, "{before} comes before {now}");
+        self.mark = Some(mark);
+    }
+
+    async fn come(&mut self, live: &Live) {
+        let subscription = live.subscribe(self.query.clone(), self.mode, self.mark).await.unwrap();
+        match subscription.first() {
+            First::Whole(whole) => self.hold(whole),
+            First::Resumed(None) => {}
+            First::Resumed(Some(delta)) => delta.apply(&mut self.result),
+            other => panic!("{other:?}"),
+        }
+        self.mark = Some(subscription.mark());
+        self.subscription = Some(subscription);
+    }
+
+    fn look(&mut self) {
+        while let Some(event) = self.subscription.as_mut().and_then(|held| held.try_next().unwrap()) {
+            match event {
+                Event::Whole { whole, mark } => {
+                    self.hold(&whole);
+                    // It may be told anew what it has.
+                    self.mark = Some(mark);
+                }
+                Event::Delta { delta, mark } => {
+                    delta.apply(&mut self.result);
+                    self.pass(mark);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+fn write(store: &Store, seed: u64) {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    for _ in 0..600 {
+        let (id, n) = (rng.u64(..40), rng.u64(..10));
+        match rng.u8(..8) {
+            0 | 1 => _ = store.delete("b", json!(id), None).wait().unwrap(),
+            2 if n == 0 => store.clear("b").wait().unwrap(),
+            _ => _ = store.insert("b", object(json!({"id": id, "n": n}))).wait().unwrap(),
+        }
+    }
+}
+
+#[test]
+fn everybody_has_what_there_is_in_the_end() {
+    run(async {
+        let mut options = StoreOptions::default();
+        options.history_bytes = 2000;
+        let store = store(options).await;
+        let mut options = LiveOptions::default();
+        options.max_deltas = 5;
+        let live = Live::with_options(store.clone(), options);
+        let queries = [json!({}), json!({"filter": {"n": {"$gt": 4}}}), json!({"sort": {"n": "desc"}, "limit": 7})];
+        let held = |(place, mode): (usize, Mode)| {
+            let mut query = queries[place % queries.len()].clone();
+            query["bucket"] = json!("b");
+            let query = Query::parse(&query, &serde_json::Map::new()).unwrap();
+            Held { query, mode, mark: None, result: Vec::new(), subscription: None }
+        };
+        let modes = [Mode::Delta, Mode::Delta, Mode::Delta, Mode::Whole, Mode::Delta];
+        let mut all: Vec<Held> = modes.into_iter().cycle().take(15).enumerate().map(held).collect();
+        let writers: Vec<_> = (0..3)
+            .map(|seed| {
+                let store = store.clone();
+                std::thread::spawn(move || write(&store, seed))
+            })
+            .collect();
+        let mut rng = fastrand::Rng::with_seed(7);
+        while !writers.iter().all(std::thread::JoinHandle::is_finished) {
+            let one = rng.usize(..all.len());
+            let one = &mut all[one];
+            match rng.u8(..4) {
+                0 => {
+                    one.look();
+                    one.subscription = None;
+                }
+                _ if one.subscription.is_none() => one.come(&live).await,
+                _ => one.look(),
+            }
+        }
+        for one in &mut all {
+            if one.subscription.is_none() {
+                one.come(&live).await;
+            }
+            // Whoever fell behind asks for the whole result when it looks.
+            for _ in 0..3 {
+                live.settled().await.unwrap();
+                one.look();
+            }
+            let Answer::Records(records) = store.query(&one.query).unwrap() else { panic!("records") };
+            assert_eq!(one.result, records);
+        }
+    });
+}
