@@ -482,7 +482,13 @@ impl Driver {
         if !self.subscribers.contains_key(&id) {
             return Err(LiveError::NotSubscribed { id });
         }
-        let bucket = snapshot.state.bucket(&query.bucket)?;
+        let bucket = match snapshot.state.bucket(&query.bucket) {
+            Ok(bucket) => bucket,
+            Err(error) => {
+                self.end(id, End::BucketDropped);
+                return Err(error.into());
+            }
+        };
         self.unfollow(id);
         match self.matcher.subscribe(id, query, bucket, self.store.now()) {
             Ok(live) => {

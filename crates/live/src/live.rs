@@ -167,7 +167,8 @@ impl Live {
         self.ask(|reply| Command::Subscribe { query, mode, since, reply }).await?
     }
 
-    /// Lets a subscription follow another query, because what it may see is another: it gets the whole result of that one next.
+    /// Lets a subscription follow another query, because what it may see is another: it gets the whole result of that one next. If
+    /// that cannot be, it ends: it does not go on with what it may not see.
     pub async fn replace(&self, id: u64, query: Query) -> Result<(), LiveError> {
         self.ask(|reply| Command::Replace { id, query: Box::new(query), reply }).await?
     }
@@ -206,7 +207,9 @@ impl Live {
 impl Drop for Live {
     fn drop(&mut self) {
         self.shared.close();
-        if let Some(thread) = self.thread.take() {
+        // Its own thread, which may be telling somebody who drops this, cannot wait for itself.
+        let is_own = |thread: &JoinHandle<()>| thread.thread().id() == std::thread::current().id();
+        if let Some(thread) = self.thread.take().filter(|thread| !is_own(thread)) {
             // If it panicked, it has said so, and everybody knows.
             let _ = thread.join();
         }

@@ -183,15 +183,16 @@ impl Inbox {
         if state.is_stale {
             return Pushed::IsBehind;
         }
-        if state.events.len() < max.max(1) {
+        let pushed = if state.events.len() < max.max(1) {
             state.events.push(event);
-            state.wake();
-            return Pushed::Given;
-        }
-        state.events = Waiting::Nothing;
-        state.is_stale = true;
-        state.wake();
-        Pushed::FallsBehind
+            Pushed::Given
+        } else {
+            state.events = Waiting::Nothing;
+            state.is_stale = true;
+            Pushed::FallsBehind
+        };
+        wake(state);
+        pushed
     }
 
     /// The whole result, in place of whatever waits. Returns whether something did.
@@ -200,7 +201,7 @@ impl Inbox {
         let is_replaced = state.events.len() > 0;
         state.events = Waiting::One(event);
         (state.is_stale, state.has_asked) = (false, false);
-        state.wake();
+        wake(state);
         is_replaced
     }
 
@@ -208,14 +209,15 @@ impl Inbox {
     pub(crate) fn end(&self, end: End) {
         let mut state = self.state();
         state.end.get_or_insert(end);
-        state.wake();
+        wake(state);
     }
 }
 
-impl State {
-    fn wake(&mut self) {
-        if let Some(waker) = self.waker.take() {
-            waker.wake();
-        }
+/// Wakes the subscriber, which may look at once: so the lock is given back before.
+fn wake(mut state: MutexGuard<'_, State>) {
+    let waker = state.waker.take();
+    drop(state);
+    if let Some(waker) = waker {
+        waker.wake();
     }
 }

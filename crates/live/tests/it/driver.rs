@@ -384,6 +384,9 @@ fn what_a_subscriber_may_see_is_part_of_its_query() {
         let ids: Vec<&Json> = seen.result.iter().map(|record| &record["id"]).collect();
         assert_eq!(ids, [0, 1, 3]);
         assert_eq!(live.stats().queries, 1);
+        let refused = live.replace(seen.subscription.id(), Query::all("x")).await.unwrap_err();
+        assert_eq!(refused.to_string(), "bucket \"x\" is not defined");
+        assert_eq!(seen.subscription.next().await.unwrap_err(), End::BucketDropped);
         let gone = live.replace(99, query(&json!({}))).await.unwrap_err();
         assert_eq!(gone, LiveError::NotSubscribed { id: 99 });
     });
@@ -429,5 +432,39 @@ fn a_commit_that_concerns_many_is_told_to_all_in_order() {
             assert_eq!(seen.wholes, 0);
             assert_eq!(seen.result, answer(&store, query));
         }
+    });
+}
+
+/// Some executors run what they wake at once, and what they run may drop everything.
+#[test]
+fn a_waker_may_look_at_once_and_drop_what_it_was_given() {
+    struct AtOnce(std::sync::Mutex<Option<(Subscription, Live)>>, std::sync::mpsc::SyncSender<bool>);
+
+    impl std::task::Wake for AtOnce {
+        fn wake(self: std::sync::Arc<Self>) {
+            let taken = self.0.lock().unwrap().take();
+            if let Some((mut subscription, live)) = taken {
+                let has_event = matches!(subscription.try_next(), Ok(Some(_)));
+                drop((subscription, live));
+                let _ = self.1.send(has_event);
+            }
+        }
+    }
+
+    run(async {
+        let store = store().await;
+        let live = Live::new(store.clone());
+        let mut subscription = live.subscribe(query(&json!({})), Mode::Delta, None).await.unwrap();
+        let (told, heard) = std::sync::mpsc::sync_channel(1);
+        let waker = std::sync::Arc::new(AtOnce(std::sync::Mutex::new(None), told));
+        {
+            let waker = std::task::Waker::from(std::sync::Arc::clone(&waker));
+            let mut context = std::task::Context::from_waker(&waker);
+            let next = std::pin::pin!(subscription.next());
+            assert!(next.poll(&mut context).is_pending());
+        }
+        *waker.0.lock().unwrap() = Some((subscription, live));
+        insert(&store, 1, 1).await;
+        assert!(heard.recv_timeout(std::time::Duration::from_mins(1)).unwrap());
     });
 }
