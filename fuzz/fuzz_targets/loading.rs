@@ -1,0 +1,73 @@
+//! Any bytes as rows and keys that an engine kept, definitions included: a store opens, or says what it cannot read, and what was
+//! opened once can be opened again and is the same.
+
+#![no_main]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use libfuzzer_sys::fuzz_target;
+use tidewire_store::{Embedded, EmbeddedOptions, Engine, Query, Store, StoreOpenError, StoreOptions, Write, WriteSet};
+
+#[path = "../../crates/store/tests/it/engine/disk.rs"]
+mod disk;
+
+use disk::SimDisk;
+
+const BUCKETS: [&str; 5] = ["$buckets", "$queries", "$replies", "b", "x"];
+const DEFINITION: &[u8] = br#"{"name":"b","config":{"key":"id","schema":{"id":{"type":"number"},"n":{"type":"number","unique":true,"generated":"autoincrement"}},"indexes":["n"],"ttl":1,"maxSize":3}}"#;
+
+fn embedded() -> EmbeddedOptions {
+    let mut options = EmbeddedOptions::default();
+    options.segment_bytes = 64 * 1024;
+    options
+}
+
+/// Everything that is in it, as text.
+fn everything(store: &Store) -> String {
+    let snapshot = store.snapshot();
+    let mut text = String::new();
+    for (name, bucket) in snapshot.state.buckets() {
+        text.push_str(name);
+        for row in bucket.rows() {
+            text.push_str(row.text());
+        }
+        let _ = Query::all(name).answer(bucket, 0);
+        let _ = bucket.page(None, 10, &tidewire_store::Filter::everything(), 0);
+    }
+    for (name, config) in snapshot.state.queries() {
+        text.push_str(&format!("{name}{config}"));
+    }
+    text
+}
+
+fuzz_target!(|data: &[u8]| {
+    let disk = SimDisk::default();
+    let open = || {
+        let mut options = StoreOptions::default();
+        options.embedded = embedded();
+        options.sweep_interval = None;
+        Store::open_on(Arc::new(disk.clone()), Path::new("db"), options)
+    };
+    let (mut engine, _) =
+        Embedded::open_on(Arc::new(disk.clone()), Path::new("db"), embedded(), &mut |_| {}).expect("nothing is wrong yet");
+    let defined = [Write { bucket: "$buckets", key: b"", row: Some(DEFINITION) }];
+    engine.commit(&[WriteSet { writes: &defined }]).expect("it fits");
+    for piece in data.split(|byte| *byte == 0xff).take(64) {
+        let Some((&[choice, kind], rest)) = piece.split_first_chunk() else { continue };
+        let bucket = BUCKETS[usize::from(choice) % BUCKETS.len()];
+        let write = match kind % 3 {
+            0 => Write { bucket, key: rest, row: None },
+            _ => Write { bucket, key: b"", row: Some(rest) },
+        };
+        engine.commit(&[WriteSet { writes: &[write] }]).expect("it fits");
+    }
+    drop(engine);
+    let first = match open() {
+        Ok((store, _)) => everything(&store),
+        Err(StoreOpenError::Unreadable(_)) => return,
+        Err(error) => panic!("{error}"),
+    };
+    let (store, _) = open().expect("what was opened can be opened");
+    assert_eq!(everything(&store), first);
+});
