@@ -13,8 +13,8 @@ use std::task::Poll;
 
 use serde_json::{Map, Value as Json};
 use tidewire_store::{
-    BucketIdentity, Change, Commit, Field, Filter, FollowError, Follower, Position, Query, Snapshot, State, Store,
-    StoreError, Value,
+    BucketIdentity, Change, Commit, Field, Filter, FollowError, Follower, Position, QUERIES, Query, Snapshot, State,
+    Store, StoreError, Value,
 };
 use tokio::sync::{Notify, Semaphore, oneshot};
 
@@ -26,8 +26,6 @@ use crate::query::{Outcome, Whole};
 use crate::resume::{self, Since};
 use crate::subscription::{End, Event, First, Inbox, Mode, Subscription};
 
-/// The bucket in which a record stands for each named query.
-const QUERIES: &str = "$queries";
 static NAME: LazyLock<Field> = LazyLock::new(|| Field::new("name"));
 
 /// What the driver is asked for.

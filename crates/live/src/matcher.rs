@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, LazyLock};
 
 use slab::Slab;
-use tidewire_store::{Bucket, Change, Field, Position, Query, Value};
+use tidewire_store::{BUCKETS, Bucket, Change, Field, Position, Query, Value};
 
 use crate::index::{Index, Slot};
 use crate::net::{Hit, net};
@@ -121,9 +121,6 @@ pub struct MatcherStats {
     /// Bytes of whole results that are kept for others who may ask.
     pub encoded_bytes: usize,
 }
-
-/// The bucket in which a record stands for each bucket.
-const BUCKETS: &str = "$buckets";
 
 impl Matcher {
     /// How many bytes of whole results may stay when a commit comes. They are kept for those who subscribe to a query that others

@@ -10,10 +10,10 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::{BucketDefinition, Draft, Field, Limits, Query, Row, RowError, State, StoreError, Value};
 
-/// The bucket of bucket definitions.
-pub(crate) const BUCKETS: &str = "$buckets";
-/// The bucket of named queries.
-pub(crate) const QUERIES: &str = "$queries";
+/// The bucket of bucket definitions, as followers see it: its records have a `name` and a `config`.
+pub const BUCKETS: &str = "$buckets";
+/// The bucket of named queries, likewise.
+pub const QUERIES: &str = "$queries";
 /// The bucket of replies to writes that may be sent again.
 pub(crate) const REPLIES: &str = "$replies";
 

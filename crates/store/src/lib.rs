@@ -43,6 +43,7 @@ mod transaction;
 mod value;
 
 pub use bucket::{Bucket, BucketIdentity, NotUnique};
+pub use catalog::{BUCKETS, QUERIES};
 pub use check::{Issue, ValidationError};
 pub use draft::{Change, Draft};
 pub use engine::{

@@ -32,13 +32,8 @@ impl State {
 
     /// The bucket of that name.
     pub fn bucket(&self, name: &str) -> Result<&Bucket, StoreError> {
-        self.shared(name).map(|bucket| &**bucket)
-    }
-
-    /// The bucket of that name, to be kept.
-    pub fn shared(&self, name: &str) -> Result<&Arc<Bucket>, StoreError> {
         let bucket = if catalog::is_own(name) { None } else { self.buckets.get(name) };
-        bucket.ok_or_else(|| StoreError::BucketNotDefined { bucket: name.to_owned() })
+        bucket.map(|bucket| &**bucket).ok_or_else(|| StoreError::BucketNotDefined { bucket: name.to_owned() })
     }
 
     /// The names of all buckets, in the order in which they were defined.

@@ -43,7 +43,7 @@ impl Query {
     }
 
     /// Appends what it returns of one record, as JSON text.
-    pub fn write_record(&self, row: &Row, out: &mut Vec<u8>) {
+    pub(super) fn write_record(&self, row: &Row, out: &mut Vec<u8>) {
         let Some(fields) = &self.fields else {
             out.extend_from_slice(row.text().as_bytes());
             return;

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use super::history::{Cause, Commit};
 use super::pending::WriteError;
 use super::queue::{Job, Message, Taken};
-use super::writes::Writes;
+use super::writes::KeptWrites;
 use super::{Shared, Snapshot};
 use crate::draft::Sweep;
 use crate::{
@@ -61,7 +61,7 @@ struct Group {
 struct Draught {
     cause: Cause,
     changes: Vec<Change>,
-    writes: Writes,
+    writes: KeptWrites,
 }
 
 impl Writer {
@@ -158,7 +158,7 @@ impl Writer {
         if changes.is_empty() {
             return Ok(());
         }
-        let writes = Writes::of(changes, cleared, self.head.state());
+        let writes = KeptWrites::of(changes, cleared, self.head.state());
         let (len, max) = (writes.encoded_len(changes), self.engine.max_group_bytes() / 2);
         if len > max {
             return Err(WriteError::TooLarge { len, max });

@@ -7,7 +7,7 @@ use crate::catalog::{self, BUCKETS};
 use crate::{Change, IndexKey, State, Write, WriteSet};
 
 /// The writes of a commit, beside its changes.
-pub(super) struct Writes {
+pub(super) struct KeptWrites {
     kept: Vec<Kept>,
     /// The keys of what is deleted. A row that is there has its key in it.
     keys: Vec<u8>,
@@ -19,7 +19,7 @@ struct Kept {
     key: Range<usize>,
 }
 
-impl Writes {
+impl KeptWrites {
     /// What is kept of changes, some parts of which are all that was in a bucket: those are one write, without a key. `state` is
     /// that after the changes.
     pub(super) fn of(changes: &[Change], cleared: &[Range<usize>], state: &State) -> Self {

@@ -157,3 +157,19 @@ fn durability_by_interval_is_synced_without_being_asked() {
     store.insert("b", object(json!({"id": 1}))).wait().unwrap();
     tidewire_testkit::wait_until("it is synced", tidewire_testkit::PATIENCE, || store.stats().engine.syncs > syncs);
 }
+
+/// No checkpoint is due, so that the log grows until somebody asks for one.
+#[test]
+fn a_log_that_is_too_long_slows_writes_then_refuses_them_until_a_checkpoint() {
+    let disk = SimDisk::default();
+    let mut options = small();
+    (options.embedded.checkpoint_log_bytes, options.embedded.max_log_bytes) = (u64::MAX, 20_000);
+    let store = open_on(&disk, options);
+    store.define_bucket("b", plain()).wait().unwrap();
+    let insert = |id: u64| store.insert("b", object(json!({"id": id, "x": "x".repeat(1000)}))).wait();
+    let refused = (0..100).find_map(|id| insert(id).err()).expect("it is full by then");
+    assert!(matches!(&refused, WriteError::NotKept(cause) if cause.to_string().contains("checkpoint")), "{refused:?}");
+    assert!(store.stats().engine.slowed > 0 && !store.stats().is_stopped);
+    store.checkpoint().unwrap();
+    insert(100).unwrap();
+}
