@@ -384,7 +384,9 @@ impl Store {
         self.shared().queue.push(Message::Checkpoint(reply));
         let begun = block_on(begun).map_err(|_| UpkeepError::Closed)?;
         let (checkpoint, state) = begun.map_err(UpkeepError::Engine)?;
-        Ok(checkpoint.run(writer::stored_rows(&state))?)
+        let done = checkpoint.run(writer::stored_rows(&state));
+        self.shared().queue.push(Message::Duties);
+        Ok(done?)
     }
 
     /// How it is, and what it has done.

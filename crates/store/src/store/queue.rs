@@ -18,6 +18,10 @@ pub(super) enum Message {
     Write(Box<dyn Job>),
     Checkpoint(oneshot::Sender<Result<(Checkpoint, State), EngineError>>),
     Backup(PathBuf, oneshot::Sender<Result<Backup, EngineError>>),
+    /// The writer's own checkpoint is done, and its thread about to end.
+    CheckpointEnded,
+    /// Nothing but the duties: somebody else has done something that is counted.
+    Duties,
 }
 
 /// A write, run once and ended once, in this order.

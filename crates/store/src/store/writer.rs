@@ -122,6 +122,13 @@ impl Writer {
                     let _ = self.flush();
                     let _ = reply.send(self.engine.backup(&dir));
                 }
+                // Noted at once, also if nobody writes any more.
+                Message::CheckpointEnded => {
+                    if let Some(ended) = self.checkpoint.take() {
+                        self.note_checkpoint(ended);
+                    }
+                }
+                Message::Duties => {}
             }
         }
     }
@@ -252,7 +259,8 @@ impl Writer {
         if self.stopped.is_some() {
             return None;
         }
-        [self.engine.sync_due(), sweep()].into_iter().flatten().min()
+        let retry = self.checkpoint_after.filter(|_| self.checkpoint.is_none() && self.engine.needs_checkpoint());
+        [self.engine.sync_due(), sweep(), retry].into_iter().flatten().min()
     }
 
     fn do_duties(&mut self) {
@@ -315,9 +323,6 @@ impl Writer {
 
     /// Begins a checkpoint when the log is long, and slows down when it is too long.
     fn mind_the_log(&mut self, now: Instant) {
-        if let Some(running) = self.checkpoint.take_if(|running| running.is_finished()) {
-            self.note_checkpoint(running);
-        }
         let may_begin = self.checkpoint.is_none() && self.checkpoint_after.is_none_or(|after| now >= after);
         if may_begin && self.engine.needs_checkpoint() {
             self.begin_checkpoint();
@@ -336,7 +341,11 @@ impl Writer {
         };
         let state = self.head.state().clone();
         let thread = std::thread::Builder::new().name("tidewire-checkpoint".to_owned());
-        match thread.spawn(move || checkpoint.run(stored_rows(&state))) {
+        let ended = CheckpointEnded(Arc::clone(&self.shared));
+        match thread.spawn(move || {
+            let _ended = ended;
+            checkpoint.run(stored_rows(&state))
+        }) {
             Ok(running) => self.checkpoint = Some(running),
             Err(error) => {
                 tracing::warn!(%error, "no thread for a checkpoint: the log stays as long as it is");
@@ -368,6 +377,15 @@ pub(super) fn stored_rows(state: &State) -> impl Iterator<Item = StoredRow<'_>> 
     state.all().filter(|(_, bucket)| bucket.definition().persistent).flat_map(|(name, bucket)| {
         bucket.rows().map(move |row| StoredRow { bucket: name, key: &[], row: row.text().as_bytes() })
     })
+}
+
+/// Tells the writer that its checkpoint has ended, also if by a panic.
+struct CheckpointEnded(Arc<Shared>);
+
+impl Drop for CheckpointEnded {
+    fn drop(&mut self) {
+        self.0.queue.push(Message::CheckpointEnded);
+    }
 }
 
 /// Closes what leads to the writer when it ends, also by a panic.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 use tidewire_store::{OpenError, Store, StoreOpenError, StoreOptions, WriteError};
+use tidewire_testkit::{PATIENCE, wait_until};
 
 use super::{ids, object, open, options, plain};
 use crate::engine::disk::SimDisk;
@@ -172,4 +173,16 @@ fn a_log_that_is_too_long_slows_writes_then_refuses_them_until_a_checkpoint() {
     assert!(store.stats().engine.slowed > 0 && !store.stats().is_stopped);
     store.checkpoint().unwrap();
     insert(100).unwrap();
+}
+
+#[test]
+fn a_checkpoint_that_ends_when_nobody_writes_is_counted() {
+    let store = open_on(&SimDisk::default(), small());
+    store.define_bucket("b", plain()).wait().unwrap();
+    for id in 0..11 {
+        store.insert("b", object(json!({"id": id, "x": "x".repeat(3000)}))).wait().unwrap();
+    }
+    wait_until("the checkpoint is counted", PATIENCE, || store.stats().engine.checkpoints == 1);
+    store.checkpoint().unwrap();
+    wait_until("one by hand is counted", PATIENCE, || store.stats().engine.checkpoints == 2);
 }
