@@ -43,6 +43,8 @@ impl<F: FrameLike> Outbox<F> {
         Err(PushError::Closed)
     }
 
+    pub(crate) fn push_ahead(&self, _: F) {}
+
     pub(crate) fn wake(&self) {
         if let Some(waker) = &*self.actor.lock().expect("nobody panics here") {
             waker.wake_by_ref();
@@ -84,6 +86,18 @@ impl<F: FrameLike> Outbox<F> {
 
     pub(crate) fn queued(&self) -> (usize, usize) {
         (0, 0)
+    }
+
+    pub(crate) fn queued_bytes(&self) -> usize {
+        0
+    }
+
+    pub(crate) fn drained(&self) -> bool {
+        false
+    }
+
+    pub(crate) fn take_back(&self, _: Slot) -> bool {
+        false
     }
 
     pub(crate) fn is_closed(&self) -> bool {

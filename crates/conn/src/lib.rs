@@ -81,7 +81,7 @@ pub use client::{
 pub use codec::{ByteOrder, Codec, LengthDelimited, LengthDelimitedError, LengthDelimitedOptions, LengthPrefix, Part};
 pub use fragment::{FragmentError, FragmentOptions, Fragmented};
 pub use frame::{Frame, FrameLike, Head, HeadTooLong};
-pub use protocol::{CloseReason, Protocol, Reply, ReplyFuture, ReplyStream, ServiceOrder};
+pub use protocol::{CloseReason, Protocol, Reply, ReplyFuture, ReplyInTurn, ReplyStream, ServiceOrder, Tick};
 pub use push::{
     FairnessConfig, PushAfter, PushError, PushHandle, PushPolicy, PushPriority, PushQueues, PushStats, Slot,
 };

@@ -54,6 +54,13 @@ pub trait Protocol: Send + Sync + 'static {
     /// read-ahead goes.
     fn on_frame(&self, frame: Self::Frame, context: &mut ConnectionContext) -> Reply<Self::Frame, Self::ProtocolError>;
 
+    /// A frame has come that has to wait until those before it are handled. What it says of the peer and not to it, such as that it is
+    /// alive, can be heard now. Returns whether that was all: then it is not handled. Default: no.
+    fn on_waiting(&self, frame: &Self::Frame, context: &mut ConnectionContext) -> bool {
+        let _ = (frame, context);
+        false
+    }
+
     /// A frame, pushed or in reply, is about to be written: the place for sequence numbers. Every frame is encoded for its own
     /// connection, the head of its own and the body shared, so a broadcast passes here for each receiver.
     fn before_send(&self, frame: &mut Self::Frame, context: &mut ConnectionContext) {
@@ -65,7 +72,13 @@ pub trait Protocol: Send + Sync + 'static {
         let _ = context;
     }
 
-    /// A handler, or the future or stream that it returned, has panicked. With a frame, that request ends with it and the
+    /// Everything that was pushed has been handed to the codec, or taken back, and nothing waits for a reply either: the place to push
+    /// what was held back. Once each time that it comes to this, and never for a connection that nobody pushed to.
+    fn on_drained(&self, context: &mut ConnectionContext) {
+        let _ = context;
+    }
+
+    /// A handler, or the future, stream or decision that it returned, has panicked. With a frame, that request ends with it and the
     /// connection goes on; without, the connection ends. Default: it ends, since the request would stay without an answer.
     fn on_panic(&self, context: &mut ConnectionContext) -> Option<Self::Frame> {
         let _ = context;
@@ -77,6 +90,13 @@ pub trait Protocol: Send + Sync + 'static {
     fn on_idle(&self, silent: Duration, context: &mut ConnectionContext) -> Option<Self::Frame> {
         let _ = (silent, context);
         None
+    }
+
+    /// It is time for a [tick](crate::Timeouts::tick), whatever the connection does: also if it is never silent, and if the peer does
+    /// not read. Default: [`Tick::Stop`].
+    fn on_tick(&self, context: &mut ConnectionContext) -> Tick<Self::Frame> {
+        let _ = context;
+        Tick::Stop
     }
 
     /// The server is about to shut down: a frame tells the peer. It is served for the grace period, which may be zero.
@@ -114,11 +134,33 @@ pub enum ServiceOrder {
     RepliesFirst,
 }
 
+/// What a protocol does when it is time for it; see [`Protocol::on_tick`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Tick<F> {
+    /// The connection goes on.
+    Next {
+        /// Written before all else that waits; with [`HOLD_PUSHES`](Protocol::HOLD_PUSHES) when the request has been answered. If the
+        /// peer does not read, it waits with what is already encoded, however much that is.
+        frame: Option<F>,
+        /// When the next tick comes, from now on, but not before a millisecond has passed.
+        after: Duration,
+    },
+    /// The connection ends, with this last frame or with a [last word](Protocol::last_word). Nothing that is queued is written, nor
+    /// is the peer waited for if it does not read: it is presumed to be dead, or not welcome.
+    Close(Option<F>),
+    /// The connection goes on, and there are no more ticks.
+    Stop,
+}
+
 /// A reply that comes later.
 pub type ReplyFuture<F, E> = Pin<Box<dyn Future<Output = Result<Reply<F, E>, E>> + Send>>;
 
 /// Frames that come later.
 pub type ReplyStream<F, E> = Pin<Box<dyn Stream<Item = Result<F, E>> + Send>>;
+
+/// A reply that is decided when all before it is answered.
+pub type ReplyInTurn<F, E> = Box<dyn FnOnce(&mut ConnectionContext) -> Reply<F, E> + Send>;
 
 /// What a handler answers to a frame.
 pub enum Reply<F, E> {
@@ -133,6 +175,10 @@ pub enum Reply<F, E> {
     /// Frames as they come. Pushes may overtake them. With several requests in flight, a stream is first asked when all before
     /// it is answered.
     Stream(ReplyStream<F, E>),
+    /// A reply that is decided when all before it is answered: at once, if nothing is in flight. No frame after it is handled before
+    /// that, so it sees the connection as if requests were handled one at a time. It must be quick, as a handler, and may give any
+    /// reply. A future that gives one does so when its own turn has come; what came after it may have been handled by then.
+    InTurn(ReplyInTurn<F, E>),
     /// A last frame or none, and the end of the connection.
     Close(Option<F>),
 }
@@ -152,6 +198,11 @@ impl<F, E> Reply<F, E> {
     pub fn stream(stream: impl Stream<Item = Result<F, E>> + Send + 'static) -> Self {
         Self::Stream(Box::pin(stream))
     }
+
+    /// A reply that is decided when all before it is answered.
+    pub fn in_turn(decide: impl FnOnce(&mut ConnectionContext) -> Self + Send + 'static) -> Self {
+        Self::InTurn(Box::new(decide))
+    }
 }
 
 impl<F, E> fmt::Debug for Reply<F, E> {
@@ -162,6 +213,7 @@ impl<F, E> fmt::Debug for Reply<F, E> {
             Self::Frames(_) => "Frames",
             Self::Future(_) => "Future",
             Self::Stream(_) => "Stream",
+            Self::InTurn(_) => "InTurn",
             Self::Close(_) => "Close",
         })
     }
@@ -172,7 +224,7 @@ impl<F, E> fmt::Debug for Reply<F, E> {
 pub enum CloseReason<P: Protocol> {
     /// The peer closed it, in order.
     Peer,
-    /// A handler closed it.
+    /// A handler or a [tick](Protocol::on_tick) closed it.
     Handler,
     /// A [handle](PushHandle::close) closed it, or a frame that was pushed or replied ended the conversation.
     Handle,
@@ -186,7 +238,7 @@ pub enum CloseReason<P: Protocol> {
     Encode(<P::Codec as Codec>::Error),
     /// A reply failed.
     Protocol(P::ProtocolError),
-    /// A handler, the future or stream that it returned, or another method of the protocol panicked.
+    /// A handler, the future, stream or decision that it returned, or another method of the protocol panicked.
     Panic,
     /// The peer took too long.
     TimedOut(Timeout),

@@ -211,6 +211,18 @@ impl<F: FrameLike> PushHandle<F> {
         self.0.push_latest(slot, frame, None)
     }
 
+    /// Takes the unsent frame of a slot back, with what waits beside it for a later reply. Returns whether there was any. None of
+    /// them is written after that, unless the writing of it has begun: for subscriptions that end.
+    pub fn take_back(&self, slot: Slot) -> bool {
+        self.0.take_back(slot)
+    }
+
+    /// How many bytes of pushed frames wait, in lanes and slots, and for replies. In a lane, a frame that is larger than all the room
+    /// of it counts for that room.
+    pub fn queued_bytes(&self) -> usize {
+        self.0.queued_bytes()
+    }
+
     /// Pushes that are never written before a certain reply. If the ticket is that of another connection, they are pushes like
     /// any other, so whoever tells many of what one has done need not ask which of them it was.
     pub fn after(&self, reply: ReplyTicket) -> PushAfter<'_, F> {
@@ -312,8 +324,6 @@ pub struct PushQueues<F: FrameLike> {
     slots_next: bool,
     /// Something was looked for since it last rested.
     used: bool,
-    /// How many requests have been answered. Bare queues have none, and nothing waits for them.
-    pub(crate) answered: u64,
 }
 
 impl<F: FrameLike> PushQueues<F> {
@@ -324,7 +334,7 @@ impl<F: FrameLike> PushQueues<F> {
             low: PushOptions::<F>::room(low_capacity),
             ..PushOptions::new()
         };
-        let queues = Self::new(Outbox::new(Arc::new(options), None), FairnessConfig::default(), u64::MAX);
+        let queues = Self::new(Outbox::new(Arc::new(options), None), FairnessConfig::default());
         let handle = queues.handle();
         (queues, handle)
     }
@@ -333,11 +343,11 @@ impl<F: FrameLike> PushQueues<F> {
     pub(crate) fn of_connection(options: Arc<PushOptions<F>>, fairness: FairnessConfig, facts: Arc<Facts>) -> Self {
         let outbox = Outbox::new(options, Some(facts));
         outbox.handles.fetch_add(1, Relaxed);
-        Self::new(outbox, fairness, 0)
+        Self::new(outbox, fairness)
     }
 
-    fn new(outbox: Outbox<F>, fairness: FairnessConfig, answered: u64) -> Self {
-        Self { outbox: Arc::new(outbox), fairness, run: 0, since: None, slots_next: false, used: false, answered }
+    fn new(outbox: Outbox<F>, fairness: FairnessConfig) -> Self {
+        Self { outbox: Arc::new(outbox), fairness, run: 0, since: None, slots_next: false, used: false }
     }
 
     /// The same queues with another fairness.
@@ -373,12 +383,19 @@ impl<F: FrameLike> PushQueues<F> {
     }
 
     fn try_recv(&mut self) -> Option<(PushPriority, F)> {
-        let (priority, frame) = self.try_next(false, false)?;
+        // Bare queues have no requests, and nothing waits for them.
+        let (priority, frame) = self.try_next(false, false, u64::MAX)?;
         Some((priority, frame?))
     }
 
-    /// What is written next, if there is anything: a frame of that priority, or the rest of the one that has been begun.
-    pub(crate) fn try_next(&mut self, high_begun: bool, low_begun: bool) -> Option<(PushPriority, Option<F>)> {
+    /// What is written next, when so many requests have been answered, if there is anything: a frame of that priority, or the rest of
+    /// the one that has been begun.
+    pub(crate) fn try_next(
+        &mut self,
+        high_begun: bool,
+        low_begun: bool,
+        answered: u64,
+    ) -> Option<(PushPriority, Option<F>)> {
         let order = if self.is_others_turn() {
             [PushPriority::Low, PushPriority::High]
         } else {
@@ -388,7 +405,7 @@ impl<F: FrameLike> PushQueues<F> {
         // The rest of a frame has the turn of its priority, and nothing of a later turn is taken before it.
         let begun = order.iter().position(|priority| is_begun(*priority));
         let fresh = &order[..begun.unwrap_or(order.len())];
-        let taken = if fresh.is_empty() { None } else { self.take(fresh) };
+        let taken = if fresh.is_empty() { None } else { self.take(fresh, answered) };
         let found = match taken {
             Some((priority, frame)) => Some((priority, Some(frame))),
             None => begun.map(|begun| (order[begun], None)),
@@ -404,9 +421,9 @@ impl<F: FrameLike> PushQueues<F> {
         found
     }
 
-    fn take(&mut self, order: &[PushPriority]) -> Option<(PushPriority, F)> {
+    fn take(&mut self, order: &[PushPriority], answered: u64) -> Option<(PushPriority, F)> {
         self.used = true;
-        self.outbox.take(order, &mut self.slots_next, self.answered)
+        self.outbox.take(order, &mut self.slots_next, answered)
     }
 
     /// The connection falls idle.

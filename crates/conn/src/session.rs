@@ -163,13 +163,15 @@ pub struct ConnectionContext {
     pub(crate) counters: Counters,
     /// Requests so far, the current one included.
     pub(crate) requests: u64,
+    /// How many of them have been answered.
+    pub(crate) answered: u64,
     /// Whatever the application keeps with it, for its own eyes.
     pub data: Option<Box<dyn Any + Send>>,
 }
 
 impl ConnectionContext {
     pub(crate) fn new(facts: Arc<Facts>, data: Option<Box<dyn Any + Send>>) -> Self {
-        Self { facts, counters: Counters::default(), requests: 0, data }
+        Self { facts, counters: Counters::default(), requests: 0, answered: 0, data }
     }
 
     /// Its name.
@@ -192,10 +194,23 @@ impl ConnectionContext {
         self.counters
     }
 
-    /// In [`Protocol::on_frame`](crate::Protocol::on_frame): names the reply to this frame, for pushes that must not come
-    /// before it.
+    /// In [`Protocol::on_frame`](crate::Protocol::on_frame): how many requests before this one are not answered yet. None are when
+    /// a reply is decided [in its turn](crate::Reply::InTurn).
+    pub fn in_flight(&self) -> usize {
+        let before = self.requests.saturating_sub(self.answered).saturating_sub(1);
+        usize::try_from(before).unwrap_or(usize::MAX)
+    }
+
+    /// In [`Protocol::on_frame`](crate::Protocol::on_frame), and when a reply is decided in its turn: names the reply to this frame,
+    /// for pushes that must not come before it.
     pub fn ticket(&self) -> ReplyTicket {
         ReplyTicket { connection: self.facts.id, request: self.requests }
+    }
+
+    /// Whether the reply that this ticket names has been handed to the codec. In
+    /// [`Protocol::on_command_end`](crate::Protocol::on_command_end) the one that ends has been.
+    pub fn is_answered(&self, ticket: ReplyTicket) -> bool {
+        ticket.connection == self.facts.id && ticket.request <= self.answered
     }
 
     /// Shows something to whoever lists the connections, in place of what was shown before: see [`Session::data`].

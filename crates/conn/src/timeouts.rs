@@ -1,6 +1,7 @@
 //! How long a connection waits for its peer, and when it looks again.
 
 use std::fmt;
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -19,6 +20,9 @@ pub struct Timeouts {
     /// After so long without a byte from the peer, [`Protocol::on_idle`](crate::Protocol::on_idle) is asked, and again every
     /// time that it has passed, at most once a millisecond. Default: none, because not every protocol has a ping.
     pub heartbeat: Option<Duration>,
+    /// So long after the beginning, [`Protocol::on_tick`](crate::Protocol::on_tick) is asked for the first time; it says when again.
+    /// Default: none, because it is for those who keep time themselves.
+    pub tick: Option<Duration>,
     /// After so long without a byte from the peer, the connection ends. Without a heartbeat, a peer whose request is being
     /// answered is not idle, nor is one that has not yet read what was written: that is a matter of `write_stall`. Default:
     /// none, because a subscriber may listen for hours; with a heartbeat, twice or thrice that.
@@ -40,6 +44,7 @@ impl Default for Timeouts {
             first_frame: Some(Duration::from_secs(10)),
             frame: Some(Duration::from_mins(1)),
             heartbeat: None,
+            tick: None,
             idle: None,
             write_stall: Some(Duration::from_secs(30)),
             half_closed: Some(Duration::from_secs(30)),
@@ -105,11 +110,13 @@ impl fmt::Display for Timeout {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Due {
     Heartbeat { silent: Duration },
+    Tick,
     End(Timeout),
 }
 
 /// What the time-outs of a connection look at: since when it waits, for each thing that it waits for.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(crate) struct Watch {
     /// For the first frame, from the beginning.
     pub(crate) first_frame: bool,
@@ -121,6 +128,10 @@ pub(crate) struct Watch {
     pub(crate) stalled: Option<Instant>,
     /// For replies to a peer that has closed its side.
     pub(crate) half_closed: Option<Instant>,
+    /// For the next tick, which comes so many milliseconds after the beginning.
+    pub(crate) tick: Option<NonZeroU64>,
+    /// The alarm went off, and the connection has not rested since.
+    pub(crate) rung: bool,
     /// When it was last heard, or could not be, for want of reading.
     pub(crate) heard: Instant,
     /// When it was last asked for a sign of life.
@@ -132,18 +143,36 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    pub(crate) fn new(now: Instant) -> Self {
-        Self {
+    pub(crate) fn new(timeouts: &Timeouts, now: Instant) -> Self {
+        let mut watch = Self {
             first_frame: true,
             frame: None,
             assembling: None,
             stalled: None,
             half_closed: None,
+            tick: None,
+            rung: false,
             heard: now,
             asked: now,
             listening: true,
             may_ask: true,
+        };
+        if let Some(tick) = timeouts.tick {
+            watch.set_tick(tick);
         }
+        watch
+    }
+
+    /// The next tick comes so long after the beginning.
+    pub(crate) fn set_tick(&mut self, after: Duration) {
+        // A word, since most connections have it for most of the time. Not too early, and not at the beginning.
+        let millis = u64::try_from(after.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
+        self.tick = Some(NonZeroU64::new(millis).unwrap_or(NonZeroU64::MIN));
+    }
+
+    /// When the next tick comes, for a connection that began then.
+    pub(crate) fn tick_at(&self, began: Instant) -> Option<Instant> {
+        self.tick.map(|tick| later(began, Duration::from_millis(tick.get())))
     }
 
     /// What comes next, and when, for a connection that began then.
@@ -153,7 +182,7 @@ impl Watch {
         let listening = self.listening.then_some(self.heard);
         let quiet = self.may_ask.then(|| self.heard.max(self.asked));
         let heartbeat = timeouts.heartbeat.map(|heartbeat| heartbeat.max(Duration::from_millis(1)));
-        [
+        let next = [
             after(self.first_frame.then_some(began), timeouts.first_frame)
                 .map(|at| (at, Due::End(Timeout::FirstFrame))),
             after(self.frame, timeouts.frame).map(|at| (at, Due::End(Timeout::Frame))),
@@ -165,6 +194,9 @@ impl Watch {
         ]
         .into_iter()
         .flatten()
-        .min_by_key(|(at, _)| *at)
+        .min_by_key(|(at, _)| *at);
+        // Not among the others, so that those who have none do not pay for it.
+        let Some(tick) = self.tick_at(began) else { return next };
+        Some(next.filter(|(at, _)| *at <= tick).unwrap_or((tick, Due::Tick)))
     }
 }

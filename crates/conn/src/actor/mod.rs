@@ -8,7 +8,8 @@
 //! A peer that does not read fills the batch; then nothing is taken from the outbox, whose pushers wait, and nothing is read.
 //!
 //! When nothing moves, the actor rests: it gives back its buffers, and if it waits for the peer it sets an alarm on the clock
-//! that all connections share. Time-outs are looked at then and only then, so that whatever has arrived counts first.
+//! that all connections share. Time-outs are looked at then and only then, so that whatever has arrived counts first. But for ticks:
+//! a connection that never rests has them too, when it lets others have their turn.
 
 mod parked;
 mod replies;
@@ -32,6 +33,7 @@ use self::replies::{Replies, Step};
 use self::resting::Parting;
 use self::sending::{Source, Unfinished};
 use crate::batch::Batch;
+use crate::protocol::ReplyInTurn;
 use crate::push::PushQueues;
 use crate::supervisor::{Phase, Shared};
 use crate::timeouts::Watch;
@@ -107,6 +109,8 @@ struct State {
     begun: bool,
     /// The peer has yet to be told of a shutdown.
     owes_notice: bool,
+    /// It ends, and the peer is not waited for.
+    given_up: bool,
 }
 
 /// On whose account a connection ends.
@@ -130,7 +134,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         context: ConnectionContext,
         queues: PushQueues<P::Frame>,
     ) -> Self {
-        let watch = Watch::new(context.since());
+        let watch = Watch::new(&shared.timeouts, context.since());
         Self {
             socket,
             shared,
@@ -231,6 +235,9 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             {
                 return Poll::Ready(reason);
             }
+        }
+        if self.watch.tick.is_some() {
+            self.tick_unrested();
         }
         context.waker().wake_by_ref();
         Poll::Pending
@@ -416,9 +423,6 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         if self.ending.is_some() || self.holds() || !self.queues.outbox.lower() {
             return false;
         }
-        if self.queues.outbox.is_tied() {
-            self.queues.outbox.release(self.queues.answered);
-        }
         let limit = self.share(!self.replies.is_empty() || !self.input.is_empty());
         let (frames, bytes) = self.queues.outbox.queued();
         // So that it need not grow step by step. Larger frames are seldom copied.
@@ -431,8 +435,9 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                 break;
             }
             let Unfinished { high, low, .. } = &self.unfinished;
-            let Some((priority, frame)) = self.queues.try_next(high.is_some(), low.is_some()) else {
-                return progress;
+            let Some((priority, frame)) = self.queues.try_next(high.is_some(), low.is_some(), self.context.answered)
+            else {
+                return self.tell_drained() || progress;
             };
             match frame {
                 Some(frame) => self.send(frame, Source::Push(priority)),
@@ -449,6 +454,15 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         progress
     }
 
+    /// Nothing is left to take, unless it waits for a reply. Whoever is told may push, and then there is another turn.
+    fn tell_drained(&mut self) -> bool {
+        let is_drained = self.queues.outbox.drained();
+        if is_drained {
+            self.shared.protocol.on_drained(&mut self.context);
+        }
+        is_drained
+    }
+
     fn gather_replies(&mut self, context: &mut Context<'_>) -> bool {
         let limit = self.share(P::ORDER == ServiceOrder::RepliesFirst && self.queues.outbox.is_ready());
         let mut progress = false;
@@ -461,10 +475,11 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                 progress = true;
                 continue;
             }
-            let Poll::Ready(Some(step)) = self.replies.poll_next(context) else { break };
+            let Poll::Ready(Some(step)) = self.replies.poll_next(context, self.codec.is_leaving()) else { break };
             progress = true;
             match step {
                 Step::Frame(frame) => self.send(frame, Source::Reply),
+                Step::Decide(decide) => self.decide(decide),
                 Step::End => self.command_end(),
                 Step::Panicked => self.answer_panic(),
                 Step::Close(None) => {
@@ -514,7 +529,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                     self.watch.frame = None;
                     if self.parked.is_empty() && self.may_handle(true) {
                         self.handle(frame, context);
-                    } else {
+                    } else if !self.shared.protocol.on_waiting(&frame, &mut self.context) {
                         self.parked.push(frame);
                     }
                 }
@@ -526,7 +541,6 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             }
             self.codec.control(&mut self.batch, false);
             if self.codec.is_leaving() {
-                self.replies.cut_streams();
                 progress = true;
             }
             if !self.state.backlog {
@@ -583,6 +597,16 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         }
     }
 
+    /// All before it is answered. What came after it has not been handled, unless a future gave it.
+    #[cold]
+    fn decide(&mut self, decide: ReplyInTurn<P::Frame, P::ProtocolError>) {
+        let requests = std::mem::replace(&mut self.context.requests, self.context.answered + 1);
+        let own = &mut self.context;
+        let decided = catch_unwind(AssertUnwindSafe(|| decide(own)));
+        self.context.requests = requests;
+        self.replies.decided(decided.ok());
+    }
+
     fn answer_panic(&mut self) {
         self.shared.counts.panics.fetch_add(1, Relaxed);
         tracing::error!(connection = %self.context.id(), "the handler of a request panicked");
@@ -593,10 +617,8 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     }
 
     fn command_end(&mut self) {
-        self.queues.answered += 1;
-        if self.queues.outbox.is_tied() {
-            self.queues.outbox.raise();
-        }
+        self.context.answered += 1;
+        self.queues.outbox.release(self.context.answered);
         self.shared.protocol.on_command_end(&mut self.context);
     }
 

@@ -1,7 +1,8 @@
 //! The replies of a connection that are not complete, in the order of their requests.
 //!
 //! Futures are polled whatever their place, so that requests in flight go on together; what is there before its turn waits
-//! here. Streams are polled only in their turn: what they would give before it would have to be kept.
+//! here. Streams are polled only in their turn: what they would give before it would have to be kept. What is decided in its turn
+//! is the actor's to decide, since it is decided with the context of the connection.
 //!
 //! A future whose turn it is not has a waker of its own, which notes that it is worth polling. So a thousand in flight are not
 //! all polled when one of them is ready.
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::task::{Context, Poll, Wake, Waker};
 
-use crate::protocol::{ReplyFuture, ReplyStream};
+use crate::protocol::{ReplyFuture, ReplyInTurn, ReplyStream};
 use crate::{Protocol, Reply};
 
 pub(super) struct Replies<P: Protocol> {
@@ -24,6 +25,7 @@ enum Pending<P: Protocol> {
     Frames(VecDeque<P::Frame>),
     Future(ReplyFuture<P::Frame, P::ProtocolError>, Option<Arc<Flag>>),
     Stream(ReplyStream<P::Frame, P::ProtocolError>),
+    InTurn(ReplyInTurn<P::Frame, P::ProtocolError>),
     Panicked,
     Close(Option<P::Frame>),
     Failed(P::ProtocolError),
@@ -32,6 +34,8 @@ enum Pending<P: Protocol> {
 /// What comes next of the replies.
 pub(super) enum Step<P: Protocol> {
     Frame(P::Frame),
+    /// The reply is to be decided now, and [given back](Replies::decided).
+    Decide(ReplyInTurn<P::Frame, P::ProtocolError>),
     /// The reply is complete.
     End,
     /// The reply panicked, and nothing more comes of it but an [`End`](Self::End).
@@ -72,9 +76,9 @@ impl<P: Protocol> Replies<P> {
         self.queue.is_empty()
     }
 
-    /// Whether the last of them ends the connection, and nothing can follow it.
+    /// Whether nothing can follow the last of them, since it ends the connection, or nothing may before it is decided.
     pub(super) fn is_last(&self) -> bool {
-        matches!(self.queue.back(), Some(Pending::Close(_) | Pending::Failed(_)))
+        matches!(self.queue.back(), Some(Pending::Close(_) | Pending::Failed(_) | Pending::InTurn(_)))
     }
 
     /// Appends a reply. It is begun at once.
@@ -91,12 +95,10 @@ impl<P: Protocol> Replies<P> {
         self.queue.push_back(Pending::Panicked);
     }
 
-    /// The peer wants no more: streams end, which might have no end of their own.
-    pub(super) fn cut_streams(&mut self) {
-        for pending in &mut self.queue {
-            if matches!(pending, Pending::Stream(_)) {
-                *pending = Pending::Frames(VecDeque::new());
-            }
+    /// The reply whose turn it is has been decided, or has panicked.
+    pub(super) fn decided(&mut self, reply: Option<Reply<P::Frame, P::ProtocolError>>) {
+        if let Some(first) = self.queue.front_mut() {
+            *first = reply.map_or(Pending::Panicked, Pending::from);
         }
     }
 
@@ -107,8 +109,9 @@ impl<P: Protocol> Replies<P> {
         }
     }
 
-    /// The next step of the reply whose turn it is, or nothing if there is none.
-    pub(super) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Step<P>>> {
+    /// The next step of the reply whose turn it is, or nothing if there is none. If the peer wants no more, streams end, which
+    /// might have no end of their own.
+    pub(super) fn poll_next(&mut self, context: &mut Context<'_>, wants_no_more: bool) -> Poll<Option<Step<P>>> {
         let Some(first) = self.queue.front_mut() else { return Poll::Ready(None) };
         let over = || Pending::Frames(VecDeque::new());
         let step = loop {
@@ -122,6 +125,7 @@ impl<P: Protocol> Replies<P> {
                     }
                     continue;
                 }
+                Pending::Stream(_) if wants_no_more => None,
                 Pending::Stream(stream) => {
                     match catch_unwind(AssertUnwindSafe(|| stream.as_mut().poll_next(context))) {
                         Ok(Poll::Pending) => return Poll::Pending,
@@ -134,6 +138,10 @@ impl<P: Protocol> Replies<P> {
                         }
                     }
                 }
+                Pending::InTurn(_) => match std::mem::replace(first, over()) {
+                    Pending::InTurn(decide) => Some(Step::Decide(decide)),
+                    _ => None,
+                },
                 Pending::Panicked => {
                     *first = over();
                     Some(Step::Panicked)
@@ -199,6 +207,7 @@ impl<P: Protocol> From<Reply<P::Frame, P::ProtocolError>> for Pending<P> {
             Reply::Frames(frames) => Self::Frames(frames.into()),
             Reply::Future(future) => Self::Future(future, None),
             Reply::Stream(stream) => Self::Stream(stream),
+            Reply::InTurn(decide) => Self::InTurn(decide),
             Reply::Close(frame) => Self::Close(frame),
         }
     }

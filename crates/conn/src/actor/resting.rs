@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -11,10 +12,12 @@ use super::{Actor, Progress, TURNS};
 use crate::batch::Batch;
 use crate::supervisor::Phase;
 use crate::timeouts::{Due, later};
-use crate::{CloseReason, Codec, Protocol};
+use crate::{CloseReason, Codec, Protocol, Tick};
 
 /// How many bytes are read that nobody will handle, when a connection ends.
 const PARTING_BYTES: usize = 1 << 20;
+/// A tick does not follow another one sooner.
+const SHORTEST_TICK: Duration = Duration::from_millis(1);
 
 /// The end of a stream.
 #[derive(Debug)]
@@ -48,10 +51,13 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         if self.batch.is_empty() {
             self.batch.shrink();
         }
-        let is_rung = self.queues.outbox.is_rung();
-        if is_rung {
-            self.alarm = None;
+        if self.state.given_up
+            && let Some(reason) = self.ending.take()
+        {
+            return Err(reason);
         }
+        self.hear_alarm();
+        let is_rung = std::mem::take(&mut self.watch.rung);
         self.wait_for_peer();
         let Some((at, due)) = self.watch.next(&self.shared.timeouts, self.context.since()) else { return Ok(false) };
         // Only then has the runtime looked at the sockets before it looked at the clock.
@@ -60,6 +66,55 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         }
         self.set_alarm(at);
         Ok(false)
+    }
+
+    /// Notes whether the alarm went off, which it does once.
+    fn hear_alarm(&mut self) {
+        if self.queues.outbox.is_rung() {
+            self.alarm = None;
+            self.watch.rung = true;
+        }
+    }
+
+    /// It does not rest, and has had all its turns. If it is time for a tick, that comes all the same.
+    #[cold]
+    pub(super) fn tick_unrested(&mut self) {
+        self.hear_alarm();
+        if self.watch.rung && self.watch.tick_at(self.context.since()).is_some_and(|at| at <= Instant::now()) {
+            self.tick();
+        }
+        if let Some(at) = self.watch.tick_at(self.context.since()) {
+            self.set_alarm(at);
+        }
+    }
+
+    fn tick(&mut self) {
+        self.watch.tick = None;
+        if self.ending.is_some() {
+            return;
+        }
+        match self.shared.protocol.on_tick(&mut self.context) {
+            Tick::Next { frame, after } => {
+                let gone = self.context.since().elapsed();
+                self.watch.set_tick(gone.saturating_add(after.max(SHORTEST_TICK)));
+                match frame {
+                    Some(frame) if self.holds() => self.queues.outbox.push_ahead(frame),
+                    Some(frame) => self.send_whole(frame),
+                    None => {}
+                }
+            }
+            Tick::Close(last) => {
+                self.state.given_up = true;
+                match last {
+                    Some(last) => {
+                        self.send_whole(last);
+                        self.end_silently(CloseReason::Handler);
+                    }
+                    None => self.end(CloseReason::Handler),
+                }
+            }
+            Tick::Stop => {}
+        }
     }
 
     /// Notes what it waits for, from now on or still.
@@ -99,6 +154,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                     self.send_whole(frame);
                 }
             }
+            Due::Tick => self.tick(),
             Due::End(timeout) => match self.ending.take() {
                 // It had its last words, and did not read them.
                 Some(reason) => return Err(reason),

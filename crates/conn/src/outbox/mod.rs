@@ -17,7 +17,7 @@ mod lane;
 
 use std::collections::hash_map::{Entry, HashMap};
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
@@ -39,6 +39,8 @@ pub(crate) struct Outbox<F> {
     leaving: AtomicBool,
     /// Frames wait for a reply. Changed under the lock of the queues.
     tied: AtomicBool,
+    /// How many requests have been answered.
+    answered: AtomicU64,
     /// The alarm of the connection went off.
     rung: AtomicBool,
     /// Who is woken when it becomes ready.
@@ -48,6 +50,8 @@ pub(crate) struct Outbox<F> {
 }
 
 struct Queues<F> {
+    /// The connection's own, before all else.
+    ahead: Option<Box<F>>,
     high: Lane<F>,
     low: Lane<F>,
     slots: HashMap<Slot, Latest<F>>,
@@ -57,6 +61,10 @@ struct Queues<F> {
     /// What waits for a reply: by the request, and in the order in which it came.
     tied: BTreeMap<(u64, u64), Tied<F>>,
     tied_so_far: u64,
+    /// What the tied frames weigh that are in no slot.
+    tied_bytes: usize,
+    /// Something was pushed since it was last seen that nothing waits.
+    undrained: bool,
     /// With which frame the connection is to end, when it is.
     last: Option<F>,
 }
@@ -80,26 +88,16 @@ impl<F> Latest<F> {
         self.newest.size + self.earlier.as_ref().map_or(0, |earlier| earlier.size)
     }
 
-    /// How many bytes a newer frame replaces that comes after this request.
-    fn makes_way(&self, after: u64) -> usize {
-        if self.keeps(after) { 0 } else { self.newest.size }
-    }
-
-    /// Whether the newest frame is kept beside a newer one.
-    fn keeps(&self, after: u64) -> bool {
-        self.earlier.is_none() && self.newest.after < after
-    }
-
-    /// Takes in a newer frame, and gives the one that it replaces. It waits for whatever that one waited for.
-    fn replace(&mut self, mut newer: Unsent<F>) -> Option<Unsent<F>> {
+    /// Takes in a newer frame, and gives those that it replaces. It waits for whatever they waited for. One of them is kept beside
+    /// it, if it need not wait as long and there is room for it.
+    fn replace(&mut self, mut newer: Unsent<F>, room: usize) -> [Option<Unsent<F>>; 2] {
         newer.after = newer.after.max(self.newest.after);
-        let is_kept = self.keeps(newer.after);
-        let before = std::mem::replace(&mut self.newest, newer);
-        if is_kept {
+        let (after, before) = (newer.after, std::mem::replace(&mut self.newest, newer));
+        if self.earlier.is_none() && before.after < after && before.size <= room {
             self.earlier = Some(before);
-            return None;
+            return [None, None];
         }
-        Some(before)
+        [Some(before), self.earlier.take_if(|earlier| earlier.size > room)]
     }
 }
 
@@ -118,6 +116,7 @@ impl<F: FrameLike> Outbox<F> {
             closed: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
             tied: AtomicBool::new(false),
+            answered: AtomicU64::new(0),
             rung: AtomicBool::new(false),
             actor: Mutex::new(None),
             handles: AtomicUsize::new(0),
@@ -152,9 +151,11 @@ impl<F: FrameLike> Outbox<F> {
         let weight = self.weight(&frame);
         let waiting = self.wait(priority)?;
         waiting.line.reserve(weight).await.map_err(|_| PushError::Closed)?;
-        let mut queues = self.lock();
-        self.open(&mut queues).ok_or(PushError::Closed)?.lane(priority).push(Queued { frame, weight });
-        drop(queues);
+        let mut guard = self.lock();
+        let queues = self.open(&mut guard).ok_or(PushError::Closed)?;
+        queues.undrained = true;
+        queues.lane(priority).push(Queued { frame, weight });
+        drop(guard);
         self.announce();
         Ok(())
     }
@@ -168,10 +169,14 @@ impl<F: FrameLike> Outbox<F> {
         if !queues.lane(priority).try_reserve(weight) {
             return Err((PushError::QueueFull, frame));
         }
+        queues.undrained = true;
         let queued = Queued { frame, weight };
         if after > 0 {
             queues.tie(after, Tied::Frame(priority, queued));
             self.tied.store(true, SeqCst);
+            // If it is answered already, what is pushed next must not come before it. Whoever answers looks at the flag after that.
+            queues.release(self.answered.load(SeqCst));
+            self.tied.store(!queues.tied.is_empty(), SeqCst);
         } else {
             queues.lane(priority).push(queued);
         }
@@ -209,10 +214,10 @@ impl<F: FrameLike> Outbox<F> {
         let size = frame.size();
         let after = after.map_or(0, |ticket| self.request(ticket));
         let mut queues = self.lock();
-        let Queues { slots, slot_bytes, filled, .. } = self.open(&mut queues).ok_or(PushError::Closed)?;
+        let Queues { slots, slot_bytes, filled, undrained, .. } = self.open(&mut queues).ok_or(PushError::Closed)?;
         let newer = Unsent { frame, size, after };
         let unsent = slots.get(&slot);
-        let others = *slot_bytes - unsent.map_or(0, |unsent| unsent.makes_way(after));
+        let others = *slot_bytes - unsent.map_or(0, Latest::size);
         // One that is larger than all the room has it to itself.
         let is_too_large = others > 0 && others.saturating_add(size) > self.options.slot_bytes;
         if is_too_large || unsent.is_none() && slots.len() >= self.options.slots {
@@ -224,23 +229,36 @@ impl<F: FrameLike> Outbox<F> {
             Entry::Occupied(mut unsent) => {
                 // It stays where it is. If that is too early for it, it is put aside when its turn comes.
                 *slot_bytes -= unsent.get().size();
-                let replaced = unsent.get_mut().replace(newer);
+                let room = self.options.slot_bytes.saturating_sub(others.saturating_add(size));
+                let replaced = unsent.get_mut().replace(newer, room);
                 *slot_bytes += unsent.get().size();
                 replaced
             }
             Entry::Vacant(vacant) => {
                 *slot_bytes += size;
+                *undrained = true;
                 vacant.insert(Latest { earlier: None, newest: newer });
                 filled.push_back(slot);
-                None
+                [None, None]
             }
         };
         drop(queues);
-        if replaced.is_some() {
+        for _ in replaced.into_iter().flatten() {
             self.options.note_replaced();
         }
         self.announce();
         Ok(())
+    }
+
+    /// Queues a frame of the connection's own before all else, in place of the one that may wait there. The actor calls it, and need
+    /// not be woken.
+    pub(crate) fn push_ahead(&self, frame: F) {
+        let mut guard = self.lock();
+        let queues = guard.get_or_insert_with(|| Box::new(Queues::new(&self.options)));
+        let before = queues.ahead.replace(Box::new(frame));
+        drop(guard);
+        drop(before);
+        self.raise();
     }
 
     fn announce(&self) {
@@ -294,12 +312,17 @@ impl<F: FrameLike> Outbox<F> {
         self.tied.load(SeqCst)
     }
 
-    /// So many requests have been answered: what waited for that has its turn.
+    /// So many requests have been answered: what waited for that has its turn, before all that is pushed from now on.
     pub(crate) fn release(&self, answered: u64) {
-        let mut queues = self.lock();
-        let Some(queues) = &mut *queues else { return };
-        queues.release(answered);
-        self.tied.store(!queues.tied.is_empty(), SeqCst);
+        self.answered.store(answered, SeqCst);
+        if !self.is_tied() {
+            return;
+        }
+        if let Some(queues) = &mut *self.lock() {
+            queues.release(answered);
+            self.tied.store(!queues.tied.is_empty(), SeqCst);
+        }
+        self.raise();
     }
 
     /// Takes the next frame of these priorities, in that order. Slots are low, by turns with the lane; those that wait for a reply
@@ -312,6 +335,11 @@ impl<F: FrameLike> Outbox<F> {
     ) -> Option<(PushPriority, F)> {
         let mut guard = self.lock();
         let queues = guard.as_deref_mut()?;
+        if let Some(&first) = order.first()
+            && let Some(frame) = queues.ahead.take()
+        {
+            return Some((first, *frame));
+        }
         for &priority in order {
             if priority == PushPriority::Low {
                 *slots_next = !*slots_next;
@@ -342,6 +370,37 @@ impl<F: FrameLike> Outbox<F> {
         let Some(queues) = &*self.lock() else { return (0, 0) };
         let ((high, high_bytes), (low, low_bytes)) = (queues.high.queued(), queues.low.queued());
         (high + low, high_bytes + low_bytes)
+    }
+
+    /// What all frames weigh that wait, those in slots and those that are tied included.
+    pub(crate) fn queued_bytes(&self) -> usize {
+        let Some(queues) = &*self.lock() else { return 0 };
+        queues.high.queued().1 + queues.low.queued().1 + queues.slot_bytes + queues.tied_bytes
+    }
+
+    /// Empties a slot. Returns whether there was anything in it.
+    pub(crate) fn take_back(&self, slot: Slot) -> bool {
+        let mut guard = self.lock();
+        let Some(queues) = guard.as_deref_mut() else { return false };
+        let taken = queues.take_back(slot);
+        if taken.is_some() {
+            self.tied.store(!queues.tied.is_empty(), SeqCst);
+        }
+        let is_last = taken.is_some() && queues.is_empty();
+        // The frames are not dropped under the lock.
+        drop(guard);
+        if is_last {
+            // So that the actor sees that nothing waits any more.
+            self.announce();
+        }
+        taken.is_some()
+    }
+
+    /// Whether nothing waits any more, after something did. Told once.
+    pub(crate) fn drained(&self) -> bool {
+        let mut guard = self.lock();
+        let Some(queues) = guard.as_deref_mut() else { return false };
+        queues.is_empty() && std::mem::take(&mut queues.undrained)
     }
 
     /// A frame larger than all the room waits until it is empty, rather than for ever.
@@ -405,12 +464,16 @@ impl<F: FrameLike> Outbox<F> {
         self.leaving.store(true, SeqCst);
         let Some(queues) = guard.as_deref_mut() else { return };
         queues.release(u64::MAX);
-        let Queues { high, low, slots, filled, last, .. } = queues;
+        let Queues { ahead, high, low, slots, slot_bytes, filled, last, .. } = queues;
+        // Nobody pushed it, so it is not counted.
+        let ahead = ahead.take();
+        *slot_bytes = 0;
         let mut left: Vec<F> = high.drain().chain(low.drain()).chain(last.take()).collect();
         for Latest { earlier, newest } in filled.drain(..).filter_map(|slot| slots.remove(&slot)) {
             left.extend(earlier.into_iter().chain([newest]).map(|unsent| unsent.frame));
         }
         drop(guard);
+        drop(ahead);
         for frame in left {
             self.lose(frame);
         }
@@ -440,6 +503,7 @@ impl<F: FrameLike> Drop for Waiting<'_, F> {
 impl<F> Queues<F> {
     fn new(options: &PushOptions<F>) -> Self {
         Self {
+            ahead: None,
             high: Lane::new(options.high, options.bytes),
             low: Lane::new(options.low, options.bytes),
             slots: HashMap::new(),
@@ -447,6 +511,8 @@ impl<F> Queues<F> {
             filled: VecDeque::new(),
             tied: BTreeMap::new(),
             tied_so_far: 0,
+            tied_bytes: 0,
+            undrained: false,
             last: None,
         }
     }
@@ -458,18 +524,41 @@ impl<F> Queues<F> {
         }
     }
 
+    /// Whether nothing waits, for a reply neither.
+    fn is_empty(&self) -> bool {
+        self.high.is_empty() && self.low.is_empty() && self.slots.is_empty() && self.tied.is_empty()
+    }
+
     fn tie(&mut self, after: u64, tied: Tied<F>) {
         self.tied_so_far += 1;
+        if let Tied::Frame(_, queued) = &tied {
+            self.tied_bytes += queued.weight as usize;
+        }
         self.tied.insert((after, self.tied_so_far), tied);
     }
 
     fn release(&mut self, answered: u64) {
         while let Some(first) = self.tied.first_entry().filter(|first| first.key().0 <= answered) {
             match first.remove() {
-                Tied::Frame(priority, queued) => self.lane(priority).push(queued),
+                Tied::Frame(priority, queued) => {
+                    self.tied_bytes -= queued.weight as usize;
+                    self.lane(priority).push(queued);
+                }
                 Tied::Slot(slot) => self.filled.push_back(slot),
             }
         }
+    }
+
+    /// Empties a slot, and takes it out of its line: when it is filled again, it has its turn once.
+    fn take_back(&mut self, slot: Slot) -> Option<Latest<F>> {
+        let latest = self.slots.remove(&slot)?;
+        self.slot_bytes -= latest.size();
+        if let Some(place) = self.filled.iter().position(|filled| *filled == slot) {
+            self.filled.remove(place);
+        } else {
+            self.tied.retain(|_, tied| !matches!(tied, Tied::Slot(tied) if *tied == slot));
+        }
+        Some(latest)
     }
 
     /// The next frame of a slot, and the one that is outdated by it.

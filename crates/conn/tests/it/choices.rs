@@ -186,6 +186,36 @@ async fn a_push_that_is_tied_to_a_reply_comes_after_it() {
     expect(&mut client, &["7 long answered"]).await;
 }
 
+/// In a lane or a slot it waits, and of a slot it is taken back whole: with the frame that waits for an earlier reply.
+#[tokio::test]
+async fn what_is_tied_waits_and_can_be_taken_back() {
+    let mut setting = Setting::<false, false>::new().await;
+    let mut client = setting.connect().await;
+    client.send("wait").await;
+    let (handle, ticket) = setting.ticket().await;
+    assert_eq!(handle.queued_bytes(), 0);
+    let tied = handle.after(ticket);
+    tied.try_push(frame("four"), PushPriority::High, PushPolicy::ReturnErrorIfFull).unwrap();
+    handle.push_latest(Slot(1), frame("free")).unwrap();
+    tied.push_latest(Slot(1), frame("tied")).unwrap();
+    tied.push_latest(Slot(2), frame("six")).unwrap();
+    assert_eq!(handle.queued_bytes(), 15);
+    assert!(handle.take_back(Slot(1)));
+    assert_eq!(handle.queued_bytes(), 7);
+    // Now the actor has put them aside.
+    push(&handle, "free");
+    expect(&mut client, &["1 free"]).await;
+    assert_eq!(handle.queued_bytes(), 7);
+    assert!(handle.take_back(Slot(2)) && !handle.take_back(Slot(2)));
+    tied.push_latest(Slot(2), frame("again")).unwrap();
+    assert_eq!(handle.queued_bytes(), 9);
+    setting.release();
+    expect(&mut client, &["2 waited", "3 four", "4 again"]).await;
+    client.send("nothing else").await;
+    expect(&mut client, &["5 nothing else"]).await;
+    assert_eq!(handle.queued_bytes(), 0);
+}
+
 /// What is tied and never released is counted like everything else that was queued.
 #[tokio::test]
 async fn what_was_tied_is_counted_when_the_connection_ends() {

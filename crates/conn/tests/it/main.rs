@@ -3,11 +3,14 @@
 mod choices;
 mod client;
 mod connection;
+mod drained;
 mod examples;
 mod fragments;
 mod push;
 mod regressions;
 mod server;
 mod surface;
+mod ticks;
 mod timeouts;
+mod turns;
 mod websocket;

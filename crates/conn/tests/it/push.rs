@@ -336,3 +336,42 @@ async fn no_room_is_lost_while_pushers_come_and_go() {
     let push_now = || handle.try_push("news".into(), PushPriority::Low, PushPolicy::ReturnErrorIfFull);
     assert_eq!([(); 4].map(|()| push_now()), [Ok(()), Ok(()), Ok(()), Err(PushError::QueueFull)]);
 }
+
+/// Slots are filled in a row; what is taken back leaves its place, and has one again when it is filled again.
+#[tokio::test]
+async fn what_is_taken_back_of_a_slot_is_not_written() {
+    let (mut queues, handle) = PushQueues::<String>::bounded(4, 4);
+    assert!(!handle.take_back(Slot(1)));
+    for slot in 1..=3 {
+        handle.push_latest(Slot(slot), format!("old {slot}")).unwrap();
+    }
+    assert!(handle.take_back(Slot(1)) && !handle.take_back(Slot(1)));
+    assert!(handle.take_back(Slot(2)));
+    handle.push_latest(Slot(1), "new 1".into()).unwrap();
+    handle.push_latest(Slot(1), "newer 1".into()).unwrap();
+    for expected in ["old 3", "newer 1"] {
+        assert_eq!(queues.recv().await.unwrap().1, expected);
+    }
+    assert_eq!(handle.queued_bytes(), 0);
+    assert!(!handle.take_back(Slot(1)), "it is sent");
+    drop(handle);
+    assert!(queues.recv().await.is_none());
+}
+
+#[tokio::test]
+async fn it_is_known_how_much_waits() {
+    let (mut queues, handle) = PushQueues::<String>::bounded(4, 4);
+    assert_eq!(handle.queued_bytes(), 0);
+    handle.push_high_priority("1".into()).await.unwrap();
+    handle.push_low_priority("22".into()).await.unwrap();
+    handle.push_latest(Slot(1), "old".into()).unwrap();
+    handle.push_latest(Slot(1), "4444".into()).unwrap();
+    assert_eq!(handle.queued_bytes(), 7);
+    assert!(handle.take_back(Slot(1)));
+    assert_eq!(handle.queued_bytes(), 3);
+    handle.push_latest(Slot(1), "55555".into()).unwrap();
+    queues.recv().await.unwrap();
+    assert_eq!(handle.queued_bytes(), 7);
+    drop(queues);
+    assert_eq!(handle.queued_bytes(), 0);
+}

@@ -792,3 +792,48 @@ async fn a_slot_that_is_tied_again_and_again_is_written_some_time() {
     }
     assert!(heard > 0, "100 replies, and no push");
 }
+
+/// Pushes something tied to the request, and something that is not when the request ends.
+struct Tying;
+impl Protocol for Tying {
+    type Frame = Frame;
+    type Codec = LengthDelimited;
+    type ProtocolError = Planned;
+    fn codec(&self) -> LengthDelimited {
+        LengthDelimited::default()
+    }
+    fn on_connection_setup(&self, handle: PushHandle<Frame>, context: &mut ConnectionContext) {
+        context.data = Some(Box::new(handle));
+    }
+    fn on_frame(&self, request: Frame, context: &mut ConnectionContext) -> Reply<Frame, Planned> {
+        let handle: &PushHandle<Frame> = context.data.as_ref().unwrap().downcast_ref().unwrap();
+        let tied = handle.after(context.ticket());
+        tied.try_push(frame("tied"), PushPriority::Low, PushPolicy::ReturnErrorIfFull).unwrap();
+        assert!(!context.is_answered(context.ticket()));
+        Reply::Frame(request)
+    }
+    fn on_command_end(&self, context: &mut ConnectionContext) {
+        assert!(context.is_answered(context.ticket()));
+        let handle: &PushHandle<Frame> = context.data.as_ref().unwrap().downcast_ref().unwrap();
+        let free = |text: &str| handle.try_push(frame(text), PushPriority::Low, PushPolicy::ReturnErrorIfFull).unwrap();
+        free("free");
+        // The reply has been given.
+        let tied = handle.after(context.ticket());
+        tied.try_push(frame("tied late"), PushPriority::Low, PushPolicy::ReturnErrorIfFull).unwrap();
+        free("free late");
+    }
+}
+
+/// Whoever ties no more what it pushes, since the reply has been given, had what it pushed then written before what was tied.
+#[tokio::test]
+async fn what_is_pushed_after_the_reply_does_not_overtake_what_was_tied_to_it() {
+    let supervisor = Supervisor::with_protocol(Tying).build();
+    let (near, mut far) = tokio::io::duplex(100_000);
+    tokio::spawn(supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap().run(near, Vec::new()));
+    far.write_all(b"\0\0\0\x05hello").await.unwrap();
+    for expected in ["hello", "tied", "free", "tied late", "free late"] {
+        let mut body = vec![0; far.read_u32().await.unwrap() as usize];
+        far.read_exact(&mut body).await.unwrap();
+        assert_eq!(String::from_utf8(body).unwrap(), expected);
+    }
+}

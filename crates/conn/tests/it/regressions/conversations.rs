@@ -202,6 +202,7 @@ impl Protocol for Sockets {
                 })
             }
             Some("forever") => Reply::stream(Forever),
+            Some("forever in turn") => Reply::in_turn(|_| Reply::stream(Forever)),
             _ => Reply::None,
         }
     }
@@ -263,6 +264,21 @@ async fn a_close_is_answered_during_a_stream() {
     browser.send(0x81, b"forever").await;
     browser.send(0x88, &1000u16.to_be_bytes()).await;
     assert_eq!(browser.soon().await, Some((0x88, 1000u16.to_be_bytes().to_vec())));
+}
+
+/// The stream has no end, and it begins when the client has said that it leaves.
+#[tokio::test(start_paused = true)]
+async fn a_close_is_answered_before_a_stream_that_begins_later() {
+    for (in_flight, stream) in [(2, "forever in turn"), (1, "forever")] {
+        let mut browser = Browser::connect(in_flight);
+        browser.send(0x81, b"wait").await;
+        browser.send(0x81, stream.as_bytes()).await;
+        browser.send(0x88, &1000u16.to_be_bytes()).await;
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        browser.release.notify_one();
+        assert_eq!(browser.soon().await, Some((0x81, b"answer".to_vec())), "{stream}");
+        assert_eq!(browser.soon().await, Some((0x88, 1000u16.to_be_bytes().to_vec())), "{stream}");
+    }
 }
 
 /// With one request in flight it is; with two it is not.
@@ -479,7 +495,8 @@ async fn a_close_does_not_cut_a_reply() {
     assert_eq!((heard.last(), in_order), (Some(&frame("bye")), true));
 }
 
-/// A slot that keeps an earlier frame beside the newest holds both, and only one is weighed.
+/// A slot that keeps an earlier frame beside the newest holds both, and only one is weighed. And then: what a newer frame takes the
+/// place of is in its way, so that a slot is full of itself.
 #[tokio::test(start_paused = true)]
 async fn slots_hold_no_more_than_they_may() {
     let mut running = run(|builder| builder.slot_capacities(10, 1000)).await;
@@ -490,9 +507,18 @@ async fn slots_hold_no_more_than_they_may() {
         push(&running.handle, frame("x".repeat(100_000)));
     }
     tokio::time::sleep(Duration::from_millis(1)).await;
+    let before = running.handle.queued_bytes();
+    let held = || running.handle.queued_bytes() - before;
     running.handle.push_latest(Slot(1), frame("a".repeat(900))).unwrap();
-    let second = running.handle.after(ticket).push_latest(Slot(1), frame("b".repeat(900)));
-    assert!(second.is_err(), "1800 bytes in slots that may hold 1000");
+    running.handle.after(ticket).push_latest(Slot(1), frame("b".repeat(900))).unwrap();
+    assert_eq!(held(), 900, "both would be more than the slots may hold");
+    running.handle.push_latest(Slot(2), frame("c".repeat(101))).unwrap_err();
+    running.handle.push_latest(Slot(2), frame("c".repeat(50))).unwrap();
+    // Where there is room for both, both are kept; and the earlier one makes way for the newest.
+    running.handle.after(ticket).push_latest(Slot(2), frame("d".repeat(50))).unwrap();
+    assert_eq!(held(), 1000);
+    running.handle.after(ticket).push_latest(Slot(2), frame("e".repeat(60))).unwrap();
+    assert_eq!(held(), 960);
 }
 
 /// The closure itself runs in the loop that accepts.

@@ -1,0 +1,289 @@
+//! A protocol is told when all that was pushed to a connection has been handed to the codec.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use tidewire_conn::{
+    Builder, ConnectionContext, Frame, LengthDelimited, Protocol, PushHandle, PushPolicy, PushPriority, Reply,
+    ReplyTicket, Shutdown, Slot, Supervisor,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::sync::Notify;
+
+use crate::server::{Planned, frame};
+
+/// Counts, and pushes the next of what it holds back. `wait` is answered when it is released.
+#[derive(Default)]
+struct Holding {
+    drained: AtomicUsize,
+    held_back: Mutex<VecDeque<&'static str>>,
+    /// Nothing is on its way. Looked at and changed with the lock of what is held back.
+    is_free: AtomicBool,
+    own: Mutex<Option<(PushHandle<Frame>, Option<ReplyTicket>)>>,
+    release: Arc<Notify>,
+}
+
+impl Protocol for Holding {
+    type Frame = Frame;
+    type Codec = LengthDelimited;
+    type ProtocolError = Planned;
+
+    fn codec(&self) -> LengthDelimited {
+        LengthDelimited::default()
+    }
+
+    fn on_connection_setup(&self, handle: PushHandle<Frame>, _: &mut ConnectionContext) {
+        *self.own.lock().unwrap() = Some((handle, None));
+    }
+
+    fn on_frame(&self, request: Frame, context: &mut ConnectionContext) -> Reply<Frame, Planned> {
+        self.own.lock().unwrap().as_mut().unwrap().1 = Some(context.ticket());
+        if request.body() != &b"wait"[..] {
+            return Reply::Frame(request);
+        }
+        let release = Arc::clone(&self.release);
+        Reply::future(async move {
+            release.notified().await;
+            Ok(frame("waited"))
+        })
+    }
+
+    fn on_drained(&self, _: &mut ConnectionContext) {
+        self.drained.fetch_add(1, Ordering::SeqCst);
+        let mut held_back = self.held_back.lock().unwrap();
+        match held_back.pop_front() {
+            Some(next) => push(&self.handle(), next),
+            None => self.is_free.store(true, Ordering::SeqCst),
+        }
+    }
+}
+
+impl Holding {
+    fn handle(&self) -> PushHandle<Frame> {
+        self.own.lock().unwrap().as_ref().unwrap().0.clone()
+    }
+
+    fn ticket(&self) -> ReplyTicket {
+        self.own.lock().unwrap().as_ref().unwrap().1.unwrap()
+    }
+
+    fn drained(&self) -> usize {
+        self.drained.load(Ordering::SeqCst)
+    }
+}
+
+fn push(handle: &PushHandle<Frame>, text: &str) {
+    handle.try_push(frame(text), PushPriority::Low, PushPolicy::ReturnErrorIfFull).unwrap();
+}
+
+struct Connection {
+    supervisor: Supervisor<Holding>,
+    far: DuplexStream,
+}
+
+impl Connection {
+    /// It has been served.
+    async fn begin(room: usize, settings: impl FnOnce(Builder<Holding>) -> Builder<Holding>) -> Self {
+        let supervisor = settings(Supervisor::with_protocol(Holding::default())).build();
+        let (near, far) = tokio::io::duplex(room);
+        let permit = supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap();
+        tokio::spawn(permit.run(near, Vec::new()));
+        let mut connection = Self { supervisor, far };
+        connection.send("hello").await;
+        connection.expect(&["hello"]).await;
+        connection
+    }
+
+    fn protocol(&self) -> &Holding {
+        self.supervisor.protocol()
+    }
+
+    async fn send(&mut self, text: &str) {
+        self.far.write_u32(u32::try_from(text.len()).unwrap()).await.unwrap();
+        self.far.write_all(text.as_bytes()).await.unwrap();
+    }
+
+    async fn receive(&mut self) -> String {
+        let mut body = vec![0; self.far.read_u32().await.unwrap() as usize];
+        self.far.read_exact(&mut body).await.unwrap();
+        String::from_utf8(body).unwrap()
+    }
+
+    async fn expect(&mut self, frames: &[&str]) {
+        for expected in frames {
+            assert_eq!(self.receive().await, *expected);
+        }
+    }
+
+    /// On one thread the actor goes as far as it can meanwhile.
+    async fn settle(&self) {
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn it_is_told_once_for_all_that_was_pushed() {
+    let mut connection = Connection::begin(1000, |builder| builder).await;
+    connection.settle().await;
+    assert_eq!(connection.protocol().drained(), 0, "nobody pushed");
+    let handle = connection.protocol().handle();
+    for text in ["one", "two", "three"] {
+        push(&handle, text);
+    }
+    handle.push_latest(Slot(1), frame("slot")).unwrap();
+    connection.settle().await;
+    assert_eq!(connection.protocol().drained(), 1);
+    for _ in 0..4 {
+        connection.receive().await;
+    }
+    connection.send("again").await;
+    connection.expect(&["again"]).await;
+    assert_eq!(connection.protocol().drained(), 1);
+    handle.push_latest(Slot(1), frame("slot")).unwrap();
+    connection.expect(&["slot"]).await;
+    assert_eq!(connection.protocol().drained(), 2);
+}
+
+/// Each is pushed when the one before it is gone, from inside the actor.
+#[tokio::test]
+async fn what_was_held_back_is_pushed_from_inside() {
+    let mut connection = Connection::begin(1000, |builder| builder.push_capacities(1, 1)).await;
+    connection.protocol().held_back.lock().unwrap().extend(["two", "three", "four"]);
+    push(&connection.protocol().handle(), "one");
+    connection.expect(&["one", "two", "three", "four"]).await;
+    connection.settle().await;
+    assert_eq!(connection.protocol().drained(), 4);
+}
+
+/// A thousand are held back, and requests are answered meanwhile.
+#[tokio::test]
+async fn what_is_pushed_from_inside_stops_no_request() {
+    let mut connection = Connection::begin(100_000, |builder| builder).await;
+    connection.protocol().held_back.lock().unwrap().extend(std::iter::repeat_n("more", 1000));
+    push(&connection.protocol().handle(), "more");
+    connection.send("hello").await;
+    let mut before = 0;
+    while connection.receive().await == "more" {
+        before += 1;
+    }
+    assert!(before < 1000, "the reply came last");
+    for _ in before..1001 {
+        connection.expect(&["more"]).await;
+    }
+}
+
+#[tokio::test]
+async fn what_waits_for_a_reply_is_not_drained() {
+    let mut connection = Connection::begin(1000, |builder| builder).await;
+    connection.send("wait").await;
+    connection.settle().await;
+    let (handle, ticket) = (connection.protocol().handle(), connection.protocol().ticket());
+    handle.after(ticket).push_latest(Slot(1), frame("tied slot")).unwrap();
+    push(&handle, "free");
+    connection.expect(&["free"]).await;
+    connection.settle().await;
+    assert_eq!(connection.protocol().drained(), 0, "one in a slot");
+
+    handle.after(ticket).try_push(frame("tied"), PushPriority::Low, PushPolicy::ReturnErrorIfFull).unwrap();
+    assert!(handle.take_back(Slot(1)));
+    push(&handle, "free");
+    connection.expect(&["free"]).await;
+    connection.settle().await;
+    assert_eq!(connection.protocol().drained(), 0, "one in a lane");
+
+    connection.protocol().release.notify_one();
+    connection.expect(&["waited", "tied"]).await;
+    connection.settle().await;
+    assert_eq!(connection.protocol().drained(), 1);
+}
+
+/// Nothing else would ever tell it.
+#[tokio::test]
+async fn what_is_taken_back_is_drained() {
+    let mut connection = Connection::begin(1000, |builder| builder).await;
+    connection.send("wait").await;
+    connection.settle().await;
+    let (handle, ticket) = (connection.protocol().handle(), connection.protocol().ticket());
+    for slot in [Slot(1), Slot(2)] {
+        handle.after(ticket).push_latest(slot, frame("tied")).unwrap();
+    }
+    connection.settle().await;
+    assert!(handle.take_back(Slot(1)));
+    connection.settle().await;
+    assert_eq!(connection.protocol().drained(), 0);
+    assert!(handle.take_back(Slot(2)));
+    connection.settle().await;
+    assert_eq!(connection.protocol().drained(), 1);
+}
+
+/// As long as the peer does not read, most of it waits.
+#[tokio::test]
+async fn what_the_peer_has_no_room_for_is_not_drained() {
+    const FRAMES: usize = 100;
+    let mut connection = Connection::begin(1000, |builder| builder.batch_bytes(4000)).await;
+    let handle = connection.protocol().handle();
+    for _ in 0..FRAMES {
+        push(&handle, &"x".repeat(1000));
+    }
+    for _ in 0..FRAMES - 10 {
+        connection.receive().await;
+        assert_eq!(connection.protocol().drained(), 0);
+    }
+    assert!(handle.queued_bytes() > 0);
+    for _ in 0..10 {
+        connection.receive().await;
+    }
+    connection.settle().await;
+    assert_eq!((connection.protocol().drained(), handle.queued_bytes()), (1, 0));
+}
+
+/// Nothing more is taken, and what it would push is refused.
+#[tokio::test]
+async fn a_shutdown_drains_what_was_pushed() {
+    let mut connection = Connection::begin(1000, |builder| builder.batch_bytes(4000)).await;
+    let handle = connection.protocol().handle();
+    for _ in 0..20 {
+        push(&handle, &"x".repeat(1000));
+    }
+    let supervisor = connection.supervisor.clone();
+    let shutdown = tokio::spawn(async move { supervisor.shutdown(Shutdown::default()).await });
+    connection.settle().await;
+    for _ in 0..20 {
+        connection.receive().await;
+    }
+    assert_eq!(connection.far.read(&mut [0]).await.unwrap(), 0);
+    assert_eq!(connection.protocol().drained(), 1);
+    drop(connection.far);
+    shutdown.await.unwrap();
+}
+
+/// One frame at a time is on its way, and whoever finds that none is pushes the next: on two threads, so that one empties what the
+/// other fills. If it were not told once, all would wait for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_is_told_whenever_it_comes_to_this() {
+    const FRAMES: usize = 20_000;
+    let mut connection = Connection::begin(1000, |builder| builder).await;
+    connection.protocol().is_free.store(true, Ordering::SeqCst);
+    let supervisor = connection.supervisor.clone();
+    let pushing = tokio::task::spawn_blocking(move || {
+        let holding = supervisor.protocol();
+        let handle = holding.handle();
+        for number in 0..FRAMES {
+            let mut held_back = holding.held_back.lock().unwrap();
+            if !holding.is_free.swap(false, Ordering::SeqCst) {
+                held_back.push_back("held back");
+            } else if number % 2 == 0 {
+                push(&handle, "at once");
+            } else {
+                handle.push_latest(Slot(1), frame("latest")).unwrap();
+            }
+        }
+    });
+    for _ in 0..FRAMES {
+        connection.receive().await;
+    }
+    pushing.await.unwrap();
+}

@@ -1,0 +1,311 @@
+//! Ticks, on paused clocks: whatever a connection does, its protocol is asked in time.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tidewire_conn::{
+    CloseReason, ConnectionContext, Frame, LengthDelimited, Protocol, PushPolicy, PushPriority, Reply, Supervisor,
+    Tick, Timeouts,
+};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
+use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
+
+use crate::server::{Planned, frame};
+
+/// Ticks as planned. `wait` is answered when it is released, `large` with more than anybody takes, `stream` without end.
+struct Ticking<const HOLD: bool> {
+    /// What the tick of this number does.
+    plan: fn(usize) -> Tick<Frame>,
+    ticks: AtomicUsize,
+    release: Arc<Notify>,
+    start: Instant,
+    ends: mpsc::Sender<(String, u64)>,
+}
+
+impl<const HOLD: bool> Protocol for Ticking<HOLD> {
+    type Frame = Frame;
+    type Codec = LengthDelimited;
+    type ProtocolError = Planned;
+    const HOLD_PUSHES: bool = HOLD;
+
+    fn codec(&self) -> LengthDelimited {
+        LengthDelimited::default()
+    }
+
+    fn on_frame(&self, request: Frame, _: &mut ConnectionContext) -> Reply<Frame, Planned> {
+        match &request.body()[..] {
+            b"wait" => {
+                let release = Arc::clone(&self.release);
+                Reply::future(async move {
+                    release.notified().await;
+                    Ok(frame("waited"))
+                })
+            }
+            b"large" => Reply::Frame(Frame::from(Bytes::from(vec![b'x'; 100_000]))),
+            b"stream" => Reply::stream(Endless),
+            _ => Reply::Frame(request),
+        }
+    }
+
+    fn on_tick(&self, _: &mut ConnectionContext) -> Tick<Frame> {
+        (self.plan)(self.ticks.fetch_add(1, Ordering::SeqCst) + 1)
+    }
+
+    fn last_word(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext) -> Option<Frame> {
+        Some(frame(reason.label()))
+    }
+
+    fn on_connection_closed(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext) {
+        self.ends.try_send((reason.label().to_owned(), self.start.elapsed().as_secs())).unwrap();
+    }
+}
+
+struct Endless;
+
+impl futures_core::Stream for Endless {
+    type Item = Result<Frame, Planned>;
+
+    fn poll_next(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Poll::Ready(Some(Ok(Frame::from(Bytes::from_static(&[b'x'; 1000])))))
+    }
+}
+
+fn next(after: u64, text: Option<&str>) -> Tick<Frame> {
+    Tick::Next { frame: text.map(frame), after: Duration::from_secs(after) }
+}
+
+struct Connection<const HOLD: bool> {
+    supervisor: Supervisor<Ticking<HOLD>>,
+    far: DuplexStream,
+    ends: mpsc::Receiver<(String, u64)>,
+}
+
+type Ends = mpsc::Receiver<(String, u64)>;
+
+/// The first tick comes after five seconds; of the time-outs there are none.
+fn supervisor<const HOLD: bool>(plan: fn(usize) -> Tick<Frame>) -> (Supervisor<Ticking<HOLD>>, Ends) {
+    let (told, ends) = mpsc::channel(10);
+    let mut timeouts = Timeouts::default();
+    (timeouts.first_frame, timeouts.write_stall, timeouts.half_closed) = (None, None, None);
+    timeouts.tick = Some(Duration::from_secs(5));
+    let ticks = AtomicUsize::new(0);
+    let ticking = Ticking { plan, ticks, release: Arc::default(), start: Instant::now(), ends: told };
+    (Supervisor::with_protocol(ticking).timeouts(timeouts).build(), ends)
+}
+
+impl<const HOLD: bool> Connection<HOLD> {
+    fn begin(plan: fn(usize) -> Tick<Frame>) -> Self {
+        let (supervisor, ends) = supervisor(plan);
+        let (near, far) = tokio::io::duplex(1000);
+        let permit = supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap();
+        tokio::spawn(permit.run(near, Vec::new()));
+        Self { supervisor, far, ends }
+    }
+
+    async fn send(&mut self, text: &str) {
+        self.far.write_u32(u32::try_from(text.len()).unwrap()).await.unwrap();
+        self.far.write_all(text.as_bytes()).await.unwrap();
+    }
+
+    async fn receive(&mut self) -> String {
+        let mut body = vec![0; self.far.read_u32().await.unwrap() as usize];
+        self.far.read_exact(&mut body).await.unwrap();
+        String::from_utf8(body).unwrap()
+    }
+
+    fn ticks(&self) -> usize {
+        self.supervisor.protocol().ticks.load(Ordering::SeqCst)
+    }
+
+    fn second(&self) -> u64 {
+        self.supervisor.protocol().start.elapsed().as_secs()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn ticks_come_when_they_were_said_to_come() {
+    let mut connection = Connection::<false>::begin(|tick| match tick {
+        1 => next(1, Some("one")),
+        2 => next(10, None),
+        3 => next(0, Some("three")),
+        4 => next(u64::MAX, Some("four")),
+        _ => unreachable!("never"),
+    });
+    for (text, second) in [("one", 5), ("three", 16), ("four", 16)] {
+        assert_eq!(connection.receive().await, text);
+        assert_eq!(connection.second(), second);
+    }
+    connection.send("still there").await;
+    assert_eq!(connection.receive().await, "still there");
+}
+
+/// Silence is not what it is about.
+#[tokio::test(start_paused = true)]
+async fn who_talks_all_the_time_has_ticks() {
+    let mut connection = Connection::<false>::begin(|tick| if tick == 3 { Tick::Stop } else { next(5, Some("tick")) });
+    for _ in 0..30 {
+        tokio::time::sleep(Duration::from_millis(900)).await;
+        connection.send("hello").await;
+        while connection.receive().await == "tick" {}
+    }
+    assert_eq!(connection.ticks(), 3, "none after it was stopped");
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_first_tick_there_is_none() {
+    let mut timeouts = Timeouts::default();
+    assert_eq!(timeouts.tick, None);
+    timeouts.first_frame = None;
+    let (told, mut ends) = mpsc::channel(1);
+    let plan = |_| Tick::Close(None);
+    let ticking = Ticking::<false> {
+        plan,
+        ticks: AtomicUsize::new(0),
+        release: Arc::default(),
+        start: Instant::now(),
+        ends: told,
+    };
+    let supervisor = Supervisor::with_protocol(ticking).timeouts(timeouts).build();
+    let (near, _far) = tokio::io::duplex(1000);
+    tokio::spawn(supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap().run(near, Vec::new()));
+    tokio::time::sleep(Duration::from_hours(1)).await;
+    assert!(ends.try_recv().is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tick_closes_with_a_frame_or_a_last_word() {
+    let mut connection = Connection::<false>::begin(|_| Tick::Close(Some(frame("enough"))));
+    connection.send("wait").await;
+    assert_eq!(connection.receive().await, "enough");
+    assert_eq!(connection.far.read(&mut [0]).await.unwrap(), 0);
+    assert_eq!(connection.ends.recv().await.unwrap(), ("handler".to_owned(), 5));
+
+    let mut connection = Connection::<false>::begin(|_| Tick::Close(None));
+    assert_eq!(connection.receive().await, "handler");
+    assert_eq!(connection.ends.recv().await.unwrap(), ("handler".to_owned(), 5));
+}
+
+/// The socket takes nothing, and no time-out would ever notice.
+#[tokio::test(start_paused = true)]
+async fn who_does_not_read_has_ticks_and_is_closed_by_one() {
+    for plan in [
+        |tick| if tick < 3 { next(5, Some("tick")) } else { Tick::Close(Some(frame("enough"))) },
+        |tick| if tick < 3 { next(5, None) } else { Tick::Close(None) },
+    ] {
+        let mut connection = Connection::<false>::begin(plan);
+        connection.send("large").await;
+        assert_eq!(connection.ends.recv().await.unwrap(), ("handler".to_owned(), 15));
+        // What it held is given back although the peer is still there.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(connection.supervisor.count(), 0);
+    }
+}
+
+/// It goes behind what is encoded, and before what waits.
+#[tokio::test(start_paused = true)]
+async fn its_frame_comes_before_all_that_waits() {
+    let mut connection =
+        Connection::<false>::begin(|tick| if tick == 1 { next(1000, Some("tick")) } else { Tick::Stop });
+    connection.send("large").await;
+    connection.send("next").await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let handle = connection.supervisor.sessions().list()[0].handle();
+    handle.try_push(frame("pushed"), PushPriority::High, PushPolicy::ReturnErrorIfFull).unwrap();
+    tokio::time::sleep(Duration::from_secs(9)).await;
+    assert_eq!(connection.ticks(), 1);
+    assert_eq!(connection.receive().await.len(), 100_000);
+    for expected in ["tick", "pushed", "next"] {
+        assert_eq!(connection.receive().await, expected);
+    }
+}
+
+/// The reply must not be interrupted, and the tick comes in time all the same.
+#[tokio::test(start_paused = true)]
+async fn where_pushes_are_held_its_frame_is_too() {
+    let mut connection = Connection::<true>::begin(|tick| match tick {
+        1 => next(5, Some("first")),
+        2 => next(5, Some("second")),
+        3 => next(50, None),
+        _ => Tick::Close(Some(frame("enough"))),
+    });
+    connection.send("wait").await;
+    tokio::time::sleep(Duration::from_secs(18)).await;
+    assert_eq!(connection.ticks(), 3);
+    connection.supervisor.protocol().release.notify_one();
+    // Of two that could not be sent, the newer one is.
+    for expected in ["waited", "second"] {
+        assert_eq!(connection.receive().await, expected);
+    }
+    connection.send("wait").await;
+    assert_eq!(connection.receive().await, "enough");
+    assert_eq!(connection.ends.recv().await.unwrap(), ("handler".to_owned(), 65));
+}
+
+/// It still waits for a reply.
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_has_closed_its_side_has_ticks() {
+    let mut connection =
+        Connection::<false>::begin(|tick| if tick < 3 { next(5, Some("tick")) } else { Tick::Close(None) });
+    connection.send("wait").await;
+    connection.far.shutdown().await.unwrap();
+    for expected in ["tick", "tick", "handler"] {
+        assert_eq!(connection.receive().await, expected);
+    }
+    assert_eq!(connection.ends.recv().await.unwrap(), ("handler".to_owned(), 15));
+}
+
+/// Takes all that is written, at once, and says one thing.
+struct Swallow(Option<&'static [u8]>);
+
+impl AsyncRead for Swallow {
+    fn poll_read(mut self: Pin<&mut Self>, _: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+        let Some(bytes) = self.0.take() else { return Poll::Pending };
+        buffer.put_slice(bytes);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Swallow {
+    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// The clock stands while anybody can go on, so the test moves it.
+#[tokio::test(start_paused = true)]
+async fn who_never_rests_has_ticks() {
+    let (supervisor, mut ends) =
+        supervisor::<false>(|tick| if tick < 3 { next(5, Some("tick")) } else { Tick::Close(None) });
+    let permit = supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap();
+    tokio::spawn(permit.run(Swallow(Some(b"\0\0\0\x06stream")), Vec::new()));
+    let ticks = &supervisor.protocol().ticks;
+    let others_go_on = async || {
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
+    };
+    others_go_on().await;
+    for expected in 1..=3 {
+        tokio::time::advance(Duration::from_secs(4)).await;
+        others_go_on().await;
+        assert_eq!(ticks.load(Ordering::SeqCst), expected - 1);
+        // Timers go off a millisecond late at most.
+        tokio::time::advance(Duration::from_millis(1001)).await;
+        others_go_on().await;
+        assert_eq!(ticks.load(Ordering::SeqCst), expected);
+    }
+    assert_eq!(ends.try_recv().unwrap(), ("handler".to_owned(), 15));
+}
