@@ -93,6 +93,11 @@ impl Subscription {
         &self.first
     }
 
+    /// The same, given away: whoever has it need not keep it here for as long as the subscription lasts.
+    pub fn take_first(&mut self) -> First {
+        std::mem::replace(&mut self.first, First::Resumed(None))
+    }
+
     /// What the first result is current to.
     pub fn mark(&self) -> Mark {
         self.mark
@@ -112,7 +117,8 @@ impl Subscription {
         }
     }
 
-    fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Result<Event, End>> {
+    /// The next event, if there is one; else the waker is woken when there is. It may look at once, whoever wakes it.
+    pub fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Result<Event, End>> {
         let mut state = self.inbox.state();
         if let Some(event) = state.events.pop() {
             return Poll::Ready(Ok(event));

@@ -56,7 +56,7 @@ pub use filter::{Comparison, Filter, FilterError, Parameters, Scalar, Scalars, T
 pub use key::IndexKey;
 pub use limits::Limits;
 pub use page::Page;
-pub use query::{Aggregate, AggregateFunction, Answer, Direction, Query, QueryError};
+pub use query::{Aggregate, AggregateFunction, Answer, Direction, LongAnswer, Query, QueryError};
 pub use row::{Field, Row, RowError};
 pub use schema::{BucketDefinition, DefinitionError, FieldRule, Format, Generated, Kind, OnDelete, Reference};
 pub use state::State;

@@ -17,7 +17,7 @@ use std::collections::HashSet;
 use serde_json::{Map, Value as Json};
 
 pub use self::aggregate::{Aggregate, AggregateFunction};
-pub use self::answer::Answer;
+pub use self::answer::{Answer, LongAnswer};
 use crate::{Bucket, Field, Filter, FilterError, Row};
 
 /// Which records, in which order, and what of them.
@@ -113,7 +113,8 @@ impl Query {
         let count = |name: &str| {
             present(name).map(|json| whole(json).ok_or_else(|| expected(name, "a whole number from 0"))).transpose()
         };
-        let bucket = present("bucket").and_then(Json::as_str).ok_or_else(|| expected("bucket", "the name of one"))?;
+        let bucket = present("bucket").and_then(Json::as_str).filter(|name| !name.is_empty());
+        let bucket = bucket.ok_or_else(|| expected("bucket", "the name of one"))?;
         Ok(Self {
             bucket: bucket.to_owned(),
             filter: present("filter").map_or(Ok(Filter::everything()), filter)?,

@@ -36,7 +36,7 @@ use self::stats::Counters;
 use self::writer::Writer;
 use crate::{
     Answer, Disk, Draft, Embedded, EmbeddedOptions, Engine, EngineError, EngineStats, Files, Limits, Memory, Operation,
-    Position, Query, Recovery, Row, State, StoreError, Value,
+    Position, Query, Recovery, Row, State, StoreError,
 };
 
 /// Settings of a [`Store`].
@@ -238,9 +238,7 @@ impl Store {
     /// The record with this key, if there is one.
     pub fn get(&self, bucket: &str, key: &Json) -> Result<Option<Row>, StoreError> {
         let snapshot = self.shared().published.load();
-        let bucket = snapshot.state.bucket(bucket)?;
-        let row = Value::of_json(key).and_then(|key| bucket.get(&key));
-        Ok(row.filter(|row| !bucket.expires() || bucket.is_live(row, self.now())).cloned())
+        Ok(snapshot.state.bucket(bucket)?.record(key, self.now()).cloned())
     }
 
     /// What a query returns.

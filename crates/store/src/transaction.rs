@@ -106,7 +106,8 @@ impl Operation {
         let shape = |what, expected| Problem::Shape { what, expected };
         let members = json.as_object().ok_or_else(|| shape("it", "an object"))?;
         let text = |name| members.get(name).and_then(Json::as_str);
-        let bucket = text("bucket").ok_or_else(|| shape("bucket", "the name of one"))?.to_owned();
+        let bucket = text("bucket").filter(|name| !name.is_empty());
+        let bucket = bucket.ok_or_else(|| shape("bucket", "the name of one"))?.to_owned();
         let key = || {
             members.get("key").filter(|key| !key.is_null()).cloned().ok_or_else(|| shape("key", "the key of a record"))
         };
@@ -133,7 +134,16 @@ impl Operation {
 impl Draft {
     /// Runs operations one after the other: all of them, or none. Returns what each of them gave.
     pub fn transact(&mut self, operations: &[Operation]) -> Result<Vec<Json>, TransactionError> {
-        let mut room = Room { max: self.limits().max_result_bytes, taken: 0 };
+        self.transact_within(operations, usize::MAX)
+    }
+
+    /// The same, for somebody who takes no more than these bytes of records: if there are more, nothing is done.
+    pub fn transact_within(
+        &mut self,
+        operations: &[Operation],
+        max_bytes: usize,
+    ) -> Result<Vec<Json>, TransactionError> {
+        let mut room = Room { max: self.limits().max_result_bytes.min(max_bytes), taken: 0 };
         self.atomically(|draft| {
             let run = |(place, operation): (usize, &Operation)| {
                 let done = match &operation.guard {
@@ -214,6 +224,24 @@ mod tests {
 
     fn transact(draft: &mut Draft, operations: &Json) -> Result<Vec<Json>, TransactionError> {
         draft.transact(&Operation::parse_all(operations)?)
+    }
+
+    #[test]
+    fn whoever_takes_only_so_much_is_given_no_more() {
+        let mut draft = draft();
+        let insert = json!({"op": "insert", "bucket": "b", "data": {"id": 1, "name": "x".repeat(100)}});
+        let get = json!({"op": "get", "bucket": "b", "key": 1});
+        let operations = Operation::parse_all(&json!([insert, get])).unwrap();
+        let error = draft.transact_within(&operations, 300).unwrap_err();
+        assert_eq!((error.place, *error.problem), (1, Problem::LongResults { max: 300 }));
+        assert_eq!(draft.state().bucket("b").unwrap().len(), 0, "nothing of it was done");
+        assert!(draft.transact_within(&operations, 600).is_ok());
+    }
+
+    #[test]
+    fn a_bucket_without_a_name_is_none() {
+        let error = Operation::parse_all(&json!([{"op": "count", "bucket": ""}])).unwrap_err();
+        assert_eq!(error.to_string(), "operations[0]: bucket must be the name of one");
     }
 
     #[test]

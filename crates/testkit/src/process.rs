@@ -60,13 +60,15 @@ impl Process {
         let program = command.get_program().to_string_lossy().into_owned();
         let mut child = spawn_tied(command)?;
         let output = Arc::new(Output::default());
-        let pipes: [Option<Box<dyn Read + Send>>; 2] =
-            [child.stdout.take().map(|pipe| Box::new(pipe) as _), child.stderr.take().map(|pipe| Box::new(pipe) as _)];
+        let pipes: [(Pipe, Option<Box<dyn Read + Send>>); 2] = [
+            (Pipe::Stdout, child.stdout.take().map(|pipe| Box::new(pipe) as _)),
+            (Pipe::Stderr, child.stderr.take().map(|pipe| Box::new(pipe) as _)),
+        ];
         output.lock().open = pipes.len();
-        for pipe in pipes.into_iter().flatten() {
+        for (name, pipe) in pipes.into_iter().filter_map(|(name, pipe)| Some((name, pipe?))) {
             // Not joined: a grandchild may hold the pipe open for longer than anybody wants to wait.
             let output = Arc::clone(&output);
-            thread::spawn(move || output.read(pipe));
+            thread::spawn(move || output.read(name, pipe));
         }
         Ok(Self { program, child, output })
     }
@@ -92,12 +94,27 @@ impl Process {
 
     /// What it has printed so far: its last thousand lines.
     pub fn output(&self) -> String {
-        self.output.lock().kept.make_contiguous().join("\n")
+        self.output.of(|_| true)
+    }
+
+    /// Of [`output`](Self::output), what came from its standard output.
+    pub fn stdout(&self) -> String {
+        self.output.of(|pipe| pipe == Pipe::Stdout)
+    }
+
+    /// Of [`output`](Self::output), what came from its standard error.
+    pub fn stderr(&self) -> String {
+        self.output.of(|pipe| pipe == Pipe::Stderr)
     }
 
     /// Asks it to end (SIGTERM).
     pub fn terminate(&self) {
         self.signal(Signal::SIGTERM);
+    }
+
+    /// Asks it to end as a terminal does (SIGINT).
+    pub fn interrupt(&self) {
+        self.signal(Signal::SIGINT);
     }
 
     /// Ends it at once (SIGKILL) and waits until it is gone.
@@ -247,6 +264,13 @@ pub(crate) fn spawn_tied(mut command: Command) -> io::Result<Child> {
     answer.recv().expect("the spawner answers")
 }
 
+/// Where a line came from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pipe {
+    Stdout,
+    Stderr,
+}
+
 /// The lines a child has printed, from both of its pipes.
 #[derive(Default)]
 struct Output {
@@ -256,7 +280,7 @@ struct Output {
 
 #[derive(Default)]
 struct Lines {
-    kept: VecDeque<String>,
+    kept: VecDeque<(Pipe, String)>,
     /// How many lines there were before the kept ones.
     dropped: usize,
     /// Pipes that may still bring more.
@@ -268,7 +292,7 @@ impl Output {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn read(&self, pipe: Box<dyn Read + Send>) {
+    fn read(&self, name: Pipe, pipe: Box<dyn Read + Send>) {
         let mut pipe = BufReader::new(pipe);
         let mut line = Vec::new();
         while matches!((&mut pipe).take(LINE_LIMIT).read_until(b'\n', &mut line), Ok(1..)) {
@@ -277,12 +301,18 @@ impl Output {
                 lines.kept.pop_front();
                 lines.dropped += 1;
             }
-            lines.kept.push_back(String::from_utf8_lossy(&line).trim_end().to_owned());
+            lines.kept.push_back((name, String::from_utf8_lossy(&line).trim_end().to_owned()));
             self.changed.notify_all();
             line.clear();
         }
         self.lock().open -= 1;
         self.changed.notify_all();
+    }
+
+    fn of(&self, is_meant: impl Fn(Pipe) -> bool) -> String {
+        let lines = self.lock();
+        let meant = lines.kept.iter().filter(|(pipe, _)| is_meant(*pipe));
+        meant.map(|(_, line)| line.as_str()).collect::<Vec<_>>().join("\n")
     }
 
     fn wait_for_end(&self, deadline: Duration) {
@@ -296,7 +326,7 @@ impl Output {
         let mut searched = 0;
         loop {
             let unseen = searched.max(lines.dropped) - lines.dropped;
-            if let Some((_, rest)) = lines.kept.iter().skip(unseen).find_map(|line| line.split_once(text)) {
+            if let Some((_, rest)) = lines.kept.iter().skip(unseen).find_map(|(_, line)| line.split_once(text)) {
                 return Some(rest.to_owned());
             }
             searched = lines.dropped + lines.kept.len();

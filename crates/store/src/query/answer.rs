@@ -14,6 +14,11 @@ pub enum Answer {
     Value(Option<Json>),
 }
 
+/// An answer is longer than it may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the answer is longer than it may be")]
+pub struct LongAnswer;
+
 impl Query {
     /// What it returns of a bucket at that time, in milliseconds: what has expired is not there.
     pub fn answer(&self, bucket: &Bucket, now: u64) -> Answer {
@@ -26,10 +31,21 @@ impl Query {
     /// Appends what it returns as JSON text: records are copied as they lie in their rows. Returns whether there is a value at
     /// all: the least or greatest of nothing is none, and then nothing is written.
     pub fn write_answer(&self, bucket: &Bucket, now: u64, out: &mut Vec<u8>) -> bool {
+        self.write_answer_within(bucket, now, out, usize::MAX).unwrap_or_default()
+    }
+
+    /// As [`write_answer`](Self::write_answer), and gives up when there is more in `out` than may be.
+    pub fn write_answer_within(
+        &self,
+        bucket: &Bucket,
+        now: u64,
+        out: &mut Vec<u8>,
+        max: usize,
+    ) -> Result<bool, LongAnswer> {
         if let Some(aggregate) = &self.aggregate {
             let value = self.compute(aggregate, bucket, now);
             out.extend(value.iter().flat_map(|value| value.to_string().into_bytes()));
-            return value.is_some();
+            return if out.len() > max { Err(LongAnswer) } else { Ok(value.is_some()) };
         }
         out.push(b'[');
         for (place, row) in self.rows(bucket, now).into_iter().enumerate() {
@@ -37,9 +53,12 @@ impl Query {
                 out.push(b',');
             }
             self.write_record(row, out);
+            if out.len() >= max {
+                return Err(LongAnswer);
+            }
         }
         out.push(b']');
-        true
+        Ok(true)
     }
 
     /// Appends what it returns of one record, as JSON text.

@@ -16,6 +16,7 @@ fn output_is_captured_line_by_line_from_both_pipes() {
     assert_eq!(process.wait_for_line("port is "), "4711");
     assert_eq!(process.wait_for_line("oh "), "dear");
     assert_eq!(process.wait().code(), Some(3));
+    assert_eq!((process.stdout(), process.stderr()), ("the port is 4711".to_owned(), "oh dear".to_owned()));
 }
 
 #[test]
@@ -51,6 +52,11 @@ fn it_is_asked_to_end_or_killed() {
     asked.terminate();
     asked.wait_for_line("bye");
     assert_eq!(asked.wait().code(), Some(7));
+
+    let mut interrupted = shell("trap 'exit 8' INT; echo ready; while :; do sleep 0.01; done");
+    interrupted.wait_for_line("ready");
+    interrupted.interrupt();
+    assert_eq!(interrupted.wait().code(), Some(8));
 
     let mut killed = shell("trap '' TERM; echo ready; while :; do sleep 0.01; done");
     killed.wait_for_line("ready");
