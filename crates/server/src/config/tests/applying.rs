@@ -1,0 +1,129 @@
+//! Definitions of a file, over stores on the disk that are opened again.
+
+use std::path::Path;
+
+use serde_json::json;
+use tidewire_store::{Store, StoreOptions};
+
+use super::*;
+use crate::config::{Definition, DefinitionError, apply};
+
+fn open(dir: &Path) -> Store {
+    Store::open(dir, StoreOptions::default()).unwrap().0
+}
+
+fn applied(store: &Store, config: &Config) -> Result<Vec<String>, String> {
+    match apply(store, &config.buckets, &config.queries) {
+        Ok(applied) => Ok(applied
+            .iter()
+            .map(|one| format!("{} {} {:?}", one.kind, one.name, one.outcome).to_lowercase())
+            .collect()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn users(field: &Json) -> Json {
+    json!({"key": "id", "schema": {"id": {"type": "number"}, "name": field}})
+}
+
+fn record(json: Json) -> serde_json::Map<String, Json> {
+    serde_json::from_value(json).unwrap()
+}
+
+#[test]
+fn a_changed_file_is_applied_at_the_next_start() {
+    let world = World::new();
+    let dir = world.dir.path().join("data");
+    let text = json!({"type": "string"});
+    let first =
+        json!({"buckets": {"users": users(&text)}, "queries": {"all": {"bucket": "users", "sort": {"name": "asc"}}}});
+
+    let store = open(&dir);
+    let config = world.config(&first);
+    assert_eq!(applied(&store, &config).unwrap(), ["bucket users created", "query all created"]);
+    store.insert("users", record(json!({"id": 1, "name": "ann", "age": 7}))).wait().unwrap();
+    store.define_bucket("wire", users(&text)).wait().unwrap();
+    store.close().unwrap();
+
+    // The same file: nothing is written.
+    let store = open(&dir);
+    let position = store.snapshot().position;
+    assert_eq!(applied(&store, &config).unwrap(), ["bucket users unchanged", "query all unchanged"]);
+    assert_eq!(store.snapshot().position, position);
+    store.close().unwrap();
+
+    let mut second = first.clone();
+    second["buckets"]["users"]["schema"]["age"] = json!({"type": "number"});
+    second["buckets"]["users"]["indexes"] = json!(["age"]);
+    second["buckets"]["users"]["ttl"] = json!("1h");
+    second["queries"]["all"]["limit"] = json!(10);
+    second["queries"]["young"] = json!({"bucket": "users", "filter": {"age": {"$lt": 10}}});
+    let store = open(&dir);
+    let config = world.config(&second);
+    assert_eq!(applied(&store, &config).unwrap(), ["bucket users updated", "query all updated", "query young created"]);
+    store.close().unwrap();
+
+    let store = open(&dir);
+    assert_eq!(
+        applied(&store, &config).unwrap(),
+        ["bucket users unchanged", "query all unchanged", "query young unchanged"]
+    );
+    let snapshot = store.snapshot();
+    assert_eq!(snapshot.state.bucket("users").unwrap().definition().config, second["buckets"]["users"]);
+    assert_eq!(snapshot.state.bucket("users").unwrap().len(), 1);
+    assert_eq!(snapshot.state.query_config("all").unwrap()["limit"], 10);
+    assert!(snapshot.state.bucket("wire").is_ok(), "what is defined over the wire is kept");
+}
+
+#[test]
+fn what_is_incompatible_stops_the_start_with_the_difference_and_changes_nothing() {
+    let world = World::new();
+    let dir = world.dir.path().join("data");
+    let store = open(&dir);
+    let old = world.config(&json!({"buckets": {"users": users(&json!({"type": "string"}))}}));
+    applied(&store, &old).unwrap();
+    store.close().unwrap();
+
+    let store = open(&dir);
+    let position = store.snapshot().position;
+    let text = "[buckets.new]\nkey = 'id'\nschema.id.type = 'number'\n\n[buckets.users]\nkey = 'name'\n\
+                schema.id.type = 'number'\nschema.name.type = 'number'\nschema.age.type = 'number'\n\n\
+                [queries.lost]\nbucket = 'nowhere'\n";
+    let file = world.file("c.toml", text);
+    let config = world.load(&["--config", &file]).unwrap();
+    let told = applied(&store, &config).unwrap_err().replace(&format!("{}/", world.dir.path().display()), "");
+    let expected = "c.toml:5:1: bucket \"users\": it is stored with another definition, and only fields and indexes can be \
+                    added and the ttl changed. Make the file agree with it, or drop the bucket\n  \
+                    key: stored is \"id\", the file says \"name\"\n  \
+                    schema.name.type: stored is \"string\", the file says \"number\"\n\
+                    c.toml:11:1: query \"lost\": bucket \"nowhere\" is not defined";
+    assert_eq!(told, expected);
+    assert_eq!(store.snapshot().position, position);
+    assert!(store.snapshot().state.bucket("new").is_err());
+    // It can be made right, and started.
+    assert_eq!(applied(&store, &old).unwrap(), ["bucket users unchanged"]);
+}
+
+#[test]
+fn records_that_are_there_may_forbid_an_update() {
+    let world = World::new();
+    let store = open(&world.dir.path().join("data"));
+    let id = json!({"key": "id", "schema": {"id": {"type": "number"}}});
+    applied(&store, &world.config(&json!({"buckets": {"users": id}}))).unwrap();
+    for key in [1, 2] {
+        store.insert("users", record(json!({"id": key, "name": "ann"}))).wait().unwrap();
+    }
+    let unique = users(&json!({"type": "string", "unique": true}));
+    let config = world.config(&json!({"buckets": {"a": id, "users": unique}}));
+    let told = applied(&store, &config).unwrap_err();
+    assert!(told.contains("c.json:1:") && told.contains("bucket \"users\""), "{told}");
+    assert!(store.snapshot().state.bucket("a").is_err());
+}
+
+#[test]
+fn a_store_that_does_not_write_says_so() {
+    let store = Store::memory(StoreOptions::default());
+    store.close().unwrap();
+    let bucket = Definition::new("users", users(&json!({"type": "string"})), None);
+    assert!(matches!(apply(&store, &[bucket], &[]), Err(DefinitionError::Store(_))));
+}

@@ -1,0 +1,100 @@
+//! docs/configuration.md says what is so.
+
+use clap::CommandFactory;
+use serde_json::json;
+use tidewire_store::{Store, StoreOptions};
+
+use super::*;
+use crate::config::flags::CommandLine;
+use crate::config::{apply, auth, permissions, settings};
+
+fn manual() -> String {
+    std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/configuration.md")).unwrap()
+}
+
+fn blocks(manual: &str, language: &str) -> Vec<String> {
+    let begin = format!("```{language}\n");
+    let blocks = manual.split(&begin).skip(1);
+    blocks.map(|block| block.split("```").next().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn its_files_can_be_used_and_say_the_same() {
+    let world = World::new().variable("BOOK_SECRET", "a secret of more than thirty-two bytes");
+    let manual = manual();
+    let (jsons, tomls) = (blocks(&manual, "json"), blocks(&manual, "toml"));
+    assert_eq!((jsons.len(), tomls.len()), (2, 1));
+    let load = |name: &str, text: &str| {
+        let file = world.file(name, text);
+        world.load(&["--config", &file]).unwrap_or_else(|errors| panic!("{errors}"))
+    };
+    let (mut json, mut toml) = (load("c.json", &jsons[0]), load("c.toml", &tomls[0]));
+    assert!(load("d.json", &jsons[1]).server.auth.is_some());
+    for config in [&mut json, &mut toml] {
+        assert_eq!(config.warnings, Vec::<String>::new());
+        let auth = config.server.auth.as_ref().unwrap();
+        let users = ["1f0c8a52", "77ab03d9"].map(|token| session(auth, token, 0).unwrap().user_id);
+        assert_eq!(users, ["ann", "bob"]);
+        let store = Store::memory(StoreOptions::default());
+        assert_eq!(apply(&store, &config.buckets, &config.queries).unwrap().len(), 2);
+        for definition in config.buckets.iter_mut().chain(&mut config.queries) {
+            assert!(definition.place.take().is_some());
+        }
+    }
+    // An order that differs is no difference, but of a sort.
+    let first = |config: &Config| config.queries[0].config["sort"].to_string();
+    assert_eq!(first(&json), first(&toml));
+    assert_eq!((&json.buckets, &json.queries), (&toml.buckets, &toml.queries));
+    let rest = |config: Config| format!("{:?} {:?}", config.server, config.engine);
+    assert_eq!(rest(json), rest(toml));
+}
+
+#[test]
+fn it_has_every_key_and_flag() {
+    let manual = manual();
+    let keys =
+        [settings::KEYS, auth::KEYS, auth::TOKEN_KEYS, auth::JWT_KEYS, permissions::KEYS, permissions::RULE_KEYS]
+            .concat();
+    for key in keys {
+        // A section is there if its keys are: `tls.cert`.
+        let is_there = ["`", "\"", "`auth."].iter().any(|before| manual.contains(&format!("{before}{key}")));
+        assert!(is_there, "{key}");
+    }
+    let nested = [
+        ("tls", settings::TLS_KEYS),
+        ("rateLimit", settings::RATE_LIMIT_KEYS),
+        ("heartbeat", settings::HEARTBEAT_KEYS),
+        ("backpressure", settings::BACKPRESSURE_KEYS),
+        ("connectionLimits", settings::LIMIT_KEYS),
+    ];
+    for (section, keys) in nested {
+        for key in keys {
+            assert!(manual.contains(&format!("`{section}.{key}`")), "{section}.{key}");
+        }
+    }
+    for flag in CommandLine::command().get_arguments().filter_map(clap::Arg::get_long) {
+        assert!(matches!(flag, "help" | "version") || manual.contains(&format!("`--{flag}`")), "--{flag}");
+    }
+}
+
+#[test]
+fn its_defaults_are_the_defaults() {
+    let world = World::new();
+    let defaults = format!("{:?}", world.load(&[]).unwrap());
+    let manual = manual();
+    let mut count = 0;
+    for row in manual.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        // Those of tokens and the like have three cells.
+        if cells.len() != 6 {
+            continue;
+        }
+        let (key, default) = (cells[1].trim_matches('`'), cells[3]);
+        let Some(default) = default.strip_prefix('`').and_then(|default| default.strip_suffix('`')) else { continue };
+        let default: Json = serde_json::from_str(default).unwrap();
+        let file = key.rsplit('.').fold(default, |value, key| json!({ key: value }));
+        assert_eq!(format!("{:?}", world.config(&file)), defaults, "{row}");
+        count += 1;
+    }
+    assert!(count >= 20, "{count} defaults are written so that they can be checked");
+}

@@ -1,0 +1,343 @@
+//! Clients that ask or are told more than they read. They cost what they may cost, and nobody waits for them.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value as Json, json};
+use tidewire::{Server, ServerOptions};
+use tidewire_testkit::{PATIENCE, wait_until_async};
+use tokio::io::AsyncWriteExt as _;
+
+use crate::client::{Client, is_left_with, options, serve};
+use crate::raw::{Raw, TEXT, frame};
+
+fn small(max_buffered_bytes: usize, high_water_mark: f64) -> ServerOptions {
+    let mut options = options();
+    options.backpressure.max_buffered_bytes = max_buffered_bytes;
+    options.backpressure.high_water_mark = high_water_mark;
+    options
+}
+
+/// Whoever writes: numbered records with so many bytes of padding.
+struct Writer {
+    client: Client,
+    pad: String,
+    written: u64,
+}
+
+impl Writer {
+    async fn new(server: &Server, pad: usize) -> Self {
+        let mut client = Client::connect(server).await;
+        let config = json!({"key": "id", "schema": {"id": {"type": "string", "required": true}}});
+        client.ask("store.defineBucket", json!({"name": "b", "config": config})).await;
+        Self { client, pad: "x".repeat(pad), written: 0 }
+    }
+
+    /// Writes the next version of a record. It is answered, whoever does not read.
+    async fn write(&mut self, key: &str) {
+        self.written += 1;
+        let data = json!({"id": key, "n": self.written, "pad": self.pad});
+        self.client.ask("store.upsert", json!({"bucket": "b", "data": data})).await;
+    }
+
+    async fn write_until(&mut self, key: &str, condition: impl AsyncFn() -> bool) {
+        for _ in 0..20_000 {
+            self.write(key).await;
+            if condition().await {
+                return;
+            }
+        }
+        panic!("so much was written, and it made no difference");
+    }
+}
+
+/// A number of the metrics.
+async fn metric(server: &Server, name: &str) -> u64 {
+    let mut raw = Raw::connect(server).await;
+    raw.write(b"GET /metrics HTTP/1.1\r\nHost: tide\r\nConnection: close\r\n\r\n").await;
+    let (_, _, page) = raw.response().await;
+    let line = page.lines().find_map(|line| line.strip_prefix(&format!("tidewire_{name} ")));
+    line.unwrap().parse().unwrap()
+}
+
+async fn subscribe(raw: &mut Raw, id: u64, more: &Json) {
+    let mut request = json!({"id": id, "type": "store.subscribe", "config": {"bucket": "b"}});
+    request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    raw.send(&request.to_string()).await;
+    let reply = raw.json().await;
+    assert_eq!((&reply["id"], &reply["type"]), (&json!(id), &json!("result")), "{reply}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_subscriber_that_stops_reading_gets_the_newest_when_it_reads_again() {
+    let server = serve(options()).await;
+    let mut writer = Writer::new(&server, 16_000).await;
+    let mut healthy = Raw::websocket(&server).await;
+    subscribe(&mut healthy, 1, &json!({})).await;
+    let mut stalled = Raw::small(&server).await;
+    subscribe(&mut stalled, 1, &json!({})).await;
+    let (server, mut last) = (&server, 0);
+    for _ in 0..3 {
+        let before = metric(server, "pushes_replaced_total").await;
+        writer.write_until("x", async || metric(server, "pushes_replaced_total").await > before + 50).await;
+    }
+    // Nobody else is kept waiting.
+    while last < writer.written {
+        last = healthy.json().await["data"][0]["n"].as_u64().unwrap();
+    }
+    is_left_with(server, 3).await;
+    let (mut pushes, mut last) = (0, 0);
+    while last < writer.written {
+        let push = stalled.json().await;
+        assert_eq!(push["type"], "push");
+        let seen = push["data"][0]["n"].as_u64().unwrap();
+        assert!(seen > last, "none is older than the one before");
+        (pushes, last) = (pushes + 1, seen);
+    }
+    assert!(pushes < writer.written - 100, "{pushes} of {}", writer.written);
+    // It hears of everything from now on.
+    writer.write("x").await;
+    assert_eq!(stalled.json().await["data"][0]["n"], json!(writer.written));
+    assert_eq!(server.stats().slow_consumers, 0);
+    drop((healthy, stalled));
+    is_left_with(server, 1).await;
+    assert_eq!(server.stats().subscriptions, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn too_many_subscriptions_that_nobody_reads_end_the_connection() {
+    let server = serve(small(64 * 1024, 0.8)).await;
+    let mut writer = Writer::new(&server, 1000).await;
+    writer.write("x").await;
+    let mut healthy = Raw::websocket(&server).await;
+    subscribe(&mut healthy, 1, &json!({})).await;
+    let mut stalled = Raw::small(&server).await;
+    for id in 0..5 {
+        subscribe(&mut stalled, id, &json!({})).await;
+    }
+    writer.pad = "x".repeat(20_000);
+    let server = &server;
+    writer.write_until("x", async || server.stats().slow_consumers == 1).await;
+    assert_eq!(stalled.closed().await, (4008, "slow_consumer".to_owned()));
+    is_left_with(server, 2).await;
+    assert_eq!(server.stats().subscriptions, 1);
+    assert_eq!(server.stats().slow_consumers, 1);
+    writer.write("x").await;
+    let mut last = 0;
+    while last < writer.written {
+        last = healthy.json().await["data"][0]["n"].as_u64().unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_does_not_even_read_that_it_is_closed_is_given_up() {
+    let mut options = small(64 * 1024, 0.8);
+    options.heartbeat.interval = std::time::Duration::from_millis(300);
+    options.heartbeat.timeout = options.heartbeat.interval;
+    let server = serve(options).await;
+    let mut stalled = Raw::small(&server).await;
+    stalled.send(r#"{"id":1,"type":"store.defineBucket","name":"b","config":{"key":"id","schema":{"id":{"type":"string"}}}}"#).await;
+    assert_eq!(stalled.json().await["type"], "result");
+    subscribe(&mut stalled, 2, &json!({})).await;
+    // It asks for more than the system keeps, and reads none of it.
+    let asked = frame(TEXT, json!({"id": 1, "type": "server.stats"}).to_string().as_bytes()).repeat(1000);
+    let gone = async { while stalled.stream.write_all(&asked).await.is_ok() {} };
+    tokio::time::timeout(PATIENCE, gone).await.expect("it is cut off");
+    is_left_with(&server, 0).await;
+    assert_eq!(server.stats().subscriptions, 0);
+    assert_eq!(metric(&server, "heartbeats_missed_total").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_above_the_mark_are_not_run_and_say_so() {
+    let server = serve(small(512 * 1024, 0.02)).await;
+    let mut writer = Writer::new(&server, 1000).await;
+    writer.write("x").await;
+    let mut stalled = Raw::small(&server).await;
+    for id in 0..20 {
+        subscribe(&mut stalled, id, &json!({})).await;
+    }
+    writer.pad = "x".repeat(20_000);
+    let server = &server;
+    writer.write_until("x", async || metric(server, "pushes_replaced_total").await > 40).await;
+    for id in 100..105 {
+        stalled
+            .send(
+                &json!({"id": id, "type": "store.insert", "bucket": "b", "data": {"id": format!("s{id}")}}).to_string(),
+            )
+            .await;
+    }
+    let mut refused = 0;
+    for id in 100..105 {
+        let reply = loop {
+            let message = stalled.json().await;
+            if message["type"] != "push" {
+                break message;
+            }
+        };
+        assert_eq!(reply["id"], json!(id), "{reply}");
+        let is_refused = reply["code"] == "BACKPRESSURE";
+        assert!(is_refused || reply["type"] == "result", "{reply}");
+        let there = writer.client.ask("store.get", json!({"bucket": "b", "key": format!("s{id}")})).await;
+        assert_eq!(there.is_null(), is_refused, "what is refused is not run");
+        refused += u64::from(is_refused);
+    }
+    assert!(refused > 0);
+    assert_eq!(metric(server, "requests_backpressure_total").await, refused);
+    // When it has read, it is served.
+    stalled.send(r#"{"id":200,"type":"store.buckets"}"#).await;
+    loop {
+        let message = stalled.json().await;
+        if message["id"] == 200 && message["type"] == "result" {
+            break;
+        }
+        if message["id"] == 200 {
+            assert_eq!(message["code"], "BACKPRESSURE");
+            stalled.send(r#"{"id":200,"type":"store.buckets"}"#).await;
+        }
+    }
+    is_left_with(server, 2).await;
+    assert_eq!(server.stats().slow_consumers, 0);
+}
+
+/// What a client knows that applies deltas.
+fn apply(known: &mut BTreeMap<String, Json>, data: &Json) -> bool {
+    let key = |record: &Json| record["id"].as_str().unwrap().to_owned();
+    let reset = data.get("reset").and_then(Json::as_array);
+    if let Some(records) = reset {
+        *known = records.iter().map(|record| (key(record), record.clone())).collect();
+        return true;
+    }
+    for part in ["added", "changed"] {
+        for record in data[part].as_array().unwrap() {
+            known.insert(key(record), record.clone());
+        }
+    }
+    for key in data["removed"].as_array().unwrap() {
+        known.remove(key.as_str().unwrap());
+    }
+    false
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deltas_are_held_back_and_then_replaced_by_the_whole() {
+    let server = serve(small(64 * 1024, 0.5)).await;
+    let mut writer = Writer::new(&server, 16_000).await;
+    let mut stalled = Raw::small(&server).await;
+    subscribe(&mut stalled, 1, &json!({"mode": "delta"})).await;
+    let server = &server;
+    writer.write_until("x", async || metric(server, "live_conflated_total").await > 0).await;
+    assert!(metric(server, "deltas_held_back_total").await > 0);
+    for number in 0..200 {
+        writer.write(&format!("k{}", number % 5)).await;
+    }
+    writer.client.ask("store.delete", json!({"bucket": "b", "key": "k3"})).await;
+    let all = writer.client.ask("store.all", json!({"bucket": "b"})).await;
+    let all: BTreeMap<String, Json> = all
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|record| (record["id"].as_str().unwrap().to_owned(), record.clone()))
+        .collect();
+    let (mut known, mut resets) = (BTreeMap::new(), 0);
+    while known != all {
+        let push = stalled.json().await;
+        assert_eq!(push["type"], "push");
+        resets += usize::from(apply(&mut known, &push["data"]));
+    }
+    assert!(resets > 0);
+    // Then deltas come again.
+    writer.write("y").await;
+    assert!(!apply(&mut known, &stalled.json().await["data"]));
+    assert_eq!(known["y"]["n"], json!(writer.written));
+    assert_eq!(server.stats().slow_consumers, 0);
+    drop(stalled);
+    is_left_with(server, 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_result_may_be_longer_than_all_that_may_wait() {
+    let server = serve(small(4096, 0.8)).await;
+    let mut writer = Writer::new(&server, 100_000).await;
+    for mode in [json!({}), json!({"mode": "delta"})] {
+        let mut reader = Raw::websocket(&server).await;
+        subscribe(&mut reader, 1, &mode).await;
+        for _ in 0..20 {
+            writer.write("x").await;
+            let push = reader.json().await;
+            assert!(push.to_string().len() > 100_000);
+        }
+        assert_eq!(server.stats().slow_consumers, 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_follows_its_own_writes_is_no_slow_consumer() {
+    for mode in [json!({}), json!({"mode": "delta"})] {
+        let server = serve(small(64 * 1024, 0.8)).await;
+        let _writer = Writer::new(&server, 0).await;
+        let mut raw = Raw::websocket(&server).await;
+        subscribe(&mut raw, 0, &mode).await;
+        let pad = "x".repeat(40_000);
+        let mut bytes = Vec::new();
+        for id in 1..=200 {
+            let data = json!({"id": "x", "n": id, "pad": pad});
+            let request = json!({"id": id, "type": "store.upsert", "bucket": "b", "data": data});
+            bytes.extend(frame(TEXT, request.to_string().as_bytes()));
+        }
+        let (mut answered, mut seen) = (0, 0);
+        let mut reader = raw.split(bytes);
+        while answered < 200 || seen < 200 {
+            let message = reader.json().await;
+            if message["type"] == "push" {
+                let data = &message["data"];
+                let records = ["added", "changed", "reset"]
+                    .iter()
+                    .find_map(|part| data.get(part).filter(|part| part.get(0).is_some()));
+                seen = records.unwrap_or(data)[0]["n"].as_u64().unwrap();
+                assert!(seen <= answered, "its own write is answered first");
+            } else {
+                answered += 1;
+                assert_eq!(
+                    (&message["id"], &message["type"]),
+                    (&json!(answered), &json!("result")),
+                    "{}",
+                    message["code"]
+                );
+            }
+        }
+        assert_eq!(server.stats().slow_consumers, 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_of_requests_is_answered_in_order_when_it_is_read() {
+    let server = serve(options()).await;
+    let mut writer = Writer::new(&server, 2_000).await;
+    writer.write("x").await;
+    let mut bytes = Vec::new();
+    for id in 0..10_000 {
+        bytes.extend(frame(
+            TEXT,
+            json!({"id": id, "type": "store.get", "bucket": "b", "key": "x"}).to_string().as_bytes(),
+        ));
+    }
+    let before = server.stats().requests;
+    let mut reader = Raw::small(&server).await.split(bytes);
+    // As long as nothing is read, not much is done.
+    let (mut last, mut same) = (0, 0);
+    wait_until_async("no more is done", PATIENCE, async || {
+        let now = server.stats().requests - before;
+        same = if now == last && now > 0 { same + 1 } else { 0 };
+        last = now;
+        same == 50
+    })
+    .await;
+    assert!(last < 9_000, "{last} of 10 000 are handled, and 20 MB wait");
+    writer.write("y").await;
+    for id in 0..10_000 {
+        let reply = reader.json().await;
+        assert_eq!((&reply["id"], &reply["type"]), (&json!(id), &json!("result")));
+    }
+    drop(reader);
+    is_left_with(&server, 1).await;
+}

@@ -1,0 +1,324 @@
+//! What no proper client sends. It costs that connection at most, and nobody else anything.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use serde_json::{Value as Json, json};
+use tidewire::{Auth, Server};
+use tidewire_testkit::{PATIENCE, wait_until_async};
+
+use crate::client::{Client, Tokens, is_left_with, options, serve};
+use crate::raw::{CLOSE, Raw, TEXT, frame};
+
+/// Another connection, which has to work whatever happens.
+struct Bystander(Client);
+
+impl Bystander {
+    async fn new(server: &Server) -> Self {
+        let mut client = Client::connect(server).await;
+        let config = json!({"key": "id", "schema": {"id": {"type": "string", "required": true}}});
+        client.ask("store.defineBucket", json!({"name": "b", "config": config})).await;
+        client.ask("store.subscribe", json!({"config": {"bucket": "b"}})).await;
+        Self(client)
+    }
+
+    /// It is served, it hears of what it does, and it is the only one that is left.
+    async fn is_well(&mut self, server: &Server) {
+        self.0.ask("store.insert", json!({"bucket": "b", "data": {"id": "here"}})).await;
+        assert_eq!(self.0.push().await["data"][0]["id"], "here");
+        self.0.ask("store.delete", json!({"bucket": "b", "key": "here"})).await;
+        assert_eq!(self.0.push().await["data"], json!([]));
+        is_left_with(server, 1).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn frames_that_break_the_protocol() {
+    let server = serve(options()).await;
+    let mut bystander = Bystander::new(&server).await;
+    let long_control = frame(0x89, &[b'x'; 126]);
+    let text = br#"{"id":1,"type":"store.buckets"}"#;
+    let mut unmasked = vec![TEXT, u8::try_from(text.len()).unwrap()];
+    unmasked.extend_from_slice(text);
+    let continued_twice = [frame(0x01, b"{"), frame(TEXT, b"}")].concat();
+    let many: Vec<u8> =
+        std::iter::once(frame(0x01, b"x")).chain((0..1024).map(|_| frame(0x00, b"x"))).flatten().collect();
+    let split_text = [frame(0x01, b"\xe6\xbd"), frame(0x80, b"x")].concat();
+    for (what, bytes, code) in [
+        ("a reserved bit", frame(0xc1, text), 1002),
+        ("another", frame(0xa1, text), 1002),
+        ("the third", frame(0x91, text), 1002),
+        ("no mask", unmasked, 1002),
+        ("an opcode that is none", frame(0x83, text), 1002),
+        ("a control opcode that is none", frame(0x8b, b""), 1002),
+        ("a ping in fragments", frame(0x09, b"x"), 1002),
+        ("a close in fragments", frame(0x08, b""), 1002),
+        ("a long ping", long_control, 1002),
+        ("a continuation of nothing", frame(0x80, text), 1002),
+        ("a message within another", continued_twice, 1002),
+        ("a length in too many bytes", vec![TEXT, 0xfe, 0, 5, 1, 2, 3, 4], 1002),
+        ("a length with its highest bit", vec![TEXT, 0xff, 0x80, 0, 0, 0, 0, 0, 0, 1, 1, 2, 3, 4], 1002),
+        ("an enormous length", vec![TEXT, 0xff, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 2, 3, 4], 1009),
+        ("too many fragments", many, 1009),
+        ("no UTF-8", frame(TEXT, b"{\"id\":1,\"type\":\"\xff\"}"), 1007),
+        ("a surrogate in UTF-8", frame(TEXT, b"\xed\xa0\x80"), 1007),
+        ("half a character", frame(TEXT, b"\"\xe6\xbd"), 1007),
+        ("half a character in a fragment", split_text, 1007),
+        ("a close of one byte", frame(CLOSE, &[3]), 1002),
+        ("a close with 999", frame(CLOSE, &999_u16.to_be_bytes()), 1002),
+        ("a close with 1005", frame(CLOSE, &1005_u16.to_be_bytes()), 1002),
+        ("a close with 1006", frame(CLOSE, &1006_u16.to_be_bytes()), 1002),
+        ("a close with 5000", frame(CLOSE, &5000_u16.to_be_bytes()), 1002),
+        ("a close whose reason is no text", frame(CLOSE, &[0x03, 0xe8, 0xff]), 1007),
+        ("a close with 3000", frame(CLOSE, &3000_u16.to_be_bytes()), 3000),
+        ("a close with 4999", frame(CLOSE, &4999_u16.to_be_bytes()), 4999),
+    ] {
+        let mut raw = Raw::websocket(&server).await;
+        // It hears of changes, which has to end with it.
+        raw.send(r#"{"id":1,"type":"store.subscribe","config":{"bucket":"b"}}"#).await;
+        assert_eq!(raw.json().await["type"], "result");
+        raw.write(&bytes).await;
+        let (said, reason) = raw.closed().await;
+        assert_eq!(said, code, "{what}: {reason}");
+        bystander.is_well(&server).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fragments_and_pings_among_them_are_fine() {
+    let server = serve(options()).await;
+    let mut raw = Raw::websocket(&server).await;
+    let text = "{\"id\":1,\"type\":\"潮.汐\"}".as_bytes();
+    let mut bytes = frame(0x01, b"");
+    for byte in text {
+        bytes.extend(frame(0x00, &[*byte]));
+        bytes.extend(frame(0x89, b"x"));
+    }
+    bytes.extend(frame(0x80, b""));
+    raw.write(&bytes).await;
+    for _ in text {
+        assert_eq!(raw.frame().await, Some((10, b"x".to_vec())));
+    }
+    assert_eq!(raw.json().await["code"], "UNKNOWN_OPERATION");
+}
+
+async fn expect(raw: &mut Raw, text: &str, code: &str) -> Json {
+    raw.send(text).await;
+    let reply = raw.json().await;
+    let said = reply.get("code").and_then(Json::as_str).unwrap_or("result");
+    let begins: String = text.chars().take(100).collect();
+    assert_eq!(said, code, "{begins}: {}", reply.to_string().chars().take(300).collect::<String>());
+    assert!(!reply.to_string().contains("INTERNAL"));
+    reply
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn json_that_is_deep_or_wide() {
+    let server = serve(options()).await;
+    let bystander = Bystander::new(&server).await;
+    let mut raw = Raw::websocket(&server).await;
+    let deep = |open: &str, close: &str, depth: usize| format!("{}0{}", open.repeat(depth), close.repeat(depth));
+    for (value, code) in [(deep("[", "]", 100_000), "PARSE_ERROR"), (deep("{\"a\":", "}", 100_000), "INVALID_REQUEST")]
+    {
+        expect(&mut raw, &value, code).await;
+        expect(&mut raw, &format!(r#"{{"id":1,"type":"store.buckets","x":{value}}}"#), "result").await;
+        expect(&mut raw, &format!(r#"{{"id":{value},"type":"store.buckets"}}"#), "INVALID_REQUEST").await;
+        expect(&mut raw, &format!(r#"{{"id":1,"type":{value}}}"#), "INVALID_REQUEST").await;
+        for members in [
+            format!(r#""type":"store.insert","bucket":"b","data":{{"id":"x","d":{value}}}"#),
+            format!(r#""type":"store.insert","bucket":"b","data":{value}"#),
+            format!(r#""type":"store.insert","bucket":{value},"data":{{}}"#),
+            format!(r#""type":"store.get","bucket":"b","key":{value}"#),
+            format!(r#""type":"store.where","bucket":"b","filter":{{"d":{value}}}"#),
+            format!(r#""type":"store.subscribe","config":{{"bucket":"b","filter":{value}}}"#),
+            format!(r#""type":"store.transaction","operations":{value}"#),
+            format!(r#""type":"store.transaction","operations":[{value}]"#),
+            format!(r#""type":"store.defineBucket","name":"c","config":{{"key":"id","schema":{value}}}"#),
+            format!(r#""type":"store.first","bucket":"b","n":{value}"#),
+        ] {
+            let reply = expect(&mut raw, &format!("{{\"id\":1,{members}}}"), "VALIDATION_ERROR").await;
+            assert_eq!(reply["id"], 1);
+        }
+    }
+    let deep = deep("{\"a\":", "}", 100_000);
+    let subscribe = format!(r#"{{"id":1,"type":"store.subscribe","query":"q","params":{deep}}}"#);
+    expect(&mut raw, &subscribe, "VALIDATION_ERROR").await;
+    // What cannot be read is not kept in mind either.
+    let unclosed = "[".repeat(1 << 20);
+    expect(&mut raw, &unclosed, "PARSE_ERROR").await;
+    let mut wide = String::from(r#"{"id":1,"type":"store.buckets""#);
+    for number in 0.. {
+        write!(wide, ",\"{number}\":0").unwrap();
+        if wide.len() > (1 << 20) - 100 {
+            break;
+        }
+    }
+    wide.push('}');
+    expect(&mut raw, &wide, "result").await;
+    let wide = wide.replace(r#"{"id":1,"type":"store.buckets""#, r#"{"id":"wide""#);
+    let insert = format!(r#"{{"id":1,"type":"store.insert","bucket":"b","data":{wide}}}"#);
+    assert!(insert.len() <= 1 << 20);
+    raw.send(&insert).await;
+    // Whether a record may be that long is for the store to say, and it does not say that it is its own fault.
+    let reply = raw.json().await;
+    assert_ne!(reply["code"], "INTERNAL_ERROR");
+    raw.send(r#"{"id":1,"type":"store.clear","bucket":"b"}"#).await;
+    raw.json().await;
+    drop(raw);
+    is_left_with(&server, 1).await;
+    drop(bystander);
+    Bystander(Client::connect(&server).await).0.ask("store.count", json!({"bucket": "b"})).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn numbers_and_characters_that_nothing_can_hold() {
+    let server = serve(options()).await;
+    let mut bystander = Bystander::new(&server).await;
+    let mut raw = Raw::websocket(&server).await;
+    let long = "9".repeat(400);
+    for number in ["1e999", "-1e999", &long] {
+        expect(&mut raw, &format!(r#"{{"id":1,"type":"store.buckets","x":{number}}}"#), "result").await;
+        for members in [
+            format!(r#""type":"store.insert","bucket":"b","data":{{"id":"x","n":{number}}}"#),
+            format!(r#""type":"store.get","bucket":"b","key":{number}"#),
+            format!(r#""type":"store.where","bucket":"b","filter":{{"n":{number}}}"#),
+            format!(r#""type":"store.first","bucket":"b","n":{number}"#),
+            format!(r#""type":"store.paginate","bucket":"b","limit":{number}"#),
+            format!(r#""type":"store.update","bucket":"b","key":"x","data":{{}},"version":{number}"#),
+        ] {
+            expect(&mut raw, &format!("{{\"id\":1,{members}}}"), "VALIDATION_ERROR").await;
+        }
+        expect(&mut raw, &format!(r#"{{"id":{number},"type":"store.buckets"}}"#), "INVALID_REQUEST").await;
+    }
+    for lone in [r"\ud800", r"a\udfff", r"\ud800x", r"\ud800\ud800"] {
+        expect(&mut raw, &format!(r#"{{"id":1,"type":"store.buckets","x":"{lone}"}}"#), "result").await;
+        let reply = expect(&mut raw, &format!(r#"{{"id":1,"type":"{lone}"}}"#), "INVALID_REQUEST").await;
+        assert_eq!(reply["id"], 0);
+        for members in [
+            format!(r#""type":"store.all","bucket":"{lone}""#),
+            format!(r#""type":"store.get","bucket":"b","key":"{lone}""#),
+            format!(r#""type":"store.insert","bucket":"b","data":{{"id":"x","s":"{lone}"}}"#),
+            format!(r#""type":"store.insert","bucket":"b","data":{{"id":"x","{lone}":1}}"#),
+            format!(r#""type":"store.where","bucket":"b","filter":{{"{lone}":1}}"#),
+            format!(r#""type":"store.subscribe","query":"{lone}""#),
+            format!(r#""type":"store.unsubscribe","subscriptionId":"{lone}""#),
+        ] {
+            let reply = expect(&mut raw, &format!("{{\"id\":1,{members}}}"), "VALIDATION_ERROR").await;
+            let message = reply["message"].as_str().unwrap();
+            assert!(!message.ends_with("and is a string"), "what is wrong with it is said: {message}");
+        }
+    }
+    // Pairs are characters, and zero is one.
+    let data = r#"{"id":"\ud83c\udf0a","zero":"\u0000"}"#;
+    let reply =
+        expect(&mut raw, &format!(r#"{{"id":1,"type":"store.insert","bucket":"b","data":{data}}}"#), "result").await;
+    assert_eq!(reply["data"]["id"], "🌊");
+    expect(&mut raw, r#"{"id":1,"type":"store.delete","bucket":"b","key":"🌊"}"#, "result").await;
+    for _ in 0..2 {
+        bystander.0.push().await;
+    }
+    drop(raw);
+    bystander.is_well(&server).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_members_with_the_same_name_the_last_counts() {
+    let server = serve(options()).await;
+    let mut raw = Raw::websocket(&server).await;
+    let reply = expect(&mut raw, r#"{"id":1,"id":2,"type":"x","type":"store.buckets"}"#, "result").await;
+    assert_eq!(reply["id"], 2);
+    expect(&mut raw, r#"{"id":1,"id":"2","type":"store.buckets"}"#, "INVALID_REQUEST").await;
+    expect(&mut raw, r#"{"id":1,"type":"store.buckets","type":7}"#, "INVALID_REQUEST").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn parameters_of_every_wrong_kind() {
+    let server = serve(options()).await;
+    let mut bystander = Bystander::new(&server).await;
+    let mut raw = Raw::websocket(&server).await;
+    for value in ["null", "true", "-1", "1.5", "\"\"", "[]", "[[]]", "{\"\":[]}"] {
+        for operation in [
+            "insert",
+            "update",
+            "upsert",
+            "insertMany",
+            "where",
+            "findOne",
+            "first",
+            "last",
+            "paginate",
+            "sum",
+            "avg",
+            "min",
+            "max",
+            "subscribe",
+            "unsubscribe",
+            "transaction",
+            "defineBucket",
+            "updateBucket",
+            "defineQuery",
+            "getBucketSchema",
+            "dropBucket",
+            "undefineQuery",
+        ] {
+            let mut text = format!(r#"{{"id":1,"type":"store.{operation}","bucket":"b""#);
+            for name in [
+                "key",
+                "data",
+                "filter",
+                "n",
+                "limit",
+                "field",
+                "query",
+                "config",
+                "params",
+                "operations",
+                "name",
+                "updates",
+                "subscriptionId",
+                "mode",
+                "since",
+                "pos",
+                "idempotencyKey",
+                "version",
+                "after",
+            ] {
+                write!(text, ",\"{name}\":{value}").unwrap();
+            }
+            text.push('}');
+            raw.send(&text).await;
+            let reply = raw.json().await;
+            assert_eq!(reply["id"], 1);
+            assert_ne!(reply["code"], "INTERNAL_ERROR", "{text}: {reply}");
+            if reply["type"] == "result" {
+                assert!(["where", "findOne"].contains(&operation), "{text}: {reply}");
+            }
+        }
+    }
+    drop(raw);
+    bystander.is_well(&server).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_of_the_hosts_code_ends_that_connection_and_is_counted() {
+    let mut options = options();
+    let mut auth = Auth::new(Arc::new(Tokens));
+    auth.required = false;
+    options.auth = Some(auth);
+    let server = serve(options).await;
+    let mut bystander = Bystander::new(&server).await;
+    bystander.is_well(&server).await;
+    for count in 1..=3 {
+        let mut client = Client::connect(&server).await;
+        client.ask("store.subscribe", json!({"config": {"bucket": "b"}})).await;
+        let before = client.send("store.count", json!({"bucket": "b"})).await;
+        client.send("auth.login", json!({"token": "panic"})).await;
+        client.send("store.count", json!({"bucket": "b"})).await;
+        assert_eq!(client.reply(before).await["data"], 0, "what came before it is answered");
+        assert_eq!(client.closed().await, (1011, "internal_error".to_owned()));
+        wait_until_async("it has gone", PATIENCE, async || server.connection_count() == 1).await;
+        let stats = server.stats();
+        assert_eq!((stats.panics, stats.subscriptions), (count, 1));
+        bystander.0.ask("store.count", json!({"bucket": "b"})).await;
+    }
+}

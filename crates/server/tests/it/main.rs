@@ -1,0 +1,33 @@
+//! Tests of the server over real sockets.
+
+mod auth;
+mod backpressure;
+mod bad_input;
+mod client;
+mod example;
+mod heartbeat;
+mod house;
+mod limits;
+mod order;
+mod ordering;
+mod permissions;
+mod pipelined;
+mod program;
+mod programmatic;
+mod raw;
+mod requests;
+mod resume;
+mod revocation;
+mod row_permissions;
+mod secrecy;
+mod shutdown;
+mod smoke;
+mod soak;
+mod store_admin;
+mod store_reads;
+mod store_writes;
+mod subscriptions;
+mod tides;
+mod tiers;
+mod transactions;
+mod transport;

@@ -1,0 +1,279 @@
+//! What rules allow, and what a host decides itself.
+
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Map, Value as Json, json};
+use tidewire::{
+    Auth, DefaultAccess, PermissionCheck, Permissions, ProgrammaticQuery, RequestError, Rule, Session, View,
+};
+use tidewire_store::Answer;
+
+use crate::client::Client;
+use crate::house::{House, only, tokens, user};
+
+/// Two buckets, `own` and `other`, each with a query.
+async fn house(auth: Auth) -> House {
+    let house = House::open(auth).await;
+    for bucket in ["own", "other"] {
+        house.bucket(bucket, [json!({"id": "a", "n": 1})]).await;
+        house.query(&format!("all-{bucket}"), json!({"bucket": bucket})).await;
+    }
+    house
+}
+
+/// The code of a reply, empty if it is none.
+async fn code(client: &mut Client, operation: &str, params: Json) -> String {
+    let id = client.send(operation, params).await;
+    client.reply(id).await["code"].as_str().unwrap_or_default().to_owned()
+}
+
+/// Everything that can be done to a bucket, in an order in which nothing stands in the way of what follows.
+fn requests(bucket: &str) -> Vec<(&'static str, Json)> {
+    vec![
+        ("store.get", json!({"bucket": bucket, "key": "a"})),
+        ("store.all", json!({"bucket": bucket})),
+        ("store.where", json!({"bucket": bucket, "filter": {}})),
+        ("store.findOne", json!({"bucket": bucket, "filter": {}})),
+        ("store.count", json!({"bucket": bucket})),
+        ("store.first", json!({"bucket": bucket, "n": 1})),
+        ("store.last", json!({"bucket": bucket, "n": 1})),
+        ("store.paginate", json!({"bucket": bucket, "limit": 1})),
+        ("store.sum", json!({"bucket": bucket, "field": "n"})),
+        ("store.avg", json!({"bucket": bucket, "field": "n"})),
+        ("store.min", json!({"bucket": bucket, "field": "n"})),
+        ("store.max", json!({"bucket": bucket, "field": "n"})),
+        ("store.query", json!({"bucket": bucket})),
+        ("store.subscribe", json!({"query": format!("all-{bucket}")})),
+        ("store.subscribe", json!({"config": {"bucket": bucket}})),
+        ("store.subscribe", json!({"config": {"bucket": bucket}, "mode": "delta"})),
+        ("store.insert", json!({"bucket": bucket, "data": {}})),
+        ("store.insertMany", json!({"bucket": bucket, "data": [{}]})),
+        ("store.upsert", json!({"bucket": bucket, "data": {"id": "u"}})),
+        ("store.update", json!({"bucket": bucket, "key": "a", "data": {}})),
+        ("store.delete", json!({"bucket": bucket, "key": "a"})),
+        ("store.transaction", json!({"operations": [{"op": "count", "bucket": bucket}]})),
+        ("store.clear", json!({"bucket": bucket})),
+        ("store.getBucketSchema", json!({"name": bucket})),
+        ("store.updateBucket", json!({"name": bucket, "updates": {}})),
+        ("store.defineQuery", json!({"name": format!("more-{bucket}"), "config": {"bucket": bucket}})),
+        ("store.undefineQuery", json!({"name": format!("all-{bucket}")})),
+        ("store.dropBucket", json!({"name": bucket})),
+        ("store.defineBucket", json!({"name": bucket, "config": {"key": "id", "schema": {"id": {"type": "string"}}}})),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rule_of_a_bucket_is_about_that_bucket_in_every_operation() {
+    let auth = tokens([user("dee", &["diver"])]);
+    let house = house(only(auth, [Rule::new("diver", ["store.*"]).on_buckets(["own"])])).await;
+    let mut client = house.client("dee").await;
+    for (operation, params) in requests("other") {
+        let (failed, error) = client.fail(operation, params.clone()).await;
+        assert_eq!(failed, "FORBIDDEN", "{operation} {params}");
+        assert!(error.get("details").is_none(), "{error}");
+    }
+    // Not even whether it is there.
+    for (operation, params) in requests("none") {
+        assert_eq!(code(&mut client, operation, params.clone()).await, expected_of_none(operation, &params));
+    }
+    // What names no bucket is not among those of this one.
+    for operation in ["store.buckets", "store.stats", "store.listQueries", "server.stats", "server.connections"] {
+        assert_eq!(code(&mut client, operation, json!({})).await, "FORBIDDEN", "{operation}");
+    }
+    let mixed = json!({"operations": [{"op": "count", "bucket": "own"}, {"op": "get", "bucket": "other", "key": "a"}]});
+    assert_eq!(code(&mut client, "store.transaction", mixed).await, "FORBIDDEN");
+    for (operation, params) in requests("own") {
+        assert_eq!(code(&mut client, operation, params.clone()).await, "", "{operation} {params}");
+    }
+}
+
+/// A query that is not there has no bucket: whoever may follow some query is told that there is none.
+fn expected_of_none(operation: &str, params: &Json) -> &'static str {
+    if operation == "store.subscribe" && params.get("query").is_some() { "QUERY_NOT_DEFINED" } else { "FORBIDDEN" }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn patterns_are_everything_a_prefix_or_a_name() {
+    let people = ["all", "store", "get", "rules", "none"].map(|role| user(role, &[role]));
+    let rules = [
+        Rule::new("all", ["*"]),
+        Rule::new("store", ["store.*"]),
+        Rule::new("get", ["store.get", "store.count"]),
+        Rule::new("rules", ["rules.*"]),
+    ];
+    let house = house(only(tokens(people), rules)).await;
+    let get = ("store.get", json!({"bucket": "own", "key": "a"}));
+    let schema = ("store.getBucketSchema", json!({"name": "own"}));
+    let stats = ("server.stats", json!({}));
+    let emit = ("rules.emit", json!({"topic": "t"}));
+    let unknown = ("store.gett", json!({}));
+    for (role, codes) in [
+        ("all", ["", "", "", "RULES_NOT_AVAILABLE", "UNKNOWN_OPERATION"]),
+        ("store", ["", "", "FORBIDDEN", "FORBIDDEN", "UNKNOWN_OPERATION"]),
+        ("get", ["", "FORBIDDEN", "FORBIDDEN", "FORBIDDEN", "FORBIDDEN"]),
+        ("rules", ["FORBIDDEN", "FORBIDDEN", "FORBIDDEN", "RULES_NOT_AVAILABLE", "FORBIDDEN"]),
+        ("none", ["FORBIDDEN"; 5]),
+    ] {
+        let mut client = house.client(role).await;
+        for ((operation, params), expected) in [&get, &schema, &stats, &emit, &unknown].into_iter().zip(codes) {
+            assert_eq!(code(&mut client, operation, params.clone()).await, expected, "{role} {operation}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_the_default_is_to_allow_rules_forbid_nothing() {
+    let mut auth = tokens([user("dee", &["diver"])]);
+    auth.permissions = Permissions::new(DefaultAccess::Allow, [Rule::new("diver", ["store.get"]).on_buckets(["own"])]);
+    let house = house(auth).await;
+    let mut client = house.client("dee").await;
+    for (operation, params) in requests("other").into_iter().chain(requests("own")) {
+        assert_eq!(code(&mut client, operation, params).await, "", "{operation}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_wrong_with_a_request_is_told_to_whoever_may_make_it() {
+    let people = [user("dee", &["diver"]), user("none", &["none"])];
+    let house = house(only(tokens(people), [Rule::new("diver", ["store.get"]).on_buckets(["own"])])).await;
+    let mut client = house.client("dee").await;
+    assert_eq!(code(&mut client, "store.get", json!({"bucket": "own"})).await, "VALIDATION_ERROR");
+    assert_eq!(code(&mut client, "store.insert", json!({"bucket": "own"})).await, "FORBIDDEN");
+    let mut client = house.client("none").await;
+    assert_eq!(code(&mut client, "store.get", json!({"bucket": "own"})).await, "FORBIDDEN");
+    // These are nobody's to allow.
+    assert_eq!(code(&mut client, "auth.login", json!({})).await, "VALIDATION_ERROR");
+    assert_eq!(code(&mut client, "auth.x", json!({})).await, "UNKNOWN_OPERATION");
+    assert_eq!(code(&mut client, "ping", json!({})).await, "UNKNOWN_OPERATION");
+    assert_eq!(code(&mut client, "store.unsubscribe", json!({})).await, "VALIDATION_ERROR");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_ones_own_may_be_ended() {
+    let house = house(only(tokens([user("dee", &["diver"])]), [Rule::new("diver", ["store.subscribe"])])).await;
+    let mut client = house.client("dee").await;
+    let own = client.ask("store.subscribe", json!({"query": "all-own"})).await["subscriptionId"].clone();
+    let mut other = house.client("dee").await;
+    let others = json!({"subscriptionId": own});
+    assert_eq!(code(&mut other, "store.unsubscribe", others.clone()).await, "NOT_FOUND");
+    assert_eq!(client.ask("store.unsubscribe", others.clone()).await, json!({"unsubscribed": true}));
+    assert_eq!(code(&mut client, "store.unsubscribe", others).await, "NOT_FOUND");
+}
+
+/// Remembers what it is asked, and decides as the resource says.
+#[derive(Default)]
+struct Asked(Mutex<Vec<(String, String, String)>>);
+
+impl PermissionCheck for Asked {
+    fn check(&self, session: &Session, operation: &str, resource: &str) -> Option<bool> {
+        let asked = (session.user_id.clone(), operation.to_owned(), resource.to_owned());
+        self.0.lock().unwrap().push(asked);
+        match resource {
+            "own" | "all-own" | "secret" => Some(true),
+            "other" | "all-other" => Some(false),
+            _ => None,
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_decides_before_the_rules() {
+    let asked = Arc::new(Asked::default());
+    // Rules that say the opposite.
+    let mut auth = tokens([user("dee", &["diver"])]);
+    auth = only(auth, [Rule::new("diver", ["*"]).on_buckets(["other", "third"])]);
+    auth.check = Some(Arc::<Asked>::clone(&asked));
+    let house = house(auth).await;
+    house.bucket("third", []).await;
+    let mut client = house.client("dee").await;
+    let all = |bucket: &str| json!({"bucket": bucket});
+    assert_eq!(code(&mut client, "store.all", all("own")).await, "");
+    assert_eq!(code(&mut client, "store.all", all("other")).await, "FORBIDDEN");
+    assert_eq!(code(&mut client, "store.all", all("third")).await, "", "it is left to the rules");
+    assert_eq!(code(&mut client, "store.all", all("fourth")).await, "FORBIDDEN");
+    // A query is asked for by its name, and a transaction step by step.
+    assert_eq!(code(&mut client, "store.subscribe", json!({"query": "all-own"})).await, "");
+    assert_eq!(code(&mut client, "store.subscribe", json!({"query": "all-other"})).await, "FORBIDDEN");
+    assert_eq!(code(&mut client, "store.subscribe", json!({"config": {"bucket": "other"}})).await, "FORBIDDEN");
+    assert_eq!(code(&mut client, "store.subscribe", json!({"query": "secret"})).await, "QUERY_NOT_DEFINED");
+    let steps =
+        |buckets: [&str; 2]| json!({"operations": buckets.map(|bucket| json!({"op": "count", "bucket": bucket}))});
+    assert_eq!(code(&mut client, "store.transaction", steps(["own", "third"])).await, "");
+    assert_eq!(code(&mut client, "store.transaction", steps(["own", "other"])).await, "FORBIDDEN");
+    // Those of a bucket or query are asked for by its name.
+    assert_eq!(code(&mut client, "store.getBucketSchema", json!({"name": "own"})).await, "");
+    let query = |name: &str| json!({"name": name, "config": {"bucket": "own"}});
+    assert_eq!(code(&mut client, "store.defineQuery", query("secret")).await, "");
+    assert_eq!(code(&mut client, "store.defineQuery", query("public")).await, "FORBIDDEN");
+    assert_eq!(code(&mut client, "store.stats", json!({})).await, "FORBIDDEN");
+    // Nobody asks about these.
+    let before = asked.0.lock().unwrap().len();
+    client.ask("auth.whoami", json!({})).await;
+    assert_eq!(code(&mut client, "store.unsubscribe", json!({"subscriptionId": "sub-9"})).await, "NOT_FOUND");
+    assert_eq!(asked.0.lock().unwrap().len(), before);
+    let asked = asked.0.lock().unwrap();
+    assert!(asked.iter().all(|(user, ..)| user == "dee"));
+    for (operation, resource) in [
+        ("store.all", "fourth"),
+        ("store.subscribe", "all-own"),
+        ("store.subscribe", "other"),
+        ("store.transaction", "third"),
+        ("store.getBucketSchema", "own"),
+        ("store.defineQuery", "public"),
+        ("store.stats", "*"),
+    ] {
+        assert!(asked.iter().any(|(_, asked, about)| asked == operation && about == resource), "{operation}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_is_not_asked_about_strangers_nor_over_a_tier() {
+    let asked = Arc::new(Asked::default());
+    let mut auth = tokens([user("rea", &["reader"])]);
+    auth.required = false;
+    auth.check = Some(Arc::<Asked>::clone(&asked));
+    let house = house(auth).await;
+    let mut client = house.stranger().await;
+    client.ask("store.all", json!({"bucket": "other"})).await;
+    client.ask("auth.login", json!({"token": "rea"})).await;
+    assert_eq!(code(&mut client, "store.insert", json!({"bucket": "own", "data": {}})).await, "FORBIDDEN");
+    assert_eq!(asked.0.lock().unwrap().len(), 0);
+}
+
+/// How many records there are in some buckets.
+#[derive(Debug)]
+struct Counts(&'static [&'static str]);
+
+impl ProgrammaticQuery for Counts {
+    fn buckets(&self) -> Vec<String> {
+        self.0.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    fn answer(&self, view: &View<'_>, _: &Map<String, Json>) -> Result<Json, RequestError> {
+        let count = |bucket: &&str| match view.query(&json!({"bucket": bucket}))? {
+            Answer::Records(records) => Ok(json!(records.len())),
+            Answer::Value(other) => panic!("records were expected, not {other:?}"),
+        };
+        self.0.iter().map(count).collect()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn queries_of_the_host_count_with_all_that_they_read() {
+    let people = [user("dee", &["diver"]), user("all", &["all"]), user("none", &["none"])];
+    let rules = [Rule::new("diver", ["store.*"]).on_buckets(["own"]), Rule::new("all", ["store.*"])];
+    let house = House::open_with(only(tokens(people), rules), |options| {
+        options.queries.insert("one".to_owned(), Arc::new(Counts(&["own"])));
+        options.queries.insert("both".to_owned(), Arc::new(Counts(&["own", "other"])));
+        options.queries.insert("nothing".to_owned(), Arc::new(Counts(&[])));
+    })
+    .await;
+    house.bucket("own", []).await;
+    house.bucket("other", []).await;
+    for (who, codes) in [("dee", ["", "FORBIDDEN", "FORBIDDEN"]), ("all", ["", "", ""]), ("none", ["FORBIDDEN"; 3])] {
+        let mut client = house.client(who).await;
+        for (query, expected) in ["one", "both", "nothing"].into_iter().zip(codes) {
+            assert_eq!(code(&mut client, "store.subscribe", json!({"query": query})).await, expected, "{who} {query}");
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! How it ends.
+
+use futures_util::StreamExt as _;
+use serde_json::json;
+use tidewire_testkit::{PATIENCE, Process, wait_until_async};
+use tokio_tungstenite::connect_async;
+use tokio_tungstenite::tungstenite::Message;
+
+use super::Place;
+
+const SIGNALS: [fn(&Process); 2] = [Process::terminate, Process::interrupt];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_gives_clients_time_to_leave() {
+    let place = Place::new();
+    for signal in SIGNALS {
+        let mut server = place.start(&["--grace", "3600000"]);
+        let mut client = server.client().await;
+        signal(&server.process);
+        assert_eq!(client.push().await, json!({"type": "system", "event": "shutdown", "gracePeriodMs": 3_600_000}));
+        client.ask("store.buckets", json!({})).await;
+        wait_until_async("nobody is let in", PATIENCE, async || connect_async(&server.url).await.is_err()).await;
+        client.ask("store.buckets", json!({})).await;
+        drop(client);
+        assert_eq!(server.process.wait().code(), Some(0));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_does_not_leave_is_closed_when_the_grace_is_over() {
+    let place = Place::new();
+    place.file("c.toml", "shutdownGraceMs = 2");
+    let mut server = place.start(&["--config", "c.toml"]);
+    let mut client = server.client().await;
+    server.process.terminate();
+    assert_eq!(client.push().await["gracePeriodMs"], 2);
+    assert_eq!(client.closed().await, (1000, "server_shutdown".to_owned()));
+    drop(client);
+    assert_eq!(server.process.wait().code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_grace_there_is_no_notice() {
+    let place = Place::new();
+    let mut server = place.start(&["--grace", "0", "--engine", "memory"]);
+    let mut client = server.client().await;
+    server.process.terminate();
+    let next = client.socket.next().await;
+    assert!(matches!(&next, Some(Ok(Message::Close(Some(close)))) if close.reason == "server_shutdown"), "{next:?}");
+    drop(client);
+    assert_eq!(server.process.wait().code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_signal_ends_it_at_once() {
+    let place = Place::new();
+    for (first, second) in SIGNALS.into_iter().zip([Process::interrupt, Process::interrupt]) {
+        let mut server = place.start(&["--grace", "3600000"]);
+        let mut client = server.client().await;
+        first(&server.process);
+        assert_eq!(client.push().await["event"], "shutdown");
+        second(&server.process);
+        assert_eq!(server.process.wait().code(), Some(130));
+    }
+}

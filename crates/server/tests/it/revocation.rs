@@ -1,0 +1,268 @@
+//! Sessions that are revoked, and subscriptions whose owner is another.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Map, Value as Json, json};
+use tidewire::{Auth, ProgrammaticQuery, RequestError, Rule, View};
+use tidewire_store::Answer;
+
+use crate::client::Client;
+use crate::house::{House, ids, object, only, own_rows, tokens, user};
+
+fn people() -> Auth {
+    tokens([user("ann", &["writer"]), user("bob", &["writer"]), user("rea", &["reader", "diver"])])
+}
+
+async fn is_let_go(client: &mut Client) {
+    let notice = json!({"type": "system", "event": "session_revoked", "reason": "Session revoked by administrator"});
+    assert_eq!(client.push().await, notice);
+    assert_eq!(client.closed().await, (4002, "session_revoked".to_owned()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_who_is_revoked_is_out_for_a_while() {
+    let house = House::open_with(people(), |options| options.revocation_ttl = Duration::from_mins(1)).await;
+    house.bucket("notes", []).await;
+    let (mut one, mut two) = (house.client("ann").await, house.client("ann").await);
+    let (mut bob, mut stranger) = (house.client("bob").await, house.stranger().await);
+    one.ask("store.subscribe", json!({"config": {"bucket": "notes"}, "pos": true})).await;
+    assert_eq!(house.server.revoke_user("ann"), 2);
+    is_let_go(&mut one).await;
+    is_let_go(&mut two).await;
+    bob.ask("store.insert", json!({"bucket": "notes", "data": {}})).await;
+    assert_eq!(stranger.fail("auth.login", json!({"token": "ann"})).await.0, "SESSION_REVOKED");
+    stranger.ask("auth.login", json!({"token": "bob"})).await;
+    // A login of somebody who is revoked also takes away who was there.
+    assert_eq!(stranger.fail("auth.login", json!({"token": "ann"})).await.0, "SESSION_REVOKED");
+    assert_eq!(stranger.ask("auth.whoami", json!({})).await, json!({"authenticated": false}));
+    house.advance(59_999);
+    assert_eq!(stranger.fail("auth.login", json!({"token": "ann"})).await.0, "SESSION_REVOKED");
+    house.advance(1);
+    stranger.ask("auth.login", json!({"token": "ann"})).await;
+    bob.ask("store.buckets", json!({})).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_not_there_is_out_as_well() {
+    let house = House::open(people()).await;
+    assert_eq!(house.server.revoke_user("ann"), 0);
+    let mut client = house.stranger().await;
+    assert_eq!(client.fail("auth.login", json!({"token": "ann"})).await.0, "SESSION_REVOKED");
+    assert_eq!(house.server.revoke_user("nobody"), 0);
+    client.ask("auth.login", json!({"token": "bob"})).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_are_revoked_by_what_they_are() {
+    let house = House::open(people()).await;
+    let (mut ann, mut bob, mut rea) = (house.client("ann").await, house.client("bob").await, house.client("rea").await);
+    let is_diver = |session: &tidewire::Session| session.roles.iter().any(|role| role == "diver");
+    assert_eq!(house.server.revoke_sessions(is_diver), 1);
+    is_let_go(&mut rea).await;
+    for client in [&mut ann, &mut bob] {
+        client.ask("store.buckets", json!({})).await;
+    }
+    let mut client = house.stranger().await;
+    assert_eq!(client.fail("auth.login", json!({"token": "rea"})).await.0, "SESSION_REVOKED");
+    assert_eq!(house.server.revoke_sessions(|_| true), 2);
+    is_let_go(&mut ann).await;
+    is_let_go(&mut bob).await;
+    // Strangers have no sessions.
+    assert_eq!(client.ask("auth.whoami", json!({})).await, json!({"authenticated": false}));
+    assert_eq!(client.fail("auth.login", json!({"token": "bob"})).await.0, "SESSION_REVOKED");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_is_back_before_they_are_out() {
+    // As soon as a client hears that it is revoked it may not log in.
+    let house = House::open(people()).await;
+    let mut waiting = Vec::new();
+    for _ in 0..20 {
+        waiting.push((house.client("ann").await, house.stranger().await));
+    }
+    let tasks: Vec<_> = waiting
+        .into_iter()
+        .map(|(mut client, mut again)| {
+            tokio::spawn(async move {
+                assert_eq!(client.push().await["event"], "session_revoked");
+                again.fail("auth.login", json!({"token": "ann"})).await.0
+            })
+        })
+        .collect();
+    assert_eq!(house.server.revoke_sessions(|session| session.user_id == "ann"), 20);
+    for task in tasks {
+        assert_eq!(task.await.unwrap(), "SESSION_REVOKED");
+    }
+}
+
+/// A house with rows of ann and bob, where members see their own rows, and seers all of them.
+async fn harbour(is_required: bool) -> House {
+    let mut people: Vec<_> = ["ann", "bob"].map(|name| user(name, &["member"])).into();
+    people.extend([user("sea", &["seer"]), user("non", &["none"])]);
+    let mut auth = only(tokens(people), [own_rows("member"), Rule::new("seer", ["store.*"])]);
+    auth.required = is_required;
+    let house = House::open_with(auth, |options| {
+        options.queries.insert("ids".to_owned(), Arc::new(Ids));
+    })
+    .await;
+    house.bucket("boats", [json!({"id": "a1", "owner": "ann"}), json!({"id": "b1", "owner": "bob"})]).await;
+    house.query("boats", json!({"bucket": "boats"})).await;
+    house
+}
+
+/// The ids of all boats.
+#[derive(Debug)]
+struct Ids;
+
+impl ProgrammaticQuery for Ids {
+    fn buckets(&self) -> Vec<String> {
+        vec!["boats".to_owned()]
+    }
+
+    fn answer(&self, view: &View<'_>, _: &Map<String, Json>) -> Result<Json, RequestError> {
+        match view.query(&json!({"bucket": "boats", "fields": ["id"]}))? {
+            Answer::Records(records) => Ok(records.into()),
+            Answer::Value(other) => panic!("records were expected, not {other:?}"),
+        }
+    }
+}
+
+/// Every way to follow the boats: plain, told and delta, named and not, and the host's.
+fn ways() -> [Json; 6] {
+    [
+        json!({"query": "boats"}),
+        json!({"config": {"bucket": "boats"}}),
+        json!({"query": "ids"}),
+        json!({"query": "boats", "pos": true}),
+        json!({"config": {"bucket": "boats"}, "pos": true}),
+        json!({"config": {"bucket": "boats"}, "mode": "delta"}),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_logs_out_follows_nothing_any_more() {
+    let house = harbour(true).await;
+    let mut client = house.client("sea").await;
+    let mut told = Vec::new();
+    for way in ways() {
+        let followed = client.ask("store.subscribe", way.clone()).await;
+        if way.get("pos").or(way.get("mode")).is_some() {
+            told.push(followed["subscriptionId"].clone());
+        }
+    }
+    client.ask("auth.logout", json!({})).await;
+    let mut ended = Vec::new();
+    for _ in 0..told.len() {
+        let push = client.push().await;
+        assert_eq!(push["error"]["code"], "UNAUTHORIZED", "{push}");
+        ended.push(push["subscriptionId"].clone());
+    }
+    ended.sort_by_key(Json::to_string);
+    assert_eq!(ended, told);
+    house.write(|draft| draft.insert("boats", object(json!({"id": "x"})))).await;
+    client.ask("auth.login", json!({"token": "sea"})).await;
+    house.write(|draft| draft.insert("boats", object(json!({"id": "y"})))).await;
+    assert!(client.is_silent().await);
+    assert_eq!(house.server.stats().subscriptions, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_may_not_follow_it_does_not() {
+    let house = harbour(false).await;
+    for way in ways() {
+        let mut client = house.stranger().await;
+        let followed = client.ask("store.subscribe", way.clone()).await;
+        assert_eq!(ids(&followed["data"]), ["a1", "b1"]);
+        client.ask("auth.login", json!({"token": "non"})).await;
+        if way.get("pos").or(way.get("mode")).is_some() {
+            let push = client.push().await;
+            assert_eq!(push["subscriptionId"], followed["subscriptionId"]);
+            assert_eq!(push["error"]["code"], "FORBIDDEN", "{push}");
+        }
+        client.ask("auth.logout", json!({})).await;
+        house.write(|draft| draft.insert("boats", object(json!({"id": "b1", "owner": "bob"})))).await;
+        assert!(client.is_silent().await, "{way}");
+    }
+}
+
+/// The ids in a push, of a whole result or one that replaces it.
+fn seen(push: &Json) -> Vec<&str> {
+    ids(push["data"].get("reset").unwrap_or(&push["data"]))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_somebody_else_sees_their_own_rows() {
+    for is_required in [true, false] {
+        let house = harbour(is_required).await;
+        for way in ways() {
+            let mut client = house.stranger().await;
+            if is_required {
+                client.ask("auth.login", json!({"token": "sea"})).await;
+            }
+            let followed = client.ask("store.subscribe", way.clone()).await;
+            let id = &followed["subscriptionId"];
+            assert_eq!(ids(&followed["data"]), ["a1", "b1"]);
+            for (token, rows) in [("ann", ["a1"]), ("bob", ["b1"])] {
+                client.ask("auth.login", json!({"token": token})).await;
+                let push = client.push().await;
+                assert_eq!((&push["subscriptionId"], seen(&push)), (id, rows.to_vec()), "{way}");
+            }
+            // What happens to others is nothing to bob, and what happens to him is.
+            house.write(|draft| draft.insert("boats", object(json!({"id": "a2", "owner": "ann"})))).await;
+            house.write(|draft| draft.insert("boats", object(json!({"id": "b2", "owner": "bob"})))).await;
+            let push = client.push().await;
+            let got = if way.get("mode").is_some() { ids(&push["data"]["added"]) } else { seen(&push) };
+            assert_eq!(got.last(), Some(&"b2"), "{push}");
+            assert!(!got.contains(&"a2"), "{push}");
+            house.write(|draft| draft.delete("boats", &json!("a2"), None)).await;
+            house.write(|draft| draft.delete("boats", &json!("b2"), None)).await;
+            let push = client.push().await;
+            assert!(!push.to_string().contains("\"a2\""), "{push}");
+            client.ask("auth.login", json!({"token": "sea"})).await;
+            let push = client.push().await;
+            assert_eq!((&push["subscriptionId"], seen(&push)), (id, vec!["a1", "b1"]), "{way}");
+            assert!(client.is_silent().await);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_for_other_eyes_comes_after_the_reply() {
+    let house = harbour(false).await;
+    let whole = || ways().into_iter().filter(|way| way.get("mode").is_none());
+    for round in 0..30 {
+        let mut client = house.stranger().await;
+        for way in whole() {
+            client.ask("store.subscribe", way).await;
+        }
+        // Changes are on their way while somebody logs in.
+        let (mut first, mut last) = (house.stranger().await, house.stranger().await);
+        let insert = |n: usize| json!({"bucket": "boats", "data": {"id": format!("bobs{n}"), "owner": "bob"}});
+        let mut asked = Vec::new();
+        for n in 0..10 {
+            asked.push(first.send("store.insert", insert(n)).await);
+        }
+        let login = client.send("auth.login", json!({"token": "ann"})).await;
+        for n in 10..20 {
+            last.send("store.insert", insert(n)).await;
+        }
+        for id in asked {
+            first.reply(id).await;
+        }
+        // What comes before the reply may be for a stranger's eyes.
+        client.reply(login).await;
+        client.forget_pushes();
+        let end = json!({"id": "end", "owner": "ann"});
+        house.write(|draft| draft.insert("boats", object(end))).await;
+        let mut left = whole().count();
+        while left > 0 {
+            let push = client.push().await.to_string();
+            assert!(!push.contains("bobs"), "{round}: {push}");
+            left -= usize::from(push.contains("\"end\""));
+        }
+        client.ask("auth.logout", json!({})).await;
+        first.ask("store.clear", json!({"bucket": "boats"})).await;
+        first.ask("store.insert", json!({"bucket": "boats", "data": {"id": "a1", "owner": "ann"}})).await;
+    }
+}

@@ -1,0 +1,428 @@
+//! Rules that are about some rows only.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value as Json, json};
+use tidewire::{Auth, ProgrammaticQuery, RequestError, Rule, StaticTokens, View};
+use tidewire_store::Answer;
+
+use crate::client::Client;
+use crate::house::{House, ids, known, object, only, own_rows, tokens, user};
+
+/// Boats of ann and bob, one after the other.
+async fn harbour() -> House {
+    let people = [user("ann", &["member"]), user("bob", &["member"]), user("sea", &["seer"])];
+    let rules = [own_rows("member"), Rule::new("seer", ["store.*"])];
+    let house = House::open(only(tokens(people), rules)).await;
+    house.bucket("boats", boats()).await;
+    house.query("boats", json!({"bucket": "boats"})).await;
+    house
+}
+
+fn boats() -> Vec<Json> {
+    let boat = |id: &str, owner: &str, n: u64| json!({"id": id, "owner": owner, "n": n});
+    vec![
+        boat("b1", "bob", 100),
+        boat("a1", "ann", 1),
+        boat("b2", "bob", 200),
+        boat("a2", "ann", 2),
+        boat("b3", "bob", 300),
+    ]
+}
+
+/// All that there is, as somebody sees it who sees everything.
+async fn all(house: &House) -> Json {
+    house.client("sea").await.ask("store.all", json!({"bucket": "boats"})).await
+}
+
+async fn code(client: &mut Client, operation: &str, params: Json) -> String {
+    let id = client.send(operation, params).await;
+    client.reply(id).await["code"].as_str().unwrap_or_default().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reads_show_the_rows_that_may_be_seen() {
+    let house = harbour().await;
+    let mut ann = house.client("ann").await;
+    let mut ask = async |operation: &str, params: Json| {
+        let mut params = params;
+        params["bucket"] = json!("boats");
+        ann.ask(operation, params).await
+    };
+    assert_eq!(ask("store.get", json!({"key": "a1"})).await["n"], 1);
+    assert_eq!(ask("store.get", json!({"key": "b1"})).await, Json::Null);
+    assert_eq!(ids(&ask("store.all", json!({})).await), ["a1", "a2"]);
+    assert_eq!(ids(&ask("store.where", json!({"filter": {}})).await), ["a1", "a2"]);
+    assert_eq!(ids(&ask("store.where", json!({"filter": {"owner": "bob"}})).await), [""; 0]);
+    assert_eq!(ids(&ask("store.where", json!({"filter": {"$or": [{"owner": "bob"}, {"n": 2}]}})).await), ["a2"]);
+    assert_eq!(ask("store.findOne", json!({"filter": {"n": {"$gt": 1}}})).await["id"], "a2");
+    assert_eq!(ask("store.findOne", json!({"filter": {"id": "b1"}})).await, Json::Null);
+    assert_eq!(ask("store.count", json!({})).await, 2);
+    assert_eq!(ask("store.count", json!({"filter": {"owner": {"$neq": "ann"}}})).await, 0);
+    assert_eq!(ids(&ask("store.first", json!({"n": 1})).await), ["a1"]);
+    assert_eq!(ids(&ask("store.first", json!({"n": 9})).await), ["a1", "a2"]);
+    assert_eq!(ids(&ask("store.last", json!({"n": 1})).await), ["a2"]);
+    for (operation, expected) in [("sum", json!(3)), ("avg", json!(1.5)), ("min", json!(1)), ("max", json!(2))] {
+        let params = json!({"field": "n"});
+        assert_eq!(ask(&format!("store.{operation}"), params).await.as_f64(), expected.as_f64(), "{operation}");
+        let none = ask(&format!("store.{operation}"), json!({"field": "n", "filter": {"owner": "bob"}})).await;
+        assert!(none.is_null() || none.as_f64() == Some(0.0), "{operation}: {none}");
+    }
+    let page = ask("store.paginate", json!({"limit": 1})).await;
+    assert_eq!(
+        (ids(&page["records"]), &page["hasMore"], &page["nextCursor"]),
+        (vec!["a1"], &json!(true), &json!("a1"))
+    );
+    let page = ask("store.paginate", json!({"limit": 1, "after": "a1"})).await;
+    assert_eq!(
+        (ids(&page["records"]), &page["hasMore"], &page["nextCursor"]),
+        (vec!["a2"], &json!(false), &json!("a2"))
+    );
+    // A row that is hidden is nowhere, as one that is not there.
+    let nowhere = json!({"records": [], "hasMore": false});
+    for after in ["b1", "b2", "none"] {
+        assert_eq!(ask("store.paginate", json!({"limit": 9, "after": after})).await, nowhere, "{after}");
+    }
+    let sorted = ask("store.query", json!({"sort": {"n": "desc"}, "limit": 1})).await;
+    assert_eq!(ids(&sorted), ["a2"]);
+    assert_eq!(ids(&ask("store.query", json!({"sort": {"n": "desc"}, "offset": 1})).await), ["a1"]);
+    let groups = ask("store.query", json!({"aggregate": {"function": "count", "groupBy": "owner"}})).await;
+    assert_eq!(groups.as_array().unwrap().len(), 1, "{groups}");
+    assert!(!groups.to_string().contains("bob"), "{groups}");
+    let max = json!({"aggregate": {"function": "max", "field": "n"}});
+    assert_eq!(ask("store.query", max).await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn live_queries_show_the_rows_that_may_be_seen() {
+    let house = harbour().await;
+    let mut ann = house.client("ann").await;
+    let follow = |config: Json, mode: &str| json!({"config": config, "mode": mode});
+    let sorted = json!({"bucket": "boats", "sort": {"n": "desc"}, "limit": 2, "fields": ["id"]});
+    let aggregate = json!({"bucket": "boats", "aggregate": {"function": "sum", "field": "n"}});
+    let mut followed = Vec::new();
+    for (params, first) in [
+        (json!({"query": "boats"}), None),
+        (follow(json!({"bucket": "boats"}), "delta"), None),
+        (follow(sorted.clone(), "whole"), Some(json!([{"id": "a2"}, {"id": "a1"}]))),
+        (follow(sorted, "delta"), Some(json!([{"id": "a2"}, {"id": "a1"}]))),
+        (follow(aggregate, "whole"), Some(json!(3))),
+    ] {
+        let subscribed = ann.ask("store.subscribe", params).await;
+        match first {
+            Some(first) => assert_eq!(subscribed["data"], first),
+            None => assert_eq!(ids(&subscribed["data"]), ["a1", "a2"]),
+        }
+        followed.push(subscribed["subscriptionId"].clone());
+    }
+    // What bob does is nothing to her.
+    let mut bob = house.client("bob").await;
+    bob.ask("store.insert", json!({"bucket": "boats", "data": {"id": "b4", "owner": "bob", "n": 9}})).await;
+    bob.ask("store.update", json!({"bucket": "boats", "key": "b1", "data": {"n": 7}})).await;
+    bob.ask("store.delete", json!({"bucket": "boats", "key": "b2"})).await;
+    bob.ask("store.clear", json!({"bucket": "boats"})).await;
+    bob.ask("store.insert", json!({"bucket": "boats", "data": {"id": "b5", "owner": "bob", "n": 500}})).await;
+    // A boat is given to her: it comes, and goes again.
+    for (owner, n) in [("ann", 5), ("bob", 6)] {
+        let give = move |draft: &mut tidewire_store::Draft| {
+            draft.update("boats", &json!("b5"), object(json!({"owner": owner, "n": n})), None)
+        };
+        house.write(give).await;
+        let mut seen = Vec::new();
+        for _ in 0..followed.len() {
+            let push = ann.push().await;
+            assert!(!push.to_string().contains("bob"), "{push}");
+            seen.push((push["subscriptionId"].clone(), push["data"].clone()));
+        }
+        let data = |place: usize| &seen.iter().find(|(id, _)| *id == followed[place]).unwrap().1;
+        if owner == "ann" {
+            assert_eq!(ids(data(0)), ["a1", "a2", "b5"]);
+            assert_eq!(ids(&data(1)["added"]), ["b5"]);
+            assert_eq!(*data(2), json!([{"id": "b5"}, {"id": "a2"}]));
+            assert_eq!(*data(4), 8);
+        } else {
+            assert_eq!(ids(data(0)), ["a1", "a2"]);
+            assert_eq!(data(1)["removed"], json!(["b5"]));
+            assert_eq!(*data(2), json!([{"id": "a2"}, {"id": "a1"}]));
+            assert_eq!(*data(4), 3);
+        }
+    }
+    assert_eq!(ann.ask("store.count", json!({"bucket": "boats"})).await, 2);
+    ann.forget_pushes();
+    assert!(ann.is_silent().await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_position_of_other_eyes_is_none() {
+    let house = harbour().await;
+    let mut client = house.client("bob").await;
+    let ask = |since: Option<&Json>| json!({"config": {"bucket": "boats"}, "mode": "delta", "since": since});
+    let first = client.ask("store.subscribe", json!({"config": {"bucket": "boats"}, "pos": true})).await;
+    let resumed = client.ask("store.subscribe", ask(Some(&first["pos"]))).await;
+    assert_eq!(resumed["resumed"], true);
+    client.ask("auth.login", json!({"token": "ann"})).await;
+    client.forget_pushes();
+    let begun = client.ask("store.subscribe", ask(Some(&first["pos"]))).await;
+    assert_eq!((&begun["resumed"], ids(&begun["data"])), (&json!(false), vec!["a1", "a2"]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn writes_touch_only_rows_that_are_and_stay_visible() {
+    let house = harbour().await;
+    let mut ann = house.client("ann").await;
+    let before = all(&house).await;
+    let of = |owner: &str, id: &str| json!({"id": id, "owner": owner, "n": 0});
+    let one = |op: Json| json!({"operations": [{"op": "count", "bucket": "boats"}, op]});
+    for (operation, params, expected) in [
+        // Neither for another, nor for nobody.
+        ("store.insert", json!({"data": of("bob", "x")}), "FORBIDDEN"),
+        ("store.insert", json!({"data": {"id": "x"}}), "FORBIDDEN"),
+        // Nor in place of another's.
+        ("store.insert", json!({"data": of("ann", "b1")}), "FORBIDDEN"),
+        ("store.insertMany", json!({"data": [of("ann", "x"), of("bob", "y")]}), "FORBIDDEN"),
+        ("store.insertMany", json!({"data": [of("ann", "x"), of("ann", "b1")]}), "FORBIDDEN"),
+        ("store.update", json!({"key": "b1", "data": {"n": 0}}), "NOT_FOUND"),
+        ("store.update", json!({"key": "b1", "data": {"owner": "ann"}}), "NOT_FOUND"),
+        ("store.update", json!({"key": "b1", "data": {}, "version": 1}), "NOT_FOUND"),
+        ("store.update", json!({"key": "b1", "data": {}, "version": 7}), "NOT_FOUND"),
+        ("store.update", json!({"key": "none", "data": {}, "version": 7}), "NOT_FOUND"),
+        ("store.update", json!({"key": "a1", "data": {"owner": "bob"}}), "FORBIDDEN"),
+        ("store.update", json!({"key": "a1", "data": {"owner": null}}), "FORBIDDEN"),
+        ("store.upsert", json!({"data": of("ann", "b1")}), "NOT_FOUND"),
+        ("store.upsert", json!({"data": of("bob", "a1")}), "FORBIDDEN"),
+        ("store.upsert", json!({"data": of("bob", "x")}), "FORBIDDEN"),
+        ("store.delete", json!({"key": "b1"}), "NOT_FOUND"),
+        ("store.delete", json!({"key": "b1", "version": 1}), "NOT_FOUND"),
+        ("store.delete", json!({"key": "b1", "version": 7}), "NOT_FOUND"),
+        ("store.transaction", one(json!({"op": "insert", "bucket": "boats", "data": of("bob", "x")})), "FORBIDDEN"),
+        ("store.transaction", one(json!({"op": "insert", "bucket": "boats", "data": of("ann", "b1")})), "CONFLICT"),
+        ("store.transaction", one(json!({"op": "update", "bucket": "boats", "key": "b1", "data": {}})), "NOT_FOUND"),
+        (
+            "store.transaction",
+            one(json!({"op": "update", "bucket": "boats", "key": "a1", "data": {"owner": "bob"}})),
+            "FORBIDDEN",
+        ),
+        ("store.transaction", one(json!({"op": "delete", "bucket": "boats", "key": "b1"})), "NOT_FOUND"),
+    ] {
+        let mut params = params;
+        params["bucket"] = json!("boats");
+        let (code, error) = ann.fail(operation, params.clone()).await;
+        assert_eq!(code, expected, "{operation} {params}: {error}");
+        if code == "CONFLICT" {
+            assert_eq!(error["details"], json!({"bucket": "boats", "key": "b1"}));
+        } else {
+            assert!(error.get("details").is_none(), "{error}");
+        }
+        assert!(!error.to_string().contains("bob"), "{error}");
+        assert_eq!(all(&house).await, before, "{operation} {params}");
+    }
+    let reads = json!({"operations": [
+        {"op": "get", "bucket": "boats", "key": "b1"},
+        {"op": "get", "bucket": "boats", "key": "a1"},
+        {"op": "where", "bucket": "boats", "filter": {}},
+        {"op": "findOne", "bucket": "boats", "filter": {"owner": "bob"}},
+        {"op": "count", "bucket": "boats"},
+    ]});
+    let results = ann.ask("store.transaction", reads).await;
+    let data = |place: usize| &results["results"][place]["data"];
+    assert_eq!((data(0), &data(1)["id"], ids(data(2))), (&Json::Null, &json!("a1"), vec!["a1", "a2"]));
+    assert_eq!((data(3), data(4)), (&Json::Null, &json!(2)));
+    // Her own she may do with as she likes.
+    let bucket = |params: Json| {
+        let mut params = params;
+        params["bucket"] = json!("boats");
+        params
+    };
+    ann.ask("store.insert", bucket(json!({"data": of("ann", "a3")}))).await;
+    ann.ask("store.insert", bucket(json!({"data": of("ann", "a3")}))).await;
+    ann.ask("store.insertMany", bucket(json!({"data": [of("ann", "a4")]}))).await;
+    ann.ask("store.upsert", bucket(json!({"data": {"id": "a3", "n": 3}}))).await;
+    ann.ask("store.update", bucket(json!({"key": "a1", "data": {"n": 7}, "version": 1}))).await;
+    assert_eq!(ann.ask("store.delete", bucket(json!({"key": "a2"}))).await, json!({"deleted": true}));
+    assert_eq!(ann.ask("store.delete", bucket(json!({"key": "none"}))).await, json!({"deleted": true}));
+    assert_eq!(ids(&all(&house).await), ["b1", "a1", "b2", "b3", "a3", "a4"]);
+    assert_eq!(ann.ask("store.clear", bucket(json!({}))).await, json!({"cleared": true}));
+    assert_eq!(ids(&all(&house).await), ["b1", "b2", "b3"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_unique_is_told_and_not_whose_it_is() {
+    let house = harbour().await;
+    let config = json!({"key": "id", "schema": {
+        "id": {"type": "string", "generated": "uuid"}, "name": {"type": "string", "unique": true}}});
+    house
+        .write(move |draft| {
+            draft.define_bucket("names", &config)?;
+            draft.insert("names", object(json!({"id": "hidden-key", "owner": "bob", "name": "kestrel"})))
+        })
+        .await;
+    let mut ann = house.client("ann").await;
+    let data = json!({"bucket": "names", "data": {"owner": "ann", "name": "kestrel"}});
+    let (code, error) = ann.fail("store.insert", data).await;
+    assert_eq!(code, "ALREADY_EXISTS");
+    assert_eq!(error["details"], json!({"bucket": "names", "field": "name", "value": "kestrel"}));
+    assert!(!error.to_string().contains("hidden-key") && !error.to_string().contains("bob"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_about_all_rows_needs_all_of_them() {
+    let house = harbour().await;
+    let mut ann = house.client("ann").await;
+    let config = json!({"key": "id", "schema": {"id": {"type": "string"}}});
+    for (operation, params) in [
+        ("store.stats", json!({})),
+        ("store.dropBucket", json!({"name": "boats"})),
+        ("store.updateBucket", json!({"name": "boats", "updates": {}})),
+        ("store.defineBucket", json!({"name": "more", "config": config})),
+    ] {
+        assert_eq!(code(&mut ann, operation, params).await, "FORBIDDEN", "{operation}");
+    }
+    // A query is only a question.
+    ann.ask("store.defineQuery", json!({"name": "mine", "config": {"bucket": "boats"}})).await;
+    assert_eq!(ids(&ann.ask("store.subscribe", json!({"query": "mine"})).await["data"]), ["a1", "a2"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rules_of_several_roles_add_up() {
+    let people = [
+        known("one", &["member"], json!({})),
+        known("two", &["member", "mate"], json!({"crew": "red"})),
+        known("three", &["mate"], json!({"crew": "red"})),
+        known("four", &["mate"], json!({"crew": null})),
+        known("five", &["mate"], json!({})),
+        known("six", &["red", "guest"], json!({})),
+        known("seven", &["lister"], json!({"ids": ["1", "3"]})),
+    ];
+    let reads = ["store.all", "store.subscribe"];
+    let where_ = |role: &str, filter: Json| Rule::new(role, reads).on_rows(filter).unwrap();
+    let rules = [
+        where_("member", json!({"owner": "{{ session.userId }}"})),
+        where_("mate", json!({"crew": "{{ session.metadata.crew }}"})),
+        where_("guest", json!({"crew": {"$in": "{{ session.roles }}"}})),
+        where_("lister", json!({"id": {"$in": "{{ session.metadata.ids }}"}})),
+    ];
+    let house = House::open(only(tokens(people), rules)).await;
+    let row = |id: &str, owner: &str, crew: &str| json!({"id": id, "owner": owner, "crew": crew});
+    let rows = [row("1", "one", "blue"), row("2", "two", "blue"), row("3", "one", "red"), json!({"id": "4"})];
+    house.bucket("b", rows).await;
+    for (who, expected) in [
+        ("one", vec!["1", "3"]),
+        ("two", vec!["2", "3"]),
+        ("three", vec!["3"]),
+        ("four", vec![]),
+        ("five", vec![]),
+        ("six", vec!["3"]),
+        ("seven", vec!["1", "3"]),
+    ] {
+        let mut client = house.client(who).await;
+        assert_eq!(ids(&client.ask("store.all", json!({"bucket": "b"})).await), expected, "{who}");
+        let followed = client.ask("store.subscribe", json!({"config": {"bucket": "b"}})).await;
+        assert_eq!(ids(&followed["data"]), expected, "{who}");
+        assert_eq!(code(&mut client, "store.count", json!({"bucket": "b"})).await, "FORBIDDEN", "{who}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_operation_has_its_rows() {
+    let rules = [Rule::new("member", ["store.all", "store.get"]), own_rows("member")];
+    let house = House::open(only(tokens([user("ann", &["member"])]), rules)).await;
+    house.bucket("boats", boats()).await;
+    let mut ann = house.client("ann").await;
+    assert_eq!(ann.ask("store.all", json!({"bucket": "boats"})).await.as_array().unwrap().len(), 5);
+    assert_eq!(ann.ask("store.count", json!({"bucket": "boats"})).await, 2);
+    assert_eq!(ann.ask("store.get", json!({"bucket": "boats", "key": "b1"})).await["n"], 100);
+    assert_eq!(code(&mut ann, "store.update", json!({"bucket": "boats", "key": "b1", "data": {}})).await, "NOT_FOUND");
+}
+
+/// The boat with some key, and all that there are.
+#[derive(Debug)]
+struct Looks;
+
+impl ProgrammaticQuery for Looks {
+    fn buckets(&self) -> Vec<String> {
+        vec!["boats".to_owned()]
+    }
+
+    fn answer(&self, view: &View<'_>, params: &Map<String, Json>) -> Result<Json, RequestError> {
+        let one = view.get("boats", &params["key"])?;
+        let Answer::Records(all) = view.query(&json!({"bucket": "boats", "fields": ["id"]}))? else {
+            panic!("records were asked for")
+        };
+        let secret = view.query(&json!({"bucket": "secrets"})).is_ok();
+        Ok(json!({"one": one.map(|boat| boat["id"].clone()), "all": all, "secret": secret}))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn code_of_the_host_sees_what_its_caller_sees() {
+    let auth = only(tokens([user("ann", &["member"])]), [own_rows("member").on_buckets(["boats"])]);
+    let house = House::open_with(auth, |options| {
+        options.queries.insert("looks".to_owned(), Arc::new(Looks));
+    })
+    .await;
+    house.bucket("boats", boats()).await;
+    house.bucket("secrets", [json!({"id": "s"})]).await;
+    let mut ann = house.client("ann").await;
+    let all = json!([{"id": "a1"}, {"id": "a2"}]);
+    for (key, one) in [("a1", json!("a1")), ("b1", json!(null))] {
+        let looks = ann.ask("store.subscribe", json!({"query": "looks", "params": {"key": key}})).await;
+        assert_eq!(looks["data"], json!({"one": one, "all": all, "secret": false}));
+    }
+    house.write(|draft| draft.insert("boats", object(json!({"id": "b9", "owner": "bob"})))).await;
+    house.write(|draft| draft.insert("boats", object(json!({"id": "a9", "owner": "ann"})))).await;
+    for _ in 0..2 {
+        let push = ann.push().await;
+        assert_eq!(push["data"]["all"], json!([{"id": "a1"}, {"id": "a2"}, {"id": "a9"}]));
+    }
+}
+
+/// Somebody who changes crews.
+fn crews() -> Auth {
+    let crew = |crew: &str| known("ann", &["mate"], json!({"crew": crew}));
+    let named = [("red", crew("red")), ("blue", crew("blue"))];
+    let auth = Auth::new(Arc::new(StaticTokens::new(named).unwrap()));
+    let rule = Rule::new("mate", ["store.*"]).on_rows(json!({"crew": "{{ session.metadata.crew }}"}));
+    only(auth, [rule.unwrap()])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reply_that_is_given_again_shows_no_more_than_a_new_one() {
+    let house = House::open(crews()).await;
+    house.bucket("b", [json!({"id": "old", "crew": "red"})]).await;
+    let mut client = house.client("red").await;
+    let red = |id: &str| json!({"id": id, "crew": "red"});
+    let requests = [
+        ("store.insert", json!({"data": red("one")})),
+        ("store.insertMany", json!({"data": [red("two"), red("three")]})),
+        ("store.upsert", json!({"data": red("four")})),
+        ("store.update", json!({"key": "old", "data": {"n": 1}})),
+        ("store.transaction", json!({"operations": [{"op": "get", "bucket": "b", "key": "old"}]})),
+        ("store.transaction", json!({"operations": [{"op": "where", "bucket": "b", "filter": {}}]})),
+        ("store.transaction", json!({"operations": [{"op": "insert", "bucket": "b", "data": red("five")}]})),
+        ("store.delete", json!({"key": "five"})),
+    ];
+    let with_key = |place: usize, params: &Json| {
+        let mut params = params.clone();
+        (params["bucket"], params["idempotencyKey"]) = (json!("b"), json!(format!("key-{place}")));
+        params
+    };
+    let mut first = Vec::new();
+    for (place, (operation, params)) in requests.iter().enumerate() {
+        first.push(client.ask(operation, with_key(place, params)).await);
+    }
+    client.ask("auth.login", json!({"token": "blue"})).await;
+    for (place, (operation, params)) in requests.iter().enumerate() {
+        let id = client.send(operation, with_key(place, params)).await;
+        let reply = client.reply(id).await;
+        if *operation == "store.delete" {
+            assert_eq!(reply["data"], json!({"deleted": true}));
+        } else {
+            assert_eq!(reply["code"], "FORBIDDEN", "{operation}: {reply}");
+            assert!(!reply.to_string().contains("red"), "{reply}");
+        }
+    }
+    client.ask("auth.login", json!({"token": "red"})).await;
+    for (place, (operation, params)) in requests.iter().enumerate() {
+        assert_eq!(client.ask(operation, with_key(place, params)).await, first[place], "{operation}");
+    }
+}

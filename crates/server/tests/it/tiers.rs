@@ -1,0 +1,146 @@
+//! What the roles reader, writer and admin may do, whatever else is permitted.
+
+use serde_json::{Value as Json, json};
+use tidewire::{Auth, DefaultAccess, Permissions, Rule};
+
+use crate::house::{House, known, only, tokens, user};
+
+/// Every operation that has a tier: how high, what it is sent with, and what it fails with where it is allowed.
+pub(crate) const OPERATIONS: &[(&str, u8, &str, &str)] = &[
+    ("store.get", 0, r#"{"bucket":"b","key":"k"}"#, ""),
+    ("store.all", 0, r#"{"bucket":"b"}"#, ""),
+    ("store.where", 0, r#"{"bucket":"b","filter":{}}"#, ""),
+    ("store.findOne", 0, r#"{"bucket":"b","filter":{}}"#, ""),
+    ("store.count", 0, r#"{"bucket":"b"}"#, ""),
+    ("store.first", 0, r#"{"bucket":"b","n":1}"#, ""),
+    ("store.last", 0, r#"{"bucket":"b","n":1}"#, ""),
+    ("store.paginate", 0, r#"{"bucket":"b","limit":1}"#, ""),
+    ("store.sum", 0, r#"{"bucket":"b","field":"n"}"#, ""),
+    ("store.avg", 0, r#"{"bucket":"b","field":"n"}"#, ""),
+    ("store.min", 0, r#"{"bucket":"b","field":"n"}"#, ""),
+    ("store.max", 0, r#"{"bucket":"b","field":"n"}"#, ""),
+    ("store.buckets", 0, "{}", ""),
+    ("store.stats", 0, "{}", ""),
+    ("store.query", 0, r#"{"bucket":"b"}"#, ""),
+    ("store.subscribe", 0, r#"{"query":"q"}"#, ""),
+    ("store.unsubscribe", 0, r#"{"subscriptionId":"sub-0"}"#, "NOT_FOUND"),
+    ("store.insert", 1, r#"{"bucket":"b","data":{}}"#, ""),
+    ("store.insertMany", 1, r#"{"bucket":"b","data":[{}]}"#, ""),
+    ("store.upsert", 1, r#"{"bucket":"b","data":{"id":"k"}}"#, ""),
+    ("store.update", 1, r#"{"bucket":"b","key":"none","data":{}}"#, "NOT_FOUND"),
+    ("store.delete", 1, r#"{"bucket":"b","key":"none"}"#, ""),
+    ("store.clear", 1, r#"{"bucket":"b"}"#, ""),
+    ("store.transaction", 1, r#"{"operations":[{"op":"count","bucket":"b"}]}"#, ""),
+    (
+        "store.defineBucket",
+        2,
+        r#"{"name":"b","config":{"key":"id","schema":{"id":{"type":"string"}}}}"#,
+        "ALREADY_EXISTS",
+    ),
+    ("store.dropBucket", 2, r#"{"name":"none"}"#, "BUCKET_NOT_DEFINED"),
+    ("store.updateBucket", 2, r#"{"name":"b","updates":{}}"#, ""),
+    ("store.getBucketSchema", 2, r#"{"name":"b"}"#, ""),
+    ("store.defineQuery", 2, r#"{"name":"q","config":{"bucket":"b"}}"#, "ALREADY_EXISTS"),
+    ("store.undefineQuery", 2, r#"{"name":"none"}"#, "QUERY_NOT_DEFINED"),
+    ("store.listQueries", 2, "{}", ""),
+    ("rules.getFact", 0, r#"{"key":"k"}"#, "RULES_NOT_AVAILABLE"),
+    ("rules.queryFacts", 0, r#"{"pattern":"*"}"#, "RULES_NOT_AVAILABLE"),
+    ("rules.getAllFacts", 0, "{}", "RULES_NOT_AVAILABLE"),
+    ("rules.subscribe", 0, r#"{"pattern":"*"}"#, "RULES_NOT_AVAILABLE"),
+    ("rules.unsubscribe", 0, r#"{"subscriptionId":"sub-0"}"#, "RULES_NOT_AVAILABLE"),
+    ("rules.stats", 0, "{}", "RULES_NOT_AVAILABLE"),
+    ("rules.emit", 1, r#"{"topic":"t"}"#, "RULES_NOT_AVAILABLE"),
+    ("rules.setFact", 1, r#"{"key":"k","value":1}"#, "RULES_NOT_AVAILABLE"),
+    ("rules.deleteFact", 1, r#"{"key":"k"}"#, "RULES_NOT_AVAILABLE"),
+    ("rules.registerRule", 2, r#"{"rule":{}}"#, "RULES_NOT_AVAILABLE"),
+    ("rules.unregisterRule", 2, r#"{"ruleId":"r"}"#, "RULES_NOT_AVAILABLE"),
+    ("rules.updateRule", 2, r#"{"ruleId":"r","updates":{}}"#, "RULES_NOT_AVAILABLE"),
+    ("rules.enableRule", 2, r#"{"ruleId":"r"}"#, "RULES_NOT_AVAILABLE"),
+    ("rules.disableRule", 2, r#"{"ruleId":"r"}"#, "RULES_NOT_AVAILABLE"),
+    ("rules.getRule", 2, r#"{"ruleId":"r"}"#, "RULES_NOT_AVAILABLE"),
+    ("rules.getRules", 2, "{}", "RULES_NOT_AVAILABLE"),
+    ("rules.validateRule", 2, r#"{"rule":{}}"#, "RULES_NOT_AVAILABLE"),
+    ("audit.query", 2, "{}", "UNKNOWN_OPERATION"),
+    ("procedures.register", 2, r#"{"procedure":{}}"#, "UNKNOWN_OPERATION"),
+    ("procedures.unregister", 2, r#"{"name":"p"}"#, "UNKNOWN_OPERATION"),
+    ("procedures.update", 2, r#"{"name":"p","updates":{}}"#, "UNKNOWN_OPERATION"),
+    ("procedures.get", 0, r#"{"name":"p"}"#, "UNKNOWN_OPERATION"),
+    ("procedures.list", 2, "{}", "UNKNOWN_OPERATION"),
+    ("procedures.call", 1, r#"{"name":"p"}"#, "UNKNOWN_OPERATION"),
+    ("server.stats", 2, "{}", ""),
+    ("server.connections", 2, "{}", ""),
+];
+
+/// Who is there, and how high they reach.
+const PEOPLE: &[(&str, &[&str], u8)] = &[
+    ("rea", &["reader"], 0),
+    ("wes", &["writer"], 1),
+    ("ada", &["admin"], 2),
+    // The highest counts, whatever else there is.
+    ("two", &["writer", "reader", "diver"], 1),
+    ("top", &["reader", "admin"], 2),
+    // Who has none of these is not asked.
+    ("cus", &["diver", "Reader", "superadmin"], 2),
+    ("non", &[], 2),
+];
+
+fn people() -> Auth {
+    tokens(PEOPLE.iter().map(|(name, roles, _)| user(name, roles)))
+}
+
+async fn house(auth: Auth) -> House {
+    let house = House::open(auth).await;
+    house.bucket("b", []).await;
+    house.query("q", json!({"bucket": "b"})).await;
+    house
+}
+
+/// What everybody's requests come to.
+async fn check(house: &House) {
+    for (name, _, level) in PEOPLE {
+        let mut client = house.client(name).await;
+        for (operation, tier, params, expected) in OPERATIONS {
+            let params: Json = serde_json::from_str(params).unwrap();
+            let id = client.send(operation, params).await;
+            let reply = client.reply(id).await;
+            let code = reply["code"].as_str().unwrap_or_default();
+            let expected = if level >= tier { expected } else { "FORBIDDEN" };
+            assert_eq!(code, expected, "{name} {operation}: {reply}");
+            // What is too high is so before it is looked at.
+            if level < tier {
+                assert_eq!(client.fail(operation, json!({})).await.0, "FORBIDDEN", "{name} {operation}");
+            }
+        }
+        assert_eq!(client.ask("auth.whoami", json!({})).await["userId"], *name);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn roles_reach_as_high_as_they_do() {
+    check(&house(people()).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_rule_reaches_higher() {
+    let rules: Vec<Rule> =
+        PEOPLE.iter().flat_map(|(_, roles, _)| roles.iter()).map(|role| Rule::new(*role, ["*"])).collect();
+    let mut auth = people();
+    auth.permissions = Permissions::new(DefaultAccess::Allow, rules);
+    check(&house(auth).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_high_role_is_not_a_permission() {
+    let auth = only(tokens([known("ada", &["admin"], json!({}))]), [Rule::new("reader", ["*"])]);
+    let house = house(auth).await;
+    let mut client = house.client("ada").await;
+    for (operation, _, params, _) in OPERATIONS {
+        // What is one's own may be ended.
+        if *operation == "store.unsubscribe" {
+            continue;
+        }
+        let params: Json = serde_json::from_str(params).unwrap();
+        assert_eq!(client.fail(operation, params).await.0, "FORBIDDEN", "{operation}");
+        assert_eq!(client.fail(operation, json!({})).await.0, "FORBIDDEN", "{operation}");
+    }
+}
