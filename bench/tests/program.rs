@@ -147,3 +147,8 @@ fn every_workload_on_the_store_runs() {
 fn every_workload_on_live_queries_runs() {
     every_workload_runs("live");
 }
+
+#[test]
+fn every_workload_on_the_server_runs() {
+    every_workload_runs("server");
+}

@@ -6,6 +6,7 @@ mod live;
 mod pipelining;
 mod pool;
 mod resident;
+mod server;
 mod store;
 mod websocket;
 
@@ -21,6 +22,7 @@ pub(crate) const COMPARISONS: &[Comparison] = &[
     live::COMPARISON,
     pipelining::COMPARISON,
     pool::COMPARISON,
+    server::COMPARISON,
     store::COMPARISON,
     websocket::COMPARISON,
 ];

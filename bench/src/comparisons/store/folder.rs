@@ -6,12 +6,12 @@ use std::{env, fs};
 use tempfile::TempDir;
 
 /// A new folder, removed when it is dropped.
-pub(super) fn new() -> TempDir {
+pub(crate) fn new() -> TempDir {
     TempDir::with_prefix_in("store-", beside_this_program()).expect("a folder can be made beside this program")
 }
 
 /// The file system and the device that the folders are on.
-pub(super) fn disk() -> String {
+pub(crate) fn disk() -> String {
     let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
     disk_of(&beside_this_program(), &mounts).unwrap_or_else(|| "an unknown disk".into())
 }

@@ -2,7 +2,7 @@
 
 mod checkpoint;
 mod contender;
-mod folder;
+pub(super) mod folder;
 mod group;
 mod insert;
 mod memory;

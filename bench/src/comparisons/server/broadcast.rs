@@ -1,0 +1,74 @@
+//! What connections alone can do: whatever one of them says, all others are pushed, behind a head of their own.
+
+use std::convert::Infallible;
+use std::future;
+use std::sync::{Arc, OnceLock};
+
+use tidewire_conn::{
+    ConnectionContext, Message, Protocol, PushPriority, Reply, Supervisor, Timeouts, WebSocket, WebSocketOptions,
+    accept_websocket,
+};
+use tokio::net::TcpListener;
+
+use super::super::conn::{allow_files, runtime};
+use super::process::Served;
+use crate::role::Role;
+
+pub(super) const ROLE: Role = Role { name: "server-broadcast", play };
+
+/// Starts it for so many connections. The first one speaks, and all that come later listen.
+pub(super) fn start(connections: usize) -> Served {
+    Served::new(ROLE.start(&[connections.to_string()]), "listening on ")
+}
+
+/// What comes before that which all are pushed: the same as the server's.
+pub(super) fn head(listener: u64) -> String {
+    format!(r#"{{"subscriptionId":"sub-{listener}","#)
+}
+
+fn play(arguments: &[String]) {
+    let [connections] = arguments else { panic!("the server is told a number") };
+    allow_files(connections.parse().expect("a number of connections"));
+    runtime().block_on(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        println!("listening on {}", listener.local_addr().expect("it is bound"));
+        let all = Arc::new(OnceLock::new());
+        let mut timeouts = Timeouts::default();
+        // Who listens says nothing.
+        (timeouts.first_frame, timeouts.idle) = (None, None);
+        let supervisor = Supervisor::with_protocol(Broadcast(Arc::clone(&all))).timeouts(timeouts).build();
+        assert!(all.set(supervisor.clone()).is_ok(), "it is set once");
+        let upgrade = async |mut socket| {
+            let already_read = accept_websocket(&mut socket, |_| None).await?;
+            Ok((socket, already_read))
+        };
+        tokio::spawn(async move { supervisor.serve_with(listener, upgrade).await });
+        future::pending::<()>().await;
+    });
+}
+
+/// Knows all connections.
+#[derive(Clone)]
+struct Broadcast(Arc<OnceLock<Supervisor<Self>>>);
+
+impl Protocol for Broadcast {
+    type Frame = Message;
+    type Codec = WebSocket;
+    type ProtocolError = Infallible;
+
+    fn codec(&self) -> WebSocket {
+        WebSocket::server(WebSocketOptions::default())
+    }
+
+    fn on_frame(&self, message: Message, context: &mut ConnectionContext) -> Reply<Message, Infallible> {
+        let (Message::Text(body), Some(supervisor)) = (message, self.0.get()) else { return Reply::None };
+        let speaker = context.id();
+        supervisor.sessions().broadcast(PushPriority::Low, |session| {
+            // They are numbered from one, in the order in which they came, and the first is the speaker.
+            let listener = session.id().0 - 1;
+            (session.id() != speaker)
+                .then(|| Message::Text(body.clone().with_head(&head(listener)).expect("it is short")))
+        });
+        Reply::None
+    }
+}
