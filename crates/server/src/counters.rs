@@ -31,7 +31,7 @@ pub(crate) struct Counters {
     pub(crate) panics: AtomicU64,
     /// Subscriptions that ended by another's doing.
     pub(crate) subscriptions_ended: AtomicU64,
-    /// Times that deltas were held back for a slow client.
+    /// Times that a subscription waited for its client to read.
     pub(crate) held_back: AtomicU64,
     /// Connections refused: their origin is not allowed.
     pub(crate) bad_origins: AtomicU64,

@@ -104,7 +104,7 @@ pub(crate) fn prometheus(core: &Core, conn: &tidewire_conn::Stats) -> String {
         ("sessions_revoked", "Connections closed because sessions were revoked", count(&counters.revoked)),
         ("panics", "Connections closed by a panic", count(&counters.panics)),
         ("subscriptions_ended", "Subscriptions ended by another's doing", count(&counters.subscriptions_ended)),
-        ("deltas_held_back", "Times that deltas waited for a slow client", count(&counters.held_back)),
+        ("pushes_held_back", "Times that a subscription waited for its client to read", count(&counters.held_back)),
         (
             "rate_keys_forgotten",
             "Users and addresses whose requests were forgotten for want of room",

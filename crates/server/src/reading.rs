@@ -1,7 +1,7 @@
 //! Reads: answered at once, from what the store has published.
 
 use serde_json::{Map, Value as Json, json};
-use tidewire_store::{Filter, Query, Row, Snapshot, StoreStats};
+use tidewire_store::{Filter, Query, Row, Snapshot, Store, StoreStats};
 
 use crate::RequestError;
 use crate::command::Read;
@@ -10,7 +10,7 @@ use crate::reply::{Data, Outcome};
 /// What reads look at.
 pub(crate) struct Reading<'a> {
     pub(crate) snapshot: &'a Snapshot,
-    pub(crate) now: u64,
+    pub(crate) store: &'a Store,
     /// Which rows may be seen; all if there is no filter.
     pub(crate) rows: Option<Filter>,
     /// The longest answer.
@@ -22,17 +22,17 @@ impl Reading<'_> {
         let state = &self.snapshot.state;
         match read {
             Read::Get { bucket, key } => {
-                let row = state.bucket(&bucket)?.record(&key, self.now).filter(|row| self.may_see(row));
-                self.bounded(row.map_or_else(|| Data::text("null"), |row| Data::text(row.text())))
+                let row = state.bucket(&bucket)?.record(&key, || self.now()).filter(|row| self.may_see(row));
+                self.bounded(row.map_or_else(|| Data::text("null"), |row| Data::Row(row.clone())))
             }
             Read::Find { bucket, filter, is_one } => {
                 let mut query = Query::all(bucket);
                 query.filter = filter;
                 query.limit = is_one.then_some(1);
                 let query = self.restricted(query);
-                let rows = query.rows(state.bucket(&query.bucket)?, self.now);
+                let rows = query.rows(state.bucket(&query.bucket)?, self.now());
                 if is_one {
-                    self.bounded(rows.first().map_or_else(|| Data::text("null"), |row| Data::text(row.text())))
+                    self.bounded(rows.first().map_or_else(|| Data::text("null"), |row| Data::Row((*row).clone())))
                 } else {
                     self.list(&rows)
                 }
@@ -41,20 +41,20 @@ impl Reading<'_> {
                 let mut query = Query::all(bucket);
                 query.filter = filter;
                 let query = self.restricted(query);
-                let count = query.count(state.bucket(&query.bucket)?, self.now);
+                let count = query.count(state.bucket(&query.bucket)?, self.now());
                 Ok(Data::json(&Json::from(count)))
             }
             Read::Some { bucket, count, is_last } => {
                 let (bucket, everything) = (state.bucket(&bucket)?, Filter::everything());
                 let seen = self.rows.as_ref().unwrap_or(&everything);
                 let rows =
-                    if is_last { bucket.last(count, seen, self.now) } else { bucket.first(count, seen, self.now) };
+                    if is_last { bucket.last(count, seen, self.now()) } else { bucket.first(count, seen, self.now()) };
                 self.list(&rows)
             }
             Read::Page { bucket, limit, after } => {
                 let (bucket, everything) = (state.bucket(&bucket)?, Filter::everything());
                 let seen = self.rows.as_ref().unwrap_or(&everything);
-                let page = bucket.page(after.as_ref(), limit, seen, self.now);
+                let page = bucket.page(after.as_ref(), limit, seen, self.now());
                 let room = self.room_for(&page.rows)?;
                 let data = Data::written(room + 64, |out| {
                     out.extend_from_slice(b"{\"records\":");
@@ -93,9 +93,13 @@ impl Reading<'_> {
         let mut is_short = true;
         let data = Data::written(256, |out| {
             let max = out.len().saturating_add(self.max_bytes);
-            is_short = query.write_answer_within(bucket, self.now, out, max).is_ok();
+            is_short = query.write_answer_within(bucket, self.now(), out, max).is_ok();
         });
         if is_short { self.bounded(data) } else { Err(RequestError::too_large(self.max_bytes)) }
+    }
+
+    fn now(&self) -> u64 {
+        self.store.now()
     }
 
     fn may_see(&self, row: &Row) -> bool {

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use serde_json::{Value as Json, json};
 use tidewire_conn::{Message, Text};
+use tidewire_store::Row;
 
 use crate::RequestError;
 use crate::request::Id;
@@ -10,9 +11,14 @@ use crate::request::Id;
 /// What a request is answered with, or why it is not.
 pub(crate) type Outcome = Result<Data, RequestError>;
 
-/// The data of a result, as JSON text. Room for the rest of the message is kept before and behind it.
+/// The data of a result.
 #[derive(Debug)]
-pub(crate) struct Data(Vec<u8>);
+pub(crate) enum Data {
+    /// A record, which is text already.
+    Row(Row),
+    /// JSON text, with room before and behind it for the rest of the message.
+    Written(Vec<u8>),
+}
 
 /// Longer than `{"id":…,"type":"result","data":`.
 const FRONT: usize = 64;
@@ -23,7 +29,7 @@ impl Data {
         let mut text = Vec::with_capacity(FRONT + capacity + 1);
         text.resize(FRONT, b' ');
         write(&mut text);
-        Self(text)
+        Self::Written(text)
     }
 
     /// A value.
@@ -38,7 +44,10 @@ impl Data {
 
     /// The bytes of the data alone.
     pub(crate) fn len(&self) -> usize {
-        self.0.len().saturating_sub(FRONT)
+        match self {
+            Self::Row(row) => row.text().len(),
+            Self::Written(text) => text.len().saturating_sub(FRONT),
+        }
     }
 
     /// The same, unless it is too long.
@@ -48,7 +57,13 @@ impl Data {
 
     /// The whole message.
     pub(crate) fn into_result(self, id: Id) -> Message {
-        let Self(mut text) = self;
+        let mut text = match self {
+            Self::Written(text) => text,
+            Self::Row(row) => {
+                let parts = ["{\"id\":", id.as_str(), ",\"type\":\"result\",\"data\":", row.text(), "}"];
+                return Message::text(parts.concat());
+            }
+        };
         let is_nothing = text.len() <= FRONT;
         let end: &[u8] = if is_nothing { b",\"type\":\"result\"" } else { b",\"type\":\"result\",\"data\":" };
         let head = [b"{\"id\":", id.as_bytes(), end].concat();

@@ -89,6 +89,12 @@ impl Id {
     }
 
     /// The digits.
+    pub(crate) fn as_str(&self) -> &str {
+        // They are digits and signs.
+        std::str::from_utf8(self.as_bytes()).unwrap_or_default()
+    }
+
+    /// The same, as bytes.
     pub(crate) fn as_bytes(&self) -> &[u8] {
         &self.text[..usize::from(self.len)]
     }
@@ -102,7 +108,7 @@ impl fmt::Debug for Id {
 
 impl fmt::Display for Id {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(std::str::from_utf8(self.as_bytes()).unwrap_or_default())
+        f.write_str(self.as_str())
     }
 }
 

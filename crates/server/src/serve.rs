@@ -58,9 +58,9 @@ impl Serving {
         let (core, name) = (&*self.core, &*request.name);
         let named = Operation::named(name);
         let is_auth = name.starts_with("auth.");
-        let now = core.store.now();
+        let now = || core.store.now();
         let mut login = self.connection.login();
-        if !is_auth && let Some(login) = login.take_if(|login| login.session.is_expired(now)) {
+        if !is_auth && let Some(login) = login.take_if(|login| login.session.is_expired(now())) {
             return Err(self.expire(&login));
         }
         let user = login.clone();
@@ -90,7 +90,7 @@ impl Serving {
                 (Err(error), None)
             }
         };
-        self.limit(user.as_deref(), now)?;
+        self.limit(user.as_deref())?;
         command.map(|(operation, command)| Admitted { operation, command, caller, rows })
     }
 
@@ -178,11 +178,11 @@ impl Serving {
         config.get("bucket").and_then(Json::as_str).map(str::to_owned)
     }
 
-    fn limit(&self, login: Option<&Login>, now: u64) -> Result<(), RequestError> {
+    fn limit(&self, login: Option<&Login>) -> Result<(), RequestError> {
         let Some(rate) = &self.core.rate else { return Ok(()) };
         let address = RateKey::Address(self.connection.address);
         let key = login.map_or(address, |login| RateKey::User(&login.session.user_id));
-        rate.take(key, now).map_err(|retry_after| {
+        rate.take(key, self.core.store.now()).map_err(|retry_after| {
             self.core.counters.rate_limited.fetch_add(1, Relaxed);
             let message = format!("Rate limit exceeded: try again in {retry_after} ms");
             RequestError::new(Code::RateLimited, message).with_details(json!({"retryAfterMs": retry_after}))
@@ -234,7 +234,7 @@ impl Serving {
             read => {
                 let snapshot = self.core.store.snapshot();
                 let max_bytes = self.core.options.max_result_bytes;
-                Reading { snapshot: &snapshot, now: self.core.store.now(), rows, max_bytes }.answer(read)
+                Reading { snapshot: &snapshot, store: &self.core.store, rows, max_bytes }.answer(read)
             }
         }
     }

@@ -21,7 +21,7 @@ impl View<'_> {
     /// The record with this key, if it may be seen.
     pub fn get(&self, bucket: &str, key: &Json) -> Result<Option<Map<String, Json>>, RequestError> {
         let rows = self.caller.rows(Operation::StoreSubscribe, Some(bucket), self.name)?;
-        let row = self.snapshot.state.bucket(bucket)?.record(key, self.now);
+        let row = self.snapshot.state.bucket(bucket)?.record(key, || self.now);
         Ok(row.filter(|row| rows.as_ref().is_none_or(|rows| rows.matches(row))).map(tidewire_store::Row::to_record))
     }
 

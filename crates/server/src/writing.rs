@@ -143,7 +143,7 @@ impl Done {
     /// What is replied.
     pub(crate) fn data(&self) -> Data {
         match self {
-            Self::Row(row) => Data::text(row.text()),
+            Self::Row(row) => Data::Row(row.clone()),
             Self::Rows(rows) => Data::written(64, |out| {
                 let rows: Vec<&Row> = rows.iter().collect();
                 out.extend_from_slice(b"{\"records\":");

@@ -217,10 +217,10 @@ impl Bucket {
         self.find(&IndexKey::of(Some(key))).map(|(_, row)| row)
     }
 
-    /// The record with this key that has not expired by then, if there is one.
-    pub fn record(&self, key: &Json, now: u64) -> Option<&Row> {
+    /// The record with this key that has not expired, if there is one. The time is asked for only if it matters.
+    pub fn record(&self, key: &Json, now: impl FnOnce() -> u64) -> Option<&Row> {
         let row = Value::of_json(key).and_then(|key| self.get(&key));
-        row.filter(|row| !self.expires() || self.is_live(row, now))
+        row.filter(|row| !self.expires() || self.is_live(row, now()))
     }
 
     /// All records, in the order of coming.

@@ -238,7 +238,7 @@ impl Store {
     /// The record with this key, if there is one.
     pub fn get(&self, bucket: &str, key: &Json) -> Result<Option<Row>, StoreError> {
         let snapshot = self.shared().published.load();
-        Ok(snapshot.state.bucket(bucket)?.record(key, self.now()).cloned())
+        Ok(snapshot.state.bucket(bucket)?.record(key, || self.now()).cloned())
     }
 
     /// What a query returns.

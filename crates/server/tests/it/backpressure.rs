@@ -226,7 +226,7 @@ async fn deltas_are_held_back_and_then_replaced_by_the_whole() {
     subscribe(&mut stalled, 1, &json!({"mode": "delta"})).await;
     let server = &server;
     writer.write_until("x", async || metric(server, "live_conflated_total").await > 0).await;
-    assert!(metric(server, "deltas_held_back_total").await > 0);
+    assert!(metric(server, "pushes_held_back_total").await > 0);
     for number in 0..200 {
         writer.write(&format!("k{}", number % 5)).await;
     }
