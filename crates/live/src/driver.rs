@@ -158,6 +158,17 @@ struct Followed {
     query: Box<Query>,
     hash: u64,
     bucket: BucketIdentity,
+    /// What all who follow it whole were told last, if that is short: a result that is what it was before is not told.
+    told: Option<Whole>,
+}
+
+impl Followed {
+    /// A result that is longer is not kept to be compared with: it seldom becomes what it was within one look.
+    const SHORT: usize = 4096;
+
+    fn tell(&mut self, whole: &Whole) {
+        self.told = Some(whole).filter(|whole| whole.len() <= Self::SHORT).cloned();
+    }
 }
 
 pub(crate) struct Driver {
@@ -285,8 +296,12 @@ impl Driver {
     fn tell_whole(&mut self) {
         let position = self.matcher.position();
         for query in std::mem::take(&mut self.changed) {
-            let Some(followed) = self.queries.get(&query) else { continue };
+            let Some(followed) = self.queries.get_mut(&query) else { continue };
             let Some(whole) = self.matcher.whole(query) else { continue };
+            if followed.told.as_ref() == Some(&whole) {
+                continue;
+            }
+            followed.tell(&whole);
             let mark = Mark::new(position, followed.hash);
             // What was computed has no parts, so that everybody is told of it.
             let is_value = followed.query.aggregate.is_some();
@@ -323,7 +338,10 @@ impl Driver {
                     continue;
                 }
                 match self.matcher.subscribe(*id, &followed.query, bucket, now) {
-                    Ok(query) => _ = self.queries.entry(query).or_insert_with(|| followed.clone()),
+                    Ok(query) => {
+                        let anew = || Followed { told: None, ..followed.clone() };
+                        self.queries.entry(query).or_insert_with(anew);
+                    }
                     Err(_) => self.end(*id, End::Closed),
                 }
             }
@@ -442,7 +460,13 @@ impl Driver {
             since.filter(|since| since.is_of(hash)).and_then(|since| self.resume(&query, since, &snapshot, now));
         let whole = || First::Whole(self.matcher.whole(live).unwrap_or(Whole::Nothing));
         let first = resumed.unwrap_or_else(whole);
-        self.queries.entry(live).or_insert_with(|| Followed { query, hash, bucket: bucket.identity() });
+        self.queries.entry(live).or_insert_with(|| {
+            let mut followed = Followed { query, hash, bucket: bucket.identity(), told: None };
+            if let First::Whole(whole) = &first {
+                followed.tell(whole);
+            }
+            followed
+        });
         let inbox = Arc::new(Inbox::default());
         self.subscribers.insert(id, Subscriber { inbox: Arc::clone(&inbox), mode, definition });
         let mark = Mark::new(snapshot.position, hash);
@@ -494,6 +518,7 @@ impl Driver {
                     query: Box::new(query.clone()),
                     hash: mark::hash(query),
                     bucket: bucket.identity(),
+                    told: None,
                 });
                 self.give_whole(id);
                 Ok(())

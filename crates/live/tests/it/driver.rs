@@ -468,3 +468,46 @@ fn a_waker_may_look_at_once_and_drop_what_it_was_given() {
         assert!(heard.recv_timeout(std::time::Duration::from_mins(1)).unwrap());
     });
 }
+
+/// Whoever is woken by it stands still until the gate is opened, and the thread of live queries with it.
+struct Gate {
+    opened: std::sync::Mutex<std::sync::mpsc::Receiver<()>>,
+    reached: std::sync::mpsc::SyncSender<()>,
+}
+
+impl std::task::Wake for Gate {
+    fn wake(self: std::sync::Arc<Self>) {
+        self.reached.send(()).unwrap();
+        self.opened.lock().unwrap().recv().unwrap();
+    }
+}
+
+#[test]
+fn a_result_that_is_again_what_it_was_is_not_told() {
+    run(async {
+        let store = store().await;
+        store.define_bucket("gate", plain()).await.unwrap();
+        let live = Live::new(store.clone());
+        let count = query(&json!({"aggregate": {"function": "count"}}));
+        let mut counted = live.subscribe(count, Mode::Whole, None).await.unwrap();
+        let mut listed = live.subscribe(query(&json!({})), Mode::Whole, None).await.unwrap();
+        let at_gate = Query::parse(&json!({"bucket": "gate"}), &Map::new()).unwrap();
+        let mut at_gate = live.subscribe(at_gate, Mode::Delta, None).await.unwrap();
+        let (reached, is_reached) = std::sync::mpsc::sync_channel(1);
+        let (open, opened) = std::sync::mpsc::sync_channel(1);
+        let waker = std::task::Waker::from(std::sync::Arc::new(Gate { opened: opened.into(), reached }));
+        assert!(at_gate.poll_event(&mut std::task::Context::from_waker(&waker)).is_pending());
+        store.insert("gate", object(json!({"id": 1}))).await.unwrap();
+        is_reached.recv().unwrap();
+        // It comes and goes while nobody looks.
+        insert(&store, 1, 1).await;
+        store.delete("b", json!(1), None).await.unwrap();
+        open.send(()).unwrap();
+        live.settled().await.unwrap();
+        assert!(counted.try_next().unwrap().is_none() && listed.try_next().unwrap().is_none());
+        // What is another one is told.
+        insert(&store, 2, 2).await;
+        live.settled().await.unwrap();
+        assert!(counted.try_next().unwrap().is_some() && listed.try_next().unwrap().is_some());
+    });
+}
