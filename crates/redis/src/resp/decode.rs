@@ -1,0 +1,502 @@
+//! Bytes to messages.
+//!
+//! One pass: each byte is looked at when it has arrived, and never again, however the input is cut. What is complete leaves the
+//! input at once, so an unfinished reply is a stack of aggregates with what they hold so far, and at most one string or line in
+//! the input. Memory follows what has arrived: an announced length is compared with the limits, and otherwise only a hint.
+
+use bytes::{Buf, Bytes, BytesMut};
+use memchr::memchr2;
+
+use super::error::{DecodeError, DecodeErrorKind as Kind};
+use super::limits::DecoderOptions;
+use super::line::{self, AROUND, Length};
+use super::open::{Aggregate, Closed, Open, Pairs};
+use super::value::{Attributed, Message, Value};
+
+/// Takes replies and pushes, of RESP3 and RESP2, from the front of what was read.
+///
+/// It may be resumed at any byte, with the same input and more at its end. Strings are split off the input, except those in
+/// chunks, which are put together. Commands can be read with it as well: they are arrays of strings.
+///
+/// ```
+/// use bytes::BytesMut;
+/// use tidewire_redis::{Decoder, DecodeErrorKind};
+///
+/// let mut decoder = Decoder::default();
+/// let error = decoder.decode(&mut BytesMut::from("HTTP/1.1 400 Bad Request\r\n")).unwrap_err();
+/// assert_eq!(error.kind, DecodeErrorKind::UnknownType { byte: b'H' });
+/// ```
+#[derive(Debug, Default)]
+pub struct Decoder {
+    /// With which no sum of lengths overflows.
+    options: DecoderOptions,
+    next: Next,
+    /// The bytes at the front of the input that are a part of a line without its end. Zero when nothing of a line was seen.
+    scanned: usize,
+    /// The aggregates around what comes next, the outermost first.
+    open: Vec<Open>,
+    /// Attributes of what comes next. There, but empty, if there were some and they are skipped.
+    attributes: Option<Pairs>,
+    /// The chunks of a string so far.
+    gathered: Vec<u8>,
+    /// The elements of this reply so far, those that are announced included.
+    elements: usize,
+    /// The bytes that were taken from the input.
+    offset: u64,
+    failed: Option<DecodeError>,
+}
+
+/// What stands at the front of the input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Next {
+    /// A line.
+    #[default]
+    Head,
+    /// The rest of a string.
+    Body(Blob, usize),
+    /// The line before a chunk.
+    ChunkHead,
+    /// A chunk.
+    Chunk(usize),
+}
+
+/// The strings that have a length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Blob {
+    Bulk,
+    Verbatim,
+    Error,
+}
+
+enum Step {
+    /// More input is needed.
+    Starved,
+    /// Something begins or is over, and no value came of it.
+    Onward,
+    Value(Value),
+    Whole(Message),
+}
+
+/// The bytes after a string.
+const END: usize = 2;
+/// The room that is made for values that are announced, at most: usual replies fit, and nested announcements cost little.
+const ROOM: usize = 1024;
+/// The room that is made for a string that is announced. Beyond it, room grows with what arrives.
+const FIRST_READ: usize = 64 << 10;
+/// The room beyond what is needed, so that what follows a string is read with its end.
+const READ_AHEAD: usize = 4 << 10;
+
+impl Decoder {
+    /// A decoder with these options, at the beginning of a stream.
+    pub fn new(options: DecoderOptions) -> Self {
+        Self { options: options.within_reason(), ..Self::default() }
+    }
+
+    /// Takes the next message from the front of `input`; `None` if it is not whole yet. After an error the stream is dead, and
+    /// every further call returns the same error.
+    ///
+    /// What is known of an unfinished message is taken from the input, too. So the same decoder must see the whole stream, and
+    /// nobody else may take from the input. It makes room in a full `input` for what is missing of a long string. A reader that
+    /// reads into that room, and reserves some of its own only when there is none, leaves the bound on memory to the decoder.
+    pub fn decode(&mut self, input: &mut BytesMut) -> Result<Option<Message>, DecodeError> {
+        if let Some(failed) = self.failed {
+            return Err(failed);
+        }
+        self.run(input).map_err(|kind| {
+            let failed = DecodeError { kind, offset: self.offset };
+            // What was read of the message is of no use any more.
+            *self = Self { options: self.options, failed: Some(failed), ..Self::default() };
+            failed
+        })
+    }
+
+    /// Whether a message has begun and is not whole, with `input` as the last [`decode`](Self::decode) left it.
+    pub fn is_midway(&self, input: &BytesMut) -> bool {
+        !input.is_empty() || self.next != Next::Head || !self.open.is_empty() || self.attributes.is_some()
+    }
+
+    /// At the end of the stream: whether it may end here, with `input` as the last [`decode`](Self::decode) left it.
+    pub fn finish(&self, input: &BytesMut) -> Result<(), DecodeError> {
+        match self.failed {
+            Some(failed) => Err(failed),
+            None if self.is_midway(input) => Err(DecodeError { kind: Kind::Truncated, offset: self.offset }),
+            None => Ok(()),
+        }
+    }
+
+    fn run(&mut self, input: &mut BytesMut) -> Result<Option<Message>, Kind> {
+        loop {
+            let mut step = match self.next {
+                Next::Head => self.head(input)?,
+                Next::Body(blob, len) => self.body(input, blob, len)?,
+                Next::ChunkHead => self.chunk_head(input)?,
+                Next::Chunk(len) => self.chunk(input, len)?,
+            };
+            while let Step::Value(value) = step {
+                step = self.place(value)?;
+            }
+            match step {
+                Step::Starved => return Ok(None),
+                Step::Whole(message) => {
+                    self.elements = 0;
+                    return Ok(Some(message));
+                }
+                Step::Onward | Step::Value(_) => {}
+            }
+        }
+    }
+
+    fn head(&mut self, input: &mut BytesMut) -> Result<Step, Kind> {
+        let Some(&first) = input.first() else { return Ok(Step::Starved) };
+        match first {
+            b'$' => self.blob(input, Blob::Bulk),
+            b'*' => self.aggregate(input, Aggregate::Array),
+            b':' => self.integer(input),
+            b'%' => self.aggregate(input, Aggregate::Map),
+            b'~' => self.aggregate(input, Aggregate::Set),
+            b'>' if self.open.is_empty() => self.aggregate(input, Aggregate::Push),
+            b'>' => Err(Kind::NestedPush),
+            b'|' => self.aggregate(input, Aggregate::Attributes),
+            b'=' => self.blob(input, Blob::Verbatim),
+            b'!' => self.blob(input, Blob::Error),
+            b'+' | b'-' | b'(' | b',' | b'#' | b'_' | b'.' => match self.line(input)? {
+                None => Ok(Step::Starved),
+                Some(len) if first == b'.' => self.end(input, len),
+                Some(len) => self.scalar(input, first, len).map(Step::Value),
+            },
+            b';' => Err(Kind::StrayChunk),
+            byte => Err(Kind::UnknownType { byte }),
+        }
+    }
+
+    /// What is told in one line, with `len` bytes of content.
+    fn scalar(&mut self, input: &mut BytesMut, first: u8, len: usize) -> Result<Value, Kind> {
+        let content = &input[1..=len];
+        let value = match first {
+            // The usual ones need no part of the input.
+            b'+' if content == b"OK" => Value::Simple(Bytes::from_static(b"OK")),
+            b'+' if content == b"QUEUED" => Value::Simple(Bytes::from_static(b"QUEUED")),
+            b'+' => return Ok(Value::Simple(self.split(input, 1, len))),
+            b'-' => return Ok(Value::SimpleError(self.split(input, 1, len))),
+            b'(' if line::is_big_number(content) => return Ok(Value::BigNumber(self.split(input, 1, len))),
+            b'(' => return Err(Kind::BigNumber),
+            b',' => Value::Double(line::double(content)?),
+            b'#' => match content {
+                b"t" => Value::Boolean(true),
+                b"f" => Value::Boolean(false),
+                _ => return Err(Kind::Boolean),
+            },
+            _ if content.is_empty() => Value::Null,
+            _ => return Err(Kind::Null),
+        };
+        self.skip(input, len + AROUND);
+        Ok(value)
+    }
+
+    fn integer(&mut self, input: &mut BytesMut) -> Result<Step, Kind> {
+        let (integer, head) = match self.short(input) {
+            Some((number, head)) => (number.cast_signed(), head),
+            None => match self.line(input)? {
+                None => return Ok(Step::Starved),
+                Some(len) => (line::integer(&input[1..=len])?, len + AROUND),
+            },
+        };
+        self.skip(input, head);
+        Ok(Step::Value(Value::Integer(integer)))
+    }
+
+    fn blob(&mut self, input: &mut BytesMut, blob: Blob) -> Result<Step, Kind> {
+        let Some((length, head)) = self.length(input)? else { return Ok(Step::Starved) };
+        let len = match length {
+            Length::Of(len) => self.fitting(len)?,
+            Length::Null if blob == Blob::Bulk => {
+                self.skip(input, head);
+                return Ok(Step::Value(Value::Null));
+            }
+            Length::Streamed if blob == Blob::Bulk => {
+                self.skip(input, head);
+                self.next = Next::ChunkHead;
+                return Ok(Step::Onward);
+            }
+            _ => return Err(Kind::Length { first: input[0] }),
+        };
+        if blob == Blob::Verbatim && len < 4 {
+            return Err(Kind::Verbatim);
+        }
+        if input.len() >= head + len + END {
+            return self.take(input, head, blob, len).map(Step::Value);
+        }
+        self.skip(input, head);
+        self.next = Next::Body(blob, len);
+        make_room(input, len + END);
+        Ok(Step::Starved)
+    }
+
+    fn body(&mut self, input: &mut BytesMut, blob: Blob, len: usize) -> Result<Step, Kind> {
+        if input.len() < len + END {
+            make_room(input, len + END);
+            return Ok(Step::Starved);
+        }
+        self.next = Next::Head;
+        self.take(input, 0, blob, len).map(Step::Value)
+    }
+
+    /// The string after the `head`, all of which is there.
+    fn take(&mut self, input: &mut BytesMut, head: usize, blob: Blob, len: usize) -> Result<Value, Kind> {
+        let body = &input[head..];
+        if body[len..len + END] != *b"\r\n" {
+            self.offset += (head + len) as u64;
+            return Err(Kind::BulkEnd);
+        }
+        match (blob, body) {
+            (Blob::Bulk, _) => Ok(Value::Bulk(self.split(input, head, len))),
+            (Blob::Error, _) => Ok(Value::BlobError(self.split(input, head, len))),
+            (Blob::Verbatim, &[a, b, c, b':', ..]) => {
+                Ok(Value::Verbatim([a, b, c], self.split(input, head + 4, len - 4)))
+            }
+            (Blob::Verbatim, _) => {
+                self.offset += head as u64;
+                Err(Kind::Verbatim)
+            }
+        }
+    }
+
+    fn chunk_head(&mut self, input: &mut BytesMut) -> Result<Step, Kind> {
+        match input.first() {
+            None => return Ok(Step::Starved),
+            Some(b';') => {}
+            Some(&byte) => return Err(Kind::ChunkExpected { byte }),
+        }
+        let Some((length, head)) = self.length(input)? else { return Ok(Step::Starved) };
+        let Length::Of(len) = length else { return Err(Kind::Length { first: b';' }) };
+        let whole = self.fitting(len.saturating_add(self.gathered.len() as u64))?;
+        self.skip(input, head);
+        if len == 0 {
+            self.next = Next::Head;
+            return Ok(Step::Value(Value::Bulk(std::mem::take(&mut self.gathered).into())));
+        }
+        self.next = Next::Chunk(whole - self.gathered.len());
+        Ok(Step::Onward)
+    }
+
+    fn chunk(&mut self, input: &mut BytesMut, len: usize) -> Result<Step, Kind> {
+        if input.len() < len + END {
+            make_room(input, len + END);
+            return Ok(Step::Starved);
+        }
+        if input[len..len + END] != *b"\r\n" {
+            self.offset += len as u64;
+            return Err(Kind::BulkEnd);
+        }
+        self.gathered.extend_from_slice(&input[..len]);
+        self.skip(input, len + END);
+        self.next = Next::ChunkHead;
+        Ok(Step::Onward)
+    }
+
+    fn aggregate(&mut self, input: &mut BytesMut, aggregate: Aggregate) -> Result<Step, Kind> {
+        let Some((length, head)) = self.length(input)? else { return Ok(Step::Starved) };
+        let left = match length {
+            Length::Of(len) => {
+                let values = usize::try_from(len).unwrap_or(usize::MAX).saturating_mul(aggregate.width());
+                // They might follow each other without end.
+                let extra = usize::from(aggregate == Aggregate::Attributes);
+                self.count(values.saturating_add(extra))?;
+                Some(values)
+            }
+            Length::Null if aggregate == Aggregate::Array => {
+                self.skip(input, head);
+                return Ok(Step::Value(Value::Null));
+            }
+            Length::Streamed if aggregate.may_be_streamed() => None,
+            _ => return Err(Kind::Length { first: input[0] }),
+        };
+        if self.open.len() == self.options.max_depth {
+            return Err(Kind::TooDeep { max: self.options.max_depth });
+        }
+        self.skip(input, head);
+        // No value is shorter than three bytes. Most are longer, and values that came may be followed by more.
+        let room = left.unwrap_or(0).min(ROOM).min(input.len() / AROUND + 1);
+        let open = Open::new(aggregate, left, room, self.attributes.take());
+        if left == Some(0) {
+            return Ok(self.close(open));
+        }
+        self.open.push(open);
+        Ok(Step::Onward)
+    }
+
+    /// The end of an aggregate that has no length.
+    fn end(&mut self, input: &mut BytesMut, len: usize) -> Result<Step, Kind> {
+        let Some(open) = self.open.pop_if(|open| open.is_streamed() && len == 0) else { return Err(Kind::StrayEnd) };
+        if self.attributes.is_some() {
+            return Err(Kind::StrayAttributes);
+        }
+        if open.is_odd() {
+            return Err(Kind::OddMap);
+        }
+        self.skip(input, AROUND);
+        Ok(self.close(open))
+    }
+
+    /// Puts a value to where it belongs.
+    fn place(&mut self, mut value: Value) -> Result<Step, Kind> {
+        if let Some(attributes) = self.attributes.take()
+            && self.options.keep_attributes
+        {
+            value = Value::Attributed(Box::new(Attributed { attributes, value }));
+        }
+        let Some(open) = self.open.last_mut() else { return Ok(Step::Whole(Message::Reply(value))) };
+        let is_streamed = open.is_streamed();
+        if open.push(value)
+            && let Some(open) = self.open.pop()
+        {
+            return Ok(self.close(open));
+        }
+        if is_streamed {
+            self.count(1)?;
+        }
+        Ok(Step::Onward)
+    }
+
+    fn close(&mut self, mut open: Open) -> Step {
+        let before = open.attributes.take();
+        match open.close() {
+            Closed::Value(value) => {
+                self.attributes = before;
+                Step::Value(value)
+            }
+            Closed::Push(items) => Step::Whole(Message::Push(items)),
+            Closed::Attributes(pairs) => {
+                let mut all = before.unwrap_or_default();
+                if self.options.keep_attributes {
+                    all.extend(pairs);
+                }
+                self.attributes = Some(all);
+                Step::Onward
+            }
+        }
+    }
+
+    /// Counts elements of this reply.
+    fn count(&mut self, elements: usize) -> Result<(), Kind> {
+        let max = self.options.max_elements;
+        self.elements = self.elements.saturating_add(elements);
+        if self.elements > max { Err(Kind::TooManyElements { max }) } else { Ok(()) }
+    }
+
+    /// The length of a string, if it may be that long.
+    fn fitting(&self, len: u64) -> Result<usize, Kind> {
+        let max = self.options.max_bulk;
+        usize::try_from(len).ok().filter(|&len| len <= max).ok_or(Kind::BulkTooLong { len, max })
+    }
+
+    /// The length that the line at the front states, and the bytes of that line.
+    #[inline]
+    fn length(&mut self, input: &[u8]) -> Result<Option<(Length, usize)>, Kind> {
+        if let Some((len, head)) = self.short(input) {
+            return Ok(Some((Length::Of(len), head)));
+        }
+        let Some(len) = self.line(input)? else { return Ok(None) };
+        let length = line::length(&input[1..=len]).ok_or(Kind::Length { first: input[0] })?;
+        Ok(Some((length, len + AROUND)))
+    }
+
+    /// The number at the front, if it is short, all there, and within the limit, and was not looked at before.
+    #[inline]
+    fn short(&self, input: &[u8]) -> Option<(u64, usize)> {
+        if self.scanned > 0 {
+            return None;
+        }
+        line::short(input).filter(|(_, head)| head - AROUND <= self.options.max_line)
+    }
+
+    /// The length of the line at the front, without its type and its end, once it is all there.
+    fn line(&mut self, input: &[u8]) -> Result<Option<usize>, Kind> {
+        let max = self.options.max_line;
+        let from = self.scanned.max(1);
+        let end = memchr2(b'\r', b'\n', &input[from..]).map(|at| from + at);
+        let seen = end.unwrap_or(input.len());
+        if seen - 1 > max {
+            return Err(Kind::LineTooLong { max });
+        }
+        match end.map(|end| (input[end], input.get(end + 1))) {
+            Some((b'\r', Some(b'\n'))) => {
+                self.scanned = 0;
+                Ok(Some(seen - 1))
+            }
+            None | Some((b'\r', None)) => {
+                self.scanned = seen;
+                Ok(None)
+            }
+            Some(_) => Err(Kind::LineBreak),
+        }
+    }
+
+    fn skip(&mut self, input: &mut BytesMut, len: usize) {
+        input.advance(len);
+        self.offset += len as u64;
+    }
+
+    /// Takes `len` bytes without a copy, with those before them and the end after them.
+    #[inline]
+    fn split(&mut self, input: &mut BytesMut, before: usize, len: usize) -> Bytes {
+        let whole = before + len + END;
+        if len == 0 {
+            self.skip(input, whole);
+            return Bytes::new();
+        }
+        let mut bytes = input.split_to(whole).freeze();
+        self.offset += whole as u64;
+        bytes.advance(before);
+        bytes.truncate(len);
+        bytes
+    }
+}
+
+/// Makes room in a full `input` that is to hold `whole` bytes: twice what has arrived, at most what is needed, and the
+/// read-ahead. `BytesMut::reserve` would double beyond that.
+fn make_room(input: &mut BytesMut, whole: usize) {
+    if input.len() < input.capacity() {
+        return;
+    }
+    let target = whole.min(input.len().saturating_mul(2).max(FIRST_READ)).saturating_add(READ_AHEAD);
+    if !input.try_reclaim(target - input.len()) {
+        let mut larger = BytesMut::with_capacity(target);
+        larger.extend_from_slice(input);
+        *input = larger;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::BufMut;
+
+    use super::*;
+
+    #[test]
+    fn what_was_seen_of_a_line_is_not_looked_at_again() {
+        for first in [b'+', b'-', b':', b'(', b',', b'$', b'*', b'%'] {
+            let (mut decoder, mut input) = (Decoder::default(), BytesMut::new());
+            input.put_u8(first);
+            for len in 1..1000 {
+                assert_eq!(decoder.decode(&mut input), Ok(None));
+                assert_eq!(decoder.scanned, len);
+                input.put_u8(b'0');
+            }
+            input.put_u8(b'\r');
+            assert_eq!(decoder.decode(&mut input), Ok(None));
+            assert_eq!(decoder.scanned, input.len() - 1);
+            input.put_u8(b'\n');
+            let _ = decoder.decode(&mut input).unwrap();
+            assert_eq!(decoder.scanned, 0);
+        }
+    }
+
+    /// Only what is missing of one string is left in the input.
+    #[test]
+    fn what_was_understood_has_left_the_input() {
+        let (mut decoder, mut input) = (Decoder::default(), BytesMut::from("*3\r\n%1\r\n+k\r\n:1\r\n$5\r\nab"));
+        assert_eq!(decoder.decode(&mut input), Ok(None));
+        assert_eq!(input, "ab");
+    }
+}

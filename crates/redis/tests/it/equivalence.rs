@@ -1,0 +1,88 @@
+//! Whatever is said, and however it is cut, it is heard as it was said; and anything else as a simple decoder hears it.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use tidewire_redis::{DecoderOptions, Message, Value};
+
+use crate::naive;
+use crate::wire::{Odd, any_message, encoded, hear, keeping};
+
+/// As text: not a number is not equal to itself.
+fn text(messages: &[Message]) -> String {
+    format!("{messages:?}")
+}
+
+fn without_attributes(value: Value) -> Value {
+    let pairs = |pairs: Vec<(Value, Value)>| {
+        pairs.into_iter().map(|(key, value)| (without_attributes(key), without_attributes(value))).collect()
+    };
+    match value.into_bare() {
+        Value::Array(items) => Value::Array(items.into_iter().map(without_attributes).collect()),
+        Value::Set(items) => Value::Set(items.into_iter().map(without_attributes).collect()),
+        Value::Map(items) => Value::Map(pairs(items)),
+        other => other,
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_message_is_the_same_at_every_split(message in any_message(), choices in vec(any::<u8>(), 1..20)) {
+        let mut odd = Odd { choices: choices.iter().cycle(), output: Vec::new() };
+        odd.message(&message);
+        for wire in [encoded(&message), odd.output] {
+            let whole = (vec![message.clone()], Ok(()));
+            prop_assert_eq!(&hear(keeping(), &wire, &[1]), &whole);
+            for split in 1..=wire.len() {
+                prop_assert_eq!(&hear(keeping(), &wire, &[split, wire.len()]), &whole);
+            }
+        }
+    }
+
+    #[test]
+    fn many_messages_are_the_same_in_any_pieces(
+        messages in vec(any_message(), 0..40),
+        sizes in vec(1..100_usize, 1..10),
+    ) {
+        let wire: Vec<u8> = messages.iter().flat_map(encoded).collect();
+        prop_assert_eq!(hear(keeping(), &wire, &sizes), (messages.clone(), Ok(())));
+        let bare: Vec<_> = messages.into_iter().map(|message| match message {
+            Message::Reply(value) => Message::Reply(without_attributes(value)),
+            Message::Push(items) => Message::Push(items.into_iter().map(without_attributes).collect()),
+            other => other,
+        }).collect();
+        prop_assert_eq!(hear(DecoderOptions::default(), &wire, &sizes), (bare, Ok(())));
+    }
+
+    #[test]
+    fn anything_is_heard_as_by_a_naive_decoder(
+        messages in vec(any_message(), 1..4),
+        choices in vec(any::<u8>(), 1..20),
+        // Bytes are replaced or taken out: mostly by those that mean something.
+        damages in vec((any::<prop::sample::Index>(), prop::sample::select(&b"$*:%~>|=!+-(,#_.;?\r\n0129tfinae:"[..]), any::<bool>()), 0..4),
+        limits in (0..40_usize, 0..30_usize, 0..5_usize, 0..40_usize, any::<bool>(), any::<bool>()),
+        size in 1..10_usize,
+    ) {
+        let mut odd = Odd { choices: choices.iter().cycle(), output: Vec::new() };
+        for message in &messages {
+            odd.message(message);
+        }
+        let mut wire = odd.output;
+        for (at, byte, is_kept) in damages {
+            let at = at.index(wire.len());
+            if is_kept { wire[at] = byte } else { wire.remove(at); }
+        }
+        let mut options = DecoderOptions::default();
+        let (bulk, elements, depth, line, is_limited, keep) = limits;
+        options.keep_attributes = keep;
+        if is_limited {
+            (options.max_bulk, options.max_elements, options.max_depth, options.max_line) = (bulk, elements, depth, line);
+        }
+        let (expected, end) = naive::decode(options, &wire);
+        let whole = hear(options, &wire, &[]);
+        prop_assert_eq!((text(&whole.0), whole.1.map_err(|error| error.kind)), (text(&expected), end));
+        for sizes in [&[1][..], &[size]] {
+            let pieces = hear(options, &wire, sizes);
+            prop_assert_eq!((text(&pieces.0), pieces.1), (text(&whole.0), whole.1));
+        }
+    }
+}

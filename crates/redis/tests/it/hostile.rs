@@ -1,0 +1,179 @@
+//! What no server should say.
+
+use bytes::{BufMut, BytesMut};
+use tidewire_redis::{DecodeErrorKind as Kind, Decoder, DecoderOptions, Message, Value};
+
+use crate::wire::{hear, keeping};
+
+/// What is wrong with a stream and where, in one piece and byte by byte.
+fn wrong(options: DecoderOptions, wire: &[u8]) -> (Kind, u64) {
+    let whole = hear(options, wire, &[]).1.expect_err("there is something wrong");
+    assert_eq!(hear(options, wire, &[1]).1, Err(whole), "{}", wire.escape_ascii());
+    (whole.kind, whole.offset)
+}
+
+#[test]
+fn every_fault_has_its_kind_and_place() {
+    let length = |first| Kind::Length { first };
+    let max_bulk = 512 << 20;
+    let max_elements = 1 << 20;
+    for (wire, kind, offset) in [
+        ("HTTP/1.1 200 OK\r\n", Kind::UnknownType { byte: b'H' }, 0),
+        ("+OK\r\n\0", Kind::UnknownType { byte: 0 }, 5),
+        ("*2\r\n:1\r\n@", Kind::UnknownType { byte: b'@' }, 8),
+        ("+OK\n", Kind::LineBreak, 0),
+        ("+O\rK\r\n", Kind::LineBreak, 0),
+        (":1\r\r\n", Kind::LineBreak, 0),
+        ("$3\n\nabc\r\n", Kind::LineBreak, 0),
+        ("$3\r\nabcd\r\n", Kind::BulkEnd, 7),
+        ("$3\r\nabc\n\r", Kind::BulkEnd, 7),
+        ("$?\r\n;1\r\nab\r\n", Kind::BulkEnd, 9),
+        ("$-2\r\n", length(b'$'), 0),
+        ("$+2\r\n", length(b'$'), 0),
+        ("$\r\n", length(b'$'), 0),
+        ("$1x\r\n", length(b'$'), 0),
+        ("*-2\r\n", length(b'*'), 0),
+        ("%-1\r\n", length(b'%'), 0),
+        ("~-1\r\n", length(b'~'), 0),
+        (">-1\r\n", length(b'>'), 0),
+        (">?\r\n", length(b'>'), 0),
+        ("|-1\r\n", length(b'|'), 0),
+        ("|?\r\n", length(b'|'), 0),
+        ("!-1\r\n", length(b'!'), 0),
+        ("!?\r\n", length(b'!'), 0),
+        ("=?\r\n", length(b'='), 0),
+        ("$?\r\n;-1\r\n", length(b';'), 4),
+        ("$?\r\n;?\r\n", length(b';'), 4),
+        ("$536870913\r\n", Kind::BulkTooLong { len: 536_870_913, max: max_bulk }, 0),
+        ("=99999999999999999999999\r\n", Kind::BulkTooLong { len: u64::MAX, max: max_bulk }, 0),
+        ("$?\r\n;1\r\na\r\n;536870912\r\n", Kind::BulkTooLong { len: 536_870_913, max: max_bulk }, 11),
+        ("*1048577\r\n", Kind::TooManyElements { max: max_elements }, 0),
+        ("%524289\r\n", Kind::TooManyElements { max: max_elements }, 0),
+        ("|524288\r\n", Kind::TooManyElements { max: max_elements }, 0),
+        ("%18446744073709551615\r\n", Kind::TooManyElements { max: max_elements }, 0),
+        ("*99999999999999999999999\r\n", Kind::TooManyElements { max: max_elements }, 0),
+        (":\r\n", Kind::Integer, 0),
+        (":-\r\n", Kind::Integer, 0),
+        (":1a\r\n", Kind::Integer, 0),
+        (":9223372036854775808\r\n", Kind::IntegerRange, 0),
+        (":-9223372036854775809\r\n", Kind::IntegerRange, 0),
+        (",\r\n", Kind::Double, 0),
+        (",1e999\r\n", Kind::Double, 0),
+        ("(1.5\r\n", Kind::BigNumber, 0),
+        ("(\r\n", Kind::BigNumber, 0),
+        ("#x\r\n", Kind::Boolean, 0),
+        ("#\r\n", Kind::Boolean, 0),
+        ("_0\r\n", Kind::Null, 0),
+        ("=3\r\ntxt\r\n", Kind::Verbatim, 0),
+        ("=5\r\ntext:\r\n", Kind::Verbatim, 4),
+        ("$?\r\n$1\r\na\r\n", Kind::ChunkExpected { byte: b'$' }, 4),
+        (";1\r\na\r\n", Kind::StrayChunk, 0),
+        (".\r\n", Kind::StrayEnd, 0),
+        ("*1\r\n.\r\n", Kind::StrayEnd, 4),
+        ("*?\r\n*1\r\n.\r\n", Kind::StrayEnd, 8),
+        ("*?\r\n.x\r\n", Kind::StrayEnd, 4),
+        ("%?\r\n+k\r\n.\r\n", Kind::OddMap, 8),
+        ("*?\r\n|0\r\n.\r\n", Kind::StrayAttributes, 8),
+        ("*1\r\n>0\r\n", Kind::NestedPush, 4),
+        ("|1\r\n>0\r\n", Kind::NestedPush, 4),
+        ("$5\r\nabc", Kind::Truncated, 4),
+        ("+OK", Kind::Truncated, 0),
+        ("+OK\r", Kind::Truncated, 0),
+        ("*2\r\n:1\r\n", Kind::Truncated, 8),
+        ("*?\r\n:1\r\n", Kind::Truncated, 8),
+        ("$?\r\n;1\r\na\r\n", Kind::Truncated, 11),
+        ("|0\r\n", Kind::Truncated, 4),
+    ] {
+        for options in [DecoderOptions::default(), keeping()] {
+            assert_eq!(wrong(options, wire.as_bytes()), (kind, offset), "{wire:?}");
+        }
+    }
+}
+
+#[test]
+fn limits_can_be_reached_and_not_passed() {
+    let mut options = DecoderOptions::default();
+    (options.max_bulk, options.max_elements, options.max_depth, options.max_line) = (4, 6, 3, 5);
+    for wire in [
+        "$4\r\nabcd\r\n",
+        "$?\r\n;2\r\nab\r\n;2\r\ncd\r\n;0\r\n",
+        "+abcde\r\n",
+        ":12345\r\n",
+        "*6\r\n_\r\n_\r\n_\r\n_\r\n_\r\n_\r\n",
+        "*?\r\n_\r\n_\r\n_\r\n_\r\n_\r\n_\r\n.\r\n",
+        "*1\r\n*1\r\n*1\r\n_\r\n",
+        "%2\r\n_\r\n_\r\n_\r\n*2\r\n_\r\n_\r\n",
+        "|1\r\n_\r\n_\r\n*3\r\n_\r\n_\r\n_\r\n",
+    ] {
+        // Twice: each message has the whole of it.
+        let heard = hear(options, wire.repeat(2).as_bytes(), &[1]);
+        assert_eq!((heard.0.len(), heard.1), (2, Ok(())), "{wire:?}");
+    }
+    let elements = Kind::TooManyElements { max: 6 };
+    for (wire, kind) in [
+        ("$5\r\n", Kind::BulkTooLong { len: 5, max: 4 }),
+        ("$?\r\n;2\r\nab\r\n;3\r\n", Kind::BulkTooLong { len: 5, max: 4 }),
+        ("+abcdef", Kind::LineTooLong { max: 5 }),
+        (":123456\r\n", Kind::LineTooLong { max: 5 }),
+        ("*7\r\n", elements),
+        ("%4\r\n", elements),
+        ("*3\r\n_\r\n*4\r\n", elements),
+        ("*?\r\n_\r\n_\r\n_\r\n_\r\n_\r\n_\r\n_\r\n", elements),
+        ("|1\r\n_\r\n_\r\n*4\r\n", elements),
+        ("|0\r\n|0\r\n|0\r\n|0\r\n|0\r\n|0\r\n|0\r\n", elements),
+        ("*1\r\n*1\r\n*1\r\n*0\r\n", Kind::TooDeep { max: 3 }),
+        ("*1\r\n|1\r\n%?\r\n~?\r\n", Kind::TooDeep { max: 3 }),
+    ] {
+        assert_eq!(wrong(options, wire.as_bytes()).0, kind, "{wire:?}");
+    }
+}
+
+#[test]
+fn nesting_without_end_ends_at_the_limit() {
+    for level in ["*1\r\n", "*?\r\n", "~1\r\n", "%1\r\n_\r\n", "|1\r\n_\r\n", "%1\r\n", "|1\r\n"] {
+        let wire = level.repeat(100_000);
+        assert_eq!(wrong(DecoderOptions::default(), wire.as_bytes()).0, Kind::TooDeep { max: 64 }, "{level:?}");
+    }
+    // Nor can a limit be set that the drop of a value does not survive.
+    let mut options = DecoderOptions::default();
+    options.max_depth = usize::MAX;
+    assert_eq!(wrong(options, "*1\r\n".repeat(100_000).as_bytes()).0, Kind::TooDeep { max: 512 });
+}
+
+#[test]
+fn no_limit_overflows() {
+    let mut options = DecoderOptions::default();
+    (options.max_bulk, options.max_elements, options.max_line) = (usize::MAX, usize::MAX, usize::MAX);
+    for wire in ["$999999999999999999\r\na", "*99999999999999999999\r\n:1\r\n", "%18446744073709551615\r\n:1\r\n"] {
+        assert_eq!(wrong(options, wire.as_bytes()).0, Kind::Truncated, "{wire:?}");
+    }
+    let bulk = wrong(options, b"$18446744073709551615\r\n").0;
+    assert_eq!(bulk, Kind::BulkTooLong { len: u64::MAX, max: usize::MAX / 4 });
+}
+
+#[test]
+fn long_lines_and_strings_may_come_byte_by_byte() {
+    let mut options = DecoderOptions::default();
+    options.max_line = 1 << 20;
+    let line = vec![b'0'; 1 << 18];
+    let count = line.len();
+    for (head, tail) in
+        [("+", "\r\n"), (":", "\r\n"), ("(", "\r\n"), ("$", "\r\n\r\n"), ("*", "\r\n"), ("$262144\r\n", "\r\n")]
+    {
+        let wire = [head.as_bytes(), &line, tail.as_bytes()].concat();
+        let (mut decoder, mut input, mut messages) = (Decoder::new(options), BytesMut::new(), 0);
+        for byte in wire {
+            input.put_u8(byte);
+            messages += usize::from(decoder.decode(&mut input).unwrap().is_some());
+        }
+        assert_eq!(messages, 1, "{count} bytes after {head:?}");
+    }
+}
+
+#[test]
+fn a_reply_of_many_elements_may_come_byte_by_byte() {
+    let wire = format!("*200000\r\n{}", "$1\r\nx\r\n".repeat(200_000));
+    let heard = hear(DecoderOptions::default(), wire.as_bytes(), &[1]);
+    let [Message::Reply(Value::Array(items))] = &heard.0[..] else { panic!("{:?}", heard.1) };
+    assert_eq!(items.len(), 200_000);
+}

@@ -1,0 +1,8 @@
+//! The codec, through the public interface.
+
+mod commands;
+mod equivalence;
+mod hostile;
+mod naive;
+mod types;
+mod wire;

@@ -1,0 +1,149 @@
+//! What decoding costs in memory, by an allocator that counts.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use bytes::{BufMut, BytesMut};
+use tidewire_redis::{Decoder, DecoderOptions, Message, Value};
+
+thread_local! {
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+    static BYTES: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Counts what each thread asks for, freed or not, so that tests do not disturb each other.
+struct Counting;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+// SAFETY: every method hands its arguments to `System` unchanged and returns what it returns; counting touches cells without a
+// destructor only, so it neither allocates nor unwinds.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size());
+        // SAFETY: the caller keeps the contract, which is the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count(size);
+        // SAFETY: as above.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+fn count(bytes: usize) {
+    ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+    BYTES.set(BYTES.get() + bytes);
+}
+
+/// How many allocations it makes, and of how many bytes together.
+fn cost<T>(work: impl FnOnce() -> T) -> (T, usize, usize) {
+    let before = (ALLOCATIONS.get(), BYTES.get());
+    let done = work();
+    (done, ALLOCATIONS.get() - before.0, BYTES.get() - before.1)
+}
+
+#[test]
+fn what_is_announced_costs_nothing() {
+    let deep = "*1048000\r\n%1\r\n".to_owned() + &"*1\r\n".repeat(50);
+    let attributes = "|500000\r\n".to_owned() + &"|1\r\n".repeat(50);
+    for (wire, most) in [
+        // As it could be, but is not there: the room for a first read, and a few values.
+        ("$536870912\r\n", 70 << 10),
+        ("*3\r\n$536870912\r\nabc", 70 << 10),
+        ("=536870912\r\ntxt:", 70 << 10),
+        ("$?\r\n;536870912\r\na", 70 << 10),
+        ("*1048576\r\n", 2 << 10),
+        ("%524288\r\n:1\r\n", 2 << 10),
+        (">1048576\r\n+a\r\n", 2 << 10),
+        ("|524287\r\n", 2 << 10),
+        (&deep, 32 << 10),
+        (&attributes, 32 << 10),
+        // Above the limits.
+        ("$536870913\r\n", 0),
+        ("$99999999999999999999999\r\n", 0),
+        ("*1048577\r\n", 0),
+        ("%524289\r\n", 0),
+        ("|99999999999999999999\r\n", 0),
+        (":99999999999999999999\r\n", 0),
+        ("HTTP/1.1 400 Bad Request\r\n", 0),
+    ] {
+        let (mut decoder, mut input) = (Decoder::default(), BytesMut::from(wire));
+        let (decoded, _, bytes) = cost(|| decoder.decode(&mut input));
+        assert!(bytes <= most, "{bytes} bytes for {wire:?}");
+        assert_eq!(decoded.is_err(), most == 0, "{wire:?}");
+    }
+}
+
+/// Room grows with what has arrived, to what is needed and a little more.
+#[test]
+fn a_string_costs_no_more_than_twice_what_has_arrived() {
+    const LEN: usize = 3_000_000;
+    let (mut decoder, mut input) = (Decoder::default(), BytesMut::new());
+    input.put_slice(format!("${LEN}\r\n").as_bytes());
+    let mut arrived = 0;
+    while arrived < LEN + 2 {
+        assert_eq!(decoder.decode(&mut input), Ok(None));
+        let room = input.capacity() - input.len();
+        assert!(room > 0, "there is no room at {arrived}");
+        assert!(
+            input.capacity() <= (2 * arrived).clamp(64 << 10, LEN + 2) + (4 << 10),
+            "{} at {arrived}",
+            input.capacity()
+        );
+        let n = room.min(10_000).min(LEN + 2 - arrived);
+        input.put_bytes(b'x', n);
+        arrived += n;
+    }
+    let end = input.len() - 2;
+    input[end..].copy_from_slice(b"\r\n");
+    let Ok(Some(Message::Reply(Value::Bulk(bytes)))) = decoder.decode(&mut input) else { panic!("it is whole") };
+    assert_eq!(bytes.len(), LEN);
+}
+
+/// Small strings in chunks do not each keep a large buffer.
+#[test]
+fn strings_in_chunks_cost_what_they_hold() {
+    let wire = format!("*?\r\n{}.\r\n", "$?\r\n;1\r\na\r\n;1\r\nb\r\n;0\r\n".repeat(1000));
+    let mut input = BytesMut::with_capacity(1 << 20);
+    input.put_slice(wire.as_bytes());
+    let (decoded, _, bytes) = cost(|| Decoder::default().decode(&mut input));
+    assert!(matches!(decoded, Ok(Some(Message::Reply(Value::Array(items)))) if items.len() == 1000));
+    assert!(bytes < 200 << 10, "{bytes} bytes");
+}
+
+#[test]
+fn a_reply_costs_one_allocation_per_aggregate() {
+    let array = format!("*1000\r\n{}", "$5\r\nhello\r\n".repeat(1000));
+    for (wire, most) in [
+        ("$5\r\nhello\r\n", 0),
+        ("+OK\r\n", 0),
+        ("+hello\r\n", 0),
+        (":1234567\r\n", 0),
+        (",1.5\r\n", 0),
+        ("_\r\n", 0),
+        ("*0\r\n", 0),
+        (&array, 1),
+        ("%2\r\n$1\r\na\r\n$1\r\n1\r\n$1\r\nb\r\n*2\r\n:1\r\n:2\r\n", 2),
+    ] {
+        let mut decoder = Decoder::new(DecoderOptions::default());
+        let mut input = BytesMut::with_capacity(64 << 10);
+        // The first string makes the input shareable, the first aggregates the stack.
+        input.put_slice(b"*1\r\n*1\r\n$1\r\na\r\n");
+        let first = decoder.decode(&mut input).unwrap();
+        for _ in 0..3 {
+            input.put_slice(wire.as_bytes());
+            let (decoded, allocations, _) = cost(|| decoder.decode(&mut input));
+            assert!(matches!(decoded, Ok(Some(_))), "{wire:?}: {decoded:?}");
+            assert_eq!(allocations, most, "for {wire:?}");
+        }
+        drop(first);
+    }
+}
