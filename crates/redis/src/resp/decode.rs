@@ -77,8 +77,11 @@ enum Step {
     Whole(Message),
 }
 
+const OK: &[u8] = b"+OK\r\n";
 /// The bytes after a string.
 const END: usize = 2;
+/// How many strings are taken together.
+const RUN: usize = 32;
 /// The room that is made for values that are announced, at most: usual replies fit, and nested announcements cost little.
 const ROOM: usize = 1024;
 /// The room that is made for a string that is announced. Beyond it, room grows with what arrives.
@@ -101,6 +104,13 @@ impl Decoder {
     pub fn decode(&mut self, input: &mut BytesMut) -> Result<Option<Message>, DecodeError> {
         if let Some(failed) = self.failed {
             return Err(failed);
+        }
+        if self.next == Next::Head && self.scanned == 0 && self.attributes.is_none() {
+            if !self.open.is_empty() {
+                self.strings(input);
+            } else if let Some(value) = self.usual(input) {
+                return Ok(Some(Message::Reply(value)));
+            }
         }
         self.run(input).map_err(|kind| {
             let failed = DecodeError { kind, offset: self.offset };
@@ -144,6 +154,65 @@ impl Decoder {
                 Step::Onward | Step::Value(_) => {}
             }
         }
+    }
+
+    /// What most replies are: a string, a number, OK. Whatever else there is, also what is wrong, is left to be looked at in full.
+    #[inline]
+    fn usual(&mut self, input: &mut BytesMut) -> Option<Value> {
+        match input.first()? {
+            b'$' => {
+                let (head, len) = self.string(input)?;
+                Some(Value::Bulk(self.split(input, head, len)))
+            }
+            b':' => {
+                let (number, head) = self.short(input)?;
+                self.skip(input, head);
+                Some(Value::Integer(number.cast_signed()))
+            }
+            b'+' if input.starts_with(OK) && self.options.max_line >= 2 => {
+                self.skip(input, OK.len());
+                Some(Value::Simple(Bytes::from_static(b"OK")))
+            }
+            _ => None,
+        }
+    }
+
+    /// Where the content of a string begins, and its length, if it is all there and nothing is unusual.
+    #[inline]
+    fn string(&self, input: &[u8]) -> Option<(usize, usize)> {
+        if input.first() != Some(&b'$') {
+            return None;
+        }
+        let (len, head) = line::short(input)?;
+        let len = usize::try_from(len).ok()?;
+        let is_fitting = len <= self.options.max_bulk && head - AROUND <= self.options.max_line;
+        let is_whole = is_fitting && input.get(head + len..head + len + END)? == b"\r\n";
+        is_whole.then_some((head, len))
+    }
+
+    /// Takes the strings that come next within the innermost aggregate, but for its last element. They are split off together,
+    /// which costs half of what it costs one by one.
+    fn strings(&mut self, input: &mut BytesMut) {
+        let Some(mut open) = self.open.pop() else { return };
+        let mut found = [(0, 0); RUN];
+        loop {
+            let most = open.known_left().saturating_sub(1).min(RUN);
+            let (mut count, mut end) = (0, 0);
+            while count < most
+                && let Some((head, len)) = self.string(&input[end..])
+            {
+                found[count] = (end + head, len);
+                end += head + len + END;
+                count += 1;
+            }
+            if count == 0 {
+                break;
+            }
+            let run = input.split_to(end).freeze();
+            self.offset += end as u64;
+            open.push_all(found[..count].iter().map(|&(start, len)| Value::Bulk(run.slice(start..start + len))));
+        }
+        self.open.push(open);
     }
 
     fn head(&mut self, input: &mut BytesMut) -> Result<Step, Kind> {
@@ -322,6 +391,7 @@ impl Decoder {
             return Ok(self.close(open));
         }
         self.open.push(open);
+        self.strings(input);
         Ok(Step::Onward)
     }
 
@@ -414,7 +484,7 @@ impl Decoder {
     fn line(&mut self, input: &[u8]) -> Result<Option<usize>, Kind> {
         let max = self.options.max_line;
         let from = self.scanned.max(1);
-        let end = memchr2(b'\r', b'\n', &input[from..]).map(|at| from + at);
+        let end = line_break(&input[from..]).map(|at| from + at);
         let seen = end.unwrap_or(input.len());
         if seen - 1 > max {
             return Err(Kind::LineTooLong { max });
@@ -450,6 +520,17 @@ impl Decoder {
         bytes.advance(before);
         bytes.truncate(len);
         bytes
+    }
+}
+
+/// Where the first CR or LF is.
+#[inline]
+fn line_break(bytes: &[u8]) -> Option<usize> {
+    // Most lines are shorter than what a search by vectors needs to begin.
+    let near = bytes.len().min(16);
+    match bytes[..near].iter().position(|&byte| byte == b'\r' || byte == b'\n') {
+        None => memchr2(b'\r', b'\n', &bytes[near..]).map(|at| near + at),
+        found => found,
     }
 }
 

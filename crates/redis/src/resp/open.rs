@@ -85,6 +85,24 @@ impl Open {
         }
     }
 
+    /// How many values are known to come.
+    pub(super) fn known_left(&self) -> usize {
+        self.left.unwrap_or(0)
+    }
+
+    /// Appends values; more than these are to come.
+    pub(super) fn push_all(&mut self, values: impl ExactSizeIterator<Item = Value>) {
+        match (&mut self.items, &mut self.left) {
+            (Items::Single(items), Some(left)) => {
+                *left -= values.len();
+                items.extend(values);
+            }
+            _ => values.for_each(|value| {
+                self.push(value);
+            }),
+        }
+    }
+
     pub(super) fn is_streamed(&self) -> bool {
         self.left.is_none()
     }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use tidewire_redis::{DecoderOptions, Message, Value};
 
 use crate::naive;
-use crate::wire::{Odd, any_message, encoded, hear, keeping};
+use crate::wire::{Odd, any_message, any_value, encoded, hear, keeping};
 
 /// As text: not a number is not equal to itself.
 fn text(messages: &[Message]) -> String {
@@ -84,5 +84,41 @@ proptest! {
             let pieces = hear(options, &wire, sizes);
             prop_assert_eq!((text(&pieces.0), pieces.1), (text(&whole.0), whole.1));
         }
+    }
+
+    #[test]
+    fn runs_of_strings_are_the_same_in_any_pieces(
+        lens in vec(0..20_usize, 0..200),
+        at in any::<prop::sample::Index>(),
+        other in any_value(),
+        sizes in vec(1..400_usize, 1..10),
+    ) {
+        let mut items: Vec<_> = lens.iter().map(|&len| Value::Bulk(vec![b'x'; len].into())).collect();
+        items.insert(at.index(items.len() + 1), other);
+        let pairs = items.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect();
+        let messages = vec![Message::Reply(Value::Map(pairs)), Message::Push(items.clone()), Message::Reply(Value::Array(items))];
+        let wire: Vec<u8> = messages.iter().flat_map(encoded).collect();
+        prop_assert_eq!(&hear(keeping(), &wire, &[]), &(messages.clone(), Ok(())));
+        prop_assert_eq!(&hear(keeping(), &wire, &sizes), &(messages, Ok(())));
+    }
+}
+
+proptest! {
+    // Each is some megabytes.
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn large_messages_are_the_same_in_any_pieces(
+        lens in vec(prop_oneof![0..100_usize, 60_000..300_000_usize], 0..6),
+        items in vec(any_value(), 0..10),
+        repeated in 0..500_usize,
+        sizes in vec(prop_oneof![1..100_usize, 1..100_000_usize], 1..10),
+    ) {
+        let large = lens.iter().map(|&len| Value::Bulk((0..=250).cycle().take(len).collect()));
+        let many = items.iter().cycle().take(if items.is_empty() { 0 } else { repeated }).cloned();
+        let pairs = many.clone().map(|value| (value.clone(), value));
+        let message = Message::Reply(Value::Array(large.chain(many).chain([Value::Map(pairs.collect())]).collect()));
+        let sizes: Vec<_> = sizes.into_iter().chain([10_000]).collect();
+        prop_assert!(hear(keeping(), &encoded(&message), &sizes) == (vec![message], Ok(())), "cut by {:?}", sizes);
     }
 }

@@ -4,5 +4,6 @@ mod commands;
 mod equivalence;
 mod hostile;
 mod naive;
+mod server;
 mod types;
 mod wire;
