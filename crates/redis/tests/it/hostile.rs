@@ -112,6 +112,8 @@ fn limits_can_be_reached_and_not_passed() {
     let elements = Kind::TooManyElements { max: 6 };
     for (wire, kind) in [
         ("$5\r\n", Kind::BulkTooLong { len: 5, max: 4 }),
+        ("$5\r\nabcde\r\n", Kind::BulkTooLong { len: 5, max: 4 }),
+        ("*2\r\n$5\r\nabcde\r\n_\r\n", Kind::BulkTooLong { len: 5, max: 4 }),
         ("$?\r\n;2\r\nab\r\n;3\r\n", Kind::BulkTooLong { len: 5, max: 4 }),
         ("+abcdef", Kind::LineTooLong { max: 5 }),
         (":123456\r\n", Kind::LineTooLong { max: 5 }),
@@ -126,6 +128,9 @@ fn limits_can_be_reached_and_not_passed() {
     ] {
         assert_eq!(wrong(options, wire.as_bytes()).0, kind, "{wire:?}");
     }
+    options.max_line = 1;
+    assert_eq!(wrong(options, b"+OK\r\n").0, Kind::LineTooLong { max: 1 });
+    assert_eq!(wrong(options, b"$10\r\n").0, Kind::LineTooLong { max: 1 });
 }
 
 #[test]
