@@ -65,8 +65,19 @@ struct Known {
 #[derive(Debug, Default)]
 struct Followers {
     /// By the number of the subscription.
-    by_number: HashMap<u64, (Weak<Forward>, Caller)>,
+    by_number: HashMap<u64, Following>,
     is_closed: bool,
+}
+
+/// A subscription that is answered whenever something has changed.
+#[derive(Debug)]
+struct Following {
+    forward: Weak<Forward>,
+    /// Who asks.
+    caller: Caller,
+    /// Held from the moment that the code is asked until its answer is pushed: answers come in the order in which they were asked
+    /// for. It is none of the subscription's own locks, so that the subscription can end while the code takes its time.
+    turn: Arc<Mutex<()>>,
 }
 
 impl Host {
@@ -111,8 +122,9 @@ impl Host {
     /// From now on the subscription is answered whenever something has changed. It is asked at once, which may take its time.
     pub(crate) fn follow(&self, forward: &Arc<Forward>, caller: Caller) {
         let mut followers = self.shared.followers();
-        followers.by_number.retain(|_, (forward, _)| forward.strong_count() > 0);
-        followers.by_number.insert(forward.number, (Arc::downgrade(forward), caller));
+        followers.by_number.retain(|_, following| following.forward.strong_count() > 0);
+        let following = Following { forward: Arc::downgrade(forward), caller, turn: Arc::default() };
+        followers.by_number.insert(forward.number, following);
         drop(followers);
         // Something may have changed between its first answer and now.
         self.shared.ask(forward.number);
@@ -120,8 +132,8 @@ impl Host {
 
     /// Somebody else asks from now on.
     pub(crate) fn change_caller(&self, number: u64, caller: Caller) {
-        if let Some((_, known)) = self.shared.followers().by_number.get_mut(&number) {
-            *known = caller;
+        if let Some(following) = self.shared.followers().by_number.get_mut(&number) {
+            following.caller = caller;
         }
         self.shared.ask(number);
     }
@@ -209,21 +221,23 @@ impl Shared {
 
     fn ask_if(&self, number: u64, is_concerned: impl Fn(&str) -> bool) {
         let mut followers = self.followers();
-        let Some((forward, _)) = followers.by_number.get(&number) else { return };
-        let Some(forward) = forward.upgrade() else {
+        let Some(following) = followers.by_number.get(&number) else { return };
+        let Some(forward) = following.forward.upgrade() else {
             followers.by_number.remove(&number);
             return;
         };
+        let turn = Arc::clone(&following.turn);
         drop(followers);
-        if let Source::Programmatic { name, params } = &forward.source
-            && is_concerned(name)
-        {
-            // Who asks is looked up when no other answer can come in between: else the answer to whoever was logged in before
-            // could come after that to who is now.
-            forward.answer(|| {
-                let caller = self.followers().by_number.get(&number).map(|(_, caller)| caller.clone());
-                caller.map(|caller| self.answer(name, params, &caller))
-            });
+        let Source::Programmatic { name, params } = &forward.source else { return };
+        if !is_concerned(name) {
+            return;
+        }
+        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        // Who asks is looked up when no other answer can come in between: else the answer to whoever was logged in before
+        // could come after that to who is now.
+        let caller = self.followers().by_number.get(&number).map(|following| following.caller.clone());
+        if let Some(caller) = caller.filter(|_| !forward.has_ended()) {
+            forward.answer(self.answer(name, params, &caller));
         }
     }
 

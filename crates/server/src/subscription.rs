@@ -312,24 +312,24 @@ impl Forward {
         self.outlet.hold_back();
     }
 
-    /// What code of the host answers now, if it is asked: pushed if it is another answer than before.
-    pub(crate) fn answer(&self, answer: impl FnOnce() -> Option<Result<Answered, RequestError>>) {
+    /// Whether there is nothing more to be told.
+    pub(crate) fn has_ended(&self) -> bool {
+        matches!(self.feed().heard, Heard::Nothing)
+    }
+
+    /// What code of the host has answered: pushed if it is another answer than before.
+    pub(crate) fn answer(&self, answered: Result<Answered, RequestError>) {
         let mut feed = self.feed();
         let Feed { heard: Heard::Host(last), held, .. } = &mut *feed else { return };
-        let bounded = |answer: Answered| self.check_length(&answer.text).map(|()| answer);
-        let answered = match self.check_session() {
-            Ok(()) => answer(),
-            Err(error) => Some(Err(error)),
-        };
-        match answered.map(|answered| answered.and_then(bounded)) {
-            None => {}
-            Some(Ok(answer)) if answer.text == *last => {}
-            Some(Ok(answer)) => {
+        let may_tell = |answer: &Answered| self.check_session().and_then(|()| self.check_length(&answer.text));
+        match answered.and_then(|answer| may_tell(&answer).map(|()| answer)) {
+            Ok(answer) if answer.text == *last => {}
+            Ok(answer) => {
                 last.clone_from(&answer.text);
                 let position = self.is_told.then(|| answer.mark());
                 self.push(held, reply::push_body(Some(&answer.text), Wrap::Plain, position.as_deref()));
             }
-            Some(Err(error)) => self.end(feed, &error),
+            Err(error) => self.end(feed, &error),
         }
     }
 

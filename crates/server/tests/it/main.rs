@@ -13,6 +13,7 @@ mod permissions;
 mod program;
 mod programmatic;
 mod raw;
+mod regressions;
 mod requests;
 mod resume;
 mod revocation;

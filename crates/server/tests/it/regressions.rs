@@ -1,0 +1,83 @@
+//! Faults that there were, and must not be again.
+
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex};
+
+use serde_json::{Map, Value as Json, json};
+use tidewire::{ProgrammaticQuery, RequestError, View};
+use tidewire_testkit::{PATIENCE, wait_until_async};
+
+use crate::client::{Client, options};
+use crate::tides::{fill, serve_tides_with};
+
+/// Code of a host that says whether there is a tide, when it is let.
+#[derive(Debug, Default)]
+struct Gated {
+    asked: AtomicUsize,
+    is_shut: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gated {
+    fn set_shut(&self, is_shut: bool) {
+        *self.is_shut.lock().unwrap() = is_shut;
+        self.opened.notify_all();
+    }
+}
+
+impl ProgrammaticQuery for Gated {
+    fn buckets(&self) -> Vec<String> {
+        vec!["tides".to_owned()]
+    }
+
+    fn answer(&self, view: &View<'_>, _: &Map<String, Json>) -> Result<Json, RequestError> {
+        self.asked.fetch_add(1, SeqCst);
+        drop(self.opened.wait_while(self.is_shut.lock().unwrap(), |is_shut| *is_shut).unwrap());
+        Ok(json!(view.get("tides", &json!(1))?.is_some()))
+    }
+}
+
+/// Lets everybody go on when the test is over, however it ends.
+struct Shut(Arc<Gated>);
+
+impl Shut {
+    fn new(gated: &Arc<Gated>) -> Self {
+        gated.set_shut(true);
+        Self(Arc::clone(gated))
+    }
+}
+
+impl Drop for Shut {
+    fn drop(&mut self) {
+        self.0.set_shut(false);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_follows_slow_code_may_leave_it() {
+    let gated = Arc::new(Gated::default());
+    let mut options = options();
+    options.queries.insert("gated".to_owned(), Arc::clone(&gated) as _);
+    let (server, mut writer) = serve_tides_with(options).await;
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        let mut client = Client::connect(&server).await;
+        client.ask("store.subscribe", json!({"query": "gated"})).await;
+        clients.push(client);
+    }
+    let asked = gated.asked.load(SeqCst);
+    let shut = Shut::new(&gated);
+    fill(&mut writer, &[("Dover", 4)]).await;
+    wait_until_async("the code is asked", PATIENCE, async || gated.asked.load(SeqCst) > asked).await;
+    // It is asked for one of them, whichever that is, and none of them waits for it.
+    for (number, client) in clients.iter_mut().enumerate() {
+        let subscription = format!("sub-{}", number + 1);
+        client.ask("store.unsubscribe", json!({"subscriptionId": subscription})).await;
+    }
+    assert_eq!(server.stats().subscriptions, 0);
+    drop(shut);
+    // What it answers is nobody's any more.
+    for client in &mut clients {
+        assert!(client.is_silent().await);
+    }
+}
