@@ -99,9 +99,11 @@ impl Serving {
         let data = first.reply(First::Whole(Whole::Json(answer.text.clone())), self.core.options.max_result_bytes)?;
         let forward = Forward::host(beginning, &self.connection, answer.text);
         self.connection.keep(&forward)?;
-        let core = Arc::clone(&self.core);
-        let followed = tokio::task::spawn_blocking(move || core.host.follow(&forward, caller)).await;
-        followed.map_err(|error| RequestError::internal(&error))?;
+        self.core.host.follow(&forward, caller);
+        // Not waited for: what it pushes comes after the reply in any case, and a reply that came too late would leave a subscription
+        // of which nobody knows.
+        let (core, number) = (Arc::clone(&self.core), forward.number);
+        drop(tokio::task::spawn_blocking(move || core.host.ask(number)));
         Ok(data)
     }
 

@@ -119,23 +119,26 @@ impl Host {
         self.shared.answer(name, params, caller)
     }
 
-    /// From now on the subscription is answered whenever something has changed. It is asked at once, which may take its time.
+    /// From now on the subscription is answered whenever something has changed. Something may have changed between its first answer
+    /// and now, so the code is to be [asked](Self::ask) once more.
     pub(crate) fn follow(&self, forward: &Arc<Forward>, caller: Caller) {
         let mut followers = self.shared.followers();
         followers.by_number.retain(|_, following| following.forward.strong_count() > 0);
         let following = Following { forward: Arc::downgrade(forward), caller, turn: Arc::default() };
         followers.by_number.insert(forward.number, following);
-        drop(followers);
-        // Something may have changed between its first answer and now.
-        self.shared.ask(forward.number);
     }
 
-    /// Somebody else asks from now on.
+    /// Asks for a subscription, which may take its time.
+    pub(crate) fn ask(&self, number: u64) {
+        self.shared.ask_if(number, |_| true);
+    }
+
+    /// Somebody else asks from now on, and does so at once.
     pub(crate) fn change_caller(&self, number: u64, caller: Caller) {
         if let Some(following) = self.shared.followers().by_number.get_mut(&number) {
             following.caller = caller;
         }
-        self.shared.ask(number);
+        self.ask(number);
     }
 }
 
@@ -213,10 +216,6 @@ impl Shared {
             // Whoever closes it, and whoever commits after the look, unparks it: the park returns at once then.
             std::thread::park();
         }
-    }
-
-    fn ask(&self, number: u64) {
-        self.ask_if(number, |_| true);
     }
 
     fn ask_if(&self, number: u64, is_concerned: impl Fn(&str) -> bool) {

@@ -14,13 +14,14 @@ use crate::tides::{fill, serve_tides_with};
 #[derive(Debug, Default)]
 struct Gated {
     asked: AtomicUsize,
-    is_shut: Mutex<bool>,
+    /// How many more times it is let, if not for ever.
+    left: Mutex<Option<usize>>,
     opened: Condvar,
 }
 
 impl Gated {
-    fn set_shut(&self, is_shut: bool) {
-        *self.is_shut.lock().unwrap() = is_shut;
+    fn set_left(&self, left: Option<usize>) {
+        *self.left.lock().unwrap() = left;
         self.opened.notify_all();
     }
 }
@@ -32,7 +33,9 @@ impl ProgrammaticQuery for Gated {
 
     fn answer(&self, view: &View<'_>, _: &Map<String, Json>) -> Result<Json, RequestError> {
         self.asked.fetch_add(1, SeqCst);
-        drop(self.opened.wait_while(self.is_shut.lock().unwrap(), |is_shut| *is_shut).unwrap());
+        let mut left = self.opened.wait_while(self.left.lock().unwrap(), |left| *left == Some(0)).unwrap();
+        *left = left.map(|left| left - 1);
+        drop(left);
         Ok(json!(view.get("tides", &json!(1))?.is_some()))
     }
 }
@@ -41,15 +44,16 @@ impl ProgrammaticQuery for Gated {
 struct Shut(Arc<Gated>);
 
 impl Shut {
-    fn new(gated: &Arc<Gated>) -> Self {
-        gated.set_shut(true);
+    /// After it has answered so many times.
+    fn after(gated: &Arc<Gated>, answers: usize) -> Self {
+        gated.set_left(Some(answers));
         Self(Arc::clone(gated))
     }
 }
 
 impl Drop for Shut {
     fn drop(&mut self) {
-        self.0.set_shut(false);
+        self.0.set_left(None);
     }
 }
 
@@ -66,7 +70,7 @@ async fn whoever_follows_slow_code_may_leave_it() {
         clients.push(client);
     }
     let asked = gated.asked.load(SeqCst);
-    let shut = Shut::new(&gated);
+    let shut = Shut::after(&gated, 0);
     fill(&mut writer, &[("Dover", 4)]).await;
     wait_until_async("the code is asked", PATIENCE, async || gated.asked.load(SeqCst) > asked).await;
     // It is asked for one of them, whichever that is, and none of them waits for it.
@@ -80,4 +84,21 @@ async fn whoever_follows_slow_code_may_leave_it() {
     for client in &mut clients {
         assert!(client.is_silent().await);
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_subscription_to_code_is_answered_when_the_code_has_answered_once() {
+    let gated = Arc::new(Gated::default());
+    let mut options = options();
+    options.queries.insert("gated".to_owned(), Arc::clone(&gated) as _);
+    let (server, mut client) = serve_tides_with(options).await;
+    let shut = Shut::after(&gated, 1);
+    let subscribed = client.ask("store.subscribe", json!({"query": "gated"})).await;
+    assert_eq!(subscribed, json!({"subscriptionId": "sub-1", "data": false}));
+    // It is asked again, in case that something has changed meanwhile.
+    wait_until_async("the code is asked", PATIENCE, async || gated.asked.load(SeqCst) == 2).await;
+    fill(&mut client, &[("Dover", 4)]).await;
+    drop(shut);
+    assert_eq!(client.push().await["data"], true);
+    assert_eq!(server.stats().subscriptions, 1);
 }
