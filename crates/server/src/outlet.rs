@@ -26,6 +26,8 @@ pub(crate) struct Outlet {
     held_back: AtomicUsize,
     /// Something could not be pushed since all was sent the last time.
     is_full: AtomicBool,
+    /// A task sees to it that the client reads.
+    is_minded: AtomicBool,
     /// How often all was sent.
     drained: AtomicU64,
     /// Above so many bytes that wait, deltas are held back and requests are not run.
@@ -49,6 +51,7 @@ impl Outlet {
             cause: Mutex::new(None),
             held_back: AtomicUsize::new(0),
             is_full: AtomicBool::new(false),
+            is_minded: AtomicBool::new(false),
             drained: AtomicU64::new(0),
             high_water,
             expires_at: AtomicU64::new(u64::MAX),
@@ -95,23 +98,38 @@ impl Outlet {
 
     /// Something could not be pushed. From now on it is seen to that the client reads: one that takes nothing for a while is let go.
     pub(crate) fn mind_the_reader(self: &Arc<Self>, core: &Arc<Core>) {
-        if self.is_full.swap(true, SeqCst) {
+        self.is_full.store(true, SeqCst);
+        if self.is_minded.swap(true, SeqCst) {
             return;
         }
-        let (outlet, counters) = (Arc::clone(self), Arc::clone(core));
+        // A server that ends is not held by who minds its clients.
+        let (outlet, minded) = (Arc::clone(self), Arc::downgrade(core));
         core.runtime.spawn(async move {
             loop {
                 let before = (outlet.drained.load(SeqCst), outlet.handle.queued_bytes());
                 tokio::time::sleep(STALL).await;
                 let is_drained = outlet.drained.load(SeqCst) != before.0;
-                if is_drained && !outlet.is_full.load(SeqCst) || outlet.handle.is_closed() {
+                if outlet.handle.is_closed() || is_drained && outlet.leave_alone() {
                     return;
                 }
                 if !is_drained && outlet.handle.queued_bytes() >= before.1 {
-                    return outlet.give_up(&counters.counters);
+                    if let Some(core) = minded.upgrade() {
+                        outlet.give_up(&core.counters);
+                    }
+                    return;
                 }
             }
         });
+    }
+
+    /// Whether the client need not be minded any longer, as far as anybody knows.
+    fn leave_alone(&self) -> bool {
+        if self.is_full.load(SeqCst) {
+            return false;
+        }
+        self.is_minded.store(false, SeqCst);
+        // Whoever found it minded a moment ago relies on it.
+        !self.is_full.load(SeqCst) || self.is_minded.swap(true, SeqCst)
     }
 
     /// Whoever does not take what it is sent is let go.

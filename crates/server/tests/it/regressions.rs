@@ -7,7 +7,7 @@ use serde_json::{Map, Value as Json, json};
 use tidewire::{ProgrammaticQuery, RequestError, View};
 use tidewire_testkit::{PATIENCE, wait_until_async};
 
-use crate::client::{Client, options};
+use crate::client::{Client, options, serve};
 use crate::tides::{fill, serve_tides_with};
 
 /// Code of a host that says whether there is a tide, when it is let.
@@ -101,4 +101,32 @@ async fn a_subscription_to_code_is_answered_when_the_code_has_answered_once() {
     drop(shut);
     assert_eq!(client.push().await["data"], true);
     assert_eq!(server.stats().subscriptions, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_task_minds_a_reader_however_often_it_falls_behind() {
+    const SUBSCRIPTIONS: usize = 20;
+    let mut options = options();
+    options.backpressure.max_buffered_bytes = 8 * 1024;
+    let server = serve(options).await;
+    let mut writer = Client::connect(&server).await;
+    let config = json!({"key": "id", "schema": {"id": {"type": "string"}}});
+    writer.ask("store.defineBucket", json!({"name": "b", "config": config})).await;
+    let mut reader = Client::connect(&server).await;
+    for _ in 0..SUBSCRIPTIONS {
+        reader.ask("store.subscribe", json!({"config": {"bucket": "b"}})).await;
+    }
+    let tasks = tokio::runtime::Handle::current().metrics();
+    let before = tasks.num_alive_tasks();
+    for round in 0..200 {
+        let data = json!({"id": "x", "round": round, "pad": "x".repeat(5000)});
+        writer.ask("store.upsert", json!({"bucket": "b", "data": data})).await;
+        // There is room for one of them at a time, and it reads them all.
+        for _ in 0..SUBSCRIPTIONS {
+            assert_eq!(reader.push().await["data"][0]["round"], round);
+        }
+    }
+    let more = tasks.num_alive_tasks().saturating_sub(before);
+    assert!(more < 20, "{more} tasks mind one reader");
+    assert_eq!(server.stats().slow_consumers, 0);
 }
