@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde_json::{Value as Json, json};
 use tidewire_conn::{CloseCode, Message, PushPolicy, PushPriority};
 
-use crate::auth::Session;
 use crate::caller::Login;
 use crate::outlet::Outlet;
 use crate::reply;
@@ -110,10 +109,10 @@ impl Connection {
         }
     }
 
-    /// Ends it because its session is revoked, if it is one of these. Returns whether it was.
-    pub(crate) fn revoke(&self, is_meant: impl Fn(&Session) -> bool) -> bool {
+    /// Ends it because this session is revoked, if it still has it. Returns whether it had.
+    pub(crate) fn revoke(&self, login: &Arc<Login>) -> bool {
         let mut state = self.state();
-        if !state.login.as_ref().is_some_and(|login| is_meant(&login.session)) {
+        if !state.login.as_ref().is_some_and(|current| Arc::ptr_eq(current, login)) {
             return false;
         }
         state.login = None;

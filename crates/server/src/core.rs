@@ -92,10 +92,15 @@ impl Core {
     pub(crate) fn revoke(&self, is_meant: impl Fn(&Session) -> bool) -> usize {
         let now = self.store.now();
         let revoke = |connection: &Arc<Connection>| {
-            let Some(login) = connection.login().filter(|login| is_meant(&login.session)) else { return false };
-            // Before its client hears of it, and tries again.
-            self.revocations.revoke(&login.session.user_id, now);
-            connection.revoke(&is_meant)
+            while let Some(login) = connection.login().filter(|login| is_meant(&login.session)) {
+                // Before its client hears of it, and tries again.
+                self.revocations.revoke(&login.session.user_id, now);
+                // If another has logged in there just now, they may be meant as well.
+                if connection.revoke(&login) {
+                    return true;
+                }
+            }
+            false
         };
         let count = self.all_connections().iter().filter(|connection| revoke(connection)).count();
         self.counters.revoked.fetch_add(count as u64, Relaxed);

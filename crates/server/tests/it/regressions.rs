@@ -1,13 +1,13 @@
 //! Faults that there were, and must not be again.
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
 
 use serde_json::{Map, Value as Json, json};
-use tidewire::{ProgrammaticQuery, RequestError, View};
+use tidewire::{Auth, ProgrammaticQuery, RequestError, View};
 use tidewire_testkit::{PATIENCE, wait_until_async};
 
-use crate::client::{Client, options, serve};
+use crate::client::{Client, Tokens, options, serve};
 use crate::tides::{fill, serve_tides_with};
 
 /// Code of a host that says whether there is a tide, when it is let.
@@ -129,4 +129,23 @@ async fn one_task_minds_a_reader_however_often_it_falls_behind() {
     let more = tasks.num_alive_tasks().saturating_sub(before);
     assert!(more < 20, "{more} tasks mind one reader");
     assert_eq!(server.stats().slow_consumers, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_revokes_may_look_at_the_server_meanwhile() {
+    let mut options = options();
+    options.auth = Some(Auth::new(Arc::new(Tokens)));
+    let server = serve(options).await;
+    let mut client = Client::connect(&server).await;
+    client.ask("auth.login", json!({"token": "ann:reader"})).await;
+    let (revoked, hears) = mpsc::channel();
+    // If it waits for itself, it does so on a thread of its own.
+    std::thread::spawn(move || {
+        let count =
+            server.revoke_sessions(|session| server.connections()[0].user_id.as_ref() == Some(&session.user_id));
+        revoked.send((count, server)).unwrap();
+    });
+    let (count, _server) = hears.recv_timeout(PATIENCE).expect("it does not wait for itself");
+    assert_eq!(count, 1);
+    assert_eq!(client.closed().await, (4002, "session_revoked".to_owned()));
 }
