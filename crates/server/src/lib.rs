@@ -17,6 +17,7 @@ mod metrics;
 mod operation;
 mod options;
 mod outlet;
+mod patient;
 mod programmatic;
 mod rate;
 mod reading;

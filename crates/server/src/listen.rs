@@ -24,6 +24,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::core::Core;
 use crate::metrics;
+use crate::patient::Patient;
 use crate::wire::Wire;
 
 /// The longest head of a request, and the most bytes that are held of what a socket sends before it is upgraded.
@@ -148,8 +149,10 @@ impl Listening {
             async { Ok::<_, Infallible>(response) }
         });
         let mut http = http1::Builder::new();
-        http.timer(TokioTimer::new()).header_read_timeout(self.core.options.handshake_timeout).max_buf_size(MAX_HEAD);
-        let mut connection = std::pin::pin!(http.serve_connection(TokioIo::new(stream), service).with_upgrades());
+        let limit = self.core.options.handshake_timeout;
+        http.timer(TokioTimer::new()).header_read_timeout(limit).max_buf_size(MAX_HEAD);
+        let stream = TokioIo::new(Patient::new(stream, limit));
+        let mut connection = std::pin::pin!(http.serve_connection(stream, service).with_upgrades());
         let mut stopped = self.stopped.clone();
         let served = tokio::select! {
             served = connection.as_mut() => served,
@@ -218,10 +221,10 @@ impl Listening {
                 Ok(upgraded) => upgraded,
                 Err(error) => return tracing::debug!(%peer, %error, "a connection was not upgraded"),
             };
-            let Ok(parts) = upgraded.downcast::<TokioIo<S>>() else {
+            let Ok(parts) = upgraded.downcast::<TokioIo<Patient<S>>>() else {
                 return tracing::error!(%peer, "an upgrade gave another stream than it was given");
             };
-            let (stream, already_read) = (parts.io.into_inner(), parts.read_buf.to_vec());
+            let (stream, already_read) = (parts.io.into_inner().into_inner(), parts.read_buf.to_vec());
             match admitted {
                 // On a task of its own, which is no larger than an actor.
                 Ok(permit) => drop(tokio::spawn(Permit::run(permit, stream, already_read))),

@@ -30,7 +30,7 @@ pub struct ServerOptions {
     pub max_connections_per_ip: Option<usize>,
     /// The longest result. Default: 8 MiB.
     pub max_result_bytes: usize,
-    /// From a connection's beginning to its upgrade. Default: 10 s.
+    /// How long a socket that is no WebSocket yet may take for the head of a request, and to take a byte of a response. Default: 10 s.
     pub handshake_timeout: Duration,
     /// How long a request may take. Default: 30 s.
     pub request_timeout: Duration,

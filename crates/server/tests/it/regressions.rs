@@ -6,8 +6,10 @@ use std::sync::{Arc, Condvar, Mutex, mpsc};
 use serde_json::{Map, Value as Json, json};
 use tidewire::{Auth, ProgrammaticQuery, RequestError, View};
 use tidewire_testkit::{PATIENCE, wait_until_async};
+use tokio::io::AsyncWriteExt as _;
 
 use crate::client::{Client, Tokens, options, serve};
+use crate::raw::Raw;
 use crate::tides::{fill, serve_tides_with};
 
 /// Code of a host that says whether there is a tide, when it is let.
@@ -148,4 +150,23 @@ async fn whoever_revokes_may_look_at_the_server_meanwhile() {
     let (count, _server) = hears.recv_timeout(PATIENCE).expect("it does not wait for itself");
     assert_eq!(count, 1);
     assert_eq!(client.closed().await, (4002, "session_revoked".to_owned()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_asks_by_http_and_does_not_read_is_cut_off() {
+    let mut options = options();
+    options.max_connections = 1;
+    options.handshake_timeout = std::time::Duration::from_millis(50);
+    let server = serve(options).await;
+    let raw = Raw::connect(&server).await;
+    // More than is sent to somebody who reads none of it. It may be cut off before it has asked for all.
+    let asks = b"GET /metrics HTTP/1.1\r\nHost: tide\r\n\r\n".repeat(20_000);
+    let asking = raw.split(asks);
+    wait_until_async("its place is free", PATIENCE, async || {
+        let mut raw = Raw::connect(&server).await;
+        let _ = raw.stream.write_all(b"GET /health HTTP/1.1\r\nHost: tide\r\nConnection: close\r\n\r\n").await;
+        raw.more().await && raw.head().await.0 == 200
+    })
+    .await;
+    drop(asking);
 }
