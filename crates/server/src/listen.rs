@@ -58,6 +58,11 @@ pub(crate) enum Phase {
     Dropped,
 }
 
+/// Until nobody needs the server any more. That nobody can say so is as good.
+async fn until_dropped(mut phase: watch::Receiver<Phase>) {
+    let _ = phase.wait_for(|phase| *phase == Phase::Dropped).await;
+}
+
 async fn until_stopped(phase: &mut watch::Receiver<Phase>) {
     // That nobody can say so any more is as good.
     let _ = phase.wait_for(|phase| *phase != Phase::Open).await;
@@ -105,7 +110,7 @@ impl Listening {
         }
         drop(listener);
         // Who stops it in order has ended all connections by then; who gives up on that has not.
-        let _ = stopped.wait_for(|phase| *phase == Phase::Dropped).await;
+        until_dropped(stopped).await;
         self.supervisor.shutdown(Shutdown::default()).await;
     }
 
@@ -123,20 +128,24 @@ impl Listening {
             tracing::debug!(%peer, %error, "small writes may be delayed");
         }
         let listening = self.clone();
+        let dropped = until_dropped(self.stopped.clone());
         tokio::spawn(async move {
-            match listening.tls.clone() {
-                None => listening.speak_http(socket, peer).await,
-                Some(tls) => {
-                    let limit = listening.core.options.handshake_timeout;
-                    match tokio::time::timeout(limit, tls.accept(socket)).await {
-                        Ok(Ok(stream)) => listening.speak_http(stream, peer).await,
-                        Ok(Err(error)) => tracing::debug!(%peer, %error, "a TLS handshake failed"),
-                        Err(_) => tracing::debug!(%peer, "a TLS handshake took too long"),
-                    }
-                }
+            tokio::select! {
+                () = listening.talk(socket, peer) => {}
+                // Whoever is slow to say what they want does not hold a server that has ended.
+                () = dropped => {}
             }
             drop(place);
         });
+    }
+
+    async fn talk(&self, socket: TcpStream, peer: SocketAddr) {
+        let Some(tls) = &self.tls else { return self.speak_http(socket, peer).await };
+        match tokio::time::timeout(self.core.options.handshake_timeout, tls.accept(socket)).await {
+            Ok(Ok(stream)) => self.speak_http(stream, peer).await,
+            Ok(Err(error)) => tracing::debug!(%peer, %error, "a TLS handshake failed"),
+            Err(_) => tracing::debug!(%peer, "a TLS handshake took too long"),
+        }
     }
 
     async fn speak_http<S>(&self, stream: S, peer: SocketAddr)

@@ -5,10 +5,11 @@ use std::sync::{Arc, Condvar, Mutex, mpsc};
 
 use serde_json::{Map, Value as Json, json};
 use tidewire::{Auth, ProgrammaticQuery, RequestError, View};
+use tidewire_store::{Store, StoreOptions};
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::io::AsyncWriteExt as _;
 
-use crate::client::{Client, Tokens, options, serve};
+use crate::client::{Client, Tokens, options, serve, serve_store};
 use crate::raw::Raw;
 use crate::tides::{fill, serve_tides_with};
 
@@ -169,4 +170,21 @@ async fn whoever_asks_by_http_and_does_not_read_is_cut_off() {
     })
     .await;
     drop(asking);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_dawdles_over_a_head_does_not_hold_a_server_that_has_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut options = options();
+    options.handshake_timeout = std::time::Duration::from_hours(1);
+    let (store, _) = Store::open(dir.path(), StoreOptions::default()).unwrap();
+    let server = serve_store(store, options).await;
+    let mut raw = Raw::connect(&server).await;
+    raw.write(b"GET /hea").await;
+    // Whoever comes later is answered, so the server has this one.
+    drop(Client::connect(&server).await);
+    server.stop(std::time::Duration::ZERO).await;
+    wait_until_async("the data is free", PATIENCE, async || Store::open(dir.path(), StoreOptions::default()).is_ok())
+        .await;
+    assert!(!raw.more().await);
 }
