@@ -12,6 +12,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http_body_util::Full;
+use hyper::body::Body as _;
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -276,6 +277,10 @@ fn wants_websocket(headers: &HeaderMap) -> bool {
 fn handshake(request: &Request<hyper::body::Incoming>) -> Result<HeaderValue, Refusal> {
     let headers = request.headers();
     let bad = |what: &'static str| last(plain(StatusCode::BAD_REQUEST, what));
+    if !request.body().is_end_stream() {
+        // Whoever stands in between takes it for a body, and here it would be messages.
+        return Err(bad("a WebSocket handshake has no body\n"));
+    }
     let is_get = request.method() == Method::GET && request.version() == Version::HTTP_11;
     if !is_get || !has_word(headers, header::CONNECTION, "upgrade") {
         return Err(bad("a WebSocket handshake is a GET of HTTP/1.1 with \"Connection: Upgrade\"\n"));

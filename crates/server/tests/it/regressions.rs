@@ -10,7 +10,7 @@ use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::io::AsyncWriteExt as _;
 
 use crate::client::{Client, Tokens, options, serve, serve_store};
-use crate::raw::Raw;
+use crate::raw::{Raw, handshake};
 use crate::tides::{fill, serve_tides_with};
 
 /// Code of a host that says whether there is a tide, when it is let.
@@ -187,4 +187,17 @@ async fn whoever_dawdles_over_a_head_does_not_hold_a_server_that_has_stopped() {
     wait_until_async("the data is free", PATIENCE, async || Store::open(dir.path(), StoreOptions::default()).is_ok())
         .await;
     assert!(!raw.more().await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handshake_has_no_body() {
+    let server = serve(options()).await;
+    for (more, body) in [("Content-Length: 4\r\n", "tide"), ("Transfer-Encoding: chunked\r\n", "0\r\n\r\n")] {
+        let mut raw = Raw::connect(&server).await;
+        raw.write(format!("{}{body}", handshake("/", more)).as_bytes()).await;
+        assert_eq!(raw.head().await.0, 400, "{more}");
+    }
+    let mut raw = Raw::connect(&server).await;
+    raw.write(handshake("/", "Content-Length: 0\r\n").as_bytes()).await;
+    assert_eq!(raw.head().await.0, 101);
 }
