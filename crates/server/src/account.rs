@@ -47,8 +47,13 @@ impl Serving {
     /// Somebody is logged in in place of whoever was before. Subscriptions are reviewed before that: nobody sees what is not for
     /// them.
     async fn change(&self, login: Option<Arc<Login>>) -> Result<(), RequestError> {
+        let is_required = self.core.requires_auth();
+        if self.connection.outlet.is_expired(|| self.core.store.now()) {
+            // What they may follow would end with the session that is over, when the review shows them their rows.
+            self.connection.owe_to(login.as_deref(), is_required);
+        }
         self.review(&Caller::new(self.core.auth.clone(), login.clone())).await?;
-        self.connection.set_login(login, self.core.requires_auth());
+        self.connection.set_login(login, is_required);
         Ok(())
     }
 

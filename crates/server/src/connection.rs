@@ -57,10 +57,15 @@ impl Connection {
 
     /// Somebody logs in, or out.
     pub(crate) fn set_login(&self, login: Option<Arc<Login>>, is_required: bool) {
-        // Where nobody has to log in, what was subscribed to goes on without.
-        let expires_at = login.as_ref().filter(|_| is_required).and_then(|login| login.session.expires_at);
-        self.outlet.set_expiry(expires_at);
+        self.owe_to(login.as_deref(), is_required);
         self.state().login = login;
+    }
+
+    /// What is followed ends with this session.
+    pub(crate) fn owe_to(&self, login: Option<&Login>, is_required: bool) {
+        // Where nobody has to log in, what was subscribed to goes on without.
+        let expires_at = login.filter(|_| is_required).and_then(|login| login.session.expires_at);
+        self.outlet.set_expiry(expires_at);
     }
 
     pub(crate) fn subscriptions(&self) -> Vec<Arc<Forward>> {

@@ -4,12 +4,13 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 
 use serde_json::{Map, Value as Json, json};
-use tidewire::{Auth, ProgrammaticQuery, RequestError, View};
+use tidewire::{Auth, ProgrammaticQuery, RequestError, TokenExpiry, View};
 use tidewire_store::{Store, StoreOptions};
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::io::AsyncWriteExt as _;
 
 use crate::client::{Client, Tokens, options, serve, serve_store};
+use crate::house::{House, ids, only, own_rows, tokens, user};
 use crate::raw::{Raw, handshake};
 use crate::tides::{fill, serve_tides_with};
 
@@ -200,4 +201,25 @@ async fn a_handshake_has_no_body() {
     let mut raw = Raw::connect(&server).await;
     raw.write(handshake("/", "Content-Length: 0\r\n").as_bytes()).await;
     assert_eq!(raw.head().await.0, 101);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_logs_in_after_their_time_goes_on_with_what_they_may_follow() {
+    let mut brief = user("brief", &["member"]);
+    brief.expiry = TokenExpiry::After(std::time::Duration::from_secs(1));
+    let auth = only(tokens([brief, user("ann", &["member"])]), [own_rows("member")]);
+    let gated = Arc::new(Gated::default());
+    let house = House::open_with(auth, |options| {
+        options.queries.insert("gated".to_owned(), gated as _);
+    })
+    .await;
+    house.bucket("tides", [json!({"id": "a", "owner": "ann"}), json!({"id": "b", "owner": "brief"})]).await;
+    let mut client = house.client("brief").await;
+    let first = client.ask("store.subscribe", json!({"config": {"bucket": "tides"}})).await;
+    assert_eq!(ids(&first["data"]), ["b"]);
+    client.ask("store.subscribe", json!({"query": "gated"})).await;
+    house.advance(1000);
+    client.ask("auth.login", json!({"token": "ann"})).await;
+    assert_eq!(ids(&client.push().await["data"]), ["a"]);
+    assert_eq!(house.server.stats().subscriptions, 2);
 }
