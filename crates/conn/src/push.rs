@@ -11,7 +11,7 @@ use tokio::sync::{Semaphore, mpsc};
 
 use crate::outbox::Outbox;
 use crate::session::Facts;
-use crate::{FrameLike, ReplyTicket};
+use crate::{Counters, FrameLike, ReplyTicket};
 
 /// How urgent a pushed frame is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -221,6 +221,11 @@ impl<F: FrameLike> PushHandle<F> {
     /// of it counts for that room.
     pub fn queued_bytes(&self) -> usize {
         self.0.queued_bytes()
+    }
+
+    /// What has gone through the connection when it last waited for its peer: whether a slow one takes anything at all.
+    pub fn counters(&self) -> Counters {
+        self.0.facts().map_or_else(Counters::default, |facts| facts.traffic.counters())
     }
 
     /// Pushes that are never written before a certain reply. If the ticket is that of another connection, they are pushes like

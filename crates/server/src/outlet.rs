@@ -106,13 +106,13 @@ impl Outlet {
         let (outlet, minded) = (Arc::clone(self), Arc::downgrade(core));
         core.runtime.spawn(async move {
             loop {
-                let before = (outlet.drained.load(SeqCst), outlet.handle.queued_bytes());
+                let before = (outlet.drained.load(SeqCst), outlet.handle.counters().bytes_out);
                 tokio::time::sleep(STALL).await;
                 let is_drained = outlet.drained.load(SeqCst) != before.0;
                 if outlet.handle.is_closed() || is_drained && outlet.leave_alone() {
                     return;
                 }
-                if !is_drained && outlet.handle.queued_bytes() >= before.1 {
+                if !is_drained && outlet.handle.counters().bytes_out == before.1 {
                     if let Some(core) = minded.upgrade() {
                         outlet.give_up(&core.counters);
                     }
