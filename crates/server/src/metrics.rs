@@ -37,7 +37,7 @@ pub struct ServerStats {
     pub wire: Json,
 }
 
-pub(crate) fn stats(core: &Core, _conn: &tidewire_conn::Stats, address: SocketAddr) -> ServerStats {
+pub(crate) fn stats(core: &Core, address: SocketAddr) -> ServerStats {
     let rows = core.rows();
     let counters = &core.counters;
     ServerStats {

@@ -143,7 +143,7 @@ impl Server {
 
     /// How it is, and what it has done.
     pub fn stats(&self) -> ServerStats {
-        metrics::stats(&self.core, &self.supervisor.stats(), self.address)
+        metrics::stats(&self.core, self.address)
     }
 
     /// Ends every connection whose session is meant, with a notice, and lets their users log in again only after a while. Returns
