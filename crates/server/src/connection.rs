@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Value as Json, json};
@@ -24,6 +24,8 @@ pub(crate) struct Connection {
     pub(crate) outlet: Arc<Outlet>,
     /// How many subscriptions it has.
     pub(crate) subscription_count: Arc<AtomicUsize>,
+    /// The subscription that is asked first when there is room for what was held back.
+    turn: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -42,6 +44,7 @@ impl Connection {
             connected_at,
             outlet: Arc::new(outlet),
             subscription_count: Arc::default(),
+            turn: AtomicU64::new(0),
             state: Mutex::default(),
         }
     }
@@ -97,9 +100,16 @@ impl Connection {
 
     /// There is room for what was held back.
     pub(crate) fn catch_up(&self) {
-        for forward in self.subscriptions() {
+        let mut forwards = self.subscriptions();
+        // Whoever had no room the last time comes first.
+        let turn = self.turn.load(Relaxed);
+        let first = forwards.partition_point(|forward| forward.number < turn);
+        forwards.rotate_left(first);
+        for forward in &forwards {
             forward.catch_up();
         }
+        let next = forwards.iter().find(|forward| forward.is_behind());
+        self.turn.store(next.map_or(0, |forward| forward.number), Relaxed);
     }
 
     /// The connection has gone.

@@ -11,7 +11,7 @@ use crate::core::Core;
 use crate::counters::Counters;
 
 /// How long a client may take nothing of what it is sent while there is more than there may be.
-const STALL: Duration = Duration::from_secs(1);
+const STALL: Duration = Duration::from_secs(3);
 
 /// The way out of a connection.
 ///

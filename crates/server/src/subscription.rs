@@ -246,6 +246,11 @@ impl Forward {
         self.outlet.is_above_mark() || !self.is_behind.swap(false, SeqCst)
     }
 
+    /// Whether something may wait until the connection has sent what it has.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.is_behind.load(SeqCst)
+    }
+
     /// The connection has sent what it had.
     pub(crate) fn catch_up(self: &Arc<Self>) {
         if self.is_behind.swap(false, SeqCst) {
