@@ -1,6 +1,7 @@
 //! A server to talk to, and a client that is not ours to talk to it.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
@@ -13,10 +14,12 @@ use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async_with_config};
 
-/// Options of a server on a port of its own.
+/// Options of a server on a port of its own, which asks nobody for signs of life.
 pub(crate) fn options() -> ServerOptions {
     let mut options = ServerOptions::default();
     options.port = 0;
+    // A slow machine is no silent client.
+    options.heartbeat.interval = Duration::from_hours(1);
     options
 }
 
