@@ -1,30 +1,77 @@
-//! A client of Redis and Valkey. So far there is its codec: RESP3 and RESP2 without I/O, for clients and for servers.
+//! A client of Redis and Valkey.
 //!
-//! A [`Decoder`] takes replies and pushes from the front of what was read, whatever the pieces in which it came. Strings are
-//! parts of the input, not copies. [`encode_command`] writes commands, and a [`Value`] or [`Message`] encodes itself.
+//! A [`Client`] has one connection, which any number of tasks share: what they ask at the same time is written together, and each
+//! gets its own reply. It is made anew when it is lost, and nothing is ever sent twice: an [`Error`] says whether the server may have
+//! executed the command. Whoever gives up leaves nobody else without their reply, and nobody waits for ever.
 //!
 //! ```
-//! use bytes::BytesMut;
-//! use tidewire_redis::{Decoder, Message, Value, encode_command};
+//! use tidewire_redis::{Client, Command, Options, Pipeline, Script, commands};
 //!
-//! let mut output = BytesMut::new();
-//! encode_command(&["GET", "tide"], &mut output);
-//! assert_eq!(output, "*2\r\n$3\r\nGET\r\n$4\r\ntide\r\n");
+//! # let redis = tidewire_testkit::RedisServer::start();
+//! # let url = format!("redis://{}", redis.addr());
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! let client = Client::start(Options::from_url(&url)?);
 //!
-//! // A push may come before the reply. It is told apart by its type.
-//! let mut decoder = Decoder::default();
-//! let mut input = BytesMut::from(">2\r\n+invalidate\r\n*1\r\n$4\r\ntide\r\n$4\r\nhi");
-//! assert!(matches!(decoder.decode(&mut input)?, Some(Message::Push(_))));
-//! assert_eq!(decoder.decode(&mut input)?, None);
+//! // One command, one type.
+//! client.send(commands::set("tide", "high")).await?;
+//! let tide = client.send(commands::get("tide").returning::<Option<String>>()).await?;
+//! assert_eq!(tide.as_deref(), Some("high"));
 //!
-//! input.extend_from_slice(b"gh\r\n");
-//! assert_eq!(decoder.decode(&mut input)?, Some(Message::Reply(Value::from("high"))));
-//! # Ok::<(), tidewire_redis::DecodeError>(())
+//! // Any command, by hand.
+//! let length: i64 = client.send(Command::new("STRLEN").arg("tide").returning()).await?;
+//! assert_eq!(length, 4);
+//!
+//! // Several at once, with a result for each.
+//! let (count, kind) = client.pipeline(Pipeline::new().then(commands::incr("visits")).then(commands::key_type("tide"))).await?;
+//! assert_eq!((count?, &*kind?), (1, "string"));
+//!
+//! // A script, sent as a whole only if the server does not have it.
+//! let double = Script::new("return 2 * ARGV[1]").returning::<i64>().arg(21);
+//! assert_eq!(client.invoke(&double).await?, 42);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # }).unwrap();
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! A [`Request`] is a command and the type that its reply becomes, by [`FromValue`]. Those of the common commands are in
+//! [`commands`], any other is built with [`Command`]. What the connection is doing is a stream of [`States`].
+//!
+//! The parts without I/O are there as well, for servers and for other clients: a [`Decoder`] takes replies and pushes from the front of
+//! what was read, whatever the pieces in which it came, and [`encode_command`] writes commands.
 
+mod client;
+mod command;
+pub mod commands;
+mod connection;
+mod convert;
+mod credentials;
+mod error;
+mod observe;
+mod options;
+mod pipeline;
+mod request;
 mod resp;
+mod script;
+mod slow;
+mod state;
+mod stats;
+mod url;
 
+pub use client::Client;
+pub use command::{Command, CommandError, ToArgument, ToPair};
+pub use connection::Connection;
+pub use convert::{FromValue, Ignore, Serde};
+pub use credentials::{Credentials, LoginError, LoginFuture};
+pub use error::{ConversionError, Error, ErrorCode, Fault, Outcome, Phase, ServerError};
+pub use options::{Address, Login, Options, WhenFull, WhileDown};
+pub use pipeline::{Append, Pipeline, Slots};
+pub use request::{Request, read_reply};
 pub use resp::{
     Attributed, DecodeError, DecodeErrorKind, Decoder, DecoderOptions, EncodeError, Message, Output, Value, Version,
     command_len, encode_argument, encode_command, encode_command_head,
 };
+pub use script::{Invocation, Script};
+pub use slow::{Slow, SlowCommand};
+pub use state::{State, States, Status};
+pub use stats::{ClientStats, Latency, TimeoutStats};
+pub use url::UrlError;

@@ -1,10 +1,10 @@
-//! What decoding costs in memory, by an allocator that counts.
+//! What decoding, conversions and commands cost in memory, by an allocator that counts.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use bytes::{BufMut, BytesMut};
-use tidewire_redis::{Decoder, DecoderOptions, Message, Value};
+use bytes::{BufMut, Bytes, BytesMut};
+use tidewire_redis::{Decoder, DecoderOptions, FromValue, Message, Value, commands};
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
@@ -146,4 +146,41 @@ fn a_reply_costs_one_allocation_per_aggregate() {
         }
         drop(first);
     }
+}
+
+#[test]
+fn a_conversion_costs_one_allocation_per_collection() {
+    let strings = || Value::Array(vec![Value::Bulk(Bytes::from_static(b"hello")); 1000]);
+    let (converted, allocations, _) = cost(|| Bytes::from_value(Value::Bulk(Bytes::from_static(b"hello"))));
+    assert_eq!((converted, allocations), (Ok("hello".into()), 0));
+
+    let value = strings();
+    let (converted, allocations, _) = cost(|| Vec::<Bytes>::from_value(value));
+    assert!(converted.is_ok_and(|items| items.len() == 1000) && allocations <= 1, "{allocations}");
+    let value = strings();
+    let (converted, allocations, _) = cost(|| Vec::<Option<Bytes>>::from_value(value));
+    assert!(converted.is_ok_and(|items| items.len() == 1000) && allocations <= 1, "{allocations}");
+    let value = strings();
+    let (converted, allocations, _) = cost(|| Vec::<(Bytes, Bytes)>::from_value(value));
+    assert!(converted.is_ok_and(|items| items.len() == 500) && allocations <= 1, "{allocations}");
+    let value = Value::Array(vec![Value::from(7); 5]);
+    let (converted, allocations, _) = cost(|| <(u8, u16, u32, u64, i64)>::from_value(value));
+    assert_eq!((converted, allocations), (Ok((7, 7, 7, 7, 7)), 0));
+}
+
+#[test]
+fn a_large_value_is_copied_once() {
+    let value = vec![b'x'; 1 << 20];
+    let (_, allocations, bytes) = cost(|| commands::set("a:key", &value));
+    assert!(allocations == 2 && bytes < value.len() + 1024, "{allocations} allocations, {bytes} bytes");
+}
+
+#[test]
+fn a_small_command_costs_one_allocation() {
+    let (_, allocations, _) = cost(|| commands::get("a:key:of:usual:length"));
+    assert_eq!(allocations, 1);
+    let (_, allocations, _) = cost(|| commands::set("a:key", [b'x'; 64]));
+    assert_eq!(allocations, 1);
+    let (_, allocations, _) = cost(|| commands::hset("a:key", [("field", 1), ("other", 2)]));
+    assert_eq!(allocations, 1);
 }

@@ -1,0 +1,409 @@
+//! A command, encoded while it is built.
+
+use std::borrow::Cow;
+use std::fmt::{self, Debug, Formatter};
+use std::io::Write;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+
+use crate::request::Request;
+use crate::resp::encode_argument;
+
+/// Any command, with its arguments.
+///
+/// ```
+/// use tidewire_redis::Command;
+///
+/// let command = Command::new("CLIENT").arg("NO-EVICT").arg("on");
+/// assert_eq!(command.as_bytes(), b"*3\r\n$6\r\nCLIENT\r\n$8\r\nNO-EVICT\r\n$2\r\non\r\n");
+/// ```
+#[derive(Clone)]
+pub struct Command {
+    /// The encoded command, from `start` on. What stands before is room for a longer head.
+    buffer: Vec<u8>,
+    start: usize,
+    arguments: usize,
+    /// What is wrong with it, if anything is. It is told when it is to be sent.
+    problem: Option<CommandError>,
+}
+
+/// Why a command cannot be sent.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CommandError {
+    /// The name is not one word.
+    #[error(
+        "\"{}\" is not the name of a command: it is one word, and what follows are arguments, as in \
+         Command::new(\"CLIENT\").arg(\"INFO\")",
+        name.escape_debug()
+    )]
+    Name {
+        /// The name.
+        name: Box<str>,
+    },
+    /// An argument is longer than servers accept. They would close the connection.
+    #[error("an argument of {len} bytes: servers accept {} at most", Command::MAX_ARGUMENT)]
+    ArgumentTooLong {
+        /// Its length in bytes.
+        len: usize,
+    },
+    /// There are more arguments than servers accept. They would close the connection.
+    #[error("more than {} arguments: servers accept no more, use several commands", Command::MAX_ARGUMENTS)]
+    TooManyArguments,
+}
+
+/// What can be an argument: exactly one string of bytes.
+///
+/// There is none for `bool`, as every command has its own words for yes and no. Several arguments, or perhaps none, are for
+/// [`Command::args`], which also takes an `Option`.
+pub trait ToArgument {
+    /// Calls `f` with the bytes.
+    fn with_bytes<R>(&self, f: impl FnOnce(&[u8]) -> R) -> R;
+}
+
+/// What can be two arguments: a field and its value.
+pub trait ToPair {
+    /// Adds both.
+    fn add_to(&self, command: &mut Command);
+}
+
+/// Room for the head of the most arguments.
+const HEAD: usize = "*1048576\r\n".len();
+
+/// What stands around the longest argument.
+const ARGUMENT: usize = "$536870912\r\n\r\n".len();
+
+/// What a small command needs. It is one allocation, whatever is added.
+const SMALL: usize = 120;
+
+impl Command {
+    /// The longest argument, in bytes. It is the default of servers, too.
+    pub const MAX_ARGUMENT: usize = 512 * 1024 * 1024;
+
+    /// The most arguments, with the name. Older servers have this limit.
+    pub const MAX_ARGUMENTS: usize = 1024 * 1024;
+
+    /// A command without arguments. The name is one word; a subcommand is the first argument.
+    pub fn new(name: &str) -> Self {
+        let mut buffer = Vec::with_capacity(SMALL.max(name.len() + 2 * HEAD));
+        buffer.resize(HEAD, 0);
+        let mut command = Self { buffer, start: HEAD, arguments: 0, problem: None };
+        if name.is_empty() || name.contains(|c: char| c.is_whitespace() || c.is_control()) {
+            command.problem = Some(CommandError::Name { name: name.into() });
+        }
+        command.push(name);
+        command
+    }
+
+    /// Adds an argument.
+    #[must_use]
+    pub fn arg(mut self, argument: impl ToArgument) -> Self {
+        self.push(argument);
+        self
+    }
+
+    /// Adds all of these. An `Option` adds one or none.
+    #[must_use]
+    pub fn args(mut self, arguments: impl IntoIterator<Item: ToArgument>) -> Self {
+        for argument in arguments {
+            self.push(argument);
+        }
+        self
+    }
+
+    /// Adds pairs, of a map or of a slice of tuples.
+    #[must_use]
+    pub fn pairs(mut self, pairs: impl IntoIterator<Item: ToPair>) -> Self {
+        for pair in pairs {
+            pair.add_to(&mut self);
+        }
+        self
+    }
+
+    /// Adds a word if it applies.
+    #[must_use]
+    pub fn flag(self, word: &str, applies: bool) -> Self {
+        self.args(applies.then_some(word))
+    }
+
+    /// Adds a word and its value, if there is one.
+    #[must_use]
+    pub fn option(self, word: &str, value: Option<impl ToArgument>) -> Self {
+        match value {
+            Some(value) => self.arg(word).arg(value),
+            None => self,
+        }
+    }
+
+    /// Adds an argument in place.
+    pub fn push(&mut self, argument: impl ToArgument) {
+        argument.with_bytes(|bytes| {
+            if bytes.len() > Self::MAX_ARGUMENT {
+                self.fail(CommandError::ArgumentTooLong { len: bytes.len() });
+            } else if self.count(1) {
+                // At once, so that a large value is not moved for the two bytes that follow it.
+                self.buffer.reserve(bytes.len() + ARGUMENT);
+                encode_argument(bytes, &mut self.buffer);
+            }
+        });
+    }
+
+    /// The command as a request for this type.
+    pub fn returning<T>(self) -> Request<T> {
+        Request::new(self)
+    }
+
+    /// The name.
+    pub fn name(&self) -> &str {
+        let word = self.buffer[HEAD..].split(|byte| *byte == b'\n').nth(1).unwrap_or_default();
+        // Only a name that was refused can have line breaks, and be cut short here.
+        str::from_utf8(word.trim_ascii_end()).unwrap_or("")
+    }
+
+    /// The encoded command.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.buffer[self.start..]
+    }
+
+    /// The encoded command. No byte is copied.
+    pub fn into_bytes(self) -> Bytes {
+        Bytes::from(self.buffer).split_off(self.start)
+    }
+
+    /// The bytes of the encoded command.
+    pub fn size(&self) -> usize {
+        self.buffer.len() - self.start
+    }
+
+    /// What is wrong with the command, if anything is.
+    pub fn check(&self) -> Result<(), CommandError> {
+        self.problem.clone().map_or(Ok(()), Err)
+    }
+
+    /// Adds arguments that were encoded apart.
+    pub(crate) fn append_arguments(&mut self, other: &Arguments) {
+        if let Some(problem) = &other.0.problem {
+            self.fail(problem.clone());
+        } else if self.count(other.0.arguments) {
+            self.buffer.extend_from_slice(&other.0.buffer[HEAD..]);
+        }
+    }
+
+    /// Keeps the first problem.
+    fn fail(&mut self, problem: CommandError) {
+        self.problem.get_or_insert(problem);
+    }
+
+    /// Makes the head say so many more. False if they are too many.
+    fn count(&mut self, more: usize) -> bool {
+        if self.arguments + more > Self::MAX_ARGUMENTS {
+            self.fail(CommandError::TooManyArguments);
+            return false;
+        }
+        self.arguments += more;
+        let mut digits = itoa::Buffer::new();
+        let digits = digits.format(self.arguments).as_bytes();
+        self.start = HEAD - digits.len() - 3;
+        self.buffer[self.start] = b'*';
+        self.buffer[self.start + 1..HEAD - 2].copy_from_slice(digits);
+        self.buffer[HEAD - 2..HEAD].copy_from_slice(b"\r\n");
+        true
+    }
+}
+
+/// Without the arguments: they may be secret.
+impl Debug for Command {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Command")
+            .field("name", &self.name())
+            .field("arguments", &(self.arguments - 1))
+            .field("size", &self.size())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Arguments that are not yet those of a command.
+#[derive(Clone)]
+pub(crate) struct Arguments(Command);
+
+impl Arguments {
+    pub(crate) fn new() -> Self {
+        Self(Command { buffer: vec![0; HEAD], start: HEAD, arguments: 0, problem: None })
+    }
+
+    pub(crate) fn push(&mut self, argument: impl ToArgument) {
+        self.0.push(argument);
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.arguments
+    }
+}
+
+macro_rules! argument_as_bytes {
+    ($([$($generics:tt)*] $type:ty),* $(,)?) => {$(
+        impl<$($generics)*> ToArgument for $type {
+            fn with_bytes<R>(&self, f: impl FnOnce(&[u8]) -> R) -> R {
+                f(self.as_ref())
+            }
+        }
+    )*};
+}
+
+argument_as_bytes! { [] str, [] [u8], [const N: usize] [u8; N], [] Vec<u8>, [] Bytes, [] BytesMut }
+
+macro_rules! argument_as_str {
+    ($($type:ty),* $(,)?) => {$(
+        impl ToArgument for $type {
+            fn with_bytes<R>(&self, f: impl FnOnce(&[u8]) -> R) -> R {
+                f(self.as_bytes())
+            }
+        }
+    )*};
+}
+
+argument_as_str! { String, Box<str>, Arc<str>, Cow<'_, str> }
+
+impl ToArgument for Cow<'_, [u8]> {
+    fn with_bytes<R>(&self, f: impl FnOnce(&[u8]) -> R) -> R {
+        f(self)
+    }
+}
+
+macro_rules! argument_as_digits {
+    ($($type:ty),* $(,)?) => {$(
+        impl ToArgument for $type {
+            fn with_bytes<R>(&self, f: impl FnOnce(&[u8]) -> R) -> R {
+                f(itoa::Buffer::new().format(*self).as_bytes())
+            }
+        }
+    )*};
+}
+
+argument_as_digits! { i8, i16, i32, i64, i128, isize, u8, u16, u32, u64, u128, usize }
+
+/// The most that a double has in digits: a sign, `0.`, and 1074 places at most, of which the shortest form uses 324 or fewer.
+const DOUBLE: usize = 352;
+
+macro_rules! argument_as_decimal {
+    ($($type:ty),* $(,)?) => {$(
+        /// The shortest decimal that is read as the same number. It has no exponent: `1e21` is written with its zeros.
+        impl ToArgument for $type {
+            fn with_bytes<R>(&self, f: impl FnOnce(&[u8]) -> R) -> R {
+                let mut text = [0; DOUBLE];
+                let mut rest = &mut text[..];
+                let written = write!(rest, "{self}");
+                debug_assert!(written.is_ok(), "{self} is longer than any number");
+                let len = DOUBLE - rest.len();
+                f(&text[..len])
+            }
+        }
+    )*};
+}
+
+argument_as_decimal! { f32, f64 }
+
+impl<T: ToArgument + ?Sized> ToArgument for &T {
+    fn with_bytes<R>(&self, f: impl FnOnce(&[u8]) -> R) -> R {
+        T::with_bytes(self, f)
+    }
+}
+
+impl<A: ToArgument, B: ToArgument> ToPair for (A, B) {
+    fn add_to(&self, command: &mut Command) {
+        command.push(&self.0);
+        command.push(&self.1);
+    }
+}
+
+impl<T: ToPair> ToPair for &T {
+    fn add_to(&self, command: &mut Command) {
+        T::add_to(self, command);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::resp::encode_command;
+
+    fn text(command: &Command) -> String {
+        String::from_utf8_lossy(command.as_bytes()).replace("\r\n", " ")
+    }
+
+    fn argument(argument: impl ToArgument) -> String {
+        argument.with_bytes(|bytes| String::from_utf8_lossy(bytes).into_owned())
+    }
+
+    #[test]
+    fn it_is_built_from_all_kinds() {
+        let command = Command::new("X")
+            .arg(b"\x01")
+            .arg(-5)
+            .args(["a", "b"])
+            .args(None::<&str>)
+            .args(Some(1.5))
+            .pairs(&[("f", 1)])
+            .flag("NO", false)
+            .flag("YES", true)
+            .option("EX", Some(3))
+            .option("PX", None::<u8>);
+        let expected = "*11 $1 X $1 \x01 $2 -5 $1 a $1 b $3 1.5 $1 f $1 1 $3 YES $2 EX $1 3 ";
+        assert_eq!((text(&command).as_str(), command.size()), (expected, command.as_bytes().len()));
+        assert_eq!(command.check(), Ok(()));
+        assert_eq!(command.clone().into_bytes(), command.as_bytes());
+    }
+
+    #[test]
+    fn numbers_have_no_exponent() {
+        assert_eq!(
+            (argument(1.0), argument(-0.1_f32), argument(1e21)),
+            ("1".into(), "-0.1".into(), format!("1{:021}", 0))
+        );
+        assert_eq!((argument(f64::INFINITY), argument(f64::NEG_INFINITY)), ("inf".into(), "-inf".into()));
+        for extreme in
+            [f64::MAX, f64::MIN, f64::MIN_POSITIVE, -f64::from_bits(1), f64::from_bits(0x000f_ffff_ffff_ffff)]
+        {
+            assert_eq!(argument(extreme).parse(), Ok(extreme));
+        }
+    }
+
+    #[test]
+    fn a_name_is_one_word() {
+        for name in ["", "CLIENT INFO", "GET\r\n", "A\tB", "A\0"] {
+            let command = Command::new(name).arg("x");
+            assert_eq!(command.check(), Err(CommandError::Name { name: name.into() }));
+        }
+        assert_eq!(Command::new("JSON.SET").arg("a b\r\n").check(), Ok(()));
+    }
+
+    #[test]
+    fn too_many_arguments_are_refused() {
+        let command = Command::new("DEL").args(std::iter::repeat_n("", Command::MAX_ARGUMENTS - 1));
+        assert_eq!(command.check(), Ok(()));
+        assert!(command.as_bytes().starts_with(b"*1048576\r\n$3\r\nDEL\r\n"));
+        assert_eq!(command.arg("").check(), Err(CommandError::TooManyArguments));
+    }
+
+    #[test]
+    fn what_is_shown_is_not_secret() {
+        let shown = format!("{:?}", Command::new("AUTH").arg("hunter2"));
+        assert_eq!(shown, "Command { name: \"AUTH\", arguments: 1, size: 27, .. }");
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_what_the_codec_writes(arguments in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..120)) {
+            let mut all = vec![b"NAME".to_vec()];
+            all.extend(arguments.iter().cloned());
+            let mut expected = Vec::new();
+            encode_command(&all, &mut expected);
+            let command = Command::new("NAME").args(&arguments);
+            prop_assert_eq!(command.as_bytes(), &expected[..]);
+            prop_assert_eq!(command.name(), "NAME");
+        }
+    }
+}

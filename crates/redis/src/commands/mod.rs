@@ -1,0 +1,63 @@
+//! The common commands, each as a [`Request`](crate::Request) for the type that its reply is.
+//!
+//! Another type is asked for with [`returning`](crate::Request::returning), and any other command is built with
+//! [`Command`]. There are no commands here that make a connection wait or change its state: on a shared
+//! connection they would do so to everybody.
+//!
+//! ```
+//! use std::time::Duration;
+//! use tidewire_redis::commands::{self, SetOptions};
+//!
+//! let set = commands::set_with("k", "v", SetOptions::new().expire_in(Duration::from_secs(60)).if_absent());
+//! assert_eq!(set.command().as_bytes(), b"*6\r\n$3\r\nSET\r\n$1\r\nk\r\n$1\r\nv\r\n$2\r\nNX\r\n$2\r\nPX\r\n$5\r\n60000\r\n");
+//! ```
+//!
+//! Times are sent in milliseconds where a command has two forms. Parts of a millisecond are rounded up, so that what was to
+//! live for a short time does not expire at once.
+
+mod group;
+mod hash;
+mod key;
+mod list;
+mod scripting;
+mod server;
+mod set;
+mod sorted_set;
+mod stream;
+mod string;
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::command::{Command, ToArgument};
+
+pub use group::*;
+pub use hash::*;
+pub use key::*;
+pub use list::*;
+pub use scripting::*;
+pub use server::*;
+pub use set::*;
+pub use sorted_set::*;
+pub use stream::*;
+pub use string::*;
+
+/// Whole milliseconds, rounded up.
+fn milliseconds(duration: Duration) -> u128 {
+    duration.as_nanos().div_ceil(1_000_000)
+}
+
+/// Whole milliseconds since 1970. What was before that has expired as surely as what was then.
+fn unix_milliseconds(time: SystemTime) -> u128 {
+    milliseconds(time.duration_since(UNIX_EPOCH).unwrap_or_default())
+}
+
+impl Command {
+    /// Adds how many there are, and all of them.
+    fn counted(self, arguments: impl IntoIterator<Item: ToArgument, IntoIter: ExactSizeIterator>) -> Self {
+        let arguments = arguments.into_iter();
+        self.arg(arguments.len()).args(arguments)
+    }
+}
+
+#[cfg(test)]
+mod tests;

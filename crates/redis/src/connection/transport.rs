@@ -1,0 +1,196 @@
+//! Sockets to a server, and the first words on them.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::BytesMut;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+
+use crate::{
+    Address, Decoder, Error, ErrorCode, Fault, Login, Message, Options, Outcome, ServerError, Value, encode_command,
+};
+
+/// A socket to a server that has let us in.
+pub(crate) enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+/// Why there is none.
+pub(crate) enum Refusal {
+    /// It may be another time.
+    Failed(Error),
+    /// The server does not let us in.
+    Refused(Error),
+}
+
+impl From<io::Error> for Refusal {
+    fn from(error: io::Error) -> Self {
+        Self::Failed(lost(error))
+    }
+}
+
+/// A fault of the socket before anything was sent on it.
+pub(crate) fn lost(fault: impl Into<Fault>) -> Error {
+    Error::Lost { outcome: Outcome::NeverSent, source: fault.into() }
+}
+
+/// Connects, and says who we are.
+pub(crate) async fn connect(options: &Options) -> Result<Stream, Refusal> {
+    // Asked first: a server drops those who connect and do not say who they are.
+    let given = match &options.credentials {
+        Some(credentials) => {
+            Some(credentials.login().await.map_err(|source| Refusal::Failed(lost(Fault::NoLogin(source))))?)
+        }
+        None => None,
+    };
+    let mut stream = match &options.address {
+        Address::Tcp { host, port } => {
+            let socket = TcpStream::connect((host.as_str(), *port)).await?;
+            socket.set_nodelay(true)?;
+            let keepalive = socket2::TcpKeepalive::new().with_time(Duration::from_secs(30));
+            let socket_options = socket2::SockRef::from(&socket);
+            socket_options.set_tcp_keepalive(&keepalive)?;
+            #[cfg(target_os = "linux")]
+            socket_options.set_tcp_user_timeout(Some(Duration::from_secs(30)))?;
+            Stream::Tcp(socket)
+        }
+        Address::Unix(path) => Stream::Unix(UnixStream::connect(path).await?),
+    };
+    match greet(&mut stream, options, given.as_ref().or(options.login.as_ref())).await {
+        Ok(()) => Ok(stream),
+        // The next time it may be somebody else.
+        Err(Refusal::Refused(error)) if given.is_some() && is_of_login(&error) => Err(Refusal::Failed(error)),
+        Err(refusal) => Err(refusal),
+    }
+}
+
+/// Says who we are, in RESP3 if the server knows it.
+async fn greet(stream: &mut Stream, options: &Options, login: Option<&Login>) -> Result<(), Refusal> {
+    let mut talk = Talk { stream, input: BytesMut::new(), decoder: Decoder::new(options.decoder) };
+    let mut hello: Vec<&str> = vec!["HELLO", "3"];
+    let login = login.map(|login| (login.user.as_deref().unwrap_or("default"), &*login.password));
+    if let Some((user, password)) = login {
+        hello.extend(["AUTH", user, password]);
+    }
+    if let Some(name) = &options.name {
+        hello.extend(["SETNAME", name]);
+    }
+    match talk.ask(&hello).await? {
+        Ok(_) => {}
+        Err(error) if is_unknown(&error) => {
+            if let Some((user, password)) = login {
+                // Servers that know no users know this.
+                let words = ["AUTH", user, password];
+                let without_user = ["AUTH", password];
+                talk.demand(if user == "default" { &without_user } else { &words }).await?;
+            }
+            if let Some(name) = &options.name {
+                talk.demand(&["CLIENT", "SETNAME", name]).await?;
+            }
+        }
+        Err(error) => return Err(refusal(error)),
+    }
+    if options.database > 0 {
+        talk.demand(&["SELECT", &options.database.to_string()]).await?;
+    }
+    // Old servers do not know it, and nobody misses it.
+    let _ = talk.ask(&["CLIENT", "SETINFO", "LIB-NAME", "tidewire-redis"]).await?;
+    let _ = talk.ask(&["CLIENT", "SETINFO", "LIB-VER", env!("CARGO_PKG_VERSION")]).await?;
+    Ok(())
+}
+
+/// Not to be let in is for good, unless it is the server that is not ready: then it may be another time.
+fn refusal(error: Error) -> Refusal {
+    let Error::Server(said) = &error else { return Refusal::Failed(error) };
+    let is_full = said.code == ErrorCode::Err && said.message.starts_with("max number of clients");
+    if is_full || said.code.is_temporary() { Refusal::Failed(error) } else { Refusal::Refused(error) }
+}
+
+/// Whether it is who we are that a server does not like, and not what we ask for.
+fn is_of_login(error: &Error) -> bool {
+    let Error::Server(said) = error else { return false };
+    let is_old = said.message.starts_with("invalid password") || said.message.starts_with("AUTH");
+    match said.code {
+        ErrorCode::WrongPassword | ErrorCode::NoAuth | ErrorCode::NoPermission => true,
+        ErrorCode::Err => is_old,
+        _ => false,
+    }
+}
+
+/// Whether a server does not know what was asked, or not this version of the protocol.
+fn is_unknown(error: &Error) -> bool {
+    let Error::Server(said) = error else { return false };
+    let is_unknown = said.message.to_ascii_lowercase().starts_with("unknown command");
+    said.code == ErrorCode::NoProtocol || said.code == ErrorCode::Err && is_unknown
+}
+
+/// One question after the other.
+struct Talk<'a> {
+    stream: &'a mut Stream,
+    input: BytesMut,
+    decoder: Decoder,
+}
+
+impl Talk<'_> {
+    /// What the server answers, which may be an error.
+    async fn ask(&mut self, command: &[&str]) -> Result<Result<Value, Error>, Refusal> {
+        let mut output = BytesMut::new();
+        encode_command(command, &mut output);
+        self.stream.write_all(&output).await?;
+        loop {
+            match self.decoder.decode(&mut self.input).map_err(|error| Refusal::Failed(error.into()))? {
+                Some(Message::Reply(value)) => {
+                    let refused = value.as_error().map(|text| Error::Server(ServerError::parse(text)));
+                    return Ok(refused.map_or(Ok(value), Err));
+                }
+                Some(Message::Push(_)) => {}
+                None => {
+                    if self.stream.read_buf(&mut self.input).await? == 0 {
+                        return Err(Refusal::Failed(lost(Fault::EndOfStream)));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The same, where an error means that we are not let in.
+    async fn demand(&mut self, command: &[&str]) -> Result<Value, Refusal> {
+        self.ask(command).await?.map_err(refusal)
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
+            Self::Unix(stream) => Pin::new(stream).poll_read(context, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
+            Self::Unix(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_flush(context),
+            Self::Unix(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
+            Self::Unix(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Several commands that are sent at once, each with its own result.
+
+use std::fmt::{self, Debug, Formatter};
+use std::marker::PhantomData;
+
+use crate::command::CommandError;
+use crate::convert::FromValue;
+use crate::error::Error;
+use crate::request::{Request, read_reply};
+use crate::resp::Value;
+
+/// Commands that are written in one go. `S` says what the results are: a tuple of types, or a `Vec` of one type.
+///
+/// Other commands may be executed between them: it is not a transaction. Each has its own result, so an error of one hides
+/// nothing of the others.
+///
+/// ```
+/// use tidewire_redis::{Pipeline, commands};
+///
+/// // One type each: the results are a tuple.
+/// let fixed = Pipeline::new().then(commands::incr("visits")).then(commands::get("name").returning::<Option<String>>());
+/// assert_eq!(fixed.len(), 2);
+///
+/// // As many as there are keys: the results are a vector.
+/// let vector: Pipeline<Vec<_>> = ["a", "b", "c"].into_iter().map(commands::get).collect();
+/// assert_eq!(vector.len(), 3);
+/// ```
+#[must_use = "a pipeline does nothing until it is sent"]
+pub struct Pipeline<S> {
+    encoded: Vec<u8>,
+    len: usize,
+    problem: Option<CommandError>,
+    results: PhantomData<fn() -> S>,
+}
+
+/// What the results of a pipeline are: a tuple of up to twelve types, or a `Vec` of one.
+pub trait Slots {
+    /// A `Result` for each.
+    type Results;
+
+    /// Takes as many replies as there are commands, in their order.
+    fn read(len: usize, next: impl FnMut() -> Result<Value, Error>) -> Self::Results;
+}
+
+/// A tuple that one more type can be added to.
+pub trait Append<T> {
+    /// The longer tuple.
+    type Longer: Slots;
+}
+
+impl Pipeline<()> {
+    /// Without commands. [`then`](Self::then) adds them.
+    pub fn new() -> Self {
+        Self::empty()
+    }
+}
+
+impl Default for Pipeline<()> {
+    fn default() -> Self {
+        Self::empty()
+    }
+}
+
+impl<T> Pipeline<Vec<T>> {
+    /// Without commands, and for as many as are [pushed](Self::push).
+    pub fn vector() -> Self {
+        Self::empty()
+    }
+
+    /// Adds a command.
+    pub fn push(&mut self, request: impl Into<Request<T>>) {
+        self.append(&request.into());
+    }
+}
+
+impl<S> Pipeline<S> {
+    /// Adds a command, and the type of its result to the tuple.
+    #[expect(clippy::needless_pass_by_value, reason = "requests are made in place")]
+    pub fn then<T>(mut self, request: Request<T>) -> Pipeline<S::Longer>
+    where
+        S: Append<T>,
+    {
+        self.append(&request);
+        Pipeline { encoded: self.encoded, len: self.len, problem: self.problem, results: PhantomData }
+    }
+
+    /// How many commands there are.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no commands.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The encoded commands.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.encoded
+    }
+
+    /// The encoded commands.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.encoded
+    }
+
+    /// The bytes of the encoded commands.
+    pub fn size(&self) -> usize {
+        self.encoded.len()
+    }
+
+    /// What is wrong with the first command with which something is.
+    pub fn check(&self) -> Result<(), CommandError> {
+        self.problem.clone().map_or(Ok(()), Err)
+    }
+
+    fn empty() -> Self {
+        Self { encoded: Vec::new(), len: 0, problem: None, results: PhantomData }
+    }
+
+    fn append<T>(&mut self, request: &Request<T>) {
+        let command = request.command();
+        self.problem = self.problem.take().or_else(|| command.check().err());
+        self.encoded.extend_from_slice(command.as_bytes());
+        self.len += 1;
+    }
+}
+
+impl<T> FromIterator<Request<T>> for Pipeline<Vec<T>> {
+    fn from_iter<I: IntoIterator<Item = Request<T>>>(requests: I) -> Self {
+        let mut pipeline = Self::empty();
+        for request in requests {
+            pipeline.append(&request);
+        }
+        pipeline
+    }
+}
+
+impl<S> Clone for Pipeline<S> {
+    fn clone(&self) -> Self {
+        Self { encoded: self.encoded.clone(), len: self.len, problem: self.problem.clone(), results: PhantomData }
+    }
+}
+
+/// Without the arguments: they may be secret.
+impl<S> Debug for Pipeline<S> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pipeline").field("len", &self.len).field("size", &self.size()).finish_non_exhaustive()
+    }
+}
+
+impl<T: FromValue> Slots for Vec<T> {
+    type Results = Vec<Result<T, Error>>;
+
+    fn read(len: usize, mut next: impl FnMut() -> Result<Value, Error>) -> Self::Results {
+        (0..len).map(|_| next().and_then(read_reply)).collect()
+    }
+}
+
+macro_rules! tuples {
+    ($($name:ident)*) => {
+        impl<$($name: FromValue),*> Slots for ($($name,)*) {
+            type Results = ($(Result<$name, Error>,)*);
+
+            #[allow(clippy::unused_unit, unused_mut, unused_variables, reason = "of the empty tuple")]
+            fn read(_: usize, mut next: impl FnMut() -> Result<Value, Error>) -> Self::Results {
+                ($(next().and_then(read_reply::<$name>),)*)
+            }
+        }
+    };
+}
+
+macro_rules! extensions {
+    ($($name:ident)*) => {
+        impl<$($name: FromValue,)* Last: FromValue> Append<Last> for ($($name,)*) {
+            type Longer = ($($name,)* Last,);
+        }
+    };
+}
+
+macro_rules! each {
+    ($macro:ident: $($first:ident $($rest:ident)*)?) => {
+        $macro! { $($first $($rest)*)? }
+        $(each! { $macro: $($rest)* })?
+    };
+}
+
+each! { tuples: A B C D E F G H I J K L }
+each! { extensions: A B C D E F G H I J K }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::Command;
+    use crate::error::ErrorCode;
+
+    fn replies(values: Vec<Value>) -> impl FnMut() -> Result<Value, Error> {
+        let mut values = values.into_iter();
+        move || values.next().ok_or(Error::QueueFull)
+    }
+
+    #[test]
+    fn each_slot_has_its_own_result() {
+        fn read<S: Slots>(pipeline: &Pipeline<S>, values: Vec<Value>) -> S::Results {
+            S::read(pipeline.len(), replies(values))
+        }
+        let pipeline = Pipeline::new()
+            .then(Command::new("A").returning::<i64>())
+            .then(Command::new("B").arg("x").returning::<String>())
+            .then(Command::new("C").returning::<bool>());
+        assert_eq!(pipeline.as_bytes(), b"*1\r\n$1\r\nA\r\n*2\r\n$1\r\nB\r\n$1\r\nx\r\n*1\r\n$1\r\nC\r\n");
+        let (first, second, third) = read(&pipeline, vec![7.into(), Value::SimpleError("OOM no".into()), "no".into()]);
+        assert_eq!(first.ok(), Some(7));
+        assert_eq!(second.err().and_then(|error| error.code().cloned()), Some(ErrorCode::OutOfMemory));
+        assert!(matches!(third, Err(Error::Conversion(_))));
+    }
+
+    #[test]
+    fn a_vector_has_as_many_results_as_commands() {
+        let mut pipeline = Pipeline::<Vec<i64>>::vector();
+        pipeline.push(Command::new("A"));
+        pipeline.push(Command::new("B").returning());
+        let results = <Vec<i64> as Slots>::read(pipeline.len(), replies(vec![1.into()]));
+        assert!(matches!(results[..], [Ok(1), Err(Error::QueueFull)]), "{results:?}");
+    }
+
+    #[test]
+    fn one_bad_command_is_told() {
+        let bad = Command::new("A B").returning::<i64>();
+        let pipeline =
+            Pipeline::new().then(Command::new("A").returning::<i64>()).then(bad).then(Command::new("C").into());
+        let _: &Pipeline<(i64, i64, i64)> = &pipeline;
+        assert_eq!(pipeline.check(), Err(CommandError::Name { name: "A B".into() }));
+    }
+}

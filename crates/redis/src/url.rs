@@ -1,0 +1,479 @@
+//! Options as a URL.
+//!
+//! No error repeats a part of the URL that a password may have slipped into: an `@`, `/`, `?` or `#` that was not encoded cuts one
+//! in two, and the halves land in the port, the database or a parameter.
+
+use std::net::Ipv6Addr;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::{Address, Login, Options, WhenFull, WhileDown};
+
+/// Why a URL is none of a Redis server.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum UrlError {
+    /// It does not begin with a scheme.
+    #[error("no scheme: expected redis://host or unix:///path")]
+    NoScheme,
+    /// Its scheme is another.
+    #[error("the scheme {scheme:?} is not known: expected redis:// or unix://")]
+    Scheme {
+        /// The scheme.
+        scheme: String,
+    },
+    /// It asks for TLS.
+    #[error(
+        "rediss:// asks for TLS, which this version does not have: use redis://, or a TLS tunnel beside the client"
+    )]
+    Tls,
+    /// There is an `@` after the host.
+    #[error(
+        "an '@' after the host: in a user or password write '/' as %2F, '?' as %3F, '#' as %23, and elsewhere '@' as %40"
+    )]
+    StrayAt,
+    /// There is a fragment.
+    #[error("a '#', which a URL of Redis does not have: within a part write it as %23")]
+    Fragment,
+    /// A percent sign is not followed by two hexadecimal digits.
+    #[error("the {part} has a '%' without two hexadecimal digits after it: write '%' as %25")]
+    Percent {
+        /// Where.
+        part: &'static str,
+    },
+    /// What is encoded is not text.
+    #[error("the {part} is not UTF-8 once it is decoded")]
+    Utf8 {
+        /// Where.
+        part: &'static str,
+    },
+    /// There is no host.
+    #[error("no host: expected redis://host")]
+    NoHost,
+    /// The host cannot be one.
+    #[error("the host has a space, a control character or a bracket that is not closed")]
+    Host,
+    /// The host is an address of IPv6 and is none, or has no brackets.
+    #[error("the host is not an IPv6 address in brackets, like [::1]")]
+    Ipv6,
+    /// The port is none.
+    #[error("the port is not a number from 1 to 65535")]
+    Port,
+    /// The database is none.
+    #[error("the database, after the host's '/', is not a number from 0 to 4294967295")]
+    Database,
+    /// A socket of this machine has no path.
+    #[error("no path: expected unix:///path/of/the.sock")]
+    NoPath,
+    /// A socket of this machine has a host.
+    #[error("unix:// has no host: three slashes come before the path, as in unix:///run/redis.sock")]
+    UnixHost,
+    /// A parameter has no value.
+    #[error("parameter {position} has no '=': expected name=value")]
+    NoValue {
+        /// Which one, from 1.
+        position: usize,
+    },
+    /// A parameter is not known.
+    #[error("parameter {position} is not known: did you mean {nearest:?}?")]
+    Unknown {
+        /// Which one, from 1.
+        position: usize,
+        /// What it is most like.
+        nearest: &'static str,
+    },
+    /// Something is said twice.
+    #[error("{name:?} is given twice")]
+    Twice {
+        /// What.
+        name: &'static str,
+    },
+    /// A parameter has another value than it can have.
+    #[error("the parameter {name:?} is not {expected}")]
+    Value {
+        /// Which.
+        name: &'static str,
+        /// What it can be.
+        expected: &'static str,
+    },
+}
+
+impl Options {
+    /// The options that a URL says, and defaults for the others.
+    ///
+    /// * `redis://[user][:password]@host[:port][/database]`
+    /// * `unix:///path`
+    ///
+    /// Both may have parameters: `db`, `user`, `password`, `name`, `connect_timeout_ms`, `timeout_ms`, `while_down` (`as_states`,
+    /// `fail`, `queue`), `reconnect` (`true`, `false`), `min_backoff_ms`, `max_backoff_ms`, `steady_after_ms`, `max_requests`,
+    /// `max_bytes`, `when_full` (`wait`, `fail`), `max_bulk`, `max_elements`, `max_depth`, `max_line`, `trace`. Every part may be
+    /// percent-encoded, and what has a meaning in a URL has to be.
+    ///
+    /// ```
+    /// use tidewire_redis::{Address, Options};
+    ///
+    /// let options = Options::from_url("redis://:s%40crets@[::1]:7000/2?timeout_ms=500")?;
+    /// assert_eq!(options.address, Address::Tcp { host: "::1".into(), port: 7000 });
+    /// assert_eq!(options.database, 2);
+    /// # Ok::<(), tidewire_redis::UrlError>(())
+    /// ```
+    pub fn from_url(url: &str) -> Result<Self, UrlError> {
+        let (scheme, rest) = url.split_once("://").ok_or(UrlError::NoScheme)?;
+        let is_scheme = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
+        if scheme.is_empty() || !scheme.bytes().all(is_scheme) {
+            return Err(UrlError::NoScheme);
+        }
+        let mut options = Self::default();
+        let scheme = scheme.to_ascii_lowercase();
+        let query = match &*scheme {
+            "redis" => tcp(rest, &mut options)?,
+            "unix" => unix(rest, &mut options)?,
+            "rediss" => return Err(UrlError::Tls),
+            _ => return Err(UrlError::Scheme { scheme }),
+        };
+        if let Some(query) = query {
+            parameters(query, &mut options)?;
+        }
+        Ok(options)
+    }
+}
+
+impl FromStr for Options {
+    type Err = UrlError;
+
+    fn from_str(url: &str) -> Result<Self, UrlError> {
+        Self::from_url(url)
+    }
+}
+
+/// What follows `redis://`. Returns the parameters.
+fn tcp<'a>(rest: &'a str, options: &mut Options) -> Result<Option<&'a str>, UrlError> {
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let (authority, rest) = rest.split_at(end);
+    if rest.contains('@') {
+        return Err(UrlError::StrayAt);
+    }
+    let (path, query) = path_and_query(rest)?;
+    let place = match authority.rsplit_once('@') {
+        Some((who, place)) => {
+            options.login = login(who)?;
+            place
+        }
+        None => authority,
+    };
+    let (host, port) = host_and_port(place)?;
+    options.address = Address::Tcp { host, port };
+    let database = decoded(path.strip_prefix('/').unwrap_or(path), "database")?;
+    if !database.is_empty() {
+        options.database = number(&database).ok_or(UrlError::Database)?;
+    }
+    Ok(query)
+}
+
+/// What follows `unix://`. Returns the parameters.
+fn unix<'a>(rest: &'a str, options: &mut Options) -> Result<Option<&'a str>, UrlError> {
+    let (path, query) = path_and_query(rest)?;
+    match path {
+        "" | "/" => return Err(UrlError::NoPath),
+        path if !path.starts_with('/') => return Err(UrlError::UnixHost),
+        path => options.address = Address::Unix(PathBuf::from(decoded(path, "path")?)),
+    }
+    Ok(query)
+}
+
+fn path_and_query(rest: &str) -> Result<(&str, Option<&str>), UrlError> {
+    if rest.contains('#') {
+        return Err(UrlError::Fragment);
+    }
+    Ok(rest.split_once('?').map_or((rest, None), |(path, query)| (path, Some(query))))
+}
+
+fn login(who: &str) -> Result<Option<Login>, UrlError> {
+    let (user, password) = who.split_once(':').unwrap_or((who, ""));
+    let (user, password) = (decoded(user, "user")?, decoded(password, "password")?);
+    if user.is_empty() && password.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(Login { user: (!user.is_empty()).then_some(user), password }))
+}
+
+fn host_and_port(place: &str) -> Result<(String, u16), UrlError> {
+    let (host, port) = if let Some(bracketed) = place.strip_prefix('[') {
+        let (address, port) = bracketed.split_once(']').ok_or(UrlError::Host)?;
+        let address = decoded(address, "host")?;
+        // Behind a percent sign is the interface of a local address.
+        let bare = address.split_once('%').map_or(&*address, |(bare, _)| bare);
+        bare.parse::<Ipv6Addr>().map_err(|_| UrlError::Ipv6)?;
+        let port = match port {
+            "" => None,
+            port => Some(port.strip_prefix(':').ok_or(UrlError::Host)?),
+        };
+        (address, port)
+    } else {
+        let (host, port) = place.split_once(':').map_or((place, None), |(host, port)| (host, Some(port)));
+        if port.is_some_and(|port| port.contains(':')) {
+            return Err(UrlError::Ipv6);
+        }
+        (decoded(host, "host")?, port)
+    };
+    if host.is_empty() {
+        return Err(UrlError::NoHost);
+    }
+    if host.chars().any(|c| c.is_whitespace() || c.is_control() || "[]/@".contains(c)) {
+        return Err(UrlError::Host);
+    }
+    let port = port.map_or(Some(6379), number).filter(|port| *port > 0).ok_or(UrlError::Port)?;
+    Ok((host, port))
+}
+
+/// A parameter: its name, what it can be, and what it does. `None` if the value is not what it can be.
+type Parameter = (&'static str, &'static str, fn(&mut Options, &str) -> Option<()>);
+
+const COUNT: &str = "a whole number";
+const MILLIS: &str = "a number of milliseconds";
+
+const PARAMETERS: &[Parameter] = &[
+    ("db", "a number from 0 to 4294967295", |options, text| number(text).map(|value| options.database = value)),
+    ("user", "text", |options, text| {
+        options.login.get_or_insert_with(nobody).user = Some(text.to_owned());
+        Some(())
+    }),
+    ("password", "text", |options, text| {
+        text.clone_into(&mut options.login.get_or_insert_with(nobody).password);
+        Some(())
+    }),
+    ("name", "text", |options, text| {
+        options.name = Some(text.to_owned());
+        Some(())
+    }),
+    ("connect_timeout_ms", MILLIS, |options, text| millis(text).map(|value| options.connect_timeout = value)),
+    ("timeout_ms", MILLIS, |options, text| millis(text).map(|value| options.timeout = value)),
+    ("while_down", "as_states, fail or queue", |options, text| {
+        options.while_down = match text {
+            "as_states" => WhileDown::AsStates,
+            "fail" => WhileDown::Fail,
+            "queue" => WhileDown::Queue,
+            _ => return None,
+        };
+        Some(())
+    }),
+    ("reconnect", "true or false", |options, text| text.parse().ok().map(|value| options.reconnect = value)),
+    ("min_backoff_ms", MILLIS, |options, text| millis(text).map(|value| options.min_backoff = value)),
+    ("max_backoff_ms", MILLIS, |options, text| millis(text).map(|value| options.max_backoff = value)),
+    ("steady_after_ms", MILLIS, |options, text| millis(text).map(|value| options.steady_after = value)),
+    ("max_requests", COUNT, |options, text| number(text).map(|value| options.max_requests = value)),
+    ("max_bytes", COUNT, |options, text| number(text).map(|value| options.max_bytes = value)),
+    ("when_full", "wait or fail", |options, text| {
+        options.when_full = match text {
+            "wait" => WhenFull::Wait,
+            "fail" => WhenFull::Fail,
+            _ => return None,
+        };
+        Some(())
+    }),
+    ("max_bulk", COUNT, |options, text| number(text).map(|value| options.decoder.max_bulk = value)),
+    ("max_elements", COUNT, |options, text| number(text).map(|value| options.decoder.max_elements = value)),
+    ("max_depth", COUNT, |options, text| number(text).map(|value| options.decoder.max_depth = value)),
+    ("max_line", COUNT, |options, text| number(text).map(|value| options.decoder.max_line = value)),
+    ("trace", "true or false", |options, text| text.parse().ok().map(|value| options.trace = value)),
+];
+
+fn parameters(query: &str, options: &mut Options) -> Result<(), UrlError> {
+    let mut given = Vec::new();
+    if options.database != 0 {
+        given.push("db");
+    }
+    if let Some(login) = &options.login {
+        given.push("password");
+        given.extend(login.user.is_some().then_some("user"));
+    }
+    for (index, pair) in query.split('&').enumerate().filter(|(_, pair)| !pair.is_empty()) {
+        let position = index + 1;
+        let (name, value) = pair.split_once('=').ok_or(UrlError::NoValue { position })?;
+        let known = PARAMETERS.iter().find(|(known, ..)| *known == name);
+        let &(name, expected, set) = known.ok_or_else(|| UrlError::Unknown { position, nearest: nearest(name) })?;
+        if given.contains(&name) {
+            return Err(UrlError::Twice { name });
+        }
+        given.push(name);
+        set(options, &decoded(value, name)?).ok_or(UrlError::Value { name, expected })?;
+    }
+    Ok(())
+}
+
+fn nobody() -> Login {
+    Login { user: None, password: String::new() }
+}
+
+fn nearest(name: &str) -> &'static str {
+    let name = name.to_lowercase();
+    let names = PARAMETERS.iter().map(|(known, ..)| *known);
+    names.min_by_key(|known| strsim::damerau_levenshtein(&name, known)).unwrap_or_default()
+}
+
+fn millis(text: &str) -> Option<Duration> {
+    number(text).map(Duration::from_millis)
+}
+
+/// Digits and nothing else: no sign, which `parse` alone would take.
+fn number<T: FromStr>(text: &str) -> Option<T> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
+}
+
+fn decoded(text: &str, part: &'static str) -> Result<String, UrlError> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(if byte == b'%' {
+            let digit = |byte: Option<u8>| char::from(byte?).to_digit(16);
+            let (high, low) = (digit(rest.next()), digit(rest.next()));
+            let value = high.zip(low).and_then(|(high, low)| u8::try_from(high << 4 | low).ok());
+            value.ok_or(UrlError::Percent { part })?
+        } else {
+            byte
+        });
+    }
+    String::from_utf8(bytes).map_err(|_| UrlError::Utf8 { part })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The address, the user and password, the database.
+    fn parts(url: &str) -> (String, Option<(Option<String>, String)>, u32) {
+        let options = Options::from_url(url).unwrap_or_else(|error| panic!("{url}: {error}"));
+        let address = match options.address {
+            Address::Tcp { host, port } => format!("{host} {port}"),
+            Address::Unix(path) => path.display().to_string(),
+        };
+        (address, options.login.map(|login| (login.user, login.password)), options.database)
+    }
+
+    #[test]
+    fn urls_say_where_who_and_which_database() {
+        let login =
+            |user: &str, password: &str| Some(((!user.is_empty()).then(|| user.to_owned()), password.to_owned()));
+        for (url, address, who, database) in [
+            ("redis://h", "h 6379", None, 0),
+            ("REDIS://h/", "h 6379", None, 0),
+            ("redis://h:1/0", "h 1", None, 0),
+            ("redis://h:65535/4294967295", "h 65535", None, u32::MAX),
+            ("redis://@h", "h 6379", None, 0),
+            ("redis://:@h", "h 6379", None, 0),
+            ("redis://u@h", "h 6379", login("u", ""), 0),
+            ("redis://:p@h", "h 6379", login("", "p"), 0),
+            ("redis://u:p@h:2/3", "h 2", login("u", "p"), 3),
+            ("redis://u:a:b@c@h", "h 6379", login("u", "a:b@c"), 0),
+            ("redis://%75%3A:%2F%3f%23%25%C3%A9@h", "h 6379", login("u:", "/?#%é"), 0),
+            ("redis://[::1]", "::1 6379", None, 0),
+            ("redis://u:p@[fe80::1%25eth0]:7/1", "fe80::1%eth0 7", login("u", "p"), 1),
+            ("redis://h?db=5&user=u&password=p%26", "h 6379", login("u", "p&"), 5),
+            ("redis://:p@h?user=u", "h 6379", login("u", "p"), 0),
+            ("unix:///run/redis.sock", "/run/redis.sock", None, 0),
+            ("unix:///a%20b@c?db=1&password=p+p", "/a b@c", login("", "p+p"), 1),
+        ] {
+            assert_eq!(parts(url), (address.to_owned(), who, database), "{url}");
+        }
+    }
+
+    #[test]
+    fn every_parameter_is_an_option() {
+        let options = Options::from_url(
+            "redis://h?db=1&user=u&password=p&name=n&connect_timeout_ms=2&timeout_ms=3&while_down=queue&reconnect=false&\
+             min_backoff_ms=4&max_backoff_ms=5&steady_after_ms=6&max_requests=7&max_bytes=8&when_full=fail&max_bulk=9&\
+             max_elements=10&max_depth=11&max_line=12&trace=true&",
+        );
+        let options = options.unwrap();
+        assert_eq!((options.database, options.name.as_deref(), options.reconnect), (1, Some("n"), false));
+        assert_eq!((options.while_down, options.when_full, options.trace), (WhileDown::Queue, WhenFull::Fail, true));
+        let times =
+            [options.connect_timeout, options.timeout, options.min_backoff, options.max_backoff, options.steady_after];
+        assert_eq!(times, [2, 3, 4, 5, 6].map(Duration::from_millis));
+        let decoder = options.decoder;
+        let counts = [options.max_requests, options.max_bytes, decoder.max_bulk, decoder.max_elements];
+        assert_eq!((counts, decoder.max_depth, decoder.max_line), ([7, 8, 9, 10], 11, 12));
+        let defaults: Options = "redis://h?while_down=as_states&when_full=wait&reconnect=true".parse().unwrap();
+        assert_eq!((defaults.while_down, defaults.when_full), (WhileDown::AsStates, WhenFull::Wait));
+        assert!(Options::from_url("redis://h?while_down=fail").is_ok_and(|it| it.while_down == WhileDown::Fail));
+    }
+
+    #[test]
+    fn what_is_malformed_is_named_and_no_password_is() {
+        let value = |name, expected| UrlError::Value { name, expected };
+        for (url, expected) in [
+            ("", UrlError::NoScheme),
+            ("hunter2@h:6379", UrlError::NoScheme),
+            ("u:hunter2@h://", UrlError::NoScheme),
+            ("://h", UrlError::NoScheme),
+            ("http://h", UrlError::Scheme { scheme: "http".to_owned() }),
+            ("rediss://u:hunter2@h", UrlError::Tls),
+            ("redis://", UrlError::NoHost),
+            ("redis://:1", UrlError::NoHost),
+            ("redis://u:hunter2@", UrlError::NoHost),
+            ("redis://:hunter2/x@h", UrlError::StrayAt),
+            ("redis://:x?hunter2=x@h", UrlError::StrayAt),
+            ("redis://:x#hunter2@h", UrlError::StrayAt),
+            ("redis://h#hunter2", UrlError::Fragment),
+            ("unix:///p#hunter2", UrlError::Fragment),
+            ("redis://:hunter2%@h", UrlError::Percent { part: "password" }),
+            ("redis://hunter2%4:p@h", UrlError::Percent { part: "user" }),
+            ("redis://:hunter2%+4@h", UrlError::Percent { part: "password" }),
+            ("redis://:hunter2%ff@h", UrlError::Utf8 { part: "password" }),
+            ("redis://h?password=hunter2%zz", UrlError::Percent { part: "password" }),
+            ("redis://a b", UrlError::Host),
+            ("redis://[::1", UrlError::Host),
+            ("redis://[::1]6379", UrlError::Host),
+            ("redis://a%00", UrlError::Host),
+            ("redis://[::g]", UrlError::Ipv6),
+            ("redis://[h]", UrlError::Ipv6),
+            ("redis://::1", UrlError::Ipv6),
+            ("redis://h:", UrlError::Port),
+            ("redis://h:0", UrlError::Port),
+            ("redis://h:65536", UrlError::Port),
+            ("redis://h:+1", UrlError::Port),
+            ("redis://u:hunter2", UrlError::Port),
+            ("redis://h/hunter2", UrlError::Database),
+            ("redis://h/-1", UrlError::Database),
+            ("redis://h/1/2", UrlError::Database),
+            ("redis://h/4294967296", UrlError::Database),
+            ("unix://", UrlError::NoPath),
+            ("unix:///?db=1", UrlError::NoPath),
+            ("unix://run/redis.sock", UrlError::UnixHost),
+            ("redis://h?hunter2", UrlError::NoValue { position: 1 }),
+            ("redis://h?db=1&time_out_ms=1", UrlError::Unknown { position: 2, nearest: "timeout_ms" }),
+            ("redis://h?Password=hunter2", UrlError::Unknown { position: 1, nearest: "password" }),
+            ("redis://h/1?db=1", UrlError::Twice { name: "db" }),
+            ("redis://h?db=1&db=1", UrlError::Twice { name: "db" }),
+            ("redis://:hunter2@h?password=x", UrlError::Twice { name: "password" }),
+            ("redis://u@h?user=x", UrlError::Twice { name: "user" }),
+            ("redis://h?db=x", value("db", "a number from 0 to 4294967295")),
+            ("redis://h?timeout_ms=1s", value("timeout_ms", MILLIS)),
+            ("redis://h?timeout_ms=", value("timeout_ms", MILLIS)),
+            ("redis://h?reconnect=yes", value("reconnect", "true or false")),
+            ("redis://h?while_down=hang", value("while_down", "as_states, fail or queue")),
+            ("redis://h?when_full=hang", value("when_full", "wait or fail")),
+            ("redis://h?max_requests=-1", value("max_requests", COUNT)),
+        ] {
+            let error = Options::from_url(url).expect_err(url);
+            assert_eq!(error, expected, "{url}");
+            assert!(!format!("{error} {error:?}").contains("hunter"), "{url}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_password_is_not_shown() {
+        let options = Options::from_url("redis://u:hunter2@h").unwrap();
+        assert!(!format!("{options:?}").contains("hunter"));
+    }
+
+    #[test]
+    fn anything_is_read_without_a_panic() {
+        proptest::proptest!(|(url in "(redis|unix)://[a-z%@:/?&=#\\[\\]0-9 é.]{0,40}")| {
+            if let Err(error) = Options::from_url(&url) {
+                assert!(!error.to_string().is_empty());
+            }
+        });
+    }
+}

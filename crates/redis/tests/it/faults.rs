@@ -1,0 +1,236 @@
+//! Faults of the network and of the server. After each: every request has ended once, nobody has got another's reply, and the
+//! client works again.
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use tidewire_redis::{Address, Client, Error, Login, Options, Outcome, Phase, State, Value, WhileDown, encode_command};
+use tidewire_testkit::{Cut, Direction, End, FaultProxy, Faults, PATIENCE, RedisServer};
+
+fn options(proxy: &FaultProxy) -> Options {
+    let mut options = Options::default();
+    options.address = Address::Tcp { host: "127.0.0.1".into(), port: proxy.addr().port() };
+    (options.min_backoff, options.max_backoff) = (Duration::from_millis(1), Duration::from_millis(20));
+    options.timeout = PATIENCE;
+    options
+}
+
+fn echo(number: u64) -> Bytes {
+    let mut output = BytesMut::new();
+    encode_command(&["ECHO", &number.to_string()], &mut output);
+    output.freeze()
+}
+
+/// Asks for an echo; a reply is the right one.
+async fn ask(client: &Client, number: u64) -> Result<(), Error> {
+    let value = client.send_raw(echo(number)).await?;
+    assert_eq!(value, Value::Bulk(number.to_string().into()), "a reply went to another request");
+    Ok(())
+}
+
+/// Waits until the client works.
+async fn works(client: &Client, number: u64) {
+    let mut status = client.status();
+    loop {
+        status.wait_for(|status| matches!(status.state, State::Open)).await.unwrap();
+        if ask(client, number).await.is_ok() {
+            return;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_conversation_is_cut_at_every_byte() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.addr());
+    let client = Client::start(options(&proxy));
+    for bytes in 0..40 {
+        works(&client, 0).await;
+        proxy.inject(Faults { cut: Some(Cut::after(bytes, Direction::ToClient)), ..Faults::default() });
+        let (one, two, three) = tokio::join!(ask(&client, 1), ask(&client, 22), ask(&client, 333));
+        proxy.heal();
+        for ended in [one, two, three] {
+            match ended {
+                Ok(()) | Err(Error::Lost { .. }) => {}
+                Err(other) => panic!("{bytes}: {other:?}"),
+            }
+        }
+    }
+    works(&client, 4).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_that_is_silent_is_found_out_and_its_late_replies_are_nobodys() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.addr());
+    let mut options = options(&proxy);
+    (options.timeout, options.connect_timeout) = (Duration::from_millis(100), Duration::from_millis(100));
+    let client = Client::start(options);
+    works(&client, 0).await;
+    proxy.inject(Faults { half_open: true, ..Faults::default() });
+    let late = ask(&client, 1).await.unwrap_err();
+    assert!(matches!(late, Error::TimedOut { phase: Phase::Waiting }), "{late:?}");
+    client.status().wait_for(|status| status.state != State::Open).await.unwrap();
+    proxy.heal();
+    works(&client, 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reply_that_comes_late_goes_to_nobody() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.addr());
+    let mut options = options(&proxy);
+    options.timeout = Duration::from_millis(100);
+    let client = Client::start(options);
+    works(&client, 0).await;
+    server.pause();
+    let (one, two) = tokio::join!(ask(&client, 1), ask(&client, 2));
+    assert!(one.is_err() && two.is_err());
+    server.resume();
+    works(&client, 3).await;
+    assert_eq!(client.status().borrow().generation, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_goes_away_leaves_others_their_replies() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.addr());
+    let client = Client::start(options(&proxy));
+    works(&client, 0).await;
+    server.pause();
+    let gone = tokio::spawn({
+        let client = client.clone();
+        async move { ask(&client, 1).await }
+    });
+    let stays = tokio::spawn({
+        let client = client.clone();
+        async move { ask(&client, 2).await }
+    });
+    gone.abort();
+    server.resume();
+    stays.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_password_is_not_tried_again() {
+    let server = RedisServer::options().password("right").start();
+    let proxy = FaultProxy::start(server.addr());
+    let mut wrong = options(&proxy);
+    wrong.login = Some(Login { user: None, password: "wrong".into() });
+    let client = Client::start(wrong.clone());
+    assert!(ask(&client, 1).await.is_err());
+    let mut status = client.status();
+    let status = status.wait_for(|status| status.state == State::Closed).await.unwrap();
+    assert!(matches!(status.last_error.as_deref(), Some(Error::Server(_))), "{status:?}");
+    assert_eq!(proxy.accepted(), 1);
+    wrong.login = Some(Login { user: None, password: "right".into() });
+    works(&Client::start(wrong), 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_asked_in_an_outage_waits_or_fails_as_it_was_chosen() {
+    let mut server = RedisServer::start();
+    for (choice, waits) in [(WhileDown::Queue, true), (WhileDown::Fail, false)] {
+        let proxy = FaultProxy::start(server.addr());
+        let mut options = options(&proxy);
+        options.while_down = choice;
+        let client = Client::start(options);
+        works(&client, 0).await;
+        server.kill();
+        client.status().wait_for(|status| status.state != State::Open).await.unwrap();
+        let asked = tokio::spawn({
+            let client = client.clone();
+            async move { ask(&client, 1).await }
+        });
+        if waits {
+            server.restart();
+            asked.await.unwrap().unwrap();
+        } else {
+            let refused = asked.await.unwrap().unwrap_err();
+            assert!(matches!(refused, Error::Lost { outcome: Outcome::NeverSent, .. }), "{refused:?}");
+            server.restart();
+        }
+        works(&client, 2).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_close_lets_what_was_asked_be_answered() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.addr());
+    let client = Client::start(options(&proxy));
+    works(&client, 0).await;
+    server.pause();
+    let asked = tokio::spawn({
+        let client = client.clone();
+        async move { ask(&client, 1).await }
+    });
+    while proxy.bytes(Direction::ToServer) == 0 || !asked.is_finished() && client.status().borrow().state == State::Open
+    {
+        let closing = client.close(PATIENCE);
+        server.resume();
+        closing.await;
+    }
+    let ended = asked.await.unwrap();
+    assert!(matches!(ended, Ok(()) | Err(Error::Closed { .. })), "{ended:?}");
+    assert_eq!(client.status().borrow().state, State::Closed);
+}
+
+/// A thousand faults under load, the same ones for the same seed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_faults() {
+    let seed =
+        std::env::var("TIDEWIRE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
+    println!("TIDEWIRE_SEED={seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.addr());
+    let mut options = options(&proxy);
+    (options.min_backoff, options.max_backoff) = (Duration::from_micros(100), Duration::from_millis(2));
+    let client = Client::start(options);
+    let mut workers = Vec::new();
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    for worker in 0..16_u64 {
+        let (client, stop) = (client.clone(), std::sync::Arc::clone(&stop));
+        workers.push(tokio::spawn(async move {
+            let (mut done, mut failed) = (0_u64, 0_u64);
+            for turn in 0.. {
+                if stop.load(std::sync::atomic::Ordering::SeqCst) {
+                    break;
+                }
+                match ask(&client, worker << 32 | turn).await {
+                    Ok(()) => done += 1,
+                    Err(Error::Lost { .. }) => {
+                        failed += 1;
+                        tokio::task::yield_now().await;
+                    }
+                    Err(other) => panic!("{other:?}"),
+                }
+            }
+            (done, failed)
+        }));
+    }
+    for fault in 0..1000 {
+        works(&client, 1 << 60 | fault).await;
+        let cut = Cut::after(random.u64(0..400), if random.bool() { Direction::ToClient } else { Direction::ToServer });
+        match random.u8(0..4) {
+            0 => proxy.cut(End::Reset),
+            1 => proxy.cut(End::Close),
+            _ => {
+                proxy.inject(Faults { cut: Some(cut), ..Faults::default() });
+            }
+        }
+        // Some are healed before they are felt, and some after.
+        if random.bool() {
+            let _ = ask(&client, 1 << 61 | fault).await;
+        }
+        proxy.heal();
+    }
+    stop.store(true, std::sync::atomic::Ordering::SeqCst);
+    let mut done = 0;
+    for worker in workers {
+        done += tokio::time::timeout(PATIENCE, worker).await.expect("every request ends").unwrap().0;
+    }
+    assert!(done > 0);
+    works(&client, 7).await;
+}

@@ -1,0 +1,357 @@
+//! States, closing, and the room that requests take.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use tidewire_redis::{
+    Address, Client, Error, Options, Outcome, Phase, State, Value, WhenFull, WhileDown, encode_command,
+};
+use tidewire_testkit::{Cut, Direction, FaultProxy, Faults, PATIENCE, RedisServer};
+
+use crate::servers::{Scripted, greeting};
+
+fn options(port: u16) -> Options {
+    let mut options = Options::default();
+    options.address = Address::Tcp { host: "127.0.0.1".into(), port };
+    (options.min_backoff, options.max_backoff) = (Duration::from_millis(1), Duration::from_millis(20));
+    options.timeout = PATIENCE;
+    options
+}
+
+fn command(words: &[&str]) -> Bytes {
+    let mut output = BytesMut::new();
+    encode_command(words, &mut output);
+    output.freeze()
+}
+
+async fn ping(client: &Client) -> Result<Value, Error> {
+    client.send_raw(command(&["PING"])).await
+}
+
+/// A server that shakes hands and then says nothing.
+async fn mute() -> Scripted {
+    Scripted::answering(|words, _| greeting(words).unwrap_or_default()).await
+}
+
+/// Asks, and waits until the question is on its way.
+async fn asked(client: &Client) -> tokio::task::JoinHandle<Result<Value, Error>> {
+    let mut status = client.status();
+    status.wait_for(|status| status.state == State::Open).await.unwrap();
+    let task = tokio::spawn({
+        let client = client.clone();
+        async move { ping(&client).await }
+    });
+    // On one thread: first it asks, then the connection sends.
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    task
+}
+
+#[tokio::test]
+async fn states_are_seen_one_by_one_and_in_order() {
+    let mut server = RedisServer::start();
+    let (client, connection) = Client::new(options(server.port()));
+    let mut states = client.states();
+    let running = tokio::spawn(connection.run());
+    assert_eq!(ping(&client).await.unwrap(), Value::Simple("PONG".into()));
+    server.cli(["CLIENT", "KILL", "TYPE", "normal"]);
+    client.status().wait_for(|status| status.generation == 2).await.unwrap();
+    server.kill();
+    client.status().wait_for(|status| status.state == State::Failed).await.unwrap();
+    client.close(PATIENCE).await;
+    running.await.unwrap();
+    let mut seen = Vec::new();
+    while let Some(status) = states.next().await {
+        seen.push((status.state, status.generation, status.last_error.is_some()));
+    }
+    let beginning = [
+        (State::Init, 0, false),
+        (State::Connecting, 0, false),
+        (State::Open, 1, false),
+        (State::Failed, 1, true),
+        (State::Reconnecting, 1, true),
+        (State::Open, 2, true),
+        (State::Failed, 2, true),
+    ];
+    assert_eq!(seen[..7], beginning);
+    for pair in seen[6..seen.len() - 1].windows(2) {
+        let states = (pair[0].0, pair[1].0);
+        assert!(
+            matches!(states, (State::Failed, State::Reconnecting) | (State::Reconnecting, State::Failed)),
+            "{states:?}"
+        );
+    }
+    assert_eq!(seen.last(), Some(&(State::Closed, 2, true)));
+    assert_eq!((states.missed(), states.next().await.is_none()), (0, true));
+}
+
+#[tokio::test]
+async fn a_client_that_is_killed_by_the_server_connects_once_more() {
+    let server = RedisServer::start();
+    let client = Client::start(options(server.port()));
+    for generation in 1..10 {
+        assert_eq!(ping(&client).await.unwrap(), Value::Simple("PONG".into()));
+        assert_eq!(client.status().borrow().generation, generation);
+        server.cli(["CLIENT", "KILL", "TYPE", "normal"]);
+        client.status().wait_for(|status| status.generation == generation + 1).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_pauses_its_clients_answers_them_afterwards() {
+    let server = RedisServer::start();
+    let mut options = options(server.port());
+    options.timeout = Duration::from_millis(100);
+    let client = Client::start(options);
+    ping(&client).await.unwrap();
+    server.cli(["CLIENT", "PAUSE", "60000", "WRITE"]);
+    let late = client.send_raw(command(&["SET", "a", "1"])).await.unwrap_err();
+    assert!(matches!(late, Error::TimedOut { phase: Phase::Waiting }), "{late:?}");
+    server.cli(["CLIENT", "UNPAUSE"]);
+    // The late reply is nobody's, and the next ones are whose they are.
+    let value = client.send_raw(command(&["ECHO", "2"])).await.unwrap();
+    assert_eq!((value, client.status().borrow().generation), (Value::Bulk("2".into()), 1));
+}
+
+#[tokio::test]
+async fn a_close_does_not_wait_beyond_its_time() {
+    let server = mute().await;
+    let mut options = options(server.port());
+    // Nothing but the close itself ends the wait.
+    options.timeout = Duration::MAX;
+    let client = Client::start(options);
+    let pending = asked(&client).await;
+    let closed = tokio::time::timeout(PATIENCE / 4, client.close(Duration::from_millis(20))).await;
+    closed.expect("it is closed in its time");
+    let error = pending.await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::Closed { outcome: Outcome::MaybeExecuted }), "{error:?}");
+    assert_eq!(client.status().borrow().state, State::Closed);
+}
+
+#[tokio::test]
+async fn a_second_close_can_be_more_impatient() {
+    let server = mute().await;
+    let client = Client::start(options(server.port()));
+    let pending = asked(&client).await;
+    tokio::join!(client.close(Duration::MAX), client.close(Duration::ZERO));
+    assert!(pending.await.unwrap().is_err());
+}
+
+#[tokio::test]
+async fn a_close_interrupts_a_pause_between_attempts() {
+    let port = RedisServer::start().port();
+    let mut options = options(port);
+    (options.min_backoff, options.max_backoff) = (Duration::from_hours(1), Duration::from_hours(2));
+    options.while_down = WhileDown::Queue;
+    let client = Client::start(options);
+    let mut states = client.states();
+    // The second failure is followed by the long pause.
+    for _ in 0..2 {
+        while states.next().await.unwrap().state != State::Failed {}
+    }
+    let pending = tokio::spawn({
+        let client = client.clone();
+        async move { ping(&client).await }
+    });
+    tokio::task::yield_now().await;
+    client.close(Duration::MAX).await;
+    let error = pending.await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::Closed { outcome: Outcome::NeverSent }), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_connection_that_is_lost_while_it_closes_has_not_failed_but_closed() {
+    let mut server = RedisServer::start();
+    let client = Client::start(options(server.port()));
+    ping(&client).await.unwrap();
+    server.pause();
+    let mut states = client.states();
+    let pending = asked(&client).await;
+    let closing = async {
+        client.status().wait_for(|status| status.state == State::Closing).await.unwrap();
+        server.kill();
+    };
+    tokio::join!(client.close(PATIENCE), closing);
+    let error = pending.await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::Lost { outcome: Outcome::MaybeExecuted, .. }), "{error:?}");
+    let mut seen = Vec::new();
+    while let Some(status) = states.next().await {
+        seen.push(status.state);
+    }
+    assert_eq!(seen, [State::Open, State::Closing, State::Closed]);
+}
+
+#[tokio::test]
+async fn the_last_handle_closes() {
+    let server = RedisServer::start();
+    let client = Client::start(options(server.port()));
+    let other = client.clone();
+    ping(&client).await.unwrap();
+    let mut status = client.status();
+    drop(client);
+    assert_eq!(ping(&other).await.unwrap(), Value::Simple("PONG".into()));
+    drop(other);
+    assert!(status.wait_for(|status| status.state == State::Closed).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_connection_that_is_not_run_or_is_stopped_ends_what_waits_for_it() {
+    let (client, connection) = Client::new(options(1));
+    let pending = tokio::spawn({
+        let client = client.clone();
+        async move { ping(&client).await }
+    });
+    tokio::task::yield_now().await;
+    drop(connection);
+    assert!(matches!(pending.await.unwrap(), Err(Error::Closed { outcome: Outcome::NeverSent })));
+    client.close(Duration::MAX).await;
+
+    let server = mute().await;
+    let (client, connection) = Client::new(options(server.port()));
+    let running = tokio::spawn(connection.run());
+    let pending = asked(&client).await;
+    running.abort();
+    assert!(matches!(pending.await.unwrap(), Err(Error::Closed { outcome: Outcome::MaybeExecuted })));
+    assert!(matches!(ping(&client).await, Err(Error::Closed { outcome: Outcome::NeverSent })));
+    client.close(Duration::MAX).await;
+}
+
+#[tokio::test]
+async fn without_reconnection_a_failure_closes() {
+    let mut server = RedisServer::start();
+    let mut options = options(server.port());
+    (options.reconnect, options.while_down) = (false, WhileDown::Queue);
+    let client = Client::start(options);
+    ping(&client).await.unwrap();
+    server.kill();
+    let mut status = client.status();
+    let status = status.wait_for(|status| status.state == State::Closed).await.unwrap();
+    assert!(status.last_error.is_some());
+}
+
+#[tokio::test]
+async fn somebody_may_wait_for_ever() {
+    let server = RedisServer::start();
+    let mut options = options(server.port());
+    (options.timeout, options.connect_timeout) = (Duration::MAX, Duration::MAX);
+    let client = Client::start(options);
+    assert_eq!(ping(&client).await.unwrap(), Value::Simple("PONG".into()));
+    client.close(Duration::MAX).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pipeline_that_is_cut_anywhere_ends_once_and_as_a_whole() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.addr());
+    let client = Client::start(options(proxy.addr().port()));
+    let mut pipeline = BytesMut::new();
+    for number in 0..8 {
+        encode_command(&["ECHO", &format!("{number}")], &mut pipeline);
+    }
+    let pipeline = pipeline.freeze();
+    let whole: Vec<_> = (0..8).map(|number| Value::Bulk(number.to_string().into())).collect();
+    let mut cuts = 0;
+    for direction in [Direction::ToClient, Direction::ToServer] {
+        for bytes in (0..=pipeline.len() as u64).step_by(5) {
+            client.status().wait_for(|status| status.state == State::Open).await.unwrap();
+            proxy.inject(Faults { cut: Some(Cut::after(bytes, direction)), ..Faults::default() });
+            match client.send_raw_many(pipeline.clone(), 8).await {
+                Ok(values) => assert_eq!(values, whole),
+                Err(Error::Lost { .. }) => cuts += 1,
+                Err(other) => panic!("{other:?}"),
+            }
+            proxy.heal();
+        }
+    }
+    assert!(cuts > 10, "{cuts}");
+    let mut status = client.status();
+    loop {
+        status.wait_for(|status| status.state == State::Open).await.unwrap();
+        if let Ok(values) = client.send_raw_many(pipeline.clone(), 8).await {
+            break assert_eq!(values, whole);
+        }
+    }
+}
+
+#[tokio::test]
+async fn where_there_is_no_room_one_fails_or_waits() {
+    let server = mute().await;
+    for when_full in [WhenFull::Fail, WhenFull::Wait] {
+        let mut options = options(server.port());
+        (options.max_requests, options.when_full) = (1, when_full);
+        let client = Client::start(options);
+        let first = asked(&client).await;
+        let second = asked(&client).await;
+        if when_full == WhenFull::Fail {
+            assert!(matches!(second.await.unwrap(), Err(Error::QueueFull)));
+            client.close(Duration::ZERO).await;
+        } else {
+            assert!(!second.is_finished());
+            client.close(Duration::ZERO).await;
+            // It gets the room of the first, and is told that it is too late.
+            assert!(matches!(second.await.unwrap(), Err(Error::Closed { outcome: Outcome::NeverSent })));
+        }
+        assert!(matches!(first.await.unwrap(), Err(Error::Closed { outcome: Outcome::MaybeExecuted })));
+    }
+}
+
+#[tokio::test]
+async fn whoever_waits_for_room_does_so_until_their_deadline() {
+    let server = mute().await;
+    let mut options = options(server.port());
+    (options.max_bytes, options.timeout) = (20, Duration::from_millis(50));
+    let client = Client::start(options);
+    client.status().wait_for(|status| status.state == State::Open).await.unwrap();
+    let (first, second) = tokio::join!(ping(&client), ping(&client));
+    assert!(matches!(first, Err(Error::TimedOut { phase: Phase::Waiting })), "{first:?}");
+    assert!(matches!(second, Err(Error::TimedOut { phase: Phase::Queued | Phase::Waiting })), "{second:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_room_is_given_back_whatever_happens() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.addr());
+    let mut options = options(proxy.addr().port());
+    (options.max_requests, options.max_bytes, options.when_full) = (4, 100, WhenFull::Fail);
+    let client = Client::start(options);
+    let client = Arc::new(client);
+    for turn in 0..100_u64 {
+        client.status().wait_for(|status| status.state == State::Open).await.unwrap();
+        proxy.inject(Faults {
+            cut: Some(Cut::after(turn % 30, if turn % 2 == 0 { Direction::ToClient } else { Direction::ToServer })),
+            ..Faults::default()
+        });
+        let mut tasks = tokio::task::JoinSet::new();
+        for number in 0..6 {
+            let client = Arc::clone(&client);
+            tasks.spawn(async move {
+                // Some go away.
+                if number % 3 == 0 {
+                    let _ = tokio::time::timeout(Duration::ZERO, ping(&client)).await;
+                } else {
+                    let _ = ping(&client).await;
+                }
+            });
+        }
+        tasks.join_all().await;
+        proxy.heal();
+    }
+    // What needs all of it is served.
+    let mut pipeline = BytesMut::new();
+    for _ in 0..4 {
+        encode_command(&["PING"], &mut pipeline);
+    }
+    let mut status = client.status();
+    loop {
+        status.wait_for(|status| status.state == State::Open).await.unwrap();
+        match client.send_raw_many(pipeline.clone().freeze(), 4).await {
+            Ok(values) => break assert_eq!(values.len(), 4),
+            Err(Error::Lost { .. }) => {}
+            // Those who went away leave their room when their reply has come.
+            Err(Error::QueueFull) => tokio::task::yield_now().await,
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+}

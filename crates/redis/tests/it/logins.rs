@@ -1,0 +1,119 @@
+//! Passwords that change.
+
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use tidewire_redis::{
+    Address, Client, Credentials, Error, Login, LoginError, LoginFuture, Options, Outcome, State, Value, WhileDown,
+    encode_command,
+};
+use tidewire_testkit::{PATIENCE, RedisServer};
+
+fn options(port: u16) -> Options {
+    let mut options = Options::default();
+    options.address = Address::Tcp { host: "127.0.0.1".into(), port };
+    (options.min_backoff, options.max_backoff) = (Duration::from_millis(1), Duration::from_millis(5));
+    (options.timeout, options.while_down) = (PATIENCE, WhileDown::Queue);
+    options
+}
+
+async fn whoami(client: &Client) -> Result<Value, Error> {
+    let mut output = BytesMut::new();
+    encode_command(&["ACL", "WHOAMI"], &mut output);
+    client.send_raw(Bytes::from(output)).await
+}
+
+/// A password that others change; none is a failure.
+#[derive(Default)]
+struct Vault {
+    password: Mutex<Option<String>>,
+    asked: AtomicUsize,
+}
+
+impl Vault {
+    fn put(&self, password: &str) {
+        *self.password.lock().unwrap() = Some(password.to_owned());
+    }
+
+    /// Waits until it was asked so often again.
+    async fn asked(&self, times: usize) {
+        let until = self.asked.load(SeqCst) + times;
+        tidewire_testkit::wait_until_async("it is asked", PATIENCE, async || self.asked.load(SeqCst) >= until).await;
+    }
+}
+
+impl Credentials for Vault {
+    fn login(&self) -> LoginFuture<'_> {
+        Box::pin(async {
+            self.asked.fetch_add(1, SeqCst);
+            let password = self.password.lock().unwrap().clone();
+            let password =
+                password.ok_or_else(|| Arc::new(std::io::Error::other("the vault is empty")) as LoginError)?;
+            Ok(Login { user: Some("app".into()), password })
+        })
+    }
+}
+
+#[tokio::test]
+async fn a_provider_is_asked_for_every_attempt_until_it_is_right() {
+    let server = RedisServer::options().user("app", "on >first ~* +@all").start();
+    let vault = Arc::new(Vault::default());
+    let mut options = options(server.port());
+    options.credentials = Some(Arc::clone(&vault) as _);
+    // It is the provider that counts.
+    options.login = Some(Login { user: None, password: "ignored".into() });
+    assert!(format!("{options:?}").contains("Credentials"));
+    let client = Client::start(options);
+
+    vault.asked(3).await;
+    let mut status = client.status();
+    let failed = status.wait_for(|status| status.state == State::Failed).await.unwrap().clone();
+    assert!(
+        matches!(failed.last_error.as_deref(), Some(Error::Lost { outcome: Outcome::NeverSent, .. })),
+        "{failed:?}"
+    );
+
+    vault.put("wrong");
+    vault.asked(3).await;
+    let failed = status.wait_for(|status| status.state == State::Failed).await.unwrap().clone();
+    assert!(matches!(failed.last_error.as_deref(), Some(Error::Server(_))), "{failed:?}");
+
+    vault.put("first");
+    assert_eq!(whoami(&client).await.unwrap(), Value::Bulk("app".into()));
+
+    // The password changes, and the next connection is refused until it is known.
+    server.cli(["ACL", "SETUSER", "app", "resetpass", ">second"]);
+    server.cli(["CLIENT", "KILL", "USER", "app"]);
+    vault.asked(3).await;
+    vault.put("second");
+    assert_eq!(whoami(&client).await.unwrap(), Value::Bulk("app".into()));
+    assert_eq!(client.status().borrow().generation, 2);
+}
+
+#[tokio::test]
+async fn without_a_provider_a_refused_login_is_for_good_also_on_reconnect() {
+    let server = RedisServer::options().user("app", "on >first ~* +@all").start();
+    let mut options = options(server.port());
+    options.login = Some(Login { user: Some("app".into()), password: "first".into() });
+    let client = Client::start(options);
+    assert_eq!(whoami(&client).await.unwrap(), Value::Bulk("app".into()));
+    server.cli(["ACL", "SETUSER", "app", "resetpass", ">second"]);
+    server.cli(["CLIENT", "KILL", "USER", "app"]);
+    let mut status = client.status();
+    let status = status.wait_for(|status| status.state == State::Closed).await.unwrap();
+    assert!(matches!(status.last_error.as_deref(), Some(Error::Server(_))), "{status:?}");
+}
+
+#[tokio::test]
+async fn what_no_login_can_mend_is_for_good_with_a_provider_too() {
+    let server = RedisServer::options().user("app", "on >first ~* +@all").start();
+    let vault = Arc::new(Vault::default());
+    vault.put("first");
+    let mut options = options(server.port());
+    (options.credentials, options.database) = (Some(vault as _), 1_000_000);
+    let client = Client::start(options);
+    assert!(whoami(&client).await.is_err());
+    client.status().wait_for(|status| status.state == State::Closed).await.unwrap();
+}

@@ -1,0 +1,171 @@
+//! What a client tells about itself.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use tidewire_redis::{Address, Client, ClientStats, Options, Slow, State, Value, WhenFull, WhileDown, encode_command};
+use tidewire_testkit::{PATIENCE, RedisServer};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing_subscriber::layer::{Context, SubscriberExt as _};
+
+use crate::servers::{Scripted, greeting};
+
+fn options(port: u16) -> Options {
+    let mut options = Options::default();
+    options.address = Address::Tcp { host: "127.0.0.1".into(), port };
+    (options.min_backoff, options.max_backoff) = (Duration::from_millis(1), Duration::from_millis(20));
+    options.timeout = PATIENCE;
+    options
+}
+
+fn command(words: &[&str]) -> Bytes {
+    let mut output = BytesMut::new();
+    encode_command(words, &mut output);
+    output.freeze()
+}
+
+/// The figures, once they are so.
+async fn stats(client: &Client, what: &str, is_so: impl Fn(&ClientStats) -> bool) -> ClientStats {
+    tidewire_testkit::wait_until_async(what, PATIENCE, async || is_so(&client.stats())).await;
+    client.stats()
+}
+
+#[tokio::test]
+async fn what_was_done_is_counted() {
+    let server = RedisServer::start();
+    let client = Client::start(options(server.port()));
+    assert_eq!(client.stats(), ClientStats::default());
+    let (set, get) = (command(&["SET", "k", "v"]), command(&["GET", "k"]));
+    client.send_raw(set.clone()).await.unwrap();
+    let many = [&get[..], &get, &get].concat();
+    client.send_raw_many(many.clone().into(), 3).await.unwrap();
+    let seen = stats(&client, "replies are counted", |stats| stats.replies == 4).await;
+    assert_eq!((seen.requests, seen.pushes, seen.attempts, seen.lost), (2, 0, 1, 0));
+    assert_eq!(seen.bytes_out, (set.len() + many.len()) as u64);
+    assert_eq!(seen.bytes_in, ("+OK\r\n".len() + 3 * "$1\r\nv\r\n".len()) as u64);
+    assert_eq!((seen.queue_latency.count(), seen.reply_latency.count()), (2, 2));
+    assert!(seen.reply_latency.max() > Duration::ZERO && seen.reply_latency.sum() >= seen.reply_latency.max());
+    assert_eq!((seen.in_flight, seen.in_flight_bytes, seen.queued), (0, 0, 0));
+
+    // Counts outlast the connection that counted.
+    server.cli(["CLIENT", "KILL", "TYPE", "normal"]);
+    client.status().wait_for(|status| status.generation == 2).await.unwrap();
+    client.send_raw(command(&["CLIENT", "TRACKING", "ON"])).await.unwrap();
+    client.send_raw(get).await.unwrap();
+    server.cli(["SET", "k", "w"]);
+    let seen = stats(&client, "a push is counted", |stats| stats.pushes == 1).await;
+    assert_eq!((seen.requests, seen.replies, seen.attempts, seen.lost), (4, 6, 2, 1));
+}
+
+#[tokio::test]
+async fn what_is_under_way_late_or_refused_is_counted() {
+    let server = Scripted::answering(|words, _| greeting(words).unwrap_or_default()).await;
+    let mut options = options(server.port());
+    (options.max_requests, options.when_full) = (2, WhenFull::Fail);
+    options.timeout = Duration::from_millis(200);
+    let (client, connection) = Client::new(options);
+    let ask = || {
+        let client = client.clone();
+        tokio::spawn(async move { client.send_raw(command(&["PING"])).await })
+    };
+    let (one, two) = (ask(), ask());
+    let seen = stats(&client, "both are queued", |stats| stats.queued == 2).await;
+    assert_eq!((seen.in_flight, seen.in_flight_bytes), (2, 2 * command(&["PING"]).len()));
+    assert!(client.send_raw(command(&["PING"])).await.is_err());
+    assert_eq!(client.stats().refused, 1);
+    tokio::spawn(connection.run());
+    let seen = stats(&client, "both are sent", |stats| stats.requests == 2).await;
+    assert_eq!((seen.in_flight, seen.queued), (2, 0));
+    assert!(one.await.unwrap().is_err() && two.await.unwrap().is_err());
+    let seen = client.stats();
+    assert_eq!((seen.timeouts.waiting, seen.timeouts.connecting, seen.in_flight), (2, 0, 0));
+}
+
+#[tokio::test]
+async fn what_was_late_without_a_connection_is_counted_as_such() {
+    let port = RedisServer::start().port();
+    let mut options = options(port);
+    (options.while_down, options.timeout) = (WhileDown::Queue, Duration::from_millis(20));
+    let client = Client::start(options);
+    client.status().wait_for(|status| status.state == State::Failed).await.unwrap();
+    assert!(client.send_raw(command(&["PING"])).await.is_err());
+    let seen = client.stats();
+    assert_eq!((seen.timeouts.connecting, seen.requests, seen.in_flight), (1, 0, 0));
+    assert!(seen.attempts > 0);
+}
+
+#[tokio::test]
+async fn slow_commands_are_told_to_whoever_asked_on_their_own_task() {
+    let server = RedisServer::start();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    for (after, is_told) in [(Duration::ZERO, true), (Duration::from_hours(1), false)] {
+        let mut options = options(server.port());
+        let heard = Arc::clone(&told);
+        options.slow = Some(Slow::after(after, move |slow| {
+            let line = (slow.name.to_owned(), slow.commands, slow.bytes, slow.error.is_some(), tokio::task::id());
+            heard.lock().unwrap().push(line);
+        }));
+        let client = Client::start(options);
+        let many = [command(&["GET", "a"]), command(&["PING"])].concat();
+        let bytes = many.len();
+        let asker = tokio::spawn(async move {
+            client.send_raw(command(&["set", "a", "secret"])).await.unwrap();
+            client.send_raw_many(many.into(), 2).await.unwrap();
+            client.close(PATIENCE).await;
+            client.send_raw(command(&["PING"])).await.unwrap_err();
+            tokio::task::id()
+        });
+        let id = asker.await.unwrap();
+        let lines = std::mem::take(&mut *told.lock().unwrap());
+        let one = ("set".to_owned(), 1, command(&["set", "a", "secret"]).len(), false, id);
+        let failed = ("PING".to_owned(), 1, command(&["PING"]).len(), true, id);
+        let expected = if is_told { vec![one, ("GET".to_owned(), 2, bytes, false, id), failed] } else { vec![] };
+        assert_eq!(lines, expected);
+    }
+}
+
+/// Keeps the spans of requests, as text.
+#[derive(Clone, Default)]
+struct Spans(Arc<Mutex<Vec<String>>>);
+
+impl Visit for Spans {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        self.0.lock().unwrap().push(format!("{field}={value:?}"));
+    }
+}
+
+impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Spans {
+    fn on_new_span(&self, attributes: &Attributes<'_>, _: &Id, _: Context<'_, S>) {
+        if attributes.metadata().name() == "redis" {
+            attributes.record(&mut self.clone());
+        }
+    }
+
+    fn on_record(&self, _: &Id, values: &Record<'_>, _: Context<'_, S>) {
+        values.record(&mut self.clone());
+    }
+}
+
+#[tokio::test]
+async fn requests_are_spans_if_it_is_wanted() {
+    let server = RedisServer::start();
+    let spans = Spans::default();
+    let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(spans.clone()));
+    for is_wanted in [false, true] {
+        let mut options = options(server.port());
+        options.trace = is_wanted;
+        let client = Client::start(options);
+        assert_eq!(client.send_raw(command(&["ECHO", "secret"])).await.unwrap(), Value::Bulk("secret".into()));
+        client.close(PATIENCE).await;
+        client.send_raw(command(&["PING"])).await.unwrap_err();
+        let seen = std::mem::take(&mut *spans.0.lock().unwrap()).join(" ");
+        if is_wanted {
+            assert!(seen.starts_with("command=\"ECHO\" commands=1 bytes=26 command=\"PING\""), "{seen}");
+            assert!(seen.contains("error=") && !seen.contains("secret"), "{seen}");
+        } else {
+            assert_eq!(seen, "");
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! What a client makes of peers: those that are not Redis, old ones, and those that say something strange.
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use tidewire_redis::{Address, Client, Error, Login, Options, Outcome, Phase, State, Value, WhileDown, encode_command};
+use tidewire_testkit::{PATIENCE, RedisServer};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::servers::{Scripted, greeting};
+
+fn options(port: u16) -> Options {
+    let mut options = Options::default();
+    options.address = Address::Tcp { host: "127.0.0.1".into(), port };
+    (options.min_backoff, options.max_backoff) = (Duration::from_millis(1), Duration::from_millis(20));
+    options.timeout = PATIENCE;
+    options
+}
+
+fn command(words: &[&str]) -> Bytes {
+    let mut output = BytesMut::new();
+    encode_command(words, &mut output);
+    output.freeze()
+}
+
+/// What an error was before it befell a request.
+fn source(error: &Error) -> String {
+    match error {
+        Error::Lost { source, .. } => source.to_string(),
+        other => other.to_string(),
+    }
+}
+
+#[tokio::test]
+async fn a_server_of_http_is_found_out_and_tried_again() {
+    let server = Scripted::start(|mut stream, _| async move {
+        let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
+        let _ = stream.read_to_end(&mut Vec::new()).await;
+    })
+    .await;
+    let client = Client::start(options(server.port()));
+    let error = client.send_raw(command(&["PING"])).await.unwrap_err();
+    // The request was not even sent, so this is not about its reply.
+    assert!(matches!(error, Error::Lost { outcome: Outcome::NeverSent, .. }), "{error:?}");
+    assert!(source(&error).contains("'H'"), "{}", source(&error));
+    let mut status = client.status();
+    let status = status.wait_for(|status| status.state == State::Failed).await.unwrap();
+    assert!(matches!(status.last_error.as_deref(), Some(Error::Protocol(_))), "{status:?}");
+    assert_eq!(status.generation, 0);
+}
+
+#[tokio::test]
+async fn a_server_that_is_silent_or_closes_at_once_is_given_up_and_tried_again() {
+    for is_silent in [true, false] {
+        let server = Scripted::start(move |mut stream, _| async move {
+            if is_silent {
+                let _ = stream.read_to_end(&mut Vec::new()).await;
+            }
+        })
+        .await;
+        let mut options = options(server.port());
+        options.connect_timeout = Duration::from_millis(30);
+        let client = Client::start(options);
+        let error = client.send_raw(command(&["PING"])).await.unwrap_err();
+        assert!(matches!(error, Error::Lost { outcome: Outcome::NeverSent, .. }), "{error:?}");
+        let mut status = client.status();
+        let failed = status.wait_for(|status| status.state == State::Failed).await.unwrap().clone();
+        let is_late = matches!(failed.last_error.as_deref(), Some(Error::TimedOut { phase: Phase::Connecting }));
+        assert_eq!(is_late, is_silent, "{failed:?}");
+        tidewire_testkit::wait_until_async("it is tried again", PATIENCE, async || server.accepted() > 3).await;
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_knows_no_hello_is_spoken_to_in_resp2() {
+    for refusal in ["-ERR unknown command 'HELLO'\r\n", "-NOPROTO unsupported protocol version\r\n"] {
+        let said = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+        let heard = std::sync::Arc::clone(&said);
+        let server = Scripted::answering(move |words, _| {
+            heard.lock().unwrap().push(words.join(" "));
+            match &*words[0] {
+                "HELLO" => refusal.to_owned(),
+                "GET" => "$-1\r\n".to_owned(),
+                "CLIENT" if words[1] == "SETINFO" => "-ERR unknown subcommand\r\n".to_owned(),
+                _ => "+OK\r\n".to_owned(),
+            }
+        })
+        .await;
+        let mut options = options(server.port());
+        options.login = Some(Login { user: None, password: "p".into() });
+        (options.name, options.database) = (Some("n".into()), 3);
+        let client = Client::start(options);
+        assert_eq!(client.send_raw(command(&["GET", "a"])).await.unwrap(), Value::Null);
+        let said = said.lock().unwrap().clone();
+        assert_eq!(said[..4], ["HELLO 3 AUTH default p SETNAME n", "AUTH p", "CLIENT SETNAME n", "SELECT 3"]);
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_ready_is_tried_again_and_one_that_refuses_is_not() {
+    for (words, is_for_good) in [
+        ("-ERR max number of clients reached\r\n", false),
+        ("-LOADING Redis is loading the dataset in memory\r\n", false),
+        ("-WRONGPASS invalid username-password pair\r\n", true),
+        ("-NOAUTH HELLO must be called with the client already authenticated\r\n", true),
+        ("-DENIED Redis is running in protected mode\r\n", true),
+    ] {
+        let server = Scripted::answering(move |asked, connection| match greeting(asked) {
+            Some(_) if asked[0] == "HELLO" && connection < 3 => words.to_owned(),
+            Some(reply) => reply,
+            None => "+PONG\r\n".to_owned(),
+        })
+        .await;
+        let mut options = options(server.port());
+        options.while_down = WhileDown::Queue;
+        let client = Client::start(options);
+        let ended = client.send_raw(command(&["PING"])).await;
+        if is_for_good {
+            // It is not an answer to the request, which was never sent.
+            let error = ended.unwrap_err();
+            assert!(matches!(error, Error::Lost { outcome: Outcome::NeverSent, .. }), "{error:?}");
+            client.status().wait_for(|status| status.state == State::Closed).await.unwrap();
+            assert_eq!(server.accepted(), 1);
+        } else {
+            assert_eq!(ended.unwrap(), Value::Simple("PONG".into()), "{words}");
+            assert_eq!(server.accepted(), 4);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_reply_that_nobody_asked_for_goes_to_nobody() {
+    // Two replies to the first command on the first connection.
+    let server = Scripted::answering(move |words, connection| match (greeting(words), connection) {
+        (Some(reply), _) => reply,
+        (None, 0) => format!("+{0}\r\n+stray\r\n", words[1]),
+        (None, _) => format!("+{}\r\n", words[1]),
+    })
+    .await;
+    let client = Client::start(options(server.port()));
+    assert_eq!(client.send_raw(command(&["ECHO", "1"])).await.unwrap(), Value::Simple("1".into()));
+    // Whether it is sent before the stray reply is read is not known; what is known is that it does not get that reply.
+    match client.send_raw(command(&["ECHO", "2"])).await {
+        Ok(value) => assert_eq!(value, Value::Simple("2".into())),
+        Err(error) => assert!(matches!(error, Error::Lost { .. }), "{error:?}"),
+    }
+    client.status().wait_for(|status| status.generation == 2).await.unwrap();
+    assert_eq!(client.send_raw(command(&["ECHO", "3"])).await.unwrap(), Value::Simple("3".into()));
+}
+
+#[tokio::test]
+async fn a_reply_above_the_limit_is_an_error_of_the_oldest_request_alone() {
+    let server = RedisServer::start();
+    let mut options = options(server.port());
+    options.decoder.max_bulk = 1000;
+    let client = Client::start(options);
+    client.send_raw(command(&["SETRANGE", "long", "1000", "x"])).await.unwrap();
+    let (before, long, after) = tokio::join!(
+        client.send_raw(command(&["ECHO", "before"])),
+        client.send_raw(command(&["GET", "long"])),
+        client.send_raw(command(&["ECHO", "after"])),
+    );
+    assert_eq!(before.unwrap(), Value::Bulk("before".into()));
+    let long = long.unwrap_err();
+    assert!(matches!(long, Error::Protocol(_)), "{long:?}");
+    let after = after.unwrap_err();
+    assert!(matches!(after, Error::Lost { outcome: Outcome::MaybeExecuted, .. }), "{after:?}");
+    let mut status = client.status();
+    let open = status.wait_for(|status| status.generation == 2).await.unwrap().clone();
+    assert!(matches!(open.last_error.as_deref(), Some(Error::Protocol(_))), "{open:?}");
+    assert_eq!(client.send_raw(command(&["ECHO", "again"])).await.unwrap(), Value::Bulk("again".into()));
+}
+
+#[tokio::test]
+async fn a_reply_that_is_nobodys_any_more_fails_nobody_elses_request_as_its_own() {
+    // The first reply comes when a second command is there, and cannot be read.
+    let server = Scripted::answering(move |words, connection| match (greeting(words), connection) {
+        (Some(reply), _) => reply,
+        (None, 0) if words[1] == "late" => String::new(),
+        (None, 0) => "?\r\n".to_owned(),
+        (None, _) => format!("+{}\r\n", words[1]),
+    })
+    .await;
+    let mut options = options(server.port());
+    options.timeout = Duration::from_millis(50);
+    let client = Client::start(options);
+    let late = client.send_raw(command(&["ECHO", "late"])).await.unwrap_err();
+    assert!(matches!(late, Error::TimedOut { phase: Phase::Waiting }), "{late:?}");
+    let next = client.send_raw(command(&["ECHO", "next"])).await.unwrap_err();
+    assert!(matches!(next, Error::Lost { .. }), "{next:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pushes_between_replies_are_no_replies() {
+    let server = RedisServer::start();
+    let client = Client::start(options(server.port()));
+    assert_eq!(client.send_raw(command(&["CLIENT", "TRACKING", "ON"])).await.unwrap(), Value::Simple("OK".into()));
+    // Each turn a key that was read is changed over the same connection, so that a push is sent with the replies.
+    for turn in 0..200 {
+        let turn = turn.to_string();
+        let mut pipeline = BytesMut::new();
+        for words in [&["SET", "k", &turn][..], &["GET", "k"], &["ECHO", &turn], &["SET", "k", "x"], &["ECHO", &turn]] {
+            encode_command(words, &mut pipeline);
+        }
+        let values = client.send_raw_many(pipeline.freeze(), 5).await.unwrap();
+        let (ok, echo) = (Value::Simple("OK".into()), Value::Bulk(turn.into()));
+        assert_eq!(values, [ok.clone(), echo.clone(), echo.clone(), ok, echo]);
+    }
+    assert_eq!(client.status().borrow().generation, 1);
+}
+
+#[tokio::test]
+async fn a_socket_of_this_machine_is_as_good() {
+    let mut server = RedisServer::start();
+    let url = format!("unix://{}?db=2&name=local&min_backoff_ms=1", server.unix_socket().display());
+    let client = Client::start(Options::from_url(&url).unwrap());
+    assert_eq!(client.send_raw(command(&["CLIENT", "GETNAME"])).await.unwrap(), Value::Bulk("local".into()));
+    client.send_raw(command(&["SET", "k", "v"])).await.unwrap();
+    assert_eq!(server.cli(["-n", "2", "GET", "k"]).trim(), "v");
+    server.kill();
+    client.status().wait_for(|status| status.state != State::Open).await.unwrap();
+    server.restart();
+    client.status().wait_for(|status| status.generation == 2).await.unwrap();
+    assert_eq!(client.send_raw(command(&["PING"])).await.unwrap(), Value::Simple("PONG".into()));
+}

@@ -1,0 +1,80 @@
+//! Servers that are not Redis, or say what a test has them say.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use bytes::BytesMut;
+use tidewire_redis::{Decoder, Message, Value};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+/// A server on a port of its own, until it is dropped.
+pub(crate) struct Scripted {
+    addr: SocketAddr,
+    accepted: Arc<AtomicUsize>,
+    _tasks: JoinSet<()>,
+}
+
+impl Scripted {
+    /// Does that with every connection.
+    pub(crate) async fn start<F>(serve: impl Fn(TcpStream, usize) -> F + Send + 'static) -> Self
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (addr, accepted) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
+        let mut tasks = JoinSet::new();
+        let count = Arc::clone(&accepted);
+        tasks.spawn(async move {
+            let mut open = JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                open.spawn(serve(stream, count.fetch_add(1, SeqCst)));
+            }
+        });
+        Self { addr, accepted, _tasks: tasks }
+    }
+
+    /// Answers every command: it is given its words, and the number of the connection.
+    pub(crate) async fn answering(answer: impl Fn(&[String], usize) -> String + Send + Sync + 'static) -> Self {
+        let answer = Arc::new(answer);
+        Self::start(move |mut stream, number| {
+            let answer = Arc::clone(&answer);
+            async move {
+                let (mut decoder, mut input) = (Decoder::default(), BytesMut::new());
+                loop {
+                    while let Ok(Some(Message::Reply(Value::Array(words)))) = decoder.decode(&mut input) {
+                        let word = |word: &Value| String::from_utf8_lossy(word.as_bytes().unwrap()).into_owned();
+                        let reply = answer(&words.iter().map(word).collect::<Vec<_>>(), number);
+                        if stream.write_all(reply.as_bytes()).await.is_err() {
+                            return;
+                        }
+                    }
+                    if !matches!(stream.read_buf(&mut input).await, Ok(1..)) {
+                        return;
+                    }
+                }
+            }
+        })
+        .await
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.addr.port()
+    }
+
+    /// How many connections there have been.
+    pub(crate) fn accepted(&self) -> usize {
+        self.accepted.load(SeqCst)
+    }
+}
+
+/// What a server says to the words of a handshake, in RESP3; nothing to others.
+pub(crate) fn greeting(words: &[String]) -> Option<String> {
+    match &*words[0] {
+        "HELLO" => Some("%1\r\n+proto\r\n:3\r\n".to_owned()),
+        "CLIENT" | "SELECT" => Some("+OK\r\n".to_owned()),
+        _ => None,
+    }
+}
