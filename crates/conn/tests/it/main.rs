@@ -7,6 +7,7 @@ mod drained;
 mod examples;
 mod fragments;
 mod push;
+mod redis;
 mod regressions;
 mod server;
 mod surface;

@@ -1,0 +1,195 @@
+//! Connection actors that speak RESP: a small server for `redis-cli` and `redis-benchmark`, with strings and channels.
+//!
+//! `cargo run -p tidewire-conn --example redis_server -- 127.0.0.1:7379` serves until Ctrl-C.
+
+use std::collections::{BTreeMap, HashMap};
+use std::convert::Infallible;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use bytes::{Bytes, BytesMut};
+use tidewire_conn::{
+    Batch, Codec, ConnectionContext, ConnectionId, FrameLike, Protocol, PushHandle, PushPolicy, PushPriority, Reply,
+    ServiceOrder, Shutdown, Supervisor,
+};
+use tidewire_redis::{DecodeError, Decoder, Message, Value, Version};
+use tokio::net::TcpListener;
+
+/// A command, a reply, or a message of a channel.
+pub(crate) struct Said(Message);
+
+impl FrameLike for Said {
+    fn size(&self) -> usize {
+        let (Message::Push(parts) | Message::Reply(Value::Array(parts))) = &self.0 else { return 16 };
+        parts.iter().filter_map(Value::as_bytes).map(Bytes::len).sum::<usize>() + 16
+    }
+}
+
+/// RESP as a server speaks it: in the version that the client has asked for.
+pub(crate) struct Resp {
+    decoder: Decoder,
+    version: Version,
+    output: BytesMut,
+}
+
+impl Codec for Resp {
+    type Frame = Said;
+    type Error = DecodeError;
+
+    fn decode(&mut self, input: &mut BytesMut) -> Result<Option<Said>, DecodeError> {
+        let message = self.decoder.decode(input)?;
+        if let Some([hello, version, ..]) = message.as_ref().map(words).as_deref()
+            && hello.eq_ignore_ascii_case(b"HELLO")
+        {
+            self.version = if version == "3" { Version::Resp3 } else { Version::Resp2 };
+        }
+        Ok(message.map(Said))
+    }
+
+    fn finish(&mut self, input: &BytesMut) -> Result<(), DecodeError> {
+        self.decoder.finish(input)
+    }
+
+    fn encode(&mut self, said: &Said, output: &mut Batch) -> Result<(), DecodeError> {
+        self.output.clear();
+        // All that is said here has a form in both versions.
+        let _ = said.0.encode(self.version, &mut self.output);
+        output.put(&self.output);
+        Ok(())
+    }
+
+    fn is_midway(&self, input: &BytesMut) -> bool {
+        self.decoder.is_midway(input)
+    }
+}
+
+/// The words of a command; none of what is no command.
+fn words(message: &Message) -> Vec<Bytes> {
+    let Message::Reply(Value::Array(words)) = message else { return Vec::new() };
+    words.iter().filter_map(Value::as_bytes).cloned().collect()
+}
+
+/// Strings by their keys, and who listens to which channel.
+#[derive(Default)]
+pub(crate) struct Store {
+    strings: Mutex<HashMap<Bytes, Bytes>>,
+    channels: Mutex<BTreeMap<Bytes, BTreeMap<ConnectionId, PushHandle<Said>>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn integer(count: usize) -> Value {
+    Value::Integer(i64::try_from(count).unwrap_or(i64::MAX))
+}
+
+fn error(text: &'static str) -> Value {
+    Value::SimpleError(Bytes::from_static(text.as_bytes()))
+}
+
+fn ok() -> Value {
+    Value::Simple(Bytes::from_static(b"OK"))
+}
+
+impl Store {
+    fn answer(&self, command: &[Bytes], context: &ConnectionContext) -> Vec<Message> {
+        let Some((name, arguments)) = command.split_first() else {
+            return vec![Message::Reply(error("ERR a command is an array of strings"))];
+        };
+        let value = match (&*name.to_ascii_uppercase(), arguments) {
+            (b"PING", []) => Value::Simple(Bytes::from_static(b"PONG")),
+            (b"PING" | b"ECHO", [text]) => Value::Bulk(text.clone()),
+            (b"GET", [key]) => lock(&self.strings).get(key).map_or(Value::Null, |text| Value::Bulk(text.clone())),
+            (b"SET", [key, text]) => {
+                // What arrives is a part of a larger read, which a string should not keep.
+                let (key, text) = (Bytes::copy_from_slice(key), Bytes::copy_from_slice(text));
+                lock(&self.strings).insert(key, text);
+                ok()
+            }
+            (b"DEL", keys) => {
+                let mut strings = lock(&self.strings);
+                integer(keys.iter().filter(|key| strings.remove(*key).is_some()).count())
+            }
+            (b"SUBSCRIBE", channels) => return self.subscribe(channels, context),
+            (b"PUBLISH", [channel, text]) => integer(self.publish(channel, text)),
+            (b"HELLO", _) => Value::Map(vec![(Value::from("server"), Value::from("tidewire-conn"))]),
+            (b"SELECT" | b"CLIENT", _) => ok(),
+            // redis-benchmark and redis-cli ask for these, and go on without.
+            (b"CONFIG" | b"COMMAND", _) => Value::Array(Vec::new()),
+            _ => error("ERR unknown command or wrong number of arguments"),
+        };
+        vec![Message::Reply(value)]
+    }
+
+    fn subscribe(&self, channels: &[Bytes], context: &ConnectionContext) -> Vec<Message> {
+        let Some(handle) = context.data.as_ref().and_then(|data| data.downcast_ref::<PushHandle<Said>>()) else {
+            return vec![Message::Reply(error("ERR the connection is about to end"))];
+        };
+        let mut known = lock(&self.channels);
+        let subscribed = channels.iter().enumerate().map(|(place, channel)| {
+            let channel = Bytes::copy_from_slice(channel);
+            known.entry(channel.clone()).or_default().insert(context.id(), handle.clone());
+            Message::Push(vec![Value::from("subscribe"), Value::Bulk(channel), integer(place + 1)])
+        });
+        subscribed.collect()
+    }
+
+    /// Pushes a text to all who listen. Whoever does not read misses it.
+    fn publish(&self, channel: &Bytes, text: &Bytes) -> usize {
+        let listeners: Vec<_> =
+            lock(&self.channels).get(channel).into_iter().flatten().map(|(_, handle)| handle.clone()).collect();
+        let said = || vec![Value::from("message"), Value::Bulk(channel.clone()), Value::Bulk(text.clone())];
+        let push = |handle: &PushHandle<Said>| {
+            handle.try_push(Said(Message::Push(said())), PushPriority::Low, PushPolicy::DropIfFull).is_ok()
+        };
+        listeners.iter().filter(|handle| push(handle)).count()
+    }
+}
+
+impl Protocol for Store {
+    type Frame = Said;
+    type Codec = Resp;
+    type ProtocolError = Infallible;
+
+    const ORDER: ServiceOrder = ServiceOrder::RepliesFirst;
+
+    fn codec(&self) -> Resp {
+        Resp { decoder: Decoder::default(), version: Version::Resp2, output: BytesMut::new() }
+    }
+
+    fn on_connection_setup(&self, handle: PushHandle<Said>, context: &mut ConnectionContext) {
+        context.data = Some(Box::new(handle));
+    }
+
+    fn on_frame(&self, command: Said, context: &mut ConnectionContext) -> Reply<Said, Infallible> {
+        Reply::Frames(self.answer(&words(&command.0), context).into_iter().map(Said).collect())
+    }
+
+    fn on_connection_closed(&self, _: &tidewire_conn::CloseReason<Self>, context: &mut ConnectionContext) {
+        lock(&self.channels).retain(|_, listeners| {
+            listeners.remove(&context.id());
+            !listeners.is_empty()
+        });
+    }
+}
+
+/// Serves until the future is done.
+pub(crate) async fn serve(listener: TcpListener, until: impl Future<Output = ()>) -> std::io::Result<()> {
+    let server = Supervisor::with_protocol(Store::default()).build();
+    let serving = server.serve(listener);
+    tokio::select! {
+        served = serving => served,
+        () = until => {
+            server.shutdown(Shutdown::default()).await;
+            Ok(())
+        }
+    }
+}
+
+#[tokio::main]
+async fn main() -> std::io::Result<()> {
+    let addr = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:7379".to_owned());
+    let listener = TcpListener::bind(&addr).await?;
+    println!("listening on {}", listener.local_addr()?);
+    serve(listener, async { drop(tokio::signal::ctrl_c().await) }).await
+}
