@@ -99,6 +99,12 @@ pub enum BarsError {
         /// Which bar.
         bar: String,
     },
+    /// It is a ratio against an empty list, and would hold whatever comes.
+    #[error("{bar} is against nobody: name a contender, or leave `against` out")]
+    AgainstNobody {
+        /// Which bar.
+        bar: String,
+    },
     /// There is no such workload.
     #[error("{bar}: there is no workload of this name")]
     UnknownWorkload {
@@ -135,7 +141,7 @@ struct File {
 struct Fields {
     workload: String,
     contender: String,
-    against: Option<String>,
+    against: Option<Against>,
     metric: Metric,
     at_least: Option<f64>,
     at_most: Option<f64>,
@@ -143,15 +149,23 @@ struct Fields {
     why: String,
 }
 
+/// Whom a ratio is taken against. Several are as many bars: who is ahead of each is ahead of the best.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Against {
+    One(String),
+    Each(Vec<String>),
+}
+
 impl Bars {
     /// Reads the text of a file.
     pub fn parse(text: &str) -> Result<Self, BarsError> {
         let File { bar } = toml::from_str(text).map_err(BarsError::File)?;
-        bar.into_iter()
-            .enumerate()
-            .map(|(index, table)| Bar::read(index + 1, table))
-            .collect::<Result<_, _>>()
-            .map(Self)
+        let mut bars = Vec::new();
+        for (index, table) in bar.into_iter().enumerate() {
+            bars.extend(Bar::read(index + 1, table)?);
+        }
+        Ok(Self(bars))
     }
 
     /// Whether every name in the bars is one of these workloads.
@@ -173,7 +187,8 @@ impl Bars {
 }
 
 impl Bar {
-    fn read(number: usize, table: toml::Table) -> Result<Self, BarsError> {
+    /// One bar, or one for each that it is against.
+    fn read(number: usize, table: toml::Table) -> Result<Vec<Self>, BarsError> {
         let name = |key| table.get(key).and_then(toml::Value::as_str).unwrap_or("?");
         let label = format!("bar {number} ({}, {})", name("workload"), name("contender"));
         let fields = match table.try_into() {
@@ -192,7 +207,14 @@ impl Bar {
         if aim.is_some_and(|aim| !bound.allows(aim)) {
             return Err(BarsError::AimBehindBar { bar: label });
         }
-        Ok(Self { workload, contender, against, metric, bound, aim, why })
+        let against = match against {
+            None => vec![None],
+            Some(Against::One(name)) => vec![Some(name)],
+            Some(Against::Each(names)) if names.is_empty() => return Err(BarsError::AgainstNobody { bar: label }),
+            Some(Against::Each(names)) => names.into_iter().map(Some).collect(),
+        };
+        let bar = Self { workload, contender, against: None, metric, bound, aim, why };
+        Ok(against.into_iter().map(|against| Self { against, ..bar.clone() }).collect())
     }
 
     fn check(&self, workloads: &[&Workload]) -> Result<(), BarsError> {
@@ -339,6 +361,7 @@ mod tests {
             (format!("{GOOD}at_least = 'two'"), "f64"),
             (GOOD.replace("throughput", "speed"), "speed"),
             (GOOD.replace("why", "#"), "why"),
+            (format!("{GOOD}at_least = 1\nagainst = []"), "against nobody"),
         ] {
             let complaint = complaint(&fields);
             assert!(complaint.contains(named) && complaint.contains(complaint_has), "{complaint}");
@@ -355,7 +378,10 @@ mod tests {
         let good = format!("{GOOD}at_least = 1");
         assert!(matches!(check(good.replace("echo", "ecko")), Err(BarsError::UnknownWorkload { .. })));
         assert!(matches!(check(good.replace("ours", "hours")), Err(BarsError::UnknownContender { .. })));
-        assert!(matches!(check(format!("{good}\nagainst = 'them'")), Err(BarsError::UnknownContender { .. })));
+        for against in ["'them'", "['theirs', 'them']"] {
+            let unknown = check(format!("{good}\nagainst = {against}"));
+            assert!(matches!(unknown, Err(BarsError::UnknownContender { .. })), "{against}");
+        }
         assert!(matches!(
             check(format!("{}at_most = 1", GOOD.replace("throughput", "memory"))),
             Err(BarsError::NotMeasured { .. })
@@ -393,6 +419,9 @@ mod tests {
             assert_eq!(judgements[1].verdict, verdict, "{fields}");
             assert_eq!(judgements[1].missed(), verdict == Verdict::Missed);
         }
+        let both = bars(&format!("{GOOD}at_least = 2\nagainst = ['theirs', 'absent']")).unwrap().judge(&outcome);
+        let verdicts: Vec<_> = both[1..].iter().map(|judgement| judgement.verdict).collect();
+        assert_eq!(verdicts, [Verdict::Held, Verdict::LeftOut], "one for each");
         assert!(bars(&format!("{GOOD}at_least = 1")).unwrap().judge(&[]).is_empty(), "what was not run is not judged");
     }
 }

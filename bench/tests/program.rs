@@ -152,3 +152,8 @@ fn every_workload_on_live_queries_runs() {
 fn every_workload_on_the_server_runs() {
     every_workload_runs("server");
 }
+
+#[test]
+fn every_workload_on_redis_runs() {
+    every_workload_runs("redis");
+}

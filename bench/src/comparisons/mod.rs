@@ -5,6 +5,7 @@ mod conn;
 mod live;
 mod pipelining;
 mod pool;
+mod redis;
 mod resident;
 mod server;
 mod store;
@@ -22,6 +23,7 @@ pub(crate) const COMPARISONS: &[Comparison] = &[
     live::COMPARISON,
     pipelining::COMPARISON,
     pool::COMPARISON,
+    redis::COMPARISON,
     server::COMPARISON,
     store::COMPARISON,
     websocket::COMPARISON,

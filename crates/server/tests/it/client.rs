@@ -1,9 +1,9 @@
 //! A server to talk to, and a client that is not ours to talk to it.
 
 use std::collections::VecDeque;
-use std::time::Duration;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
 
 use futures_util::{SinkExt as _, StreamExt as _};
 use serde_json::{Value as Json, json};

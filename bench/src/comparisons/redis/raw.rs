@@ -1,0 +1,98 @@
+//! What a connection can carry: commands encoded beforehand, and replies that are only compared.
+
+use bytes::BytesMut;
+use tidewire_bench::{Meter, Metric, Sample};
+use tidewire_redis::{Value, Version, encode_command};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use super::data::{KEYS, LARGE, LARGE_VALUE, LIST, PIPELINE, VALUES};
+use super::load::{Load, Task};
+use super::peer::WORKS;
+use super::server::Server;
+
+pub(super) fn round(server: &Server, load: Load, meter: Meter) -> Sample {
+    let (port, cpu) = (server.port(), server.cpu());
+    load.run(move |runtime| {
+        let mut connection = Some(runtime.block_on(Connection::open(port, load)));
+        let mut exchange = |times: u64| {
+            runtime.block_on(async {
+                let mut moved = connection.take().expect("it is put back");
+                // On a task, like the others: the thread that waits for it is not one of the runtime.
+                let exchanged = tokio::spawn(async move {
+                    for _ in 0..times {
+                        moved.exchange().await;
+                    }
+                    moved
+                });
+                connection = Some(exchanged.await.expect(WORKS));
+            });
+        };
+        exchange(load.turns.div_ceil(20));
+        let before = cpu.now();
+        let sample = meter.measure(load.operations(), || exchange(load.turns));
+        sample.with_time(Metric::ServerCpu, cpu.now().saturating_sub(before))
+    })
+}
+
+struct Connection {
+    stream: TcpStream,
+    request: BytesMut,
+    expected: BytesMut,
+    input: Vec<u8>,
+}
+
+impl Connection {
+    async fn open(port: u16, load: Load) -> Self {
+        let stream = TcpStream::connect(("127.0.0.1", port)).await.expect("redis-server accepts");
+        stream.set_nodelay(true).expect("TCP_NODELAY can be set");
+        let (mut request, mut expected) = (BytesMut::new(), BytesMut::new());
+        for number in 0..load.tasks {
+            ask(load.task, number, &mut request, &mut expected);
+        }
+        let input = vec![0; expected.len()];
+        Self { stream, request, expected, input }
+    }
+
+    async fn exchange(&mut self) {
+        self.stream.write_all(&self.request).await.expect(WORKS);
+        self.stream.read_exact(&mut self.input).await.expect(WORKS);
+        assert!(self.input == self.expected, "redis-server answers what it was asked");
+    }
+}
+
+/// What a task asks, and what it is answered.
+fn ask(task: Task, number: usize, request: &mut BytesMut, expected: &mut BytesMut) {
+    let bulk = |text: &'static str| Value::from(text);
+    let all = |count: usize| Value::Array(VALUES[..count].iter().map(|value| bulk(value)).collect());
+    let reply = match task {
+        Task::Get => {
+            encode_command(&["GET", &KEYS[number]], request);
+            bulk(&VALUES[number])
+        }
+        Task::Set => {
+            encode_command(&["SET", &KEYS[number], &VALUES[number]], request);
+            Value::Simple("OK".into())
+        }
+        Task::Pipeline => {
+            for number in 0..PIPELINE {
+                ask(Task::Get, number, request, expected);
+            }
+            return;
+        }
+        Task::ListRange => {
+            encode_command(&["LRANGE", LIST, "0", "-1"], request);
+            all(VALUES.len())
+        }
+        Task::MultiGet => {
+            let words: Vec<_> = ["MGET"].into_iter().chain(KEYS.iter().map(String::as_str)).collect();
+            encode_command(&words, request);
+            all(VALUES.len())
+        }
+        Task::GetLarge => {
+            encode_command(&["GET", LARGE], request);
+            bulk(&LARGE_VALUE)
+        }
+    };
+    reply.encode(Version::Resp2, expected).expect("a value of our own");
+}

@@ -1,0 +1,54 @@
+//! The server that all of them talk to.
+
+use std::cell::LazyCell;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+
+use tidewire_bench::{CpuClock, pin_process};
+use tidewire_testkit::RedisServer;
+
+use super::super::conn::apart;
+use super::data;
+
+/// A redis-server with data, started by the round that comes first. It keeps to a core of its own where there are two.
+pub(super) struct Server(LazyCell<Running>);
+
+struct Running {
+    redis: RedisServer,
+    cpu: CpuClock,
+}
+
+impl Server {
+    pub(super) fn new() -> Self {
+        Self(LazyCell::new(|| {
+            let redis = RedisServer::start();
+            if let Some((_, core)) = apart() {
+                pin_process(redis.pid(), core).expect("redis-server can be pinned to a core");
+            }
+            fill(redis.port());
+            let cpu = CpuClock::of(redis.pid()).expect("redis-server has a CPU clock");
+            Running { redis, cpu }
+        }))
+    }
+
+    pub(super) fn port(&self) -> u16 {
+        self.0.redis.port()
+    }
+
+    pub(super) fn cpu(&self) -> CpuClock {
+        self.0.cpu
+    }
+}
+
+fn fill(port: u16) {
+    let (commands, count) = data::commands();
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("redis-server accepts");
+    stream.write_all(&commands).expect("redis-server reads");
+    // One line each: `+OK` or the length of the list.
+    let (mut replies, mut input) = (0, [0; 4096]);
+    while replies < count {
+        let read = stream.read(&mut input).expect("redis-server replies");
+        assert!(read > 0 && !input[..read].contains(&b'-'), "redis-server takes the data");
+        replies += input[..read].split(|&byte| byte == b'\n').count() - 1;
+    }
+}
