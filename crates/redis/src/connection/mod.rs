@@ -15,7 +15,7 @@ pub(crate) use self::clock::{after, later};
 pub(crate) use self::queue::Shared;
 use self::serving::{End, Serving};
 pub(crate) use self::submission::{Replies, Reply, Submission};
-use self::transport::{Refusal, Stream};
+use self::transport::{Entered, Refusal};
 use crate::{Error, Outcome, Phase, State, WhileDown};
 
 /// The connection of a client, to be [run](Self::run) by whoever has it.
@@ -55,14 +55,14 @@ impl Connection {
             self.shared.open_gate_if(self.shared.options.while_down != WhileDown::Fail || state == State::Connecting);
             self.shared.enter(state);
             let failure = match self.attempt().await {
-                Ok(stream) => {
+                Ok(entered) => {
                     self.shared.open_gate();
                     self.shared.transition(|status| {
                         status.state = State::Open;
                         status.generation += 1;
                     });
                     let since = Instant::now();
-                    let end = Serving::new(stream, Arc::clone(&self.shared)).run().await;
+                    let end = Serving::new(entered, Arc::clone(&self.shared)).run().await;
                     if matches!(end, End::Lost(_)) {
                         self.shared.count(|stats| stats.lost += 1);
                     }
@@ -106,13 +106,13 @@ impl Connection {
     }
 
     /// Connects and shakes hands, in the time that there is for it.
-    async fn attempt(&self) -> Result<Stream, Attempt> {
+    async fn attempt(&self) -> Result<Entered, Attempt> {
         self.shared.count(|stats| stats.attempts += 1);
         let options = &self.shared.options;
         let connecting = tokio::time::timeout(options.connect_timeout, transport::connect(options));
         match self.meanwhile(connecting).await {
             None => Err(Attempt::Closed),
-            Some(Ok(Ok(stream))) => Ok(stream),
+            Some(Ok(Ok(entered))) => Ok(entered),
             Some(Ok(Err(Refusal::Failed(error)))) => Err(Attempt::Failed(error)),
             Some(Ok(Err(Refusal::Refused(error)))) => Err(Attempt::Refused(error)),
             Some(Err(_)) => Err(Attempt::Failed(Error::TimedOut { phase: Phase::Connecting })),

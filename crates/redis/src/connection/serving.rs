@@ -13,7 +13,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use super::clock::after;
 use super::queue::Shared;
 use super::submission::{Submission, befallen};
-use super::transport::{Stream, lost};
+use super::transport::{Entered, Stream, lost};
 use crate::stats::Tally;
 use crate::{Decoder, Error, Fault, Message, Outcome, Phase, State, WhileDown, encode_command};
 
@@ -70,13 +70,14 @@ struct Awaiting {
 }
 
 impl Serving {
-    pub(super) fn new(stream: Stream, shared: Arc<Shared>) -> Self {
-        let (decoder, tally) = (Decoder::new(shared.options.decoder), *shared.tally());
+    pub(super) fn new(entered: Entered, shared: Arc<Shared>) -> Self {
+        let Entered { stream, input, decoder } = entered;
+        let tally = *shared.tally();
         Self {
             stream,
             shared,
             decoder,
-            input: BytesMut::new(),
+            input,
             output: BytesMut::new(),
             next: VecDeque::new(),
             awaiting: VecDeque::new(),
@@ -93,7 +94,11 @@ impl Serving {
 
     /// Serves until the connection is lost or closed. All that was asked has ended then, but for what may be sent on another one.
     pub(super) async fn run(mut self) -> End {
-        let ended = std::future::poll_fn(|context| self.poll(context)).await;
+        // What came with the last word of the handshake is nobody's reply.
+        let ended = match self.dispatch() {
+            Ok(()) => std::future::poll_fn(|context| self.poll(context)).await,
+            Err(error) => Err(error),
+        };
         self.is_news = true;
         self.publish(0);
         match ended {

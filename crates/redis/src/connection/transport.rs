@@ -19,6 +19,14 @@ pub(crate) enum Stream {
     Unix(UnixStream),
 }
 
+/// A conversation with a server that has let us in.
+pub(crate) struct Entered {
+    pub(crate) stream: Stream,
+    /// What was read behind the last word of the handshake, as far as it was understood: a push may follow at once.
+    pub(crate) input: BytesMut,
+    pub(crate) decoder: Decoder,
+}
+
 /// Why there is none.
 pub(crate) enum Refusal {
     /// It may be another time.
@@ -39,7 +47,7 @@ pub(crate) fn lost(fault: impl Into<Fault>) -> Error {
 }
 
 /// Connects, and says who we are.
-pub(crate) async fn connect(options: &Options) -> Result<Stream, Refusal> {
+pub(crate) async fn connect(options: &Options) -> Result<Entered, Refusal> {
     // Asked first: a server drops those who connect and do not say who they are.
     let given = match &options.credentials {
         Some(credentials) => {
@@ -47,7 +55,7 @@ pub(crate) async fn connect(options: &Options) -> Result<Stream, Refusal> {
         }
         None => None,
     };
-    let mut stream = match &options.address {
+    let stream = match &options.address {
         Address::Tcp { host, port } => {
             let socket = TcpStream::connect((host.as_str(), *port)).await?;
             socket.set_nodelay(true)?;
@@ -60,47 +68,13 @@ pub(crate) async fn connect(options: &Options) -> Result<Stream, Refusal> {
         }
         Address::Unix(path) => Stream::Unix(UnixStream::connect(path).await?),
     };
-    match greet(&mut stream, options, given.as_ref().or(options.login.as_ref())).await {
-        Ok(()) => Ok(stream),
+    let mut entered = Entered { stream, input: BytesMut::new(), decoder: Decoder::new(options.decoder) };
+    match entered.greet(options, given.as_ref().or(options.login.as_ref())).await {
+        Ok(()) => Ok(entered),
         // The next time it may be somebody else.
         Err(Refusal::Refused(error)) if given.is_some() && is_of_login(&error) => Err(Refusal::Failed(error)),
         Err(refusal) => Err(refusal),
     }
-}
-
-/// Says who we are, in RESP3 if the server knows it.
-async fn greet(stream: &mut Stream, options: &Options, login: Option<&Login>) -> Result<(), Refusal> {
-    let mut talk = Talk { stream, input: BytesMut::new(), decoder: Decoder::new(options.decoder) };
-    let mut hello: Vec<&str> = vec!["HELLO", "3"];
-    let login = login.map(|login| (login.user.as_deref().unwrap_or("default"), &*login.password));
-    if let Some((user, password)) = login {
-        hello.extend(["AUTH", user, password]);
-    }
-    if let Some(name) = &options.name {
-        hello.extend(["SETNAME", name]);
-    }
-    match talk.ask(&hello).await? {
-        Ok(_) => {}
-        Err(error) if is_unknown(&error) => {
-            if let Some((user, password)) = login {
-                // Servers that know no users know this.
-                let words = ["AUTH", user, password];
-                let without_user = ["AUTH", password];
-                talk.demand(if user == "default" { &without_user } else { &words }).await?;
-            }
-            if let Some(name) = &options.name {
-                talk.demand(&["CLIENT", "SETNAME", name]).await?;
-            }
-        }
-        Err(error) => return Err(refusal(error)),
-    }
-    if options.database > 0 {
-        talk.demand(&["SELECT", &options.database.to_string()]).await?;
-    }
-    // Old servers do not know it, and nobody misses it.
-    let _ = talk.ask(&["CLIENT", "SETINFO", "LIB-NAME", "tidewire-redis"]).await?;
-    let _ = talk.ask(&["CLIENT", "SETINFO", "LIB-VER", env!("CARGO_PKG_VERSION")]).await?;
-    Ok(())
 }
 
 /// Not to be let in is for good, unless it is the server that is not ready: then it may be another time.
@@ -128,14 +102,41 @@ fn is_unknown(error: &Error) -> bool {
     said.code == ErrorCode::NoProtocol || said.code == ErrorCode::Err && is_unknown
 }
 
-/// One question after the other.
-struct Talk<'a> {
-    stream: &'a mut Stream,
-    input: BytesMut,
-    decoder: Decoder,
-}
+impl Entered {
+    /// Says who we are, in RESP3 if the server knows it.
+    async fn greet(&mut self, options: &Options, login: Option<&Login>) -> Result<(), Refusal> {
+        let mut hello: Vec<&str> = vec!["HELLO", "3"];
+        let login = login.map(|login| (login.user.as_deref().unwrap_or("default"), &*login.password));
+        if let Some((user, password)) = login {
+            hello.extend(["AUTH", user, password]);
+        }
+        if let Some(name) = &options.name {
+            hello.extend(["SETNAME", name]);
+        }
+        match self.ask(&hello).await? {
+            Ok(_) => {}
+            Err(error) if is_unknown(&error) => {
+                if let Some((user, password)) = login {
+                    // Servers that know no users know this.
+                    let words = ["AUTH", user, password];
+                    let without_user = ["AUTH", password];
+                    self.demand(if user == "default" { &without_user } else { &words }).await?;
+                }
+                if let Some(name) = &options.name {
+                    self.demand(&["CLIENT", "SETNAME", name]).await?;
+                }
+            }
+            Err(error) => return Err(refusal(error)),
+        }
+        if options.database > 0 {
+            self.demand(&["SELECT", &options.database.to_string()]).await?;
+        }
+        // Old servers do not know it, and nobody misses it.
+        let _ = self.ask(&["CLIENT", "SETINFO", "LIB-NAME", "tidewire-redis"]).await?;
+        let _ = self.ask(&["CLIENT", "SETINFO", "LIB-VER", env!("CARGO_PKG_VERSION")]).await?;
+        Ok(())
+    }
 
-impl Talk<'_> {
     /// What the server answers, which may be an error.
     async fn ask(&mut self, command: &[&str]) -> Result<Result<Value, Error>, Refusal> {
         let mut output = BytesMut::new();

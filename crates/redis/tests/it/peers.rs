@@ -223,3 +223,17 @@ async fn a_socket_of_this_machine_is_as_good() {
     client.status().wait_for(|status| status.generation == 2).await.unwrap();
     assert_eq!(client.send_raw(command(&["PING"])).await.unwrap(), Value::Simple("PONG".into()));
 }
+
+#[tokio::test]
+async fn what_comes_with_the_last_word_of_the_handshake_goes_to_nobody() {
+    let server = Scripted::answering(move |words, connection| match greeting(words) {
+        Some(reply) if words.iter().any(|word| word == "LIB-VER") && connection == 0 => reply + "+STRAY\r\n",
+        Some(reply) => reply,
+        None => "+PONG\r\n".to_owned(),
+    })
+    .await;
+    let client = Client::start(options(server.port()));
+    let mut status = client.status();
+    status.wait_for(|status| status.state == State::Open && status.generation == 2).await.unwrap();
+    assert_eq!(client.send_raw(command(&["PING"])).await.unwrap(), Value::Simple("PONG".into()));
+}
