@@ -81,6 +81,18 @@ impl Caller {
         }
     }
 
+    /// Whether it may use an operation on a topic.
+    pub(crate) fn topic(&self, operation: Operation, topic: &str) -> Result<(), RequestError> {
+        let Some((auth, login)) = self.auth.as_ref().zip(self.login.as_ref()) else { return Ok(()) };
+        let name = operation.name();
+        let decided = login.decided(auth, name, topic);
+        if decided.unwrap_or_else(|| login.granted.topic_access(name, topic)) {
+            return Ok(());
+        }
+        let shown: String = topic.chars().take(64).collect();
+        Err(RequestError::new(Code::Forbidden, format!("{name} on \"{shown}\" is not permitted")))
+    }
+
     /// Whether it may use an operation on anything, for requests that do not say properly on what, or ask for what is not there.
     pub(crate) fn may_ever(&self, operation: &str, resource: &str) -> Result<(), RequestError> {
         let Some((auth, login)) = self.auth.as_ref().zip(self.login.as_ref()) else { return Ok(()) };

@@ -28,7 +28,9 @@ pub(crate) enum Command<'a> {
     ServerStats,
     ServerConnections,
     /// What this server has no part for.
-    Rules,
+    Rules {
+        topic: Cow<'a, str>,
+    },
 }
 
 /// What looks at the store and is answered at once.
@@ -172,7 +174,11 @@ impl<'a> Command<'a> {
             Operation::AuthWhoami => Ok(Self::Whoami),
             Operation::ServerStats => Ok(Self::ServerStats),
             Operation::ServerConnections => Ok(Self::ServerConnections),
-            _ => Ok(Self::Rules),
+            _ => {
+                // What it is about is asked for by permissions also where nothing can be done with it.
+                let topic = ["topic", "key", "pattern"].iter().find_map(|name| params.text(name).ok());
+                Ok(Self::Rules { topic: topic.unwrap_or(Cow::Borrowed("*")) })
+            }
         }
     }
 }

@@ -110,3 +110,42 @@ impl RequestError {
         Self { details: Some(Box::new(details)), ..self }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_manual_says_which_are_worth_retrying() {
+        let manual = include_str!("../../../docs/protocol.md");
+        let row = |code: &str| {
+            let mut rows = manual.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" | "));
+            rows.find_map(|(codes, rest)| {
+                codes.split(", ").any(|known| known == code).then(|| rest.starts_with("yes |"))
+            })
+        };
+        for code in [
+            Code::ParseError,
+            Code::InvalidRequest,
+            Code::UnknownOperation,
+            Code::ValidationError,
+            Code::NotFound,
+            Code::AlreadyExists,
+            Code::Conflict,
+            Code::Unauthorized,
+            Code::Forbidden,
+            Code::RateLimited,
+            Code::Backpressure,
+            Code::InternalError,
+            Code::BucketNotDefined,
+            Code::QueryNotDefined,
+            Code::RulesNotAvailable,
+            Code::SessionRevoked,
+            Code::Timeout,
+            Code::ShuttingDown,
+            Code::TooLarge,
+        ] {
+            assert_eq!(row(code.as_str()), Some(code.is_worth_retrying()), "{}", code.as_str());
+        }
+    }
+}

@@ -122,6 +122,7 @@ impl Serving {
             }
             Command::Write(write) => self.permit_change(caller, operation, &mut write.change),
             Command::Subscribe(subscribe) => self.may_follow(caller, &subscribe.query),
+            Command::Rules { topic } => caller.topic(operation, topic).map(|()| None),
             Command::Unsubscribe { .. } | Command::Login { .. } | Command::Logout | Command::Whoami => Ok(None),
             _ => caller.rows(operation, None, "*"),
         }
@@ -222,7 +223,7 @@ impl Serving {
             Command::Whoami => Ok(Data::json(&self.whoami())),
             Command::ServerStats => self.bounded(&self.core.server_stats()),
             Command::ServerConnections => self.bounded(&self.core.rows().iter().map(ConnectionInfo::to_json).collect()),
-            Command::Rules => Err(no_rules()),
+            Command::Rules { .. } => Err(no_rules()),
         };
         Reply::Frame(self.reply(outcome, name))
     }

@@ -3,27 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use tidewire_redis::{
-    Address, Client, Error, Options, Outcome, Phase, State, Value, WhenFull, WhileDown, encode_command,
-};
+use bytes::BytesMut;
+use tidewire_redis::{Client, Error, Outcome, Phase, State, Value, WhenFull, WhileDown, encode_command};
 use tidewire_testkit::{Cut, Direction, FaultProxy, Faults, PATIENCE, RedisServer};
 
-use crate::servers::{Scripted, greeting};
-
-fn options(port: u16) -> Options {
-    let mut options = Options::default();
-    options.address = Address::Tcp { host: "127.0.0.1".into(), port };
-    (options.min_backoff, options.max_backoff) = (Duration::from_millis(1), Duration::from_millis(20));
-    options.timeout = PATIENCE;
-    options
-}
-
-fn command(words: &[&str]) -> Bytes {
-    let mut output = BytesMut::new();
-    encode_command(words, &mut output);
-    output.freeze()
-}
+use crate::servers::{Scripted, command, greeting, options};
 
 async fn ping(client: &Client) -> Result<Value, Error> {
     client.send_raw(command(&["PING"])).await

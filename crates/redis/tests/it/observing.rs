@@ -3,28 +3,13 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use tidewire_redis::{Address, Client, ClientStats, Options, Slow, State, Value, WhenFull, WhileDown, encode_command};
+use tidewire_redis::{Client, ClientStats, Slow, State, Value, WhenFull, WhileDown};
 use tidewire_testkit::{PATIENCE, RedisServer};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing_subscriber::layer::{Context, SubscriberExt as _};
 
-use crate::servers::{Scripted, greeting};
-
-fn options(port: u16) -> Options {
-    let mut options = Options::default();
-    options.address = Address::Tcp { host: "127.0.0.1".into(), port };
-    (options.min_backoff, options.max_backoff) = (Duration::from_millis(1), Duration::from_millis(20));
-    options.timeout = PATIENCE;
-    options
-}
-
-fn command(words: &[&str]) -> Bytes {
-    let mut output = BytesMut::new();
-    encode_command(words, &mut output);
-    output.freeze()
-}
+use crate::servers::{Scripted, command, greeting, options};
 
 /// The figures, once they are so.
 async fn stats(client: &Client, what: &str, is_so: impl Fn(&ClientStats) -> bool) -> ClientStats {

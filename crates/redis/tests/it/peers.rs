@@ -2,26 +2,12 @@
 
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use tidewire_redis::{Address, Client, Error, Login, Options, Outcome, Phase, State, Value, WhileDown, encode_command};
+use bytes::BytesMut;
+use tidewire_redis::{Client, Error, Login, Options, Outcome, Phase, State, Value, WhileDown, encode_command};
 use tidewire_testkit::{PATIENCE, RedisServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::servers::{Scripted, greeting};
-
-fn options(port: u16) -> Options {
-    let mut options = Options::default();
-    options.address = Address::Tcp { host: "127.0.0.1".into(), port };
-    (options.min_backoff, options.max_backoff) = (Duration::from_millis(1), Duration::from_millis(20));
-    options.timeout = PATIENCE;
-    options
-}
-
-fn command(words: &[&str]) -> Bytes {
-    let mut output = BytesMut::new();
-    encode_command(words, &mut output);
-    output.freeze()
-}
+use crate::servers::{Scripted, command, greeting, options};
 
 /// What an error was before it befell a request.
 fn source(error: &Error) -> String {

@@ -1,11 +1,13 @@
-//! Servers that are not Redis, or say what a test has them say.
+//! Servers that are not Redis, or say what a test has them say, and what is said to them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
 
-use bytes::BytesMut;
-use tidewire_redis::{Decoder, Message, Value};
+use bytes::{Bytes, BytesMut};
+use tidewire_redis::{Address, Decoder, Message, Options, Value, encode_command};
+use tidewire_testkit::PATIENCE;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
@@ -77,4 +79,19 @@ pub(crate) fn greeting(words: &[String]) -> Option<String> {
         "CLIENT" | "SELECT" => Some("+OK\r\n".to_owned()),
         _ => None,
     }
+}
+
+/// Options of a client that tries again soon, and waits for long.
+pub(crate) fn options(port: u16) -> Options {
+    let mut options = Options::default();
+    options.address = Address::Tcp { host: "127.0.0.1".into(), port };
+    (options.min_backoff, options.max_backoff) = (Duration::from_millis(1), Duration::from_millis(20));
+    options.timeout = PATIENCE;
+    options
+}
+
+pub(crate) fn command(words: &[&str]) -> Bytes {
+    let mut output = BytesMut::new();
+    encode_command(words, &mut output);
+    output.freeze()
 }

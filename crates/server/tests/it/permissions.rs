@@ -122,6 +122,22 @@ async fn patterns_are_everything_a_prefix_or_a_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn topics_are_those_that_a_rule_names() {
+    let rules = [Rule::new("ship", ["rules.*"]).on_topics(["orders.*"])];
+    let house = house(only(tokens([user("ship", &["ship"])]), rules)).await;
+    let mut client = house.client("ship").await;
+    for (operation, params, expected) in [
+        ("rules.emit", json!({"topic": "orders.new"}), "RULES_NOT_AVAILABLE"),
+        ("rules.emit", json!({"topic": "bills.new"}), "FORBIDDEN"),
+        ("rules.subscribe", json!({"pattern": "orders.*"}), "RULES_NOT_AVAILABLE"),
+        ("rules.subscribe", json!({"pattern": "*"}), "FORBIDDEN"),
+        ("rules.stats", json!({}), "FORBIDDEN"),
+    ] {
+        assert_eq!(code(&mut client, operation, params.clone()).await, expected, "{operation} {params}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn where_the_default_is_to_allow_rules_forbid_nothing() {
     let mut auth = tokens([user("dee", &["diver"])]);
     auth.permissions = Permissions::new(DefaultAccess::Allow, [Rule::new("diver", ["store.get"]).on_buckets(["own"])]);
