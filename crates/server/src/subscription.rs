@@ -327,8 +327,12 @@ impl Forward {
         let mut feed = self.feed();
         let Feed { heard: Heard::Host(last), held, .. } = &mut *feed else { return };
         let may_tell = |answer: &Answered| self.check_session().and_then(|()| self.check_length(&answer.text));
+        let is_same = answered.as_ref().is_ok_and(|answer| answer.text == *last);
+        // What is not told needs no session that is still good, as with live queries.
+        if is_same {
+            return;
+        }
         match answered.and_then(|answer| may_tell(&answer).map(|()| answer)) {
-            Ok(answer) if answer.text == *last => {}
             Ok(answer) => {
                 last.clone_from(&answer.text);
                 let position = self.is_told.then(|| answer.mark());
