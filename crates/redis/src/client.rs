@@ -4,16 +4,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use bytes::Bytes;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::connection::{Connection, Replies, Reply, Shared, Submission, after, later};
+use crate::connection::{Asked, Connection, Refused, Replies, Reply, Shared, after, later};
 use crate::observe;
 use crate::{
-    ClientStats, Error, FromValue, Invocation, Options, Outcome, Phase, Pipeline, Request, Slots, States, Status,
-    Value, WhenFull, read_reply,
+    ClientStats, Error, FromValue, Invocation, Options, Outcome, Pipeline, Request, Slots, States, Status, Value,
+    WhenFull, read_reply,
 };
+
+/// Whoever drops a request without a word has ended, and so has it.
+const GONE: Error = Error::Closed { outcome: Outcome::MaybeExecuted };
 
 /// A client of one server. Clones share its connection; when the last one is dropped, it closes.
 ///
@@ -54,16 +56,30 @@ impl Client {
     pub async fn send<T: FromValue>(&self, request: impl Into<Request<T>>) -> Result<T, Error> {
         let command = request.into().into_command();
         command.check()?;
-        read_reply(self.send_raw(command.into_bytes()).await?)
+        let bytes = command.as_bytes();
+        let reply = if self.shared.options.is_observed() {
+            observe::observed(&self.shared.options, bytes, 1, self.exchange_one(bytes)).await
+        } else {
+            self.exchange_one(bytes).await
+        };
+        read_reply(reply?)
     }
 
     /// Sends several requests in one go, and gives a result for each. Others' requests do not come in between; the server may still
     /// execute some of them and not others.
     pub async fn pipeline<S: Slots>(&self, pipeline: Pipeline<S>) -> Result<S::Results, Error> {
         pipeline.check()?;
-        let len = pipeline.len();
-        let Replies { values, fault } = self.exchange(pipeline.into_bytes().into(), len).await;
-        let fault = || fault.clone().unwrap_or(Error::Closed { outcome: Outcome::MaybeExecuted });
+        let (bytes, len) = (pipeline.as_bytes(), pipeline.len());
+        let exchanged = if len == 0 {
+            Ok(Replies { values: Vec::new(), fault: None })
+        } else if self.shared.options.is_observed() {
+            observe::observed(&self.shared.options, bytes, len, self.exchange_many(bytes, len)).await
+        } else {
+            self.exchange_many(bytes, len).await
+        };
+        let Replies { values, fault } =
+            exchanged.unwrap_or_else(|fault| Replies { values: Vec::new(), fault: Some(fault) });
+        let fault = || fault.clone().unwrap_or(GONE);
         let mut values = values.into_iter();
         Ok(S::read(len, || values.next().ok_or_else(fault)))
     }
@@ -80,70 +96,54 @@ impl Client {
     }
 
     /// Sends an encoded command, and gives its reply as it is, which may be an error of the server.
-    pub async fn send_raw(&self, command: Bytes) -> Result<Value, Error> {
+    pub async fn send_raw(&self, command: bytes::Bytes) -> Result<Value, Error> {
+        let exchange = self.exchange_one(&command);
         if self.shared.options.is_observed() {
-            return observe::observed(&self.shared.options, command, 1, |command| self.send_quietly(command)).await;
+            return observe::observed(&self.shared.options, &command, 1, exchange).await;
         }
-        self.send_quietly(command).await
-    }
-
-    async fn send_quietly(&self, command: Bytes) -> Result<Value, Error> {
-        let (sender, reply) = oneshot::channel();
-        self.submit(command, 1, Reply::One(sender)).await?;
-        // Whoever drops a request without a word has ended, and so has it.
-        reply.await.unwrap_or(Err(Error::Closed { outcome: Outcome::MaybeExecuted }))
+        exchange.await
     }
 
     /// Sends several encoded commands in one go, and gives their replies as they are, in order.
-    pub async fn send_raw_many(&self, commands: Bytes, count: usize) -> Result<Vec<Value>, Error> {
-        let Replies { values, fault } = self.exchange(commands, count).await;
+    pub async fn send_raw_many(&self, commands: bytes::Bytes, count: usize) -> Result<Vec<Value>, Error> {
+        let exchange = self.exchange_many(&commands, count);
+        let Replies { values, fault } = if self.shared.options.is_observed() {
+            observe::observed(&self.shared.options, &commands, count, exchange).await?
+        } else {
+            exchange.await?
+        };
         fault.map_or(Ok(values), Err)
     }
 
-    async fn exchange(&self, commands: Bytes, count: usize) -> Replies {
-        if count == 0 {
-            return Replies { values: Vec::new(), fault: None };
+    async fn exchange_one(&self, command: &[u8]) -> Result<Value, Error> {
+        let (reply, receiver) = Reply::one();
+        if let Some((asked, reply)) = self.submit(command, 1, reply)? {
+            self.shared.submit_in_turn(asked, reply).await?;
         }
-        let exchanged = if self.shared.options.is_observed() {
-            let send = |commands| self.exchange_quietly(commands, count);
-            observe::observed(&self.shared.options, commands, count, send).await
-        } else {
-            self.exchange_quietly(commands, count).await
-        };
-        exchanged.unwrap_or_else(|fault| Replies { values: Vec::new(), fault: Some(fault) })
+        receiver.await.unwrap_or(Err(GONE))
     }
 
-    async fn exchange_quietly(&self, commands: Bytes, count: usize) -> Result<Replies, Error> {
-        let (sender, reply) = oneshot::channel();
-        let values = Vec::with_capacity(count.min(1024));
-        self.submit(commands, count, Reply::Many { left: count, values, sender }).await?;
-        reply.await.map_err(|_| Error::Closed { outcome: Outcome::MaybeExecuted })
+    async fn exchange_many(&self, commands: &[u8], count: usize) -> Result<Replies, Error> {
+        let (reply, receiver) = Reply::many(count);
+        if let Some((asked, reply)) = self.submit(commands, count, reply)? {
+            self.shared.submit_in_turn(asked, reply).await?;
+        }
+        receiver.await.map_err(|_| GONE)
     }
 
-    async fn submit(&self, bytes: Bytes, count: usize, reply: Reply) -> Result<(), Error> {
-        let Shared { options, budget, .. } = &*self.shared;
+    /// Queues a request. Gives it back if it has to wait for room.
+    fn submit<'a>(&self, bytes: &'a [u8], count: usize, reply: Reply) -> Result<Option<(Asked<'a>, Reply)>, Error> {
         let submitted = Instant::now();
-        let deadline = later(submitted, self.timeout);
-        let charge = match budget.try_charge(count, bytes.len()) {
-            Some(charge) => charge,
-            None if options.when_full == WhenFull::Fail => {
+        let asked = Asked { bytes, count, submitted, deadline: later(submitted, self.timeout) };
+        match self.shared.submit(asked, reply) {
+            Ok(()) => Ok(None),
+            Err(Refused::Because(error)) => Err(error),
+            Err(Refused::Full(_)) if self.shared.options.when_full == WhenFull::Fail => {
                 self.shared.count(|stats| stats.refused += 1);
-                return Err(Error::QueueFull);
+                Err(Error::QueueFull)
             }
-            None => {
-                if let Some(error) = self.shared.refuses() {
-                    return Err(error);
-                }
-                let charged = tokio::time::timeout_at(deadline, budget.charge(count, bytes.len())).await;
-                let charged = charged.map_err(|_| {
-                    self.shared.count(|stats| stats.timeouts.count(Phase::Queued));
-                    Error::TimedOut { phase: Phase::Queued }
-                })?;
-                charged.ok_or(Error::Closed { outcome: Outcome::NeverSent })?
-            }
-        };
-        self.shared.submit(Submission::new(bytes, submitted, deadline, reply, charge));
-        Ok(())
+            Err(Refused::Full(reply)) => Ok(Some((asked, reply))),
+        }
     }
 
     /// What the connection is doing, now and from now on.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 
+use crate::buffer::Buffer;
 use crate::request::Request;
-use crate::resp::encode_argument;
 
 /// Any command, with its arguments.
 ///
@@ -21,7 +21,7 @@ use crate::resp::encode_argument;
 #[derive(Clone)]
 pub struct Command {
     /// The encoded command, from `start` on. What stands before is room for a longer head.
-    buffer: Vec<u8>,
+    buffer: Buffer,
     start: usize,
     arguments: usize,
     /// What is wrong with it, if anything is. It is told when it is to be sent.
@@ -68,15 +68,6 @@ pub trait ToPair {
     fn add_to(&self, command: &mut Command);
 }
 
-/// Room for the head of the most arguments.
-const HEAD: usize = "*1048576\r\n".len();
-
-/// What stands around the longest argument.
-const ARGUMENT: usize = "$536870912\r\n\r\n".len();
-
-/// What a small command needs. It is one allocation, whatever is added.
-const SMALL: usize = 120;
-
 impl Command {
     /// The longest argument, in bytes. It is the default of servers, too.
     pub const MAX_ARGUMENT: usize = 512 * 1024 * 1024;
@@ -86,11 +77,9 @@ impl Command {
 
     /// A command without arguments. The name is one word; a subcommand is the first argument.
     pub fn new(name: &str) -> Self {
-        let mut buffer = Vec::with_capacity(SMALL.max(name.len() + 2 * HEAD));
-        buffer.resize(HEAD, 0);
-        let mut command = Self { buffer, start: HEAD, arguments: 0, problem: None };
-        if name.is_empty() || name.contains(|c: char| c.is_whitespace() || c.is_control()) {
-            command.problem = Some(CommandError::Name { name: name.into() });
+        let mut command = Self { buffer: Buffer::new(), start: Buffer::HEAD, arguments: 0, problem: None };
+        if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_graphic()) && !is_word(name) {
+            command.fail(CommandError::Name { name: name.into() });
         }
         command.push(name);
         command
@@ -142,9 +131,7 @@ impl Command {
             if bytes.len() > Self::MAX_ARGUMENT {
                 self.fail(CommandError::ArgumentTooLong { len: bytes.len() });
             } else if self.count(1) {
-                // At once, so that a large value is not moved for the two bytes that follow it.
-                self.buffer.reserve(bytes.len() + ARGUMENT);
-                encode_argument(bytes, &mut self.buffer);
+                self.buffer.push(bytes);
             }
         });
     }
@@ -156,24 +143,24 @@ impl Command {
 
     /// The name.
     pub fn name(&self) -> &str {
-        let word = self.buffer[HEAD..].split(|byte| *byte == b'\n').nth(1).unwrap_or_default();
+        let word = self.buffer.as_slice()[Buffer::HEAD..].split(|byte| *byte == b'\n').nth(1).unwrap_or_default();
         // Only a name that was refused can have line breaks, and be cut short here.
         str::from_utf8(word.trim_ascii_end()).unwrap_or("")
     }
 
     /// The encoded command.
     pub fn as_bytes(&self) -> &[u8] {
-        &self.buffer[self.start..]
+        &self.buffer.as_slice()[self.start..]
     }
 
-    /// The encoded command. No byte is copied.
+    /// The encoded command.
     pub fn into_bytes(self) -> Bytes {
-        Bytes::from(self.buffer).split_off(self.start)
+        Bytes::copy_from_slice(self.as_bytes())
     }
 
     /// The bytes of the encoded command.
     pub fn size(&self) -> usize {
-        self.buffer.len() - self.start
+        self.as_bytes().len()
     }
 
     /// What is wrong with the command, if anything is.
@@ -186,7 +173,7 @@ impl Command {
         if let Some(problem) = &other.0.problem {
             self.fail(problem.clone());
         } else if self.count(other.0.arguments) {
-            self.buffer.extend_from_slice(&other.0.buffer[HEAD..]);
+            self.buffer.append(&other.0.buffer);
         }
     }
 
@@ -202,14 +189,15 @@ impl Command {
             return false;
         }
         self.arguments += more;
-        let mut digits = itoa::Buffer::new();
-        let digits = digits.format(self.arguments).as_bytes();
-        self.start = HEAD - digits.len() - 3;
-        self.buffer[self.start] = b'*';
-        self.buffer[self.start + 1..HEAD - 2].copy_from_slice(digits);
-        self.buffer[HEAD - 2..HEAD].copy_from_slice(b"\r\n");
+        self.start = self.buffer.write_head(self.arguments);
         true
     }
+}
+
+/// Whether a name is one word, in whatever letters.
+#[cold]
+fn is_word(name: &str) -> bool {
+    !name.contains(|c: char| c.is_whitespace() || c.is_control())
 }
 
 /// Without the arguments: they may be secret.
@@ -229,7 +217,7 @@ pub(crate) struct Arguments(Command);
 
 impl Arguments {
     pub(crate) fn new() -> Self {
-        Self(Command { buffer: vec![0; HEAD], start: HEAD, arguments: 0, problem: None })
+        Self(Command { buffer: Buffer::new(), start: Buffer::HEAD, arguments: 0, problem: None })
     }
 
     pub(crate) fn push(&mut self, argument: impl ToArgument) {

@@ -39,6 +39,7 @@
 //! The parts without I/O are there as well, for servers and for other clients: a [`Decoder`] takes replies and pushes from the front of
 //! what was read, whatever the pieces in which it came, and [`encode_command`] writes commands.
 
+mod buffer;
 mod client;
 mod command;
 pub mod commands;

@@ -2,7 +2,6 @@
 
 use std::pin::Pin;
 
-use bytes::Bytes;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
@@ -16,21 +15,18 @@ impl Options {
 }
 
 /// Sends, in a span if so, and tells if it was slow. In a box, so that those at whom nobody looks do not have to make room for it.
-pub(crate) fn observed<'a, T: Send + 'a, F>(
+pub(crate) fn observed<'a, T: Send + 'a>(
     options: &'a Options,
-    commands: Bytes,
+    commands: &'a [u8],
     count: usize,
-    send: impl FnOnce(Bytes) -> F + Send + 'a,
-) -> Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>
-where
-    F: Future<Output = Result<T, Error>> + Send + 'a,
-{
+    exchange: impl Future<Output = Result<T, Error>> + Send + 'a,
+) -> Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>> {
     Box::pin(async move {
         let since = Instant::now();
         let span = if options.trace {
             tracing::debug_span!(
                 "redis",
-                command = slow::name(&commands),
+                command = slow::name(commands),
                 commands = count,
                 bytes = commands.len(),
                 error = tracing::field::Empty,
@@ -38,13 +34,13 @@ where
         } else {
             tracing::Span::none()
         };
-        let ended = send(commands.clone()).instrument(span.clone()).await;
+        let ended = exchange.instrument(span.clone()).await;
         let error = ended.as_ref().err();
         if let Some(error) = error {
             span.record("error", tracing::field::display(error));
         }
         if let Some(slow) = &options.slow {
-            let (name, bytes, elapsed) = (slow::name(&commands), commands.len(), since.elapsed());
+            let (name, bytes, elapsed) = (slow::name(commands), commands.len(), since.elapsed());
             slow.tell(SlowCommand { name, commands: count, bytes, elapsed, error });
         }
         ended

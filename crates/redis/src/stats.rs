@@ -33,9 +33,11 @@ pub struct ClientStats {
     pub timeouts: TimeoutStats,
     /// How long requests waited until a connection took them.
     pub queue_latency: Latency,
-    /// How long it took from there to the last reply, writing included.
+    /// How long it took from there until they were wholly written.
+    pub write_latency: Latency,
+    /// How long it took from there to the last reply.
     pub reply_latency: Latency,
-    /// Commands under way now: those in the queue, being written, or waiting for a reply.
+    /// Commands under way now: those in the queue, being written, or with a reply to come.
     pub in_flight: usize,
     /// Bytes of them.
     pub in_flight_bytes: usize,
@@ -52,9 +54,8 @@ pub(crate) struct Tally {
     pub(crate) bytes_out: u64,
     pub(crate) bytes_in: u64,
     pub(crate) queue_latency: Latency,
+    pub(crate) write_latency: Latency,
     pub(crate) reply_latency: Latency,
-    /// What was taken from the queue and waits for the socket.
-    pub(crate) next: usize,
 }
 
 impl ClientStats {
@@ -67,8 +68,8 @@ impl ClientStats {
             bytes_out: tally.bytes_out,
             bytes_in: tally.bytes_in,
             queue_latency: tally.queue_latency,
+            write_latency: tally.write_latency,
             reply_latency: tally.reply_latency,
-            queued: tally.next,
             ..self
         }
     }

@@ -1,5 +1,7 @@
 //! The actor of a connection: it owns the socket, makes it anew when it is lost, and ends every request once.
 
+mod batch;
+mod budget;
 mod clock;
 mod queue;
 mod serving;
@@ -12,9 +14,9 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 pub(crate) use self::clock::{after, later};
-pub(crate) use self::queue::Shared;
+pub(crate) use self::queue::{Asked, Refused, Shared};
 use self::serving::{End, Serving};
-pub(crate) use self::submission::{Replies, Reply, Submission};
+pub(crate) use self::submission::{Replies, Reply};
 use self::transport::{Entered, Refusal};
 use crate::{Error, Outcome, Phase, State, WhileDown};
 
@@ -165,8 +167,8 @@ struct Closed;
 impl Drop for Connection {
     fn drop(&mut self) {
         self.shared.close(Instant::now());
-        for request in self.shared.take() {
-            request.close(Outcome::NeverSent);
+        for request in self.shared.take().requests {
+            self.shared.end(request, Error::Closed { outcome: Outcome::NeverSent });
         }
         self.shared.transition(|status| {
             status.state = State::Closed;

@@ -6,23 +6,24 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use bytes::{Buf, BytesMut};
+use bytes::BytesMut;
 use tokio::io::AsyncWrite;
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use super::batch::{self, Batch, KEPT};
+use super::budget::Weight;
 use super::clock::after;
 use super::queue::Shared;
-use super::submission::{Submission, befallen};
+use super::submission::{Reply, Submission, befallen};
 use super::transport::{Entered, Stream, lost};
 use crate::stats::Tally;
-use crate::{Decoder, Error, Fault, Message, Outcome, Phase, State, WhileDown, encode_command};
+use crate::{Decoder, Error, Fault, Message, Outcome, Phase, State, Value, WhileDown, encode_command};
 
-/// How much is gathered before it is written.
-const BATCH: usize = 256 * 1024;
-/// The bytes of a `PING`.
-const PING: usize = "*1\r\n$4\r\nPING\r\n".len();
-/// How much is read at a time, at least.
+/// With so much to write, nothing more is taken from the queue.
+const ENOUGH: usize = 256 * 1024;
+/// How much is read at a time: at first, and when there is much to read.
 const READ: usize = 16 * 1024;
+const LARGE_READ: usize = 128 * 1024;
 /// After so many turns other tasks have theirs.
 const TURNS: usize = 32;
 
@@ -38,19 +39,29 @@ pub(super) struct Serving {
     shared: Arc<Shared>,
     decoder: Decoder,
     input: BytesMut,
-    output: BytesMut,
-    /// What was taken from the queue and did not fit into the output.
-    next: VecDeque<Submission>,
+    /// How much is read next.
+    read_size: usize,
+    /// What is to be written, from `flushed` on.
+    output: Vec<u8>,
+    flushed: usize,
+    /// How many bytes were put into the output so far.
+    gathered: u64,
     /// What is in the output or was sent, in order.
     awaiting: VecDeque<Awaiting>,
-    /// How many bytes were put into the output, and how many of them were written.
-    gathered: u64,
-    written: u64,
+    /// How many of them, from the last, are not wholly written.
+    unwritten: usize,
+    /// What was taken from the queue, and its room when it is empty.
+    taken: Batch,
+    /// What was answered, and its room when it is empty.
+    answered: Vec<(Reply, Value)>,
     /// When the first deadline may be.
     alarm: Option<Pin<Box<Sleep>>>,
     /// By when the server has to say something: a reply is overdue, and it was asked for a sign of life.
     probe: Option<Instant>,
-    is_closing: bool,
+    /// By when it is to have ended, if it is to.
+    closing: Option<Instant>,
+    /// Several ask at the same time.
+    has_company: bool,
     /// It has let others go first.
     has_waited: bool,
     /// What is counted, and whether there is something to tell.
@@ -60,13 +71,17 @@ pub(super) struct Serving {
 
 /// A request that waits for its reply.
 struct Awaiting {
-    request: Option<Submission>,
-    /// How many replies it has still to get, if nobody waits for them any more.
-    swallow: usize,
+    request: Submission,
     /// Where it begins in the stream.
     start: u64,
-    /// When it was taken from the queue.
-    taken: Instant,
+    /// When it was taken from the queue; when it was written, once it is.
+    since: Instant,
+}
+
+impl Awaiting {
+    fn end(&self) -> u64 {
+        self.start + self.request.len as u64
+    }
 }
 
 impl Serving {
@@ -78,14 +93,18 @@ impl Serving {
             shared,
             decoder,
             input,
-            output: BytesMut::new(),
-            next: VecDeque::new(),
-            awaiting: VecDeque::new(),
+            read_size: READ,
+            output: Vec::new(),
+            flushed: 0,
             gathered: 0,
-            written: 0,
+            awaiting: VecDeque::new(),
+            unwritten: 0,
+            taken: Batch::default(),
+            answered: Vec::new(),
             alarm: None,
             probe: None,
-            is_closing: false,
+            closing: None,
+            has_company: false,
             has_waited: false,
             tally,
             is_news: false,
@@ -96,80 +115,69 @@ impl Serving {
     pub(super) async fn run(mut self) -> End {
         // What came with the last word of the handshake is nobody's reply.
         let ended = match self.dispatch() {
-            Ok(()) => std::future::poll_fn(|context| self.poll(context)).await,
+            Ok(_) => std::future::poll_fn(|context| self.poll(context)).await,
             Err(error) => Err(error),
         };
         self.is_news = true;
-        self.publish(0);
+        self.publish();
         match ended {
             Ok(()) => {
-                for waiting in std::mem::take(&mut self.awaiting) {
-                    if let Some(request) = waiting.request {
-                        let outcome = outcome(waiting.start, self.written);
-                        request.close(outcome);
-                    }
-                }
-                for request in std::mem::take(&mut self.next) {
-                    request.close(Outcome::NeverSent);
-                }
+                self.end_all(|_, outcome| Error::Closed { outcome });
                 // It has been told all that it was to be told.
                 let _ = std::future::poll_fn(|context| Pin::new(&mut self.stream).poll_shutdown(context)).await;
                 End::Closed
             }
             Err(error) => {
-                self.fail(&error);
+                let unsent = self.unsent();
+                // It is the reply to the oldest that cannot be read.
+                self.end_all(|index, outcome| match error {
+                    Error::Protocol(_) if index == 0 => error.clone(),
+                    _ => befallen(&error, outcome),
+                });
+                self.refuse_or_keep(unsent, &error);
                 End::Lost(error)
             }
         }
     }
 
-    /// The connection is lost: whoever waits is told what may have become of their request.
-    fn fail(&mut self, error: &Error) {
-        let keeps = self.shared.options.while_down == WhileDown::Queue && self.shared.options.reconnect;
-        let mut unsent = VecDeque::new();
+    /// Ends all that waits for replies.
+    fn end_all(&mut self, error: impl Fn(usize, Outcome) -> Error) {
+        let written = self.written();
         for (index, waiting) in std::mem::take(&mut self.awaiting).into_iter().enumerate() {
-            let Some(request) = waiting.request else { continue };
-            let outcome = outcome(waiting.start, self.written);
-            if outcome == Outcome::NeverSent && keeps {
-                unsent.push_back(request);
-            } else if index == 0 && outcome == Outcome::MaybeExecuted && matches!(error, Error::Protocol(_)) {
-                // It is the reply to this one that cannot be read.
-                request.fail(error.clone());
-            } else {
-                request.fail(befallen(error, outcome));
-            }
-        }
-        unsent.append(&mut self.next);
-        if keeps {
-            self.shared.put_back(unsent);
-        } else {
-            for request in unsent {
-                request.fail(befallen(error, Outcome::NeverSent));
-            }
+            let outcome = if waiting.start < written { Outcome::MaybeExecuted } else { Outcome::NeverSent };
+            self.shared.end(waiting.request, error(index, outcome));
         }
     }
 
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        // Whoever queues first wakes the actor, which would run before the others that were woken with it have queued as well. So
-        // they are let go first, and all that they ask is written together.
-        if self.shared.has_news() && !std::mem::replace(&mut self.has_waited, true) {
-            context.waker().wake_by_ref();
-            return Poll::Pending;
+    /// The connection is lost, and this was not sent: it is told so, or waits for the next one.
+    fn refuse_or_keep(&self, mut unsent: Batch, error: &Error) {
+        let keeps = self.shared.options.while_down == WhileDown::Queue && self.shared.options.reconnect;
+        // What was asked by ourselves is of no use on another connection.
+        for request in unsent.take_out(|request| keeps && request.is_wanted()) {
+            self.shared.end(request, befallen(error, Outcome::NeverSent));
         }
-        self.has_waited = false;
+        self.shared.put_back(unsent);
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
         for _ in 0..TURNS {
-            self.shared.register(context.waker());
-            self.gather();
-            let mut progress = self.write(context)?;
-            progress |= self.read(context)?;
-            if self.is_closing {
-                let is_done = self.awaiting.is_empty() && self.next.is_empty() && self.output.is_empty();
-                let is_late = self.shared.closing().is_some_and(|by| by <= Instant::now());
-                if is_done || is_late {
-                    return Poll::Ready(Ok(()));
-                }
+            let read = self.read(context)?;
+            // Those who were answered ask again, and whoever asks first wakes the actor, which would run before the others have
+            // asked as well. So they are let go first, and all that they ask is written together. The rest of the replies is read
+            // after that: the server has something to do meanwhile.
+            let is_early = read.is_none() && !self.has_waited || read.is_some_and(|answered| answered > 0);
+            if self.has_company && is_early {
+                self.has_waited = true;
+                break;
             }
-            if !progress {
+            self.has_waited = false;
+            self.write(context)?;
+            self.gather(context);
+            self.write(context)?;
+            if self.closing.is_some() && self.awaiting.is_empty() && self.output.is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+            if read.is_none() {
                 return self.rest(context);
             }
         }
@@ -178,40 +186,74 @@ impl Serving {
         self.rest(context)
     }
 
-    /// Takes what is queued.
-    fn gather(&mut self) {
-        if let Some(by) = self.shared.closing() {
-            if !self.is_closing {
-                self.is_closing = true;
+    /// Takes what is queued, and not too much of it.
+    fn gather(&mut self, context: &Context<'_>) {
+        let wants_more = self.output.len() - self.flushed < ENOUGH;
+        let closing = self.shared.look(wants_more.then_some(&mut self.taken), context);
+        if let Some(by) = closing {
+            if self.closing.is_none() {
                 self.shared.enter(State::Closing);
             }
+            self.closing = closing;
             self.wake_by(by);
         }
-        if self.next.is_empty() {
-            self.shared.take_into(&mut self.next);
-            self.is_news |= !self.next.is_empty();
-        } else {
-            let mut taken = self.shared.take();
-            self.is_news |= !taken.is_empty();
-            self.next.append(&mut taken);
+        if self.taken.requests.is_empty() {
+            return;
         }
+        for request in self.taken.take_out(Submission::is_wanted) {
+            self.shared.give_back(request.weight);
+        }
+        self.has_company = self.taken.requests.len() > 1;
+        self.is_news = true;
+        self.tally.requests += self.taken.requests.len() as u64;
         // One look at the clock for all that is taken together.
-        let mut now = None;
-        while self.output.len() < BATCH
-            && let Some(request) = self.next.pop_front()
-        {
-            if request.is_abandoned() {
-                continue;
-            }
-            let now = *now.get_or_insert_with(Instant::now);
-            self.tally.requests += 1;
+        let now = Instant::now();
+        let mut first = None::<Instant>;
+        for request in &self.taken.requests {
             self.tally.queue_latency.record(now.saturating_duration_since(request.submitted));
-            self.wake_by(request.deadline);
-            self.output.extend_from_slice(&request.bytes);
-            let start = self.gathered;
-            self.gathered += request.bytes.len() as u64;
-            self.awaiting.push_back(Awaiting { request: Some(request), swallow: 0, start, taken: now });
+            first = Some(first.map_or(request.deadline, |first| first.min(request.deadline)));
         }
+        if let Some(first) = first {
+            self.wake_by(first);
+        }
+        let mut taken = std::mem::take(&mut self.taken);
+        self.enlist(&mut taken, now);
+        self.taken = taken;
+    }
+
+    /// Puts requests into the output, and empties the batch.
+    fn enlist(&mut self, batch: &mut Batch, now: Instant) {
+        if self.output.is_empty() {
+            std::mem::swap(&mut self.output, &mut batch.bytes);
+        } else {
+            self.output.extend_from_slice(&batch.bytes);
+        }
+        batch::empty(&mut batch.bytes);
+        self.unwritten += batch.requests.len();
+        for request in batch.requests.drain(..) {
+            let start = self.gathered;
+            self.gathered += request.len as u64;
+            self.awaiting.push_back(Awaiting { request, start, since: now });
+        }
+    }
+
+    /// Takes back what is in the output and of which nothing was written.
+    fn unsent(&mut self) -> Batch {
+        let written = self.written();
+        let first = self.awaiting.partition_point(|waiting| waiting.start < written);
+        let start = self.awaiting.get(first).map_or(self.gathered, |waiting| waiting.start);
+        let requests: VecDeque<_> = self.awaiting.drain(first..).map(|waiting| waiting.request).collect();
+        let len = usize::try_from(self.gathered - start).unwrap_or(usize::MAX);
+        let bytes = self.output.split_off(self.output.len() - len);
+        self.gathered = start;
+        self.unwritten -= requests.len();
+        self.clear_output();
+        Batch { requests, bytes }
+    }
+
+    /// How many bytes were written so far.
+    fn written(&self) -> u64 {
+        self.gathered - (self.output.len() - self.flushed) as u64
     }
 
     /// Looks at deadlines then, if not before.
@@ -221,88 +263,131 @@ impl Serving {
         }
     }
 
-    fn write(&mut self, context: &mut Context<'_>) -> Result<bool, Error> {
-        let mut progress = false;
+    /// Writes until all is written or the socket takes no more.
+    fn write(&mut self, context: &mut Context<'_>) -> Result<(), Error> {
         while !self.output.is_empty() {
-            match Pin::new(&mut self.stream).poll_write(context, &self.output) {
+            match Pin::new(&mut self.stream).poll_write(context, &self.output[self.flushed..]) {
                 Poll::Pending => break,
                 Poll::Ready(Ok(0)) => return Err(lost(io::Error::from(io::ErrorKind::WriteZero))),
                 Poll::Ready(Ok(count)) => {
-                    self.output.advance(count);
-                    self.written += count as u64;
+                    self.flushed += count;
                     self.tally.bytes_out += count as u64;
                     self.is_news = true;
-                    progress = true;
+                    self.note_written();
+                    self.clear_output();
                 }
                 Poll::Ready(Err(error)) => return Err(lost(error)),
             }
         }
-        Ok(progress)
+        Ok(())
     }
 
-    fn read(&mut self, context: &mut Context<'_>) -> Result<bool, Error> {
-        self.input.reserve(READ);
+    /// Empties the output if all of it is written.
+    fn clear_output(&mut self) {
+        if self.flushed == self.output.len() {
+            self.flushed = 0;
+            batch::empty(&mut self.output);
+        }
+    }
+
+    /// From now on, what is wholly written waits for the server.
+    fn note_written(&mut self) {
+        let (written, now) = (self.written(), Instant::now());
+        let first = self.awaiting.len() - self.unwritten;
+        for waiting in self.awaiting.range_mut(first..).take_while(|waiting| waiting.end() <= written) {
+            self.tally.write_latency.record(now.saturating_duration_since(waiting.since));
+            waiting.since = now;
+            self.unwritten -= 1;
+        }
+    }
+
+    /// Reads once. Returns how many requests were answered, or nothing if there is nothing to read.
+    fn read(&mut self, context: &mut Context<'_>) -> Result<Option<usize>, Error> {
+        self.make_room();
+        let room = self.input.capacity() - self.input.len();
         match tokio_util::io::poll_read_buf(Pin::new(&mut self.stream), context, &mut self.input) {
-            Poll::Pending => Ok(false),
+            Poll::Pending => Ok(None),
             Poll::Ready(Ok(0)) => Err(lost(Fault::EndOfStream)),
             Poll::Ready(Ok(count)) => {
+                self.read_size = if count == room { LARGE_READ } else { READ };
                 self.tally.bytes_in += count as u64;
                 self.is_news = true;
                 self.probe = None;
-                self.dispatch()?;
-                Ok(true)
+                self.dispatch().map(Some)
             }
             Poll::Ready(Err(error)) => Err(lost(error)),
         }
     }
 
-    /// Gives each reply to whoever it is for.
-    fn dispatch(&mut self) -> Result<(), Error> {
-        let mut now = None;
+    /// Makes room to read to. What was made for a large reply is not kept for ever.
+    fn make_room(&mut self) {
+        let is_fresh = self.input.is_empty();
+        self.input.reserve(self.read_size);
+        if is_fresh && self.input.capacity() > KEPT && !self.decoder.is_midway(&self.input) {
+            self.input = BytesMut::with_capacity(self.read_size);
+        }
+    }
+
+    /// Gives each reply to whoever it is for. Returns how many requests were answered.
+    fn dispatch(&mut self) -> Result<usize, Error> {
+        let mut freed = Weight::default();
+        let decoded = self.decode(&mut freed);
+        // Before the replies: whoever has one may ask again at once, and finds the room.
+        self.shared.give_back(freed);
+        let count = self.answered.len();
+        self.has_company |= count > 1;
+        for (reply, value) in self.answered.drain(..) {
+            reply.answer(value);
+        }
+        decoded.map(|()| count)
+    }
+
+    /// Finds out whom each reply is for, and what room they give back.
+    fn decode(&mut self, freed: &mut Weight) -> Result<(), Error> {
+        let (written, mut now) = (self.written(), None);
         while let Some(message) = self.decoder.decode(&mut self.input)? {
             let Message::Reply(value) = message else {
                 self.tally.pushes += 1;
                 continue;
             };
             self.tally.replies += 1;
-            let asked = self.awaiting.front_mut().filter(|first| first.start < self.written);
-            let Some(first) = asked else {
-                return Err(lost(Fault::StrayReply));
-            };
-            let is_over = if let Some(request) = first.request.take() {
-                first.request = request.answer(value);
-                if first.request.is_none() {
-                    let now = *now.get_or_insert_with(Instant::now);
-                    self.tally.reply_latency.record(now.saturating_duration_since(first.taken));
+            let asked = self.awaiting.front_mut().filter(|first| first.start < written);
+            let Some(Awaiting { request, since, .. }) = asked else { return Err(lost(Fault::StrayReply)) };
+            request.left -= 1;
+            if request.left > 0 {
+                if let Some(reply) = &mut request.reply {
+                    reply.keep(value);
                 }
-                first.request.is_none()
-            } else {
-                first.swallow -= 1;
-                first.swallow == 0
-            };
-            if is_over {
-                self.awaiting.pop_front();
+                continue;
             }
+            *freed += request.weight;
+            if let Some(reply) = request.reply.take() {
+                let now = *now.get_or_insert_with(Instant::now);
+                self.tally.reply_latency.record(now.saturating_duration_since(*since));
+                self.answered.push((reply, value));
+            }
+            self.awaiting.pop_front();
+            // It may be that the server does not wait for the end of a request.
+            self.unwritten = self.unwritten.min(self.awaiting.len());
         }
         Ok(())
     }
 
     /// Tells what was counted.
-    fn publish(&mut self, next: usize) {
+    fn publish(&mut self) {
         if std::mem::take(&mut self.is_news) {
-            self.tally.next = next;
             *self.shared.tally() = self.tally;
         }
     }
 
     /// Nothing moves: looks at deadlines, and waits.
     fn rest(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        self.publish(self.next.len());
+        self.publish();
         loop {
             let Some(alarm) = &mut self.alarm else { return Poll::Pending };
             ready!(alarm.as_mut().poll(context));
             let now = Instant::now();
-            if self.shared.closing().is_some_and(|by| by <= now) {
+            if self.closing.is_some_and(|by| by <= now) {
                 return Poll::Ready(Ok(()));
             }
             if self.probe.is_some_and(|probe| probe <= now) {
@@ -315,45 +400,55 @@ impl Serving {
         }
     }
 
-    /// Ends what has taken too long. Its replies are still to come, and are nobody's. Returns whether the server is asked for a
-    /// sign of life, because a reply is overdue.
+    /// Ends what has taken too long. What was sent still has its replies to come, which are nobody's; what was not is not sent any
+    /// more. Returns whether the server is asked for a sign of life, because a reply is overdue.
     fn expire(&mut self, now: Instant) -> bool {
-        let mut next = None::<Instant>;
+        if self.awaiting.iter().rev().take(self.unwritten).any(|waiting| waiting.request.deadline <= now) {
+            let mut unsent = self.unsent();
+            for request in unsent.take_out(|request| request.deadline > now) {
+                self.shared.time_out(request, Phase::Queued);
+            }
+            self.enlist(&mut unsent, now);
+        }
+        let written = self.written();
         let mut is_overdue = false;
         for waiting in &mut self.awaiting {
-            let Some(request) = waiting.request.take_if(|request| request.deadline <= now) else {
-                if let Some(request) = &waiting.request {
-                    next = Some(next.map_or(request.deadline, |next| next.min(request.deadline)));
-                }
+            if waiting.request.deadline > now {
                 continue;
-            };
-            waiting.swallow = request.left();
-            let is_sent = waiting.start < self.written;
-            is_overdue |= is_sent;
-            self.shared.time_out(request, if is_sent { Phase::Waiting } else { Phase::Writing });
-        }
-        for request in std::mem::take(&mut self.next) {
-            if request.deadline <= now {
-                self.shared.time_out(request, Phase::Queued);
-            } else {
-                next = Some(next.map_or(request.deadline, |next| next.min(request.deadline)));
-                self.next.push_back(request);
+            }
+            let phase = if waiting.end() <= written { Phase::Waiting } else { Phase::Writing };
+            if let Some(reply) = waiting.request.reply.take() {
+                is_overdue = true;
+                self.shared.count(|stats| stats.timeouts.count(phase));
+                reply.fail(Error::TimedOut { phase });
             }
         }
         let asks = is_overdue && self.probe.is_none();
         if asks {
             self.probe = Some(after(self.shared.options.connect_timeout));
-            encode_command(&["PING"], &mut self.output);
-            self.awaiting.push_back(Awaiting { request: None, swallow: 1, start: self.gathered, taken: now });
-            self.gathered += PING as u64;
+            self.enlist(&mut ping(now), now);
         }
-        let next = [next, self.probe, self.shared.closing()].into_iter().flatten().min();
+        let deadlines = self.awaiting.iter().filter(|waiting| waiting.request.reply.is_some());
+        let next = deadlines.map(|waiting| waiting.request.deadline).min();
+        let next = [next, self.probe, self.closing].into_iter().flatten().min();
         self.alarm = next.map(|next| Box::pin(sleep_until(next)));
         asks
     }
 }
 
-/// What may have become of a request that begins there.
-fn outcome(start: u64, written: u64) -> Outcome {
-    if start < written { Outcome::MaybeExecuted } else { Outcome::NeverSent }
+/// However it ends, also with its task: nobody waits for replies that will not come, and their room is given back.
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.end_all(|_, outcome| Error::Closed { outcome });
+    }
+}
+
+/// A question for which nobody waits but ourselves.
+fn ping(now: Instant) -> Batch {
+    let mut bytes = Vec::new();
+    encode_command(&["PING"], &mut bytes);
+    let deadline = after(std::time::Duration::MAX);
+    let request =
+        Submission { len: bytes.len(), left: 1, weight: Weight::default(), submitted: now, deadline, reply: None };
+    Batch { requests: VecDeque::from([request]), bytes }
 }

@@ -1,27 +1,35 @@
 //! A request on its way: from the handle that submits it to its reply.
 
-use std::sync::Arc;
-
-use bytes::Bytes;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::budget::Weight;
 use crate::{Error, Fault, Outcome, Value};
 
 /// A request, wherever it is. It ends once: with its replies, or with an error, or because nobody waits for it any more.
 pub(crate) struct Submission {
-    /// One command or several, as they are written.
-    pub(crate) bytes: Bytes,
-    pub(crate) submitted: Instant,
-    pub(crate) deadline: Instant,
-    reply: Reply,
-    _charge: Charge,
+    /// How many bytes it is. They are where it is.
+    pub(super) len: usize,
+    /// How many replies are still to come.
+    pub(super) left: usize,
+    /// The room that it takes.
+    pub(super) weight: Weight,
+    pub(super) submitted: Instant,
+    pub(super) deadline: Instant,
+    /// Who waits for the replies. There may be nobody any more, and they come nevertheless.
+    pub(super) reply: Option<Reply>,
 }
 
-/// Who waits for the replies.
+/// Who waits for replies.
 pub(crate) enum Reply {
     One(oneshot::Sender<Result<Value, Error>>),
-    Many { left: usize, values: Vec<Value>, sender: oneshot::Sender<Replies> },
+    Many(Box<Many>),
+}
+
+/// Who waits for the replies to several commands, and what came so far.
+pub(crate) struct Many {
+    values: Vec<Value>,
+    sender: oneshot::Sender<Replies>,
 }
 
 /// The replies to several commands: as many as came, and why no more did.
@@ -31,122 +39,63 @@ pub(crate) struct Replies {
     pub(crate) fault: Option<Error>,
 }
 
-/// The room that a request takes until it has ended.
-pub(crate) struct Charge {
-    budget: Arc<Budget>,
-    requests: u32,
-    bytes: u32,
-}
-
-/// How much may be under way.
-#[derive(Debug)]
-pub(crate) struct Budget {
-    requests: Semaphore,
-    bytes: Semaphore,
-    max_requests: u32,
-    max_bytes: u32,
-}
-
-impl Budget {
-    pub(crate) fn new(requests: usize, bytes: usize) -> Self {
-        let bound = |wanted: usize| u32::try_from(wanted.clamp(1, Semaphore::MAX_PERMITS)).unwrap_or(u32::MAX);
-        let (max_requests, max_bytes) = (bound(requests), bound(bytes));
-        Self {
-            requests: Semaphore::new(max_requests as usize),
-            bytes: Semaphore::new(max_bytes as usize),
-            max_requests,
-            max_bytes,
-        }
-    }
-
-    /// What a request takes. One that is larger than all the room has it to itself.
-    fn weight(&self, requests: usize, bytes: usize) -> (u32, u32) {
-        let bound = |wanted, max: u32| u32::try_from(wanted).unwrap_or(max).min(max);
-        (bound(requests, self.max_requests), bound(bytes, self.max_bytes))
-    }
-
-    /// How many requests are under way, and how many bytes.
-    pub(crate) fn used(&self) -> (usize, usize) {
-        let used = |max: u32, free: usize| (max as usize).saturating_sub(free);
-        (
-            used(self.max_requests, self.requests.available_permits()),
-            used(self.max_bytes, self.bytes.available_permits()),
-        )
-    }
-
-    /// Takes room, if there is any.
-    pub(crate) fn try_charge(self: &Arc<Self>, requests: usize, bytes: usize) -> Option<Charge> {
-        let (requests, bytes) = self.weight(requests, bytes);
-        let taken = self.requests.try_acquire_many(requests).ok()?;
-        self.bytes.try_acquire_many(bytes).ok()?.forget();
-        taken.forget();
-        Some(Charge { budget: Arc::clone(self), requests, bytes })
-    }
-
-    /// Takes room when there is some.
-    pub(crate) async fn charge(self: &Arc<Self>, requests: usize, bytes: usize) -> Option<Charge> {
-        let (requests, bytes) = self.weight(requests, bytes);
-        let taken = self.requests.acquire_many(requests).await.ok()?;
-        self.bytes.acquire_many(bytes).await.ok()?.forget();
-        taken.forget();
-        Some(Charge { budget: Arc::clone(self), requests, bytes })
-    }
-}
-
-impl Drop for Charge {
-    fn drop(&mut self) {
-        self.budget.requests.add_permits(self.requests as usize);
-        self.budget.bytes.add_permits(self.bytes as usize);
-    }
-}
+/// The room that is made for replies at once. Beyond it, room grows with what arrives.
+const ROOM: usize = 1024;
 
 impl Submission {
-    pub(crate) fn new(bytes: Bytes, submitted: Instant, deadline: Instant, reply: Reply, charge: Charge) -> Self {
-        Self { bytes, submitted, deadline, reply, _charge: charge }
-    }
-
-    /// Whether nobody waits for it any more.
-    pub(crate) fn is_abandoned(&self) -> bool {
+    /// Whether somebody waits for it.
+    pub(super) fn is_wanted(&self) -> bool {
         match &self.reply {
-            Reply::One(sender) => sender.is_closed(),
-            Reply::Many { sender, .. } => sender.is_closed(),
+            Some(Reply::One(sender)) => !sender.is_closed(),
+            Some(Reply::Many(many)) => !many.sender.is_closed(),
+            None => false,
         }
     }
 
-    /// How many replies it waits for.
-    pub(crate) fn left(&self) -> usize {
-        match &self.reply {
-            Reply::One(_) => 1,
-            Reply::Many { left, .. } => *left,
+    pub(super) fn fail(self, error: Error) {
+        if let Some(reply) = self.reply {
+            reply.fail(error);
         }
     }
+}
 
-    /// Takes in a reply; gives itself back if it waits for more.
-    pub(crate) fn answer(mut self, value: Value) -> Option<Self> {
-        match self.reply {
+impl Reply {
+    /// Who waits for one reply.
+    pub(crate) fn one() -> (Self, oneshot::Receiver<Result<Value, Error>>) {
+        let (sender, receiver) = oneshot::channel();
+        (Self::One(sender), receiver)
+    }
+
+    /// Who waits for so many.
+    pub(crate) fn many(count: usize) -> (Self, oneshot::Receiver<Replies>) {
+        let (sender, receiver) = oneshot::channel();
+        (Self::Many(Box::new(Many { values: Vec::with_capacity(count.min(ROOM)), sender })), receiver)
+    }
+
+    pub(super) fn fail(self, error: Error) {
+        match self {
             // Whoever has gone away does not want to know.
-            Reply::One(sender) => drop(sender.send(Ok(value))),
-            Reply::Many { left, mut values, sender } => {
-                values.push(value);
-                if left > 1 {
-                    self.reply = Reply::Many { left: left - 1, values, sender };
-                    return Some(self);
-                }
-                drop(sender.send(Replies { values, fault: None }));
+            Self::One(sender) => drop(sender.send(Err(error))),
+            Self::Many(many) => drop(many.sender.send(Replies { values: many.values, fault: Some(error) })),
+        }
+    }
+
+    /// Gives the last reply.
+    pub(super) fn answer(self, value: Value) {
+        match self {
+            Self::One(sender) => drop(sender.send(Ok(value))),
+            Self::Many(mut many) => {
+                many.values.push(value);
+                drop(many.sender.send(Replies { values: many.values, fault: None }));
             }
         }
-        None
     }
 
-    pub(crate) fn fail(self, error: Error) {
-        match self.reply {
-            Reply::One(sender) => drop(sender.send(Err(error))),
-            Reply::Many { values, sender, .. } => drop(sender.send(Replies { values, fault: Some(error) })),
+    /// Keeps a reply that is not the last.
+    pub(super) fn keep(&mut self, value: Value) {
+        if let Self::Many(many) = self {
+            many.values.push(value);
         }
-    }
-
-    pub(crate) fn close(self, outcome: Outcome) {
-        self.fail(Error::Closed { outcome });
     }
 }
 

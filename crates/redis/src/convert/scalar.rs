@@ -92,15 +92,22 @@ impl FromValue for f32 {
 }
 
 impl FromValue for Bytes {
+    #[inline]
     fn from_value(value: Value) -> Result<Self, ConversionError> {
-        match value.into_bare() {
-            Value::Simple(bytes) | Value::Bulk(bytes) | Value::Verbatim(_, bytes) | Value::BigNumber(bytes) => {
-                Ok(bytes)
-            }
-            Value::Integer(integer) => Ok(integer.with_bytes(Self::copy_from_slice)),
-            Value::Double(double) => Ok(double.with_bytes(Self::copy_from_slice)),
-            other => Err(ConversionError::new("a string", &other)),
+        match value {
+            Value::Bulk(bytes) => Ok(bytes),
+            other => bytes_of(other),
         }
+    }
+}
+
+/// The bytes of what may be a string, in whatever form.
+fn bytes_of(value: Value) -> Result<Bytes, ConversionError> {
+    match value.into_bare() {
+        Value::Simple(bytes) | Value::Bulk(bytes) | Value::Verbatim(_, bytes) | Value::BigNumber(bytes) => Ok(bytes),
+        Value::Integer(integer) => Ok(integer.with_bytes(Bytes::copy_from_slice)),
+        Value::Double(double) => Ok(double.with_bytes(Bytes::copy_from_slice)),
+        other => Err(ConversionError::new("a string", &other)),
     }
 }
 

@@ -105,12 +105,11 @@ impl Decoder {
         if let Some(failed) = self.failed {
             return Err(failed);
         }
-        if self.next == Next::Head && self.scanned == 0 && self.attributes.is_none() {
-            if !self.open.is_empty() {
-                self.strings(input);
-            } else if let Some(value) = self.usual(input) {
-                return Ok(Some(Message::Reply(value)));
-            }
+        if self.is_at_head()
+            && self.open.is_empty()
+            && let Some(value) = self.usual(input)
+        {
+            return Ok(Some(Message::Reply(value)));
         }
         self.run(input).map_err(|kind| {
             let failed = DecodeError { kind, offset: self.offset };
@@ -134,8 +133,16 @@ impl Decoder {
         }
     }
 
+    /// Whether nothing is known yet of what comes next.
+    fn is_at_head(&self) -> bool {
+        self.next == Next::Head && self.scanned == 0 && self.attributes.is_none()
+    }
+
     fn run(&mut self, input: &mut BytesMut) -> Result<Option<Message>, Kind> {
         loop {
+            if self.is_at_head() && !self.open.is_empty() {
+                self.strings(input);
+            }
             let mut step = match self.next {
                 Next::Head => self.head(input)?,
                 Next::Body(blob, len) => self.body(input, blob, len)?,
@@ -193,6 +200,9 @@ impl Decoder {
     /// Takes the strings that come next within the innermost aggregate, but for its last element. They are split off together,
     /// which costs half of what it costs one by one.
     fn strings(&mut self, input: &mut BytesMut) {
+        if input.first() != Some(&b'$') {
+            return;
+        }
         let Some(mut open) = self.open.pop() else { return };
         let mut found = [(0, 0); RUN];
         loop {
@@ -391,7 +401,6 @@ impl Decoder {
             return Ok(self.close(open));
         }
         self.open.push(open);
-        self.strings(input);
         Ok(Step::Onward)
     }
 

@@ -1,5 +1,6 @@
 //! What a client tells about itself.
 
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -46,7 +47,10 @@ async fn what_was_done_is_counted() {
 
 #[tokio::test]
 async fn what_is_under_way_late_or_refused_is_counted() {
-    let server = Scripted::answering(|words, _| greeting(words).unwrap_or_default()).await;
+    // Two have no answer until somebody asks again, as the client does when a reply is overdue.
+    let asked = AtomicUsize::new(0);
+    let answer = move || if asked.fetch_add(1, Relaxed) == 2 { "+PONG\r\n".repeat(3) } else { String::new() };
+    let server = Scripted::answering(move |words, _| greeting(words).unwrap_or_else(&answer)).await;
     let mut options = options(server.port());
     (options.max_requests, options.when_full) = (2, WhenFull::Fail);
     options.timeout = Duration::from_millis(200);
@@ -64,7 +68,8 @@ async fn what_is_under_way_late_or_refused_is_counted() {
     let seen = stats(&client, "both are sent", |stats| stats.requests == 2).await;
     assert_eq!((seen.in_flight, seen.queued), (2, 0));
     assert!(one.await.unwrap().is_err() && two.await.unwrap().is_err());
-    let seen = client.stats();
+    // What is late keeps its room until its reply has come.
+    let seen = stats(&client, "late replies have come", |stats| stats.replies == 3).await;
     assert_eq!((seen.timeouts.waiting, seen.timeouts.connecting, seen.in_flight), (2, 0, 0));
 }
 
