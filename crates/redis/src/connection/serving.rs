@@ -24,6 +24,8 @@ const ENOUGH: usize = 256 * 1024;
 /// How much is read at a time: at first, and when there is much to read.
 const READ: usize = 16 * 1024;
 const LARGE_READ: usize = 128 * 1024;
+/// So many are answered together, however many wait: less is not worth a write of its own.
+const FEW: usize = 16;
 /// After so many turns other tasks have theirs.
 const TURNS: usize = 32;
 
@@ -161,24 +163,29 @@ impl Serving {
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
         for _ in 0..TURNS {
-            let read = self.read(context)?;
-            // Those who were answered ask again, and whoever asks first wakes the actor, which would run before the others have
-            // asked as well. So they are let go first, and all that they ask is written together. The rest of the replies is read
-            // after that: the server has something to do meanwhile.
-            let is_early = read.is_none() && !self.has_waited || read.is_some_and(|answered| answered > 0);
-            if self.has_company && is_early {
-                self.has_waited = true;
-                break;
+            // Whoever asks first wakes the actor, which would run before others have asked that were answered together with them. So
+            // they are let go first, and all that they ask is written together.
+            let is_time = std::mem::take(&mut self.has_waited) || !self.has_company;
+            if is_time {
+                self.write(context)?;
+                self.gather(context);
+                self.write(context)?;
+                if self.closing.is_some() && self.awaiting.is_empty() && self.output.is_empty() {
+                    return Poll::Ready(Ok(()));
+                }
             }
-            self.has_waited = false;
-            self.write(context)?;
-            self.gather(context);
-            self.write(context)?;
-            if self.closing.is_some() && self.awaiting.is_empty() && self.output.is_empty() {
-                return Poll::Ready(Ok(()));
-            }
-            if read.is_none() {
-                return self.rest(context);
+            match self.read(context)? {
+                // The rest of the replies is read after what is asked now was written: the server has something to do meanwhile.
+                Some(1..) if self.has_company => {
+                    self.has_waited = true;
+                    break;
+                }
+                Some(_) => {}
+                None if is_time => return self.rest(context),
+                None => {
+                    self.has_waited = true;
+                    break;
+                }
             }
         }
         // There may be no rest for long, and deadlines are kept nevertheless.
@@ -301,8 +308,15 @@ impl Serving {
         }
     }
 
-    /// Reads once. Returns how many requests were answered, or nothing if there is nothing to read.
+    /// Reads once, unless replies are left from the last time. Returns how many requests were answered, or nothing if there is
+    /// nothing to read.
     fn read(&mut self, context: &mut Context<'_>) -> Result<Option<usize>, Error> {
+        if !self.input.is_empty() {
+            let answered = self.dispatch()?;
+            if answered > 0 {
+                return Ok(Some(answered));
+            }
+        }
         self.make_room();
         let room = self.input.capacity() - self.input.len();
         match tokio_util::io::poll_read_buf(Pin::new(&mut self.stream), context, &mut self.input) {
@@ -329,9 +343,13 @@ impl Serving {
     }
 
     /// Gives each reply to whoever it is for. Returns how many requests were answered.
+    ///
+    /// Where many wait, it is half of them at most: what these ask next is written before the other half is answered, and so the
+    /// server always has something to do while their tasks run, and they while it does.
     fn dispatch(&mut self) -> Result<usize, Error> {
+        let most = (self.awaiting.len() / 2).max(FEW);
         let mut freed = Weight::default();
-        let decoded = self.decode(&mut freed);
+        let decoded = self.decode(most, &mut freed);
         // Before the replies: whoever has one may ask again at once, and finds the room.
         self.shared.give_back(freed);
         let count = self.answered.len();
@@ -343,9 +361,11 @@ impl Serving {
     }
 
     /// Finds out whom each reply is for, and what room they give back.
-    fn decode(&mut self, freed: &mut Weight) -> Result<(), Error> {
+    fn decode(&mut self, most: usize, freed: &mut Weight) -> Result<(), Error> {
         let (written, mut now) = (self.written(), None);
-        while let Some(message) = self.decoder.decode(&mut self.input)? {
+        while self.answered.len() < most
+            && let Some(message) = self.decoder.decode(&mut self.input)?
+        {
             let Message::Reply(value) = message else {
                 self.tally.pushes += 1;
                 continue;
