@@ -2,67 +2,37 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::time::{Duration, SystemTime};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use serde::Deserialize;
 use tidewire_redis::commands::*;
 use tidewire_redis::{
-    Command, Decoder, Error, ErrorCode, FromValue, Ignore, Invocation, Message, Pipeline, Request, Script, Serde,
-    Slots, Value, read_reply,
+    Client, Error, ErrorCode, FromValue, Ignore, Invocation, Pipeline, Request, Script, Serde, Slots, Value,
 };
-use tidewire_testkit::RedisServer;
+use tokio::runtime::{Builder, Runtime};
 
-/// A connection that waits for each reply.
-struct Connection {
-    stream: TcpStream,
-    decoder: Decoder,
-    input: BytesMut,
+use crate::servers::{old_and_new, options};
+
+/// A client that waits for each reply.
+struct Caller {
+    runtime: Runtime,
+    client: Client,
 }
 
-impl Connection {
-    fn new(server: &RedisServer, version: u8) -> Self {
-        let stream = TcpStream::connect(server.addr()).expect("a connection");
-        stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a time-out");
-        let mut connection = Self { stream, decoder: Decoder::default(), input: BytesMut::new() };
-        connection.ok(Command::new("HELLO").arg(version).returning::<Ignore>());
-        connection.ok(flushall());
-        connection
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        self.stream.write_all(bytes).expect("the server reads");
-    }
-
-    fn reply(&mut self) -> Value {
-        loop {
-            if let Some(message) = self.decoder.decode(&mut self.input).expect("RESP") {
-                let Message::Reply(value) = message else { panic!("not a reply: {message:?}") };
-                return value;
-            }
-            let mut piece = [0; 4096];
-            let read = self.stream.read(&mut piece).expect("the server answers");
-            assert!(read > 0, "the server went away");
-            self.input.extend_from_slice(&piece[..read]);
-        }
-    }
-
-    fn send<T: FromValue>(&mut self, request: Request<T>) -> Result<T, Error> {
-        request.command().check()?;
-        self.write(&request.into_command().into_bytes());
-        read_reply(self.reply())
+impl Caller {
+    fn send<T: FromValue>(&self, request: Request<T>) -> Result<T, Error> {
+        self.runtime.block_on(self.client.send(request))
     }
 
     #[track_caller]
-    fn ok<T: FromValue>(&mut self, request: Request<T>) -> T {
+    fn ok<T: FromValue>(&self, request: Request<T>) -> T {
         let shown = format!("{request:?}");
         self.send(request).unwrap_or_else(|error| panic!("{shown}: {error}"))
     }
 
     #[track_caller]
-    fn is<T: FromValue + PartialEq + Debug>(&mut self, request: Request<T>, expected: impl Into<T>) {
+    fn is<T: FromValue + PartialEq + Debug>(&self, request: Request<T>, expected: impl Into<T>) {
         let shown = format!("{request:?}");
         match self.send(request) {
             Ok(result) => assert_eq!(result, expected.into(), "{shown}"),
@@ -70,26 +40,35 @@ impl Connection {
         }
     }
 
-    fn pipeline<S: Slots>(&mut self, pipeline: Pipeline<S>) -> S::Results {
-        let len = pipeline.len();
-        self.write(&pipeline.into_bytes());
-        S::read(len, || Ok(self.reply()))
+    fn pipeline<S: Slots>(&self, pipeline: Pipeline<S>) -> S::Results {
+        self.runtime.block_on(self.client.pipeline(pipeline)).expect("replies")
     }
 
     /// The result, and whether the whole script was sent.
-    fn invoke<T: FromValue>(&mut self, invocation: &Invocation<T>) -> (Result<T, Error>, bool) {
-        let first = self.send(invocation.by_digest().returning());
-        match first.as_ref().err().and_then(|error| invocation.after(error)) {
-            Some(whole) => (self.send(whole.returning()), true),
-            None => (first, false),
-        }
+    fn invoke<T: FromValue>(&self, invocation: &Invocation<T>) -> (Result<T, Error>, bool) {
+        let before = self.whole_scripts();
+        let result = self.runtime.block_on(self.client.invoke(invocation));
+        (result, self.whole_scripts() > before)
+    }
+
+    /// How many scripts the server was given as a whole.
+    fn whole_scripts(&self) -> u32 {
+        let calls = |line: &str| {
+            let calls = line.strip_prefix("cmdstat_eval:calls=").or(line.strip_prefix("cmdstat_eval_ro:calls="))?;
+            calls.split(',').next()?.parse::<u32>().ok()
+        };
+        self.ok(info(Some("commandstats"))).lines().filter_map(calls).sum()
     }
 }
 
-fn in_both(test: impl Fn(&mut Connection)) {
-    let server = RedisServer::start();
-    for version in [2, 3] {
-        test(&mut Connection::new(&server, version));
+fn in_both(test: impl Fn(&Caller)) {
+    for (server, is_old) in old_and_new() {
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let client = runtime.block_on(async { Client::start(options(server.port())) });
+        let caller = Caller { runtime, client };
+        let said = caller.ok(config_get("port").returning::<Value>());
+        assert_eq!(matches!(said, Value::Array(_)), is_old, "{said:?}");
+        test(&caller);
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use tidewire_redis::{Address, Decoder, Message, Options, Value, encode_command};
-use tidewire_testkit::PATIENCE;
+use tidewire_testkit::{PATIENCE, RedisServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
@@ -70,6 +70,12 @@ impl Scripted {
     pub(crate) fn accepted(&self) -> usize {
         self.accepted.load(SeqCst)
     }
+}
+
+/// A real server that does not know `HELLO`, so that it is spoken to in RESP2, and one that does, and which of them is the old one.
+pub(crate) fn old_and_new() -> [(RedisServer, bool); 2] {
+    let old = RedisServer::options().config("rename-command HELLO \"\"").start();
+    [(old, true), (RedisServer::start(), false)]
 }
 
 /// What a server says to the words of a handshake, in RESP3; nothing to others.
