@@ -9,14 +9,15 @@ use bytes::{Bytes, BytesMut};
 
 use crate::buffer::Buffer;
 use crate::request::Request;
+use crate::sharing::{self, NotShared};
 
 /// Any command, with its arguments.
 ///
 /// ```
 /// use tidewire_redis::Command;
 ///
-/// let command = Command::new("CLIENT").arg("NO-EVICT").arg("on");
-/// assert_eq!(command.as_bytes(), b"*3\r\n$6\r\nCLIENT\r\n$8\r\nNO-EVICT\r\n$2\r\non\r\n");
+/// let command = Command::new("CLIENT").arg("UNBLOCK").arg(17);
+/// assert_eq!(command.as_bytes(), b"*3\r\n$6\r\nCLIENT\r\n$7\r\nUNBLOCK\r\n$2\r\n17\r\n");
 /// ```
 #[derive(Clone)]
 pub struct Command {
@@ -51,6 +52,9 @@ pub enum CommandError {
     /// There are more arguments than servers accept. They would close the connection.
     #[error("more than {} arguments: servers accept no more, use several commands", Command::MAX_ARGUMENTS)]
     TooManyArguments,
+    /// It would harm others on the same connection.
+    #[error("{0}")]
+    NotShared(&'static NotShared),
 }
 
 /// What can be an argument: exactly one string of bytes.
@@ -163,9 +167,12 @@ impl Command {
         self.as_bytes().len()
     }
 
-    /// What is wrong with the command, if anything is.
+    /// What is wrong with the command, if anything is. So is what would [harm](NotShared) others on the same connection.
     pub fn check(&self) -> Result<(), CommandError> {
-        self.problem.clone().map_or(Ok(()), Err)
+        if let Some(problem) = &self.problem {
+            return Err(problem.clone());
+        }
+        sharing::refusal(self.as_bytes()).map_or(Ok(()), |refused| Err(CommandError::NotShared(refused)))
     }
 
     /// Adds arguments that were encoded apart.

@@ -23,7 +23,7 @@ pub enum Error {
     /// The reply is not of the type that was asked for. The command was executed.
     #[error(transparent)]
     Conversion(#[from] ConversionError),
-    /// The command cannot be sent to any server.
+    /// The command cannot be sent: to no server, or not over a connection that others share.
     #[error(transparent)]
     Command(#[from] CommandError),
     /// The deadline passed.

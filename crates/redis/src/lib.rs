@@ -53,6 +53,7 @@ mod pipeline;
 mod request;
 mod resp;
 mod script;
+mod sharing;
 mod slow;
 mod state;
 mod stats;
@@ -72,6 +73,7 @@ pub use resp::{
     command_len, encode_argument, encode_command, encode_command_head,
 };
 pub use script::{Invocation, Script};
+pub use sharing::{Harm, NotShared};
 pub use slow::{Slow, SlowCommand};
 pub use state::{State, States, Status};
 pub use stats::{ClientStats, Latency, TimeoutStats};

@@ -4,7 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use bytes::{BufMut, Bytes, BytesMut};
-use tidewire_redis::{Decoder, DecoderOptions, FromValue, Message, Value, commands};
+use tidewire_redis::{Command, Decoder, DecoderOptions, FromValue, Message, Value, commands};
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
@@ -181,6 +181,10 @@ fn a_small_command_costs_no_allocation() {
     assert_eq!(allocations, 0);
     let (_, allocations, _) = cost(|| commands::set("a:key", [b'x'; 64]));
     assert_eq!(allocations, 0);
-    let (_, allocations, _) = cost(|| commands::hset("a:key", [("field", 1), ("other", 2)]));
+    let (hset, allocations, _) = cost(|| commands::hset("a:key", [("field", 1), ("other", 2)]));
     assert_eq!(allocations, 0);
+    for request in [hset.returning::<Value>(), Command::new("CLIENT").arg("REPLY").arg("OFF").returning()] {
+        let (_, allocations, _) = cost(|| request.command().check());
+        assert_eq!(allocations, 0, "a check allocates nothing");
+    }
 }

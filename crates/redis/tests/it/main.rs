@@ -14,5 +14,6 @@ mod observing;
 mod peers;
 mod server;
 mod servers;
+mod sharing;
 mod types;
 mod wire;

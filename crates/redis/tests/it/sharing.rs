@@ -1,0 +1,152 @@
+//! Commands that would harm others on the same connection.
+
+use tidewire_redis::{Client, Command, CommandError, Error, Harm, Ignore, Outcome, Pipeline, commands};
+use tidewire_testkit::{PATIENCE, RedisServer, wait_until_async};
+
+use crate::servers::options;
+
+fn command(words: &str) -> Command {
+    let mut words = words.split(' ');
+    Command::new(words.next().unwrap()).args(words)
+}
+
+/// What it would do, if it is refused for that.
+fn harm(error: &Error) -> Harm {
+    match error {
+        Error::Command(CommandError::NotShared(refused)) => refused.harm,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// As they are sent by those who do not know better. Each would do what it is refused for.
+const HARMFUL: [(Harm, &[&str]); 3] = [
+    (
+        Harm::Replies,
+        &[
+            "SUBSCRIBE a b",
+            "PSUBSCRIBE a*",
+            "SSUBSCRIBE a",
+            "UNSUBSCRIBE",
+            "PUNSUBSCRIBE",
+            "SUNSUBSCRIBE",
+            "MONITOR",
+            "SYNC",
+            "PSYNC ? -1",
+            "REPLCONF ACK 1",
+            "CLIENT REPLY SKIP",
+            "client reply off",
+        ],
+    ),
+    (
+        Harm::Connection,
+        &[
+            "SELECT 1",
+            "select 1",
+            "AUTH password",
+            "HELLO 2",
+            "RESET",
+            "QUIT",
+            "MULTI",
+            "EXEC",
+            "DISCARD",
+            "WATCH k",
+            "UNWATCH",
+            "READONLY",
+            "READWRITE",
+            "ASKING",
+            "CLIENT SETNAME other",
+            "CLIENT TRACKING ON",
+            "CLIENT CACHING YES",
+            "CLIENT NO-EVICT ON",
+            "CLIENT NO-TOUCH ON",
+            "CLIENT CAPA redirect",
+            "CLIENT IMPORT-SOURCE ON",
+        ],
+    ),
+    (
+        Harm::Waiting,
+        &[
+            "BLPOP none 0",
+            "BRPOP none 0",
+            "BLMPOP 0 1 none LEFT",
+            "BLMOVE none to LEFT RIGHT 0",
+            "BRPOPLPUSH none to 0",
+            "BZPOPMIN none 0",
+            "BZPOPMAX none 0",
+            "BZMPOP 0 1 none MIN",
+            "XREAD BLOCK 0 STREAMS none $",
+            "XREAD COUNT 1 BLOCK 0 STREAMS none $",
+            "XREADGROUP GROUP g c BLOCK 0 STREAMS none >",
+            "WAIT 1 0",
+            "WAITAOF 0 1 0",
+        ],
+    ),
+];
+
+#[tokio::test]
+async fn what_would_harm_others_is_refused_and_they_are_unharmed() {
+    let server = RedisServer::start();
+    let client = Client::start(options(server.port()));
+    let mut number = 0;
+    for (expected, all) in HARMFUL {
+        for words in all {
+            let refused = command(words).returning::<Ignore>();
+            let pipeline = Pipeline::new().then(commands::incr("n")).then(refused.clone());
+            let (before, alone, among, after) = tokio::join!(
+                client.send(commands::echo(number)),
+                client.send(refused),
+                client.pipeline(pipeline),
+                client.send(commands::echo(number + 1)),
+            );
+            for error in [alone.unwrap_err(), among.unwrap_err()] {
+                assert_eq!((harm(&error), error.outcome()), (expected, Some(Outcome::NeverSent)), "{words}");
+                assert!(!error.is_retryable());
+            }
+            assert_eq!((before.unwrap(), after.unwrap()), (number.to_string().into(), (number + 1).to_string().into()));
+            number += 2;
+        }
+    }
+    // Nothing but the echoes was sent, not even the harmless commands of the pipelines.
+    wait_until_async("all are counted", PATIENCE, async || client.stats().replies >= number).await;
+    assert_eq!((client.stats().requests, client.status().borrow().generation), (number, 1));
+    assert!(!client.send(commands::exists("n")).await.unwrap());
+}
+
+/// What servers have beside those: it answers once, at once, and leaves the connection as it is. Subcommands are let through with
+/// their command.
+const HARMLESS: [&str; 17] = [
+    "ping",
+    "echo",
+    "publish",
+    "spublish",
+    "pubsub",
+    "command",
+    "client|id",
+    "client|info",
+    "client|list",
+    "client|help",
+    "client|getname",
+    "client|getredir",
+    "client|trackinginfo",
+    // About other connections.
+    "client|kill",
+    "client|pause",
+    "client|unpause",
+    "client|unblock",
+];
+
+#[test]
+fn whatever_a_server_has_of_this_kind_is_refused_or_harmless() {
+    let server = RedisServer::start();
+    for category in ["blocking", "pubsub", "connection", "transaction"] {
+        for listed in server.cli(["ACL", "CAT", category]).split_whitespace() {
+            let mut command = command(&listed.replace('|', " "));
+            if category == "blocking" && listed.starts_with("xread") {
+                command = command.arg("BLOCK").arg(0);
+            }
+            let parent = listed.split('|').next().unwrap();
+            let is_harmless = HARMLESS.contains(&listed) || HARMLESS.contains(&parent);
+            assert_eq!(command.check().is_ok(), is_harmless, "{listed}");
+        }
+    }
+}
