@@ -2,34 +2,23 @@
 
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use tidewire_redis::{Address, Client, Error, Options, Outcome, State, Value, encode_command};
+use tidewire_redis::{Client, Error, Outcome, State, Value};
 use tidewire_testkit::RedisServer;
 
-fn options(server: &RedisServer) -> Options {
-    let mut options = Options::default();
-    options.address = Address::Tcp { host: "127.0.0.1".into(), port: server.port() };
-    options
-}
-
-fn command(words: &[&str]) -> Bytes {
-    let mut output = BytesMut::new();
-    encode_command(words, &mut output);
-    output.freeze()
-}
+use crate::servers::{command, options};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn replies_go_to_whoever_asked() {
     let server = RedisServer::start();
-    let client = Client::start(options(&server));
+    let client = Client::start(options(server.port()));
     let mut tasks = Vec::new();
     for task in 0..64 {
         let client = client.clone();
         tasks.push(tokio::spawn(async move {
             for turn in 0..200 {
                 let (key, value) = (format!("k{task}"), format!("{task}-{turn}"));
-                assert_eq!(client.send_raw(command(&["SET", &key, &value])).await.unwrap(), Value::Simple("OK".into()));
-                assert_eq!(client.send_raw(command(&["GET", &key])).await.unwrap(), Value::Bulk(value.into()));
+                assert_eq!(client.send(command(&["SET", &key, &value])).await.unwrap(), Value::Simple("OK".into()));
+                assert_eq!(client.send(command(&["GET", &key])).await.unwrap(), Value::Bulk(value.into()));
             }
         }));
     }
@@ -39,19 +28,19 @@ async fn replies_go_to_whoever_asked() {
     let status = client.status();
     assert_eq!((status.borrow().state, status.borrow().generation), (State::Open, 1));
     client.close(Duration::from_secs(5)).await;
-    let refused = client.send_raw(command(&["PING"])).await.unwrap_err();
+    let refused = client.send(command(&["PING"])).await.unwrap_err();
     assert!(matches!(refused, Error::Closed { outcome: Outcome::NeverSent }), "{refused:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_was_away_is_found_again() {
     let mut server = RedisServer::start();
-    let client = Client::start(options(&server));
-    client.send_raw(command(&["SET", "a", "1"])).await.unwrap();
+    let client = Client::start(options(server.port()));
+    client.send(command(&["SET", "a", "1"])).await.unwrap();
     server.kill();
     let mut status = client.status();
     status.wait_for(|status| status.state == State::Failed).await.unwrap();
     server.restart();
     status.wait_for(|status| status.state == State::Open && status.generation == 2).await.unwrap();
-    assert_eq!(client.send_raw(command(&["PING"])).await.unwrap(), Value::Simple("PONG".into()));
+    assert_eq!(client.send(command(&["PING"])).await.unwrap(), Value::Simple("PONG".into()));
 }

@@ -3,8 +3,7 @@
 
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use tidewire_redis::{Address, Client, Error, Login, Options, Outcome, Phase, State, Value, WhileDown, encode_command};
+use tidewire_redis::{Address, Client, Error, Login, Options, Outcome, Phase, State, WhileDown, commands};
 use tidewire_testkit::{Cut, Direction, End, FaultProxy, Faults, PATIENCE, RedisServer};
 
 fn options(proxy: &FaultProxy) -> Options {
@@ -15,16 +14,10 @@ fn options(proxy: &FaultProxy) -> Options {
     options
 }
 
-fn echo(number: u64) -> Bytes {
-    let mut output = BytesMut::new();
-    encode_command(&["ECHO", &number.to_string()], &mut output);
-    output.freeze()
-}
-
 /// Asks for an echo; a reply is the right one.
 async fn ask(client: &Client, number: u64) -> Result<(), Error> {
-    let value = client.send_raw(echo(number)).await?;
-    assert_eq!(value, Value::Bulk(number.to_string().into()), "a reply went to another request");
+    let value = client.send(commands::echo(number)).await?;
+    assert_eq!(value, number.to_string(), "a reply went to another request");
     Ok(())
 }
 

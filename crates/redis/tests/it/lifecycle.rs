@@ -3,14 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::BytesMut;
-use tidewire_redis::{Client, Error, Outcome, Phase, State, Value, WhenFull, WhileDown, encode_command};
+use tidewire_redis::{Client, Error, Outcome, Phase, Pipeline, State, Value, WhenFull, WhileDown, commands};
 use tidewire_testkit::{Cut, Direction, FaultProxy, Faults, PATIENCE, RedisServer};
 
 use crate::servers::{Scripted, command, greeting, options};
 
 async fn ping(client: &Client) -> Result<Value, Error> {
-    client.send_raw(command(&["PING"])).await
+    client.send(command(&["PING"])).await
 }
 
 /// A server that shakes hands and then says nothing.
@@ -91,11 +90,11 @@ async fn a_server_that_pauses_its_clients_answers_them_afterwards() {
     let client = Client::start(options);
     ping(&client).await.unwrap();
     server.cli(["CLIENT", "PAUSE", "60000", "WRITE"]);
-    let late = client.send_raw(command(&["SET", "a", "1"])).await.unwrap_err();
+    let late = client.send(command(&["SET", "a", "1"])).await.unwrap_err();
     assert!(matches!(late, Error::TimedOut { phase: Phase::Waiting }), "{late:?}");
     server.cli(["CLIENT", "UNPAUSE"]);
     // The late reply is nobody's, and the next ones are whose they are.
-    let value = client.send_raw(command(&["ECHO", "2"])).await.unwrap();
+    let value = client.send(command(&["ECHO", "2"])).await.unwrap();
     assert_eq!((value, client.status().borrow().generation), (Value::Bulk("2".into()), 1));
 }
 
@@ -226,26 +225,23 @@ async fn somebody_may_wait_for_ever() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pipeline_that_is_cut_anywhere_ends_once_and_as_a_whole() {
+async fn a_pipeline_that_is_cut_anywhere_ends_once_and_has_the_replies_that_came() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.addr());
     let client = Client::start(options(proxy.addr().port()));
-    let mut pipeline = BytesMut::new();
-    for number in 0..8 {
-        encode_command(&["ECHO", &format!("{number}")], &mut pipeline);
-    }
-    let pipeline = pipeline.freeze();
-    let whole: Vec<_> = (0..8).map(|number| Value::Bulk(number.to_string().into())).collect();
+    let pipeline: Pipeline<Vec<u8>> = (0..8).map(|number| commands::echo(number).returning()).collect();
     let mut cuts = 0;
     for direction in [Direction::ToClient, Direction::ToServer] {
-        for bytes in (0..=pipeline.len() as u64).step_by(5) {
+        for bytes in (0..=pipeline.size() as u64).step_by(5) {
             client.status().wait_for(|status| status.state == State::Open).await.unwrap();
             proxy.inject(Faults { cut: Some(Cut::after(bytes, direction)), ..Faults::default() });
-            match client.send_raw_many(pipeline.clone(), 8).await {
-                Ok(values) => assert_eq!(values, whole),
-                Err(Error::Lost { .. }) => cuts += 1,
-                Err(other) => panic!("{other:?}"),
-            }
+            let results = client.pipeline(pipeline.clone()).await.unwrap();
+            let came = results.iter().take_while(|result| result.is_ok()).count();
+            let (replies, lost) = results.split_at(came);
+            assert!(replies.iter().zip(0..).all(|(reply, number)| matches!(reply, Ok(echo) if *echo == number)));
+            assert!(lost.iter().all(|result| matches!(result, Err(Error::Lost { .. }))), "{results:?}");
+            assert_eq!(results.len(), 8);
+            cuts += usize::from(came < 8);
             proxy.heal();
         }
     }
@@ -253,8 +249,9 @@ async fn a_pipeline_that_is_cut_anywhere_ends_once_and_as_a_whole() {
     let mut status = client.status();
     loop {
         status.wait_for(|status| status.state == State::Open).await.unwrap();
-        if let Ok(values) = client.send_raw_many(pipeline.clone(), 8).await {
-            break assert_eq!(values, whole);
+        let results: Result<Vec<_>, _> = client.pipeline(pipeline.clone()).await.unwrap().into_iter().collect();
+        if let Ok(values) = results {
+            break assert_eq!(values, [0, 1, 2, 3, 4, 5, 6, 7]);
         }
     }
 }
@@ -323,14 +320,12 @@ async fn all_room_is_given_back_whatever_happens() {
         proxy.heal();
     }
     // What needs all of it is served.
-    let mut pipeline = BytesMut::new();
-    for _ in 0..4 {
-        encode_command(&["PING"], &mut pipeline);
-    }
+    let pipeline: Pipeline<Vec<_>> = (0..4).map(|_| commands::ping()).collect();
     let mut status = client.status();
     loop {
         status.wait_for(|status| status.state == State::Open).await.unwrap();
-        match client.send_raw_many(pipeline.clone().freeze(), 4).await {
+        let results: Result<Vec<_>, _> = client.pipeline(pipeline.clone()).await.unwrap().into_iter().collect();
+        match results {
             Ok(values) => break assert_eq!(values.len(), 4),
             Err(Error::Lost { .. }) => {}
             // Those who went away leave their room when their reply has come.

@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
 use tidewire_redis::{
     Address, Client, Credentials, Error, Login, LoginError, LoginFuture, Options, Outcome, State, Value, WhileDown,
-    encode_command,
 };
 use tidewire_testkit::{PATIENCE, RedisServer};
+
+use crate::servers::command;
 
 fn options(port: u16) -> Options {
     let mut options = Options::default();
@@ -20,9 +20,7 @@ fn options(port: u16) -> Options {
 }
 
 async fn whoami(client: &Client) -> Result<Value, Error> {
-    let mut output = BytesMut::new();
-    encode_command(&["ACL", "WHOAMI"], &mut output);
-    client.send_raw(Bytes::from(output)).await
+    client.send(command(&["ACL", "WHOAMI"])).await
 }
 
 /// A password that others change; none is a failure.

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use bytes::BytesMut;
-use tidewire_redis::{Client, Error, Login, Options, Outcome, Phase, State, Value, WhileDown, encode_command};
+use tidewire_redis::{
+    Client, Command, Error, Login, Options, Outcome, Phase, Pipeline, State, Value, WhileDown, commands,
+};
 use tidewire_testkit::{PATIENCE, RedisServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -25,7 +26,7 @@ async fn a_server_of_http_is_found_out_and_tried_again() {
     })
     .await;
     let client = Client::start(options(server.port()));
-    let error = client.send_raw(command(&["PING"])).await.unwrap_err();
+    let error = client.send(command(&["PING"])).await.unwrap_err();
     // The request was not even sent, so this is not about its reply.
     assert!(matches!(error, Error::Lost { outcome: Outcome::NeverSent, .. }), "{error:?}");
     assert!(source(&error).contains("'H'"), "{}", source(&error));
@@ -47,7 +48,7 @@ async fn a_server_that_is_silent_or_closes_at_once_is_given_up_and_tried_again()
         let mut options = options(server.port());
         options.connect_timeout = Duration::from_millis(30);
         let client = Client::start(options);
-        let error = client.send_raw(command(&["PING"])).await.unwrap_err();
+        let error = client.send(command(&["PING"])).await.unwrap_err();
         assert!(matches!(error, Error::Lost { outcome: Outcome::NeverSent, .. }), "{error:?}");
         let mut status = client.status();
         let failed = status.wait_for(|status| status.state == State::Failed).await.unwrap().clone();
@@ -76,7 +77,7 @@ async fn a_server_that_knows_no_hello_is_spoken_to_in_resp2() {
         options.login = Some(Login { user: None, password: "p".into() });
         (options.name, options.database) = (Some("n".into()), 3);
         let client = Client::start(options);
-        assert_eq!(client.send_raw(command(&["GET", "a"])).await.unwrap(), Value::Null);
+        assert_eq!(client.send(command(&["GET", "a"])).await.unwrap(), Value::Null);
         let said = said.lock().unwrap().clone();
         assert_eq!(said[..4], ["HELLO 3 AUTH default p SETNAME n", "AUTH p", "CLIENT SETNAME n", "SELECT 3"]);
     }
@@ -100,7 +101,7 @@ async fn a_server_that_is_not_ready_is_tried_again_and_one_that_refuses_is_not()
         let mut options = options(server.port());
         options.while_down = WhileDown::Queue;
         let client = Client::start(options);
-        let ended = client.send_raw(command(&["PING"])).await;
+        let ended = client.send(command(&["PING"])).await;
         if is_for_good {
             // It is not an answer to the request, which was never sent.
             let error = ended.unwrap_err();
@@ -124,14 +125,14 @@ async fn a_reply_that_nobody_asked_for_goes_to_nobody() {
     })
     .await;
     let client = Client::start(options(server.port()));
-    assert_eq!(client.send_raw(command(&["ECHO", "1"])).await.unwrap(), Value::Simple("1".into()));
+    assert_eq!(client.send(command(&["ECHO", "1"])).await.unwrap(), Value::Simple("1".into()));
     // Whether it is sent before the stray reply is read is not known; what is known is that it does not get that reply.
-    match client.send_raw(command(&["ECHO", "2"])).await {
+    match client.send(command(&["ECHO", "2"])).await {
         Ok(value) => assert_eq!(value, Value::Simple("2".into())),
         Err(error) => assert!(matches!(error, Error::Lost { .. }), "{error:?}"),
     }
     client.status().wait_for(|status| status.generation == 2).await.unwrap();
-    assert_eq!(client.send_raw(command(&["ECHO", "3"])).await.unwrap(), Value::Simple("3".into()));
+    assert_eq!(client.send(command(&["ECHO", "3"])).await.unwrap(), Value::Simple("3".into()));
 }
 
 #[tokio::test]
@@ -140,11 +141,11 @@ async fn a_reply_above_the_limit_is_an_error_of_the_oldest_request_alone() {
     let mut options = options(server.port());
     options.decoder.max_bulk = 1000;
     let client = Client::start(options);
-    client.send_raw(command(&["SETRANGE", "long", "1000", "x"])).await.unwrap();
+    client.send(command(&["SETRANGE", "long", "1000", "x"])).await.unwrap();
     let (before, long, after) = tokio::join!(
-        client.send_raw(command(&["ECHO", "before"])),
-        client.send_raw(command(&["GET", "long"])),
-        client.send_raw(command(&["ECHO", "after"])),
+        client.send(command(&["ECHO", "before"])),
+        client.send(command(&["GET", "long"])),
+        client.send(command(&["ECHO", "after"])),
     );
     assert_eq!(before.unwrap(), Value::Bulk("before".into()));
     let long = long.unwrap_err();
@@ -154,7 +155,7 @@ async fn a_reply_above_the_limit_is_an_error_of_the_oldest_request_alone() {
     let mut status = client.status();
     let open = status.wait_for(|status| status.generation == 2).await.unwrap().clone();
     assert!(matches!(open.last_error.as_deref(), Some(Error::Protocol(_))), "{open:?}");
-    assert_eq!(client.send_raw(command(&["ECHO", "again"])).await.unwrap(), Value::Bulk("again".into()));
+    assert_eq!(client.send(command(&["ECHO", "again"])).await.unwrap(), Value::Bulk("again".into()));
 }
 
 #[tokio::test]
@@ -170,28 +171,29 @@ async fn a_reply_that_is_nobodys_any_more_fails_nobody_elses_request_as_its_own(
     let mut options = options(server.port());
     options.timeout = Duration::from_millis(50);
     let client = Client::start(options);
-    let late = client.send_raw(command(&["ECHO", "late"])).await.unwrap_err();
+    let late = client.send(command(&["ECHO", "late"])).await.unwrap_err();
     assert!(matches!(late, Error::TimedOut { phase: Phase::Waiting }), "{late:?}");
-    let next = client.send_raw(command(&["ECHO", "next"])).await.unwrap_err();
+    let next = client.send(command(&["ECHO", "next"])).await.unwrap_err();
     assert!(matches!(next, Error::Lost { .. }), "{next:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pushes_between_replies_are_no_replies() {
-    let server = RedisServer::start();
+    let server = RedisServer::options().config("enable-debug-command yes").start();
     let client = Client::start(options(server.port()));
-    assert_eq!(client.send_raw(command(&["CLIENT", "TRACKING", "ON"])).await.unwrap(), Value::Simple("OK".into()));
-    // Each turn a key that was read is changed over the same connection, so that a push is sent with the replies.
     for turn in 0..200 {
-        let turn = turn.to_string();
-        let mut pipeline = BytesMut::new();
-        for words in [&["SET", "k", &turn][..], &["GET", "k"], &["ECHO", &turn], &["SET", "k", "x"], &["ECHO", &turn]] {
-            encode_command(words, &mut pipeline);
-        }
-        let values = client.send_raw_many(pipeline.freeze(), 5).await.unwrap();
-        let (ok, echo) = (Value::Simple("OK".into()), Value::Bulk(turn.into()));
-        assert_eq!(values, [ok.clone(), echo.clone(), echo.clone(), ok, echo]);
+        // It has the server send a push, and a reply after it.
+        let push = Command::new("DEBUG").arg("PROTOCOL").arg("push").returning::<String>();
+        let pipeline = Pipeline::new().then(commands::echo(turn)).then(push.clone()).then(commands::echo(-turn));
+        let ((one, reply, two), other, three) = tokio::join!(
+            async { client.pipeline(pipeline).await.unwrap() },
+            client.send(push),
+            client.send(commands::echo(turn))
+        );
+        assert_eq!([one.unwrap(), two.unwrap(), three.unwrap()], [turn, -turn, turn].map(|turn| turn.to_string()));
+        assert_eq!(reply.unwrap(), other.unwrap());
     }
+    tidewire_testkit::wait_until_async("pushes are counted", PATIENCE, async || client.stats().pushes == 400).await;
     assert_eq!(client.status().borrow().generation, 1);
 }
 
@@ -200,14 +202,14 @@ async fn a_socket_of_this_machine_is_as_good() {
     let mut server = RedisServer::start();
     let url = format!("unix://{}?db=2&name=local&min_backoff_ms=1", server.unix_socket().display());
     let client = Client::start(Options::from_url(&url).unwrap());
-    assert_eq!(client.send_raw(command(&["CLIENT", "GETNAME"])).await.unwrap(), Value::Bulk("local".into()));
-    client.send_raw(command(&["SET", "k", "v"])).await.unwrap();
+    assert_eq!(client.send(command(&["CLIENT", "GETNAME"])).await.unwrap(), Value::Bulk("local".into()));
+    client.send(command(&["SET", "k", "v"])).await.unwrap();
     assert_eq!(server.cli(["-n", "2", "GET", "k"]).trim(), "v");
     server.kill();
     client.status().wait_for(|status| status.state != State::Open).await.unwrap();
     server.restart();
     client.status().wait_for(|status| status.generation == 2).await.unwrap();
-    assert_eq!(client.send_raw(command(&["PING"])).await.unwrap(), Value::Simple("PONG".into()));
+    assert_eq!(client.send(command(&["PING"])).await.unwrap(), Value::Simple("PONG".into()));
 }
 
 #[tokio::test]
@@ -221,5 +223,5 @@ async fn what_comes_with_the_last_word_of_the_handshake_goes_to_nobody() {
     let client = Client::start(options(server.port()));
     let mut status = client.status();
     status.wait_for(|status| status.state == State::Open && status.generation == 2).await.unwrap();
-    assert_eq!(client.send_raw(command(&["PING"])).await.unwrap(), Value::Simple("PONG".into()));
+    assert_eq!(client.send(command(&["PING"])).await.unwrap(), Value::Simple("PONG".into()));
 }

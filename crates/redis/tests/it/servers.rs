@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use tidewire_redis::{Address, Decoder, Message, Options, Value, encode_command};
+use bytes::BytesMut;
+use tidewire_redis::{Address, Command, Decoder, Message, Options, Request, Value};
 use tidewire_testkit::{PATIENCE, RedisServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -96,8 +96,7 @@ pub(crate) fn options(port: u16) -> Options {
     options
 }
 
-pub(crate) fn command(words: &[&str]) -> Bytes {
-    let mut output = BytesMut::new();
-    encode_command(words, &mut output);
-    output.freeze()
+/// A request for the reply as it is.
+pub(crate) fn command(words: &[&str]) -> Request<Value> {
+    Command::new(words[0]).args(&words[1..]).returning()
 }
