@@ -52,6 +52,14 @@ pub enum CommandError {
     /// There are more arguments than servers accept. They would close the connection.
     #[error("more than {} arguments: servers accept no more, use several commands", Command::MAX_ARGUMENTS)]
     TooManyArguments,
+    /// Something cannot be written as [`Fields`](crate::Fields).
+    #[error("{} cannot be written as fields: {problem}", field.as_deref().unwrap_or("this"))]
+    Fields {
+        /// The field, if it is one alone.
+        field: Option<Box<str>>,
+        /// What is wrong with it.
+        problem: Box<str>,
+    },
     /// It would harm others on the same connection.
     #[error("{0}")]
     NotShared(&'static NotShared),

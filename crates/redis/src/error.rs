@@ -174,14 +174,19 @@ pub enum ErrorCode {
 
 /// A reply is not what was asked for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the reply is not {expected} but {found}: the command was executed, ask for another type")]
+#[error("the reply is not {expected} but {found}{place}: the command was executed, ask for another type")]
 #[non_exhaustive]
 pub struct ConversionError {
     /// What was asked for.
     pub expected: &'static str,
     /// What came, in short.
     pub found: Box<str>,
+    place: Place,
 }
+
+/// Where in a reply, if it is known. It is one word long, as errors are moved with every reply.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct Place(#[expect(clippy::box_collection, reason = "for its size")] Option<Box<String>>);
 
 impl Error {
     /// Whether the server may have executed the command. `None` where it answered.
@@ -342,19 +347,47 @@ impl Display for ErrorCode {
 impl ConversionError {
     /// That `found` is not what was expected, which is said with its article: "an integer".
     pub fn new(expected: &'static str, found: &Value) -> Self {
-        Self { expected, found: describe(found).into() }
+        Self::with_text(expected, describe(found))
+    }
+
+    /// The same, in words.
+    pub(crate) fn with_text(expected: &'static str, found: String) -> Self {
+        Self { expected, found: found.into(), place: Place::default() }
+    }
+
+    /// Where it is in what was read with [`Serde`](crate::Serde): fields and the numbers of elements, as in `3.ports.0.name`.
+    pub fn place(&self) -> Option<&str> {
+        self.place.0.as_ref().map(|place| place.as_str())
+    }
+
+    /// The same error, in this field or element.
+    pub(crate) fn within(mut self, step: &str) -> Self {
+        let place = self.place().map_or_else(|| step.to_owned(), |place| format!("{step}.{place}"));
+        self.place = Place(Some(Box::new(place)));
+        self
+    }
+}
+
+impl Display for Place {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        self.0.as_ref().map_or(Ok(()), |place| write!(f, " at {place}"))
     }
 }
 
 /// What of a string stands in an error.
 const SHOWN: usize = 80;
 
+/// The beginning of a string, without what would disturb a terminal.
+pub(crate) fn shown(bytes: &[u8]) -> impl Display {
+    bytes[..bytes.len().min(SHOWN)].escape_ascii()
+}
+
 fn describe(value: &Value) -> String {
     let value = value.bare();
     let name = value.type_name();
     let text = |bytes: &Bytes| {
         let rest = if bytes.len() > SHOWN { "…" } else { "" };
-        format!("{name} \"{}\"{rest}", bytes[..bytes.len().min(SHOWN)].escape_ascii())
+        format!("{name} \"{}\"{rest}", shown(bytes))
     };
     match value {
         Value::Null => "null".to_owned(),

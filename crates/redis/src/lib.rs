@@ -5,7 +5,8 @@
 //! executed the command. Whoever gives up leaves nobody else without their reply, and nobody waits for ever.
 //!
 //! ```
-//! use tidewire_redis::{Client, Command, Options, Pipeline, Script, commands};
+//! use serde::{Deserialize, Serialize};
+//! use tidewire_redis::{Client, Command, Fields, Options, Pipeline, Script, Serde, commands};
 //!
 //! # let redis = tidewire_testkit::RedisServer::start();
 //! # let url = format!("redis://{}", redis.addr());
@@ -20,6 +21,17 @@
 //! // Any command, by hand.
 //! let length: i64 = client.send(Command::new("STRLEN").arg("tide").returning()).await?;
 //! assert_eq!(length, 4);
+//!
+//! // A struct, by serde.
+//! #[derive(Debug, PartialEq, Serialize, Deserialize)]
+//! struct Boat {
+//!     name: String,
+//!     crew: u8,
+//! }
+//! let tern = Boat { name: "Tern".into(), crew: 3 };
+//! client.send(commands::hset("boat:1", Fields::of(&tern)?)).await?;
+//! let Serde(boat) = client.send(commands::hgetall("boat:1").returning::<Serde<Option<Boat>>>()).await?;
+//! assert_eq!(boat, Some(tern));
 //!
 //! // Several at once, with a result for each.
 //! let (count, kind) = client.pipeline(Pipeline::new().then(commands::incr("visits")).then(commands::key_type("tide"))).await?;
@@ -47,6 +59,7 @@ mod connection;
 mod convert;
 mod credentials;
 mod error;
+mod fields;
 mod observe;
 mod options;
 mod pipeline;
@@ -65,6 +78,7 @@ pub use connection::Connection;
 pub use convert::{FromValue, Ignore, Serde};
 pub use credentials::{Credentials, LoginError, LoginFuture};
 pub use error::{ConversionError, Error, ErrorCode, Fault, Outcome, Phase, ServerError};
+pub use fields::Fields;
 pub use options::{Address, Login, Options, WhenFull, WhileDown};
 pub use pipeline::{Append, Pipeline, Slots};
 pub use request::{Request, read_reply};

@@ -15,7 +15,7 @@ pub fn hget(key: impl ToArgument, field: impl ToArgument) -> Request<Option<Byte
     Command::new("HGET").arg(key).arg(field).returning()
 }
 
-/// Sets fields, and returns how many are new.
+/// Sets fields, and returns how many are new. Those of a struct are [`Fields`](crate::Fields).
 pub fn hset(key: impl ToArgument, pairs: impl IntoIterator<Item: ToPair>) -> Request<u64> {
     Command::new("HSET").arg(key).pairs(pairs).returning()
 }

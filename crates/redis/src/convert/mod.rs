@@ -16,9 +16,9 @@ pub use deserialize::Serde;
 /// |---|---|
 /// | `()` | `OK` |
 /// | `bool` | a boolean; 0 or 1; `OK` is true and null is false, as `SET` with `NX` answers |
-/// | integers | an integer, a boolean, digits in a string; it must fit |
-/// | `f32`, `f64` | a double, an integer, a number in a string |
-/// | `String`, `Vec<u8>`, [`Bytes`](bytes::Bytes) | a string, a number; `Bytes` copies nothing |
+/// | integers | an integer, a boolean, a double without a fraction, digits in a string; it must fit |
+/// | `f32`, `f64` | a double, an integer, a boolean, a number in a string |
+/// | `String`, `Vec<u8>`, [`Bytes`](bytes::Bytes) | a string, a number, a boolean as 0 or 1; `Bytes` copies nothing |
 /// | `Option<T>` | null is `None` |
 /// | `Vec<T>`, sets, `[T; N]` | an array or set; a map is an array of pairs |
 /// | maps, `Vec<(K, V)>` | a map, an array of pairs, an array of keys and values in turn |

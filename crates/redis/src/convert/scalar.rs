@@ -41,6 +41,7 @@ macro_rules! integers {
                 let found = match value.bare() {
                     Value::Integer(integer) => Self::try_from(*integer).ok(),
                     Value::Boolean(value) => Some(Self::from(*value)),
+                    Value::Double(double) => whole(*double).and_then(|integer| Self::try_from(integer).ok()),
                     _ => digits(&value).and_then(|text| text.parse().ok()),
                 };
                 found.ok_or_else(|| ConversionError::new(concat!("an integer that fits ", stringify!($type)), &value))
@@ -77,6 +78,7 @@ impl FromValue for f64 {
             Value::Double(double) => Some(*double),
             #[expect(clippy::cast_precision_loss, reason = "as it would be in the text of a double")]
             Value::Integer(integer) => Some(*integer as f64),
+            Value::Boolean(value) => Some(f64::from(u8::from(*value))),
             _ => digits(&value).and_then(|text| text.parse().ok()),
         };
         found.ok_or_else(|| ConversionError::new("a number", &value))
@@ -107,6 +109,7 @@ fn bytes_of(value: Value) -> Result<Bytes, ConversionError> {
         Value::Simple(bytes) | Value::Bulk(bytes) | Value::Verbatim(_, bytes) | Value::BigNumber(bytes) => Ok(bytes),
         Value::Integer(integer) => Ok(integer.with_bytes(Bytes::copy_from_slice)),
         Value::Double(double) => Ok(double.with_bytes(Bytes::copy_from_slice)),
+        Value::Boolean(value) => Ok(Bytes::from_static(if value { b"1" } else { b"0" })),
         other => Err(ConversionError::new("a string", &other)),
     }
 }
@@ -132,6 +135,12 @@ macro_rules! texts {
 }
 
 texts! { Box<str>, Arc<str> }
+
+/// The integer that a double is. From here on RESP2 has an exponent, and there it is none.
+fn whole(double: f64) -> Option<i64> {
+    #[expect(clippy::cast_possible_truncation, reason = "it has no fraction and fits")]
+    (double.fract() == 0.0 && double.abs() < 1e17).then_some(double as i64)
+}
 
 /// The text of what may be a number.
 fn digits(value: &Value) -> Option<&str> {
@@ -171,10 +180,13 @@ mod tests {
             [Value::from(5), "5".into(), Value::Simple("5".into()), Value::BigNumber("5".into()), attributed],
         );
         all_are(&1_i64, [Value::Boolean(true), "1".into()]);
-        none_is::<u8>([256.into(), (-1).into(), "".into(), "5 ".into(), Value::Null, Value::Double(5.0)]);
+        none_is::<u8>([256.into(), (-1).into(), "".into(), "5 ".into(), Value::Null, Value::Double(256.0)]);
+        all_are(&-3_i128, [Value::Double(-3.0), "-3".into(), Value::BigNumber("-3".into())]);
+        none_is::<i64>([1.5, 1e17, -1e17, f64::INFINITY, f64::NAN].map(Value::Double));
         all_are(&f64::INFINITY, [Value::Double(f64::INFINITY), "inf".into()]);
         all_are(&-2.0, [Value::Double(-2.0), (-2).into(), "-2".into(), "-2.0".into(), "-2e0".into()]);
-        none_is::<f64>([Value::Null, "a".into(), Value::Boolean(true)]);
+        all_are(&1.0, [Value::Boolean(true), 1.into()]);
+        none_is::<f64>([Value::Null, "a".into()]);
     }
 
     #[test]
@@ -192,7 +204,8 @@ mod tests {
         let converted = Bytes::from_value(Value::Bulk(bytes.clone())).expect("a string");
         assert_eq!(converted.as_ptr(), bytes.as_ptr());
         all_are(&"1.5".to_owned(), [Value::Double(1.5), "1.5".into(), Value::Verbatim(*b"txt", "1.5".into())]);
-        none_is::<String>([Value::Null, Value::Boolean(true), Value::Bulk(Bytes::from_static(b"\xff"))]);
+        all_are(&"1".to_owned(), [Value::Boolean(true), 1.into(), Value::Double(1.0)]);
+        none_is::<String>([Value::Null, Value::Bulk(Bytes::from_static(b"\xff"))]);
         none_is::<Bytes>([Value::SimpleError("ERR".into()), Value::Array(vec![])]);
     }
 

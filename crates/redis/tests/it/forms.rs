@@ -38,6 +38,8 @@ proptest! {
     fn scalars(truth: bool, integer: i64, double in number(), word in ".{0,9}", bytes: Vec<u8>) {
         becomes(&Value::Boolean(truth), &truth)?;
         becomes(&Value::Boolean(truth), &i32::from(truth))?;
+        becomes(&Value::Boolean(truth), &f64::from(u8::from(truth)))?;
+        becomes(&Value::Boolean(truth), &u8::from(truth).to_string())?;
         becomes(&integer.into(), &integer)?;
         becomes(&integer.into(), &integer.to_string())?;
         becomes(&Value::BigNumber(integer.to_string().into()), &integer)?;

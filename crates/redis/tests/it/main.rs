@@ -15,5 +15,6 @@ mod peers;
 mod server;
 mod servers;
 mod sharing;
+mod structs;
 mod types;
 mod wire;
