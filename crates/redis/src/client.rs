@@ -95,26 +95,6 @@ impl Client {
         }
     }
 
-    /// Sends an encoded command, and gives its reply as it is, which may be an error of the server.
-    pub async fn send_raw(&self, command: bytes::Bytes) -> Result<Value, Error> {
-        let exchange = self.exchange_one(&command);
-        if self.shared.options.is_observed() {
-            return observe::observed(&self.shared.options, &command, 1, exchange).await;
-        }
-        exchange.await
-    }
-
-    /// Sends several encoded commands in one go, and gives their replies as they are, in order.
-    pub async fn send_raw_many(&self, commands: bytes::Bytes, count: usize) -> Result<Vec<Value>, Error> {
-        let exchange = self.exchange_many(&commands, count);
-        let Replies { values, fault } = if self.shared.options.is_observed() {
-            observe::observed(&self.shared.options, &commands, count, exchange).await?
-        } else {
-            exchange.await?
-        };
-        fault.map_or(Ok(values), Err)
-    }
-
     async fn exchange_one(&self, command: &[u8]) -> Result<Value, Error> {
         let (reply, receiver) = Reply::one();
         if let Some((asked, reply)) = self.submit(command, 1, reply)? {

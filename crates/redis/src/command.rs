@@ -165,11 +165,6 @@ impl Command {
         &self.buffer.as_slice()[self.start..]
     }
 
-    /// The encoded command.
-    pub fn into_bytes(self) -> Bytes {
-        Bytes::copy_from_slice(self.as_bytes())
-    }
-
     /// The bytes of the encoded command.
     pub fn size(&self) -> usize {
         self.as_bytes().len()
@@ -357,7 +352,6 @@ mod tests {
         let expected = "*11 $1 X $1 \x01 $2 -5 $1 a $1 b $3 1.5 $1 f $1 1 $3 YES $2 EX $1 3 ";
         assert_eq!((text(&command).as_str(), command.size()), (expected, command.as_bytes().len()));
         assert_eq!(command.check(), Ok(()));
-        assert_eq!(command.clone().into_bytes(), command.as_bytes());
     }
 
     #[test]

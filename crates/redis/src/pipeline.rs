@@ -99,11 +99,6 @@ impl<S> Pipeline<S> {
         &self.encoded
     }
 
-    /// The encoded commands.
-    pub fn into_bytes(self) -> Vec<u8> {
-        self.encoded
-    }
-
     /// The bytes of the encoded commands.
     pub fn size(&self) -> usize {
         self.encoded.len()
