@@ -21,11 +21,16 @@ use crate::{Decoder, Error, Fault, Message, Outcome, Phase, State, Value, WhileD
 
 /// With so much to write, nothing more is taken from the queue.
 const ENOUGH: usize = 256 * 1024;
-/// How much is read at a time: at first, and when there is much to read.
-const READ: usize = 16 * 1024;
-const LARGE_READ: usize = 128 * 1024;
+/// How much is read at a time, at most, unless a reply is longer.
+const MOST: usize = 128 * 1024;
+/// The room that is made to read to, at least.
+const ROOM: usize = 16 * 1024;
+/// The room that there is to be, at least.
+const LEAST: usize = 1024;
 /// So many are answered together, however many wait: less is not worth a write of its own.
 const FEW: usize = 16;
+/// The room for requests that is kept when there are none.
+const FEW_KEPT: usize = 1024;
 /// After so many turns other tasks have theirs.
 const TURNS: usize = 32;
 
@@ -41,8 +46,8 @@ pub(super) struct Serving {
     shared: Arc<Shared>,
     decoder: Decoder,
     input: BytesMut,
-    /// How much is read next.
-    read_size: usize,
+    /// How much was read last.
+    last_read: usize,
     /// What is to be written, from `flushed` on.
     output: Vec<u8>,
     flushed: usize,
@@ -95,7 +100,7 @@ impl Serving {
             shared,
             decoder,
             input,
-            read_size: READ,
+            last_read: 0,
             output: Vec::new(),
             flushed: 0,
             gathered: 0,
@@ -318,12 +323,11 @@ impl Serving {
             }
         }
         self.make_room();
-        let room = self.input.capacity() - self.input.len();
         match tokio_util::io::poll_read_buf(Pin::new(&mut self.stream), context, &mut self.input) {
             Poll::Pending => Ok(None),
             Poll::Ready(Ok(0)) => Err(lost(Fault::EndOfStream)),
             Poll::Ready(Ok(count)) => {
-                self.read_size = if count == room { LARGE_READ } else { READ };
+                self.last_read = count;
                 self.tally.bytes_in += count as u64;
                 self.is_news = true;
                 self.probe = None;
@@ -333,12 +337,16 @@ impl Serving {
         }
     }
 
-    /// Makes room to read to. What was made for a large reply is not kept for ever.
+    /// Makes room to read to, for twice of what came last. What was made for a large reply is not kept for ever.
     fn make_room(&mut self) {
+        let wanted = (2 * self.last_read).clamp(LEAST, MOST);
+        if self.input.capacity() - self.input.len() >= wanted {
+            return;
+        }
         let is_fresh = self.input.is_empty();
-        self.input.reserve(self.read_size);
+        self.input.reserve(wanted.max(ROOM));
         if is_fresh && self.input.capacity() > KEPT && !self.decoder.is_midway(&self.input) {
-            self.input = BytesMut::with_capacity(self.read_size);
+            self.input = BytesMut::with_capacity(wanted.max(ROOM));
         }
     }
 
@@ -403,6 +411,12 @@ impl Serving {
     /// Nothing moves: looks at deadlines, and waits.
     fn rest(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
         self.publish();
+        if self.awaiting.is_empty() && self.awaiting.capacity() > FEW_KEPT {
+            // After a flood.
+            self.awaiting.shrink_to(FEW_KEPT);
+            self.taken.requests.shrink_to(FEW_KEPT);
+            self.answered.shrink_to(FEW_KEPT);
+        }
         loop {
             let Some(alarm) = &mut self.alarm else { return Poll::Pending };
             ready!(alarm.as_mut().poll(context));
