@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
 use crate::connection::{Asked, Connection, Refused, Replies, Reply, Shared, after, later};
@@ -84,11 +84,15 @@ impl Client {
         Ok(S::read(len, || values.next().ok_or_else(fault)))
     }
 
-    /// Runs a script: by its digest, and as a whole if the server does not have it.
+    /// Runs a script: by its digest, and as a whole if the server does not have it. Both have one deadline.
     pub async fn invoke<T: FromValue>(&self, invocation: &Invocation<T>) -> Result<T, Error> {
+        let deadline = after(self.timeout);
         match self.send(invocation.by_digest().returning::<T>()).await {
             Err(error) => match invocation.after(&error) {
-                Some(whole) => self.send(whole.returning::<T>()).await,
+                Some(whole) => {
+                    let rest = self.with_timeout(deadline.saturating_duration_since(Instant::now()));
+                    rest.send(whole.returning::<T>()).await
+                }
                 None => Err(error),
             },
             done => done,
@@ -100,7 +104,7 @@ impl Client {
         if let Some((asked, reply)) = self.submit(command, 1, reply)? {
             self.shared.submit_in_turn(asked, reply).await?;
         }
-        receiver.await.unwrap_or(Err(GONE))
+        self.ended(receiver).await?
     }
 
     async fn exchange_many(&self, commands: &[u8], count: usize) -> Result<Replies, Error> {
@@ -108,7 +112,15 @@ impl Client {
         if let Some((asked, reply)) = self.submit(commands, count, reply)? {
             self.shared.submit_in_turn(asked, reply).await?;
         }
-        receiver.await.map_err(|_| GONE)
+        self.ended(receiver).await
+    }
+
+    /// What has become of a request. Whoever goes away meanwhile says so: what was not sent has no claim to its room any more.
+    async fn ended<T>(&self, reply: oneshot::Receiver<T>) -> Result<T, Error> {
+        let mut asking = Asking { shared: &self.shared, is_over: false };
+        let reply = reply.await;
+        asking.is_over = true;
+        reply.map_err(|_| GONE)
     }
 
     /// Queues a request. Gives it back if it has to wait for room.
@@ -147,6 +159,20 @@ impl Client {
         let mut status = self.status();
         // The sender is in our hands, so that it cannot end before.
         let _ = status.wait_for(|status| status.state == crate::State::Closed).await;
+    }
+}
+
+/// Somebody who waits for a reply. It is dropped after the way by which that would come.
+struct Asking<'a> {
+    shared: &'a Shared,
+    is_over: bool,
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.shared.leave();
+        }
     }
 }
 

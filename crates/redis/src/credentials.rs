@@ -8,8 +8,9 @@ use crate::Login;
 
 /// Says who logs in, anew for every attempt to connect: for passwords that are rotated, and tokens that end.
 ///
-/// With one a refused login is tried again after a pause, because the next one may be another. It is asked where connections are
-/// made, and its time is a part of [`connect_timeout`](crate::Options::connect_timeout): it must not block.
+/// With one a refused login is tried again after a pause, because the next one may be another. It is asked on a task of its own, and
+/// its time is a part of [`connect_timeout`](crate::Options::connect_timeout), after which it is asked anew: it must not block. One
+/// that panics has failed.
 ///
 /// ```
 /// use std::sync::Arc;

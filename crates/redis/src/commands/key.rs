@@ -197,8 +197,9 @@ pub fn dump(key: impl ToArgument) -> Request<Option<Bytes>> {
     Command::new("DUMP").arg(key).returning()
 }
 
-/// Makes a key of what [`dump`] returned. It lives for ever if no time is given.
+/// Makes a key of what [`dump`] returned. It lives for ever if no time is given; no time at all is a millisecond.
 pub fn restore(key: impl ToArgument, after: Option<Duration>, dumped: impl ToArgument, replace: bool) -> Request<()> {
-    let after = after.map_or(0, milliseconds);
+    // For the server 0 is for ever.
+    let after = after.map_or(0, |after| milliseconds(after).max(1));
     Command::new("RESTORE").arg(key).arg(after).arg(dumped).flag("REPLACE", replace).returning()
 }

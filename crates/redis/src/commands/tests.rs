@@ -44,6 +44,8 @@ fn a_short_time_to_live_is_not_none() {
     is(expire("k", Duration::from_nanos(1)), "PEXPIRE k 1");
     is(expire_if("k", Duration::from_micros(1500), ExpireIf::Longer), "PEXPIRE k 2 GT");
     is(expire_at("k", UNIX_EPOCH - Duration::from_secs(5)), "PEXPIREAT k 0");
+    is(restore("k", Some(Duration::ZERO), "v", false), "RESTORE k 1 v");
+    is(restore("k", None, "v", true), "RESTORE k 0 v REPLACE");
 }
 
 #[test]

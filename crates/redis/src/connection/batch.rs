@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use tokio::time::Instant;
+
 use super::submission::Submission;
 
 /// The most room that is kept for bytes when there are none.
@@ -39,6 +41,11 @@ impl Batch {
         }
         self.bytes.truncate(to);
         taken
+    }
+
+    /// When the first of them is late.
+    pub(super) fn first_deadline(&self) -> Option<Instant> {
+        self.requests.iter().map(|request| request.deadline).min()
     }
 
     /// Puts others before these.

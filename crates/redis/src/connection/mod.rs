@@ -139,13 +139,12 @@ impl Connection {
             if self.shared.closing().is_some() {
                 return None;
             }
-            let (next, seen) = self.shared.expire(Instant::now(), Phase::Connecting);
-            let next = next.unwrap_or_else(|| after(Duration::from_hours(1)));
+            self.shared.sweep();
+            let next = self.shared.expire(Instant::now(), Phase::Connecting);
             tokio::select! {
                 done = &mut work => return Some(done),
-                () = sleep_until(next) => {}
-                // What is queued may have an earlier deadline than those before it.
-                () = self.shared.queued(seen) => {}
+                () = sleep_until(next.unwrap_or_else(|| after(Duration::from_hours(1)))) => {}
+                () = self.shared.changed(next) => {}
             }
         }
     }

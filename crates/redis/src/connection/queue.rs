@@ -16,6 +16,9 @@ use crate::{ClientStats, Error, Options, Outcome, Phase, State, Status};
 /// How many states somebody may be behind before they miss some.
 const STATES: usize = 64;
 
+/// One of so many has gone away: then they are looked for.
+const WORTH: usize = 64;
+
 /// What handles and the actor share.
 pub(crate) struct Shared {
     pub(crate) options: Options,
@@ -37,9 +40,13 @@ pub(crate) struct Shared {
 
 struct Queue {
     waiting: Batch,
-    /// How many have been queued so far.
-    arrived: u64,
+    /// No deadline of these is earlier. There may be no request any more that has it.
+    first: Option<Instant>,
     budget: Budget,
+    /// There was no room for somebody since those who have gone away were last looked for.
+    is_short: bool,
+    /// How many have gone away since then. What they asked may still take room.
+    gone: usize,
     gate: Gate,
     /// When it is to have ended, if it is to.
     closing: Option<Instant>,
@@ -66,6 +73,16 @@ pub(crate) struct Asked<'a> {
     pub(crate) deadline: Instant,
 }
 
+/// What the actor has to know.
+pub(super) struct Look {
+    /// When what still waits may have its first deadline.
+    pub(super) first: Option<Instant>,
+    /// Those who have gone away are to be looked for.
+    pub(super) is_to_sweep: bool,
+    /// By when it is to have ended, if it is to.
+    pub(super) closing: Option<Instant>,
+}
+
 /// Why a request was not queued.
 pub(crate) enum Refused {
     /// There is no room now, and this still waits for its reply.
@@ -78,8 +95,10 @@ impl Shared {
         let status = Status { state: State::Init, generation: 0, last_error: None };
         let queue = Queue {
             waiting: Batch::default(),
-            arrived: 0,
+            first: None,
             budget: Budget::new(options.max_requests, options.max_bytes),
+            is_short: false,
+            gone: 0,
             gate: Gate::Open,
             closing: None,
             actor: None,
@@ -155,37 +174,68 @@ impl Shared {
     }
 
     /// Takes all that waits to a batch that is empty and gives its room, if there is one. Whoever queues something after this wakes
-    /// the actor. Returns by when it is to have ended, if it is to.
-    pub(super) fn look(&self, empty: Option<&mut Batch>, context: &Context<'_>) -> Option<Instant> {
+    /// the actor.
+    pub(super) fn look(&self, empty: Option<&mut Batch>, context: &Context<'_>) -> Look {
         let mut queue = self.queue();
         if let Some(empty) = empty {
             std::mem::swap(&mut queue.waiting, empty);
+            queue.first = None;
         }
         queue.register(context);
-        queue.closing
+        Look { first: queue.first, is_to_sweep: queue.is_to_sweep(), closing: queue.closing }
     }
 
     /// All that waits.
     pub(super) fn take(&self) -> Batch {
-        std::mem::take(&mut self.queue().waiting)
+        let mut queue = self.queue();
+        queue.first = None;
+        std::mem::take(&mut queue.waiting)
     }
 
     /// Puts back what was not sent, before all that came since.
     pub(super) fn put_back(&self, unsent: Batch) {
-        self.queue().waiting.prepend(unsent);
+        let mut queue = self.queue();
+        queue.first = unsent.first_deadline().into_iter().chain(queue.first).min();
+        queue.waiting.prepend(unsent);
     }
 
-    /// Ends what has waited too long or for nobody. Returns when to look again, and how many have been queued so far.
-    pub(super) fn expire(&self, now: Instant, phase: Phase) -> (Option<Instant>, u64) {
+    /// Ends what has waited too long. Returns when to look again.
+    pub(super) fn expire(&self, now: Instant, phase: Phase) -> Option<Instant> {
         let mut queue = self.queue();
-        let over = queue.waiting.take_out(|request| request.deadline > now && request.is_wanted());
-        let next = queue.waiting.requests.iter().map(|request| request.deadline).min();
-        let arrived = queue.arrived;
+        if queue.first.is_none_or(|first| first > now) {
+            return queue.first;
+        }
+        let late = queue.waiting.take_out(|request| request.deadline > now);
+        let next = queue.waiting.first_deadline();
+        queue.first = next;
         drop(queue);
-        for request in over {
+        for request in late {
             self.time_out(request, phase);
         }
-        (next, arrived)
+        next
+    }
+
+    /// Somebody has gone away before their request has ended.
+    pub(crate) fn leave(&self) {
+        let mut queue = self.queue();
+        queue.gone += 1;
+        let is_to_sweep = queue.is_to_sweep();
+        wake(queue, is_to_sweep);
+    }
+
+    /// If there is no room because of those who have gone away, drops what they asked. Returns whether that was so.
+    pub(super) fn sweep(&self) -> bool {
+        let mut queue = self.queue();
+        if !queue.is_to_sweep() {
+            return false;
+        }
+        (queue.is_short, queue.gone) = (false, 0);
+        let unwanted = queue.waiting.take_out(Submission::is_wanted);
+        drop(queue);
+        for request in unwanted {
+            self.give_back(request.weight);
+        }
+        true
     }
 
     /// Requests are taken from now on.
@@ -203,13 +253,15 @@ impl Shared {
         }
     }
 
-    /// Waits until more than that has been queued, or it is to be closed.
-    pub(super) async fn queued(&self, seen: u64) {
+    /// Waits until something has an earlier deadline than this, or those who have gone away are to be looked for, or it is to be
+    /// closed.
+    pub(super) async fn changed(&self, first: Option<Instant>) {
         std::future::poll_fn(|context| {
             let mut queue = self.queue();
             queue.register(context);
-            let is_new = queue.arrived != seen || queue.closing.is_some();
-            if is_new { Poll::Ready(()) } else { Poll::Pending }
+            let is_earlier = queue.first.is_some_and(|new| first.is_none_or(|first| new < first));
+            let is_changed = is_earlier || queue.is_to_sweep() || queue.closing.is_some();
+            if is_changed { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
     }
@@ -233,12 +285,8 @@ impl Shared {
         let mut queue = self.queue();
         queue.gate = Gate::Closed;
         queue.closing = Some(queue.closing.map_or(by, |closing| closing.min(by)));
-        let actor = queue.actor.take();
-        drop(queue);
+        wake(queue, true);
         self.room.notify_one();
-        if let Some(actor) = actor {
-            actor.wake();
-        }
     }
 
     /// By when it is to have ended, if it is to.
@@ -305,19 +353,34 @@ fn push(mut queue: MutexGuard<'_, Queue>, asked: Asked<'_>, reply: Reply) -> Res
         Gate::Closed => return Err(Refused::Because(Error::Closed { outcome: Outcome::NeverSent })),
     }
     let Asked { bytes, count, submitted, deadline } = asked;
-    let Some(weight) = queue.budget.take(count, bytes.len()) else { return Err(Refused::Full(reply)) };
+    let Some(weight) = queue.budget.take(count, bytes.len()) else {
+        queue.is_short = true;
+        let is_to_sweep = queue.is_to_sweep();
+        wake(queue, is_to_sweep);
+        return Err(Refused::Full(reply));
+    };
     let request = Submission { len: bytes.len(), left: count, weight, submitted, deadline, reply: Some(reply) };
     queue.waiting.push(request, bytes);
-    queue.arrived += 1;
-    let actor = queue.actor.take();
+    queue.first = Some(queue.first.map_or(deadline, |first| first.min(deadline)));
+    wake(queue, true);
+    Ok(())
+}
+
+/// Wakes the actor, if it is to be woken and does not know yet.
+fn wake(mut queue: MutexGuard<'_, Queue>, is_to_wake: bool) {
+    let actor = queue.actor.take_if(|_| is_to_wake);
     drop(queue);
     if let Some(actor) = actor {
         actor.wake();
     }
-    Ok(())
 }
 
 impl Queue {
+    /// Whether there is no room, and enough of it is taken for those who have gone away that they are worth looking for.
+    fn is_to_sweep(&self) -> bool {
+        self.is_short && self.gone > self.budget.used().requests / WORTH
+    }
+
     /// Who is to be woken.
     fn register(&mut self, context: &Context<'_>) {
         if self.actor.as_ref().is_none_or(|actor| !actor.will_wake(context.waker())) {

@@ -201,31 +201,35 @@ impl Serving {
     /// Takes what is queued, and not too much of it.
     fn gather(&mut self, context: &Context<'_>) {
         let wants_more = self.output.len() - self.flushed < ENOUGH;
-        let closing = self.shared.look(wants_more.then_some(&mut self.taken), context);
-        if let Some(by) = closing {
+        let look = self.shared.look(wants_more.then_some(&mut self.taken), context);
+        if let Some(by) = look.closing {
             if self.closing.is_none() {
                 self.shared.enter(State::Closing);
             }
-            self.closing = closing;
+            self.closing = look.closing;
             self.wake_by(by);
+        }
+        if let Some(first) = look.first {
+            self.wake_by(first);
+        }
+        if look.is_to_sweep && self.shared.sweep() {
+            self.drop_unsent(|request| request.is_wanted() || request.reply.is_none());
         }
         if self.taken.requests.is_empty() {
             return;
         }
-        for request in self.taken.take_out(Submission::is_wanted) {
-            self.shared.give_back(request.weight);
+        // One look at the clock for all that is taken together.
+        let now = Instant::now();
+        for request in self.taken.take_out(|request| request.deadline > now && request.is_wanted()) {
+            self.shared.time_out(request, Phase::Queued);
         }
         self.has_company = self.taken.requests.len() > 1;
         self.is_news = true;
         self.tally.requests += self.taken.requests.len() as u64;
-        // One look at the clock for all that is taken together.
-        let now = Instant::now();
-        let mut first = None::<Instant>;
         for request in &self.taken.requests {
             self.tally.queue_latency.record(now.saturating_duration_since(request.submitted));
-            first = Some(first.map_or(request.deadline, |first| first.min(request.deadline)));
         }
-        if let Some(first) = first {
+        if let Some(first) = self.taken.first_deadline() {
             self.wake_by(first);
         }
         let mut taken = std::mem::take(&mut self.taken);
@@ -261,6 +265,18 @@ impl Serving {
         self.unwritten -= requests.len();
         self.clear_output();
         Batch { requests, bytes }
+    }
+
+    /// Takes those out of the output that are not to stay and of which nothing was written.
+    fn drop_unsent(&mut self, stays: impl Fn(&Submission) -> bool) {
+        if self.awaiting.iter().rev().take(self.unwritten).all(|waiting| stays(&waiting.request)) {
+            return;
+        }
+        let mut unsent = self.unsent();
+        for request in unsent.take_out(stays) {
+            self.shared.time_out(request, Phase::Queued);
+        }
+        self.enlist(&mut unsent, Instant::now());
     }
 
     /// How many bytes were written so far.
@@ -437,13 +453,8 @@ impl Serving {
     /// Ends what has taken too long. What was sent still has its replies to come, which are nobody's; what was not is not sent any
     /// more. Returns whether the server is asked for a sign of life, because a reply is overdue.
     fn expire(&mut self, now: Instant) -> bool {
-        if self.awaiting.iter().rev().take(self.unwritten).any(|waiting| waiting.request.deadline <= now) {
-            let mut unsent = self.unsent();
-            for request in unsent.take_out(|request| request.deadline > now) {
-                self.shared.time_out(request, Phase::Queued);
-            }
-            self.enlist(&mut unsent, now);
-        }
+        let queued = self.shared.expire(now, Phase::Queued);
+        self.drop_unsent(|request| request.deadline > now);
         let written = self.written();
         let mut is_overdue = false;
         for waiting in &mut self.awaiting {
@@ -464,7 +475,7 @@ impl Serving {
         }
         let deadlines = self.awaiting.iter().filter(|waiting| waiting.request.reply.is_some());
         let next = deadlines.map(|waiting| waiting.request.deadline).min();
-        let next = [next, self.probe, self.closing].into_iter().flatten().min();
+        let next = [next, queued, self.probe, self.closing].into_iter().flatten().min();
         self.alarm = next.map(|next| Box::pin(sleep_until(next)));
         asks
     }

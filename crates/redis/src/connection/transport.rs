@@ -2,15 +2,18 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
+use tokio::task::JoinSet;
 
 use crate::{
-    Address, Decoder, Error, ErrorCode, Fault, Login, Message, Options, Outcome, ServerError, Value, encode_command,
+    Address, Credentials, Decoder, Error, ErrorCode, Fault, Login, LoginError, Message, Options, Outcome, ServerError,
+    Value, encode_command,
 };
 
 /// A socket to a server that has let us in.
@@ -51,7 +54,7 @@ pub(crate) async fn connect(options: &Options) -> Result<Entered, Refusal> {
     // Asked first: a server drops those who connect and do not say who they are.
     let given = match &options.credentials {
         Some(credentials) => {
-            Some(credentials.login().await.map_err(|source| Refusal::Failed(lost(Fault::NoLogin(source))))?)
+            Some(login(credentials).await.map_err(|source| Refusal::Failed(lost(Fault::NoLogin(source))))?)
         }
         None => None,
     };
@@ -74,6 +77,18 @@ pub(crate) async fn connect(options: &Options) -> Result<Entered, Refusal> {
         // The next time it may be somebody else.
         Err(Refusal::Refused(error)) if given.is_some() && is_of_login(&error) => Err(Refusal::Failed(error)),
         Err(refusal) => Err(refusal),
+    }
+}
+
+/// Asks on a task of its own, which ends with this: a provider that panics makes an attempt fail, and not the client end.
+async fn login(credentials: &Arc<dyn Credentials>) -> Result<Login, LoginError> {
+    let mut asking = JoinSet::new();
+    let credentials = Arc::clone(credentials);
+    asking.spawn(async move { credentials.login().await });
+    match asking.join_next().await {
+        Some(Ok(login)) => login,
+        Some(Err(panicked)) => Err(Arc::new(panicked)),
+        None => Err(Arc::new(io::Error::from(io::ErrorKind::NotFound))),
     }
 }
 
@@ -132,8 +147,13 @@ impl Entered {
             self.demand(&["SELECT", &options.database.to_string()]).await?;
         }
         // Old servers do not know it, and nobody misses it.
-        let _ = self.ask(&["CLIENT", "SETINFO", "LIB-NAME", "tidewire-redis"]).await?;
-        let _ = self.ask(&["CLIENT", "SETINFO", "LIB-VER", env!("CARGO_PKG_VERSION")]).await?;
+        for (what, value) in [("LIB-NAME", "tidewire-redis"), ("LIB-VER", env!("CARGO_PKG_VERSION"))] {
+            match self.ask(&["CLIENT", "SETINFO", what, value]).await? {
+                // One that knows no `HELLO` may not have said before that it wants a password.
+                Err(error) if error.code() == Some(&ErrorCode::NoAuth) => return Err(refusal(error)),
+                Ok(_) | Err(_) => {}
+            }
+        }
         Ok(())
     }
 

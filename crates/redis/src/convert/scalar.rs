@@ -85,11 +85,16 @@ impl FromValue for f64 {
     }
 }
 
-/// The nearest, as of a double.
+/// The nearest, as of a double. What is finite and too large for 32 bits has none.
 impl FromValue for f32 {
     fn from_value(value: Value) -> Result<Self, ConversionError> {
+        let double = f64::from_value(value)?;
         #[expect(clippy::cast_possible_truncation, reason = "whoever asks for 32 bits wants them")]
-        f64::from_value(value).map(|double| double as f32)
+        let float = double as Self;
+        if float.is_infinite() && double.is_finite() {
+            return Err(ConversionError::new("a number that fits f32", &Value::Double(double)));
+        }
+        Ok(float)
     }
 }
 
@@ -187,6 +192,9 @@ mod tests {
         all_are(&-2.0, [Value::Double(-2.0), (-2).into(), "-2".into(), "-2.0".into(), "-2e0".into()]);
         all_are(&1.0, [Value::Boolean(true), 1.into()]);
         none_is::<f64>([Value::Null, "a".into()]);
+        all_are(&0.1_f32, [Value::Double(0.1), "0.1".into()]);
+        all_are(&f32::INFINITY, [Value::Double(f64::INFINITY), "inf".into()]);
+        none_is::<f32>([Value::Double(1e300), "-1e300".into()]);
     }
 
     #[test]

@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidewire_redis::{
-    Address, Client, Credentials, Error, Login, LoginError, LoginFuture, Options, Outcome, State, Value, WhileDown,
+    Address, Client, Credentials, Error, Fault, Login, LoginError, LoginFuture, Options, Outcome, Phase, State, Value,
+    WhileDown,
 };
 use tidewire_testkit::{PATIENCE, RedisServer};
 
@@ -114,4 +115,52 @@ async fn what_no_login_can_mend_is_for_good_with_a_provider_too() {
     let client = Client::start(options);
     assert!(whoami(&client).await.is_err());
     client.status().wait_for(|status| status.state == State::Closed).await.unwrap();
+}
+
+/// Fails in its own way at first.
+struct Unreliable {
+    asked: AtomicUsize,
+    hangs: bool,
+}
+
+impl Credentials for Unreliable {
+    fn login(&self) -> LoginFuture<'_> {
+        let is_first = self.asked.fetch_add(1, SeqCst) == 0;
+        assert!(!is_first || self.hangs, "the first login panics");
+        Box::pin(async move {
+            if is_first {
+                std::future::pending::<()>().await;
+            }
+            Ok(Login { user: Some("app".into()), password: "first".into() })
+        })
+    }
+}
+
+#[tokio::test]
+async fn a_provider_that_hangs_or_panics_is_asked_again() {
+    let server = RedisServer::options().user("app", "on >first ~* +@all").start();
+    for hangs in [true, false] {
+        let mut options = options(server.port());
+        if hangs {
+            options.connect_timeout = Duration::from_millis(50);
+        }
+        options.credentials = Some(Arc::new(Unreliable { asked: AtomicUsize::new(0), hangs }));
+        let client = Client::start(options);
+        let mut states = client.states();
+        let who = tokio::time::timeout(PATIENCE, whoami(&client)).await.expect("it ends");
+        assert!(matches!(&who, Ok(Value::Bulk(name)) if name == "app"), "{hangs} {who:?}");
+        let failed = loop {
+            let status = states.next().await.unwrap();
+            if status.state == State::Failed {
+                break status;
+            }
+        };
+        let error = failed.last_error.unwrap();
+        let is_told = if hangs {
+            matches!(&*error, Error::TimedOut { phase: Phase::Connecting })
+        } else {
+            matches!(&*error, Error::Lost { source: Fault::NoLogin(source), .. } if source.to_string().contains("panicked"))
+        };
+        assert!(is_told, "{hangs} {error:?}");
+    }
 }

@@ -1,8 +1,12 @@
 //! The client and its parts, through the public interface.
 
+mod budget;
 mod calls;
+mod cancelling;
 mod commands;
 mod connection;
+mod deadlines;
+mod ending;
 mod equivalence;
 mod faults;
 mod forms;
@@ -11,6 +15,7 @@ mod lifecycle;
 mod logins;
 mod naive;
 mod observing;
+mod pauses;
 mod peers;
 mod server;
 mod servers;

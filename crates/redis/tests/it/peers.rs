@@ -116,6 +116,22 @@ async fn a_server_that_is_not_ready_is_tried_again_and_one_that_refuses_is_not()
 }
 
 #[tokio::test]
+async fn an_old_server_that_wants_a_password_and_gets_none_does_not_let_us_in() {
+    // It looks at the name of a command before it looks at who asks.
+    let server = Scripted::answering(|words, _| match &*words[0] {
+        "HELLO" => "-ERR unknown command `HELLO`, with args beginning with: `3`, \r\n".to_owned(),
+        _ => "-NOAUTH Authentication required.\r\n".to_owned(),
+    })
+    .await;
+    let client = Client::start(options(server.port()));
+    let error = client.send(command(&["PING"])).await.unwrap_err();
+    assert!(matches!(error, Error::Lost { outcome: Outcome::NeverSent, .. }), "{error:?}");
+    let mut status = client.status();
+    let closed = status.wait_for(|status| status.state == State::Closed).await.unwrap();
+    assert!(matches!(closed.last_error.as_deref(), Some(Error::Server(_))), "{closed:?}");
+}
+
+#[tokio::test]
 async fn a_reply_that_nobody_asked_for_goes_to_nobody() {
     // Two replies to the first command on the first connection.
     let server = Scripted::answering(move |words, connection| match (greeting(words), connection) {
@@ -161,17 +177,17 @@ async fn a_reply_above_the_limit_is_an_error_of_the_oldest_request_alone() {
 #[tokio::test]
 async fn a_reply_that_is_nobodys_any_more_fails_nobody_elses_request_as_its_own() {
     // The first reply comes when a second command is there, and cannot be read.
-    let server = Scripted::answering(move |words, connection| match (greeting(words), connection) {
-        (Some(reply), _) => reply,
-        (None, 0) if words[1] == "late" => String::new(),
-        (None, 0) => "?\r\n".to_owned(),
-        (None, _) => format!("+{}\r\n", words[1]),
+    let server = Scripted::answering(move |words, _| match greeting(words) {
+        Some(reply) => reply,
+        None if words.iter().any(|word| word == "next") => "?\r\n".to_owned(),
+        // Nor is there a sign of life, when it is asked for.
+        None => String::new(),
     })
     .await;
-    let mut options = options(server.port());
-    options.timeout = Duration::from_millis(50);
-    let client = Client::start(options);
-    let late = client.send(command(&["ECHO", "late"])).await.unwrap_err();
+    let client = Client::start(options(server.port()));
+    client.status().wait_for(|status| status.state == State::Open).await.unwrap();
+    let hasty = client.with_timeout(Duration::from_millis(50));
+    let late = hasty.send(command(&["ECHO", "late"])).await.unwrap_err();
     assert!(matches!(late, Error::TimedOut { phase: Phase::Waiting }), "{late:?}");
     let next = client.send(command(&["ECHO", "next"])).await.unwrap_err();
     assert!(matches!(next, Error::Lost { .. }), "{next:?}");

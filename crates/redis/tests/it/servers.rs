@@ -42,22 +42,27 @@ impl Scripted {
     pub(crate) async fn answering(answer: impl Fn(&[String], usize) -> String + Send + Sync + 'static) -> Self {
         let answer = Arc::new(answer);
         Self::start(move |mut stream, number| {
-            let answer = Arc::clone(&answer);
-            async move {
-                let (mut decoder, mut input) = (Decoder::default(), BytesMut::new());
-                loop {
-                    while let Ok(Some(Message::Reply(Value::Array(words)))) = decoder.decode(&mut input) {
-                        let word = |word: &Value| String::from_utf8_lossy(word.as_bytes().unwrap()).into_owned();
-                        let reply = answer(&words.iter().map(word).collect::<Vec<_>>(), number);
-                        if stream.write_all(reply.as_bytes()).await.is_err() {
-                            return;
-                        }
-                    }
+            let said = Arc::clone(&answer);
+            async move { self::answer(&mut stream, |words| Some(said(words, number))).await }
+        })
+        .await
+    }
+
+    /// Shakes hands, and then reads nothing any more.
+    pub(crate) async fn deaf() -> Self {
+        Self::start(|mut stream, _| async move {
+            let (mut decoder, mut input) = (Decoder::default(), BytesMut::new());
+            for _ in 0..3 {
+                while !matches!(decoder.decode(&mut input), Ok(Some(_))) {
                     if !matches!(stream.read_buf(&mut input).await, Ok(1..)) {
                         return;
                     }
                 }
+                if stream.write_all(b"+OK\r\n").await.is_err() {
+                    return;
+                }
             }
+            std::future::pending::<()>().await;
         })
         .await
     }
@@ -76,6 +81,23 @@ impl Scripted {
 pub(crate) fn old_and_new() -> [(RedisServer, bool); 2] {
     let old = RedisServer::options().config("rename-command HELLO \"\"").start();
     [(old, true), (RedisServer::start(), false)]
+}
+
+/// Answers every command on a connection, until it ends or there is no answer.
+pub(crate) async fn answer(stream: &mut TcpStream, answer: impl Fn(&[String]) -> Option<String>) {
+    let (mut decoder, mut input) = (Decoder::default(), BytesMut::new());
+    loop {
+        while let Ok(Some(Message::Reply(Value::Array(words)))) = decoder.decode(&mut input) {
+            let word = |word: &Value| String::from_utf8_lossy(word.as_bytes().unwrap()).into_owned();
+            let Some(reply) = answer(&words.iter().map(word).collect::<Vec<_>>()) else { return };
+            if stream.write_all(reply.as_bytes()).await.is_err() {
+                return;
+            }
+        }
+        if !matches!(stream.read_buf(&mut input).await, Ok(1..)) {
+            return;
+        }
+    }
 }
 
 /// What a server says to the words of a handshake, in RESP3; nothing to others.

@@ -1,0 +1,200 @@
+//! Room: whoever waits for it gets it in their turn, or is told why not.
+
+use std::time::Duration;
+
+use tidewire_redis::{Client, Error, Outcome, Phase, Pipeline, Request, State, Value, WhenFull, WhileDown};
+use tidewire_testkit::{End, FaultProxy, PATIENCE, RedisServer, wait_until_async};
+use tokio::task::{JoinHandle, JoinSet};
+
+use crate::servers::{Scripted, command, greeting, options};
+
+fn ask(client: &Client, command: Request<Value>) -> JoinHandle<Result<Value, Error>> {
+    let client = client.clone();
+    tokio::spawn(async move { client.send(command).await })
+}
+
+/// A server that shakes hands and then says nothing.
+async fn mute() -> Scripted {
+    Scripted::answering(|words, _| greeting(words).unwrap_or_default()).await
+}
+
+#[tokio::test]
+async fn whoever_waits_for_room_is_told_of_a_close_when_it_begins() {
+    let server = mute().await;
+    let mut options = options(server.port());
+    (options.max_requests, options.timeout) = (1, Duration::MAX);
+    let client = Client::start(options);
+    let first = ask(&client, command(&["PING"]));
+    wait_until_async("it is sent", PATIENCE, async || client.stats().requests == 1).await;
+    let others = [(); 3].map(|()| ask(&client, command(&["PING"])));
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    let closing = tokio::spawn({
+        let client = client.clone();
+        async move { client.close(Duration::MAX).await }
+    });
+    // The first is not answered, so there is no room, and nobody who came later waits for any.
+    for other in others {
+        let ended = tokio::time::timeout(PATIENCE / 4, other).await.expect("it is told at once").unwrap();
+        assert!(matches!(ended, Err(Error::Closed { outcome: Outcome::NeverSent })), "{ended:?}");
+    }
+    assert_eq!((client.status().borrow().state, client.stats().in_flight), (State::Closing, 1));
+    client.close(Duration::ZERO).await;
+    closing.await.unwrap();
+    assert!(matches!(first.await.unwrap(), Err(Error::Closed { outcome: Outcome::MaybeExecuted })));
+    assert_eq!(client.stats().in_flight, 0);
+}
+
+#[tokio::test]
+async fn a_client_that_is_closed_says_so_and_not_that_it_is_full() {
+    let server = mute().await;
+    for when_full in [WhenFull::Fail, WhenFull::Wait] {
+        let mut options = options(server.port());
+        (options.max_requests, options.when_full, options.timeout) = (1, when_full, Duration::MAX);
+        let client = Client::start(options);
+        let first = ask(&client, command(&["PING"]));
+        wait_until_async("it is sent", PATIENCE, async || client.stats().requests == 1).await;
+        let closing = tokio::spawn({
+            let client = client.clone();
+            async move { client.close(Duration::MAX).await }
+        });
+        client.status().wait_for(|status| status.state == State::Closing).await.unwrap();
+        let refused = client.send(command(&["PING"])).await;
+        assert!(matches!(refused, Err(Error::Closed { outcome: Outcome::NeverSent })), "{refused:?}");
+        client.close(Duration::ZERO).await;
+        closing.await.unwrap();
+        assert!(first.await.unwrap().is_err());
+        assert_eq!(client.stats().refused, 0);
+    }
+}
+
+#[tokio::test]
+async fn whoever_goes_away_in_an_outage_leaves_their_room_at_once() {
+    let port = RedisServer::start().port();
+    let mut options = options(port);
+    (options.max_requests, options.timeout, options.while_down) = (1, Duration::MAX, WhileDown::Queue);
+    (options.min_backoff, options.max_backoff) = (Duration::from_hours(1), Duration::from_hours(1));
+    let client = Client::start(options);
+    let mut states = client.states();
+    // The second failure is followed by the long pause.
+    for _ in 0..2 {
+        while states.next().await.unwrap().state != State::Failed {}
+    }
+    let gone = ask(&client, command(&["PING"]));
+    wait_until_async("it is queued", PATIENCE, async || client.stats().queued == 1).await;
+    let next = command(&["ECHO", "next"]);
+    let len = next.command().size();
+    let waits = ask(&client, next);
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    gone.abort();
+    wait_until_async("the next has the room", PATIENCE / 4, async || client.stats().in_flight_bytes == len).await;
+    client.close(Duration::ZERO).await;
+    assert!(matches!(waits.await.unwrap(), Err(Error::Closed { outcome: Outcome::NeverSent })));
+    assert_eq!(client.stats().in_flight, 0);
+}
+
+#[tokio::test]
+async fn whoever_goes_away_behind_a_request_that_is_stuck_leaves_their_room_at_once() {
+    let server = Scripted::deaf().await;
+    let mut options = options(server.port());
+    (options.max_requests, options.timeout) = (2, Duration::MAX);
+    let client = Client::start(options);
+    // More than sockets take.
+    let long = command(&["SET", "k", &"v".repeat(32 << 20)]);
+    let first = long.command().size();
+    let stuck = ask(&client, long);
+    wait_until_async("it is being sent", PATIENCE, async || client.stats().bytes_out > 0).await;
+    let gone = ask(&client, command(&["PING"]));
+    wait_until_async("it is queued", PATIENCE, async || client.stats().queued == 1).await;
+    let next = command(&["ECHO", "next"]);
+    let both = first + next.command().size();
+    let waits = ask(&client, next);
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    gone.abort();
+    wait_until_async("the next has the room", PATIENCE / 4, async || client.stats().in_flight_bytes == both).await;
+    client.close(Duration::ZERO).await;
+    assert!(matches!(waits.await.unwrap(), Err(Error::Closed { outcome: Outcome::NeverSent })));
+    assert!(matches!(stuck.await.unwrap(), Err(Error::Closed { outcome: Outcome::MaybeExecuted })));
+    assert_eq!(client.stats().in_flight, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_waits_for_room_when_the_connection_is_lost_is_told_or_served() {
+    for while_down in [WhileDown::AsStates, WhileDown::Fail, WhileDown::Queue] {
+        let server = RedisServer::start();
+        let proxy = FaultProxy::start(server.addr());
+        let mut options = options(proxy.addr().port());
+        (options.max_requests, options.while_down) = (2, while_down);
+        let client = Client::start(options);
+        for turn in 0..30 {
+            client.status().wait_for(|status| status.state == State::Open).await.unwrap();
+            let mut asked = JoinSet::new();
+            for number in 0..20 {
+                let (client, text) = (client.clone(), format!("{turn}-{number}"));
+                asked.spawn(async move { (client.send(command(&["ECHO", &text])).await, text) });
+            }
+            proxy.cut(if turn % 2 == 0 { End::Reset } else { End::Close });
+            while let Some(ended) = asked.join_next().await {
+                match ended.unwrap() {
+                    (Ok(value), text) => assert_eq!(value, Value::Bulk(text.into())),
+                    (Err(Error::Lost { .. }), _) => {}
+                    (Err(other), _) => panic!("{other:?}"),
+                }
+            }
+            assert_eq!(client.stats().in_flight, 0);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_request_gets_its_turn_among_small_ones() {
+    let server = RedisServer::start();
+    let mut options = options(server.port());
+    options.max_requests = 8;
+    let client = Client::start(options);
+    let mut small = JoinSet::new();
+    for _ in 0..32 {
+        let client = client.clone();
+        small.spawn(async move {
+            loop {
+                client.send(command(&["PING"])).await.unwrap();
+            }
+        });
+    }
+    // It needs more than all the room there is, while there are always others who need one part of it.
+    let large: Pipeline<Vec<Value>> = std::iter::repeat_n(command(&["PING"]), 20).collect();
+    for _ in 0..20 {
+        let served = tokio::time::timeout(PATIENCE, client.pipeline(large.clone())).await;
+        assert_eq!(served.expect("it has its turn").unwrap().len(), 20);
+    }
+}
+
+#[tokio::test]
+async fn what_was_sent_and_is_late_keeps_its_room_until_its_reply_has_come() {
+    let server = RedisServer::start();
+    let mut options = options(server.port());
+    (options.max_requests, options.connect_timeout) = (3, PATIENCE);
+    let client = Client::start(options);
+    client.status().wait_for(|status| status.state == State::Open).await.unwrap();
+    server.pause();
+    let hasty = client.with_timeout(Duration::from_millis(30));
+    let late = async || match hasty.send(command(&["INCR", "a"])).await {
+        Err(Error::TimedOut { phase }) => phase,
+        other => panic!("{other:?}"),
+    };
+    let mut sent = 0;
+    while sent < 3 {
+        sent += usize::from(late().await == Phase::Waiting);
+    }
+    // The server will execute three, so that a fourth would be one too many.
+    assert_eq!([late().await, late().await], [Phase::Queued, Phase::Queued]);
+    assert_eq!(client.stats().in_flight, 3);
+    server.resume();
+    wait_until_async("all room is given back", PATIENCE, async || client.stats().in_flight == 0).await;
+    assert_eq!(client.send(command(&["GET", "a"])).await.unwrap(), Value::Bulk("3".into()));
+}

@@ -1,0 +1,107 @@
+//! Nobody waits beyond their deadline, and what is late is not sent.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+
+use tidewire_redis::{Client, Error, Outcome, Phase, Script, State, WhileDown};
+use tidewire_testkit::{PATIENCE, RedisServer, wait_until_async};
+
+use crate::servers::{Scripted, command, greeting, options};
+
+#[tokio::test]
+async fn whoever_stands_behind_a_request_that_is_stuck_keeps_their_own_deadline() {
+    let server = Scripted::deaf().await;
+    let mut options = options(server.port());
+    options.timeout = Duration::MAX;
+    let client = Client::start(options);
+    // More than sockets take.
+    let long = command(&["SET", "k", &"v".repeat(32 << 20)]);
+    let stuck = tokio::spawn({
+        let client = client.clone();
+        async move { client.send(long).await }
+    });
+    wait_until_async("it is being sent", PATIENCE, async || client.stats().bytes_out > 0).await;
+    let hasty = client.with_timeout(Duration::from_millis(20));
+    let late = tokio::time::timeout(PATIENCE / 4, hasty.send(command(&["PING"]))).await;
+    let late = late.expect("it ends at its deadline").unwrap_err();
+    assert!(matches!(late, Error::TimedOut { phase: Phase::Queued }), "{late:?}");
+    client.close(Duration::ZERO).await;
+    assert!(stuck.await.unwrap().is_err());
+}
+
+#[tokio::test]
+async fn what_is_late_is_not_sent() {
+    let heard = Arc::new(AtomicUsize::new(0));
+    let server = Scripted::answering({
+        let heard = Arc::clone(&heard);
+        move |words, _| {
+            heard.fetch_add(usize::from(words[0] == "INCR"), SeqCst);
+            greeting(words).unwrap_or_else(|| "+OK\r\n".to_owned())
+        }
+    })
+    .await;
+    let client = Client::start(options(server.port()));
+    client.status().wait_for(|status| status.state == State::Open).await.unwrap();
+    let hasty = client.with_timeout(Duration::ZERO);
+    for _ in 0..10 {
+        let late = hasty.send(command(&["INCR", "a"])).await.unwrap_err();
+        assert!(matches!(late, Error::TimedOut { phase: Phase::Queued }), "{late:?}");
+    }
+    // It is heard after all that was sent before.
+    client.send(command(&["PING"])).await.unwrap();
+    assert_eq!((heard.load(SeqCst), client.stats().timeouts.queued), (0, 10));
+}
+
+#[tokio::test]
+async fn a_script_that_the_server_does_not_have_is_sent_within_the_same_deadline() {
+    let server = Scripted::answering(|words, _| match &*words[0] {
+        "EVALSHA" => "-NOSCRIPT No matching script.\r\n".to_owned(),
+        // The whole script is never answered.
+        _ => greeting(words).unwrap_or_default(),
+    })
+    .await;
+    let (client, connection) = Client::new(options(server.port()));
+    let hour = Duration::from_hours(1);
+    let invocation = Script::new("return 1").returning::<i64>();
+    let asked = tokio::spawn({
+        let client = client.with_timeout(hour + Duration::from_millis(200));
+        async move { client.invoke(&invocation).await }
+    });
+    wait_until_async("it is queued", PATIENCE, async || client.stats().queued == 1).await;
+    // Most of its time passes before there is a connection.
+    tokio::time::pause();
+    tokio::time::advance(hour).await;
+    tokio::time::resume();
+    tokio::spawn(connection.run());
+    let late = tokio::time::timeout(PATIENCE / 4, asked).await.expect("it ends at its deadline").unwrap().unwrap_err();
+    assert!(matches!(late, Error::TimedOut { .. }), "{late:?}");
+}
+
+#[tokio::test]
+async fn whoever_queues_in_an_outage_keeps_their_own_deadline() {
+    let port = RedisServer::start().port();
+    let mut options = options(port);
+    (options.timeout, options.while_down) = (Duration::MAX, WhileDown::Queue);
+    (options.min_backoff, options.max_backoff) = (Duration::from_hours(1), Duration::from_hours(1));
+    let client = Client::start(options);
+    let mut states = client.states();
+    // The second failure is followed by the long pause.
+    for _ in 0..2 {
+        while states.next().await.unwrap().state != State::Failed {}
+    }
+    let ask = |timeout| {
+        let client = client.with_timeout(timeout);
+        tokio::spawn(async move { client.send(command(&["PING"])).await })
+    };
+    let patient = ask(Duration::MAX);
+    for millis in [60, 20, 40] {
+        let hasty = ask(Duration::from_millis(millis));
+        let late =
+            tokio::time::timeout(PATIENCE / 4, hasty).await.expect("it ends at its deadline").unwrap().unwrap_err();
+        assert!(matches!(late, Error::TimedOut { phase: Phase::Connecting }), "{late:?}");
+    }
+    assert_eq!(client.stats().queued, 1);
+    client.close(Duration::ZERO).await;
+    assert!(matches!(patient.await.unwrap(), Err(Error::Closed { outcome: Outcome::NeverSent })));
+}

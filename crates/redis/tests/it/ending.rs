@@ -1,0 +1,171 @@
+//! Closing, dropping and shutting down, whatever the connection is doing.
+
+use std::time::Duration;
+
+use tidewire_redis::{Client, Connection, Error, Outcome, State, Value};
+use tidewire_testkit::{PATIENCE, RedisServer};
+use tokio::io::AsyncReadExt;
+use tokio::task::JoinHandle;
+
+use crate::servers::{Scripted, command, greeting, options};
+
+/// The states in which a client can be left.
+const STATES: [State; 6] =
+    [State::Init, State::Connecting, State::Open, State::Failed, State::Reconnecting, State::Closing];
+
+/// A client in a state in which it stays, as long as it is left alone. It ends after that with its server.
+struct Left {
+    client: Client,
+    /// Not run yet.
+    connection: Option<Connection>,
+    _server: Scripted,
+}
+
+impl Left {
+    async fn in_state(state: State) -> Self {
+        // The first connection shakes hands, and dies of the first command if it is to fail.
+        let server = Scripted::start(move |mut stream, number| async move {
+            if number > 0 || state == State::Connecting {
+                let _ = stream.read_to_end(&mut Vec::new()).await;
+                return;
+            }
+            crate::servers::answer(&mut stream, |words| match greeting(words) {
+                Some(reply) => Some(reply),
+                None if words[0] == "DIE" => None,
+                None => Some(String::new()),
+            })
+            .await;
+        })
+        .await;
+        let mut options = options(server.port());
+        options.connect_timeout = Duration::MAX;
+        (options.min_backoff, options.max_backoff) = (Duration::from_hours(1), Duration::from_hours(1));
+        if state == State::Failed {
+            // Nobody listens there.
+            options.address = crate::servers::options(RedisServer::start().port()).address;
+        }
+        let (client, connection) = Client::new(options);
+        let mut left = Self { client, connection: Some(connection), _server: server };
+        if state == State::Init {
+            return left;
+        }
+        left.run();
+        let client = &left.client;
+        let mut states = client.states();
+        match state {
+            // The second failure is followed by the long pause.
+            State::Failed => {
+                for _ in 0..2 {
+                    while states.next().await.unwrap().state != State::Failed {}
+                }
+            }
+            State::Reconnecting | State::Closing => {
+                while states.next().await.unwrap().state != State::Open {}
+                let word = if state == State::Closing { "PING" } else { "DIE" };
+                let asked = ask(client, word);
+                if state == State::Closing {
+                    tidewire_testkit::wait_until_async("it is sent", PATIENCE, async || client.stats().requests == 1)
+                        .await;
+                    let client = client.clone();
+                    tokio::spawn(async move { client.close(Duration::MAX).await });
+                } else {
+                    assert!(asked.await.unwrap().is_err());
+                }
+                while states.next().await.unwrap().state != state {}
+            }
+            state => while states.next().await.unwrap().state != state {},
+        }
+        assert_eq!(client.status().borrow().state, state);
+        left
+    }
+
+    fn run(&mut self) {
+        if let Some(connection) = self.connection.take() {
+            tokio::spawn(connection.run());
+        }
+    }
+}
+
+fn ask(client: &Client, word: &'static str) -> JoinHandle<Result<Value, Error>> {
+    let client = client.clone();
+    tokio::spawn(async move { client.send(command(&[word])).await })
+}
+
+#[tokio::test]
+async fn a_close_ends_every_state_once_and_for_all_who_ask_for_it() {
+    for state in STATES {
+        let mut left = Left::in_state(state).await;
+        let client = left.client.clone();
+        let mut states = client.states();
+        let pending = ask(&client, "PING");
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        let closing = tokio::spawn({
+            let client = client.clone();
+            async move { tokio::join!(client.close(Duration::ZERO), client.close(Duration::MAX), client.close(PATIENCE)) }
+        });
+        tokio::task::yield_now().await;
+        // What was never run ends when it is.
+        left.run();
+        tokio::time::timeout(PATIENCE / 4, closing).await.expect("it is closed").unwrap();
+        let error = pending.await.unwrap().unwrap_err();
+        match state {
+            State::Open => assert!(matches!(error, Error::Closed { outcome: Outcome::MaybeExecuted }), "{error:?}"),
+            State::Failed => assert!(matches!(error, Error::Lost { outcome: Outcome::NeverSent, .. }), "{error:?}"),
+            _ => assert!(matches!(error, Error::Closed { outcome: Outcome::NeverSent }), "{state:?} {error:?}"),
+        }
+        client.close(Duration::MAX).await;
+        assert!(matches!(ask(&client, "PING").await.unwrap(), Err(Error::Closed { outcome: Outcome::NeverSent })));
+        let mut seen = Vec::new();
+        while let Some(status) = states.next().await {
+            seen.push(status.state);
+        }
+        let expected: &[_] = match state {
+            State::Init => &[State::Init, State::Connecting, State::Closed],
+            State::Open => &[State::Open, State::Closing, State::Closed],
+            state => &[state, State::Closed],
+        };
+        assert_eq!(seen, expected);
+        assert_eq!(client.stats().in_flight, 0);
+    }
+}
+
+#[tokio::test]
+async fn the_last_handle_closes_in_every_state() {
+    for state in STATES {
+        let mut left = Left::in_state(state).await;
+        let mut status = left.client.status();
+        left.run();
+        let Left { client, _server, .. } = left;
+        if state == State::Closing {
+            // Others hold it until it is closed.
+            client.close(Duration::ZERO).await;
+        }
+        drop(client);
+        let closed = status.wait_for(|status| status.state == State::Closed);
+        tokio::time::timeout(PATIENCE / 4, closed).await.unwrap_or_else(|_| panic!("{state:?} is not closed")).unwrap();
+    }
+}
+
+#[test]
+fn a_runtime_that_is_shut_down_ends_what_waits_for_it() {
+    let server = RedisServer::start();
+    let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (first, second) = (runtime(), runtime());
+    let client = first.block_on(async { Client::start(options(server.port())) });
+    second.block_on(async {
+        client.send(command(&["PING"])).await.unwrap();
+        server.pause();
+        let pending = ask(&client, "PING");
+        tidewire_testkit::wait_until_async("it is sent", PATIENCE, async || client.stats().requests == 2).await;
+        first.shutdown_background();
+        let error = pending.await.unwrap().unwrap_err();
+        assert!(matches!(error, Error::Closed { outcome: Outcome::MaybeExecuted }), "{error:?}");
+        client.close(Duration::MAX).await;
+        let error = client.send(command(&["PING"])).await.unwrap_err();
+        assert!(matches!(error, Error::Closed { outcome: Outcome::NeverSent }), "{error:?}");
+        server.resume();
+    });
+    assert_eq!((client.status().borrow().state, client.stats().in_flight), (State::Closed, 0));
+}

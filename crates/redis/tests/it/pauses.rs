@@ -1,0 +1,77 @@
+//! The pauses between attempts to connect.
+
+use std::time::Duration;
+
+use tidewire_redis::{Client, State};
+use tidewire_testkit::{PATIENCE, RedisServer};
+use tokio::time::Instant;
+
+use crate::servers::options;
+
+const HOUR: Duration = Duration::from_hours(1);
+
+/// A client that is connected, and pauses for an hour at least before its third attempt.
+async fn client(server: &RedisServer, steady_after: Duration) -> Client {
+    let mut options = options(server.port());
+    (options.min_backoff, options.max_backoff, options.steady_after) = (2 * HOUR, 2 * HOUR, steady_after);
+    let client = Client::start(options);
+    client.status().wait_for(|status| status.state == State::Open).await.unwrap();
+    client
+}
+
+#[tokio::test]
+async fn a_connection_that_was_steady_makes_pauses_begin_anew() {
+    let server = RedisServer::start();
+    let client = client(&server, Duration::ZERO).await;
+    for generation in 2..6 {
+        server.cli(["CLIENT", "KILL", "TYPE", "normal"]);
+        let mut status = client.status();
+        let open = status.wait_for(|status| status.state == State::Open && status.generation == generation);
+        tokio::time::timeout(PATIENCE / 4, open).await.expect("it is made anew at once").unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_was_not_steady_makes_pauses_go_on() {
+    let server = RedisServer::start();
+    let client = client(&server, HOUR).await;
+    let mut states = client.states();
+    // The first attempt is made at once, whatever was before.
+    server.cli(["CLIENT", "KILL", "TYPE", "normal"]);
+    while states.next().await.unwrap().generation != 2 {}
+    server.cli(["CLIENT", "KILL", "TYPE", "normal"]);
+    while states.next().await.unwrap().state != State::Failed {}
+    // Nothing is under way now, so the clock goes to the end of the pause.
+    tokio::time::pause();
+    let since = Instant::now();
+    assert_eq!(states.next().await.unwrap().state, State::Reconnecting);
+    assert!(since.elapsed() >= HOUR, "{:?}", since.elapsed());
+    tokio::time::resume();
+    while states.next().await.unwrap().generation != 3 {}
+}
+
+#[tokio::test(start_paused = true)]
+async fn pauses_double_up_to_the_longest_and_are_shortened_at_random() {
+    // Nobody listens there any more, so attempts fail at once, and only pauses take time.
+    let port = RedisServer::start().port();
+    let mut options = options(port);
+    (options.min_backoff, options.max_backoff) = (Duration::from_millis(100), Duration::from_secs(30));
+    let client = Client::start(options);
+    let mut states = client.states();
+    let mut pauses = Vec::new();
+    for _ in 0..14 {
+        while states.next().await.unwrap().state != State::Failed {}
+        let since = Instant::now();
+        assert_eq!(states.next().await.unwrap().state, State::Reconnecting);
+        pauses.push(since.elapsed());
+    }
+    assert!(pauses[0] < Duration::from_millis(5), "{pauses:?}");
+    let mut longest = Duration::from_millis(100);
+    for pause in &pauses[1..] {
+        // The clock counts milliseconds, and rounds up.
+        assert!((longest / 2..longest + Duration::from_millis(2)).contains(pause), "{longest:?} {pauses:?}");
+        longest = (longest * 2).min(Duration::from_secs(30));
+    }
+    let last = &pauses[pauses.len() - 4..];
+    assert!(last.iter().any(|pause| *pause != last[0]), "{pauses:?}");
+}
