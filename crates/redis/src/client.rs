@@ -10,12 +10,9 @@ use tokio::time::Instant;
 use crate::connection::{Asked, Connection, Refused, Replies, Reply, Shared, after, later};
 use crate::observe;
 use crate::{
-    ClientStats, Error, FromValue, Invocation, Options, Outcome, Pipeline, Request, Slots, States, Status, Value,
-    WhenFull, read_reply,
+    ClientStats, Error, FromValue, Invocation, Options, Outcome, Pipeline, Request, Slots, States, Status, WhenFull,
+    read_reply,
 };
-
-/// Whoever drops a request without a word has ended, and so has it.
-const GONE: Error = Error::Closed { outcome: Outcome::MaybeExecuted };
 
 /// A client of one server. Clones share its connection; when the last one is dropped, it closes.
 ///
@@ -57,10 +54,11 @@ impl Client {
         let command = request.into().into_command();
         command.check()?;
         let bytes = command.as_bytes();
+        let exchange = self.exchange(bytes, 1, Reply::one());
         let reply = if self.shared.options.is_observed() {
-            observe::observed(&self.shared.options, bytes, 1, self.exchange_one(bytes)).await
+            observe::observed(&self.shared.options, bytes, 1, async { exchange.await? }).await
         } else {
-            self.exchange_one(bytes).await
+            exchange.await?
         };
         read_reply(reply?)
     }
@@ -73,13 +71,15 @@ impl Client {
         let exchanged = if len == 0 {
             Ok(Replies { values: Vec::new(), fault: None })
         } else if self.shared.options.is_observed() {
-            observe::observed(&self.shared.options, bytes, len, self.exchange_many(bytes, len)).await
+            let exchange = self.exchange(bytes, len, Reply::many(len));
+            observe::observed(&self.shared.options, bytes, len, exchange).await
         } else {
-            self.exchange_many(bytes, len).await
+            self.exchange(bytes, len, Reply::many(len)).await
         };
         let Replies { values, fault } =
             exchanged.unwrap_or_else(|fault| Replies { values: Vec::new(), fault: Some(fault) });
-        let fault = || fault.clone().unwrap_or(GONE);
+        // There are as many values as commands, unless there is a fault.
+        let fault = || fault.clone().unwrap_or(Error::Closed { outcome: Outcome::MaybeExecuted });
         let mut values = values.into_iter();
         Ok(S::read(len, || values.next().ok_or_else(fault)))
     }
@@ -99,28 +99,21 @@ impl Client {
         }
     }
 
-    async fn exchange_one(&self, command: &[u8]) -> Result<Value, Error> {
-        let (reply, receiver) = Reply::one();
-        if let Some((asked, reply)) = self.submit(command, 1, reply)? {
+    /// Sends encoded commands, and gives what has become of them.
+    async fn exchange<T>(
+        &self,
+        bytes: &[u8],
+        count: usize,
+        (reply, receiver): (Reply, oneshot::Receiver<T>),
+    ) -> Result<T, Error> {
+        if let Some((asked, reply)) = self.submit(bytes, count, reply)? {
             self.shared.submit_in_turn(asked, reply).await?;
         }
-        self.ended(receiver).await?
-    }
-
-    async fn exchange_many(&self, commands: &[u8], count: usize) -> Result<Replies, Error> {
-        let (reply, receiver) = Reply::many(count);
-        if let Some((asked, reply)) = self.submit(commands, count, reply)? {
-            self.shared.submit_in_turn(asked, reply).await?;
-        }
-        self.ended(receiver).await
-    }
-
-    /// What has become of a request. Whoever goes away meanwhile says so: what was not sent has no claim to its room any more.
-    async fn ended<T>(&self, reply: oneshot::Receiver<T>) -> Result<T, Error> {
         let mut asking = Asking { shared: &self.shared, is_over: false };
-        let reply = reply.await;
+        let replied = receiver.await;
         asking.is_over = true;
-        reply.map_err(|_| GONE)
+        // Whoever drops a request without a word has ended, and so has it.
+        replied.map_err(|_| Error::Closed { outcome: Outcome::MaybeExecuted })
     }
 
     /// Queues a request. Gives it back if it has to wait for room.
@@ -162,7 +155,8 @@ impl Client {
     }
 }
 
-/// Somebody who waits for a reply. It is dropped after the way by which that would come.
+/// Somebody who waits for a reply. Whoever goes away meanwhile says so: what was not sent has no claim to its room any more. It is
+/// dropped after the way by which the reply would come.
 struct Asking<'a> {
     shared: &'a Shared,
     is_over: bool,

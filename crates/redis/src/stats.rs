@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use crate::Phase;
 
 /// How many classes a [`Latency`] has.
@@ -100,6 +102,32 @@ impl TimeoutStats {
     }
 }
 
+/// Those that began together, and end one after the other at the same time.
+#[derive(Default)]
+pub(crate) struct Together {
+    since: Option<Instant>,
+    count: u32,
+}
+
+impl Together {
+    /// One more has ended.
+    #[inline]
+    pub(crate) fn add(&mut self, since: Instant, now: Instant, latency: &mut Latency) {
+        if self.since != Some(since) {
+            self.end(now, latency);
+            self.since = Some(since);
+        }
+        self.count += 1;
+    }
+
+    /// All have: says how long they took.
+    pub(crate) fn end(&mut self, now: Instant, latency: &mut Latency) {
+        if let Some(since) = self.since.take() {
+            latency.record_all(now.saturating_duration_since(since), std::mem::take(&mut self.count));
+        }
+    }
+}
+
 /// How long something took: how often, altogether, at most, and by classes that double.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Latency {
@@ -111,12 +139,17 @@ pub struct Latency {
 
 impl Latency {
     pub(crate) fn record(&mut self, took: Duration) {
-        self.count += 1;
-        self.sum = self.sum.saturating_add(took);
+        self.record_all(took, 1);
+    }
+
+    /// The same, for so many that took equally long.
+    pub(crate) fn record_all(&mut self, took: Duration, count: u32) {
+        self.count += u64::from(count);
+        self.sum = self.sum.saturating_add(took.saturating_mul(count));
         self.max = self.max.max(took);
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         let class = (u64::BITS - micros.leading_zeros()) as usize;
-        self.classes[class.min(CLASSES - 1)] += 1;
+        self.classes[class.min(CLASSES - 1)] += u64::from(count);
     }
 
     /// How often.
@@ -175,5 +208,9 @@ mod tests {
         assert_eq!(latency.classes().last().unwrap().1, 1);
         assert_eq!(latency.quantile(0.5), Duration::from_micros(4));
         assert_eq!(latency.quantile(7.0), Duration::from_micros(1 << (CLASSES - 1)));
+        let (mut one_by_one, mut together) = (Latency::default(), Latency::default());
+        (0..3).for_each(|_| one_by_one.record(Duration::from_millis(7)));
+        together.record_all(Duration::from_millis(7), 3);
+        assert_eq!(one_by_one, together);
     }
 }

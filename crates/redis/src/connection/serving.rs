@@ -16,7 +16,7 @@ use super::clock::after;
 use super::queue::Shared;
 use super::submission::{Reply, Submission, befallen};
 use super::transport::{Entered, Stream, lost};
-use crate::stats::Tally;
+use crate::stats::{Tally, Together};
 use crate::{Decoder, Error, Fault, Message, Outcome, Phase, State, Value, WhileDown, encode_command};
 
 /// With so much to write, nothing more is taken from the queue.
@@ -321,12 +321,13 @@ impl Serving {
     /// From now on, what is wholly written waits for the server.
     fn note_written(&mut self) {
         let (written, now) = (self.written(), Instant::now());
-        let first = self.awaiting.len() - self.unwritten;
+        let (first, mut together) = (self.awaiting.len() - self.unwritten, Together::default());
         for waiting in self.awaiting.range_mut(first..).take_while(|waiting| waiting.end() <= written) {
-            self.tally.write_latency.record(now.saturating_duration_since(waiting.since));
+            together.add(waiting.since, now, &mut self.tally.write_latency);
             waiting.since = now;
             self.unwritten -= 1;
         }
+        together.end(now, &mut self.tally.write_latency);
     }
 
     /// Reads once, unless replies are left from the last time. Returns how many requests were answered, or nothing if there is
@@ -372,8 +373,15 @@ impl Serving {
     /// server always has something to do while their tasks run, and they while it does.
     fn dispatch(&mut self) -> Result<usize, Error> {
         let most = (self.awaiting.len() / 2).max(FEW);
-        let mut freed = Weight::default();
-        let decoded = self.decode(most, &mut freed);
+        let (mut freed, mut together, now) = (Weight::default(), Together::default(), Instant::now());
+        let decoded = self.decode(most, |waiting, tally| {
+            freed += waiting.request.weight;
+            // Not that of a question of our own.
+            if waiting.request.weight != Weight::default() {
+                together.add(waiting.since, now, &mut tally.reply_latency);
+            }
+        });
+        together.end(now, &mut self.tally.reply_latency);
         // Before the replies: whoever has one may ask again at once, and finds the room.
         self.shared.give_back(freed);
         let count = self.answered.len();
@@ -384,9 +392,9 @@ impl Serving {
         decoded.map(|()| count)
     }
 
-    /// Finds out whom each reply is for, and what room they give back.
-    fn decode(&mut self, most: usize, freed: &mut Weight) -> Result<(), Error> {
-        let (written, mut now) = (self.written(), None);
+    /// Finds out whom each reply is for, of so many at most.
+    fn decode(&mut self, most: usize, mut end: impl FnMut(&Awaiting, &mut Tally)) -> Result<(), Error> {
+        let written = self.written();
         while self.answered.len() < most
             && let Some(message) = self.decoder.decode(&mut self.input)?
         {
@@ -396,7 +404,8 @@ impl Serving {
             };
             self.tally.replies += 1;
             let asked = self.awaiting.front_mut().filter(|first| first.start < written);
-            let Some(Awaiting { request, since, .. }) = asked else { return Err(lost(Fault::StrayReply)) };
+            let Some(waiting) = asked else { return Err(lost(Fault::StrayReply)) };
+            let request = &mut waiting.request;
             request.left -= 1;
             if request.left > 0 {
                 if let Some(reply) = &mut request.reply {
@@ -404,12 +413,10 @@ impl Serving {
                 }
                 continue;
             }
-            *freed += request.weight;
             if let Some(reply) = request.reply.take() {
-                let now = *now.get_or_insert_with(Instant::now);
-                self.tally.reply_latency.record(now.saturating_duration_since(*since));
                 self.answered.push((reply, value));
             }
+            end(waiting, &mut self.tally);
             self.awaiting.pop_front();
             // It may be that the server does not wait for the end of a request.
             self.unwritten = self.unwritten.min(self.awaiting.len());
