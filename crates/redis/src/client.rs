@@ -25,7 +25,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client, and its connection, which has to be [run](Connection::run).
+    /// A client, and its connection, which has to be [run](Connection::run). It is the connection that sends, receives and keeps
+    /// deadlines: as long as it is not run, requests wait, and so does [`close`](Self::close).
     pub fn new(options: Options) -> (Self, Connection) {
         let shared = Arc::new(Shared::new(options));
         shared.handles.fetch_add(1, SeqCst);
@@ -33,7 +34,13 @@ impl Client {
         (Self { shared: Arc::clone(&shared), timeout }, Connection::new(shared))
     }
 
-    /// A client whose connection runs on a task of its own.
+    /// A client whose connection runs on a task of its own, on the runtime of tokio that this is called on.
+    ///
+    /// The client can be used on other runtimes as well, while that one runs; when it is shut down, the client is closed.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a runtime.
     pub fn start(options: Options) -> Self {
         let (client, connection) = Self::new(options);
         tokio::spawn(connection.run());
@@ -106,8 +113,14 @@ impl Client {
         count: usize,
         (reply, receiver): (Reply, oneshot::Receiver<T>),
     ) -> Result<T, Error> {
-        if let Some((asked, reply)) = self.submit(bytes, count, reply)? {
-            self.shared.submit_in_turn(asked, reply).await?;
+        match self.submit(bytes, count, reply) {
+            Ok(None) => {}
+            Ok(Some((asked, reply))) => self.shared.submit_in_turn(asked, reply).await?,
+            Err(refused) => {
+                // Whoever asks again at once is not to keep those from running who would make it possible.
+                tokio::task::coop::consume_budget().await;
+                return Err(refused);
+            }
         }
         let mut asking = Asking { shared: &self.shared, is_over: false };
         let replied = receiver.await;

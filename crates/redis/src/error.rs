@@ -33,7 +33,7 @@ pub enum Error {
         phase: Phase,
     },
     /// The client is closed, or was closed before the reply came.
-    #[error("the client is closed: {outcome}")]
+    #[error("the client is closed: {outcome}; the last error in its status says why, if nobody closed it")]
     Closed {
         /// Whether the server may have executed the command.
         outcome: Outcome,

@@ -126,14 +126,15 @@ impl Options {
         }
         let mut options = Self::default();
         let scheme = scheme.to_ascii_lowercase();
+        let mut given = Vec::new();
         let query = match &*scheme {
-            "redis" => tcp(rest, &mut options)?,
+            "redis" => tcp(rest, &mut options, &mut given)?,
             "unix" => unix(rest, &mut options)?,
             "rediss" => return Err(UrlError::Tls),
             _ => return Err(UrlError::Scheme { scheme }),
         };
         if let Some(query) = query {
-            parameters(query, &mut options)?;
+            parameters(query, &mut options, given)?;
         }
         Ok(options)
     }
@@ -147,8 +148,8 @@ impl FromStr for Options {
     }
 }
 
-/// What follows `redis://`. Returns the parameters.
-fn tcp<'a>(rest: &'a str, options: &mut Options) -> Result<Option<&'a str>, UrlError> {
+/// What follows `redis://`. Returns the parameters, and says which are given already.
+fn tcp<'a>(rest: &'a str, options: &mut Options, given: &mut Vec<&'static str>) -> Result<Option<&'a str>, UrlError> {
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
     let (authority, rest) = rest.split_at(end);
     if rest.contains('@') {
@@ -167,6 +168,11 @@ fn tcp<'a>(rest: &'a str, options: &mut Options) -> Result<Option<&'a str>, UrlE
     let database = decoded(path.strip_prefix('/').unwrap_or(path), "database")?;
     if !database.is_empty() {
         options.database = number(&database).ok_or(UrlError::Database)?;
+        given.push("db");
+    }
+    if let Some(login) = &options.login {
+        given.extend(login.user.is_some().then_some("user"));
+        given.extend((!login.password.is_empty()).then_some("password"));
     }
     Ok(query)
 }
@@ -279,15 +285,7 @@ const PARAMETERS: &[Parameter] = &[
     ("trace", "true or false", |options, text| text.parse().ok().map(|value| options.trace = value)),
 ];
 
-fn parameters(query: &str, options: &mut Options) -> Result<(), UrlError> {
-    let mut given = Vec::new();
-    if options.database != 0 {
-        given.push("db");
-    }
-    if let Some(login) = &options.login {
-        given.push("password");
-        given.extend(login.user.is_some().then_some("user"));
-    }
+fn parameters(query: &str, options: &mut Options, mut given: Vec<&'static str>) -> Result<(), UrlError> {
     for (index, pair) in query.split('&').enumerate().filter(|(_, pair)| !pair.is_empty()) {
         let position = index + 1;
         let (name, value) = pair.split_once('=').ok_or(UrlError::NoValue { position })?;
@@ -371,6 +369,7 @@ mod tests {
             ("redis://u:p@[fe80::1%25eth0]:7/1", "fe80::1%eth0 7", login("u", "p"), 1),
             ("redis://h?db=5&user=u&password=p%26", "h 6379", login("u", "p&"), 5),
             ("redis://:p@h?user=u", "h 6379", login("u", "p"), 0),
+            ("redis://u@h?password=p", "h 6379", login("u", "p"), 0),
             ("unix:///run/redis.sock", "/run/redis.sock", None, 0),
             ("unix:///a%20b@c?db=1&password=p+p", "/a b@c", login("", "p+p"), 1),
         ] {
@@ -445,6 +444,7 @@ mod tests {
             ("redis://h?db=1&time_out_ms=1", UrlError::Unknown { position: 2, nearest: "timeout_ms" }),
             ("redis://h?Password=hunter2", UrlError::Unknown { position: 1, nearest: "password" }),
             ("redis://h/1?db=1", UrlError::Twice { name: "db" }),
+            ("redis://h/0?db=1", UrlError::Twice { name: "db" }),
             ("redis://h?db=1&db=1", UrlError::Twice { name: "db" }),
             ("redis://:hunter2@h?password=x", UrlError::Twice { name: "password" }),
             ("redis://u@h?user=x", UrlError::Twice { name: "user" }),

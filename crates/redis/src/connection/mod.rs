@@ -84,11 +84,12 @@ impl Connection {
                 Err(Attempt::Closed) => return Over::Closed,
                 Err(Attempt::Failed(error)) => error,
                 Err(Attempt::Refused(error)) => {
+                    self.tell(&error, true);
                     self.shared.shut_gate(&error);
                     return Over::Refused(error);
                 }
             };
-            tracing::debug!(error = %failure, "a connection to Redis failed");
+            self.tell(&failure, false);
             if !self.shared.options.reconnect {
                 self.shared.shut_gate(&failure);
                 return Over::Refused(failure);
@@ -104,6 +105,16 @@ impl Connection {
                 return Over::Closed;
             }
             state = State::Reconnecting;
+        }
+    }
+
+    /// Tells what went wrong, with the sources, which say why. If nobody will try again, somebody has to know.
+    fn tell(&self, error: &Error, is_for_good: bool) {
+        let (address, error) = (&self.shared.options.address, error as &dyn std::error::Error);
+        if is_for_good {
+            tracing::warn!(?address, error, "Redis does not let us in, and the client is closed");
+        } else {
+            tracing::debug!(?address, error, "a connection to Redis failed");
         }
     }
 

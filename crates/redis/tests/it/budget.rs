@@ -175,6 +175,24 @@ async fn a_large_request_gets_its_turn_among_small_ones() {
 }
 
 #[tokio::test]
+async fn whoever_is_refused_and_asks_again_at_once_does_not_keep_others_from_running() {
+    let server = RedisServer::start();
+    let mut options = options(server.port());
+    (options.max_requests, options.when_full) = (1, WhenFull::Fail);
+    let (client, connection) = Client::new(options);
+    let first = ask(&client, command(&["PING"]));
+    wait_until_async("it has the room", PATIENCE, async || client.stats().in_flight == 1).await;
+    tokio::spawn(connection.run());
+    // On one thread: the first can only be answered if this makes room for others.
+    let mut asked = 0;
+    while matches!(client.send(command(&["PING"])).await, Err(Error::QueueFull)) {
+        asked += 1;
+        assert!(asked < 5_000_000, "nobody else runs");
+    }
+    assert!(first.await.unwrap().is_ok());
+}
+
+#[tokio::test]
 async fn what_was_sent_and_is_late_keeps_its_room_until_its_reply_has_come() {
     let server = RedisServer::start();
     let mut options = options(server.port());

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-use tidewire_redis::{Client, Error, Outcome, Phase, Script, State, WhileDown};
+use tidewire_redis::{Client, Error, Fault, Outcome, Phase, Script, State, WhileDown};
 use tidewire_testkit::{PATIENCE, RedisServer, wait_until_async};
 
 use crate::servers::{Scripted, command, greeting, options};
@@ -104,4 +104,21 @@ async fn whoever_queues_in_an_outage_keeps_their_own_deadline() {
     assert_eq!(client.stats().queued, 1);
     client.close(Duration::ZERO).await;
     assert!(matches!(patient.await.unwrap(), Err(Error::Closed { outcome: Outcome::NeverSent })));
+}
+
+#[tokio::test]
+async fn a_server_that_reads_nothing_is_late_with_the_writing_and_found_out() {
+    let server = Scripted::deaf().await;
+    let mut options = options(server.port());
+    options.connect_timeout = Duration::from_millis(200);
+    let client = Client::start(options);
+    let mut states = client.states();
+    while states.next().await.unwrap().state != State::Open {}
+    // More than sockets take.
+    let long = command(&["SET", "k", &"v".repeat(32 << 20)]);
+    let late = client.with_timeout(Duration::from_millis(300)).send(long).await.unwrap_err();
+    assert!(matches!(late, Error::TimedOut { phase: Phase::Writing }), "{late:?}");
+    let failed = states.next().await.unwrap();
+    let error = failed.last_error.unwrap();
+    assert!(matches!(&*error, Error::Lost { source: Fault::Silent, .. }), "{error:?}");
 }

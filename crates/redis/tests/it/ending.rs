@@ -169,3 +169,45 @@ fn a_runtime_that_is_shut_down_ends_what_waits_for_it() {
     });
     assert_eq!((client.status().borrow().state, client.stats().in_flight), (State::Closed, 0));
 }
+
+#[tokio::test]
+async fn a_close_waits_for_replies_that_come_in_time() {
+    let server = RedisServer::start();
+    let client = Client::start(options(server.port()));
+    client.status().wait_for(|status| status.state == State::Open).await.unwrap();
+    server.pause();
+    let pending = [(); 3].map(|()| ask(&client, "PING"));
+    tidewire_testkit::wait_until_async("they are sent", PATIENCE, async || client.stats().requests == 3).await;
+    let closing = tokio::spawn({
+        let client = client.clone();
+        async move { client.close(PATIENCE).await }
+    });
+    client.status().wait_for(|status| status.state == State::Closing).await.unwrap();
+    assert!(matches!(ask(&client, "PING").await.unwrap(), Err(Error::Closed { outcome: Outcome::NeverSent })));
+    server.resume();
+    for asked in pending {
+        assert_eq!(asked.await.unwrap().unwrap(), Value::Simple("PONG".into()));
+    }
+    closing.await.unwrap();
+    assert_eq!(client.status().borrow().state, State::Closed);
+}
+
+#[tokio::test]
+async fn a_connection_that_is_stopped_has_nothing_queued() {
+    let server = Scripted::deaf().await;
+    let (client, connection) = Client::new(options(server.port()));
+    let running = tokio::spawn(connection.run());
+    let long = command(&["SET", "k", &"v".repeat(32 << 20)]);
+    let stuck = tokio::spawn({
+        let client = client.clone();
+        async move { client.send(long).await }
+    });
+    tidewire_testkit::wait_until_async("it is being sent", PATIENCE, async || client.stats().bytes_out > 0).await;
+    let behind = ask(&client, "PING");
+    tidewire_testkit::wait_until_async("it is queued", PATIENCE, async || client.stats().queued == 1).await;
+    running.abort();
+    assert!(stuck.await.unwrap().is_err() && behind.await.unwrap().is_err());
+    client.close(Duration::MAX).await;
+    let stats = client.stats();
+    assert_eq!((stats.queued, stats.in_flight, stats.in_flight_bytes), (0, 0, 0));
+}

@@ -1,5 +1,6 @@
 //! What a client tells about itself.
 
+use std::fmt::Write as _;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -155,5 +156,46 @@ async fn requests_are_spans_if_it_is_wanted() {
         } else {
             assert_eq!(seen, "");
         }
+    }
+}
+
+/// Keeps what is told of connections, as text.
+#[derive(Clone, Default)]
+struct Events(Arc<Mutex<String>>);
+
+impl Visit for Events {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        write!(self.0.lock().unwrap(), "{field}={value:?} ").unwrap();
+    }
+
+    fn record_error(&mut self, field: &Field, mut error: &(dyn std::error::Error + 'static)) {
+        let mut text = error.to_string();
+        while let Some(source) = error.source() {
+            text = format!("{text}: {source}");
+            error = source;
+        }
+        write!(self.0.lock().unwrap(), "{field}={text} ").unwrap();
+    }
+}
+
+impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Events {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        if event.metadata().target().starts_with("tidewire_redis") {
+            event.record(&mut self.clone());
+        }
+    }
+}
+
+#[tokio::test]
+async fn why_there_is_no_connection_is_told() {
+    let port = RedisServer::start().port();
+    let guarded = RedisServer::options().password("right").start();
+    for (port, cause) in [(port, "refused"), (guarded.port(), "NOAUTH")] {
+        let events = Events::default();
+        let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(events.clone()));
+        let client = Client::start(options(port));
+        client.send(command(&["PING"])).await.unwrap_err();
+        let told = events.0.lock().unwrap().clone();
+        assert!(told.contains(cause) && told.contains(&port.to_string()), "{told}");
     }
 }

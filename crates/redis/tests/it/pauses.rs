@@ -6,7 +6,7 @@ use tidewire_redis::{Client, State};
 use tidewire_testkit::{PATIENCE, RedisServer};
 use tokio::time::Instant;
 
-use crate::servers::options;
+use crate::servers::{command, options};
 
 const HOUR: Duration = Duration::from_hours(1);
 
@@ -74,4 +74,20 @@ async fn pauses_double_up_to_the_longest_and_are_shortened_at_random() {
     }
     let last = &pauses[pauses.len() - 4..];
     assert!(last.iter().any(|pause| *pause != last[0]), "{pauses:?}");
+}
+
+#[tokio::test]
+async fn whoever_asks_again_at_once_in_an_outage_does_not_keep_it_from_ending() {
+    let server = RedisServer::start();
+    let client = Client::start(options(server.port()));
+    for generation in 2..7 {
+        client.send(command(&["PING"])).await.unwrap();
+        server.cli(["CLIENT", "KILL", "TYPE", "normal"]);
+        // On one thread: it is refused at once, and there is no connection unless this makes room for others.
+        let mut asked = 0;
+        while client.send(command(&["PING"])).await.is_err() || client.status().borrow().generation < generation {
+            asked += 1;
+            assert!(asked < 5_000_000, "nobody else runs");
+        }
+    }
 }

@@ -241,3 +241,28 @@ async fn what_comes_with_the_last_word_of_the_handshake_goes_to_nobody() {
     status.wait_for(|status| status.state == State::Open && status.generation == 2).await.unwrap();
     assert_eq!(client.send(command(&["PING"])).await.unwrap(), Value::Simple("PONG".into()));
 }
+
+/// The timers of sockets to this port that are running: `02` is the one of keep-alive, and how long it still runs, in hundredths.
+#[cfg(target_os = "linux")]
+fn timers(port: u16) -> Vec<(String, u64)> {
+    let sockets = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let rows = sockets.lines().skip(1).map(|row| row.split_whitespace().collect::<Vec<_>>());
+    let to_port = rows.filter(|row| row[2].ends_with(&format!(":{port:04X}")) && row[3] == "01");
+    to_port
+        .map(|row| {
+            let (timer, left) = row[5].split_once(':').unwrap();
+            (timer.to_owned(), u64::from_str_radix(left, 16).unwrap())
+        })
+        .collect()
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_connection_on_which_nobody_waits_is_kept_alive() {
+    let server = RedisServer::start();
+    let client = Client::start(options(server.port()));
+    client.send(command(&["PING"])).await.unwrap();
+    // Another timer may run until the last word is acknowledged.
+    let is_kept_alive = async || matches!(&timers(server.port())[..], [(timer, ..=3000)] if timer == "02");
+    tidewire_testkit::wait_until_async("it is kept alive", PATIENCE, is_kept_alive).await;
+}

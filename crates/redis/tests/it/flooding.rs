@@ -1,0 +1,137 @@
+//! Servers that say too much, too little at a time, or too often the same: others have their turns, and deadlines are kept.
+
+use std::time::Duration;
+
+use tidewire_redis::{Client, DecodeErrorKind, Error, Fault, Outcome, Phase, State, Value, WhileDown};
+use tidewire_testkit::{PATIENCE, wait_until_async};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::servers::{Scripted, answer, command, greeting, options};
+
+/// A server that shakes hands and then says this without end.
+async fn flooding(text: &'static str) -> Scripted {
+    let bytes = text.repeat(1000);
+    Scripted::start(move |mut stream, _| {
+        let bytes = bytes.clone();
+        async move {
+            // It hears the last word of the handshake, and then nothing any more.
+            answer(&mut stream, |words| greeting(words).filter(|_| words.iter().all(|word| word != "LIB-VER"))).await;
+            let _ = stream.write_all(b"+OK\r\n").await;
+            while stream.write_all(bytes.as_bytes()).await.is_ok() {}
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn pushes_without_end_keep_nobody_from_their_deadline_or_from_closing() {
+    let server = flooding(">2\r\n+message\r\n$5\r\nhello\r\n").await;
+    let client = Client::start(options(server.port()));
+    wait_until_async("pushes come", PATIENCE, async || client.stats().pushes > 10_000).await;
+    let hasty = client.with_timeout(Duration::from_millis(20));
+    let late = tokio::time::timeout(PATIENCE / 4, hasty.send(command(&["PING"]))).await;
+    let late = late.expect("it ends at its deadline").unwrap_err();
+    assert!(matches!(late, Error::TimedOut { phase: Phase::Waiting | Phase::Queued }), "{late:?}");
+    let closed = tokio::time::timeout(PATIENCE / 4, client.close(Duration::from_millis(20))).await;
+    closed.expect("it is closed in its time");
+    assert_eq!(client.status().borrow().generation, 1);
+}
+
+#[tokio::test]
+async fn replies_without_end_go_to_nobody() {
+    let server = flooding("+OK\r\n").await;
+    let mut options = options(server.port());
+    options.while_down = WhileDown::Fail;
+    let client = Client::start(options);
+    let mut states = client.states();
+    for _ in 0..5 {
+        let failed = loop {
+            let status = states.next().await.unwrap();
+            if status.state == State::Failed {
+                break status;
+            }
+        };
+        let error = failed.last_error.unwrap();
+        assert!(matches!(&*error, Error::Lost { source: Fault::StrayReply, .. }), "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn pushes_without_end_in_the_handshake_do_not_outlast_the_time_for_it() {
+    let server = Scripted::start(|mut stream, _| async move {
+        while stream.write_all(b">1\r\n+hello\r\n").await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    let mut options = options(server.port());
+    options.connect_timeout = Duration::from_millis(50);
+    let client = Client::start(options);
+    let error =
+        tokio::time::timeout(PATIENCE / 4, client.send(command(&["PING"]))).await.expect("it ends").unwrap_err();
+    assert!(matches!(error, Error::Lost { outcome: Outcome::NeverSent, source: Fault::ConnectTimedOut }), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_server_may_say_everything_byte_by_byte() {
+    let server = Scripted::start(|mut stream, _| async move {
+        stream.set_nodelay(true).unwrap();
+        let (mut heard, mut asked) = (Vec::new(), 0);
+        loop {
+            // Three words of the handshake, and then pairs.
+            let reply = match asked {
+                0 => "%1\r\n$5\r\nproto\r\n:3\r\n".to_owned(),
+                1 | 2 => "+OK\r\n".to_owned(),
+                number => format!(">1\r\n+push\r\n*2\r\n$1\r\n{}\r\n:{number}\r\n", number % 10),
+            };
+            let known = heard.len();
+            while !heard[known..].contains(&b'*') {
+                if !matches!(stream.read_buf(&mut heard).await, Ok(1..)) {
+                    return;
+                }
+            }
+            for byte in reply.bytes() {
+                if stream.write_all(&[byte]).await.is_err() {
+                    return;
+                }
+                tokio::task::yield_now().await;
+            }
+            asked += 1;
+        }
+    })
+    .await;
+    let client = Client::start(options(server.port()));
+    for number in 3..20_i64 {
+        let reply = client.send(command(&["PING"])).await.unwrap();
+        let digit = bytes::Bytes::from((number % 10).to_string());
+        assert_eq!(reply, Value::Array(vec![Value::Bulk(digit), Value::Integer(number)]));
+    }
+}
+
+#[tokio::test]
+async fn a_length_that_is_announced_and_does_not_come_costs_its_request_and_nothing_else() {
+    let server = Scripted::answering(|words, connection| match (greeting(words), connection) {
+        (Some(reply), _) => reply,
+        // Nor is there a sign of life, when it is asked for.
+        (None, _) if words[0] == "PING" => String::new(),
+        (None, 0) => "$536870912\r\nab".to_owned(),
+        (None, 1) => "*1048576\r\n".to_owned(),
+        (None, 2) => "$536870913\r\n".to_owned(),
+        (None, _) => "+a\r\n".to_owned(),
+    })
+    .await;
+    let mut options = options(server.port());
+    // Whoever says no more than that is silent soon.
+    (options.connect_timeout, options.while_down) = (Duration::from_millis(200), WhileDown::Queue);
+    let client = Client::start(options);
+    for generation in [1, 2] {
+        client.status().wait_for(|status| status.generation == generation).await.unwrap();
+        let late = client.with_timeout(Duration::from_millis(50)).send(command(&["ECHO", "a"])).await.unwrap_err();
+        assert!(matches!(late, Error::TimedOut { .. }), "{late:?}");
+        client.status().wait_for(|status| status.generation > generation).await.unwrap();
+    }
+    let error = client.send(command(&["ECHO", "a"])).await.unwrap_err();
+    let Error::Protocol(error) = error else { panic!("{error:?}") };
+    assert!(matches!(error.kind, DecodeErrorKind::BulkTooLong { len: 536_870_913, .. }), "{error}");
+    assert_eq!(client.send(command(&["ECHO", "a"])).await.unwrap(), Value::Simple("a".into()));
+}
