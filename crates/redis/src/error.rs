@@ -248,6 +248,12 @@ impl Display for Outcome {
     }
 }
 
+impl From<DecodeError> for Fault {
+    fn from(error: DecodeError) -> Self {
+        Self::Protocol(error)
+    }
+}
+
 impl From<io::Error> for Fault {
     fn from(error: io::Error) -> Self {
         Self::Io(Arc::new(error))

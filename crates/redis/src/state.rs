@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::broadcast::{self, error::RecvError};
 
-use crate::Error;
+use crate::Fault;
 
 /// What a client's connection is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -35,7 +35,7 @@ pub struct Status {
     /// How many connections there have been. The first one is the first generation.
     pub generation: u64,
     /// The fault that led here last, if there was one.
-    pub last_error: Option<Arc<Error>>,
+    pub last_error: Option<Arc<Fault>>,
 }
 
 /// The states of a client's connection, one by one. Made by [`Client::states`](crate::Client::states).

@@ -18,7 +18,7 @@ pub(crate) use self::queue::{Asked, Refused, Shared};
 use self::serving::{End, Serving};
 pub(crate) use self::submission::{Replies, Reply};
 use self::transport::{Entered, Refusal};
-use crate::{Error, Outcome, Phase, State, WhileDown};
+use crate::{Error, Fault, Outcome, Phase, State, WhileDown};
 
 /// The connection of a client, to be [run](Self::run) by whoever has it.
 #[must_use = "nothing is sent unless it is run"]
@@ -27,7 +27,7 @@ pub struct Connection {
     /// Attempts since a connection was last a steady one.
     attempts: u32,
     /// What it ends with.
-    last_error: Option<Arc<Error>>,
+    last_error: Option<Arc<Fault>>,
 }
 
 /// Why there will be no further connection.
@@ -35,7 +35,7 @@ enum Over {
     /// Somebody closed it, or there is nobody left.
     Closed,
     /// The server does not let us in, or it is not to be tried again.
-    Refused(Error),
+    Refused(Fault),
 }
 
 impl Connection {
@@ -109,8 +109,8 @@ impl Connection {
     }
 
     /// Tells what went wrong, with the sources, which say why. If nobody will try again, somebody has to know.
-    fn tell(&self, error: &Error, is_for_good: bool) {
-        let (address, error) = (&self.shared.options.address, error as &dyn std::error::Error);
+    fn tell(&self, fault: &Fault, is_for_good: bool) {
+        let (address, error) = (&self.shared.options.address, fault as &dyn std::error::Error);
         if is_for_good {
             tracing::warn!(?address, error, "Redis does not let us in, and the client is closed");
         } else {
@@ -128,7 +128,7 @@ impl Connection {
             Some(Ok(Ok(entered))) => Ok(entered),
             Some(Ok(Err(Refusal::Failed(error)))) => Err(Attempt::Failed(error)),
             Some(Ok(Err(Refusal::Refused(error)))) => Err(Attempt::Refused(error)),
-            Some(Err(_)) => Err(Attempt::Failed(Error::TimedOut { phase: Phase::Connecting })),
+            Some(Err(_)) => Err(Attempt::Failed(Fault::ConnectTimedOut)),
         }
     }
 
@@ -164,9 +164,9 @@ impl Connection {
 /// What came of an attempt to connect.
 enum Attempt {
     /// It may be tried again.
-    Failed(Error),
+    Failed(Fault),
     /// It would be refused again.
-    Refused(Error),
+    Refused(Fault),
     /// Nobody wants it any more.
     Closed,
 }

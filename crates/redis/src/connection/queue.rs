@@ -9,9 +9,9 @@ use tokio::time::{Instant, timeout_at};
 
 use super::batch::Batch;
 use super::budget::{Budget, Weight};
-use super::submission::{Reply, Submission, befallen};
+use super::submission::{Reply, Submission};
 use crate::stats::Tally;
-use crate::{ClientStats, Error, Options, Outcome, Phase, State, Status};
+use crate::{ClientStats, Error, Fault, Options, Outcome, Phase, State, Status};
 
 /// How many states somebody may be behind before they miss some.
 const STATES: usize = 64;
@@ -267,8 +267,8 @@ impl Shared {
     }
 
     /// Requests are refused from now on, and those that wait end. Whatever the fault was, it was not an answer to them.
-    pub(super) fn shut_gate(&self, error: &Error) {
-        let error = befallen(error, Outcome::NeverSent);
+    pub(super) fn shut_gate(&self, fault: &Fault) {
+        let error = Error::Lost { outcome: Outcome::NeverSent, source: fault.clone() };
         let mut queue = self.queue();
         if !matches!(queue.gate, Gate::Closed) {
             queue.gate = Gate::Failed(error.clone());

@@ -14,8 +14,8 @@ use super::batch::{self, Batch, KEPT};
 use super::budget::Weight;
 use super::clock::after;
 use super::queue::Shared;
-use super::submission::{Reply, Submission, befallen};
-use super::transport::{Entered, Stream, lost};
+use super::submission::{Reply, Submission};
+use super::transport::{Entered, Stream};
 use crate::stats::{Tally, Together};
 use crate::{Decoder, Error, Fault, Message, Outcome, Phase, State, Value, WhileDown, encode_command};
 
@@ -36,7 +36,7 @@ const TURNS: usize = 32;
 
 /// Why a connection is open no longer.
 pub(super) enum End {
-    Lost(Error),
+    Lost(Fault),
     Closed,
 }
 
@@ -123,7 +123,7 @@ impl Serving {
         // What came with the last word of the handshake is nobody's reply.
         let ended = match self.dispatch() {
             Ok(_) => std::future::poll_fn(|context| self.poll(context)).await,
-            Err(error) => Err(error),
+            Err(fault) => Err(fault),
         };
         self.is_news = true;
         self.publish();
@@ -134,15 +134,15 @@ impl Serving {
                 let _ = std::future::poll_fn(|context| Pin::new(&mut self.stream).poll_shutdown(context)).await;
                 End::Closed
             }
-            Err(error) => {
+            Err(fault) => {
                 let unsent = self.unsent();
-                // It is the reply to the oldest that cannot be read.
-                self.end_all(|index, outcome| match error {
-                    Error::Protocol(_) if index == 0 => error.clone(),
-                    _ => befallen(&error, outcome),
+                self.end_all(|index, outcome| match &fault {
+                    // It is the reply to the oldest that cannot be read.
+                    Fault::Protocol(error) if index == 0 => Error::Protocol(*error),
+                    fault => Error::Lost { outcome, source: fault.clone() },
                 });
-                self.refuse_or_keep(unsent, &error);
-                End::Lost(error)
+                self.refuse_or_keep(unsent, &fault);
+                End::Lost(fault)
             }
         }
     }
@@ -157,16 +157,16 @@ impl Serving {
     }
 
     /// The connection is lost, and this was not sent: it is told so, or waits for the next one.
-    fn refuse_or_keep(&self, mut unsent: Batch, error: &Error) {
+    fn refuse_or_keep(&self, mut unsent: Batch, fault: &Fault) {
         let keeps = self.shared.options.while_down == WhileDown::Queue && self.shared.options.reconnect;
         // What was asked by ourselves is of no use on another connection.
         for request in unsent.take_out(|request| keeps && request.is_wanted()) {
-            self.shared.end(request, befallen(error, Outcome::NeverSent));
+            self.shared.end(request, Error::Lost { outcome: Outcome::NeverSent, source: fault.clone() });
         }
         self.shared.put_back(unsent);
     }
 
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
         for _ in 0..TURNS {
             // Whoever asks first wakes the actor, which would run before others have asked that were answered together with them. So
             // they are let go first, and all that they ask is written together.
@@ -292,11 +292,11 @@ impl Serving {
     }
 
     /// Writes until all is written or the socket takes no more.
-    fn write(&mut self, context: &mut Context<'_>) -> Result<(), Error> {
+    fn write(&mut self, context: &mut Context<'_>) -> Result<(), Fault> {
         while !self.output.is_empty() {
             match Pin::new(&mut self.stream).poll_write(context, &self.output[self.flushed..]) {
                 Poll::Pending => break,
-                Poll::Ready(Ok(0)) => return Err(lost(io::Error::from(io::ErrorKind::WriteZero))),
+                Poll::Ready(Ok(0)) => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
                 Poll::Ready(Ok(count)) => {
                     self.flushed += count;
                     self.tally.bytes_out += count as u64;
@@ -304,7 +304,7 @@ impl Serving {
                     self.note_written();
                     self.clear_output();
                 }
-                Poll::Ready(Err(error)) => return Err(lost(error)),
+                Poll::Ready(Err(error)) => return Err(error.into()),
             }
         }
         Ok(())
@@ -332,7 +332,7 @@ impl Serving {
 
     /// Reads once, unless replies are left from the last time. Returns how many requests were answered, or nothing if there is
     /// nothing to read.
-    fn read(&mut self, context: &mut Context<'_>) -> Result<Option<usize>, Error> {
+    fn read(&mut self, context: &mut Context<'_>) -> Result<Option<usize>, Fault> {
         if !self.input.is_empty() {
             let answered = self.dispatch()?;
             if answered > 0 {
@@ -342,7 +342,7 @@ impl Serving {
         self.make_room();
         match tokio_util::io::poll_read_buf(Pin::new(&mut self.stream), context, &mut self.input) {
             Poll::Pending => Ok(None),
-            Poll::Ready(Ok(0)) => Err(lost(Fault::EndOfStream)),
+            Poll::Ready(Ok(0)) => Err(Fault::EndOfStream),
             Poll::Ready(Ok(count)) => {
                 self.last_read = count;
                 self.tally.bytes_in += count as u64;
@@ -350,7 +350,7 @@ impl Serving {
                 self.probe = None;
                 self.dispatch().map(Some)
             }
-            Poll::Ready(Err(error)) => Err(lost(error)),
+            Poll::Ready(Err(error)) => Err(error.into()),
         }
     }
 
@@ -371,7 +371,7 @@ impl Serving {
     ///
     /// Where many wait, it is half of them at most: what these ask next is written before the other half is answered, and so the
     /// server always has something to do while their tasks run, and they while it does.
-    fn dispatch(&mut self) -> Result<usize, Error> {
+    fn dispatch(&mut self) -> Result<usize, Fault> {
         let most = (self.awaiting.len() / 2).max(FEW);
         let (mut freed, mut together, now) = (Weight::default(), Together::default(), Instant::now());
         let decoded = self.decode(most, |waiting, tally| {
@@ -393,7 +393,7 @@ impl Serving {
     }
 
     /// Finds out whom each reply is for, of so many at most.
-    fn decode(&mut self, most: usize, mut end: impl FnMut(&Awaiting, &mut Tally)) -> Result<(), Error> {
+    fn decode(&mut self, most: usize, mut end: impl FnMut(&Awaiting, &mut Tally)) -> Result<(), Fault> {
         let written = self.written();
         while self.answered.len() < most
             && let Some(message) = self.decoder.decode(&mut self.input)?
@@ -404,7 +404,7 @@ impl Serving {
             };
             self.tally.replies += 1;
             let asked = self.awaiting.front_mut().filter(|first| first.start < written);
-            let Some(waiting) = asked else { return Err(lost(Fault::StrayReply)) };
+            let Some(waiting) = asked else { return Err(Fault::StrayReply) };
             let request = &mut waiting.request;
             request.left -= 1;
             if request.left > 0 {
@@ -432,7 +432,7 @@ impl Serving {
     }
 
     /// Nothing moves: looks at deadlines, and waits.
-    fn rest(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
+    fn rest(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
         self.publish();
         if self.awaiting.is_empty() && self.awaiting.capacity() > FEW_KEPT {
             // After a flood.
@@ -448,7 +448,7 @@ impl Serving {
                 return Poll::Ready(Ok(()));
             }
             if self.probe.is_some_and(|probe| probe <= now) {
-                return Poll::Ready(Err(lost(Fault::Silent)));
+                return Poll::Ready(Err(Fault::Silent));
             }
             if self.expire(now) {
                 // What it asks for is written in another turn.

@@ -4,7 +4,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::budget::Weight;
-use crate::{Error, Fault, Outcome, Value};
+use crate::{Error, Value};
 
 /// A request, wherever it is. It ends once: with its replies, or with an error, or because nobody waits for it any more.
 pub(crate) struct Submission {
@@ -97,16 +97,4 @@ impl Reply {
             many.values.push(value);
         }
     }
-}
-
-/// A fault of a connection, for a request that it has met there.
-pub(super) fn befallen(fault: &Error, outcome: Outcome) -> Error {
-    let source = match fault {
-        Error::Lost { source, .. } => source.clone(),
-        Error::Protocol(error) => Fault::Protocol(*error),
-        Error::Server(error) => Fault::Refused(error.clone()),
-        // No other fault ends a connection, or keeps it from beginning.
-        _ => Fault::ConnectTimedOut,
-    };
-    Error::Lost { outcome, source }
 }

@@ -12,8 +12,8 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinSet;
 
 use crate::{
-    Address, Credentials, Decoder, Error, ErrorCode, Fault, Login, LoginError, Message, Options, Outcome, ServerError,
-    Value, encode_command,
+    Address, Credentials, Decoder, ErrorCode, Fault, Login, LoginError, Message, Options, ServerError, Value,
+    encode_command,
 };
 
 /// A socket to a server that has let us in.
@@ -33,36 +33,31 @@ pub(crate) struct Entered {
 /// Why there is none.
 pub(crate) enum Refusal {
     /// It may be another time.
-    Failed(Error),
+    Failed(Fault),
     /// The server does not let us in.
-    Refused(Error),
+    Refused(Fault),
 }
 
 impl From<io::Error> for Refusal {
     fn from(error: io::Error) -> Self {
-        Self::Failed(lost(error))
+        Self::Failed(error.into())
     }
-}
-
-/// A fault of the socket before anything was sent on it.
-pub(crate) fn lost(fault: impl Into<Fault>) -> Error {
-    Error::Lost { outcome: Outcome::NeverSent, source: fault.into() }
 }
 
 /// Connects, and says who we are.
 pub(crate) async fn connect(options: &Options) -> Result<Entered, Refusal> {
     // Asked first: a server drops those who connect and do not say who they are.
     let given = match &options.credentials {
-        Some(credentials) => {
-            Some(login(credentials).await.map_err(|source| Refusal::Failed(lost(Fault::NoLogin(source))))?)
-        }
+        Some(credentials) => Some(login(credentials).await.map_err(|source| Refusal::Failed(Fault::NoLogin(source)))?),
         None => None,
     };
     let stream = match &options.address {
         Address::Tcp { host, port } => {
             let socket = TcpStream::connect((host.as_str(), *port)).await?;
             socket.set_nodelay(true)?;
-            let keepalive = socket2::TcpKeepalive::new().with_time(Duration::from_secs(30));
+            // The kernel looks at the user time-out when it asks, so it has to ask again soon.
+            let keepalive =
+                socket2::TcpKeepalive::new().with_time(Duration::from_secs(30)).with_interval(Duration::from_secs(10));
             let socket_options = socket2::SockRef::from(&socket);
             socket_options.set_tcp_keepalive(&keepalive)?;
             #[cfg(target_os = "linux")]
@@ -75,7 +70,9 @@ pub(crate) async fn connect(options: &Options) -> Result<Entered, Refusal> {
     match entered.greet(options, given.as_ref().or(options.login.as_ref())).await {
         Ok(()) => Ok(entered),
         // The next time it may be somebody else.
-        Err(Refusal::Refused(error)) if given.is_some() && is_of_login(&error) => Err(Refusal::Failed(error)),
+        Err(Refusal::Refused(Fault::Refused(said))) if given.is_some() && is_of_login(&said) => {
+            Err(Refusal::Failed(Fault::Refused(said)))
+        }
         Err(refusal) => Err(refusal),
     }
 }
@@ -93,15 +90,15 @@ async fn login(credentials: &Arc<dyn Credentials>) -> Result<Login, LoginError> 
 }
 
 /// Not to be let in is for good, unless it is the server that is not ready: then it may be another time.
-fn refusal(error: Error) -> Refusal {
-    let Error::Server(said) = &error else { return Refusal::Failed(error) };
+fn refusal(said: ServerError) -> Refusal {
     let is_full = said.code == ErrorCode::Err && said.message.starts_with("max number of clients");
-    if is_full || said.code.is_temporary() { Refusal::Failed(error) } else { Refusal::Refused(error) }
+    let is_for_now = is_full || said.code.is_temporary();
+    let fault = Fault::Refused(said);
+    if is_for_now { Refusal::Failed(fault) } else { Refusal::Refused(fault) }
 }
 
 /// Whether it is who we are that a server does not like, and not what we ask for.
-fn is_of_login(error: &Error) -> bool {
-    let Error::Server(said) = error else { return false };
+fn is_of_login(said: &ServerError) -> bool {
     let is_old = said.message.starts_with("invalid password") || said.message.starts_with("AUTH");
     match said.code {
         ErrorCode::WrongPassword | ErrorCode::NoAuth | ErrorCode::NoPermission => true,
@@ -111,8 +108,7 @@ fn is_of_login(error: &Error) -> bool {
 }
 
 /// Whether a server does not know what was asked, or not this version of the protocol.
-fn is_unknown(error: &Error) -> bool {
-    let Error::Server(said) = error else { return false };
+fn is_unknown(said: &ServerError) -> bool {
     let is_unknown = said.message.to_ascii_lowercase().starts_with("unknown command");
     said.code == ErrorCode::NoProtocol || said.code == ErrorCode::Err && is_unknown
 }
@@ -150,7 +146,7 @@ impl Entered {
         for (what, value) in [("LIB-NAME", "tidewire-redis"), ("LIB-VER", env!("CARGO_PKG_VERSION"))] {
             match self.ask(&["CLIENT", "SETINFO", what, value]).await? {
                 // One that knows no `HELLO` may not have said before that it wants a password.
-                Err(error) if error.code() == Some(&ErrorCode::NoAuth) => return Err(refusal(error)),
+                Err(error) if error.code == ErrorCode::NoAuth => return Err(refusal(error)),
                 Ok(_) | Err(_) => {}
             }
         }
@@ -158,20 +154,20 @@ impl Entered {
     }
 
     /// What the server answers, which may be an error.
-    async fn ask(&mut self, command: &[&str]) -> Result<Result<Value, Error>, Refusal> {
+    async fn ask(&mut self, command: &[&str]) -> Result<Result<Value, ServerError>, Refusal> {
         let mut output = BytesMut::new();
         encode_command(command, &mut output);
         self.stream.write_all(&output).await?;
         loop {
             match self.decoder.decode(&mut self.input).map_err(|error| Refusal::Failed(error.into()))? {
                 Some(Message::Reply(value)) => {
-                    let refused = value.as_error().map(|text| Error::Server(ServerError::parse(text)));
+                    let refused = value.as_error().map(|text| ServerError::parse(text));
                     return Ok(refused.map_or(Ok(value), Err));
                 }
                 Some(Message::Push(_)) => {}
                 None => {
                     if self.stream.read_buf(&mut self.input).await? == 0 {
-                        return Err(Refusal::Failed(lost(Fault::EndOfStream)));
+                        return Err(Refusal::Failed(Fault::EndOfStream));
                     }
                 }
             }

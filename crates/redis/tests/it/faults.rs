@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tidewire_redis::{Address, Client, Error, Login, Options, Outcome, Phase, State, WhileDown, commands};
+use tidewire_redis::{Address, Client, Error, Fault, Login, Options, Outcome, Phase, State, WhileDown, commands};
 use tidewire_testkit::{Cut, Direction, End, FaultProxy, Faults, PATIENCE, RedisServer};
 
 fn options(proxy: &FaultProxy) -> Options {
@@ -114,7 +114,7 @@ async fn a_wrong_password_is_not_tried_again() {
     assert!(ask(&client, 1).await.is_err());
     let mut status = client.status();
     let status = status.wait_for(|status| status.state == State::Closed).await.unwrap();
-    assert!(matches!(status.last_error.as_deref(), Some(Error::Server(_))), "{status:?}");
+    assert!(matches!(status.last_error.as_deref(), Some(Fault::Refused(_))), "{status:?}");
     assert_eq!(proxy.accepted(), 1);
     wrong.login = Some(Login { user: None, password: "right".into() });
     works(&Client::start(wrong), 2).await;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tidewire_redis::{
-    Client, Command, Error, Login, Options, Outcome, Phase, Pipeline, State, Value, WhileDown, commands,
+    Client, Command, Error, Fault, Login, Options, Outcome, Phase, Pipeline, State, Value, WhileDown, commands,
 };
 use tidewire_testkit::{PATIENCE, RedisServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -32,7 +32,7 @@ async fn a_server_of_http_is_found_out_and_tried_again() {
     assert!(source(&error).contains("'H'"), "{}", source(&error));
     let mut status = client.status();
     let status = status.wait_for(|status| status.state == State::Failed).await.unwrap();
-    assert!(matches!(status.last_error.as_deref(), Some(Error::Protocol(_))), "{status:?}");
+    assert!(matches!(status.last_error.as_deref(), Some(Fault::Protocol(_))), "{status:?}");
     assert_eq!(status.generation, 0);
 }
 
@@ -52,7 +52,7 @@ async fn a_server_that_is_silent_or_closes_at_once_is_given_up_and_tried_again()
         assert!(matches!(error, Error::Lost { outcome: Outcome::NeverSent, .. }), "{error:?}");
         let mut status = client.status();
         let failed = status.wait_for(|status| status.state == State::Failed).await.unwrap().clone();
-        let is_late = matches!(failed.last_error.as_deref(), Some(Error::TimedOut { phase: Phase::Connecting }));
+        let is_late = matches!(failed.last_error.as_deref(), Some(Fault::ConnectTimedOut));
         assert_eq!(is_late, is_silent, "{failed:?}");
         tidewire_testkit::wait_until_async("it is tried again", PATIENCE, async || server.accepted() > 3).await;
     }
@@ -128,7 +128,7 @@ async fn an_old_server_that_wants_a_password_and_gets_none_does_not_let_us_in() 
     assert!(matches!(error, Error::Lost { outcome: Outcome::NeverSent, .. }), "{error:?}");
     let mut status = client.status();
     let closed = status.wait_for(|status| status.state == State::Closed).await.unwrap();
-    assert!(matches!(closed.last_error.as_deref(), Some(Error::Server(_))), "{closed:?}");
+    assert!(matches!(closed.last_error.as_deref(), Some(Fault::Refused(_))), "{closed:?}");
 }
 
 #[tokio::test]
@@ -170,7 +170,7 @@ async fn a_reply_above_the_limit_is_an_error_of_the_oldest_request_alone() {
     assert!(matches!(after, Error::Lost { outcome: Outcome::MaybeExecuted, .. }), "{after:?}");
     let mut status = client.status();
     let open = status.wait_for(|status| status.generation == 2).await.unwrap().clone();
-    assert!(matches!(open.last_error.as_deref(), Some(Error::Protocol(_))), "{open:?}");
+    assert!(matches!(open.last_error.as_deref(), Some(Fault::Protocol(_))), "{open:?}");
     assert_eq!(client.send(command(&["ECHO", "again"])).await.unwrap(), Value::Bulk("again".into()));
 }
 
