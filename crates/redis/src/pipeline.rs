@@ -33,6 +33,10 @@ pub struct Pipeline<S> {
     results: PhantomData<fn() -> S>,
 }
 
+/// What a command is expected to need, and the room that is made for all of them at once, at most.
+const USUAL: usize = 40;
+const MOST: usize = 64 << 10;
+
 /// What the results of a pipeline are: a tuple of up to twelve types, or a `Vec` of one.
 pub trait Slots {
     /// A `Result` for each.
@@ -123,7 +127,9 @@ impl<S> Pipeline<S> {
 
 impl<T> FromIterator<Request<T>> for Pipeline<Vec<T>> {
     fn from_iter<I: IntoIterator<Item = Request<T>>>(requests: I) -> Self {
+        let requests = requests.into_iter();
         let mut pipeline = Self::empty();
+        pipeline.encoded.reserve(requests.size_hint().0.saturating_mul(USUAL).min(MOST));
         for request in requests {
             pipeline.append(&request);
         }
