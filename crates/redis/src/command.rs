@@ -108,8 +108,9 @@ impl Command {
     #[must_use]
     pub fn args(mut self, arguments: impl IntoIterator<Item: ToArgument>) -> Self {
         for argument in arguments {
-            self.push(argument);
+            self.add(argument);
         }
+        self.start = self.buffer.write_head(self.arguments);
         self
     }
 
@@ -139,6 +140,12 @@ impl Command {
 
     /// Adds an argument in place.
     pub fn push(&mut self, argument: impl ToArgument) {
+        self.add(argument);
+        self.start = self.buffer.write_head(self.arguments);
+    }
+
+    /// The same, before the head says so.
+    fn add(&mut self, argument: impl ToArgument) {
         argument.with_bytes(|bytes| {
             if bytes.len() > Self::MAX_ARGUMENT {
                 self.fail(CommandError::ArgumentTooLong { len: bytes.len() });
@@ -184,6 +191,7 @@ impl Command {
             self.fail(problem.clone());
         } else if self.count(other.0.arguments) {
             self.buffer.append(&other.0.buffer);
+            self.start = self.buffer.write_head(self.arguments);
         }
     }
 
@@ -192,14 +200,13 @@ impl Command {
         self.problem.get_or_insert(problem);
     }
 
-    /// Makes the head say so many more. False if they are too many.
+    /// Counts so many more. False if they are too many.
     fn count(&mut self, more: usize) -> bool {
         if self.arguments + more > Self::MAX_ARGUMENTS {
             self.fail(CommandError::TooManyArguments);
             return false;
         }
         self.arguments += more;
-        self.start = self.buffer.write_head(self.arguments);
         true
     }
 }
