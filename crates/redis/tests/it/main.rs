@@ -24,5 +24,6 @@ mod server;
 mod servers;
 mod sharing;
 mod structs;
+mod truth;
 mod types;
 mod wire;

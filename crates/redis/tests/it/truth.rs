@@ -1,0 +1,423 @@
+//! Whatever happens to a connection, a server reads whole commands, each once and in the order of asking, and whoever asks is told the
+//! truth about theirs.
+//!
+//! The peer reads in small pieces, stalls, answers late or before it has heard all, and cuts, while callers ask in bursts, give up
+//! and are late, with little room. What it does follows from a seed.
+
+use std::collections::HashSet;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::{Buf, BytesMut};
+use fastrand::Rng;
+use tidewire_redis::{
+    Address, Client, ClientStats, Command, Decoder, Error, Options, Outcome, Pipeline, Request, State, WhenFull,
+    WhileDown,
+};
+use tidewire_testkit::PATIENCE;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// How many ask at the same time.
+const CALLERS: u8 = 4;
+/// How often each of them asks for several things at once.
+const BURSTS: usize = 12;
+
+/// Who a command is of, and where it belongs. It is written in its key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Name {
+    caller: u8,
+    /// The number of the request among those of its caller.
+    turn: u32,
+    /// The number of the command in its request, and how many there are.
+    part: u8,
+    of: u8,
+    /// The length of its value.
+    len: u32,
+}
+
+/// How long the command is up to the end of its key.
+const HEAD: usize = "*3\r\n$3\r\nSET\r\n$20\r\n01234567890123456789\r\n".len();
+/// What is said by the client itself.
+const PING: &[u8] = b"*1\r\n$4\r\nPING\r\n";
+
+impl Name {
+    fn key(self) -> String {
+        format!("{:02x}{:08x}{:02x}{:02x}{:06x}", self.caller, self.turn, self.part, self.of, self.len)
+    }
+
+    /// What is found at the beginning of a command, if that is there.
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let key = str::from_utf8(bytes.get(HEAD - 22..HEAD - 2)?).ok()?;
+        let number = |from: usize, to: usize| u32::from_str_radix(key.get(from..to)?, 16).ok();
+        let short = |from| number(from, from + 2).and_then(|number| u8::try_from(number).ok());
+        Some(Self { caller: short(0)?, turn: number(2, 10)?, part: short(10)?, of: short(12)?, len: number(14, 20)? })
+    }
+
+    /// A value that is like no other.
+    fn value(self) -> Vec<u8> {
+        let mut value = vec![0; self.len as usize];
+        Rng::with_seed(u64::from(self.turn) << 16 | u64::from(self.caller) << 8 | u64::from(self.part))
+            .fill(&mut value);
+        value
+    }
+
+    fn request(self) -> Request<String> {
+        Command::new("SET").arg(self.key()).arg(&self.value()[..]).returning()
+    }
+
+    fn bytes(self) -> Vec<u8> {
+        self.request().command().as_bytes().to_vec()
+    }
+}
+
+/// What all peers have heard, and what is wrong with it.
+#[derive(Default)]
+struct Heard {
+    /// Also those whose end did not come.
+    names: HashSet<Name>,
+    wrong: Vec<String>,
+}
+
+/// How the peers know what goes on.
+#[derive(Clone)]
+struct Scene {
+    heard: Arc<Mutex<Heard>>,
+    /// How many requests have ended.
+    ended: watch::Receiver<usize>,
+    /// Nobody asks any more: all is read and answered.
+    is_calm: watch::Receiver<bool>,
+}
+
+trait Socket: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Socket for T {}
+
+/// One connection at the peer.
+struct Peer {
+    socket: Box<dyn Socket>,
+    scene: Scene,
+    random: Rng,
+    input: BytesMut,
+    /// Replies that were not sent yet.
+    replies: Vec<u8>,
+    /// What came last, and of each caller.
+    last: Option<Name>,
+    turns: [Option<u32>; CALLERS as usize],
+    /// The command at the front of the input, once it is known.
+    current: Option<Current>,
+}
+
+struct Current {
+    name: Name,
+    bytes: Vec<u8>,
+    is_answered: bool,
+}
+
+impl Peer {
+    fn new(socket: Box<dyn Socket>, scene: Scene, random: Rng) -> Self {
+        let (input, turns) = (BytesMut::new(), [None; CALLERS as usize]);
+        Self { socket, scene, random, input, replies: Vec::new(), last: None, turns, current: None }
+    }
+
+    /// Reads and answers until it has enough, or the client has.
+    async fn run(mut self) {
+        if self.greet().await.is_none() {
+            return;
+        }
+        let mut left = if self.random.u8(..4) == 0 { usize::MAX } else { self.random.usize(1..600_000) };
+        while left > 0 {
+            let is_calm = *self.scene.is_calm.borrow_and_update();
+            if is_calm {
+                left = usize::MAX;
+            } else if self.random.u8(..24) == 0 {
+                self.stall().await;
+            }
+            if is_calm || self.random.bool() {
+                let replies = std::mem::take(&mut self.replies);
+                if self.socket.write_all(&replies).await.is_err() {
+                    return;
+                }
+            }
+            let most = if is_calm || self.random.u8(..4) == 0 { 200_000 } else { self.random.usize(1..3000) };
+            let mut piece = vec![0; most.min(left)];
+            let count = tokio::select! {
+                biased;
+                read = self.socket.read(&mut piece) => match read {
+                    Ok(count @ 1..) => count,
+                    _ => return,
+                },
+                // Replies that were held back are wanted when nothing more comes.
+                () = tokio::task::yield_now(), if !self.replies.is_empty() => 0,
+                _ = self.scene.is_calm.changed(), if !is_calm => 0,
+            };
+            self.input.extend_from_slice(&piece[..count]);
+            left -= count;
+            while self.hear() {}
+        }
+    }
+
+    async fn greet(&mut self) -> Option<()> {
+        let mut decoder = Decoder::default();
+        for _ in 0..3 {
+            while decoder.decode(&mut self.input).ok()?.is_none() {
+                if self.socket.read_buf(&mut self.input).await.ok()? == 0 {
+                    return None;
+                }
+            }
+            self.socket.write_all(b"+OK\r\n").await.ok()?;
+        }
+        Some(())
+    }
+
+    /// Does nothing until some have ended who ask.
+    async fn stall(&mut self) {
+        let until = *self.scene.ended.borrow() + self.random.usize(1..12);
+        tokio::select! {
+            _ = self.scene.ended.wait_for(|ended| *ended >= until) => {}
+            _ = self.scene.is_calm.wait_for(|is_calm| *is_calm) => {}
+        }
+    }
+
+    /// Takes a command from the input and answers it. False if it is not all there.
+    fn hear(&mut self) -> bool {
+        if self.current.is_none() && self.input.starts_with(PING) {
+            self.input.advance(PING.len());
+            self.replies.extend_from_slice(b"+PONG\r\n");
+            self.check(self.last.is_none_or(|last| last.part + 1 == last.of), "a question within a pipeline");
+            return true;
+        }
+        if self.current.is_none() && self.input.len() >= HEAD {
+            match Name::parse(&self.input) {
+                Some(name) => self.note(name),
+                None => self.check(false, "not a command"),
+            }
+        }
+        let Some(mut current) = self.current.take() else { return false };
+        let len = self.input.len().min(current.bytes.len());
+        self.check(self.input[..len] == current.bytes[..len], "other bytes");
+        let is_whole = len == current.bytes.len();
+        if !current.is_answered && (is_whole || self.random.u8(..16) == 0) {
+            self.replies.extend_from_slice(format!("+{}\r\n", current.name.key()).as_bytes());
+            current.is_answered = true;
+        }
+        if is_whole {
+            self.input.advance(len);
+        } else {
+            self.current = Some(current);
+        }
+        is_whole
+    }
+
+    /// Checks that a command comes once and in its turn.
+    fn note(&mut self, name: Name) {
+        let is_new = self.scene.heard.lock().unwrap().names.insert(name);
+        self.check(is_new, "it came before");
+        let is_in_turn = match self.last.replace(name) {
+            Some(last) if last.part + 1 < last.of => name == Name { part: last.part + 1, len: name.len, ..last },
+            _ => name.part == 0 && self.turns[usize::from(name.caller)] < Some(name.turn),
+        };
+        self.check(is_in_turn, "it is not its turn");
+        self.turns[usize::from(name.caller)] = Some(name.turn);
+        self.current = Some(Current { name, bytes: name.bytes(), is_answered: false });
+    }
+
+    fn check(&self, is_right: bool, what: &str) {
+        if !is_right {
+            let start = self.input[..self.input.len().min(60)].escape_ascii();
+            self.scene.heard.lock().unwrap().wrong.push(format!("{what}: {start} after {:?}", self.last));
+        }
+    }
+}
+
+/// Accepts until it is over, and has all that was sent read.
+async fn accept(listener: Listener, scene: Scene, seed: u64, mut is_over: watch::Receiver<bool>) {
+    let mut open = JoinSet::new();
+    for number in 1.. {
+        let socket = tokio::select! {
+            socket = listener.accept() => socket,
+            _ = is_over.wait_for(|is_over| *is_over) => break,
+        };
+        open.spawn(Peer::new(socket, scene.clone(), Rng::with_seed(seed << 16 | number)).run());
+    }
+    while let Some(ended) = open.join_next().await {
+        ended.unwrap();
+    }
+}
+
+enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl Listener {
+    async fn accept(&self) -> Box<dyn Socket> {
+        match self {
+            Self::Tcp(listener) => Box::new(listener.accept().await.unwrap().0),
+            Self::Unix(listener) => Box::new(listener.accept().await.unwrap().0),
+        }
+    }
+}
+
+/// What became of a command.
+type Told = (Name, Result<String, Error>);
+type Asking = Pin<Box<dyn Future<Output = Vec<Told>> + Send>>;
+
+/// Somebody who asks in bursts.
+struct Caller {
+    client: Client,
+    number: u8,
+    random: Rng,
+    turn: u32,
+    ended: Arc<watch::Sender<usize>>,
+}
+
+impl Caller {
+    async fn run(mut self) -> Vec<Told> {
+        let mut told = Vec::new();
+        for _ in 0..BURSTS {
+            if self.random.bool() {
+                self.client.status().wait_for(|status| status.state == State::Open).await.unwrap();
+            }
+            // Asked in this order; some give up after so many turns.
+            let mut burst = Vec::new();
+            for _ in 0..self.random.usize(1..8) {
+                let turns = if self.random.u8(..6) == 0 { self.random.usize(1..6) } else { usize::MAX };
+                burst.push((turns, Some(self.ask())));
+            }
+            poll_fn(|context| {
+                for (turns, slot) in &mut burst {
+                    let Some(asking) = slot else { continue };
+                    let polled = asking.as_mut().poll(context);
+                    *turns -= 1;
+                    if polled.is_pending() && *turns > 0 {
+                        continue;
+                    }
+                    if let Poll::Ready(one) = polled {
+                        told.extend(one);
+                    }
+                    *slot = None;
+                    self.ended.send_modify(|ended| *ended += 1);
+                }
+                if burst.iter().all(|(_, slot)| slot.is_none()) { Poll::Ready(()) } else { Poll::Pending }
+            })
+            .await;
+        }
+        told
+    }
+
+    /// One command or several.
+    fn ask(&mut self) -> Asking {
+        let random = &mut self.random;
+        self.turn += 1;
+        let of = if random.u8(..4) == 0 { random.u8(1..6) } else { 1 };
+        let names: Vec<_> = (0..of)
+            .map(|part| {
+                let len = match random.u8(..32) {
+                    0 => random.u32(..400_000),
+                    1..6 => random.u32(..20_000),
+                    _ => random.u32(..200),
+                };
+                Name { caller: self.number, turn: self.turn, part, of, len }
+            })
+            .collect();
+        let millis = if random.u8(..4) == 0 { 200 } else { random.u64(..20) };
+        let client = self.client.with_timeout(Duration::from_millis(millis));
+        Box::pin(async move {
+            if let [name] = names[..] {
+                return vec![(name, client.send(name.request()).await)];
+            }
+            let pipeline: Pipeline<Vec<String>> = names.iter().map(|name| name.request()).collect();
+            let told = client.pipeline(pipeline).await.expect("every command has a result of its own");
+            names.into_iter().zip(told).collect()
+        })
+    }
+}
+
+/// How many were served, never sent, and perhaps executed.
+async fn play(seed: u64, while_down: WhileDown, is_unix: bool) -> [usize; 3] {
+    let mut random = Rng::with_seed(seed);
+    let path = std::env::temp_dir().join(format!("tidewire-truth-{}-{seed}", std::process::id()));
+    let (listener, address) = if is_unix {
+        (Listener::Unix(UnixListener::bind(&path).unwrap()), Address::Unix(path.clone()))
+    } else {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        (Listener::Tcp(listener), Address::Tcp { host: "127.0.0.1".into(), port })
+    };
+    let mut options = Options::default();
+    (options.address, options.while_down) = (address, while_down);
+    (options.min_backoff, options.max_backoff) = (Duration::from_micros(100), Duration::from_millis(2));
+    options.connect_timeout = Duration::from_millis(*random.choice(&[50, 5000]).unwrap());
+    options.max_requests = *random.choice(&[1, 3, 8, 64]).unwrap();
+    options.max_bytes = *random.choice(&[100, 10_000, 500_000, 64 << 20]).unwrap();
+    options.when_full = if random.u8(..4) == 0 { WhenFull::Fail } else { WhenFull::Wait };
+    let client = Client::start(options);
+
+    let (ended, is_calm, is_over) =
+        (Arc::new(watch::Sender::new(0)), watch::Sender::new(false), watch::Sender::new(false));
+    let heard = Arc::new(Mutex::new(Heard::default()));
+    let scene = Scene { heard: Arc::clone(&heard), ended: ended.subscribe(), is_calm: is_calm.subscribe() };
+    let peers = tokio::spawn(accept(listener, scene, seed, is_over.subscribe()));
+    let mut callers = JoinSet::new();
+    for number in 0..CALLERS {
+        let (client, ended, random) = (client.clone(), Arc::clone(&ended), random.fork());
+        callers.spawn(Caller { client, number, random, turn: 0, ended }.run());
+    }
+    let all = tokio::time::timeout(PATIENCE, callers.join_all()).await.expect("every call ends");
+
+    is_calm.send_replace(true);
+    let idle = async {
+        let is_idle = |stats: ClientStats| (stats.in_flight, stats.in_flight_bytes, stats.queued) == (0, 0, 0);
+        while !is_idle(client.stats()) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, idle).await.expect("all room is given back");
+    client.close(PATIENCE).await;
+    is_over.send_replace(true);
+    tokio::time::timeout(PATIENCE, peers).await.expect("all is read").unwrap();
+    if is_unix {
+        std::fs::remove_file(path).unwrap();
+    }
+    let heard = heard.lock().unwrap();
+    assert!(heard.wrong.is_empty(), "seed {seed}: {:?}", heard.wrong);
+    let mut counts = [0; 3];
+    for (name, told) in all.into_iter().flatten() {
+        let is_heard = heard.names.contains(&name);
+        let (is_true, kind) = match &told {
+            Ok(text) => (is_heard && *text == name.key(), 0),
+            Err(error) => match error.outcome() {
+                Some(Outcome::NeverSent) => (!is_heard, 1),
+                Some(Outcome::MaybeExecuted) => (true, 2),
+                None => (false, 2),
+            },
+        };
+        assert!(is_true, "seed {seed}: {name:?} was told {told:?}, and heard: {is_heard}");
+        counts[kind] += 1;
+    }
+    counts
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_asks_is_told_the_truth_whatever_happens() {
+    let seed = std::env::var("TIDEWIRE_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok())
+        .unwrap_or_else(|| fastrand::u64(..1 << 40));
+    println!("TIDEWIRE_SEED={seed}");
+    let mut plays = JoinSet::new();
+    for (number, while_down) in [WhileDown::AsStates, WhileDown::Fail, WhileDown::Queue].into_iter().enumerate() {
+        for round in 0..4 {
+            plays.spawn(play(seed + (number * 4 + round) as u64, while_down, round % 2 == 0));
+        }
+    }
+    let counts = plays.join_all().await;
+    let sum = counts.iter().fold([0; 3], |sum, counts| std::array::from_fn(|kind| sum[kind] + counts[kind]));
+    println!("served, never sent, perhaps executed: {sum:?}");
+    assert!(sum.iter().all(|sum| *sum > 0), "{sum:?}");
+}
