@@ -3,6 +3,7 @@
 mod batch;
 mod budget;
 mod clock;
+mod output;
 mod queue;
 mod serving;
 mod submission;

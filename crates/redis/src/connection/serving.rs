@@ -10,9 +10,10 @@ use bytes::BytesMut;
 use tokio::io::AsyncWrite;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::batch::{self, Batch, KEPT};
+use super::batch::{Batch, KEPT};
 use super::budget::Weight;
 use super::clock::after;
+use super::output::Output;
 use super::queue::Shared;
 use super::submission::{Reply, Submission};
 use super::transport::{Entered, Stream};
@@ -48,11 +49,7 @@ pub(super) struct Serving {
     input: BytesMut,
     /// How much was read last.
     last_read: usize,
-    /// What is to be written, from `flushed` on.
-    output: Vec<u8>,
-    flushed: usize,
-    /// How many bytes were put into the output so far.
-    gathered: u64,
+    output: Output,
     /// What is in the output or was sent, in order.
     awaiting: VecDeque<Awaiting>,
     /// How many of them, from the last, are not wholly written.
@@ -101,9 +98,7 @@ impl Serving {
             decoder,
             input,
             last_read: 0,
-            output: Vec::new(),
-            flushed: 0,
-            gathered: 0,
+            output: Output::default(),
             awaiting: VecDeque::new(),
             unwritten: 0,
             taken: Batch::default(),
@@ -149,7 +144,7 @@ impl Serving {
 
     /// Ends all that waits for replies.
     fn end_all(&mut self, error: impl Fn(usize, Outcome) -> Error) {
-        let written = self.written();
+        let written = self.output.written();
         for (index, waiting) in std::mem::take(&mut self.awaiting).into_iter().enumerate() {
             let outcome = if waiting.start < written { Outcome::MaybeExecuted } else { Outcome::NeverSent };
             self.shared.end(waiting.request, error(index, outcome));
@@ -200,7 +195,7 @@ impl Serving {
 
     /// Takes what is queued, and not too much of it.
     fn gather(&mut self, context: &Context<'_>) {
-        let wants_more = self.output.len() - self.flushed < ENOUGH;
+        let wants_more = self.output.unwritten().len() < ENOUGH;
         let look = self.shared.look(wants_more.then_some(&mut self.taken), context);
         if let Some(by) = look.closing {
             if self.closing.is_none() {
@@ -239,32 +234,24 @@ impl Serving {
 
     /// Puts requests into the output, and empties the batch.
     fn enlist(&mut self, batch: &mut Batch, now: Instant) {
-        if self.output.is_empty() {
-            std::mem::swap(&mut self.output, &mut batch.bytes);
-        } else {
-            self.output.extend_from_slice(&batch.bytes);
-        }
-        batch::empty(&mut batch.bytes);
+        let mut start = self.output.end();
+        self.output.put(&mut batch.bytes);
         self.unwritten += batch.requests.len();
         for request in batch.requests.drain(..) {
-            let start = self.gathered;
-            self.gathered += request.len as u64;
+            let len = request.len as u64;
             self.awaiting.push_back(Awaiting { request, start, since: now });
+            start += len;
         }
     }
 
     /// Takes back what is in the output and of which nothing was written.
     fn unsent(&mut self) -> Batch {
-        let written = self.written();
+        let written = self.output.written();
         let first = self.awaiting.partition_point(|waiting| waiting.start < written);
-        let start = self.awaiting.get(first).map_or(self.gathered, |waiting| waiting.start);
+        let start = self.awaiting.get(first).map_or(self.output.end(), |waiting| waiting.start);
         let requests: VecDeque<_> = self.awaiting.drain(first..).map(|waiting| waiting.request).collect();
-        let len = usize::try_from(self.gathered - start).unwrap_or(usize::MAX);
-        let bytes = self.output.split_off(self.output.len() - len);
-        self.gathered = start;
         self.unwritten -= requests.len();
-        self.clear_output();
-        Batch { requests, bytes }
+        Batch { requests, bytes: self.output.cut(start) }
     }
 
     /// Takes those out of the output that are not to stay and of which nothing was written.
@@ -279,11 +266,6 @@ impl Serving {
         self.enlist(&mut unsent, Instant::now());
     }
 
-    /// How many bytes were written so far.
-    fn written(&self) -> u64 {
-        self.gathered - (self.output.len() - self.flushed) as u64
-    }
-
     /// Looks at deadlines then, if not before.
     fn wake_by(&mut self, deadline: Instant) {
         if self.alarm.as_ref().is_none_or(|alarm| alarm.deadline() > deadline) {
@@ -294,15 +276,14 @@ impl Serving {
     /// Writes until all is written or the socket takes no more.
     fn write(&mut self, context: &mut Context<'_>) -> Result<(), Fault> {
         while !self.output.is_empty() {
-            match Pin::new(&mut self.stream).poll_write(context, &self.output[self.flushed..]) {
+            match Pin::new(&mut self.stream).poll_write(context, self.output.unwritten()) {
                 Poll::Pending => break,
                 Poll::Ready(Ok(0)) => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
                 Poll::Ready(Ok(count)) => {
-                    self.flushed += count;
+                    self.output.flush(count);
                     self.tally.bytes_out += count as u64;
                     self.is_news = true;
                     self.note_written();
-                    self.clear_output();
                 }
                 Poll::Ready(Err(error)) => return Err(error.into()),
             }
@@ -310,17 +291,9 @@ impl Serving {
         Ok(())
     }
 
-    /// Empties the output if all of it is written.
-    fn clear_output(&mut self) {
-        if self.flushed == self.output.len() {
-            self.flushed = 0;
-            batch::empty(&mut self.output);
-        }
-    }
-
     /// From now on, what is wholly written waits for the server.
     fn note_written(&mut self) {
-        let (written, now) = (self.written(), Instant::now());
+        let (written, now) = (self.output.written(), Instant::now());
         let (first, mut together) = (self.awaiting.len() - self.unwritten, Together::default());
         for waiting in self.awaiting.range_mut(first..).take_while(|waiting| waiting.end() <= written) {
             together.add(waiting.since, now, &mut self.tally.write_latency);
@@ -394,7 +367,7 @@ impl Serving {
 
     /// Finds out whom each reply is for, of so many at most.
     fn decode(&mut self, most: usize, mut end: impl FnMut(&Awaiting, &mut Tally)) -> Result<(), Fault> {
-        let written = self.written();
+        let written = self.output.written();
         while self.answered.len() < most
             && let Some(message) = self.decoder.decode(&mut self.input)?
         {
@@ -462,7 +435,7 @@ impl Serving {
     fn expire(&mut self, now: Instant) -> bool {
         let queued = self.shared.expire(now, Phase::Queued);
         self.drop_unsent(|request| request.deadline > now);
-        let written = self.written();
+        let written = self.output.written();
         let mut is_overdue = false;
         for waiting in &mut self.awaiting {
             if waiting.request.deadline > now {
