@@ -229,7 +229,8 @@ impl Shared {
         if !queue.is_to_sweep() {
             return false;
         }
-        (queue.is_short, queue.gone) = (false, 0);
+        // Whoever waits for room does not ask again before there is some.
+        (queue.is_short, queue.gone) = (queue.budget.waiting > 0, 0);
         let unwanted = queue.waiting.take_out(Submission::is_wanted);
         drop(queue);
         for request in unwanted {

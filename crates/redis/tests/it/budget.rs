@@ -123,6 +123,35 @@ async fn whoever_goes_away_behind_a_request_that_is_stuck_leaves_their_room_at_o
     assert_eq!(client.stats().in_flight, 0);
 }
 
+#[tokio::test]
+async fn whoever_goes_away_after_one_who_could_leave_no_room_leaves_theirs() {
+    let server = Scripted::deaf().await;
+    let mut options = options(server.port());
+    (options.max_requests, options.timeout) = (2, Duration::MAX);
+    let client = Client::start(options);
+    // More than sockets take.
+    let long = command(&["SET", "k", &"v".repeat(32 << 20)]);
+    let first = long.command().size();
+    let stuck = ask(&client, long);
+    wait_until_async("it is being sent", PATIENCE, async || client.stats().bytes_out > 0).await;
+    let gone = ask(&client, command(&["PING"]));
+    wait_until_async("it is queued", PATIENCE, async || client.stats().queued == 1).await;
+    let next = command(&["ECHO", "next"]);
+    let both = first + next.command().size();
+    let waits = ask(&client, next);
+    for leaves in [stuck, gone] {
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        // A part of the first is sent, and so the rest has to be.
+        leaves.abort();
+    }
+    wait_until_async("the next has the room", PATIENCE / 4, async || client.stats().in_flight_bytes == both).await;
+    client.close(Duration::ZERO).await;
+    assert!(matches!(waits.await.unwrap(), Err(Error::Closed { outcome: Outcome::NeverSent })));
+    assert_eq!(client.stats().in_flight, 0);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_waits_for_room_when_the_connection_is_lost_is_told_or_served() {
     for while_down in [WhileDown::AsStates, WhileDown::Fail, WhileDown::Queue] {
