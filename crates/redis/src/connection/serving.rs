@@ -120,6 +120,8 @@ impl Serving {
             Ok(_) => std::future::poll_fn(|context| self.poll(context)).await,
             Err(fault) => Err(fault),
         };
+        // What has come is given, also when nothing more can be written.
+        while let Ok(1..) = self.dispatch() {}
         self.is_news = true;
         self.publish();
         match ended {
@@ -244,10 +246,15 @@ impl Serving {
         }
     }
 
+    /// The first of which nothing was written.
+    fn first_unsent(&self) -> usize {
+        let written = self.output.written();
+        self.awaiting.partition_point(|waiting| waiting.start < written)
+    }
+
     /// Takes back what is in the output and of which nothing was written.
     fn unsent(&mut self) -> Batch {
-        let written = self.output.written();
-        let first = self.awaiting.partition_point(|waiting| waiting.start < written);
+        let first = self.first_unsent();
         let start = self.awaiting.get(first).map_or(self.output.end(), |waiting| waiting.start);
         let requests: VecDeque<_> = self.awaiting.drain(first..).map(|waiting| waiting.request).collect();
         self.unwritten -= requests.len();
@@ -256,7 +263,7 @@ impl Serving {
 
     /// Takes those out of the output that are not to stay and of which nothing was written.
     fn drop_unsent(&mut self, stays: impl Fn(&Submission) -> bool) {
-        if self.awaiting.iter().rev().take(self.unwritten).all(|waiting| stays(&waiting.request)) {
+        if self.awaiting.range(self.first_unsent()..).all(|waiting| stays(&waiting.request)) {
             return;
         }
         let mut unsent = self.unsent();

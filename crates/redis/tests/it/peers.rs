@@ -1,5 +1,6 @@
 //! What a client makes of peers: those that are not Redis, old ones, and those that say something strange.
 
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use tidewire_redis::{
@@ -7,8 +8,9 @@ use tidewire_redis::{
 };
 use tidewire_testkit::{PATIENCE, RedisServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::task::JoinSet;
 
-use crate::servers::{Scripted, command, greeting, options};
+use crate::servers::{Scripted, answer, command, greeting, options};
 
 /// What an error was before it befell a request.
 fn source(error: &Error) -> String {
@@ -149,6 +151,41 @@ async fn a_reply_that_nobody_asked_for_goes_to_nobody() {
     }
     client.status().wait_for(|status| status.generation == 2).await.unwrap();
     assert_eq!(client.send(command(&["ECHO", "3"])).await.unwrap(), Value::Simple("3".into()));
+}
+
+#[tokio::test]
+async fn replies_that_have_come_are_given_also_when_nothing_can_be_written_any_more() {
+    const ASKED: usize = 100;
+    // It answers all at once, and is gone before somebody can ask again.
+    let server = Scripted::start(|mut stream, _| async move {
+        let heard = AtomicUsize::new(0);
+        answer(&mut stream, |words| match greeting(words) {
+            Some(reply) => Some(reply),
+            None => (heard.fetch_add(1, SeqCst) + 1 < ASKED).then(String::new),
+        })
+        .await;
+        stream.set_zero_linger().unwrap();
+        let _ = stream.write_all("+OK\r\n".repeat(ASKED).as_bytes()).await;
+    })
+    .await;
+    let mut options = options(server.port());
+    options.while_down = WhileDown::Fail;
+    let client = Client::start(options);
+    client.status().wait_for(|status| status.state == State::Open).await.unwrap();
+    let mut asked = JoinSet::new();
+    for _ in 0..ASKED {
+        let client = client.clone();
+        asked.spawn(async move {
+            let first = client.send(command(&["ECHO", "1"])).await;
+            // It is written before the others have their replies.
+            (first, client.send(command(&["ECHO", "2"])).await)
+        });
+    }
+    while let Some(ended) = asked.join_next().await {
+        let (first, second) = ended.unwrap();
+        assert_eq!(first.expect("its reply has come"), Value::Simple("OK".into()));
+        assert!(matches!(second, Err(Error::Lost { .. })), "{second:?}");
+    }
 }
 
 #[tokio::test]
