@@ -178,18 +178,13 @@ impl Serving {
             }
             match self.read(context)? {
                 // The rest of the replies is read after what is asked now was written: the server has something to do meanwhile.
-                Some(1..) if self.has_company => {
-                    self.has_waited = true;
-                    break;
-                }
+                Some(1..) if self.has_company => break,
                 Some(_) => {}
                 None if is_time => return self.rest(context),
-                None => {
-                    self.has_waited = true;
-                    break;
-                }
+                None => break,
             }
         }
+        self.has_waited = true;
         // There may be no rest for long, and deadlines are kept nevertheless.
         context.waker().wake_by_ref();
         self.rest(context)

@@ -1,5 +1,6 @@
 //! Servers that say too much, too little at a time, or too often the same: others have their turns, and deadlines are kept.
 
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use tidewire_redis::{Client, DecodeErrorKind, Error, Fault, Outcome, Phase, State, Value, WhileDown};
@@ -35,6 +36,33 @@ async fn pushes_without_end_keep_nobody_from_their_deadline_or_from_closing() {
     let closed = tokio::time::timeout(PATIENCE / 4, client.close(Duration::from_millis(20))).await;
     closed.expect("it is closed in its time");
     assert_eq!(client.status().borrow().generation, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pushes_without_end_keep_nobody_from_asking_when_several_have_asked_together() {
+    let server = Scripted::start(|mut stream, _| async move {
+        let heard = AtomicUsize::new(0);
+        answer(&mut stream, |words| match greeting(words) {
+            Some(reply) => Some(reply),
+            None => (heard.fetch_add(1, SeqCst) == 0).then(String::new),
+        })
+        .await;
+        let _ = stream.write_all(b"+OK\r\n+OK\r\n").await;
+        let bytes = ">2\r\n+message\r\n$5\r\nhello\r\n".repeat(10_000);
+        while stream.write_all(bytes.as_bytes()).await.is_ok() {}
+    })
+    .await;
+    let client = Client::start(options(server.port()));
+    // Before there is a connection, so that it takes both together.
+    let (one, two) = tokio::join!(client.send(command(&["PING"])), client.send(command(&["PING"])));
+    assert!(one.is_ok() && two.is_ok());
+    wait_until_async("pushes come", PATIENCE, async || client.stats().pushes > 10_000).await;
+    let hasty = client.with_timeout(Duration::from_millis(20));
+    let late = tokio::time::timeout(PATIENCE / 4, hasty.send(command(&["PING"]))).await;
+    let late = late.expect("it ends at its deadline").unwrap_err();
+    assert!(matches!(late, Error::TimedOut { .. }), "{late:?}");
+    let closed = tokio::time::timeout(PATIENCE / 4, client.close(Duration::from_millis(20))).await;
+    closed.expect("it is closed in its time");
 }
 
 #[tokio::test]
