@@ -26,4 +26,5 @@ mod sharing;
 mod structs;
 mod truth;
 mod types;
+mod unsent;
 mod wire;

@@ -1,0 +1,157 @@
+//! What was taken for a connection and not sent: it is taken back, and the rest stays in order.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tidewire_redis::{Client, Error, Fault, Outcome, Phase, Request, Value, WhileDown};
+use tidewire_testkit::{PATIENCE, wait_until_async};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+
+use crate::servers::{Scripted, answer, command, greeting, options};
+
+/// The names of the commands that a server has heard, and their first arguments.
+type Heard = Arc<Mutex<Vec<String>>>;
+
+/// Shakes hands, and hears nothing more.
+async fn greet(stream: &mut TcpStream) {
+    answer(stream, |words| greeting(words).filter(|_| words.iter().all(|word| word != "LIB-VER"))).await;
+    stream.write_all(b"+OK\r\n").await.unwrap();
+}
+
+/// Answers everything, and notes what it is.
+async fn hear(stream: &mut TcpStream, heard: &Heard) {
+    answer(stream, |words| {
+        let is_greeting = greeting(words);
+        if is_greeting.is_none() {
+            heard.lock().unwrap().push(words[..words.len().min(2)].join(" "));
+        }
+        is_greeting.or_else(|| Some("+OK\r\n".to_owned()))
+    })
+    .await;
+}
+
+async fn ask(client: &Client, request: Request<Value>, queued: usize) -> JoinHandle<Result<Value, Error>> {
+    let asking = client.clone();
+    let asked = tokio::spawn(async move { asking.send(request).await });
+    wait_until_async("it is queued", PATIENCE, async || client.stats().queued == queued).await;
+    asked
+}
+
+/// More than sockets take.
+fn long() -> Request<Value> {
+    command(&["SET", "long", &"v".repeat(32 << 20)])
+}
+
+#[tokio::test]
+async fn what_is_late_behind_a_request_that_is_stuck_is_not_sent() {
+    let (heard, goes_on) = (Heard::default(), Arc::new(Notify::new()));
+    let server = Scripted::start({
+        let (heard, goes_on) = (Arc::clone(&heard), Arc::clone(&goes_on));
+        move |mut stream, _| {
+            let (heard, goes_on) = (Arc::clone(&heard), Arc::clone(&goes_on));
+            async move {
+                greet(&mut stream).await;
+                goes_on.notified().await;
+                hear(&mut stream, &heard).await;
+            }
+        }
+    })
+    .await;
+    let (client, connection) = Client::new(options(server.port()));
+    let hasty = client.with_timeout(Duration::from_millis(300));
+    let stuck = ask(&client, long(), 1).await;
+    let late = ask(&hasty, command(&["INCR", "late"]), 2).await;
+    let last = ask(&client, command(&["INCR", "last"]), 3).await;
+    // It takes all of them together.
+    tokio::spawn(connection.run());
+    let late = late.await.unwrap().unwrap_err();
+    assert!(matches!(late, Error::TimedOut { phase: Phase::Queued }), "{late:?}");
+    goes_on.notify_one();
+    assert!(stuck.await.unwrap().is_ok() && last.await.unwrap().is_ok());
+    assert_eq!(*heard.lock().unwrap(), ["SET long", "INCR last"]);
+    wait_until_async("all room is given back", PATIENCE, async || client.stats().in_flight == 0).await;
+}
+
+/// A server whose first connection reads nothing and is cut on demand. The others hear, or hang up at once.
+async fn cut_once(cut: &Arc<Notify>, heard: &Heard, hears: bool) -> Scripted {
+    let (heard, cut) = (Arc::clone(heard), Arc::clone(cut));
+    Scripted::start(move |mut stream, number| {
+        let (heard, cut) = (Arc::clone(&heard), Arc::clone(&cut));
+        async move {
+            if number == 0 {
+                greet(&mut stream).await;
+                cut.notified().await;
+            } else if hears {
+                hear(&mut stream, &heard).await;
+            }
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn what_was_not_sent_is_the_first_on_the_next_connection() {
+    let (heard, cut) = (Heard::default(), Arc::new(Notify::new()));
+    let server = cut_once(&cut, &heard, true).await;
+    let mut options = options(server.port());
+    (options.while_down, options.connect_timeout) = (WhileDown::Queue, PATIENCE);
+    let (client, connection) = Client::new(options);
+    let hasty = client.with_timeout(Duration::from_secs(1));
+    let stuck = ask(&hasty, long(), 1).await;
+    let taken = ask(&client, command(&["INCR", "taken"]), 2).await;
+    tokio::spawn(connection.run());
+    wait_until_async("it is being sent", PATIENCE, async || client.stats().bytes_out > 0).await;
+    let queued = ask(&client, command(&["INCR", "queued"]), 1).await;
+    // The server is to be asked for a sign of life now. That is of no use on the next connection.
+    let late = stuck.await.unwrap().unwrap_err();
+    assert!(matches!(late, Error::TimedOut { phase: Phase::Writing }), "{late:?}");
+    cut.notify_one();
+    assert!(taken.await.unwrap().is_ok() && queued.await.unwrap().is_ok());
+    assert_eq!(*heard.lock().unwrap(), ["INCR taken", "INCR queued"]);
+    assert_eq!(client.stats().in_flight, 0);
+}
+
+#[tokio::test]
+async fn what_was_not_sent_keeps_its_deadline_while_it_waits_for_the_next_connection() {
+    let (heard, cut) = (Heard::default(), Arc::new(Notify::new()));
+    let server = cut_once(&cut, &heard, false).await;
+    let mut options = options(server.port());
+    options.while_down = WhileDown::Queue;
+    (options.min_backoff, options.max_backoff) = (Duration::from_hours(1), Duration::from_hours(1));
+    let (client, connection) = Client::new(options);
+    let hasty = client.with_timeout(Duration::from_secs(1));
+    let stuck = ask(&client, long(), 1).await;
+    let late = ask(&hasty, command(&["INCR", "late"]), 2).await;
+    tokio::spawn(connection.run());
+    wait_until_async("it is being sent", PATIENCE, async || client.stats().bytes_out > 0).await;
+    cut.notify_one();
+    let lost = stuck.await.unwrap().unwrap_err();
+    assert!(matches!(lost, Error::Lost { outcome: Outcome::MaybeExecuted, .. }), "{lost:?}");
+    let late = tokio::time::timeout(PATIENCE / 4, late).await.expect("it ends at its deadline").unwrap().unwrap_err();
+    assert!(matches!(late, Error::TimedOut { phase: Phase::Connecting }), "{late:?}");
+    assert_eq!(client.stats().in_flight, 0);
+}
+
+#[tokio::test]
+async fn a_reply_is_not_that_of_a_request_that_was_not_sent() {
+    let server = Scripted::start(|mut stream, _| async move {
+        greet(&mut stream).await;
+        // It has heard the beginning of the first request, and of the second nothing.
+        stream.readable().await.unwrap();
+        stream.write_all(b"+FIRST\r\n+SECOND\r\n").await.unwrap();
+        std::future::pending::<()>().await;
+    })
+    .await;
+    let mut options = options(server.port());
+    options.while_down = WhileDown::Fail;
+    let (client, connection) = Client::new(options);
+    let first = ask(&client, long(), 1).await;
+    let second = ask(&client, command(&["INCR", "a"]), 2).await;
+    tokio::spawn(connection.run());
+    assert_eq!(first.await.unwrap().unwrap(), Value::Simple("FIRST".into()));
+    let second = second.await.unwrap().unwrap_err();
+    assert!(matches!(second, Error::Lost { outcome: Outcome::NeverSent, source: Fault::StrayReply }), "{second:?}");
+}
