@@ -13,8 +13,8 @@ use std::task::Poll;
 
 use serde_json::{Map, Value as Json};
 use tidewire_store::{
-    BucketIdentity, Change, Commit, Field, Filter, FollowError, Follower, Position, QUERIES, Query, Snapshot, State,
-    Store, StoreError, Value,
+    BucketIdentity, Change, Commit, Field, Filter, FollowError, Follower, Position, QUERIES, Query, Row, Snapshot,
+    State, Store, StoreError, Value,
 };
 use tokio::sync::{Notify, Semaphore, oneshot};
 
@@ -24,9 +24,11 @@ use crate::mark::{self, Mark};
 use crate::matcher::{Matcher, QueryId, Update, dropped};
 use crate::query::{Outcome, Whole};
 use crate::resume::{self, Since};
+use crate::rows::is_same;
 use crate::subscription::{End, Event, First, Inbox, Mode, Subscription};
 
 static NAME: LazyLock<Field> = LazyLock::new(|| Field::new("name"));
+static CONFIG: LazyLock<Field> = LazyLock::new(|| Field::new("config"));
 
 /// What the driver is asked for.
 pub(crate) enum Command {
@@ -136,19 +138,23 @@ struct Subscriber {
     inbox: Arc<Inbox>,
     mode: Mode,
     /// What the query was asked for by.
-    definition: Option<Box<Definition>>,
+    definition: Option<Definition>,
 }
 
-/// The name of a query, and what it stood for then.
-struct Definition {
-    name: String,
-    config: Json,
-}
+/// The name of a query, and what it stood for then: the record that said so, which all who asked for it share.
+struct Definition(Row);
 
 impl Definition {
+    fn has_name(&self, name: &str) -> bool {
+        matches!(self.0.get(&NAME), Some(Value::String(own)) if own == name)
+    }
+
     /// Whether the name stands for the same.
     fn is_in(&self, state: &State) -> bool {
-        state.query_config(&self.name).is_ok_and(|config| config == self.config)
+        let Some(Value::String(name)) = self.0.get(&NAME) else { return false };
+        let Ok(record) = state.query_record(&name) else { return false };
+        let configs = record.text_of(&CONFIG).zip(self.0.text_of(&CONFIG));
+        configs.is_some_and(|(is, was)| is_same(is, was))
     }
 }
 
@@ -332,7 +338,7 @@ impl Driver {
                     self.end(*id, End::BucketDropped);
                     continue;
                 };
-                let definition = self.subscribers.get(id).and_then(|subscriber| subscriber.definition.as_deref());
+                let definition = self.subscribers.get(id).and_then(|subscriber| subscriber.definition.as_ref());
                 if definition.is_some_and(|definition| !definition.is_in(&snapshot.state)) {
                     self.end(*id, End::QueryUndefined);
                     continue;
@@ -448,7 +454,7 @@ impl Driver {
                     Some(guard) => query.restrict(guard),
                     None => query,
                 };
-                (Box::new(query), Some(Box::new(Definition { name: named.name, config })))
+                (Box::new(query), Some(Definition(snapshot.state.query_record(&named.name)?.clone())))
             }
         };
         let bucket = snapshot.state.bucket(&query.bucket)?;
@@ -533,8 +539,9 @@ impl Driver {
     /// Ends the subscriptions to a named query that is defined no more.
     fn end_named(&mut self, change: &Change) {
         let Some(Value::String(name)) = change.old.as_ref().and_then(|row| row.get(&NAME)) else { return };
-        let is_its =
-            |subscriber: &Subscriber| subscriber.definition.as_ref().is_some_and(|definition| definition.name == name);
+        let is_its = |subscriber: &Subscriber| {
+            subscriber.definition.as_ref().is_some_and(|definition| definition.has_name(&name))
+        };
         let ids = self.subscribers.iter().filter(|(_, subscriber)| is_its(subscriber)).map(|(id, _)| *id);
         for id in ids.collect::<Vec<u64>>() {
             self.end(id, End::QueryUndefined);

@@ -64,9 +64,14 @@ impl State {
 
     /// What a named query was defined as.
     pub fn query_config(&self, name: &str) -> Result<Json, StoreError> {
-        let row = self.any(QUERIES)?.1.get(&Value::String(name.into()));
-        let config = row.and_then(definition_of).map(|(_, config)| config);
+        let config = definition_of(self.query_record(name)?).map(|(_, config)| config);
         config.ok_or_else(|| StoreError::QueryNotDefined { query: name.to_owned() })
+    }
+
+    /// The record of [`QUERIES`] that defines a named query, as followers see it. Whoever keeps it shares it.
+    pub fn query_record(&self, name: &str) -> Result<&Row, StoreError> {
+        let row = self.any(QUERIES)?.1.get(&Value::String(name.into()));
+        row.ok_or_else(|| StoreError::QueryNotDefined { query: name.to_owned() })
     }
 
     pub(crate) fn query_count(&self) -> usize {
