@@ -21,7 +21,7 @@ impl Serving {
         if let Followed::Named { name, params } = &query
             && self.core.host.has(name)
         {
-            let source = Source::Programmatic { name: name.clone(), params: params.clone() };
+            let source = Source::Programmatic { name: name.as_str().into(), params: Box::new(params.clone()) };
             let beginning = Beginning { number, source, mode, is_told, rows: None, place };
             return self.follow_host(beginning, since.is_some(), caller).await;
         }
@@ -35,7 +35,9 @@ impl Serving {
         };
         let data = first.reply(subscription.take_first(), self.core.options.max_result_bytes)?;
         let source = match query {
-            Followed::Named { name, params } => Source::Named { name, params },
+            Followed::Named { name, params } => {
+                Source::Named { name: name.into(), params: params.into_iter().collect() }
+            }
             Followed::Inline(query) => Source::Inline(query),
         };
         let beginning = Beginning { number, source, mode, is_told, rows, place };
@@ -131,8 +133,11 @@ impl Serving {
         for forward in self.connection.subscriptions() {
             let followed = match &forward.source {
                 Source::Inline(query) => Followed::Inline(query.clone()),
-                Source::Named { name, params } | Source::Programmatic { name, params } => {
-                    Followed::Named { name: name.clone(), params: params.clone() }
+                Source::Named { name, params } => {
+                    Followed::Named { name: name.to_string(), params: params.iter().cloned().collect() }
+                }
+                Source::Programmatic { name, params } => {
+                    Followed::Named { name: name.to_string(), params: (**params).clone() }
                 }
             };
             let entered = caller.enter(Some(crate::operation::Operation::StoreSubscribe));

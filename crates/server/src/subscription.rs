@@ -23,18 +23,19 @@ use crate::programmatic::Answered;
 use crate::reply::{self, Wrap};
 use crate::{Code, RequestError};
 
-/// What a subscription follows, whoever follows it.
+/// What a subscription follows, whoever follows it. It is kept for as long, and takes little.
 #[derive(Debug)]
 pub(crate) enum Source {
     Named {
-        name: String,
-        params: Map<String, Json>,
+        name: Box<str>,
+        /// No map: they are looked at again only when somebody else logs in.
+        params: Box<[(String, Json)]>,
     },
     Inline(Box<Query>),
     /// Code of the host.
     Programmatic {
-        name: String,
-        params: Map<String, Json>,
+        name: Box<str>,
+        params: Box<Map<String, Json>>,
     },
 }
 
