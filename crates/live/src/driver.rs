@@ -476,7 +476,7 @@ impl Driver {
         let inbox = Arc::new(Inbox::default());
         self.subscribers.insert(id, Subscriber { inbox: Arc::clone(&inbox), mode, definition });
         let mark = Mark::new(snapshot.position, hash);
-        Ok(Subscription { id, first, mark, inbox, shared: Arc::clone(&self.shared) })
+        Ok(Subscription { id, first: Some(Box::new(first)), mark, inbox, shared: Arc::clone(&self.shared) })
     }
 
     /// What has changed since a mark; none if that is not known any more, or if it can only be said as a whole.

@@ -72,11 +72,15 @@ pub enum First {
     Resumed(Option<Delta>),
 }
 
+/// What is left when the first thing has been taken.
+const NOTHING: First = First::Resumed(None);
+
 /// A query that is followed. Dropping it ends that.
 #[derive(Debug)]
 pub struct Subscription {
     pub(crate) id: u64,
-    pub(crate) first: First,
+    /// None when it has been taken.
+    pub(crate) first: Option<Box<First>>,
     pub(crate) mark: Mark,
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) shared: Arc<Shared>,
@@ -90,12 +94,12 @@ impl Subscription {
 
     /// The result at its beginning, or what had changed until then.
     pub fn first(&self) -> &First {
-        &self.first
+        self.first.as_deref().unwrap_or(&NOTHING)
     }
 
     /// The same, given away: whoever has it need not keep it here for as long as the subscription lasts.
     pub fn take_first(&mut self) -> First {
-        std::mem::replace(&mut self.first, First::Resumed(None))
+        self.first.take().map_or(NOTHING, |first| *first)
     }
 
     /// What the first result is current to.

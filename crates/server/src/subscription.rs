@@ -109,9 +109,9 @@ struct Feed {
     /// Given back when it ends, not when the last who knows of it has forgotten it.
     place: Option<Place>,
     /// Which rows it may see.
-    rows: Option<Filter>,
-    /// What there was no room for.
-    held: Option<Text>,
+    rows: Option<Box<Filter>>,
+    /// What there was no room for. Most have room for all.
+    held: Option<Box<Text>>,
 }
 
 #[derive(Debug)]
@@ -162,7 +162,7 @@ impl Forward {
             outlet: Arc::clone(&connection.outlet),
             connection: Arc::downgrade(connection),
             core: Arc::clone(&place.core),
-            feed: Mutex::new(Feed { heard, place: Some(place), rows, held: None }),
+            feed: Mutex::new(Feed { heard, place: Some(place), rows: rows.map(Box::new), held: None }),
             is_behind: AtomicBool::new(false),
         })
     }
@@ -174,10 +174,10 @@ impl Forward {
     /// Whoever may see other rows than before has another query from now on. Returns the number of the live query to be changed.
     pub(crate) fn see(&self, rows: Option<&Filter>) -> Option<u64> {
         let mut feed = self.feed();
-        if feed.rows.as_ref() == rows {
+        if feed.rows.as_deref() == rows {
             return None;
         }
-        feed.rows = rows.cloned();
+        feed.rows = rows.cloned().map(Box::new);
         // What waits was for other eyes.
         feed.held = None;
         self.outlet.take_back(self.number);
@@ -214,7 +214,7 @@ impl Forward {
             }
             // A delta that had no room comes before the next; a whole result that had none makes way for a newer one.
             if is_delta && let Some(body) = feed.held.take() {
-                self.push(&mut feed.held, body);
+                self.push(&mut feed.held, *body);
             }
             if is_delta && feed.held.is_some() {
                 return Ok(());
@@ -227,7 +227,7 @@ impl Forward {
             match polled {
                 Poll::Pending => {
                     if let Some(body) = feed.held.take() {
-                        self.push(&mut feed.held, body);
+                        self.push(&mut feed.held, *body);
                     }
                     return Ok(());
                 }
@@ -259,7 +259,7 @@ impl Forward {
         }
     }
 
-    fn forward(&self, held: &mut Option<Text>, event: &Event) -> Result<(), RequestError> {
+    fn forward(&self, held: &mut Option<Box<Text>>, event: &Event) -> Result<(), RequestError> {
         self.check_session()?;
         let (mark, wrap, data) = match event {
             Event::Whole { whole: Whole::Json(json), mark } => {
@@ -290,14 +290,14 @@ impl Forward {
     }
 
     /// Pushes something, or holds it until the connection has sent what it has.
-    fn push(&self, held: &mut Option<Text>, body: Text) {
+    fn push(&self, held: &mut Option<Box<Text>>, body: Text) {
         *held = None;
         while let Err(PushError::QueueFull) = self.try_push(body.clone()) {
             self.hold_back();
             self.outlet.mind_the_reader(&self.core);
             // It asks for it when it has sent all; if it has already, it will not.
             if self.outlet.handle.queued_bytes() > 0 || !self.is_behind.swap(false, SeqCst) {
-                *held = Some(body);
+                *held = Some(Box::new(body));
                 return;
             }
         }
