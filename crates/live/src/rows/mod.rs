@@ -77,6 +77,8 @@ impl Rows {
             self.form.projection.write(&entry.row, &mut text);
         }
         text.push(b']');
+        // It may be kept for long.
+        text.shrink_to_fit();
         text.into()
     }
 
