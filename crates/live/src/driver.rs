@@ -161,7 +161,6 @@ impl Definition {
 /// A live query, as the driver knows it.
 #[derive(Clone)]
 struct Followed {
-    query: Box<Query>,
     hash: u64,
     bucket: BucketIdentity,
     /// What all who follow it whole were told last, if that is short: a result that is what it was before is not told.
@@ -310,7 +309,7 @@ impl Driver {
             followed.tell(&whole);
             let mark = Mark::new(position, followed.hash);
             // What was computed has no parts, so that everybody is told of it.
-            let is_value = followed.query.aggregate.is_some();
+            let is_value = self.matcher.query(query).is_some_and(|query| query.aggregate.is_some());
             for id in self.matcher.subscribers(query) {
                 let Some(subscriber) = self.subscribers.get(id) else { continue };
                 if is_value || subscriber.mode == Mode::Whole {
@@ -332,8 +331,9 @@ impl Driver {
         let queries = std::mem::take(&mut self.queries);
         let now = self.store.now();
         for (query, followed) in queries {
+            let Some(asked) = old.query(query) else { continue };
             for id in old.subscribers(query) {
-                let bucket = snapshot.state.bucket(&followed.query.bucket).ok();
+                let bucket = snapshot.state.bucket(&asked.bucket).ok();
                 let Some(bucket) = bucket.filter(|bucket| bucket.identity() == followed.bucket) else {
                     self.end(*id, End::BucketDropped);
                     continue;
@@ -343,7 +343,7 @@ impl Driver {
                     self.end(*id, End::QueryUndefined);
                     continue;
                 }
-                match self.matcher.subscribe(*id, &followed.query, bucket, now) {
+                match self.matcher.subscribe(*id, asked, bucket, now) {
                     Ok(query) => {
                         let anew = || Followed { told: None, ..followed.clone() };
                         self.queries.entry(query).or_insert_with(anew);
@@ -467,7 +467,7 @@ impl Driver {
         let whole = || First::Whole(self.matcher.whole(live).unwrap_or(Whole::Nothing));
         let first = resumed.unwrap_or_else(whole);
         self.queries.entry(live).or_insert_with(|| {
-            let mut followed = Followed { query, hash, bucket: bucket.identity(), told: None };
+            let mut followed = Followed { hash, bucket: bucket.identity(), told: None };
             if let First::Whole(whole) = &first {
                 followed.tell(whole);
             }
@@ -521,7 +521,6 @@ impl Driver {
         match self.matcher.subscribe(id, query, bucket, self.store.now()) {
             Ok(live) => {
                 self.queries.entry(live).or_insert_with(|| Followed {
-                    query: Box::new(query.clone()),
                     hash: mark::hash(query),
                     bucket: bucket.identity(),
                     told: None,

@@ -234,6 +234,11 @@ impl Matcher {
         Some(whole)
     }
 
+    /// What is asked by a query: what the first who followed it subscribed to.
+    pub fn query(&self, query: QueryId) -> Option<&Query> {
+        self.live(query).map(|live| &live.query)
+    }
+
     /// Who follows a query.
     pub fn subscribers(&self, query: QueryId) -> &[u64] {
         self.live(query).map_or(&[], |live| &live.subscribers)
@@ -298,7 +303,7 @@ impl Matcher {
         live.generation = self.generations;
         live.seen = self.changes;
         let queries = self.buckets.entry(name).or_default();
-        live.accesses = queries.index.insert(live.filter(), slot);
+        live.accesses = queries.index.insert(&live.query.filter, slot);
         queries.slots.insert(slot);
         self.by_canonical.insert(canonical, slot);
         self.queries.insert(live);

@@ -3,7 +3,7 @@
 use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
-use tidewire_store::{Bucket, Field, Filter, Query, Row, Value};
+use tidewire_store::{Bucket, Field, Query, Row, Value};
 
 use crate::delta::Delta;
 use crate::index::Access;
@@ -19,7 +19,7 @@ pub(crate) struct LiveQuery {
     /// The bytes by which equal queries are known.
     pub(crate) canonical: Arc<[u8]>,
     pub(crate) bucket: Arc<str>,
-    filter: Filter,
+    pub(crate) query: Query,
     /// When it was first read.
     since: u64,
     /// The places of the index where it stands; none if it is among those that every change leads to.
@@ -79,7 +79,7 @@ impl LiveQuery {
             generation: 0,
             canonical,
             bucket: name,
-            filter: query.filter.clone(),
+            query: query.clone(),
             since: now,
             accesses: None,
             seen: 0,
@@ -87,11 +87,6 @@ impl LiveQuery {
             subscribers: Vec::new(),
             whole: None,
         }
-    }
-
-    /// Which rows it means.
-    pub(crate) fn filter(&self) -> &Filter {
-        &self.filter
     }
 
     /// How many rows it keeps.
@@ -105,7 +100,7 @@ impl LiveQuery {
     /// Whether it means a row that lives so long. The answer is always the same for a row, so that what was taken in is what is
     /// taken out.
     pub(crate) fn means(&self, row: &Row, life: Life) -> bool {
-        life.expires.is_none_or(|expiry| expiry > life.written.max(self.since)) && self.filter.matches(row)
+        life.expires.is_none_or(|expiry| expiry > life.written.max(self.since)) && self.query.filter.matches(row)
     }
 
     /// Takes changes in. Returns how the result has changed, if it has.
