@@ -7,9 +7,10 @@ mod parameters;
 mod parser;
 mod scalars;
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
 
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Number, Value as Json};
 
 pub use self::parameters::Parameters;
 use self::parameters::Source;
@@ -79,16 +80,39 @@ impl Comparison {
 
 /// What a field is compared with. An array or object equals nothing.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Scalar(Json);
+pub struct Scalar(Operand);
+
+/// A third of what JSON takes: filters are kept for as long as they are followed.
+#[derive(Debug, Clone, PartialEq)]
+enum Operand {
+    Null,
+    Bool(bool),
+    Number(Number),
+    String(Box<str>),
+    /// An array or object.
+    Other(Box<Json>),
+}
 
 impl Scalar {
     pub(crate) fn new(json: impl Into<Json>) -> Self {
-        Self(json.into())
+        Self(match json.into() {
+            Json::Null => Operand::Null,
+            Json::Bool(flag) => Operand::Bool(flag),
+            Json::Number(number) => Operand::Number(number),
+            Json::String(text) => Operand::String(text.into()),
+            other @ (Json::Array(_) | Json::Object(_)) => Operand::Other(Box::new(other)),
+        })
     }
 
     /// As rows hold it; none if it is an array or object.
     pub fn value(&self) -> Option<Value<'_>> {
-        Value::of_json(&self.0)
+        Some(match &self.0 {
+            Operand::Null => Value::Null,
+            Operand::Bool(flag) => Value::Bool(*flag),
+            Operand::Number(number) => Value::Number(number.as_f64()?),
+            Operand::String(text) => Value::String(Cow::Borrowed(text)),
+            Operand::Other(_) => return None,
+        })
     }
 
     fn equals(&self, value: Option<&Value<'_>>) -> bool {

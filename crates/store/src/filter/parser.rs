@@ -124,13 +124,13 @@ impl<'a> Parser<'a> {
         list.into_iter()
             .map(|value| {
                 self.spend()?;
-                if is_given { Ok(Scalar(value)) } else { self.scalar(&value) }
+                if is_given { Ok(Scalar::new(value)) } else { self.scalar(&value) }
             })
             .collect()
     }
 
     fn scalar(&self, json: &Json) -> Result<Scalar, FilterError> {
-        self.operand(json, || Json::Null).map(Scalar)
+        self.operand(json, || Json::Null).map(Scalar::new)
     }
 
     /// A value, with its parameter in place if it is one. What is not known yet is taken for something that fits.
