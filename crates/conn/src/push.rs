@@ -324,7 +324,7 @@ pub struct PushQueues<F: FrameLike> {
     pub(crate) outbox: Arc<Outbox<F>>,
     fairness: FairnessConfig,
     /// Urgent frames since another one had its turn, and since when.
-    run: usize,
+    run: u32,
     since: Option<Instant>,
     slots_next: bool,
     /// Something was looked for since it last rested.
@@ -416,7 +416,7 @@ impl<F: FrameLike> PushQueues<F> {
             None => begun.map(|begun| (order[begun], None)),
         };
         if let Some((PushPriority::High, _)) = found {
-            self.run += 1;
+            self.run = self.run.saturating_add(1);
             if self.fairness.time_slice.is_some() {
                 self.since.get_or_insert_with(Instant::now);
             }
@@ -441,7 +441,7 @@ impl<F: FrameLike> PushQueues<F> {
 
     fn is_others_turn(&self) -> bool {
         let FairnessConfig { max_high_before_low, time_slice } = self.fairness;
-        let enough = max_high_before_low > 0 && self.run >= max_high_before_low;
+        let enough = max_high_before_low > 0 && self.run as usize >= max_high_before_low;
         let long_enough = time_slice.zip(self.since).is_some_and(|(slice, since)| since.elapsed() >= slice);
         enough || long_enough
     }

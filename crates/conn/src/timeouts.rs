@@ -114,7 +114,8 @@ pub(crate) enum Due {
     End(Timeout),
 }
 
-/// What the time-outs of a connection look at: since when it waits, for each thing that it waits for.
+/// What the time-outs of a connection look at: since when it waits, for each thing that it waits for. What is seldom waited for
+/// stands in a box, so that it takes little where it is not.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(crate) struct Watch {
@@ -123,11 +124,11 @@ pub(crate) struct Watch {
     /// For the rest of a frame.
     pub(crate) frame: Option<Instant>,
     /// For the rest of a message that comes in several frames, which has this name.
-    pub(crate) assembling: Option<(u64, Instant)>,
+    pub(crate) assembling: Option<Box<(u64, Instant)>>,
     /// For the peer to read.
     pub(crate) stalled: Option<Instant>,
     /// For replies to a peer that has closed its side.
-    pub(crate) half_closed: Option<Instant>,
+    pub(crate) half_closed: Option<Box<Instant>>,
     /// For the next tick, which comes so many milliseconds after the beginning.
     pub(crate) tick: Option<NonZeroU64>,
     /// The alarm went off, and the connection has not rested since.
@@ -186,9 +187,11 @@ impl Watch {
             after(self.first_frame.then_some(began), timeouts.first_frame)
                 .map(|at| (at, Due::End(Timeout::FirstFrame))),
             after(self.frame, timeouts.frame).map(|at| (at, Due::End(Timeout::Frame))),
-            after(self.assembling.map(|(_, since)| since), timeouts.frame).map(|at| (at, Due::End(Timeout::Frame))),
+            after(self.assembling.as_ref().map(|assembling| assembling.1), timeouts.frame)
+                .map(|at| (at, Due::End(Timeout::Frame))),
             after(self.stalled, timeouts.write_stall).map(|at| (at, Due::End(Timeout::WriteStall))),
-            after(self.half_closed, timeouts.half_closed).map(|at| (at, Due::End(Timeout::HalfClosed))),
+            after(self.half_closed.as_deref().copied(), timeouts.half_closed)
+                .map(|at| (at, Due::End(Timeout::HalfClosed))),
             after(listening, timeouts.idle).map(|at| (at, Due::End(Timeout::Idle))),
             after(quiet, heartbeat).map(|at| (at, Due::Heartbeat { silent: at - self.heard })),
         ]

@@ -87,7 +87,7 @@ pub(crate) struct Actor<P: Protocol, S> {
     /// Nothing more is decoded, and when all that was asked is answered the connection ends for this reason.
     failed: Option<Box<CloseReason<P>>>,
     /// Nothing more is read or handled, and when all is written the connection ends for this reason.
-    ending: Option<CloseReason<P>>,
+    ending: Option<Box<CloseReason<P>>>,
     /// How much of a shutdown it has seen.
     phase: Phase,
     /// What it still has is written, and then it ends.
@@ -212,7 +212,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             }
             let phase = self.shared.phase.get();
             if phase == Phase::Aborted {
-                return Poll::Ready(self.ending.take().unwrap_or(CloseReason::Shutdown));
+                return Poll::Ready(self.ending.take().map_or(CloseReason::Shutdown, |reason| *reason));
             }
             if self.queues.outbox.is_leaving() {
                 self.leave();
@@ -226,14 +226,14 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             };
             match moved {
                 // That its last words could not be written is not why it ends.
-                Err(reason) => return Poll::Ready(self.ending.take().unwrap_or(reason)),
+                Err(reason) => return Poll::Ready(self.ending.take().map_or(reason, |ending| *ending)),
                 Ok(false) => return Poll::Pending,
                 Ok(true) => {}
             }
             if self.is_written()
                 && let Some(reason) = self.ending.take()
             {
-                return Poll::Ready(reason);
+                return Poll::Ready(*reason);
             }
         }
         if self.watch.tick.is_some() {
@@ -283,7 +283,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     /// The last word has been said.
     fn end_silently(&mut self, reason: CloseReason<P>) {
         self.replies.clear();
-        self.ending.get_or_insert(reason);
+        self.ending.get_or_insert_with(|| Box::new(reason));
     }
 
     fn is_written(&self) -> bool {

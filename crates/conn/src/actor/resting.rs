@@ -54,7 +54,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         if self.state.given_up
             && let Some(reason) = self.ending.take()
         {
-            return Err(reason);
+            return Err(*reason);
         }
         self.hear_alarm();
         let is_rung = std::mem::take(&mut self.watch.rung);
@@ -134,11 +134,11 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             waits.then(|| since.unwrap_or_else(|| *now.get_or_insert_with(Instant::now)))
         };
         watch.first_frame &= listens && !self.state.backlog;
-        let known = watch.assembling.filter(|(known, _)| Some(*known) == assembling);
-        watch.assembling = assembling.zip(since(assembling.is_some(), known.map(|(_, since)| since)));
+        let known = watch.assembling.as_deref().filter(|(known, _)| Some(*known) == assembling);
+        watch.assembling = assembling.zip(since(assembling.is_some(), known.map(|(_, since)| *since))).map(Box::new);
         watch.frame = since(is_midway, watch.frame);
         watch.stalled = since(!is_written, watch.stalled);
-        watch.half_closed = since(serves && has_left, watch.half_closed);
+        watch.half_closed = since(serves && has_left, watch.half_closed.as_deref().copied()).map(Box::new);
         if expects && !watch.listening {
             watch.heard = Instant::now();
         }
@@ -157,7 +157,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             Due::Tick => self.tick(),
             Due::End(timeout) => match self.ending.take() {
                 // It had its last words, and did not read them.
-                Some(reason) => return Err(reason),
+                Some(reason) => return Err(*reason),
                 None if !self.is_written() => return Err(CloseReason::TimedOut(timeout)),
                 None => self.end(CloseReason::TimedOut(timeout)),
             },

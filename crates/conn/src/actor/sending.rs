@@ -79,7 +79,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             // Of all frames these are the protocol's own, and one of them may be the last word about just this.
             Err(error) => {
                 tracing::warn!(connection = %self.context.id(), %error, "a frame of the protocol's own cannot be sent");
-                self.ending.get_or_insert(CloseReason::Encode(error));
+                self.ending.get_or_insert_with(|| Box::new(CloseReason::Encode(error)));
             }
         }
     }
