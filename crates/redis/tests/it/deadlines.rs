@@ -22,11 +22,21 @@ async fn whoever_stands_behind_a_request_that_is_stuck_keeps_their_own_deadline(
         async move { client.send(long).await }
     });
     wait_until_async("it is being sent", PATIENCE, async || client.stats().bytes_out > 0).await;
-    let hasty = client.with_timeout(Duration::from_millis(20));
-    let late = tokio::time::timeout(PATIENCE / 4, hasty.send(command(&["PING"]))).await;
-    let late = late.expect("it ends at its deadline").unwrap_err();
-    assert!(matches!(late, Error::TimedOut { phase: Phase::Queued }), "{late:?}");
-    client.close(Duration::ZERO).await;
+    let ask = |millis| {
+        let hasty = client.with_timeout(Duration::from_millis(millis));
+        tokio::spawn(async move { hasty.send(command(&["PING"])).await })
+    };
+    for late in [20, 60].map(ask) {
+        let late = tokio::time::timeout(PATIENCE / 4, late).await.expect("it ends at its deadline");
+        let late = late.unwrap().unwrap_err();
+        assert!(matches!(late, Error::TimedOut { phase: Phase::Queued }), "{late:?}");
+    }
+    // It is late while the client closes, and before that has to be over.
+    let late = ask(100);
+    tokio::task::yield_now().await;
+    let closed = tokio::time::timeout(PATIENCE / 4, client.close(Duration::from_millis(400))).await;
+    closed.expect("it is closed in its time");
+    assert_eq!(late.await.unwrap().unwrap_err().outcome(), Some(Outcome::NeverSent));
     assert!(stuck.await.unwrap().is_err());
 }
 
