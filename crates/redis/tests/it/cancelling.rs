@@ -151,3 +151,13 @@ async fn whoever_gives_up_among_others_takes_no_reply_and_no_room_with_them_in_r
     let server = RedisServer::options().config("rename-command HELLO \"\"").start();
     storm(&server, false).await;
 }
+
+#[tokio::test]
+async fn what_is_given_up_before_it_is_sent_is_not_sent() {
+    let server = RedisServer::start();
+    let (client, connection) = Client::new(options(server.port()));
+    assert!(give_up_after(1, client.send(command(&["INCR", "a"]))).await.is_none());
+    assert_eq!(client.stats().queued, 1);
+    tokio::spawn(connection.run());
+    assert_eq!(client.send(command(&["GET", "a"])).await.unwrap(), Value::Null);
+}
