@@ -15,7 +15,7 @@ const CLASSES: usize = 26;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct ClientStats {
-    /// Requests that were put on the wire; a pipeline is one.
+    /// Requests that were wholly written; a pipeline is one.
     pub requests: u64,
     /// Replies that came, also those that nobody waited for any more; a pipeline has several.
     pub replies: u64,

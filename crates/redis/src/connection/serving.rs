@@ -217,7 +217,6 @@ impl Serving {
         }
         self.has_company = self.taken.requests.len() > 1;
         self.is_news = true;
-        self.tally.requests += self.taken.requests.len() as u64;
         for request in &self.taken.requests {
             self.tally.queue_latency.record(now.saturating_duration_since(request.submitted));
         }
@@ -298,7 +297,10 @@ impl Serving {
         let (written, now) = (self.output.written(), Instant::now());
         let (first, mut together) = (self.awaiting.len() - self.unwritten, Together::default());
         for waiting in self.awaiting.range_mut(first..).take_while(|waiting| waiting.end() <= written) {
-            together.add(waiting.since, now, &mut self.tally.write_latency);
+            if !waiting.request.is_ours() {
+                self.tally.requests += 1;
+                together.add(waiting.since, now, &mut self.tally.write_latency);
+            }
             waiting.since = now;
             self.unwritten -= 1;
         }
@@ -351,8 +353,7 @@ impl Serving {
         let (mut freed, mut together, now) = (Weight::default(), Together::default(), Instant::now());
         let decoded = self.decode(most, |waiting, tally| {
             freed += waiting.request.weight;
-            // Not that of a question of our own.
-            if waiting.request.weight != Weight::default() {
+            if !waiting.request.is_ours() {
                 together.add(waiting.since, now, &mut tally.reply_latency);
             }
         });

@@ -52,6 +52,11 @@ impl Submission {
         }
     }
 
+    /// Whether it is a question that nobody asked but ourselves, and that takes no room.
+    pub(super) fn is_ours(&self) -> bool {
+        self.weight == Weight::default()
+    }
+
     pub(super) fn fail(self, error: Error) {
         if let Some(reply) = self.reply {
             reply.fail(error);

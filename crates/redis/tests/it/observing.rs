@@ -32,7 +32,8 @@ async fn what_was_done_is_counted() {
     assert_eq!((seen.requests, seen.pushes, seen.attempts, seen.lost), (2, 0, 1, 0));
     assert_eq!(seen.bytes_out, (set.command().size() + many.size()) as u64);
     assert_eq!(seen.bytes_in, ("+OK\r\n".len() + 3 * "$1\r\nv\r\n".len()) as u64);
-    assert_eq!((seen.queue_latency.count(), seen.reply_latency.count()), (2, 2));
+    let counts = [seen.queue_latency, seen.write_latency, seen.reply_latency].map(|latency| latency.count());
+    assert_eq!(counts, [2, 2, 2]);
     assert!(seen.reply_latency.max() > Duration::ZERO && seen.reply_latency.sum() >= seen.reply_latency.max());
     assert_eq!((seen.in_flight, seen.in_flight_bytes, seen.queued), (0, 0, 0));
 
@@ -70,6 +71,8 @@ async fn what_is_under_way_late_or_refused_is_counted() {
     // What is late keeps its room until its reply has come.
     let seen = stats(&client, "late replies have come", |stats| stats.replies == 3).await;
     assert_eq!((seen.timeouts.waiting, seen.timeouts.connecting, seen.in_flight), (2, 0, 0));
+    // What the client asks by itself is not in these.
+    assert_eq!((seen.requests, seen.write_latency.count(), seen.reply_latency.count()), (2, 2, 2));
 }
 
 #[tokio::test]
