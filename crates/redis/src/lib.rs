@@ -81,10 +81,11 @@ pub use error::{ConversionError, Error, ErrorCode, Fault, Outcome, Phase, Server
 pub use fields::Fields;
 pub use options::{Address, Login, Options, WhenFull, WhileDown};
 pub use pipeline::{Append, Pipeline, Slots};
-pub use request::{Request, read_reply};
+pub use request::Request;
+pub(crate) use request::read_reply;
 pub use resp::{
     Attributed, DecodeError, DecodeErrorKind, Decoder, DecoderOptions, EncodeError, Message, Output, Value, Version,
-    command_len, encode_argument, encode_command, encode_command_head,
+    encode_command,
 };
 pub use script::{Invocation, Script};
 pub use sharing::{Harm, NotShared};

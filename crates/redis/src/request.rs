@@ -56,7 +56,7 @@ impl<T> From<Command> for Request<T> {
 }
 
 /// The result that a reply means: an error of the server is [`Error::Server`], unless `T` has a place for it.
-pub fn read_reply<T: FromValue>(reply: Value) -> Result<T, Error> {
+pub(crate) fn read_reply<T: FromValue>(reply: Value) -> Result<T, Error> {
     match reply.as_error() {
         Some(text) if !T::TAKES_ERRORS => Err(ServerError::parse(text).into()),
         _ => Ok(T::from_value(reply)?),

@@ -55,7 +55,9 @@ impl Connection {
         let mut state = State::Connecting;
         loop {
             // First the gate: whoever sees the state finds that it is so.
-            self.shared.open_gate_if(self.shared.options.while_down != WhileDown::Fail || state == State::Connecting);
+            if self.shared.options.while_down != WhileDown::Fail || state == State::Connecting {
+                self.shared.open_gate();
+            }
             self.shared.enter(state);
             let failure = match self.attempt().await {
                 Ok(entered) => {
@@ -90,7 +92,7 @@ impl Connection {
                     return Over::Refused(error);
                 }
             };
-            self.tell(&failure, false);
+            self.tell(&failure, !self.shared.options.reconnect);
             if !self.shared.options.reconnect {
                 self.shared.shut_gate(&failure);
                 return Over::Refused(failure);
@@ -113,7 +115,7 @@ impl Connection {
     fn tell(&self, fault: &Fault, is_for_good: bool) {
         let (address, error) = (&self.shared.options.address, fault as &dyn std::error::Error);
         if is_for_good {
-            tracing::warn!(?address, error, "Redis does not let us in, and the client is closed");
+            tracing::warn!(?address, error, "there is no connection to Redis, and the client is closed");
         } else {
             tracing::debug!(?address, error, "a connection to Redis failed");
         }

@@ -142,15 +142,13 @@ impl Shared {
         // It is never closed. Whoever is first looks for themselves whether there is still something to wait for.
         let _first = self.line.acquire().await;
         loop {
-            let mut room = std::pin::pin!(self.room.notified());
-            // Before the look: what is given back after it wakes.
-            room.as_mut().enable();
             match push(self.queue(), asked, reply) {
                 Ok(()) => return Ok(()),
                 Err(Refused::Because(error)) => return Err(error),
                 Err(Refused::Full(unanswered)) => reply = unanswered,
             }
-            room.await;
+            // What was given back since the look has left its word.
+            self.room.notified().await;
         }
     }
 
@@ -244,13 +242,6 @@ impl Shared {
         let mut queue = self.queue();
         if !matches!(queue.gate, Gate::Closed) {
             queue.gate = Gate::Open;
-        }
-    }
-
-    /// The same, if so; else they are refused as they were.
-    pub(super) fn open_gate_if(&self, is_open: bool) {
-        if is_open {
-            self.open_gate();
         }
     }
 

@@ -70,14 +70,14 @@ impl Output for BytesMut {
 /// ```
 pub fn encode_command<A: AsRef<[u8]>>(arguments: &[A], output: &mut impl Output) {
     output.make_room(command_len(arguments));
-    encode_command_head(arguments.len(), output);
+    put_head(b'*', arguments.len(), output);
     for argument in arguments {
         encode_argument(argument.as_ref(), output);
     }
 }
 
 /// The bytes of an encoded command.
-pub fn command_len<A: AsRef<[u8]>>(arguments: &[A]) -> usize {
+fn command_len<A: AsRef<[u8]>>(arguments: &[A]) -> usize {
     let arguments_len = |argument: &A| {
         let len = argument.as_ref().len();
         head_len(len) + len + 2
@@ -85,13 +85,8 @@ pub fn command_len<A: AsRef<[u8]>>(arguments: &[A]) -> usize {
     head_len(arguments.len()) + arguments.iter().map(arguments_len).sum::<usize>()
 }
 
-/// Appends what stands before so many arguments, the name of the command included. As many calls of [`encode_argument`] follow.
-pub fn encode_command_head(arguments: usize, output: &mut impl Output) {
-    put_head(b'*', arguments, output);
-}
-
 /// Appends an argument of a command, or its name.
-pub fn encode_argument(argument: &[u8], output: &mut impl Output) {
+pub(crate) fn encode_argument(argument: &[u8], output: &mut impl Output) {
     put_blob(b'$', argument, output);
 }
 

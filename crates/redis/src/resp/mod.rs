@@ -9,7 +9,8 @@ mod open;
 mod value;
 
 pub use decode::Decoder;
-pub use encode::{EncodeError, Output, Version, command_len, encode_argument, encode_command, encode_command_head};
+pub(crate) use encode::encode_argument;
+pub use encode::{EncodeError, Output, Version, encode_command};
 pub use error::{DecodeError, DecodeErrorKind};
 pub use limits::DecoderOptions;
 pub use value::{Attributed, Message, Value};

@@ -96,17 +96,31 @@ async fn whoever_goes_away_in_an_outage_leaves_their_room_at_once() {
     assert_eq!(client.stats().in_flight, 0);
 }
 
+/// A client with room for two, whose first request is more than sockets take: the server does not read, and it is half written.
+struct Stuck {
+    client: Client,
+    request: JoinHandle<Result<Value, Error>>,
+    size: usize,
+    _server: Scripted,
+}
+
+impl Stuck {
+    async fn new() -> Self {
+        let server = Scripted::deaf().await;
+        let mut options = options(server.port());
+        (options.max_requests, options.timeout) = (2, Duration::MAX);
+        let client = Client::start(options);
+        let long = command(&["SET", "k", &"v".repeat(32 << 20)]);
+        let size = long.command().size();
+        let request = ask(&client, long);
+        wait_until_async("it is being sent", PATIENCE, async || client.stats().bytes_out > 0).await;
+        Self { client, request, size, _server: server }
+    }
+}
+
 #[tokio::test]
 async fn whoever_goes_away_behind_a_request_that_is_stuck_leaves_their_room_at_once() {
-    let server = Scripted::deaf().await;
-    let mut options = options(server.port());
-    (options.max_requests, options.timeout) = (2, Duration::MAX);
-    let client = Client::start(options);
-    // More than sockets take.
-    let long = command(&["SET", "k", &"v".repeat(32 << 20)]);
-    let first = long.command().size();
-    let stuck = ask(&client, long);
-    wait_until_async("it is being sent", PATIENCE, async || client.stats().bytes_out > 0).await;
+    let Stuck { client, request: stuck, size: first, _server } = Stuck::new().await;
     let gone = ask(&client, command(&["PING"]));
     wait_until_async("it is queued", PATIENCE, async || client.stats().queued == 1).await;
     let next = command(&["ECHO", "next"]);
@@ -125,15 +139,7 @@ async fn whoever_goes_away_behind_a_request_that_is_stuck_leaves_their_room_at_o
 
 #[tokio::test]
 async fn whoever_goes_away_after_one_who_could_leave_no_room_leaves_theirs() {
-    let server = Scripted::deaf().await;
-    let mut options = options(server.port());
-    (options.max_requests, options.timeout) = (2, Duration::MAX);
-    let client = Client::start(options);
-    // More than sockets take.
-    let long = command(&["SET", "k", &"v".repeat(32 << 20)]);
-    let first = long.command().size();
-    let stuck = ask(&client, long);
-    wait_until_async("it is being sent", PATIENCE, async || client.stats().bytes_out > 0).await;
+    let Stuck { client, request: stuck, size: first, _server } = Stuck::new().await;
     let gone = ask(&client, command(&["PING"]));
     wait_until_async("it is queued", PATIENCE, async || client.stats().queued == 1).await;
     let next = command(&["ECHO", "next"]);

@@ -184,6 +184,7 @@ impl Visit for Events {
 impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Events {
     fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
         if event.metadata().target().starts_with("tidewire_redis") {
+            write!(self.0.lock().unwrap(), "{} ", event.metadata().level()).unwrap();
             event.record(&mut self.clone());
         }
     }
@@ -192,13 +193,19 @@ impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Events {
 #[tokio::test]
 async fn why_there_is_no_connection_is_told() {
     let port = RedisServer::start().port();
-    let guarded = RedisServer::options().password("right").start();
-    for (port, cause) in [(port, "refused"), (guarded.port(), "NOAUTH")] {
+    let server = RedisServer::options().password("right").start();
+    let (nobody, guarded) = (port, server.port());
+    // Whatever is not tried again is a warning.
+    for (port, reconnect, level, cause) in
+        [(nobody, true, "DEBUG", "refused"), (nobody, false, "WARN", "refused"), (guarded, true, "WARN", "NOAUTH")]
+    {
         let events = Events::default();
         let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(events.clone()));
-        let client = Client::start(options(port));
+        let mut options = options(port);
+        options.reconnect = reconnect;
+        let client = Client::start(options);
         client.send(command(&["PING"])).await.unwrap_err();
         let told = events.0.lock().unwrap().clone();
-        assert!(told.contains(cause) && told.contains(&port.to_string()), "{told}");
+        assert!(told.starts_with(level) && told.contains(cause) && told.contains(&port.to_string()), "{told}");
     }
 }
