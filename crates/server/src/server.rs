@@ -12,11 +12,11 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::connection::ConnectionInfo;
-use crate::core::Core;
-use crate::listen::{Listening, Phase};
 use crate::metrics::{self, ServerStats};
-use crate::wire::Wire;
+use crate::session::connection::ConnectionInfo;
+use crate::state::Core;
+use crate::transport::listener::{Listening, Phase};
+use crate::transport::websocket::Wire;
 use crate::{ServerOptions, Session};
 
 /// How many writes of a connection wait for the disk together: as many as a busy client has in flight.

@@ -5,7 +5,7 @@ mod jwt;
 mod pattern;
 mod permissions;
 mod revocations;
-mod rows;
+mod row_filter;
 mod session;
 mod tier;
 mod tokens;

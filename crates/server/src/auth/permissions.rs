@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 use tidewire_store::FilterError;
 
 use super::pattern::Pattern;
-use super::rows::{Known, Rows};
+use super::row_filter::{Known, Rows};
 use super::{Granted, Session};
 
 /// Decides before the rules do.

@@ -4,7 +4,7 @@ use serde_json::Value as Json;
 
 use super::check::{Given, Report, nearest};
 use super::node::Value;
-use crate::operation::Operation;
+use crate::ops::table::Operation;
 use crate::{DefaultAccess, Permissions, Rule, RuleError};
 
 pub(super) const KEYS: &[&str] = &["default", "rules"];

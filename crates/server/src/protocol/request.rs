@@ -1,6 +1,6 @@
 //! Requests: what a client sends, before anybody asks what it means.
 //!
-//! The text is read once. Parameters stay slices of it until a [command](crate::command::Command) wants them, so what nobody asks
+//! The text is read once. Parameters stay slices of it until a [command](crate::ops::command::Command) wants them, so what nobody asks
 //! for is checked for its form and nothing else, whatever its size or depth.
 
 use std::borrow::Cow;

@@ -6,11 +6,11 @@ use bytes::Bytes;
 use tidewire_live::{First, Mark, Mode, Subscription, Whole};
 use tidewire_store::{Filter, Query, StoreError};
 
-use crate::caller::Caller;
-use crate::command::{Followed, Subscribe};
-use crate::reply::{Data, Outcome};
-use crate::serve::Serving;
-use crate::subscription::{Beginning, Forward, Place, Source};
+use crate::ops::command::{Followed, Subscribe};
+use crate::ops::handler::Serving;
+use crate::protocol::reply::{Data, Outcome};
+use crate::push::subscription::{Beginning, Forward, Place, Source};
+use crate::session::caller::Caller;
 use crate::{Code, RequestError};
 
 impl Serving {
@@ -140,7 +140,7 @@ impl Serving {
                     Followed::Named { name: name.to_string(), params: (**params).clone() }
                 }
             };
-            let entered = caller.enter(Some(crate::operation::Operation::StoreSubscribe));
+            let entered = caller.enter(Some(crate::ops::table::Operation::StoreSubscribe));
             let rows = match entered.and_then(|()| self.may_follow(caller, &followed)) {
                 Ok(rows) => rows,
                 Err(error) => {
@@ -212,7 +212,7 @@ impl Opening {
             out.extend_from_slice(format!("{{\"subscriptionId\":\"sub-{}\"", self.number).as_bytes());
             if let Some(key) = &self.key {
                 out.extend_from_slice(b",\"key\":");
-                crate::reply::append_string(out, key);
+                crate::protocol::reply::append_string(out, key);
             }
             if let Some(mark) = self.mark {
                 out.extend_from_slice(format!(",\"pos\":\"{mark}\"").as_bytes());

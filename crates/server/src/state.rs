@@ -11,11 +11,11 @@ use tidewire_store::Store;
 use tokio::runtime::Handle;
 
 use crate::auth::{Revocations, Session};
-use crate::connection::{Connection, ConnectionInfo};
-use crate::counters::Counters;
-use crate::programmatic::Host;
-use crate::rate::RateLimiter;
-use crate::reading;
+use crate::metrics::counters::Counters;
+use crate::ops::store_reads;
+use crate::push::programmatic::Host;
+use crate::session::connection::{Connection, ConnectionInfo};
+use crate::session::rate_limit::RateLimiter;
 use crate::{Auth, ServerOptions};
 
 /// What all connections of a server share.
@@ -117,7 +117,7 @@ impl Core {
         let snapshot = self.store.snapshot();
         let programmatic =
             self.options.queries.keys().filter(|name| snapshot.state.query_config(name).is_err()).count();
-        reading::store_stats(&self.options.name, &self.store.stats(), programmatic, subscriptions)
+        store_reads::store_stats(&self.options.name, &self.store.stats(), programmatic, subscriptions)
     }
 
     /// The named queries, and how many follow each.

@@ -8,17 +8,17 @@ use serde_json::{Value as Json, json};
 use tidewire_conn::{ConnectionContext, Message, Reply};
 use tidewire_store::{Cause, Filter, StoreError};
 
-use crate::caller::{Caller, Login};
-use crate::command::{Change, Command, Followed, Read, Write};
-use crate::connection::{Connection, ConnectionInfo};
-use crate::core::Core;
-use crate::operation::Operation;
-use crate::rate::RateKey;
-use crate::reading::Reading;
-use crate::reply::{self, Data, Outcome};
-use crate::request::{Id, Request};
-use crate::wire::WireReply;
-use crate::writing;
+use crate::ops::command::{Change, Command, Followed, Read, Write};
+use crate::ops::store_reads::Reading;
+use crate::ops::store_writes;
+use crate::ops::table::Operation;
+use crate::protocol::reply::{self, Data, Outcome};
+use crate::protocol::request::{Id, Request};
+use crate::session::caller::{Caller, Login};
+use crate::session::connection::{Connection, ConnectionInfo};
+use crate::session::rate_limit::RateKey;
+use crate::state::Core;
+use crate::transport::websocket::WireReply;
 use crate::{Code, RequestError};
 
 /// One request of a connection.
@@ -250,7 +250,7 @@ impl Serving {
         let user = write.once.as_ref().map(|_| caller.user_id().to_owned()).unwrap_or_default();
         let cause = Cause::of(self.connection.number);
         let max = self.core.options.max_result_bytes;
-        let work = move |draft: &mut tidewire_store::Draft| writing::run(write, &user, rows.as_ref(), max, draft);
+        let work = move |draft: &mut tidewire_store::Draft| store_writes::run(write, &user, rows.as_ref(), max, draft);
         let pending = self.core.store.write_as(cause, work);
         let limit = self.core.options.request_timeout;
         Reply::future(async move {

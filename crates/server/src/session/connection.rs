@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde_json::{Value as Json, json};
 use tidewire_conn::{CloseCode, Message, PushPolicy, PushPriority};
 
-use crate::caller::Login;
-use crate::outlet::Outlet;
-use crate::reply;
-use crate::subscription::Forward;
+use crate::protocol::reply;
+use crate::push::outlet::Outlet;
+use crate::push::subscription::Forward;
+use crate::session::caller::Login;
 use crate::{Code, RequestError};
 
 /// A connection. Its actor alone makes requests of it; others may look, push and close.

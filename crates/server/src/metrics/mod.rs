@@ -1,5 +1,7 @@
 //! How a server is and what it has done: for hosts, for `/health` and for `/metrics`.
 
+pub(crate) mod counters;
+
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -7,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 
-use crate::core::Core;
+use crate::state::Core;
 
 /// How a server is, and what it has done since it was started.
 #[derive(Debug, Clone, PartialEq)]
@@ -108,7 +110,7 @@ pub(crate) fn prometheus(core: &Core, conn: &tidewire_conn::Stats) -> String {
         (
             "rate_keys_forgotten",
             "Users and addresses whose requests were forgotten for want of room",
-            core.rate.as_ref().map_or(0, crate::rate::RateLimiter::forgotten),
+            core.rate.as_ref().map_or(0, crate::session::rate_limit::RateLimiter::forgotten),
         ),
     ] {
         page.counter(name, help, value);

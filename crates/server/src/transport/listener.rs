@@ -23,10 +23,10 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
-use crate::core::Core;
 use crate::metrics;
-use crate::patient::Patient;
-use crate::wire::Wire;
+use crate::state::Core;
+use crate::transport::websocket::Wire;
+use crate::transport::write_timeout::Patient;
 
 /// The longest head of a request, and the most bytes that are held of what a socket sends before it is upgraded.
 const MAX_HEAD: usize = 16 * 1024;

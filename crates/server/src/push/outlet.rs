@@ -7,8 +7,8 @@ use std::time::Duration;
 use tidewire_conn::{CloseCode, Message, PushError, PushHandle, PushPolicy, PushPriority, ReplyTicket, Slot};
 
 use crate::Backpressure;
-use crate::core::Core;
-use crate::counters::Counters;
+use crate::metrics::counters::Counters;
+use crate::state::Core;
 
 /// How long a client may take nothing of what it is sent while there is more than there may be.
 const STALL: Duration = Duration::from_secs(3);

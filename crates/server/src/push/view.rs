@@ -3,8 +3,8 @@
 use serde_json::{Map, Value as Json};
 use tidewire_store::{Answer, Query, Snapshot};
 
-use crate::caller::Caller;
-use crate::operation::Operation;
+use crate::ops::table::Operation;
+use crate::session::caller::Caller;
 use crate::{Code, RequestError};
 
 /// What somebody may see of the store at one moment: for queries that are code of the host.

@@ -7,8 +7,8 @@ use serde_json::{Map, Value as Json, json};
 use tidewire_live::Mode;
 use tidewire_store::{Filter, Operation as Step, Parameters, Query};
 
-use crate::operation::Operation;
-use crate::request::Params;
+use crate::ops::table::Operation;
+use crate::protocol::request::Params;
 use crate::{Code, RequestError};
 
 /// What a request asks for.

@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn the_manual_says_which_are_worth_retrying() {
-        let manual = include_str!("../../../docs/protocol.md");
+        let manual = include_str!("../../../../docs/protocol.md");
         let row = |code: &str| {
             let mut rows = manual.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" | "));
             rows.find_map(|(codes, rest)| {

@@ -4,8 +4,8 @@ use serde_json::{Map, Value as Json, json};
 use tidewire_store::{Filter, Query, Row, Snapshot, Store, StoreStats};
 
 use crate::RequestError;
-use crate::command::Read;
-use crate::reply::{Data, Outcome};
+use crate::ops::command::Read;
+use crate::protocol::reply::{Data, Outcome};
 
 /// What reads look at.
 pub(crate) struct Reading<'a> {

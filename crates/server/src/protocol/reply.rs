@@ -6,7 +6,7 @@ use tidewire_conn::{Message, Text};
 use tidewire_store::Row;
 
 use crate::RequestError;
-use crate::request::Id;
+use crate::protocol::request::Id;
 
 /// What a request is answered with, or why it is not.
 pub(crate) type Outcome = Result<Data, RequestError>;
@@ -199,7 +199,7 @@ pub(crate) fn append_string(out: &mut Vec<u8>, text: &str) {
 mod tests {
     use super::*;
     use crate::Code;
-    use crate::request::{Incoming, Request};
+    use crate::protocol::request::{Incoming, Request};
 
     fn id(text: &str) -> Id {
         match Incoming::parse(&format!(r#"{{"type":"x","id":{text}}}"#)).unwrap() {

@@ -11,9 +11,9 @@ use bytes::Bytes;
 use serde_json::{Map, Value as Json};
 use tidewire_store::{BUCKETS, Commit, FollowError, Follower, Position, Store};
 
-use crate::caller::Caller;
-use crate::subscription::{Forward, Source};
-use crate::view::View;
+use crate::push::subscription::{Forward, Source};
+use crate::push::view::View;
+use crate::session::caller::Caller;
 use crate::{Code, RequestError};
 
 /// A query that is code of the host. It runs on a thread of its own, or on one for what takes long; a panic ends the subscription

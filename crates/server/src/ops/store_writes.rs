@@ -3,9 +3,9 @@
 use serde_json::{Map, Value as Json, json};
 use tidewire_store::{Action, Draft, Filter, Operation as Step, Row, StoreError};
 
-use crate::command::{Change, Once, Write};
-use crate::reading::append_rows;
-use crate::reply::Data;
+use crate::ops::command::{Change, Once, Write};
+use crate::ops::store_reads::append_rows;
+use crate::protocol::reply::Data;
 
 /// What came of a write.
 #[derive(Debug)]

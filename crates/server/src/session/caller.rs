@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tidewire_store::Filter;
 
 use crate::auth::{Access, Granted, Session};
-use crate::operation::Operation;
+use crate::ops::table::Operation;
 use crate::{Auth, Code, RequestError};
 
 /// Somebody who is logged in, with what that permits.

@@ -16,11 +16,11 @@ use tidewire_conn::{PushError, Text};
 use tidewire_live::{End, Event, Mark, Mode, Subscription, Whole};
 use tidewire_store::{Filter, Query};
 
-use crate::connection::Connection;
-use crate::core::Core;
-use crate::outlet::Outlet;
-use crate::programmatic::Answered;
-use crate::reply::{self, Wrap};
+use crate::protocol::reply::{self, Wrap};
+use crate::push::outlet::Outlet;
+use crate::push::programmatic::Answered;
+use crate::session::connection::Connection;
+use crate::state::Core;
 use crate::{Code, RequestError};
 
 /// What a subscription follows, whoever follows it. It is kept for as long, and takes little.

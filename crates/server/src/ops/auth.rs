@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use serde_json::{Value as Json, json};
 
 use crate::auth::Session;
-use crate::caller::{Caller, Login};
-use crate::reply::{Data, Outcome};
-use crate::serve::Serving;
+use crate::ops::handler::Serving;
+use crate::protocol::reply::{Data, Outcome};
+use crate::session::caller::{Caller, Login};
 use crate::{Code, RequestError};
 
 impl Serving {

@@ -10,13 +10,13 @@ use tidewire_conn::{
     WebSocketOptions,
 };
 
-use crate::connection::Connection;
-use crate::core::Core;
-use crate::operation::Operation;
-use crate::outlet::Outlet;
-use crate::reply;
-use crate::request::{Id, Incoming, Request};
-use crate::serve::Serving;
+use crate::ops::handler::Serving;
+use crate::ops::table::Operation;
+use crate::protocol::reply;
+use crate::protocol::request::{Id, Incoming, Request};
+use crate::push::outlet::Outlet;
+use crate::session::connection::Connection;
+use crate::state::Core;
 use crate::{Code, RequestError};
 
 /// Longer than any pong: what is longer is not looked at before its turn.

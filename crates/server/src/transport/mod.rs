@@ -1,0 +1,5 @@
+//! Sockets: the listener, the HTTP upgrade, and the WebSocket protocol over a connection actor.
+
+pub(crate) mod listener;
+pub(crate) mod websocket;
+mod write_timeout;
