@@ -52,7 +52,7 @@ fuzz_target!(|data: &[u8]| {
     let (mut engine, _) =
         Embedded::open_on(Arc::new(disk.clone()), Path::new("db"), embedded(), &mut |_| {}).expect("nothing is wrong yet");
     let defined = [Write { bucket: "$buckets", key: b"", row: Some(DEFINITION) }];
-    engine.commit(&[WriteSet { writes: &defined }]).expect("it fits");
+    engine.commit(&[WriteSet { writes: &defined, ..WriteSet::default() }]).expect("it fits");
     for piece in data.split(|byte| *byte == 0xff).take(64) {
         let Some((&[choice, kind], rest)) = piece.split_first_chunk() else { continue };
         let bucket = BUCKETS[usize::from(choice) % BUCKETS.len()];
@@ -60,7 +60,7 @@ fuzz_target!(|data: &[u8]| {
             0 => Write { bucket, key: rest, row: None },
             _ => Write { bucket, key: b"", row: Some(rest) },
         };
-        engine.commit(&[WriteSet { writes: &[write] }]).expect("it fits");
+        engine.commit(&[WriteSet { writes: &[write], ..WriteSet::default() }]).expect("it fits");
     }
     drop(engine);
     let first = match open() {

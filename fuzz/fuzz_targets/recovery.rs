@@ -9,26 +9,31 @@ use std::path::Path;
 use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
-use tidewire_store::{Write, WriteSet, Embedded, EmbeddedOptions, Engine, OpenError, Recovered, StoredRow};
+use tidewire_store::{
+    Cause, Embedded, EmbeddedOptions, Engine, OpenError, Recovered, StoredRow, Write, WriteSet,
+};
 
 #[path = "../../crates/store/tests/it/engine/disk.rs"]
 mod disk;
 
 use disk::SimDisk;
 
-type Told = Vec<(String, Vec<u8>, Option<Vec<u8>>)>;
+/// Every row and write, with the time and cause of its commit.
+type Told = Vec<(u64, Cause, String, Vec<u8>, Option<Vec<u8>>)>;
 
 fn open(disk: &SimDisk) -> Result<(Embedded, Told), OpenError> {
     let mut options = EmbeddedOptions::default();
     options.segment_bytes = 8 * 1024;
     let mut told = Told::new();
-    let mut tell = |bucket: &str, key: &[u8], row: Option<&[u8]>| {
-        told.push((bucket.to_owned(), key.to_vec(), row.map(<[u8]>::to_vec)));
+    let mut tell = |at: u64, cause: Cause, bucket: &str, key: &[u8], row: Option<&[u8]>| {
+        told.push((at, cause, bucket.to_owned(), key.to_vec(), row.map(<[u8]>::to_vec)));
     };
     let opened =
         Embedded::open_on(Arc::new(disk.clone()), Path::new("db"), options, &mut |recovered| match recovered {
-            Recovered::Row(StoredRow { bucket, key, row }) => tell(bucket, key, Some(row)),
-            Recovered::Commit { writes, .. } => writes.for_each(|write| tell(write.bucket, write.key, write.row)),
+            Recovered::Row(StoredRow { bucket, key, row }) => tell(0, Cause::default(), bucket, key, Some(row)),
+            Recovered::Commit { at, cause, writes, .. } => {
+                writes.for_each(|write| tell(at, cause, write.bucket, write.key, write.row));
+            }
         });
     opened.map(|(engine, _)| (engine, told))
 }
@@ -39,7 +44,8 @@ fn whole() -> BTreeMap<String, Vec<u8>> {
     let (mut engine, _) = open(&disk).expect("nothing is wrong yet");
     let writes =
         [Write { bucket: "b", key: b"key", row: Some(b"row") }, Write { bucket: "bucket", key: b"", row: None }];
-    let commits = [WriteSet { writes: &writes }, WriteSet { writes: &writes[1..] }];
+    let cause = Cause::of(7).next();
+    let commits = [WriteSet { writes: &writes, at: 1, cause }, WriteSet { writes: &writes[1..], at: 2, cause }];
     engine.commit(&commits).expect("it fits");
     let checkpoint = engine.checkpoint().expect("there is none");
     checkpoint.run([StoredRow { bucket: "b", key: b"key", row: b"row" }]).expect("it fits");

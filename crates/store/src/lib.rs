@@ -47,7 +47,7 @@ pub use catalog::{BUCKETS, QUERIES};
 pub use check::{Issue, ValidationError};
 pub use draft::{Change, Draft};
 pub use engine::{
-    Backup, BackupError, Checkpoint, CheckpointError, Corruption, Cut, Disk, DiskFile, Durability, Embedded,
+    Backup, BackupError, Cause, Checkpoint, CheckpointError, Corruption, Cut, Disk, DiskFile, Durability, Embedded,
     EmbeddedOptions, Engine, EngineError, EngineStats, Files, LogPressure, Memory, OpenError, Position, Recovered,
     Recovery, RestoreError, StoredRow, Write, WriteSet, Writes,
 };
@@ -61,8 +61,8 @@ pub use row::{Field, Row, RowError};
 pub use schema::{BucketDefinition, DefinitionError, FieldRule, Format, Generated, Kind, OnDelete, Reference};
 pub use state::State;
 pub use store::{
-    BucketStats, Cause, Clock, Commit, FollowError, Follower, ImportError, ImportProblem, Imported, Pending, Snapshot,
-    Store, StoreOpenError, StoreOptions, StoreStats, Unreadable, UpkeepError, WriteError,
+    BucketStats, Clock, Commit, FollowError, Follower, ImportError, ImportProblem, Imported, Pending, Snapshot, Store,
+    StoreOpenError, StoreOptions, StoreStats, Unreadable, UpkeepError, WriteError,
 };
 pub use sum::Sum;
 pub use transaction::{Action, Operation, Problem, TransactionError};

@@ -3,7 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use tidewire_store::{Embedded, EmbeddedOptions, Engine, Write, WriteSet};
+use tidewire_store::{Cause, Embedded, EmbeddedOptions, Engine, Write, WriteSet};
 
 struct Counting;
 
@@ -34,7 +34,7 @@ fn a_commit_allocates_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let (mut engine, _) = Embedded::open(dir.path(), EmbeddedOptions::default(), |_| {}).unwrap();
     let writes = [Write { bucket: "users", key: b"key", row: Some(&[7; 256]) }; 64];
-    let commits = [WriteSet { writes: &writes }; 3];
+    let commits = [WriteSet { writes: &writes, at: 1, cause: Cause::of(2).next() }; 3];
     engine.commit(&commits).unwrap();
     let before = ALLOCATIONS.get();
     for _ in 0..20 {

@@ -38,6 +38,29 @@ impl fmt::Display for Position {
     }
 }
 
+/// Why a commit was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub struct Cause {
+    /// The originator of the write: a number chosen by the caller, such as a connection number. Zero means none.
+    pub origin: u64,
+    /// Length of the chain of commits that led to this one, each the cause of the next.
+    pub depth: u32,
+}
+
+impl Cause {
+    /// The cause of a write that this originator requests.
+    pub fn of(origin: u64) -> Self {
+        Self { origin, depth: 0 }
+    }
+
+    /// The cause of a write that is made in response to a commit with this cause.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self { depth: self.depth.saturating_add(1), ..self }
+    }
+}
+
 /// What a commit does to one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Write<'a> {
@@ -60,20 +83,24 @@ pub struct StoredRow<'a> {
     pub row: &'a [u8],
 }
 
-/// Writes that are kept together or not at all.
+/// One commit: writes that are stored together or not at all, and the commit's metadata.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct WriteSet<'a> {
-    /// In the order in which they apply.
+    /// The writes, in the order in which they apply.
     pub writes: &'a [Write<'a>],
+    /// The time of the commit, in milliseconds since 1970.
+    pub at: u64,
+    /// The cause of the commit.
+    pub cause: Cause,
 }
 
 impl WriteSet<'_> {
-    /// How many bytes of a group it takes: see [`Engine::max_group_bytes`].
+    /// Returns the bytes that the commit takes in a group: see [`Engine::max_group_bytes`].
     pub fn encoded_len(&self) -> usize {
         Self::encoded_len_of(self.writes.iter().copied())
     }
 
-    /// The same of writes that are not in one place yet.
+    /// Returns the encoded length of a commit with these writes.
     pub(crate) fn encoded_len_of<'a>(writes: impl Iterator<Item = Write<'a>>) -> usize {
         embedded::encoded_len(writes)
     }

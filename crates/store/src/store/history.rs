@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
 use super::pending::block_on;
-use crate::{Change, Position};
+use crate::{Cause, Change, Position};
 
 /// A commit: what has changed, all at once.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,9 +18,10 @@ use crate::{Change, Position};
 pub struct Commit {
     /// Where it stands.
     pub position: Position,
-    /// When it was made, in milliseconds. It is not kept: a commit that comes from the disk has zero.
+    /// The time of the commit by the store's clock, in milliseconds since 1970. It is logged with the commit. Commits logged by
+    /// a version that did not do so have zero.
     pub at: u64,
-    /// What it goes back to. It is not kept: a commit that comes from the disk has the default.
+    /// The cause of the commit. It is logged with the commit. Commits logged by a version that did not do so have the default.
     pub cause: Cause,
     /// What has changed, in order.
     pub changes: Vec<Change>,
@@ -32,29 +33,6 @@ impl Commit {
         let row = |row: &Option<crate::Row>| row.as_ref().map_or(0, crate::Row::size);
         let change = |change: &Change| size_of::<Change>() + row(&change.old) + row(&change.new);
         size_of::<Self>() + self.changes.iter().map(change).sum::<usize>()
-    }
-}
-
-/// What a commit goes back to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[non_exhaustive]
-pub struct Cause {
-    /// Who asked for it: a number that whoever writes chooses, such as that of a connection. Zero is nobody.
-    pub origin: u64,
-    /// How many commits led to it, each the cause of the next.
-    pub depth: u32,
-}
-
-impl Cause {
-    /// Asked for by this one.
-    pub fn of(origin: u64) -> Self {
-        Self { origin, depth: 0 }
-    }
-
-    /// Caused by a commit that had this cause.
-    #[must_use]
-    pub fn next(self) -> Self {
-        Self { depth: self.depth.saturating_add(1), ..self }
     }
 }
 

@@ -22,7 +22,7 @@ use arc_swap::ArcSwap;
 use serde_json::{Map, Value as Json};
 use tokio::sync::oneshot;
 
-pub use self::history::{Cause, Commit, FollowError, Follower};
+pub use self::history::{Commit, FollowError, Follower};
 pub use self::pending::{Pending, WriteError};
 pub use self::recover::{StoreOpenError, Unreadable};
 pub use self::stats::{BucketStats, StoreStats};
@@ -35,8 +35,8 @@ use self::recover::Loader;
 use self::stats::Counters;
 use self::writer::Writer;
 use crate::{
-    Answer, Disk, Draft, Embedded, EmbeddedOptions, Engine, EngineError, EngineStats, Files, Limits, Memory, Operation,
-    Position, Query, Recovery, Row, State, StoreError,
+    Answer, Cause, Disk, Draft, Embedded, EmbeddedOptions, Engine, EngineError, EngineStats, Files, Limits, Memory,
+    Operation, Position, Query, Recovery, Row, State, StoreError,
 };
 
 /// Settings of a [`Store`].

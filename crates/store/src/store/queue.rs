@@ -9,9 +9,8 @@ use std::time::Instant;
 
 use tokio::sync::{Semaphore, oneshot};
 
-use super::history::Cause;
 use super::pending::{Pending, WriteError};
-use crate::{Backup, Checkpoint, Draft, EngineError, State, StoreError};
+use crate::{Backup, Cause, Checkpoint, Draft, EngineError, State, StoreError};
 
 /// What the writer is asked for.
 pub(super) enum Message {

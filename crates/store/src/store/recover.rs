@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::history::{Cause, Commit, History};
+use super::history::{Commit, History};
 use crate::catalog::{self, BUCKETS};
 use crate::{Change, IndexKey, OpenError, Recovered, Row, State, StoreError, StoredRow, Write};
 
@@ -63,10 +63,10 @@ impl Loader {
             Recovered::Row(StoredRow { bucket, key, row }) => {
                 self.write(&Write { bucket, key, row: Some(row) }, &mut None)
             }
-            Recovered::Commit { position, mut writes } => {
+            Recovered::Commit { position, at, cause, mut writes } => {
                 let mut changes = Some(Vec::new());
                 let taken = writes.try_for_each(|write| self.write(&write, &mut changes));
-                let commit = Commit { position, at: 0, cause: Cause::default(), changes: changes.unwrap_or_default() };
+                let commit = Commit { position, at, cause, changes: changes.unwrap_or_default() };
                 self.remember(commit);
                 taken
             }

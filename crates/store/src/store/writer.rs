@@ -12,14 +12,15 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::history::{Cause, Commit};
+use super::history::Commit;
 use super::pending::WriteError;
 use super::queue::{Job, Message, Taken};
 use super::writes::KeptWrites;
 use super::{Shared, Snapshot};
 use crate::draft::Sweep;
 use crate::{
-    Change, CheckpointError, Draft, Engine, EngineError, LogPressure, Position, State, StoredRow, Write, WriteSet,
+    Cause, Change, CheckpointError, Draft, Engine, EngineError, LogPressure, Position, State, StoredRow, Write,
+    WriteSet,
 };
 
 /// A group of so many writes is kept without looking for more: the wait for the disk is small beside them.
@@ -201,6 +202,7 @@ impl Writer {
     }
 
     fn keep(&mut self, commits: Vec<Draught>) -> Result<(), WriteError> {
+        let at = self.head.now();
         let writes: Vec<Write<'_>> = commits.iter().flat_map(|draught| draught.writes.iter(&draught.changes)).collect();
         let mut rest = &writes[..];
         let sets: Vec<WriteSet<'_>> = commits
@@ -208,7 +210,7 @@ impl Writer {
             .map(|draught| {
                 let (own, others) = rest.split_at(draught.writes.len());
                 rest = others;
-                WriteSet { writes: own }
+                WriteSet { writes: own, at, cause: draught.cause }
             })
             .collect();
         let position = match self.engine.commit(&sets) {
@@ -218,7 +220,6 @@ impl Writer {
         let first = position.sequence + 1 - commits.len() as u64;
         self.shared.published.store(Arc::new(Snapshot { state: self.head.state().clone(), position }));
         self.shared.counters.commits.fetch_add(commits.len() as u64, Relaxed);
-        let at = self.head.now();
         let commits = commits.into_iter().zip(first..).map(|(draught, sequence)| {
             let position = Position { sequence, ..position };
             Arc::new(Commit { position, at, cause: draught.cause, changes: draught.changes })

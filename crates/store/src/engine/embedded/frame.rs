@@ -2,10 +2,12 @@
 //!
 //! ```text
 //! header    64 bytes, see `Header`
-//! payload   for each commit:  writes: u32, and for each of them
+//! payload   for each commit:  time: u64   origin: u64   depth: u32   writes: u32, and for each write
 //!           bucket: u16   key: u32   row: u32 (lengths; a deleted row has 0xffffffff)   their bytes
 //! padding   to a multiple of 8
 //! ```
+//!
+//! The version of a segment names the layout of its payloads: see [`Layout`]. In version 1 a commit has no time, origin or depth.
 //!
 //! Numbers are little-endian. A header has a checksum of its own, so that its length is trusted before the payload is read, and
 //! so that what follows a bad frame is searched for headers in linear time.
@@ -14,7 +16,7 @@
 //! recycled segment had before are never taken for frames of this one, and neither are frames that were written after one that a
 //! crash took: they continue another.
 
-use super::super::{StoredRow, Write, WriteSet};
+use super::super::{Cause, StoredRow, Write, WriteSet};
 
 /// The length of a header.
 pub(super) const HEADER: usize = 64;
@@ -26,8 +28,32 @@ const RELAXED: u8 = 0x80;
 const DELETED: u32 = u32::MAX;
 /// The lengths before the bytes of a write.
 const LENGTHS: usize = 10;
+/// The time and the cause of a commit.
+const METADATA: usize = 20;
 /// The number before the writes of a commit.
 const COUNT: usize = 4;
+
+/// Layout of the commits in a segment; the discriminant is the version in the segment's header.
+///
+/// A log changes its layout only at the start of a segment. A program that does not know a version refuses the segment, rather
+/// than taking its frames for a torn tail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Layout {
+    /// Commits without time and cause. Read, and no longer written.
+    Bare = 1,
+    /// Commits with time and cause.
+    Stamped = 2,
+}
+
+impl Layout {
+    /// The layout that is written.
+    pub(super) const CURRENT: Self = Self::Stamped;
+
+    /// Returns the layout of a version, if it is known.
+    pub(super) fn of_version(version: u8) -> Option<Self> {
+        [Self::Bare, Self::Stamped].into_iter().find(|layout| *layout as u8 == version)
+    }
+}
 
 /// What a frame says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,16 +165,21 @@ pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(number)
 }
 
-/// The bytes of a commit in a payload.
+/// Returns the bytes of a commit in a payload.
 pub(crate) fn encoded_len<'a>(writes: impl Iterator<Item = Write<'a>>) -> usize {
     let len = |write: Write<'_>| LENGTHS + write.bucket.len() + write.key.len() + write.row.map_or(0, <[u8]>::len);
-    COUNT + writes.map(len).sum::<usize>()
+    METADATA + COUNT + writes.map(len).sum::<usize>()
 }
 
-/// Appends a commit, of which the caller has checked that its lengths fit.
+/// Appends a commit in the current layout. The caller has checked that its lengths fit.
 #[expect(clippy::cast_possible_truncation, reason = "the limit of a group is below u32::MAX")]
 pub(super) fn encode(commit: &WriteSet<'_>, out: &mut Vec<u8>) {
-    out.extend_from_slice(&(commit.writes.len() as u32).to_le_bytes());
+    let mut head = [0; METADATA + COUNT];
+    head[..8].copy_from_slice(&commit.at.to_le_bytes());
+    head[8..16].copy_from_slice(&commit.cause.origin.to_le_bytes());
+    head[16..20].copy_from_slice(&commit.cause.depth.to_le_bytes());
+    head[20..].copy_from_slice(&(commit.writes.len() as u32).to_le_bytes());
+    out.extend_from_slice(&head);
     for write in commit.writes {
         put_lengths(write.bucket, write.key, write.row.map_or(DELETED, |row| row.len() as u32), out);
         out.extend_from_slice(write.row.unwrap_or_default());
@@ -189,17 +220,31 @@ pub(super) fn decode<'a>(bytes: &mut &'a [u8]) -> Option<Write<'a>> {
     Some(Write { bucket, key, row })
 }
 
+/// Takes a commit from the front: its time, its cause and its writes. Returns `None` if the bytes are not a commit. A commit
+/// without metadata has time zero and the default cause.
+pub(super) fn take_commit<'a>(layout: Layout, bytes: &mut &'a [u8]) -> Option<(u64, Cause, Writes<'a>)> {
+    let (at, cause) = match layout {
+        Layout::Bare => (0, Cause::default()),
+        Layout::Stamped => {
+            let (metadata, rest) = bytes.split_first_chunk::<METADATA>()?;
+            *bytes = rest;
+            (u64_at(metadata, 0), Cause { origin: u64_at(metadata, 8), depth: u32_at(metadata, 16) })
+        }
+    };
+    Some((at, cause, Writes::take(bytes)?))
+}
+
 /// The writes of a recovered commit.
 #[derive(Debug, Clone)]
 pub struct Writes<'a> {
-    /// So many writes, found to be whole.
+    /// Encoded writes, checked to be complete.
     bytes: &'a [u8],
     left: u32,
 }
 
 impl<'a> Writes<'a> {
-    /// Takes the writes of a commit from the front; none if the bytes are not that.
-    pub(super) fn take(bytes: &mut &'a [u8]) -> Option<Self> {
+    /// Takes the number of writes and the writes from the front. Returns `None` if the bytes are not that.
+    fn take(bytes: &mut &'a [u8]) -> Option<Self> {
         let (count, mut rest) = bytes.split_first_chunk::<COUNT>()?;
         let (left, start) = (u32::from_le_bytes(*count), rest);
         for _ in 0..left {
@@ -232,26 +277,42 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_commit_comes_back(writes in vec((".{0,9}", vec(any::<u8>(), 0..9), any::<Option<Vec<u8>>>()), 0..9)) {
+        fn a_commit_is_decoded_as_it_was_encoded(
+            writes in vec((".{0,9}", vec(any::<u8>(), 0..9), any::<Option<Vec<u8>>>()), 0..9),
+            at: u64,
+            origin: u64,
+            depth: u32,
+        ) {
             let writes: Vec<_> =
                 writes.iter().map(|(bucket, key, row)| Write { bucket, key, row: row.as_deref() }).collect();
-            let commit = WriteSet { writes: &writes };
+            let cause = Cause { origin, depth };
+            let commit = WriteSet { writes: &writes, at, cause };
             let mut bytes = Vec::new();
             encode(&commit, &mut bytes);
             prop_assert_eq!(bytes.len(), commit.encoded_len());
             let mut rest = &bytes[..];
-            prop_assert_eq!(Writes::take(&mut rest).unwrap().collect::<Vec<_>>(), writes);
+            let (found_at, found_cause, found) = take_commit(Layout::Stamped, &mut rest).unwrap();
+            prop_assert_eq!((found_at, found_cause), (at, cause));
+            prop_assert_eq!(found.collect::<Vec<_>>(), writes.clone());
             prop_assert!(rest.is_empty());
             for len in 0..bytes.len() {
-                prop_assert!(Writes::take(&mut &bytes[..len]).is_none());
+                prop_assert!(take_commit(Layout::Stamped, &mut &bytes[..len]).is_none());
             }
+            // Version 1 is the same without the metadata.
+            let mut rest = &bytes[METADATA..];
+            let (found_at, found_cause, found) = take_commit(Layout::Bare, &mut rest).unwrap();
+            prop_assert_eq!((found_at, found_cause), (0, Cause::default()));
+            prop_assert_eq!(found.collect::<Vec<_>>(), writes);
+            prop_assert!(rest.is_empty());
         }
 
         #[test]
-        fn any_bytes_are_taken_or_refused(bytes in vec(any::<u8>(), 0..200)) {
-            let mut rest = &bytes[..];
-            while let Some(writes) = Writes::take(&mut rest) {
-                prop_assert_eq!(writes.size_hint().0, writes.count());
+        fn arbitrary_bytes_are_decoded_or_refused(bytes in vec(any::<u8>(), 0..200)) {
+            for layout in [Layout::Bare, Layout::Stamped] {
+                let mut rest = &bytes[..];
+                while let Some((_, _, writes)) = take_commit(layout, &mut rest) {
+                    prop_assert_eq!(writes.size_hint().0, writes.count());
+                }
             }
         }
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use super::super::EngineError;
-use super::frame::{ALIGN, HEADER, Header, Kind};
+use super::frame::{ALIGN, HEADER, Header, Kind, Layout};
 use super::home::Home;
 use super::segment::{PAGE, Segment, SegmentHeader};
 
@@ -178,8 +178,8 @@ impl Log {
         Ok(())
     }
 
-    /// Goes on in the next segment. On [`EngineError::NoSegment`] nothing has changed.
-    fn rotate(&mut self) -> Result<(), EngineError> {
+    /// Continues in the next segment, with the current layout. On [`EngineError::NoSegment`] nothing has changed.
+    pub(super) fn rotate(&mut self) -> Result<(), EngineError> {
         let number = self.segment.number + 1;
         let made = match self.next.take().map(|next| next.recv()) {
             Some(Ok(Ok(segment))) => Ok(segment),
@@ -192,7 +192,9 @@ impl Log {
         let Cursor { log, epoch, frame, sequence, chain } = self.cursor;
         self.page = 0;
         self.buffer.clear();
-        SegmentHeader { log, number, epoch, sequence, frame, chain, relaxed: self.relaxed }.write(&mut self.buffer);
+        let layout = Layout::CURRENT;
+        SegmentHeader { layout, log, number, epoch, sequence, frame, chain, relaxed: self.relaxed }
+            .write(&mut self.buffer);
         self.prepare();
         Ok(())
     }

@@ -15,6 +15,8 @@
 //! 3. A checkpoint begins with the log being durable up to its position. Its file gets its name when it is durable, and what it
 //!    replaces is recycled or removed when the name is.
 //! 4. Opening makes durable what it has read before it writes: a process that was killed left the disk behind what it shows.
+//! 5. A segment has one layout of frames, named by the version in its header. Opening a log whose last segment has an older
+//!    layout continues in a new segment, by the same steps as when a segment is full.
 
 mod backup;
 mod checkpoint;
@@ -94,7 +96,7 @@ impl EmbeddedOptions {
 /// # let dir = tempfile::tempdir()?;
 /// let (mut engine, _) = Embedded::open(dir.path(), EmbeddedOptions::default(), |_| {})?;
 /// let writes = [Write { bucket: "users", key: b"1", row: Some(b"{}") }];
-/// engine.commit(&[WriteSet { writes: &writes }])?;
+/// engine.commit(&[WriteSet { writes: &writes, ..WriteSet::default() }])?;
 /// drop(engine);
 ///
 /// let mut keys = Vec::new();
@@ -179,7 +181,8 @@ impl Embedded {
         let relaxed = options.durability != Durability::Always;
         let Cursor { log, epoch, frame, sequence, chain } = cursor;
         let mut page = Vec::with_capacity(PAGE);
-        SegmentHeader { log, number: 1, epoch, sequence, frame, chain, relaxed }.write(&mut page);
+        let layout = frame::Layout::CURRENT;
+        SegmentHeader { layout, log, number: 1, epoch, sequence, frame, chain, relaxed }.write(&mut page);
         let segment =
             Segment::make(home, 1, Some(&page)).map_err(|source| OpenError::Io { file: home.segment(1), source })?;
         let recovery = Recovery {
@@ -233,6 +236,9 @@ impl Embedded {
                 log.set_next(Segment { number, path, file, capacity: home.segment_bytes });
             }
         }
+        if found.layout != frame::Layout::CURRENT {
+            log.rotate().map_err(|error| OpenError::of_engine(error, &home.dir))?;
+        }
         Ok((log, recovery))
     }
 
@@ -271,7 +277,7 @@ impl Embedded {
             return Err(EngineError::LogFull { len: log_bytes, max: limit.saturating_mul(2) });
         }
         self.stats.slowed += u64::from(log_bytes > limit);
-        // Each commit has four bytes at least.
+        // A commit has some bytes at least, so there are fewer commits than bytes.
         Ok((u32::try_from(len).unwrap_or(u32::MAX), u32::try_from(commits.len()).unwrap_or(u32::MAX)))
     }
 

@@ -8,8 +8,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::super::{EngineError, Position, StoredRow};
-use super::frame::{ALIGN, HEADER, Header, Kind, Writes, matches, u64_at};
+use super::super::{Cause, EngineError, Position, StoredRow};
+use super::frame::{ALIGN, HEADER, Header, Kind, Layout, Writes, matches, take_commit, u64_at};
 use super::home::{Home, Kept, Listing};
 use super::log::Cursor;
 use super::segment::{MAX_SEGMENT, NoHeader, PAGE, SegmentHeader};
@@ -113,11 +113,15 @@ pub enum Corruption {
 pub enum Recovered<'a> {
     /// A row of the newest snapshot. All of them come before the first commit.
     Row(StoredRow<'a>),
-    /// A commit after it, in order.
+    /// A commit after the snapshot, in order.
     Commit {
-        /// Where it stands.
+        /// The position of the commit.
         position: Position,
-        /// What it did.
+        /// The time of the commit, in milliseconds since 1970. Zero if it was written by a version that did not log it.
+        at: u64,
+        /// The cause of the commit. The default if it was written by a version that did not log it.
+        cause: Cause,
+        /// The writes of the commit.
         writes: Writes<'a>,
     },
 }
@@ -153,8 +157,9 @@ pub struct Cut {
 /// Where the log goes on.
 pub(super) struct Found {
     pub(super) cursor: Cursor,
-    /// The segment of the last frame, and its length in whole pages.
+    /// The segment of the last frame, its layout, and its length in whole pages.
     pub(super) segment: u64,
+    pub(super) layout: Layout,
     pub(super) capacity: u64,
     /// The page in which the last frame ended, and its bytes up to there.
     pub(super) page: u64,
@@ -228,7 +233,8 @@ pub(super) fn recover(
     }
     debug_assert_eq!(expected, last);
 
-    let Replay { cursor, segment, offset, bytes, log_bytes, relaxed, was_closed, commits, cut, from, .. } = replay;
+    let Replay { cursor, segment, layout, offset, bytes, log_bytes, relaxed, was_closed, commits, cut, from, .. } =
+        replay;
     if cursor.sequence <= from {
         let file = home.segment(segment);
         return Err(OpenError::Corrupt { file, offset: offset as u64, what: Corruption::BehindSnapshot });
@@ -237,6 +243,7 @@ pub(super) fn recover(
     Ok(Some(Found {
         cursor,
         segment,
+        layout,
         capacity: (bytes.len() / PAGE * PAGE) as u64,
         page: page as u64,
         tail: bytes[page..offset].to_vec(),
@@ -258,6 +265,7 @@ struct Replay<'h, 'e> {
     from: u64,
     /// The segment that has been read last, all of it, and where its last whole frame ends.
     segment: u64,
+    layout: Layout,
     bytes: Vec<u8>,
     offset: usize,
     log_bytes: u64,
@@ -296,6 +304,7 @@ impl<'h, 'e> Replay<'h, 'e> {
             cursor: Cursor { log, epoch, frame, sequence, chain },
             from,
             segment: number,
+            layout: header.layout,
             bytes,
             offset: PAGE,
             log_bytes: 0,
@@ -333,6 +342,7 @@ impl<'h, 'e> Replay<'h, 'e> {
         }
         self.cursor.epoch = header.epoch;
         self.relaxed = header.relaxed;
+        self.layout = header.layout;
         (self.segment, self.bytes, self.offset, self.cut) = (number, bytes, PAGE, None);
         self.read_frames()?;
         Ok(true)
@@ -389,12 +399,12 @@ impl<'h, 'e> Replay<'h, 'e> {
         match header.kind {
             Kind::Commits => {
                 for _ in 0..header.count {
-                    let Some(writes) = Writes::take(&mut rest) else { return false };
+                    let Some((at, cause, writes)) = take_commit(self.layout, &mut rest) else { return false };
                     let position = Position { epoch: self.cursor.epoch, sequence: self.cursor.sequence };
                     self.cursor.sequence += 1;
                     if position.sequence > self.from {
                         self.commits += 1;
-                        (self.each)(Recovered::Commit { position, writes });
+                        (self.each)(Recovered::Commit { position, at, cause, writes });
                     }
                 }
                 rest.is_empty()

@@ -15,7 +15,7 @@ use std::io;
 use std::path::PathBuf;
 
 use super::super::DiskFile;
-use super::frame::{matches, u32_at, u64_at};
+use super::frame::{Layout, matches, u32_at, u64_at};
 use super::home::Home;
 
 /// Writes are whole pages, so that the kernel never has to read one first. Frames follow the first page.
@@ -24,12 +24,13 @@ pub(super) const PAGE: usize = 4096;
 pub(super) const MAX_SEGMENT: u64 = 1 << 30;
 
 const MAGIC: [u8; 7] = *b"TIDELOG";
-const VERSION: u8 = 1;
 static ZEROS: [u8; 256 * 1024] = [0; 256 * 1024];
 
 /// What the first page of a segment says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SegmentHeader {
+    /// Layout of the commits in its frames.
+    pub(super) layout: Layout,
     /// Names the log.
     pub(super) log: u64,
     /// Its number, as in its name.
@@ -62,7 +63,7 @@ impl SegmentHeader {
     pub(super) fn write(&self, out: &mut Vec<u8>) {
         let start = out.len();
         out.extend_from_slice(&MAGIC);
-        out.push(VERSION);
+        out.push(self.layout as u8);
         out.extend_from_slice(&[0; 4]);
         out.extend_from_slice(&self.chain.to_le_bytes());
         for number in [self.log, self.number, self.epoch, self.sequence, self.frame] {
@@ -80,10 +81,9 @@ impl SegmentHeader {
         if bytes[..7] != MAGIC || !matches(u32_at(bytes, 8), Self::crc(bytes)) {
             return Err(NoHeader::Bad);
         }
-        if bytes[7] != VERSION {
-            return Err(NoHeader::Version(bytes[7]));
-        }
+        let layout = Layout::of_version(bytes[7]).ok_or(NoHeader::Version(bytes[7]))?;
         Ok(Self {
+            layout,
             chain: u32_at(bytes, 12),
             log: u64_at(bytes, 16),
             number: u64_at(bytes, 24),

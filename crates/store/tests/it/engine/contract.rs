@@ -9,7 +9,7 @@ use tidewire_store::{
 };
 
 use crate::engine::disk::SimDisk;
-use crate::engine::model::{Rows, in_snapshot, open_on, put, small};
+use crate::engine::model::{Rows, in_snapshot, open_on, put, small, stamped};
 
 fn on_every_engine(test: fn(&mut dyn Engine)) {
     test(&mut Memory::default());
@@ -28,7 +28,7 @@ fn every_commit_has_the_next_sequence() {
         let start = engine.position();
         assert_eq!(start.sequence, 0);
         let writes = [Write { bucket: "b", key: b"k", row: Some(b"r") }, Write { bucket: "", key: b"", row: None }];
-        let commits = [WriteSet { writes: &writes }, WriteSet { writes: &[] }, WriteSet { writes: &writes[1..] }];
+        let commits = [stamped(1, &writes), stamped(2, &[]), stamped(3, &writes[1..])];
         for (group, sequence) in [(&commits[..], 3), (&commits[..1], 4), (&[], 4), (&commits[1..2], 5)] {
             let position = Position { epoch: start.epoch, sequence };
             assert_eq!(engine.commit(group).unwrap(), position);
@@ -192,17 +192,17 @@ fn what_is_too_large_is_refused_as_a_whole() {
     let max = engine.max_group_bytes();
     let row = vec![1; max];
     let commit = |row| [Write { bucket: "b", key: b"k", row: Some(row) }];
-    let overhead = WriteSet { writes: &commit(&[]) }.encoded_len();
-    let error = engine.commit(&[WriteSet { writes: &commit(&row[overhead - 1..]) }]).unwrap_err();
+    let overhead = stamped(1, &commit(&[])).encoded_len();
+    let error = engine.commit(&[stamped(1, &commit(&row[overhead - 1..]))]).unwrap_err();
     assert!(matches!(error, EngineError::TooLarge { len, max: limit } if len == max + 1 && limit == max), "{error}");
     let bucket = "x".repeat(65536);
     let writes = [Write { bucket: &bucket, key: b"k", row: None }];
     assert!(matches!(
-        engine.commit(&[WriteSet::default(), WriteSet { writes: &writes }]),
+        engine.commit(&[WriteSet::default(), stamped(2, &writes)]),
         Err(EngineError::BucketName { len: 65536 })
     ));
     assert_eq!(engine.position().sequence, 0);
-    let largest = engine.commit(&[WriteSet { writes: &commit(&row[overhead..]) }]).unwrap();
+    let largest = engine.commit(&[stamped(1, &commit(&row[overhead..]))]).unwrap();
     assert_eq!(largest.sequence, 1);
     drop(engine);
     let (_, recovery, rows) = open_on(&disk, "db", small()).unwrap();

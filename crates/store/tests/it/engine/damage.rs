@@ -6,7 +6,7 @@ use std::path::Path;
 use tidewire_store::{Corruption, Durability, Embedded, EmbeddedOptions, Engine, OpenError, Write, WriteSet};
 
 use crate::engine::disk::SimDisk;
-use crate::engine::model::{Rows, in_snapshot, open_on, put, small};
+use crate::engine::model::{Rows, in_snapshot, old_log, open_on, put, small, stamped};
 
 type Files = BTreeMap<String, Vec<u8>>;
 
@@ -90,6 +90,42 @@ fn any_byte_changed_takes_the_last_group_at_most() {
         }
         assert!(refused > 2000 && fine > 100, "{refused} refused, {fine} fine");
     }
+}
+
+/// The log goes on in a new segment, so that more than the last group is never lost either.
+#[test]
+fn any_byte_changed_in_a_log_of_version_1_takes_the_last_group_at_most() {
+    let whole = old_log();
+    assert_eq!(opened(&whole, options()).unwrap(), 24);
+    let (mut fine, mut refused) = (0, 0);
+    for (name, bytes) in &whole {
+        for place in places(bytes) {
+            let mut damaged = whole.clone();
+            damaged.get_mut(name).unwrap()[place] ^= 1 << (place % 8);
+            match opened(&damaged, options()) {
+                Ok(count) => assert!(count >= 23, "{name} {place}: {count}"),
+                Err(OpenError::Corrupt { .. }) => {
+                    refused += 1;
+                    continue;
+                }
+                Err(error) => panic!("{name} {place}: {error}"),
+            }
+            fine += 1;
+        }
+    }
+    assert!(refused > 2000 && fine > 100, "{refused} refused, {fine} fine");
+}
+
+#[test]
+fn a_segment_of_an_unknown_version_is_refused() {
+    // A version that does not exist, with the checksum that it would have.
+    let mut files = files(3, 0, true, options());
+    let log = files.get_mut("log-0000000000000001").unwrap();
+    log[7] = 3;
+    let crc = crc32c::crc32c_append(crc32c::crc32c(&log[..8]), &log[12..60]);
+    log[8..12].copy_from_slice(&crc.to_le_bytes());
+    let error = opened(&files, options()).unwrap_err();
+    assert!(matches!(&error, OpenError::Version { version: 3, .. }), "{error}");
 }
 
 #[test]
@@ -197,11 +233,12 @@ fn frames_that_followed_a_lost_one_do_not_come_back() {
     let disk = SimDisk::default();
     // One group, whose frame is to have so many bytes.
     let append = |engine: &mut Embedded, frame: usize, commits: usize, byte: u8| {
-        let bare = WriteSet { writes: &[Write { bucket: "b", key: &[byte], row: Some(&[]) }] }.encoded_len();
+        let sequence = engine.position().sequence + 1;
+        let bare = stamped(sequence, &[Write { bucket: "b", key: &[byte], row: Some(&[]) }]).encoded_len();
         let row = vec![byte; frame - 64 - bare - (commits - 1) * WriteSet::default().encoded_len()];
         let writes = [Write { bucket: "b", key: &[byte], row: Some(&row) }];
         let mut group = vec![WriteSet::default(); commits];
-        group[0] = WriteSet { writes: &writes };
+        group[0] = stamped(sequence, &writes);
         engine.commit(&group).unwrap();
     };
     let (mut engine, ..) = open_on(&disk, "db", options).unwrap();

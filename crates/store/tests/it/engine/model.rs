@@ -1,12 +1,12 @@
-//! What the tests compare an engine with: maps.
+//! The model that the tests compare an engine with: maps of rows, and metadata that follows from a commit's sequence.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use tidewire_store::{
-    Disk, Embedded, EmbeddedOptions, Engine, EngineError, OpenError, Position, Recovered, Recovery, StoredRow, Write,
-    WriteSet,
+    Cause, Disk, Embedded, EmbeddedOptions, Engine, EngineError, OpenError, Position, Recovered, Recovery, StoredRow,
+    Write, WriteSet,
 };
 
 /// Rows by bucket and key.
@@ -28,15 +28,34 @@ pub(crate) fn borrowed(writes: &Writes) -> Vec<Write<'_>> {
     writes.iter().map(|(bucket, key, row)| Write { bucket, key, row: row.as_deref() }).collect()
 }
 
+/// A commit with the metadata that belongs to its sequence.
+pub(crate) fn stamped<'a>(sequence: u64, writes: &'a [Write<'a>]) -> WriteSet<'a> {
+    let cause = Cause::of(sequence.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    WriteSet { writes, at: sequence * 1000, cause: if sequence.is_multiple_of(2) { cause } else { cause.next() } }
+}
+
 pub(crate) fn commit(engine: &mut dyn Engine, commits: &[Writes]) -> Result<Position, EngineError> {
     let writes: Vec<_> = commits.iter().map(borrowed).collect();
-    let commits: Vec<_> = writes.iter().map(|writes| WriteSet { writes }).collect();
+    let first = engine.position().sequence + 1;
+    let commits: Vec<_> = writes.iter().zip(first..).map(|(writes, sequence)| stamped(sequence, writes)).collect();
     engine.commit(&commits)
 }
 
 /// One commit that puts one row.
 pub(crate) fn put(engine: &mut dyn Engine, key: &str, row: &[u8]) -> Result<Position, EngineError> {
-    engine.commit(&[WriteSet { writes: &[Write { bucket: "b", key: key.as_bytes(), row: Some(row) }] }])
+    let sequence = engine.position().sequence + 1;
+    engine.commit(&[stamped(sequence, &[Write { bucket: "b", key: key.as_bytes(), row: Some(row) }])])
+}
+
+/// How many commits [`old_log`] has.
+pub(crate) const OLD_COMMITS: u64 = 24;
+
+/// The files of a log in the layout of version 1, which was not closed: 24 commits without metadata, each of which puts a row of
+/// 100 bytes.
+pub(crate) fn old_log() -> BTreeMap<String, Vec<u8>> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/log-v1/engine");
+    let files = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
+    files.map(|file| (file.file_name().into_string().unwrap(), std::fs::read(file.path()).unwrap())).collect()
 }
 
 pub(crate) fn in_snapshot(rows: &Rows) -> impl Iterator<Item = StoredRow<'_>> {
@@ -58,8 +77,11 @@ pub(crate) fn open_on(
                 let before = rows.insert((bucket.to_owned(), key.to_vec()), row.to_vec());
                 assert_eq!(before, None, "a row comes once");
             }
-            Recovered::Commit { position, writes } => {
+            Recovered::Commit { position, at, cause, writes } => {
                 assert!(last.is_none_or(|last| last + 1 == position.sequence), "{position:?} after {last:?}");
+                let expected = stamped(position.sequence, &[]);
+                let is_old = position.sequence <= OLD_COMMITS && (at, cause) == (0, Cause::default());
+                assert!(is_old || (at, cause) == (expected.at, expected.cause), "{position:?}: {at} {cause:?}");
                 last = Some(position.sequence);
                 apply(&mut rows, writes);
             }

@@ -10,7 +10,7 @@ use fastrand::Rng;
 use tidewire_store::{Durability, EmbeddedOptions, Engine, EngineError, Position};
 
 use crate::engine::disk::SimDisk;
-use crate::engine::model::{Rows, Writes, apply, borrowed, commit, in_snapshot, open_on, small};
+use crate::engine::model::{OLD_COMMITS, Rows, Writes, apply, borrowed, commit, in_snapshot, old_log, open_on, small};
 
 struct Simulation {
     rng: Rng,
@@ -37,18 +37,16 @@ impl Simulation {
             1 => Durability::Interval(Duration::from_hours(1)),
             _ => Durability::Always,
         };
-        let disk = SimDisk::default();
-        Self {
-            rng,
-            disk,
-            options,
-            history: vec![(Rows::new(), true)],
-            durable: 0,
-            acknowledged: 0,
-            epoch: None,
-            crashes: 0,
-            backups: 0,
+        let (mut disk, mut history, mut durable) = (SimDisk::default(), vec![(Rows::new(), true)], 0);
+        // Some begin with a log of an older version, so that crashes meet the change of the layout.
+        if rng.u8(..4) == 0 {
+            disk = SimDisk::with_files(Path::new("db"), &old_log());
+            let copy = SimDisk::with_files(Path::new("db"), &old_log());
+            let (_, _, rows) = open_on(&copy, "db", options).unwrap();
+            durable = usize::try_from(OLD_COMMITS).unwrap();
+            history = vec![(rows, true); durable + 1];
         }
+        Self { rng, disk, options, history, durable, acknowledged: durable, epoch: None, crashes: 0, backups: 0 }
     }
 
     fn is_always(&self) -> bool {

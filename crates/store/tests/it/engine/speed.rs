@@ -19,7 +19,7 @@ fn speed_of_durable_groups_beside_bare_writes() {
     let keys: Vec<_> = (0..ROWS).map(|n| format!("{n:08}")).collect();
     let writes: Vec<_> =
         keys.iter().map(|key| [Write { bucket: "users", key: key.as_bytes(), row: Some(&[7; 256]) }]).collect();
-    let commits: Vec<_> = writes.iter().map(|writes| WriteSet { writes }).collect();
+    let commits: Vec<_> = writes.iter().map(|writes| WriteSet { writes, ..WriteSet::default() }).collect();
     let bytes = 64 + commits.iter().map(WriteSet::encoded_len).sum::<usize>();
 
     // What the engine writes: whole pages, over and over in a file that has them all.

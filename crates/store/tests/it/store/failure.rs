@@ -140,7 +140,8 @@ fn what_is_no_store_is_not_opened() {
     ] {
         let dir = tempfile::tempdir().unwrap();
         let (mut engine, _) = Embedded::open(dir.path(), EmbeddedOptions::default(), |_| {}).unwrap();
-        engine.commit(&[WriteSet { writes: &[Write { bucket, key: b"", row: Some(row) }] }]).unwrap();
+        let writes = [Write { bucket, key: b"", row: Some(row) }];
+        engine.commit(&[WriteSet { writes: &writes, ..WriteSet::default() }]).unwrap();
         drop(engine);
         let refused = Store::open(dir.path(), options()).unwrap_err();
         assert_eq!(refused.to_string(), format!("the data were not written by this version: {error}"));

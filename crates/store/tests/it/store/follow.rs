@@ -3,9 +3,9 @@
 use std::thread;
 
 use serde_json::json;
-use tidewire_store::{Cause, FollowError, Position, Store};
+use tidewire_store::{Cause, Commit, FollowError, Position, Store};
 
-use super::{object, open, options, plain};
+use super::{TestClock, object, open, options, plain};
 
 #[test]
 fn a_follower_sees_every_commit_from_where_it_began() {
@@ -104,4 +104,43 @@ fn a_follower_goes_on_after_a_restart() {
     store.close().unwrap();
     let store = open(dir.path());
     assert_eq!(store.follow_from(position).unwrap_err(), FollowError::Behind { position });
+}
+
+/// The commits after a position.
+fn commits_after(store: &Store, position: Position) -> Vec<Commit> {
+    let mut follower = store.follow_from(position).unwrap();
+    std::iter::from_fn(|| follower.try_next().unwrap()).map(|commit| (*commit).clone()).collect()
+}
+
+#[test]
+fn a_commit_has_its_time_and_cause_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let clock = TestClock::new(5000);
+    let open = || {
+        let mut options = options();
+        options.clock = clock.clock();
+        Store::open(dir.path(), options).unwrap().0
+    };
+    let store = open();
+    let start = store.snapshot().position;
+    store.define_bucket("b", plain()).wait().unwrap();
+    for id in 0..20_u32 {
+        clock.set(6000 + u64::from(id));
+        let cause = (0..id).fold(Cause::of(u64::MAX - u64::from(id)), |cause, _| cause.next());
+        store.write_as(cause, move |draft| draft.insert("b", object(json!({"id": id})))).wait().unwrap();
+    }
+    let before = commits_after(&store, start);
+    assert_eq!((before[0].at, before[0].cause), (5000, Cause::default()));
+    assert_eq!((before[20].at, before[20].cause.origin, before[20].cause.depth), (6019, u64::MAX - 19, 19));
+    drop(store);
+    clock.set(9000);
+    let store = open();
+    assert_eq!(commits_after(&store, start), before);
+    // The commits after a checkpoint are logged in the same way.
+    store.checkpoint().unwrap();
+    let checkpoint = store.snapshot().position;
+    store.write_as(Cause::of(3), |draft| draft.clear("b")).wait().unwrap();
+    store.close().unwrap();
+    let after = commits_after(&open(), checkpoint);
+    assert_eq!((after.len(), after[0].at, after[0].cause), (1, 9000, Cause::of(3)));
 }

@@ -1,10 +1,10 @@
-//! Processes that are killed: what they acknowledged is there, and indexes agree with rows.
+//! Killed processes: acknowledged writes survive with the time and cause of their commits, and indexes agree with rows.
 
 use std::io::Write as _;
 use std::thread;
 
 use serde_json::{Map, Value as Json, json};
-use tidewire_store::{Answer, Query, Store, StoreOptions};
+use tidewire_store::{Answer, Cause, Position, Query, Store, StoreOptions};
 use tidewire_testkit::{PATIENCE, Process, is_rerun, rerun, wait_until};
 
 use super::object;
@@ -33,7 +33,7 @@ fn write(dir: &str) {
             let store = &store;
             scope.spawn(move || {
                 for n in counter(store, writer) + 1.. {
-                    let step = store.write(move |draft| {
+                    let step = store.write_as(cause(writer), move |draft| {
                         draft.upsert("b", object(json!({"id": format!("counter-{writer}"), "n": n})))?;
                         if n % 3 == 0 {
                             draft.delete("b", &json!(format!("{writer}-{}", n - 1)), None)?;
@@ -52,6 +52,27 @@ fn write(dir: &str) {
             });
         }
     });
+}
+
+fn cause(writer: u64) -> Cause {
+    Cause::of(writer + 1).next()
+}
+
+/// Every commit in the history has the cause of its writer, and the time at which its records were updated.
+fn check_history(store: &Store) {
+    let (position, commits) = (store.snapshot().position, store.stats().history_commits as u64);
+    let first = Position { sequence: position.sequence - commits, ..position };
+    let mut follower = store.follow_from(first).unwrap();
+    while let Some(commit) = follower.try_next().unwrap() {
+        let written =
+            commit.changes.iter().filter(|change| *change.bucket == *"b").filter_map(|change| change.new.as_ref());
+        for record in written.map(tidewire_store::Row::to_record) {
+            let id = record["id"].as_str().unwrap();
+            let writer = id.strip_prefix("counter-").or(id.split('-').next()).unwrap();
+            assert_eq!(commit.cause, cause(writer.parse().unwrap()));
+            assert_eq!(record["_updatedAt"], commit.at);
+        }
+    }
 }
 
 fn counter(store: &Store, writer: u64) -> u64 {
@@ -136,7 +157,9 @@ fn what_a_killed_process_acknowledged_is_there() {
             }
             child.kill();
             child.wait();
-            check(&open(dir), acknowledged(&child));
+            let store = open(dir);
+            check(&store, acknowledged(&child));
+            check_history(&store);
             rounds += 1;
         }
     }

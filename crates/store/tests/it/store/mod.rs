@@ -7,6 +7,7 @@ mod follow;
 mod kill;
 mod permissions;
 mod transfer;
+mod upgrade;
 mod writes;
 
 use std::path::Path;
