@@ -19,6 +19,7 @@ pub(crate) const REPLIES: &str = "$replies";
 
 static NAME: LazyLock<Field> = LazyLock::new(|| Field::new("name"));
 static CONFIG: LazyLock<Field> = LazyLock::new(|| Field::new("config"));
+static SYSTEM: LazyLock<Field> = LazyLock::new(|| Field::new("system"));
 
 /// Whether a name is that of a bucket of the store's own.
 pub(crate) fn is_own(name: &str) -> bool {
@@ -43,6 +44,11 @@ pub(crate) fn own_buckets() -> impl Iterator<Item = (&'static str, Arc<BucketDef
 pub(crate) fn bucket_of(row: &Row) -> Option<Result<(String, BucketDefinition), StoreError>> {
     let (name, config) = definition_of(row)?;
     Some(BucketDefinition::parse(&config).map(|definition| (name, definition)).map_err(StoreError::from))
+}
+
+/// Whether a row of [`BUCKETS`] defines a system bucket.
+pub(crate) fn is_system(row: &Row) -> bool {
+    row.get(&SYSTEM) == Some(Value::Bool(true))
 }
 
 /// What a row of definitions defines.
@@ -149,7 +155,7 @@ impl Draft {
 
     fn check_name(&self, name: &str) -> Result<(), StoreError> {
         let max = self.limits().max_name_bytes.min(usize::from(u16::MAX));
-        if name.is_empty() || name.len() > max || is_own(name) {
+        if name.is_empty() || name.len() > max || self.state().is_hidden(name) {
             return Err(StoreError::Name { name: name.chars().take(64).collect(), max });
         }
         Ok(())
@@ -166,7 +172,9 @@ impl Draft {
             return Err(RowError::TooLarge { len, max }.into());
         }
         let (_, own) = self.state().any(bucket)?;
-        if own.len() >= limits.max_definitions && own.get(&Value::String(name.into())).is_none() {
+        // System buckets are not counted: the program has as many as it needs.
+        let count = if bucket == BUCKETS { self.state().names().len() } else { own.len() };
+        if count >= limits.max_definitions && own.get(&Value::String(name.into())).is_none() {
             return Err(StoreError::TooManyDefinitions { max: limits.max_definitions });
         }
         self.put_row(bucket, row).map(drop)

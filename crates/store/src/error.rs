@@ -33,7 +33,9 @@ pub enum StoreError {
         query: String,
     },
     /// A bucket or query cannot be called that.
-    #[error("\"{name}\" cannot be a name: it has 1 to {max} bytes and does not begin with $")]
+    #[error(
+        "\"{name}\" cannot be a name: expected 1 to {max} bytes that do not begin with `$` and do not name a system bucket"
+    )]
     Name {
         /// How it begins.
         name: String,

@@ -39,6 +39,7 @@ mod schema;
 mod state;
 mod store;
 mod sum;
+mod system;
 mod transaction;
 mod value;
 
@@ -65,5 +66,6 @@ pub use store::{
     StoreOpenError, StoreOptions, StoreStats, Unreadable, UpkeepError, WriteError,
 };
 pub use sum::Sum;
+pub use system::{Incompatibility, SystemBucketError, SystemBuckets};
 pub use transaction::{Action, Operation, Problem, TransactionError};
 pub use value::Value;

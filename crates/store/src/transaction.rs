@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::{Draft, Filter, FilterError, Parameters, Query, Row, StoreError, Value};
+use crate::{Draft, Filter, FilterError, Parameters, Query, Row, StoreError};
 
 /// One operation of a transaction.
 #[derive(Debug, Clone, PartialEq)]
@@ -164,10 +164,9 @@ impl Draft {
             Action::Insert(record) => {
                 // A key that was not given may be another record's as well.
                 let record = self.fill(bucket, record.clone())?;
-                let key = record.get(&self.state().bucket(bucket)?.definition().key);
+                let key = record.get(&self.bucket(bucket)?.definition().key);
                 if let Some(given) = key
-                    && let Some(key) = Value::of_json(given)
-                    && self.state().get(bucket, &key, self.now())?.is_some()
+                    && self.live(bucket, given)?.is_some()
                 {
                     return Err(Problem::Exists { bucket: bucket.clone(), key: given.clone() });
                 }

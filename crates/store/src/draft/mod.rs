@@ -52,6 +52,8 @@ pub struct Draft {
     limits: Limits,
     /// The records that may be touched, if not all.
     guard: Option<Filter>,
+    /// Whether names are those of system buckets.
+    is_system: bool,
 }
 
 impl Draft {
@@ -66,6 +68,7 @@ impl Draft {
             now,
             limits: Limits::default(),
             guard: None,
+            is_system: false,
         }
     }
 
@@ -115,6 +118,7 @@ impl Draft {
     /// Takes back all that has changed, after something has failed or panicked. Says whether that was possible.
     pub(crate) fn take_back(&mut self) -> bool {
         self.guard = None;
+        self.is_system = false;
         if !self.is_torn {
             self.revert(0, 0);
         }
@@ -171,6 +175,21 @@ impl Draft {
         done
     }
 
+    /// Does something to system buckets: inside, reads and writes of records reach the system buckets that the program has
+    /// declared, and no others. A [guard](Self::guarded) does not hold there. Definitions are those of ordinary buckets, inside
+    /// as outside.
+    pub fn system<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
+        let outer = (std::mem::replace(&mut self.is_system, true), self.guard.take());
+        let done = work(self);
+        (self.is_system, self.guard) = outer;
+        done
+    }
+
+    /// Returns the bucket that a name stands for, here.
+    pub(crate) fn bucket(&self, name: &str) -> Result<&Bucket, StoreError> {
+        if self.is_system { self.state.system_bucket(name) } else { self.state.bucket(name) }
+    }
+
     /// The record with this key, if there is one.
     pub fn get(&self, bucket: &str, key: &Json) -> Result<Option<&Row>, StoreError> {
         Ok(self.live(bucket, key)?.filter(|row| self.is_visible(row)))
@@ -178,7 +197,7 @@ impl Draft {
 
     /// What a query returns.
     pub fn query(&self, query: &Query) -> Result<Answer, StoreError> {
-        let bucket = self.state.bucket(&query.bucket)?;
+        let bucket = self.bucket(&query.bucket)?;
         Ok(match &self.guard {
             None => query.answer(bucket, self.now),
             Some(guard) => query.clone().restrict(guard).answer(bucket, self.now),
@@ -187,7 +206,7 @@ impl Draft {
 
     /// The records that a query means, in its order.
     pub(crate) fn rows(&self, query: &Query) -> Result<Vec<&Row>, StoreError> {
-        let bucket = self.state.bucket(&query.bucket)?;
+        let bucket = self.bucket(&query.bucket)?;
         Ok(match &self.guard {
             None => query.rows(bucket, self.now),
             Some(guard) => query.clone().restrict(guard).rows(bucket, self.now),
@@ -196,7 +215,7 @@ impl Draft {
 
     /// How many records a query means, whatever its offset and limit.
     pub fn count(&self, query: &Query) -> Result<usize, StoreError> {
-        let bucket = self.state.bucket(&query.bucket)?;
+        let bucket = self.bucket(&query.bucket)?;
         Ok(match &self.guard {
             None => query.count(bucket, self.now),
             Some(guard) => query.clone().restrict(guard).count(bucket, self.now),
@@ -227,7 +246,7 @@ impl Draft {
     /// Merges a record into the one that has its key, or inserts it.
     pub fn upsert(&mut self, bucket: &str, record: Map<String, Json>) -> Result<Row, StoreError> {
         self.atomically(|draft| {
-            let key = record.get(&draft.state.bucket(bucket)?.definition().key).cloned().unwrap_or_default();
+            let key = record.get(&draft.bucket(bucket)?.definition().key).cloned().unwrap_or_default();
             if draft.live(bucket, &key)?.is_some() {
                 draft.update_now(bucket, &key, record, None)
             } else {
@@ -249,12 +268,12 @@ impl Draft {
 
     /// Deletes all records of a bucket.
     pub fn clear(&mut self, name: &str) -> Result<(), StoreError> {
-        let bucket = self.state.bucket(name)?;
+        let bucket = self.bucket(name)?;
         let refers = |(_, other): (&str, &Bucket)| {
             let mut references = other.definition().fields.iter().filter_map(|(_, rule)| rule.reference.as_ref());
             references.any(|reference| reference.bucket == name)
         };
-        if self.guard.is_some() || self.state.buckets().any(refers) {
+        if self.guard.is_some() || self.state.peers(name).any(refers) {
             let rows: Vec<Row> = bucket.rows().filter(|row| self.is_visible(row)).cloned().collect();
             return self.atomically(|draft| draft.delete_all(name, rows));
         }
@@ -280,16 +299,13 @@ impl Draft {
     }
 
     /// The record with this key that has not expired.
-    fn live(&self, bucket: &str, key: &Json) -> Result<Option<&Row>, StoreError> {
-        match Value::of_json(key) {
-            Some(key) => self.state.get(bucket, &key, self.now),
-            None => self.state.bucket(bucket).map(|_| None),
-        }
+    pub(crate) fn live(&self, bucket: &str, key: &Json) -> Result<Option<&Row>, StoreError> {
+        Ok(self.bucket(bucket)?.record(key, || self.now))
     }
 
     /// A record with what was not given of it: defaults, and what is generated.
     pub(crate) fn fill(&self, name: &str, mut record: Map<String, Json>) -> Result<Map<String, Json>, StoreError> {
-        let bucket = self.state.bucket(name)?;
+        let bucket = self.bucket(name)?;
         for (field, rule) in &bucket.definition().fields {
             if !record.contains_key(field)
                 && let Some(value) = absent(rule, bucket, self.now)
@@ -304,7 +320,7 @@ impl Draft {
     fn insert_now(&mut self, name: &str, record: Map<String, Json>) -> Result<Row, StoreError> {
         let now = self.now;
         let mut record = self.fill(name, record)?;
-        let definition = self.state.bucket(name)?.definition();
+        let definition = self.bucket(name)?.definition();
         if let Some(ttl) = definition.ttl
             && record.get(EXPIRES_AT).is_none_or(Json::is_null)
         {
@@ -318,9 +334,7 @@ impl Draft {
         self.expect_visible(name, &row)?;
         let known = self.known(name, &row)?;
         // One that has expired is there for nobody.
-        if let Some(known) =
-            known.filter(|known| self.state.bucket(name).is_ok_and(|bucket| bucket.is_live(known, now)))
-        {
+        if let Some(known) = known.filter(|known| self.bucket(name).is_ok_and(|bucket| bucket.is_live(known, now))) {
             self.expect_visible(name, known)?;
         }
         // It makes room only for one that takes another place.
@@ -337,7 +351,7 @@ impl Draft {
     fn make_room(&mut self, name: &str, max: usize) -> Result<bool, StoreError> {
         let mut has_deleted = false;
         loop {
-            let bucket = self.state.bucket(name)?;
+            let bucket = self.bucket(name)?;
             let Some(oldest) = bucket.oldest().filter(|_| bucket.len() >= max).cloned() else { return Ok(has_deleted) };
             self.delete_now(name, oldest)?;
             has_deleted = true;
@@ -346,7 +360,7 @@ impl Draft {
 
     /// Puts a record in place as it is, with its version and times. References are not asked.
     pub(crate) fn restore(&mut self, name: &str, mut record: Map<String, Json>) -> Result<(), StoreError> {
-        let definition = self.state.bucket(name)?.definition();
+        let definition = self.bucket(name)?.definition();
         for (field, missing) in [(VERSION, 1), (CREATED_AT, self.now), (UPDATED_AT, self.now)] {
             if !record.get(field).is_some_and(Json::is_u64) {
                 record.insert(field.to_owned(), json!(missing));
@@ -362,7 +376,7 @@ impl Draft {
 
     /// The record that has the key of this one, expired or not.
     fn known(&self, name: &str, row: &Row) -> Result<Option<&Row>, StoreError> {
-        let bucket = self.state.bucket(name)?;
+        let (_, bucket) = self.state.any(name)?;
         Ok(bucket.key_of(row).and_then(|key| bucket.get(&key)))
     }
 
@@ -376,7 +390,7 @@ impl Draft {
         let not_found = || StoreError::NotFound { bucket: name.to_owned(), key: key.clone() };
         let row = self.get(name, key)?.ok_or_else(not_found)?;
         expect_version(name, key, row, version)?;
-        let definition = self.state.bucket(name)?.definition();
+        let definition = self.bucket(name)?.definition();
         let mut record = row.to_record();
         for (field, value) in patch {
             let is_generated = definition.rule(&field).is_some_and(|rule| rule.generated.is_some());
@@ -395,7 +409,7 @@ impl Draft {
     /// The row of a record, if it is one: as its schema says, and with a key.
     fn check_alone(&self, name: &str, record: &Map<String, Json>) -> Result<Row, StoreError> {
         self.limits.check(record)?;
-        let definition = self.state.bucket(name)?.definition();
+        let definition = self.bucket(name)?.definition();
         definition.validate(name, record)?;
         let key = record.get(&definition.key).and_then(Value::of_json);
         if matches!(key, None | Some(Value::Null)) {

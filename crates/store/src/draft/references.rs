@@ -35,7 +35,7 @@ impl Draft {
                 gone.push((Arc::clone(&name), row));
             }
         }
-        let references = if gone.is_empty() { BTreeMap::new() } else { self.references() };
+        let references = if gone.is_empty() { BTreeMap::new() } else { self.references(&name) };
         while let Some((name, row)) = gone.pop() {
             let Some(targeting) = references.get(&*name) else { continue };
             let text = row.text_of(&Field::new(&targeting.key)).unwrap_or("null");
@@ -71,14 +71,14 @@ impl Draft {
 
     /// Whether records of some bucket may refer to records of this one.
     pub(super) fn is_target(&self, target: &str) -> bool {
-        let mut rules = self.state.buckets().flat_map(|(_, bucket)| &bucket.definition().fields);
+        let mut rules = self.state.peers(target).flat_map(|(_, bucket)| &bucket.definition().fields);
         rules.any(|(_, rule)| rule.reference.as_ref().is_some_and(|reference| reference.bucket == target))
     }
 
-    /// What refers to records of which bucket.
-    fn references(&self) -> BTreeMap<String, Targeting> {
+    /// What refers to records of which bucket, among this one and its peers.
+    fn references(&self, name: &str) -> BTreeMap<String, Targeting> {
         let mut found: BTreeMap<String, Targeting> = BTreeMap::new();
-        for (name, bucket) in self.state.buckets() {
+        for (name, bucket) in self.state.peers(name) {
             for (field, rule) in &bucket.definition().fields {
                 let Some(reference) = &rule.reference else { continue };
                 let Ok((_, target)) = self.state.any(&reference.bucket) else { continue };
@@ -94,7 +94,7 @@ impl Draft {
     /// The records that refer to this key.
     fn referring(&self, name: &str, field: &Field, key: &Json) -> Result<Vec<Row>, StoreError> {
         let filter = Filter::Test(field.clone(), Test::Equal(Scalar::new(key.clone())));
-        Ok(plan::unsorted(self.state.bucket(name)?, &filter, self.now).cloned().collect())
+        Ok(plan::unsorted(self.state.any(name)?.1, &filter, self.now).cloned().collect())
     }
 
     fn set_null(&mut self, name: &str, row: &Row, field: &Field) -> Result<(), StoreError> {
@@ -106,7 +106,7 @@ impl Draft {
         record.insert(UPDATED_AT.to_owned(), json!(self.now));
         // The rest of it is as it was. It may not be what its schema says by now, and it may refer to what is gone by another
         // field, which is next: neither keeps what is deleted.
-        let definition = self.state.bucket(name)?.definition();
+        let definition = self.state.any(name)?.1.definition();
         let mut issues = Vec::new();
         if let Some(rule) = definition.rule(field.name()) {
             check::field(rule, None, field.name(), &mut issues);
@@ -128,7 +128,7 @@ impl Draft {
         record: &Map<String, Json>,
         before: Option<&Row>,
     ) -> Result<(), StoreError> {
-        let definition = self.state.bucket(name)?.definition();
+        let definition = self.bucket(name)?.definition();
         let mut issues = Vec::new();
         for (field, rule) in &definition.fields {
             let Some(reference) = &rule.reference else { continue };

@@ -3,6 +3,7 @@
 //! Reads take the published state and never wait. Writes go to the one writer, through a bounded queue, and are answered when
 //! they are as durable as the engine promises. See [`writer`] for the order in which things happen.
 
+mod declare;
 mod history;
 mod pending;
 mod queue;
@@ -36,7 +37,7 @@ use self::stats::Counters;
 use self::writer::Writer;
 use crate::{
     Answer, Cause, Disk, Draft, Embedded, EmbeddedOptions, Engine, EngineError, EngineStats, Files, Limits, Memory,
-    Operation, Position, Query, Recovery, Row, State, StoreError,
+    Operation, Position, Query, Recovery, Row, State, StoreError, SystemBuckets,
 };
 
 /// Settings of a [`Store`].
@@ -56,6 +57,8 @@ pub struct StoreOptions {
     pub embedded: EmbeddedOptions,
     /// What tells the time. Default: the clock of the system.
     pub clock: Clock,
+    /// Buckets of the program itself, which ordinary requests do not reach. Default: none.
+    pub system_buckets: SystemBuckets,
 }
 
 impl Default for StoreOptions {
@@ -67,6 +70,7 @@ impl Default for StoreOptions {
             sweep_interval: Some(Duration::from_secs(1)),
             embedded: EmbeddedOptions::default(),
             clock: Clock::default(),
+            system_buckets: SystemBuckets::default(),
         }
     }
 }
@@ -175,7 +179,8 @@ impl Store {
         let engine = Memory::default();
         let position = engine.position();
         let history = History::new(position.epoch, position.sequence, options.history_bytes);
-        Self::start(Box::new(engine), false, State::new(), history, options)
+        let state = State::with_system_buckets(&options.system_buckets);
+        Self::start(Box::new(engine), false, state, history, options)
     }
 
     /// Opens a store in a directory, or makes it.
@@ -186,12 +191,13 @@ impl Store {
     /// Like [`open`](Self::open), on another disk than that of this machine.
     pub fn open_on(disk: Arc<dyn Disk>, dir: &Path, options: StoreOptions) -> Result<(Self, Recovery), StoreOpenError> {
         let mut loader = Loader::new(options.history_bytes);
-        let (engine, recovery) =
+        let (mut engine, recovery) =
             Embedded::open_on(disk, dir, options.embedded, &mut |recovered| loader.take(recovered))?;
         let (state, history) = loader.finish(recovery.position)?;
         if let Some(cut) = &recovery.cut {
             tracing::warn!(?cut, "the log ended in a write that was not whole, which was cut off");
         }
+        let state = declare::declare(&mut engine, state, &history, &options)?;
         Ok((Self::start(Box::new(engine), true, state, history, options), recovery))
     }
 

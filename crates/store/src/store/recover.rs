@@ -4,7 +4,11 @@ use std::sync::Arc;
 
 use super::history::{Commit, History};
 use crate::catalog::{self, BUCKETS};
-use crate::{Change, IndexKey, OpenError, Recovered, Row, State, StoreError, StoredRow, Write};
+use crate::system::is_system_name;
+use crate::{
+    Bucket, Change, EngineError, IndexKey, OpenError, Recovered, Row, State, StoreError, StoredRow, SystemBucketError,
+    Write,
+};
 
 /// Why what an engine kept is no state.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -36,6 +40,12 @@ pub enum StoreOpenError {
     /// What it kept is whole, but makes no sense: it was written by something else, or by a version that knew more.
     #[error("the data were not written by this version: {0}")]
     Unreadable(#[from] Unreadable),
+    /// A system bucket cannot be declared as it is: the directory has another bucket, or records that do not fit.
+    #[error(transparent)]
+    SystemBucket(#[from] SystemBucketError),
+    /// The declarations of system buckets could not be stored.
+    #[error("the declarations of system buckets could not be stored")]
+    Declaration(#[source] EngineError),
 }
 
 /// Takes in what an engine kept, piece by piece.
@@ -138,13 +148,22 @@ impl Loader {
         let wrong = |problem| Unreadable::Row { bucket: BUCKETS.to_owned(), problem: Box::new(problem) };
         let defined = catalog::bucket_of(row).unwrap_or(Err(crate::RowError::Malformed.into()));
         let (name, definition) = defined.map_err(wrong)?;
-        match self.state.bucket(&name) {
-            Err(_) => self.state.install_new(&name, definition),
-            Ok(bucket) => {
-                let bucket = bucket.redefine(Arc::new(definition));
-                let bucket = bucket.map_err(|source| wrong(StoreError::NotUnique { bucket: name.clone(), source }))?;
-                self.state.install(&name, bucket);
-            }
+        let (is_system, definition) = (catalog::is_system(row), Arc::new(definition));
+        let is_allowed = if is_system { is_system_name(&name) } else { !self.state.is_hidden(&name) };
+        if !is_allowed || is_system && self.state.bucket(&name).is_ok() {
+            return Err(wrong(crate::RowError::Malformed.into()));
+        }
+        let bucket = match self.state.any(&name) {
+            Err(_) => Bucket::new(definition),
+            Ok((_, bucket)) => bucket
+                .redefine(definition)
+                .map_err(|source| wrong(StoreError::NotUnique { bucket: name.clone(), source }))?,
+        };
+        if is_system {
+            // The program declares it later, or does not.
+            self.state.install_system(&name, bucket, false);
+        } else {
+            self.state.install(&name, bucket);
         }
         Ok(())
     }

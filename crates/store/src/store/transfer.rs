@@ -1,11 +1,13 @@
 //! Copies of a whole store: backups that can be opened, and JSON lines that anybody can read.
 //!
-//! An export is one JSON object a line: a head, every bucket and named query with its configuration, every record with the
-//! bucket it is in, and an end with the number of records, so that a part of it is not taken for the whole.
+//! An export has one JSON object per line: a head, every bucket and named query with its configuration, every record with the
+//! bucket it is in, and an end with the number of records, so that a part is not taken for the whole. System buckets are named
+//! as such: a program imports those that it declares.
 //!
 //! ```text
 //! {"tidewire":"export","version":1}
 //! {"bucket":"harbours","config":{"key":"id","schema":{"id":{"type":"number"}}}}
+//! {"system":"$audit","config":{"key":"id","schema":{"id":{"type":"number"}}}}
 //! {"query":"high","config":{"bucket":"harbours","filter":{"tide":"high"}}}
 //! {"in":"harbours","record":{"id":1,"tide":"high","_version":1,"_createdAt":1700000000000,"_updatedAt":1700000000000}}
 //! {"end":1}
@@ -83,6 +85,12 @@ pub enum ImportProblem {
     /// It is none of the lines that an export has.
     #[error("it is neither a bucket, a query, a record nor the end of an export")]
     Unknown,
+    /// It is of a system bucket that the program does not declare.
+    #[error("system bucket \"{name}\" is not declared by this program; declare it when the store is opened")]
+    SystemBucket {
+        /// The bucket.
+        name: String,
+    },
     /// The first line is not the head of an export of this version.
     #[error("the head of an export must be {{\"tidewire\":\"export\",\"version\":1}}")]
     Head,
@@ -122,11 +130,14 @@ impl Store {
             writeln!(to, "{}", json!({"bucket": name, "config": bucket.definition().config}))?;
             exported.buckets += 1;
         }
+        for (name, bucket) in snapshot.state.system_buckets() {
+            writeln!(to, "{}", json!({"system": name, "config": bucket.definition().config}))?;
+        }
         for (name, config) in snapshot.state.queries() {
             writeln!(to, "{}", json!({"query": name, "config": config}))?;
             exported.queries += 1;
         }
-        for (name, bucket) in snapshot.state.buckets() {
+        for (name, bucket) in snapshot.state.buckets().chain(snapshot.state.system_buckets()) {
             let name = Json::from(name);
             for row in bucket.rows().filter(|row| bucket.is_live(row, now)) {
                 writeln!(to, "{{\"in\":{name},\"record\":{row}}}")?;
@@ -138,11 +149,12 @@ impl Store {
         Ok(exported)
     }
 
-    /// Takes in what [`export`](Self::export) wrote. A bucket or query that is defined must be defined in the same way; a
-    /// record takes the place of one with its key. Records keep their versions and times, and are asked what their schema
-    /// says, but not whether their references lead somewhere: that may come later in the export.
+    /// Imports the lines that [`export`](Self::export) wrote. A bucket or query that is defined must have the same
+    /// configuration; a system bucket must be declared, and its records must pass the declared schema. A record replaces the
+    /// one with its key. Records keep their versions and times. They are checked against their schema; their references are not
+    /// checked, because the target may follow later in the export.
     ///
-    /// It is done in many commits, which followers see like any others.
+    /// An import is made in many commits, which followers see like any others.
     pub fn import(&self, from: impl BufRead) -> Result<Imported, ImportError> {
         Import { store: self, imported: Imported::default(), line: 0, batch: Vec::new(), bytes: 0, records: 0 }
             .run(from)
@@ -153,6 +165,7 @@ impl Store {
 enum Line {
     Head,
     Bucket(String, Json),
+    System(String),
     Query(String, Json),
     Record(String, Map<String, Json>),
     End(Json),
@@ -167,6 +180,9 @@ impl Line {
         }
         if let Some(records) = take("end") {
             return Ok(Self::End(records));
+        }
+        if let Some(system) = take("system") {
+            return if let Json::String(name) = system { Ok(Self::System(name)) } else { Err(ImportProblem::Unknown) };
         }
         match (take("bucket"), take("query"), take("in"), take("config"), take("record")) {
             (Some(Json::String(name)), None, None, Some(config), None) => Ok(Self::Bucket(name, config)),
@@ -252,6 +268,10 @@ impl Import<'_> {
                 })?);
                 Ok(false)
             }
+            Line::System(name) => match self.store.snapshot().state.system_bucket(&name) {
+                Ok(_) => Ok(false),
+                Err(_) => Err(ImportProblem::SystemBucket { name }),
+            },
             Line::Query(name, config) => {
                 self.imported.queries +=
                     u64::from(self.define(move |draft| match draft.state().query_config(&name) {
@@ -283,6 +303,9 @@ impl Import<'_> {
         let committed = self.store.write(move |draft| {
             batch.into_iter().try_for_each(|Numbered { line, bucket, record }| {
                 reached.store(line, Relaxed);
+                if draft.state().system_bucket(&bucket).is_ok() {
+                    return draft.system(|draft| draft.restore(&bucket, record));
+                }
                 draft.restore(&bucket, record)
             })
         });

@@ -19,8 +19,16 @@ fn wrong_buckets_are_refused_whole() {
     let position = store.snapshot().position;
     for (name, config, error) in [
         ("b", plain(), "bucket \"b\" is defined already"),
-        ("", plain(), "\"\" cannot be a name: it has 1 to 255 bytes and does not begin with $"),
-        ("$b", plain(), "\"$b\" cannot be a name: it has 1 to 255 bytes and does not begin with $"),
+        (
+            "",
+            plain(),
+            "\"\" cannot be a name: expected 1 to 255 bytes that do not begin with `$` and do not name a system bucket",
+        ),
+        (
+            "$b",
+            plain(),
+            "\"$b\" cannot be a name: expected 1 to 255 bytes that do not begin with `$` and do not name a system bucket",
+        ),
         ("c", json!({"key": "x", "schema": {}}), "key names the field x, which is not in the schema"),
         ("c", json!({"schema": {}}), "key must be the name of a field"),
         (

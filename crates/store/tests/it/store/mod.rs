@@ -6,6 +6,7 @@ mod failure;
 mod follow;
 mod kill;
 mod permissions;
+mod system;
 mod transfer;
 mod upgrade;
 mod writes;
