@@ -8,7 +8,9 @@ use std::sync::{Arc, LazyLock};
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::{BucketDefinition, Draft, Field, Limits, Query, Row, RowError, State, StoreError, Value};
+use crate::{
+    BucketDefinition, Draft, Field, FieldRule, Limits, Query, Referrer, Row, RowError, State, StoreError, Value,
+};
 
 /// The bucket of bucket definitions, as followers see it: its records have a `name` and a `config`.
 pub const BUCKETS: &str = "$buckets";
@@ -121,9 +123,15 @@ impl Draft {
         })
     }
 
-    /// Drops a bucket with all that is in it, and the named queries that ask it. What refers to its records still does.
+    /// Drops a bucket with its records, and the named queries over it. Fails if a field of another bucket refers to it.
     pub fn drop_bucket(&mut self, name: &str) -> Result<(), StoreError> {
         self.state().bucket(name)?;
+        let mut by = self.referrers(name);
+        if !by.is_empty() {
+            let others = by.len().saturating_sub(Referrer::MAX_REFERRERS);
+            by.truncate(Referrer::MAX_REFERRERS);
+            return Err(StoreError::BucketReferenced { bucket: name.to_owned(), by, others });
+        }
         self.atomically(|draft| {
             let asks = |(_, config): &(String, Json)| config["bucket"] == name;
             let queries: Vec<(String, Json)> = draft.state().queries().filter(asks).collect();
@@ -151,6 +159,16 @@ impl Draft {
     pub fn undefine_query(&mut self, name: &str) -> Result<(), StoreError> {
         self.state().query_config(name)?;
         self.remove_row(QUERIES, &Value::String(name.into())).map(drop)
+    }
+
+    /// The fields of other buckets that refer to this one.
+    fn referrers(&self, name: &str) -> Vec<Referrer> {
+        let others = self.state().peers(name).filter(|(other, _)| *other != name);
+        let fields =
+            others.flat_map(|(other, bucket)| bucket.definition().fields.iter().map(move |field| (other, field)));
+        let refers = |rule: &FieldRule| rule.reference.as_ref().is_some_and(|reference| reference.bucket == name);
+        let referring = fields.filter(|(_, (_, rule))| refers(rule));
+        referring.map(|(other, (field, _))| Referrer { bucket: other.to_owned(), field: field.clone() }).collect()
     }
 
     fn check_name(&self, name: &str) -> Result<(), StoreError> {

@@ -1,5 +1,7 @@
 //! Why something was not done.
 
+use std::fmt::{self, Write};
+
 use serde_json::Value as Json;
 
 use crate::{DefinitionError, NotUnique, QueryError, RowError, TransactionError, ValidationError};
@@ -19,6 +21,16 @@ pub enum StoreError {
     BucketExists {
         /// What it is called.
         bucket: String,
+    },
+    /// A bucket cannot be dropped, because fields of other buckets refer to it.
+    #[error("bucket \"{bucket}\" is referred to by {}; drop those buckets first", list(by, *others))]
+    BucketReferenced {
+        /// The bucket.
+        bucket: String,
+        /// The fields that refer to it, at most [`MAX_REFERRERS`](Referrer::MAX_REFERRERS) of them.
+        by: Vec<Referrer>,
+        /// The number of fields that are not listed.
+        others: usize,
     },
     /// There is no such named query.
     #[error("query \"{query}\" is not defined")]
@@ -106,7 +118,45 @@ pub enum StoreError {
         /// The bytes it may have.
         max: usize,
     },
+    /// One of several records could not be written.
+    #[error("data[{index}]: {source}")]
+    Record {
+        /// The place of the record in the list, from zero.
+        index: usize,
+        /// What is wrong with it.
+        source: Box<StoreError>,
+    },
     /// An operation of a transaction failed.
     #[error(transparent)]
     Transaction(#[from] TransactionError),
+}
+
+/// A field that refers to records of another bucket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Referrer {
+    /// The bucket of the field.
+    pub bucket: String,
+    /// The field.
+    pub field: String,
+}
+
+impl Referrer {
+    /// Limit of the referrers that an error lists.
+    pub const MAX_REFERRERS: usize = 20;
+}
+
+impl fmt::Display for Referrer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{}\" (field {})", self.bucket, self.field)
+    }
+}
+
+fn list(by: &[Referrer], others: usize) -> String {
+    let mut text = by.iter().map(Referrer::to_string).collect::<Vec<_>>().join(", ");
+    if others > 0 {
+        // Writing to a string does not fail.
+        let _ = write!(text, " and {others} other fields");
+    }
+    text
 }

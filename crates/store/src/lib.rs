@@ -52,7 +52,7 @@ pub use engine::{
     EmbeddedOptions, Engine, EngineError, EngineStats, Files, LogPressure, Memory, OpenError, Position, Recovered,
     Recovery, RestoreError, StoredRow, Write, WriteSet, Writes,
 };
-pub use error::StoreError;
+pub use error::{Referrer, StoreError};
 pub use filter::{Comparison, Filter, FilterError, Parameters, Scalar, Scalars, Test};
 pub use key::IndexKey;
 pub use limits::Limits;

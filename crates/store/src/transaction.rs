@@ -15,6 +15,8 @@ pub struct Operation {
     pub bucket: String,
     /// What is done there.
     pub action: Action,
+    /// The version that the record of an update or delete must have, if it is given.
+    pub version: Option<u64>,
     /// The records that it may touch, if not all.
     pub guard: Option<Filter>,
 }
@@ -112,6 +114,12 @@ impl Operation {
             members.get("key").filter(|key| !key.is_null()).cloned().ok_or_else(|| shape("key", "the key of a record"))
         };
         let data = || members.get("data").and_then(Json::as_object).cloned().ok_or_else(|| shape("data", "an object"));
+        let version = || match members.get("version").filter(|version| !version.is_null()) {
+            None => Ok(None),
+            Some(version) => {
+                version.as_u64().map(Some).ok_or_else(|| shape("version", "the version of a record: an integer"))
+            }
+        };
         let filter = |is_required: bool| match members.get("filter").filter(|filter| !filter.is_null()) {
             Some(filter) => Ok(Filter::parse_with(filter, &Parameters::new())?),
             None if is_required => Err(shape("filter", "an object")),
@@ -127,7 +135,8 @@ impl Operation {
             Some("count") => Action::Count(filter(false)?),
             _ => return Err(shape("op", "get, insert, update, delete, where, findOne or count")),
         };
-        Ok(Self { bucket, action, guard: None })
+        let version = if matches!(action, Action::Update(..) | Action::Delete(_)) { version()? } else { None };
+        Ok(Self { bucket, action, version, guard: None })
     }
 }
 
@@ -157,7 +166,7 @@ impl Draft {
     }
 
     fn run(&mut self, operation: &Operation, room: &mut Room) -> Result<Json, Problem> {
-        let Operation { bucket, action, .. } = operation;
+        let Operation { bucket, action, version, .. } = operation;
         let query = |filter: &Filter, limit| Query { filter: filter.clone(), limit, ..Query::all(bucket) };
         Ok(match action {
             Action::Get(key) => self.get(bucket, key)?.map_or(Ok(Json::Null), |row| room.take(row))?,
@@ -172,9 +181,9 @@ impl Draft {
                 }
                 room.take(&self.insert(bucket, record)?)?
             }
-            Action::Update(key, patch) => room.take(&self.update(bucket, key, patch.clone(), None)?)?,
+            Action::Update(key, patch) => room.take(&self.update(bucket, key, patch.clone(), *version)?)?,
             Action::Delete(key) => {
-                self.delete(bucket, key, None)?;
+                self.delete(bucket, key, *version)?;
                 json!({"deleted": true})
             }
             Action::Where(filter) => {

@@ -227,9 +227,16 @@ impl Draft {
         self.atomically(|draft| draft.insert_now(bucket, record))
     }
 
-    /// Inserts all of these, or none.
+    /// Inserts all of these records, or none. A record that is refused is named by its index: see [`StoreError::Record`].
     pub fn insert_many(&mut self, bucket: &str, records: Vec<Map<String, Json>>) -> Result<Vec<Row>, StoreError> {
-        self.atomically(|draft| records.into_iter().map(|record| draft.insert_now(bucket, record)).collect())
+        self.bucket(bucket)?;
+        self.atomically(|draft| {
+            let insert = |(index, record)| {
+                let inserted = draft.insert_now(bucket, record);
+                inserted.map_err(|source| StoreError::Record { index, source: Box::new(source) })
+            };
+            records.into_iter().enumerate().map(insert).collect()
+        })
     }
 
     /// Merges these fields into a record, which must have the expected version, if there is one.
@@ -570,7 +577,7 @@ mod tests {
             names.iter().enumerate().map(|(id, name)| object(json!({"id": id, "name": name}))).collect::<Vec<_>>()
         };
         let refused = draft.insert_many("b", some(["a", "a"])).unwrap_err();
-        assert_eq!(refused.to_string(), "bucket \"b\": a record with name = \"a\" exists already");
+        assert_eq!(refused.to_string(), "data[1]: bucket \"b\": a record with name = \"a\" exists already");
         assert!(records(&draft, "b").is_empty() && draft.changes.is_empty());
         assert_eq!(draft.insert_many("b", some(["a", "b"])).unwrap().len(), 2);
         assert_eq!(draft.finish().1.len(), 2);

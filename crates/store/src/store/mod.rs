@@ -315,7 +315,7 @@ impl Store {
         self.write(move |draft| draft.insert(&bucket, record))
     }
 
-    /// Inserts all of these, or none.
+    /// Inserts all of these records, or none: see [`Draft::insert_many`].
     pub fn insert_many(&self, bucket: &str, records: Vec<Map<String, Json>>) -> Pending<Vec<Row>> {
         let bucket = bucket.to_owned();
         self.write(move |draft| draft.insert_many(&bucket, records))

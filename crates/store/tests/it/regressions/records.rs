@@ -3,7 +3,7 @@
 use serde_json::json;
 use tidewire_store::{Store, StoreError, StoreOptions};
 
-use super::{define, object, refusal, store};
+use super::{define, object, records, refusal, store};
 
 #[test]
 fn a_record_with_a_thousand_faults_is_not_told_of_all() {
@@ -42,4 +42,23 @@ fn a_record_as_deep_as_may_be_is_read_as_it_was_written() {
         });
         assert_eq!(once.wait().unwrap()["results"][0]["data"]["deep"], deep, "{depth}");
     }
+}
+
+#[test]
+fn a_record_of_many_that_is_refused_is_named_by_its_index() {
+    let schema = json!({"id": {"type": "number"}, "name": {"type": "string", "unique": true}});
+    let store = store(&[("b", json!({"key": "id", "schema": schema}))]);
+    let names = ["a", "b", "c", "a", "x"];
+    let same: Vec<_> = names.iter().enumerate().map(|(id, name)| object(json!({"id": id, "name": name}))).collect();
+    let refused = refusal(store.insert_many("b", same.clone()).wait());
+    assert_eq!(refused.to_string(), "data[3]: bucket \"b\": a record with name = \"a\" exists already");
+    let StoreError::Record { index: 3, source } = refused else { panic!("{refused}") };
+    assert!(matches!(*source, StoreError::NotUnique { .. }), "{source}");
+    let wrong = vec![object(json!({"id": 1})), object(json!({"id": "x"}))];
+    let refused = refusal(store.insert_many("b", wrong).wait());
+    assert_eq!(refused.to_string(), "data[1]: Validation failed for bucket \"b\": id: must be a number");
+    assert!(records(&store, "b").is_empty());
+    // It is no record that is wrong if there is no bucket.
+    let refused = refusal(store.insert_many("none", same).wait());
+    assert!(matches!(refused, StoreError::BucketNotDefined { .. }), "{refused}");
 }

@@ -1,6 +1,7 @@
 //! Records that refer to others.
 
 use serde_json::{Value as Json, json};
+use tidewire_store::StoreError;
 
 use super::{object, records, refusal, store};
 
@@ -82,4 +83,48 @@ fn a_field_that_is_required_keeps_what_it_refers_to() {
     let refused = refusal(store.delete("people", json!(1), None).wait());
     assert_eq!(refused.to_string(), "Validation failed for bucket \"posts\": author: is required");
     assert_eq!(records(&store, "people").len(), 1);
+}
+
+#[test]
+fn a_bucket_that_others_refer_to_is_not_dropped() {
+    let refers = |target: &str| json!({"type": "number", "ref": target, "onDelete": "cascade"});
+    let person = json!({"key": "id", "schema": {"id": {"type": "number"}, "boss": refers("people")}});
+    let post = json!({"key": "id", "schema": {"id": {"type": "number"}, "author": refers("people"), "editor": refers("people")}});
+    let note = json!({"key": "id", "schema": {"id": {"type": "number"}, "by": refers("people")}});
+    let store = store(&[("people", person), ("posts", post), ("notes", note)]);
+    store.insert("people", object(json!({"id": 1, "boss": 1}))).wait().unwrap();
+    let refused = refusal(store.drop_bucket("people").wait());
+    assert_eq!(
+        refused.to_string(),
+        "bucket \"people\" is referred to by \"posts\" (field author), \"posts\" (field editor), \"notes\" (field by); \
+         drop those buckets first"
+    );
+    let StoreError::BucketReferenced { bucket, by, others } = refused else { panic!("{refused}") };
+    let by: Vec<_> = by.iter().map(|referrer| (&referrer.bucket[..], &referrer.field[..])).collect();
+    assert_eq!(bucket, "people");
+    assert_eq!((by, others), (vec![("posts", "author"), ("posts", "editor"), ("notes", "by")], 0));
+    assert_eq!(records(&store, "people").len(), 1);
+    store.drop_bucket("posts").wait().unwrap();
+    refusal(store.drop_bucket("people").wait());
+    // In one write as well; its own references do not count.
+    let both = store.write(|draft| {
+        draft.drop_bucket("notes")?;
+        draft.drop_bucket("people")
+    });
+    both.wait().unwrap();
+    assert_eq!(store.snapshot().state.names().len(), 0);
+}
+
+#[test]
+fn an_error_lists_some_of_many_referrers() {
+    let fields: serde_json::Map<String, Json> = (0..50)
+        .map(|n| (format!("f{n}"), json!({"type": "number", "ref": "people"})))
+        .chain([("id".to_owned(), json!({"type": "number"}))])
+        .collect();
+    let store = store(&[people(), ("posts", json!({"key": "id", "schema": fields}))]);
+    let refused = refusal(store.drop_bucket("people").wait());
+    assert!(
+        refused.to_string().ends_with("\"posts\" (field f19) and 30 other fields; drop those buckets first"),
+        "{refused}"
+    );
 }

@@ -50,3 +50,37 @@ fn what_a_transaction_returns_is_bounded() {
         assert_eq!(records(&store, "b").len(), before, "nothing has happened");
     }
 }
+
+#[test]
+fn a_version_in_a_transaction_is_checked() {
+    let store = store(&[("b", json!({"key": "id", "schema": {"id": {"type": "number"}}}))]);
+    store.insert("b", object(json!({"id": 1}))).wait().unwrap();
+    store.update("b", json!(1), object(json!({"n": 1})), None).wait().unwrap();
+    let transact = |operations: &serde_json::Value| store.transact(Operation::parse_all(operations).unwrap()).wait();
+    for stale in [
+        json!({"op": "update", "bucket": "b", "key": 1, "data": {"n": 2}, "version": 1}),
+        json!({"op": "delete", "bucket": "b", "key": 1, "version": 7}),
+    ] {
+        let refused = transact(&json!([{"op": "insert", "bucket": "b", "data": {"id": 2}}, stale])).unwrap_err();
+        assert_eq!(refused.to_string(), "operations[1]: record 1 in bucket \"b\" has version 2");
+        let WriteError::Refused(StoreError::Transaction(error)) = refused else { panic!("{refused}") };
+        let conflict = StoreError::Conflict { bucket: "b".to_owned(), key: json!(1), current: 2 };
+        assert_eq!((error.place, *error.problem), (1, Problem::Store(conflict)));
+        assert_eq!(records(&store, "b").len(), 1, "nothing has happened");
+    }
+    // Each step sees the version that the step before it made.
+    let update = |version: u64| json!({"op": "update", "bucket": "b", "key": 1, "data": {}, "version": version});
+    let results =
+        transact(&json!([update(2), update(3), {"op": "delete", "bucket": "b", "key": 1, "version": 4}])).unwrap();
+    assert_eq!(results[1]["_version"], 4);
+    assert!(records(&store, "b").is_empty());
+    for wrong in [json!("1"), json!(1.5), json!(-1), json!([1]), json!(true)] {
+        for op in ["update", "delete"] {
+            let operation = json!({"op": op, "bucket": "b", "key": 1, "data": {}, "version": wrong});
+            let error = Operation::parse_all(&json!([update(1), operation])).unwrap_err();
+            assert_eq!(error.to_string(), "operations[1]: version must be the version of a record: an integer");
+        }
+    }
+    let none = json!([{"op": "delete", "bucket": "b", "key": 1, "version": null}]);
+    assert_eq!(transact(&none).unwrap(), [json!({"deleted": true})]);
+}
