@@ -310,7 +310,7 @@ impl BucketDefinition {
     }
 
     /// How many indexes it has: those that were asked for, and one for each unique field that was not.
-    pub fn index_count(&self) -> usize {
+    pub(crate) fn index_count(&self) -> usize {
         let listed: BTreeSet<&[String]> = self.indexes.iter().map(Vec::as_slice).collect();
         let unique = self.fields.iter().filter(|(_, rule)| rule.unique);
         listed.len() + unique.filter(|(name, _)| !listed.contains(std::slice::from_ref(name))).count()

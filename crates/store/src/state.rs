@@ -5,7 +5,7 @@ use std::sync::Arc;
 use imbl::{OrdMap, Vector};
 
 use crate::catalog;
-use crate::{Bucket, BucketDefinition, Row, StoreError, Value};
+use crate::{Bucket, BucketDefinition, StoreError};
 
 /// All buckets at one moment. A clone shares everything, so a reader keeps its state while the next one is made.
 #[derive(Debug, Clone)]
@@ -58,12 +58,6 @@ impl State {
     /// All ordinary buckets, in the order in which they were defined.
     pub fn buckets(&self) -> impl Iterator<Item = (&str, &Bucket)> {
         self.names.iter().filter_map(|name| Some((&**name, &**self.buckets.get(name)?)))
-    }
-
-    /// A record that has not expired by then.
-    pub fn get(&self, bucket: &str, key: &Value<'_>, now: u64) -> Result<Option<&Row>, StoreError> {
-        let bucket = self.bucket(bucket)?;
-        Ok(bucket.get(key).filter(|row| bucket.is_live(row, now)))
     }
 
     /// One of all buckets, those of the store included.

@@ -50,7 +50,7 @@ impl<'a> Value<'a> {
 
     /// Whether it equals another one as filters mean it: of the same type, and no array or object.
     #[expect(clippy::float_cmp, reason = "equal is equal: nobody has computed these")]
-    pub fn strictly_equals(&self, other: &Value<'_>) -> bool {
+    pub(crate) fn strictly_equals(&self, other: &Value<'_>) -> bool {
         match (self, other) {
             (Self::Null, Value::Null) => true,
             (Self::Bool(one), Value::Bool(two)) => one == two,
@@ -71,7 +71,8 @@ impl<'a> Value<'a> {
 
     /// In which order results are sorted: booleans, numbers, strings, then what has no order of its own, in which all are alike.
     /// `Null` is for the caller to place, since it comes last in both directions.
-    pub fn sort_order(&self, other: &Value<'_>) -> Ordering {
+    #[cfg(test)]
+    pub(crate) fn sort_order(&self, other: &Value<'_>) -> Ordering {
         fn rank(value: &Value<'_>) -> u8 {
             match value {
                 Value::Null => 0,

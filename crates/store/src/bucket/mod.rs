@@ -146,7 +146,7 @@ impl Index {
 
 impl Bucket {
     /// An empty bucket.
-    pub fn new(definition: Arc<BucketDefinition>) -> Self {
+    pub(crate) fn new(definition: Arc<BucketDefinition>) -> Self {
         let mut indexes: Vec<Index> = Vec::new();
         for fields in &definition.indexes {
             let is_unique = matches!(&fields[..], [only] if definition.rule(only).is_some_and(|rule| rule.unique));
@@ -304,12 +304,13 @@ impl Bucket {
         &self.indexes
     }
 
-    /// Puts a record in the place of the one with the same key, or after all others. Returns the one that was there.
-    pub fn put(&mut self, row: Row) -> Result<Option<Row>, NotUnique> {
+    /// Like [`place`](Self::place), without the place.
+    #[cfg(test)]
+    pub(crate) fn put(&mut self, row: Row) -> Result<Option<Row>, NotUnique> {
         self.place(row).map(|(_, before)| before)
     }
 
-    /// Like [`put`](Self::put), and says where.
+    /// Puts a record in the place of the one with the same key, or after all others. Returns its place and the one before.
     pub(crate) fn place(&mut self, row: Row) -> Result<(Ordinal, Option<Row>), NotUnique> {
         let key = IndexKey::of(row.get(&self.key).as_ref());
         let (known, before) = self.find(&key).map(|(ordinal, before)| (ordinal, before.clone())).unzip();
@@ -356,12 +357,13 @@ impl Bucket {
         Ok(bucket)
     }
 
-    /// Takes the record with this key out.
-    pub fn remove(&mut self, key: &Value<'_>) -> Option<Row> {
+    /// Like [`take`](Self::take), without the place.
+    #[cfg(test)]
+    pub(crate) fn remove(&mut self, key: &Value<'_>) -> Option<Row> {
         self.take(key).map(|(_, row)| row)
     }
 
-    /// Like [`remove`](Self::remove), and says where it was.
+    /// Takes the record with this key out, and returns its place.
     pub(crate) fn take(&mut self, key: &Value<'_>) -> Option<(Ordinal, Row)> {
         self.take_key(&IndexKey::of(Some(key)))
     }

@@ -607,8 +607,8 @@ mod tests {
         draft.insert("b", object(json!({"id": 1}))).unwrap();
         draft.insert("b", object(json!({"id": 2, "_expiresAt": 5000}))).unwrap();
         draft.now = 1100;
-        assert!(draft.state().get("b", &Value::Number(1.0), 1099).unwrap().is_some());
-        assert!(draft.state().get("b", &Value::Number(1.0), 1100).unwrap().is_none());
+        let found = |now| draft.state().bucket("b").unwrap().record(&json!(1), || now).is_some();
+        assert!(found(1099) && !found(1100));
         assert!(draft.update("b", &json!(1), Map::new(), None).is_err());
         assert!(!draft.delete("b", &json!(1), None).unwrap());
         assert_eq!((records(&draft, "b").len(), draft.sweep(10), records(&draft, "b").len()), (2, 1, 1));

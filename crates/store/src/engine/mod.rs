@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 pub use disk::{Disk, DiskFile, Files};
 pub use embedded::{
-    Backup, BackupError, Checkpoint, CheckpointError, Corruption, Cut, Embedded, EmbeddedOptions, OpenError, Recovered,
-    Recovery, RestoreError, Writes,
+    Backup, BackupError, Checkpoint, CheckpointError, CopyError, Corruption, Cut, Embedded, EmbeddedOptions, OpenError,
+    Recovered, Recovery, Writes,
 };
 pub use memory::Memory;
 

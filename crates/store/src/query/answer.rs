@@ -28,13 +28,8 @@ impl Query {
         }
     }
 
-    /// Appends what it returns as JSON text: records are copied as they lie in their rows. Returns whether there is a value at
-    /// all: the least or greatest of nothing is none, and then nothing is written.
-    pub fn write_answer(&self, bucket: &Bucket, now: u64, out: &mut Vec<u8>) -> bool {
-        self.write_answer_within(bucket, now, out, usize::MAX).unwrap_or_default()
-    }
-
-    /// As [`write_answer`](Self::write_answer), and gives up when there is more in `out` than may be.
+    /// Appends the result as JSON text: records are copied from their rows. Returns whether there is a value: the minimum or
+    /// maximum of no records is none, and then nothing is written. Fails when `out` has more than `max` bytes.
     pub fn write_answer_within(
         &self,
         bucket: &Bucket,
@@ -136,7 +131,8 @@ mod tests {
 
     fn text(query: &Json, bucket: &Bucket) -> Option<String> {
         let mut out = b"before ".to_vec();
-        let is_there = Query::parse(query, &Map::new()).unwrap().write_answer(bucket, 0, &mut out);
+        let is_there =
+            Query::parse(query, &Map::new()).unwrap().write_answer_within(bucket, 0, &mut out, usize::MAX).unwrap();
         let text = String::from_utf8(out).unwrap().strip_prefix("before ").unwrap().to_owned();
         assert_eq!(is_there, !text.is_empty());
         is_there.then_some(text)

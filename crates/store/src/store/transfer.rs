@@ -112,8 +112,9 @@ pub enum ImportProblem {
 }
 
 impl Store {
-    /// Copies the store into a directory that is empty or does not exist, while it goes on, and waits until the copy is
-    /// durable. The copy can be opened like the original: see [`Embedded::restore`](crate::Embedded::restore).
+    /// Copies the store into a directory that is empty or does not exist, while writes go on, and waits until the copy is
+    /// durable. Returns the position of the last commit in it. To use the copy, restore it: see
+    /// [`Embedded::restore`](crate::Embedded::restore).
     pub fn backup(&self, dir: &Path) -> Result<Position, UpkeepError> {
         let (reply, begun) = oneshot::channel();
         self.shared().queue.push(Message::Backup(dir.to_owned(), reply));

@@ -1,7 +1,11 @@
-//! Backups: a copy of the newest snapshot and of the log after it, made while commits go on.
+//! Backups: copies of the newest snapshot and of the log after it.
 //!
-//! What is copied is not recycled meanwhile. A copy can be opened like the directory it was made from, and goes on from the
-//! position at which it was begun.
+//! A backup of an open engine is made while commits go on; files that are copied are not recycled meanwhile. A backup of a
+//! directory that is not open reads and checks all of it first. A backup is restored by copying it in the same way and giving the
+//! copy a new epoch.
+//!
+//! The target has a file that marks it as unfinished, from before the first file until everything is durable. So a crash midway
+//! leaves a directory that is not opened, and a restored directory is never opened with the epoch of the original.
 
 use std::fmt;
 use std::io;
@@ -9,12 +13,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::super::{Disk, DiskFile, Position};
-use super::home::{Home, Listing, UNFINISHED_BACKUP, segment_name, snapshot_name};
-use super::recovery::OpenError;
+use super::home::{Home, Listing, UNFINISHED_BACKUP};
+use super::recovery::{OpenError, Recovery, recover};
 use super::segment::PAGE;
 use super::snapshot::fill;
 
-/// A backup that has begun. Dropping it gives it up.
+/// A backup that has begun. Dropping it abandons it.
 ///
 /// To use the copy, [restore](super::Embedded::restore) it.
 #[must_use = "a backup that is not run copies nothing"]
@@ -29,18 +33,18 @@ pub struct Backup {
     end: (u64, u64),
 }
 
-/// Why a backup failed. The original is as it was.
+/// Why a backup failed. The original is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackupError {
-    /// The directory has something in it.
-    #[error("{} is not empty: a backup needs a directory of its own", dir.display())]
+    /// The target directory is not empty.
+    #[error("{} is not empty: expected a new or an empty directory", dir.display())]
     NotEmpty {
         /// The directory.
         dir: PathBuf,
     },
-    /// The disk failed, or is full. The directory has an unfinished backup, which is not opened.
-    #[error("cannot copy to {}: the backup is unfinished", file.display())]
+    /// The disk failed, or is full. The target directory is marked as unfinished, and is not opened.
+    #[error("cannot copy to {}: the copy is unfinished; remove its directory and try again", file.display())]
     Io {
         /// The file or directory.
         file: PathBuf,
@@ -49,20 +53,21 @@ pub enum BackupError {
     },
 }
 
-/// Why a backup was not restored. It is as it was.
+/// Why a directory was not copied, by [`Embedded::backup_dir`](super::Embedded::backup_dir) or
+/// [`Embedded::restore`](super::Embedded::restore). The original is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum RestoreError {
-    /// There is nothing to restore.
-    #[error("{} is no backup", dir.display())]
-    NoBackup {
+pub enum CopyError {
+    /// The directory has no data.
+    #[error("{} has no data: expected a data directory or a backup", dir.display())]
+    NoData {
         /// The directory.
         dir: PathBuf,
     },
-    /// It could not be copied.
+    /// The copy could not be written.
     #[error(transparent)]
-    Copy(#[from] BackupError),
-    /// The backup, or the copy of it, cannot be opened.
+    Write(#[from] BackupError),
+    /// The directory, or the copy of it, cannot be opened: it is in use, damaged or unfinished.
     #[error(transparent)]
     Open(#[from] OpenError),
 }
@@ -75,71 +80,75 @@ impl Backup {
         Self { home: Arc::clone(home), dir: dir.to_owned(), position, snapshot, first, end }
     }
 
-    /// As of when it is.
+    /// Begins a backup of a directory that is not open, after reading and checking all of it. The directory is locked until the
+    /// backup ends.
+    pub(super) fn of_dir(disk: &Arc<dyn Disk>, from: &Path, to: &Path) -> Result<Self, CopyError> {
+        let failed = |source| OpenError::Io { file: from.to_owned(), source };
+        let no_data = || CopyError::NoData { dir: from.to_owned() };
+        // A lock is a file, which a directory without data is not given.
+        let listing = Listing::read(&**disk, from).map_err(failed)?;
+        if listing.is_unfinished_backup {
+            return Err(OpenError::UnfinishedBackup { dir: from.to_owned() }.into());
+        }
+        if listing.segments.is_empty() && listing.snapshots.is_empty() {
+            return Err(no_data());
+        }
+        let lock = disk.lock(&from.join("lock")).map_err(failed)?;
+        let lock = lock.ok_or_else(|| OpenError::Locked { dir: from.to_owned() })?;
+        let listing = Listing::read(&**disk, from).map_err(failed)?;
+        // Nothing is made or removed here: no segment length is needed, and all spare segments stay.
+        let home = Arc::new(Home::new(Arc::clone(disk), from, lock, 0, usize::MAX));
+        let found = recover(&home, &listing, &mut |_| {})?.ok_or_else(no_data)?;
+        let position = Position { epoch: found.cursor.epoch, sequence: found.cursor.sequence - 1 };
+        Ok(Self::begin(&home, to, position, (found.segment, found.page + found.tail.len() as u64)))
+    }
+
+    /// Returns the position of the last commit in the copy.
     pub fn position(&self) -> Position {
         self.position
     }
 
     /// Makes the copy. It is durable when this returns.
     pub fn run(self) -> Result<Position, BackupError> {
-        let disk = &*self.home.disk;
-        fill_dir(disk, &self.dir, || {
-            if let Some(snapshot) = &self.snapshot {
-                copy_snapshot(disk, snapshot, &self.dir)?;
-            }
-            let (last, used) = self.end;
-            for number in self.first..=last {
-                copy_segment(
-                    disk,
-                    &self.home.segment(number),
-                    &self.dir,
-                    if number == last { used } else { u64::MAX },
-                )?;
-            }
-            Ok(())
-        })?;
+        fill_dir(&*self.home.disk, &self.dir, || self.copy_files())?;
         Ok(self.position)
     }
+
+    /// Makes the copy, and opens it before it counts as finished.
+    pub(super) fn restore(self, open: impl FnOnce() -> Result<Recovery, OpenError>) -> Result<Recovery, CopyError> {
+        fill_dir(&*self.home.disk, &self.dir, || {
+            self.copy_files()?;
+            Ok(open()?)
+        })
+    }
+
+    fn copy_files(&self) -> Result<(), BackupError> {
+        let disk = &*self.home.disk;
+        if let Some(snapshot) = &self.snapshot {
+            copy_snapshot(disk, snapshot, &self.dir)?;
+        }
+        let (last, used) = self.end;
+        for number in self.first..=last {
+            let len = if number == last { used } else { u64::MAX };
+            copy_segment(disk, &self.home.segment(number), &self.dir, len)?;
+        }
+        disk.sync_dir(&self.dir).map_err(failed(&self.dir))
+    }
 }
 
-/// Copies a backup, which nobody has open, into a directory of its own.
-pub(super) fn restore(disk: &dyn Disk, backup: &Path, dir: &Path) -> Result<(), RestoreError> {
-    let failed = |source| RestoreError::Open(OpenError::Io { file: backup.to_owned(), source });
-    let listing = Listing::read(disk, backup).map_err(failed)?;
-    if listing.is_unfinished_backup {
-        return Err(OpenError::UnfinishedBackup { dir: backup.to_owned() }.into());
-    }
-    if listing.segments.is_empty() && listing.snapshots.is_empty() {
-        return Err(RestoreError::NoBackup { dir: backup.to_owned() });
-    }
-    let lock = disk.lock(&backup.join("lock")).map_err(failed)?;
-    let _lock = lock.ok_or_else(|| OpenError::Locked { dir: backup.to_owned() })?;
-    fill_dir(disk, dir, || {
-        for sequence in &listing.snapshots {
-            copy_snapshot(disk, &backup.join(snapshot_name(*sequence)), dir)?;
-        }
-        for number in &listing.segments {
-            copy_segment(disk, &backup.join(segment_name(*number)), dir, u64::MAX)?;
-        }
-        Ok(())
-    })?;
-    Ok(())
-}
-
-/// Makes a directory, or takes an empty one, and lets it be filled. Until all of it is durable it has a mark that it is not
-/// finished.
-fn fill_dir(disk: &dyn Disk, dir: &Path, fill: impl FnOnce() -> Result<(), BackupError>) -> Result<(), BackupError> {
+/// Creates a directory, or takes an empty one, and fills it. The directory is marked as unfinished until then.
+fn fill_dir<T, E: From<BackupError>>(disk: &dyn Disk, dir: &Path, fill: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     disk.create_dir(dir).map_err(failed(dir))?;
     if !disk.list(dir).map_err(failed(dir))?.is_empty() {
-        return Err(BackupError::NotEmpty { dir: dir.to_owned() });
+        return Err(BackupError::NotEmpty { dir: dir.to_owned() }.into());
     }
     let mark = dir.join(UNFINISHED_BACKUP);
     disk.create(&mark).map_err(failed(&mark))?;
     disk.sync_dir(dir).map_err(failed(dir))?;
-    fill()?;
-    disk.sync_dir(dir).map_err(failed(dir))?;
+    let filled = fill()?;
     disk.remove(&mark).map_err(failed(&mark))?;
-    disk.sync_dir(dir).map_err(failed(dir))
+    disk.sync_dir(dir).map_err(failed(dir))?;
+    Ok(filled)
 }
 
 fn failed(file: &Path) -> impl FnOnce(io::Error) -> BackupError {
@@ -161,7 +170,7 @@ fn copy_segment(disk: &dyn Disk, from: &Path, dir: &Path, len: u64) -> Result<()
     copy(disk, from, &to, len).map_err(failed(&to))
 }
 
-/// Copies so many bytes at most, and pads them to whole pages.
+/// Copies at most `len` bytes, and pads them to whole pages.
 fn copy(disk: &dyn Disk, from: &Path, to: &Path, len: u64) -> io::Result<()> {
     let source = disk.open(from)?;
     let target: Box<dyn DiskFile> = disk.create(to)?;

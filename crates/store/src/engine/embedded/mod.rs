@@ -37,7 +37,7 @@ use home::{Home, Listing};
 use log::{Cursor, Log};
 use segment::{MAX_SEGMENT, PAGE, Segment, SegmentHeader};
 
-pub use backup::{Backup, BackupError, RestoreError};
+pub use backup::{Backup, BackupError, CopyError};
 pub use checkpoint::{Checkpoint, CheckpointError};
 pub use frame::Writes;
 pub(crate) use frame::encoded_len;
@@ -61,8 +61,15 @@ pub struct EmbeddedOptions {
     /// Commits are slowed when the log is longer than this, and refused at twice that. Default: 4 GiB: only a checkpoint that
     /// fails gets it there.
     pub max_log_bytes: u64,
-    /// Whether the directory is a copy: then the epoch is new. Default: no.
-    pub is_copy: bool,
+}
+
+/// How a directory is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Opening {
+    /// As the data directory that it is.
+    Usual,
+    /// As a copy that is being restored: it is still marked as unfinished, and gets a new epoch.
+    Copy,
 }
 
 impl Default for EmbeddedOptions {
@@ -73,7 +80,6 @@ impl Default for EmbeddedOptions {
             max_group_bytes: 8 << 20,
             checkpoint_log_bytes: 256 << 20,
             max_log_bytes: 4 << 30,
-            is_copy: false,
         }
     }
 }
@@ -136,6 +142,16 @@ impl Embedded {
         options: EmbeddedOptions,
         each: &mut dyn FnMut(Recovered<'_>),
     ) -> Result<(Self, Recovery), OpenError> {
+        Self::open_as(Opening::Usual, disk, dir, options, each)
+    }
+
+    fn open_as(
+        opening: Opening,
+        disk: Arc<dyn Disk>,
+        dir: &Path,
+        options: EmbeddedOptions,
+        each: &mut dyn FnMut(Recovered<'_>),
+    ) -> Result<(Self, Recovery), OpenError> {
         let options = options.within_limits();
         let failed = |source| OpenError::Io { file: dir.to_owned(), source };
         disk.create_dir(dir).map_err(failed)?;
@@ -144,7 +160,7 @@ impl Embedded {
         // What a process that was killed has renamed may be seen and not be durable.
         disk.sync_dir(dir).map_err(failed)?;
         let listing = Listing::read(&*disk, dir).map_err(failed)?;
-        if listing.is_unfinished_backup {
+        if listing.is_unfinished_backup && opening == Opening::Usual {
             return Err(OpenError::UnfinishedBackup { dir: dir.to_owned() });
         }
         for name in &listing.unfinished {
@@ -153,7 +169,7 @@ impl Embedded {
         let spares = usize::try_from(options.checkpoint_log_bytes / options.segment_bytes).unwrap_or(usize::MAX);
         let home = Arc::new(Home::new(disk, dir, lock, options.segment_bytes, spares.saturating_add(2)));
         let (log, recovery) = match recovery::recover(&home, &listing, each)? {
-            Some(found) => Self::resume(&home, found, &options)?,
+            Some(found) => Self::resume(&home, found, &options, opening)?,
             None => Self::create(&home, &options)?,
         };
         let mut engine =
@@ -166,14 +182,35 @@ impl Embedded {
         Ok((engine, recovery))
     }
 
-    /// Copies a [backup](Engine::backup) into a directory that is empty or does not exist, and checks all of it. It has a new
-    /// epoch, so that its positions are told from those of the original. The backup is left as it is.
-    pub fn restore(backup: &Path, dir: &Path, options: EmbeddedOptions) -> Result<Recovery, RestoreError> {
-        backup::restore(&Files, backup, dir)?;
-        let options = EmbeddedOptions { is_copy: true, ..options };
-        let (engine, recovery) = Self::open(dir, options, |_| {})?;
-        Box::new(engine).close().map_err(|error| OpenError::of_engine(error, dir))?;
-        Ok(recovery)
+    /// Copies a data directory that no engine has open into another one, which must be empty or not exist. The copy is a backup
+    /// like one of [`Engine::backup`]. All of the directory is read and checked first; it is unchanged. Returns the position of
+    /// the last commit, when the copy is durable.
+    pub fn backup_dir(dir: &Path, to: &Path) -> Result<Position, CopyError> {
+        let disk: Arc<dyn Disk> = Arc::new(Files);
+        Ok(Backup::of_dir(&disk, dir, to)?.run()?)
+    }
+
+    /// Copies a backup into a data directory, which must be empty or not exist, and checks all of it. The copy has a new epoch,
+    /// so that its positions differ from those of the original. The backup is unchanged.
+    ///
+    /// The data directory is durable when this returns. A crash before that leaves a directory that is refused with
+    /// [`OpenError::UnfinishedBackup`], or an empty one.
+    pub fn restore(backup: &Path, dir: &Path, options: EmbeddedOptions) -> Result<Recovery, CopyError> {
+        Self::restore_on(Arc::new(Files), backup, dir, options)
+    }
+
+    /// Like [`restore`](Self::restore), on another disk than that of this machine.
+    pub fn restore_on(
+        disk: Arc<dyn Disk>,
+        backup: &Path,
+        dir: &Path,
+        options: EmbeddedOptions,
+    ) -> Result<Recovery, CopyError> {
+        Backup::of_dir(&disk, backup, dir)?.restore(|| {
+            let (engine, recovery) = Self::open_as(Opening::Copy, disk, dir, options, &mut |_| {})?;
+            Box::new(engine).close().map_err(|error| OpenError::of_engine(error, dir))?;
+            Ok(recovery)
+        })
     }
 
     fn create(home: &Arc<Home>, options: &EmbeddedOptions) -> Result<(Log, Recovery), OpenError> {
@@ -200,6 +237,7 @@ impl Embedded {
         home: &Arc<Home>,
         found: recovery::Found,
         options: &EmbeddedOptions,
+        opening: Opening,
     ) -> Result<(Log, Recovery), OpenError> {
         let open = |number| {
             let path = home.segment(number);
@@ -214,7 +252,7 @@ impl Embedded {
         }
         let segment = Segment { number: found.segment, path, file, capacity: found.capacity };
         let mut cursor = found.cursor;
-        let is_new_epoch = options.is_copy || found.relaxed && !found.was_closed;
+        let is_new_epoch = opening == Opening::Copy || found.relaxed && !found.was_closed;
         if is_new_epoch {
             cursor.epoch = new_epoch(cursor.epoch);
         }

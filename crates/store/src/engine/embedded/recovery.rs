@@ -57,8 +57,8 @@ pub enum OpenError {
         /// Its format.
         version: u32,
     },
-    /// A backup that did not come to its end.
-    #[error("{} is an unfinished backup: use another, or make it again", dir.display())]
+    /// The directory is a backup or restored copy that was not finished.
+    #[error("{} is an unfinished copy: remove it, and make the backup or restore it again", dir.display())]
     UnfinishedBackup {
         /// The directory.
         dir: PathBuf,

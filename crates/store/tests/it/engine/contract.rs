@@ -226,41 +226,6 @@ fn options_may_change_between_openings() {
     }
 }
 
-#[test]
-fn a_copy_is_opened_with_a_new_epoch_and_an_unfinished_one_is_not() {
-    let dir = tempfile::tempdir().unwrap();
-    let (mut engine, _) = Embedded::open(dir.path().join("db"), small(), |_| {}).unwrap();
-    let row = |n: u32| n.to_string();
-    for n in 0..100 {
-        put(&mut engine, &row(n), &[1; 500]).unwrap();
-    }
-    let rows: Rows = (0..100).map(|n| (("b".into(), row(n).into_bytes()), vec![1; 500])).collect();
-    engine.checkpoint().unwrap().run(in_snapshot(&rows)).unwrap();
-    for n in 100..150 {
-        put(&mut engine, &row(n), &[1; 500]).unwrap();
-    }
-    let backup = engine.backup(&dir.path().join("copy")).unwrap();
-    for n in 150..300 {
-        put(&mut engine, &row(n), &[1; 500]).unwrap();
-    }
-    assert_eq!(backup.run().unwrap().sequence, 150);
-    let again = engine.backup(&dir.path().join("copy")).unwrap().run().unwrap_err();
-    assert!(again.to_string().contains("not empty"), "{again}");
-
-    let mut options = small();
-    options.is_copy = true;
-    let (copy, recovery) = Embedded::open(dir.path().join("copy"), options, |_| {}).unwrap();
-    assert_eq!((recovery.rows, recovery.commits, recovery.is_new_epoch), (100, 50, true));
-    assert_ne!(copy.position().epoch, engine.position().epoch);
-    assert_eq!(copy.position().sequence, 150);
-    assert_eq!(engine.position().sequence, 300);
-
-    std::fs::write(dir.path().join("copy").join("backup.unfinished"), "").unwrap();
-    drop(copy);
-    let error = Embedded::open(dir.path().join("copy"), options, |_| {}).unwrap_err();
-    assert!(matches!(error, OpenError::UnfinishedBackup { .. }), "{error}");
-}
-
 /// A process that is just being started has all files of its parent open.
 #[test]
 fn a_directory_is_free_at_once_while_processes_are_started() {

@@ -1,6 +1,7 @@
 //! Tests of the engines, through their API.
 
 mod contract;
+mod copies;
 mod damage;
 pub(crate) mod disk;
 mod failure;

@@ -4,10 +4,11 @@
 //! A failure names its seed; `SEED=n cargo test -p tidewire-store --test it a_seed -- --ignored` runs that one.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
-use tidewire_store::{Durability, EmbeddedOptions, Engine, EngineError, Position};
+use tidewire_store::{Durability, Embedded, EmbeddedOptions, Engine, EngineError, Position};
 
 use crate::engine::disk::SimDisk;
 use crate::engine::model::{OLD_COMMITS, Rows, Writes, apply, borrowed, commit, in_snapshot, old_log, open_on, small};
@@ -179,9 +180,9 @@ impl Simulation {
             return false;
         }
         let copy = SimDisk::with_files(Path::new("copy"), &self.disk.files(Path::new(name)));
-        let mut options = self.options;
-        options.is_copy = true;
-        let (_, recovery, copied) = open_on(&copy, "copy", options).unwrap();
+        let (from, to) = (Path::new("copy"), Path::new("restored"));
+        Embedded::restore_on(Arc::new(copy.clone()), from, to, self.options).unwrap();
+        let (_, recovery, copied) = open_on(&copy, "restored", self.options).unwrap();
         assert_eq!(copied, rows);
         assert_eq!(recovery.position.sequence, position.sequence);
         assert_ne!(recovery.position.epoch, position.epoch);

@@ -145,6 +145,28 @@ fn a_backup_is_made_while_others_write_and_can_be_restored() {
 }
 
 #[test]
+fn a_store_that_is_not_open_is_backed_up_and_restored() {
+    let dir = tempfile::tempdir().unwrap();
+    let (data, backup, restored) = (dir.path().join("data"), dir.path().join("backup"), dir.path().join("restored"));
+    let store = open(&data);
+    filled(&store);
+    let position = store.snapshot().position;
+    let locked = Embedded::backup_dir(&data, &backup).unwrap_err();
+    assert!(locked.to_string().contains("is in use"), "{locked}");
+    let before = records(&store, "b");
+    store.close().unwrap();
+    assert_eq!(Embedded::backup_dir(&data, &backup).unwrap(), position);
+    let recovery = Embedded::restore(&backup, &restored, EmbeddedOptions::default()).unwrap();
+    assert_eq!(recovery.position.sequence, position.sequence);
+    let copy = open(&restored);
+    assert_eq!(copy.snapshot().position, recovery.position);
+    assert!(records(&copy, "b") == before);
+    assert!(copy.follow_from(position).is_err(), "positions of the original are not those of the copy");
+    copy.insert("b", object(json!({"id": -1}))).wait().unwrap();
+    assert!(records(&open(&data), "b") == before);
+}
+
+#[test]
 fn what_is_in_memory_is_exported_not_backed_up() {
     let dir = tempfile::tempdir().unwrap();
     let refused = Store::memory(options()).backup(dir.path()).unwrap_err();

@@ -1,0 +1,202 @@
+//! Backups and restored copies, on the real disk and on one that loses power.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tidewire_store::{
+    BackupError, CopyError, Corruption, Durability, Embedded, EmbeddedOptions, Engine, Files, OpenError, Position,
+};
+
+use crate::engine::disk::SimDisk;
+use crate::engine::model::{Rows, in_snapshot, old_log, open_on, put, small};
+
+fn rows(count: usize) -> Rows {
+    (0..count).map(|n| (("b".into(), n.to_string().into_bytes()), vec![1; 500])).collect()
+}
+
+/// Puts rows up to this number.
+fn fill(engine: &mut dyn Engine, until: u64) {
+    for n in engine.position().sequence..until {
+        put(engine, &n.to_string(), &[1; 500]).unwrap();
+    }
+}
+
+/// Opens a directory and puts together what it has.
+fn read(dir: &Path) -> (Position, Rows) {
+    let (engine, recovery, rows) = open_on(&Files, dir.to_str().unwrap(), small()).unwrap();
+    drop(engine);
+    (recovery.position, rows)
+}
+
+#[test]
+fn a_backup_of_an_open_engine_is_restored_with_a_new_epoch() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let (mut engine, _) = Embedded::open(path("db"), small(), |_| {}).unwrap();
+    fill(&mut engine, 100);
+    engine.checkpoint().unwrap().run(in_snapshot(&rows(100))).unwrap();
+    fill(&mut engine, 150);
+    let backup = engine.backup(&path("backup")).unwrap();
+    fill(&mut engine, 300);
+    assert_eq!(backup.run().unwrap().sequence, 150);
+    let again = engine.backup(&path("backup")).unwrap().run().unwrap_err();
+    assert!(matches!(again, BackupError::NotEmpty { .. }), "{again}");
+
+    let recovery = Embedded::restore(&path("backup"), &path("copy"), small()).unwrap();
+    assert_eq!((recovery.rows, recovery.commits, recovery.is_new_epoch), (100, 50, true));
+    let (position, found) = read(&path("copy"));
+    assert_eq!(position, recovery.position);
+    assert_eq!((position.sequence, found), (150, rows(150)));
+    assert_ne!(position.epoch, engine.position().epoch);
+    assert_eq!(engine.position().sequence, 300);
+    // Every copy has an epoch of its own, and the backup stays as it is.
+    let other = Embedded::restore(&path("backup"), &path("other"), small()).unwrap();
+    assert_ne!(other.position.epoch, position.epoch);
+}
+
+#[test]
+fn a_directory_that_is_not_open_is_backed_up() {
+    for (durability, is_closed) in [(Durability::Always, true), (Durability::Always, false), (Durability::None, false)]
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let mut options = small();
+        options.durability = durability;
+        let (mut engine, _) = Embedded::open(path("db"), options, |_| {}).unwrap();
+        fill(&mut engine, 100);
+        engine.checkpoint().unwrap().run(in_snapshot(&rows(100))).unwrap();
+        fill(&mut engine, 150);
+        let position = engine.position();
+        let locked = Embedded::backup_dir(&path("db"), &path("backup")).unwrap_err();
+        assert!(matches!(locked, CopyError::Open(OpenError::Locked { .. })), "{locked}");
+        assert!(!path("backup").exists());
+        let source = if is_closed {
+            drop(engine);
+            path("db")
+        } else {
+            // As a process leaves it that is killed.
+            std::fs::create_dir(path("killed")).unwrap();
+            for entry in std::fs::read_dir(path("db")).unwrap() {
+                let entry = entry.unwrap();
+                std::fs::copy(entry.path(), path("killed").join(entry.file_name())).unwrap();
+            }
+            path("killed")
+        };
+        let files = || {
+            let entries = std::fs::read_dir(&source).unwrap().map(|entry| entry.unwrap());
+            let mut files: Vec<_> =
+                entries.map(|entry| (entry.file_name(), std::fs::read(entry.path()).unwrap())).collect();
+            files.sort();
+            files
+        };
+        let before = files();
+        assert_eq!(Embedded::backup_dir(&source, &path("backup")).unwrap(), position);
+        assert!(files() == before, "the original is unchanged");
+        let recovery = Embedded::restore(&path("backup"), &path("restored"), options).unwrap();
+        assert!(recovery.is_new_epoch && recovery.position.epoch != position.epoch);
+        assert_eq!(read(&path("restored")).1, rows(150));
+        // A backup can be backed up, and restored without one.
+        assert_eq!(Embedded::backup_dir(&path("backup"), &path("second")).unwrap(), position);
+        Embedded::restore(&source, &path("direct"), options).unwrap();
+        assert_eq!((read(&path("second")).1, read(&path("direct")).1), (rows(150), rows(150)));
+    }
+}
+
+#[test]
+fn what_is_no_data_or_damaged_or_unfinished_is_not_copied() {
+    type Copying = fn(&Path, &Path) -> Result<(), CopyError>;
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let copies: [Copying; 2] = [
+        |from, to| Embedded::backup_dir(from, to).map(drop),
+        |from, to| Embedded::restore(from, to, EmbeddedOptions::default()).map(drop),
+    ];
+    let (mut engine, _) = Embedded::open(path("db"), small(), |_| {}).unwrap();
+    fill(&mut engine, 40);
+    drop(engine);
+    std::fs::create_dir(path("empty")).unwrap();
+    std::fs::create_dir(path("taken")).unwrap();
+    std::fs::write(path("taken").join("notes"), "").unwrap();
+    for copy in copies {
+        let missing = copy(&path("missing"), &path("target")).unwrap_err();
+        assert!(matches!(missing, CopyError::Open(OpenError::Io { .. })), "{missing}");
+        let empty = copy(&path("empty"), &path("target")).unwrap_err();
+        assert!(matches!(empty, CopyError::NoData { .. }), "{empty}");
+        assert_eq!(std::fs::read_dir(path("empty")).unwrap().count(), 0, "no lock is left there");
+        let taken = copy(&path("db"), &path("taken")).unwrap_err();
+        assert!(matches!(taken, CopyError::Write(BackupError::NotEmpty { .. })), "{taken}");
+        assert_eq!(std::fs::read_dir(path("taken")).unwrap().count(), 1);
+        assert!(!path("target").exists());
+    }
+    // A damaged original is noticed before there is a copy.
+    let log = path("db").join("log-0000000000000001");
+    let whole = std::fs::read(&log).unwrap();
+    let mut damaged = whole.clone();
+    damaged[5000] ^= 1;
+    std::fs::write(&log, damaged).unwrap();
+    for copy in copies {
+        let error = copy(&path("db"), &path("target")).unwrap_err();
+        assert!(matches!(error, CopyError::Open(OpenError::Corrupt { what: Corruption::Frame, .. })), "{error}");
+        assert!(!path("target").exists());
+    }
+    std::fs::write(&log, whole).unwrap();
+    std::fs::write(path("db").join("backup.unfinished"), "").unwrap();
+    for copy in copies {
+        let error = copy(&path("db"), &path("target")).unwrap_err();
+        assert!(matches!(error, CopyError::Open(OpenError::UnfinishedBackup { .. })), "{error}");
+    }
+    let error = Embedded::open(path("db"), small(), |_| {}).unwrap_err();
+    assert!(matches!(error, OpenError::UnfinishedBackup { .. }), "{error}");
+}
+
+/// The power goes after every change that a restore makes to the disk, of a log of either layout.
+#[test]
+fn a_restore_that_a_crash_interrupts_leaves_nothing_that_opens() {
+    let source = SimDisk::default();
+    let (mut engine, ..) = open_on(&source, "db", small()).unwrap();
+    fill(&mut engine, 40);
+    engine.checkpoint().unwrap().run(in_snapshot(&rows(40))).unwrap();
+    fill(&mut engine, 60);
+    drop(engine);
+    let mut rng = fastrand::Rng::with_seed(7);
+    for files in [source.files(Path::new("db")), old_log()] {
+        let whole = SimDisk::with_files(Path::new("db"), &files);
+        let (engine, recovery, expected) = open_on(&whole, "db", small()).unwrap();
+        let original = recovery.position;
+        drop(engine);
+        let (mut unfinished, mut done) = (0, 0);
+        for fuse in 0.. {
+            let disk = SimDisk::with_files(Path::new("db"), &files);
+            disk.set_fuse(Some(fuse));
+            let restored = Embedded::restore_on(Arc::new(disk.clone()), Path::new("db"), Path::new("copy"), small());
+            let is_off = disk.is_off();
+            disk.power_off();
+            disk.lose_power(&mut rng);
+            disk.set_fuse(None);
+            match open_on(&disk, "copy", small()) {
+                Err(OpenError::UnfinishedBackup { .. }) => unfinished += 1,
+                Err(error) => panic!("{fuse}: {error}"),
+                // Nothing of it was there yet.
+                Ok((_, recovery, found)) if found.is_empty() => assert_eq!(recovery.position.sequence, 0),
+                Ok((_, recovery, found)) => {
+                    assert_eq!(found, expected);
+                    assert_eq!(recovery.position.sequence, original.sequence);
+                    assert_ne!(recovery.position.epoch, original.epoch, "{fuse}");
+                    done += 1;
+                }
+            }
+            if let Ok(restored) = restored {
+                assert!(done > 0 && restored.is_new_epoch);
+            }
+            if !is_off {
+                break;
+            }
+        }
+        assert!(unfinished > 10 && done > 0, "{unfinished} unfinished, {done} done");
+        // The backup is as it was, however often that happened.
+        let disk = SimDisk::with_files(Path::new("db"), &files);
+        Embedded::restore_on(Arc::new(disk.clone()), Path::new("db"), Path::new("copy"), small()).unwrap();
+        assert!(disk.files(Path::new("db")) == files);
+        assert_eq!(open_on(&disk, "db", small()).unwrap().2, expected);
+    }
+}
