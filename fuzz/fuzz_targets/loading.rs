@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
+use serde_json::json;
 use tidewire_store::{Embedded, EmbeddedOptions, Engine, Query, Store, StoreOpenError, StoreOptions, Write, WriteSet};
 
 #[path = "../../crates/store/tests/it/engine/disk.rs"]
@@ -14,8 +15,9 @@ mod disk;
 
 use disk::SimDisk;
 
-const BUCKETS: [&str; 5] = ["$buckets", "$queries", "$replies", "b", "x"];
+const BUCKETS: [&str; 6] = ["$buckets", "$queries", "$replies", "b", "x", "_system"];
 const DEFINITION: &[u8] = br#"{"name":"b","config":{"key":"id","schema":{"id":{"type":"number"},"n":{"type":"number","unique":true,"generated":"autoincrement"}},"indexes":["n"],"ttl":1,"maxSize":3}}"#;
+const SYSTEM: &[u8] = br#"{"name":"_system","config":{"key":"id","schema":{"id":{"type":"number"}}},"system":true}"#;
 
 fn embedded() -> EmbeddedOptions {
     let mut options = EmbeddedOptions::default();
@@ -23,11 +25,12 @@ fn embedded() -> EmbeddedOptions {
     options
 }
 
-/// Everything that is in it, as text.
+/// Returns every bucket, row and query of the store as text.
 fn everything(store: &Store) -> String {
     let snapshot = store.snapshot();
     let mut text = String::new();
-    for (name, bucket) in snapshot.state.buckets() {
+    let system = snapshot.state.system_bucket("_system").expect("it is declared");
+    for (name, bucket) in snapshot.state.buckets().chain([("_system", system)]) {
         text.push_str(name);
         for row in bucket.rows() {
             text.push_str(row.text());
@@ -47,11 +50,13 @@ fuzz_target!(|data: &[u8]| {
         let mut options = StoreOptions::default();
         options.embedded = embedded();
         options.sweep_interval = None;
+        let config = json!({"key": "id", "schema": {"id": {"type": "number"}, "n": {"type": "number", "unique": true}}});
+        options.system_buckets.declare("_system", &config).expect("it is a definition");
         Store::open_on(Arc::new(disk.clone()), Path::new("db"), options)
     };
     let (mut engine, _) =
         Embedded::open_on(Arc::new(disk.clone()), Path::new("db"), embedded(), &mut |_| {}).expect("nothing is wrong yet");
-    let defined = [Write { bucket: "$buckets", key: b"", row: Some(DEFINITION) }];
+    let defined = [DEFINITION, SYSTEM].map(|row| Write { bucket: "$buckets", key: b"", row: Some(row) });
     engine.commit(&[WriteSet { writes: &defined, ..WriteSet::default() }]).expect("it fits");
     for piece in data.split(|byte| *byte == 0xff).take(64) {
         let Some((&[choice, kind], rest)) = piece.split_first_chunk() else { continue };
@@ -65,7 +70,7 @@ fuzz_target!(|data: &[u8]| {
     drop(engine);
     let first = match open() {
         Ok((store, _)) => everything(&store),
-        Err(StoreOpenError::Unreadable(_)) => return,
+        Err(StoreOpenError::Unreadable(_) | StoreOpenError::SystemBucket(_)) => return,
         Err(error) => panic!("{error}"),
     };
     let (store, _) = open().expect("what was opened can be opened");

@@ -1,8 +1,8 @@
-//! What is defined: buckets and named queries.
+//! The catalog: definitions of buckets and named queries.
 //!
-//! Definitions are rows of buckets of the store's own, so whatever keeps rows keeps them, and whoever follows changes learns of
-//! them: `$buckets` and `$queries`, with the members `name` and `config`. A bucket lives as long as its row: to drop it is to
-//! delete that row.
+//! Definitions are rows of the buckets `$buckets` and `$queries`, with the members `name` and `config`. So they are logged, copied
+//! and followed like all rows. A bucket exists as long as its row: to drop it is to delete the row. The row of a system bucket
+//! also has `system: true`.
 
 use std::sync::{Arc, LazyLock};
 
@@ -76,7 +76,7 @@ impl State {
         config.ok_or_else(|| StoreError::QueryNotDefined { query: name.to_owned() })
     }
 
-    /// The record of [`QUERIES`] that defines a named query, as followers see it. Whoever keeps it shares it.
+    /// Returns the record of [`QUERIES`] that defines a named query, as followers see it. A clone shares it.
     pub fn query_record(&self, name: &str) -> Result<&Row, StoreError> {
         let row = self.any(QUERIES)?.1.get(&Value::String(name.into()));
         row.ok_or_else(|| StoreError::QueryNotDefined { query: name.to_owned() })

@@ -1,4 +1,4 @@
-//! Why something was not done.
+//! Why an operation was refused.
 
 use std::fmt::{self, Write};
 
@@ -6,7 +6,7 @@ use serde_json::Value as Json;
 
 use crate::{DefinitionError, NotUnique, QueryError, RowError, TransactionError, ValidationError};
 
-/// Why something was not done. Nothing of it has happened.
+/// Why an operation was refused. The state is unchanged.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
@@ -123,7 +123,7 @@ pub enum StoreError {
     Record {
         /// The place of the record in the list, from zero.
         index: usize,
-        /// What is wrong with it.
+        /// Why not.
         source: Box<StoreError>,
     },
     /// An operation of a transaction failed.

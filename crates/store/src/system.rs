@@ -72,7 +72,7 @@ pub enum SystemBucketError {
     Definition {
         /// The bucket.
         name: String,
-        /// What is wrong.
+        /// The problem.
         source: DefinitionError,
     },
     /// The definition cannot be stored, such as one that is nested too deeply.

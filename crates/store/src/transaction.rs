@@ -1,7 +1,7 @@
-//! Transactions: several operations that all happen, or none of them.
+//! Transactions: several operations that are all done, or none of them.
 //!
-//! They run one after the other on a draft of their own, so that each sees what those before it did, and nobody else sees any of
-//! it before all have succeeded.
+//! The operations run one after the other on the draft. Each sees the effect of those before it; other readers see none of it
+//! before the commit.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -11,13 +11,13 @@ use crate::{Draft, Filter, FilterError, Parameters, Query, Row, StoreError};
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Operation {
-    /// The bucket that it concerns.
+    /// The bucket.
     pub bucket: String,
-    /// What is done there.
+    /// What to do there.
     pub action: Action,
     /// The version that the record of an update or delete must have, if it is given.
     pub version: Option<u64>,
-    /// The records that it may touch, if not all.
+    /// A filter that restricts the records it may touch.
     pub guard: Option<Filter>,
 }
 
@@ -25,28 +25,28 @@ pub struct Operation {
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Action {
-    /// Reads a record: it, or null.
+    /// Reads a record. Returns the record or null.
     Get(Json),
-    /// Inserts a record whose key nobody has: it.
+    /// Inserts a record with a new key. Returns the record.
     Insert(Map<String, Json>),
-    /// Merges fields into a record: it.
+    /// Merges fields into a record. Returns the record.
     Update(Json, Map<String, Json>),
-    /// Deletes a record, if it is there.
+    /// Deletes a record, if it exists.
     Delete(Json),
-    /// Reads all records that are meant: a list.
+    /// Reads all records that match. Returns a list.
     Where(Filter),
-    /// Reads the first of them: it, or null.
+    /// Reads the first record that matches. Returns the record or null.
     FindOne(Filter),
-    /// How many there are.
+    /// Counts the records that match.
     Count(Filter),
 }
 
-/// Why a transaction did not happen.
+/// Why a transaction was not done.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("operations[{place}]: {problem}")]
 #[non_exhaustive]
 pub struct TransactionError {
-    /// Which of its operations failed.
+    /// The index of the operation that failed.
     pub place: usize,
     /// Why.
     #[source]
@@ -60,9 +60,9 @@ pub enum Problem {
     /// It is not an operation.
     #[error("{what} must be {expected}")]
     Shape {
-        /// What is wrong.
+        /// The member that is wrong.
         what: &'static str,
-        /// What it has to be.
+        /// What was expected.
         expected: &'static str,
     },
     /// Its filter is wrong.
@@ -94,7 +94,7 @@ impl TransactionError {
 }
 
 impl Operation {
-    /// All operations of a list, or what is wrong with the first that is none.
+    /// Parses a list of operations. The error names the first that is wrong.
     pub fn parse_all(json: &Json) -> Result<Vec<Self>, TransactionError> {
         let wrong = Problem::Shape { what: "operations", expected: "a list with something in it" };
         let Some(list) = json.as_array().filter(|list| !list.is_empty()) else {
@@ -141,12 +141,12 @@ impl Operation {
 }
 
 impl Draft {
-    /// Runs operations one after the other: all of them, or none. Returns what each of them gave.
+    /// Runs operations one after the other: all of them, or none. Returns the result of each.
     pub fn transact(&mut self, operations: &[Operation]) -> Result<Vec<Json>, TransactionError> {
         self.transact_within(operations, usize::MAX)
     }
 
-    /// The same, for somebody who takes no more than these bytes of records: if there are more, nothing is done.
+    /// Like [`transact`](Self::transact), with a limit of the bytes of all results. Above it, nothing is done.
     pub fn transact_within(
         &mut self,
         operations: &[Operation],
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_takes_only_so_much_is_given_no_more() {
+    fn results_above_the_limit_of_the_caller_fail_the_transaction() {
         let mut draft = draft();
         let insert = json!({"op": "insert", "bucket": "b", "data": {"id": 1, "name": "x".repeat(100)}});
         let get = json!({"op": "get", "bucket": "b", "key": 1});

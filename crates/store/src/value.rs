@@ -49,7 +49,7 @@ impl<'a> Value<'a> {
     }
 
     /// Whether it equals another one as filters mean it: of the same type, and no array or object.
-    #[expect(clippy::float_cmp, reason = "equal is equal: nobody has computed these")]
+    #[expect(clippy::float_cmp, reason = "the numbers were parsed, not computed")]
     pub(crate) fn strictly_equals(&self, other: &Value<'_>) -> bool {
         match (self, other) {
             (Self::Null, Value::Null) => true,

@@ -157,11 +157,11 @@ impl Bucket {
                 indexes.push(Index::new(std::slice::from_ref(name), true));
             }
         }
-        // Those that are paged by their keys have an order of them, which nobody asked for.
+        // A bucket that is paged by key needs an order of the keys, also if no index was declared.
         if definition.ordered && !indexes.iter().any(|index| index.is_of(&definition.key)) {
             indexes.push(Index::new(std::slice::from_ref(&definition.key), false));
         }
-        // Nor for these: whoever deletes what is referred to must not look at all records to find those that refer to it.
+        // Fields that refer to records are indexed, so that deleting a record does not scan for those that refer to it.
         for (name, _) in definition.fields.iter().filter(|(_, rule)| rule.reference.is_some()) {
             if *name != definition.key && !indexes.iter().any(|index| index.begins_with(name)) {
                 indexes.push(Index::new(std::slice::from_ref(name), false));

@@ -1,7 +1,7 @@
 //! A state that is being changed.
 //!
-//! Whatever fails leaves nothing behind: its changes are taken back one by one. (To keep a clone of the state would be simpler, but
-//! whatever is shared is copied before it is changed, and the writer makes thousands of drafts a second.) Time is an argument.
+//! An operation that fails leaves no changes: they are reverted one by one. (To keep a clone of the state would be simpler, but
+//! shared nodes are copied before they are changed, and the writer runs thousands of writes a second.) Time is an argument.
 
 mod references;
 mod sweep;
@@ -46,7 +46,7 @@ pub struct Draft {
     cleared: Vec<Range<usize>>,
     /// States before something that is not taken back change by change, and how many changes there were.
     saved: Vec<(usize, State)>,
-    /// Whether something is being changed. If it still is after a panic, nobody knows what is left.
+    /// Whether a change is in progress. If it still is after a panic, the state is unknown.
     is_torn: bool,
     now: u64,
     limits: Limits,
@@ -135,7 +135,7 @@ impl Draft {
         done
     }
 
-    /// Takes changes back until there are so many, and so many states are saved.
+    /// Reverts changes until `count` changes and `saved` saved states are left.
     fn revert(&mut self, count: usize, saved: usize) {
         self.is_torn = true;
         if let Some((changes, state)) = self.saved.drain(saved..).next() {
@@ -310,7 +310,7 @@ impl Draft {
         Ok(self.bucket(bucket)?.record(key, || self.now))
     }
 
-    /// A record with what was not given of it: defaults, and what is generated.
+    /// Returns the record with defaults and generated values for absent fields.
     pub(crate) fn fill(&self, name: &str, mut record: Map<String, Json>) -> Result<Map<String, Json>, StoreError> {
         let bucket = self.bucket(name)?;
         for (field, rule) in &bucket.definition().fields {
@@ -340,7 +340,7 @@ impl Draft {
         let row = self.check(name, &record, None)?;
         self.expect_visible(name, &row)?;
         let known = self.known(name, &row)?;
-        // One that has expired is there for nobody.
+        // A record that has expired is not visible.
         if let Some(known) = known.filter(|known| self.bucket(name).is_ok_and(|bucket| bucket.is_live(known, now))) {
             self.expect_visible(name, known)?;
         }

@@ -1,8 +1,8 @@
-//! Where commits are kept.
+//! Engines: storage of commits.
 //!
-//! A single writer hands groups of commits to an [`Engine`], which gives each a [`Position`] and answers when the group is as
-//! durable as its setting promises. Whatever waits is one group, so that all share one wait for the disk. Keys and rows are
-//! bytes that no engine looks into; reading is not an engine's matter, because all rows are in memory.
+//! A single writer hands groups of commits to an [`Engine`], which assigns each a [`Position`] and returns when the group is as
+//! durable as configured. All commits of a group share one sync. Keys and rows are opaque bytes. An engine is read only at open,
+//! because all rows are in memory.
 
 mod disk;
 mod embedded;
@@ -20,15 +20,15 @@ pub use embedded::{
 };
 pub use memory::Memory;
 
-/// Where a commit stands.
+/// The position of a commit.
 ///
-/// Positions of one epoch are totally ordered, and what a sequence stood for it always stands for. What crosses epochs cannot
-/// be compared: the epoch is new whenever commits that somebody has seen may be gone.
+/// Positions of one epoch are totally ordered, and a sequence always names the same commit. Positions of different epochs cannot
+/// be compared. The epoch is new whenever commits that were visible may be lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Position {
     /// Random, and stored with the data.
     pub epoch: u64,
-    /// Of the newest commit, counted from one; zero before the first.
+    /// The number of the commit, counted from one; zero before the first.
     pub sequence: u64,
 }
 
@@ -114,8 +114,8 @@ pub enum Durability {
     /// however many commits it has.
     #[default]
     Always,
-    /// When it is written; it is on the disk so much later at most, provided that somebody calls [`Engine::sync`] when
-    /// [`Engine::sync_due`] says so. A power failure takes what came in between.
+    /// When it is written. It is synced after this interval at the latest, provided that [`Engine::sync`] is called when
+    /// [`Engine::sync_due`] says so. A power failure loses the commits since the last sync.
     Interval(Duration),
     /// When it is written; the operating system decides when it reaches the disk.
     None,
@@ -215,14 +215,13 @@ pub enum EngineError {
     KeepsNothing,
 }
 
-/// Keeps commits. Owned by a single writer.
+/// Storage of commits. Owned by a single writer.
 pub trait Engine: Send {
-    /// Of the newest commit.
+    /// Returns the position of the newest commit.
     fn position(&self) -> Position;
 
-    /// Keeps these commits, in this order and as durably as the setting says, with one wait for the disk. Returns the position
-    /// of the last of them; each has a sequence of its own. A crash leaves a prefix of whole commits: a group is there as a
-    /// whole or not at all.
+    /// Stores these commits, in this order, with one sync if the durability asks for it. Each gets the next sequence; returns
+    /// the position of the last. A crash leaves a prefix of whole groups.
     ///
     /// An error other than [`EngineError::OutcomeUnknown`] means that nothing was written.
     fn commit(&mut self, commits: &[WriteSet<'_>]) -> Result<Position, EngineError>;
@@ -230,7 +229,7 @@ pub trait Engine: Send {
     /// The largest sum of [`WriteSet::encoded_len`] of a group.
     fn max_group_bytes(&self) -> usize;
 
-    /// Forces what is written to the disk. Does nothing if it is there.
+    /// Syncs the log. Does nothing if all commits are durable.
     fn sync(&mut self) -> Result<(), EngineError>;
 
     /// When [`sync`](Self::sync) should be called at the latest, under [`Durability::Interval`] with something unsynced.
@@ -239,20 +238,20 @@ pub trait Engine: Send {
     /// Whether the log is long enough for a checkpoint, and none is running.
     fn needs_checkpoint(&self) -> bool;
 
-    /// Begins a checkpoint as of now. It is to be [run](Checkpoint::run), on any thread, with the rows of this very moment,
-    /// while commits go on.
+    /// Begins a checkpoint at the current position. The caller [runs](Checkpoint::run) it, on any thread, with the rows as of
+    /// this position, while commits go on.
     fn checkpoint(&mut self) -> Result<Checkpoint, EngineError>;
 
-    /// Begins a copy as of now, into a directory that is empty or does not exist. It is to be [run](Backup::run), on any thread,
-    /// while commits go on.
+    /// Begins a backup at the current position, into a directory that is empty or does not exist. The caller
+    /// [runs](Backup::run) it, on any thread, while commits go on.
     fn backup(&mut self, dir: &Path) -> Result<Backup, EngineError>;
 
     /// Whether checkpoints keep up.
     fn log_pressure(&self) -> LogPressure;
 
-    /// What it has done.
+    /// Returns its counters.
     fn stats(&self) -> EngineStats;
 
-    /// Ends it, and notes that it ended in order. Dropping does the same, and says nothing of errors.
+    /// Closes the engine, and logs that it was closed in order. Dropping it does the same and ignores errors.
     fn close(self: Box<Self>) -> Result<(), EngineError>;
 }

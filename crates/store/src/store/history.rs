@@ -1,7 +1,7 @@
-//! Commits as others see them: the latest of them are kept, and followers read them from there.
+//! The history: the latest commits, which followers read.
 //!
-//! A follower has no queue of its own, but a place in the history: it sees every commit once, in order, without gaps. If it falls
-//! so far behind that the history no longer has what comes next, it is told, and begins anew from a snapshot. So it slows nobody.
+//! A follower has no queue but a place in the history. It sees every commit once, in order, without gaps. A follower that falls
+//! out of the history gets an error and starts again from a snapshot, so a slow follower delays no one.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -12,23 +12,23 @@ use tokio::sync::watch;
 use super::pending::block_on;
 use crate::{Cause, Change, Position};
 
-/// A commit: what has changed, all at once.
+/// A commit: changes that were made together.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Commit {
-    /// Where it stands.
+    /// The position of the commit.
     pub position: Position,
     /// The time of the commit by the store's clock, in milliseconds since 1970. It is logged with the commit. Commits logged by
     /// a version that did not do so have zero.
     pub at: u64,
     /// The cause of the commit. It is logged with the commit. Commits logged by a version that did not do so have the default.
     pub cause: Cause,
-    /// What has changed, in order.
+    /// The changes, in order.
     pub changes: Vec<Change>,
 }
 
 impl Commit {
-    /// The memory that it takes, roughly: rows that others have as well are counted.
+    /// Returns the approximate memory of the commit. Rows that are shared with others are counted.
     pub fn size(&self) -> usize {
         let row = |row: &Option<crate::Row>| row.as_ref().map_or(0, crate::Row::size);
         let change = |change: &Change| size_of::<Change>() + row(&change.old) + row(&change.new);
@@ -40,13 +40,13 @@ impl Commit {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FollowError {
-    /// What comes next is no longer there. Begin anew with a snapshot.
+    /// The next commit is no longer in the history. Start again from a snapshot.
     #[error("the commits after {position} are no longer in the history: begin anew with a snapshot")]
     Behind {
-        /// Up to where it came.
+        /// The last commit that the follower has seen.
         position: Position,
     },
-    /// The position is of another history, or of none that has been.
+    /// The position is from another epoch, or ahead of the newest commit.
     #[error("the position {position} is not of this history: begin anew with a snapshot")]
     Unknown {
         /// The position.
@@ -117,7 +117,7 @@ impl History {
 
     pub(super) fn close(&self) {
         self.kept().is_closed = true;
-        // Only to wake whoever waits.
+        // Wakes waiting followers.
         self.newest.send_modify(|_| {});
     }
 
@@ -176,7 +176,7 @@ impl Follower {
         Ok(next)
     }
 
-    /// Waits until there is a next commit, or a reason why there is none.
+    /// Waits until [`try_next`](Self::try_next) has a commit or an error.
     pub async fn ready(&mut self) {
         loop {
             self.newest.mark_unchanged();

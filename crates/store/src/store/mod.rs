@@ -1,7 +1,7 @@
-//! The store: a state that is published, one writer, and an engine that keeps what was written.
+//! The store: a published state, a single writer, and an engine that stores commits.
 //!
-//! Reads take the published state and never wait. Writes go to the one writer, through a bounded queue, and are answered when
-//! they are as durable as the engine promises. See [`writer`] for the order in which things happen.
+//! Reads take the published state and never wait. Writes go to the writer through a bounded queue, and are answered when they are
+//! as durable as the engine promises. [`writer`] has the order of events.
 
 mod declare;
 mod history;
@@ -147,7 +147,7 @@ struct Inner {
     writer_id: ThreadId,
 }
 
-/// What readers, whoever writes, and the writer share.
+/// State shared by the handles and the writer.
 struct Shared {
     published: ArcSwap<Snapshot>,
     began: Position,
@@ -260,8 +260,8 @@ impl Store {
         Ok(query.answer(snapshot.state.bucket(&query.bucket)?, self.now()))
     }
 
-    /// Does something to the state, all of it or nothing, in one commit. It runs on the writer's thread, in its turn: whoever
-    /// takes long holds up all others, and whoever waits there for another write waits for ever.
+    /// Runs `work` on a draft of the state and commits its changes: all of them, or none if it fails. It runs on the writer's
+    /// thread, in its turn: slow work delays all other writes, and work that waits for another write deadlocks.
     pub fn write<T, F>(&self, work: F) -> Pending<T>
     where
         F: FnOnce(&mut Draft) -> Result<T, StoreError> + Send + 'static,
@@ -270,7 +270,7 @@ impl Store {
         self.write_as(Cause::default(), work)
     }
 
-    /// Like [`write`](Self::write), for somebody or something.
+    /// Like [`write`](Self::write), with a cause, which is logged with the commit.
     pub fn write_as<T, F>(&self, cause: Cause, work: F) -> Pending<T>
     where
         F: FnOnce(&mut Draft) -> Result<T, StoreError> + Send + 'static,
@@ -412,10 +412,10 @@ impl Inner {
         if self.writer_id == std::thread::current().id() {
             return Ok(());
         }
-        // Held while it ends: whoever comes second waits here.
+        // Held while the writer ends, so that a second caller waits here.
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         match writer.take() {
-            // A writer that panicked has said so, and all who waited for it know.
+            // A writer that panicked has reported it, and its callers have been told.
             Some(writer) => writer.join().unwrap_or(Err(EngineError::Stopped)),
             None => Ok(()),
         }

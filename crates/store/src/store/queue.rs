@@ -19,7 +19,7 @@ pub(super) enum Message {
     Backup(PathBuf, oneshot::Sender<Result<Backup, EngineError>>),
     /// The writer's own checkpoint is done, and its thread about to end.
     CheckpointEnded,
-    /// Nothing but the duties: somebody else has done something that is counted.
+    /// Runs the duties: another thread has changed a counter.
     Duties,
 }
 
@@ -33,7 +33,7 @@ pub(super) trait Job: Send {
 
     fn cause(&self) -> Cause;
 
-    /// Tells whoever waits: what came of it, or why nothing did.
+    /// Answers the caller with the result, or with the reason why the write was not stored.
     fn end(self: Box<Self>, kept: Result<(), WriteError>);
 }
 
@@ -69,14 +69,14 @@ where
 
     fn end(self: Box<Self>, kept: Result<(), WriteError>) {
         let Self { result, reply, .. } = *self;
-        // Whoever has gone away does not want to know.
+        // The caller may have gone away.
         let _ = reply.send(kept.and_then(|()| result.unwrap_or(Err(WriteError::Closed))));
     }
 }
 
 /// Messages to the writer: bounded, in order.
 pub(super) struct Queue {
-    /// How many more may wait. Whoever waits for room gets it in the order of asking.
+    /// One permit per write that may wait, given in the order of asking.
     room: Semaphore,
     waiting: Mutex<Waiting>,
     arrived: Condvar,
@@ -146,7 +146,7 @@ impl Queue {
         let mut outside = Outside { queue: Arc::clone(queue), job: Some(job) };
         let entering = async move {
             let this: &Self = (*outside.queue).as_ref();
-            // Without room for ever, the job is dropped, and whoever waits for it is told.
+            // If the queue is closed, the job is dropped, and its caller is told.
             if let (Ok(permit), Some(job)) = (this.room.acquire().await, outside.job.take()) {
                 permit.forget();
                 this.push(job);
@@ -160,11 +160,11 @@ impl Queue {
         self.abandoned.load(Relaxed)
     }
 
-    /// Puts something into the queue that takes no room, because there is one of it for every thread that waits.
+    /// Puts a message into the queue without a permit. There is at most one per blocked thread.
     pub(super) fn push(&self, message: Message) {
         let mut waiting = self.waiting();
         if waiting.is_closed {
-            // Whoever waits for it is told when it is dropped.
+            // Dropping the message tells its caller.
             return;
         }
         waiting.messages.push_back(message);

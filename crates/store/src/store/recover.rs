@@ -1,4 +1,4 @@
-//! A state out of what an engine kept.
+//! Builds a state from the rows and commits that an engine recovers.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::{
     Write,
 };
 
-/// Why what an engine kept is no state.
+/// Why recovered rows are not a state.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unreadable {
@@ -19,7 +19,7 @@ pub enum Unreadable {
     Row {
         /// The bucket.
         bucket: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: Box<StoreError>,
     },
     /// A row of a bucket that is not defined.
@@ -37,7 +37,7 @@ pub enum StoreOpenError {
     /// The engine cannot be opened.
     #[error(transparent)]
     Engine(#[from] OpenError),
-    /// What it kept is whole, but makes no sense: it was written by something else, or by a version that knew more.
+    /// The recovered rows are intact, but not those of a store: another program or a newer version wrote them.
     #[error("the data were not written by this version: {0}")]
     Unreadable(#[from] Unreadable),
     /// A system bucket cannot be declared as it is: the directory has another bucket, or records that do not fit.
@@ -48,7 +48,7 @@ pub enum StoreOpenError {
     Declaration(#[source] EngineError),
 }
 
-/// Takes in what an engine kept, piece by piece.
+/// Takes recovered rows and commits, one by one.
 #[derive(Default)]
 pub(super) struct Loader {
     state: State,
@@ -64,7 +64,7 @@ impl Loader {
         Self { max_bytes, ..Self::default() }
     }
 
-    /// Takes in a piece. After the first that makes no sense, all others are passed over.
+    /// Takes a row or a commit. After the first problem, all others are skipped.
     pub(super) fn take(&mut self, recovered: Recovered<'_>) {
         if self.problem.is_some() {
             return;
@@ -87,7 +87,7 @@ impl Loader {
     fn remember(&mut self, commit: Commit) {
         self.bytes += commit.size();
         self.commits.push(Arc::new(commit));
-        // What is certainly not kept is let go from time to time.
+        // Commits that will not fit the history are dropped from time to time.
         if self.bytes > self.max_bytes.saturating_mul(2) {
             let mut surplus = self.bytes - self.max_bytes;
             let outdated = self.commits.iter().take_while(|commit| {
@@ -143,7 +143,7 @@ impl Loader {
         Ok(())
     }
 
-    /// Defines the bucket that a row of definitions describes, or defines it anew.
+    /// Defines the bucket that a row of [`BUCKETS`] describes, or redefines it.
     fn define(&mut self, row: &Row) -> Result<(), Unreadable> {
         let wrong = |problem| Unreadable::Row { bucket: BUCKETS.to_owned(), problem: Box::new(problem) };
         let defined = catalog::bucket_of(row).unwrap_or(Err(crate::RowError::Malformed.into()));
@@ -168,7 +168,7 @@ impl Loader {
         Ok(())
     }
 
-    /// The state, and the commits that followers may still ask for.
+    /// Returns the state, and the history of the latest commits.
     pub(super) fn finish(self, position: crate::Position) -> Result<(State, History), Unreadable> {
         if let Some(problem) = self.problem {
             return Err(problem);

@@ -1,4 +1,4 @@
-//! Copies of a whole store: backups that can be opened, and JSON lines that anybody can read.
+//! Copies of a whole store: backups, and exports as JSON lines.
 //!
 //! An export has one JSON object per line: a head, every bucket and named query with its configuration, every record with the
 //! bucket it is in, and an end with the number of records, so that a part is not taken for the whole. System buckets are named
@@ -65,14 +65,14 @@ pub struct Imported {
 pub struct ImportError {
     /// Where.
     pub line: u64,
-    /// What is wrong.
+    /// The problem.
     #[source]
     pub problem: Box<ImportProblem>,
     /// What had been taken in before, and stays. The same import may be tried again: it overwrites.
     pub imported: Imported,
 }
 
-/// What is wrong with a line of an import.
+/// A problem with a line of an import.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportProblem {

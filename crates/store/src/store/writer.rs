@@ -1,10 +1,10 @@
-//! The one writer.
+//! The single writer.
 //!
-//! It owns the engine and the head, which is the published state and what has been written since. Whatever waits is run on the
-//! head, one write after the other, and kept as one group with one wait for the disk. Then it is published with one swap, told
-//! to followers, and answered. So readers never see half a write, nor what could still be lost; and since an answer may show
-//! what others of its group did, errors included, none is given before the group is kept. If it is not, the head is what is
-//! published again.
+//! The writer owns the engine and the head: the published state and the writes since. It runs all waiting writes on the head, one
+//! after the other, and stores them as one group with one sync. Then it publishes the head with one swap, appends the commits to
+//! the history for followers, and answers the callers. So readers see neither half a write nor one that a crash could still
+//! take. A reply may show the effect of other writes of its group, also if it is an error; so no reply is sent before the group
+//! is stored. If storing fails, the head is reset to the published state.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,43 +23,43 @@ use crate::{
     WriteSet,
 };
 
-/// A group of so many writes is kept without looking for more: the wait for the disk is small beside them.
+/// Limit of the writes in a group. The cost of a sync is small beside that many writes.
 const GROUP: usize = 256;
-/// How many records a sweep looks at for one commit.
+/// Number of records that a sweep examines per commit.
 const SWEPT_AT_A_TIME: usize = 1000;
-/// How long a group waits when the log has become too long.
+/// Delay of a group while the log is past its limit.
 const SLOWED_BY: Duration = Duration::from_millis(10);
-/// How long a checkpoint that failed is not tried again.
+/// Delay before a failed checkpoint is tried again.
 const CHECKPOINT_RETRY: Duration = Duration::from_secs(10);
 
 pub(super) struct Writer {
     shared: Arc<Shared>,
     engine: Box<dyn Engine>,
-    /// What is published, and what has been written since.
+    /// The published state and the writes since.
     head: Draft,
     group: Group,
-    /// Why nothing is written any more.
+    /// The error that ended writing.
     stopped: Option<Arc<EngineError>>,
-    /// When the last sweep was done.
+    /// The end of the last sweep.
     swept: Instant,
-    /// The one that is under way.
+    /// The current sweep.
     sweep: Sweep,
     checkpoint: Option<JoinHandle<Result<Position, CheckpointError>>>,
     checkpoint_after: Option<Instant>,
 }
 
-/// Writes that have run and are to be kept together.
+/// Writes that have run and are stored together.
 #[derive(Default)]
 struct Group {
-    /// Who is to be told.
+    /// The callers to answer.
     jobs: Vec<Box<dyn Job>>,
-    commits: Vec<Draught>,
-    /// What the engine would be given.
+    commits: Vec<Uncommitted>,
+    /// Encoded length of the commits.
     bytes: usize,
 }
 
-/// A commit that is not kept yet.
-struct Draught {
+/// A commit that is not stored yet.
+struct Uncommitted {
     cause: Cause,
     changes: Vec<Change>,
     writes: KeptWrites,
@@ -83,14 +83,14 @@ impl Writer {
 
     /// Works until the queue is closed and empty.
     pub(super) fn run(mut self) -> Result<(), EngineError> {
-        // However it ends, nobody waits for it any longer.
+        // However the writer ends, the queue and the history are closed.
         let _end = End(Arc::clone(&self.shared));
         let mut until = self.next_duty();
         while let Taken::Messages(messages) = self.shared.queue.take(until) {
             // Time does not go back.
             self.head.set_now(self.head.now().max(self.shared.clock.now()));
             self.work(messages);
-            // Whoever came meanwhile need not wait for the disk twice.
+            // Writes that arrived meanwhile join the group and share its sync.
             while self.group.jobs.len() < GROUP {
                 let messages = self.shared.queue.take_more();
                 if messages.is_empty() {
@@ -98,7 +98,7 @@ impl Writer {
                 }
                 self.work(messages);
             }
-            // Those who asked for what is flushed are told.
+            // The callers are told of an error.
             let _ = self.flush();
             self.do_duties();
             until = self.next_duty();
@@ -113,7 +113,7 @@ impl Writer {
         for message in messages {
             match message {
                 Message::Write(job) => self.write(job),
-                // Whoever has gone away does not want to know.
+                // The caller may have gone away.
                 Message::Checkpoint(reply) => {
                     let _ = self.flush();
                     let state = self.head.state();
@@ -123,7 +123,7 @@ impl Writer {
                     let _ = self.flush();
                     let _ = reply.send(self.engine.backup(&dir));
                 }
-                // Noted at once, also if nobody writes any more.
+                // Noted at once, also if no write follows.
                 Message::CheckpointEnded => {
                     if let Some(ended) = self.checkpoint.take() {
                         self.note_checkpoint(ended);
@@ -136,9 +136,9 @@ impl Writer {
 
     /// Runs a write on the head, and takes it into the group.
     fn write(&mut self, mut job: Box<dyn Job>) {
-        // What fills a half joins a group of less than a half, so that no write has to be taken back for want of room.
+        // A commit has at most half of a group's bytes. It joins a group that has less than half, so it always fits.
         if self.group.bytes > self.engine.max_group_bytes() / 2 {
-            // Those who asked for it are told.
+            // The callers are told of an error.
             let _ = self.flush();
         }
         if let Some(cause) = &self.stopped {
@@ -160,7 +160,7 @@ impl Writer {
         }
     }
 
-    /// Takes what has changed on the head into the group, unless it is too large.
+    /// Moves the changes of the head into the group, unless they are too large.
     fn take_changes(&mut self, cause: Cause) -> Result<(), WriteError> {
         let (changes, cleared) = self.head.changes();
         if changes.is_empty() {
@@ -172,11 +172,11 @@ impl Writer {
             return Err(WriteError::TooLarge { len, max });
         }
         self.group.bytes += len;
-        self.group.commits.push(Draught { cause, changes: self.head.take_changes(), writes });
+        self.group.commits.push(Uncommitted { cause, changes: self.head.take_changes(), writes });
         Ok(())
     }
 
-    /// A panic has left the head in nobody knows what state: all that is not published is gone.
+    /// Resets the head after a panic left it in an unknown state, and fails all writes of the group.
     fn give_up_group(&mut self) {
         tracing::error!("a write panicked while it changed the state: its group is given up");
         self.reset_head();
@@ -190,7 +190,7 @@ impl Writer {
         self.head = Draft::new(state, self.head.now()).with_limits(self.shared.limits);
     }
 
-    /// Keeps the group, publishes it, and tells everybody.
+    /// Stores the group, publishes it, and answers its callers.
     fn flush(&mut self) -> Result<(), WriteError> {
         let Group { jobs, commits, .. } = std::mem::take(&mut self.group);
         let kept = if commits.is_empty() { Ok(()) } else { self.keep(commits) };
@@ -201,16 +201,16 @@ impl Writer {
         kept
     }
 
-    fn keep(&mut self, commits: Vec<Draught>) -> Result<(), WriteError> {
+    fn keep(&mut self, commits: Vec<Uncommitted>) -> Result<(), WriteError> {
         let at = self.head.now();
-        let writes: Vec<Write<'_>> = commits.iter().flat_map(|draught| draught.writes.iter(&draught.changes)).collect();
+        let writes: Vec<Write<'_>> = commits.iter().flat_map(|commit| commit.writes.iter(&commit.changes)).collect();
         let mut rest = &writes[..];
         let sets: Vec<WriteSet<'_>> = commits
             .iter()
-            .map(|draught| {
-                let (own, others) = rest.split_at(draught.writes.len());
+            .map(|commit| {
+                let (own, others) = rest.split_at(commit.writes.len());
                 rest = others;
-                WriteSet { writes: own, at, cause: draught.cause }
+                WriteSet { writes: own, at, cause: commit.cause }
             })
             .collect();
         let position = match self.engine.commit(&sets) {
@@ -220,15 +220,15 @@ impl Writer {
         let first = position.sequence + 1 - commits.len() as u64;
         self.shared.published.store(Arc::new(Snapshot { state: self.head.state().clone(), position }));
         self.shared.counters.commits.fetch_add(commits.len() as u64, Relaxed);
-        let commits = commits.into_iter().zip(first..).map(|(draught, sequence)| {
+        let commits = commits.into_iter().zip(first..).map(|(commit, sequence)| {
             let position = Position { sequence, ..position };
-            Arc::new(Commit { position, at, cause: draught.cause, changes: draught.changes })
+            Arc::new(Commit { position, at, cause: commit.cause, changes: commit.changes })
         });
         self.shared.history.append(commits);
         Ok(())
     }
 
-    /// The engine has refused a group, or failed: the head is what is published.
+    /// Resets the head after the engine refused a group, or failed.
     fn fail(&mut self, error: EngineError) -> WriteError {
         self.shared.counters.not_kept.fetch_add(1, Relaxed);
         self.reset_head();
@@ -249,7 +249,7 @@ impl Writer {
         }
     }
 
-    /// When there is something to do that nobody asks for.
+    /// Returns when the next duty is due: a sync, a sweep or a checkpoint.
     fn next_duty(&self) -> Option<Instant> {
         let sweep = || {
             let interval = self.shared.sweep_interval?;
@@ -336,7 +336,7 @@ impl Writer {
     fn begin_checkpoint(&mut self) {
         let checkpoint = match self.engine.checkpoint() {
             Ok(checkpoint) => checkpoint,
-            // Somebody else has begun one.
+            // One was begun through `Store::checkpoint`.
             Err(EngineError::CheckpointRunning) => return,
             Err(error) => return self.stop(Arc::new(error)),
         };
@@ -373,14 +373,14 @@ impl Writer {
     }
 }
 
-/// All rows that are kept, the definitions first, in the order of coming. A row has its key in it.
+/// All rows of persistent buckets in insertion order, definitions first. A row contains its key.
 pub(super) fn stored_rows(state: &State) -> impl Iterator<Item = StoredRow<'_>> {
     state.all().filter(|(_, bucket)| bucket.definition().persistent).flat_map(|(name, bucket)| {
         bucket.rows().map(move |row| StoredRow { bucket: name, key: &[], row: row.text().as_bytes() })
     })
 }
 
-/// Tells the writer that its checkpoint has ended, also if by a panic.
+/// Tells the writer when dropped that its checkpoint has ended, also by a panic.
 struct CheckpointEnded(Arc<Shared>);
 
 impl Drop for CheckpointEnded {
@@ -389,7 +389,7 @@ impl Drop for CheckpointEnded {
     }
 }
 
-/// Closes what leads to the writer when it ends, also by a panic.
+/// Closes the queue and the history when the writer ends, also by a panic.
 struct End(Arc<Shared>);
 
 impl Drop for End {

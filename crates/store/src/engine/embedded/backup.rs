@@ -158,7 +158,7 @@ fn failed(file: &Path) -> impl FnOnce(io::Error) -> BackupError {
 
 fn copy_snapshot(disk: &dyn Disk, from: &Path, dir: &Path) -> Result<(), BackupError> {
     let to = dir.join(from.file_name().unwrap_or_default());
-    // It never changes, so that a second name is as good as a copy, where there can be one.
+    // A snapshot never changes, so a hard link is as good as a copy, if the file system allows one.
     if disk.link(from, &to).is_err() {
         copy(disk, from, &to, u64::MAX).map_err(failed(&to))?;
     }

@@ -93,7 +93,7 @@ impl Log {
         let (home, number) = (Arc::clone(&self.home), self.segment.number + 1);
         self.home.disk.spawn(Box::new(move || {
             let made = Segment::make(&home, number, None);
-            // Whoever hears of it may count on the directory being free.
+            // The directory is free when the receiver gets the result.
             drop(home);
             let _ = sender.send(made);
         }));
@@ -165,7 +165,7 @@ impl Log {
         Ok(())
     }
 
-    /// Makes durable what is written.
+    /// Syncs the frames written so far.
     pub(super) fn sync(&mut self) -> Result<(), EngineError> {
         self.check()?;
         if !self.is_durable() {
@@ -208,7 +208,7 @@ impl Log {
 
 impl Drop for Log {
     fn drop(&mut self) {
-        // The directory is free when nobody makes a segment any more.
+        // The directory is free when no segment is being made.
         if let Some(next) = self.next.take() {
             let _ = next.recv();
         }

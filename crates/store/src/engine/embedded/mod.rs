@@ -176,7 +176,7 @@ impl Embedded {
             Self { home, log, options, stats: EngineStats::default(), unsynced_since: None, is_closed: false };
         engine.note_opening().map_err(|error| OpenError::of_engine(error, dir))?;
         for sequence in listing.snapshots.iter().rev().skip(1) {
-            // It is read by nobody; if it stays, the next opening tries again.
+            // It is not needed; if it stays, the next opening tries again.
             let _ = engine.home.disk.remove(&engine.home.snapshot(*sequence));
         }
         Ok((engine, recovery))
@@ -432,7 +432,7 @@ impl Engine for Embedded {
 impl Drop for Embedded {
     fn drop(&mut self) {
         if !self.is_closed {
-            // Whoever wants to know calls `close`.
+            // `close` reports errors.
             let _ = self.shut();
         }
     }

@@ -1,9 +1,9 @@
-//! What a directory tells when it is opened: the newest snapshot and the log after it.
+//! Recovery: reads the newest snapshot and the log after it.
 //!
-//! A log ends at the first place where no frame continues the one before. That is a *torn tail* if a crash can explain it: then
-//! nobody was told that what is missing is durable, and the log goes on from there. It is corruption if anything later in the
-//! log knew what is missing to be durable: a frame says up to where the log was durable when it was written, and a segment
-//! begins when all before it is. Nothing is skipped: corruption is an error that names the place.
+//! A log ends at the first place where no frame continues the one before. That is a *torn tail* if a crash explains it: the
+//! missing frames were not durable, and the log continues from there. It is corruption if anything later in the log proves that a
+//! missing frame was durable: a frame says up to which frame the log was durable when it was written, and a segment begins when
+//! everything before it is durable. Nothing is skipped: corruption is an error that names the place.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -43,7 +43,7 @@ pub enum OpenError {
         /// In what way.
         what: Corruption,
     },
-    /// A file is missing, although what is there goes on from it.
+    /// A file is missing that other files continue.
     #[error("{} is missing: the log does not begin, or goes on, without it", file.display())]
     Missing {
         /// The file.
@@ -130,9 +130,9 @@ pub enum Recovered<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Recovery {
-    /// Where the engine stands.
+    /// The position of the engine.
     pub position: Position,
-    /// Whether the epoch is new: no earlier position means anything.
+    /// Whether the epoch is new, so that earlier positions are not valid.
     pub is_new_epoch: bool,
     /// Whether the engine was closed in order before, or is new.
     pub was_closed: bool,
@@ -140,11 +140,11 @@ pub struct Recovery {
     pub rows: u64,
     /// Commits of the log after it.
     pub commits: u64,
-    /// What was cut off the end of the log, because it was not whole.
+    /// The incomplete frame at the end of the log that was truncated, if any.
     pub cut: Option<Cut>,
 }
 
-/// A torn tail: the last thing that was written before a crash, which nobody was told to be durable.
+/// A torn tail: the last write before a crash, which was not acknowledged as durable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Cut {
@@ -176,7 +176,7 @@ pub(super) struct Found {
     pub(super) cut: Option<Cut>,
 }
 
-/// Reads all there is, and tells `each` of it. None if the directory has no log.
+/// Reads the snapshot and the log, and hands them to `each`. Returns `None` if the directory has no log.
 pub(super) fn recover(
     home: &Home,
     listing: &Listing,
@@ -211,7 +211,7 @@ pub(super) fn recover(
         inventory.spares.extend(listing.segments.iter().filter(|number| **number < first));
     }
 
-    // Numbers of files that are there, so there are no more of them than files.
+    // The numbers are those of existing files, so the loop is bounded by the number of files.
     let mut numbers = listing.segments.iter().copied().filter(|number| *number >= first);
     let mut replay = match numbers.next() {
         Some(number) if number == first => {
@@ -292,7 +292,7 @@ impl<'h, 'e> Replay<'h, 'e> {
         })?;
         let (log, from) = snapshot.unwrap_or((header.log, 0));
         let is_first = header.number == number && header.log == log && header.sequence <= from.saturating_add(1);
-        // Numbers that nobody reaches by counting are not ours, and must not overflow when we count.
+        // Counting never reaches these numbers; they would overflow later.
         let is_sane = (1..u64::MAX / 2).contains(&header.sequence) && (1..u64::MAX / 2).contains(&header.frame);
         if !is_first || !is_sane || number >= u64::MAX / 2 {
             return Err(corrupt(Corruption::SegmentHeader));
@@ -348,7 +348,7 @@ impl<'h, 'e> Replay<'h, 'e> {
         Ok(true)
     }
 
-    /// Reads frames until there is none that continues the one before.
+    /// Reads frames up to the first that does not continue the one before.
     fn read_frames(&mut self) -> Result<(), OpenError> {
         let bytes = std::mem::take(&mut self.bytes);
         let file = self.home.segment(self.segment);
@@ -393,7 +393,7 @@ impl<'h, 'e> Replay<'h, 'e> {
         (is_next && matches(header.payload_crc, crc32c::crc32c(payload))).then_some((header, crc, payload))
     }
 
-    /// Tells of the commits of a frame. False if there are none in it, though it is whole.
+    /// Hands over the commits of a frame. Returns false if the frame is intact, but its payload is not valid.
     fn apply(&mut self, header: &Header, payload: &[u8]) -> bool {
         let mut rest = payload;
         match header.kind {

@@ -141,7 +141,7 @@ impl Segment {
         match made {
             Ok(file) => Ok(Self { number, path, file, capacity }),
             Err(error) => {
-                // Give back the room, for whoever can make use of it.
+                // Frees the space.
                 let _ = home.disk.remove(&unfinished);
                 Err(error)
             }
