@@ -51,6 +51,16 @@ impl<F: FrameLike> Outbox<F> {
         }
     }
 
+    pub(crate) fn request_wake(&self) {}
+
+    pub(crate) fn has_signals(&self) -> bool {
+        false
+    }
+
+    pub(crate) fn take_woken(&self) -> bool {
+        false
+    }
+
     pub(crate) fn ring(&self) {
         self.rung.store(true, SeqCst);
         self.wake();

@@ -78,6 +78,13 @@ pub trait Protocol: Send + Sync + 'static {
         let _ = context;
     }
 
+    /// A [handle](PushHandle::wake) asked for it since it last ran. It runs also while the peer does not read, and before replies and
+    /// pushes are gathered: what it pushes to its own connection goes into the same batch if there is room. It does not run any more
+    /// once the connection is ending.
+    fn on_wake(&self, context: &mut ConnectionContext) {
+        let _ = context;
+    }
+
     /// A handler, or the future, stream or decision that it returned, has panicked. With a frame, that request ends with it and the
     /// connection goes on; without, the connection ends. Default: it ends, since the request would stay without an answer.
     fn on_panic(&self, context: &mut ConnectionContext) -> Option<Self::Frame> {
@@ -93,7 +100,8 @@ pub trait Protocol: Send + Sync + 'static {
     }
 
     /// It is time for a [tick](crate::Timeouts::tick), whatever the connection does: also if it is never silent, and if the peer does
-    /// not read. Default: [`Tick::Stop`].
+    /// not read. It returns when the next one comes; [`ConnectionContext::tick_within`] brings that forward. Default:
+    /// [`Tick::Stop`].
     fn on_tick(&self, context: &mut ConnectionContext) -> Tick<Self::Frame> {
         let _ = context;
         Tick::Stop
@@ -149,7 +157,7 @@ pub enum Tick<F> {
     /// The connection ends, with this last frame or with a [last word](Protocol::last_word). Nothing that is queued is written, nor
     /// is the peer waited for if it does not read: it is presumed to be dead, or not welcome.
     Close(Option<F>),
-    /// The connection goes on, and there are no more ticks.
+    /// The connection goes on, and there are no more ticks unless [asked for](ConnectionContext::tick_within).
     Stop,
 }
 

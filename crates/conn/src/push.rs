@@ -240,6 +240,13 @@ impl<F: FrameLike> PushHandle<F> {
         self.0.leave(last);
     }
 
+    /// Asks the actor of the connection to run [`Protocol::on_wake`](crate::Protocol::on_wake) on its own task, soon. Any number
+    /// of calls before the hook runs lead to one run at least, which sees all that was written before the last of them. Cheap, and
+    /// never waits. Does nothing if the connection is ending or has ended, or if the handle is that of bare [`PushQueues`].
+    pub fn wake(&self) {
+        self.0.request_wake();
+    }
+
     /// Whether the connection has gone, or is about to go and takes no more.
     pub fn is_closed(&self) -> bool {
         self.0.is_closed()

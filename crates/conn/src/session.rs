@@ -3,12 +3,15 @@
 use std::any::Any;
 use std::fmt;
 use std::net::SocketAddr;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::outbox::Outbox;
+use crate::timeouts::later;
 use crate::{ConnectionId, FrameLike, PushHandle};
 
 /// The part of a connection that others may look at while it runs.
@@ -19,6 +22,8 @@ pub(crate) struct Facts {
     pub(crate) traffic: Traffic,
     /// What it counted is counted with what has ended.
     pub(crate) settled: AtomicBool,
+    /// The grace period of a shutdown has ended. Here rather than in the context, where it would take a word.
+    pub(crate) closing: AtomicBool,
     pub(crate) data: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
 }
 
@@ -30,6 +35,7 @@ impl Facts {
             since: Instant::now(),
             traffic: Traffic::default(),
             settled: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
             data: Mutex::new(None),
         }
     }
@@ -156,6 +162,9 @@ pub struct ReplyTicket {
     pub(crate) request: u64,
 }
 
+/// A tick does not follow another one sooner, nor a call of [`ConnectionContext::tick_within`].
+const SHORTEST_TICK: Duration = Duration::from_millis(1);
+
 /// What belongs to one connection.
 #[non_exhaustive]
 pub struct ConnectionContext {
@@ -165,13 +174,15 @@ pub struct ConnectionContext {
     pub(crate) requests: u64,
     /// How many of them have been answered.
     pub(crate) answered: u64,
+    /// When the next tick comes, in milliseconds after the beginning.
+    pub(crate) tick: Option<NonZeroU64>,
     /// Whatever the application keeps with it, for its own eyes.
     pub data: Option<Box<dyn Any + Send>>,
 }
 
 impl ConnectionContext {
     pub(crate) fn new(facts: Arc<Facts>, data: Option<Box<dyn Any + Send>>) -> Self {
-        Self { facts, counters: Counters::default(), requests: 0, answered: 0, data }
+        Self { facts, counters: Counters::default(), requests: 0, answered: 0, tick: None, data }
     }
 
     /// Its name.
@@ -189,9 +200,36 @@ impl ConnectionContext {
         self.facts.since
     }
 
-    /// What has gone through it so far.
+    /// Returns what has gone through it, up to this moment. Bytes count as written when the socket has taken them.
     pub fn counters(&self) -> Counters {
         self.counters
+    }
+
+    /// Brings the next [`Protocol::on_tick`](crate::Protocol::on_tick) forward, so that it comes at most `after` from now: also if
+    /// ticks were stopped, or if there is no [first tick](crate::Timeouts::tick). It never puts a tick off. Callable from every hook;
+    /// in `on_tick` itself, the earlier of this and what the hook returns applies. The resolution is one millisecond, which is also
+    /// the shortest time.
+    pub fn tick_within(&mut self, after: Duration) {
+        let at = self.since().elapsed().saturating_add(after.max(SHORTEST_TICK));
+        // Rounded up, so that no tick comes before its time.
+        let millis = u64::try_from(at.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
+        let at = NonZeroU64::new(millis).unwrap_or(NonZeroU64::MIN);
+        self.tick = Some(self.tick.map_or(at, |before| before.min(at)));
+    }
+
+    /// When the next tick comes.
+    pub(crate) fn tick_at(&self) -> Option<Instant> {
+        self.tick.map(|tick| later(self.since(), Duration::from_millis(tick.get())))
+    }
+
+    /// Whether the grace period of a [shutdown](crate::Supervisor::shutdown) has ended: nothing more is read. Frames that were read
+    /// before still come to [`Protocol::on_frame`](crate::Protocol::on_frame), which may refuse them.
+    pub fn is_closing(&self) -> bool {
+        self.facts.closing.load(Relaxed)
+    }
+
+    pub(crate) fn set_closing(&self) {
+        self.facts.closing.store(true, Relaxed);
     }
 
     /// In [`Protocol::on_frame`](crate::Protocol::on_frame): how many requests before this one are not answered yet. None are when

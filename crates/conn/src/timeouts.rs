@@ -1,7 +1,6 @@
 //! How long a connection waits for its peer, and when it looks again.
 
 use std::fmt;
-use std::num::NonZeroU64;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -129,8 +128,6 @@ pub(crate) struct Watch {
     pub(crate) stalled: Option<Instant>,
     /// For replies to a peer that has closed its side.
     pub(crate) half_closed: Option<Box<Instant>>,
-    /// For the next tick, which comes so many milliseconds after the beginning.
-    pub(crate) tick: Option<NonZeroU64>,
     /// The alarm went off, and the connection has not rested since.
     pub(crate) rung: bool,
     /// When it was last heard, or could not be, for want of reading.
@@ -144,40 +141,23 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    pub(crate) fn new(timeouts: &Timeouts, now: Instant) -> Self {
-        let mut watch = Self {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self {
             first_frame: true,
             frame: None,
             assembling: None,
             stalled: None,
             half_closed: None,
-            tick: None,
             rung: false,
             heard: now,
             asked: now,
             listening: true,
             may_ask: true,
-        };
-        if let Some(tick) = timeouts.tick {
-            watch.set_tick(tick);
         }
-        watch
     }
 
-    /// The next tick comes so long after the beginning.
-    pub(crate) fn set_tick(&mut self, after: Duration) {
-        // A word, since most connections have it for most of the time. Not too early, and not at the beginning.
-        let millis = u64::try_from(after.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
-        self.tick = Some(NonZeroU64::new(millis).unwrap_or(NonZeroU64::MIN));
-    }
-
-    /// When the next tick comes, for a connection that began then.
-    pub(crate) fn tick_at(&self, began: Instant) -> Option<Instant> {
-        self.tick.map(|tick| later(began, Duration::from_millis(tick.get())))
-    }
-
-    /// What comes next, and when, for a connection that began then.
-    pub(crate) fn next(&self, timeouts: &Timeouts, began: Instant) -> Option<(Instant, Due)> {
+    /// What comes next, and when, for a connection that began then and whose next tick comes at `tick`.
+    pub(crate) fn next(&self, timeouts: &Timeouts, began: Instant, tick: Option<Instant>) -> Option<(Instant, Due)> {
         // A time-out that no clock has never comes.
         let after = |since: Option<Instant>, timeout: Option<Duration>| since?.checked_add(timeout?);
         let listening = self.listening.then_some(self.heard);
@@ -199,7 +179,7 @@ impl Watch {
         .flatten()
         .min_by_key(|(at, _)| *at);
         // Not among the others, so that those who have none do not pay for it.
-        let Some(tick) = self.tick_at(began) else { return next };
+        let Some(tick) = tick else { return next };
         Some(next.filter(|(at, _)| *at <= tick).unwrap_or((tick, Due::Tick)))
     }
 }

@@ -131,10 +131,13 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         already_read: &[u8],
         shared: Arc<Shared<P>>,
         codec: P::Codec,
-        context: ConnectionContext,
+        mut context: ConnectionContext,
         queues: PushQueues<P::Frame>,
     ) -> Self {
-        let watch = Watch::new(&shared.timeouts, context.since());
+        let watch = Watch::new(context.since());
+        if let Some(tick) = shared.timeouts.tick {
+            context.tick_within(tick);
+        }
         Self {
             socket,
             shared,
@@ -214,11 +217,11 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             if phase == Phase::Aborted {
                 return Poll::Ready(self.ending.take().map_or(CloseReason::Shutdown, |reason| *reason));
             }
-            if self.queues.outbox.is_leaving() {
-                self.leave();
-            }
             if phase > self.phase {
                 self.enter(phase);
+            }
+            if self.queues.outbox.has_signals() {
+                self.heed_signals();
             }
             let moved = match self.turn(context) {
                 Ok(false) => self.rest(),
@@ -236,7 +239,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                 return Poll::Ready(*reason);
             }
         }
-        if self.watch.tick.is_some() {
+        if self.context.tick.is_some() {
             self.tick_unrested();
         }
         context.waker().wake_by_ref();
@@ -251,11 +254,16 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         }
     }
 
-    /// Somebody has closed the connection by a handle.
+    /// A handle has closed the connection, or asks for the protocol's hook.
     #[cold]
-    fn leave(&mut self) {
-        if self.leaving.replace(Leaving::Handle) != Some(Leaving::Handle) {
+    fn heed_signals(&mut self) {
+        if self.queues.outbox.is_leaving() && self.leaving.replace(Leaving::Handle) != Some(Leaving::Handle) {
             self.replies.clear();
+        }
+        if self.queues.outbox.take_woken() && self.ending.is_none() {
+            // This turn looks at the outbox in any case, or the first with room does: a push from the hook need not wake this task.
+            self.queues.outbox.raise();
+            self.shared.protocol.on_wake(&mut self.context);
         }
     }
 
@@ -264,6 +272,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         self.state.owes_notice |= self.phase == Phase::Open;
         self.phase = phase;
         if phase == Phase::Closing {
+            self.context.set_closing();
             self.queues.outbox.refuse();
             self.leaving.get_or_insert(Leaving::Shutdown);
         }

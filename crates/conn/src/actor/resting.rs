@@ -2,7 +2,6 @@
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -16,8 +15,6 @@ use crate::{CloseReason, Codec, Protocol, Tick};
 
 /// How many bytes are read that nobody will handle, when a connection ends.
 const PARTING_BYTES: usize = 1 << 20;
-/// A tick does not follow another one sooner.
-const SHORTEST_TICK: Duration = Duration::from_millis(1);
 
 /// The end of a stream.
 #[derive(Debug)]
@@ -59,7 +56,10 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         self.hear_alarm();
         let is_rung = std::mem::take(&mut self.watch.rung);
         self.wait_for_peer();
-        let Some((at, due)) = self.watch.next(&self.shared.timeouts, self.context.since()) else { return Ok(false) };
+        let Some((at, due)) = self.watch.next(&self.shared.timeouts, self.context.since(), self.context.tick_at())
+        else {
+            return Ok(false);
+        };
         // Only then has the runtime looked at the sockets before it looked at the clock.
         if is_rung && at <= Instant::now() {
             return self.time_out(due);
@@ -80,23 +80,22 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     #[cold]
     pub(super) fn tick_unrested(&mut self) {
         self.hear_alarm();
-        if self.watch.rung && self.watch.tick_at(self.context.since()).is_some_and(|at| at <= Instant::now()) {
+        if self.watch.rung && self.context.tick_at().is_some_and(|at| at <= Instant::now()) {
             self.tick();
         }
-        if let Some(at) = self.watch.tick_at(self.context.since()) {
+        if let Some(at) = self.context.tick_at() {
             self.set_alarm(at);
         }
     }
 
     fn tick(&mut self) {
-        self.watch.tick = None;
+        self.context.tick = None;
         if self.ending.is_some() {
             return;
         }
         match self.shared.protocol.on_tick(&mut self.context) {
             Tick::Next { frame, after } => {
-                let gone = self.context.since().elapsed();
-                self.watch.set_tick(gone.saturating_add(after.max(SHORTEST_TICK)));
+                self.context.tick_within(after);
                 match frame {
                     Some(frame) if self.holds() => self.queues.outbox.push_ahead(frame),
                     Some(frame) => self.send_whole(frame),

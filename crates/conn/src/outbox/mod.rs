@@ -17,7 +17,7 @@ mod lane;
 
 use std::collections::hash_map::{Entry, HashMap};
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
@@ -35,8 +35,8 @@ pub(crate) struct Outbox<F> {
     ready: AtomicBool,
     /// Set under the lock of the queues.
     closed: AtomicBool,
-    /// Somebody has closed the connection by a handle. Changed under the lock of the queues.
-    leaving: AtomicBool,
+    /// [`LEAVING`] and [`WOKEN`], in one word so that the actor looks at both with one load per turn.
+    signals: AtomicU8,
     /// Frames wait for a reply. Changed under the lock of the queues.
     tied: AtomicBool,
     /// How many requests have been answered.
@@ -48,6 +48,12 @@ pub(crate) struct Outbox<F> {
     /// How many can push.
     pub(crate) handles: AtomicUsize,
 }
+
+/// A handle has closed the connection. Set under the lock of the queues, and never cleared.
+const LEAVING: u8 = 1;
+/// A handle asks for [`Protocol::on_wake`](crate::Protocol::on_wake). The actor clears it before it runs the hook, so a request
+/// that comes later sets it again and leads to another run.
+const WOKEN: u8 = 2;
 
 struct Queues<F> {
     /// The connection's own, before all else.
@@ -114,7 +120,7 @@ impl<F: FrameLike> Outbox<F> {
             queues: Mutex::new(None),
             ready: AtomicBool::new(false),
             closed: AtomicBool::new(false),
-            leaving: AtomicBool::new(false),
+            signals: AtomicU8::new(0),
             tied: AtomicBool::new(false),
             answered: AtomicU64::new(0),
             rung: AtomicBool::new(false),
@@ -273,6 +279,24 @@ impl<F: FrameLike> Outbox<F> {
         if let Some(waker) = actor {
             waker.wake();
         }
+    }
+
+    /// Asks the actor to run [`Protocol::on_wake`](crate::Protocol::on_wake). Requests that it has not yet taken are one.
+    pub(crate) fn request_wake(&self) {
+        // Always a write, so that the hook sees all that was written before the request.
+        if self.signals.fetch_or(WOKEN, SeqCst) & WOKEN == 0 {
+            self.wake();
+        }
+    }
+
+    /// Whether the connection is to leave, or to run its hook.
+    pub(crate) fn has_signals(&self) -> bool {
+        self.signals.load(SeqCst) != 0
+    }
+
+    /// Whether the hook is to run. Returns true once for all requests so far.
+    pub(crate) fn take_woken(&self) -> bool {
+        self.signals.load(SeqCst) & WOKEN != 0 && self.signals.fetch_and(!WOKEN, SeqCst) & WOKEN != 0
     }
 
     /// The alarm goes off.
@@ -442,14 +466,14 @@ impl<F: FrameLike> Outbox<F> {
             return;
         }
         queues.get_or_insert_with(|| Box::new(Queues::new(&self.options))).last = last;
-        self.leaving.store(true, SeqCst);
+        self.signals.fetch_or(LEAVING, SeqCst);
         self.refuse_under(queues);
         self.wake();
     }
 
-    /// Whether somebody has closed the connection by a handle.
+    /// Whether a handle has closed the connection.
     pub(crate) fn is_leaving(&self) -> bool {
-        self.leaving.load(SeqCst)
+        self.signals.load(SeqCst) & LEAVING != 0
     }
 
     /// The frame with which the connection is to end, if there is one.
@@ -461,7 +485,7 @@ impl<F: FrameLike> Outbox<F> {
     pub(crate) fn close(&self) {
         self.refuse();
         let mut guard = self.lock();
-        self.leaving.store(true, SeqCst);
+        self.signals.fetch_or(LEAVING, SeqCst);
         let Some(queues) = guard.as_deref_mut() else { return };
         queues.release(u64::MAX);
         let Queues { ahead, high, low, slots, slot_bytes, filled, last, .. } = queues;

@@ -14,4 +14,5 @@ mod surface;
 mod ticks;
 mod timeouts;
 mod turns;
+mod wakes;
 mod websocket;

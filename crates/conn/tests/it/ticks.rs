@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::server::{Planned, frame};
 
-/// Ticks as planned. `wait` is answered when it is released, `large` with more than anybody takes, `stream` without end.
+/// Ticks as planned. `within` asks for one within that many seconds, `wait` is answered when it is released, `large` with more than anybody takes, `stream` without end.
 struct Ticking<const HOLD: bool> {
     /// What the tick of this number does.
     plan: fn(usize) -> Tick<Frame>,
@@ -37,8 +37,13 @@ impl<const HOLD: bool> Protocol for Ticking<HOLD> {
         LengthDelimited::default()
     }
 
-    fn on_frame(&self, request: Frame, _: &mut ConnectionContext) -> Reply<Frame, Planned> {
+    fn on_frame(&self, request: Frame, context: &mut ConnectionContext) -> Reply<Frame, Planned> {
         match &request.body()[..] {
+            b"within 1" | b"within 100" => {
+                let seconds = if request.body().len() == 8 { 1 } else { 100 };
+                context.tick_within(Duration::from_secs(seconds));
+                Reply::Frame(request)
+            }
             b"wait" => {
                 let release = Arc::clone(&self.release);
                 Reply::future(async move {
@@ -142,6 +147,29 @@ async fn ticks_come_when_they_were_said_to_come() {
     }
     connection.send("still there").await;
     assert_eq!(connection.receive().await, "still there");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tick_is_brought_forward_and_never_put_off() {
+    let mut connection = Connection::<false>::begin(|tick| match tick {
+        1 => next(10, Some("one")),
+        2 => Tick::Stop,
+        _ => next(2, Some("more")),
+    });
+    for text in ["within 1", "within 100"] {
+        connection.send(text).await;
+        assert_eq!(connection.receive().await, text);
+    }
+    assert_eq!(connection.receive().await, "one");
+    assert_eq!(connection.second(), 1);
+    // The second one comes when the first has said, and stops them.
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!(connection.ticks(), 2);
+    connection.send("within 1").await;
+    for (text, second) in [("within 1", 31), ("more", 32), ("more", 34)] {
+        assert_eq!(connection.receive().await, text);
+        assert_eq!(connection.second(), second);
+    }
 }
 
 /// Silence is not what it is about.
