@@ -18,7 +18,7 @@ use tidewire_store::{
 };
 use tokio::sync::{Notify, Semaphore, oneshot};
 
-use crate::fanout::Fanout;
+use crate::fanout::{Delivered, Fanout};
 use crate::live::{LiveError, LiveOptions};
 use crate::mark::{self, Mark};
 use crate::matcher::{Matcher, QueryId, Update, dropped};
@@ -26,6 +26,7 @@ use crate::query::{Outcome, Whole};
 use crate::resume::{self, Since};
 use crate::rows::is_same;
 use crate::subscription::{End, Event, First, Inbox, Mode, Subscription};
+use crate::wake::shielded;
 
 static NAME: LazyLock<Field> = LazyLock::new(|| Field::new("name"));
 static CONFIG: LazyLock<Field> = LazyLock::new(|| Field::new("config"));
@@ -34,7 +35,6 @@ static CONFIG: LazyLock<Field> = LazyLock::new(|| Field::new("config"));
 pub(crate) enum Command {
     Subscribe { query: Asked, mode: Mode, since: Option<Mark>, reply: oneshot::Sender<Result<Subscription, LiveError>> },
     Replace { id: u64, query: Box<Query>, reply: oneshot::Sender<Result<(), LiveError>> },
-    End { id: u64, end: End, reply: oneshot::Sender<bool> },
     Settle(oneshot::Sender<Position>),
 }
 
@@ -122,7 +122,7 @@ impl Shared {
     /// Nobody asks for anything any more.
     pub(crate) fn close(&self) {
         self.asked().is_closed = true;
-        self.room.close();
+        shielded(|| self.room.close());
         self.awake.notify_one();
     }
 }
@@ -163,7 +163,7 @@ impl Definition {
 struct Followed {
     hash: u64,
     bucket: BucketIdentity,
-    /// What all who follow it whole were told last, if that is short: a result that is what it was before is not told.
+    /// The result that all subscribers in mode `Whole` have or are about to receive, if it is short: an equal one is not delivered.
     told: Option<Whole>,
 }
 
@@ -269,7 +269,7 @@ impl Driver {
         self.tell(commit.position, committed.updates);
     }
 
-    /// Tells those who follow deltas; for the others it is noted that the whole result is another one.
+    /// Delivers deltas, and notes the queries whose whole result has to be delivered.
     fn tell(&mut self, position: Position, updates: Vec<Update>) {
         let mut deliveries = Vec::new();
         let concerned = updates.len();
@@ -292,14 +292,18 @@ impl Driver {
                 self.changed.insert(update.query);
             }
         }
-        let delivered = self.fanout.deliver(deliveries, concerned, self.options.max_deltas);
-        self.shared.counters.events.fetch_add(delivered.given, Relaxed);
-        self.shared.counters.conflated.fetch_add(delivered.behind, Relaxed);
+        self.count(self.fanout.deliver(deliveries, concerned, self.options.max_deltas));
     }
 
-    /// Tells the whole results that have changed, as they are now.
+    fn count(&self, delivered: Delivered) {
+        self.shared.counters.events.fetch_add(delivered.events, Relaxed);
+        self.shared.counters.conflated.fetch_add(delivered.conflated, Relaxed);
+    }
+
+    /// Delivers the whole results that have changed, as they are now.
     fn tell_whole(&mut self) {
         let position = self.matcher.position();
+        let mut delivered = Delivered::default();
         for query in std::mem::take(&mut self.changed) {
             let Some(followed) = self.queries.get_mut(&query) else { continue };
             let Some(whole) = self.matcher.whole(query) else { continue };
@@ -308,17 +312,16 @@ impl Driver {
             }
             followed.tell(&whole);
             let mark = Mark::new(position, followed.hash);
-            // What was computed has no parts, so that everybody is told of it.
+            // The result of an aggregate has no parts, so all subscribers receive it.
             let is_value = self.matcher.query(query).is_some_and(|query| query.aggregate.is_some());
             for id in self.matcher.subscribers(query) {
                 let Some(subscriber) = self.subscribers.get(id) else { continue };
                 if is_value || subscriber.mode == Mode::Whole {
-                    self.shared.counters.events.fetch_add(1, Relaxed);
-                    let is_replaced = subscriber.inbox.replace(Event::Whole { whole: whole.clone(), mark });
-                    self.shared.counters.conflated.fetch_add(is_replaced.into(), Relaxed);
+                    delivered.count(subscriber.inbox.replace(Event::Whole { whole: whole.clone(), mark }));
                 }
             }
         }
+        self.count(delivered);
     }
 
     /// Too much has been missed: reads all queries anew.
@@ -359,31 +362,39 @@ impl Driver {
         }
     }
 
-    /// Gives a subscriber the whole result, in place of all that waits for it.
+    /// Delivers the whole result to a subscriber, in place of all that waits for it. All changes of the result have been delivered to
+    /// the others before.
     fn give_whole(&mut self, id: u64) {
         let Some(query) = self.matcher.query_of(id) else { return };
-        let (Some(followed), Some(subscriber)) = (self.queries.get(&query), self.subscribers.get(&id)) else { return };
+        let Some(followed) = self.queries.get_mut(&query) else { return };
+        let Some(subscriber) = self.subscribers.get(&id) else { return };
         let mark = Mark::new(self.matcher.position(), followed.hash);
         if let Some(whole) = self.matcher.whole(query) {
-            self.shared.counters.events.fetch_add(1, Relaxed);
-            let is_replaced = subscriber.inbox.replace(Event::Whole { whole, mark });
-            self.shared.counters.conflated.fetch_add(is_replaced.into(), Relaxed);
+            followed.tell(&whole);
+            let mut delivered = Delivered::default();
+            delivered.count(subscriber.inbox.replace(Event::Whole { whole, mark }));
+            self.count(delivered);
         }
     }
 
-    /// Does what is asked for. Returns whether more can be.
+    /// Handles what has been asked of the driver. Returns whether it is still open.
     fn take_asked(&mut self) -> bool {
         let mut asked = self.shared.asked();
         let (commands, left, refresh) =
             (std::mem::take(&mut asked.commands), std::mem::take(&mut asked.left), std::mem::take(&mut asked.refresh));
         let is_open = !asked.is_closed;
         drop(asked);
-        self.shared.room.add_permits(commands.len());
+        for _ in &commands {
+            // One by one, so that a waker that panics costs no other caller its turn.
+            shielded(|| self.shared.room.add_permits(1));
+        }
         for id in left {
             self.forget(id);
         }
         for id in refresh {
-            self.give_whole(id);
+            if self.subscribers.get(&id).is_some_and(|subscriber| subscriber.inbox.take_request()) {
+                self.give_whole(id);
+            }
         }
         for command in commands {
             self.obey(command);
@@ -392,34 +403,30 @@ impl Driver {
         is_open
     }
 
-    /// Whoever asked may have gone away meanwhile, and does not want to know.
     fn obey(&mut self, command: Command) {
         match command {
             Command::Subscribe { query, mode, since, reply } => {
                 let subscribed = self.subscribe(query, mode, since);
-                self.measure();
-                let _ = reply.send(subscribed);
+                self.answer(reply, subscribed);
             }
             Command::Replace { id, query, reply } => {
                 let replaced = self.replace(id, &query);
-                self.measure();
-                let _ = reply.send(replaced);
-            }
-            Command::End { id, end, reply } => {
-                let was_there = self.subscribers.contains_key(&id);
-                self.end(id, end);
-                self.measure();
-                let _ = reply.send(was_there);
+                self.answer(reply, replaced);
             }
             Command::Settle(reply) => {
                 self.settle();
-                self.measure();
-                let _ = reply.send(self.matcher.position());
+                self.answer(reply, self.matcher.position());
             }
         }
     }
 
-    /// Says how much there is, before anybody is answered.
+    /// Answers a caller. It may have gone away, and then the answer is dropped. The counters are up to date before.
+    fn answer<T>(&self, reply: oneshot::Sender<T>, answer: T) {
+        self.measure();
+        shielded(|| drop(reply.send(answer)));
+    }
+
+    /// Publishes the numbers of queries and subscribers.
     fn measure(&self) {
         self.shared.counters.queries.store(self.queries.len(), Relaxed);
         self.shared.counters.subscribers.store(self.subscribers.len(), Relaxed);
@@ -466,13 +473,13 @@ impl Driver {
             since.filter(|since| since.is_of(hash)).and_then(|since| self.resume(&query, since, &snapshot, now));
         let whole = || First::Whole(self.matcher.whole(live).unwrap_or(Whole::Nothing));
         let first = resumed.unwrap_or_else(whole);
-        self.queries.entry(live).or_insert_with(|| {
-            let mut followed = Followed { hash, bucket: bucket.identity(), told: None };
-            if let First::Whole(whole) = &first {
-                followed.tell(whole);
-            }
-            followed
-        });
+        let anew = || Followed { hash, bucket: bucket.identity(), told: None };
+        let followed = self.queries.entry(live).or_insert_with(anew);
+        // Also for a query that others follow: by deltas they may be further than what was last told.
+        followed.told = None;
+        if let First::Whole(whole) = &first {
+            followed.tell(whole);
+        }
         let inbox = Arc::new(Inbox::default());
         self.subscribers.insert(id, Subscriber { inbox: Arc::clone(&inbox), mode, definition });
         let mark = Mark::new(snapshot.position, hash);
@@ -572,10 +579,12 @@ impl Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        // However it ends, nobody waits for it any longer.
+        // However it ends, no caller and no subscriber may be left waiting.
         self.shared.close();
         let commands = std::mem::take(&mut self.shared.asked().commands);
-        drop(commands);
+        for command in commands {
+            shielded(|| drop(command));
+        }
         self.queries.clear();
         let subscribers = std::mem::take(&mut self.subscribers);
         self.measure();

@@ -1,115 +1,135 @@
-//! Tells many at once, on several threads.
+//! Delivers the events of a commit to many subscribers, on several threads.
 
 use std::convert::Infallible;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use tidewire_pool::{BuildError, Context, Key, Message, Pool};
 
 use crate::subscription::{Event, Inbox, Pushed};
 
-/// A commit that concerns so many queries is told on several threads.
-const MANY: usize = 64;
+/// A commit that concerns more queries than this is delivered by several threads.
+const MANY_QUERIES: usize = 64;
 
-/// Delivers events. All of a commit are delivered before the next is looked at, so that nobody hears of them in another order.
+/// Delivers events. All events of a commit are delivered before the call returns, so subscribers receive commits in order.
 pub(crate) struct Fanout {
-    pool: Pool<Part>,
+    pool: Pool<Option<Part>>,
     workers: usize,
 }
 
-/// A part of what is to be delivered.
+/// The share of one worker.
 struct Part {
     deliveries: Vec<(Arc<Inbox>, Event)>,
     max_deltas: usize,
-    count: Arc<Count>,
+    progress: Arc<Progress>,
 }
 
-/// How many parts are left, and what became of the others.
+/// How far the parts of a commit have come.
 #[derive(Default)]
-struct Count {
-    state: Mutex<(usize, Delivered)>,
+struct Progress {
+    state: Mutex<State>,
     done: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    parts_left: usize,
+    delivered: Delivered,
 }
 
 /// What became of events.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Delivered {
     /// Events that subscribers have.
-    pub(crate) given: u64,
-    /// Subscribers that have fallen behind.
-    pub(crate) behind: u64,
+    pub(crate) events: u64,
+    /// Events in place of others, and subscribers that fell behind.
+    pub(crate) conflated: u64,
 }
 
-impl Drop for Part {
-    fn drop(&mut self) {
-        let mut state = self.count.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.0 -= 1;
-        if state.0 == 0 {
-            self.count.done.notify_one();
-        }
+impl Delivered {
+    pub(crate) fn count(&mut self, pushed: Pushed) {
+        self.events += u64::from(matches!(pushed, Pushed::Given | Pushed::Replaced));
+        self.conflated += u64::from(matches!(pushed, Pushed::Replaced | Pushed::FellBehind));
+    }
+}
+
+impl Progress {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Part {
     fn deliver(&mut self) {
         let delivered = deliver(std::mem::take(&mut self.deliveries), self.max_deltas);
-        let all = &mut self.count.state.lock().unwrap_or_else(PoisonError::into_inner).1;
-        all.given += delivered.given;
-        all.behind += delivered.behind;
+        let all = &mut self.progress.state().delivered;
+        all.events += delivered.events;
+        all.conflated += delivered.conflated;
     }
 }
 
-/// Delivers events here and now.
+impl Drop for Part {
+    fn drop(&mut self) {
+        let mut state = self.progress.state();
+        state.parts_left -= 1;
+        if state.parts_left == 0 {
+            self.progress.done.notify_one();
+        }
+    }
+}
+
+/// Delivers events on this thread.
 fn deliver(deliveries: Vec<(Arc<Inbox>, Event)>, max_deltas: usize) -> Delivered {
     let mut delivered = Delivered::default();
     for (inbox, event) in deliveries {
-        let pushed = inbox.push(event, max_deltas);
-        delivered.given += u64::from(pushed == Pushed::Given);
-        delivered.behind += u64::from(pushed == Pushed::FallsBehind);
+        delivered.count(inbox.push(event, max_deltas));
     }
     delivered
 }
 
 impl Fanout {
     pub(crate) fn new(workers: usize) -> Result<Self, BuildError> {
-        let handle = |message: &mut Message<Part>, _: &mut Context<'_, Part>| {
-            for (_, event) in &message.payload.deliveries {
-                if let Event::Delta { delta, .. } = event {
-                    // It is made once for all, and here rather than by the first who asks.
-                    delta.encoded();
+        let handle = |message: &mut Message<Option<Part>>, _: &mut Context<'_, Option<Part>>| {
+            // Taken out of the message, so that it is dropped here also if this panics: the pool keeps such a message among its
+            // dead letters, and the live thread would wait for this part for ever.
+            if let Some(mut part) = message.payload.take() {
+                for (_, event) in &part.deliveries {
+                    if let Event::Delta { delta, .. } = event {
+                        // Subscribers share it. Encoded here, it does not cost the first of them the time.
+                        delta.encoded();
+                    }
                 }
+                part.deliver();
             }
-            message.payload.deliver();
             Ok::<(), Infallible>(())
         };
         let pool = Pool::builder().workers(workers.max(1)).start(handle)?;
         Ok(Self { pool, workers: workers.max(1) })
     }
 
-    /// Delivers what a commit brings to subscribers of so many queries.
+    /// Delivers the events of a commit that concerns this number of queries.
     pub(crate) fn deliver(&self, deliveries: Vec<(Arc<Inbox>, Event)>, queries: usize, max_deltas: usize) -> Delivered {
-        if queries <= MANY || self.workers == 1 {
+        if queries <= MANY_QUERIES || self.workers == 1 || deliveries.is_empty() {
             return deliver(deliveries, max_deltas);
         }
-        let size = deliveries.len().div_ceil(self.workers).max(1);
+        let size = deliveries.len().div_ceil(self.workers);
         let mut deliveries = deliveries.into_iter();
         let parts: Vec<Vec<_>> = std::iter::from_fn(|| Some(deliveries.by_ref().take(size).collect::<Vec<_>>()))
             .take_while(|part: &Vec<_>| !part.is_empty())
             .collect();
-        let count = Arc::new(Count::default());
-        count.state.lock().unwrap_or_else(PoisonError::into_inner).0 = parts.len();
-        if parts.is_empty() {
-            return Delivered::default();
-        }
+        let progress = Arc::new(Progress::default());
+        progress.state().parts_left = parts.len();
         for (key, deliveries) in parts.into_iter().enumerate() {
-            let part = Part { deliveries, max_deltas, count: Arc::clone(&count) };
-            if let Err(refused) = self.pool.submit(Message::new(Key::of(&key), part)) {
-                refused.into_message().payload.deliver();
+            let part = Part { deliveries, max_deltas, progress: Arc::clone(&progress) };
+            if let Err(refused) = self.pool.submit(Message::new(Key::of(&key), Some(part)))
+                && let Some(mut part) = refused.into_message().payload
+            {
+                part.deliver();
             }
         }
-        let mut state = count.state.lock().unwrap_or_else(PoisonError::into_inner);
-        while state.0 > 0 {
-            state = count.done.wait(state).unwrap_or_else(PoisonError::into_inner);
+        let mut state = progress.state();
+        while state.parts_left > 0 {
+            state = progress.done.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.1
+        state.delivered
     }
 }

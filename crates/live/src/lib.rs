@@ -46,6 +46,7 @@ mod rows;
 mod subscription;
 mod totals;
 mod waiting;
+mod wake;
 
 pub use delta::Delta;
 pub use live::{Live, LiveError, LiveOptions, LiveStats};

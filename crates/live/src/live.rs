@@ -13,7 +13,7 @@ use crate::SubscribeError;
 use crate::driver::{Asked, Command, Driver, Named, Shared};
 use crate::fanout::Fanout;
 use crate::mark::Mark;
-use crate::subscription::{End, Mode, Subscription};
+use crate::subscription::{Mode, Subscription};
 
 /// Settings of [`Live`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,7 +81,7 @@ pub struct LiveStats {
     pub commits: u64,
     /// Events given to subscribers.
     pub events: u64,
-    /// Events that took the place of others, because a subscriber was slow.
+    /// Times that events of a subscriber were dropped or replaced, because it was slow or paused.
     pub conflated: u64,
     /// Subscriptions that ended by another's doing.
     pub ended: u64,
@@ -171,11 +171,6 @@ impl Live {
     /// that cannot be, it ends: it does not go on with what it may not see.
     pub async fn replace(&self, id: u64, query: Query) -> Result<(), LiveError> {
         self.ask(|reply| Command::Replace { id, query: Box::new(query), reply }).await?
-    }
-
-    /// Ends a subscription, because its permission is gone. Returns whether it was there.
-    pub async fn forbid(&self, id: u64) -> Result<bool, LiveError> {
-        self.ask(|reply| Command::End { id, end: End::Forbidden, reply }).await
     }
 
     /// Waits until all that the store has published is taken in. Returns up to where.

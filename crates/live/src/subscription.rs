@@ -1,9 +1,15 @@
-//! What a subscriber holds, and what waits for it there.
+//! The handle of a subscriber, and the inbox where its events wait.
 //!
-//! The driver puts events in, and never waits. Whoever takes results whole has the newest of them, and no other. Whoever takes
-//! deltas has a bounded list of them; when it is full it is emptied, and the subscriber gets the whole result when it comes to look.
+//! The driver puts events in and never waits. In mode `Whole` the inbox holds the newest result only. In mode `Delta` it holds a
+//! bounded list.
+//!
+//! **Catching up.** When the list of deltas is full it is emptied, and delivery stops until the whole result has come. A pause stops
+//! delivery in the same way, at the subscriber's wish and for as long as it lasts. Either way the driver is asked for the whole
+//! result, at most once at a time, and deltas go on from there. The driver gives it between two commits, and what it delivers before
+//! that is dropped, so no delta is missing and none comes twice.
 
 use std::pin::Pin;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -11,35 +17,36 @@ use futures_core::Stream;
 
 use crate::driver::Shared;
 use crate::waiting::Waiting;
+use crate::wake::shielded;
 use crate::{Delta, Mark, Whole};
 
-/// In which form a subscriber hears of changes.
+/// How a subscriber receives changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Mode {
     /// As whole results.
     #[default]
     Whole,
-    /// As what has changed. What was computed has no parts, and comes whole.
+    /// As deltas. The result of an aggregate has no parts, so it comes whole.
     Delta,
 }
 
-/// What a subscriber hears.
+/// What a subscriber receives.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Event {
-    /// This is the result now, whatever it was.
+    /// The whole result. It replaces what the subscriber had.
     Whole {
         /// The result.
         whole: Whole,
-        /// What it is current to.
+        /// The position that the result is current to.
         mark: Mark,
     },
-    /// This has changed in the result.
+    /// A change to the result.
     Delta {
-        /// What has changed.
+        /// The change.
         delta: Delta,
-        /// What the result is current to then.
+        /// The position that the result is current to once it is applied.
         mark: Mark,
     },
 }
@@ -54,32 +61,29 @@ pub enum End {
     /// Its named query was undefined.
     #[error("the query was undefined")]
     QueryUndefined,
-    /// Somebody ended it.
-    #[error("the permission is gone")]
-    Forbidden,
     /// The live queries or the store have ended.
     #[error("live queries have ended")]
     Closed,
 }
 
-/// The first thing that a subscriber is told.
+/// How a subscription begins.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum First {
     /// The whole result.
     Whole(Whole),
-    /// What has changed since it was there last; none if nothing has.
+    /// What has changed since the mark it resumes from; `None` if nothing has.
     Resumed(Option<Delta>),
 }
 
-/// What is left when the first thing has been taken.
+/// What [`Subscription::first`] returns once it has been taken.
 const NOTHING: First = First::Resumed(None);
 
-/// A query that is followed. Dropping it ends that.
+/// A subscription to a live query. Dropping it ends it.
 #[derive(Debug)]
 pub struct Subscription {
     pub(crate) id: u64,
-    /// None when it has been taken.
+    /// `None` when it has been taken.
     pub(crate) first: Option<Box<First>>,
     pub(crate) mark: Mark,
     pub(crate) inbox: Arc<Inbox>,
@@ -87,32 +91,33 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    /// The number by which others can speak of it.
+    /// Returns its number, which [`Live::replace`](crate::Live::replace) takes.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// The result at its beginning, or what had changed until then.
+    /// Returns the result at its beginning, or what had changed until then.
     pub fn first(&self) -> &First {
         self.first.as_deref().unwrap_or(&NOTHING)
     }
 
-    /// The same, given away: whoever has it need not keep it here for as long as the subscription lasts.
+    /// Takes the [first](Self::first) result out, so that the subscription does not keep it in memory.
     pub fn take_first(&mut self) -> First {
         self.first.take().map_or(NOTHING, |first| *first)
     }
 
-    /// What the first result is current to.
+    /// Returns the position that the first result is current to.
     pub fn mark(&self) -> Mark {
         self.mark
     }
 
-    /// The next event, when there is one; why there is none any more.
+    /// Waits for the next event. Fails when the subscription has ended, after all events that were delivered before. Cancellation
+    /// safe.
     pub async fn next(&mut self) -> Result<Event, End> {
         std::future::poll_fn(|context| self.poll_event(context)).await
     }
 
-    /// The next event, if there is one.
+    /// Returns the next event if it has come.
     pub fn try_next(&mut self) -> Result<Option<Event>, End> {
         let mut context = Context::from_waker(Waker::noop());
         match self.poll_event(&mut context) {
@@ -121,7 +126,9 @@ impl Subscription {
         }
     }
 
-    /// The next event, if there is one; else the waker is woken when there is. It may look at once, whoever wakes it.
+    /// Polls for the next event. While the subscription is paused it is pending, until the subscription ends.
+    ///
+    /// The waker is called by a thread that delivers to other subscribers too, so it must be quick. It may poll at once.
     pub fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Result<Event, End>> {
         let mut state = self.inbox.state();
         if let Some(event) = state.events.pop() {
@@ -130,13 +137,33 @@ impl Subscription {
         if let Some(end) = state.end {
             return Poll::Ready(Err(end));
         }
-        state.waker = Some(context.waker().clone());
-        let asks = state.is_stale && !std::mem::replace(&mut state.has_asked, true);
+        let is_known = state.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker()));
+        let before = if is_known { None } else { state.waker.replace(context.waker().clone()) };
+        let must_ask = state.must_ask();
         drop(state);
-        if asks {
+        // Not under the lock: a waker may own anything.
+        drop(before);
+        if must_ask {
             self.shared.refresh(self.id);
         }
         Poll::Pending
+    }
+
+    /// Stops delivery and drops the events that wait. Nothing is kept while it is paused, however many commits there are. The end of
+    /// the subscription is still delivered. Events that were dropped count as
+    /// [conflated](crate::LiveStats::conflated), once.
+    pub fn pause(&mut self) {
+        if self.inbox.pause() {
+            self.shared.counters.conflated.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Asks for the whole result, and ends a pause. The result comes as the next [`Event::Whole`], also if nothing has changed, and
+    /// later events go on from there. Events that already wait may come before it, unless there was a pause.
+    pub fn refresh(&mut self) {
+        if self.inbox.refresh() {
+            self.shared.refresh(self.id);
+        }
     }
 }
 
@@ -150,6 +177,9 @@ impl Stream for Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
+        // The driver would otherwise drop it, on its own thread.
+        let waker = self.inbox.state().waker.take();
+        drop(waker);
         self.shared.leave(self.id);
     }
 }
@@ -162,24 +192,45 @@ pub(crate) struct Inbox {
 
 #[derive(Debug, Default)]
 struct State {
+    /// Empty while the subscription is paused.
     events: Waiting,
-    /// Deltas were dropped: it waits for the whole result.
-    is_stale: bool,
-    /// It has asked for it.
+    delivery: Delivery,
+    /// The driver has a request for the whole result that it has not yet taken. It survives a pause, so that there is never more
+    /// than one request of a subscriber.
     has_asked: bool,
     end: Option<End>,
     waker: Option<Waker>,
 }
 
-/// What became of a delta.
+/// Whether events are delivered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Delivery {
+    #[default]
+    On,
+    /// Not before the whole result, which the subscriber needs.
+    AwaitsWhole,
+    /// Not before the subscriber asks for the whole result.
+    Paused,
+}
+
+impl State {
+    /// Whether the driver has to be asked for the whole result. Returns true once until the driver has taken the request.
+    fn must_ask(&mut self) -> bool {
+        self.delivery == Delivery::AwaitsWhole && !std::mem::replace(&mut self.has_asked, true)
+    }
+}
+
+/// What became of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pushed {
     /// The subscriber has it.
     Given,
-    /// There is no room for it, nor for those before it.
-    FallsBehind,
-    /// The subscriber waits for the whole result.
-    IsBehind,
+    /// The subscriber has it, in place of events that waited.
+    Replaced,
+    /// It was dropped with those that waited, since there were too many: the subscriber needs the whole result.
+    FellBehind,
+    /// It was dropped, since the subscriber is paused or needs the whole result.
+    Skipped,
 }
 
 impl Inbox {
@@ -187,35 +238,63 @@ impl Inbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A delta, unless the subscriber is behind; then, or if there are so many already, it is for the whole result to tell.
+    /// Delivers a delta. With more than `max` of them, all are dropped.
     pub(crate) fn push(&self, event: Event, max: usize) -> Pushed {
         let mut state = self.state();
-        if state.is_stale {
-            return Pushed::IsBehind;
+        if state.delivery != Delivery::On {
+            return Pushed::Skipped;
         }
+        let mut dropped = Waiting::Nothing;
         let pushed = if state.events.len() < max.max(1) {
             state.events.push(event);
             Pushed::Given
         } else {
-            state.events = Waiting::Nothing;
-            state.is_stale = true;
-            Pushed::FallsBehind
+            dropped = std::mem::take(&mut state.events);
+            state.delivery = Delivery::AwaitsWhole;
+            Pushed::FellBehind
         };
         wake(state);
+        drop(dropped);
         pushed
     }
 
-    /// The whole result, in place of whatever waits. Returns whether something did.
-    pub(crate) fn replace(&self, event: Event) -> bool {
+    /// Delivers the whole result, in place of all that waits.
+    pub(crate) fn replace(&self, event: Event) -> Pushed {
         let mut state = self.state();
-        let is_replaced = state.events.len() > 0;
-        state.events = Waiting::One(event);
-        (state.is_stale, state.has_asked) = (false, false);
+        if state.delivery == Delivery::Paused {
+            return Pushed::Skipped;
+        }
+        let replaced = std::mem::replace(&mut state.events, Waiting::One(event));
+        state.delivery = Delivery::On;
         wake(state);
-        is_replaced
+        if replaced.len() > 0 { Pushed::Replaced } else { Pushed::Given }
     }
 
-    /// There will be no more.
+    /// Stops delivery. Returns whether events were dropped.
+    fn pause(&self) -> bool {
+        let mut state = self.state();
+        state.delivery = Delivery::Paused;
+        let dropped = std::mem::take(&mut state.events);
+        drop(state);
+        dropped.len() > 0
+    }
+
+    /// Wants the whole result. Returns whether the driver has to be asked for it.
+    fn refresh(&self) -> bool {
+        let mut state = self.state();
+        state.delivery = Delivery::AwaitsWhole;
+        state.must_ask()
+    }
+
+    /// Takes the request for the whole result. Returns whether the subscriber still needs it: it may have been given one, or may
+    /// have paused.
+    pub(crate) fn take_request(&self) -> bool {
+        let mut state = self.state();
+        state.has_asked = false;
+        state.delivery == Delivery::AwaitsWhole
+    }
+
+    /// Ends the subscription, after the events that wait.
     pub(crate) fn end(&self, end: End) {
         let mut state = self.state();
         state.end.get_or_insert(end);
@@ -223,11 +302,11 @@ impl Inbox {
     }
 }
 
-/// Wakes the subscriber, which may look at once: so the lock is given back before.
+/// Wakes the subscriber, without the lock: it may poll at once.
 fn wake(mut state: MutexGuard<'_, State>) {
     let waker = state.waker.take();
     drop(state);
     if let Some(waker) = waker {
-        waker.wake();
+        shielded(|| waker.wake());
     }
 }

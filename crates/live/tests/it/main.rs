@@ -5,6 +5,7 @@ mod ends;
 mod equivalence;
 mod example;
 mod follower;
+mod pause;
 mod regressions;
 mod sameness;
 mod speed;

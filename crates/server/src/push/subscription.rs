@@ -391,7 +391,6 @@ fn why(end: End) -> RequestError {
     match end {
         End::BucketDropped => RequestError::new(Code::BucketNotDefined, "the bucket was dropped"),
         End::QueryUndefined => RequestError::new(Code::QueryNotDefined, "the query was undefined"),
-        End::Forbidden => RequestError::new(Code::Forbidden, "the permission is gone"),
         _ => RequestError::new(Code::ShuttingDown, "live queries have ended"),
     }
 }

@@ -1,4 +1,4 @@
-//! Subscribers come, look, go and come back while writers write, and commits fall out of the history.
+//! Subscribers come, look, pause, go and come back while writers write, and commits fall out of the history.
 
 use serde_json::{Value as Json, json};
 use tidewire_live::{Event, First, Live, LiveOptions, Mark, Mode, Subscription, Whole};
@@ -97,18 +97,22 @@ fn everybody_has_what_there_is_in_the_end() {
         while !writers.iter().all(std::thread::JoinHandle::is_finished) {
             let one = rng.usize(..all.len());
             let one = &mut all[one];
-            match rng.u8(..4) {
-                0 => {
+            match (rng.u8(..6), &mut one.subscription) {
+                (0, _) => {
                     one.look();
                     one.subscription = None;
                 }
-                _ if one.subscription.is_none() => one.come(&live).await,
+                (_, None) => one.come(&live).await,
+                (1, Some(subscription)) => subscription.pause(),
+                (2, Some(subscription)) => subscription.refresh(),
                 _ => one.look(),
             }
         }
         for one in &mut all {
-            if one.subscription.is_none() {
-                one.come(&live).await;
+            match &mut one.subscription {
+                // It may be paused.
+                Some(subscription) => subscription.refresh(),
+                None => one.come(&live).await,
             }
             // Whoever fell behind asks for the whole result when it looks.
             for _ in 0..3 {

@@ -4,7 +4,9 @@ mod anew;
 mod counts;
 mod crowd;
 mod order;
+mod panics;
 mod resume;
+mod returning;
 mod settings;
 
 use serde_json::{Map, Value as Json, json};

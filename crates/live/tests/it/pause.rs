@@ -1,0 +1,294 @@
+//! Subscribers that pause, and catch up with the whole result.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::task::{Context, Wake, Waker};
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use serde_json::{Map, Value as Json, json};
+use tidewire_live::{End, Event, First, Live, LiveOptions, Mode, Subscription, Whole};
+use tidewire_store::{Answer, Query, Store, StoreOptions};
+
+fn object(json: Json) -> Map<String, Json> {
+    serde_json::from_value(json).unwrap()
+}
+
+fn run(test: impl Future<Output = ()>) {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(test);
+}
+
+async fn store() -> Store {
+    let store = Store::memory(StoreOptions::default());
+    store.define_bucket("b", json!({"key": "id", "schema": {"id": {"type": "number"}}})).await.unwrap();
+    store
+}
+
+async fn insert(store: &Store, id: u64) {
+    store.insert("b", object(json!({"id": id, "n": id % 10}))).await.unwrap();
+}
+
+fn records(whole: &Whole) -> Vec<Json> {
+    match whole {
+        Whole::Json(json) => serde_json::from_slice(json).unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn whole(event: Event) -> Vec<Json> {
+    match event {
+        Event::Whole { whole, .. } => records(&whole),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Counts how often it is woken.
+#[derive(Default)]
+struct Count(AtomicUsize);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, SeqCst);
+    }
+}
+
+#[test]
+fn a_paused_subscription_keeps_nothing_and_goes_on_from_the_whole_result() {
+    run(async {
+        for mode in [Mode::Delta, Mode::Whole] {
+            let store = store().await;
+            let live = Live::new(store.clone());
+            let mut subscription = live.subscribe(Query::all("b"), mode, None).await.unwrap();
+            insert(&store, 0).await;
+            live.settled().await.unwrap();
+            subscription.pause();
+            assert_eq!((live.stats().events, live.stats().conflated), (1, 1));
+            for id in 1..100 {
+                insert(&store, id).await;
+            }
+            live.settled().await.unwrap();
+            assert!(subscription.try_next().unwrap().is_none());
+            assert_eq!((live.stats().events, live.stats().conflated), (1, 1), "nothing was delivered or replaced");
+
+            subscription.refresh();
+            let result = whole(subscription.next().await.unwrap());
+            assert_eq!(result.len(), 100);
+            insert(&store, 100).await;
+            match (mode, subscription.next().await.unwrap()) {
+                (Mode::Delta, Event::Delta { delta, .. }) => assert_eq!(delta.counts(), (1, 0, 0)),
+                (Mode::Whole, event) => assert_eq!(whole(event).len(), 101),
+                (_, other) => panic!("{other:?}"),
+            }
+        }
+    });
+}
+
+#[test]
+fn a_refresh_delivers_the_whole_result_also_if_nothing_has_changed() {
+    run(async {
+        let store = store().await;
+        insert(&store, 1).await;
+        let live = Live::new(store.clone());
+        for mode in [Mode::Delta, Mode::Whole] {
+            let mut subscription = live.subscribe(Query::all("b"), mode, None).await.unwrap();
+            for has_paused in [true, false] {
+                if has_paused {
+                    subscription.pause();
+                }
+                subscription.refresh();
+                assert_eq!(whole(subscription.next().await.unwrap()).len(), 1);
+            }
+        }
+        assert_eq!(live.stats().conflated, 0, "no event was waiting");
+    });
+}
+
+#[test]
+fn pauses_and_refreshes_in_any_order_lead_to_one_result() {
+    run(async {
+        let store = store().await;
+        let live = Live::new(store.clone());
+        let mut subscription = live.subscribe(Query::all("b"), Mode::Delta, None).await.unwrap();
+        for id in 0..1000 {
+            subscription.pause();
+            subscription.refresh();
+            subscription.refresh();
+            if id % 10 == 0 {
+                insert(&store, id).await;
+            }
+        }
+        live.settled().await.unwrap();
+        let mut last = None;
+        while let Some(event) = subscription.try_next().unwrap() {
+            last = Some(event);
+        }
+        let mut result = whole(last.unwrap());
+        assert_eq!(result.len(), 100);
+
+        // The result that was asked for is not delivered into a pause.
+        subscription.refresh();
+        subscription.pause();
+        live.settled().await.unwrap();
+        assert!(subscription.try_next().unwrap().is_none());
+        insert(&store, 1000).await;
+        subscription.refresh();
+        result = whole(subscription.next().await.unwrap());
+        assert_eq!(result.len(), 101);
+        live.settled().await.unwrap();
+        assert!(subscription.try_next().unwrap().is_none());
+    });
+}
+
+#[test]
+fn a_paused_subscriber_is_woken_by_the_end_only() {
+    run(async {
+        let store = store().await;
+        store.define_query("named", json!({"bucket": "b"})).await.unwrap();
+        let live = Live::new(store.clone());
+        let named = live.subscribe_named("named", Map::new(), None, Mode::Whole, None).await.unwrap();
+        let delta = live.subscribe(Query::all("b"), Mode::Delta, None).await.unwrap();
+        let mut both = [named, delta];
+        let count = Arc::new(Count::default());
+        let waker = Waker::from(Arc::clone(&count));
+        for subscription in &mut both {
+            subscription.pause();
+            assert!(subscription.poll_event(&mut Context::from_waker(&waker)).is_pending());
+        }
+        insert(&store, 1).await;
+        live.settled().await.unwrap();
+        assert_eq!(count.0.load(SeqCst), 0);
+        store.undefine_query("named").await.unwrap();
+        store.drop_bucket("b").await.unwrap();
+        live.settled().await.unwrap();
+        assert_eq!(count.0.load(SeqCst), 2);
+        let ends: Vec<End> = both.iter_mut().map(|subscription| subscription.try_next().unwrap_err()).collect();
+        assert_eq!(ends, [End::QueryUndefined, End::BucketDropped]);
+        // What it asks for now does not come, and is no error.
+        for subscription in &mut both {
+            subscription.refresh();
+        }
+        live.settled().await.unwrap();
+        assert_eq!(both[0].try_next().unwrap_err(), End::QueryUndefined);
+    });
+}
+
+/// Another query takes the place of a paused one, and the subscriber sees nothing of either before it asks.
+#[test]
+fn a_paused_subscription_can_be_replaced() {
+    run(async {
+        let store = store().await;
+        for id in 0..10 {
+            insert(&store, id).await;
+        }
+        let live = Live::new(store.clone());
+        let mut subscription = live.subscribe(Query::all("b"), Mode::Delta, None).await.unwrap();
+        subscription.pause();
+        let limited = Query::parse(&json!({"bucket": "b", "limit": 3}), &Map::new()).unwrap();
+        live.replace(subscription.id(), limited).await.unwrap();
+        assert!(subscription.try_next().unwrap().is_none());
+        subscription.refresh();
+        assert_eq!(whole(subscription.next().await.unwrap()).len(), 3);
+    });
+}
+
+/// What a subscriber does, or a writer.
+#[derive(Debug, Clone)]
+enum Step {
+    Insert(u64),
+    Delete(u64),
+    Settle,
+    Look(usize),
+    Pause(usize),
+    Refresh(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0..20_u64).prop_map(Step::Insert),
+        2 => (0..20_u64).prop_map(Step::Delete),
+        2 => Just(Step::Settle),
+        2 => (0..SUBSCRIBERS).prop_map(Step::Look),
+        1 => (0..SUBSCRIBERS).prop_map(Step::Pause),
+        2 => (0..SUBSCRIBERS).prop_map(Step::Refresh),
+    ]
+}
+
+const SUBSCRIBERS: usize = 4;
+
+/// A subscriber, and what it makes of its events.
+struct Seen {
+    subscription: Subscription,
+    query: Query,
+    result: Vec<Json>,
+    is_paused: bool,
+}
+
+impl Seen {
+    async fn new(live: &Live, query: Query, mode: Mode) -> Self {
+        let subscription = live.subscribe(query.clone(), mode, None).await.unwrap();
+        let First::Whole(first) = subscription.first() else { panic!("{:?}", subscription.first()) };
+        Self { result: records(first), subscription, query, is_paused: false }
+    }
+
+    fn look(&mut self) {
+        while let Some(event) = self.subscription.try_next().unwrap() {
+            assert!(!self.is_paused, "{event:?}");
+            match event {
+                Event::Whole { whole, .. } => self.result = records(&whole),
+                Event::Delta { delta, .. } => delta.apply(&mut self.result),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// Whenever they pause and refresh, between and during commits, subscribers end up with what asking anew gives.
+    #[test]
+    fn pauses_at_any_moment_leave_no_gap(steps in vec(step(), 1..60)) {
+        run(async {
+            let store = store().await;
+            let mut options = LiveOptions::default();
+            options.max_deltas = 3;
+            let live = Live::with_options(store.clone(), options);
+            let limited = Query::parse(&json!({"bucket": "b", "sort": {"n": "desc"}, "limit": 4}), &Map::new()).unwrap();
+            let mut all = Vec::with_capacity(SUBSCRIBERS);
+            for query in [Query::all("b"), limited] {
+                for mode in [Mode::Delta, Mode::Whole] {
+                    all.push(Seen::new(&live, query.clone(), mode).await);
+                }
+            }
+            for step in steps {
+                match step {
+                    Step::Insert(id) => _ = store.insert("b", object(json!({"id": id, "n": id % 7}))).await.unwrap(),
+                    Step::Delete(id) => _ = store.delete("b", json!(id), None).await.unwrap(),
+                    Step::Settle => _ = live.settled().await.unwrap(),
+                    Step::Look(one) => all[one].look(),
+                    Step::Pause(one) => {
+                        all[one].subscription.pause();
+                        all[one].is_paused = true;
+                    }
+                    Step::Refresh(one) => {
+                        all[one].subscription.refresh();
+                        all[one].is_paused = false;
+                    }
+                }
+            }
+            for seen in &mut all {
+                if seen.is_paused {
+                    seen.subscription.refresh();
+                    seen.is_paused = false;
+                }
+                // One that fell behind asks for the whole result when it looks.
+                for _ in 0..3 {
+                    live.settled().await.unwrap();
+                    seen.look();
+                }
+                let Answer::Records(records) = store.query(&seen.query).unwrap() else { panic!("records") };
+                assert_eq!(seen.result, records, "{:?}", seen.query);
+            }
+        });
+    }
+}

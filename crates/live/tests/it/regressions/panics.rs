@@ -1,0 +1,102 @@
+//! A waker that panics costs its own subscriber at most.
+
+use std::pin::pin;
+use std::sync::{Arc, mpsc};
+use std::task::{Context, Wake, Waker};
+use std::time::Duration;
+
+use serde_json::{Map, Value as Json, json};
+use tidewire_live::{Event, Live, LiveOptions, Mode, Subscription};
+use tidewire_store::{Query, StoreOptions};
+
+use super::{object, run, store};
+
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("as planned");
+    }
+}
+
+fn query(json: &Json) -> Query {
+    let mut query = json.clone();
+    query["bucket"] = json!("b");
+    Query::parse(&query, &Map::new()).unwrap()
+}
+
+fn panics_when_woken(subscription: &mut Subscription) {
+    let waker = Waker::from(Arc::new(Panics));
+    assert!(subscription.poll_event(&mut Context::from_waker(&waker)).is_pending());
+}
+
+/// On a thread of its own: if live queries stand still, so does whoever waits for them or drops them.
+fn run_within_a_minute(test: impl Future<Output = ()> + Send + 'static) {
+    let (done, is_done) = mpsc::channel();
+    let running = std::thread::spawn(move || {
+        run(test);
+        done.send(()).unwrap();
+    });
+    match is_done.recv_timeout(Duration::from_mins(1)) {
+        Ok(()) | Err(mpsc::RecvTimeoutError::Disconnected) => running.join().unwrap(),
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("live queries stand still"),
+    }
+}
+
+/// The pool keeps the message of a handler that panicked, and with it what the live thread waited for.
+#[test]
+fn a_panic_on_a_worker_does_not_stop_the_driver() {
+    run_within_a_minute(async {
+        let store = store(StoreOptions::default()).await;
+        let mut options = LiveOptions::default();
+        options.workers = 4;
+        let live = Live::with_options(store.clone(), options);
+        let mut all = Vec::new();
+        for limit in 1..=100 {
+            all.push(live.subscribe(query(&json!({"limit": limit})), Mode::Delta, None).await.unwrap());
+        }
+        for id in 0..3 {
+            panics_when_woken(&mut all[10]);
+            panics_when_woken(&mut all[99]);
+            store.insert("b", object(json!({"id": id}))).await.unwrap();
+            live.settled().await.unwrap();
+            for (place, subscription) in all.iter_mut().enumerate() {
+                let event = subscription.try_next().unwrap();
+                // Those that show fewer rows are full.
+                assert_eq!(matches!(event, Some(Event::Delta { .. })), place as u64 >= id, "subscriber {place}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_panic_on_the_live_thread_does_not_end_live_queries() {
+    run_within_a_minute(async {
+        let store = store(StoreOptions::default()).await;
+        let live = Live::new(store.clone());
+        let mut delta = live.subscribe(query(&json!({})), Mode::Delta, None).await.unwrap();
+        let mut whole = live.subscribe(query(&json!({})), Mode::Whole, None).await.unwrap();
+        let mut other = live.subscribe(query(&json!({})), Mode::Delta, None).await.unwrap();
+        panics_when_woken(&mut delta);
+        panics_when_woken(&mut whole);
+        store.insert("b", object(json!({"id": 1}))).await.unwrap();
+        live.settled().await.unwrap();
+        for subscription in [&mut delta, &mut whole, &mut other] {
+            assert!(subscription.try_next().unwrap().is_some());
+        }
+        // Nor does a caller whose waker panics when it is answered.
+        {
+            let waker = Waker::from(Arc::new(Panics));
+            let mut asking = pin!(live.settled());
+            assert!(asking.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            live.settled().await.unwrap();
+        }
+        // Nor the end of all of them.
+        panics_when_woken(&mut delta);
+        panics_when_woken(&mut whole);
+        drop(live);
+        for subscription in [&mut delta, &mut whole, &mut other] {
+            assert!(subscription.next().await.is_err());
+        }
+    });
+}

@@ -1,0 +1,38 @@
+//! A result that becomes again what it was is delivered to a subscriber that saw the one between.
+
+use serde_json::json;
+use tidewire_live::{Event, Live, Mode, Whole};
+use tidewire_store::{Query, StoreOptions};
+
+use super::{object, run, store};
+
+/// The query was followed by deltas alone, and what was remembered as its result was that of its beginning.
+#[test]
+fn a_whole_result_is_delivered_to_one_that_joined_later() {
+    run(async {
+        for joins in ["first", "replaced", "resumed"] {
+            let store = store(StoreOptions::default()).await;
+            let live = Live::new(store.clone());
+            let _delta = live.subscribe(Query::all("b"), Mode::Delta, None).await.unwrap();
+            store.insert("b", object(json!({"id": 1}))).await.unwrap();
+            let mut joined = match joins {
+                "first" => live.subscribe(Query::all("b"), Mode::Whole, None).await.unwrap(),
+                "replaced" => {
+                    let mut other = live.subscribe(Query::all("c"), Mode::Whole, None).await.unwrap();
+                    live.replace(other.id(), Query::all("b")).await.unwrap();
+                    assert!(other.try_next().unwrap().is_some());
+                    other
+                }
+                _ => {
+                    let mark = live.subscribe(Query::all("b"), Mode::Delta, None).await.unwrap().mark();
+                    live.subscribe(Query::all("b"), Mode::Whole, Some(mark)).await.unwrap()
+                }
+            };
+            store.delete("b", json!(1), None).await.unwrap();
+            live.settled().await.unwrap();
+            let event = joined.try_next().unwrap();
+            let is_empty = matches!(&event, Some(Event::Whole { whole: Whole::Json(json), .. }) if json == "[]");
+            assert!(is_empty, "{joins}: {event:?}");
+        }
+    });
+}
