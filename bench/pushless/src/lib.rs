@@ -56,6 +56,6 @@ pub use supervisor::{Builder, Permit, Refused, Shutdown, Supervisor};
 pub use timeouts::{Timeout, Timeouts};
 pub use websocket::{
     ClientHandshake, ClientHandshakeError, CloseCode, CloseFrame, Message, ServerHandshake, ServerHandshakeError, Text,
-    UpgradeRequest, Upgraded, WebSocket, WebSocketError, WebSocketOptions, accept_key, accept_websocket,
-    connect_websocket,
+    UpgradeRequest, Upgraded, WebSocket, WebSocketError, WebSocketOptions, accept_websocket, check_upgrade,
+    close_websocket, connect_websocket,
 };

@@ -96,6 +96,6 @@ pub use tls::{
 };
 pub use websocket::{
     ClientHandshake, ClientHandshakeError, CloseCode, CloseFrame, Message, ServerHandshake, ServerHandshakeError, Text,
-    UpgradeRequest, Upgraded, WebSocket, WebSocketError, WebSocketOptions, accept_key, accept_websocket,
-    connect_websocket,
+    UpgradeRequest, Upgraded, WebSocket, WebSocketError, WebSocketOptions, accept_websocket, check_upgrade,
+    close_websocket, connect_websocket,
 };

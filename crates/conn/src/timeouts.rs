@@ -87,6 +87,9 @@ impl Timeout {
     }
 }
 
+/// How many bytes are read and discarded at most while an ended connection waits for its peer to close.
+pub(crate) const MAX_DISCARDED_BYTES: usize = 1 << 20;
+
 /// As far ahead as a clock goes, or nearly.
 pub(crate) fn later(now: Instant, duration: Duration) -> Instant {
     const AGES: Duration = Duration::from_hours(24 * 365 * 30);

@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use crate::metrics::{self, ServerStats};
 use crate::session::connection::ConnectionInfo;
 use crate::state::Core;
-use crate::transport::listener::{Listening, Phase};
+use crate::transport::listener::{Listener, Phase};
 use crate::transport::websocket::Wire;
 use crate::{ServerOptions, Session};
 
@@ -105,7 +105,7 @@ impl Server {
         let core = Arc::new(Core::new(store, options).map_err(StartError::Thread)?);
         let supervisor = supervisor(&core);
         let (stopping, stopped) = watch::channel(Phase::Open);
-        let listening = Listening::new(Arc::clone(&core), supervisor.clone(), tls, stopped);
+        let listening = Listener::new(Arc::clone(&core), supervisor.clone(), tls, stopped);
         let accepting = tokio::spawn(listening.run(listener));
         Ok(Self { core, supervisor, address, stopping, accepting: Some(accepting) })
     }

@@ -10,11 +10,8 @@ use tokio::time::Instant;
 use super::{Actor, Progress, TURNS};
 use crate::batch::Batch;
 use crate::supervisor::Phase;
-use crate::timeouts::{Due, later};
+use crate::timeouts::{Due, MAX_DISCARDED_BYTES, later};
 use crate::{CloseReason, Codec, Protocol, Tick};
-
-/// How many bytes are read that nobody will handle, when a connection ends.
-const PARTING_BYTES: usize = 1 << 20;
 
 /// The end of a stream.
 #[derive(Debug)]
@@ -194,7 +191,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             self.set_alarm(*until);
         }
         for _ in 0..TURNS {
-            let is_over = *is_shut && self.state.heard_out || *discarded > PARTING_BYTES;
+            let is_over = *is_shut && self.state.heard_out || *discarded > MAX_DISCARDED_BYTES;
             if is_over || self.shared.phase.get() == Phase::Aborted {
                 return Poll::Ready(());
             }

@@ -6,6 +6,7 @@
 //! What a peer sends is checked as it arrives: a stream fails where it breaks a rule, not at the end of the frame, and with the
 //! same error however it is cut. Memory follows what has arrived, not what was announced.
 
+mod close;
 mod codec;
 mod error;
 mod handshake;
@@ -17,10 +18,12 @@ mod tests;
 mod upgrade;
 mod utf8;
 
+pub use close::close_websocket;
 pub use codec::{WebSocket, WebSocketOptions};
 pub use error::WebSocketError;
 pub use handshake::{
-    ClientHandshake, ClientHandshakeError, ServerHandshake, ServerHandshakeError, UpgradeRequest, Upgraded, accept_key,
+    ClientHandshake, ClientHandshakeError, ServerHandshake, ServerHandshakeError, UpgradeRequest, Upgraded,
+    check_upgrade,
 };
 pub use message::{CloseCode, CloseFrame, Message, Text};
 pub use upgrade::{accept_websocket, connect_websocket};

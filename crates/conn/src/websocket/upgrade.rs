@@ -7,11 +7,12 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::{ClientHandshake, ServerHandshake, ServerHandshakeError, UpgradeRequest, Upgraded};
 
-/// Reads a request to speak WebSocket and accepts it, for servers without an HTTP stack; what is none is refused in HTTP's own
-/// words. `choose` looks at the request and picks one of the offered subprotocols, or none.
+/// Reads a request to upgrade to a WebSocket and accepts it, for servers without an HTTP library; any other request is refused with
+/// an HTTP response. `choose` picks one of the offered subprotocols, or none.
 ///
-/// Returns what was read of the WebSocket already, to be handed to [`Permit::run`](crate::Permit::run). It has no time limit
-/// of its own: [`Supervisor::serve_with`](crate::Supervisor::serve_with) has one.
+/// Returns the bytes that were read after the request, for [`Permit::run`](crate::Permit::run). It has no timeout of its own:
+/// [`Supervisor::serve_with`](crate::Supervisor::serve_with) has one. Servers that have an HTTP library use
+/// [`check_upgrade`](crate::check_upgrade).
 pub async fn accept_websocket<S: AsyncRead + AsyncWrite + Unpin>(
     socket: &mut S,
     choose: impl FnOnce(&UpgradeRequest) -> Option<String>,
@@ -33,7 +34,7 @@ pub async fn accept_websocket<S: AsyncRead + AsyncWrite + Unpin>(
             Ok(input.to_vec())
         }
         Err(error) => {
-            socket.write_all(error.refusal()).await?;
+            socket.write_all(&error.refusal()).await?;
             socket.shutdown().await?;
             Err(refused(error))
         }

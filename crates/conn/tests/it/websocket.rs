@@ -6,7 +6,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use tidewire_conn::{
     Builder, ClientHandshake, CloseCode, CloseReason, ConnectionContext, Message, Protocol, PushPriority, Reply,
-    Shutdown, Supervisor, Text, Timeouts, WebSocket, WebSocketOptions, accept_websocket, connect_websocket,
+    Shutdown, Supervisor, Text, Timeouts, WebSocket, WebSocketOptions, accept_websocket, close_websocket,
+    connect_websocket,
 };
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -200,7 +201,8 @@ async fn handshakes_that_are_none_are_refused_in_http() {
     .await;
     for (request, answer) in [
         ("GET / HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP/1.1 426 "),
-        ("POST / HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP/1.1 400 "),
+        ("POST / HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP/1.1 426 "),
+        ("POST / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\n\r\n", "HTTP/1.1 400 "),
         ("\x16\x03\x01 not HTTP\r\n\r\n", "HTTP/1.1 400 "),
     ] {
         let mut socket = TcpStream::connect(server.addr).await.unwrap();
@@ -213,7 +215,7 @@ async fn handshakes_that_are_none_are_refused_in_http() {
     let mut slow = TcpStream::connect(server.addr).await.unwrap();
     slow.write_all(b"GET / HTT").await.unwrap();
     assert_eq!(slow.read(&mut [0; 1]).await.unwrap(), 0);
-    wait_until_async("all have ended", PATIENCE, async || server.supervisor.stats().ended["handshake"] == 4).await;
+    wait_until_async("all have ended", PATIENCE, async || server.supervisor.stats().ended["handshake"] == 5).await;
     assert_eq!(server.supervisor.count(), 0);
 }
 
@@ -335,4 +337,47 @@ async fn a_subprotocol_is_agreed_on_and_handed_over() {
     assert_eq!(client.receive().await.unwrap(), (0x81, b"tide.2".to_vec()));
     drop(client);
     serving.await.unwrap();
+}
+
+/// A client, and the socket of its server: a WebSocket as far as both know.
+async fn pair() -> (Client, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    (Client(client), listener.accept().await.unwrap().0)
+}
+
+#[tokio::test]
+async fn a_client_that_is_not_admitted_is_told_why() {
+    let (mut client, stream) = pair().await;
+    // Unread bytes would reset the connection.
+    client.send(0x81, b"hello").await;
+    let closing = tokio::spawn(close_websocket(stream, CloseCode::new(4003), "too many", PATIENCE));
+    assert_eq!(client.receive().await.unwrap(), (0x88, b"\x0f\xa3too many".to_vec()));
+    assert_eq!(client.receive().await, None, "an end, not a reset");
+    client.send(0x88, b"\x0f\xa3").await;
+    drop(client);
+    closing.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_close_its_side_is_not_waited_for() {
+    let (mut client, stream) = pair().await;
+    let closed = close_websocket(stream, CloseCode::AWAY, "", Duration::from_millis(10)).await;
+    assert_eq!(closed.unwrap_err().kind(), std::io::ErrorKind::TimedOut);
+    client.expect_close(CloseCode::AWAY).await;
+
+    let (mut client, stream) = pair().await;
+    let closing = tokio::spawn(close_websocket(stream, CloseCode::AWAY, "", PATIENCE));
+    // It goes on sending, until it is cut off.
+    let flood = vec![0; 64 * 1024];
+    while client.0.write_all(&flood).await.is_ok() {}
+    closing.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_reason_that_is_too_long_is_an_error() {
+    let (mut client, stream) = pair().await;
+    let closed = close_websocket(stream, CloseCode::AWAY, "x".repeat(124), PATIENCE).await;
+    assert_eq!(closed.unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
+    assert_eq!(client.receive().await, None);
 }

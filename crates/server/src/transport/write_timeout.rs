@@ -1,4 +1,4 @@
-//! A stream whose peer takes what is written to it, or is given up.
+//! A timeout for writes to a peer that does not read.
 
 use std::io;
 use std::pin::Pin;
@@ -8,36 +8,37 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
-/// A stream that fails when its peer takes nothing for a while. HTTP waits for ever otherwise.
-pub(crate) struct Patient<S> {
+/// A stream whose writes fail with `TimedOut` when the peer takes no byte for as long as the limit. An HTTP library would wait for
+/// ever. Reads have no timeout.
+pub(crate) struct WriteTimeout<S> {
     stream: S,
     limit: Duration,
-    /// While something waits to be taken: how long it still may.
-    left: Option<Pin<Box<Sleep>>>,
+    /// The deadline of the pending write, flush or shutdown, while there is one.
+    deadline: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> Patient<S> {
+impl<S> WriteTimeout<S> {
     pub(crate) fn new(stream: S, limit: Duration) -> Self {
-        Self { stream, limit, left: None }
+        Self { stream, limit, deadline: None }
     }
 
     pub(crate) fn into_inner(self) -> S {
         self.stream
     }
 
-    fn bound<T>(&mut self, polled: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
+    fn apply<T>(&mut self, polled: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
         if polled.is_ready() {
-            self.left = None;
+            self.deadline = None;
             return polled;
         }
         let limit = self.limit;
-        let left = self.left.get_or_insert_with(|| Box::pin(tokio::time::sleep(limit)));
-        ready!(left.as_mut().poll(context));
+        let deadline = self.deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep(limit)));
+        ready!(deadline.as_mut().poll(context));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeout<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -47,10 +48,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.bound(polled, context)
+        self.apply(polled, context)
     }
 
     fn poll_write_vectored(
@@ -59,7 +60,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
-        self.bound(polled, context)
+        self.apply(polled, context)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -68,11 +69,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let polled = Pin::new(&mut self.stream).poll_flush(context);
-        self.bound(polled, context)
+        self.apply(polled, context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let polled = Pin::new(&mut self.stream).poll_shutdown(context);
-        self.bound(polled, context)
+        self.apply(polled, context)
     }
 }

@@ -35,8 +35,8 @@ async fn plain_http_is_answered_on_one_connection() {
         ("GET /health HTTP/1.1", 200, "\"status\":\"ok\""),
         ("GET /health?verbose HTTP/1.1", 200, "\"status\":\"ok\""),
         ("GET /metrics HTTP/1.1", 200, "tidewire_connections 0"),
-        ("POST /metrics HTTP/1.1", 404, "nothing here"),
-        ("GET /nowhere HTTP/1.1", 404, "nothing here"),
+        ("POST /metrics HTTP/1.1", 404, "not found"),
+        ("GET /nowhere HTTP/1.1", 404, "not found"),
     ] {
         raw.write(format!("{request}\r\nHost: tide\r\n\r\n").as_bytes()).await;
         let (answered, head, body) = raw.response().await;

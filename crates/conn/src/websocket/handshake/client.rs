@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::BytesMut;
 use httparse::{EMPTY_HEADER, Response};
 
-use super::{HeadReader, HeadTooLarge, MAX_HEAD, MAX_HEADERS, accept_key, has_token, is_token, only, values};
+use super::{HeadReader, HeadTooLarge, MAX_HEAD, MAX_HEADERS, accept_key, fields, has_token, is_token, only, values};
 
 /// The handshake of a client: sends [`request`](Self::request), then feeds what comes to [`decode`](Self::decode).
 ///
@@ -185,7 +185,7 @@ impl ClientHandshake {
     }
 
     fn check(&self, response: &Response) -> Result<Upgraded, ClientHandshakeError> {
-        let headers = &*response.headers;
+        let headers = &fields(response.headers);
         if let Some(status) = response.code
             && status != 101
         {

@@ -4,6 +4,7 @@
 //! size, and is looked at once, when it is all there.
 
 mod client;
+mod rules;
 mod server;
 
 use base64::Engine;
@@ -13,19 +14,16 @@ use httparse::Header;
 use sha1_smol::Sha1;
 
 pub use client::{ClientHandshake, ClientHandshakeError, Upgraded};
-pub use server::{ServerHandshake, ServerHandshakeError, UpgradeRequest};
+pub use rules::{ServerHandshakeError, check_upgrade};
+pub use server::{ServerHandshake, UpgradeRequest};
 
 /// The longest head: what common servers allow, and room for cookies and tokens.
 const MAX_HEAD: usize = 8192;
 /// The most header fields: several times what browsers and proxies send.
 const MAX_HEADERS: usize = 64;
 
-/// The `Sec-WebSocket-Accept` that answers a `Sec-WebSocket-Key`, for servers with an HTTP stack of their own.
-///
-/// ```
-/// assert_eq!(tidewire_conn::accept_key("dGhlIHNhbXBsZSBub25jZQ=="), "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
-/// ```
-pub fn accept_key(sec_websocket_key: &str) -> String {
+/// Returns the `Sec-WebSocket-Accept` that answers a `Sec-WebSocket-Key`.
+fn accept_key(sec_websocket_key: &str) -> String {
     let mut digest = Sha1::from(sec_websocket_key);
     digest.update(b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11");
     STANDARD.encode(digest.digest().bytes())
@@ -57,20 +55,27 @@ impl HeadReader {
     }
 }
 
+/// A field of a head: its name and its value.
+type Field<'h> = (&'h str, &'h [u8]);
+
+fn fields<'h>(headers: &[Header<'h>]) -> Vec<Field<'h>> {
+    headers.iter().map(|header| (header.name, header.value)).collect()
+}
+
 /// The values of all fields of this name.
-fn values<'h>(headers: &'h [Header<'h>], name: &str) -> impl Iterator<Item = &'h [u8]> {
-    headers.iter().filter(move |header| header.name.eq_ignore_ascii_case(name)).map(|header| header.value)
+fn values<'h>(fields: &[Field<'h>], name: &str) -> impl Iterator<Item = &'h [u8]> {
+    fields.iter().filter(move |(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| *value)
 }
 
 /// The value of the field of this name, if there is exactly one.
-fn only<'h>(headers: &'h [Header<'h>], name: &str) -> Option<&'h [u8]> {
-    let mut values = values(headers, name);
+fn only<'h>(fields: &[Field<'h>], name: &str) -> Option<&'h [u8]> {
+    let mut values = values(fields, name);
     values.next().filter(|_| values.next().is_none())
 }
 
 /// Whether the fields of this name, which are lists, contain a token.
-fn has_token(headers: &[Header], name: &str, token: &str) -> bool {
-    values(headers, name).flat_map(list).any(|item| item.eq_ignore_ascii_case(token.as_bytes()))
+fn has_token(fields: &[Field<'_>], name: &str, token: &str) -> bool {
+    values(fields, name).flat_map(list).any(|item| item.eq_ignore_ascii_case(token.as_bytes()))
 }
 
 /// The items of a list in a field.

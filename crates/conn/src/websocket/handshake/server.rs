@@ -1,20 +1,15 @@
-//! The server's side, for those without an HTTP stack: it reads a request, and accepts or refuses it.
+//! The server's side without an HTTP library: reads a request, and accepts or refuses it.
 
 use std::str;
 
-use base64::Engine;
-use base64::alphabet;
-use base64::engine::{GeneralPurpose, GeneralPurposeConfig};
 use bytes::{Bytes, BytesMut};
 use httparse::{EMPTY_HEADER, Request};
 
-use super::{HeadReader, HeadTooLarge, MAX_HEAD, MAX_HEADERS, accept_key, has_token, is_token, list, only, values};
+use super::{
+    HeadReader, HeadTooLarge, MAX_HEADERS, ServerHandshakeError, check_upgrade, fields, is_token, list, values,
+};
 
-/// Keys are decoded leniently in what encodes nothing: the example in RFC 6455 itself has bits set there.
-const KEYS: GeneralPurpose =
-    GeneralPurpose::new(&alphabet::STANDARD, GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true));
-
-/// The handshake of a server: feeds what comes to [`decode`](Self::decode), then sends the answer of the
+/// The handshake of a server. Bytes that arrive go to [`decode`](Self::decode); the response is that of the
 /// [request](UpgradeRequest::accept) or of the [error](ServerHandshakeError::refusal).
 ///
 /// ```
@@ -31,65 +26,15 @@ pub struct ServerHandshake {
     reader: HeadReader,
 }
 
-/// A request to speak WebSocket, which is in order and may be accepted.
+/// A valid request to upgrade to a WebSocket, which may be accepted.
 #[derive(Debug, Clone)]
 pub struct UpgradeRequest {
     path: String,
-    key: String,
+    /// The `Sec-WebSocket-Accept` of the response.
+    accept: String,
     subprotocols: Vec<String>,
     /// Names and values.
     headers: Vec<(Bytes, Bytes)>,
-}
-
-/// Why a connection did not become a WebSocket, as its server sees it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ServerHandshakeError {
-    /// The request goes on and on.
-    #[error("the head of the request is longer than {MAX_HEAD} bytes")]
-    HeadTooLarge,
-    /// The request is not HTTP.
-    #[error("the request is not HTTP")]
-    Malformed(#[from] httparse::Error),
-    /// The request is not a GET of HTTP/1.1 with a host.
-    #[error("the request is not a GET of HTTP/1.1 with a host")]
-    NotGet,
-    /// The client does not ask for a WebSocket.
-    #[error("the request does not ask for an upgrade to websocket")]
-    NotUpgrade,
-    /// The client speaks another version.
-    #[error("the client's Sec-WebSocket-Version is not 13")]
-    UnsupportedVersion,
-    /// The client's key is missing, or none.
-    #[error("the client's Sec-WebSocket-Key is not one of 16 bytes in base64")]
-    InvalidKey,
-    /// The client's subprotocols are not a list of tokens.
-    #[error("the client's Sec-WebSocket-Protocol is not a list of tokens")]
-    InvalidSubprotocol,
-    /// The subprotocol to be accepted was not offered.
-    #[error("the subprotocol to be accepted was not offered: choose one of those in the request, or none")]
-    UnofferedSubprotocol,
-}
-
-impl ServerHandshakeError {
-    /// The answer to send before the connection is closed.
-    pub fn refusal(&self) -> &'static [u8] {
-        match self {
-            Self::HeadTooLarge | Self::Malformed(httparse::Error::TooManyHeaders) => {
-                b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-            }
-            Self::Malformed(_) | Self::NotGet | Self::InvalidKey | Self::InvalidSubprotocol => {
-                b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-            }
-            Self::NotUpgrade | Self::UnsupportedVersion => {
-                b"HTTP/1.1 426 Upgrade Required\r\nUpgrade: websocket\r\nConnection: Upgrade, close\r\n\
-                  Sec-WebSocket-Version: 13\r\nContent-Length: 0\r\n\r\n"
-            }
-            Self::UnofferedSubprotocol => {
-                b"HTTP/1.1 500 Internal Server Error\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-            }
-        }
-    }
 }
 
 impl ServerHandshake {
@@ -117,24 +62,16 @@ impl ServerHandshake {
 impl UpgradeRequest {
     fn check(head: &Bytes, request: &Request) -> Result<Self, ServerHandshakeError> {
         let headers = &*request.headers;
-        let is_get = request.method == Some("GET") && request.version == Some(1) && only(headers, "host").is_some();
-        let Some(path) = request.path.filter(|_| is_get) else { return Err(ServerHandshakeError::NotGet) };
-        if !has_token(headers, "upgrade", "websocket") || !has_token(headers, "connection", "upgrade") {
-            return Err(ServerHandshakeError::NotUpgrade);
-        }
-        if only(headers, "sec-websocket-version") != Some(b"13") {
-            return Err(ServerHandshakeError::UnsupportedVersion);
-        }
-        let key = only(headers, "sec-websocket-key").and_then(|key| str::from_utf8(key).ok());
-        let is_key = |key: &&str| KEYS.decode(key).is_ok_and(|nonce| nonce.len() == 16);
-        let key = key.filter(is_key).ok_or(ServerHandshakeError::InvalidKey)?;
-        let subprotocols = values(headers, "sec-websocket-protocol").flat_map(list).map(|name| {
+        let fields = fields(headers);
+        let accept = check_upgrade(request.method.unwrap_or_default(), request.version == Some(1), &fields)?;
+        let path = request.path.ok_or(ServerHandshakeError::NotGet)?;
+        let subprotocols = values(&fields, "sec-websocket-protocol").flat_map(list).map(|name| {
             let name = str::from_utf8(name).ok().filter(|name| is_token(name.as_bytes()));
             name.map(str::to_owned).ok_or(ServerHandshakeError::InvalidSubprotocol)
         });
         Ok(Self {
             path: path.to_owned(),
-            key: key.to_owned(),
+            accept,
             subprotocols: subprotocols.collect::<Result<_, _>>()?,
             headers: headers
                 .iter()
@@ -161,7 +98,7 @@ impl UpgradeRequest {
 
     /// The answer that makes the connection a WebSocket, with one of the offered subprotocols or none.
     pub fn accept(&self, subprotocol: Option<&str>) -> Result<Vec<u8>, ServerHandshakeError> {
-        let accept = accept_key(&self.key);
+        let accept = &self.accept;
         let subprotocol = match subprotocol {
             None => String::new(),
             Some(chosen) if self.subprotocols().any(|offered| offered == chosen) => {
@@ -193,7 +130,7 @@ mod tests {
     fn requests_are_checked() {
         use ServerHandshakeError as Error;
         let version_8 = UPGRADE.replace("13", "8");
-        let cases: [(&[&str], Error, &str); 14] = [
+        let cases: [(&[&str], Error, &str); 17] = [
             (&["\x16\x03\x01\r\n"], Error::Malformed(httparse::Error::Token), "400"),
             (&["\r\n\r\n", GET, UPGRADE, KEY], Error::Malformed(httparse::Error::Token), "400"),
             (&[GET, &"X: y\r\n".repeat(80)], Error::Malformed(httparse::Error::TooManyHeaders), "431"),
@@ -202,7 +139,10 @@ mod tests {
             (&["GET / HTTP/1.1\r\n", UPGRADE, KEY], Error::NotGet, "400"),
             (&[GET], Error::NotUpgrade, "426"),
             (&[GET, &UPGRADE.replace("websocket", "h2c"), KEY], Error::NotUpgrade, "426"),
-            (&[GET, &UPGRADE.replace(", Upgrade", ""), KEY], Error::NotUpgrade, "426"),
+            (&[&GET.replace("GET", "POST")], Error::NotUpgrade, "426"),
+            (&[GET, &UPGRADE.replace(", Upgrade", ""), KEY], Error::NoConnectionUpgrade, "400"),
+            (&[GET, UPGRADE, KEY, "Content-Length: 4\r\n"], Error::HasBody, "400"),
+            (&[GET, UPGRADE, KEY, "Transfer-Encoding: chunked\r\n"], Error::HasBody, "400"),
             (&[GET, &version_8, KEY], Error::UnsupportedVersion, "426"),
             (&[GET, UPGRADE], Error::InvalidKey, "400"),
             (&[GET, UPGRADE, KEY, KEY], Error::InvalidKey, "400"),

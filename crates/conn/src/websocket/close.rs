@@ -1,0 +1,49 @@
+//! The end of a WebSocket that has no actor.
+
+use std::borrow::Cow;
+use std::io::{self, IoSlice};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use super::{CloseCode, Message, WebSocket, WebSocketOptions};
+use crate::timeouts::MAX_DISCARDED_BYTES;
+use crate::{Batch, Codec};
+
+/// Closes a stream that has been upgraded to a WebSocket, as its server: for a client that is not admitted. Sends a close frame
+/// with this code and reason, closes the sending side, and discards what still comes, at most 1 MiB, until the client has closed its
+/// own side: a socket that is closed with unread bytes resets, and the client may lose the frame.
+///
+/// Fails if the stream does, if the reason is longer than 123 bytes, and with [`TimedOut`](io::ErrorKind::TimedOut) if all that
+/// takes longer than `limit`. The stream is dropped in any case.
+pub async fn close_websocket<S: AsyncRead + AsyncWrite + Unpin>(
+    mut stream: S,
+    code: CloseCode,
+    reason: impl Into<Cow<'static, str>>,
+    limit: Duration,
+) -> io::Result<()> {
+    let mut frame = Batch::default();
+    let encoded = WebSocket::server(WebSocketOptions::default()).encode(&Message::close(code, reason), &mut frame);
+    encoded.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+    let closing = async {
+        while !frame.is_empty() {
+            let mut slices = [IoSlice::new(&[]); 2];
+            let count = frame.slices(&mut slices);
+            match stream.write_vectored(&slices[..count]).await? {
+                0 => return Err(io::ErrorKind::WriteZero.into()),
+                written => frame.advance(written),
+            }
+        }
+        stream.shutdown().await?;
+        let mut discarded = 0;
+        let mut buffer = [0; 512];
+        while discarded < MAX_DISCARDED_BYTES {
+            match stream.read(&mut buffer).await? {
+                0 => break,
+                length => discarded += length,
+            }
+        }
+        Ok(())
+    };
+    tokio::time::timeout(limit, closing).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}

@@ -1,0 +1,218 @@
+//! HTTP on the server's port: `/health`, `/metrics`, and the upgrade to a WebSocket.
+//!
+//! After the upgrade the bare stream, and the bytes that were already read from it, go to a connection actor.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode, Version};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tidewire_conn::{CloseCode, Permit, Refused, ServerHandshakeError, Supervisor, check_upgrade, close_websocket};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{Semaphore, watch};
+
+use crate::metrics;
+use crate::state::Core;
+use crate::transport::listener::{Phase, stopped};
+use crate::transport::websocket::Wire;
+use crate::transport::write_timeout::WriteTimeout;
+
+/// The longest head of a request, and the most bytes that are buffered of a socket before it is upgraded.
+const MAX_HEAD_BYTES: usize = 16 * 1024;
+/// How long a client that is not admitted has to read its close frame.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How many clients that are not admitted are sent a close frame at the same time. Others are disconnected without one.
+const MAX_CLOSING: usize = 256;
+
+/// A body that is complete.
+type Body = Full<Bytes>;
+
+/// A response in place of an upgrade.
+type Refusal = Box<Response<Body>>;
+
+/// Serves HTTP on accepted streams.
+#[derive(Clone)]
+pub(super) struct Http {
+    core: Arc<Core>,
+    supervisor: Supervisor<Wire>,
+    phase: watch::Receiver<Phase>,
+    /// Permits for clients that are sent a close frame.
+    closing: Arc<Semaphore>,
+}
+
+impl Http {
+    pub(super) fn new(core: Arc<Core>, supervisor: Supervisor<Wire>, phase: watch::Receiver<Phase>) -> Self {
+        Self { core, supervisor, phase, closing: Arc::new(Semaphore::new(MAX_CLOSING)) }
+    }
+
+    /// Serves HTTP/1.1 until the stream is closed or upgraded.
+    pub(super) async fn serve<S>(&self, stream: S, peer: SocketAddr)
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let http = self.clone();
+        let service = service_fn(move |request| {
+            let response = http.clone().respond::<S>(request, peer);
+            async { Ok::<_, Infallible>(response) }
+        });
+        let mut builder = http1::Builder::new();
+        let limit = self.core.options.handshake_timeout;
+        builder.timer(TokioTimer::new()).header_read_timeout(limit).max_buf_size(MAX_HEAD_BYTES);
+        let stream = TokioIo::new(WriteTimeout::new(stream, limit));
+        let mut connection = std::pin::pin!(builder.serve_connection(stream, service).with_upgrades());
+        let mut phase = self.phase.clone();
+        let served = tokio::select! {
+            served = connection.as_mut() => served,
+            () = stopped(&mut phase) => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(error) = served {
+            tracing::debug!(%peer, %error, "HTTP connection failed");
+        }
+    }
+
+    fn respond<S>(self, mut request: Request<Incoming>, peer: SocketAddr) -> Response<Body>
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let is_socket_path = request.uri().path() == self.core.options.path;
+        if is_socket_path {
+            match check_handshake(&request) {
+                Err(ServerHandshakeError::NotUpgrade) => {}
+                checked => return self.upgrade::<S>(&mut request, checked, peer).unwrap_or_else(|refusal| *refusal),
+            }
+        }
+        match (request.method(), request.uri().path()) {
+            (&Method::GET | &Method::HEAD, "/health") => {
+                let health = metrics::health(&self.core);
+                let status = if health.is_well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+                response(status, "application/json", health.to_json().to_string())
+            }
+            (&Method::GET | &Method::HEAD, "/metrics") => {
+                let text = metrics::prometheus(&self.core, &self.supervisor.stats());
+                response(StatusCode::OK, "text/plain; version=0.0.4", text)
+            }
+            _ if is_socket_path => {
+                let mut response =
+                    plain(StatusCode::UPGRADE_REQUIRED, "this path accepts WebSocket connections only\n");
+                response.headers_mut().insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+                response
+            }
+            _ => plain(StatusCode::NOT_FOUND, "not found; this server answers /health and /metrics\n"),
+        }
+    }
+
+    /// Upgrades the connection to a WebSocket, or returns the response that refuses it. A client that is not admitted, because of its
+    /// address or of a shutdown, is upgraded all the same: only a close frame can tell a browser why.
+    fn upgrade<S>(
+        self,
+        request: &mut Request<Incoming>,
+        checked: Result<String, ServerHandshakeError>,
+        peer: SocketAddr,
+    ) -> Result<Response<Body>, Refusal>
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        self.check_origin(request.headers())?;
+        let accept = checked.map_err(refuse_handshake)?;
+        let accept = HeaderValue::try_from(accept).map_err(|_| refuse_handshake(ServerHandshakeError::InvalidKey))?;
+        let admitted = match self.supervisor.admit(peer) {
+            Ok(permit) => Ok(permit),
+            Err(refused @ Refused::TooMany(_)) => {
+                return Err(refuse(plain(StatusCode::SERVICE_UNAVAILABLE, format!("{refused}\n"))));
+            }
+            Err(Refused::ShuttingDown) => Err((CloseCode::AWAY, "server_shutting_down")),
+            Err(_) => Err((CloseCode::new(4003), "too_many_connections")),
+        };
+        let upgrading = hyper::upgrade::on(request);
+        let closing = Arc::clone(&self.closing);
+        tokio::spawn(async move {
+            let upgraded = match upgrading.await {
+                Ok(upgraded) => upgraded,
+                Err(error) => return tracing::debug!(%peer, %error, "upgrade failed"),
+            };
+            let Ok(parts) = upgraded.downcast::<TokioIo<WriteTimeout<S>>>() else {
+                return tracing::error!(%peer, "upgrade returned a stream of another type");
+            };
+            let (stream, already_read) = (parts.io.into_inner().into_inner(), parts.read_buf.to_vec());
+            match admitted {
+                // On a task of its own, which is no larger than an actor.
+                Ok(permit) => drop(tokio::spawn(Permit::run(permit, stream, already_read))),
+                Err((code, reason)) => close(stream, code, reason, peer, &closing).await,
+            }
+        });
+        let mut response = Response::new(Body::default());
+        *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+        let headers = response.headers_mut();
+        headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+        headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+        headers.insert(header::SEC_WEBSOCKET_ACCEPT, accept);
+        Ok(response)
+    }
+
+    /// Refuses a request from the page of an origin that is not allowed. Clients other than browsers send no `Origin`.
+    fn check_origin(&self, headers: &HeaderMap) -> Result<(), Refusal> {
+        let Some(allowed) = &self.core.options.allowed_origins else { return Ok(()) };
+        let is_allowed = |origin: &HeaderValue| allowed.iter().any(|allowed| origin.as_bytes() == allowed.as_bytes());
+        if headers.get_all(header::ORIGIN).iter().all(is_allowed) {
+            return Ok(());
+        }
+        self.core.counters.bad_origins.fetch_add(1, Relaxed);
+        Err(refuse(plain(StatusCode::FORBIDDEN, "this origin is not allowed\n")))
+    }
+}
+
+/// Returns the `Sec-WebSocket-Accept` of a request that is a WebSocket handshake.
+fn check_handshake(request: &Request<Incoming>) -> Result<String, ServerHandshakeError> {
+    let headers: Vec<(&str, &[u8])> =
+        request.headers().iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
+    check_upgrade(request.method().as_str(), request.version() == Version::HTTP_11, &headers)
+}
+
+/// Sends a client that is not admitted a close frame, unless too many others are being sent one.
+async fn close<S>(stream: S, code: CloseCode, reason: &'static str, peer: SocketAddr, closing: &Semaphore)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let Ok(_permit) = closing.try_acquire() else { return };
+    if let Err(error) = close_websocket(stream, code, reason, CLOSE_TIMEOUT).await {
+        tracing::debug!(%peer, %error, "close frame not acknowledged");
+    }
+}
+
+fn plain(status: StatusCode, text: impl Into<Bytes>) -> Response<Body> {
+    response(status, "text/plain; charset=utf-8", text)
+}
+
+fn response(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Response<Body> {
+    let mut response = Response::new(Full::new(body.into()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}
+
+fn refuse_handshake(error: ServerHandshakeError) -> Refusal {
+    let status = StatusCode::from_u16(error.status()).unwrap_or(StatusCode::BAD_REQUEST);
+    let mut response = refuse(plain(status, format!("{error}\n")));
+    for (name, value) in error.headers() {
+        response.headers_mut().insert(*name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+/// Makes a response the last of its connection.
+fn refuse(mut response: Response<Body>) -> Refusal {
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    Box::new(response)
+}
