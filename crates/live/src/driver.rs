@@ -18,7 +18,7 @@ use tidewire_store::{
 };
 use tokio::sync::{Notify, Semaphore, oneshot};
 
-use crate::fanout::{Delivered, Fanout};
+use crate::fanout::Fanout;
 use crate::live::{LiveError, LiveOptions};
 use crate::mark::{self, Mark};
 use crate::matcher::{Matcher, QueryId, Update, dropped};
@@ -292,18 +292,14 @@ impl Driver {
                 self.changed.insert(update.query);
             }
         }
-        self.count(self.fanout.deliver(deliveries, concerned, self.options.max_deltas));
-    }
-
-    fn count(&self, delivered: Delivered) {
-        self.shared.counters.events.fetch_add(delivered.events, Relaxed);
-        self.shared.counters.conflated.fetch_add(delivered.conflated, Relaxed);
+        let delivered = self.fanout.deliver(deliveries, concerned, self.options.max_deltas);
+        self.shared.counters.events.fetch_add(delivered.given, Relaxed);
+        self.shared.counters.conflated.fetch_add(delivered.behind, Relaxed);
     }
 
     /// Delivers the whole results that have changed, as they are now.
     fn tell_whole(&mut self) {
         let position = self.matcher.position();
-        let mut delivered = Delivered::default();
         for query in std::mem::take(&mut self.changed) {
             let Some(followed) = self.queries.get_mut(&query) else { continue };
             let Some(whole) = self.matcher.whole(query) else { continue };
@@ -317,11 +313,10 @@ impl Driver {
             for id in self.matcher.subscribers(query) {
                 let Some(subscriber) = self.subscribers.get(id) else { continue };
                 if is_value || subscriber.mode == Mode::Whole {
-                    delivered.count(subscriber.inbox.replace(Event::Whole { whole: whole.clone(), mark }));
+                    subscriber.inbox.replace(Event::Whole { whole: whole.clone(), mark }, &self.shared.counters);
                 }
             }
         }
-        self.count(delivered);
     }
 
     /// Too much has been missed: reads all queries anew.
@@ -371,9 +366,7 @@ impl Driver {
         let mark = Mark::new(self.matcher.position(), followed.hash);
         if let Some(whole) = self.matcher.whole(query) {
             followed.tell(&whole);
-            let mut delivered = Delivered::default();
-            delivered.count(subscriber.inbox.replace(Event::Whole { whole, mark }));
-            self.count(delivered);
+            subscriber.inbox.replace(Event::Whole { whole, mark }, &self.shared.counters);
         }
     }
 

@@ -36,20 +36,13 @@ struct State {
     delivered: Delivered,
 }
 
-/// What became of events.
+/// What became of the events of a commit.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Delivered {
     /// Events that subscribers have.
-    pub(crate) events: u64,
-    /// Events in place of others, and subscribers that fell behind.
-    pub(crate) conflated: u64,
-}
-
-impl Delivered {
-    pub(crate) fn count(&mut self, pushed: Pushed) {
-        self.events += u64::from(matches!(pushed, Pushed::Given | Pushed::Replaced));
-        self.conflated += u64::from(matches!(pushed, Pushed::Replaced | Pushed::FellBehind));
-    }
+    pub(crate) given: u64,
+    /// Subscribers that fell behind.
+    pub(crate) behind: u64,
 }
 
 impl Progress {
@@ -62,8 +55,8 @@ impl Part {
     fn deliver(&mut self) {
         let delivered = deliver(std::mem::take(&mut self.deliveries), self.max_deltas);
         let all = &mut self.progress.state().delivered;
-        all.events += delivered.events;
-        all.conflated += delivered.conflated;
+        all.given += delivered.given;
+        all.behind += delivered.behind;
     }
 }
 
@@ -81,7 +74,9 @@ impl Drop for Part {
 fn deliver(deliveries: Vec<(Arc<Inbox>, Event)>, max_deltas: usize) -> Delivered {
     let mut delivered = Delivered::default();
     for (inbox, event) in deliveries {
-        delivered.count(inbox.push(event, max_deltas));
+        let pushed = inbox.push(event, max_deltas);
+        delivered.given += u64::from(pushed == Pushed::Given);
+        delivered.behind += u64::from(pushed == Pushed::FellBehind);
     }
     delivered
 }
@@ -90,7 +85,7 @@ impl Fanout {
     pub(crate) fn new(workers: usize) -> Result<Self, BuildError> {
         let handle = |message: &mut Message<Option<Part>>, _: &mut Context<'_, Option<Part>>| {
             // Taken out of the message, so that it is dropped here also if this panics: the pool keeps such a message among its
-            // dead letters, and the live thread would wait for this part for ever.
+            // dead letters, and the live thread would never stop waiting for this part.
             if let Some(mut part) = message.payload.take() {
                 for (_, event) in &part.deliveries {
                     if let Event::Delta { delta, .. } = event {

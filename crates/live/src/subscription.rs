@@ -15,7 +15,7 @@ use std::task::{Context, Poll, Waker};
 
 use futures_core::Stream;
 
-use crate::driver::Shared;
+use crate::driver::{Counters, Shared};
 use crate::waiting::Waiting;
 use crate::wake::shielded;
 use crate::{Delta, Mark, Whole};
@@ -220,13 +220,11 @@ impl State {
     }
 }
 
-/// What became of an event.
+/// What became of a delta.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pushed {
     /// The subscriber has it.
     Given,
-    /// The subscriber has it, in place of events that waited.
-    Replaced,
     /// It was dropped with those that waited, since there were too many: the subscriber needs the whole result.
     FellBehind,
     /// It was dropped, since the subscriber is paused or needs the whole result.
@@ -258,16 +256,18 @@ impl Inbox {
         pushed
     }
 
-    /// Delivers the whole result, in place of all that waits.
-    pub(crate) fn replace(&self, event: Event) -> Pushed {
+    /// Delivers the whole result, in place of all that waits. It is counted before the subscriber can see it. A paused subscription
+    /// does not take it.
+    pub(crate) fn replace(&self, event: Event, counters: &Counters) {
         let mut state = self.state();
         if state.delivery == Delivery::Paused {
-            return Pushed::Skipped;
+            return;
         }
         let replaced = std::mem::replace(&mut state.events, Waiting::One(event));
         state.delivery = Delivery::On;
+        counters.events.fetch_add(1, Relaxed);
+        counters.conflated.fetch_add(u64::from(replaced.len() > 0), Relaxed);
         wake(state);
-        if replaced.len() > 0 { Pushed::Replaced } else { Pushed::Given }
     }
 
     /// Stops delivery. Returns whether events were dropped.
