@@ -1,13 +1,17 @@
-//! The server itself, over a store with rows.
+//! The server itself, over a store with rows. It logs as the program `tidewire` does by default, so that the cost of spans and
+//! log lines is measured.
 
+use std::fs::OpenOptions;
 use std::future;
 use std::path::Path;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use serde_json::json;
 use tidewire::{Server, ServerOptions};
 use tidewire_store::{Store, StoreOptions};
 use tokio::runtime;
+use tracing_subscriber::EnvFilter;
 
 use super::super::conn::allow_files;
 use super::process::Served;
@@ -16,28 +20,29 @@ use crate::role::Role;
 
 pub(super) const ROLE: Role = Role { name: "server", play };
 
-/// How many rows go into a commit.
+/// Rows per commit while the store is filled.
 const AT_ONCE: u64 = 10_000;
 
-/// Starts it with so many rows and for so many connections, in this folder or in memory.
+/// Starts a server with this number of rows, for this number of connections. Without a folder the store is in memory.
 pub(super) fn start(rows: u64, connections: usize, folder: Option<&Path>) -> Served {
     let folder = folder.map_or("", |folder| folder.to_str().expect("the folder of this program is text"));
     Served::new(ROLE.start(&[rows.to_string(), connections.to_string(), folder.to_owned()]), "listening on ")
 }
 
 fn play(arguments: &[String]) {
-    let [rows, connections, folder] = arguments else { panic!("the server is told two numbers and a folder") };
+    let [rows, connections, folder] = arguments else { panic!("expected two numbers and a folder") };
+    start_logging();
     allow_files(connections.parse().expect("a number of connections"));
     let store = open(folder);
     define(&store);
     fill(&store, rows.parse().expect("a number of rows"));
-    // What a server has where there is one core.
+    // As many workers as the server has on a machine with one core.
     let runtime =
         runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime starts");
     runtime.block_on(async {
         let mut options = ServerOptions::default();
         options.port = 0;
-        // Nobody answers pings here.
+        // The clients do not answer pings.
         options.heartbeat.interval = Duration::from_hours(1);
         let server = Server::start(store, options).await.expect("the server starts");
         println!("listening on {}", server.address());
@@ -45,7 +50,15 @@ fn play(arguments: &[String]) {
     });
 }
 
-/// Opens the store in this folder, or one in memory if it has no name.
+/// Installs the subscriber that `tidewire` installs without `RUST_LOG` if its standard error is not a terminal: JSON from level
+/// info on. The lines go to /dev/null, one write each under a lock as with standard error, which is left for panics.
+fn start_logging() {
+    let null = OpenOptions::new().write(true).open("/dev/null").expect("/dev/null can be written");
+    let log = tracing_subscriber::fmt().with_env_filter(EnvFilter::new("info")).with_writer(Mutex::new(null));
+    log.json().flatten_event(true).init();
+}
+
+/// Opens the store in this folder, or in memory if the name is empty.
 pub(super) fn open(folder: &str) -> Store {
     let options = StoreOptions::default();
     if folder.is_empty() { Store::memory(options) } else { Store::open(folder, options).expect("the store opens").0 }
