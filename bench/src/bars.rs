@@ -1,8 +1,7 @@
-//! What must hold, written in a file beside the comparisons.
+//! Bars: bounds on measurements, read from a file.
 //!
-//! A bar is missed only if the whole interval is on the wrong side of it, so that a noisy machine does not cry wolf. It names
-//! workload, contender and metric; a name that is not there is an error before anything runs, so that a bar cannot outlive
-//! what it guards.
+//! A bar is missed only if the whole interval is on the wrong side of it, so that noise does not fail a check. It names a workload,
+//! a contender and a metric. An unknown name is an error before anything runs, so that a bar does not outlive its workload.
 
 use std::fmt;
 
@@ -11,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use crate::metric::three_digits;
 use crate::{Estimate, Metric, Outcome, Workload};
 
-/// The bars of one file.
-#[derive(Clone, Debug)]
+/// The bars of one file. The default has none.
+#[derive(Clone, Debug, Default)]
 pub struct Bars(Vec<Bar>);
 
 /// One thing that must hold.
@@ -24,7 +23,7 @@ pub struct Bar {
     against: Option<String>,
     metric: Metric,
     bound: Bound,
-    /// What we would like it to be, at least as good as the bound. Shown, never checked.
+    /// The target value, no worse than the bound. It is shown and never checked.
     aim: Option<f64>,
     why: String,
 }
@@ -64,7 +63,7 @@ pub struct Judgement {
     verdict: Verdict,
 }
 
-/// What is wrong with a file of bars.
+/// Why a file of bars is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BarsError {
@@ -99,9 +98,9 @@ pub enum BarsError {
         /// Which bar.
         bar: String,
     },
-    /// It is a ratio against an empty list, and would hold whatever comes.
-    #[error("{bar} is against nobody: name a contender, or leave `against` out")]
-    AgainstNobody {
+    /// `against` is an empty list.
+    #[error("{bar} has an empty list for `against`: name a contender, or omit `against`")]
+    EmptyAgainst {
         /// Which bar.
         bar: String,
     },
@@ -174,10 +173,13 @@ impl Bars {
         self.0.iter().try_for_each(|bar| bar.check(&workloads))
     }
 
-    /// The verdict on each bar of the workloads that were run.
+    /// The verdict on each bar whose workload and contenders were selected for the run.
     pub fn judge(&self, outcomes: &[Outcome]) -> Vec<Judgement> {
         let judge = |bar: &Bar| {
             let outcome = outcomes.iter().find(|outcome| outcome.workload == bar.workload)?;
+            if ![Some(&bar.contender), bar.against.as_ref()].into_iter().flatten().all(|name| outcome.has(name)) {
+                return None;
+            }
             let measured = outcome.estimate(&bar.contender, bar.against.as_deref(), bar.metric);
             let verdict = measured.map_or(Verdict::LeftOut, |measured| bar.bound.judge(measured));
             Some(Judgement { bar: bar.clone(), measured, verdict })
@@ -210,7 +212,7 @@ impl Bar {
         let against = match against {
             None => vec![None],
             Some(Against::One(name)) => vec![Some(name)],
-            Some(Against::Each(names)) if names.is_empty() => return Err(BarsError::AgainstNobody { bar: label }),
+            Some(Against::Each(names)) if names.is_empty() => return Err(BarsError::EmptyAgainst { bar: label }),
             Some(Against::Each(names)) => names.into_iter().map(Some).collect(),
         };
         let bar = Self { workload, contender, against: None, metric, bound, aim, why };
@@ -251,7 +253,7 @@ impl Bound {
     fn judge(self, measured: Estimate) -> Verdict {
         let Estimate { low, high, .. } = measured;
         match (self.allows(low), self.allows(high)) {
-            // Nothing follows from what is not a number, such as a ratio of nothing to nothing.
+            // A ratio of zero to zero is not a number and shows nothing.
             _ if low.is_nan() || high.is_nan() => Verdict::Unclear,
             (true, true) => Verdict::Held,
             (false, false) => Verdict::Missed,
@@ -361,7 +363,7 @@ mod tests {
             (format!("{GOOD}at_least = 'two'"), "f64"),
             (GOOD.replace("throughput", "speed"), "speed"),
             (GOOD.replace("why", "#"), "why"),
-            (format!("{GOOD}at_least = 1\nagainst = []"), "against nobody"),
+            (format!("{GOOD}at_least = 1\nagainst = []"), "empty list for `against`"),
         ] {
             let complaint = complaint(&fields);
             assert!(complaint.contains(named) && complaint.contains(complaint_has), "{complaint}");
@@ -422,6 +424,16 @@ mod tests {
         let both = bars(&format!("{GOOD}at_least = 2\nagainst = ['theirs', 'absent']")).unwrap().judge(&outcome);
         let verdicts: Vec<_> = both[1..].iter().map(|judgement| judgement.verdict).collect();
         assert_eq!(verdicts, [Verdict::Held, Verdict::LeftOut], "one for each");
-        assert!(bars(&format!("{GOOD}at_least = 1")).unwrap().judge(&[]).is_empty(), "what was not run is not judged");
+        assert!(bars(&format!("{GOOD}at_least = 1")).unwrap().judge(&[]).is_empty(), "the workload was not run");
+    }
+
+    #[test]
+    fn a_bar_is_not_judged_if_its_contenders_were_not_selected() {
+        let mut ours = echo();
+        ours.contenders.retain(|contender| contender.name() == "ours");
+        let outcome = [ours.run(Rounds::default(), || ())];
+        let both = bars(&format!("{GOOD}at_least = 2\nagainst = 'theirs'")).unwrap().judge(&outcome);
+        assert_eq!(both.len(), 1, "only the bar without `against`");
+        assert_eq!(both[0].verdict, Verdict::Held);
     }
 }

@@ -43,7 +43,7 @@ enum Need {
     File(&'static str, PathBuf),
 }
 
-/// How many rounds are measured.
+/// The number of rounds that are measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rounds(usize);
 
@@ -59,7 +59,7 @@ pub enum RoundsError {
     OutOfRange(usize),
 }
 
-/// What came out of a workload.
+/// The result of a workload.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
     pub(crate) workload: &'static str,
@@ -71,7 +71,7 @@ pub struct Outcome {
     pub(crate) left_out: Vec<LeftOut>,
 }
 
-/// What came out for one contender.
+/// The result of one contender.
 #[derive(Clone, Debug, Serialize)]
 pub struct Standing {
     pub(crate) contender: &'static str,
@@ -91,7 +91,7 @@ pub struct Measured {
 #[derive(Clone, Debug, Serialize)]
 pub struct LeftOut {
     pub(crate) contender: &'static str,
-    /// What is not installed.
+    /// The program or package that is not installed.
     pub(crate) needs: &'static str,
 }
 
@@ -208,6 +208,12 @@ impl Workload {
 }
 
 impl Outcome {
+    /// Whether a contender of this name was selected, including one that was left out because a program is not installed.
+    pub(crate) fn has(&self, contender: &str) -> bool {
+        self.standings.iter().any(|standing| standing.contender == contender)
+            || self.left_out.iter().any(|left_out| left_out.contender == contender)
+    }
+
     /// A metric of a contender, or its ratio `against` another one. None if either was left out.
     pub(crate) fn estimate(&self, contender: &str, against: Option<&str>, metric: Metric) -> Option<Estimate> {
         let rounds = |name: &str| {
@@ -227,12 +233,16 @@ impl Rounds {
     const MIN: usize = 7;
     const MAX: usize = 1000;
 
-    /// So many rounds, if they are neither too few for an interval nor absurdly many.
+    /// A single round. It has no interval: the caller pairs it with rounds of other runs ([`Changes`](crate::Changes)).
+    pub const ONE: Self = Self(1);
+
+    /// Fails unless the number of rounds is between 7 and 1000.
     pub fn new(rounds: usize) -> Result<Self, RoundsError> {
         if (Self::MIN..=Self::MAX).contains(&rounds) { Ok(Self(rounds)) } else { Err(RoundsError::OutOfRange(rounds)) }
     }
 
-    pub(crate) fn count(self) -> usize {
+    /// The number.
+    pub fn count(self) -> usize {
         self.0
     }
 }

@@ -37,6 +37,7 @@
 
 mod allocations;
 mod bars;
+mod changes;
 mod contest;
 mod cores;
 mod cpu;
@@ -49,6 +50,7 @@ mod table;
 
 pub use allocations::{count_allocations, count_bytes};
 pub use bars::{Bar, Bars, BarsError, Bound, Judgement, Verdict};
+pub use changes::{ChangeReport, Changes, Figures, RoundPair};
 pub use contest::{Contender, LeftOut, Measured, Outcome, Rounds, RoundsError, Standing, Workload};
 pub use cores::{available_cores, on_core, pin_process};
 pub use cpu::CpuClock;

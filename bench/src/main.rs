@@ -1,30 +1,33 @@
 //! `tidewire-bench`: the comparisons, from the command line.
 
 mod comparisons;
+mod program;
 mod role;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::{env, fs};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser as _};
 use indicatif::{ProgressBar, ProgressStyle};
-use tidewire_bench::{Bars, Outcome, Report, Rounds, Workload};
+use serde::Serialize;
+use tidewire_bench::{Bars, ChangeReport, Changes, Outcome, Report, RoundPair, Rounds, Workload};
 
 use crate::comparisons::{COMPARISONS, Comparison, Effort};
+use crate::program::{Program, Run};
 
-/// Compares Tidewire with its peers, side by side.
+/// The workloads to run, by comparison.
+type Plan = Vec<(&'static Comparison, Vec<Workload>)>;
+
+/// Compares Tidewire with its peers, side by side, or two builds of Tidewire with each other.
 ///
-/// Contenders run interleaved, one round each in an order that rotates, after one round that is not measured. The tables
-/// show medians; a ratio is taken within each round and comes with an interval that covers the true one of this run with at least 95 %
-/// probability. Let nothing else run meanwhile, and trust ratios rather than absolute numbers.
+/// Contenders run interleaved, one round each in an order that rotates, after a warm-up round that is not measured. The tables
+/// show medians. A ratio is computed within each round; its interval covers the true ratio of this run with at least 95 %
+/// probability. Run nothing else meanwhile, and trust ratios rather than absolute numbers.
 #[derive(Parser)]
-#[command(
-    version,
-    after_help = "Exit code: 0 when all went well, 1 when --check found a bar missed, 2 for any other error."
-)]
+#[command(version, after_help = "Exit code: 0 on success, 1 if --check found a missed bar, 2 on any other error.")]
 struct Options {
     /// What to run
     #[arg(value_parser = choices())]
@@ -37,6 +40,23 @@ struct Options {
     /// Run only the workloads whose name contains this
     #[arg(long, value_name = "WORKLOAD")]
     only: Option<String>,
+
+    /// Run only the contenders whose name contains this
+    #[arg(long, value_name = "CONTENDER")]
+    contender: Option<String>,
+
+    /// Compare with an older build: the path of its `tidewire-bench`
+    ///
+    /// Runs this build and the older one in turn, once per round, and prints the gain of each metric: now / before for
+    /// throughput and before / now for every other metric, so that 1 or more means at least as good as before.
+    #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["check", "bars", "one_round"])]
+    before: Option<PathBuf>,
+
+    /// Measure a single round of the workload with exactly this name, and write it as JSON
+    ///
+    /// `--before` runs both builds this way. A single round has no interval, so no table is printed and no bar is judged.
+    #[arg(long, value_name = "WORKLOAD", hide_short_help = true, conflicts_with_all = ["rounds", "only", "check", "bars"])]
+    one_round: Option<String>,
 
     /// Do a hundredth of the work in each round: shows that everything runs, and little else
     #[arg(long)]
@@ -66,7 +86,9 @@ fn choices() -> impl clap::builder::TypedValueParser<Value = Choice> {
     let mut values: Vec<_> =
         COMPARISONS.iter().map(|comparison| PossibleValue::new(comparison.name).help(comparison.about)).collect();
     values.push(PossibleValue::new("all").help("Every comparison"));
-    values.push(PossibleValue::new("list").help("Names of comparisons, workloads and contenders, and runs nothing"));
+    values.push(
+        PossibleValue::new("list").help("Print the names of comparisons, workloads and contenders, and run nothing"),
+    );
     PossibleValuesParser::new(values).map(|name| match COMPARISONS.iter().find(|comparison| comparison.name == name) {
         Some(comparison) => Choice::One(comparison),
         None if name == "all" => Choice::All,
@@ -89,38 +111,124 @@ fn main() -> ExitCode {
 
 fn run(options: &Options) -> Result<ExitCode> {
     let effort = if options.quick { Effort::Quick } else { Effort::Full };
-    let mut plan: Vec<(&Comparison, Vec<Workload>)> =
-        COMPARISONS.iter().map(|comparison| (comparison, (comparison.workloads)(effort))).collect();
+    let mut plan: Plan = COMPARISONS.iter().map(|comparison| (comparison, (comparison.workloads)(effort))).collect();
     let bars = bars(options.bars.as_deref())?;
     bars.check(plan.iter().flat_map(|(_, workloads)| workloads))?;
 
-    if let Choice::One(chosen) = options.comparison {
-        plan.retain(|(comparison, _)| comparison.name == chosen.name);
-    }
-    if let Some(part) = &options.only {
-        for (_, workloads) in &mut plan {
-            workloads.retain(|workload| workload.name.contains(part));
-        }
-        plan.retain(|(_, workloads)| !workloads.is_empty());
-        ensure!(!plan.is_empty(), "no workload has {part:?} in its name; `tidewire-bench list` names them all");
-    }
+    options.select(&mut plan)?;
     if matches!(options.comparison, Choice::List) {
+        ensure!(options.before.is_none(), "`list` runs nothing: name a comparison to run with --before");
         list(&plan);
         return Ok(ExitCode::SUCCESS);
     }
     if cfg!(debug_assertions) {
         println!("This is a debug build: its numbers mean nothing.\n");
     }
+    if let Some(before) = &options.before {
+        compare_builds(options, before, &plan)?;
+        return Ok(ExitCode::SUCCESS);
+    }
 
+    let is_one_round = options.one_round.is_some();
+    let (rounds, bars) = if is_one_round { (Rounds::ONE, Bars::default()) } else { (options.rounds, bars) };
     let mut missed = false;
     for (comparison, workloads) in plan {
-        let outcomes = workloads.into_iter().map(|workload| race(workload, options.rounds)).collect();
-        let report = Report::new(comparison.name, command(), options.rounds, outcomes, &bars);
-        print!("{report}");
+        let outcomes = workloads.into_iter().map(|workload| race(workload, rounds)).collect();
+        let report = Report::new(comparison.name, command(), rounds, outcomes, &bars);
+        if !is_one_round {
+            print!("{report}");
+        }
         println!("Every round: {}\n", write(&report, &options.json, comparison.name)?.display());
         missed |= report.missed();
     }
     Ok(if options.check && missed { ExitCode::from(1) } else { ExitCode::SUCCESS })
+}
+
+impl Options {
+    /// Keeps what was selected on the command line. Fails if nothing is left.
+    fn select(&self, plan: &mut Plan) -> Result<()> {
+        plan.retain(|(comparison, _)| self.selects_comparison(comparison.name));
+        for (_, workloads) in &mut *plan {
+            workloads.retain(|workload| self.selects_workload(workload.name));
+        }
+        plan.retain(|(_, workloads)| !workloads.is_empty());
+        if plan.is_empty() {
+            let all = "`tidewire-bench list` prints all names";
+            match &self.one_round {
+                Some(exact) => bail!("no workload has the name {exact:?}; {all}"),
+                None => bail!("no workload has {:?} in its name; {all}", self.only.as_deref().unwrap_or_default()),
+            }
+        }
+        if let Some(part) = &self.contender {
+            for (_, workloads) in &mut *plan {
+                for workload in &mut *workloads {
+                    workload.contenders.retain(|contender| contender.name().contains(part));
+                }
+                workloads.retain(|workload| !workload.contenders.is_empty());
+            }
+            plan.retain(|(_, workloads)| !workloads.is_empty());
+            ensure!(!plan.is_empty(), "no contender has {part:?} in its name; `tidewire-bench list` prints all names");
+        }
+        Ok(())
+    }
+
+    fn selects_comparison(&self, name: &str) -> bool {
+        match self.comparison {
+            Choice::One(chosen) => chosen.name == name,
+            Choice::All | Choice::List => true,
+        }
+    }
+
+    fn selects_workload(&self, name: &str) -> bool {
+        self.only.as_ref().is_none_or(|part| name.contains(part))
+            && self.one_round.as_ref().is_none_or(|exact| name == exact)
+    }
+}
+
+/// Runs this build and the one at `before` in turn, and prints the changes workload by workload.
+fn compare_builds(options: &Options, before: &Path, plan: &Plan) -> Result<()> {
+    let before = Program::open(before)?;
+    let now = Program::open(&env::current_exe().context("the path of this executable is unknown")?)?;
+    let run = Run {
+        is_one_round: now.has_one_round() && before.has_one_round(),
+        is_quick: options.quick,
+        contender: options.contender.as_deref(),
+    };
+
+    let selected = plan.iter().flat_map(|(_, workloads)| workloads).map(|workload| workload.name);
+    let (paired, only_now): (Vec<_>, Vec<_>) = selected.partition(|name| before.comparison_of(name).is_some());
+    let only_before = before.workloads().iter().filter(|listed| {
+        options.selects_comparison(&listed.comparison)
+            && options.selects_workload(&listed.workload)
+            && now.comparison_of(&listed.workload).is_none()
+    });
+    let only_before = only_before.map(|listed| listed.workload.clone()).collect();
+    let only_now = only_now.into_iter().map(str::to_owned).collect();
+    let mut report = ChangeReport::new(command(), before.path().to_owned(), options.rounds, run.measurements())
+        .with_unpaired(only_now, only_before);
+    print!("{report}");
+
+    for workload in paired {
+        let progress = progress(workload, options.rounds.count());
+        let mut rounds = Vec::with_capacity(options.rounds.count());
+        for round in 0..options.rounds.count() {
+            // Alternating, so that neither build always runs first.
+            rounds.push(if round % 2 == 0 {
+                let before = before.measure(workload, run)?;
+                RoundPair { before, now: now.measure(workload, run)? }
+            } else {
+                let now = now.measure(workload, run)?;
+                RoundPair { before: before.measure(workload, run)?, now }
+            });
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+        let changes = Changes::of(workload, options.contender.as_deref(), &rounds);
+        print!("{changes}");
+        report.push(changes);
+    }
+    println!("Every round: {}\n", write(&report, &options.json, "before")?.display());
+    Ok(())
 }
 
 fn bars(file: Option<&Path>) -> Result<Bars> {
@@ -129,7 +237,7 @@ fn bars(file: Option<&Path>) -> Result<Bars> {
     Bars::parse(&fs::read_to_string(file).with_context(context)?).with_context(context)
 }
 
-fn list(plan: &[(&Comparison, Vec<Workload>)]) {
+fn list(plan: &Plan) {
     for (comparison, workloads) in plan {
         println!("{}: {}", comparison.name, comparison.about);
         for workload in workloads {
@@ -140,23 +248,28 @@ fn list(plan: &[(&Comparison, Vec<Workload>)]) {
 }
 
 fn race(workload: Workload, rounds: Rounds) -> Outcome {
-    // Shown on a terminal only.
-    let progress = ProgressBar::new(workload.steps(rounds) as u64)
-        .with_style(ProgressStyle::with_template("{msg} {wide_bar} {eta}").expect("the template is well-formed"))
-        .with_message(workload.name);
+    let progress = progress(workload.name, workload.steps(rounds));
     let outcome = workload.run(rounds, || progress.inc(1));
     progress.finish_and_clear();
     outcome
 }
 
-/// What makes this table again.
+/// A progress bar, shown only on a terminal.
+fn progress(workload: &'static str, steps: usize) -> ProgressBar {
+    ProgressBar::new(steps as u64)
+        .with_style(ProgressStyle::with_template("{msg} {wide_bar} {eta}").expect("the template is well-formed"))
+        .with_message(workload)
+}
+
+/// The command that reproduces the output.
 fn command() -> String {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<String> = env::args().skip(1).collect();
     format!("cargo run --release -p tidewire-bench -- {}", arguments.join(" "))
 }
 
-fn write(report: &Report, folder: &Path, comparison: &str) -> Result<PathBuf> {
-    let file = folder.join(format!("{comparison}.json"));
+/// Writes a report as `NAME.json` and returns the path of the file.
+fn write(report: &impl Serialize, folder: &Path, name: &str) -> Result<PathBuf> {
+    let file = folder.join(format!("{name}.json"));
     let text = serde_json::to_string_pretty(report)?;
     fs::create_dir_all(folder).and_then(|()| fs::write(&file, text)).with_context(|| file.display().to_string())?;
     Ok(file)

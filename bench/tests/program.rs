@@ -1,9 +1,11 @@
 //! The program as it is called: what it prints, and its exit codes.
 
+use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 
 /// Runs one workload as briefly as can be, judged by the bars in `bars`.
@@ -57,7 +59,7 @@ fn check_fails_on_a_missed_bar_and_on_no_other() {
     assert_eq!(not_asked.status.code(), Some(0), "{}", stderr(&not_asked));
 
     let json = fs::read(folder.path().join("channels.json")).unwrap();
-    let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
+    let json: Json = serde_json::from_slice(&json).unwrap();
     assert_eq!(json["bars"][0]["verdict"], "missed");
     assert_eq!(json["workloads"][0]["standings"].as_array().unwrap().len(), 5);
 }
@@ -105,8 +107,7 @@ fn a_server_in_another_process_is_measured() {
     let folder = TempDir::new().unwrap();
     let output = bench(folder.path(), "", &["pipelining", "--rounds", "7"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    let json: serde_json::Value =
-        serde_json::from_slice(&fs::read(folder.path().join("pipelining.json")).unwrap()).unwrap();
+    let json: Json = serde_json::from_slice(&fs::read(folder.path().join("pipelining.json")).unwrap()).unwrap();
     for standing in json["workloads"][0]["standings"].as_array().unwrap() {
         let server_cpu = standing["measured"]["server-cpu"]["value"]["median"].as_f64().unwrap();
         assert!(server_cpu > 0.0, "{standing}");
@@ -114,17 +115,182 @@ fn a_server_in_another_process_is_measured() {
     assert!(stdout(&output).contains("server CPU per ping"), "redis-server is needed: {}", stdout(&output));
 }
 
-/// Runs all workloads of a comparison, and sees that each had somebody take part.
+/// The path of a shell script that stands in for an older build: it handles some arguments itself, and passes everything else
+/// to the real program.
+fn older_build(folder: &Path, script: &str) -> PathBuf {
+    let file = folder.join("older-bench");
+    let program = env!("CARGO_BIN_EXE_tidewire-bench");
+    let text = format!("#!/bin/sh\nBENCH='{program}'\n{script}\nexec \"$BENCH\" \"$@\"\n");
+    // Written by another process: a child that a parallel test forks would inherit a file that is open for writing here, and a
+    // file that is open for writing cannot be executed.
+    let write = r#"printf %s "$2" > "$1" && chmod +x "$1""#;
+    let written = Command::new("sh").args(["-c", write, "sh"]).arg(&file).arg(text).status().unwrap();
+    assert!(written.success());
+    file
+}
+
+/// Compares the program with the one at `before`.
+fn compare(folder: &Path, before: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_tidewire-bench"))
+        .args(["--quick", "--rounds", "7", "--before"])
+        .arg(before)
+        .arg("--json")
+        .arg(folder)
+        .args(arguments)
+        .output()
+        .unwrap()
+}
+
+/// The JSON of a comparison that succeeded.
+fn changes(folder: &Path, output: &Output) -> Json {
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(output));
+    serde_json::from_slice(&fs::read(folder.join("before.json")).unwrap()).unwrap()
+}
+
+/// Checks that each contender has a pair of values per round for all of these metrics. Returns the names of the contenders.
+fn contenders_with(workload: &Json, metrics: &[&str]) -> BTreeSet<String> {
+    let changes = workload["metrics"].as_array().unwrap();
+    for change in changes {
+        assert!(metrics.contains(&change["metric"].as_str().unwrap()), "{change}");
+        assert_eq!(change["before"].as_array().unwrap().len(), 7, "{change}");
+        assert_eq!(change["now"].as_array().unwrap().len(), 7, "{change}");
+        // Other metrics may be zero.
+        if change["metric"] == "throughput" {
+            assert!(change["gain"]["median"].as_f64().unwrap() > 0.0, "{change}");
+        }
+    }
+    let names: BTreeSet<_> = changes.iter().map(|change| change["contender"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(changes.len(), names.len() * metrics.len(), "{workload}");
+    names
+}
+
+#[test]
+fn a_build_is_compared_with_itself() {
+    let folder = TempDir::new().unwrap();
+    let this = Path::new(env!("CARGO_BIN_EXE_tidewire-bench"));
+    let output = compare(folder.path(), this, &["channels", "--only", "one-producer"]);
+    let json = changes(folder.path(), &output);
+    assert_eq!(json["measurements_per_run"], 1);
+    assert_eq!(json["workloads"].as_array().unwrap().len(), 1);
+    assert_eq!(json["workloads"][0]["workload"], "one-producer");
+    let contenders = contenders_with(&json["workloads"][0], &["throughput", "cpu", "allocations"]);
+    assert_eq!(contenders.len(), 5);
+    assert!(stdout(&output).contains("| contender "), "{}", stdout(&output));
+}
+
+#[test]
+fn speed_cpu_and_memory_of_two_builds_are_compared() {
+    let folder = TempDir::new().unwrap();
+    let this = Path::new(env!("CARGO_BIN_EXE_tidewire-bench"));
+    let output = compare(folder.path(), this, &["server", "--only", "server-get", "--contender", "tidewire"]);
+    let json = changes(folder.path(), &output);
+    let contenders = contenders_with(&json["workloads"][0], &["server-cpu", "throughput"]);
+    assert_eq!(Vec::from_iter(contenders), ["tidewire"]);
+
+    let output = compare(folder.path(), this, &["server", "--only", "idle-memory", "--contender", "own query"]);
+    let json = changes(folder.path(), &output);
+    assert_eq!(json["workloads"][0]["metrics"][0]["metric"], "memory");
+    assert_eq!(json["workloads"][0]["metrics"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn a_build_without_one_round_is_compared() {
+    let folder = TempDir::new().unwrap();
+    // As clap refuses an option that it does not know.
+    let older = older_build(
+        folder.path(),
+        r#"case " $* " in
+  *" --one-round "* | *" --contender "*) echo "error: unexpected argument" >&2; exit 2 ;;
+esac"#,
+    );
+    let output = compare(folder.path(), &older, &["channels", "--only", "one-producer", "--contender", "std"]);
+    let json = changes(folder.path(), &output);
+    assert_eq!(json["measurements_per_run"], 7);
+    let contenders = contenders_with(&json["workloads"][0], &["throughput", "cpu", "allocations"]);
+    assert_eq!(Vec::from_iter(contenders), ["std"]);
+    assert!(stdout(&output).contains("the median of its 7 measurements"), "{}", stdout(&output));
+}
+
+#[test]
+fn workloads_of_one_build_are_listed() {
+    let folder = TempDir::new().unwrap();
+    let older = older_build(
+        folder.path(),
+        r#"if [ "$*" = list ]; then
+  "$BENCH" list | sed 's/^  four-producers:/  three-producers:/'
+  exit
+fi"#,
+    );
+    let output = compare(folder.path(), &older, &["channels", "--contender", "std"]);
+    let json = changes(folder.path(), &output);
+    assert_eq!(json["only_now"], json!(["four-producers"]));
+    assert_eq!(json["only_before"], json!(["three-producers"]));
+    assert_eq!(json["workloads"].as_array().unwrap().len(), 1);
+    assert!(stdout(&output).contains("Workloads of the older build only: three-producers."), "{}", stdout(&output));
+}
+
+#[test]
+fn an_older_build_that_fails_is_named() {
+    let folder = TempDir::new().unwrap();
+    let refused = |before: &Path| {
+        let output = compare(folder.path(), before, &["channels", "--only", "one-producer"]);
+        assert_eq!(output.status.code(), Some(2), "{}", stdout(&output));
+        stderr(&output)
+    };
+    let absent = refused(&folder.path().join("absent"));
+    assert!(absent.contains("cannot run") && absent.contains("/absent"), "{absent}");
+
+    let not_executable = folder.path().join("not-executable");
+    fs::write(&not_executable, "").unwrap();
+    let not_executable = refused(&not_executable);
+    assert!(not_executable.contains("cannot run") && not_executable.contains("/not-executable"), "{not_executable}");
+
+    let another_program = refused(Path::new("/bin/true"));
+    assert!(another_program.contains("is not a build of tidewire-bench"), "{another_program}");
+
+    let crashes = older_build(folder.path(), r#"if [ "$1" = channels ]; then echo "out of luck" >&2; exit 101; fi"#);
+    let crashes = refused(&crashes);
+    assert!(crashes.contains("older-bench channels") && crashes.contains("out of luck"), "{crashes}");
+
+    let writes_no_figures = older_build(folder.path(), r#"if [ "$1" = channels ]; then exit 0; fi"#);
+    let writes_no_figures = refused(&writes_no_figures);
+    assert!(writes_no_figures.contains("older-bench wrote no"), "{writes_no_figures}");
+}
+
+#[test]
+fn a_single_round_is_written_and_not_judged() {
+    let folder = TempDir::new().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_tidewire-bench"))
+        .args(["channels", "--quick", "--one-round", "one-producer", "--contender", "std", "--json"])
+        .arg(folder.path())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let json: Json = serde_json::from_slice(&fs::read(folder.path().join("channels.json")).unwrap()).unwrap();
+    let standings = json["workloads"][0]["standings"].as_array().unwrap();
+    assert_eq!(standings.len(), 1);
+    assert_eq!(standings[0]["measured"]["throughput"]["rounds"].as_array().unwrap().len(), 1);
+    assert_eq!(json["bars"], json!([]));
+
+    for (option, name) in [("--one-round", "one-prod"), ("--only", "absent"), ("--contender", "absent")] {
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_tidewire-bench")).args(["channels", option, name]).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{}", stdout(&output));
+        assert!(stderr(&output).contains(&format!("{name:?}")), "{}", stderr(&output));
+    }
+}
+
+/// Runs all workloads of a comparison, and checks that each has at least one contender.
 fn every_workload_runs(comparison: &str) {
     let folder = TempDir::new().unwrap();
     let output = bench(folder.path(), "", &[comparison, "--rounds", "7"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let json = fs::read(folder.path().join(format!("{comparison}.json"))).unwrap();
-    let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
+    let json: Json = serde_json::from_slice(&json).unwrap();
     for workload in json["workloads"].as_array().unwrap() {
-        // Where valgrind is not installed, nobody counts instructions.
-        let took_part = |kind: &str| !workload[kind].as_array().unwrap().is_empty();
-        assert!(took_part("standings") || took_part("left_out"), "{workload}");
+        // Without valgrind, no contender counts instructions.
+        let has_any = |kind: &str| !workload[kind].as_array().unwrap().is_empty();
+        assert!(has_any("standings") || has_any("left_out"), "{workload}");
     }
 }
 

@@ -1,0 +1,176 @@
+//! Builds of this program, run as child processes: how `--before` measures two of them in turn.
+//!
+//! Builds from before `--one-round` cannot measure a single round. They run [`FEWEST_ROUNDS`] rounds per process, and so does the
+//! build they are compared with.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{self, Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use tempfile::TempDir;
+use tidewire_bench::Figures;
+
+/// The fewest rounds that a build without `--one-round` accepts.
+const FEWEST_ROUNDS: usize = 7;
+
+/// How many lines of a failed program's standard error are shown.
+const SHOWN_LINES: usize = 20;
+
+/// A build of this program.
+pub(crate) struct Program {
+    path: PathBuf,
+    workloads: Vec<Listed>,
+    has_one_round: bool,
+}
+
+/// A workload as `list` prints it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Listed {
+    pub(crate) comparison: String,
+    pub(crate) workload: String,
+}
+
+/// How a program is run to measure a workload. Both builds are run the same way.
+#[derive(Clone, Copy)]
+pub(crate) struct Run<'a> {
+    pub(crate) is_one_round: bool,
+    pub(crate) is_quick: bool,
+    pub(crate) contender: Option<&'a str>,
+}
+
+impl Run<'_> {
+    /// How often a run measures each contender.
+    pub(crate) fn measurements(self) -> usize {
+        if self.is_one_round { 1 } else { FEWEST_ROUNDS }
+    }
+}
+
+impl Program {
+    /// Asks the program at `path` what it can run.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        // A bare name is a file in the working directory, not a program on the `PATH`.
+        let path = path::absolute(path).with_context(|| format!("not a path of a program: {}", path.display()))?;
+        let mut program = Self { path, workloads: Vec::new(), has_one_round: false };
+        program.workloads = parse_list(&program.output(&["list".into()])?);
+        let Some(first) = program.workloads.first() else {
+            bail!("{} is not a build of tidewire-bench: `list` prints no workload", program.path.display());
+        };
+        let probe = ["list".into(), "--one-round".into(), first.workload.clone().into()];
+        program.has_one_round = program.output(&probe).is_ok();
+        Ok(program)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether it has the option `--one-round`.
+    pub(crate) fn has_one_round(&self) -> bool {
+        self.has_one_round
+    }
+
+    pub(crate) fn workloads(&self) -> &[Listed] {
+        &self.workloads
+    }
+
+    /// The comparison that has the workload.
+    pub(crate) fn comparison_of(&self, workload: &str) -> Option<&str> {
+        let listed = self.workloads.iter().find(|listed| listed.workload == workload)?;
+        Some(&listed.comparison)
+    }
+
+    /// Measures a workload in a new process. Returns when the process has ended.
+    pub(crate) fn measure(&self, workload: &str, run: Run<'_>) -> Result<Figures> {
+        let name = self.path.display();
+        let comparison = self.comparison_of(workload).with_context(|| format!("{name} has no workload {workload}"))?;
+        let folder = TempDir::new().context("cannot create a temporary folder")?;
+        let mut arguments: Vec<OsString> = vec![comparison.into(), "--json".into(), folder.path().into()];
+        if run.is_one_round {
+            arguments.extend(["--one-round".into(), workload.into()]);
+            if let Some(contender) = run.contender {
+                arguments.extend(["--contender".into(), contender.into()]);
+            }
+        } else {
+            // This also runs workloads whose names contain this one; their figures are not used.
+            arguments.extend(["--only".into(), workload.into(), "--rounds".into(), FEWEST_ROUNDS.to_string().into()]);
+        }
+        if run.is_quick {
+            arguments.push("--quick".into());
+        }
+        self.output(&arguments)?;
+        let file = folder.path().join(format!("{comparison}.json"));
+        let json = fs::read_to_string(&file).with_context(|| format!("{name} wrote no {}", file.display()))?;
+        serde_json::from_str(&json).with_context(|| format!("cannot read the figures that {name} wrote"))
+    }
+
+    /// The standard output of the program. Fails unless it exits with 0.
+    fn output(&self, arguments: &[OsString]) -> Result<String> {
+        let name = self.path.display();
+        let output = Command::new(&self.path).args(arguments).stdin(Stdio::null()).output();
+        let output = output.with_context(|| format!("cannot run {name}"))?;
+        ensure!(
+            output.status.success(),
+            "{name} {} failed ({}): {}",
+            arguments.join(" ".as_ref()).display(),
+            output.status,
+            last_lines(&String::from_utf8_lossy(&output.stderr))
+        );
+        String::from_utf8(output.stdout).with_context(|| format!("{name} printed something other than UTF-8"))
+    }
+}
+
+fn last_lines(text: &str) -> String {
+    let lines: Vec<_> = text.trim_end().lines().collect();
+    lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n")
+}
+
+/// Reads the output of `list`: a line `comparison: about`, and below it lines `  workload: contenders`.
+fn parse_list(text: &str) -> Vec<Listed> {
+    let mut workloads = Vec::new();
+    let mut comparison = None;
+    for line in text.lines() {
+        let Some((name, _)) = line.split_once(": ") else { continue };
+        match (name.strip_prefix("  "), comparison) {
+            (None, _) => comparison = Some(name),
+            (Some(workload), Some(comparison)) => {
+                workloads.push(Listed { comparison: comparison.to_owned(), workload: workload.to_owned() });
+            }
+            (Some(_), None) => {}
+        }
+    }
+    workloads
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_names_the_comparison_of_each_workload() {
+        // Printed by `tidewire-bench list`.
+        let text = "\
+channels: Bounded channels of tokio, crossbeam, flume and std, from one and from four producers
+  one-producer: tokio tasks, tokio blocking, crossbeam, flume, std
+  four-producers: tokio tasks, tokio blocking, crossbeam, flume, std
+server: The server against Node ws, NATS, PocketBase, and its own store and connections
+  server-get: Node ws, tidewire
+";
+        let listed = |comparison: &str, workload: &str| Listed {
+            comparison: comparison.to_owned(),
+            workload: workload.to_owned(),
+        };
+        assert_eq!(
+            parse_list(text),
+            [listed("channels", "one-producer"), listed("channels", "four-producers"), listed("server", "server-get")]
+        );
+    }
+
+    #[test]
+    fn a_text_without_comparisons_lists_nothing() {
+        for text in ["", "usage: something else", "  server-get: tidewire\n", "\n\n:\n"] {
+            assert_eq!(parse_list(text), [], "{text:?}");
+        }
+    }
+}
