@@ -185,9 +185,9 @@ impl Options {
     }
 }
 
-/// Runs this build and the one at `before` in turn, and prints the changes workload by workload.
-fn compare_builds(options: &Options, before: &Path, plan: &Plan) -> Result<()> {
-    let before = Program::open(before)?;
+/// Runs this build and the one at `older` in turn, and prints the changes workload by workload.
+fn compare_builds(options: &Options, older: &Path, plan: &Plan) -> Result<()> {
+    let before = Program::open(older)?;
     let now = Program::open(&env::current_exe().context("the path of this executable is unknown")?)?;
     let run = Run {
         is_one_round: now.has_one_round() && before.has_one_round(),
@@ -196,15 +196,15 @@ fn compare_builds(options: &Options, before: &Path, plan: &Plan) -> Result<()> {
     };
 
     let selected = plan.iter().flat_map(|(_, workloads)| workloads).map(|workload| workload.name);
-    let (paired, only_now): (Vec<_>, Vec<_>) = selected.partition(|name| before.comparison_of(name).is_some());
+    let (paired, only_now): (Vec<_>, Vec<_>) = selected.partition(|name| before.has(name, run.contender));
     let only_before = before.workloads().iter().filter(|listed| {
         options.selects_comparison(&listed.comparison)
             && options.selects_workload(&listed.workload)
-            && now.comparison_of(&listed.workload).is_none()
+            && !now.has(&listed.workload, None)
     });
     let only_before = only_before.map(|listed| listed.workload.clone()).collect();
     let only_now = only_now.into_iter().map(str::to_owned).collect();
-    let mut report = ChangeReport::new(command(), before.path().to_owned(), options.rounds, run.measurements())
+    let mut report = ChangeReport::new(command(), older.to_owned(), options.rounds, run.measurements())
         .with_unpaired(only_now, only_before);
     print!("{report}");
 

@@ -30,6 +30,8 @@ pub(crate) struct Program {
 pub(crate) struct Listed {
     pub(crate) comparison: String,
     pub(crate) workload: String,
+    /// The names as printed. A name may contain the separator, so they are searched and not split.
+    contenders: String,
 }
 
 /// How a program is run to measure a workload. Both builds are run the same way.
@@ -62,10 +64,6 @@ impl Program {
         Ok(program)
     }
 
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Whether it has the option `--one-round`.
     pub(crate) fn has_one_round(&self) -> bool {
         self.has_one_round
@@ -75,16 +73,20 @@ impl Program {
         &self.workloads
     }
 
-    /// The comparison that has the workload.
-    pub(crate) fn comparison_of(&self, workload: &str) -> Option<&str> {
-        let listed = self.workloads.iter().find(|listed| listed.workload == workload)?;
-        Some(&listed.comparison)
+    /// Whether it has the workload, with a contender whose name contains `contender`.
+    pub(crate) fn has(&self, workload: &str, contender: Option<&str>) -> bool {
+        self.find(workload).is_some_and(|listed| contender.is_none_or(|part| listed.contenders.contains(part)))
+    }
+
+    fn find(&self, workload: &str) -> Option<&Listed> {
+        self.workloads.iter().find(|listed| listed.workload == workload)
     }
 
     /// Measures a workload in a new process. Returns when the process has ended.
     pub(crate) fn measure(&self, workload: &str, run: Run<'_>) -> Result<Figures> {
         let name = self.path.display();
-        let comparison = self.comparison_of(workload).with_context(|| format!("{name} has no workload {workload}"))?;
+        let listed = self.find(workload).with_context(|| format!("{name} has no workload {workload}"))?;
+        let comparison = listed.comparison.as_str();
         let folder = TempDir::new().context("cannot create a temporary folder")?;
         let mut arguments: Vec<OsString> = vec![comparison.into(), "--json".into(), folder.path().into()];
         if run.is_one_round {
@@ -131,11 +133,15 @@ fn parse_list(text: &str) -> Vec<Listed> {
     let mut workloads = Vec::new();
     let mut comparison = None;
     for line in text.lines() {
-        let Some((name, _)) = line.split_once(": ") else { continue };
+        let Some((name, rest)) = line.split_once(": ") else { continue };
         match (name.strip_prefix("  "), comparison) {
             (None, _) => comparison = Some(name),
             (Some(workload), Some(comparison)) => {
-                workloads.push(Listed { comparison: comparison.to_owned(), workload: workload.to_owned() });
+                workloads.push(Listed {
+                    comparison: comparison.to_owned(),
+                    workload: workload.to_owned(),
+                    contenders: rest.to_owned(),
+                });
             }
             (Some(_), None) => {}
         }
@@ -157,13 +163,19 @@ channels: Bounded channels of tokio, crossbeam, flume and std, from one and from
 server: The server against Node ws, NATS, PocketBase, and its own store and connections
   server-get: Node ws, tidewire
 ";
-        let listed = |comparison: &str, workload: &str| Listed {
+        let listed = |comparison: &str, workload: &str, contenders: &str| Listed {
             comparison: comparison.to_owned(),
             workload: workload.to_owned(),
+            contenders: contenders.to_owned(),
         };
+        let channels = "tokio tasks, tokio blocking, crossbeam, flume, std";
         assert_eq!(
             parse_list(text),
-            [listed("channels", "one-producer"), listed("channels", "four-producers"), listed("server", "server-get")]
+            [
+                listed("channels", "one-producer", channels),
+                listed("channels", "four-producers", channels),
+                listed("server", "server-get", "Node ws, tidewire"),
+            ]
         );
     }
 

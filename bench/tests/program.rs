@@ -217,7 +217,7 @@ fn workloads_of_one_build_are_listed() {
     let older = older_build(
         folder.path(),
         r#"if [ "$*" = list ]; then
-  "$BENCH" list | sed 's/^  four-producers:/  three-producers:/'
+  "$BENCH" list | sed -e 's/^  four-producers:/  three-producers:/' -e 's/^\(  pool-alone:.*\), moving/\1/'
   exit
 fi"#,
     );
@@ -227,6 +227,11 @@ fi"#,
     assert_eq!(json["only_before"], json!(["three-producers"]));
     assert_eq!(json["workloads"].as_array().unwrap().len(), 1);
     assert!(stdout(&output).contains("Workloads of the older build only: three-producers."), "{}", stdout(&output));
+
+    let output = compare(folder.path(), &older, &["pool", "--only", "pool-alone", "--contender", "moving"]);
+    let json = changes(folder.path(), &output);
+    assert_eq!(json["only_now"], json!(["pool-alone"]), "the older build has no such contender");
+    assert_eq!(json["workloads"], json!([]));
 }
 
 #[test]
