@@ -14,9 +14,9 @@ mod state;
 mod transport;
 
 pub use auth::{
-    Access, DefaultAccess, Granted, Jwt, JwtAlgorithm, JwtError, JwtKey, JwtOptions, PermissionCheck, Permissions,
-    Rule, RuleError, Session, StaticToken, StaticTokens, StaticTokensError, Tier, TokenExpiry, TokenValidator,
-    Validation, ValidatorFailed,
+    Access, DefaultAccess, Grants, Jwt, JwtAlgorithm, JwtError, JwtKey, JwtOptions, PermissionCheck, Permissions, Rule,
+    RuleError, Session, StaticToken, StaticTokens, StaticTokensError, Tier, TokenExpiry, TokenValidator, Validation,
+    ValidatorFailed,
 };
 pub use metrics::ServerStats;
 pub use options::{Auth, Backpressure, ConnectionLimits, Heartbeat, RateLimit, ServerOptions, TlsFiles};

@@ -1,6 +1,6 @@
-//! Who somebody is, and what they may do. No clock and no socket: `now` is an argument.
+//! Authentication and authorization: tokens, sessions, permissions. Free of I/O and clocks; the current time is an argument.
 
-mod granted;
+mod grants;
 mod jwt;
 mod pattern;
 mod permissions;
@@ -11,7 +11,7 @@ mod tier;
 mod tokens;
 mod validator;
 
-pub use granted::{Access, Granted};
+pub use grants::{Access, Grants};
 pub use jwt::{Jwt, JwtAlgorithm, JwtError, JwtKey, JwtOptions};
 pub use permissions::{DefaultAccess, PermissionCheck, Permissions, Rule, RuleError};
 pub(crate) use revocations::Revocations;

@@ -1,45 +1,45 @@
 //! Patterns for the names of operations and topics.
 
-/// `*`, `prefix.*`, or a whole name. Anything else is a whole name that nothing has; [`Pattern::is_proper`] tells.
+/// A pattern: `*`, `prefix.*`, or an exact name. Any other text is an exact name that nothing has; see [`Pattern::is_valid`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Pattern {
-    Everything,
-    /// What begins with this, its dot included.
-    Under(Box<str>),
-    Exactly(Box<str>),
+    All,
+    /// Names with this prefix, which ends with a dot.
+    Prefix(Box<str>),
+    Exact(Box<str>),
 }
 
 impl Pattern {
     pub(super) fn new(text: &str) -> Self {
         match text.strip_suffix('*') {
-            Some("") => Self::Everything,
-            Some(prefix) if prefix.ends_with('.') => Self::Under(prefix.into()),
-            _ => Self::Exactly(text.into()),
+            Some("") => Self::All,
+            Some(prefix) if prefix.ends_with('.') => Self::Prefix(prefix.into()),
+            _ => Self::Exact(text.into()),
         }
     }
 
     pub(super) fn matches(&self, name: &str) -> bool {
         match self {
-            Self::Everything => true,
-            Self::Under(prefix) => name.starts_with(&**prefix),
-            Self::Exactly(own) => name == &**own,
+            Self::All => true,
+            Self::Prefix(prefix) => name.starts_with(&**prefix),
+            Self::Exact(own) => name == &**own,
         }
     }
 
-    /// Whether a name could be like that.
-    pub(super) fn is_proper(&self) -> bool {
+    /// Returns whether the pattern can match a name at all.
+    pub(super) fn is_valid(&self) -> bool {
         match self {
-            Self::Everything => true,
-            Self::Under(prefix) => prefix.len() > 1 && is_plain(prefix),
-            Self::Exactly(name) => !name.is_empty() && is_plain(name),
+            Self::All => true,
+            Self::Prefix(prefix) => prefix.len() > 1 && is_plain(prefix),
+            Self::Exact(name) => !name.is_empty() && is_plain(name),
         }
     }
 
     pub(super) fn text(&self) -> String {
         match self {
-            Self::Everything => "*".to_owned(),
-            Self::Under(prefix) => format!("{prefix}*"),
-            Self::Exactly(name) => name.clone().into(),
+            Self::All => "*".to_owned(),
+            Self::Prefix(prefix) => format!("{prefix}*"),
+            Self::Exact(name) => name.clone().into(),
         }
     }
 }
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pattern_is_everything_a_prefix_or_a_name() {
+    fn a_pattern_is_a_wildcard_a_prefix_or_a_name() {
         for (pattern, name, expected) in [
             ("*", "store.get", true),
             ("*", "", true),
@@ -73,13 +73,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none_can_be_told() {
+    fn invalid_patterns_are_detected() {
         for text in ["*", "a.*", "a.b.*", "a", "a.b"] {
-            assert!(Pattern::new(text).is_proper(), "{text}");
+            assert!(Pattern::new(text).is_valid(), "{text}");
             assert_eq!(Pattern::new(text).text(), text);
         }
         for text in ["", ".*", "a*", "**", "*.a", "a.*.b", "a.**", " a", "a b.*", "* "] {
-            assert!(!Pattern::new(text).is_proper(), "{text}");
+            assert!(!Pattern::new(text).is_valid(), "{text}");
             assert_eq!(Pattern::new(text).text(), text);
         }
     }

@@ -1,7 +1,7 @@
-//! Rules that say who may do what, with which rows.
+//! Permission rules by role, operation, bucket and row.
 //!
-//! A rule only ever allows. What no rule of a session's roles is about is left to the default, so that a rule with `where` can be
-//! trusted where the default is to deny: where it is to allow, an operation that the rule does not name sees every row.
+//! Rules only allow. The default applies where no rule of a session's roles covers an operation. A rule with a row filter is
+//! therefore only safe with the default `deny`: with `allow`, an operation that the rule does not name has access to every row.
 
 use std::sync::Arc;
 
@@ -9,16 +9,16 @@ use serde_json::Value as Json;
 use tidewire_store::FilterError;
 
 use super::pattern::Pattern;
-use super::row_filter::{Known, Rows};
-use super::{Granted, Session};
+use super::row_filter::{RowFilter, SessionValues};
+use super::{Grants, Session};
 
-/// Decides before the rules do.
+/// A permission check of the host application, consulted before the rules.
 pub trait PermissionCheck: Send + Sync + 'static {
-    /// Whether this session may use an operation on a resource; none leaves it to the rules.
+    /// Returns whether a session may use an operation on a resource. `None` leaves the decision to the rules.
     fn check(&self, session: &Session, operation: &str, resource: &str) -> Option<bool>;
 }
 
-/// Rules that say who may do what, with which rows. Without any, everybody may do everything.
+/// The permission rules of a server. The default has no rules and allows every session everything that its tier allows.
 ///
 /// ```
 /// use serde_json::json;
@@ -31,10 +31,10 @@ pub trait PermissionCheck: Send + Sync + 'static {
 ///         Rule::new("member", ["store.*"]).on_buckets(["trips"]).on_rows(json!({"owner": "{{ session.userId }}"}))?,
 ///     ],
 /// );
-/// let granted = permissions.for_session(&Session::new("mara", ["member"]));
-/// assert_eq!(granted.access("store.get", Some("harbours")), Access::All);
-/// assert_eq!(granted.access("store.insert", Some("harbours")), Access::Denied);
-/// assert!(matches!(granted.access("store.insert", Some("trips")), Access::Rows(_)));
+/// let grants = permissions.for_session(&Session::new("mara", ["member"]));
+/// assert_eq!(grants.access("store.get", Some("harbours")), Access::All);
+/// assert_eq!(grants.access("store.insert", Some("harbours")), Access::Denied);
+/// assert!(matches!(grants.access("store.insert", Some("trips")), Access::Rows(_)));
 /// # Ok::<(), tidewire::RuleError>(())
 /// ```
 #[derive(Debug, Clone, Default)]
@@ -43,126 +43,136 @@ pub struct Permissions {
     rules: Arc<[Arc<Rule>]>,
 }
 
-/// What may be done where no rule is about it.
+/// The access where no rule covers an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum DefaultAccess {
-    /// Everything. The default, because without rules the roles' tiers are all there is.
+    /// Full access. The default, because without rules only the tiers of roles restrict access.
     #[default]
     Allow,
-    /// Nothing.
+    /// No access.
     Deny,
 }
 
-/// Allows those in a role something.
+/// A rule that allows a role some operations, optionally restricted to buckets, topics and rows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rule {
     pub(super) role: String,
     pub(super) allow: Vec<Pattern>,
     pub(super) buckets: Option<Vec<String>>,
     pub(super) topics: Option<Vec<Pattern>>,
-    rows: Option<Rows>,
+    row_filter: Option<RowFilter>,
 }
 
-/// What is wrong with a rule.
+/// Why a rule is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RuleError {
-    /// It is for nobody.
-    #[error("the role is empty: name the role that the rule is for")]
+    /// The role is empty.
+    #[error("the role of a rule must be a non-empty string")]
     NoRole,
-    /// It allows nothing.
-    #[error("the rule allows nothing: name an operation, or *")]
+    /// The list of operations is empty.
+    #[error("the rule allows no operation; name at least one, or use \"*\"")]
     NothingAllowed,
     /// A pattern that nothing can match.
-    #[error("{pattern:?} is no pattern: write *, or a prefix as in store.*, or a whole name as in store.get")]
+    #[error(
+        "invalid pattern {pattern:?}; expected \"*\", a prefix such as \"store.*\" or a name such as \"store.get\""
+    )]
     Pattern {
-        /// As it was written.
+        /// The pattern.
         pattern: String,
     },
-    /// The rows are for records, and events and facts have none.
-    #[error("a rule with a filter of rows is about records, and {about} is not: make it a rule of its own")]
-    RowsOfTopics {
-        /// What the rule is about besides.
-        about: String,
+    /// A row filter on topics, which have no records.
+    #[error("a row filter applies to records only, not to {target}; use a separate rule for {target}")]
+    RowFilterOnTopics {
+        /// The operation or `topics`.
+        target: String,
     },
-    /// The rows are no filter.
+    /// The row filter is invalid.
     #[error(transparent)]
     Filter(#[from] FilterError),
-    /// There is no such parameter.
+    /// A parameter of the row filter does not exist.
     #[error(
-        "{text} is no parameter here: there are {{{{ session.userId }}}}, {{{{ session.roles }}}} and \
-         {{{{ session.metadata.NAME }}}}, each the whole of its string"
+        "unknown parameter {text}; use {{{{ session.userId }}}}, {{{{ session.roles }}}} or \
+         {{{{ session.metadata.NAME }}}} as the whole string"
     )]
     UnknownParameter {
-        /// As it was written.
+        /// The parameter.
         text: String,
     },
-    /// A parameter stands where its value can never fit.
-    #[error("{field} is compared with {parameter}, where it takes {expected}")]
-    UnfitParameter {
-        /// As it was written.
+    /// A parameter of the row filter has the wrong type for its operator.
+    #[error("expected {expected} for `{field}`, got {parameter}")]
+    ParameterType {
+        /// The parameter.
         parameter: String,
-        /// What is compared.
+        /// The field that is compared.
         field: String,
-        /// What would fit.
+        /// The type that the operator takes.
         expected: &'static str,
     },
-    /// A list or object stands where one value belongs.
-    #[error("{field} is compared with a list or object, which equals nothing")]
+    /// A field is compared with a list or object, which no value equals.
+    #[error("expected a string, number, boolean or null for `{field}`, got a list or object")]
     NotComparable {
-        /// What is compared.
+        /// The field that is compared.
         field: String,
     },
 }
 
 impl Permissions {
-    /// These rules, and what holds where none is about it.
+    /// Creates permissions from rules and a default.
     pub fn new(default: DefaultAccess, rules: impl IntoIterator<Item = Rule>) -> Self {
         Self { default, rules: rules.into_iter().map(Arc::new).collect() }
     }
 
-    /// What a session may do. It is worked out once, at the login, and asked at every request.
-    pub fn for_session(&self, session: &Session) -> Granted {
-        let mut known = None;
+    /// Returns the permissions of a session. They are computed once, at the login, and consulted at every request.
+    pub fn for_session(&self, session: &Session) -> Grants {
+        let mut values = None;
         let own = self.rules.iter().filter(|rule| session.roles.contains(&rule.role)).map(|rule| {
-            let rows = rule.rows.as_ref().map(|rows| rows.of(known.get_or_insert_with(|| Known::new(session))));
-            (Arc::clone(rule), rows)
+            let values = &mut values;
+            let resolve =
+                |filter: &RowFilter| filter.resolve(values.get_or_insert_with(|| SessionValues::new(session)));
+            (Arc::clone(rule), rule.row_filter.as_ref().map(resolve))
         });
-        Granted::new(self.default, own)
+        Grants::new(self.default, own)
     }
 }
 
 impl Rule {
-    /// Allows those in a role the operations that match one of these patterns: `*`, a prefix as in `store.*`, or a whole name.
+    /// Creates a rule that allows a role the operations that match one of these patterns: `*`, a prefix such as `store.*`, or a
+    /// name such as `store.get`.
     pub fn new(role: impl Into<String>, allow: impl IntoIterator<Item = impl AsRef<str>>) -> Self {
-        Self { role: role.into(), allow: patterns(allow), buckets: None, topics: None, rows: None }
+        Self { role: role.into(), allow: patterns(allow), buckets: None, topics: None, row_filter: None }
     }
 
-    /// Only on these buckets. Such a rule does not allow what names no bucket, as `store.stats`.
+    /// Restricts the rule to these buckets. It then allows no operation that names no bucket, such as `store.stats`.
     #[must_use]
     pub fn on_buckets(self, buckets: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self { buckets: Some(buckets.into_iter().map(Into::into).collect()), ..self }
     }
 
-    /// Of the operations `rules.*`, only on the topics that match one of these patterns.
+    /// Restricts the operations `rules.*` to topics that match one of these patterns.
     #[must_use]
     pub fn on_topics(self, topics: impl IntoIterator<Item = impl AsRef<str>>) -> Self {
         Self { topics: Some(patterns(topics)), ..self }
     }
 
-    /// Only with the rows that a filter means. It may speak of `{{ session.userId }}`, `{{ session.roles }}` and
-    /// `{{ session.metadata.NAME }}`; who lacks what it speaks of gets no row by this rule.
+    /// Restricts the rule to rows that a filter matches. The filter may contain the parameters `{{ session.userId }}`,
+    /// `{{ session.roles }}` and `{{ session.metadata.NAME }}`. For a session that lacks a value of the filter, the rule allows no row.
     ///
-    /// Such a rule is about records only, and is [checked](Self::check) whole: where the default is to allow, one that is never
-    /// met would open what it was to close.
+    /// # Errors
+    ///
+    /// Returns an error if the filter or the rest of the rule is invalid (see [`check`](Self::check)), or if the rule covers topics.
     pub fn on_rows(self, filter: Json) -> Result<Self, RuleError> {
-        let rule = Self { rows: Some(Rows::new(filter)?), ..self };
+        let rule = Self { row_filter: Some(RowFilter::new(filter)?), ..self };
         rule.check()?;
         Ok(rule)
     }
 
-    /// Whether it can be met at all. A rule that cannot is harmless, and surely a mistake: whoever reads rules from a file asks.
+    /// Checks that the rule can match. A rule that cannot is harmless but a mistake, so rules of a configuration are checked.
+    ///
+    /// # Errors
+    ///
+    /// Returns the first error of the rule.
     pub fn check(&self) -> Result<(), RuleError> {
         if self.role.is_empty() {
             return Err(RuleError::NoRole);
@@ -171,13 +181,13 @@ impl Rule {
             return Err(RuleError::NothingAllowed);
         }
         let topics = self.topics.iter().flatten();
-        if let Some(pattern) = self.allow.iter().chain(topics).find(|pattern| !pattern.is_proper()) {
+        if let Some(pattern) = self.allow.iter().chain(topics).find(|pattern| !pattern.is_valid()) {
             return Err(RuleError::Pattern { pattern: pattern.text() });
         }
-        if self.rows.is_some() {
-            let of_topics = self.allow.iter().map(Pattern::text).find(|text| text.starts_with("rules."));
-            if let Some(about) = of_topics.or_else(|| self.topics.as_ref().map(|_| "topics".to_owned())) {
-                return Err(RuleError::RowsOfTopics { about });
+        if self.row_filter.is_some() {
+            let operation = self.allow.iter().map(Pattern::text).find(|text| text.starts_with("rules."));
+            if let Some(target) = operation.or_else(|| self.topics.as_ref().map(|_| "topics".to_owned())) {
+                return Err(RuleError::RowFilterOnTopics { target });
             }
         }
         Ok(())
@@ -195,41 +205,41 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rule_that_cannot_be_met_can_be_told() {
+    fn a_rule_that_cannot_match_is_invalid() {
         for (rule, error) in [
-            (Rule::new("", ["*"]), "the role is empty: name the role that the rule is for"),
-            (Rule::new("r", [""; 0]), "the rule allows nothing: name an operation, or *"),
+            (Rule::new("", ["*"]), "the role of a rule must be a non-empty string"),
+            (Rule::new("r", [""; 0]), "the rule allows no operation; name at least one, or use \"*\""),
             (
                 Rule::new("r", ["store.get", "store*"]),
-                "\"store*\" is no pattern: write *, or a prefix as in store.*, or a whole name as in store.get",
+                "invalid pattern \"store*\"; expected \"*\", a prefix such as \"store.*\" or a name such as \"store.get\"",
             ),
             (
                 Rule::new("r", ["*"]).on_topics(["*.x"]),
-                "\"*.x\" is no pattern: write *, or a prefix as in store.*, or a whole name as in store.get",
+                "invalid pattern \"*.x\"; expected \"*\", a prefix such as \"store.*\" or a name such as \"store.get\"",
             ),
         ] {
             assert_eq!(rule.check().unwrap_err().to_string(), error);
-            // With rows, nobody has to ask.
+            // A row filter implies the check.
             assert_eq!(rule.on_rows(json!({})).unwrap_err().to_string(), error);
         }
         assert_eq!(Rule::new("r", ["*", "rules.*"]).on_topics(["a.*"]).on_buckets(["b"]).check(), Ok(()));
     }
 
     #[test]
-    fn rows_are_of_records_only() {
-        let about = |rule: Rule| match rule.on_rows(json!({"a": 1})) {
-            Err(RuleError::RowsOfTopics { about }) => about,
+    fn a_row_filter_applies_to_records_only() {
+        let target = |rule: Rule| match rule.on_rows(json!({"a": 1})) {
+            Err(RuleError::RowFilterOnTopics { target }) => target,
             other => panic!("{other:?}"),
         };
-        assert_eq!(about(Rule::new("r", ["store.*", "rules.emit"])), "rules.emit");
-        assert_eq!(about(Rule::new("r", ["rules.*"])), "rules.*");
-        assert_eq!(about(Rule::new("r", ["*"]).on_topics(["a"])), "topics");
+        assert_eq!(target(Rule::new("r", ["store.*", "rules.emit"])), "rules.emit");
+        assert_eq!(target(Rule::new("r", ["rules.*"])), "rules.*");
+        assert_eq!(target(Rule::new("r", ["*"]).on_topics(["a"])), "topics");
         assert!(Rule::new("r", ["*"]).on_rows(json!({"a": 1})).is_ok());
     }
 
     #[test]
-    fn the_rows_are_checked_when_the_rule_is_made() {
-        let rule = |rows| Rule::new("r", ["*"]).on_rows(rows);
+    fn a_row_filter_is_checked_when_the_rule_is_created() {
+        let rule = |filter| Rule::new("r", ["*"]).on_rows(filter);
         assert!(matches!(rule(json!({"a": {"$regex": "x"}})), Err(RuleError::Filter(_))));
         assert!(matches!(rule(json!({"a": "{{ session.name }}"})), Err(RuleError::UnknownParameter { .. })));
         assert!(rule(json!({"a": "{{ session.metadata.name }}"})).is_ok());

@@ -1,13 +1,13 @@
-//! Users who may not log in for a while.
+//! Revoked users, who are barred from logging in for some time.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Users who may not log in for a while. All connections share it.
+/// The revoked users, shared by all connections.
 ///
-/// It holds at most twice as many as were revoked in the last `ttl` (and a few): none is ever forgotten early, because that would
-/// let somebody in again.
+/// Holds at most twice as many entries as users were revoked in the last `ttl`, plus [`MIN_THRESHOLD`]. No entry is dropped before
+/// it expires, because that would let a revoked user in again.
 #[derive(Debug)]
 pub(crate) struct Revocations {
     ttl: u64,
@@ -16,28 +16,28 @@ pub(crate) struct Revocations {
 
 #[derive(Debug, Default)]
 struct List {
-    /// Until when each may not.
+    /// The end of each revocation, in milliseconds since 1970.
     until: HashMap<Box<str>, u64>,
-    /// With so many, those whose time is over are taken out.
-    full: usize,
+    /// Expired entries are removed when the list reaches this length.
+    threshold: usize,
 }
 
-/// A list that is shorter is not worth the work.
-const LEAST_FULL: usize = 64;
+/// Shorter lists are not searched for expired entries.
+const MIN_THRESHOLD: usize = 64;
 
 impl Revocations {
     pub(crate) fn new(ttl: Duration) -> Self {
         Self { ttl: u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX), list: Mutex::default() }
     }
 
-    /// From now on this user may not log in. A second time prolongs it, and never shortens it.
+    /// Bars a user from logging in for the time to live from `now` on. Repeating it extends the time and never shortens it.
     pub(crate) fn revoke(&self, user_id: &str, now: u64) {
         let mut list = self.lock();
-        // Only when it has doubled, so that each entry is looked at twice or so in its life.
-        if list.until.len() >= list.full.max(LEAST_FULL) {
+        // Only when the list has doubled, so that the amortized cost of an entry is constant.
+        if list.until.len() >= list.threshold.max(MIN_THRESHOLD) {
             list.until.retain(|_, until| *until > now);
-            list.until.shrink_to(LEAST_FULL);
-            list.full = list.until.len() * 2;
+            list.until.shrink_to(MIN_THRESHOLD);
+            list.threshold = list.until.len() * 2;
         }
         let until = list.until.entry(user_id.into()).or_default();
         *until = (*until).max(now.saturating_add(self.ttl));
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn a_revocation_holds_for_its_time() {
+    fn a_revocation_ends_after_its_time_to_live() {
         let revocations = revocations();
         revocations.revoke("ann", 100);
         assert!(revocations.is_revoked("ann", 100) && revocations.is_revoked("ann", 1099));
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_one_prolongs_and_never_shortens() {
+    fn repeating_a_revocation_extends_and_never_shortens_it() {
         let revocations = revocations();
         revocations.revoke("ann", 100);
         revocations.revoke("ann", 600);
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_over_is_forgotten_and_nothing_else() {
+    fn only_expired_entries_are_removed() {
         let revocations = revocations();
         for user in 0..2000_u64 {
             let now = user * 10;
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn for_ever_is_for_ever() {
+    fn the_longest_time_to_live_does_not_overflow() {
         let revocations = Revocations::new(Duration::MAX);
         revocations.revoke("ann", 5);
         assert!(revocations.is_revoked("ann", u64::MAX - 1));

@@ -1,8 +1,9 @@
-//! The rows that a rule is about: a filter that speaks of the session.
+//! Row filters of rules: filters with parameters that are resolved per session.
 //!
-//! It must never mean more than its author meant. So it is stricter than other filters: what can be known to be wrong is an error
-//! when the rule is made, and a session that lacks what the filter speaks of gets no row. That holds for null as for what is
-//! missing, and for lists and objects where a single value belongs: they equal nothing, so that `$neq` would let everything pass.
+//! A row filter must never match more rows than its author intended, so it is stricter than the filters of queries. Errors that can
+//! be detected without a session are errors of the rule. A session that lacks a value of the filter matches no row. A null counts
+//! as a missing value, and so do lists and objects where a single value is required: no value equals them, so `$neq` would match
+//! every row.
 
 use serde_json::{Map, Value as Json};
 use tidewire_store::{Filter, Parameters, Scalar, Scalars, Test};
@@ -11,41 +12,40 @@ use super::{RuleError, Session};
 
 const ROOT: &str = "session";
 
-/// A filter that speaks of a session, checked.
+/// A checked filter with session parameters.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Rows(Json);
+pub(super) struct RowFilter(Json);
 
-impl Rows {
+impl RowFilter {
     pub(super) fn new(json: Json) -> Result<Self, RuleError> {
         Filter::check_with(&json, &[ROOT])?;
         check(&json)?;
         Ok(Self(json))
     }
 
-    /// Those of a session.
-    pub(super) fn of(&self, known: &Known) -> Filter {
-        match Filter::parse_with(&self.0, &Parameters::new().with(ROOT, &known.0)) {
+    /// Substitutes the values of a session. Returns a filter that matches nothing if a value is missing or of the wrong type.
+    pub(super) fn resolve(&self, values: &SessionValues) -> Filter {
+        match Filter::parse_with(&self.0, &Parameters::new().with(ROOT, &values.0)) {
             Ok(filter) if is_comparable(&filter) => filter,
-            // A value is missing, or is not what its operator takes.
             _ => Filter::nothing(),
         }
     }
 }
 
-/// What filters may know about a session.
-pub(super) struct Known(Map<String, Json>);
+/// The values of a session that row filters can refer to.
+pub(super) struct SessionValues(Map<String, Json>);
 
-impl Known {
+impl SessionValues {
     pub(super) fn new(session: &Session) -> Self {
-        let mut known = Map::new();
-        known.insert("userId".to_owned(), session.user_id.clone().into());
-        known.insert("roles".to_owned(), session.roles.clone().into());
-        known.insert("metadata".to_owned(), Json::Object(without_nulls(&session.metadata)));
-        Self(known)
+        let mut values = Map::new();
+        values.insert("userId".to_owned(), session.user_id.clone().into());
+        values.insert("roles".to_owned(), session.roles.clone().into());
+        values.insert("metadata".to_owned(), Json::Object(without_nulls(&session.metadata)));
+        Self(values)
     }
 }
 
-/// Null says that there is nothing, and is taken for it; so is a list with null in it, which says neither who is in nor who is not.
+/// Removes nulls, and lists that contain null: they count as missing values.
 fn without_nulls(members: &Map<String, Json>) -> Map<String, Json> {
     let kept = members.iter().filter_map(|(name, value)| {
         let value = match value {
@@ -59,7 +59,7 @@ fn without_nulls(members: &Map<String, Json>) -> Map<String, Json> {
     kept.collect()
 }
 
-/// Whether everything in it is compared with values that something can equal.
+/// Returns whether every operand is a value that a field can equal.
 fn is_comparable(filter: &Filter) -> bool {
     let one = |scalar: &Scalar| scalar.value().is_some();
     let all = |scalars: &Scalars| scalars.list().iter().all(one);
@@ -74,16 +74,16 @@ fn is_comparable(filter: &Filter) -> bool {
     }
 }
 
-/// What an operator takes.
+/// The type of operand that an operator takes.
 #[derive(Clone, Copy, PartialEq)]
-enum Place {
+enum OperandType {
     Value,
     Text,
-    Flag,
+    Boolean,
     List,
 }
 
-/// Walks a filter that is one, and looks at what fields are compared with.
+/// Checks the operands of a syntactically valid filter.
 fn check(filter: &Json) -> Result<(), RuleError> {
     for (name, json) in filter.as_object().into_iter().flatten() {
         if matches!(name.as_str(), "$or" | "$and") {
@@ -92,40 +92,40 @@ fn check(filter: &Json) -> Result<(), RuleError> {
         }
         let tests = json.as_object().filter(|tests| !tests.is_empty() && tests.keys().all(|key| key.starts_with('$')));
         let Some(tests) = tests else {
-            check_operand(name, Place::Value, json)?;
+            check_operand(name, OperandType::Value, json)?;
             continue;
         };
         for (operator, operand) in tests {
-            let place = match operator.as_str() {
-                "$in" | "$nin" | "$between" => Place::List,
-                "$contains" | "$startsWith" | "$endsWith" => Place::Text,
-                "$exists" => Place::Flag,
-                _ => Place::Value,
+            let operand_type = match operator.as_str() {
+                "$in" | "$nin" | "$between" => OperandType::List,
+                "$contains" | "$startsWith" | "$endsWith" => OperandType::Text,
+                "$exists" => OperandType::Boolean,
+                _ => OperandType::Value,
             };
-            match operand.as_array().filter(|_| place == Place::List) {
-                Some(list) => list.iter().try_for_each(|value| check_operand(name, Place::Value, value))?,
-                None => check_operand(name, place, operand)?,
+            match operand.as_array().filter(|_| operand_type == OperandType::List) {
+                Some(list) => list.iter().try_for_each(|value| check_operand(name, OperandType::Value, value))?,
+                None => check_operand(name, operand_type, operand)?,
             }
         }
     }
     Ok(())
 }
 
-fn check_operand(field: &str, place: Place, json: &Json) -> Result<(), RuleError> {
+fn check_operand(field: &str, operand_type: OperandType, json: &Json) -> Result<(), RuleError> {
     let text = match json {
         Json::Array(_) | Json::Object(_) => return Err(RuleError::NotComparable { field: field.to_owned() }),
         Json::String(text) if text.contains("{{") => text,
         _ => return Ok(()),
     };
-    let unfit =
-        |expected| Err(RuleError::UnfitParameter { parameter: text.clone(), field: field.to_owned(), expected });
+    let mismatch =
+        |expected| Err(RuleError::ParameterType { parameter: text.clone(), field: field.to_owned(), expected });
     let name = text.strip_prefix("{{").and_then(|text| text.strip_suffix("}}")).map(str::trim);
-    match (name.and_then(|name| name.strip_prefix("session.")), place) {
-        (Some("userId"), Place::Value | Place::Text) | (Some("roles"), Place::List) => Ok(()),
-        (Some("userId"), Place::List) => unfit("a list, and this is one value: put it into brackets"),
-        (Some("roles"), Place::Value) => unfit("one value, and this is a list: use $in"),
-        (Some("roles"), Place::Text) => unfit("a string, and this is a list: use $in"),
-        (Some("userId" | "roles"), Place::Flag) => unfit("true or false"),
+    match (name.and_then(|name| name.strip_prefix("session.")), operand_type) {
+        (Some("userId"), OperandType::Value | OperandType::Text) | (Some("roles"), OperandType::List) => Ok(()),
+        (Some("userId"), OperandType::List) => mismatch("a list such as [VALUE]"),
+        (Some("roles"), OperandType::Value) => mismatch("a single value, or $in for a list,"),
+        (Some("roles"), OperandType::Text) => mismatch("a string, or $in for a list,"),
+        (Some("userId" | "roles"), OperandType::Boolean) => mismatch("true or false"),
         (Some(name), _) if name.strip_prefix("metadata.").is_some_and(is_path) => Ok(()),
         _ => Err(RuleError::UnknownParameter { text: text.clone() }),
     }
@@ -149,16 +149,16 @@ mod tests {
         session
     }
 
-    fn rows(filter: Json, metadata: &Json) -> Filter {
-        Rows::new(filter).unwrap().of(&Known::new(&session(metadata)))
+    fn resolved(filter: Json, metadata: &Json) -> Filter {
+        RowFilter::new(filter).unwrap().resolve(&SessionValues::new(&session(metadata)))
     }
 
-    fn meant(filter: &Filter, record: &Json) -> bool {
+    fn matches(filter: &Filter, record: &Json) -> bool {
         filter.matches(&Row::new(record.as_object().unwrap()).unwrap())
     }
 
     #[test]
-    fn a_filter_speaks_of_the_session() {
+    fn parameters_are_resolved_from_the_session() {
         let metadata = json!({"team": 7, "org": {"id": "o"}, "teams": [1, 7], "on": true, "https://a.b/c": 3});
         let record = json!({"owner": "ann", "role": "editor", "team": 7, "org": "o"});
         for filter in [
@@ -174,16 +174,16 @@ mod tests {
             json!({"$or": [{"x": 1}, {"$and": [{"org": "{{ session.metadata.org.id }}"}]}]}),
             json!({"x": {"$neq": "{{ session.metadata.https://a.b/c }}"}}),
         ] {
-            let filter = rows(filter, &metadata);
-            assert!(meant(&filter, &record), "{filter:?}");
+            let filter = resolved(filter, &metadata);
+            assert!(matches(&filter, &record), "{filter:?}");
         }
         let others = json!({"owner": "bob", "role": "owner", "team": 8, "org": "p"});
-        assert!(!meant(&rows(json!({"owner": "{{ session.userId }}"}), &metadata), &others));
-        assert!(!meant(&rows(json!({"role": {"$in": "{{ session.roles }}"}}), &metadata), &others));
+        assert!(!matches(&resolved(json!({"owner": "{{ session.userId }}"}), &metadata), &others));
+        assert!(!matches(&resolved(json!({"role": {"$in": "{{ session.roles }}"}}), &metadata), &others));
     }
 
     #[test]
-    fn who_lacks_what_it_speaks_of_gets_nothing() {
+    fn a_missing_value_matches_no_row() {
         let parameter = "{{ session.metadata.org.team }}";
         let filters = [
             json!({"team": parameter}),
@@ -201,7 +201,7 @@ mod tests {
             json!({"team": {"$endsWith": parameter}}),
             json!({"team": {"$between": parameter}}),
             json!({"team": {"$between": [0, parameter]}}),
-            // Not even what does not speak of it.
+            // Not even the alternative without the parameter.
             json!({"$or": [{"team": 1}, {"team": {"$neq": parameter}}]}),
         ];
         let without = [
@@ -219,70 +219,84 @@ mod tests {
             json!({"org.team": null}),
         ];
         for (filter, metadata) in filters.iter().flat_map(|filter| without.iter().map(move |one| (filter, one))) {
-            assert_eq!(rows(filter.clone(), metadata), Filter::nothing(), "{filter} {metadata}");
+            assert_eq!(resolved(filter.clone(), metadata), Filter::nothing(), "{filter} {metadata}");
         }
     }
 
     #[test]
-    fn a_list_where_one_value_belongs_is_nothing_and_not_everything() {
+    fn a_list_in_place_of_a_value_matches_no_row() {
         for filter in [
             json!({"team": {"$neq": "{{ session.metadata.team }}"}}),
             json!({"team": {"$nin": ["{{ session.metadata.team }}"]}}),
         ] {
-            assert_eq!(rows(filter.clone(), &json!({"team": [1, 2]})), Filter::nothing());
-            let one = rows(filter, &json!({"team": 1}));
-            assert!(meant(&one, &json!({"team": 2})) && !meant(&one, &json!({"team": 1})));
+            assert_eq!(resolved(filter.clone(), &json!({"team": [1, 2]})), Filter::nothing());
+            let one = resolved(filter, &json!({"team": 1}));
+            assert!(matches(&one, &json!({"team": 2})) && !matches(&one, &json!({"team": 1})));
         }
     }
 
     #[test]
-    fn values_of_a_session_are_no_filters() {
+    fn session_values_are_not_interpreted_as_parameters() {
         let metadata = json!({"a": "{{ session.userId }}", "b": ["{{ session.userId }}"]});
-        assert!(!meant(&rows(json!({"o": "{{ session.metadata.a }}"}), &metadata), &json!({"o": "ann"})));
-        assert!(!meant(&rows(json!({"o": {"$in": "{{ session.metadata.b }}"}}), &metadata), &json!({"o": "ann"})));
+        assert!(!matches(&resolved(json!({"o": "{{ session.metadata.a }}"}), &metadata), &json!({"o": "ann"})));
+        assert!(!matches(
+            &resolved(json!({"o": {"$in": "{{ session.metadata.b }}"}}), &metadata),
+            &json!({"o": "ann"})
+        ));
     }
 
     #[test]
-    fn wrong_filters_are_errors_when_the_rule_is_made() {
-        let known = "is no parameter here: there are {{ session.userId }}, {{ session.roles }} and \
-                     {{ session.metadata.NAME }}, each the whole of its string";
+    fn invalid_filters_are_errors_when_the_rule_is_created() {
+        let unknown = |parameter: &str| {
+            format!(
+                "unknown parameter {parameter}; use {{{{ session.userId }}}}, {{{{ session.roles }}}} or \
+                 {{{{ session.metadata.NAME }}}} as the whole string"
+            )
+        };
+        for filter in [
+            json!([]),
+            json!({"n": {"$regex": "x"}}),
+            json!({"$not": {}}),
+            json!({"n": {"$in": 1}}),
+            json!({"n": "{{ user.id }}"}),
+        ] {
+            assert!(matches!(RowFilter::new(filter.clone()), Err(RuleError::Filter(_))), "{filter}");
+        }
         for (filter, error) in [
-            (json!([]), "a filter must be an object, and the filter is not".to_owned()),
-            (json!({"n": {"$regex": "x"}}), "unknown operator $regex in n".to_owned()),
-            (json!({"$not": {}}), "unknown operator $not in the filter".to_owned()),
-            (json!({"n": {"$in": 1}}), "$in in n takes a list of values".to_owned()),
-            (json!({"n": "{{ user.id }}"}), "{{ user.id }} is no parameter here: they begin with session".to_owned()),
-            (json!({"n": "{{ session.user }}"}), format!("{{{{ session.user }}}} {known}")),
-            (json!({"n": "{{ session.userId.x }}"}), format!("{{{{ session.userId.x }}}} {known}")),
-            (json!({"n": "{{ session.metadata }}"}), format!("{{{{ session.metadata }}}} {known}")),
-            (json!({"n": "{{ session.metadata.a..b }}"}), format!("{{{{ session.metadata.a..b }}}} {known}")),
-            (json!({"n": "{{ userId }}"}), format!("{{{{ userId }}}} {known}")),
-            (json!({"n": {"$neq": "u-{{ session.userId }}"}}), format!("u-{{{{ session.userId }}}} {known}")),
-            (
-                json!({"$and": [{"$or": [{"n": {"$nin": [1, "{{ session.x }}"]}}]}]}),
-                format!("{{{{ session.x }}}} {known}"),
-            ),
+            (json!({"n": "{{ session.user }}"}), unknown("{{ session.user }}")),
+            (json!({"n": "{{ session.userId.x }}"}), unknown("{{ session.userId.x }}")),
+            (json!({"n": "{{ session.metadata }}"}), unknown("{{ session.metadata }}")),
+            (json!({"n": "{{ session.metadata.a..b }}"}), unknown("{{ session.metadata.a..b }}")),
+            (json!({"n": "{{ userId }}"}), unknown("{{ userId }}")),
+            (json!({"n": {"$neq": "u-{{ session.userId }}"}}), unknown("u-{{ session.userId }}")),
+            (json!({"$and": [{"$or": [{"n": {"$nin": [1, "{{ session.x }}"]}}]}]}), unknown("{{ session.x }}")),
             (
                 json!({"n": "{{ session.roles }}"}),
-                "n is compared with {{ session.roles }}, where it takes one value, and this is a list: use $in"
-                    .to_owned(),
+                "expected a single value, or $in for a list, for `n`, got {{ session.roles }}".to_owned(),
             ),
             (
                 json!({"n": {"$in": "{{ session.userId }}"}}),
-                "n is compared with {{ session.userId }}, where it takes a list, and this is one value: put it \
-                 into brackets"
-                    .to_owned(),
+                "expected a list such as [VALUE] for `n`, got {{ session.userId }}".to_owned(),
             ),
             (
                 json!({"n": {"$exists": "{{ session.userId }}"}}),
-                "n is compared with {{ session.userId }}, where it takes true or false".to_owned(),
+                "expected true or false for `n`, got {{ session.userId }}".to_owned(),
             ),
-            (json!({"n": [1]}), "n is compared with a list or object, which equals nothing".to_owned()),
-            (json!({"n": {"$neq": {"x": 1}}}), "n is compared with a list or object, which equals nothing".to_owned()),
-            (json!({"n": {"$gt": 1, "x": 2}}), "n is compared with a list or object, which equals nothing".to_owned()),
-            (json!({"n": {"$nin": [[]]}}), "n is compared with a list or object, which equals nothing".to_owned()),
+            (json!({"n": [1]}), "expected a string, number, boolean or null for `n`, got a list or object".to_owned()),
+            (
+                json!({"n": {"$neq": {"x": 1}}}),
+                "expected a string, number, boolean or null for `n`, got a list or object".to_owned(),
+            ),
+            (
+                json!({"n": {"$gt": 1, "x": 2}}),
+                "expected a string, number, boolean or null for `n`, got a list or object".to_owned(),
+            ),
+            (
+                json!({"n": {"$nin": [[]]}}),
+                "expected a string, number, boolean or null for `n`, got a list or object".to_owned(),
+            ),
         ] {
-            assert_eq!(Rows::new(filter.clone()).unwrap_err().to_string(), error, "{filter}");
+            assert_eq!(RowFilter::new(filter.clone()).unwrap_err().to_string(), error, "{filter}");
         }
     }
 }

@@ -1,36 +1,37 @@
-//! Somebody who is logged in.
+//! The session of a logged-in user.
 
 use serde_json::{Map, Value as Json};
 
 use super::Tier;
 
-/// Somebody who is logged in.
+/// The session of a logged-in user.
 #[derive(Debug, Clone, PartialEq, Default)]
 #[non_exhaustive]
 pub struct Session {
-    /// Who it is.
+    /// The user id.
     pub user_id: String,
-    /// In which roles.
+    /// The roles of the user.
     pub roles: Vec<String>,
-    /// What else is known, for the filters of permissions.
+    /// Further attributes of the user, for the row filters of permissions.
     pub metadata: Map<String, Json>,
-    /// Until when, in milliseconds since 1970; none for ever.
+    /// When the session expires, in milliseconds since 1970. `None` means never.
     pub expires_at: Option<u64>,
 }
 
 impl Session {
-    /// Somebody in these roles, for ever.
+    /// Creates a session that has no metadata and never expires.
     pub fn new(user_id: impl Into<String>, roles: impl IntoIterator<Item = impl Into<String>>) -> Self {
         let roles = roles.into_iter().map(Into::into).collect();
         Self { user_id: user_id.into(), roles, ..Self::default() }
     }
 
-    /// Whether it is over.
+    /// Returns whether the session has expired. `now` is in milliseconds since 1970.
     pub fn is_expired(&self, now: u64) -> bool {
         self.expires_at.is_some_and(|expires_at| expires_at <= now)
     }
 
-    /// Whether its roles are high enough for an operation. Roles that have no level leave it to the permissions.
+    /// Returns whether the roles reach the tier of an operation. A session without a role that has a tier reaches all of them; its
+    /// permissions decide.
     pub fn reaches(&self, tier: Tier) -> bool {
         let highest = self.roles.iter().filter_map(|role| Tier::of_role(role)).max();
         highest.is_none_or(|highest| highest >= tier)

@@ -1,18 +1,18 @@
-//! Levels of operations and roles.
+//! The tiers of operations and roles.
 
-/// What an operation does, and what a role of that level may use.
+/// The tier of an operation, and of the roles that may use it. A higher tier includes the lower ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {
-    /// Looks.
+    /// Reads records.
     Read,
-    /// Changes records.
+    /// Writes records.
     Write,
-    /// Changes definitions, or looks into the server.
+    /// Changes definitions, or inspects and manages the server.
     Admin,
 }
 
 impl Tier {
-    /// The level of a role, if it is one of those that have one.
+    /// Returns the tier of the roles `reader`, `writer` and `admin`. Other roles have none.
     pub fn of_role(role: &str) -> Option<Self> {
         match role {
             "reader" => Some(Self::Read),
@@ -22,7 +22,7 @@ impl Tier {
         }
     }
 
-    /// As it is spoken of.
+    /// Returns the name of the tier, as in error messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Read => "read",

@@ -1,4 +1,4 @@
-//! Tokens that are known beforehand.
+//! Static tokens: a fixed list from the configuration.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -12,94 +12,94 @@ use serde_json::{Map, Value as Json};
 
 use super::{Session, TokenValidator, Validation};
 
-/// Tokens that are known beforehand, and whose they are.
+/// A fixed list of tokens and their users.
 ///
-/// They are kept and found by a hash under a key that is made anew for every list, so that the time that a look-up takes says
-/// nothing about the tokens in it, and neither does its memory.
+/// Tokens are stored and looked up by an HMAC under a random key, so that neither the time of a lookup nor the memory of the
+/// process reveals a token.
 pub struct StaticTokens {
     key: hmac::Key,
     tokens: HashMap<[u8; 32], StaticToken>,
 }
 
-/// Whose a token is.
+/// The user of a static token.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct StaticToken {
-    /// Who has it.
+    /// The user id.
     pub user_id: String,
-    /// In which roles. Default: none.
+    /// The roles of the user. Default: none, because access is granted explicitly.
     pub roles: Vec<String>,
-    /// What else is known of them. Default: nothing.
+    /// Further attributes of the user, for row filters. Default: none.
     pub metadata: Map<String, Json>,
-    /// Until when it is good. Default: for ever.
+    /// When the token expires. Default: never, because a static token is revoked by removing it.
     pub expiry: TokenExpiry,
 }
 
-/// Until when a token is good.
+/// When a static token expires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum TokenExpiry {
-    /// For ever.
+    /// Never.
     #[default]
     Never,
-    /// Until then, in milliseconds since 1970.
+    /// At this time, in milliseconds since 1970.
     At(u64),
-    /// For so long from each login: the session ends, and the token is good for another one.
+    /// Sessions expire this long after their login. The token itself stays valid for further logins.
     After(Duration),
 }
 
-/// What is wrong with a list of tokens. It names users, and never a token.
+/// Why a list of tokens is invalid. Messages name users and never tokens.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StaticTokensError {
-    /// A token has no text, so that anybody has it.
+    /// A token is the empty string.
     #[error("the token of {user_id:?} is empty")]
     EmptyToken {
-        /// Whose it is.
+        /// The user of the token.
         user_id: String,
     },
-    /// A token is nobody's.
-    #[error("token {place} of the list has no user id")]
+    /// A token has no user id.
+    #[error("token {number} of the list has no user id")]
     NoUser {
-        /// Which one, counted from 1.
-        place: usize,
+        /// The number of the token, counted from 1.
+        number: usize,
     },
-    /// A token is there twice.
-    #[error("the token of {user_id:?} is also that of {other:?}: each needs its own")]
-    Twice {
-        /// Whose it is.
+    /// Two users have the same token.
+    #[error("{user_id:?} and {other:?} have the same token; give each user another one")]
+    Duplicate {
+        /// The user of the later token.
         user_id: String,
-        /// Whose it is, too.
+        /// The user of the earlier token.
         other: String,
     },
     /// The system has no random numbers for the key.
-    #[error("the system gives no random numbers")]
+    #[error("the random number generator of the system failed")]
     NoRandomness,
 }
 
 impl StaticTokens {
-    /// These tokens, and whose they are.
+    /// Creates a list from pairs of token and user.
     pub fn new(tokens: impl IntoIterator<Item = (impl AsRef<str>, StaticToken)>) -> Result<Self, StaticTokensError> {
         let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
-        let mut own = Self { key: key.map_err(|_| StaticTokensError::NoRandomness)?, tokens: HashMap::new() };
-        for (place, (text, token)) in tokens.into_iter().enumerate() {
+        let mut list = Self { key: key.map_err(|_| StaticTokensError::NoRandomness)?, tokens: HashMap::new() };
+        for (index, (text, token)) in tokens.into_iter().enumerate() {
             if token.user_id.is_empty() {
-                return Err(StaticTokensError::NoUser { place: place + 1 });
+                return Err(StaticTokensError::NoUser { number: index + 1 });
             }
             if text.as_ref().is_empty() {
                 return Err(StaticTokensError::EmptyToken { user_id: token.user_id });
             }
-            match own.tokens.entry(digest(&own.key, text.as_ref())) {
+            match list.tokens.entry(digest(&list.key, text.as_ref())) {
                 Entry::Vacant(entry) => drop(entry.insert(token)),
                 Entry::Occupied(entry) => {
-                    return Err(StaticTokensError::Twice {
+                    return Err(StaticTokensError::Duplicate {
                         user_id: token.user_id,
                         other: entry.get().user_id.clone(),
                     });
                 }
             }
         }
-        Ok(own)
+        Ok(list)
     }
 
     fn session(&self, token: &str, now: u64) -> Option<Session> {
@@ -121,7 +121,7 @@ impl fmt::Debug for StaticTokens {
 }
 
 impl StaticToken {
-    /// The token of somebody in these roles, for ever.
+    /// Creates a token without metadata that never expires.
     pub fn new(user_id: impl Into<String>, roles: impl IntoIterator<Item = impl Into<String>>) -> Self {
         let roles = roles.into_iter().map(Into::into).collect();
         Self { user_id: user_id.into(), roles, metadata: Map::new(), expiry: TokenExpiry::Never }
@@ -132,8 +132,10 @@ impl StaticToken {
         session.metadata.clone_from(&self.metadata);
         session.expires_at = match self.expiry {
             TokenExpiry::Never => None,
-            TokenExpiry::At(then) => Some(then),
-            TokenExpiry::After(span) => Some(now.saturating_add(u64::try_from(span.as_millis()).unwrap_or(u64::MAX))),
+            TokenExpiry::At(time) => Some(time),
+            TokenExpiry::After(duration) => {
+                Some(now.saturating_add(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)))
+            }
         };
         session
     }
@@ -159,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_somebodys() {
+    fn a_token_identifies_its_user() {
         let tokens = StaticTokens::new([
             ("t-ann", token("ann", TokenExpiry::Never)),
             ("t-bob", token("bob", TokenExpiry::Never)),
@@ -178,14 +180,14 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_over_at_its_time() {
+    fn a_token_expires_at_its_time() {
         let tokens = StaticTokens::new([("t", token("ann", TokenExpiry::At(1000)))]).unwrap();
         assert_eq!(tokens.session("t", 999).unwrap().expires_at, Some(1000));
         assert_eq!(tokens.session("t", 1000), None);
     }
 
     #[test]
-    fn a_span_counts_from_each_login() {
+    fn a_relative_expiry_counts_from_each_login() {
         let expiry = TokenExpiry::After(Duration::from_secs(1));
         let tokens = StaticTokens::new([("t", token("ann", expiry))]).unwrap();
         for now in [0, 500, 5000] {
@@ -197,14 +199,14 @@ mod tests {
     }
 
     #[test]
-    fn wrong_lists_say_what_is_wrong_and_no_token() {
+    fn errors_name_users_and_no_tokens() {
         let one = |user_id: &str| token(user_id, TokenExpiry::Never);
         for (tokens, error) in [
             (vec![("", one("ann"))], "the token of \"ann\" is empty"),
             (vec![("t-a", one("ann")), ("t-b", one(""))], "token 2 of the list has no user id"),
             (
                 vec![("t-a", one("ann")), ("t-a", one("bob"))],
-                "the token of \"bob\" is also that of \"ann\": each needs its own",
+                "\"bob\" and \"ann\" have the same token; give each user another one",
             ),
         ] {
             assert_eq!(StaticTokens::new(tokens).unwrap_err().to_string(), error);
@@ -214,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn two_lists_keep_a_token_differently() {
+    fn two_lists_hash_a_token_differently() {
         let list = || StaticTokens::new([("t", token("ann", TokenExpiry::Never))]).unwrap();
         assert_ne!(list().tokens.keys().next(), list().tokens.keys().next());
     }

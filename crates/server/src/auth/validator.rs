@@ -1,19 +1,23 @@
-//! Whose token it is.
+//! The interface of token validation.
 
 use std::pin::Pin;
 
 use super::Session;
 
-/// What a validator says, when it has found out.
+/// The future result of [`TokenValidator::validate`].
 pub type Validation<'a> = Pin<Box<dyn Future<Output = Result<Option<Session>, ValidatorFailed>> + Send + 'a>>;
 
-/// Knows whose token it is.
+/// Validates the tokens of logins.
 pub trait TokenValidator: Send + Sync + 'static {
-    /// Who has this token; nobody if it is unknown, forged or over. `now` is in milliseconds since 1970.
+    /// Returns the session of a token, or `None` if the token is unknown, forged or expired. `now` is in milliseconds since 1970.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ValidatorFailed`] if the validator itself failed, for example because its database is unreachable.
     fn validate<'a>(&'a self, token: &'a str, now: u64) -> Validation<'a>;
 }
 
-/// A validator could not find out, and is at fault itself.
+/// The validator failed, so the token is neither valid nor invalid.
 #[derive(Debug, thiserror::Error)]
-#[error("whose token it is could not be found out")]
+#[error("the token validator failed")]
 pub struct ValidatorFailed(#[source] pub Box<dyn std::error::Error + Send + Sync>);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tidewire_store::Filter;
 
-use crate::auth::{Access, Granted, Session};
+use crate::auth::{Access, Grants, Session};
 use crate::ops::table::Operation;
 use crate::{Auth, Code, RequestError};
 
@@ -12,12 +12,12 @@ use crate::{Auth, Code, RequestError};
 #[derive(Debug)]
 pub(crate) struct Login {
     pub(crate) session: Session,
-    granted: Granted,
+    grants: Grants,
 }
 
 impl Login {
     pub(crate) fn new(session: Session, auth: &Auth) -> Self {
-        Self { granted: auth.permissions.for_session(&session), session }
+        Self { grants: auth.permissions.for_session(&session), session }
     }
 
     /// What the host decides itself, before the rules are asked.
@@ -72,7 +72,7 @@ impl Caller {
         if let Some(is_allowed) = login.decided(auth, name, resource) {
             return if is_allowed { Ok(None) } else { Err(forbidden()) };
         }
-        match login.granted.access(name, bucket) {
+        match login.grants.access(name, bucket) {
             Access::Denied => Err(forbidden()),
             Access::All => Ok(None),
             // It concerns all rows, and not all are permitted.
@@ -86,7 +86,7 @@ impl Caller {
         let Some((auth, login)) = self.auth.as_ref().zip(self.login.as_ref()) else { return Ok(()) };
         let name = operation.name();
         let decided = login.decided(auth, name, topic);
-        if decided.unwrap_or_else(|| login.granted.topic_access(name, topic)) {
+        if decided.unwrap_or_else(|| login.grants.topic_access(name, topic)) {
             return Ok(());
         }
         let shown: String = topic.chars().take(64).collect();
@@ -97,7 +97,7 @@ impl Caller {
     pub(crate) fn may_ever(&self, operation: &str, resource: &str) -> Result<(), RequestError> {
         let Some((auth, login)) = self.auth.as_ref().zip(self.login.as_ref()) else { return Ok(()) };
         let decided = login.decided(auth, operation, resource);
-        if decided.unwrap_or_else(|| login.granted.may_ever(operation)) {
+        if decided.unwrap_or_else(|| login.grants.may_ever(operation)) {
             return Ok(());
         }
         let shown: String = operation.chars().take(64).collect();

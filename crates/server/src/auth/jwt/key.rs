@@ -1,4 +1,4 @@
-//! What signatures are verified with.
+//! Keys that verify signatures.
 
 use std::fmt;
 
@@ -7,13 +7,13 @@ use rustls_pki_types::pem::{self, PemObject, SectionKind};
 
 use super::JwtAlgorithm;
 
-/// What signatures are verified with, as it is given.
+/// A key in its external form.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum JwtKey {
-    /// For HS256: what the issuer signs with, too. At least 32 bytes.
+    /// The shared secret of HS256, at least 32 bytes.
     Secret(Vec<u8>),
-    /// For the others: the public key in PEM, as `openssl pkey -pubout` writes it.
+    /// The public key of the other algorithms in PEM, as `openssl pkey -pubout` writes it.
     PublicKey(String),
 }
 
@@ -26,82 +26,80 @@ impl fmt::Debug for JwtKey {
     }
 }
 
-/// Why tokens could not be verified with what was given.
+/// Why [`Jwt`](super::Jwt) settings are invalid.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JwtError {
-    /// The algorithm verifies with the other kind of key.
-    #[error("{} takes {takes}", algorithm.name())]
+    /// The algorithm needs the other kind of key.
+    #[error("{} needs {expected}", algorithm.name())]
     WrongKey {
-        /// Which it is.
+        /// The algorithm.
         algorithm: JwtAlgorithm,
-        /// What it verifies with.
-        takes: &'static str,
+        /// The kind of key that it needs.
+        expected: &'static str,
     },
-    /// A secret that can be guessed.
-    #[error("the secret has {len} bytes, and HS256 needs at least 32 random ones: make one by `openssl rand -hex 32`")]
+    /// The secret is too short.
+    #[error("the secret has {len} bytes, but HS256 needs at least 32; create one with `openssl rand -hex 32`")]
     SecretTooShort {
-        /// How long it is.
+        /// Its length in bytes.
         len: usize,
     },
-    /// A secret that is no secret.
-    #[error("the secret of HS256 is a key in PEM: for a public key choose RS256, ES256 or EdDSA")]
+    /// The secret is a key in PEM.
+    #[error("the secret of HS256 is a key in PEM; with a public key use RS256, ES256 or EdDSA")]
     SecretIsPem,
-    /// It is not PEM.
-    #[error("the public key is not proper PEM: {0:?}")]
+    /// The file is not valid PEM.
+    #[error("invalid PEM: {0:?}")]
     Pem(pem::Error),
-    /// There is no public key in it.
-    #[error("there is no public key in the PEM: it begins with -----BEGIN PUBLIC KEY-----")]
+    /// The PEM has no public key.
+    #[error("no public key found in the PEM; expected a block -----BEGIN PUBLIC KEY-----")]
     NoPublicKey,
-    /// There are several.
-    #[error("there are {count} public keys in the PEM: give the one that the tokens are signed for")]
+    /// The PEM has several public keys.
+    #[error("the PEM has {count} public keys; give exactly one")]
     SeveralPublicKeys {
-        /// How many.
+        /// The number of keys.
         count: usize,
     },
-    /// The key of the issuer, which is for nobody else.
-    #[error(
-        "this is a private key, which only the issuer should have: give its public key, `openssl pkey -in FILE -pubout`"
-    )]
+    /// The PEM has a private key.
+    #[error("the PEM has a private key; give the public key only: `openssl pkey -in FILE -pubout`")]
     PrivateKey,
-    /// A certificate.
-    #[error("this is a certificate: give its public key, `openssl x509 -in FILE -noout -pubkey`")]
+    /// The PEM has a certificate.
+    #[error("the PEM has a certificate; give its public key: `openssl x509 -in FILE -noout -pubkey`")]
     Certificate,
-    /// A public key in the older form.
-    #[error("this is a public key in PKCS #1: write it anew by `openssl rsa -RSAPublicKey_in -in FILE -pubout`")]
+    /// The public key is in PKCS #1 format.
+    #[error("the public key is in PKCS #1 format; convert it with `openssl rsa -RSAPublicKey_in -in FILE -pubout`")]
     Pkcs1,
-    /// A public key for something else.
-    #[error("the public key is {found}, and {} takes {}", algorithm.name(), algorithm.takes())]
-    OtherKind {
-        /// What it is.
+    /// The public key is of another type.
+    #[error("{} needs {}, got {found}", algorithm.name(), algorithm.key_type())]
+    WrongKeyType {
+        /// The type of the key.
         found: &'static str,
-        /// What it was given for.
+        /// The algorithm.
         algorithm: JwtAlgorithm,
     },
-    /// A public key of RSA that is too short to be safe, or too long to be taken.
-    #[error("the RSA key has {bits} bits: 2048 to 8192 are taken")]
+    /// The RSA key is too short to be secure, or longer than supported.
+    #[error("the RSA key has {bits} bits; expected 2048 to 8192")]
     RsaSize {
-        /// How long it is.
+        /// Its length in bits.
         bits: usize,
     },
-    /// The key is damaged.
-    #[error("the public key cannot be read: write it anew by `openssl pkey -pubout`")]
+    /// The public key is malformed.
+    #[error("the public key is malformed; export it again with `openssl pkey -pubout`")]
     Malformed,
-    /// A setting that may be left out is there and empty.
-    #[error("{setting} is empty: leave it out, or say what it is")]
+    /// A setting is the empty string.
+    #[error("{setting} is empty; give a value or remove the setting")]
     Empty {
-        /// Which one.
+        /// The setting.
         setting: &'static str,
     },
-    /// One claim cannot be both.
-    #[error("the user and the roles are both the claim {claim:?}: each needs its own")]
+    /// User and roles are read from the same claim.
+    #[error("user and roles are read from the same claim {claim:?}; use two claims")]
     SameClaim {
-        /// Which one.
+        /// The claim.
         claim: String,
     },
 }
 
-/// A key, ready to verify signatures of its algorithm, and no other.
+/// A parsed key, bound to its algorithm.
 pub(super) enum Key {
     Secret(hmac::Key),
     Public(signature::UnparsedPublicKey<Vec<u8>>),
@@ -116,7 +114,7 @@ impl Key {
             JwtAlgorithm::EdDsa => &signature::ED25519,
         };
         let JwtKey::PublicKey(pem) = key else {
-            return Err(JwtError::WrongKey { algorithm, takes: "a public key in PEM, and not a secret" });
+            return Err(JwtError::WrongKey { algorithm, expected: "a public key in PEM, not a secret" });
         };
         let der = public_key(pem)?;
         let key = subject_public_key(algorithm, &der)?;
@@ -125,9 +123,9 @@ impl Key {
 
     fn secret(key: &JwtKey) -> Result<Self, JwtError> {
         let JwtKey::Secret(secret) = key else {
-            return Err(JwtError::WrongKey { algorithm: JwtAlgorithm::Hs256, takes: "a secret, and not a public key" });
+            return Err(JwtError::WrongKey { algorithm: JwtAlgorithm::Hs256, expected: "a secret, not a public key" });
         };
-        // Whoever has the public key could sign with it.
+        // A public key is not secret: anyone who has it could sign tokens.
         if secret.trim_ascii_start().starts_with(b"-----BEGIN") {
             return Err(JwtError::SecretIsPem);
         }
@@ -145,7 +143,7 @@ impl Key {
     }
 }
 
-/// The one public key in a PEM.
+/// Returns the DER of the only public key in a PEM.
 fn public_key(pem: &str) -> Result<Vec<u8>, JwtError> {
     let sections: Result<Vec<(SectionKind, Vec<u8>)>, _> = PemObject::pem_slice_iter(pem.as_bytes()).collect();
     let sections = sections.map_err(JwtError::Pem)?;
@@ -164,39 +162,39 @@ fn public_key(pem: &str) -> Result<Vec<u8>, JwtError> {
     }
 }
 
-/// Kinds of keys, by the content of their `AlgorithmIdentifier`.
+/// Key types, by the content of their `AlgorithmIdentifier`.
 const RSA: &[u8] = b"\x06\x09\x2a\x86\x48\x86\xf7\x0d\x01\x01\x01\x05\x00";
 const P256: &[u8] = b"\x06\x07\x2a\x86\x48\xce\x3d\x02\x01\x06\x08\x2a\x86\x48\xce\x3d\x03\x01\x07";
 const ED25519: &[u8] = b"\x06\x03\x2b\x65\x70";
-/// The beginning of those of all elliptic curves.
+/// The common prefix of elliptic curve keys.
 const ELLIPTIC: &[u8] = b"\x06\x07\x2a\x86\x48\xce\x3d\x02\x01";
 
 const INTEGER: u8 = 0x02;
 const BIT_STRING: u8 = 0x03;
 const SEQUENCE: u8 = 0x30;
 
-/// The key in a `SubjectPublicKeyInfo`, if it is for this algorithm.
+/// Returns the key of a `SubjectPublicKeyInfo` after checking that it fits the algorithm.
 fn subject_public_key(algorithm: JwtAlgorithm, der: &[u8]) -> Result<&[u8], JwtError> {
     let (kind, key) = parts(der).ok_or(JwtError::Malformed)?;
-    let other = |found| Err(JwtError::OtherKind { found, algorithm });
+    let wrong_type = |found| Err(JwtError::WrongKeyType { found, algorithm });
     match (algorithm, kind) {
         (JwtAlgorithm::Rs256, RSA) => match modulus_bits(key).ok_or(JwtError::Malformed)? {
             2048..=8192 => Ok(key),
             bits => Err(JwtError::RsaSize { bits }),
         },
-        // A point that is not compressed.
+        // An uncompressed point.
         (JwtAlgorithm::Es256, P256) if key.len() == 65 && key[0] == 4 => Ok(key),
         (JwtAlgorithm::EdDsa, ED25519) if key.len() == 32 => Ok(key),
         (JwtAlgorithm::Es256, P256) | (JwtAlgorithm::EdDsa, ED25519) => Err(JwtError::Malformed),
-        (_, RSA) => other("an RSA key"),
-        (_, P256) => other("a P-256 key"),
-        (_, ED25519) => other("an Ed25519 key"),
-        (_, kind) if kind.starts_with(ELLIPTIC) => other("a key on another curve"),
-        _ => other("of another kind"),
+        (_, RSA) => wrong_type("an RSA key"),
+        (_, P256) => wrong_type("a P-256 key"),
+        (_, ED25519) => wrong_type("an Ed25519 key"),
+        (_, kind) if kind.starts_with(ELLIPTIC) => wrong_type("a key on another curve"),
+        _ => wrong_type("an unknown key type"),
     }
 }
 
-/// The `AlgorithmIdentifier` and the key.
+/// Returns the `AlgorithmIdentifier` and the key.
 fn parts(mut der: &[u8]) -> Option<(&[u8], &[u8])> {
     let mut info = element(&mut der, SEQUENCE)?;
     let kind = element(&mut info, SEQUENCE)?;
@@ -211,7 +209,7 @@ fn modulus_bits(mut key: &[u8]) -> Option<usize> {
     Some(modulus.len() * 8 - modulus.first()?.leading_zeros() as usize)
 }
 
-/// The content of the next element, which must have this tag.
+/// Returns the content of the next DER element, which must have this tag.
 fn element<'a>(der: &mut &'a [u8], tag: u8) -> Option<&'a [u8]> {
     let rest = der.strip_prefix(&[tag])?;
     let (len, rest) = match *rest {
@@ -234,47 +232,43 @@ mod tests {
 
     fn error(algorithm: JwtAlgorithm, pem: &str) -> String {
         match Key::new(algorithm, &JwtKey::PublicKey(pem.to_owned())) {
-            Ok(_) => panic!("taken: {pem}"),
+            Ok(_) => panic!("accepted: {pem}"),
             Err(error) => error.to_string(),
         }
     }
 
     #[test]
-    fn a_public_key_is_for_its_algorithm_only() {
+    fn a_public_key_must_fit_its_algorithm() {
         use JwtAlgorithm::{EdDsa, Es256, Rs256};
         for (algorithm, pem) in [(Rs256, RS256), (Es256, ES256), (EdDsa, EDDSA)] {
             assert!(Key::new(algorithm, &JwtKey::PublicKey(pem.to_owned())).is_ok());
         }
         for (algorithm, pem, expected) in [
-            (Rs256, ES256, "the public key is a P-256 key, and RS256 takes an RSA key"),
-            (Rs256, EDDSA, "the public key is an Ed25519 key, and RS256 takes an RSA key"),
-            (Es256, RS256, "the public key is an RSA key, and ES256 takes a P-256 key"),
-            (EdDsa, ES256, "the public key is a P-256 key, and EdDSA takes an Ed25519 key"),
-            (
-                Es256,
-                include_str!("fixtures/p-384.pem"),
-                "the public key is a key on another curve, and ES256 takes a P-256 key",
-            ),
-            (Rs256, include_str!("fixtures/rsa-1024.pem"), "the RSA key has 1024 bits: 2048 to 8192 are taken"),
+            (Rs256, ES256, "RS256 needs an RSA key, got a P-256 key"),
+            (Rs256, EDDSA, "RS256 needs an RSA key, got an Ed25519 key"),
+            (Es256, RS256, "ES256 needs a P-256 key, got an RSA key"),
+            (EdDsa, ES256, "EdDSA needs an Ed25519 key, got a P-256 key"),
+            (Es256, include_str!("fixtures/p-384.pem"), "ES256 needs a P-256 key, got a key on another curve"),
+            (Rs256, include_str!("fixtures/rsa-1024.pem"), "the RSA key has 1024 bits; expected 2048 to 8192"),
         ] {
             assert_eq!(error(algorithm, pem), expected);
         }
     }
 
     #[test]
-    fn what_is_no_public_key_is_called_what_it_is() {
+    fn other_pem_contents_are_named() {
         let private = RS256.replace("PUBLIC KEY", "PRIVATE KEY");
         let two = format!("{RS256}{RS256}");
         for (pem, expected) in [
-            ("", "there is no public key in the PEM"),
-            ("what-is-this", "there is no public key in the PEM"),
-            ("-----BEGIN PUBLIC KEY-----\n*\n-----END PUBLIC KEY-----\n", "the public key is not proper PEM"),
-            ("-----BEGIN PUBLIC KEY-----\nAAAA\n", "the public key is not proper PEM"),
-            ("-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n", "the public key cannot be read"),
-            (&private, "this is a private key"),
-            (&two, "there are 2 public keys"),
-            (include_str!("fixtures/certificate.pem"), "this is a certificate"),
-            (include_str!("fixtures/rs256-pkcs1.pem"), "this is a public key in PKCS #1"),
+            ("", "no public key found in the PEM"),
+            ("what-is-this", "no public key found in the PEM"),
+            ("-----BEGIN PUBLIC KEY-----\n*\n-----END PUBLIC KEY-----\n", "invalid PEM"),
+            ("-----BEGIN PUBLIC KEY-----\nAAAA\n", "invalid PEM"),
+            ("-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n", "the public key is malformed"),
+            (&private, "the PEM has a private key"),
+            (&two, "the PEM has 2 public keys"),
+            (include_str!("fixtures/certificate.pem"), "the PEM has a certificate"),
+            (include_str!("fixtures/rs256-pkcs1.pem"), "the public key is in PKCS #1 format"),
         ] {
             let error = error(JwtAlgorithm::Rs256, pem);
             assert!(error.starts_with(expected), "{error}");
@@ -282,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_key_is_told_and_nothing_panics() {
+    fn a_malformed_key_is_an_error_and_never_panics() {
         for (algorithm, pem) in
             [(JwtAlgorithm::Rs256, RS256), (JwtAlgorithm::Es256, ES256), (JwtAlgorithm::EdDsa, EDDSA)]
         {
@@ -291,27 +285,27 @@ mod tests {
                 assert!(subject_public_key(algorithm, &der[..end]).is_err(), "{end}");
             }
             assert!(subject_public_key(algorithm, &[&der[..], &[0]].concat()).is_err());
-            for place in 0..der.len() {
+            for index in 0..der.len() {
                 let mut der = der.clone();
-                der[place] ^= 0xff;
+                der[index] ^= 0xff;
                 let _ = subject_public_key(algorithm, &der);
             }
         }
     }
 
     #[test]
-    fn a_secret_must_be_one() {
+    fn a_secret_must_be_long_and_not_a_pem() {
         let error = |secret: &[u8]| {
             Key::new(JwtAlgorithm::Hs256, &JwtKey::Secret(secret.to_vec())).err().map(|e| e.to_string())
         };
         assert_eq!(error(&[7; 32]), None);
-        assert!(error(&[7; 31]).unwrap().starts_with("the secret has 31 bytes, and HS256 needs at least 32"));
+        assert!(error(&[7; 31]).unwrap().starts_with("the secret has 31 bytes, but HS256 needs at least 32"));
         assert!(error(b"").unwrap().starts_with("the secret has 0 bytes"));
         assert!(error(RS256.as_bytes()).unwrap().starts_with("the secret of HS256 is a key in PEM"));
         let public = Key::new(JwtAlgorithm::Hs256, &JwtKey::PublicKey(RS256.to_owned()));
-        assert_eq!(public.err().unwrap().to_string(), "HS256 takes a secret, and not a public key");
+        assert_eq!(public.err().unwrap().to_string(), "HS256 needs a secret, not a public key");
         let secret = Key::new(JwtAlgorithm::Rs256, &JwtKey::Secret(vec![7; 32]));
-        assert_eq!(secret.err().unwrap().to_string(), "RS256 takes a public key in PEM, and not a secret");
+        assert_eq!(secret.err().unwrap().to_string(), "RS256 needs a public key in PEM, not a secret");
         assert_eq!(format!("{:?}", JwtKey::Secret(b"abc".to_vec())), "Secret(..)");
     }
 }

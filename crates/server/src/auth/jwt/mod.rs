@@ -1,13 +1,12 @@
-//! JSON Web Tokens, signed by somebody else.
+//! JSON Web Tokens of an external issuer.
 //!
-//! There is one algorithm, and it comes from the settings: what a token says of itself is only compared with it. So a token can
-//! choose neither no algorithm, nor one for which the public key is a secret. The signature is verified before a claim is read.
+//! The algorithm comes from the settings; the header of a token is only compared with it. A token can therefore select neither
+//! `none` nor an HMAC keyed with the public key. The signature is verified before any claim is read.
 //!
-//! Whoever has a token may use it, as often as they like, until it expires: it is not remembered which were used. A user whose
-//! tokens got into wrong hands is revoked until they have expired.
+//! A token can be used any number of times until it expires; used tokens are not tracked. If a token leaks, its user can be revoked
+//! until it has expired.
 //!
-//! Signatures are verified by the library that does TLS here anyway. One for tokens would bring a reader of ASN.1 with big numbers
-//! and dates, and ask the system for the time.
+//! Signatures are verified with ring, which TLS needs anyway. A JWT crate would add an ASN.1 parser and read the system clock.
 
 mod key;
 
@@ -22,39 +21,40 @@ use self::key::Key;
 pub use self::key::{JwtError, JwtKey};
 use super::{Session, TokenValidator, Validation};
 
-/// Knows whose a JSON Web Token is.
+/// A [`TokenValidator`] for JSON Web Tokens.
 ///
-/// A token without `exp` is good for ever. Times are compared without leeway: a token is over at the millisecond of its `exp`, and
-/// good from that of its `nbf`.
+/// A token without `exp` never expires. Times are compared without leeway: a token is valid from the millisecond of its `nbf` until
+/// that of its `exp`.
 pub struct Jwt {
     key: Key,
     options: JwtOptions,
 }
 
-/// Which tokens are good, and what they say.
+/// The settings of [`Jwt`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct JwtOptions {
-    /// How they are signed; a token that is signed in another way is refused.
+    /// The signature algorithm. Tokens with another one are rejected.
     pub algorithm: JwtAlgorithm,
-    /// What signatures are verified with.
+    /// The key that signatures are verified with.
     pub key: JwtKey,
-    /// What `iss` must be. Default: anything, because the key says enough if it is that of one issuer.
+    /// The required `iss`. Default: any, because the key identifies the issuer if only one issuer has it.
     pub issuer: Option<String>,
-    /// What `aud` must be, or have among others. Default: anything; set it if the issuer has other customers.
+    /// The required `aud`, alone or in a list. Default: any, because many issuers set none; set it if the issuer also signs tokens
+    /// for other services.
     pub audience: Option<String>,
-    /// The claim that has the user id, a string. Default: `sub`.
+    /// The claim with the user id, a string. Default: `sub`, the registered claim for it.
     pub user_claim: String,
-    /// The claim that has the roles: a list of strings, or a string with spaces between them. A token without it has none.
-    /// Default: `roles`.
+    /// The claim with the roles: a list of strings, or a string separated by spaces. A token without the claim has no roles.
+    /// Default: `roles`, the most common name.
     pub roles_claim: String,
 }
 
-/// How tokens are signed.
+/// A signature algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum JwtAlgorithm {
-    /// HMAC with SHA-256: whoever can verify can sign.
+    /// HMAC with SHA-256. The key that verifies can also sign.
     Hs256,
     /// RSA (PKCS #1 v1.5) with SHA-256.
     Rs256,
@@ -65,10 +65,10 @@ pub enum JwtAlgorithm {
 }
 
 impl JwtAlgorithm {
-    /// All of them.
+    /// All algorithms.
     pub const ALL: [Self; 4] = [Self::Hs256, Self::Rs256, Self::Es256, Self::EdDsa];
 
-    /// As it is called in tokens.
+    /// Returns the name in the header of tokens.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Hs256 => "HS256",
@@ -78,12 +78,12 @@ impl JwtAlgorithm {
         }
     }
 
-    /// The one that is called so in tokens.
+    /// Returns the algorithm with a name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|algorithm| algorithm.name() == name)
     }
 
-    const fn takes(self) -> &'static str {
+    const fn key_type(self) -> &'static str {
         match self {
             Self::Hs256 => "a secret",
             Self::Rs256 => "an RSA key",
@@ -94,7 +94,7 @@ impl JwtAlgorithm {
 }
 
 impl JwtOptions {
-    /// Tokens of any issuer and for anybody, with the usual claims.
+    /// Creates settings for any issuer and audience, with the default claims.
     pub fn new(algorithm: JwtAlgorithm, key: JwtKey) -> Self {
         Self {
             algorithm,
@@ -107,46 +107,50 @@ impl JwtOptions {
     }
 }
 
-/// Why a token was refused. Its sender is not told; whoever runs the server is.
+/// Why a token was rejected. It is logged, and not sent to the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-enum Refused {
-    #[error("it is longer than {} bytes", Jwt::MAX_LEN)]
+enum InvalidToken {
+    #[error("longer than {} bytes", Jwt::MAX_LEN)]
     TooLong,
-    #[error("it is no JSON Web Token")]
+    #[error("not a JSON Web Token")]
     Malformed,
-    #[error("it says that it is signed in another way")]
+    #[error("the algorithm of the header is not the configured one")]
     Algorithm,
-    #[error("it has extensions that must be understood")]
+    #[error("the header has critical extensions")]
     Critical,
-    #[error("the signature is wrong")]
+    #[error("invalid signature")]
     Signature,
-    #[error("exp or nbf is no time")]
+    #[error("`exp` or `nbf` is not a time")]
     Time,
-    #[error("it has expired")]
+    #[error("expired")]
     Expired,
-    #[error("it is not good yet")]
-    NotYet,
-    #[error("it is from another issuer")]
+    #[error("not valid yet")]
+    NotBefore,
+    #[error("`iss` is not the configured issuer")]
     Issuer,
-    #[error("it is for another audience")]
+    #[error("`aud` is not the configured audience")]
     Audience,
-    #[error("the claim of the user is not a string, or empty")]
+    #[error("the user claim is not a non-empty string")]
     User,
-    #[error("the claim of the roles is neither a list of strings nor a string")]
+    #[error("the roles claim is neither a string nor a list of strings")]
     Roles,
 }
 
 impl Jwt {
-    /// The longest token that is read: 16 KiB.
+    /// The longest accepted token in bytes: 16 KiB.
     pub const MAX_LEN: usize = 16 << 10;
 
-    /// Knows the tokens that these settings describe.
+    /// Creates a validator.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the key does not fit the algorithm, or a setting is empty or contradictory.
     pub fn new(options: JwtOptions) -> Result<Self, JwtError> {
         let given = [
             ("the issuer", options.issuer.as_deref()),
             ("the audience", options.audience.as_deref()),
-            ("the claim of the user", Some(&*options.user_claim)),
-            ("the claim of the roles", Some(&*options.roles_claim)),
+            ("the user claim", Some(&*options.user_claim)),
+            ("the roles claim", Some(&*options.roles_claim)),
         ];
         if let Some((setting, _)) = given.into_iter().find(|(_, value)| *value == Some("")) {
             return Err(JwtError::Empty { setting });
@@ -157,48 +161,48 @@ impl Jwt {
         Ok(Self { key: Key::new(options.algorithm, &options.key)?, options })
     }
 
-    fn session(&self, token: &str, now: u64) -> Result<Session, Refused> {
+    fn session(&self, token: &str, now: u64) -> Result<Session, InvalidToken> {
         let mut claims = self.claims(token)?;
         let expires_at = claims.remove("exp").map(|exp| time(&exp)).transpose()?;
         let not_before = claims.get("nbf").map(time).transpose()?;
         if not_before.is_some_and(|not_before| now < not_before) {
-            return Err(Refused::NotYet);
+            return Err(InvalidToken::NotBefore);
         }
         if let Some(issuer) = &self.options.issuer
             && claims.get("iss").and_then(Json::as_str) != Some(issuer)
         {
-            return Err(Refused::Issuer);
+            return Err(InvalidToken::Issuer);
         }
         if let Some(audience) = &self.options.audience
-            && !claims.get("aud").is_some_and(|aud| is_for(aud, audience))
+            && !claims.get("aud").is_some_and(|aud| has_audience(aud, audience))
         {
-            return Err(Refused::Audience);
+            return Err(InvalidToken::Audience);
         }
         let user_id = match claims.remove(&self.options.user_claim) {
             Some(Json::String(user_id)) if !user_id.is_empty() => user_id,
-            _ => return Err(Refused::User),
+            _ => return Err(InvalidToken::User),
         };
         let roles = claims.remove(&self.options.roles_claim).map_or_else(|| Ok(Vec::new()), roles)?;
         let session = Session { user_id, roles, metadata: claims, expires_at };
-        if session.is_expired(now) { Err(Refused::Expired) } else { Ok(session) }
+        if session.is_expired(now) { Err(InvalidToken::Expired) } else { Ok(session) }
     }
 
-    /// What a token says, if its signature is right.
-    fn claims(&self, token: &str) -> Result<Map<String, Json>, Refused> {
+    /// Verifies the signature of a token and returns its claims.
+    fn claims(&self, token: &str) -> Result<Map<String, Json>, InvalidToken> {
         if token.len() > Self::MAX_LEN {
-            return Err(Refused::TooLong);
+            return Err(InvalidToken::TooLong);
         }
-        let (signed, signature) = token.rsplit_once('.').ok_or(Refused::Malformed)?;
-        let (header, payload) = signed.split_once('.').ok_or(Refused::Malformed)?;
+        let (signed, signature) = token.rsplit_once('.').ok_or(InvalidToken::Malformed)?;
+        let (header, payload) = signed.split_once('.').ok_or(InvalidToken::Malformed)?;
         let header = object(&decode(header)?)?;
         if header.get("alg").and_then(Json::as_str) != Some(self.options.algorithm.name()) {
-            return Err(Refused::Algorithm);
+            return Err(InvalidToken::Algorithm);
         }
         if header.contains_key("crit") {
-            return Err(Refused::Critical);
+            return Err(InvalidToken::Critical);
         }
         if !self.key.verifies(signed.as_bytes(), &decode(signature)?) {
-            return Err(Refused::Signature);
+            return Err(InvalidToken::Signature);
         }
         object(&decode(payload)?)
     }
@@ -208,7 +212,7 @@ impl TokenValidator for Jwt {
     fn validate<'a>(&'a self, token: &'a str, now: u64) -> Validation<'a> {
         let session = self.session(token, now);
         if let Err(reason) = &session {
-            tracing::debug!(%reason, "a token was refused");
+            tracing::debug!(%reason, "token rejected");
         }
         Box::pin(future::ready(Ok(session.ok())))
     }
@@ -220,39 +224,43 @@ impl fmt::Debug for Jwt {
     }
 }
 
-fn decode(text: &str) -> Result<Vec<u8>, Refused> {
-    URL_SAFE_NO_PAD.decode(text).map_err(|_| Refused::Malformed)
+fn decode(text: &str) -> Result<Vec<u8>, InvalidToken> {
+    URL_SAFE_NO_PAD.decode(text).map_err(|_| InvalidToken::Malformed)
 }
 
-fn object(json: &[u8]) -> Result<Map<String, Json>, Refused> {
-    serde_json::from_slice(json).map_err(|_| Refused::Malformed)
+fn object(json: &[u8]) -> Result<Map<String, Json>, InvalidToken> {
+    serde_json::from_slice(json).map_err(|_| InvalidToken::Malformed)
 }
 
-/// From seconds, which may have a fraction, to milliseconds. What is before 1970 is as long ago as can be.
-fn time(seconds: &Json) -> Result<u64, Refused> {
+/// Converts seconds, possibly with a fraction, to milliseconds. Times before 1970 become 0.
+fn time(seconds: &Json) -> Result<u64, InvalidToken> {
     if let Some(seconds) = seconds.as_u64() {
         return Ok(seconds.saturating_mul(1000));
     }
-    let seconds = seconds.as_f64().ok_or(Refused::Time)?;
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it ends at the bounds, as it should")]
+    let seconds = seconds.as_f64().ok_or(InvalidToken::Time)?;
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the conversion saturates, as intended"
+    )]
     Ok((seconds * 1000.0) as u64)
 }
 
-fn is_for(aud: &Json, audience: &str) -> bool {
+fn has_audience(aud: &Json, audience: &str) -> bool {
     let is = |one: &Json| one.as_str() == Some(audience);
     is(aud) || aud.as_array().is_some_and(|all| all.iter().any(is))
 }
 
-fn roles(claim: Json) -> Result<Vec<String>, Refused> {
+fn roles(claim: Json) -> Result<Vec<String>, InvalidToken> {
     let role = |role| match role {
         Json::String(role) => Ok(role),
-        _ => Err(Refused::Roles),
+        _ => Err(InvalidToken::Roles),
     };
     match claim {
         Json::Null => Ok(Vec::new()),
         Json::String(roles) => Ok(roles.split_ascii_whitespace().map(str::to_owned).collect()),
         Json::Array(roles) => roles.into_iter().map(role).collect(),
-        _ => Err(Refused::Roles),
+        _ => Err(InvalidToken::Roles),
     }
 }
 
@@ -269,7 +277,7 @@ mod tests {
     use super::*;
 
     const SECRET: &[u8] = b"a secret of more than thirty-two bytes";
-    /// Signed by OpenSSL, whose private keys are gone: `{"sub":"mara","roles":["writer"],"exp":2000000000,"team":7}`.
+    /// Signed with OpenSSL: `{"sub":"mara","roles":["writer"],"exp":2000000000,"team":7}`.
     const SIGNED: [(JwtAlgorithm, &str, &str); 3] = [
         (JwtAlgorithm::Rs256, include_str!("fixtures/rs256.pem"), include_str!("fixtures/rs256.jwt")),
         (JwtAlgorithm::Es256, include_str!("fixtures/es256.pem"), include_str!("fixtures/es256.jwt")),
@@ -294,12 +302,12 @@ mod tests {
         signed(&json!({"alg": "HS256", "typ": "JWT"}), &claims.to_string(), SECRET)
     }
 
-    fn session(options: JwtOptions, claims: &Json, now: u64) -> Result<Session, Refused> {
+    fn session(options: JwtOptions, claims: &Json, now: u64) -> Result<Session, InvalidToken> {
         Jwt::new(options).unwrap().session(&token(claims), now)
     }
 
     #[test]
-    fn tokens_of_every_algorithm_are_somebodys() {
+    fn tokens_of_every_algorithm_are_accepted() {
         for (algorithm, pem, token) in SIGNED {
             let jwt = public(algorithm, pem);
             let session = jwt.session(token, 1_999_999_999_999).unwrap();
@@ -308,35 +316,35 @@ mod tests {
                 (Json::Object(session.metadata), session.expires_at),
                 (json!({"team": 7}), Some(2_000_000_000_000))
             );
-            assert_eq!(jwt.session(token, 2_000_000_000_000), Err(Refused::Expired));
+            assert_eq!(jwt.session(token, 2_000_000_000_000), Err(InvalidToken::Expired));
         }
         assert_eq!(session(hs256(), &json!({"sub": "mara"}), 0).unwrap(), Session::new("mara", [""; 0]));
     }
 
     #[test]
-    fn a_validator_says_who_or_nobody() {
+    fn a_validator_returns_the_session_or_none() {
         let jwt = Jwt::new(hs256()).unwrap();
-        let ask = |token: &str| {
+        let validate = |token: &str| {
             let mut validation: Pin<_> = jwt.validate(token, 5);
             match validation.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
                 Poll::Ready(answer) => answer.unwrap().map(|session| session.user_id),
-                Poll::Pending => panic!("it has nothing to wait for"),
+                Poll::Pending => panic!("validation must not wait"),
             }
         };
-        assert_eq!(ask(&token(&json!({"sub": "ann"}))), Some("ann".to_owned()));
-        assert_eq!(ask("x"), None);
+        assert_eq!(validate(&token(&json!({"sub": "ann"}))), Some("ann".to_owned()));
+        assert_eq!(validate("x"), None);
     }
 
     #[test]
-    fn a_token_that_was_changed_is_refused() {
+    fn a_modified_token_is_rejected() {
         let hs256 = (Jwt::new(hs256()).unwrap(), token(&json!({"sub": "mara", "exp": 2_000_000_000})));
         let others = SIGNED.map(|(algorithm, pem, token)| (public(algorithm, pem), token.to_owned()));
         for (jwt, token) in others.into_iter().chain([hs256]) {
             assert!(jwt.session(&token, 0).is_ok());
             let [header, payload, signature] = <[&str; 3]>::try_from(token.split('.').collect::<Vec<_>>()).unwrap();
             let admin = URL_SAFE_NO_PAD.encode(r#"{"sub":"mara","roles":["admin"],"exp":2000000000}"#);
-            assert_eq!(jwt.session(&format!("{header}.{admin}.{signature}"), 0), Err(Refused::Signature));
-            assert_eq!(jwt.session(&format!("{header}.{payload}."), 0), Err(Refused::Signature));
+            assert_eq!(jwt.session(&format!("{header}.{admin}.{signature}"), 0), Err(InvalidToken::Signature));
+            assert_eq!(jwt.session(&format!("{header}.{payload}."), 0), Err(InvalidToken::Signature));
             for place in 0..token.len() {
                 let mut bytes = token.clone().into_bytes();
                 bytes[place] = if bytes[place] == b'A' { b'B' } else { b'A' };
@@ -348,42 +356,42 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_is_not_signed_is_refused() {
+    fn an_unsigned_token_is_rejected() {
         for (algorithm, pem, token) in SIGNED {
             let jwt = public(algorithm, pem);
             let payload = token.split('.').nth(1).unwrap();
             for alg in [json!("none"), json!("None"), json!("NONE"), json!(""), json!(null), json!([algorithm.name()])]
             {
                 let header = URL_SAFE_NO_PAD.encode(json!({"alg": alg}).to_string());
-                assert_eq!(jwt.session(&format!("{header}.{payload}."), 0), Err(Refused::Algorithm), "{alg}");
+                assert_eq!(jwt.session(&format!("{header}.{payload}."), 0), Err(InvalidToken::Algorithm), "{alg}");
             }
             let header = URL_SAFE_NO_PAD.encode("{}");
-            assert_eq!(jwt.session(&format!("{header}.{payload}."), 0), Err(Refused::Algorithm));
-            // Nor one that only says that it is.
+            assert_eq!(jwt.session(&format!("{header}.{payload}."), 0), Err(InvalidToken::Algorithm));
+            // The right algorithm with an empty signature.
             let header = URL_SAFE_NO_PAD.encode(json!({"alg": algorithm.name()}).to_string());
-            assert_eq!(jwt.session(&format!("{header}.{payload}."), 0), Err(Refused::Signature));
+            assert_eq!(jwt.session(&format!("{header}.{payload}."), 0), Err(InvalidToken::Signature));
         }
     }
 
     #[test]
-    fn a_public_key_is_no_secret() {
+    fn a_public_key_is_not_accepted_as_hmac_key() {
         for (algorithm, pem, _) in SIGNED {
             let jwt = public(algorithm, pem);
             for secret in [pem, pem.trim()] {
                 let forged = signed(&json!({"alg": "HS256"}), r#"{"sub":"mara"}"#, secret.as_bytes());
-                assert_eq!(jwt.session(&forged, 0), Err(Refused::Algorithm));
+                assert_eq!(jwt.session(&forged, 0), Err(InvalidToken::Algorithm));
                 let forged = signed(&json!({"alg": algorithm.name()}), r#"{"sub":"mara"}"#, secret.as_bytes());
-                assert_eq!(jwt.session(&forged, 0), Err(Refused::Signature));
+                assert_eq!(jwt.session(&forged, 0), Err(InvalidToken::Signature));
             }
         }
     }
 
     #[test]
-    fn a_token_signed_with_another_key_is_refused() {
+    fn a_token_signed_with_another_key_is_rejected() {
         let other = signed(&json!({"alg": "HS256"}), r#"{"sub":"mara"}"#, &[7; 32]);
-        assert_eq!(Jwt::new(hs256()).unwrap().session(&other, 0), Err(Refused::Signature));
+        assert_eq!(Jwt::new(hs256()).unwrap().session(&other, 0), Err(InvalidToken::Signature));
         let rs256 = public(JwtAlgorithm::Rs256, include_str!("fixtures/rs256-other.pem"));
-        assert_eq!(rs256.session(SIGNED[0].2, 0), Err(Refused::Signature));
+        assert_eq!(rs256.session(SIGNED[0].2, 0), Err(InvalidToken::Signature));
         let random = SystemRandom::new();
         let text = |algorithm: &str| {
             let header = json!({"alg": algorithm}).to_string();
@@ -398,84 +406,84 @@ mod tests {
 
         let document = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random).unwrap();
         let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, document.as_ref(), &random).unwrap();
-        let text_of_it = text("ES256");
-        let eve = token(&text_of_it, pair.sign(&random, text_of_it.as_bytes()).unwrap().as_ref());
+        let signed_text = text("ES256");
+        let eve = token(&signed_text, pair.sign(&random, signed_text.as_bytes()).unwrap().as_ref());
         let own = pem("MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgA=", pair.public_key().as_ref());
-        assert_eq!(public(JwtAlgorithm::Es256, SIGNED[1].1).session(&eve, 0), Err(Refused::Signature));
+        assert_eq!(public(JwtAlgorithm::Es256, SIGNED[1].1).session(&eve, 0), Err(InvalidToken::Signature));
         assert_eq!(public(JwtAlgorithm::Es256, &own).session(&eve, 0).unwrap().user_id, "eve");
 
         let document = Ed25519KeyPair::generate_pkcs8(&random).unwrap();
         let pair = Ed25519KeyPair::from_pkcs8(document.as_ref()).unwrap();
-        let text_of_it = text("EdDSA");
-        let eve = token(&text_of_it, pair.sign(text_of_it.as_bytes()).as_ref());
+        let signed_text = text("EdDSA");
+        let eve = token(&signed_text, pair.sign(signed_text.as_bytes()).as_ref());
         let own = pem("MCowBQYDK2VwAyEA", pair.public_key().as_ref());
-        assert_eq!(public(JwtAlgorithm::EdDsa, SIGNED[2].1).session(&eve, 0), Err(Refused::Signature));
+        assert_eq!(public(JwtAlgorithm::EdDsa, SIGNED[2].1).session(&eve, 0), Err(InvalidToken::Signature));
         assert_eq!(public(JwtAlgorithm::EdDsa, &own).session(&eve, 0).unwrap().user_id, "eve");
     }
 
     #[test]
-    fn what_is_no_token_is_refused() {
+    fn a_malformed_token_is_rejected() {
         let jwt = Jwt::new(hs256()).unwrap();
         let good = token(&json!({"sub": "mara"}));
         let (padded, spaced, more) = (format!("{good}="), format!(" {good}"), format!("{good}.x"));
         for text in ["", ".", "..", "...", "a.b", "a.b.c", "💧.💧.💧", &padded, &spaced, &more] {
-            assert_eq!(jwt.session(text, 0), Err(Refused::Malformed), "{text}");
+            assert_eq!(jwt.session(text, 0), Err(InvalidToken::Malformed), "{text}");
         }
         let header = json!({"alg": "HS256"});
         for claims in ["", "[]", "null", "7", "{", "\"sub\"", "{\"sub\":\"mara\"} x"] {
-            assert_eq!(jwt.session(&signed(&header, claims, SECRET), 0), Err(Refused::Malformed), "{claims}");
+            assert_eq!(jwt.session(&signed(&header, claims, SECRET), 0), Err(InvalidToken::Malformed), "{claims}");
         }
         let critical = signed(&json!({"alg": "HS256", "crit": ["b64"], "b64": false}), r#"{"sub":"mara"}"#, SECRET);
-        assert_eq!(jwt.session(&critical, 0), Err(Refused::Critical));
+        assert_eq!(jwt.session(&critical, 0), Err(InvalidToken::Critical));
     }
 
     #[test]
-    fn a_token_that_is_too_long_is_not_read() {
+    fn a_token_above_the_length_limit_is_rejected() {
         let jwt = Jwt::new(hs256()).unwrap();
         let of_len = |len: usize| token(&json!({"sub": "mara", "x": "x".repeat(len)}));
         let fits = (12_000..12_300).rev().map(of_len).find(|token| token.len() <= Jwt::MAX_LEN).unwrap();
         assert!(fits.len() > Jwt::MAX_LEN - 4 && jwt.session(&fits, 0).is_ok());
-        assert_eq!(jwt.session(&of_len(Jwt::MAX_LEN), 0), Err(Refused::TooLong));
-        assert_eq!(jwt.session(&".".repeat(Jwt::MAX_LEN + 1), 0), Err(Refused::TooLong));
+        assert_eq!(jwt.session(&of_len(Jwt::MAX_LEN), 0), Err(InvalidToken::TooLong));
+        assert_eq!(jwt.session(&".".repeat(Jwt::MAX_LEN + 1), 0), Err(InvalidToken::TooLong));
     }
 
     #[test]
-    fn times_are_those_that_are_given() {
+    fn exp_and_nbf_are_checked_to_the_millisecond() {
         let at = |claims: Json, now| session(hs256(), &claims, now).map(|session| session.expires_at);
         let exp = |exp: Json| json!({"sub": "mara", "exp": exp});
         assert_eq!(at(exp(json!(10)), 9_999), Ok(Some(10_000)));
-        assert_eq!(at(exp(json!(10)), 10_000), Err(Refused::Expired));
+        assert_eq!(at(exp(json!(10)), 10_000), Err(InvalidToken::Expired));
         assert_eq!(at(exp(json!(10.5)), 10_499), Ok(Some(10_500)));
-        assert_eq!(at(exp(json!(10.5)), 10_500), Err(Refused::Expired));
-        assert_eq!(at(exp(json!(-5)), 0), Err(Refused::Expired));
-        assert_eq!(at(exp(json!(0)), 0), Err(Refused::Expired));
+        assert_eq!(at(exp(json!(10.5)), 10_500), Err(InvalidToken::Expired));
+        assert_eq!(at(exp(json!(-5)), 0), Err(InvalidToken::Expired));
+        assert_eq!(at(exp(json!(0)), 0), Err(InvalidToken::Expired));
         assert_eq!(at(exp(json!(1e300)), 5), Ok(Some(u64::MAX)));
         assert_eq!(at(exp(json!(u64::MAX)), 5), Ok(Some(u64::MAX)));
         for wrong in [json!("10"), json!(null), json!([10]), json!(true)] {
-            assert_eq!(at(exp(wrong.clone()), 5), Err(Refused::Time), "{wrong}");
-            assert_eq!(at(json!({"sub": "mara", "nbf": wrong}), 5), Err(Refused::Time));
+            assert_eq!(at(exp(wrong.clone()), 5), Err(InvalidToken::Time), "{wrong}");
+            assert_eq!(at(json!({"sub": "mara", "nbf": wrong}), 5), Err(InvalidToken::Time));
         }
         assert_eq!(at(json!({"sub": "mara"}), u64::MAX), Ok(None));
-        assert_eq!(at(json!({"sub": "mara", "nbf": 10}), 9_999), Err(Refused::NotYet));
+        assert_eq!(at(json!({"sub": "mara", "nbf": 10}), 9_999), Err(InvalidToken::NotBefore));
         assert_eq!(at(json!({"sub": "mara", "nbf": 10}), 10_000), Ok(None));
     }
 
     #[test]
-    fn issuer_and_audience_must_be_the_right_ones() {
+    fn issuer_and_audience_must_match() {
         let mut options = hs256();
         (options.issuer, options.audience) = (Some("me".to_owned()), Some("here".to_owned()));
         let claims = |iss: Json, aud: Json| json!({"sub": "mara", "iss": iss, "aud": aud});
         for (claims, expected) in [
             (claims(json!("me"), json!("here")), None),
             (claims(json!("me"), json!(["there", "here"])), None),
-            (claims(json!("you"), json!("here")), Some(Refused::Issuer)),
-            (claims(json!(["me"]), json!("here")), Some(Refused::Issuer)),
-            (claims(json!("me"), json!("there")), Some(Refused::Audience)),
-            (claims(json!("me"), json!([])), Some(Refused::Audience)),
-            (claims(json!("me"), json!([["here"]])), Some(Refused::Audience)),
-            (claims(json!("me"), json!({"here": 1})), Some(Refused::Audience)),
-            (json!({"sub": "mara", "iss": "me"}), Some(Refused::Audience)),
-            (json!({"sub": "mara", "aud": "here"}), Some(Refused::Issuer)),
+            (claims(json!("you"), json!("here")), Some(InvalidToken::Issuer)),
+            (claims(json!(["me"]), json!("here")), Some(InvalidToken::Issuer)),
+            (claims(json!("me"), json!("there")), Some(InvalidToken::Audience)),
+            (claims(json!("me"), json!([])), Some(InvalidToken::Audience)),
+            (claims(json!("me"), json!([["here"]])), Some(InvalidToken::Audience)),
+            (claims(json!("me"), json!({"here": 1})), Some(InvalidToken::Audience)),
+            (json!({"sub": "mara", "iss": "me"}), Some(InvalidToken::Audience)),
+            (json!({"sub": "mara", "aud": "here"}), Some(InvalidToken::Issuer)),
         ] {
             assert_eq!(session(options.clone(), &claims, 0).err(), expected, "{claims}");
             assert!(session(hs256(), &claims, 0).is_ok());
@@ -483,18 +491,18 @@ mod tests {
     }
 
     #[test]
-    fn users_and_roles_are_claims_and_the_rest_is_metadata() {
+    fn user_and_roles_are_claims_and_the_rest_is_metadata() {
         let of =
             |roles: Json| session(hs256(), &json!({"sub": "mara", "roles": roles}), 0).map(|session| session.roles);
         let both = || Ok(vec!["a".to_owned(), "b".to_owned()]);
         assert_eq!((of(json!(["a", "b"])), of(json!("a b")), of(json!(" a  b "))), (both(), both(), both()));
         assert_eq!((of(json!([])), of(json!("")), of(json!(null))), (Ok(vec![]), Ok(vec![]), Ok(vec![])));
         for wrong in [json!(7), json!({}), json!(["a", 7]), json!([["a"]]), json!(true)] {
-            assert_eq!(of(wrong.clone()), Err(Refused::Roles), "{wrong}");
+            assert_eq!(of(wrong.clone()), Err(InvalidToken::Roles), "{wrong}");
         }
         for wrong in [json!({}), json!({"sub": ""}), json!({"sub": 7}), json!({"sub": null}), json!({"sub": ["mara"]})]
         {
-            assert_eq!(session(hs256(), &wrong, 0), Err(Refused::User), "{wrong}");
+            assert_eq!(session(hs256(), &wrong, 0), Err(InvalidToken::User), "{wrong}");
         }
         let mut options = hs256();
         (options.user_claim, options.roles_claim) = ("email".to_owned(), "https://a.b/groups".to_owned());
@@ -506,26 +514,29 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_say_nothing_are_errors() {
+    fn empty_settings_are_errors() {
         let error = |change: fn(&mut JwtOptions)| {
             let mut options = hs256();
             change(&mut options);
             Jwt::new(options).unwrap_err().to_string()
         };
-        assert_eq!(error(|o| o.issuer = Some(String::new())), "the issuer is empty: leave it out, or say what it is");
+        assert_eq!(
+            error(|o| o.issuer = Some(String::new())),
+            "the issuer is empty; give a value or remove the setting"
+        );
         assert_eq!(
             error(|o| o.audience = Some(String::new())),
-            "the audience is empty: leave it out, or say what it is"
+            "the audience is empty; give a value or remove the setting"
         );
-        assert_eq!(error(|o| o.user_claim.clear()), "the claim of the user is empty: leave it out, or say what it is");
+        assert_eq!(error(|o| o.user_claim.clear()), "the user claim is empty; give a value or remove the setting");
         assert_eq!(
             error(|o| o.roles_claim = "sub".to_owned()),
-            "the user and the roles are both the claim \"sub\": each needs its own"
+            "user and roles are read from the same claim \"sub\"; use two claims"
         );
     }
 
     #[test]
-    fn algorithms_have_names_and_secrets_are_not_shown() {
+    fn algorithms_have_names_and_debug_hides_secrets() {
         for algorithm in JwtAlgorithm::ALL {
             assert_eq!(JwtAlgorithm::named(algorithm.name()), Some(algorithm));
         }
