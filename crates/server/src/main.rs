@@ -1,12 +1,15 @@
-//! `tidewire`: reads its configuration, opens its data, and serves until it is told to end.
+//! The program `tidewire`: loads the configuration, opens the data and serves until a signal; backs up and restores data.
+
+mod offline;
 
 use std::io::{IsTerminal as _, Write as _};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use tidewire::Server;
-use tidewire::config::{self, Config, ConfigErrors, DefinitionError, Engine};
+use tidewire::config::{self, Command, Config, ConfigErrors, DefinitionError, Engine};
 use tidewire_store::{Cut, Durability, Recovery, Store, StoreOptions};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -14,17 +17,16 @@ use tracing_subscriber::EnvFilter;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// What a program says that was not asked properly.
+/// The exit code of invalid arguments or settings.
 const USAGE: u8 = 2;
-/// What a program says that was interrupted twice.
+/// The exit code after a second signal, as shells report SIGINT.
 const INTERRUPTED: i32 = 130;
 
 fn main() -> ExitCode {
-    let config = match Config::load(std::env::args_os(), |name| std::env::var_os(name)) {
-        Ok(config) => config,
-        Err(ConfigErrors::Asked(text)) => {
-            // Whoever has read enough may have closed it.
-            let _ = std::io::stdout().write_all(text.as_bytes());
+    let command = match Command::load(std::env::args_os(), |name| std::env::var_os(name)) {
+        Ok(command) => command,
+        Err(ConfigErrors::Help(text)) => {
+            print(&text);
             return ExitCode::SUCCESS;
         }
         Err(errors) => {
@@ -32,113 +34,149 @@ fn main() -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
-    if config.check {
-        config.warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
-        println!("the configuration is good");
-        return ExitCode::SUCCESS;
-    }
-    start_logging();
-    config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-    match run(&config) {
+    let result = match command {
+        Command::Serve(config) => {
+            start_logging();
+            config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+            run(&config)
+        }
+        Command::Check(config) => {
+            config.warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
+            print("the configuration is valid\n");
+            Ok(())
+        }
+        Command::Backup { data_dir, to } => offline::backup(&data_dir, &to).map(|summary| print(&summary)),
+        Command::Restore { from, data_dir } => offline::restore(&from, &data_dir).map(|summary| print(&summary)),
+        command => Err(anyhow::anyhow!("unsupported command: {command:?}")),
+    };
+    match result {
         Ok(()) => return ExitCode::SUCCESS,
-        // It begins with a place, as what is wrong with a file does.
+        // The message begins with a location, like the errors of the configuration.
         Err(error) if error.is::<DefinitionError>() => eprintln!("{error}"),
         Err(error) => eprintln!("tidewire: {error:#}"),
     }
     ExitCode::FAILURE
 }
 
-/// For people on a terminal, and as JSON for programs. `RUST_LOG` says what is logged.
+/// Writes to the standard output. A failure is reported, and does not change the exit code: the command has succeeded.
+fn print(text: &str) {
+    let mut out = std::io::stdout().lock();
+    if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        eprintln!("tidewire: cannot write to the standard output: {error}");
+    }
+}
+
+/// Logs to the standard error: as text on a terminal, otherwise as JSON lines. `RUST_LOG` sets the level, `info` by default.
 fn start_logging() {
-    let asked = std::env::var(EnvFilter::DEFAULT_ENV).ok().filter(|asked| !asked.is_empty());
-    let filter = asked.map_or_else(|| Ok(EnvFilter::new("info")), |asked| EnvFilter::try_new(&asked));
-    let (filter, wrong) = filter.map_or_else(|error| (EnvFilter::new("info"), Some(error)), |filter| (filter, None));
+    let filter = std::env::var(EnvFilter::DEFAULT_ENV).ok().filter(|filter| !filter.is_empty());
+    let filter = filter.map_or_else(|| Ok(EnvFilter::new("info")), |filter| EnvFilter::try_new(&filter));
+    let (filter, invalid) = filter.map_or_else(|error| (EnvFilter::new("info"), Some(error)), |filter| (filter, None));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     if std::io::stderr().is_terminal() {
         log.init();
     } else {
         log.json().flatten_event(true).init();
     }
-    if let Some(error) = wrong {
-        tracing::warn!(%error, "RUST_LOG cannot be used, and everything from info on is logged");
+    if let Some(error) = invalid {
+        tracing::warn!(%error, "RUST_LOG is invalid, using info");
     }
 }
 
 fn run(config: &Config) -> anyhow::Result<()> {
     let store = open(config)?;
-    let ran = run_over(&store, config);
-    // Also if it did not start: the next start has less to look through.
-    let closed = store.close().context("the data could not be closed in order: it is looked through at the next start");
-    ran.and(closed)
+    let served = serve_store(&store, config);
+    // Closing also after a failed start keeps the next recovery short.
+    let closed = store.close().context("cannot close the data directory; the next start recovers it");
+    served.and(closed)
 }
 
-fn run_over(store: &Store, config: &Config) -> anyhow::Result<()> {
+fn serve_store(store: &Store, config: &Config) -> anyhow::Result<()> {
     for applied in config::apply(store, &config.buckets, &config.queries)? {
-        tracing::info!(kind = %applied.kind, name = applied.name, outcome = ?applied.outcome, "a definition of the file");
+        tracing::info!(kind = %applied.kind, name = applied.name, outcome = ?applied.outcome, "definition applied");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
     let served = runtime.block_on(serve(config, store.clone()));
-    // What is left of connections goes before the data does.
+    // Tasks of connections may still use the store, so they end before it is closed.
     runtime.shutdown_timeout(Duration::from_secs(1));
     served
 }
 
 fn open(config: &Config) -> anyhow::Result<Store> {
+    let options = store_options(config);
+    let Engine::Embedded { dir, .. } = &config.engine else { return Ok(Store::memory(options)) };
+    let opened = Store::open(dir, options);
+    let (store, recovery) = opened.with_context(|| format!("cannot open the data directory {}", dir.display()))?;
+    log_recovery(dir, &recovery);
+    Ok(store)
+}
+
+fn store_options(config: &Config) -> StoreOptions {
+    /// More than the headers of a segment.
+    const SEGMENT_OVERHEAD_BYTES: usize = 64 << 10;
+
     let mut options = StoreOptions::default();
+    options.limits.max_record_bytes = config.max_record_bytes;
     options.limits.max_result_bytes = config.server.max_result_bytes;
-    match &config.engine {
-        Engine::Embedded { dir, durability } => {
-            options.embedded.durability = *durability;
-            let opened =
-                Store::open(dir, options).with_context(|| format!("cannot open the data in {}", dir.display()));
-            let (store, recovery) = opened?;
-            let Recovery { rows, commits, was_closed, cut, .. } = recovery;
-            tracing::info!(dir = %dir.display(), rows, commits, was_closed, "the data is open");
-            if let Some(Cut { file, offset, .. }) = cut {
-                let file = file.display();
-                tracing::warn!(%file, offset, "a write that a crash had cut short, and nobody was told of, is cut off");
-            }
-            Ok(store)
-        }
-        _ => Ok(Store::memory(options)),
+    if let Engine::Embedded { durability, .. } = config.engine {
+        options.embedded.durability = durability;
+    }
+    // A commit may take half of a group: this leaves room for two of the largest records. A group must fit in a segment.
+    let group_bytes = config.max_record_bytes.saturating_mul(4).max(options.embedded.max_group_bytes);
+    let segment_bytes = group_bytes.saturating_add(SEGMENT_OVERHEAD_BYTES);
+    options.embedded.max_group_bytes = group_bytes;
+    options.embedded.segment_bytes = options.embedded.segment_bytes.max(segment_bytes as u64);
+    options
+}
+
+fn log_recovery(dir: &Path, recovery: &Recovery) {
+    let Recovery { position, is_new_epoch, was_closed, rows, commits, cut, .. } = recovery;
+    tracing::info!(
+        dir = %dir.display(), %position, is_new_epoch, was_closed, snapshot_rows = rows, log_commits = commits,
+        "data directory opened"
+    );
+    if let Some(Cut { file, offset, .. }) = cut {
+        let file = file.display();
+        tracing::warn!(%file, offset, "truncated an incomplete record at the end of the log");
     }
 }
 
 async fn serve(config: &Config, store: Store) -> anyhow::Result<()> {
-    let listen = |kind| signal(kind).context("cannot listen to signals");
+    let listen = |kind| signal(kind).context("cannot install signal handlers");
     let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
     let server = Server::start(store, config.server.clone()).await?;
-    if let Err(error) = introduce(&server.url(), config) {
-        // Whoever wanted to know has read the first line and left, or does not read at all.
-        tracing::warn!(%error, url = server.url(), "the standard output is closed");
+    let url = server.url();
+    if let Err(error) = greet(&url, config) {
+        // The server is of use without it, for example under a parent that closes the pipe after the first line.
+        tracing::warn!(%error, url, "cannot write to the standard output");
     }
-    let mut told = async || {
+    let mut stop_signal = async || {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
     };
-    told().await;
-    tracing::info!(grace = ?config.shutdown_grace, connections = server.connection_count(), "stopping");
+    stop_signal().await;
+    let grace_ms = u64::try_from(config.shutdown_grace.as_millis()).unwrap_or(u64::MAX);
+    tracing::info!(grace_ms, connections = server.connection_count(), "shutting down");
     tokio::select! {
         () = server.stop(config.shutdown_grace) => Ok(()),
-        // Whoever asks twice does not want to wait.
-        () = told() => std::process::exit(INTERRUPTED),
+        // A second signal skips the grace period.
+        () = stop_signal() => std::process::exit(INTERRUPTED),
     }
 }
 
-/// The first line is for programs, the rest for people.
-fn introduce(url: &str, config: &Config) -> std::io::Result<()> {
+/// Prints the address, on a line of its own for programs, and first steps for people.
+fn greet(url: &str, config: &Config) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{url}")?;
     match &config.engine {
         Engine::Embedded { dir, durability } => {
-            writeln!(out, "The data is in {} ({}).", dir.display(), promise(*durability))?;
+            writeln!(out, "Data directory: {} ({}).", dir.display(), guarantee(*durability))?;
         }
-        _ => writeln!(out, "The data is in memory, and gone when this ends.")?,
+        _ => writeln!(out, "The data is in memory only and is lost on exit.")?,
     }
     if config.server.auth.is_none() {
-        writeln!(out, "Auth is off: whoever can reach this address may do everything.")?;
+        writeln!(out, "Auth is off: every client has full access.")?;
     }
     writeln!(out, "Connect, for example with `npx wscat -c {url}`, and paste:")?;
     if config.server.auth.as_ref().is_some_and(|auth| auth.required) {
@@ -152,11 +190,11 @@ fn introduce(url: &str, config: &Config) -> std::io::Result<()> {
     out.flush()
 }
 
-/// What a reply to a write stands for.
-fn promise(durability: Durability) -> String {
+/// Describes what survives a crash of the machine.
+fn guarantee(durability: Durability) -> String {
     match durability {
-        Durability::Always => "a write is on the disk when it is answered".to_owned(),
-        Durability::Interval(interval) => format!("a crash may cost the last {} ms", interval.as_millis()),
-        _ => "a crash may cost what the system has not written".to_owned(),
+        Durability::Always => "acknowledged writes survive a crash".to_owned(),
+        Durability::Interval(interval) => format!("a crash may lose the last {} ms", interval.as_millis()),
+        _ => "a crash may lose recent writes".to_owned(),
     }
 }

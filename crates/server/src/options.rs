@@ -1,4 +1,4 @@
-//! The settings of a server, each with a default.
+//! The settings of a server.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,47 +12,52 @@ use crate::{PermissionCheck, Permissions, ProgrammaticQuery, TokenValidator};
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ServerOptions {
-    /// What it calls itself. Default: `tidewire`.
+    /// The name of the server, sent to clients in the welcome. Default: `tidewire`.
     pub name: String,
-    /// Where it listens. Default: 127.0.0.1, so that nobody else reaches a server without auth.
+    /// The address to listen on. Default: 127.0.0.1, so that a server without auth is not reachable from other machines.
     pub host: String,
-    /// Default: 8080. Zero picks a free one.
+    /// The port to listen on; 0 picks a free one. Default: 8080, because ports below 1024 need privileges.
     pub port: u16,
-    /// The path of the WebSocket. Default: `/`.
+    /// The path of the WebSocket. Default: `/`, the shortest URL.
     pub path: String,
-    /// The origins that a browser's page may have. Default: any.
+    /// The origins that browser pages may have. Default: any, because other clients send none and tokens are not cookies.
     pub allowed_origins: Option<Vec<String>>,
-    /// The longest message that is taken. Default: 1 MiB, as long as a record may be.
+    /// The limit of a message in bytes. Default: 1 MiB, the default limit of a record.
     pub max_payload_bytes: usize,
-    /// How many connections there may be. Default: 100 000.
+    /// The limit of connections. Default: 100 000, which take about half a GiB when idle.
     pub max_connections: usize,
-    /// How many one address may have. Default: as many as there may be.
+    /// The limit of connections of one IP address. Default: none, because clients behind a proxy share one address.
     pub max_connections_per_ip: Option<usize>,
-    /// The longest result. Default: 8 MiB.
+    /// The limit of a result in bytes. Default: 8 MiB, a few of the largest records.
     pub max_result_bytes: usize,
-    /// How long a socket that is no WebSocket yet may take for the head of a request, and to take a byte of a response. Default: 10 s.
+    /// The timeout of a socket before its WebSocket handshake, for reading the request head and for each write. Default: 10 s,
+    /// enough for slow networks.
     pub handshake_timeout: Duration,
-    /// How long a request may take. Default: 30 s.
+    /// The timeout of a request. Default: 30 s, after which most clients have given up.
     pub request_timeout: Duration,
-    /// Requests that took longer are logged. Default: 1 s.
+    /// Requests that take at least this long are logged and counted. Default: 1 s, far above the normal latency.
     pub slow_request: Duration,
-    /// How it finds out that a client is gone.
+    /// The detection of dead clients by pings.
     pub heartbeat: Heartbeat,
-    /// What a client that does not read costs.
+    /// The limits of a slow consumer.
     pub backpressure: Backpressure,
-    /// How many subscriptions there may be.
+    /// The limits of subscriptions.
     pub connection_limits: ConnectionLimits,
-    /// How many requests a user or address may make. Default: any number.
+    /// The rate limit of a user or IP address. Default: none, because the right limit depends on the application.
     pub rate_limit: Option<RateLimit>,
-    /// Who may do what. Default: everybody everything.
+    /// Authentication and permissions. Default: none, so that a first session needs no setup; every client has full access.
     pub auth: Option<Auth>,
-    /// Whether errors have details. Default: yes.
+    /// Whether errors have details, such as the invalid fields of a record. Default: true, because clients need them to correct
+    /// requests.
     pub expose_error_details: bool,
-    /// How long a user whose sessions were revoked may not log in. Default: an hour.
+    /// How long a revoked user cannot log in. Default: 1 h, the usual lifetime of a signed token.
     pub revocation_ttl: Duration,
-    /// Certificate and key, as files in PEM. Default: none, plain TCP.
+    /// The directory in which the admin operation `server.backup` creates backups. Default: none; the operation is then refused,
+    /// so that no client can make the server write files.
+    pub backup_dir: Option<PathBuf>,
+    /// The certificate and its key. Default: none, plain TCP.
     pub tls: Option<TlsFiles>,
-    /// Queries that are code of the host, by name.
+    /// Queries that the host application implements, by name.
     pub queries: BTreeMap<String, Arc<dyn ProgrammaticQuery>>,
 }
 
@@ -78,19 +83,20 @@ impl Default for ServerOptions {
             auth: None,
             expose_error_details: true,
             revocation_ttl: Duration::from_hours(1),
+            backup_dir: None,
             tls: None,
             queries: BTreeMap::new(),
         }
     }
 }
 
-/// Pings, and how long the answer may take.
+/// The interval of pings and the timeout of the pong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Heartbeat {
-    /// From one ping to the next. Default: 30 s.
+    /// The time between two pings. Default: 30 s, below the idle timeout of common proxies.
     pub interval: Duration,
-    /// From a ping to its pong. Default: 10 s.
+    /// The time from a ping to its pong, after which the connection is closed. Default: 10 s, enough for slow networks.
     pub timeout: Duration,
 }
 
@@ -100,13 +106,15 @@ impl Default for Heartbeat {
     }
 }
 
-/// What waits for a client that does not read.
+/// The limits of the push buffer of a connection.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Backpressure {
-    /// So many bytes of pushes end the connection. Default: 1 MiB.
+    /// The limit of the push buffer in bytes. A client that reads nothing for three seconds while more would be buffered is
+    /// disconnected as a slow consumer. Default: 1 MiB, which bounds the memory of a connection.
     pub max_buffered_bytes: usize,
-    /// Above this part of them pushes are held back and requests are not run. Default: 0.8.
+    /// The fraction of `max_buffered_bytes` above which pushes are held back and requests are refused. Default: 0.8, which leaves
+    /// room for pushes that are already on their way.
     pub high_water_mark: f64,
 }
 
@@ -116,13 +124,13 @@ impl Default for Backpressure {
     }
 }
 
-/// How many subscriptions there may be.
+/// The limits of subscriptions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ConnectionLimits {
-    /// On one connection. Default: 100.
+    /// The limit for one connection. Default: 100, more than a page has views.
     pub max_subscriptions_per_connection: usize,
-    /// On all together. Default: 10 000.
+    /// The limit for all connections together. Default: 10 000, which bounds the work of a commit.
     pub max_total_subscriptions: usize,
 }
 
@@ -132,39 +140,39 @@ impl Default for ConnectionLimits {
     }
 }
 
-/// How many requests a user or an address may make.
+/// A limit of requests in a sliding window, per user, or per IP address before the login.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RateLimit {
-    /// So many,
+    /// The number of requests in a window.
     pub max_requests: usize,
-    /// in any span of this length.
+    /// The length of the window.
     pub window: Duration,
 }
 
 impl RateLimit {
-    /// So many requests in any span of this length.
+    /// Creates a limit of `max_requests` in any `window`.
     pub fn new(max_requests: usize, window: Duration) -> Self {
         Self { max_requests, window }
     }
 }
 
-/// Who is let in, and what they may do.
+/// The settings of authentication and permissions.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Auth {
-    /// Whether a client has to log in at all. Default: yes.
+    /// Whether clients must log in. Default: true, because auth that can be skipped protects nothing.
     pub required: bool,
-    /// Who a token belongs to.
+    /// Validates the tokens of logins.
     pub validator: Arc<dyn TokenValidator>,
-    /// What may be done by whom. Default: everything that their role's tier allows.
+    /// The permission rules. Default: none; sessions may do what the tiers of their roles allow.
     pub permissions: Permissions,
-    /// Asked before the permissions. Default: nobody.
+    /// A check of the host application, consulted before the rules. Default: none.
     pub check: Option<Arc<dyn PermissionCheck>>,
 }
 
 impl Auth {
-    /// Everybody has to log in, and may do what their roles allow.
+    /// Creates settings that require a login and have no permission rules.
     pub fn new(validator: Arc<dyn TokenValidator>) -> Self {
         Self { required: true, validator, permissions: Permissions::default(), check: None }
     }
@@ -179,11 +187,11 @@ impl fmt::Debug for Auth {
     }
 }
 
-/// Where certificate and key are.
+/// The PEM files of the TLS certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The certificate and those that lead to an authority, in PEM.
+    /// The certificate, followed by its intermediate certificates.
     pub certificate: PathBuf,
-    /// Its private key, in PEM.
+    /// The private key of the certificate.
     pub key: PathBuf,
 }

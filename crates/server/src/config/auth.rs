@@ -1,16 +1,16 @@
-//! Reads `auth`, and makes of it what the server asks.
+//! Reads `auth` into an [`Auth`].
 
 use std::sync::Arc;
 
 use serde_json::Value as Json;
 
-use super::check::{Given, Report};
+use super::entry::{Entry, Report, warning};
 use super::error::Problem;
-use super::later::{IDENTITY_KEYS, identity};
-use super::layers::Environment;
-use super::node::Value;
+use super::location::Location;
+use super::overrides::Environment;
 use super::permissions::permissions;
-use super::place::Place;
+use super::tree::Value;
+use super::unsupported::{IDENTITY_KEYS, check_identity};
 use crate::{
     Auth, Jwt, JwtAlgorithm, JwtError, JwtKey, JwtOptions, Permissions, StaticToken, StaticTokens, TokenExpiry,
     TokenValidator,
@@ -32,76 +32,73 @@ pub(super) const TOKEN_KEYS: &[&str] = &["userId", "roles", "metadata", "expires
 pub(super) const JWT_KEYS: &[&str] =
     &["algorithm", "secretEnv", "secret", "publicKeyFile", "issuer", "audience", "userClaim", "rolesClaim"];
 
-/// What has been said so far.
+/// The keys of `auth` read so far, from all sources.
 #[derive(Default)]
 pub(super) struct AuthDraft {
-    required: Option<(bool, Place)>,
-    tokens: Option<(Vec<(String, StaticToken)>, Place)>,
-    /// None inside if something is wrong with it, which is told already.
-    jwt: Option<(Option<Jwt>, Place)>,
-    built_in: Option<(bool, Place)>,
-    permissions: Option<(Permissions, Place)>,
-    /// Settings of the built-in identity.
-    identity: Vec<(String, Place)>,
+    required: Option<(bool, Location)>,
+    tokens: Option<(Vec<(String, StaticToken)>, Location)>,
+    /// The inner `None` means that `jwt` is invalid and an error has been reported.
+    jwt: Option<(Option<Jwt>, Location)>,
+    built_in: Option<(bool, Location)>,
+    permissions: Option<(Permissions, Location)>,
+    /// The keys of the built-in identity that are set.
+    identity: Vec<(String, Location)>,
 }
 
 impl AuthDraft {
-    pub(super) fn read(&mut self, given: &Given<'_>, environment: Environment<'_>, report: &mut Report) {
-        for (key, given) in given.members(report, KEYS) {
+    pub(super) fn read(&mut self, entry: &Entry<'_>, environment: Environment<'_>, report: &mut Report) {
+        for (key, entry) in entry.members(report, KEYS) {
             match key {
-                "required" => self.required = given.flag(report).map(|required| (required, given.place())),
+                "required" => self.required = entry.boolean(report).map(|required| (required, entry.location())),
                 "tokens" => {
-                    let tokens = given.named(report);
-                    let tokens = tokens.iter().filter_map(|(name, given)| token(name, given, report)).collect();
-                    self.tokens = Some((tokens, given.place()));
+                    let tokens = entry.named(report);
+                    let tokens = tokens.iter().filter_map(|(name, entry)| token(name, entry, report)).collect();
+                    self.tokens = Some((tokens, entry.location()));
                 }
-                "jwt" => self.jwt = Some((jwt(&given, environment, report), given.place())),
-                "permissions" => self.permissions = Some((permissions(&given, report), given.place())),
+                "jwt" => self.jwt = Some((jwt(&entry, environment, report), entry.location())),
+                "permissions" => self.permissions = Some((permissions(&entry, report), entry.location())),
                 "builtIn" => {
-                    if let Some(is_on) = given.flag(report) {
-                        self.built_in = Some((is_on, given.place()));
+                    if let Some(is_on) = entry.boolean(report) {
+                        self.built_in = Some((is_on, entry.location()));
                     }
                 }
-                _ if IDENTITY_KEYS.contains(&key) && identity(key, &given, report) => {
-                    self.identity.push((given.key.clone(), given.place()));
+                _ if IDENTITY_KEYS.contains(&key) && check_identity(key, &entry, report) => {
+                    self.identity.push((entry.key.clone(), entry.location()));
                 }
                 _ => {}
             }
         }
     }
 
-    /// What it all amounts to; none if there is no auth.
+    /// Builds the auth settings. Returns `None` if auth is off, or after reporting an error.
     pub(super) fn finish(self, report: &mut Report) -> Option<Auth> {
         let key = "auth";
-        let built_in = self.built_in.and_then(|(is_on, place)| is_on.then_some(place));
-        let sources = [
-            ("tokens", self.tokens.as_ref().map(|(_, place)| place)),
-            ("jwt", self.jwt.as_ref().map(|(_, place)| place)),
-        ];
-        let given: Vec<(&'static str, &Place)> = sources
-            .into_iter()
-            .chain([("builtIn", built_in.as_ref())])
-            .filter_map(|(name, place)| Some((name, place?)))
-            .collect();
-        if let [(one, _), (other, place), ..] = given[..] {
-            report.add(place.clone(), key, Problem::Alternatives { one, other });
+        let built_in = self.built_in.and_then(|(is_on, location)| is_on.then_some(location));
+        let sources: Vec<(&'static str, &Location)> = [
+            ("tokens", self.tokens.as_ref().map(|(_, location)| location)),
+            ("jwt", self.jwt.as_ref().map(|(_, location)| location)),
+            ("builtIn", built_in.as_ref()),
+        ]
+        .into_iter()
+        .filter_map(|(name, location)| Some((name, location?)))
+        .collect();
+        if let [(one, _), (other, location), ..] = sources[..] {
+            report.add(location.clone(), key, Problem::Exclusive { one, other });
         }
-        if let Some(place) = built_in {
-            return report.fail(place, "auth.builtIn", Problem::NoIdentity);
+        if let Some(location) = built_in {
+            return report.fail(location, "auth.builtIn", Problem::IdentityUnsupported);
         }
-        for (key, place) in self.identity {
-            let what = "it belongs to the built-in identity, which this version does not have; it is ignored";
-            report.warnings.push(match &place {
-                Place::File { .. } => format!("{place}: {key}: {what}"),
-                _ => format!("{place}: {what}"),
-            });
+        for (key, location) in self.identity {
+            let message = "this version does not support the built-in identity; the setting is ignored";
+            report.warnings.push(warning(&location, &key, message));
         }
-        let is_meant = self.required.as_ref().filter(|(required, _)| *required).map(|(_, place)| place);
-        let is_meant = is_meant.or(self.permissions.as_ref().map(|(_, place)| place)).cloned();
+        // These keys only make sense with a source of tokens.
+        let needs_source = self.required.as_ref().filter(|(required, _)| *required).map(|(_, location)| location);
+        let needs_source = needs_source.or(self.permissions.as_ref().map(|(_, location)| location)).cloned();
         let validator: Arc<dyn TokenValidator> = match (self.tokens, self.jwt) {
-            (Some((tokens, place)), _) => Arc::new(static_tokens(tokens, &place, report)?),
+            (Some((tokens, location)), _) => Arc::new(static_tokens(tokens, &location, report)?),
             (None, Some((jwt, _))) => Arc::new(jwt?),
-            (None, None) => return report.fail(is_meant?, key, Problem::NoSource),
+            (None, None) => return report.fail(needs_source?, key, Problem::NoTokenSource),
         };
         let mut auth = Auth::new(validator);
         auth.required = self.required.is_none_or(|(required, _)| required);
@@ -110,99 +107,102 @@ impl AuthDraft {
     }
 }
 
-fn static_tokens(tokens: Vec<(String, StaticToken)>, place: &Place, report: &mut Report) -> Option<StaticTokens> {
+fn static_tokens(tokens: Vec<(String, StaticToken)>, location: &Location, report: &mut Report) -> Option<StaticTokens> {
     let key = "auth.tokens";
     if tokens.is_empty() {
-        report.warnings.push(format!("{place}: {key}: there are none, so nobody can log in"));
+        report.warnings.push(warning(location, key, "the list of tokens is empty, so no client can log in"));
     }
-    // What is wrong with one of them is told with its own place, and need not be told again of all together.
+    // An invalid token has been reported with its own location.
     if !report.errors.is_empty() {
         return None;
     }
-    StaticTokens::new(tokens).map_err(|error| report.add(place.clone(), key, error.into())).ok()
+    StaticTokens::new(tokens).map_err(|error| report.add(location.clone(), key, error.into())).ok()
 }
 
-fn token(name: &str, given: &Given<'_>, report: &mut Report) -> Option<(String, StaticToken)> {
+fn token(name: &str, entry: &Entry<'_>, report: &mut Report) -> Option<(String, StaticToken)> {
     if name.is_empty() {
         let problem = Problem::Expected { expected: "a token".to_owned(), found: "an empty key".to_owned() };
-        given.reject(report, problem);
+        entry.reject(report, problem);
     }
-    let is_object = matches!(given.node.value, Value::Object(_));
-    let (mut user_id, mut is_named) = (None, false);
+    let is_object = matches!(entry.node.value, Value::Object(_));
+    let (mut user_id, mut has_user_id) = (None, false);
     let mut token = StaticToken::new("", [""; 0]);
     let (mut at, mut after) = (None, None);
-    for (key, given) in given.members(report, TOKEN_KEYS) {
+    for (key, entry) in entry.members(report, TOKEN_KEYS) {
         match key {
-            "userId" => (user_id, is_named) = (given.text(report, "the name of a user"), true),
-            "roles" => token.roles = given.texts(report, "a list of roles").unwrap_or_default(),
-            "metadata" => match given.node.json() {
+            "userId" => (user_id, has_user_id) = (entry.text(report, USER_ID), true),
+            "roles" => token.roles = entry.texts(report, "a list of roles").unwrap_or_default(),
+            "metadata" => match entry.node.json() {
                 Json::Object(members) => token.metadata = members,
-                _ => drop(given.wrong::<()>(report, "an object")),
+                _ => drop(entry.mismatch::<()>(report, "an object")),
             },
-            // The greatest that dates of JavaScript can be.
-            "expiresAt" => at = given.whole(report, 0..=8_640_000_000_000_000).map(TokenExpiry::At),
-            _ => after = given.milliseconds(report, 1).map(TokenExpiry::After),
+            "expiresAt" => {
+                // The largest JavaScript date.
+                let time = entry.integer(report, "a time in milliseconds since 1970", 0..=8_640_000_000_000_000);
+                at = time.map(TokenExpiry::At);
+            }
+            _ => after = entry.milliseconds(report, 1).map(TokenExpiry::After),
         }
     }
     if at.is_some() && after.is_some() {
-        given.reject(report, Problem::Alternatives { one: "expiresAt", other: "expiresInMs" });
+        entry.reject(report, Problem::Exclusive { one: "expiresAt", other: "expiresInMs" });
     }
-    if is_object && !is_named {
-        given.missing::<()>(report, "userId", "the name of a user");
+    if is_object && !has_user_id {
+        entry.missing::<()>(report, "userId", USER_ID);
     }
     user_id?.clone_into(&mut token.user_id);
     token.expiry = at.or(after).unwrap_or_default();
     Some((name.to_owned(), token))
 }
 
-fn jwt(given: &Given<'_>, environment: Environment<'_>, report: &mut Report) -> Option<Jwt> {
+fn jwt(entry: &Entry<'_>, environment: Environment<'_>, report: &mut Report) -> Option<Jwt> {
     let mut algorithm = JwtAlgorithm::Hs256;
-    let mut keys: Vec<(&'static str, JwtKey, Given<'_>)> = Vec::new();
+    let mut keys: Vec<(&'static str, JwtKey, Entry<'_>)> = Vec::new();
     let (mut issuer, mut audience) = (None, None);
     let (mut user_claim, mut roles_claim) = (None, None);
     let errors = report.errors.len();
-    for (key, given) in given.members(report, JWT_KEYS) {
+    for (key, entry) in entry.members(report, JWT_KEYS) {
         match key {
             "algorithm" => {
                 let all = JwtAlgorithm::ALL.map(|algorithm| (algorithm.name(), algorithm));
-                algorithm = given.one_of(report, &all).unwrap_or(algorithm);
+                algorithm = entry.one_of(report, &all).unwrap_or(algorithm);
             }
             "secret" => {
-                let secret = given.optional_secret(report).map(|secret| JwtKey::Secret(secret.into()));
-                keys.extend(secret.map(|secret| ("secret", secret, given)));
+                let secret = entry.optional_secret(report).map(|secret| JwtKey::Secret(secret.into()));
+                keys.extend(secret.map(|secret| ("secret", secret, entry)));
             }
             "secretEnv" => {
-                let Some(name) = given.optional_text(report, "the name of a variable") else { continue };
+                let Some(name) = entry.optional_text(report, "the name of an environment variable") else { continue };
                 let secret = environment(name).and_then(|secret| secret.into_string().ok());
                 match secret.filter(|secret| !secret.is_empty()) {
-                    Some(secret) => keys.push(("secretEnv", JwtKey::Secret(secret.into()), given)),
-                    None => given.reject(report, Problem::Variable { name: name.to_owned() }),
+                    Some(secret) => keys.push(("secretEnv", JwtKey::Secret(secret.into()), entry)),
+                    None => entry.reject(report, Problem::MissingVariable { name: name.to_owned() }),
                 }
             }
             "publicKeyFile" => {
-                let Some(file) = given.optional_text(report, "the name of a file in PEM") else { continue };
+                let Some(file) = entry.optional_text(report, "the path of a PEM file") else { continue };
                 match std::fs::read_to_string(file) {
-                    Ok(pem) => keys.push(("publicKeyFile", JwtKey::PublicKey(pem), given)),
-                    Err(source) => given.reject(report, Problem::Unreadable { file: file.to_owned(), source }),
+                    Ok(pem) => keys.push(("publicKeyFile", JwtKey::PublicKey(pem), entry)),
+                    Err(source) => entry.reject(report, Problem::Unreadable { file: file.to_owned(), source }),
                 }
             }
-            "issuer" => issuer = given.optional_text(report, "a string").map(str::to_owned),
-            "audience" => audience = given.optional_text(report, "a string").map(str::to_owned),
-            "userClaim" => user_claim = given.optional_text(report, "the name of a claim"),
-            _ => roles_claim = given.optional_text(report, "the name of a claim"),
+            "issuer" => issuer = entry.optional_text(report, "a string").map(str::to_owned),
+            "audience" => audience = entry.optional_text(report, "a string").map(str::to_owned),
+            "userClaim" => user_claim = entry.optional_text(report, "the name of a claim"),
+            _ => roles_claim = entry.optional_text(report, "the name of a claim"),
         }
     }
-    // What is missing may be missing because it was wrong.
+    // A missing key may be one that was reported as invalid.
     if report.errors.len() > errors {
         return None;
     }
     if let [(one, ..), (other, ..), ..] = keys[..] {
-        return given.fail(report, Problem::Alternatives { one, other });
+        return entry.fail(report, Problem::Exclusive { one, other });
     }
-    let Some((_, key, key_given)) = keys.pop() else {
+    let Some((_, key, key_entry)) = keys.pop() else {
         return match algorithm {
-            JwtAlgorithm::Hs256 => given.missing(report, "secretEnv", SECRET),
-            _ => given.missing(report, "publicKeyFile", PUBLIC_KEY),
+            JwtAlgorithm::Hs256 => entry.missing(report, "secretEnv", SECRET_ENV),
+            _ => entry.missing(report, "publicKeyFile", PUBLIC_KEY_FILE),
         };
     };
     let mut options = JwtOptions::new(algorithm, key);
@@ -211,10 +211,11 @@ fn jwt(given: &Given<'_>, environment: Environment<'_>, report: &mut Report) -> 
     options.roles_claim = roles_claim.map_or(options.roles_claim, str::to_owned);
     match Jwt::new(options) {
         Ok(jwt) => Some(jwt),
-        Err(error @ (JwtError::SameClaim { .. } | JwtError::Empty { .. })) => given.fail(report, error.into()),
-        Err(error) => key_given.fail(report, error.into()),
+        Err(error @ (JwtError::SameClaim { .. } | JwtError::Empty { .. })) => entry.fail(report, error.into()),
+        Err(error) => key_entry.fail(report, error.into()),
     }
 }
 
-const SECRET: &str = "the name of a variable with the secret, which HS256 needs";
-const PUBLIC_KEY: &str = "the name of a file in PEM, which this algorithm needs";
+const USER_ID: &str = "a user id";
+const SECRET_ENV: &str = "the name of the environment variable with the secret, required by HS256";
+const PUBLIC_KEY_FILE: &str = "the path of a PEM file, required by this algorithm";

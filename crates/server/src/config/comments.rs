@@ -1,42 +1,42 @@
-//! Takes comments out of definitions. A bucket may have a field that is called `comment`, so who does it must know where keys are
-//! names and where they are options.
+//! Removes the key `comment` from definitions. A bucket may have a field named `comment`, so keys that are options are told apart
+//! from keys that are field names.
 
 use serde_json::{Map, Value as Json};
 
 const COMMENT: &str = "comment";
 
-/// Of a bucket: beside its options, beside those of its fields, and texts among its fields.
-pub(super) fn of_bucket(config: &mut Map<String, Json>) {
+/// Removes the comments of a bucket: among its options, among the options of its fields, and strings among its fields.
+pub(super) fn strip_bucket(config: &mut Map<String, Json>) {
     config.shift_remove(COMMENT);
     if let Some(schema) = config.get_mut("schema") {
-        of_fields(schema);
+        strip_fields(schema);
     }
 }
 
-/// Of a query: beside its options. Its filter and sort are made of names of fields.
-pub(super) fn of_query(config: &mut Map<String, Json>) {
+/// Removes the comments among the options of a query. Its filter and sort are keyed by field names and stay as they are.
+pub(super) fn strip_query(config: &mut Map<String, Json>) {
     config.shift_remove(COMMENT);
     if let Some(Json::Object(aggregate)) = config.get_mut("aggregate") {
         aggregate.shift_remove(COMMENT);
     }
 }
 
-fn of_fields(fields: &mut Json) {
+fn strip_fields(fields: &mut Json) {
     let Json::Object(fields) = fields else { return };
     if fields.get(COMMENT).is_some_and(Json::is_string) {
         fields.shift_remove(COMMENT);
     }
-    fields.values_mut().for_each(of_field);
+    fields.values_mut().for_each(strip_field);
 }
 
-fn of_field(rule: &mut Json) {
+fn strip_field(rule: &mut Json) {
     let Json::Object(options) = rule else { return };
     options.shift_remove(COMMENT);
     if let Some(properties) = options.get_mut("properties") {
-        of_fields(properties);
+        strip_fields(properties);
     }
     if let Some(items) = options.get_mut("items") {
-        of_field(items);
+        strip_field(items);
     }
 }
 
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn options_have_comments_and_fields_keep_their_names() {
+    fn comments_are_removed_and_fields_named_comment_stay() {
         let field = json!({"type": "string"});
         let bucket = json!({
             "comment": "posts", "key": "id",
@@ -71,13 +71,13 @@ mod tests {
                 "tags": {"type": "array", "items": field},
             },
         });
-        assert_eq!(stripped(of_bucket, bucket), expected);
+        assert_eq!(stripped(strip_bucket, bucket), expected);
         let named = json!({"key": "comment", "schema": {"comment": field}});
-        assert_eq!(stripped(of_bucket, named.clone()), named);
+        assert_eq!(stripped(strip_bucket, named.clone()), named);
     }
 
     #[test]
-    fn filters_and_sorts_keep_fields_of_that_name() {
+    fn filters_and_sorts_keep_fields_named_comment() {
         let query = json!({
             "comment": 1, "bucket": "b", "filter": {"comment": "x"}, "sort": {"comment": "asc"},
             "aggregate": {"comment": "?", "function": "count"},
@@ -85,6 +85,6 @@ mod tests {
         let expected = json!({
             "bucket": "b", "filter": {"comment": "x"}, "sort": {"comment": "asc"}, "aggregate": {"function": "count"},
         });
-        assert_eq!(stripped(of_query, query), expected);
+        assert_eq!(stripped(strip_query, query), expected);
     }
 }

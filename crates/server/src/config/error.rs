@@ -1,4 +1,4 @@
-//! What is wrong with a configuration.
+//! Errors of the configuration.
 
 use std::error::Error;
 use std::fmt;
@@ -6,27 +6,27 @@ use std::io;
 
 use tidewire_store::{DefinitionError, QueryError};
 
-use super::place::Place;
+use super::location::Location;
 use crate::{JwtError, RuleError, StartError, StaticTokensError};
 
-/// Why there is no configuration.
+/// Why the command line, the environment and the file yield no [`Command`](super::Command).
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ConfigErrors {
-    /// Nothing is wrong: help or the version was asked for, and this is it.
-    Asked(String),
-    /// The flags are wrong, and what else is was not looked at.
-    Flags(String),
-    /// All that is wrong with the settings; at least one.
+    /// `--help` or `--version` was given. This is the text to print; nothing is wrong.
+    Help(String),
+    /// The command line cannot be parsed. The settings were not read.
+    Usage(String),
+    /// All errors of the settings, at least one, in the order of the file.
     Settings(Vec<ConfigError>),
 }
 
 impl ConfigErrors {
-    /// What the process ends with: 0 if something was asked for, else 2.
+    /// Returns the exit code of the process: 0 for help and version, otherwise 2.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Asked(_) => 0,
-            Self::Flags(_) | Self::Settings(_) => 2,
+            Self::Help(_) => 0,
+            Self::Usage(_) | Self::Settings(_) => 2,
         }
     }
 }
@@ -34,10 +34,10 @@ impl ConfigErrors {
 impl fmt::Display for ConfigErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Asked(text) | Self::Flags(text) => f.write_str(text.trim_end()),
+            Self::Help(text) | Self::Usage(text) => f.write_str(text.trim_end()),
             Self::Settings(errors) => {
-                for (place, error) in errors.iter().enumerate() {
-                    write!(f, "{}{error}", if place == 0 { "" } else { "\n" })?;
+                for (index, error) in errors.iter().enumerate() {
+                    write!(f, "{}{error}", if index == 0 { "" } else { "\n" })?;
                 }
                 Ok(())
             }
@@ -47,13 +47,13 @@ impl fmt::Display for ConfigErrors {
 
 impl std::error::Error for ConfigErrors {}
 
-/// One thing that is wrong, and where.
+/// An error of one setting.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct ConfigError {
-    /// Where it is.
-    pub place: Place,
-    /// Which key it is about, with those that lead to it; empty if it is about none.
+    /// Where the setting was given.
+    pub location: Location,
+    /// The full path of the key, such as `heartbeat.intervalMs`; empty if the error is not about a key.
     pub key: String,
     /// What is wrong.
     pub problem: Problem,
@@ -61,11 +61,20 @@ pub struct ConfigError {
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { place, key, problem } = self;
-        match place {
-            // A flag and a variable have one key, and their users know it by their names.
-            Place::File { .. } if !key.is_empty() => write!(f, "{place}: {key}: {problem}"),
-            _ => write!(f, "{place}: {problem}"),
+        let Self { location, key, problem } = self;
+        write!(f, "{location}: ")?;
+        // A flag and a variable name their setting themselves.
+        if key.is_empty() || !matches!(location, Location::File { .. }) {
+            return problem.fmt(f);
+        }
+        match problem {
+            Problem::Expected { expected, found } => write!(f, "expected {expected} for `{key}`, got {found}"),
+            Problem::UnknownKey { suggestion } => {
+                write!(f, "unknown key `{key}`")?;
+                suggestion.map_or(Ok(()), |suggestion| write!(f, "; did you mean `{suggestion}`?"))
+            }
+            Problem::Duplicate { first } => write!(f, "duplicate key `{key}`, first given in line {first}"),
+            _ => write!(f, "`{key}`: {problem}"),
         }
     }
 }
@@ -81,111 +90,114 @@ impl std::error::Error for ConfigError {
 #[non_exhaustive]
 pub enum Problem {
     /// A file cannot be read.
-    #[error("the file {file} cannot be read: {source}")]
+    #[error("cannot read the file {file}: {source}")]
     Unreadable {
-        /// Its name.
+        /// The path.
         file: String,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// A file is too large to be a configuration.
-    #[error("the file {file} has more than {max} bytes, which is too large for a configuration")]
+    /// The configuration file is too large.
+    #[error("the file {file} is larger than {max} bytes, the limit of a configuration file")]
     TooLarge {
-        /// Its name.
+        /// The path.
         file: String,
-        /// The bytes it may have.
+        /// The limit in bytes.
         max: u64,
     },
     /// A text is not UTF-8.
-    #[error("the text is not UTF-8")]
+    #[error("invalid UTF-8")]
     NotUtf8,
-    /// The name of a file does not say what it is.
-    #[error("the file \"{file}\" must be called .json or .toml, which says how it is read")]
+    /// The extension of the file is neither `.json` nor `.toml`.
+    #[error("cannot tell the format of the file \"{file}\": the name must end in .json or .toml")]
     Extension {
-        /// Its name.
+        /// The path.
         file: String,
     },
-    /// A file is not what its name says.
-    #[error("this is not valid {format}: {what}")]
+    /// The file has a syntax error.
+    #[error("invalid {format}: {message}")]
     Syntax {
-        /// What it should be.
+        /// The expected format: JSON or TOML.
         format: &'static str,
-        /// What is wrong.
-        what: String,
+        /// The syntax error.
+        message: String,
     },
-    /// A key is there twice.
-    #[error("the key is there twice, first in line {first}")]
+    /// An object has a key twice.
+    #[error("duplicate key, first given in line {first}")]
     Duplicate {
-        /// The line of the first.
+        /// The line of the first occurrence.
         first: usize,
     },
-    /// There is no such key.
-    #[error("there is no such key; the nearest one is \"{nearest}\"")]
+    /// The key does not exist.
+    #[error("unknown key")]
     UnknownKey {
-        /// What might have been meant.
-        nearest: &'static str,
+        /// A key with a similar spelling.
+        suggestion: Option<&'static str>,
     },
-    /// It is not what it has to be.
-    #[error("expected {expected}, found {found}")]
+    /// The value has the wrong type or is out of range.
+    #[error("expected {expected}, got {found}")]
     Expected {
-        /// What it has to be.
+        /// The values that are valid.
         expected: String,
-        /// What it is.
+        /// The value that was given.
         found: String,
     },
-    /// A key that has to be there is not.
-    #[error("the key \"{key}\" is missing: expected {expected}")]
+    /// A required key is missing.
+    #[error("the key `{key}` is missing; expected {expected}")]
     Missing {
-        /// Which.
+        /// The missing key.
         key: &'static str,
-        /// What it has to be.
+        /// The values that are valid.
         expected: String,
     },
-    /// Two keys exclude each other.
-    #[error("{one} and {other} are alternatives: only one of them may be given")]
-    Alternatives {
-        /// The first.
+    /// Two keys that exclude each other were given.
+    #[error("`{one}` and `{other}` exclude each other; give only one of them")]
+    Exclusive {
+        /// The first key.
         one: &'static str,
-        /// The second.
+        /// The second key.
         other: &'static str,
     },
-    /// The definition of a bucket cannot be used.
+    /// The definition of a bucket is invalid.
     #[error(transparent)]
     Bucket(#[from] DefinitionError),
-    /// The definition of a query cannot be used.
+    /// The definition of a query is invalid.
     #[error(transparent)]
     Query(#[from] QueryError),
-    /// Certificate and key cannot be used.
-    #[error("{}", chain(_0))]
+    /// The TLS certificate or its key is invalid.
+    #[error("{}", with_sources(_0))]
     Tls(#[source] StartError),
-    /// A rule of the permissions cannot be used.
+    /// A permission rule is invalid.
     #[error(transparent)]
     Rule(#[from] RuleError),
-    /// The tokens cannot be used.
+    /// The static tokens are invalid.
     #[error(transparent)]
     Tokens(#[from] StaticTokensError),
-    /// Signed tokens could not be verified.
+    /// The JWT settings are invalid.
     #[error(transparent)]
     Jwt(#[from] JwtError),
-    /// A variable that is named has no value.
-    #[error("the environment has no variable {name}, or it is empty or not UTF-8")]
-    Variable {
-        /// What it is called.
+    /// An environment variable that a setting names has no value.
+    #[error("the environment variable {name} is unset, empty or not UTF-8")]
+    MissingVariable {
+        /// The name of the variable.
         name: String,
     },
-    /// An engine that there is not.
-    #[error("this version has no redis engine: use \"embedded\", which keeps the data in a directory, or \"memory\"")]
-    NoRedis,
-    /// There is no built-in identity.
-    #[error("this version has no built-in identity: give \"tokens\" or \"jwt\" in \"auth\", or leave it out")]
-    NoIdentity,
-    /// Auth is asked for, and nobody could log in.
-    #[error("nobody could log in: give \"tokens\" or \"jwt\" as well")]
-    NoSource,
+    /// The Redis engine is not supported.
+    #[error("this version has no Redis engine; use \"embedded\", which stores the data in a directory, or \"memory\"")]
+    RedisUnsupported,
+    /// The built-in identity is not supported.
+    #[error("this version has no built-in identity; configure `auth.tokens` or `auth.jwt` instead, or remove it")]
+    IdentityUnsupported,
+    /// Auth is configured without tokens.
+    #[error("auth needs a source of tokens; add `tokens` or `jwt`")]
+    NoTokenSource,
+    /// `backup` and `restore` need a data directory, and the memory engine has none.
+    #[error("the engine \"memory\" has no data directory; backup and restore need the engine \"embedded\"")]
+    NoDataDir,
 }
 
-/// An error with all that caused it: whoever reads it has one line.
-fn chain(error: &dyn Error) -> String {
+/// Formats an error and its sources on one line.
+fn with_sources(error: &dyn Error) -> String {
     let own = error.to_string();
-    error.source().map_or_else(|| own.clone(), |cause| format!("{own}: {}", chain(cause)))
+    error.source().map_or_else(|| own.clone(), |source| format!("{own}: {}", with_sources(source)))
 }

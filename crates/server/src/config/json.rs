@@ -1,14 +1,14 @@
-//! JSON with places: RFC 8259, and nothing beside it. Keys that are there twice are kept, for somebody else to find.
+//! Parses JSON (RFC 8259, without extensions) into a tree with origins. Duplicate keys are kept; the caller reports them.
 
 use std::sync::Arc;
 
-use super::node::{Member, Node, Value};
-use super::place::{Origin, Source, Wrong};
+use super::location::{Origin, SourceFile, SyntaxError};
+use super::tree::{Member, Node, Value};
 
-/// How deep values may be nested.
+/// The limit of nesting, in levels.
 const MAX_DEPTH: usize = 64;
 
-pub(super) fn parse(source: &Arc<Source>) -> Result<Node, Wrong> {
+pub(super) fn parse(source: &Arc<SourceFile>) -> Result<Node, SyntaxError> {
     let mut parser = Parser { source, offset: 0 };
     parser.skip_space();
     let node = parser.value(0)?;
@@ -20,8 +20,8 @@ pub(super) fn parse(source: &Arc<Source>) -> Result<Node, Wrong> {
 }
 
 struct Parser<'s> {
-    source: &'s Arc<Source>,
-    /// Always at the beginning of a character.
+    source: &'s Arc<SourceFile>,
+    /// Always on a character boundary.
     offset: usize,
 }
 
@@ -35,11 +35,11 @@ impl<'s> Parser<'s> {
     }
 
     fn take(&mut self, text: &str) -> bool {
-        let is_there = self.rest().starts_with(text);
-        if is_there {
+        let is_next = self.rest().starts_with(text);
+        if is_next {
             self.offset += text.len();
         }
-        is_there
+        is_next
     }
 
     fn skip_space(&mut self) {
@@ -51,25 +51,25 @@ impl<'s> Parser<'s> {
         Origin::Text { source: Arc::clone(self.source), offset }
     }
 
-    fn wrong(&self, what: impl Into<String>) -> Wrong {
-        Wrong { offset: self.offset, what: what.into() }
+    fn error(&self, message: impl Into<String>) -> SyntaxError {
+        SyntaxError { offset: self.offset, message: message.into() }
     }
 
-    fn expected(&self, what: &str) -> Wrong {
+    fn expected(&self, expected: &str) -> SyntaxError {
         let hint = match self.peek() {
-            Some('/') => "; JSON has no comments, but any object may have a key \"comment\"",
-            Some('\'') => "; strings are in double quotes",
+            Some('/') => "; JSON has no comments, use a key \"comment\"",
+            Some('\'') => "; strings need double quotes",
             _ => "",
         };
         match self.peek() {
-            Some(found) => self.wrong(format!("expected {what}, found {found:?}{hint}")),
-            None => self.wrong(format!("expected {what}, found the end of the file")),
+            Some(found) => self.error(format!("expected {expected}, got {found:?}{hint}")),
+            None => self.error(format!("expected {expected}, got the end of the file")),
         }
     }
 
-    fn value(&mut self, depth: usize) -> Result<Node, Wrong> {
+    fn value(&mut self, depth: usize) -> Result<Node, SyntaxError> {
         if depth > MAX_DEPTH {
-            return Err(self.wrong(format!("it is nested too deeply: {MAX_DEPTH} levels are allowed")));
+            return Err(self.error(format!("nested more than {MAX_DEPTH} levels deep")));
         }
         let origin = self.origin(self.offset);
         let value = match self.peek() {
@@ -85,7 +85,7 @@ impl<'s> Parser<'s> {
         Ok(Node { value, origin })
     }
 
-    fn members(&mut self, depth: usize) -> Result<Vec<Member>, Wrong> {
+    fn members(&mut self, depth: usize) -> Result<Vec<Member>, SyntaxError> {
         let mut members = Vec::new();
         self.list(['{', '}'], |parser| {
             if parser.peek() != Some('"') {
@@ -104,7 +104,7 @@ impl<'s> Parser<'s> {
         Ok(members)
     }
 
-    fn items(&mut self, depth: usize) -> Result<Vec<Node>, Wrong> {
+    fn items(&mut self, depth: usize) -> Result<Vec<Node>, SyntaxError> {
         let mut items = Vec::new();
         self.list(['[', ']'], |parser| {
             items.push(parser.value(depth + 1)?);
@@ -113,12 +113,12 @@ impl<'s> Parser<'s> {
         Ok(items)
     }
 
-    /// What is between two brackets, with commas.
+    /// Parses a comma-separated list in brackets.
     fn list(
         &mut self,
         [open, close]: [char; 2],
-        mut item: impl FnMut(&mut Self) -> Result<(), Wrong>,
-    ) -> Result<(), Wrong> {
+        mut item: impl FnMut(&mut Self) -> Result<(), SyntaxError>,
+    ) -> Result<(), SyntaxError> {
         self.offset += open.len_utf8();
         self.skip_space();
         if self.peek() == Some(close) {
@@ -138,20 +138,20 @@ impl<'s> Parser<'s> {
             }
             self.skip_space();
             if self.peek() == Some(close) {
-                return Err(Wrong { offset: comma, what: format!("there is a comma before '{close}'") });
+                return Err(SyntaxError { offset: comma, message: format!("trailing comma before '{close}'") });
             }
         }
     }
 
-    fn number(&mut self) -> Result<Value, Wrong> {
+    fn number(&mut self) -> Result<Value, SyntaxError> {
         let start = self.offset;
         self.take("-");
         if self.digits() == 0 {
             return Err(self.expected("a digit"));
         }
-        let whole = self.source.text[start..self.offset].trim_start_matches('-');
-        if whole.len() > 1 && whole.starts_with('0') {
-            return Err(Wrong { offset: start, what: "a number does not begin with 0".to_owned() });
+        let integer = self.source.text[start..self.offset].trim_start_matches('-');
+        if integer.len() > 1 && integer.starts_with('0') {
+            return Err(SyntaxError { offset: start, message: "a number must not begin with 0".to_owned() });
         }
         if self.take(".") && self.digits() == 0 {
             return Err(self.expected("a digit"));
@@ -163,7 +163,7 @@ impl<'s> Parser<'s> {
             }
         }
         let number = self.source.text[start..self.offset].parse();
-        number.map(Value::Number).map_err(|_| Wrong { offset: start, what: "the number is too large".to_owned() })
+        number.map(Value::Number).map_err(|_| SyntaxError { offset: start, message: "number out of range".to_owned() })
     }
 
     fn digits(&mut self) -> usize {
@@ -173,7 +173,7 @@ impl<'s> Parser<'s> {
         count
     }
 
-    fn string(&mut self) -> Result<String, Wrong> {
+    fn string(&mut self) -> Result<String, SyntaxError> {
         let start = self.offset;
         self.offset += 1;
         let mut text = String::new();
@@ -189,16 +189,20 @@ impl<'s> Parser<'s> {
                 }
                 Some('\\') => text.push(self.escape()?),
                 Some('\n' | '\r') | None => {
-                    return Err(Wrong { offset: start, what: "the string does not end in its line".to_owned() });
+                    return Err(SyntaxError { offset: start, message: "unterminated string".to_owned() });
                 }
-                Some(_) => return Err(self.wrong("control characters in strings are written as \\u and four digits")),
+                Some(_) => {
+                    return Err(
+                        self.error("control character in a string; write it as \\u and four hexadecimal digits")
+                    );
+                }
             }
         }
     }
 
-    fn escape(&mut self) -> Result<char, Wrong> {
+    fn escape(&mut self) -> Result<char, SyntaxError> {
         let start = self.offset;
-        let wrong = |what: &str| Wrong { offset: start, what: what.to_owned() };
+        let error = |message: &str| SyntaxError { offset: start, message: message.to_owned() };
         self.offset += 1;
         let escaped = self.peek();
         self.offset += escaped.map_or(0, char::len_utf8);
@@ -210,17 +214,17 @@ impl<'s> Parser<'s> {
             Some('r') => '\r',
             Some('t') => '\t',
             Some('u') => {
-                let alone = || wrong("half of a surrogate pair stands for no character");
-                let unit = self.unit().ok_or_else(|| wrong("\\u has four hexadecimal digits"))?;
+                let unpaired = || error("unpaired surrogate");
+                let unit = self.unit().ok_or_else(|| error("\\u needs four hexadecimal digits"))?;
                 if !(0xD800..0xE000).contains(&unit) {
-                    return char::from_u32(unit).ok_or_else(alone);
+                    return char::from_u32(unit).ok_or_else(unpaired);
                 }
                 let second = if self.take("\\u") { self.unit() } else { None };
                 let pair = second.filter(|second| unit < 0xDC00 && (0xDC00..0xE000).contains(second));
                 let code = pair.map(|second| 0x1_0000 + ((unit - 0xD800) << 10) + (second - 0xDC00));
-                code.and_then(char::from_u32).ok_or_else(alone)?
+                code.and_then(char::from_u32).ok_or_else(unpaired)?
             }
-            _ => return Err(wrong("there is no such escape; a backslash is written as \\\\")),
+            _ => return Err(error("unknown escape; write a backslash as \\\\")),
         })
     }
 
@@ -240,12 +244,12 @@ mod tests {
 
     use super::*;
 
-    fn parsed(text: &str) -> Result<Json, Wrong> {
-        parse(&Arc::new(Source { file: PathBuf::new(), text: text.to_owned() })).map(|node| node.json())
+    fn parsed(text: &str) -> Result<Json, SyntaxError> {
+        parse(&Arc::new(SourceFile { file: PathBuf::new(), text: text.to_owned() })).map(|node| node.json())
     }
 
     #[test]
-    fn it_reads_what_any_parser_reads() {
+    fn valid_json_is_parsed() {
         for text in [
             "null",
             " [ ] ",
@@ -260,49 +264,45 @@ mod tests {
     }
 
     #[test]
-    fn it_refuses_all_else_and_says_where() {
-        for (text, offset, what) in [
-            ("", 0, "expected a value, found the end of the file"),
-            ("{} x", 3, "expected the end of the file, found 'x'"),
-            ("{\"a\": 1,}", 7, "there is a comma before '}'"),
-            ("[1 2]", 3, "expected ',' or ']', found '2'"),
-            ("{a: 1}", 1, "expected a key in double quotes, found 'a'"),
-            ("{'a': 1}", 1, "expected a key in double quotes, found '\\''; strings are in double quotes"),
-            ("{\"a\" 1}", 5, "expected ':', found '1'"),
-            ("{\"a\":", 5, "expected a value, found the end of the file"),
-            (
-                "// x\n1",
-                0,
-                "expected a value, found '/'; JSON has no comments, but any object may have a key \"comment\"",
-            ),
-            ("01", 0, "a number does not begin with 0"),
-            ("-", 1, "expected a digit, found the end of the file"),
-            ("1.", 2, "expected a digit, found the end of the file"),
-            ("1e+", 3, "expected a digit, found the end of the file"),
-            ("1e999", 0, "the number is too large"),
-            ("+1", 0, "expected a value, found '+'"),
-            ("[NaN]", 1, "expected a value, found 'N'"),
-            ("\"a", 0, "the string does not end in its line"),
-            ("\"a\nb\"", 0, "the string does not end in its line"),
-            ("\"\t\"", 1, "control characters in strings are written as \\u and four digits"),
-            ("\"\\x\"", 1, "there is no such escape; a backslash is written as \\\\"),
-            ("\"\\u00g0\"", 1, "\\u has four hexadecimal digits"),
-            ("\"\\u+123\"", 1, "\\u has four hexadecimal digits"),
-            ("\"\\ud800\"", 1, "half of a surrogate pair stands for no character"),
-            ("\"\\ude00\\ud83d\"", 1, "half of a surrogate pair stands for no character"),
-            ("\u{a0}1", 0, "expected a value, found '\\u{a0}'"),
+    fn invalid_json_is_rejected_with_its_offset() {
+        for (text, offset, message) in [
+            ("", 0, "expected a value, got the end of the file"),
+            ("{} x", 3, "expected the end of the file, got 'x'"),
+            ("{\"a\": 1,}", 7, "trailing comma before '}'"),
+            ("[1 2]", 3, "expected ',' or ']', got '2'"),
+            ("{a: 1}", 1, "expected a key in double quotes, got 'a'"),
+            ("{'a': 1}", 1, "expected a key in double quotes, got '\\''; strings need double quotes"),
+            ("{\"a\" 1}", 5, "expected ':', got '1'"),
+            ("{\"a\":", 5, "expected a value, got the end of the file"),
+            ("// x\n1", 0, "expected a value, got '/'; JSON has no comments, use a key \"comment\""),
+            ("01", 0, "a number must not begin with 0"),
+            ("-", 1, "expected a digit, got the end of the file"),
+            ("1.", 2, "expected a digit, got the end of the file"),
+            ("1e+", 3, "expected a digit, got the end of the file"),
+            ("1e999", 0, "number out of range"),
+            ("+1", 0, "expected a value, got '+'"),
+            ("[NaN]", 1, "expected a value, got 'N'"),
+            ("\"a", 0, "unterminated string"),
+            ("\"a\nb\"", 0, "unterminated string"),
+            ("\"\t\"", 1, "control character in a string; write it as \\u and four hexadecimal digits"),
+            ("\"\\x\"", 1, "unknown escape; write a backslash as \\\\"),
+            ("\"\\u00g0\"", 1, "\\u needs four hexadecimal digits"),
+            ("\"\\u+123\"", 1, "\\u needs four hexadecimal digits"),
+            ("\"\\ud800\"", 1, "unpaired surrogate"),
+            ("\"\\ude00\\ud83d\"", 1, "unpaired surrogate"),
+            ("\u{a0}1", 0, "expected a value, got '\\u{a0}'"),
         ] {
-            assert_eq!(parsed(text), Err(Wrong { offset, what: what.to_owned() }), "{text}");
+            assert_eq!(parsed(text), Err(SyntaxError { offset, message: message.to_owned() }), "{text}");
             assert!(serde_json::from_str::<Json>(text).is_err(), "{text}");
         }
     }
 
     #[test]
-    fn it_is_not_nested_without_end() {
+    fn nesting_depth_is_limited() {
         let nested = |depth: usize| format!("{}1{}", "[".repeat(depth), "]".repeat(depth));
         assert!(parsed(&nested(MAX_DEPTH)).is_ok());
-        let wrong = parsed(&nested(100_000)).unwrap_err();
-        assert_eq!((wrong.offset, &*wrong.what), (MAX_DEPTH + 1, "it is nested too deeply: 64 levels are allowed"));
+        let error = parsed(&nested(100_000)).unwrap_err();
+        assert_eq!((error.offset, &*error.message), (MAX_DEPTH + 1, "nested more than 64 levels deep"));
     }
 
     fn any_json() -> impl Strategy<Value = Json> {
@@ -323,9 +323,9 @@ mod tests {
     }
 
     proptest! {
-        /// Also of texts in which something was changed, another parser makes the same.
+        /// Accepts and rejects the same texts as `serde_json`, also after random edits.
         #[test]
-        fn it_agrees_with_another_parser(
+        fn it_agrees_with_serde_json(
             json in any_json(),
             pretty in any::<bool>(),
             at in any::<prop::sample::Index>(),

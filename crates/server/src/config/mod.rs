@@ -1,25 +1,26 @@
-//! The configuration: flags, environment and file become settings, or a list of all that is wrong with them.
+//! The configuration of the program: command line, environment variables and file.
 //!
-//! Whatever its source, a value becomes a `Node` that knows where it was given, and one check is for all of them:
-//! so a wrong flag is told like a wrong key, and a value that another one overrides is checked as well.
+//! Every source is parsed into a tree of `Node`s that know their origin, and one set of checks covers all of them. An invalid flag
+//! is therefore reported like an invalid key of the file, and a value that another source overrides is checked as well. All errors
+//! are collected before loading fails.
 
 mod auth;
-mod check;
+mod cli;
 mod comments;
 mod definitions;
+mod entry;
 mod error;
 mod file;
-mod flags;
 mod json;
-mod later;
-mod layers;
-mod node;
+mod location;
+mod overrides;
 mod permissions;
-mod place;
 mod settings;
 #[cfg(test)]
 mod tests;
 mod toml;
+mod tree;
+mod unsupported;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -32,80 +33,126 @@ pub use self::definitions::{
     Applied, Definition, DefinitionError, DefinitionKind, Difference, Outcome, Reason, RefusedDefinition, apply,
 };
 pub use self::error::{ConfigError, ConfigErrors, Problem};
-pub use self::place::Place;
+pub use self::location::Location;
 
-use self::check::{Given, Report};
-use self::flags::CommandLine;
-use self::layers::Layers;
+use self::cli::{CommandLine, Flags, Subcommands};
+use self::entry::{Entry, Report};
+use self::overrides::Overrides;
 use self::settings::Settings;
 use crate::ServerOptions;
 
-/// What flags, environment and file say.
+/// A command of the program, with its settings.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Command {
+    /// Run the server.
+    Serve(Box<Config>),
+    /// Print the warnings of a valid configuration and exit.
+    Check(Box<Config>),
+    /// Copy the data directory of a stopped server.
+    Backup {
+        /// The data directory to copy.
+        data_dir: PathBuf,
+        /// The directory to create.
+        to: PathBuf,
+    },
+    /// Create a data directory from a backup.
+    Restore {
+        /// The directory of the backup.
+        from: PathBuf,
+        /// The data directory to create.
+        data_dir: PathBuf,
+    },
+}
+
+/// The settings of the program.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {
-    /// The settings of the server, its auth included.
+    /// The settings of the server, including auth.
     pub server: ServerOptions,
-    /// What keeps the data.
+    /// The storage engine.
     pub engine: Engine,
-    /// How long clients have to leave when the server is to end. Default: 5 s.
+    /// The limit of a record in bytes. Default: `max_payload_bytes`, so that a client can store what it can send, but at least
+    /// 1 MiB, the default of the store.
+    pub max_record_bytes: usize,
+    /// The grace period of a shutdown, during which clients may finish and leave. Default: 5 s, shorter than the kill timeout of
+    /// common service managers.
     pub shutdown_grace: Duration,
-    /// Buckets that are to be there, in the order of the file.
+    /// Buckets to define at startup, in the order of the file.
     pub buckets: Vec<Definition>,
-    /// Queries that are to be there, in the order of the file.
+    /// Named queries to define at startup, in the order of the file.
     pub queries: Vec<Definition>,
-    /// What is allowed, and perhaps not meant.
+    /// Settings that are valid but probably unintended.
     pub warnings: Vec<String>,
-    /// Whether that is all that was asked for: the server is not to start.
-    pub check: bool,
 }
 
-/// What keeps the data.
+/// The storage engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Engine {
-    /// Nothing: it is gone when the process ends.
+    /// Keeps the data in memory only. It is lost when the process ends.
     Memory,
-    /// Files in a directory. The default.
+    /// Stores the data in a directory. The default, because data should survive a restart.
     Embedded {
-        /// The directory. Default: `./data`.
+        /// The data directory. Default: `./data`.
         dir: PathBuf,
-        /// When a write is answered. Default: when it is on the disk.
+        /// When a write is acknowledged. Default: after fsync, so that no acknowledged write is lost.
         durability: Durability,
     },
 }
 
-impl Config {
-    /// Reads the flags, of which the first is the name of the program, the variables that `environment` has, and the file that
-    /// they name.
+impl Command {
+    /// Parses the arguments, of which the first is the name of the program, and reads the environment variables and the file.
     ///
     /// ```
-    /// use tidewire::config::Config;
+    /// use tidewire::config::Command;
     ///
-    /// let config = Config::load(["tidewire", "--port", "9000"], |name| std::env::var_os(name))?;
+    /// let command = Command::load(["tidewire", "--port", "9000"], |name| std::env::var_os(name))?;
+    /// let Command::Serve(config) = command else { unreachable!("serve is the default") };
     /// assert_eq!(config.server.port, 9000);
     /// # Ok::<(), tidewire::config::ConfigErrors>(())
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns all errors of the settings, each with its location, or the text of `--help`.
     pub fn load<A>(args: A, environment: impl Fn(&str) -> Option<OsString>) -> Result<Self, ConfigErrors>
     where
         A: IntoIterator<Item: Into<OsString> + Clone>,
     {
-        let flags = CommandLine::try_parse_from(args).map_err(|error| {
+        let command_line = CommandLine::try_parse_from(args).map_err(|error| {
             let text = error.render().to_string();
-            if error.use_stderr() { ConfigErrors::Flags(text) } else { ConfigErrors::Asked(text) }
+            if error.use_stderr() { ConfigErrors::Usage(text) } else { ConfigErrors::Help(text) }
         })?;
         let mut report = Report::default();
-        let Layers { file, check, settings: layers } = Layers::of(&flags.into_flags(), &environment, &mut report);
-        let file = file.and_then(|(name, named)| file::read(&name, &named, &mut report));
+        let (flags, is_server) = match &command_line.command {
+            None => (&command_line.flags, true),
+            Some(Subcommands::Serve(flags)) => (&**flags, true),
+            Some(Subcommands::Backup { storage, .. } | Subcommands::Restore { storage, .. }) => {
+                (&Flags { storage: storage.clone(), ..Flags::default() }, false)
+            }
+        };
+        let Overrides { file, check, trees } = Overrides::new(flags, &environment, &mut report);
+        let file = file.and_then(|(name, named_by)| file::read(&name, &named_by, &mut report));
         let mut settings = Settings::default();
-        for root in file.iter().chain(&layers) {
-            settings.read(&Given::root(root), &environment, &mut report);
+        for root in file.iter().chain(&trees) {
+            if is_server {
+                settings.read(&Entry::root(root), &environment, &mut report);
+            } else {
+                settings.read_storage(&Entry::root(root), &mut report);
+            }
         }
-        let config = settings.finish(check, &mut report);
+        let command = match command_line.command {
+            Some(Subcommands::Backup { to, .. }) => Self::Backup { data_dir: settings.data_dir(&mut report), to },
+            Some(Subcommands::Restore { from, .. }) => Self::Restore { from, data_dir: settings.data_dir(&mut report) },
+            _ if check => Self::Check(Box::new(settings.finish(&mut report))),
+            _ => Self::Serve(Box::new(settings.finish(&mut report))),
+        };
         if report.errors.is_empty() {
-            return Ok(config);
+            return Ok(command);
         }
-        report.errors.sort_by_key(|error| error.place.rank());
+        report.errors.sort_by_key(|error| error.location.rank());
         Err(ConfigErrors::Settings(report.errors))
     }
 }

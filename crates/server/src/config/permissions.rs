@@ -1,9 +1,9 @@
-//! Reads `auth.permissions`.
+//! Reads `auth.permissions` into [`Permissions`].
 
 use serde_json::Value as Json;
 
-use super::check::{Given, Report, nearest};
-use super::node::Value;
+use super::entry::{Entry, Report, closest};
+use super::tree::Value;
 use crate::ops::table::Operation;
 use crate::{DefaultAccess, Permissions, Rule, RuleError};
 
@@ -11,37 +11,37 @@ pub(super) const KEYS: &[&str] = &["default", "rules"];
 pub(super) const RULE_KEYS: &[&str] = &["role", "allow", "buckets", "topics", "where"];
 
 const ROLE: &str = "the name of a role";
-const OPERATIONS: &str = "an operation, or a list of them, each such as \"store.get\", \"store.*\" or \"*\"";
+const OPERATIONS: &str = "an operation or a list of operations, such as \"store.get\", \"store.*\" or \"*\"";
 
-pub(super) fn permissions(given: &Given<'_>, report: &mut Report) -> Permissions {
+pub(super) fn permissions(entry: &Entry<'_>, report: &mut Report) -> Permissions {
     let (mut default, mut rules) = (DefaultAccess::default(), Vec::new());
-    for (key, given) in given.members(report, KEYS) {
+    for (key, entry) in entry.members(report, KEYS) {
         if key == "default" {
             let words = [("allow", DefaultAccess::Allow), ("deny", DefaultAccess::Deny)];
-            default = given.one_of(report, &words).unwrap_or_default();
+            default = entry.one_of(report, &words).unwrap_or_default();
         } else {
-            let items = given.items(report, "a list of rules").unwrap_or_default();
-            rules = items.iter().filter_map(|given| rule(given, report)).collect();
+            let items = entry.items(report, "a list of rules").unwrap_or_default();
+            rules = items.iter().filter_map(|entry| rule(entry, report)).collect();
         }
     }
     Permissions::new(default, rules)
 }
 
-fn rule(given: &Given<'_>, report: &mut Report) -> Option<Rule> {
-    let members = given.members(report, RULE_KEYS);
-    let member = |name: &str| members.iter().find(|(key, _)| *key == name).map(|(_, given)| given);
-    if matches!(given.node.value, Value::Object(_)) {
+fn rule(entry: &Entry<'_>, report: &mut Report) -> Option<Rule> {
+    let members = entry.members(report, RULE_KEYS);
+    let member = |name: &str| members.iter().find(|(key, _)| *key == name).map(|(_, entry)| entry);
+    if matches!(entry.node.value, Value::Object(_)) {
         for (key, expected) in [("role", ROLE), ("allow", OPERATIONS)] {
             if member(key).is_none() {
-                given.missing::<()>(report, key, expected);
+                entry.missing::<()>(report, key, expected);
             }
         }
     }
-    let role = member("role").and_then(|given| given.text(report, ROLE));
-    let allow = member("allow").and_then(|given| operations(given, report));
-    let buckets = member("buckets").map(|given| given.texts(report, "a list of buckets"));
-    let topics = member("topics").map(|given| topics(given, report));
-    let rows = member("where").map(|given| rows(given, report));
+    let role = member("role").and_then(|entry| entry.text(report, ROLE));
+    let allow = member("allow").and_then(|entry| operations(entry, report));
+    let buckets = member("buckets").map(|entry| entry.texts(report, "a list of buckets"));
+    let topics = member("topics").map(|entry| topics(entry, report));
+    let row_filter = member("where").map(|entry| row_filter(entry, report));
     let mut rule = Rule::new(role?, texts(allow.as_ref()?));
     if let Some(buckets) = buckets {
         rule = rule.on_buckets(buckets?);
@@ -51,62 +51,63 @@ fn rule(given: &Given<'_>, report: &mut Report) -> Option<Rule> {
     }
     if let Err(error) = rule.check() {
         let patterns = allow.iter().chain(topics.iter().flatten()).flatten();
-        let wrong = match &error {
+        let culprit = match &error {
             RuleError::Pattern { pattern } => {
-                patterns.clone().find(|(text, _)| text == pattern).map(|(_, given)| given)
+                patterns.clone().find(|(text, _)| text == pattern).map(|(_, entry)| entry)
             }
             RuleError::NothingAllowed => member("allow"),
             _ => None,
         };
-        return wrong.unwrap_or(given).fail(report, error.into());
+        return culprit.unwrap_or(entry).fail(report, error.into());
     }
-    for (pattern, given) in allow.iter().flatten() {
-        warn_of_unknown(pattern, given, report);
+    for (pattern, entry) in allow.iter().flatten() {
+        warn_of_unknown(pattern, entry, report);
     }
-    let (Some(rows), Some(given)) = (rows, member("where")) else { return Some(rule) };
-    rule.on_rows(rows?).map_err(|error| given.reject(report, error.into())).ok()
+    let (Some(row_filter), Some(entry)) = (row_filter, member("where")) else { return Some(rule) };
+    rule.on_rows(row_filter?).map_err(|error| entry.reject(report, error.into())).ok()
 }
 
-/// A filter that a rule can have, whatever else is wrong with this one.
-fn rows(given: &Given<'_>, report: &mut Report) -> Option<Json> {
-    let json = given.node.json();
+/// Checks a row filter on its own, so that its errors are reported even if the rest of the rule is invalid.
+fn row_filter(entry: &Entry<'_>, report: &mut Report) -> Option<Json> {
+    let json = entry.node.json();
     let checked = Rule::new("any", ["*"]).on_rows(json.clone());
-    checked.map_err(|error| given.reject(report, error.into())).ok().map(|_| json)
+    checked.map_err(|error| entry.reject(report, error.into())).ok().map(|_| json)
 }
 
-/// Texts of a list, each with its place.
-type Placed<'n> = Vec<(&'n str, Given<'n>)>;
+/// The strings of a list, each with its entry.
+type Texts<'n> = Vec<(&'n str, Entry<'n>)>;
 
-fn operations<'n>(given: &Given<'n>, report: &mut Report) -> Option<Placed<'n>> {
-    match given.node.value {
-        Value::String(_) => placed(vec![given.clone()], report, OPERATIONS),
-        _ => placed(given.items(report, OPERATIONS)?, report, OPERATIONS),
+fn operations<'n>(entry: &Entry<'n>, report: &mut Report) -> Option<Texts<'n>> {
+    match entry.node.value {
+        Value::String(_) => read_texts(vec![entry.clone()], report, OPERATIONS),
+        _ => read_texts(entry.items(report, OPERATIONS)?, report, OPERATIONS),
     }
 }
 
-fn topics<'n>(given: &Given<'n>, report: &mut Report) -> Option<Placed<'n>> {
-    placed(given.items(report, "a list of topics")?, report, "a topic, such as \"order.*\"")
+fn topics<'n>(entry: &Entry<'n>, report: &mut Report) -> Option<Texts<'n>> {
+    read_texts(entry.items(report, "a list of topics")?, report, "a topic, such as \"order.*\"")
 }
 
-fn placed<'n>(items: Vec<Given<'n>>, report: &mut Report, expected: &str) -> Option<Placed<'n>> {
-    // All of them are looked at, also if one is wrong.
+fn read_texts<'n>(items: Vec<Entry<'n>>, report: &mut Report, expected: &str) -> Option<Texts<'n>> {
+    // All elements are checked before the result is discarded because of one.
     let texts: Vec<_> = items.into_iter().map(|item| Some((item.text(report, expected)?, item))).collect();
     texts.into_iter().collect()
 }
 
-fn texts<'p>(placed: &'p Placed<'_>) -> impl Iterator<Item = &'p str> {
-    placed.iter().map(|(text, _)| *text)
+fn texts<'p>(texts: &'p Texts<'_>) -> impl Iterator<Item = &'p str> {
+    texts.iter().map(|(text, _)| *text)
 }
 
-/// It may be an operation of a later version, or one that was written wrong.
-fn warn_of_unknown(pattern: &str, given: &Given<'_>, report: &mut Report) {
+/// Warns about a pattern that matches no operation. It may be misspelled, or meant for a later version.
+fn warn_of_unknown(pattern: &str, entry: &Entry<'_>, report: &mut Report) {
     let mut names = Operation::ALL.iter().map(|operation| operation.name());
-    if let Some(stem) = pattern.strip_suffix('*') {
-        if !names.any(|name| name.starts_with(stem)) {
-            given.warn(report, &format!("no operation of this version begins with \"{stem}\""));
+    if let Some(prefix) = pattern.strip_suffix('*') {
+        if !names.any(|name| name.starts_with(prefix)) {
+            report.warnings.push(entry.warning(&format!("no operation begins with \"{prefix}\"")));
         }
     } else if !names.clone().any(|name| name == pattern) {
-        let nearest = nearest(pattern, names).unwrap_or_default();
-        given.warn(report, &format!("\"{pattern}\" is no operation of this version; the nearest one is \"{nearest}\""));
+        let suggestion = closest(pattern, names).map(|name| format!("; did you mean \"{name}\"?"));
+        let suggestion = suggestion.unwrap_or_default();
+        report.warnings.push(entry.warning(&format!("unknown operation \"{pattern}\"{suggestion}")));
     }
 }

@@ -1,19 +1,19 @@
-//! The settings, gathered from all who may say something.
+//! Merges the settings of all sources into a [`Config`].
 
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Map, Value as Json};
-use tidewire_store::{BucketDefinition, Durability, Query};
+use tidewire_store::{BucketDefinition, Durability, Limits, Query};
 
 use super::auth::AuthDraft;
-use super::check::{Given, MAX_MS, Report};
 use super::definitions::Definition;
+use super::entry::{Entry, MAX_MS, Report, warning};
 use super::error::Problem;
-use super::later::Later;
-use super::layers::Environment;
-use super::place::Place;
+use super::location::Location;
+use super::overrides::Environment;
+use super::unsupported::UnsupportedKeys;
 use super::{Config, Engine, comments};
 use crate::{Backpressure, ConnectionLimits, Heartbeat, RateLimit, ServerOptions, TlsFiles};
 
@@ -24,6 +24,7 @@ pub(super) const KEYS: &[&str] = &[
     "path",
     "engine",
     "dataDir",
+    "backupDir",
     "durability",
     "auth",
     "audit",
@@ -36,6 +37,7 @@ pub(super) const KEYS: &[&str] = &[
     "tls",
     "shutdownGraceMs",
     "maxPayloadBytes",
+    "maxRecordBytes",
     "rateLimit",
     "heartbeat",
     "backpressure",
@@ -44,27 +46,33 @@ pub(super) const KEYS: &[&str] = &[
     "maxResultBytes",
     "handshakeTimeoutMs",
     "requestTimeoutMs",
+    "slowRequestMs",
     "revocationTtlMs",
     "buckets",
     "queries",
 ];
 
-/// No message, result or buffer of one connection is larger.
+/// The limit of every size of one connection: messages, results, buffers.
 const MAX_BYTES: u64 = 1 << 30;
-/// There are not more of anything.
+/// The limit of `maxRecordBytes`. A commit is written to one log segment, which is at most 1 GiB, and takes at most half of it.
+const MAX_RECORD_BYTES: u64 = 256 << 20;
+/// The limit of every count.
 const MAX_COUNT: u64 = 1_000_000_000;
 
-/// What has been said so far. Whoever is read later wins.
+/// The settings read so far. A source that is read later takes precedence.
 pub(super) struct Settings {
     server: ServerOptions,
     is_embedded: bool,
+    engine_location: Option<Location>,
     data_dir: PathBuf,
+    backup_dir_location: Option<Location>,
     durability: Durability,
+    max_record_bytes: Option<(usize, Location)>,
     shutdown_grace: Duration,
-    tls_cert: Option<(PathBuf, Place)>,
-    tls_key: Option<(PathBuf, Place)>,
+    tls_cert: Option<(PathBuf, Location)>,
+    tls_key: Option<(PathBuf, Location)>,
     auth: AuthDraft,
-    later: Later,
+    unsupported: UnsupportedKeys,
     buckets: Vec<Definition>,
     queries: Vec<Definition>,
 }
@@ -74,70 +82,106 @@ impl Default for Settings {
         Self {
             server: ServerOptions::default(),
             is_embedded: true,
+            engine_location: None,
             data_dir: PathBuf::from("./data"),
+            backup_dir_location: None,
             durability: Durability::Always,
+            max_record_bytes: None,
             shutdown_grace: Duration::from_secs(5),
             tls_cert: None,
             tls_key: None,
             auth: AuthDraft::default(),
-            later: Later::default(),
+            unsupported: UnsupportedKeys::default(),
             buckets: Vec::new(),
             queries: Vec::new(),
         }
     }
 }
 
-/// Puts a value in place, if there is one.
-fn set<T>(place: &mut T, value: Option<T>) {
+/// Relocations a setting if the new value is valid.
+fn set<T>(setting: &mut T, value: Option<T>) {
     if let Some(value) = value {
-        *place = value;
+        *setting = value;
     }
 }
 
 impl Settings {
-    pub(super) fn read(&mut self, root: &Given<'_>, environment: Environment<'_>, report: &mut Report) {
-        for (key, given) in root.members(report, KEYS) {
+    /// Reads all keys of a source.
+    pub(super) fn read(&mut self, root: &Entry<'_>, environment: Environment<'_>, report: &mut Report) {
+        for (key, entry) in root.members(report, KEYS) {
             let server = &mut self.server;
             match key {
-                "port" => set(&mut server.port, given.whole(report, 0..=65535).and_then(|port| port.try_into().ok())),
-                "host" => set(&mut server.host, host(&given, report)),
-                "name" => set(&mut server.name, given.text(report, "a name").map(str::to_owned)),
-                "path" => set(&mut server.path, path(&given, report)),
-                "engine" => set(&mut self.is_embedded, is_embedded(&given, report)),
-                "dataDir" => set(&mut self.data_dir, given.text(report, "the name of a directory").map(PathBuf::from)),
-                "durability" => set(&mut self.durability, durability(&given, report)),
-                "auth" => self.auth.read(&given, environment, report),
-                "audit" => self.later.audit(&given, report),
-                "rules" => self.later.rules(&given, report),
-                "rulesPreload" => self.later.preload(&given, report),
-                "procedures" => self.later.procedures(&given, report),
-                "exposeErrorDetails" => set(&mut server.expose_error_details, given.flag(report)),
-                "allowedOrigins" => set(&mut server.allowed_origins, origins(&given, report).map(Some)),
-                "maxConnectionsPerIp" => {
-                    set(&mut server.max_connections_per_ip, given.count(report, 1..=MAX_COUNT).map(Some));
+                "port" => {
+                    let port = entry.integer(report, "a port number", 0..=65535);
+                    set(&mut server.port, port.and_then(|port| port.try_into().ok()));
                 }
-                "tls" => self.read_tls(&given, report),
-                "shutdownGraceMs" => set(&mut self.shutdown_grace, given.milliseconds(report, 0)),
-                "maxPayloadBytes" => set(&mut server.max_payload_bytes, given.count(report, 1..=MAX_BYTES)),
-                "rateLimit" => set(&mut server.rate_limit, rate_limit(&given, report).map(Some)),
-                "heartbeat" => read_heartbeat(&mut server.heartbeat, &given, report),
-                "backpressure" => read_backpressure(&mut server.backpressure, &given, report),
-                "connectionLimits" => read_limits(&mut server.connection_limits, &given, report),
-                "maxConnections" => set(&mut server.max_connections, given.count(report, 1..=MAX_COUNT)),
-                "maxResultBytes" => set(&mut server.max_result_bytes, given.count(report, 1..=MAX_BYTES)),
-                "handshakeTimeoutMs" => set(&mut server.handshake_timeout, given.milliseconds(report, 1)),
-                "requestTimeoutMs" => set(&mut server.request_timeout, given.milliseconds(report, 1)),
-                "revocationTtlMs" => set(&mut server.revocation_ttl, given.milliseconds(report, 0)),
-                "buckets" => self.buckets = definitions(&given, report, comments::of_bucket, check_bucket),
-                "queries" => self.queries = definitions(&given, report, comments::of_query, check_query),
+                "host" => set(&mut server.host, host(&entry, report)),
+                "name" => set(&mut server.name, entry.text(report, "a non-empty string").map(str::to_owned)),
+                "path" => set(&mut server.path, path(&entry, report)),
+                "engine" | "dataDir" => self.read_storage_key(key, &entry, report),
+                "backupDir" => {
+                    if let Some(dir) = entry.text(report, DIRECTORY) {
+                        server.backup_dir = Some(PathBuf::from(dir));
+                        self.backup_dir_location = Some(entry.location());
+                    }
+                }
+                "durability" => set(&mut self.durability, durability(&entry, report)),
+                "auth" => self.auth.read(&entry, environment, report),
+                "audit" => self.unsupported.audit(&entry, report),
+                "rules" => self.unsupported.rules(&entry, report),
+                "rulesPreload" => self.unsupported.rules_preload(&entry, report),
+                "procedures" => self.unsupported.procedures(&entry, report),
+                "exposeErrorDetails" => set(&mut server.expose_error_details, entry.boolean(report)),
+                "allowedOrigins" => set(&mut server.allowed_origins, origins(&entry, report).map(Some)),
+                "maxConnectionsPerIp" => {
+                    set(&mut server.max_connections_per_ip, entry.count(report, 1..=MAX_COUNT).map(Some));
+                }
+                "tls" => self.read_tls(&entry, report),
+                "shutdownGraceMs" => set(&mut self.shutdown_grace, entry.milliseconds(report, 0)),
+                "maxPayloadBytes" => set(&mut server.max_payload_bytes, entry.bytes(report, MAX_BYTES)),
+                "maxRecordBytes" => {
+                    let bytes = entry.bytes(report, MAX_RECORD_BYTES);
+                    set(&mut self.max_record_bytes, bytes.map(|bytes| Some((bytes, entry.location()))));
+                }
+                "rateLimit" => set(&mut server.rate_limit, rate_limit(&entry, report).map(Some)),
+                "heartbeat" => read_heartbeat(&mut server.heartbeat, &entry, report),
+                "backpressure" => read_backpressure(&mut server.backpressure, &entry, report),
+                "connectionLimits" => read_connection_limits(&mut server.connection_limits, &entry, report),
+                "maxConnections" => set(&mut server.max_connections, entry.count(report, 1..=MAX_COUNT)),
+                "maxResultBytes" => set(&mut server.max_result_bytes, entry.bytes(report, MAX_BYTES)),
+                "handshakeTimeoutMs" => set(&mut server.handshake_timeout, entry.milliseconds(report, 1)),
+                "requestTimeoutMs" => set(&mut server.request_timeout, entry.milliseconds(report, 1)),
+                "slowRequestMs" => set(&mut server.slow_request, entry.milliseconds(report, 0)),
+                "revocationTtlMs" => set(&mut server.revocation_ttl, entry.milliseconds(report, 0)),
+                "buckets" => self.buckets = definitions(&entry, report, comments::strip_bucket, check_bucket),
+                "queries" => self.queries = definitions(&entry, report, comments::strip_query, check_query),
                 _ => {}
             }
         }
     }
 
-    fn read_tls(&mut self, given: &Given<'_>, report: &mut Report) {
-        for (key, given) in given.members(report, TLS_KEYS) {
-            let file = given.text(report, "the name of a file in PEM").map(|file| (PathBuf::from(file), given.place()));
+    /// Reads only the keys that say where the data is. The other values are not checked, because `backup` and `restore` must
+    /// work where the secrets and certificates of the server are not available.
+    pub(super) fn read_storage(&mut self, root: &Entry<'_>, report: &mut Report) {
+        for (key, entry) in root.members(report, KEYS) {
+            self.read_storage_key(key, &entry, report);
+        }
+    }
+
+    fn read_storage_key(&mut self, key: &str, entry: &Entry<'_>, report: &mut Report) {
+        match key {
+            "engine" => {
+                set(&mut self.is_embedded, is_embedded(entry, report));
+                self.engine_location = Some(entry.location());
+            }
+            "dataDir" => set(&mut self.data_dir, entry.text(report, DIRECTORY).map(PathBuf::from)),
+            _ => {}
+        }
+    }
+
+    fn read_tls(&mut self, entry: &Entry<'_>, report: &mut Report) {
+        for (key, entry) in entry.members(report, TLS_KEYS) {
+            let file = entry.text(report, "the path of a PEM file").map(|file| (PathBuf::from(file), entry.location()));
             match key {
                 "cert" => set(&mut self.tls_cert, file.map(Some)),
                 _ => set(&mut self.tls_key, file.map(Some)),
@@ -145,26 +189,60 @@ impl Settings {
         }
     }
 
-    pub(super) fn finish(mut self, check: bool, report: &mut Report) -> Config {
+    /// Builds the configuration of a server, after all sources have been read.
+    pub(super) fn finish(mut self, report: &mut Report) -> Config {
         self.server.tls = tls_files(self.tls_cert, self.tls_key, report);
         self.server.auth = self.auth.finish(report);
-        self.later.finish(report);
-        warn_of_strangers(&self.server, report);
+        self.unsupported.finish(report);
+        if let Some(location) = self.backup_dir_location.filter(|_| !self.is_embedded) {
+            report.warnings.push(warning(&location, "backupDir", "the memory engine cannot be backed up"));
+        }
+        let max_record_bytes = max_record_bytes(self.max_record_bytes, &self.server, report);
+        warn_of_open_server(&self.server, report);
         let (dir, durability) = (self.data_dir, self.durability);
         Config {
             server: self.server,
             engine: if self.is_embedded { Engine::Embedded { dir, durability } } else { Engine::Memory },
+            max_record_bytes,
             shutdown_grace: self.shutdown_grace,
             buckets: self.buckets,
             queries: self.queries,
             warnings: std::mem::take(&mut report.warnings),
-            check,
         }
+    }
+
+    /// Returns the data directory. Reports an error if the engine has none.
+    pub(super) fn data_dir(self, report: &mut Report) -> PathBuf {
+        if let Some(location) = self.engine_location.filter(|_| !self.is_embedded) {
+            report.add(location, "engine", Problem::NoDataDir);
+        }
+        self.data_dir
     }
 }
 
-/// Whoever can reach the server is let in, as often as they like: that is a mistake more often than not.
-fn warn_of_strangers(server: &ServerOptions, report: &mut Report) {
+/// Returns the limit of a record: as given, otherwise that of a message, but not less than the default of the store.
+fn max_record_bytes(given: Option<(usize, Location)>, server: &ServerOptions, report: &mut Report) -> usize {
+    let most = usize::try_from(MAX_RECORD_BYTES).unwrap_or(usize::MAX);
+    let default = server.max_payload_bytes.min(most).max(Limits::default().max_record_bytes);
+    let bytes = given.as_ref().map_or(default, |(bytes, _)| *bytes);
+    if let Some((_, location)) = given.filter(|_| bytes > server.max_payload_bytes) {
+        let message = format!(
+            "the limit of {bytes} bytes is above `maxPayloadBytes` ({}), so no client can send such a record",
+            server.max_payload_bytes
+        );
+        report.warnings.push(warning(&location, "maxRecordBytes", &message));
+    }
+    if bytes > server.max_result_bytes {
+        report.warnings.push(format!(
+            "a record may have {bytes} bytes, which is above `maxResultBytes` ({}), so no client can read such a record",
+            server.max_result_bytes
+        ));
+    }
+    bytes
+}
+
+/// Warns if the server is reachable from other machines without auth or rate limit.
+fn warn_of_open_server(server: &ServerOptions, report: &mut Report) {
     let host = &server.host;
     let is_open = server.auth.as_ref().is_none_or(|auth| !auth.required);
     let is_loopback = host.parse::<IpAddr>().map_or(host == "localhost", |address| address.is_loopback());
@@ -173,67 +251,67 @@ fn warn_of_strangers(server: &ServerOptions, report: &mut Report) {
     }
     if is_open {
         report.warnings.push(format!(
-            "auth is off, or not required, and {host} is no loopback address: whoever reaches it may do everything"
+            "auth is off or not required on {host}, which is not a loopback address: every client has full access"
         ));
     }
     if server.rate_limit.is_none() {
         report.warnings.push(format!(
-            "rate limiting is off, and {host} is no loopback address: whoever reaches it may ask without end"
+            "the rate limit is off on {host}, which is not a loopback address: clients can send any number of requests"
         ));
     }
 }
 
-fn host(given: &Given<'_>, report: &mut Report) -> Option<String> {
-    const EXPECTED: &str = "an address, such as \"127.0.0.1\" or \"0.0.0.0\", without a port";
-    let host = given.text(report, EXPECTED)?;
-    // Like in a URL, an address with colons may be in brackets.
+fn host(entry: &Entry<'_>, report: &mut Report) -> Option<String> {
+    const EXPECTED: &str = "an address without a port, such as \"127.0.0.1\"";
+    let host = entry.text(report, EXPECTED)?;
+    // As in a URL, an IPv6 address may be in brackets.
     let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     let is_address = host.parse::<IpAddr>().is_ok();
     if !is_address && (host.is_empty() || host.contains(|c: char| c.is_whitespace() || "/:[]".contains(c))) {
-        return given.wrong(report, EXPECTED);
+        return entry.mismatch(report, EXPECTED);
     }
     Some(host.to_owned())
 }
 
-fn path(given: &Given<'_>, report: &mut Report) -> Option<String> {
-    const EXPECTED: &str = "a path that begins with \"/\" and has no \"?\", \"#\" or space in it";
-    let path = given.text(report, EXPECTED)?;
+fn path(entry: &Entry<'_>, report: &mut Report) -> Option<String> {
+    const EXPECTED: &str = "a path that begins with \"/\", without \"?\", \"#\" and spaces";
+    let path = entry.text(report, EXPECTED)?;
     if !path.starts_with('/') || path.contains(|c: char| c == '?' || c == '#' || c.is_whitespace()) {
-        return given.wrong(report, EXPECTED);
+        return entry.mismatch(report, EXPECTED);
     }
     Some(path.to_owned())
 }
 
-fn is_embedded(given: &Given<'_>, report: &mut Report) -> Option<bool> {
+fn is_embedded(entry: &Entry<'_>, report: &mut Report) -> Option<bool> {
     const EXPECTED: &str = "\"memory\" or \"embedded\"";
-    match given.text(report, EXPECTED)? {
+    match entry.text(report, EXPECTED)? {
         "memory" => Some(false),
         "embedded" => Some(true),
-        // Not shown: it may have a password in it.
-        url if url.starts_with("redis:") || url.starts_with("rediss:") => given.fail(report, Problem::NoRedis),
-        _ => given.wrong(report, EXPECTED),
+        // The URL may have a password, so the error does not show it.
+        url if url.starts_with("redis:") || url.starts_with("rediss:") => entry.fail(report, Problem::RedisUnsupported),
+        _ => entry.mismatch(report, EXPECTED),
     }
 }
 
-fn durability(given: &Given<'_>, report: &mut Report) -> Option<Durability> {
+fn durability(entry: &Entry<'_>, report: &mut Report) -> Option<Durability> {
     let expected = format!("\"always\", \"none\" or \"interval:MS\" with 1 to {MAX_MS} milliseconds");
-    match given.text(report, &expected)? {
+    match entry.text(report, &expected)? {
         "always" => Some(Durability::Always),
         "none" => Some(Durability::None),
         text => {
             let milliseconds = text.strip_prefix("interval:").and_then(|number| number.parse::<u64>().ok());
             let milliseconds = milliseconds.filter(|number| (1..=MAX_MS).contains(number));
             let interval = milliseconds.map(|number| Durability::Interval(Duration::from_millis(number)));
-            interval.or_else(|| given.wrong(report, expected))
+            interval.or_else(|| entry.mismatch(report, expected))
         }
     }
 }
 
-/// They are compared with what browsers send, so one that is written in another way would match nothing.
-fn origins(given: &Given<'_>, report: &mut Report) -> Option<Vec<String>> {
+/// Reads `allowedOrigins`. Origins are compared with the header byte by byte, so any other spelling would never match.
+fn origins(entry: &Entry<'_>, report: &mut Report) -> Option<Vec<String>> {
     const EXPECTED: &str =
         "an origin as browsers send it, such as \"https://example.com\" or \"http://localhost:3000\"";
-    let items = given.items(report, "a list of origins")?;
+    let items = entry.items(report, "a list of origins")?;
     let mut origins = Vec::new();
     for item in &items {
         let Some(origin) = item.text(report, EXPECTED) else { continue };
@@ -242,89 +320,95 @@ fn origins(given: &Given<'_>, report: &mut Report) -> Option<Vec<String>> {
         if origin == "null" || is_host && !origin.contains(|c: char| c.is_uppercase()) {
             origins.push(origin.to_owned());
         } else {
-            item.wrong::<()>(report, EXPECTED);
+            item.mismatch::<()>(report, EXPECTED);
         }
     }
     Some(origins)
 }
 
+const DIRECTORY: &str = "the path of a directory";
+
 pub(super) const TLS_KEYS: &[&str] = &["cert", "key"];
 
-fn tls_files(cert: Option<(PathBuf, Place)>, key: Option<(PathBuf, Place)>, report: &mut Report) -> Option<TlsFiles> {
-    let missing = |key, what: &str| Problem::Missing { key, expected: format!("the file of the {what}, in PEM") };
+fn tls_files(
+    cert: Option<(PathBuf, Location)>,
+    key: Option<(PathBuf, Location)>,
+    report: &mut Report,
+) -> Option<TlsFiles> {
+    let missing = |key, what: &str| Problem::Missing { key, expected: format!("the PEM file of the {what}") };
     let errors = report.errors.len();
-    for (file, place) in [&cert, &key].into_iter().flatten() {
+    for (file, location) in [&cert, &key].into_iter().flatten() {
         if let Err(source) = std::fs::read(file) {
             let problem = Problem::Unreadable { file: file.display().to_string(), source };
-            report.add(place.clone(), "tls", problem);
+            report.add(location.clone(), "tls", problem);
         }
     }
     match (cert, key) {
-        (Some((certificate, place)), Some((key, _))) => {
+        (Some((certificate, location)), Some((key, _))) => {
             let files = TlsFiles { certificate, key };
-            // Whether they fit together is better known before there is a server.
+            // A mismatch of certificate and key is reported now, not when the server starts.
             if report.errors.len() == errors
                 && let Err(error) = crate::server::tls(&files)
             {
-                return report.fail(place, "tls", Problem::Tls(error));
+                return report.fail(location, "tls", Problem::Tls(error));
             }
             Some(files)
         }
-        (Some((_, place)), None) => report.fail(place, "tls", missing("key", "certificate's private key")),
-        (None, Some((_, place))) => report.fail(place, "tls", missing("cert", "certificate")),
+        (Some((_, location)), None) => report.fail(location, "tls", missing("key", "private key")),
+        (None, Some((_, location))) => report.fail(location, "tls", missing("cert", "certificate")),
         (None, None) => None,
     }
 }
 
 pub(super) const RATE_LIMIT_KEYS: &[&str] = &["maxRequests", "windowMs"];
 
-fn rate_limit(given: &Given<'_>, report: &mut Report) -> Option<RateLimit> {
+fn rate_limit(entry: &Entry<'_>, report: &mut Report) -> Option<RateLimit> {
     let errors = report.errors.len();
     let (mut max_requests, mut window) = (None, None);
-    for (key, given) in given.members(report, RATE_LIMIT_KEYS) {
+    for (key, entry) in entry.members(report, RATE_LIMIT_KEYS) {
         match key {
-            "maxRequests" => max_requests = given.count(report, 1..=MAX_COUNT),
-            _ => window = given.milliseconds(report, 1),
+            "maxRequests" => max_requests = entry.count(report, 1..=MAX_COUNT),
+            _ => window = entry.milliseconds(report, 1),
         }
     }
     if report.errors.len() > errors {
         return None;
     }
-    let Some(max_requests) = max_requests else { return given.missing(report, "maxRequests", "how many requests") };
-    let Some(window) = window else { return given.missing(report, "windowMs", "in which time, in milliseconds") };
+    let Some(max_requests) = max_requests else { return entry.missing(report, "maxRequests", "a number of requests") };
+    let Some(window) = window else { return entry.missing(report, "windowMs", "a number of milliseconds") };
     Some(RateLimit::new(max_requests, window))
 }
 
 pub(super) const HEARTBEAT_KEYS: &[&str] = &["intervalMs", "timeoutMs"];
 
-fn read_heartbeat(heartbeat: &mut Heartbeat, given: &Given<'_>, report: &mut Report) {
-    for (key, given) in given.members(report, HEARTBEAT_KEYS) {
+fn read_heartbeat(heartbeat: &mut Heartbeat, entry: &Entry<'_>, report: &mut Report) {
+    for (key, entry) in entry.members(report, HEARTBEAT_KEYS) {
         match key {
-            "intervalMs" => set(&mut heartbeat.interval, given.milliseconds(report, 1)),
-            _ => set(&mut heartbeat.timeout, given.milliseconds(report, 1)),
+            "intervalMs" => set(&mut heartbeat.interval, entry.milliseconds(report, 1)),
+            _ => set(&mut heartbeat.timeout, entry.milliseconds(report, 1)),
         }
     }
 }
 
 pub(super) const BACKPRESSURE_KEYS: &[&str] = &["maxBufferedBytes", "highWaterMark"];
 
-fn read_backpressure(backpressure: &mut Backpressure, given: &Given<'_>, report: &mut Report) {
-    for (key, given) in given.members(report, BACKPRESSURE_KEYS) {
+fn read_backpressure(backpressure: &mut Backpressure, entry: &Entry<'_>, report: &mut Report) {
+    for (key, entry) in entry.members(report, BACKPRESSURE_KEYS) {
         if key == "maxBufferedBytes" {
-            set(&mut backpressure.max_buffered_bytes, given.count(report, 1..=MAX_BYTES));
+            set(&mut backpressure.max_buffered_bytes, entry.bytes(report, MAX_BYTES));
         } else {
-            let part = given.node.json().as_f64().filter(|part| *part > 0.0 && *part <= 1.0);
-            let part = part.or_else(|| given.wrong(report, "a number above 0 and not above 1"));
-            set(&mut backpressure.high_water_mark, part);
+            let fraction = entry.node.json().as_f64().filter(|fraction| *fraction > 0.0 && *fraction <= 1.0);
+            let fraction = fraction.or_else(|| entry.mismatch(report, "a number above 0 and at most 1"));
+            set(&mut backpressure.high_water_mark, fraction);
         }
     }
 }
 
-pub(super) const LIMIT_KEYS: &[&str] = &["maxSubscriptionsPerConnection", "maxTotalSubscriptions"];
+pub(super) const CONNECTION_LIMIT_KEYS: &[&str] = &["maxSubscriptionsPerConnection", "maxTotalSubscriptions"];
 
-fn read_limits(limits: &mut ConnectionLimits, given: &Given<'_>, report: &mut Report) {
-    for (key, given) in given.members(report, LIMIT_KEYS) {
-        let count = given.count(report, 1..=MAX_COUNT);
+fn read_connection_limits(limits: &mut ConnectionLimits, entry: &Entry<'_>, report: &mut Report) {
+    for (key, entry) in entry.members(report, CONNECTION_LIMIT_KEYS) {
+        let count = entry.count(report, 1..=MAX_COUNT);
         match key {
             "maxSubscriptionsPerConnection" => set(&mut limits.max_subscriptions_per_connection, count),
             _ => set(&mut limits.max_total_subscriptions, count),
@@ -332,24 +416,25 @@ fn read_limits(limits: &mut ConnectionLimits, given: &Given<'_>, report: &mut Re
     }
 }
 
-/// Definitions that can be used as far as they say themselves: whether they fit the data, only the store knows.
+/// Reads and checks the definitions of `buckets` or `queries`. Whether they are compatible with the stored data is checked when they
+/// are applied.
 fn definitions(
-    given: &Given<'_>,
+    entry: &Entry<'_>,
     report: &mut Report,
     strip: fn(&mut Map<String, Json>),
     check: fn(&Json) -> Result<(), Problem>,
 ) -> Vec<Definition> {
     let mut definitions = Vec::new();
-    for (name, given) in given.named(report) {
-        let Json::Object(mut config) = given.node.json() else {
-            given.wrong::<()>(report, "an object");
+    for (name, entry) in entry.named(report) {
+        let Json::Object(mut config) = entry.node.json() else {
+            entry.mismatch::<()>(report, "an object");
             continue;
         };
         strip(&mut config);
         let config = Json::Object(config);
         match check(&config) {
-            Ok(()) => definitions.push(Definition::new(name, config, Some(given.place()))),
-            Err(problem) => given.reject(report, problem),
+            Ok(()) => definitions.push(Definition::new(name, config, Some(entry.location()))),
+            Err(problem) => entry.reject(report, problem),
         }
     }
     definitions

@@ -1,34 +1,34 @@
-//! Whether two definitions say the same, and what of one is lacking to become the other.
+//! Compares the stored definition of a bucket or query with that of the file, and computes the update between them.
 
 use std::fmt;
 
 use serde_json::{Map, Value as Json, json};
 use tidewire_store::BucketDefinition;
 
-/// A part in which what is stored and what the file says differ.
+/// A part in which the stored definition and the file differ.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Difference {
-    /// Which part, with the keys that lead to it.
+    /// The path of the part, such as `schema.name.type`.
     pub key: String,
-    /// What is stored, if anything.
+    /// The stored value, if there is one.
     pub stored: Option<Json>,
-    /// What the file says, if anything.
+    /// The value of the file, if there is one.
     pub file: Option<Json>,
 }
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = |json: &Option<Json>| json.as_ref().map_or("nothing".to_owned(), Json::to_string);
-        write!(f, "{}: stored is {}, the file says {}", self.key, text(&self.stored), text(&self.file))
+        let text = |json: &Option<Json>| json.as_ref().map_or("absent".to_owned(), Json::to_string);
+        write!(f, "{}: stored {}, file {}", self.key, text(&self.stored), text(&self.file))
     }
 }
 
-/// What it takes for a bucket to become another.
+/// The change from a stored bucket definition to that of the file.
 #[derive(Debug, PartialEq)]
 pub(super) enum Change {
     None,
-    /// An update that the store can make.
+    /// The argument of `store.updateBucket`.
     Update(Json),
     Impossible(Vec<Difference>),
 }
@@ -51,7 +51,7 @@ pub(super) fn buckets(stored: &BucketDefinition, wanted: &BucketDefinition) -> C
     for (field, old) in &old {
         diff(&format!("schema.{field}"), Some(old), new.get(field), &mut differences);
     }
-    // As they were given, not as they are compared.
+    // Taken from the file, because the compared form leaves defaults out.
     let added: Map<String, Json> = new
         .keys()
         .filter(|field| !old.contains_key(*field))
@@ -61,8 +61,8 @@ pub(super) fn buckets(stored: &BucketDefinition, wanted: &BucketDefinition) -> C
         updates.insert("addFields".to_owned(), Json::Object(added));
     }
 
-    let gone = stored.indexes.iter().filter(|index| !wanted.indexes.contains(index));
-    differences.extend(gone.map(|index| Difference {
+    let removed = stored.indexes.iter().filter(|index| !wanted.indexes.contains(index));
+    differences.extend(removed.map(|index| Difference {
         key: "indexes".to_owned(),
         stored: Some(index_json(index)),
         file: None,
@@ -83,7 +83,7 @@ pub(super) fn buckets(stored: &BucketDefinition, wanted: &BucketDefinition) -> C
     }
 }
 
-/// An index as people write it.
+/// Formats an index as in a definition: one field is a string.
 fn index_json(fields: &[String]) -> Json {
     match fields {
         [field] => json!(field),
@@ -91,19 +91,19 @@ fn index_json(fields: &[String]) -> Json {
     }
 }
 
-/// Whether two queries are the same. Of a sort, the order counts.
+/// Returns whether two queries are the same. The order of the keys matters in `sort` only.
 pub(super) fn are_same_queries(one: &Json, two: &Json) -> bool {
     let sort = |query: &Json| query["sort"].to_string();
     let options = |query: &Json| -> Json {
         let options = query.as_object().into_iter().flatten();
-        // Null is as good as nothing.
+        // A null option is the same as none.
         let given = options.filter(|(_, value)| !value.is_null());
         Json::Object(given.map(|(option, value)| (option.clone(), value.clone())).collect())
     };
     sort(one) == sort(two) && is_same(&options(one), &options(two))
 }
 
-/// The rules of all fields, without what says nothing.
+/// Returns the normalized options of all fields.
 fn schema(definition: &BucketDefinition) -> Map<String, Json> {
     fields(&definition.config["schema"])
 }
@@ -113,16 +113,16 @@ fn fields(schema: &Json) -> Map<String, Json> {
     fields.map(|(name, options)| (name.clone(), rule(options))).collect()
 }
 
-/// What a field's options say: those that say what is so without them are left out.
+/// Normalizes the options of a field: options with their default value are left out.
 fn rule(options: &Json) -> Json {
-    let says_something = |(option, value): &(&String, &Json)| match option.as_str() {
-        // A null that is filled in is another record than one without the field.
+    let is_relevant = |(option, value): &(&String, &Json)| match option.as_str() {
+        // A default of null adds the field to a record, so it is not the same as no default.
         "default" => true,
         "required" | "unique" => **value == json!(true),
         "onDelete" => !value.is_null() && **value != json!("restrict"),
         _ => !value.is_null(),
     };
-    let options = options.as_object().into_iter().flatten().filter(says_something).map(|(option, value)| {
+    let options = options.as_object().into_iter().flatten().filter(is_relevant).map(|(option, value)| {
         let value = match option.as_str() {
             "properties" => Json::Object(fields(value)),
             "items" => rule(value),
@@ -133,7 +133,7 @@ fn rule(options: &Json) -> Json {
     Json::Object(options.collect())
 }
 
-/// The smallest parts that differ.
+/// Collects the innermost parts that differ.
 fn diff(key: &str, stored: Option<&Json>, file: Option<&Json>, differences: &mut Vec<Difference>) {
     match (stored, file) {
         (Some(Json::Object(old)), Some(Json::Object(new))) => {
@@ -150,7 +150,7 @@ fn diff(key: &str, stored: Option<&Json>, file: Option<&Json>, differences: &mut
     }
 }
 
-/// Whether two values are the same. 1 and 1.0 are: formats write numbers in their own way.
+/// Returns whether two values are equal. 1 and 1.0 are equal, because JSON and TOML format numbers differently.
 fn is_same(one: &Json, two: &Json) -> bool {
     match (one, two) {
         (Json::Number(one), Json::Number(two)) => one == two || one.as_f64() == two.as_f64(),
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_otherwise_is_the_same() {
+    fn equivalent_definitions_are_no_change() {
         for same in [
             base(),
             with("", "ttl", json!(3_600_000)),
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_added_is_an_update() {
+    fn new_fields_new_indexes_and_ttl_are_an_update() {
         let name = json!({"type": "string", "required": null});
         for (wanted, updates) in [
             (with("/schema", "name", name.clone()), json!({"addFields": {"name": name}})),
@@ -222,38 +222,35 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_told_part_by_part() {
+    fn incompatible_changes_are_listed_by_part() {
         for (wanted, lines) in [
-            (with("", "key", json!("age")), &["key: stored is \"id\", the file says \"age\""][..]),
-            (with("", "maxSize", json!(5)), &["maxSize: stored is nothing, the file says 5"]),
-            (with("", "persistent", json!(false)), &["persistent: stored is true, the file says false"]),
-            (with("", "etsType", json!("ordered_set")), &["etsType: stored is \"set\", the file says \"ordered_set\""]),
-            (with("", "indexes", json!(["id"])), &["indexes: stored is \"age\", the file says nothing"]),
+            (with("", "key", json!("age")), &["key: stored \"id\", file \"age\""][..]),
+            (with("", "maxSize", json!(5)), &["maxSize: stored absent, file 5"]),
+            (with("", "persistent", json!(false)), &["persistent: stored true, file false"]),
+            (with("", "etsType", json!("ordered_set")), &["etsType: stored \"set\", file \"ordered_set\""]),
+            (with("", "indexes", json!(["id"])), &["indexes: stored \"age\", file absent"]),
             (
                 with("/schema", "age", json!({"type": "string", "minLength": 2})),
                 &[
-                    "schema.age.type: stored is \"number\", the file says \"string\"",
-                    "schema.age.min: stored is 0, the file says nothing",
-                    "schema.age.minLength: stored is nothing, the file says 2",
+                    "schema.age.type: stored \"number\", file \"string\"",
+                    "schema.age.min: stored 0, file absent",
+                    "schema.age.minLength: stored absent, file 2",
                 ],
             ),
-            (
-                with("/schema/age", "default", json!(null)),
-                &["schema.age.default: stored is nothing, the file says null"],
-            ),
+            (with("/schema/age", "default", json!(null)), &["schema.age.default: stored absent, file null"]),
             (
                 with("/schema/meta", "properties", json!({})),
-                &["schema.meta.properties.by: stored is {\"type\":\"string\"}, the file says nothing"],
+                &["schema.meta.properties.by: stored {\"type\":\"string\"}, file absent"],
             ),
         ] {
             let Change::Impossible(differences) = compared(&base(), &wanted) else { panic!("{wanted}") };
-            let told: Vec<String> = differences.iter().map(ToString::to_string).collect();
-            assert_eq!(told, lines, "{wanted}");
+            let printed: Vec<String> = differences.iter().map(ToString::to_string).collect();
+            assert_eq!(printed, lines, "{wanted}");
         }
     }
 
     #[test]
-    fn the_order_of_a_sort_makes_another_query() {
+    fn the_order_of_sort_keys_matters() {
         let query = |text: &str| serde_json::from_str::<Json>(text).unwrap();
         let one = query(r#"{"bucket": "b", "sort": {"a": "asc", "b": "desc"}, "limit": 3}"#);
         assert!(are_same_queries(

@@ -1,7 +1,7 @@
-//! The buckets and queries of the file, brought into a store.
+//! Applies the buckets and queries of the file to a store.
 //!
-//! All of it is one commit, or nothing: whatever is wrong with any definition is found before the commit is made, with the records
-//! that are there, and nothing is changed then.
+//! All definitions are applied in one commit. If any of them is invalid, or incompatible with the stored definitions or records,
+//! nothing is changed.
 
 mod compare;
 
@@ -13,28 +13,28 @@ use tidewire_store::{BucketDefinition, Draft, Store, StoreError, WriteError};
 
 use self::compare::Change;
 pub use self::compare::Difference;
-use super::place::Place;
+use super::location::Location;
 
-/// A bucket or query that is to be there.
+/// The definition of a bucket or query.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Definition {
-    /// What it is called.
+    /// The name of the bucket or query.
     pub name: String,
-    /// What it is, as the store takes it.
+    /// The configuration, as `store.defineBucket` and `store.defineQuery` take it.
     pub config: Json,
-    /// Where it was given.
-    pub place: Option<Place>,
+    /// Where the definition was given.
+    pub location: Option<Location>,
 }
 
 impl Definition {
-    /// A bucket or query that is to be there, and where that is said.
-    pub fn new(name: impl Into<String>, config: Json, place: Option<Place>) -> Self {
-        Self { name: name.into(), config, place }
+    /// Creates a definition.
+    pub fn new(name: impl Into<String>, config: Json, location: Option<Location>) -> Self {
+        Self { name: name.into(), config, location }
     }
 }
 
-/// What a definition defines.
+/// The kind of a definition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DefinitionKind {
@@ -53,39 +53,39 @@ impl fmt::Display for DefinitionKind {
     }
 }
 
-/// What has become of a definition.
+/// The result of applying a definition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Applied {
-    /// What it defines.
+    /// The kind of the definition.
     pub kind: DefinitionKind,
-    /// What it is called.
+    /// The name of the bucket or query.
     pub name: String,
     /// What was done.
     pub outcome: Outcome,
 }
 
-/// What was done about a definition.
+/// What was done with a definition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// It was not there, and is now.
+    /// It was new.
     Created,
-    /// It was there as it is to be.
+    /// The stored definition was the same.
     Unchanged,
-    /// It was there, and is now as it is to be.
+    /// The stored definition differed and was updated.
     Updated,
 }
 
-/// Why definitions were not applied. Nothing has changed.
+/// Why definitions were not applied. The store is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DefinitionError {
-    /// Some cannot be; at least one.
+    /// Some definitions cannot be applied; at least one.
     #[error("{}", lines(_0))]
     Refused(Vec<RefusedDefinition>),
-    /// The store does not write.
-    #[error("the definitions could not be written: {0}")]
+    /// The write failed.
+    #[error("cannot write the definitions: {0}")]
     Store(#[from] WriteError),
 }
 
@@ -93,11 +93,11 @@ pub enum DefinitionError {
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct RefusedDefinition {
-    /// What it defines.
+    /// The kind of the definition.
     pub kind: DefinitionKind,
-    /// Which one it is.
+    /// The definition.
     pub definition: Definition,
-    /// Why.
+    /// Why it cannot be applied.
     pub reason: Reason,
 }
 
@@ -105,25 +105,25 @@ pub struct RefusedDefinition {
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Reason {
-    /// It is wrong, or does not fit what is stored.
-    Wrong(StoreError),
-    /// What is stored cannot become it.
+    /// The definition is invalid, or conflicts with stored records.
+    Invalid(StoreError),
+    /// The stored definition cannot be changed to it. These parts differ.
     Incompatible(Vec<Difference>),
 }
 
 impl fmt::Display for RefusedDefinition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, definition, reason } = self;
-        if let Some(place) = &definition.place {
-            write!(f, "{place}: ")?;
+        if let Some(location) = &definition.location {
+            write!(f, "{location}: ")?;
         }
         write!(f, "{kind} \"{}\": ", definition.name)?;
         match reason {
-            Reason::Wrong(error) => error.fmt(f),
+            Reason::Invalid(error) => error.fmt(f),
             Reason::Incompatible(differences) => {
                 f.write_str(
-                    "it is stored with another definition, and only fields and indexes can be added and the ttl changed. \
-                     Make the file agree with it, or drop the bucket",
+                    "the stored definition differs in parts that cannot be changed; only new fields, new indexes and \
+                     another `ttl` are possible. Change the file, or drop the bucket",
                 )?;
                 differences.iter().try_for_each(|difference| write!(f, "\n  {difference}"))
             }
@@ -135,30 +135,34 @@ fn lines(refused: &[RefusedDefinition]) -> String {
     refused.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
-/// Creates what is not there, leaves what is as it is to be, and updates what can become so, all at once. If any of them cannot be
-/// applied, nothing is changed. It waits on this thread until that is kept.
+/// Applies definitions in one commit: creates those that are new, updates those that differ, and leaves the others alone. Blocks
+/// until the commit is durable.
+///
+/// # Errors
+///
+/// If a definition is invalid or incompatible with the store, all such definitions are returned and nothing is changed.
 pub fn apply(store: &Store, buckets: &[Definition], queries: &[Definition]) -> Result<Vec<Applied>, DefinitionError> {
     let all = buckets.iter().map(|bucket| (DefinitionKind::Bucket, bucket.clone()));
     let all: Vec<_> = all.chain(queries.iter().map(|query| (DefinitionKind::Query, query.clone()))).collect();
     let refused = Arc::new(Mutex::new(Vec::new()));
-    let told = Arc::clone(&refused);
+    let refused_in_write = Arc::clone(&refused);
     let written = store.write(move |draft| {
         let (mut applied, mut refused) = (Vec::new(), Vec::new());
-        // What is refused gives its whole write back: the first reason stands for all of them, which are told aside.
+        // Returning an error rolls the whole write back. It carries one error only, so all refusals are passed beside it.
         let mut first = None;
         for (kind, definition) in all {
             match apply_one(draft, kind, &definition) {
                 Ok(outcome) => applied.push(Applied { kind, name: definition.name, outcome }),
                 Err(reason) => {
                     first.get_or_insert_with(|| match &reason {
-                        Reason::Wrong(error) => error.clone(),
+                        Reason::Invalid(error) => error.clone(),
                         Reason::Incompatible(_) => StoreError::BucketExists { bucket: definition.name.clone() },
                     });
                     refused.push(RefusedDefinition { kind, definition, reason });
                 }
             }
         }
-        *told.lock().unwrap_or_else(PoisonError::into_inner) = refused;
+        *refused_in_write.lock().unwrap_or_else(PoisonError::into_inner) = refused;
         first.map_or(Ok(applied), Err)
     });
     written.wait().map_err(|error| {
@@ -172,13 +176,13 @@ fn apply_one(draft: &mut Draft, kind: DefinitionKind, definition: &Definition) -
     match kind {
         DefinitionKind::Bucket => {
             let Ok(bucket) = draft.state().bucket(name) else {
-                return draft.define_bucket(name, config).map(|()| Outcome::Created).map_err(Reason::Wrong);
+                return draft.define_bucket(name, config).map(|()| Outcome::Created).map_err(Reason::Invalid);
             };
-            let wanted = BucketDefinition::parse(config).map_err(|error| Reason::Wrong(error.into()))?;
+            let wanted = BucketDefinition::parse(config).map_err(|error| Reason::Invalid(error.into()))?;
             match compare::buckets(bucket.definition(), &wanted) {
                 Change::None => Ok(Outcome::Unchanged),
                 Change::Update(updates) => {
-                    draft.update_bucket(name, &updates).map(|()| Outcome::Updated).map_err(Reason::Wrong)
+                    draft.update_bucket(name, &updates).map(|()| Outcome::Updated).map_err(Reason::Invalid)
                 }
                 Change::Impossible(differences) => Err(Reason::Incompatible(differences)),
             }
@@ -187,12 +191,12 @@ fn apply_one(draft: &mut Draft, kind: DefinitionKind, definition: &Definition) -
             let outcome = match draft.state().query_config(name) {
                 Ok(stored) if compare::are_same_queries(&stored, config) => return Ok(Outcome::Unchanged),
                 Ok(_) => {
-                    draft.undefine_query(name).map_err(Reason::Wrong)?;
+                    draft.undefine_query(name).map_err(Reason::Invalid)?;
                     Outcome::Updated
                 }
                 Err(_) => Outcome::Created,
             };
-            draft.define_query(name, config).map(|()| outcome).map_err(Reason::Wrong)
+            draft.define_query(name, config).map(|()| outcome).map_err(Reason::Invalid)
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Definitions of a file, over stores on the disk that are opened again.
+//! Definitions of a file, applied to stores on disk that are reopened.
 
 use std::path::Path;
 
@@ -45,7 +45,7 @@ fn a_changed_file_is_applied_at_the_next_start() {
     store.define_bucket("wire", users(&text)).wait().unwrap();
     store.close().unwrap();
 
-    // The same file: nothing is written.
+    // The same file again writes nothing.
     let store = open(&dir);
     let position = store.snapshot().position;
     assert_eq!(applied(&store, &config).unwrap(), ["bucket users unchanged", "query all unchanged"]);
@@ -72,11 +72,11 @@ fn a_changed_file_is_applied_at_the_next_start() {
     assert_eq!(snapshot.state.bucket("users").unwrap().definition().config, second["buckets"]["users"]);
     assert_eq!(snapshot.state.bucket("users").unwrap().len(), 1);
     assert_eq!(snapshot.state.query_config("all").unwrap()["limit"], 10);
-    assert!(snapshot.state.bucket("wire").is_ok(), "what is defined over the wire is kept");
+    assert!(snapshot.state.bucket("wire").is_ok(), "buckets that clients defined stay");
 }
 
 #[test]
-fn what_is_incompatible_stops_the_start_with_the_difference_and_changes_nothing() {
+fn incompatible_definitions_are_refused_with_their_differences_and_change_nothing() {
     let world = World::new();
     let dir = world.dir.path().join("data");
     let store = open(&dir);
@@ -91,21 +91,21 @@ fn what_is_incompatible_stops_the_start_with_the_difference_and_changes_nothing(
                 [queries.lost]\nbucket = 'nowhere'\n";
     let file = world.file("c.toml", text);
     let config = world.load(&["--config", &file]).unwrap();
-    let told = applied(&store, &config).unwrap_err().replace(&format!("{}/", world.dir.path().display()), "");
-    let expected = "c.toml:5:1: bucket \"users\": it is stored with another definition, and only fields and indexes can be \
-                    added and the ttl changed. Make the file agree with it, or drop the bucket\n  \
-                    key: stored is \"id\", the file says \"name\"\n  \
-                    schema.name.type: stored is \"string\", the file says \"number\"\n\
-                    c.toml:11:1: query \"lost\": bucket \"nowhere\" is not defined";
-    assert_eq!(told, expected);
+    let refused = applied(&store, &config).unwrap_err().replace(&format!("{}/", world.dir.path().display()), "");
+    let expected = "c.toml:5:1: bucket \"users\": the stored definition differs in parts that cannot be changed; only new fields, \
+                    new indexes and another `ttl` are possible. Change the file, or drop the bucket\n  \
+                    key: stored \"id\", file \"name\"\n  \
+                    schema.name.type: stored \"string\", file \"number\"\n\
+                    c.toml:11:1: query \"lost\": ";
+    assert!(refused.starts_with(expected), "{refused}");
     assert_eq!(store.snapshot().position, position);
     assert!(store.snapshot().state.bucket("new").is_err());
-    // It can be made right, and started.
+    // The old file still works.
     assert_eq!(applied(&store, &old).unwrap(), ["bucket users unchanged"]);
 }
 
 #[test]
-fn records_that_are_there_may_forbid_an_update() {
+fn an_update_that_stored_records_violate_is_refused() {
     let world = World::new();
     let store = open(&world.dir.path().join("data"));
     let id = json!({"key": "id", "schema": {"id": {"type": "number"}}});
@@ -115,13 +115,13 @@ fn records_that_are_there_may_forbid_an_update() {
     }
     let unique = users(&json!({"type": "string", "unique": true}));
     let config = world.config(&json!({"buckets": {"a": id, "users": unique}}));
-    let told = applied(&store, &config).unwrap_err();
-    assert!(told.contains("c.json:1:") && told.contains("bucket \"users\""), "{told}");
+    let refused = applied(&store, &config).unwrap_err();
+    assert!(refused.contains("c.json:1:") && refused.contains("bucket \"users\""), "{refused}");
     assert!(store.snapshot().state.bucket("a").is_err());
 }
 
 #[test]
-fn a_store_that_does_not_write_says_so() {
+fn a_closed_store_is_an_error() {
     let store = Store::memory(StoreOptions::default());
     store.close().unwrap();
     let bucket = Definition::new("users", users(&json!({"type": "string"})), None);

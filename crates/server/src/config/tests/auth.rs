@@ -1,4 +1,4 @@
-//! Who is let in.
+//! The key `auth`.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -11,10 +11,10 @@ use crate::{Access, Auth, Session};
 const SECRET: &str = "a secret of more than thirty-two bytes";
 
 fn auth(world: &World, auth: &Json) -> Auth {
-    world.config(&json!({ "auth": auth })).server.auth.expect("there is auth")
+    world.config(&json!({ "auth": auth })).server.auth.expect("auth is on")
 }
 
-/// A token that whoever has the secret can make.
+/// Signs a token with [`SECRET`].
 fn signed(claims: &Json) -> String {
     let encode = |json: &Json| URL_SAFE_NO_PAD.encode(json.to_string());
     let text = format!("{}.{}", encode(&json!({"alg": "HS256"})), encode(claims));
@@ -23,7 +23,7 @@ fn signed(claims: &Json) -> String {
 }
 
 #[test]
-fn tokens_of_the_file_are_good_and_not_shown() {
+fn static_tokens_are_accepted_and_not_shown() {
     let auth = auth(
         &World::new(),
         &json!({"tokens": {
@@ -46,13 +46,13 @@ fn tokens_of_the_file_are_good_and_not_shown() {
     for unknown in ["", "comment", "of tests only", "k4"] {
         assert_eq!(session(&auth, unknown, now), None, "{unknown}");
     }
-    // Without permissions, roles are all there is.
-    let granted = auth.permissions.for_session(&Session::new("eve", [""; 0]));
-    assert_eq!(granted.access("store.clear", Some("b")), Access::All);
+    // Without permissions, only tiers restrict a session.
+    let grants = auth.permissions.for_session(&Session::new("eve", [""; 0]));
+    assert_eq!(grants.access("store.clear", Some("b")), Access::All);
 }
 
 #[test]
-fn signed_tokens_are_good_if_they_say_what_the_file_does() {
+fn signed_tokens_must_match_the_settings() {
     let world = World::new().variable("SECRET", SECRET);
     let usual =
         json!({"required": false, "jwt": {"secretEnv": "SECRET", "publicKeyFile": "", "issuer": "", "audience": ""}});
@@ -60,170 +60,173 @@ fn signed_tokens_are_good_if_they_say_what_the_file_does() {
     assert!(!usual.required && !format!("{usual:?}").contains(SECRET));
     let claims =
         json!({"sub": "ann", "roles": ["writer"], "iss": "i", "aud": "a", "u": "bob", "r": "reader", "exp": 9});
-    let ann = session(&usual, &signed(&claims), 0).expect("it is signed with the secret");
+    let ann = session(&usual, &signed(&claims), 0).expect("signed with the secret");
     assert_eq!((&*ann.user_id, &ann.roles[..], ann.expires_at), ("ann", &["writer".to_owned()][..], Some(9_000)));
     assert_eq!(session(&usual, &signed(&claims), 9_000), None);
     assert_eq!(session(&usual, "x.y.z", 0), None);
 
     let own = json!({"jwt": {"secret": SECRET, "issuer": "i", "audience": "a", "userClaim": "u", "rolesClaim": "r"}});
     let own = auth(&world, &own);
-    let bob = session(&own, &signed(&claims), 0).expect("it is from the issuer and for us");
+    let bob = session(&own, &signed(&claims), 0).expect("issuer and audience match");
     assert_eq!((&*bob.user_id, &bob.roles[..]), ("bob", &["reader".to_owned()][..]));
     assert_eq!(session(&own, &signed(&json!({"u": "bob", "aud": "a"})), 0), None);
     assert_eq!(session(&own, &signed(&json!({"u": "bob", "iss": "i"})), 0), None);
 }
 
 #[test]
-fn public_keys_come_from_files() {
+fn public_keys_are_read_from_files() {
     let world = World::new();
     let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/src/auth/jwt/fixtures");
     for (algorithm, name) in [("RS256", "rs256"), ("ES256", "es256"), ("EdDSA", "eddsa")] {
         let given = json!({"jwt": {"algorithm": algorithm, "publicKeyFile": format!("{fixtures}/{name}.pem")}});
         let token = std::fs::read_to_string(format!("{fixtures}/{name}.jwt")).unwrap();
-        assert_eq!(session(&auth(&world, &given), &token, 0).expect("it is signed").user_id, "mara", "{algorithm}");
+        assert_eq!(
+            session(&auth(&world, &given), &token, 0).expect("a valid signature").user_id,
+            "mara",
+            "{algorithm}"
+        );
     }
 }
 
 #[test]
-fn permissions_of_the_file_are_granted() {
+fn permissions_of_the_file_apply() {
     let rule = json!({"role": "r", "allow": ["store.*"], "buckets": ["b"], "where": {"owner": "{{ session.userId }}"}});
     let given = json!({"tokens": {"t": {"userId": "u"}}, "permissions": {
         "default": "deny", "rules": [rule, {"role": "s", "allow": "store.get", "topics": ["a.*"]}],
     }});
     let permissions = auth(&World::new(), &given).permissions;
-    let granted = permissions.for_session(&Session::new("ann", ["r"]));
-    let Access::Rows(rows) = granted.access("store.get", Some("b")) else { panic!("some rows may be seen") };
+    let grants = permissions.for_session(&Session::new("ann", ["r"]));
+    let Access::Rows(filter) = grants.access("store.get", Some("b")) else { panic!("expected a row filter") };
     let own = tidewire_store::Filter::parse(&json!({"owner": "ann"}), &serde_json::Map::new()).unwrap();
-    assert_eq!(format!("{rows:?}"), format!("{own:?}"));
-    assert_eq!(granted.access("store.get", Some("c")), Access::Denied);
-    let granted = permissions.for_session(&Session::new("bob", ["s"]));
-    assert_eq!(granted.access("store.get", Some("c")), Access::All);
-    assert_eq!(granted.access("store.insert", Some("c")), Access::Denied);
-    let nobody = permissions.for_session(&Session::new("eve", ["t"]));
-    assert_eq!(nobody.access("store.get", Some("c")), Access::Denied);
+    assert_eq!(format!("{filter:?}"), format!("{own:?}"));
+    assert_eq!(grants.access("store.get", Some("c")), Access::Denied);
+    let grants = permissions.for_session(&Session::new("bob", ["s"]));
+    assert_eq!(grants.access("store.get", Some("c")), Access::All);
+    assert_eq!(grants.access("store.insert", Some("c")), Access::Denied);
+    let no_rule = permissions.for_session(&Session::new("eve", ["t"]));
+    assert_eq!(no_rule.access("store.get", Some("c")), Access::Denied);
 }
 
 #[test]
-fn what_is_wrong_with_auth_is_told() {
+fn errors_of_auth_are_reported() {
     let world = World::new().variable("SECRET", SECRET).variable("SHORT", "s3cret");
     for (auth, line) in [
         (
             r#"{"tokens": {"t": {"userId": "u"}}, "jwt": {"secretEnv": "SECRET"}}"#,
-            "c.json:1:52: auth: tokens and jwt are alternatives: only one of them may be given",
+            "c.json:1:52: `auth`: `tokens` and `jwt` exclude each other; give only one of them",
         ),
         (
             r#"{"jwt": {"secretEnv": "SECRET"}, "builtIn": true}"#,
-            "c.json:1:54: auth: jwt and builtIn are alternatives: only one of them may be given",
+            "c.json:1:54: `auth`: `jwt` and `builtIn` exclude each other; give only one of them",
         ),
         (
             r#"{"builtIn": true, "adminSecret": "s"}"#,
-            "c.json:1:22: auth.builtIn: this version has no built-in identity: give \"tokens\" or \"jwt\" in \"auth\", or leave it out",
+            "c.json:1:22: `auth.builtIn`: this version has no built-in identity; configure `auth.tokens` or `auth.jwt` instead, or remove it",
         ),
-        (r#"{"required": true}"#, "c.json:1:23: auth: nobody could log in: give \"tokens\" or \"jwt\" as well"),
-        (r#"{"permissions": {}}"#, "c.json:1:26: auth: nobody could log in: give \"tokens\" or \"jwt\" as well"),
+        (r#"{"required": true}"#, "c.json:1:23: `auth`: auth needs a source of tokens; add `tokens` or `jwt`"),
+        (r#"{"permissions": {}}"#, "c.json:1:26: `auth`: auth needs a source of tokens; add `tokens` or `jwt`"),
         (
             r#"{"tokens": {"t": {"userId": "u", "expiresAt": 1, "expiresInMs": 1}}}"#,
-            "c.json:1:27: auth.tokens.*: expiresAt and expiresInMs are alternatives: only one of them may be given",
+            "c.json:1:27: `auth.tokens.*`: `expiresAt` and `expiresInMs` exclude each other; give only one of them",
         ),
-        (
-            r#"{"tokens": {"t": {}}}"#,
-            "c.json:1:27: auth.tokens.*: the key \"userId\" is missing: expected the name of a user",
-        ),
-        (r#"{"tokens": {"t": "ann"}}"#, "c.json:1:27: auth.tokens.*: expected an object, found a string"),
-        (r#"{"tokens": {"": {"userId": "u"}}}"#, "c.json:1:26: auth.tokens.*: expected a token, found an empty key"),
+        (r#"{"tokens": {"t": {}}}"#, "c.json:1:27: `auth.tokens.*`: the key `userId` is missing; expected a user id"),
+        (r#"{"tokens": {"t": "ann"}}"#, "c.json:1:27: expected an object for `auth.tokens.*`, got a string"),
+        (r#"{"tokens": {"": {"userId": "u"}}}"#, "c.json:1:26: expected a token for `auth.tokens.*`, got an empty key"),
         (
             r#"{"tokens": {"t": {"userId": "u"}, "t": {"userId": "v"}}}"#,
-            "c.json:1:44: auth.tokens.*: the key is there twice, first in line 1",
+            "c.json:1:44: duplicate key `auth.tokens.*`, first given in line 1",
         ),
-        (r#"{"jwt": {"secret": 17}}"#, "c.json:1:29: auth.jwt.secret: expected a string, found a number"),
+        (r#"{"jwt": {"secret": 17}}"#, "c.json:1:29: expected a string for `auth.jwt.secret`, got a number"),
         (
             r#"{"jwt": {"secret": "s", "secretEnv": "SECRET"}}"#,
-            "c.json:1:18: auth.jwt: secret and secretEnv are alternatives: only one of them may be given",
+            "c.json:1:18: `auth.jwt`: `secret` and `secretEnv` exclude each other; give only one of them",
         ),
         (
             r#"{"jwt": {"secretEnv": "NO_SECRET"}}"#,
-            "c.json:1:32: auth.jwt.secretEnv: the environment has no variable NO_SECRET, or it is empty or not UTF-8",
+            "c.json:1:32: `auth.jwt.secretEnv`: the environment variable NO_SECRET is unset, empty or not UTF-8",
         ),
         (
             r#"{"jwt": {}}"#,
-            "c.json:1:18: auth.jwt: the key \"secretEnv\" is missing: expected the name of a variable with the secret, which HS256 needs",
+            "c.json:1:18: `auth.jwt`: the key `secretEnv` is missing; expected the name of the environment variable with the secret, required by HS256",
         ),
         (
             r#"{"jwt": {"algorithm": "RS256", "secretEnv": "SECRET"}}"#,
-            "c.json:1:54: auth.jwt.secretEnv: RS256 takes a public key in PEM, and not a secret",
+            "c.json:1:54: `auth.jwt.secretEnv`: RS256 needs a public key in PEM, not a secret",
         ),
         (
             r#"{"jwt": {"algorithm": "EdDSA"}}"#,
-            "c.json:1:18: auth.jwt: the key \"publicKeyFile\" is missing: expected the name of a file in PEM, which this algorithm needs",
+            "c.json:1:18: `auth.jwt`: the key `publicKeyFile` is missing; expected the path of a PEM file, required by this algorithm",
         ),
         (
             r#"{"jwt": {"algorithm": "HS512", "secretEnv": "SECRET"}}"#,
-            "c.json:1:32: auth.jwt.algorithm: expected one of \"HS256\", \"RS256\", \"ES256\", \"EdDSA\", found \"HS512\"",
+            "c.json:1:32: expected one of \"HS256\", \"RS256\", \"ES256\", \"EdDSA\" for `auth.jwt.algorithm`, got \"HS512\"",
         ),
         (
             r#"{"jwt": {"secretEnv": "SHORT"}}"#,
-            "c.json:1:32: auth.jwt.secretEnv: the secret has 6 bytes, and HS256 needs at least 32 random ones: make one by `openssl rand -hex 32`",
+            "c.json:1:32: `auth.jwt.secretEnv`: the secret has 6 bytes, but HS256 needs at least 32; create one with `openssl rand -hex 32`",
         ),
         (
             r#"{"jwt": {"algorithm": "RS256", "publicKeyFile": "/dev/null"}}"#,
-            "c.json:1:58: auth.jwt.publicKeyFile: there is no public key in the PEM: it begins with -----BEGIN PUBLIC KEY-----",
+            "c.json:1:58: `auth.jwt.publicKeyFile`: no public key found in the PEM; expected a block -----BEGIN PUBLIC KEY-----",
         ),
         (
             r#"{"jwt": {"secretEnv": "SECRET", "userClaim": "roles"}}"#,
-            "c.json:1:18: auth.jwt: the user and the roles are both the claim \"roles\": each needs its own",
+            "c.json:1:18: `auth.jwt`: user and roles are read from the same claim \"roles\"; use two claims",
         ),
         (
             r#"{"jwt": {"algorithm": "RS256", "publicKeyFile": "no.pem"}}"#,
-            "c.json:1:58: auth.jwt.publicKeyFile: the file no.pem cannot be read: No such file or directory (os error 2)",
+            "c.json:1:58: `auth.jwt.publicKeyFile`: cannot read the file no.pem: No such file or directory (os error 2)",
         ),
     ] {
-        assert_eq!(world.wrong("c.json", format!("{{\"auth\": {auth}}}"))[0], line, "{auth}");
+        assert_eq!(world.errors_of("c.json", format!("{{\"auth\": {auth}}}"))[0], line, "{auth}");
     }
-    let flag = "--auth: this version has no built-in identity: give \"tokens\" or \"jwt\" in \"auth\", or leave it out";
-    assert_eq!(world.lines(&["--auth", "--admin-secret", "s"]), [flag]);
-    // Whoever wins says that there is none.
+    let flag =
+        "--auth: this version has no built-in identity; configure `auth.tokens` or `auth.jwt` instead, or remove it";
+    assert_eq!(world.errors(&["--auth", "--admin-secret", "s"]), [flag]);
+    // The variable overrides the file.
     let file = world.file("c.json", r#"{"auth": {"builtIn": true}}"#);
     assert!(world.variable("TIDEWIRE_AUTH", "no").load(&["-c", &file]).is_ok());
 }
 
 #[test]
-fn what_is_wrong_with_permissions_is_told() {
+fn errors_of_permissions_are_reported() {
     let world = World::new();
     for (rule, line) in [
         (
             r#"{"role": "r", "allow": "store.g*"}"#,
-            "c.json:1:74: auth.permissions.rules[0].allow: \"store.g*\" is no pattern: write *, or a prefix as in store.*, or a whole name as in store.get",
+            "c.json:1:74: `auth.permissions.rules[0].allow`: invalid pattern \"store.g*\"; expected \"*\", a prefix such as \"store.*\" or a name such as \"store.get\"",
         ),
         (
             r#"{"role": "r", "allow": "*", "topics": ["a", "*.x"]}"#,
-            "c.json:1:95: auth.permissions.rules[0].topics[1]: \"*.x\" is no pattern: write *, or a prefix as in store.*, or a whole name as in store.get",
+            "c.json:1:95: `auth.permissions.rules[0].topics[1]`: invalid pattern \"*.x\"; expected \"*\", a prefix such as \"store.*\" or a name such as \"store.get\"",
         ),
         (
             r#"{"role": "r", "allow": []}"#,
-            "c.json:1:74: auth.permissions.rules[0].allow: the rule allows nothing: name an operation, or *",
+            "c.json:1:74: `auth.permissions.rules[0].allow`: the rule allows no operation; name at least one, or use \"*\"",
         ),
         (
             r#"{"role": "r", "allow": ["store.get", 7, ""]}"#,
-            "c.json:1:88: auth.permissions.rules[0].allow[1]: expected an operation, or a list of them, each such as \"store.get\", \"store.*\" or \"*\", found 7",
+            "c.json:1:88: expected an operation or a list of operations, such as \"store.get\", \"store.*\" or \"*\" for `auth.permissions.rules[0].allow[1]`, got 7",
         ),
         (
             r#"{"role": "r"}"#,
-            "c.json:1:51: auth.permissions.rules[0]: the key \"allow\" is missing: expected an operation, or a list of them, each such as \"store.get\", \"store.*\" or \"*\"",
-        ),
-        (
-            r#"{"role": "r", "allow": "*", "where": {"a": {"$like": 1}}}"#,
-            "c.json:1:88: auth.permissions.rules[0].where: unknown operator $like in a",
+            "c.json:1:51: `auth.permissions.rules[0]`: the key `allow` is missing; expected an operation or a list of operations, such as \"store.get\", \"store.*\" or \"*\"",
         ),
         (
             r#"{"role": "r", "allow": "*", "where": {"a": "{{ session.roles }}"}}"#,
-            "c.json:1:88: auth.permissions.rules[0].where: a is compared with {{ session.roles }}, where it takes one value, and this is a list: use $in",
+            "c.json:1:88: `auth.permissions.rules[0].where`: expected a single value, or $in for a list, for `a`, got {{ session.roles }}",
         ),
         (
             r#"{"role": "r", "allow": "rules.*", "where": {"a": 1}}"#,
-            "c.json:1:94: auth.permissions.rules[0].where: a rule with a filter of rows is about records, and rules.* is not: make it a rule of its own",
+            "c.json:1:94: `auth.permissions.rules[0].where`: a row filter applies to records only, not to rules.*; use a separate rule for rules.*",
         ),
     ] {
         let text = format!(r#"{{"auth": {{"tokens": {{}}, "permissions": {{"rules": [{rule}]}}}}}}"#);
-        assert_eq!(world.wrong("c.json", text)[0], line, "{rule}");
+        assert_eq!(world.errors_of("c.json", text)[0], line, "{rule}");
     }
+    // The store words this one.
+    let rule = r#"{"role": "r", "allow": "*", "where": {"a": {"$like": 1}}}"#;
+    let text = format!(r#"{{"auth": {{"tokens": {{}}, "permissions": {{"rules": [{rule}]}}}}}}"#);
+    let errors = world.errors_of("c.json", text);
+    assert!(errors[0].starts_with("c.json:1:88: `auth.permissions.rules[0].where`: "), "{errors:?}");
 }

@@ -1,11 +1,11 @@
-//! docs/configuration.md says what is so.
+//! docs/configuration.md agrees with the program.
 
 use clap::CommandFactory;
 use serde_json::json;
 use tidewire_store::{Store, StoreOptions};
 
 use super::*;
-use crate::config::flags::CommandLine;
+use crate::config::cli::CommandLine;
 use crate::config::{apply, auth, permissions, settings};
 
 fn manual() -> String {
@@ -19,7 +19,7 @@ fn blocks(manual: &str, language: &str) -> Vec<String> {
 }
 
 #[test]
-fn its_files_can_be_used_and_say_the_same() {
+fn example_files_are_valid_and_equivalent() {
     let world = World::new().variable("BOOK_SECRET", "a secret of more than thirty-two bytes");
     let manual = manual();
     let (jsons, tomls) = (blocks(&manual, "json"), blocks(&manual, "toml"));
@@ -38,10 +38,10 @@ fn its_files_can_be_used_and_say_the_same() {
         let store = Store::memory(StoreOptions::default());
         assert_eq!(apply(&store, &config.buckets, &config.queries).unwrap().len(), 2);
         for definition in config.buckets.iter_mut().chain(&mut config.queries) {
-            assert!(definition.place.take().is_some());
+            assert!(definition.location.take().is_some());
         }
     }
-    // An order that differs is no difference, but of a sort.
+    // Of the order of keys, only that of a sort matters.
     let first = |config: &Config| config.queries[0].config["sort"].to_string();
     assert_eq!(first(&json), first(&toml));
     assert_eq!((&json.buckets, &json.queries), (&toml.buckets, &toml.queries));
@@ -50,22 +50,22 @@ fn its_files_can_be_used_and_say_the_same() {
 }
 
 #[test]
-fn it_has_every_key_and_flag() {
+fn every_key_and_flag_is_documented() {
     let manual = manual();
     let keys =
         [settings::KEYS, auth::KEYS, auth::TOKEN_KEYS, auth::JWT_KEYS, permissions::KEYS, permissions::RULE_KEYS]
             .concat();
     for key in keys {
-        // A section is there if its keys are: `tls.cert`.
-        let is_there = ["`", "\"", "`auth."].iter().any(|before| manual.contains(&format!("{before}{key}")));
-        assert!(is_there, "{key}");
+        // A section counts as documented if its keys are: `tls.cert`.
+        let is_documented = ["`", "\"", "`auth."].iter().any(|before| manual.contains(&format!("{before}{key}")));
+        assert!(is_documented, "{key}");
     }
     let nested = [
         ("tls", settings::TLS_KEYS),
         ("rateLimit", settings::RATE_LIMIT_KEYS),
         ("heartbeat", settings::HEARTBEAT_KEYS),
         ("backpressure", settings::BACKPRESSURE_KEYS),
-        ("connectionLimits", settings::LIMIT_KEYS),
+        ("connectionLimits", settings::CONNECTION_LIMIT_KEYS),
     ];
     for (section, keys) in nested {
         for key in keys {
@@ -78,14 +78,14 @@ fn it_has_every_key_and_flag() {
 }
 
 #[test]
-fn its_defaults_are_the_defaults() {
+fn documented_defaults_are_the_defaults() {
     let world = World::new();
     let defaults = format!("{:?}", world.load(&[]).unwrap());
     let manual = manual();
     let mut count = 0;
     for row in manual.lines().filter(|line| line.starts_with("| `")) {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
-        // Those of tokens and the like have three cells.
+        // The tables of nested objects have fewer columns.
         if cells.len() != 6 {
             continue;
         }
@@ -96,5 +96,5 @@ fn its_defaults_are_the_defaults() {
         assert_eq!(format!("{:?}", world.config(&file)), defaults, "{row}");
         count += 1;
     }
-    assert!(count >= 20, "{count} defaults are written so that they can be checked");
+    assert!(count >= 20, "only {count} documented defaults were checked");
 }

@@ -1,4 +1,4 @@
-//! Whole configurations, through the public API.
+//! Tests of whole configurations through the public API.
 
 mod applying;
 mod auth;
@@ -13,16 +13,16 @@ use std::path::PathBuf;
 
 use serde_json::Value as Json;
 
-use super::{Config, ConfigErrors};
+use super::{Command, Config, ConfigErrors};
 use crate::{Auth, Session};
 
-/// Whose a token is.
+/// Returns the session of a token.
 fn session(auth: &Auth, token: &str, now: u64) -> Option<Session> {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(auth.validator.validate(token, now)).unwrap()
 }
 
-/// A directory with files, and an environment.
+/// A directory with configuration files, and environment variables.
 struct World {
     dir: tempfile::TempDir,
     variables: HashMap<String, OsString>,
@@ -44,20 +44,28 @@ impl World {
         self
     }
 
-    fn load(&self, args: &[&str]) -> Result<Config, ConfigErrors> {
+    fn command(&self, args: &[&str]) -> Result<Command, ConfigErrors> {
         let args = ["tidewire"].iter().chain(args);
-        Config::load(args, |name| self.variables.get(name).cloned())
+        Command::load(args, |name| self.variables.get(name).cloned())
     }
 
-    /// What is said of a file, without the directory that it is in.
-    fn wrong(&self, name: &str, text: impl AsRef<[u8]>) -> Vec<String> {
+    /// Loads the configuration of a server.
+    fn load(&self, args: &[&str]) -> Result<Config, ConfigErrors> {
+        match self.command(args)? {
+            Command::Serve(config) | Command::Check(config) => Ok(*config),
+            command => panic!("not a server: {command:?}"),
+        }
+    }
+
+    /// Returns the error lines of a file, without its directory.
+    fn errors_of(&self, name: &str, text: impl AsRef<[u8]>) -> Vec<String> {
         let file = self.file(name, text);
-        self.lines(&["--config", &file])
+        self.errors(&["--config", &file])
     }
 
-    /// What is said of flags.
-    fn lines(&self, args: &[&str]) -> Vec<String> {
-        let errors = self.load(args).expect_err("something is wrong");
+    /// Returns the error lines of arguments.
+    fn errors(&self, args: &[&str]) -> Vec<String> {
+        let errors = self.command(args).expect_err("the settings are invalid");
         assert_eq!(errors.exit_code(), 2);
         let text = errors.to_string().replace(&format!("{}/", self.dir.path().display()), "");
         text.lines().map(str::to_owned).collect()

@@ -1,5 +1,6 @@
-//! Who wins, and what the defaults are.
+//! Precedence of the sources, and defaults.
 
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::json;
@@ -10,17 +11,19 @@ use crate::config::Engine;
 use crate::{RateLimit, ServerOptions};
 
 #[test]
-fn without_anything_there_are_defaults() {
+fn without_settings_the_defaults_apply() {
     let config = World::new().load(&[]).unwrap();
     assert_eq!(format!("{:?}", config.server), format!("{:?}", ServerOptions::default()));
     assert_eq!(config.engine, Engine::Embedded { dir: "./data".into(), durability: Durability::Always });
-    assert_eq!(config.shutdown_grace, Duration::from_secs(5));
+    assert_eq!((config.shutdown_grace, config.max_record_bytes), (Duration::from_secs(5), 1 << 20));
     assert_eq!((config.buckets, config.queries), (vec![], vec![]));
-    assert_eq!((config.warnings, config.check), (vec![], false));
+    assert_eq!(config.warnings, Vec::<String>::new());
+    assert!(matches!(World::new().command(&[]), Ok(Command::Serve(_))));
+    assert!(matches!(World::new().command(&["--check"]), Ok(Command::Check(_))));
 }
 
 #[test]
-fn null_means_the_default_and_comments_mean_nothing() {
+fn null_means_the_default_and_comments_are_ignored() {
     let world = World::new();
     let nothing = world.load(&[]).unwrap();
     let mut root: serde_json::Map<String, Json> =
@@ -33,7 +36,7 @@ fn null_means_the_default_and_comments_mean_nothing() {
 }
 
 #[test]
-fn flags_win_over_the_environment_and_that_over_the_file() {
+fn flags_override_the_environment_and_it_overrides_the_file() {
     let world = World::new()
         .variable("TIDEWIRE_PORT", "2")
         .variable("TIDEWIRE_NAME", "environment")
@@ -45,12 +48,12 @@ fn flags_win_over_the_environment_and_that_over_the_file() {
     let server = &config.server;
     assert_eq!((server.port, &*server.name, &*server.host), (3, "environment", "::1"));
     assert!(server.expose_error_details);
-    assert_eq!(server.path, "/file", "an empty variable says nothing");
+    assert_eq!(server.path, "/file", "an empty variable counts as unset");
     assert!(!world.load(&["-c", &file, "--no-error-details"]).unwrap().server.expose_error_details);
 }
 
 #[test]
-fn the_file_of_the_flag_wins_over_that_of_the_environment() {
+fn the_file_of_the_flag_overrides_that_of_the_environment() {
     let world = World::new();
     let (one, two) = (world.file("one.json", r#"{"port": 1}"#), world.file("two.json", r#"{"port": 2}"#));
     let world = world.variable("TIDEWIRE_CONFIG", one);
@@ -59,7 +62,7 @@ fn the_file_of_the_flag_wins_over_that_of_the_environment() {
 }
 
 #[test]
-fn serving_is_what_is_done_without_a_command() {
+fn serve_is_the_default_command() {
     let world = World::new();
     for args in [&["--port", "1"][..], &["serve", "--port", "1"], &["-p1"], &["serve", "-p=1"]] {
         assert_eq!(world.load(args).unwrap().server.port, 1, "{args:?}");
@@ -68,18 +71,22 @@ fn serving_is_what_is_done_without_a_command() {
 
 #[test]
 fn every_flag_has_a_variable() {
-    let flags = |world: &World, args: &[&str]| format!("{:?}", world.load(args).unwrap());
+    let flags = |world: &World, args: &[&str]| format!("{:?}", world.command(args).unwrap());
     let dir = World::new();
     let pem = tidewire_testkit::Certificates::generate(dir.dir.path());
     for (flag, variable, value) in [
         ("--name", "TIDEWIRE_NAME", "n"),
         ("--grace", "TIDEWIRE_GRACE", "0"),
+        ("--slow-request-ms", "TIDEWIRE_SLOW_REQUEST_MS", "20"),
         ("--port", "TIDEWIRE_PORT", "0"),
         ("--host", "TIDEWIRE_HOST", "localhost"),
         ("--path", "TIDEWIRE_PATH", "/ws"),
         ("--engine", "TIDEWIRE_ENGINE", "memory"),
         ("--data-dir", "TIDEWIRE_DATA_DIR", "/var/x"),
+        ("--backup-dir", "TIDEWIRE_BACKUP_DIR", "/var/b"),
         ("--durability", "TIDEWIRE_DURABILITY", "interval:20"),
+        ("--max-payload-bytes", "TIDEWIRE_MAX_PAYLOAD_BYTES", "2000000"),
+        ("--max-record-bytes", "TIDEWIRE_MAX_RECORD_BYTES", "1000"),
         ("--allowed-origins", "TIDEWIRE_ALLOWED_ORIGINS", "https://a.example, null"),
         ("--max-connections-per-ip", "TIDEWIRE_MAX_CONNECTIONS_PER_IP", "7"),
     ] {
@@ -94,7 +101,7 @@ fn every_flag_has_a_variable() {
         assert_eq!(by_flag, flags(&World::new().variable(variable, "Yes"), &[]), "{flag}");
         assert_eq!(flags(&World::new(), &[]), flags(&World::new().variable(variable, "0"), &[]), "{flag}");
     }
-    // These show where they came from.
+    // Their warnings name the source.
     for (flag, variable) in [("--audit", "TIDEWIRE_AUDIT"), ("--admin-secret=s", "TIDEWIRE_ADMIN_SECRET")] {
         let name = flag.split('=').next().unwrap();
         let by_flag = World::new().load(&[flag]).unwrap().warnings;
@@ -112,18 +119,18 @@ fn every_flag_has_a_variable() {
 }
 
 #[test]
-fn all_keys_of_the_file_arrive() {
+fn all_keys_of_the_file_are_read() {
     let world = World::new();
     let pem = tidewire_testkit::Certificates::generate(world.dir.path());
     let bucket = json!({"key": "id", "schema": {"id": {"type": "string"}}});
     let config = world.config(&json!({
         "port": 1, "host": "[::1]", "name": "n", "path": "/p", "engine": "embedded", "dataDir": "d",
         "durability": "none", "exposeErrorDetails": false, "allowedOrigins": ["http://localhost:3000"],
-        "maxConnectionsPerIp": 2, "tls": {"cert": pem.server, "key": pem.server_key}, "shutdownGraceMs": 3, "maxPayloadBytes": 4,
+        "maxConnectionsPerIp": 2, "tls": {"cert": pem.server, "key": pem.server_key}, "shutdownGraceMs": 3, "maxPayloadBytes": 4, "maxRecordBytes": 3,
         "rateLimit": {"maxRequests": 5, "windowMs": 6}, "heartbeat": {"intervalMs": 7, "timeoutMs": 8.0},
         "backpressure": {"maxBufferedBytes": 9, "highWaterMark": 1},
         "connectionLimits": {"maxSubscriptionsPerConnection": 10, "maxTotalSubscriptions": 11}, "maxConnections": 12,
-        "maxResultBytes": 13, "handshakeTimeoutMs": 14, "requestTimeoutMs": 15, "revocationTtlMs": 16,
+        "maxResultBytes": 13, "slowRequestMs": 17, "backupDir": "b", "handshakeTimeoutMs": 14, "requestTimeoutMs": 15, "revocationTtlMs": 16,
         "buckets": {"b": bucket, "comment": bucket}, "queries": {"q": {"bucket": "b", "comment": "all"}},
         "rules": false, "audit": false, "rulesPreload": [], "procedures": {},
     }));
@@ -133,7 +140,8 @@ fn all_keys_of_the_file_arrive() {
     assert_eq!(config.engine, Engine::Embedded { dir: "d".into(), durability: Durability::None });
     assert!(!server.expose_error_details);
     assert_eq!(server.allowed_origins.as_deref(), Some(&["http://localhost:3000".to_owned()][..]));
-    assert_eq!((server.max_connections_per_ip, server.max_payload_bytes), (Some(2), 4));
+    assert_eq!((server.max_connections_per_ip, server.max_payload_bytes, config.max_record_bytes), (Some(2), 4, 3));
+    assert_eq!((server.slow_request, server.backup_dir.as_deref()), (ms(17), Some(Path::new("b"))));
     assert_eq!(server.tls.as_ref().map(|tls| (&tls.certificate, &tls.key)), Some((&pem.server, &pem.server_key)));
     assert_eq!((config.shutdown_grace, server.rate_limit), (ms(3), Some(RateLimit::new(5, ms(6)))));
     assert_eq!((server.heartbeat.interval, server.heartbeat.timeout), (ms(7), ms(8)));
@@ -151,18 +159,58 @@ fn all_keys_of_the_file_arrive() {
 }
 
 #[test]
-fn help_says_what_there_is() {
+fn help_lists_flags_defaults_and_examples() {
     let world = World::new();
     for args in [&["--help"][..], &["serve", "--help"], &["-h"]] {
-        let asked = world.load(args).unwrap_err();
-        assert_eq!(asked.exit_code(), 0);
-        let help = asked.to_string();
+        let help = world.command(args).unwrap_err();
+        assert_eq!(help.exit_code(), 0);
+        let help = help.to_string();
         for text in
             ["Listening:", "Data:", "Access:", "[default: 8080]", "[default: ./data]", "Examples:", "TIDEWIRE_DATA_DIR"]
         {
-            assert!(help.contains(text), "{text} is not in\n{help}");
+            assert!(help.contains(text), "{text} is missing in\n{help}");
         }
+    }
+    for (args, text) in [(["backup", "--help"], "`server.backup`"), (["restore", "--help"], "new epoch")] {
+        let help = world.command(&args).unwrap_err();
+        assert_eq!(help.exit_code(), 0);
+        let help = help.to_string();
+        assert!(help.contains(text) && help.contains("--data-dir") && !help.contains("--port"), "{help}");
     }
     let version = world.load(&["--version"]).unwrap_err();
     assert_eq!((version.to_string(), version.exit_code()), (format!("tidewire {}", env!("CARGO_PKG_VERSION")), 0));
+}
+
+#[test]
+fn the_record_limit_follows_the_message_limit() {
+    let world = World::new();
+    let limit = |json: Json| world.config(&json).max_record_bytes;
+    assert_eq!(limit(json!({"maxPayloadBytes": 1000})), 1 << 20, "not below the default");
+    assert_eq!(limit(json!({"maxPayloadBytes": 4 << 20})), 4 << 20);
+    assert_eq!(limit(json!({"maxPayloadBytes": 4 << 20, "maxRecordBytes": 2 << 20})), 2 << 20);
+    assert_eq!(limit(json!({"maxPayloadBytes": 1 << 30})), 256 << 20, "not above the largest possible value");
+}
+
+#[test]
+fn backup_and_restore_read_the_data_directory_from_all_sources() {
+    let dirs = |world: &World, args: &[&str]| match world.command(args).unwrap() {
+        Command::Backup { data_dir, to } => (data_dir, to),
+        Command::Restore { from, data_dir } => (data_dir, from),
+        command => panic!("{command:?}"),
+    };
+    let world = World::new();
+    // Secrets and certificates of the server may be missing where a backup is made.
+    let json = json!({"dataDir": "file", "tls": {"cert": "no.pem"}, "auth": {"jwt": {"secretEnv": "NO_SECRET"}}});
+    let file = world.file("c.json", json.to_string());
+    for command in ["backup", "restore"] {
+        assert_eq!(dirs(&world, &[command, "copy"]), ("./data".into(), "copy".into()));
+        assert_eq!(dirs(&world, &[command, "copy", "-c", &file]), ("file".into(), "copy".into()));
+        assert_eq!(dirs(&world, &[command, "copy", "-c", &file, "--data-dir", "d"]), ("d".into(), "copy".into()));
+        let from_variable = World::new().variable("TIDEWIRE_DATA_DIR", "v");
+        assert_eq!(dirs(&from_variable, &[command, "copy", "-c", &file]), ("v".into(), "copy".into()));
+    }
+    let memory = world.file("m.json", r#"{"engine": "memory"}"#);
+    let line = "m.json:1:12: `engine`: the engine \"memory\" has no data directory; backup and restore need the engine \"embedded\"";
+    assert_eq!(world.errors(&["backup", "copy", "-c", &memory]), [line]);
+    assert_eq!(world.errors(&["restore", "copy", "-c", "no.json"]).len(), 1);
 }

@@ -1,4 +1,4 @@
-//! What is allowed, and perhaps not meant.
+//! Settings that are valid but probably unintended.
 
 use serde_json::json;
 
@@ -15,49 +15,62 @@ fn warnings(json: &Json, args: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn features_of_later_versions_are_told() {
+fn unsupported_features_are_warned_about() {
     for (json, args, expected) in [
-        (json!({"rules": true}), &[][..], &["c.json:1:10: rules: this version has no rules; the key is ignored"][..]),
+        (
+            json!({"rules": true}),
+            &[][..],
+            &["c.json:1:10: `rules`: this version does not support rules; the setting is ignored"][..],
+        ),
         (json!({"rules": true}), &["--no-rules"], &[]),
-        (json!({"audit": {}}), &[], &["c.json:1:10: audit: this version keeps no audit log; the key is ignored"]),
-        (json!({"audit": true}), &["--audit"], &["--audit: this version keeps no audit log; it is ignored"]),
+        (
+            json!({"audit": {}}),
+            &[],
+            &["c.json:1:10: `audit`: this version does not support the audit log; the setting is ignored"],
+        ),
+        (
+            json!({"audit": true}),
+            &["--audit"],
+            &["--audit: this version does not support the audit log; the setting is ignored"],
+        ),
         (
             json!({"rulesPreload": [{"id": "r"}]}),
             &[],
-            &["c.json:1:17: rulesPreload: this version has no rules, and loads none; the key is ignored"],
+            &["c.json:1:17: `rulesPreload`: this version does not support rules; the setting is ignored"],
         ),
         (
             json!({"procedures": {"p": {"steps": []}}}),
             &[],
-            &["c.json:1:15: procedures: this version has no procedures; the key is ignored"],
+            &["c.json:1:15: `procedures`: this version does not support procedures; the setting is ignored"],
         ),
         (
             json!({"auth": {"builtIn": false, "adminSecret": "", "sessionTtl": 5, "loginRateLimit": {"maxAttempts": 5}}}),
             &[],
             &[
-                "c.json:1:56: auth.sessionTtl: it belongs to the built-in identity, which this version does not have; it is ignored",
-                "c.json:1:75: auth.loginRateLimit: it belongs to the built-in identity, which this version does not have; it is ignored",
+                "c.json:1:56: `auth.sessionTtl`: this version does not support the built-in identity; the setting is ignored",
+                "c.json:1:75: `auth.loginRateLimit`: this version does not support the built-in identity; the setting is ignored",
             ],
         ),
         (
             json!({"auth": {"tokens": {}, "permissions": {"rules": [{"role": "r", "allow": ["store.*", "store.gett", "stroe.*", "*"]}]}}}),
             &[],
             &[
-                "c.json:1:77: auth.permissions.rules[0].allow[1]: \"store.gett\" is no operation of this version; the nearest one is \"store.get\"",
-                "c.json:1:90: auth.permissions.rules[0].allow[2]: no operation of this version begins with \"stroe.\"",
-                "c.json:1:19: auth.tokens: there are none, so nobody can log in",
+                "c.json:1:77: `auth.permissions.rules[0].allow[1]`: unknown operation \"store.gett\"; did you mean \"store.get\"?",
+                "c.json:1:90: `auth.permissions.rules[0].allow[2]`: no operation begins with \"stroe.\"",
+                "c.json:1:19: `auth.tokens`: the list of tokens is empty, so no client can log in",
             ],
         ),
     ] {
-        let told = warnings(&json, args);
-        assert_eq!(told, expected, "{json} {args:?}");
+        let actual = warnings(&json, args);
+        assert_eq!(actual, expected, "{json} {args:?}");
     }
 }
 
 #[test]
-fn a_server_that_strangers_reach_should_be_closed() {
-    let auth = "auth is off, or not required, and 0.0.0.0 is no loopback address: whoever reaches it may do everything";
-    let rate = "rate limiting is off, and 0.0.0.0 is no loopback address: whoever reaches it may ask without end";
+fn a_reachable_server_without_auth_or_rate_limit_is_warned_about() {
+    let auth = "auth is off or not required on 0.0.0.0, which is not a loopback address: every client has full access";
+    let rate =
+        "the rate limit is off on 0.0.0.0, which is not a loopback address: clients can send any number of requests";
     let tokens = |required: bool| json!({"required": required, "tokens": {"t": {"userId": "u"}}});
     let limit = json!({"maxRequests": 1, "windowMs": 1});
     for (json, expected) in [
@@ -73,4 +86,19 @@ fn a_server_that_strangers_reach_should_be_closed() {
     }
     assert_eq!(warnings(&json!({"host": "::1"}), &["-H", "0.0.0.0"]), [auth, rate]);
     assert_eq!(warnings(&json!({}), &["-H", "example.com"]).len(), 2);
+}
+
+#[test]
+fn limits_that_contradict_each_other_are_warned_about() {
+    let payload = "c.json:1:19: `maxRecordBytes`: the limit of 2000000 bytes is above `maxPayloadBytes` (1048576), so no client can \
+                   send such a record";
+    assert_eq!(warnings(&json!({"maxRecordBytes": 2_000_000}), &[]), [payload]);
+    let flag = payload.replace("c.json:1:19: `maxRecordBytes`", "--max-record-bytes");
+    assert_eq!(warnings(&json!({}), &["--max-record-bytes", "2000000"]), [flag]);
+    assert_eq!(warnings(&json!({"maxRecordBytes": 2_000_000, "maxPayloadBytes": 2_000_000}), &[]), [""; 0]);
+    let result =
+        "a record may have 1048576 bytes, which is above `maxResultBytes` (1000), so no client can read such a record";
+    assert_eq!(warnings(&json!({"maxResultBytes": 1000}), &[]), [result]);
+    let memory = "c.json:1:14: `backupDir`: the memory engine cannot be backed up";
+    assert_eq!(warnings(&json!({"backupDir": "b", "engine": "memory"}), &[]), [memory]);
 }

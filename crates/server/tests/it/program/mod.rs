@@ -1,9 +1,10 @@
-//! The program itself: what it says, keeps, refuses, and how it ends.
+//! Tests of the program as a process: output, persistence, settings, startup errors, shutdown, backup and restore.
 
-mod data;
-mod ending;
-mod refusals;
+mod backup;
+mod persistence;
 mod settings;
+mod shutdown;
+mod startup_errors;
 
 use std::process::Command;
 
@@ -14,23 +15,23 @@ use tokio_tungstenite::connect_async;
 
 use crate::client::Client;
 
-/// A directory to run the program in.
-struct Place(TempDir);
+/// The working directory of a test.
+struct WorkDir(TempDir);
 
-/// The program, which listens.
-struct Running {
+/// A running server.
+struct ServerProcess {
     process: Process,
     url: String,
 }
 
-/// What a run left behind that ended by itself.
-struct Ended {
+/// The exit code and output of a process that ended by itself.
+struct Exit {
     code: Option<i32>,
     stdout: String,
     stderr: String,
 }
 
-impl Place {
+impl WorkDir {
     fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
@@ -52,21 +53,21 @@ impl Place {
         command
     }
 
-    /// Runs it until it ends by itself.
-    fn run(&self, args: &[&str]) -> Ended {
+    /// Runs the program until it exits by itself.
+    fn run(&self, args: &[&str]) -> Exit {
         let mut process = Process::spawn(self.command(args));
         let code = process.wait().code();
-        Ended { code, stdout: process.stdout(), stderr: process.stderr() }
+        Exit { code, stdout: process.stdout(), stderr: process.stderr() }
     }
 
-    /// Starts it on a free port.
-    fn start(&self, args: &[&str]) -> Running {
-        Running::of(self.command(&[&["--port", "0"], args].concat()))
+    /// Starts a server on a free port.
+    fn start(&self, args: &[&str]) -> ServerProcess {
+        ServerProcess::spawn(self.command(&[&["--port", "0"], args].concat()))
     }
 }
 
-impl Running {
-    fn of(command: Command) -> Self {
+impl ServerProcess {
+    fn spawn(command: Command) -> Self {
         let process = Process::spawn(command);
         let url = format!("ws://{}", process.wait_for_line("ws://"));
         Self { process, url }
@@ -76,7 +77,7 @@ impl Running {
         Client::connect_to(&self.url).await
     }
 
-    /// Asks it to end, and sees that it does so in order.
+    /// Stops the server with SIGTERM and checks the exit code.
     fn stop(mut self) -> Process {
         self.process.terminate();
         assert_eq!(self.process.wait().code(), Some(0), "{}", self.process.output());
@@ -84,13 +85,13 @@ impl Running {
     }
 }
 
-/// The lines of its log, each of which is JSON.
+/// Returns the lines of the log, parsed as JSON.
 fn log(process: &Process) -> Vec<Json> {
     let line = |line: &str| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
     process.stderr().lines().map(line).collect()
 }
 
-/// The warnings of its log.
+/// Returns the warnings of the log.
 fn warnings(process: &Process) -> Vec<String> {
     let log = log(process);
     let warnings = log.iter().filter(|line| line["level"] == "WARN");
@@ -98,21 +99,21 @@ fn warnings(process: &Process) -> Vec<String> {
 }
 
 #[test]
-fn help_and_version_are_told_and_nothing_is_started() {
-    let place = Place::new();
-    let help = place.run(&["--help"]);
+fn help_and_version_are_printed_and_nothing_starts() {
+    let dir = WorkDir::new();
+    let help = dir.run(&["--help"]);
     assert_eq!((help.code, &*help.stderr), (Some(0), ""));
     assert!(help.stdout.contains("Usage: tidewire") && help.stdout.contains("--data-dir"), "{}", help.stdout);
-    let version = place.run(&["--version"]);
+    let version = dir.run(&["--version"]);
     assert_eq!(version.stdout, format!("tidewire {}", env!("CARGO_PKG_VERSION")));
     assert_eq!((version.code, &*version.stderr), (Some(0), ""));
-    assert!(!place.has("data"));
+    assert!(!dir.has("data"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_says_where_it_is_and_what_to_try_and_that_works() {
-    let place = Place::new();
-    let server = place.start(&["--path", "/live"]);
+async fn the_printed_first_steps_work() {
+    let dir = WorkDir::new();
+    let server = dir.start(&["--path", "/live"]);
     server.process.wait_for_line("store.insert");
     let stdout = server.process.stdout();
     let lines: Vec<&str> = stdout.lines().collect();
@@ -120,10 +121,10 @@ async fn it_says_where_it_is_and_what_to_try_and_that_works() {
     assert_eq!(first, server.url);
     let port = first.strip_prefix("ws://127.0.0.1:").and_then(|rest| rest.strip_suffix("/live")).unwrap();
     assert_ne!(port.parse::<u16>().unwrap(), 0);
-    assert_eq!(data, "The data is in ./data (a write is on the disk when it is answered).");
-    assert_eq!(auth, "Auth is off: whoever can reach this address may do everything.");
+    assert_eq!(data, "Data directory: ./data (acknowledged writes survive a crash).");
+    assert_eq!(auth, "Auth is off: every client has full access.");
     assert!(how.contains(first), "{how}");
-    assert!(place.has("data"));
+    assert!(dir.has("data"));
 
     let mut client = server.client().await;
     client.send_text(define.trim()).await;
@@ -135,58 +136,59 @@ async fn it_says_where_it_is_and_what_to_try_and_that_works() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn in_memory_it_says_so_and_keeps_nothing() {
-    let place = Place::new();
-    let server = place.start(&["--engine", "memory"]);
-    server.process.wait_for_line("The data is in memory, and gone when this ends.");
-    assert!(!place.has("data"));
+async fn the_memory_engine_is_announced_and_creates_no_directory() {
+    let dir = WorkDir::new();
+    let server = dir.start(&["--engine", "memory"]);
+    server.process.wait_for_line("The data is in memory only and is lost on exit.");
+    assert!(!dir.has("data"));
     server.stop();
 }
 
-/// Whoever reads the first line may close the pipe then.
+/// A parent process may close the pipe after it has read the first line.
 #[tokio::test(flavor = "multi_thread")]
-async fn it_serves_also_if_nobody_can_be_told() {
-    let (place, port) = (Place::new(), Port::reserve());
+async fn it_serves_without_a_writable_standard_output() {
+    let (dir, port) = (WorkDir::new(), Port::reserve());
     let mut command = Command::new("sh");
     command.args(["-c", "exec \"$0\" --engine memory --port $1 >/dev/full", env!("CARGO_BIN_EXE_tidewire")]);
-    command.arg(port.number().to_string()).current_dir(place.0.path());
+    command.arg(port.number().to_string()).current_dir(dir.0.path());
     let process = Process::spawn(command);
     let url = format!("ws://{}/", port.addr());
-    wait_until_async("it listens", tidewire_testkit::PATIENCE, async || connect_async(&url).await.is_ok()).await;
-    let process = Running { process, url }.stop();
-    assert_eq!(warnings(&process), ["the standard output is closed"]);
+    wait_until_async("the server listens", tidewire_testkit::PATIENCE, async || connect_async(&url).await.is_ok())
+        .await;
+    let process = ServerProcess { process, url }.stop();
+    assert_eq!(warnings(&process), ["cannot write to the standard output"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn its_log_is_json_where_no_person_reads_it() {
-    let place = Place::new();
-    let server = place.start(&["--host", "0.0.0.0"]);
+async fn the_log_is_json_unless_on_a_terminal() {
+    let dir = WorkDir::new();
+    let server = dir.start(&["--host", "0.0.0.0"]);
     let port = server.url.rsplit(':').next().unwrap().to_owned();
     let mut client = Client::connect_to(&format!("ws://127.0.0.1:{port}")).await;
     client.fail("store.gett", json!({})).await;
     drop(client);
     let process = server.stop();
     let warnings = warnings(&process);
-    assert!(warnings[0].starts_with("auth is off, or not required, and 0.0.0.0 is no loopback"), "{warnings:?}");
-    assert!(warnings[1].starts_with("rate limiting is off, and 0.0.0.0 is no loopback"), "{warnings:?}");
+    assert!(warnings[0].starts_with("auth is off or not required on 0.0.0.0"), "{warnings:?}");
+    assert!(warnings[1].starts_with("the rate limit is off on 0.0.0.0"), "{warnings:?}");
     assert_eq!(warnings.len(), 2);
     let log = log(&process);
     let has = |message: &str| log.iter().any(|line| line["message"] == message && line["level"] == "INFO");
-    assert!(has("the data is open") && has("stopping"), "{log:?}");
+    assert!(has("data directory opened") && has("shutting down"), "{log:?}");
 }
 
 #[test]
-fn what_is_logged_can_be_chosen() {
-    let place = Place::new();
-    for (asked, expected) in [
-        ("", &["the data is open", "stopping"][..]),
+fn rust_log_sets_the_level() {
+    let dir = WorkDir::new();
+    for (filter, expected) in [
+        ("", &["data directory opened", "shutting down"][..]),
         ("tidewire=error", &[]),
-        ("a=b=c", &["RUST_LOG cannot be used, and everything from info on is logged", "the data is open", "stopping"]),
+        ("a=b=c", &["RUST_LOG is invalid, using info", "data directory opened", "shutting down"]),
     ] {
-        let mut command = place.command(&["--port", "0"]);
-        command.env("RUST_LOG", asked);
-        let log = log(&Running::of(command).stop());
+        let mut command = dir.command(&["--port", "0"]);
+        command.env("RUST_LOG", filter);
+        let log = log(&ServerProcess::spawn(command).stop());
         let messages: Vec<&str> = log.iter().map(|line| line["message"].as_str().unwrap()).collect();
-        assert_eq!(messages, expected, "{asked}");
+        assert_eq!(messages, expected, "{filter}");
     }
 }

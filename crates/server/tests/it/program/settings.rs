@@ -1,38 +1,39 @@
-//! What it makes of its settings.
+//! Effects of settings on the running server.
 
 use futures_util::StreamExt as _;
 use serde_json::{Value as Json, json};
 use tidewire_conn::{Authorities, Connect as _, TcpConnector, TlsClientOptions, TlsConnector};
-use tidewire_testkit::{Certificates, Process};
+use tidewire_testkit::{Certificates, PATIENCE, Process, wait_until_async};
 
-use super::{Place, Running, warnings};
+use super::{ServerProcess, WorkDir, log, warnings};
+use crate::client::notes;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_environment_says_what_flags_can() {
-    let place = Place::new();
-    let mut command = place.command(&["--path", "/flag"]);
+async fn environment_variables_set_flags() {
+    let dir = WorkDir::new();
+    let mut command = dir.command(&["--path", "/flag"]);
     command.env("TIDEWIRE_PORT", "0").env("TIDEWIRE_PATH", "/variable").env("TIDEWIRE_DATA_DIR", "kept");
     command.env("TIDEWIRE_NO_ERROR_DETAILS", "1");
-    let server = Running::of(command);
+    let server = ServerProcess::spawn(command);
     assert!(server.url.ends_with("/flag"), "{}", server.url);
-    server.process.wait_for_line("The data is in kept ");
+    server.process.wait_for_line("Data directory: kept ");
     server.client().await;
     server.stop();
-    assert!(place.has("kept") && !place.has("data"));
+    assert!(dir.has("kept") && !dir.has("data"));
 
-    let mut command = place.command(&[]);
+    let mut command = dir.command(&[]);
     command.env("TIDEWIRE_PORT", "http");
     let mut process = Process::spawn(command);
     assert_eq!(process.wait().code(), Some(2));
-    assert_eq!(process.stderr(), "TIDEWIRE_PORT: expected a whole number from 0 to 65535, found \"http\"");
+    assert_eq!(process.stderr(), "TIDEWIRE_PORT: expected a port number from 0 to 65535, got \"http\"");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_a_certificate_it_speaks_tls() {
-    let place = Place::new();
-    let certificates = Certificates::generate(place.0.path());
+async fn a_certificate_enables_tls() {
+    let dir = WorkDir::new();
+    let certificates = Certificates::generate(dir.0.path());
     let (cert, key) = (certificates.server.to_str().unwrap(), certificates.server_key.to_str().unwrap());
-    let process = Process::spawn(place.command(&["--port", "0", "--tls-cert", cert, "--tls-key", key]));
+    let process = Process::spawn(dir.command(&["--port", "0", "--tls-cert", cert, "--tls-key", key]));
     let rest = process.wait_for_line("wss://");
     let address = rest.trim_end_matches('/').to_owned();
     let mut options = TlsClientOptions::default();
@@ -43,14 +44,14 @@ async fn with_a_certificate_it_speaks_tls() {
     let welcome: Json = serde_json::from_str(socket.next().await.unwrap().unwrap().to_text().unwrap()).unwrap();
     assert_eq!(welcome["type"], "welcome");
     drop(socket);
-    Running { process, url: String::new() }.stop();
+    ServerProcess { process, url: String::new() }.stop();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tokens_and_permissions_of_the_file_hold() {
-    let place = Place::new();
+async fn tokens_and_permissions_of_the_file_apply() {
+    let dir = WorkDir::new();
     let bucket = json!({"key": "id", "schema": {"id": {"type": "number"}, "owner": {"type": "string"}}});
-    place.file(
+    dir.file(
         "c.json",
         json!({
             "engine": "memory", "buckets": {"own": bucket, "other": bucket},
@@ -64,10 +65,10 @@ async fn tokens_and_permissions_of_the_file_hold() {
         })
         .to_string(),
     );
-    let server = place.start(&["--config", "c.json"]);
+    let server = dir.start(&["--config", "c.json"]);
     server.process.wait_for_line("store.insert");
-    let introduction = server.process.stdout();
-    assert!(!introduction.contains("Auth is off") && introduction.contains("\"auth.login\""), "{introduction}");
+    let greeting = server.process.stdout();
+    assert!(!greeting.contains("Auth is off") && greeting.contains("\"auth.login\""), "{greeting}");
     let mut client = server.client().await;
     assert_eq!(client.welcome["requiresAuth"], true);
     assert_eq!(client.fail("store.all", json!({"bucket": "own"})).await.0, "UNAUTHORIZED");
@@ -84,21 +85,90 @@ async fn tokens_and_permissions_of_the_file_hold() {
 }
 
 #[test]
-fn keys_of_later_versions_warn_once_each() {
-    let place = Place::new();
-    place.file(
+fn unsupported_keys_warn_once_each() {
+    let dir = WorkDir::new();
+    dir.file(
         "c.toml",
         "engine = 'memory'\nrules = true\nrulesPreload = [{ id = 'r' }]\nprocedures = { p = {} }\naudit = {}\nauth.sessionTtl = 5\n",
     );
     let expected = [
-        "c.toml:6:19: auth.sessionTtl: it belongs to the built-in identity, which this version does not have; it is ignored",
-        "c.toml:5:9: audit: this version keeps no audit log; the key is ignored",
-        "c.toml:2:9: rules: this version has no rules; the key is ignored",
-        "c.toml:3:16: rulesPreload: this version has no rules, and loads none; the key is ignored",
-        "c.toml:4:14: procedures: this version has no procedures; the key is ignored",
+        "c.toml:6:19: `auth.sessionTtl`: this version does not support the built-in identity; the setting is ignored",
+        "c.toml:5:9: `audit`: this version does not support the audit log; the setting is ignored",
+        "c.toml:2:9: `rules`: this version does not support rules; the setting is ignored",
+        "c.toml:3:16: `rulesPreload`: this version does not support rules; the setting is ignored",
+        "c.toml:4:14: `procedures`: this version does not support procedures; the setting is ignored",
     ];
-    let checked = place.run(&["--config", "c.toml", "--check"]);
+    let checked = dir.run(&["--config", "c.toml", "--check"]);
     assert_eq!(checked.code, Some(0));
     assert_eq!(checked.stderr, expected.map(|line| format!("warning: {line}")).join("\n"));
-    assert_eq!(warnings(&place.start(&["--config", "c.toml"]).stop()), expected);
+    assert_eq!(warnings(&dir.start(&["--config", "c.toml"]).stop()), expected);
+}
+
+/// A raised message limit once left the record limit at 1 MiB, so that a client could send records that the store refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_raised_message_limit_raises_the_record_limit() {
+    let dir = WorkDir::new();
+    dir.file("c.json", json!({"maxPayloadBytes": 4 << 20}).to_string());
+    let server = dir.start(&["--config", "c.json"]);
+    let mut client = server.client().await;
+    client.ask("store.defineBucket", json!({"name": "notes", "config": notes()})).await;
+    let data = json!({"text": "x".repeat(2 << 20)});
+    let note = client.ask("store.insert", json!({"bucket": "notes", "data": data})).await;
+    drop(client);
+    server.stop();
+
+    let server = dir.start(&["--config", "c.json"]);
+    let mut client = server.client().await;
+    assert!(client.ask("store.get", json!({"bucket": "notes", "key": note["id"]})).await == note);
+    drop(client);
+    server.stop();
+}
+
+/// A commit is written to one segment of the log, so the segments must grow with the limit, also those of an existing log.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_larger_than_the_segments_of_an_existing_log_is_stored() {
+    let dir = WorkDir::new();
+    dir.start(&[]).stop();
+    dir.file("c.json", json!({"maxPayloadBytes": 32 << 20, "maxResultBytes": 32 << 20}).to_string());
+    let server = dir.start(&["--config", "c.json"]);
+    let mut client = server.client().await;
+    client.ask("store.defineBucket", json!({"name": "notes", "config": notes()})).await;
+    // The reply has the record, which is more than this client reads, so another one waits for the commit.
+    client.send("store.insert", json!({"bucket": "notes", "data": {"text": "x".repeat(20 << 20)}})).await;
+    let mut observer = server.client().await;
+    let count = json!({"bucket": "notes"});
+    let is_stored = async || observer.ask("store.count", count.clone()).await == json!(1);
+    wait_until_async("the record is stored", PATIENCE, is_stored).await;
+    drop((client, observer));
+    server.stop();
+
+    let server = dir.start(&["--config", "c.json"]);
+    assert_eq!(server.client().await.ask("store.count", count).await, json!(1));
+    server.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn max_record_bytes_limits_records() {
+    let dir = WorkDir::new();
+    let server = dir.start(&["--engine", "memory", "--max-record-bytes", "1000"]);
+    let mut client = server.client().await;
+    client.ask("store.defineBucket", json!({"name": "notes", "config": notes()})).await;
+    let insert = |len: usize| json!({"bucket": "notes", "data": {"text": "x".repeat(len)}});
+    client.ask("store.insert", insert(500)).await;
+    assert_eq!(client.fail("store.insert", insert(1001)).await.0, "VALIDATION_ERROR");
+    drop(client);
+    server.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slow_request_ms_sets_the_threshold_of_the_log() {
+    let dir = WorkDir::new();
+    let slow = |process: &Process| log(process).iter().filter(|line| line["operation"] == "store.buckets").count();
+    for (threshold, expected) in [("0", 1), ("31536000000", 0)] {
+        let server = dir.start(&["--engine", "memory", "--slow-request-ms", threshold]);
+        let mut client = server.client().await;
+        client.ask("store.buckets", json!({})).await;
+        drop(client);
+        assert_eq!(slow(&server.stop()), expected, "{threshold}");
+    }
 }

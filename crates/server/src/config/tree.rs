@@ -1,10 +1,10 @@
-//! A value and where it was given, whatever the format of the file.
+//! The parsed configuration: a tree of JSON values, each with its origin. JSON, TOML, flags and variables all parse to it.
 
 use serde_json::{Map, Number, Value as Json};
 
-use super::place::{Origin, Place};
+use super::location::{Location, Origin};
 
-/// A value and where it was given.
+/// A value and its origin.
 #[derive(Clone)]
 pub(super) struct Node {
     pub(super) value: Value,
@@ -18,28 +18,28 @@ pub(super) enum Value {
     Number(Number),
     String(String),
     Array(Vec<Node>),
-    /// In the order of the file.
+    /// In the order of the file. Duplicate keys are kept.
     Object(Vec<Member>),
 }
 
 #[derive(Clone)]
 pub(super) struct Member {
     pub(super) key: String,
-    /// Of the key.
+    /// The origin of the key, not of the value.
     pub(super) origin: Origin,
     pub(super) value: Node,
 }
 
 impl Node {
-    pub(super) fn place(&self) -> Place {
-        self.origin.place()
+    pub(super) fn location(&self) -> Location {
+        self.origin.location()
     }
 
     pub(super) fn is_null(&self) -> bool {
         matches!(self.value, Value::Null)
     }
 
-    /// The same without its places.
+    /// Returns the value as plain JSON, without origins.
     pub(super) fn json(&self) -> Json {
         match &self.value {
             Value::Null => Json::Null,
@@ -53,23 +53,22 @@ impl Node {
         }
     }
 
-    /// What it is, for an error.
-    pub(super) fn found(&self) -> String {
-        /// Longer texts are not worth repeating.
-        const MAX: usize = 60;
+    /// Describes the value for an error message. Scalars are quoted; long strings, lists and objects are named by type.
+    pub(super) fn describe(&self) -> String {
+        const MAX_QUOTED_CHARS: usize = 60;
         match &self.value {
             Value::Number(number) => number.to_string(),
-            Value::String(text) if text.chars().count() <= MAX => Json::from(text.as_str()).to_string(),
+            Value::String(text) if text.chars().count() <= MAX_QUOTED_CHARS => Json::from(text.as_str()).to_string(),
             Value::Bool(value) => value.to_string(),
-            _ => self.kind().to_owned(),
+            _ => self.type_name().to_owned(),
         }
     }
 
-    /// What it is, for an error, if it may be secret.
-    pub(super) fn kind(&self) -> &'static str {
+    /// Describes the value by its type only, for values that may be secret.
+    pub(super) fn type_name(&self) -> &'static str {
         match &self.value {
             Value::Null => "null",
-            Value::Bool(_) => "true or false",
+            Value::Bool(_) => "a boolean",
             Value::Number(_) => "a number",
             Value::String(text) if text.is_empty() => "an empty string",
             Value::String(_) => "a string",

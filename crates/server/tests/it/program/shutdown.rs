@@ -1,4 +1,4 @@
-//! How it ends.
+//! Shutdown by signals.
 
 use futures_util::StreamExt as _;
 use serde_json::json;
@@ -6,20 +6,21 @@ use tidewire_testkit::{PATIENCE, Process, wait_until_async};
 use tokio_tungstenite::connect_async;
 use tokio_tungstenite::tungstenite::Message;
 
-use super::Place;
+use super::WorkDir;
 
 const SIGNALS: [fn(&Process); 2] = [Process::terminate, Process::interrupt];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_signal_gives_clients_time_to_leave() {
-    let place = Place::new();
+async fn a_signal_starts_the_grace_period() {
+    let dir = WorkDir::new();
     for signal in SIGNALS {
-        let mut server = place.start(&["--grace", "3600000"]);
+        let mut server = dir.start(&["--grace", "3600000"]);
         let mut client = server.client().await;
         signal(&server.process);
         assert_eq!(client.push().await, json!({"type": "system", "event": "shutdown", "gracePeriodMs": 3_600_000}));
         client.ask("store.buckets", json!({})).await;
-        wait_until_async("nobody is let in", PATIENCE, async || connect_async(&server.url).await.is_err()).await;
+        wait_until_async("new connections are refused", PATIENCE, async || connect_async(&server.url).await.is_err())
+            .await;
         client.ask("store.buckets", json!({})).await;
         drop(client);
         assert_eq!(server.process.wait().code(), Some(0));
@@ -27,10 +28,10 @@ async fn a_signal_gives_clients_time_to_leave() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_does_not_leave_is_closed_when_the_grace_is_over() {
-    let place = Place::new();
-    place.file("c.toml", "shutdownGraceMs = 2");
-    let mut server = place.start(&["--config", "c.toml"]);
+async fn connections_are_closed_after_the_grace_period() {
+    let dir = WorkDir::new();
+    dir.file("c.toml", "shutdownGraceMs = 2");
+    let mut server = dir.start(&["--config", "c.toml"]);
     let mut client = server.client().await;
     server.process.terminate();
     assert_eq!(client.push().await["gracePeriodMs"], 2);
@@ -40,9 +41,9 @@ async fn who_does_not_leave_is_closed_when_the_grace_is_over() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_grace_there_is_no_notice() {
-    let place = Place::new();
-    let mut server = place.start(&["--grace", "0", "--engine", "memory"]);
+async fn without_a_grace_period_connections_are_closed_without_notice() {
+    let dir = WorkDir::new();
+    let mut server = dir.start(&["--grace", "0", "--engine", "memory"]);
     let mut client = server.client().await;
     server.process.terminate();
     let next = client.socket.next().await;
@@ -52,10 +53,10 @@ async fn without_a_grace_there_is_no_notice() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_signal_ends_it_at_once() {
-    let place = Place::new();
+async fn a_second_signal_ends_the_process_immediately() {
+    let dir = WorkDir::new();
     for (first, second) in SIGNALS.into_iter().zip([Process::interrupt, Process::interrupt]) {
-        let mut server = place.start(&["--grace", "3600000"]);
+        let mut server = dir.start(&["--grace", "3600000"]);
         let mut client = server.client().await;
         first(&server.process);
         assert_eq!(client.push().await["event"], "shutdown");

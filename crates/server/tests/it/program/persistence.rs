@@ -1,4 +1,4 @@
-//! What it keeps.
+//! Records and definitions across restarts.
 
 use std::collections::HashSet;
 
@@ -6,18 +6,18 @@ use futures_util::StreamExt as _;
 use serde_json::{Value as Json, json};
 use tokio_tungstenite::tungstenite::Message;
 
-use super::{Place, Running, log};
+use super::{ServerProcess, WorkDir, log};
 use crate::client::{Client, notes};
 
-async fn texts(server: &Running) -> HashSet<String> {
+async fn texts(server: &ServerProcess) -> HashSet<String> {
     let all = server.client().await.ask("store.all", json!({"bucket": "notes"})).await;
     all.as_array().unwrap().iter().map(|note| note["text"].as_str().unwrap().to_owned()).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_written_and_defined_is_there_after_a_restart() {
-    let place = Place::new();
-    let server = place.start(&[]);
+async fn records_and_definitions_survive_a_restart() {
+    let dir = WorkDir::new();
+    let server = dir.start(&[]);
     let mut client = server.client().await;
     client.ask("store.defineBucket", json!({"name": "notes", "config": notes()})).await;
     client.ask("store.defineQuery", json!({"name": "all", "config": {"bucket": "notes"}})).await;
@@ -25,44 +25,44 @@ async fn what_was_written_and_defined_is_there_after_a_restart() {
     drop(client);
     server.stop();
 
-    let server = place.start(&[]);
+    let server = dir.start(&[]);
     let mut client = server.client().await;
     assert_eq!(client.ask("store.get", json!({"bucket": "notes", "key": note["id"]})).await, note);
     assert_eq!(client.ask("store.subscribe", json!({"query": "all"})).await["data"], json!([note]));
     drop(client);
     let process = server.stop();
-    let opened = log(&process).into_iter().find(|line| line["message"] == "the data is open").unwrap();
+    let opened = log(&process).into_iter().find(|line| line["message"] == "data directory opened").unwrap();
     assert_eq!(opened["was_closed"], true, "{opened}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_write_that_was_answered_survives_a_kill() {
-    let place = Place::new();
-    let mut answered: HashSet<String> = HashSet::new();
+async fn acknowledged_writes_survive_a_kill() {
+    let dir = WorkDir::new();
+    let mut acknowledged: HashSet<String> = HashSet::new();
     for round in 0..4 {
-        let mut server = place.start(&[]);
+        let mut server = dir.start(&[]);
         let mut client = server.client().await;
         if round == 0 {
             client.ask("store.defineBucket", json!({"name": "notes", "config": notes()})).await;
         }
-        assert!(answered.is_subset(&texts(&server).await), "round {round}");
+        assert!(acknowledged.is_subset(&texts(&server).await), "round {round}");
         for number in 0..400 {
             let data = json!({"text": format!("{round}-{number}")});
             client.send("store.insert", json!({"bucket": "notes", "data": data})).await;
         }
-        // It is killed with some of them answered, some on their way, and some not read.
+        // The kill finds some writes acknowledged, some in flight and some unread.
         for _ in 0..50 * round {
-            answered.insert(text_of(&client.receive().await));
+            acknowledged.insert(text_of(&client.receive().await));
         }
         server.process.kill();
         while let Some(Ok(Message::Text(text))) = client.socket.next().await {
-            answered.insert(text_of(&serde_json::from_str(text.as_str()).unwrap()));
+            acknowledged.insert(text_of(&serde_json::from_str(text.as_str()).unwrap()));
         }
     }
-    let server = place.start(&[]);
-    let kept = texts(&server).await;
-    assert!(answered.is_subset(&kept), "{:?}", answered.difference(&kept).collect::<Vec<_>>());
-    assert!(answered.len() >= 150, "{}", answered.len());
+    let server = dir.start(&[]);
+    let stored = texts(&server).await;
+    assert!(acknowledged.is_subset(&stored), "{:?}", acknowledged.difference(&stored).collect::<Vec<_>>());
+    assert!(acknowledged.len() >= 150, "{}", acknowledged.len());
     server.stop();
 }
 
@@ -71,12 +71,12 @@ fn text_of(reply: &Json) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_definitions_of_the_file_are_applied_and_stop_the_start_if_they_do_not_fit() {
-    let place = Place::new();
+async fn definitions_of_the_file_are_applied_and_incompatible_ones_prevent_the_start() {
+    let dir = WorkDir::new();
     let file =
         |bucket: &Json| json!({"buckets": {"notes": bucket}, "queries": {"all": {"bucket": "notes"}}}).to_string();
-    place.file("app.json", file(&notes()));
-    let server = place.start(&["--config", "app.json"]);
+    dir.file("app.json", file(&notes()));
+    let server = dir.start(&["--config", "app.json"]);
     let mut client = server.client().await;
     let note = client.ask("store.insert", json!({"bucket": "notes", "data": {"text": "low tide"}})).await;
     assert_eq!(client.ask("store.subscribe", json!({"query": "all"})).await["data"], json!([note]));
@@ -85,17 +85,17 @@ async fn the_definitions_of_the_file_are_applied_and_stop_the_start_if_they_do_n
 
     let mut other = notes();
     other["schema"]["text"]["type"] = json!("number");
-    place.file("other.json", file(&other));
-    let refused = place.run(&["--port", "0", "--config", "other.json"]);
+    dir.file("other.json", file(&other));
+    let refused = dir.run(&["--port", "0", "--config", "other.json"]);
     assert_eq!((refused.code, &*refused.stdout), (Some(1), ""));
-    let told: Vec<&str> = refused.stderr.lines().rev().take(2).collect();
-    assert_eq!(told[0], "  schema.text.type: stored is \"string\", the file says \"number\"");
-    assert!(told[1].starts_with("other.json:1:21: bucket \"notes\": it is stored with another definition"), "{told:?}");
+    let lines: Vec<&str> = refused.stderr.lines().rev().take(2).collect();
+    assert_eq!(lines[0], "  schema.text.type: stored \"string\", file \"number\"");
+    assert!(lines[1].starts_with("other.json:1:21: bucket \"notes\": the stored definition differs"), "{lines:?}");
 
     let mut more = notes();
     more["schema"]["tags"] = json!({"type": "array"});
-    place.file("more.json", file(&more));
-    let server = place.start(&["--config", "more.json"]);
+    dir.file("more.json", file(&more));
+    let server = dir.start(&["--config", "more.json"]);
     let mut client = Client::connect_to(&server.url).await;
     assert_eq!(client.ask("store.get", json!({"bucket": "notes", "key": note["id"]})).await, note);
     let (code, _) = client.fail("store.insert", json!({"bucket": "notes", "data": {"text": "t", "tags": 1}})).await;
@@ -106,6 +106,6 @@ async fn the_definitions_of_the_file_are_applied_and_stop_the_start_if_they_do_n
 
 fn outcomes(process: &tidewire_testkit::Process) -> Vec<String> {
     let text = |line: &Json, key: &str| line[key].as_str().unwrap().to_owned();
-    let lines = log(process).into_iter().filter(|line| line["message"] == "a definition of the file");
+    let lines = log(process).into_iter().filter(|line| line["message"] == "definition applied");
     lines.map(|line| ["kind", "name", "outcome"].map(|key| text(&line, key)).join(" ")).collect()
 }

@@ -1,0 +1,153 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+const AFTER_HELP: &str = "\
+Flags take precedence over environment variables, and those over the file. Every flag has a variable: --data-dir is \
+TIDEWIRE_DATA_DIR; the variables of switches are true or false (1 or 0). The file has more settings than there are flags, and can \
+hold the application as well: buckets, queries, tokens and permissions.
+
+Examples:
+  tidewire                                  serve ws://127.0.0.1:8080/, data in ./data
+  tidewire --port 0 --engine memory         serve on a free port, store nothing
+  tidewire --config tidewire.json --check   check a configuration file
+  TIDEWIRE_PORT=9000 tidewire -c app.toml -H 0.0.0.0
+  tidewire backup /backup/monday            copy the data of a stopped server";
+
+const BACKUP_HELP: &str = "\
+The server must not be running. To back up a running server, send it the admin operation `server.backup`.
+
+Example:
+  tidewire backup /backup/monday --data-dir /var/lib/tidewire";
+
+const RESTORE_HELP: &str = "\
+The restored data has a new epoch: clients that reconnect get snapshots instead of resuming from positions that the backup may \
+not contain.
+
+Example:
+  tidewire restore /backup/monday --data-dir /var/lib/tidewire";
+
+/// A realtime backend: buckets of JSON records, and live queries over WebSocket.
+#[derive(Debug, Parser)]
+#[command(name = "tidewire", version, after_help = AFTER_HELP, args_conflicts_with_subcommands = true)]
+pub(super) struct CommandLine {
+    #[command(flatten)]
+    pub(super) flags: Flags,
+    #[command(subcommand)]
+    pub(super) command: Option<Subcommands>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Subcommands {
+    /// Run the server; the default command
+    #[command(after_help = AFTER_HELP)]
+    Serve(Box<Flags>),
+    /// Copy the data directory of a stopped server
+    #[command(after_help = BACKUP_HELP)]
+    Backup {
+        /// The directory to create; it may exist if it is empty
+        #[arg(value_name = "DIR")]
+        to: PathBuf,
+        #[command(flatten)]
+        storage: StorageFlags,
+    },
+    /// Create a data directory from a backup
+    #[command(after_help = RESTORE_HELP)]
+    Restore {
+        /// The directory of the backup
+        #[arg(value_name = "BACKUP")]
+        from: PathBuf,
+        #[command(flatten)]
+        storage: StorageFlags,
+    },
+}
+
+/// The flags of all commands.
+#[derive(Debug, Clone, Default, Args)]
+pub(super) struct StorageFlags {
+    /// The configuration file, .json or .toml
+    #[arg(short, long, value_name = "FILE", help_heading = "Data")]
+    pub(super) config: Option<String>,
+    /// The data directory of the embedded engine [default: ./data]
+    #[arg(long, value_name = "DIR", help_heading = "Data")]
+    pub(super) data_dir: Option<String>,
+}
+
+/// The flags of the server. Values are text here; they are checked together with the environment and the file.
+#[derive(Debug, Default, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
+pub(super) struct Flags {
+    #[command(flatten)]
+    pub(super) storage: StorageFlags,
+
+    /// Check the settings, print all errors and exit
+    #[arg(long, help_heading = "Running")]
+    pub(super) check: bool,
+    /// The name of the server, sent to clients [default: tidewire]
+    #[arg(long, value_name = "NAME", help_heading = "Running")]
+    pub(super) name: Option<String>,
+    /// The grace period of a shutdown, in milliseconds [default: 5000]
+    #[arg(long, value_name = "MS", help_heading = "Running", allow_negative_numbers = true)]
+    pub(super) grace: Option<String>,
+    /// Log requests that take at least this many milliseconds [default: 1000]
+    #[arg(long, value_name = "MS", help_heading = "Running", allow_negative_numbers = true)]
+    pub(super) slow_request_ms: Option<String>,
+
+    /// The port; 0 picks a free one [default: 8080]
+    #[arg(short, long, value_name = "PORT", help_heading = "Listening", allow_negative_numbers = true)]
+    pub(super) port: Option<String>,
+    /// The address to listen on; 0.0.0.0 for all interfaces [default: 127.0.0.1]
+    #[arg(short = 'H', long, value_name = "ADDRESS", help_heading = "Listening")]
+    pub(super) host: Option<String>,
+    /// The path of the WebSocket [default: /]
+    #[arg(long, value_name = "PATH", help_heading = "Listening")]
+    pub(super) path: Option<String>,
+    /// The certificate chain in PEM; needs --tls-key [default: no TLS]
+    #[arg(long, value_name = "FILE", help_heading = "Listening")]
+    pub(super) tls_cert: Option<String>,
+    /// The private key of the certificate in PEM
+    #[arg(long, value_name = "FILE", help_heading = "Listening")]
+    pub(super) tls_key: Option<String>,
+
+    /// The storage engine: memory, or embedded with a data directory [default: embedded]
+    #[arg(long, value_name = "ENGINE", help_heading = "Data")]
+    pub(super) engine: Option<String>,
+    /// When a write is acknowledged: always (after fsync), interval:MS or none [default: always]
+    #[arg(long, value_name = "WHEN", help_heading = "Data")]
+    pub(super) durability: Option<String>,
+    /// The directory for backups of the running server [default: none]
+    #[arg(long, value_name = "DIR", help_heading = "Data")]
+    pub(super) backup_dir: Option<String>,
+
+    /// The largest message of a client, in bytes [default: 1048576]
+    #[arg(long, value_name = "BYTES", help_heading = "Limits", allow_negative_numbers = true)]
+    pub(super) max_payload_bytes: Option<String>,
+    /// The largest record, in bytes [default: --max-payload-bytes, at least 1048576]
+    #[arg(long, value_name = "BYTES", help_heading = "Limits", allow_negative_numbers = true)]
+    pub(super) max_record_bytes: Option<String>,
+    /// The largest number of connections of one IP address [default: no limit]
+    #[arg(long, value_name = "N", help_heading = "Limits", allow_negative_numbers = true)]
+    pub(super) max_connections_per_ip: Option<String>,
+
+    /// Built-in users and passwords; not supported in this version
+    #[arg(long, help_heading = "Access")]
+    pub(super) auth: bool,
+    /// The secret of the first administrator, with --auth
+    #[arg(long, value_name = "SECRET", help_heading = "Access")]
+    pub(super) admin_secret: Option<String>,
+    /// The allowed origins of browser pages, separated by commas [default: any]
+    #[arg(long, value_name = "ORIGINS", help_heading = "Access")]
+    pub(super) allowed_origins: Option<String>,
+    /// Leave the details out of errors
+    #[arg(long, help_heading = "Access")]
+    pub(super) no_error_details: bool,
+
+    /// Disable rules; not supported in this version
+    #[arg(long, help_heading = "Features")]
+    pub(super) no_rules: bool,
+    /// Keep an audit log; not supported in this version
+    #[arg(long, help_heading = "Features")]
+    pub(super) audit: bool,
+}
