@@ -1,8 +1,8 @@
-//! Counts allocations and the bytes they hold, by an allocator around the one that our binaries have. It stands in every program
-//! which links this crate, and so for every contender.
+//! Counts allocations and the bytes they hold, with a wrapper around the allocator of our binaries. Every program that links this
+//! crate uses it, and so does every contender.
 //!
-//! It counts only while it is asked to. Timed rounds pay one load of a flag that never changes, and contenders on several
-//! threads do not meet at a counter.
+//! It counts only on request. Timed rounds pay one load of a flag that never changes, and contenders on several threads do not
+//! contend for a counter.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};

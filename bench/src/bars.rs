@@ -1,7 +1,7 @@
-//! Bars: bounds on measurements, read from a file.
+//! Bars: the limits that must hold, in a file beside the comparisons.
 //!
-//! A bar is missed only if the whole interval is on the wrong side of it, so that noise does not fail a check. It names a workload,
-//! a contender and a metric. An unknown name is an error before anything runs, so that a bar does not outlive its workload.
+//! A bar is missed only if the whole interval is on the wrong side of it, so noise causes no false alarms. It names a workload, a
+//! contender and a metric; an unknown name is an error before anything runs, so a bar cannot outlive its comparison.
 
 use std::fmt;
 

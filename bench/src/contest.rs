@@ -1,8 +1,11 @@
-//! Contenders side by side: one round thrown away, then measured rounds in an order that rotates, then, where allocations or
-//! instructions are asked for, one round that counts them. Where nothing else is asked for, that is all.
+//! Runs contenders side by side: one discarded round, then measured rounds in rotating order, then one round that counts
+//! allocations or instructions if a metric needs it.
 //!
-//! By the rotation every contender takes each place in a round about as often as the others, so that none is always the
-//! first after a pause or the last before one. Neighbours mostly stay neighbours.
+//! The rotation gives every contender each position in a round about equally often, so none is always first after a pause or last
+//! before one. Neighbours mostly stay neighbours.
+//!
+//! Ratios are paired: all contenders run in every round, and a ratio is taken within the round, so the drift of a shared machine
+//! cancels out.
 
 use std::collections::BTreeMap;
 use std::env;

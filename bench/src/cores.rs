@@ -1,4 +1,4 @@
-//! Which core runs what, so that load and server do not take each other's time.
+//! CPU pinning, so that load and server do not compete for a core.
 
 use std::collections::BTreeSet;
 use std::panic::resume_unwind;

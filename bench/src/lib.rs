@@ -1,9 +1,9 @@
-//! An honest way to measure: the harness under the comparisons of this package. Linux only.
+//! The harness for the comparisons of this package. Linux only.
 //!
-//! A [`Workload`] sets [`Contender`]s the same task. They run interleaved, round by round, in an order that rotates, after
-//! one round that is thrown away. Ratios are taken within a round and then summarised, so that a machine which is slow for a
-//! while is slow for both sides of a ratio; every ratio carries an interval ([`Estimate`]). [`Bars`] say what must hold, and
-//! a bar is missed only if its whole interval is on the wrong side.
+//! A [`Workload`] sets [`Contender`]s the same task. They run interleaved, round by round, in rotating order, after one discarded
+//! round. Ratios are taken within a round and then summarized, so a machine that is slow for a while is slow for both sides of a
+//! ratio; every ratio has a confidence interval ([`Estimate`]). [`Bars`] are the limits that must hold; a bar is missed only if
+//! its whole interval is on the wrong side.
 //!
 //! ```
 //! use tidewire_bench::{Bars, Contender, Metric, Outcome, Rounds, Workload};

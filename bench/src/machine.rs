@@ -1,4 +1,4 @@
-//! What a table was measured on.
+//! A description of the machine that a table was measured on.
 
 use std::fmt;
 use std::fs::read_to_string;

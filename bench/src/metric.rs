@@ -1,4 +1,4 @@
-//! What can be measured: names as they stand in files, headings and human units.
+//! Metrics: their names in files, headings and units.
 
 use std::fmt;
 

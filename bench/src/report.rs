@@ -1,4 +1,4 @@
-//! What is printed and what is written: Markdown for people, the same as JSON for programs.
+//! Reports: Markdown for people, and the same as JSON for programs.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,5 +1,5 @@
-//! What this program does as a child of itself: the part of a workload that needs a process of its own, because its memory
-//! or CPU is measured, or must not be.
+//! Roles of this program as its own child process: parts of a workload whose memory or CPU is measured separately, or must not be
+//! measured.
 
 use std::env;
 use std::process::Command;

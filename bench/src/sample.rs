@@ -1,4 +1,4 @@
-//! What one contender did in one round, and how that is measured.
+//! Samples: the measurements of one contender in one round.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
-//! Medians, and intervals that assume nothing about how the noise is distributed.
+//! Medians, and confidence intervals by order statistics, which assume no distribution.
 //!
-//! Each of `n` rounds falls below the true median with probability one half. So the interval from the `k+1`-th smallest to
-//! the `k+1`-th largest round misses the true median only if at most `k` rounds fell on one of its sides, which happens with
+//! Each of `n` rounds falls below the true median with probability one half. So the interval from the `k+1`-th smallest to the
+//! `k+1`-th largest round misses the true median only if at most `k` rounds fell on one of its sides, which happens with
 //! probability `2 P(Binomial(n, 1/2) <= k)`. We take the largest `k` that leaves at least 95 % coverage: the whole range of 7
 //! rounds (98.4 %), the 2nd to the 8th of 9 (96.1 %).
 

@@ -1,4 +1,4 @@
-//! How a result has changed, and how whoever has the old one makes the new one of it.
+//! Deltas: the change of a result, and how it is applied to the old result.
 
 use std::sync::{Arc, OnceLock};
 

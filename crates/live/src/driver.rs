@@ -1,8 +1,9 @@
-//! The driver: feeds the matcher with the commits of a store, on a thread of its own, and tells subscribers.
+//! The driver: feeds the matcher with the commits of a store, on its own thread, and delivers events to subscribers.
 //!
-//! Between two commits it takes in who comes and goes. Whoever subscribes is shown the published state of the store; all commits up
-//! to that one are taken in before, so the result and the deltas that follow meet without a gap. If commits come faster than they
-//! can be taken in, and the store's history no longer has them, it begins anew: all subscribers get whole results.
+//! Between two commits it handles new and cancelled subscriptions. A new subscriber gets its result from the published state of
+//! the store. The driver takes in all commits up to that state first, so there is no gap between the result and the deltas that
+//! follow. If the driver falls so far behind that the store's history no longer has the next commit, it starts again from a
+//! snapshot, and all subscribers get whole results.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::{Future, poll_fn};

@@ -1,7 +1,7 @@
-//! Live queries: who must hear of a change, and what has changed for them.
+//! Live queries: which subscribers a commit concerns, and what has changed for them.
 //!
-//! [`Live`] runs beside a store: whoever subscribes to a query has its result at one position, and hears of every commit that
-//! changes it from there on, as a [`Delta`] or whole. A subscriber that is slow gets the newest result, and slows nobody.
+//! [`Live`] runs beside a store. A subscriber gets the result of its query at one position, and then every change of it, as a
+//! [`Delta`] or as a whole result. A slow subscriber gets the newest result, and slows neither the store nor other subscribers.
 //!
 //! ```
 //! use serde_json::json;
@@ -20,16 +20,16 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Underneath is a [`Matcher`], which has no thread, clock or socket: it is fed with commits, in order, and says what has changed
-//! for whom.
+//! Underneath is a [`Matcher`], which has no thread, clock or socket: it takes commits in order, and returns what has changed for
+//! each query.
 //!
 //! # What a commit costs
 //!
-//! A change leads to the queries that it can concern through an index of their filters: by the value of a field for equality and
-//! `$in`, by the intervals that contain it for ranges and beginnings. Only a filter that has neither is tried with every change of
-//! its bucket. What is found is tried with the whole filter, and its result is brought up to date from what it was: a query keeps
-//! all rows that it means, in its order, so that a window is refilled without reading the store, and sums, extremes and groups are
-//! maintained. Equal queries are one, whoever asks; a further subscriber takes a few dozen bytes.
+//! An index of the filters finds the queries that a change can concern: by the value of a field for equality and `$in`, by the
+//! intervals that contain it for ranges and prefixes. Only a filter with neither is evaluated for every change of its bucket. The
+//! queries that are found are checked with the whole filter, and their results are maintained incrementally: a query keeps all
+//! rows that match, in its order, so a window is refilled without reading the store, and sums, extremes and groups are
+//! maintained. Equal queries of different subscribers are one query; another subscriber takes a few dozen bytes.
 
 mod bits;
 mod delta;

@@ -1,4 +1,4 @@
-//! Where a subscriber stands, in a form that it can keep and come back with.
+//! Marks: the position of a subscriber, as text that it can store and resume from.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! The core: fed with commits, it knows whom each concerns.
+//! The matcher: takes commits in order and finds out whose results they change. It is the core of live queries.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, LazyLock};

@@ -1,4 +1,4 @@
-//! What a commit comes to for one query: for each row, what it was before all of it and what it is after all of it.
+//! The net effect of a commit on one query: for each row, the version before the commit and the version after it.
 
 use std::collections::HashMap;
 

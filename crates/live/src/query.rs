@@ -1,4 +1,7 @@
-//! A query that is live: which rows it means, its result, and who follows it.
+//! One live query: its matching rows, its result, and its subscribers.
+//!
+//! Changes are reversible. Whether a query matches a row depends only on the row and on the time when the query was first read,
+//! expiry included, and sums are exact. So a row that is removed is always the row that was added, and nothing is recomputed.
 
 use std::sync::{Arc, LazyLock};
 

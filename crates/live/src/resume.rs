@@ -1,7 +1,7 @@
-//! What has changed for somebody who was away.
+//! Resuming: what has changed for a subscriber that was away.
 //!
-//! There is no state of the past, but there are the changes since. A query is read as it is now, taken back by them, and brought
-//! up to date again: what changes then is what has changed.
+//! There is no old state, but the changes since are known. The query is read as it is now, the changes are undone on the result,
+//! and then applied again: the delta of that last step is what the subscriber missed.
 
 use std::collections::HashMap;
 use std::sync::Arc;

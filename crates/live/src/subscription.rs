@@ -1,12 +1,12 @@
-//! The handle of a subscriber, and the inbox where its events wait.
+//! The handle of a subscriber, and the inbox for its events.
 //!
 //! The driver puts events in and never waits. In mode `Whole` the inbox holds the newest result only. In mode `Delta` it holds a
 //! bounded list.
 //!
-//! **Catching up.** When the list of deltas is full it is emptied, and delivery stops until the whole result has come. A pause stops
-//! delivery in the same way, at the subscriber's wish and for as long as it lasts. Either way the driver is asked for the whole
-//! result, at most once at a time, and deltas go on from there. The driver gives it between two commits, and what it delivers before
-//! that is dropped, so no delta is missing and none comes twice.
+//! **Catching up.** When the list of deltas is full, it is emptied, and delivery stops until the whole result has come. A pause
+//! stops delivery in the same way, for as long as the subscriber wants. In both cases the driver is asked for the whole result,
+//! at most once at a time, and deltas continue from there. The driver delivers it between two commits, and events that were
+//! delivered before it are dropped, so no delta is missing and none comes twice.
 
 use std::pin::Pin;
 use std::sync::atomic::Ordering::Relaxed;

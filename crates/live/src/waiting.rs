@@ -1,4 +1,4 @@
-//! Events that wait for a subscriber.
+//! The queue of events in an inbox.
 
 use std::collections::VecDeque;
 

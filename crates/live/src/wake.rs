@@ -1,4 +1,4 @@
-//! Wakers are code of other crates, run by the threads of live queries.
+//! Runs wakers, which are code of other crates, on the threads of live queries.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

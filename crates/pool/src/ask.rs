@@ -1,7 +1,7 @@
-//! Questions: a message whose sender awaits a typed reply.
+//! Questions: messages whose sender awaits a typed reply.
 //!
-//! The reply is a cell with two holders besides the asker: the [`Reply`] inside the payload, and the pool. A payload that
-//! waits in the dead letters still holds its `Reply`, so dropping it would come too late to tell the asker; the pool does.
+//! The reply is a cell with two holders besides the asker: the [`Reply`] inside the payload, and the pool. The payload of a dead
+//! letter still holds its `Reply`, so waiting until that is dropped would answer the asker too late. The pool answers it instead.
 
 use std::fmt;
 use std::future::Future;

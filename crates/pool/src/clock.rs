@@ -1,4 +1,4 @@
-//! The time that a pool goes by.
+//! The clock of a pool: the system's, or a virtual one for simulations.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Where messages go that could not be handled.
+//! Dead letters: messages that were accepted and could not be handled.
 
 use std::collections::VecDeque;
 use std::fmt;

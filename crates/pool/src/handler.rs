@@ -1,4 +1,4 @@
-//! The application's part of a pool.
+//! The handler, which an application implements, and its context.
 
 use std::fmt::Display;
 use std::sync::Arc;

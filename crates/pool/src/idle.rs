@@ -1,14 +1,14 @@
-//! Which workers sleep, and how they are woken without losing a message.
+//! Sleeping workers, and how they are woken without losing a message.
 //!
-//! A worker without work first *searches*, then sleeps. Whoever adds work wakes a sleeper only if nobody searches; the last
-//! searcher that finds work looks at every queue, and wakes the next if there is more. So a burst wakes one worker after
-//! the other, and a trickle wakes one.
+//! A worker without work first *searches*, then sleeps. A submitter wakes a sleeping worker only if no worker is searching. The
+//! last searcher that finds work looks at every queue, and wakes the next worker if there is more. So a burst wakes one worker
+//! after the other, and a trickle wakes one.
 //!
-//! No wake-up is lost, by this argument. A worker announces its sleep here *before* it looks at every queue a last time, and
-//! it looks under the lock of each queue. Whoever adds work does so under that lock, and reads the counts after having
-//! taken it. Of the two critical sections one comes first: if the adder's, the worker finds the work; if the worker's, the
-//! adder sees the announcement and wakes it. A searcher that an adder relied upon still has a look before it: its last before
-//! it sleeps, or the one that the last searcher has after it found work.
+//! No wake-up is lost. A worker announces its sleep *before* it looks at every queue a last time, and it looks under the lock of
+//! each queue. A submitter adds work under that lock, and reads the counts after it has taken the lock. One of the two critical
+//! sections comes first: if the submitter's, the worker finds the work; if the worker's, the submitter sees the announcement and
+//! wakes it. A searcher that a submitter relied upon looks at the queues once more: before it sleeps, or, as the last searcher,
+//! after it has found work.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What decides the order.
+//! Keys: messages with the same key are handled in order.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 

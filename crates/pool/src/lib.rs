@@ -42,7 +42,7 @@
 //!
 //! # Decorators
 //!
-//! What is not delivery is put around it: [`Observed`] and [`PoolMetrics`] for spans and metrics, [`Breaker`] and
+//! Everything besides delivery is a decorator: [`Observed`] and [`PoolMetrics`] for spans and metrics, [`Breaker`] and
 //! [`Shedding`] for resilience. A decorator is a [`Handler`] around a handler:
 //!
 //! ```

@@ -1,4 +1,4 @@
-//! What goes through a pool.
+//! Messages, and the envelopes in which the pool keeps them.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! Observability, outside of the pool and of the handlers it observes.
+//! Spans and metrics, outside of the pool and of the handlers that they observe.
 
 use metrics::{Counter, Gauge, Histogram};
 use tracing::field::Empty;

@@ -1,4 +1,4 @@
-//! What a pool is told when it starts.
+//! The settings of a pool, each with a default.
 
 use std::sync::Arc;
 use std::time::Duration;

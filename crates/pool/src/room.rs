@@ -1,10 +1,10 @@
-//! How much a pool may hold, and who waits for it.
+//! The budget of a pool, in messages and bytes, and the submitters that wait for it.
 //!
-//! Messages and bytes are one number in one atomic, so that taking both is one step.
+//! Messages and bytes are one number in one atomic, so taking both is one step.
 //!
-//! No waiter is forgotten, by this argument. It announces itself and then *modifies* `held`, be it by nothing; whoever gives
-//! room back modifies `held` and then looks whether somebody waits. Modifications of one atomic have an order: if the
-//! waiter's comes first, the giver sees the announcement; if the giver's does, the waiter finds the room when it tries again.
+//! No waiter is forgotten. A waiter announces itself and then *modifies* `held`, even if by nothing. Returning budget modifies
+//! `held` and then checks for waiters. Modifications of one atomic have an order: if the waiter's comes first, its announcement
+//! is seen; if the return comes first, the waiter finds the budget when it tries again.
 
 use std::collections::BTreeMap;
 use std::task::Waker;

@@ -1,4 +1,4 @@
-//! The same pool without threads: one thread, seeded, stepped by the caller, in virtual time.
+//! The same pool without threads: seeded, in virtual time, stepped by the caller.
 
 use std::future::Future as _;
 use std::pin::Pin;

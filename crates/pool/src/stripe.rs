@@ -1,10 +1,10 @@
-//! The queue of one stripe: messages in a slab, linked per key, and the keys whose turn it is.
+//! The queue of one stripe: messages in a slab, linked per key, and the keys that are ready.
 //!
-//! A core: no lock, thread or clock. Messages arrive in batches, in the order of their submission. The next message of a key
-//! that is free is handed out straight from there; one of a key that is not is *sorted in*, to wait in the slab. So the slab
-//! holds only what waits for its key, and stays small. A key exists here only while it has a message sorted in or being
-//! handled. It is in one of three states, and only a `Ready` or absent key is handed out, so no two messages of a key are ever
-//! handled at once:
+//! A core: it has no lock, thread or clock. Messages arrive in batches, in the order of their submission. A message whose key is
+//! free is handed out straight from the batch; a message whose key is busy is *sorted in*, to wait in the slab. So the slab holds
+//! only messages that wait for their key, and stays small. A key exists here only while it has a message sorted in or being
+//! handled. It is in one of three states, and only a `Ready` or absent key is handed out, so no two messages of a key are handled
+//! at once:
 //!
 //! ```text
 //!             next, from the arrivals
@@ -18,8 +18,8 @@
 //!                        due
 //! ```
 //!
-//! What is remembered of a key that is being handled and has nothing queued depends on who asks ([`Tracking`]); in most cases
-//! less than a queue, because making and removing one is the better part of what a message costs here.
+//! [`Tracking`] decides what is stored for a key that is being handled and has nothing queued. Usually that is less than a queue,
+//! because creating and removing a queue is most of the cost of a message here.
 #![expect(
     clippy::inline_always,
     reason = "a message is large, and a call that is not inlined copies it: measured 1.2 to 1.8 times the CPU"

@@ -1,4 +1,4 @@
-//! The primitives that the model checker replaces. Everything that threads share goes through here.
+//! Synchronization primitives, which the model checker replaces. All state that threads share uses them.
 
 #[cfg(not(loom))]
 pub(crate) use std::{

@@ -1,4 +1,4 @@
-//! Where a message comes from, across threads and processes.
+//! Trace contexts: the trace that a message belongs to, across threads and processes.
 
 use std::cell::Cell;
 use std::fmt;

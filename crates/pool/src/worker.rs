@@ -1,4 +1,4 @@
-//! What a thread of the pool does: take, handle, look for more, sleep.
+//! The loop of a worker thread: take a message, handle it, search for more, sleep.
 
 use crate::engine::{Engine, Hand, Look};
 use crate::sync::thread;

@@ -1,4 +1,4 @@
-//! The bytes of a command, in place as long as they are few.
+//! The bytes of a command, stored inline while they are few.
 
 use crate::resp::encode_argument;
 

@@ -1,4 +1,4 @@
-//! Who logs in, where that changes.
+//! Credential providers, for logins that change.
 
 use std::fmt;
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! What can go wrong with a request, by kind, and whether the server may have executed it.
+//! Errors of requests, by kind, and whether the server may have executed the request.
 
 use std::fmt::{self, Display, Formatter};
 use std::io;

@@ -1,4 +1,4 @@
-//! Types of users as fields and values.
+//! The caller's types as fields and values of commands, through serde.
 
 use std::borrow::Cow;
 use std::fmt::{self, Debug, Display, Formatter};

@@ -1,8 +1,9 @@
 //! A client of Redis and Valkey.
 //!
-//! A [`Client`] has one connection, which any number of tasks share: what they ask at the same time is written together, and each
-//! gets its own reply. It is made anew when it is lost, and nothing is ever sent twice: an [`Error`] says whether the server may have
-//! executed the command. Whoever gives up leaves nobody else without their reply, and nobody waits for ever.
+//! A [`Client`] has one connection, which any number of tasks share: requests that are sent at the same time are written
+//! together, and each task gets its own reply. A lost connection is replaced, and nothing is ever sent twice: an [`Error`] says
+//! whether the server may have executed the command. A task that gives up does not affect the replies of others, and every
+//! request has a deadline.
 //!
 //! ```
 //! use serde::{Deserialize, Serialize};
@@ -45,11 +46,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A [`Request`] is a command and the type that its reply becomes, by [`FromValue`]. Those of the common commands are in
-//! [`commands`], any other is built with [`Command`]. What the connection is doing is a stream of [`States`].
+//! A [`Request`] is a command and the type of its reply, by [`FromValue`]. The common commands are in [`commands`], any other is
+//! built with [`Command`]. The states of the connection are a stream, [`States`].
 //!
-//! The parts without I/O are there as well, for servers and for other clients: a [`Decoder`] takes replies and pushes from the front of
-//! what was read, whatever the pieces in which it came, and [`encode_command`] writes commands.
+//! The parts without I/O are public as well, for servers and for other clients: a [`Decoder`] takes replies and pushes from the
+//! front of the input, however it is split, and [`encode_command`] writes commands.
 
 mod buffer;
 mod client;

@@ -1,4 +1,4 @@
-//! Requests as they are seen from outside, if somebody looks. All of it runs on the task that asks.
+//! Spans and the hook for slow commands. All of it runs on the task that sends the request.
 
 use std::pin::Pin;
 

@@ -1,4 +1,4 @@
-//! Several commands that are sent at once, each with its own result.
+//! Pipelines: several commands that are sent together, each with its own result.
 
 use std::fmt::{self, Debug, Formatter};
 use std::marker::PhantomData;

@@ -1,4 +1,4 @@
-//! Scripts, which a server knows by their digest once it has seen them.
+//! Scripts, which a server caches by their digest.
 
 use std::fmt::{self, Debug, Formatter};
 use std::marker::PhantomData;

@@ -1,14 +1,15 @@
-//! Which commands cannot go over a connection that others share.
+//! Commands that cannot be sent over a shared connection.
 //!
-//! Replies are matched by their order, and all tasks are one connection to the server. So a command that is not answered by exactly
-//! one reply would give everybody another's, one that changes the connection would do so to everybody and be forgotten with the
-//! next connection, and one that blocks would make everybody wait. They are refused by name, before a byte of them is written.
+//! Replies are matched by their order, and all tasks are one connection to the server. So a command that does not have exactly
+//! one reply would shift the replies of others, a command that changes the state of the connection would change it for everyone
+//! until the next reconnect, and a blocking command would make everyone wait. They are refused by name, before a byte of them is
+//! written.
 //!
-//! What does none of this passes, also if it stands beside such commands: `CLIENT` when it reads (`ID`, `INFO`, `LIST`, `GETNAME`,
-//! `GETREDIR`, `TRACKINGINFO`) or is about connections of others (`KILL`, `PAUSE`, `UNPAUSE`, `UNBLOCK`), and `CLIENT SETINFO`, a
-//! label that changes nothing; `PUBLISH` and `PUBSUB`; what keeps the whole server busy, for which another connection would be no
-//! better (`SAVE`, `MIGRATE`, `DEBUG SLEEP`); and `SHUTDOWN`, after which there is nothing to share. The server sees to it that scripts
-//! do none of it. A command that it knows by another name (`rename-command`) is not found out.
+//! Related commands that do none of this are allowed: `CLIENT` when it reads (`ID`, `INFO`, `LIST`, `GETNAME`, `GETREDIR`,
+//! `TRACKINGINFO`) or concerns other connections (`KILL`, `PAUSE`, `UNPAUSE`, `UNBLOCK`), and `CLIENT SETINFO`, which only sets a
+//! label; `PUBLISH` and `PUBSUB`; commands that keep the whole server busy, for which a separate connection would be no better
+//! (`SAVE`, `MIGRATE`, `DEBUG SLEEP`); and `SHUTDOWN`, after which there is nothing to share. The server itself prevents scripts
+//! from doing any of it. A renamed command (`rename-command`) is not recognized.
 
 use std::fmt::{self, Display, Formatter};
 

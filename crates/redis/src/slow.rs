@@ -1,4 +1,4 @@
-//! Who is told of slow commands.
+//! The hook for slow commands.
 
 use std::fmt;
 use std::sync::Arc;

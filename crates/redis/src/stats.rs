@@ -1,4 +1,4 @@
-//! What a client has done so far.
+//! Statistics of a client.
 
 use std::time::Duration;
 

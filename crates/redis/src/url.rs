@@ -1,7 +1,7 @@
 //! Options as a URL.
 //!
-//! No error repeats a part of the URL that a password may have slipped into: an `@`, `/`, `?` or `#` that was not encoded cuts one
-//! in two, and the halves land in the port, the database or a parameter.
+//! No error quotes a part of the URL that may contain a password: an `@`, `/`, `?` or `#` that was not encoded splits it, and the
+//! pieces end up in the port, the database or a parameter.
 
 use std::net::Ipv6Addr;
 use std::path::PathBuf;

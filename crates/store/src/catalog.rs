@@ -1,8 +1,9 @@
 //! The catalog: definitions of buckets and named queries.
 //!
-//! Definitions are rows of the buckets `$buckets` and `$queries`, with the members `name` and `config`. So they are logged, copied
-//! and followed like all rows. A bucket exists as long as its row: to drop it is to delete the row. The row of a system bucket
-//! also has `system: true`.
+//! Definitions are rows of internal buckets, `$buckets` and `$queries`, with the members `name` and `config`. So everything that
+//! stores, copies or follows rows does the same with definitions. A bucket exists as long as its row: dropping it deletes that
+//! row, which is one logged write however many records it has. System buckets are defined by rows of `$buckets` that are marked
+//! as such; see [`system`](crate::system).
 
 use std::sync::{Arc, LazyLock};
 

@@ -1,5 +1,6 @@
-//! Whether a record is what its bucket's schema says. All that is wrong is told, in the order of the schema, up to a bound: a
-//! list of wrong elements may be as long as a message.
+//! Validation of a record against the schema of its bucket.
+//!
+//! All issues are reported, in the order of the schema, up to a limit: a list of invalid elements may be as long as a message.
 
 use std::fmt::Write;
 

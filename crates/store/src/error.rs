@@ -1,4 +1,4 @@
-//! Why an operation was refused.
+//! Errors of reads and writes.
 
 use std::fmt::{self, Write};
 

@@ -1,7 +1,7 @@
 //! Index keys: bytes that sort as the values do.
 //!
-//! A type tag and order-preserving bytes, so that one ordered map of byte strings serves equality, ranges and sorts, of one
-//! field or of several. Each part ends by itself, so that a prefix of the parts is a prefix of the bytes.
+//! A key is a type tag and order-preserving bytes, so one ordered map of byte strings serves equality, ranges and sorts, over one
+//! field or several. Each part is self-delimiting, so a prefix of the parts is a prefix of the bytes.
 
 use std::cmp::Ordering;
 use std::fmt;

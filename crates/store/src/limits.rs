@@ -1,4 +1,4 @@
-//! How large things may be.
+//! Limits on records and definitions.
 
 use serde_json::{Map, Value as Json};
 

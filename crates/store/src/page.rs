@@ -1,7 +1,7 @@
 //! Reading a bucket from one of its ends, or page by page.
 //!
-//! Records come in the order of coming, or of their keys if the definition says so. Either order is kept, so a page costs what is
-//! on it and a search for where it begins; records that the filter hides are passed over one by one.
+//! Records are in insertion order, or in the order of their keys if the definition says so. Both orders are maintained, so a page
+//! costs its records and one search for its start. Records that the filter hides are skipped one by one.
 
 use serde_json::Value as Json;
 

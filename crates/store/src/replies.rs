@@ -1,7 +1,7 @@
-//! Writes that may be sent again.
+//! Idempotency keys: replies to writes that may be sent again.
 //!
-//! Whoever does not know whether a write was done sends it again with the same key, and is answered with the first reply. The
-//! reply is a row of the store's own, committed with the write itself: either both are there after a crash, or none.
+//! A client that does not know whether a write was done sends it again with the same key, and gets the first reply. The reply is
+//! a row of an internal bucket, committed with the write itself: after a crash either both exist or neither.
 
 use serde_json::{Map, Value as Json, json};
 

@@ -1,10 +1,11 @@
-//! Rows are bytes: the JSON text of a record and a table of where its top-level members are.
+//! Rows: the JSON text of a record, and a table of the offsets of its top-level members.
 //!
-//! A tree of a record of 276 bytes takes two kilobytes; this takes its text and a few bytes per member. Filters and indexes read
-//! slices of it, and whoever sends a record copies its text. A row is immutable, and shared by all states that have it.
+//! A parsed tree of a record of 276 bytes takes two kilobytes; a row takes its text and a few bytes per member. Filters and
+//! indexes read slices of it, and replies and pushes copy its text. A row is immutable, and shared by all states that have it.
 //!
-//! The table has no names, but their hashes: a name that hashes alike is compared with the text, where it stands right before its
-//! value.
+//! The table has hashes of the names, not names or numbers of an interner. A table of names per bucket would grow with the names
+//! that clients send, and all states would have to share it. A hash finds a member as fast; the name is in the text, right before
+//! its value, and is compared with the one that is looked for.
 
 use std::fmt;
 use std::sync::Arc;

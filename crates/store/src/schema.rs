@@ -1,4 +1,4 @@
-//! What a bucket's records look like: read from JSON, and asked of every record that is written.
+//! Definitions of buckets: keys, schemas, indexes, time to live, parsed from JSON.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! All buckets at one moment.
+//! A state: all buckets at one moment.
 
 use std::sync::Arc;
 

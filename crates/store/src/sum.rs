@@ -1,8 +1,8 @@
 //! A sum of numbers that is exact until it is read, and rounded once.
 //!
-//! Adding floats one after the other rounds at every step, so that the sum depends on their order, and what was added cannot be
-//! taken away again. Here all bits are kept: a fixed-point number wide enough for every float, of which only the part that is used
-//! is stored. So a sum is the same in any order, and whoever keeps one up to date has what adding all anew gives.
+//! Adding floats one after the other rounds at every step, so the sum depends on their order, and a number that was added cannot
+//! be subtracted again. This sum keeps all bits: it is a fixed-point number wide enough for every float, of which only the used
+//! part is stored. So the sum is the same in any order, and maintaining it gives the same result as adding all numbers again.
 
 use std::ops::RangeInclusive;
 

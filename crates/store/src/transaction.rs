@@ -1,7 +1,7 @@
 //! Transactions: several operations that are all done, or none of them.
 //!
-//! The operations run one after the other on the draft. Each sees the effect of those before it; other readers see none of it
-//! before the commit.
+//! They run one after the other on one draft, so each sees the effects of those before it, and no reader sees any effect before
+//! all have succeeded.
 
 use serde_json::{Map, Value as Json, json};
 

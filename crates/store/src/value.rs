@@ -1,4 +1,4 @@
-//! Values as rows hold them: slices of JSON text, looked at without being parsed into a tree.
+//! Values of rows: slices of JSON text, read without parsing a tree.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;

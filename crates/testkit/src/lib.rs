@@ -1,15 +1,16 @@
-//! What the tests of Tidewire stand on: real servers, real faults, real kills.
+//! The test kit of Tidewire: real servers, real faults, real kills.
 //!
 //! * [`RedisServer`]: a real `redis-server` on a port of its own, which can be stopped, killed, paused and restarted.
 //! * [`FaultProxy`]: a TCP proxy that delays, throttles, cuts, goes silent and refuses.
-//! * [`Process`]: a child to be killed; [`rerun`] makes one out of a test of the same binary.
-//! * [`CountingAllocator`]: how many bytes a test binary holds.
+//! * [`Process`]: a child process that a test kills; [`rerun`] makes one from a test of the same binary.
+//! * [`CountingAllocator`]: counts the bytes that a test binary holds.
 //! * [`wait_until`], [`wait_until_async`]: wait for a condition instead of for time.
 //!
-//! Every process started here dies with the process that started it, also when that one panics, aborts or is killed.
-//! What such a process forks on its own account is not followed.
-//! Nothing returns an error: what fails here has nobody to go to but the reader of the test's output, so it panics with
-//! a sentence that says what was expected and what to do.
+//! Every process started here dies with the process that started it, also when that one panics, aborts or is killed. Processes
+//! that it forks itself are not tracked.
+//!
+//! Nothing returns an error: a failure is for the reader of the test's output, so it panics with a message that says what was
+//! expected and what to do.
 //!
 //! ```
 //! use std::{io::Read, net::TcpStream, time::Duration};

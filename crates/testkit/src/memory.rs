@@ -1,4 +1,4 @@
-//! How much memory a process holds, by an allocator that keeps count.
+//! The memory that a process holds, counted by its allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};

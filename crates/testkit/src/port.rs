@@ -1,4 +1,4 @@
-//! A loopback port that nobody else gets.
+//! A loopback port that is reserved, not guessed.
 
 use std::net::{Ipv4Addr, SocketAddr};
 

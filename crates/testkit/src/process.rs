@@ -1,9 +1,8 @@
 //! Child processes that tests kill, and that never outlive the test.
 //!
-//! Dropping a [`Process`] kills it, which covers a test that returns or panics. For a test that is killed or aborts, the
-//! kernel does it: `PR_SET_PDEATHSIG` makes the death of the parent *thread* deliver SIGKILL. Threads of a test come and
-//! go while a server may be shared by many tests, so all children are spawned by one thread that lives as long as the
-//! process.
+//! Dropping a [`Process`] kills it, which covers a test that returns or panics. For a test that is killed or aborts, the kernel
+//! does it: `PR_SET_PDEATHSIG` delivers SIGKILL when the parent *thread* dies. The threads of tests come and go while a server
+//! may be shared by many tests, so one thread that lives as long as the process spawns all children.
 
 use std::collections::VecDeque;
 use std::fmt;

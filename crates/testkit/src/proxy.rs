@@ -1,12 +1,12 @@
-//! A TCP proxy that misbehaves on demand.
+//! A TCP proxy that injects faults.
 //!
-//! It runs on a thread and a runtime of its own, so it works for blocking and async tests alike, and a test that pauses
-//! its own tokio clock does not pause the proxy's.
+//! It runs on its own thread and runtime, so it works for blocking and async tests alike, and a test that pauses its tokio clock
+//! does not pause the proxy.
 //!
-//! A new set of faults reaches the accept loop as a request that is acknowledged. All connections run on the same
-//! single thread and look at the faults before every read and write (hence `biased`), so when [`FaultProxy::inject`]
-//! returns, no byte moves under the old ones. What has connected by then is taken from the listener first, so that an
-//! order finds every connection its giver knows of.
+//! A new set of faults reaches the accept loop as a request that is acknowledged. All connections run on the same single thread
+//! and check the faults before every read and write (hence `biased`), so when [`FaultProxy::inject`] returns, no byte moves under
+//! the old ones. Connections that are pending by then are accepted first, so the new faults apply to every connection that the
+//! test has made.
 
 use std::io;
 use std::net::{Shutdown, SocketAddr};

@@ -1,8 +1,8 @@
-//! How soon an urgent push is written beside a stream of large frames, against one to a connection that is otherwise idle.
+//! How soon an urgent push is written beside a stream of large frames, compared with a push to an idle connection.
 //!
-//! Whoever pushes shares the server's one thread with the connection, which looks at its timers after every turn: otherwise they
-//! would wait for the socket to be full, and so would the pushes. The receiver has another thread, and only reads. What is
-//! written is followed frame by frame, to see when the last byte of each urgent one has gone.
+//! The pusher shares the server's one thread with the connection. That thread checks its timers after every turn: otherwise the
+//! pusher would wait until the socket is full. The receiver has another thread, and only reads. The bytes are followed frame by
+//! frame, to see when the last byte of each urgent frame has been written.
 
 use std::io::{IoSlice, Read as _};
 use std::net;

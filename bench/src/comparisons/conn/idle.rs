@@ -1,7 +1,7 @@
-//! What connections cost that nobody uses: the memory and the CPU of a server process with thousands of them.
+//! The cost of idle connections: memory and CPU of a server process with thousands of them.
 //!
-//! Each has had one request answered, so that whatever a connection allocates on its first use is there. What the kernel keeps
-//! for a socket is no memory of the process, and the same for all.
+//! Each connection has had one request answered, so everything that is allocated on first use is included. Kernel memory of
+//! sockets is not memory of the process, and is the same for all contenders.
 
 use std::thread;
 use std::time::Duration;

@@ -1,8 +1,8 @@
-//! What a connection pays for pushes that it does not get: the instructions of a request, counted by valgrind, of the actor and
-//! of the same actor built with an outbox that is always empty.
+//! The cost of the push feature for a connection without pushes: the instructions per request, counted by valgrind, of the actor
+//! and of the same actor built with an outbox that is always empty.
 //!
-//! Valgrind counts what the server process executes, not what the kernel does for it. Two servers answer so many requests and
-//! twice as many; the difference is free of how they start and end.
+//! Valgrind counts instructions of the server process, not of the kernel. One server answers n requests and another 2n; the
+//! difference excludes startup and shutdown.
 
 use std::convert::Infallible;
 use std::io::{Read as _, Write as _};

@@ -1,4 +1,4 @@
-//! One task that takes what many subscribers are told, and looks only at those who were.
+//! One task that takes the events of many subscribers, and looks only at those that have any.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};

@@ -1,4 +1,4 @@
-//! What it costs to try a row with a query that no index can serve.
+//! The cost of evaluating a query that no index serves.
 
 use std::hint::black_box;
 

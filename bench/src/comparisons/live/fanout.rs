@@ -1,4 +1,4 @@
-//! One commit that many hear of who follow the same query.
+//! One commit that reaches many subscribers of the same query.
 
 use bytes::Bytes;
 use futures_util::Stream;

@@ -1,4 +1,4 @@
-//! The memory of a subscription to a query that others follow already.
+//! The memory of one more subscription to a query that has subscribers.
 
 use serde_json::{Value as Json, json};
 use tidewire_bench::{Contender, Meter, Metric, Sample, Workload, count_bytes};

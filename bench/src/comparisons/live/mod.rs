@@ -1,4 +1,4 @@
-//! Live queries beside a store: what they cost whoever writes, and what they save whoever asks.
+//! Live queries beside a store: their cost for writers, and their gain over polling.
 
 mod drain;
 mod evaluation;

@@ -1,4 +1,4 @@
-//! The rows that are written and followed.
+//! The rows that are written and subscribed to.
 
 use serde_json::{Map, Value as Json, json};
 use tidewire_store::{Query, Store, StoreOptions};

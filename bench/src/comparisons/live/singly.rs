@@ -1,4 +1,4 @@
-//! The other way to tell many of a change: each has a filter and a queue, and what has changed is looked at and encoded for each.
+//! The naive way to notify many subscribers: each has a filter and a queue, and every change is evaluated and encoded for each.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};

@@ -1,4 +1,4 @@
-//! The first ten of a million rows, kept up to date, against asking again.
+//! The first ten of a million rows: maintained by a live query, or queried again.
 
 use std::cell::RefCell;
 use std::rc::Rc;

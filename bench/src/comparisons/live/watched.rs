@@ -1,4 +1,4 @@
-//! A store that is written, with live queries beside it or without.
+//! A store that is written to, with or without live queries beside it.
 
 use futures_util::{StreamExt as _, stream};
 use serde_json::Value as Json;

@@ -1,4 +1,4 @@
-//! What live queries cost whoever writes: as many writes as can be, beside queries of three kinds, against none.
+//! The cost of live queries for writers: the write rate beside queries of three kinds, compared with none.
 
 use serde_json::json;
 use tidewire_bench::{Contender, Metric, Workload};

@@ -1,4 +1,4 @@
-//! What the server holds. A value tells its key, so that a reply that went to the wrong task is seen.
+//! The data on the server. A value contains its key, so a reply that went to the wrong task is noticed.
 
 use std::ops::Deref;
 use std::sync::LazyLock;

@@ -1,4 +1,4 @@
-//! Tasks that share a connection, and each wait for their reply before they ask again.
+//! Tasks that share a connection, each waiting for its reply before it sends the next request.
 
 use tidewire_bench::{Meter, Metric, Sample, on_core};
 use tokio::runtime::{Builder, Runtime};

@@ -1,4 +1,4 @@
-//! What connections alone can do: whatever one of them says, all others are pushed, behind a head of their own.
+//! A broadcast server on connections alone: a message of one client is pushed to all others, each with its own head.
 
 use std::convert::Infallible;
 use std::future;

@@ -1,4 +1,4 @@
-//! One writer, and many who follow the same query.
+//! One writer, and many subscribers of the same query.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;

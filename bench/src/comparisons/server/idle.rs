@@ -1,4 +1,4 @@
-//! What a connection costs that follows one query, and hears nothing.
+//! The cost of a connection with one subscription and no events.
 
 use tidewire_bench::{Contender, Meter, Metric, Sample, Workload};
 

@@ -1,7 +1,7 @@
-//! The server against what one would take otherwise, and against the crates that it stands on.
+//! The server compared with alternatives, and with the crates that it is built on.
 //!
-//! Every server is a process of its own on a core of its own, and the load is this process, on another one. What is compared is
-//! mostly the CPU of the server for each operation, which is what a core of it can carry.
+//! Every server is its own process on its own core, and the load is this process, on another core. The main metric is the
+//! server's CPU time per operation, which determines how much one core can serve.
 
 mod broadcast;
 mod client;

@@ -1,4 +1,4 @@
-//! Many connections that come, are welcomed and leave.
+//! Many connections that are opened, welcomed and closed.
 
 use std::io::Read as _;
 

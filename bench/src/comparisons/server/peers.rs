@@ -1,4 +1,4 @@
-//! The programs of others, as `make peers` installs them.
+//! Peer programs, as `make peers` installs them.
 
 use std::env;
 use std::path::{Path, PathBuf};

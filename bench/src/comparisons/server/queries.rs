@@ -1,4 +1,4 @@
-//! Many live queries with parameters of their own, and a row for each that changes all the time.
+//! Many live queries with different parameters, and constant changes to the row of each.
 
 use std::collections::BTreeMap;
 use std::net::TcpStream;

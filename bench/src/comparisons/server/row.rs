@@ -1,4 +1,4 @@
-//! The rows that the server has. Their numbers have so many digits each, so that all rows have the same length.
+//! The rows of the server. Their numbers have a fixed number of digits, so all rows have the same length.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! What is asked of every store, so that one piece of code sets them the same task.
+//! The interface of every store in the comparison, so that one piece of code sets them the same task.
 
 use std::path::Path;
 use std::sync::Arc;

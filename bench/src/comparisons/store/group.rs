@@ -1,4 +1,4 @@
-//! Group commit for stores that have none: whatever waits shares one transaction, and so one wait for the disk.
+//! Group commit for stores that have none: writes that wait share one transaction, and so one sync.
 
 use std::path::Path;
 use std::thread::{self, JoinHandle};

@@ -1,4 +1,4 @@
-//! Durable inserts: of many writers that share the wait for the disk, and of one that has it to itself.
+//! Durable inserts: by many writers that share a sync, and by one writer alone.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt as _;

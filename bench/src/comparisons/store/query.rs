@@ -1,4 +1,4 @@
-//! A query by an index: its cost is that of what it returns, not of what there is.
+//! A query by an index: its cost depends on the size of its result, not of the bucket.
 
 use serde_json::{Map, json};
 use tidewire_bench::{Contender, Metric, Workload};

@@ -1,4 +1,4 @@
-//! How soon a store is back that was killed.
+//! The recovery time of a store that was killed.
 
 use std::path::Path;
 use std::thread;

@@ -1,8 +1,8 @@
-//! By which condition a query is found.
+//! The condition by which the index finds a query.
 //!
-//! Of conditions that must all hold, one is enough to find the query by: a row that does not pass it does not concern the query.
-//! Of alternatives, each needs one. The condition is taken that leads to the fewest other queries, as things stand when the query
-//! comes: an equality that few others share, else a range that few others overlap.
+//! One of several conditions that must all hold is enough to find the query: a row that fails it does not concern the query. A
+//! disjunction needs one condition for each alternative. The chosen condition leads to the fewest other queries at the time of
+//! the subscription: an equality that few queries share, otherwise a range that few queries overlap.
 
 use std::sync::Arc;
 

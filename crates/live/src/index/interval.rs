@@ -1,8 +1,8 @@
-//! Which intervals contain a value.
+//! Stabbing queries: which intervals contain a value.
 //!
-//! A treap of the intervals, sorted by where they begin; every node knows when the last of its subtree ends. A search leaves
-//! out each subtree in which all have ended. Of those it enters, each left of its path has an interval that contains the value:
-//! all there begin before it, and the one that ends last ends after it. So a search that finds k of n intervals takes
+//! A treap of the intervals, sorted by their start; every node knows the greatest end in its subtree. A search skips each subtree
+//! in which all intervals have ended. Of the subtrees that it enters, each one left of its path has an interval that contains the
+//! value: all of them start before it, and the one that ends last ends after it. So a search that finds k of n intervals takes
 //! O(log n + k log(n/k)) steps, which is O(log n) for one and O(n) for all of them, however they overlap. Insertion and removal
 //! take O(log n). Equal intervals are one node.
 

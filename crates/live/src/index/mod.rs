@@ -1,8 +1,8 @@
-//! From a change to the queries that it can concern, without trying each.
+//! The index of live queries: finds the queries that a change can concern, without trying each.
 //!
-//! A query stands at the places that [`access`] chose for its filter: a value of a field, or an interval. A change leads to the
-//! places of what the row was and of what it is. What is found there still has to be asked by the whole filter. Queries that no
-//! place can be found for are found by every change of their bucket.
+//! A query is registered under the keys that [`access`] chose for its filter: a value of a field, or an interval. A change is
+//! looked up by the old row and by the new row. The queries that are found are still checked with the whole filter. A query
+//! without a usable condition is found by every change of its bucket.
 
 mod access;
 mod interval;

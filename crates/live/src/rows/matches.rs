@@ -1,8 +1,8 @@
-//! All rows that a query means, in order, and how many come before each.
+//! All rows that match a query, in order, with their ranks.
 //!
-//! A list of lists of a few hundred entries. A row is found by two binary searches, put in or taken out by moving half a list at
-//! most, and counted by adding the lengths of the lists before its own, which lie side by side. A million rows are two or three
-//! thousand lists. One row takes one entry and no memory beside it.
+//! A list of lists of a few hundred entries. A row is found by two binary searches, and inserted or removed by moving at most
+//! half a list. Its rank is the sum of the lengths of the lists before its own, which are stored next to each other. A million
+//! rows are two or three thousand lists. A row takes one entry and no other memory.
 
 use super::place::{Entry, Sort};
 use tidewire_store::Row;

@@ -1,4 +1,8 @@
-//! The result of a query that returns records, kept up to date.
+//! The result of a query that returns records, maintained incrementally.
+//!
+//! A live query keeps all rows that match, in its order. An entry has 40 bytes beside the shared row: the first bytes of its sort
+//! key, its ordinal, and a pointer. So a window is refilled without reading the store. The window before a commit follows from
+//! the ranks after it and from the rows that came and went, so no old result is kept for comparison.
 
 mod matches;
 mod place;

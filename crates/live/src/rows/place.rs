@@ -1,8 +1,8 @@
-//! Where a row stands in a result.
+//! The position of a row in a result.
 //!
-//! The fields that a query sorts by are written as bytes that sort as the rows do: a type, order-preserving bytes, inverted for a
-//! descending field. Each field ends by itself, so no row's bytes are the beginning of another's. A place holds the first 15 of
-//! them, which are all there are for a number or a short string; what they leave open is decided by the rows themselves.
+//! The sort fields of a row are encoded as bytes that sort as the rows do: a type, order-preserving bytes, inverted for a
+//! descending field. Each field is self-delimiting, so the bytes of one row are never a prefix of another's. A place holds the
+//! first 15 bytes, enough for a number or a short string; ties are decided by comparing the rows.
 
 use std::cmp::Ordering;
 

@@ -1,4 +1,4 @@
-//! What of a row is in a result, as text.
+//! The projection of a row: the fields that are in the result, as text.
 
 use std::collections::HashSet;
 

@@ -1,9 +1,9 @@
-//! What of a result has changed, when a result is a window of all matches.
+//! Changes of a window of all matches.
 //!
-//! Rows come, go and move anywhere among the matches, and those at the edges of the window are pushed out or pulled in by what
-//! happens before them. All of it follows from ranks: that of a row among the matches as they are is counted, and that among the
-//! matches as they were is the same, less those before it that have come, plus those that have gone. So the cost depends on how
-//! many rows have changed, not on how many the window or the matches have.
+//! Rows are added, removed and moved anywhere among the matches, and rows at the edges of the window enter or leave it because of
+//! changes before them. All of it follows from ranks: the rank of a row among the new matches is counted, and its rank among the
+//! old ones is the same, minus the rows before it that were added, plus those that were removed. So the cost depends on the
+//! number of changed rows, not on the size of the window or of the matches.
 
 use tidewire_store::Row;
 

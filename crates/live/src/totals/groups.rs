@@ -1,7 +1,7 @@
-//! Rows in groups, and what is computed of each.
+//! Grouped rows, and the aggregates of each group.
 //!
-//! A group is shown as its first row has it, in the order of coming, and stands where that row does. So each group keeps its rows,
-//! and the first row of each is in one order.
+//! A group shows the group fields of its first row in insertion order, and has the position of that row in the result. So each
+//! group keeps its rows, and the first rows of all groups are kept in order.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};

@@ -1,4 +1,4 @@
-//! The result of a query that computes something of records, kept up to date.
+//! The result of an aggregate query, maintained incrementally.
 
 mod groups;
 mod tally;

@@ -1,4 +1,4 @@
-//! What has been counted, and can be taken back.
+//! Aggregates from which rows can be removed again.
 
 use std::collections::BTreeMap;
 

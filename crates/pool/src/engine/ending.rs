@@ -1,4 +1,4 @@
-//! How it all ends: draining, closing, and what is left.
+//! Shutdown: draining, closing, and returning the messages that are left.
 
 use std::time::{Duration, Instant};
 

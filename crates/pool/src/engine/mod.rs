@@ -1,14 +1,44 @@
-//! All that a pool does, without its threads: what workers and submitters share.
+//! The pool without its threads: the state that workers and submitters share, and what they do with it.
 //!
-//! Keys are spread over *shards*, one per worker, which is its home. A shard has two locks. Submitters append to the
-//! *intake* and touch nothing else. Workers hold the *stripe*, which knows the keys, and from time to time swap the whole
-//! intake out of the submitters' way. So a submitter meets a worker once per batch, not once per message. Whoever needs to
-//! know the keys at submission (a bound per key, an overflow policy) takes the stripe first and the intake then, as workers
-//! do.
+//! # The path of a message
 //!
-//! A message is in one place at any time: in an intake, queued in a stripe, or in the hands of a worker. It holds its room
-//! until it has ended, so the room that is held counts every message of the pool, and none is left when it is back to
-//! zero.
+//! 1. `submit` puts the message into an envelope with its size (`pool.rs`).
+//! 2. One atomic step takes the budget for one message and its bytes (`room.rs`). If the pool is full, the overflow policy
+//!    decides: reject, wait, drop the oldest message, or merge (`submitting`).
+//! 3. The message is appended to the intake of its home shard, which is its key modulo the number of workers. A worker is woken
+//!    if none is searching (`idle.rs`).
+//! 4. A worker takes the next message of its own shard. If that has none and keys may move, it takes one from another shard
+//!    (`worker.rs`, `working`).
+//! 5. The stripe hands out the first message of a key that no worker is handling. A message of a busy key waits in the list of
+//!    its key (`stripe.rs`).
+//! 6. A message whose deadline has passed becomes a dead letter. Any other goes to the handler, with a `Context` for follow-up
+//!    messages.
+//! 7. A handled message returns its budget. A failed one is held for its next attempt, together with its whole key, or becomes a
+//!    dead letter (`dead.rs`), and its asker gets the reason (`ask.rs`).
+//!
+//! `simulation.rs` does steps 4 to 7 on the caller's thread, in virtual time. The decorators (`observe.rs`, `resilience/`) are
+//! handlers around a handler; the engine does not know them.
+//!
+//! # Two locks per shard
+//!
+//! Submitters append to the *intake* and touch nothing else. Workers hold the *stripe*, which knows the keys, and take over the
+//! whole intake by one swap from time to time. So a submitter contends with a worker once per batch, not once per message. A
+//! submission that needs to know the keys (a bound per key, an overflow policy) locks the stripe first and then the intake, as
+//! workers do.
+//!
+//! # Keys do not move, their execution does
+//!
+//! A key lives in its home shard, and an idle worker takes its next message from there. Only one message of a key is out at a
+//! time, so no state is handed over between workers. A key exists only while it has a message that waits or is being handled.
+//!
+//! # The budget (`Room`)
+//!
+//! A message is in one place at any time: in an intake, queued in a stripe, or held by a worker. It keeps its budget until it has
+//! ended, so the budget in use counts every message of the pool, and a pool whose budget is unused is empty.
+//!
+//! Workers return budget in batches of a 64th of the bound, divided by the number of workers, because every submitter touches the
+//! same counter. A bound of less than 64 messages per worker is therefore exact at any time; a larger one is exact when the
+//! workers are idle.
 
 mod ending;
 mod submitting;

@@ -1,4 +1,8 @@
-//! How messages come in: room, overflow, and follow-ups.
+//! Submission: the budget, the overflow policy, and follow-up messages.
+//!
+//! A follow-up inherits the budget of the message that caused it. So a chain of messages makes progress however full the pool is,
+//! and no worker waits for budget. A message that has passed its budget on and then fails is retried only if there is other
+//! budget: the bound always holds.
 #![expect(
     clippy::inline_always,
     reason = "a message is large, and a call that is not inlined copies it: measured 1.2 to 1.8 times the CPU"

@@ -1,4 +1,8 @@
-//! How messages are taken, handed to the handler and settled.
+//! Workers: taking a message, calling the handler, and settling the result.
+//!
+//! A message has a hundred bytes or more, so it is copied once on its way to the handler and then stays in the [`Hand`] of its
+//! worker. That took the CPU time per message from about 165 to 110 ns. It is the reason for the out-parameters and the forced
+//! inlining on this path, and on no other.
 #![expect(
     clippy::inline_always,
     reason = "a message is large, and a call that is not inlined copies it: measured 1.2 to 1.8 times the CPU"

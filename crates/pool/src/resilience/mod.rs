@@ -1,4 +1,4 @@
-//! Decorators that protect a handler, and what it depends on.
+//! Decorators that protect a handler and the services it depends on.
 
 mod breaker;
 mod shedding;

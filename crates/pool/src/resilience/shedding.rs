@@ -1,9 +1,12 @@
-//! Load shedding by queue delay: `CoDel` (RFC 8289), as it is done for requests.
+//! Load shedding by queue delay: `CoDel` (RFC 8289), adapted to requests.
 //!
-//! A long queue is no harm if it drains, and a short one is if it never does. So what is watched is the *smallest* delay over
-//! an interval: only while that stays above the target is there too much to do. The RFC then drops packets one by one, slowly,
-//! because each one it drops slows its sender down. Who sends messages need not be so kind; so here everything is shed that
-//! waited for more than twice the target, until the smallest delay is below it again. What remains is handled in time.
+//! A long queue is harmless if it drains, and a short one is not if it never does. So the signal is the *smallest* delay over an
+//! interval: the handler is overloaded only while that stays above the target, as in the RFC.
+//!
+//! What happens then differs from the RFC, which drops packets one at a time because each loss slows its sender down. Senders of
+//! messages need not react: in the simulation, after twenty seconds of twice the load, the delay was still five seconds. So every
+//! message that waited for more than twice the target is shed, until the smallest delay is below the target again. The remaining
+//! messages are handled in time.
 
 use std::fmt;
 use std::time::{Duration, Instant};

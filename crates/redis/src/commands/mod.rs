@@ -1,8 +1,7 @@
-//! The common commands, each as a [`Request`](crate::Request) for the type that its reply is.
+//! The common commands, each as a [`Request`](crate::Request) with the type of its reply.
 //!
-//! Another type is asked for with [`returning`](crate::Request::returning), and any other command is built with
-//! [`Command`]. There are no commands here that make a connection wait or change its state: on a shared
-//! connection they would do so to everybody.
+//! [`returning`](crate::Request::returning) chooses another type, and [`Command`] builds any other command. Commands that block a
+//! connection or change its state are not here, because all tasks share the connection.
 //!
 //! ```
 //! use std::time::Duration;
@@ -12,8 +11,8 @@
 //! assert_eq!(set.command().as_bytes(), b"*6\r\n$3\r\nSET\r\n$1\r\nk\r\n$1\r\nv\r\n$2\r\nNX\r\n$2\r\nPX\r\n$5\r\n60000\r\n");
 //! ```
 //!
-//! Times are sent in milliseconds where a command has two forms. Parts of a millisecond are rounded up, so that what was to
-//! live for a short time does not expire at once.
+//! Times are sent in milliseconds where a command has two forms. Fractions of a millisecond are rounded up, so that a short time
+//! to live is not zero.
 
 mod group;
 mod hash;

@@ -1,4 +1,4 @@
-//! What stands in the commands that are more than a name and its arguments, and how odd replies are read.
+//! The encoding of commands that are more than a name and its arguments, and the conversion of unusual replies.
 
 use std::time::{Duration, UNIX_EPOCH};
 

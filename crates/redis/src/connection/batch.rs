@@ -1,4 +1,9 @@
-//! Requests and their bytes, one after the other.
+//! Requests and their bytes, in order.
+//!
+//! The bytes of all queued commands are one buffer. A task copies its command to the end of it, under the lock that it needs
+//! anyway, and the actor takes the whole buffer. So a small command needs no allocation, and the actor never copies it. The bytes
+//! of a request that is given up before it was sent are cut out, which is rare; so an error can say for certain that no byte was
+//! written.
 
 use std::collections::VecDeque;
 

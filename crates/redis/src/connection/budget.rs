@@ -1,4 +1,7 @@
-//! How much may be under way.
+//! The budget of a client: requests and bytes in flight.
+//!
+//! A request that has timed out keeps its budget until its reply has come. Otherwise callers that give up could send without
+//! bound to a server that does not answer.
 
 use std::ops::AddAssign;
 

@@ -1,4 +1,4 @@
-//! Moments to come.
+//! Deadlines that no duration overflows.
 
 use std::time::Duration;
 

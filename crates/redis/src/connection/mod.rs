@@ -1,4 +1,19 @@
-//! The actor of a connection: it owns the socket, makes it anew when it is lost, and ends every request once.
+//! The actor of a connection: it owns the socket, reconnects when it is lost, and ends every request exactly once.
+//!
+//! # The path of a command
+//!
+//! 1. A command is encoded while it is built (`command.rs`, `commands/`), inline while it is small (`buffer.rs`). `sharing.rs`
+//!    refuses commands that would harm other tasks on the connection.
+//! 2. The client submits it. One critical section (`queue`) checks whether requests are accepted now and whether the budget
+//!    allows it (`budget`), and appends its bytes to those that wait (`batch`). The first submission after the actor found the
+//!    queue empty wakes it.
+//! 3. While the connection is open (`serving`), the actor takes all waiting bytes and requests by a swap, writes the bytes at
+//!    once (`output`), and records the requests in flight in order, with their deadlines.
+//! 4. Input goes through the decoder (`resp/`). Each reply belongs to the oldest request in flight. Its budget is returned before
+//!    its task is woken.
+//! 5. That task converts the reply to the requested type (`request.rs`, `convert/`).
+//! 6. When the connection is lost, every waiting request learns whether a byte of it was written. The actor then reconnects
+//!    (`transport`) and publishes every state.
 
 mod batch;
 mod budget;

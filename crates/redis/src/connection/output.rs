@@ -1,4 +1,4 @@
-//! Bytes on their way to the socket.
+//! Bytes that are being written to the socket.
 
 use super::batch;
 

@@ -1,4 +1,4 @@
-//! Where those who ask meet the actor.
+//! The queue between the tasks that send requests and the actor.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Mutex, MutexGuard, PoisonError};

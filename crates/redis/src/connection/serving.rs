@@ -1,4 +1,9 @@
-//! One connection while it is open: what is queued is written in one go, replies go to who waits for them, in order.
+//! A connection while it is open: queued requests are written together, and replies go to their requests in order.
+//!
+//! At most half of the requests in flight are answered at a time. If all tasks were answered at once, all would send their next
+//! request at once: client and server would take turns, each idle while the other works. With half of them, one half is on the
+//! server while the tasks of the other half run. Before the actor takes new requests it yields once, so that requests of tasks
+//! that were woken together are written together. With a single task it does not yield.
 
 use std::collections::VecDeque;
 use std::io;

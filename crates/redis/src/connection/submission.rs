@@ -1,4 +1,4 @@
-//! A request on its way: from the handle that submits it to its reply.
+//! A request in flight: from the handle that submits it to its reply.
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;

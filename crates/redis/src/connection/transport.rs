@@ -1,4 +1,4 @@
-//! Sockets to a server, and the first words on them.
+//! Sockets to a server, and the handshake on them.
 
 use std::io;
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! Types of users, through serde.
+//! Conversion of replies to the caller's types, through serde.
 
 use std::fmt::Display;
 use std::vec;

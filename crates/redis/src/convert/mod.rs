@@ -1,4 +1,4 @@
-//! Replies to types. What a server says in RESP2 and in RESP3 becomes the same.
+//! Conversion of replies to types. Replies in RESP2 and in RESP3 convert to the same values.
 
 mod collection;
 mod deserialize;

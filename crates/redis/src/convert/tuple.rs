@@ -1,4 +1,4 @@
-//! Tuples, from arrays of their length. Pairs are with the maps.
+//! Tuples, from arrays of their length. Pairs are in `collection`.
 
 use super::FromValue;
 use super::collection::exactly;

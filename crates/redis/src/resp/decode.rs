@@ -1,8 +1,8 @@
-//! Bytes to messages.
+//! The decoder: bytes to messages.
 //!
-//! One pass: each byte is looked at when it has arrived, and never again, however the input is cut. What is complete leaves the
-//! input at once, so an unfinished reply is a stack of aggregates with what they hold so far, and at most one string or line in
-//! the input. Memory follows what has arrived: an announced length is compared with the limits, and otherwise only a hint.
+//! It makes one pass: each byte is examined once, on arrival, however the input is split. Complete parts leave the input at once,
+//! so an incomplete reply is a stack of open aggregates and at most one string or line in the input. Memory grows with the bytes
+//! that have arrived: an announced length is compared with the limits, and is otherwise only a hint.
 
 use bytes::{Buf, Bytes, BytesMut};
 use memchr::memchr2;

@@ -1,4 +1,4 @@
-//! Values to bytes.
+//! The encoder: values to bytes.
 
 use std::io::Write;
 

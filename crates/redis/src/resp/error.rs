@@ -1,4 +1,4 @@
-//! What can be wrong with what a peer says.
+//! Errors in the input of a decoder.
 
 /// What is wrong with a stream. It cannot be read any further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -1,4 +1,4 @@
-//! How much a peer may ask of us.
+//! Limits on the input of a decoder.
 
 /// The deepest nesting that can be set: values are dropped level by level, on the stack.
 const DEEPEST: usize = 512;

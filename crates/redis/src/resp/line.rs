@@ -1,4 +1,4 @@
-//! What stands in one line: lengths and numbers.
+//! The lines of RESP: lengths and numbers.
 
 use super::error::DecodeErrorKind;
 

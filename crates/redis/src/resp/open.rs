@@ -1,4 +1,4 @@
-//! Aggregates whose end has not come yet.
+//! Aggregates that are not complete yet.
 
 use super::value::Value;
 

@@ -1,4 +1,4 @@
-//! What is said in RESP: values, and which of them are replies.
+//! Values of RESP, and the messages that carry them.
 
 use std::fmt::{self, Debug, Formatter};
 

@@ -1,8 +1,8 @@
-//! A bucket as it is at one moment: its records and their indexes, in persistent maps.
+//! A bucket at one moment: its records and their indexes, in persistent maps.
 //!
-//! A clone shares everything and costs a few words, so the writer changes a clone of its own, and readers keep the one that was
-//! published. Every record has an *ordinal*, its place in the order of coming; it keeps it when it is updated or overwritten.
-//! Indexes lead from values to ordinals, and ordinals to records.
+//! A clone shares everything and costs a few words, so the writer changes its own clone while readers keep the published one.
+//! Every record has an *ordinal*, its number in insertion order, which it keeps when it is updated or overwritten. Indexes map
+//! values to ordinals, and ordinals map to records.
 
 mod keys;
 mod rows;

@@ -1,8 +1,8 @@
 //! Records by ordinal: an ordered map with structural sharing.
 //!
-//! Ordinals come one after the other, so a tree that is indexed by their bits is dense: looking one up takes a step per level and
-//! no comparisons, and a new one goes to the last leaf. A clone shares everything; what is shared is copied before it is changed,
-//! a leaf and the path to it. (An ordered map of pairs takes twice the memory, and several times as long.)
+//! Ordinals are consecutive, so a tree that is indexed by their bits is dense: a lookup takes one step per level and no
+//! comparison, and a new record goes to the last leaf. A clone shares everything; a shared leaf and the path to it are copied
+//! before they are changed. (An ordered map of pairs takes twice the memory and several times as long.)
 
 use std::ops::Range;
 use std::sync::Arc;

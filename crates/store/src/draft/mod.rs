@@ -1,7 +1,9 @@
 //! A state that is being changed.
 //!
-//! An operation that fails leaves no changes: they are reverted one by one. (To keep a clone of the state would be simpler, but
-//! shared nodes are copied before they are changed, and the writer runs thousands of writes a second.) Time is an argument.
+//! A write that fails leaves nothing behind: its changes are undone one by one. Cloning the state for each write would be
+//! simpler, but shared nodes are copied before they are changed, so a group of 64 writes would copy the same nodes 64 times. The
+//! state is cloned only when it is published, and before operations that do not change single records (definitions, clearing a
+//! bucket). Time is an argument.
 
 mod references;
 mod sweep;

@@ -1,4 +1,4 @@
-//! Records that refer to others: what they may refer to, and what becomes of them when it is deleted.
+//! References between records: their targets, and what a deletion does to the records that refer to it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

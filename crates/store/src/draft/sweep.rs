@@ -1,4 +1,4 @@
-//! Records that have expired are deleted, in parts.
+//! Deletion of expired records, in parts.
 
 use std::collections::VecDeque;
 

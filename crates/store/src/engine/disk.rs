@@ -1,7 +1,6 @@
-//! The outside world of an engine: files, directories, and a thread for what need not be waited for.
+//! The interface between an engine and the operating system: files, directories, and a background thread.
 //!
-//! Everything that the embedded engine does to a disk goes through here, so that tests can put a disk below it that loses
-//! power, fills up and fails.
+//! The embedded engine accesses the disk only through it, so tests can substitute a disk that loses power, fills up or fails.
 
 use std::fs::{self, File, TryLockError};
 use std::io;

@@ -1,4 +1,4 @@
-//! An engine that keeps nothing.
+//! The memory engine: it assigns positions and stores nothing.
 
 use std::path::Path;
 use std::time::Instant;

@@ -1,8 +1,8 @@
-//! Engines: storage of commits.
+//! Engines: they make commits durable.
 //!
-//! A single writer hands groups of commits to an [`Engine`], which assigns each a [`Position`] and returns when the group is as
-//! durable as configured. All commits of a group share one sync. Keys and rows are opaque bytes. An engine is read only at open,
-//! because all rows are in memory.
+//! The writer hands groups of commits to an [`Engine`], which assigns each a [`Position`] and returns when the group is as
+//! durable as the settings promise. All writes that wait form one group, so they share one sync. Keys and rows are opaque bytes
+//! to an engine. Engines do not serve reads, because all rows are in memory.
 
 mod disk;
 mod embedded;

@@ -1,7 +1,7 @@
-//! Filters: which rows are meant.
+//! Filters: which rows match.
 //!
-//! A filter comes as JSON and is checked once, whole, with all its parameters in place; then it is asked of rows, many times.
-//! The language is the same wherever records are chosen: queries, counts, aggregates, transactions, permissions.
+//! A filter is parsed from JSON and checked once, with all its parameters substituted, and then evaluated for many rows. The
+//! language is the same everywhere: queries, counts, aggregates, transactions, permissions.
 
 mod parameters;
 mod parser;

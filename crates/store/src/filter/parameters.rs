@@ -1,4 +1,4 @@
-//! Parameters: what `{{ root.name }}` stands for in a filter.
+//! Parameters of a filter: the values of `{{ root.name }}`.
 
 use serde_json::{Map, Value as Json};
 

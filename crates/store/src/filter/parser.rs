@@ -1,4 +1,4 @@
-//! From JSON to a filter.
+//! The parser of filters.
 
 use serde_json::Value as Json;
 

@@ -1,4 +1,4 @@
-//! Lists of values, ready to be asked about many rows.
+//! Lists of values, prepared for many lookups.
 
 use super::Scalar;
 use crate::{IndexKey, Value};

@@ -1,7 +1,7 @@
-//! Which records can be meant by a filter, as indexes know it.
+//! Access paths: the parts of indexes that contain all records which can match a filter.
 //!
-//! An index serves if the conditions that must all hold fix its first fields, each to one value or a few, and perhaps bound the
-//! next one. If one of several filters must hold and each of them is served, the parts of all of them are looked at.
+//! An index is usable if the conditions that must all hold fix its first fields, each to one value or a few, and possibly bound
+//! the next one. A disjunction is served by indexes if each alternative is; then the parts of all alternatives are read.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;

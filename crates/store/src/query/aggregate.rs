@@ -1,4 +1,4 @@
-//! What is computed of many records.
+//! Aggregates over records.
 
 use serde_json::{Map, Number, Value as Json};
 

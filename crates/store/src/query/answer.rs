@@ -1,4 +1,4 @@
-//! What a query returns: as a tree, or as the text that is sent.
+//! The result of a query: as a tree, or as JSON text.
 
 use serde_json::Value as Json;
 

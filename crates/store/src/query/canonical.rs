@@ -1,7 +1,7 @@
-//! Which queries are the same: bytes that are equal if two queries return the same of every bucket, as far as that is plain to see.
+//! The canonical form of a query: bytes that are equal only if two queries return the same results for every bucket.
 //!
-//! The order of conditions, conditions that are said twice, and the ways in which a number is written make no difference. What is
-//! equal here returns equal results always; what is not may do so too, and costs no more than being two.
+//! The order of conditions, repeated conditions, and the notation of numbers make no difference. Queries with equal bytes always
+//! return equal results. Queries with different bytes may do so too; they are then evaluated twice.
 
 use crate::filter::{Comparison, Filter, Scalar, Test};
 use crate::{AggregateFunction, Direction, Field, IndexKey, Query, Value};

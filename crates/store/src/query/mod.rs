@@ -1,7 +1,7 @@
-//! Queries: which records, in which order, and what of them.
+//! Queries: which records, in which order, and which of their fields.
 //!
-//! An index never changes what a query returns, only how soon: the plan chooses which records are looked at, in which order, and
-//! every one of them is asked by the filter.
+//! An index never changes the result of a query, only its cost: the plan chooses which records are examined, in which order, and
+//! each of them is checked with the whole filter.
 
 mod access;
 mod aggregate;

@@ -1,5 +1,5 @@
-//! Whatever the indexes and the order in which records came and went, a query returns what looking at every record returns. The
-//! model knows nothing of rows, keys or plans: it works on JSON trees.
+//! A model of queries, for tests: whatever the indexes and the history of a bucket, a query returns the same as a scan of all
+//! records. The model knows nothing of rows, keys or plans: it works on JSON trees.
 
 use std::cmp::Ordering;
 use std::sync::Arc;

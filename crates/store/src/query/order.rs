@@ -1,8 +1,8 @@
-//! An index that has the order which is asked for.
+//! An index that has the order of a sort.
 //!
-//! It has if its first fields are fixed to one value each, and the next ones are those of the sort, all in one direction. Equal
-//! ones come in the order of coming, and nothing comes last, in both directions: neither is so when an index is read backwards,
-//! which is why it is then read by groups.
+//! It does if its first fields are fixed to one value each, and the next ones are those of the sort, all in one direction.
+//! Records that sort equal are in insertion order, and missing values come last, in both directions. Reading an index backwards
+//! would reverse both, so it is then read group by group.
 
 use super::Direction;
 use super::access::Conditions;

@@ -1,8 +1,8 @@
-//! Which records are looked at, and in which order.
+//! Plans: which records are examined, and in which order.
 //!
-//! By the filter, parts of indexes in which all records are that can be meant; or by the sort, an index that has its order, so
-//! that whoever wants the first ones stops there; or all of them. What is looked at is still asked by the whole filter, so a plan
-//! is never wrong, at worst slow.
+//! A plan uses parts of indexes that contain all records which can match the filter, or an index with the order of the sort, so
+//! that a query with a limit can stop early, or all records. Every examined record is checked with the whole filter, so a bad
+//! plan is slow and never wrong.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;

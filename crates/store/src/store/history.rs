@@ -1,7 +1,8 @@
-//! The history: the latest commits, which followers read.
+//! The history: the newest commits, for followers.
 //!
-//! A follower has no queue but a place in the history. It sees every commit once, in order, without gaps. A follower that falls
-//! out of the history gets an error and starts again from a snapshot, so a slow follower delays no one.
+//! A follower has a position in the history, not a queue. One bounded list of commits serves all followers, and none of them
+//! slows the writer. A follower sees every commit once, in order, without gaps. If it falls so far behind that the next commit is
+//! no longer in the history, it gets an error and starts again from a snapshot.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -1,7 +1,18 @@
-//! The store: a published state, a single writer, and an engine that stores commits.
+//! The store: a published state, one writer, and an engine that makes writes durable.
 //!
-//! Reads take the published state and never wait. Writes go to the writer through a bounded queue, and are answered when they are
-//! as durable as the engine promises. [`writer`] has the order of events.
+//! Reads take the published state and never wait.
+//!
+//! # The path of a write
+//!
+//! 1. [`Store::write`] puts the work into the bounded queue (`queue`), or waits for capacity there, and returns a [`Pending`].
+//! 2. The writer thread takes all work that waits, and runs each piece on the head, a [`Draft`](crate::Draft): the published
+//!    state and the changes since (`writer`). A failed write is undone.
+//! 3. The draft validates a record, its references and its permissions, and stores it: by ordinal, by key, and in every index.
+//! 4. The engine makes the commits of the group durable with one sync.
+//! 5. The writer publishes the head with one atomic swap, appends the commits to the history, where followers read them, and
+//!    answers every write of the group, refused ones included.
+//! 6. From time to time the writer starts a checkpoint, which runs on its own thread over the immutable state, and sweeps expired
+//!    records.
 
 mod declare;
 mod history;

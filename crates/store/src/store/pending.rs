@@ -1,4 +1,4 @@
-//! A write that is under way.
+//! A write in flight, and its errors.
 
 use std::future::Future;
 use std::pin::{Pin, pin};

@@ -1,4 +1,4 @@
-//! The queue of writes: where all who write meet the one writer.
+//! The queue of writes between any number of threads and the writer.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,4 +1,4 @@
-//! Builds a state from the rows and commits that an engine recovers.
+//! Rebuilding the state and the history from the data of an engine.
 
 use std::sync::Arc;
 

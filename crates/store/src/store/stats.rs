@@ -1,4 +1,4 @@
-//! How a store is, and what it has done.
+//! Statistics of a store.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;

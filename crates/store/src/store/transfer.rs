@@ -1,8 +1,11 @@
-//! Copies of a whole store: backups, and exports as JSON lines.
+//! Copies of a whole store: backups that can be opened, and exports as JSON lines.
 //!
-//! An export has one JSON object per line: a head, every bucket and named query with its configuration, every record with the
-//! bucket it is in, and an end with the number of records, so that a part is not taken for the whole. System buckets are named
-//! as such: a program imports those that it declares.
+//! An import consists of ordinary commits, so positions stay valid and the epoch does not change. A restored backup gets a new
+//! epoch.
+//!
+//! An export has one JSON object per line: a head, every bucket and named query with its configuration, every record with its
+//! bucket, and an end with the number of records, so that a truncated file is noticed. System buckets are named as such: a
+//! program imports those that it declares.
 //!
 //! ```text
 //! {"tidewire":"export","version":1}

@@ -1,10 +1,12 @@
-//! The single writer.
+//! The writer: the one thread that changes the store.
 //!
-//! The writer owns the engine and the head: the published state and the writes since. It runs all waiting writes on the head, one
-//! after the other, and stores them as one group with one sync. Then it publishes the head with one swap, appends the commits to
-//! the history for followers, and answers the callers. So readers see neither half a write nor one that a crash could still
-//! take. A reply may show the effect of other writes of its group, also if it is an error; so no reply is sent before the group
-//! is stored. If storing fails, the head is reset to the published state.
+//! It owns the engine and the head, which is the published state and the changes since. It runs all waiting writes on the head,
+//! one after the other, and commits them as one group with one sync. Then it publishes the head with one atomic swap, appends the
+//! commits to the history, and answers. So readers see neither half a write nor one that could still be lost.
+//!
+//! All answers wait for the group, refusals included: a refusal may depend on an earlier write of the group, and nothing may
+//! leave the store that shows a write which a crash could still undo. If the engine fails, the head is reset to the published
+//! state.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

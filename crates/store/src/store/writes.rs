@@ -1,4 +1,8 @@
-//! What an engine is told of a commit.
+//! The writes of a commit, as an engine stores them.
+//!
+//! A row is stored as its JSON text. The table of members is rebuilt at start: it is a third of a row, and every version can read
+//! the text. The key of a row is part of its text, so only deletions store a key. Clearing a bucket is one write without a key,
+//! whatever the number of its records.
 
 use std::collections::HashMap;
 use std::ops::Range;

@@ -1,8 +1,8 @@
 //! Backups: copies of the newest snapshot and of the log after it.
 //!
-//! A backup of an open engine is made while commits go on; files that are copied are not recycled meanwhile. A backup of a
-//! directory that is not open reads and checks all of it first. A backup is restored by copying it in the same way and giving the
-//! copy a new epoch.
+//! A backup of an open engine runs while commits continue; files that are being copied are not recycled. A backup of a directory
+//! that is not open first reads and checks all of it. A backup is restored by copying it in the same way and giving the copy a
+//! new epoch.
 //!
 //! The target has a file that marks it as unfinished, from before the first file until everything is durable. So a crash midway
 //! leaves a directory that is not opened, and a restored directory is never opened with the epoch of the original.

@@ -1,4 +1,4 @@
-//! Checkpoints: a new snapshot, made while commits go on.
+//! Checkpoints: a new snapshot, written while commits continue.
 
 use std::fmt;
 use std::io;

@@ -1,4 +1,4 @@
-//! Frames of the log: how a group of commits looks on the disk.
+//! Frames of the log: the format of a group of commits on disk.
 //!
 //! ```text
 //! header    64 bytes, see `Header`
@@ -8,13 +8,13 @@
 //! ```
 //!
 //! The version of a segment names the layout of its payloads: see [`Layout`]. In version 1 a commit has no time, origin or depth.
+//! The time and the cause are logged so that the history that is rebuilt at start has the same commits as before.
 //!
-//! Numbers are little-endian. A header has a checksum of its own, so that its length is trusted before the payload is read, and
-//! so that what follows a bad frame is searched for headers in linear time.
+//! Numbers are little-endian. A header has its own checksum, so its length can be trusted before the payload is read, and the
+//! search for headers after an invalid frame takes linear time.
 //!
-//! A frame names its log, its segment and its number in the log, and the checksum of the frame before it. So bytes that a
-//! recycled segment had before are never taken for frames of this one, and neither are frames that were written after one that a
-//! crash took: they continue another.
+//! A frame names its log, its segment and its number in the log, and the checksum of the frame before it. So old bytes of a
+//! recycled segment are never mistaken for frames of this one, and neither are frames that followed one that a crash removed.
 
 use super::super::{Cause, StoredRow, Write, WriteSet};
 

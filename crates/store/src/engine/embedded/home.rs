@@ -1,7 +1,7 @@
-//! The directory of a log: names, and who may still need which file.
+//! The directory of a log: file names, the lock, and which files are still in use.
 //!
-//! Whatever works on the files holds the `Home`, and with it the lock: a directory is not free before the last checkpoint,
-//! backup or preparation of a segment has ended.
+//! Everything that works on the files holds the `Home`, and with it the lock: a directory is not released before the last
+//! checkpoint, backup or preparation of a segment has ended.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
 //! The end of the log, where groups are appended.
 //!
-//! A group is encoded behind the bytes of the page that the last one ended in, padded with zeros to a whole page and written in
-//! one go: into room that is there, with no read, no allocation and no change of metadata. Bytes that are durable are written
-//! again as they were, so that a sector has them whether the write reached it or not.
+//! A group is encoded after the bytes of the page in which the last group ended, padded with zeros to a whole page, and written
+//! by one call into preallocated space: no read, no allocation, no change of metadata. Durable bytes of that page are written
+//! again unchanged, so a sector holds them whether the write reached it or not.
 
 use std::io;
 use std::path::PathBuf;

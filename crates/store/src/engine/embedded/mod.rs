@@ -7,14 +7,15 @@
 //! log.tmp, snapshot.tmp       not finished, removed at the next opening
 //! ```
 //!
-//! What is guaranteed after a crash: a prefix of the groups, each as a whole, that has every group whose durability was
-//! reported. The order that makes it so:
+//! The guarantee after a crash: a prefix of the groups, each one complete, that has every group whose durability was reported.
+//! These rules make it so:
 //!
 //! 1. A group is one frame. The next one is written after it, and under [`Durability::Always`] after it is durable.
 //! 2. A segment is durable to its end before the header of the next one is written, and the next one's name before its header.
-//! 3. A checkpoint begins with the log being durable up to its position. Its file gets its name when it is durable, and what it
-//!    replaces is recycled or removed when the name is.
-//! 4. Opening makes durable what it has read before it writes: a process that was killed left the disk behind what it shows.
+//! 3. A checkpoint begins with the log being durable up to its position. Its file gets its name when it is durable, and the files
+//!    that it replaces are recycled or removed when the name is.
+//! 4. Opening makes everything durable that it has read before it writes: a process that was killed may have left data that is
+//!    readable but not on disk.
 //! 5. A segment has one layout of frames, named by the version in its header. Opening a log whose last segment has an older
 //!    layout continues in a new segment, by the same steps as when a segment is full.
 

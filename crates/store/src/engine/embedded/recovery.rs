@@ -1,9 +1,9 @@
-//! Recovery: reads the newest snapshot and the log after it.
+//! Recovery: reads the newest snapshot and the log after it when a directory is opened.
 //!
-//! A log ends at the first place where no frame continues the one before. That is a *torn tail* if a crash explains it: the
-//! missing frames were not durable, and the log continues from there. It is corruption if anything later in the log proves that a
-//! missing frame was durable: a frame says up to which frame the log was durable when it was written, and a segment begins when
-//! everything before it is durable. Nothing is skipped: corruption is an error that names the place.
+//! A log ends at the first place where no frame continues the one before. That is a *torn tail* if a crash can explain it: then
+//! the durability of the missing part was never reported, and the log continues from there. It is corruption if a later part of
+//! the log shows that the missing part was durable: a frame records up to where the log was durable when it was written, and a
+//! segment begins when everything before it is durable. Nothing is skipped: corruption is an error that names the place.
 
 use std::io;
 use std::path::{Path, PathBuf};

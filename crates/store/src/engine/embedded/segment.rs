@@ -1,15 +1,15 @@
-//! Segments of the log: files of a fixed length that are written once with zeros, and then over and over with frames.
+//! Segments of the log: files of a fixed length that are filled with zeros once, and then overwritten with frames.
 //!
-//! A write into bytes that the file has already changes no metadata, so forcing it to the disk is one write and no journal
-//! commit; and since the room is taken beforehand, a full disk is noticed a segment before it matters. The next segment is made
-//! while this one is filled, out of one that is no longer needed if there is one.
+//! A write into existing bytes of a file changes no metadata, so syncing it is one write without a journal commit. Since the
+//! space is allocated in advance, a full disk is noticed one segment early. The next segment is prepared while this one is
+//! filled, from a segment that is no longer needed if possible.
 //!
 //! ```text
 //! page 0    header: who it belongs to, and where the log stood when it began
 //! then      frames, each at a multiple of 8
 //! ```
 //!
-//! A segment without a proper header for its number has not begun. All before it is durable when a header is written.
+//! A segment without a valid header for its number has not begun. When a header is written, everything before it is durable.
 
 use std::io;
 use std::path::PathBuf;

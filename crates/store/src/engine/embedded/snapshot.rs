@@ -1,4 +1,4 @@
-//! Snapshots: all rows as of one position, in a file that appears when it is whole.
+//! Snapshots: all rows as of one position, in a file that gets its name when it is complete.
 //!
 //! ```text
 //! header   64 bytes: whose it is, the position, the segment that goes on from there
