@@ -102,6 +102,10 @@ impl<F: FrameLike> Outbox<F> {
         0
     }
 
+    pub(crate) fn queued_bytes_besides(&self, _: Slot) -> usize {
+        0
+    }
+
     pub(crate) fn drained(&self) -> bool {
         false
     }

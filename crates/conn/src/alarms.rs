@@ -1,8 +1,10 @@
 //! One clock for all connections of a supervisor.
 //!
-//! A connection sets at most one alarm, and leaves it alone while it is busy: when the alarm goes off too early it is set
-//! again. So a busy connection pays nothing, an idle one without time-outs has no alarm, and a thousand connections wait on one
-//! timer. A task drives the clock while there are alarms, and ends with the last of them.
+//! A connection has at most one alarm, and does not touch it while it is busy: an alarm that goes off too early is set again. So
+//! a busy connection pays nothing, an idle one without timeouts has no alarm, and thousands of connections share one timer.
+//!
+//! Alarms are in an ordered map under one lock. A hashed timer wheel would have to tick; the task that drives this clock sleeps
+//! until the first alarm, and ends with the last one.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

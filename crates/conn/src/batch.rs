@@ -1,8 +1,8 @@
-//! What an actor gathers before it writes once.
+//! Bytes that are gathered for one write.
 //!
-//! One write per frame costs an order of magnitude against one write per batch. Small pieces are copied next to each other, so
-//! a batch of small frames is one slice and needs no allocation once its buffer has grown; large bodies stay where they are
-//! and are handed to a vectored write between the copied pieces.
+//! One write per frame costs an order of magnitude more than one write per batch. Small pieces are copied next to each other, so
+//! a batch of small frames is one slice and needs no allocation once its buffer has grown. Large bodies are not copied: a
+//! vectored write takes them between the copied pieces.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;

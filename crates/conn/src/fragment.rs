@@ -1,8 +1,11 @@
-//! Large frames in pieces, so that an urgent one need not wait for the end of another.
+//! Fragments: large frames in pieces, so that an urgent frame need not wait for the end of a large one.
 //!
-//! The adapter stands between the frames of the application and those of another codec. A frame of up to one fragment goes
-//! through with a byte before it; a larger one is cut into fragments that name their message, and the actor writes other frames
-//! between them. The peer puts them together again. Neither handlers nor pushers notice.
+//! The adapter sits between the frames of the application and another codec. A frame of up to one fragment passes with one byte
+//! before it. A larger one is cut into fragments that name their message, and the actor writes other frames between them. The
+//! peer assembles them. Handlers and pushers do not notice.
+//!
+//! A fragment is a frame of the inner codec, and any codec may encode a frame in parts ([`Codec::encode_part`]). So fragments
+//! need no support in the outbox, and a reply without an end is not a special case.
 //!
 //! ```text
 //! whole message    1 byte  0b11                                            payload
@@ -11,7 +14,7 @@
 //! last fragment    1 byte  0b10   message: u32                             payload
 //! ```
 //!
-//! Numbers are big-endian. A fragment that is not the last has a payload, so that their number is bounded by the bytes.
+//! Numbers are big-endian. A fragment that is not the last has a payload, so the number of fragments is bounded by the bytes.
 
 use bytes::{Buf, Bytes, BytesMut};
 

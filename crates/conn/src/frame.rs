@@ -1,8 +1,8 @@
-//! Frames: a head of one's own and a body shared with others.
+//! Frames: a head for one receiver and a body that receivers share.
 //!
-//! A push names the subscription of its receiver, while its data is the same for all. The head therefore lives in the frame
-//! itself and the body is counted, so that a broadcast allocates once, whatever the number of receivers. Only a head that is
-//! longer than most stands beside its frame, so that queues of frames stay small.
+//! A push names the subscription of its receiver, while its data is the same for all. The head is therefore stored in the frame
+//! itself, and the body is reference-counted: a broadcast allocates once, whatever the number of receivers. Only an unusually
+//! long head is allocated, so queues of frames stay small.
 
 use std::fmt;
 

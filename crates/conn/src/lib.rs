@@ -1,7 +1,7 @@
 //! Connection actors for framed protocols: frames in, frames out, and any task may push to a live connection at any time.
 //!
 //! Each connection is an actor that owns its socket for life. A [`Protocol`] says what frames are and how they are answered;
-//! a [`PushHandle`] pushes frames by [priority](PushPriority), with back-pressure; a [`SessionRegistry`] finds the live
+//! a [`PushHandle`] pushes frames by [priority](PushPriority), with backpressure; a [`SessionRegistry`] finds the live
 //! connections; a [`Supervisor`] admits, counts and ends them.
 //!
 //! ```

@@ -1,4 +1,4 @@
-//! What an application says to the actors of its connections.
+//! The protocol: the trait that an application implements for its connections.
 
 use std::fmt;
 use std::io;

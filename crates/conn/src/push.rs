@@ -223,6 +223,11 @@ impl<F: FrameLike> PushHandle<F> {
         self.0.queued_bytes()
     }
 
+    /// The size of all frames that wait, but for the one in this slot, which a newer frame would replace.
+    pub fn queued_bytes_besides(&self, slot: Slot) -> usize {
+        self.0.queued_bytes_besides(slot)
+    }
+
     /// What has gone through the connection when it last waited for its peer: whether a slow one takes anything at all.
     pub fn counters(&self) -> Counters {
         self.0.facts().map_or_else(Counters::default, |facts| facts.traffic.counters())

@@ -1,4 +1,4 @@
-//! Who is connected.
+//! The registry of live connections.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What is known of a connection, to itself and to others.
+//! The context of a connection, for its protocol, and its public facts, for other tasks.
 
 use std::any::Any;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What a supervisor counts.
+//! Counters of a supervisor.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -1,7 +1,7 @@
-//! Who may connect, who is connected, and how it all ends.
+//! The supervisor: admission, limits, and graceful shutdown of connections.
 //!
-//! Connections are children that are never restarted. A [`Permit`] counts one from its admission until it is dropped, which
-//! happens however the connection ends, so the count is exact at any time.
+//! Connections are children that are never restarted. A [`Permit`] counts a connection from its admission until the permit is
+//! dropped, which happens however the connection ends, so the count is always exact.
 
 use std::any::Any;
 use std::collections::hash_map::{Entry, HashMap};

@@ -1,4 +1,4 @@
-//! How long a connection waits for its peer, and when it looks again.
+//! Timeouts of a connection, and when the next one is due.
 
 use std::fmt;
 use std::time::Duration;

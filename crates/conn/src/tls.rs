@@ -1,8 +1,8 @@
-//! TLS for both sides, by rustls.
+//! TLS for servers and clients, by rustls.
 //!
 //! A server [accepts](TlsServer::accept) on the task of the connection, within
-//! [`Supervisor::serve_with`](crate::Supervisor::serve_with), so that a peer which never finishes its handshake is nobody else's
-//! affair. A client [connects](TlsConnector) by another connector first.
+//! [`Supervisor::serve_with`](crate::Supervisor::serve_with), so a peer that never finishes its handshake delays no other
+//! connection. A client [connects](TlsConnector) by another connector first.
 
 use std::fmt;
 use std::io;

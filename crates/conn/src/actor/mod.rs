@@ -1,15 +1,31 @@
 //! The actor of one connection: it owns the socket for life, and reads and writes it in one task.
 //!
-//! Each turn it gathers what is ready into one batch, writes that, and reads. Pushes, replies and input are served in the order
-//! that the protocol chooses, and each has a share of every turn that began with room in the batch: while others wait, pushes or
-//! replies that come first fill at most three quarters of it, and every kind has one frame at least. So an urgent push waits for
-//! one batch at most, and no flood of anything stops the rest.
+//! # The path of a frame
 //!
-//! A peer that does not read fills the batch; then nothing is taken from the outbox, whose pushers wait, and nothing is read.
+//! 1. The supervisor admits the connection with a permit. Its actor runs after the TLS or WebSocket handshake, if there is one
+//!    (`tls.rs`, `websocket/`).
+//! 2. The actor reads into a buffer that all connections of a thread share, so an idle connection holds no buffer.
+//! 3. The codec takes a whole frame out of the input. The body is split off, not copied.
+//! 4. The application's [`Protocol`] answers with frames, or with a future or stream that the actor polls. `replies` keeps the
+//!    replies in the order of the requests.
+//! 5. The outbox takes the frames that other tasks push (`outbox/`, `push.rs`).
+//! 6. The actor gathers pushes and replies into one batch, writes it, and flushes once (`sending`, `batch.rs`).
+//! 7. When there is nothing to do, the actor rests (`resting`): it releases its buffers, and sets an alarm if it waits for the
+//!    peer (`alarms.rs`, `timeouts.rs`).
 //!
-//! When nothing moves, the actor rests: it gives back its buffers, and if it waits for the peer it sets an alarm on the clock
-//! that all connections share. Time-outs are looked at then and only then, so that whatever has arrived counts first. But for ticks:
-//! a connection that never rests has them too, when it lets others have their turn.
+//! # Fairness
+//!
+//! Pushes, replies and input are served in the order that the protocol chooses. Each has a share of every turn that began with
+//! room in the batch: while others wait, pushes or replies that come first fill at most three quarters of it, and every kind gets
+//! at least one frame. So a high-priority push waits for one batch at most, and a flood of one kind does not stop the others.
+//!
+//! A peer that does not read fills the batch. Then the actor takes nothing from the outbox, whose pushers wait, and reads
+//! nothing.
+//!
+//! # Timeouts
+//!
+//! Timeouts are checked only after an alarm, because by then the runtime has polled the sockets and input that has arrived counts
+//! first. Ticks are the exception: a connection that never rests runs them when it yields to other tasks.
 
 mod parked;
 mod replies;

@@ -1,4 +1,4 @@
-//! Frames that have come and wait.
+//! Frames that were read and wait until their requests may be handled.
 
 use std::collections::VecDeque;
 

@@ -1,11 +1,11 @@
-//! The replies of a connection that are not complete, in the order of their requests.
+//! Replies that are not complete, in the order of their requests.
 //!
-//! Futures are polled whatever their place, so that requests in flight go on together; what is there before its turn waits
-//! here. Streams are polled only in their turn: what they would give before it would have to be kept. What is decided in its turn
-//! is the actor's to decide, since it is decided with the context of the connection.
+//! Futures are polled whatever their position, so requests in flight make progress together; a reply that is ready early waits
+//! here. Streams are polled only when it is their turn, because their frames would have to be stored until then. A reply that is
+//! decided in its turn is decided by the actor, with the context of the connection.
 //!
-//! A future whose turn it is not has a waker of its own, which notes that it is worth polling. So a thousand in flight are not
-//! all polled when one of them is ready.
+//! A future that is polled ahead of its turn has a waker of its own, which records that it is worth polling. So when one of a
+//! thousand requests in flight is ready, the others are not polled.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};

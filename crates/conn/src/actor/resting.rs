@@ -1,4 +1,8 @@
-//! What an actor does when nothing moves: it gives back what it can, waits for its peer by the clock, and parts from it.
+//! An idle actor: releasing buffers, timeouts and ticks, and the end of the stream.
+//!
+//! A connection that ends lingers half-closed until the peer closes its side or [`Timeouts::linger`](crate::Timeouts::linger) has
+//! passed: a socket that is closed with unread bytes resets, and the peer may lose the last frames. The protocol learns of the
+//! end before that.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};

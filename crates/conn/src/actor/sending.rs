@@ -1,4 +1,8 @@
-//! Frames into the batch, and the batch into the socket.
+//! Encoding frames into the batch, and writing the batch to the socket.
+//!
+//! Frames are encoded for each receiver. A broadcast shares bodies, not encoded frames: a header has a few bytes, and copying it
+//! is cheaper than tracking when the copy could be skipped. So `before_send` sees every frame of every connection, and a protocol
+//! need not declare whether it changes frames.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;

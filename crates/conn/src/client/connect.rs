@@ -1,4 +1,4 @@
-//! How a client reaches its server.
+//! Connectors: how a client reaches its server.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! The connection of a client: made, run, and made again.
+//! The connection of a client: connects, runs the actor, and reconnects.
 
 use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};

@@ -1,9 +1,12 @@
-//! Clients: the same actor connects out.
+//! Clients: the same actor, connecting out.
 //!
-//! A [`Client`] is a handle, a [`Connection`] drives it. Requests of all clones share one connection, and go out in one batch
-//! when several wait. Whoever asked travels with the request, as a [`request::Responder`]: into the outbox, from there into the
-//! table of those who wait for a reply, and out of it. Wherever it is dropped, the request ends; so it ends exactly once, and the
-//! error says whether the server may have seen it. A request is never sent twice.
+//! A [`Client`] is a handle, a [`Connection`] drives it. All clones share one connection, and requests that wait at the same time
+//! are sent in one batch.
+//!
+//! The [`request::Responder`] of a request travels with it: into the outbox, from there into the table of requests in flight, and
+//! out of it with the reply. Wherever it is dropped, the request ends, so every request ends exactly once. A request is either
+//! sent or given up, decided by one atomic step, so an error is never wrong about whether the server may have seen it. A request
+//! is never sent twice.
 
 mod connect;
 mod drive;

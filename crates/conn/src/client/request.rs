@@ -1,4 +1,4 @@
-//! How a request ends.
+//! The end of a request: its reply, or an error that says whether it may have been executed.
 
 use std::fmt;
 use std::sync::Arc;

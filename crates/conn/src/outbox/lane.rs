@@ -1,8 +1,8 @@
-//! A lane of an outbox: frames of one priority, with room for so many of them and so many bytes.
+//! A lane of an outbox: frames of one priority, bounded by their number and their bytes.
 //!
-//! Room is counted under the lock of the outbox, which a push takes anyway. While somebody waits for it, all room that there is
-//! stands in semaphores instead, so that whoever waits does so in order, may give up, and learns at once when the connection
-//! has gone. With the last of them, what is left of it comes back to be counted.
+//! The free capacity is counted under the lock of the outbox, which a push takes anyway. While a pusher waits for capacity, all
+//! of it is in semaphores instead: waiters are served in order, may be cancelled, and learn at once that the connection has
+//! closed. When the last waiter has left, the rest returns to the plain counters.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,17 +1,21 @@
-//! What waits to be written to one connection: two lanes by priority, and slots that hold the newest of their kind.
+//! The outbox of a connection: frames that other tasks push. It has two lanes by priority, and slots that hold the newest frame
+//! of their kind.
 //!
-//! The outbox is shared by the actor, which takes from it, and by all who push. It costs a few words until it is first used.
+//! The outbox is shared by the actor, which takes from it, and by all pushers. Its queues are allocated by the first push; until
+//! then it has a few words.
 //!
-//! **Waking.** A pusher queues under the lock, then raises `ready`, and wakes the actor if it was down. The actor lowers it
-//! *before* it takes the lock, so what was queued after it looked raises it again. A pusher that finds it raised leaves it so:
-//! a look that came before the pusher had the lock also lowered it before the pusher read it, so what the pusher read was raised
-//! since, and another look follows.
+//! **Waking.** A pusher queues its frame under the lock, then raises `ready`, and wakes the actor if the flag was down. The actor
+//! lowers it *before* it takes the lock, so a frame that is queued after the actor looked raises it again. A pusher that finds
+//! the flag raised leaves it: a look that came before the push had lowered the flag first, so the flag was raised since, and
+//! another look follows. A connection without pushes pays one load per turn.
 //!
-//! **Tied frames.** A frame that must not be written before a certain reply waits aside until the actor has handed that reply
-//! to the codec, and then takes its place at the end of its lane. It has its room in the lane from the beginning.
+//! **Tied frames.** A frame that must not be written before a certain reply waits aside, not in its lane, where it would hold up
+//! other pushes until a slow reply is ready. When the actor has handed that reply to the codec, the frame moves to the end of its
+//! lane. Its capacity in the lane is reserved from the beginning. A slot keeps an older frame that may go earlier beside the
+//! newest one.
 //!
-//! **Closing.** `closed` is set before the queues are emptied for the last time, under their lock; whoever queues looks at it
-//! under the same lock. So nothing is queued after that, and everything that was is written or counted as lost.
+//! **Closing.** `closed` is set before the queues are emptied for the last time, under their lock, and every push checks it under
+//! the same lock. So nothing is queued after that, and every frame that was queued is written or counted as lost.
 
 mod lane;
 
@@ -398,8 +402,13 @@ impl<F: FrameLike> Outbox<F> {
 
     /// What all frames weigh that wait, those in slots and those that are tied included.
     pub(crate) fn queued_bytes(&self) -> usize {
+        self.lock().as_ref().map_or(0, |queues| queues.bytes())
+    }
+
+    /// The size of all frames that wait, but for the one in this slot.
+    pub(crate) fn queued_bytes_besides(&self, slot: Slot) -> usize {
         let Some(queues) = &*self.lock() else { return 0 };
-        queues.high.queued().1 + queues.low.queued().1 + queues.slot_bytes + queues.tied_bytes
+        queues.bytes() - queues.slots.get(&slot).map_or(0, Latest::size)
     }
 
     /// Empties a slot. Returns whether there was anything in it.
@@ -546,6 +555,11 @@ impl<F> Queues<F> {
             PushPriority::High => &mut self.high,
             PushPriority::Low => &mut self.low,
         }
+    }
+
+    /// The size of all frames that wait, those that are tied to a reply included.
+    fn bytes(&self) -> usize {
+        self.high.queued().1 + self.low.queued().1 + self.slot_bytes + self.tied_bytes
     }
 
     /// Whether nothing waits, for a reply neither.

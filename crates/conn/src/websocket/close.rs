@@ -1,4 +1,4 @@
-//! The end of a WebSocket that has no actor.
+//! Closing a WebSocket that has no actor.
 
 use std::borrow::Cow;
 use std::io::{self, IoSlice};

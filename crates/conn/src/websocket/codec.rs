@@ -1,10 +1,10 @@
 //! The codec of an established WebSocket.
 //!
-//! A message in one frame becomes a part of the input. While it is not all there it stays in the input, where each byte is
-//! unmasked and checked once, when it comes. Fragments are gathered in a buffer of their own, as they come.
+//! A message in one frame becomes a slice of the input. While it is incomplete it stays in the input, where each byte is unmasked
+//! and checked once, on arrival. Fragments are gathered in a separate buffer as they arrive.
 //!
-//! The end, in order: either side says Close, once, and then no more; the other answers with its own, and it is over. What the
-//! peer says after its Close, or after it broke the protocol, is thrown away.
+//! The closing handshake: either side sends a close frame, once, and then nothing more; the other side answers with its own, and
+//! the connection is over. Input that follows the peer's close frame or a protocol error is discarded.
 
 use std::borrow::Cow;
 use std::{fmt, mem, str};

@@ -1,4 +1,4 @@
-//! What can be wrong on a WebSocket, and the code that tells the peer.
+//! Errors of a WebSocket, and the close codes that report them to the peer.
 
 use super::header::CONTROL_MAX;
 use crate::CloseCode;

@@ -1,7 +1,7 @@
 //! The header of a frame: its kind, its length and its mask.
 //!
-//! Rules are checked in the order of the bytes they are about, and each as soon as its bytes are there: so a stream fails with
-//! the same error however it is cut, and before the payload of a bad frame is waited for.
+//! Rules are checked in the order of the bytes that they concern, each as soon as its bytes have arrived. So a stream fails with
+//! the same error however it is split, and before the payload of an invalid frame is awaited.
 
 use super::mask::Key;
 use crate::{WebSocketError, WebSocketOptions};

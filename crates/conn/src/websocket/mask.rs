@@ -1,4 +1,4 @@
-//! Masking: what a client sends is combined with a key of its choice, so that it cannot place bytes of its choice on the wire.
+//! Masking: a client combines its payloads with random keys, so that a page cannot choose the bytes on the wire.
 
 /// The key of a frame.
 pub(super) type Key = [u8; 4];

@@ -1,4 +1,4 @@
-//! What goes over a WebSocket.
+//! Messages of a WebSocket.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -1,10 +1,10 @@
 //! The WebSocket protocol (RFC 6455), for servers and clients, without I/O or a clock.
 //!
-//! [`WebSocket`] turns bytes into [`Message`]s and back once a connection is a WebSocket; the handshakes make it one.
-//! Extensions are neither offered nor accepted, so the reserved bits of a frame are errors.
+//! [`WebSocket`] turns bytes into [`Message`]s and back once a connection is a WebSocket; the handshakes make it one. Extensions
+//! are neither offered nor accepted, so the reserved bits of a frame are errors.
 //!
-//! What a peer sends is checked as it arrives: a stream fails where it breaks a rule, not at the end of the frame, and with the
-//! same error however it is cut. Memory follows what has arrived, not what was announced.
+//! Input is checked as it arrives: a stream fails where it breaks a rule, not at the end of the frame, and with the same error
+//! however it is split. Memory grows with the bytes that have arrived, not with the announced length.
 
 mod close;
 mod codec;

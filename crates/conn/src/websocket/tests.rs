@@ -1,4 +1,4 @@
-//! Both roles of the codec, on streams cut in every way.
+//! Both roles of the codec, on streams that are split in every way.
 
 use std::io::IoSlice;
 

@@ -1,4 +1,4 @@
-//! UTF-8 that arrives in pieces, cut anywhere.
+//! UTF-8 validation of text that arrives in pieces.
 
 use std::str;
 

@@ -1,4 +1,4 @@
-//! The client's side: it asks, and checks the answer.
+//! The handshake of a client: the request, and the check of the response.
 
 use std::fmt::Write;
 

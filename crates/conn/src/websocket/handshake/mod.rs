@@ -1,7 +1,7 @@
-//! The handshakes that make a connection a WebSocket: an HTTP request and its answer.
+//! The handshakes that turn a connection into a WebSocket: an HTTP request and its response.
 //!
-//! They read no further than the end of the head: what follows it is left in the input, for the codec. A head has a limited
-//! size, and is looked at once, when it is all there.
+//! They read no further than the end of the head: bytes that follow stay in the input, for the codec. The size of a head is
+//! limited, and it is parsed once, when it is complete.
 
 mod client;
 mod rules;

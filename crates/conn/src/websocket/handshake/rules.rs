@@ -1,4 +1,4 @@
-//! What a server demands of a handshake, once for its own HTTP and for that of a library.
+//! The rules that a server checks in a handshake, shared by our own HTTP and by HTTP libraries.
 
 use std::str;
 

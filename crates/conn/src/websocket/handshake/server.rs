@@ -1,4 +1,4 @@
-//! The server's side without an HTTP library: reads a request, and accepts or refuses it.
+//! The handshake of a server without an HTTP library: reads a request, and accepts or refuses it.
 
 use std::str;
 
