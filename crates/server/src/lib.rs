@@ -2,6 +2,7 @@
 //! every commit reaches every subscriber that should see it.
 
 mod auth;
+mod client;
 pub mod config;
 mod metrics;
 mod ops;
@@ -18,8 +19,10 @@ pub use auth::{
     RuleError, Session, StaticToken, StaticTokens, StaticTokensError, Tier, TokenExpiry, TokenValidator, Validation,
     ValidatorFailed,
 };
+pub use client::{Client, ClientPush, ClientSubscription};
 pub use metrics::ServerStats;
 pub use options::{Auth, Backpressure, ConnectionLimits, Heartbeat, RateLimit, ServerOptions, TlsFiles};
+pub use protocol::disconnect::Disconnect;
 pub use protocol::error::{Code, RequestError};
 pub use push::programmatic::ProgrammaticQuery;
 pub use push::view::View;

@@ -1,5 +1,6 @@
-//! A server that runs.
+//! The server: starts, answers for itself, and stops.
 
+use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,23 +13,27 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use crate::client::Client;
 use crate::metrics::{self, ServerStats};
-use crate::session::connection::ConnectionInfo;
-use crate::state::Core;
+use crate::protocol::disconnect::Disconnect;
+use crate::session::connection::{Connection, ConnectionInfo};
+use crate::state::ServerState;
 use crate::transport::listener::{Listener, Phase};
-use crate::transport::websocket::Wire;
+use crate::transport::websocket::WebSocketProtocol;
 use crate::{ServerOptions, Session};
 
-/// How many writes of a connection wait for the disk together: as many as a busy client has in flight.
-const IN_FLIGHT: usize = 128;
-/// How many urgent pushes may wait. Only notices are urgent.
-const URGENT: usize = 16;
-/// How many deltas may wait for a connection; their bytes are the limit that is met first.
-const DELTAS: usize = 65_536;
-/// How long connections have to end when the grace is over.
-const LAST_WORDS: Duration = Duration::from_secs(5);
+/// Writes of a connection that wait for the disk together: as many as a busy client has in flight.
+const MAX_IN_FLIGHT: usize = 128;
+/// High-priority pushes that may wait. Only notices have a high priority.
+const MAX_NOTICES: usize = 16;
+/// Deltas that may wait for a connection; the limit on their bytes is usually reached first.
+const MAX_DELTAS: usize = 65_536;
+/// How long requests in flight may take when the grace period is over.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(4);
+/// How long connections may take to close when the grace period is over: the replies, then the close handshake.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A server that runs. Dropping it stops it at once.
+/// A running server. Dropping it stops it at once.
 ///
 /// ```
 /// use tidewire::{Server, ServerOptions};
@@ -48,52 +53,52 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 /// ```
 #[derive(Debug)]
 pub struct Server {
-    core: Arc<Core>,
-    supervisor: Supervisor<Wire>,
+    state: Arc<ServerState>,
+    supervisor: Supervisor<WebSocketProtocol>,
     address: SocketAddr,
-    /// Told when nobody is let in any more.
+    /// How far it is from its end.
     stopping: watch::Sender<Phase>,
     accepting: Option<JoinHandle<()>>,
 }
 
-/// Why a server does not start.
+/// Why a server did not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// It cannot listen there.
+    /// The address cannot be listened on.
     #[error("cannot listen on {host}:{port}")]
     Listen {
-        /// Where.
+        /// The host.
         host: String,
-        /// Where.
+        /// The port.
         port: u16,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A file of certificate or key cannot be read.
+    /// The file of the certificate or key cannot be read.
     #[error("cannot read {}", file.display())]
     Read {
-        /// Which.
+        /// The file.
         file: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// Certificate and key are not what they should be.
+    /// The certificate or key is not valid.
     #[error("the certificate or its key cannot be used")]
     Tls(#[from] TlsError),
-    /// The path of the WebSocket is none.
-    #[error("\"{path}\" cannot be the path of the WebSocket: it begins with a slash")]
+    /// The path of the WebSocket is not valid.
+    #[error("\"{path}\" cannot be the path of the WebSocket: it must begin with a slash")]
     Path {
-        /// What it was to be.
+        /// The path.
         path: String,
     },
-    /// The process cannot start another thread.
+    /// A thread cannot be started.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
 }
 
 impl Server {
-    /// Listens and serves the store, until it is stopped. The store goes on when it is.
+    /// Listens, and serves the store until it is stopped. The store stays open.
     pub async fn start(store: Store, options: ServerOptions) -> Result<Self, StartError> {
         if !options.path.starts_with('/') {
             return Err(StartError::Path { path: options.path });
@@ -102,52 +107,67 @@ impl Server {
         let listen = |source| StartError::Listen { host: options.host.clone(), port: options.port, source };
         let listener = TcpListener::bind((options.host.as_str(), options.port)).await.map_err(listen)?;
         let address = listener.local_addr().map_err(listen)?;
-        let core = Arc::new(Core::new(store, options).map_err(StartError::Thread)?);
-        let supervisor = supervisor(&core);
+        let state = Arc::new(ServerState::new(store, options).map_err(StartError::Thread)?);
+        let supervisor = supervisor(&state);
         let (stopping, stopped) = watch::channel(Phase::Open);
-        let listening = Listener::new(Arc::clone(&core), supervisor.clone(), tls, stopped);
+        let listening = Listener::new(Arc::clone(&state), supervisor.clone(), tls, stopped);
         let accepting = tokio::spawn(listening.run(listener));
-        Ok(Self { core, supervisor, address, stopping, accepting: Some(accepting) })
+        Ok(Self { state, supervisor, address, stopping, accepting: Some(accepting) })
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The port that it listens on, which it may have picked itself.
+    /// The port that it listens on.
     pub fn port(&self) -> u16 {
         self.address.port()
     }
 
-    /// Where clients connect to.
+    /// The URL for clients.
     pub fn url(&self) -> String {
-        let scheme = if self.core.options.tls.is_some() { "wss" } else { "ws" };
-        format!("{scheme}://{}{}", self.address, self.core.options.path)
+        let scheme = if self.state.options.tls.is_some() { "wss" } else { "ws" };
+        format!("{scheme}://{}{}", self.address, self.state.options.path)
     }
 
-    /// How many clients are connected.
+    /// The number of connections, in-process clients included.
     pub fn connection_count(&self) -> usize {
-        self.core.connection_count()
+        self.state.connection_count()
     }
 
-    /// Whether clients are let in.
+    /// Whether it accepts connections.
     pub fn is_running(&self) -> bool {
         *self.stopping.borrow() == Phase::Open
     }
 
-    /// Who is connected, in the order of coming.
+    /// The connections, in the order in which they were made.
     pub fn connections(&self) -> Vec<ConnectionInfo> {
-        self.core.rows()
+        self.state.connections_info()
     }
 
-    /// How it is, and what it has done.
+    /// Its state, and what it has done since its start.
     pub fn stats(&self) -> ServerStats {
-        metrics::stats(&self.core, self.address)
+        metrics::stats(&self.state, self.address)
     }
 
-    /// Ends every connection whose session is meant, with a notice, and lets their users log in again only after a while. Returns
-    /// how many there were.
+    /// A client in this process, with this session or without a login.
+    pub fn client(&self, session: impl Into<Option<Session>>) -> Client {
+        Client::new(&self.state, session.into())
+    }
+
+    /// Closes a connection, by its [id](ConnectionInfo::connection_id), with the code `normal_closure`. Returns whether there was
+    /// one. In-process clients are not closed: they end when they are dropped.
+    pub fn disconnect(&self, connection_id: &str) -> bool {
+        let connections = self.state.all_connections();
+        let is_named =
+            |connection: &&Arc<Connection>| !connection.is_local() && connection.to_string() == connection_id;
+        let connection = connections.iter().find(is_named);
+        connection.is_some_and(|connection| connection.close(Disconnect::NORMAL_CLOSURE))
+    }
+
+    /// Revokes the sessions that are selected: closes their connections, and refuses logins of their users for
+    /// [`revocation_ttl`](ServerOptions::revocation_ttl). Returns the number of connections.
     ///
     /// ```no_run
     /// # fn revoke(server: &tidewire::Server) {
@@ -155,60 +175,76 @@ impl Server {
     /// server.revoke_sessions(|session| session.roles.iter().any(|role| role == "writer"));
     /// # }
     /// ```
-    pub fn revoke_sessions(&self, is_meant: impl Fn(&Session) -> bool) -> usize {
-        self.core.revoke(is_meant)
+    pub fn revoke_sessions(&self, is_selected: impl Fn(&Session) -> bool) -> usize {
+        self.state.revoke(is_selected)
     }
 
-    /// Ends every connection of a user, who may log in again only after a while, whether or not there are any.
+    /// Revokes the sessions of a user, also if it has no connection. Returns the number of connections.
     pub fn revoke_user(&self, user_id: &str) -> usize {
-        self.core.revocations.revoke(user_id, self.core.store.now());
-        self.core.revoke(|session| session.user_id == user_id)
+        self.state.revocations.revoke(user_id, self.state.store.now());
+        self.state.revoke(|session| session.user_id == user_id)
     }
 
-    /// Lets nobody in any more, tells all who are there, serves them for the grace period or until they have left, and ends the
-    /// connections that are left. Returns when there are none. If it is not waited for, the grace is over.
+    /// Shuts down gracefully: stops accepting, notifies all clients, serves them for the grace period or until they have left, and
+    /// closes the remaining connections. Returns when there are none.
+    ///
+    /// Dropping the future ends the grace period.
     pub async fn stop(mut self, grace: Duration) {
         self.stopping.send_replace(Phase::Stopping);
         let mut shutdown = Shutdown::default();
-        (shutdown.grace, shutdown.deadline) = (grace, grace.saturating_add(LAST_WORDS));
-        self.supervisor.shutdown(shutdown).await;
+        (shutdown.grace, shutdown.deadline) = (grace, grace.saturating_add(CLOSE_TIMEOUT));
+        tokio::select! {
+            () = self.supervisor.shutdown(shutdown) => {}
+            never = self.close_after(grace.saturating_add(REPLY_TIMEOUT)) => match never {},
+        }
         let accepting = self.accepting.take();
-        // Whoever accepts ends when it is dropped: also here, in place of whoever does not wait for the grace to pass.
+        // The listener ends when the server is dropped.
         drop(self);
         if let Some(accepting) = accepting {
-            // If it panicked, it has said so.
+            // A panic was logged by the panic hook.
             let _ = accepting.await;
         }
+    }
+
+    /// Closes the remaining connections over sockets after this time. Each has a request that has not ended; without this, its
+    /// client would get no close frame.
+    async fn close_after(&self, after: Duration) -> Infallible {
+        tokio::time::sleep(after).await;
+        for connection in self.state.all_connections().iter().filter(|connection| !connection.is_local()) {
+            connection.close(Disconnect::SERVER_SHUTDOWN);
+        }
+        std::future::pending().await
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Whoever accepts also ends the connections that are left.
+        self.state.stop_local_clients();
+        // The listener ends the connections over sockets.
         self.stopping.send_replace(Phase::Dropped);
     }
 }
 
-fn supervisor(core: &Arc<Core>) -> Supervisor<Wire> {
-    let options = &core.options;
+fn supervisor(state: &Arc<ServerState>) -> Supervisor<WebSocketProtocol> {
+    let options = &state.options;
     let mut timeouts = Timeouts::default();
     timeouts.first_frame = None;
     timeouts.tick = Some(options.heartbeat.interval);
     let buffered = options.backpressure.max_buffered_bytes;
     let slots = options.connection_limits.max_subscriptions_per_connection.max(1);
     let per_address = options.max_connections_per_ip.unwrap_or(usize::MAX);
-    Supervisor::with_protocol(Wire { core: Arc::clone(core) })
+    Supervisor::with_protocol(WebSocketProtocol::new(state))
         .max_connections(options.max_connections)
         .max_connections_per_address(per_address)
-        .max_in_flight(IN_FLIGHT)
-        .push_capacities(URGENT, DELTAS)
+        .max_in_flight(MAX_IN_FLIGHT)
+        .push_capacities(MAX_NOTICES, MAX_DELTAS)
         .push_bytes(buffered)
         .slot_capacities(slots, buffered)
         .timeouts(timeouts)
         .build()
 }
 
-/// What makes a socket of TLS out of one.
+/// The TLS side of the listener.
 pub(crate) fn tls(files: &crate::TlsFiles) -> Result<TlsServer, StartError> {
     let read = |file: &PathBuf| std::fs::read(file).map_err(|source| StartError::Read { file: file.clone(), source });
     let identity = Identity::from_pem(&read(&files.certificate)?, &read(&files.key)?)?;

@@ -1,56 +1,77 @@
 //! What all connections of a server share.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use serde_json::{Value as Json, json};
+use serde_json::Value as Json;
 use tidewire_live::{Live, LiveOptions};
 use tidewire_store::Store;
 use tokio::runtime::Handle;
 
 use crate::auth::{Revocations, Session};
 use crate::metrics::counters::Counters;
-use crate::ops::store_reads;
-use crate::push::programmatic::Host;
+use crate::metrics::operations::OperationMetrics;
+use crate::ops::table::Capabilities;
+use crate::protocol::disconnect::Disconnect;
+use crate::push::programmatic::ProgrammaticQueries;
 use crate::session::connection::{Connection, ConnectionInfo};
 use crate::session::rate_limit::RateLimiter;
 use crate::{Auth, ServerOptions};
 
 /// What all connections of a server share.
 #[derive(Debug)]
-pub(crate) struct Core {
+pub(crate) struct ServerState {
     pub(crate) options: ServerOptions,
+    pub(crate) capabilities: Capabilities,
     pub(crate) auth: Option<Arc<Auth>>,
     pub(crate) store: Store,
     pub(crate) live: Live,
-    /// Queries that are code of the host.
-    pub(crate) host: Host,
-    pub(crate) rate: Option<RateLimiter>,
+    pub(crate) programmatic: ProgrammaticQueries,
+    pub(crate) rate_limiter: Option<RateLimiter>,
     pub(crate) revocations: Revocations,
     pub(crate) counters: Counters,
+    pub(crate) operations: OperationMetrics,
     pub(crate) started: Instant,
-    /// Where connections live.
-    pub(crate) runtime: Handle,
-    subscriptions: AtomicU64,
+    /// Subscriptions of all connections.
+    pub(crate) subscriptions: AtomicUsize,
+    pub(crate) is_backing_up: AtomicBool,
+    is_stopped: AtomicBool,
+    /// Runs what may block: the runtime on which the server was started.
+    runtime: Handle,
+    last_subscription: AtomicU64,
+    last_local_client: AtomicU64,
     connections: Mutex<BTreeMap<u64, Arc<Connection>>>,
 }
 
-impl Core {
+impl ServerState {
     pub(crate) fn new(store: Store, options: ServerOptions) -> std::io::Result<Self> {
         let mut live = LiveOptions::default();
         live.max_subscriptions = options.connection_limits.max_total_subscriptions;
+        let mut capabilities = Capabilities::default();
+        if options.auth.is_some() {
+            capabilities = capabilities.with(Capabilities::AUTH);
+        }
+        if options.backup_dir.is_some() {
+            capabilities = capabilities.with(Capabilities::BACKUP);
+        }
         Ok(Self {
+            capabilities,
             auth: options.auth.clone().map(Arc::new),
             live: Live::with_options(store.clone(), live),
-            host: Host::start(&store, &options.queries)?,
-            rate: options.rate_limit.map(RateLimiter::new),
+            programmatic: ProgrammaticQueries::start(&store, &options.queries)?,
+            rate_limiter: options.rate_limit.map(RateLimiter::new),
             revocations: Revocations::new(options.revocation_ttl),
             counters: Counters::default(),
+            operations: OperationMetrics::default(),
             started: Instant::now(),
+            subscriptions: AtomicUsize::new(0),
+            is_backing_up: AtomicBool::new(false),
+            is_stopped: AtomicBool::new(false),
             runtime: Handle::current(),
-            subscriptions: AtomicU64::new(0),
+            last_subscription: AtomicU64::new(0),
+            last_local_client: AtomicU64::new(0),
             connections: Mutex::default(),
             store,
             options,
@@ -61,15 +82,17 @@ impl Core {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn connected(&self, connection: &Arc<Connection>) {
+    pub(crate) fn add_connection(&self, connection: &Arc<Connection>) {
         self.connections().insert(connection.number, Arc::clone(connection));
     }
 
-    pub(crate) fn disconnected(&self, connection: &Connection) {
-        let gone = self.connections().remove(&connection.number);
-        drop(gone);
+    pub(crate) fn remove_connection(&self, connection: &Connection) {
+        // It is dropped after the lock is released.
+        let removed = self.connections().remove(&connection.number);
+        drop(removed);
     }
 
+    /// Every connection, in the order in which they were made.
     pub(crate) fn all_connections(&self) -> Vec<Arc<Connection>> {
         self.connections().values().cloned().collect()
     }
@@ -78,9 +101,35 @@ impl Core {
         self.connections().len()
     }
 
+    pub(crate) fn connections_info(&self) -> Vec<ConnectionInfo> {
+        self.all_connections().iter().map(|connection| connection.info()).collect()
+    }
+
+    pub(crate) fn subscription_count(&self) -> usize {
+        self.subscriptions.load(SeqCst)
+    }
+
     /// The number of the next subscription.
     pub(crate) fn next_subscription(&self) -> u64 {
-        self.subscriptions.fetch_add(1, Relaxed) + 1
+        self.last_subscription.fetch_add(1, Relaxed) + 1
+    }
+
+    /// The number of the next in-process client. Sockets are numbered from one, these from the upper half.
+    pub(crate) fn next_local_client(&self) -> u64 {
+        LOCAL_CLIENTS + self.last_local_client.fetch_add(1, Relaxed) + 1
+    }
+
+    /// Whether the server has stopped: no in-process client is served any more.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.is_stopped.load(SeqCst)
+    }
+
+    /// Ends the in-process clients. Those over sockets are ended by their supervisor.
+    pub(crate) fn stop_local_clients(&self) {
+        self.is_stopped.store(true, SeqCst);
+        for connection in self.all_connections().iter().filter(|connection| connection.number > LOCAL_CLIENTS) {
+            connection.close(Disconnect::SERVER_SHUTDOWN);
+        }
     }
 
     /// Whether clients have to log in.
@@ -88,14 +137,26 @@ impl Core {
         self.auth.as_ref().is_some_and(|auth| auth.required)
     }
 
-    /// Ends the connections of these sessions; their users may not log in for a while. Returns how many there were.
-    pub(crate) fn revoke(&self, is_meant: impl Fn(&Session) -> bool) -> usize {
+    /// The bucket that a named query reads.
+    pub(crate) fn bucket_of_query(&self, name: &str) -> Option<String> {
+        let config = self.store.snapshot().state.query_config(name).ok()?;
+        config.get("bucket").and_then(Json::as_str).map(str::to_owned)
+    }
+
+    /// Computes the programmatic query of a subscription on a thread that may block.
+    pub(crate) fn compute_later(self: &Arc<Self>, subscription: u64) {
+        let server = Arc::clone(self);
+        drop(self.runtime.spawn_blocking(move || server.programmatic.compute_for(subscription)));
+    }
+
+    /// Ends the connections whose session is selected, and revokes their users. Returns how many connections there were.
+    pub(crate) fn revoke(&self, is_selected: impl Fn(&Session) -> bool) -> usize {
         let now = self.store.now();
         let revoke = |connection: &Arc<Connection>| {
-            while let Some(login) = connection.login().filter(|login| is_meant(&login.session)) {
-                // Before its client hears of it, and tries again.
+            while let Some(login) = connection.login().filter(|login| is_selected(&login.session)) {
+                // Before the client learns of it and logs in again.
                 self.revocations.revoke(&login.session.user_id, now);
-                // If another has logged in there just now, they may be meant as well.
+                // If another user has logged in meanwhile, that session may be selected as well.
                 if connection.revoke(&login) {
                     return true;
                 }
@@ -106,63 +167,7 @@ impl Core {
         self.counters.revoked.fetch_add(count as u64, Relaxed);
         count
     }
-
-    /// Every connection, in the order of coming.
-    pub(crate) fn rows(&self) -> Vec<ConnectionInfo> {
-        self.all_connections().iter().map(|connection| connection.row()).collect()
-    }
-
-    pub(crate) fn store_stats(&self) -> Json {
-        let subscriptions = self.counters.subscriptions.load(SeqCst);
-        let snapshot = self.store.snapshot();
-        let programmatic =
-            self.options.queries.keys().filter(|name| snapshot.state.query_config(name).is_err()).count();
-        store_reads::store_stats(&self.options.name, &self.store.stats(), programmatic, subscriptions)
-    }
-
-    /// The named queries, and how many follow each.
-    pub(crate) fn queries(&self) -> Json {
-        let mut following = BTreeMap::<String, usize>::new();
-        for connection in self.all_connections() {
-            for forward in connection.subscriptions() {
-                if let Some(name) = forward.source.name() {
-                    *following.entry(name.to_owned()).or_default() += 1;
-                }
-            }
-        }
-        let count = |name: &str| following.get(name).copied().unwrap_or_default();
-        let snapshot = self.store.snapshot();
-        // A name of the host's stands for the host's query.
-        let queries = snapshot.state.queries().filter(|(name, _)| !self.host.has(name));
-        let declarative = queries.map(|(name, config)| {
-            json!({"name": name, "type": "declarative", "activeSubscriptions": count(&name), "config": config})
-        });
-        let programmatic = self
-            .options
-            .queries
-            .keys()
-            .map(|name| json!({"name": name, "type": "programmatic", "activeSubscriptions": count(name)}));
-        json!({"queries": declarative.chain(programmatic).collect::<Vec<_>>()})
-    }
-
-    pub(crate) fn server_stats(&self) -> Json {
-        let rows = self.rows();
-        let authenticated = rows.iter().filter(|row| row.user_id.is_some()).count();
-        let subscriptions: usize = rows.iter().map(|row| row.store_subscriptions).sum();
-        json!({
-            "name": self.options.name,
-            "connectionCount": rows.len(),
-            "authEnabled": self.auth.is_some(),
-            "rateLimitEnabled": self.rate.is_some(),
-            "rulesEnabled": false,
-            "connections": {
-                "active": rows.len(),
-                "authenticated": authenticated,
-                "totalStoreSubscriptions": subscriptions,
-                "totalRulesSubscriptions": 0,
-            },
-            "store": self.store_stats(),
-            "rules": null,
-        })
-    }
 }
+
+/// The numbers of in-process clients are larger than this.
+pub(crate) const LOCAL_CLIENTS: u64 = 1 << 63;

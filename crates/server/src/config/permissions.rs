@@ -4,7 +4,7 @@ use serde_json::Value as Json;
 
 use super::entry::{Entry, Report, closest};
 use super::tree::Value;
-use crate::ops::table::Operation;
+use crate::ops::table;
 use crate::{DefaultAccess, Permissions, Rule, RuleError};
 
 pub(super) const KEYS: &[&str] = &["default", "rules"];
@@ -100,7 +100,7 @@ fn texts<'p>(texts: &'p Texts<'_>) -> impl Iterator<Item = &'p str> {
 
 /// Warns about a pattern that matches no operation. It may be misspelled, or meant for a later version.
 fn warn_of_unknown(pattern: &str, entry: &Entry<'_>, report: &mut Report) {
-    let mut names = Operation::ALL.iter().map(|operation| operation.name());
+    let mut names = table::OPERATIONS.iter().map(|operation| operation.name);
     if let Some(prefix) = pattern.strip_suffix('*') {
         if !names.any(|name| name.starts_with(prefix)) {
             report.warnings.push(entry.warning(&format!("no operation begins with \"{prefix}\"")));

@@ -1,42 +1,37 @@
-//! What is counted since the server was started.
+//! Counters of the server.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::atomic::AtomicU64;
 
-/// What is counted since the server was started, and what there is.
+/// What has happened since the start. Requests are counted by [operation](super::operations::OperationMetrics).
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    /// Requests handled, whatever came of them.
-    pub(crate) requests: AtomicU64,
-    /// Messages that were no requests.
-    pub(crate) unreadable: AtomicU64,
-    /// Requests answered with an error.
-    pub(crate) failed: AtomicU64,
-    /// Requests refused because there were too many.
+    /// Messages that were not valid requests.
+    pub(crate) invalid: AtomicU64,
+    /// Requests refused by the rate limit.
     pub(crate) rate_limited: AtomicU64,
-    /// Requests not run because their client does not read.
+    /// Requests not run because the client does not read.
     pub(crate) backpressure: AtomicU64,
-    /// Requests that took too long.
+    /// Requests that missed their deadline.
     pub(crate) timed_out: AtomicU64,
     /// Requests that were logged as slow.
     pub(crate) slow: AtomicU64,
-    /// Logins that failed.
     pub(crate) logins_failed: AtomicU64,
-    /// Connections closed because their client does not read.
+    /// Connections closed because the client does not read.
     pub(crate) slow_consumers: AtomicU64,
-    /// Connections closed for want of a pong.
+    /// Connections closed because no pong came.
     pub(crate) heartbeats_missed: AtomicU64,
-    /// Connections closed because sessions were revoked.
+    /// Connections closed because their session was revoked.
     pub(crate) revoked: AtomicU64,
     /// Connections closed by a panic.
     pub(crate) panics: AtomicU64,
-    /// Subscriptions that ended by another's doing.
+    /// Subscriptions that the server has ended.
     pub(crate) subscriptions_ended: AtomicU64,
-    /// Times that a subscription waited for its client to read.
+    /// Pushes dropped because the buffer of the connection was full.
     pub(crate) held_back: AtomicU64,
-    /// Connections refused: their origin is not allowed.
+    /// Connections refused because of their origin.
     pub(crate) bad_origins: AtomicU64,
-    /// Sockets refused before they said anything, because there were too many.
+    /// Sockets closed at once because there were too many.
     pub(crate) refused_sockets: AtomicU64,
-    /// Subscriptions on all connections.
-    pub(crate) subscriptions: AtomicUsize,
+    pub(crate) backups: AtomicU64,
+    pub(crate) backups_failed: AtomicU64,
 }

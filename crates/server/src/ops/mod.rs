@@ -1,9 +1,149 @@
 //! The operations of the wire protocol.
+//!
+//! [`table`] lists them. Each family is one file, and each operation one function in it: it reads its parameters, checks the
+//! permission, and runs. The functions know neither sockets nor messages: a [`Call`] has the parameters, the server and the
+//! connection, and the outcome is the [`Data`] of the reply or an error. [`handler`](crate::ops::handler) is what transports use.
 
-pub(crate) mod auth;
-pub(crate) mod command;
+mod auth;
 pub(crate) mod handler;
-pub(crate) mod store_reads;
-pub(crate) mod store_writes;
-pub(crate) mod subscribe;
+mod server;
+mod store_admin;
+mod store_reads;
+mod store_writes;
+mod subscribe;
 pub(crate) mod table;
+mod unavailable;
+
+use std::cell::Cell;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use serde_json::json;
+use tidewire_store::Filter;
+
+pub(crate) use self::server::server_stats;
+use self::table::{OperationId, Scope};
+use crate::protocol::reply::Data;
+use crate::protocol::request::Params;
+use crate::session::caller::Caller;
+use crate::session::connection::Connection;
+use crate::session::rate_limit::RateKey;
+use crate::state::ServerState;
+use crate::{Code, RequestError};
+
+/// What a request is answered with.
+pub(crate) type Outcome = Result<Data, RequestError>;
+
+/// An outcome that comes later.
+pub(crate) type OutcomeFuture = Pin<Box<dyn Future<Output = Outcome> + Send>>;
+
+/// What an operation returns: the data of its reply, now or later.
+pub(crate) type Handled = Result<Answer, RequestError>;
+
+/// The data of a reply, now or later.
+pub(crate) enum Answer {
+    Now(Data),
+    Later(OutcomeFuture),
+}
+
+impl Answer {
+    fn later(future: impl Future<Output = Outcome> + Send + 'static) -> Self {
+        Self::Later(Box::pin(future))
+    }
+}
+
+impl<T: Into<Data>> From<T> for Answer {
+    fn from(data: T) -> Self {
+        Self::Now(data.into())
+    }
+}
+
+/// A request to one operation, while it is parsed, permitted and started.
+pub(crate) struct Call<'a> {
+    operation: OperationId,
+    params: &'a Params<'a>,
+    server: &'a Arc<ServerState>,
+    connection: &'a Arc<Connection>,
+    caller: Caller,
+    progress: Cell<Progress>,
+}
+
+/// How far a call has come. A transport refuses a call that failed before it was admitted in another way than one that failed
+/// while it ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    /// Its parameters are being read.
+    Parsing,
+    /// The caller may not do this.
+    Refused,
+    /// It counts towards the rate limit and runs.
+    Admitted,
+}
+
+/// What a call touches.
+#[derive(Debug, Clone, Copy)]
+enum Target<'a> {
+    Bucket(&'a str),
+    /// A query, and the bucket that it reads, if it reads one.
+    Query {
+        name: &'a str,
+        bucket: Option<&'a str>,
+    },
+    /// Nothing that has a name.
+    Everything,
+}
+
+impl Call<'_> {
+    /// Checks the permission. Returns the filter of the rows that the caller may touch; none for all rows.
+    fn permit(&self, target: Target<'_>) -> Result<Option<Filter>, RequestError> {
+        permit(&self.caller, self.operation, target).inspect_err(|_| self.progress.set(Progress::Refused))
+    }
+
+    /// Counts the request towards the rate limit. Called once, when parameters and permission are good.
+    fn admit(&self) -> Result<(), RequestError> {
+        self.progress.set(Progress::Admitted);
+        limit_rate(self.server, self.connection, &self.caller)
+    }
+
+    /// Checks the permission, and admits the call.
+    #[inline]
+    fn admit_to(&self, target: Target<'_>) -> Result<Option<Filter>, RequestError> {
+        let row_filter = self.permit(target)?;
+        self.admit()?;
+        Ok(row_filter)
+    }
+}
+
+/// Checks whether a caller may use an operation on a target. Returns the filter of the rows that it may touch; none for all rows.
+#[inline]
+fn permit(caller: &Caller, operation: OperationId, target: Target<'_>) -> Result<Option<Filter>, RequestError> {
+    let (bucket, resource) = match target {
+        Target::Bucket(bucket) => (Some(bucket), bucket),
+        Target::Query { name, bucket } => (bucket, name),
+        Target::Everything => (None, "*"),
+    };
+    if let Some(bucket) = bucket.filter(|bucket| bucket.starts_with('$')) {
+        let shown: String = bucket.chars().take(64).collect();
+        return Err(RequestError::new(Code::Forbidden, format!("\"{shown}\" is a system bucket")));
+    }
+    let row_filter = caller.row_filter(operation, bucket, resource)?;
+    let concerns_all_rows = matches!(operation.scope, Scope::Bucket | Scope::Server);
+    if row_filter.is_some() && concerns_all_rows {
+        return Err(Caller::forbidden(operation, resource));
+    }
+    Ok(row_filter)
+}
+
+/// Counts a request of a caller towards the rate limit.
+#[inline]
+fn limit_rate(server: &ServerState, connection: &Connection, caller: &Caller) -> Result<(), RequestError> {
+    let Some(rate_limiter) = &server.rate_limiter else { return Ok(()) };
+    let address = RateKey::Address(connection.address);
+    let key = caller.user_id().map_or(address, RateKey::User);
+    rate_limiter.take(key, server.store.now()).map_err(|retry_after| {
+        server.counters.rate_limited.fetch_add(1, Relaxed);
+        let message = format!("Rate limit exceeded: try again in {retry_after} ms");
+        RequestError::new(Code::RateLimited, message).with_details(json!({"retryAfterMs": retry_after}))
+    })
+}

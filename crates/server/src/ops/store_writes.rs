@@ -1,81 +1,170 @@
-//! Writes: what is done to the store on its writer's thread, and what is replied when it is kept.
+//! Writes of records. Each runs on the store's writer thread, in the order of requests, and is answered when it is durable.
+
+use std::borrow::Cow;
 
 use serde_json::{Map, Value as Json, json};
-use tidewire_store::{Action, Draft, Filter, Operation as Step, Row, StoreError};
+use tidewire_store::{Action, Cause, Draft, Filter, Operation as Step, Row, StoreError};
+use tracing::Instrument as _;
 
-use crate::ops::command::{Change, Once, Write};
-use crate::ops::store_reads::append_rows;
+use super::{Answer, Call, Handled, Target};
+use crate::RequestError;
 use crate::protocol::reply::Data;
+use crate::protocol::request::Params;
 
-/// What came of a write.
-#[derive(Debug)]
-pub(crate) enum Done {
-    Row(Row),
-    Rows(Vec<Row>),
-    Value(Json),
+pub(super) fn insert(call: &Call<'_>) -> Handled {
+    let (bucket, data) = (bucket(call.params)?, call.params.object("data")?);
+    write_rows(call, bucket, Some(""), |draft, bucket| Ok(Data::Row(draft.insert(bucket, data)?)))
 }
 
-/// Does a write for somebody, who may touch only some rows, and is given so many bytes of them at most.
-pub(crate) fn run(
-    write: Write,
-    user: &str,
-    rows: Option<&Filter>,
-    max_bytes: usize,
-    draft: &mut Draft,
-) -> Result<Done, StoreError> {
-    let Write { change, once } = write;
-    let shown = if once.is_some() { Shown::of(&change, rows) } else { Vec::new() };
-    let guarded = |draft: &mut Draft| match rows {
-        Some(rows) => draft.guarded(rows, |draft| change.run(max_bytes, draft)),
-        None => change.run(max_bytes, draft),
+pub(super) fn insert_many(call: &Call<'_>) -> Handled {
+    let (bucket, records) = (bucket(call.params)?, records(call.params)?);
+    write_rows(call, bucket, Some("/records"), |draft, bucket| Ok(Data::Records(draft.insert_many(bucket, records)?)))
+}
+
+pub(super) fn update(call: &Call<'_>) -> Handled {
+    let params = call.params;
+    let (bucket, key, data) = (bucket(params)?, params.value("key")?, params.object("data")?);
+    let version = params.version("version")?;
+    write_rows(call, bucket, Some(""), move |draft, bucket| Ok(Data::Row(draft.update(bucket, &key, data, version)?)))
+}
+
+pub(super) fn upsert(call: &Call<'_>) -> Handled {
+    let (bucket, data) = (bucket(call.params)?, call.params.object("data")?);
+    write_rows(call, bucket, Some(""), |draft, bucket| Ok(Data::Row(draft.upsert(bucket, data)?)))
+}
+
+pub(super) fn delete(call: &Call<'_>) -> Handled {
+    let params = call.params;
+    let (bucket, key, version) = (bucket(params)?, params.value("key")?, params.version("version")?);
+    write_rows(call, bucket, None, move |draft, bucket| {
+        draft.delete(bucket, &key, version)?;
+        Ok(json!({"deleted": true}).into())
+    })
+}
+
+pub(super) fn clear(call: &Call<'_>) -> Handled {
+    let bucket = bucket(call.params)?;
+    write_rows(call, bucket, None, |draft, bucket| {
+        draft.clear(bucket)?;
+        Ok(json!({"cleared": true}).into())
+    })
+}
+
+pub(super) fn transaction(call: &Call<'_>) -> Handled {
+    let mut steps = steps(call.params)?;
+    let retry = Retry::parse(call)?;
+    for step in &mut steps {
+        step.guard = call.permit(Target::Bucket(&step.bucket))?;
+    }
+    call.admit()?;
+    let shown = steps.iter().enumerate().filter_map(|(index, step)| {
+        let has_records = !matches!(step.action, Action::Delete(_) | Action::Count(_));
+        let row_filter = step.guard.clone().filter(|_| has_records)?;
+        let pointer = Cow::Owned(format!("/results/{index}/data"));
+        Some(Shown { bucket: step.bucket.clone(), row_filter, pointer })
+    });
+    let shown = if retry.is_some() { shown.collect() } else { Vec::new() };
+    let max_bytes = call.server.options.max_result_bytes;
+    Ok(write(call, retry, shown, move |draft| {
+        let results = draft.transact_within(&steps, max_bytes)?;
+        let result = |(index, data)| json!({"index": index, "data": data});
+        Ok(json!({"results": results.into_iter().enumerate().map(result).collect::<Vec<_>>()}).into())
+    }))
+}
+
+fn bucket(params: &Params<'_>) -> Result<String, RequestError> {
+    params.text("bucket").map(Cow::into_owned)
+}
+
+/// Admits a write to rows of one bucket, and hands it to the writer. `shown` is the JSON pointer of the records in its reply.
+fn write_rows(
+    call: &Call<'_>,
+    bucket: String,
+    shown: Option<&'static str>,
+    work: impl FnOnce(&mut Draft, &str) -> Result<Data, StoreError> + Send + 'static,
+) -> Handled {
+    let retry = Retry::parse(call)?;
+    let Some(row_filter) = call.admit_to(Target::Bucket(&bucket))? else {
+        return Ok(write(call, retry, Vec::new(), move |draft| work(draft, &bucket)));
     };
-    match once {
-        None => guarded(draft),
-        Some(Once { key, request }) => {
-            let reply = draft.once(user, &key, &request, |draft| guarded(draft).map(Done::into_json))?;
-            shown.iter().try_for_each(|shown| shown.check(&reply))?;
-            Ok(Done::Value(reply))
+    let shown = shown.filter(|_| retry.is_some()).map(|pointer| Shown {
+        bucket: bucket.clone(),
+        row_filter: row_filter.clone(),
+        pointer: Cow::Borrowed(pointer),
+    });
+    Ok(write(call, retry, shown.into_iter().collect(), move |draft| {
+        draft.guarded(&row_filter, |draft| work(draft, &bucket))
+    }))
+}
+
+/// Hands a write that was admitted to the writer. It has its place in the order of writes when this returns, if the queue has
+/// room; its reply comes when it is durable.
+pub(super) fn write(
+    call: &Call<'_>,
+    retry: Option<Retry>,
+    shown: Vec<Shown>,
+    work: impl FnOnce(&mut Draft) -> Result<Data, StoreError> + Send + 'static,
+) -> Answer {
+    let cause = Cause::of(call.connection.number);
+    let pending = match retry {
+        None => call.server.store.write_as(cause, work),
+        Some(retry) => {
+            let user = call.caller.user_id().unwrap_or_default().to_owned();
+            call.server.store.write_as(cause, move |draft| retry.run(&user, &shown, work, draft))
         }
+    };
+    let span = tracing::debug_span!(target: "tidewire::request", "store_commit");
+    Answer::later(async move { pending.instrument(span).await.map_err(RequestError::from) })
+}
+
+/// The idempotency key of a write that may be sent again.
+pub(super) struct Retry {
+    key: String,
+    /// What must be the same in another request with this key.
+    request: String,
+}
+
+impl Retry {
+    pub(super) fn parse(call: &Call<'_>) -> Result<Option<Self>, RequestError> {
+        const COMPARED: [&str; 8] = ["bucket", "name", "key", "data", "version", "operations", "config", "updates"];
+        let key = call.params.optional_text("idempotencyKey")?;
+        Ok(key.map(|key| {
+            let name = call.operation.name.to_owned();
+            let request = COMPARED.iter().fold(name, |text, name| text + "\n" + &call.params.compact(name));
+            Self { key: key.into_owned(), request }
+        }))
+    }
+
+    /// Runs a write, or returns its earlier reply if it was run before.
+    fn run(
+        self,
+        user: &str,
+        shown: &[Shown],
+        work: impl FnOnce(&mut Draft) -> Result<Data, StoreError>,
+        draft: &mut Draft,
+    ) -> Result<Data, StoreError> {
+        let reply = draft.once(user, &self.key, &self.request, |draft| work(draft).map(|data| data.to_json()))?;
+        shown.iter().try_for_each(|shown| shown.check(&reply))?;
+        Ok(reply.into())
     }
 }
 
-/// Records in a reply that only some may see. A reply that is given again may be of a time when its user was allowed more.
-struct Shown {
+/// Records in a reply. An earlier reply that is sent again may show rows that its user may no longer see.
+pub(super) struct Shown {
     bucket: String,
-    rows: Filter,
-    /// Where they are in it.
-    pointer: String,
+    row_filter: Filter,
+    /// The JSON pointer of the records in the reply.
+    pointer: Cow<'static, str>,
 }
 
 impl Shown {
-    fn of(change: &Change, rows: Option<&Filter>) -> Vec<Self> {
-        let shown = |bucket: &str, rows: Option<&Filter>, pointer: String| {
-            rows.map(|rows| Self { bucket: bucket.to_owned(), rows: rows.clone(), pointer })
-        };
-        match change {
-            Change::Insert { bucket, .. } | Change::Upsert { bucket, .. } | Change::Update { bucket, .. } => {
-                shown(bucket, rows, String::new()).into_iter().collect()
-            }
-            Change::InsertMany { bucket, .. } => shown(bucket, rows, "/records".to_owned()).into_iter().collect(),
-            Change::Transaction(steps) => {
-                let has_records = |step: &Step| !matches!(step.action, Action::Delete(_) | Action::Count(_));
-                let steps = steps.iter().enumerate().filter(|(_, step)| has_records(step));
-                let step = |(place, step): (usize, &Step)| {
-                    shown(&step.bucket, step.guard.as_ref(), format!("/results/{place}/data"))
-                };
-                steps.filter_map(step).collect()
-            }
-            _ => Vec::new(),
-        }
-    }
-
     fn check(&self, reply: &Json) -> Result<(), StoreError> {
         let records = match reply.pointer(&self.pointer) {
             Some(Json::Array(records)) => records,
             Some(record) => std::slice::from_ref(record),
             None => &[],
         };
-        let may_see = |record: &Map<String, Json>| Row::new(record).is_ok_and(|row| self.rows.matches(&row));
+        let may_see = |record: &Map<String, Json>| Row::new(record).is_ok_and(|row| self.row_filter.matches(&row));
         if records.iter().filter_map(Json::as_object).all(may_see) {
             Ok(())
         } else {
@@ -84,73 +173,24 @@ impl Shown {
     }
 }
 
-impl Change {
-    fn run(self, max_bytes: usize, draft: &mut Draft) -> Result<Done, StoreError> {
-        Ok(match self {
-            Self::Insert { bucket, data } => Done::Row(draft.insert(&bucket, data)?),
-            Self::InsertMany { bucket, data } => Done::Rows(draft.insert_many(&bucket, data)?),
-            Self::Upsert { bucket, data } => Done::Row(draft.upsert(&bucket, data)?),
-            Self::Update { bucket, key, data, version } => Done::Row(draft.update(&bucket, &key, data, version)?),
-            Self::Delete { bucket, key, version } => {
-                draft.delete(&bucket, &key, version)?;
-                Done::Value(json!({"deleted": true}))
-            }
-            Self::Clear { bucket } => {
-                draft.clear(&bucket)?;
-                Done::Value(json!({"cleared": true}))
-            }
-            Self::Transaction(steps) => {
-                let results = draft.transact_within(&steps, max_bytes)?;
-                let result = |(index, data)| json!({"index": index, "data": data});
-                Done::Value(json!({"results": results.into_iter().enumerate().map(result).collect::<Vec<_>>()}))
-            }
-            Self::DefineBucket { name, config } => {
-                draft.define_bucket(&name, &config)?;
-                Done::Value(json!({"name": name, "created": true}))
-            }
-            Self::DropBucket { name } => {
-                draft.drop_bucket(&name)?;
-                Done::Value(json!({"name": name, "dropped": true}))
-            }
-            Self::UpdateBucket { name, updates } => {
-                draft.update_bucket(&name, &updates)?;
-                Done::Value(json!({"name": name, "updated": true}))
-            }
-            Self::DefineQuery { name, config } => {
-                draft.define_query(&name, &config)?;
-                Done::Value(json!({"name": name, "defined": true}))
-            }
-            Self::UndefineQuery { name } => {
-                draft.undefine_query(&name)?;
-                Done::Value(json!({"name": name, "undefined": true}))
-            }
-        })
-    }
+/// The records of `store.insertMany`.
+fn records(params: &Params<'_>) -> Result<Vec<Map<String, Json>>, RequestError> {
+    let record = |(index, record)| match record {
+        Json::Object(record) => Ok(record),
+        _ => Err(RequestError::invalid(format!("\"data[{index}]\" must be an object: each is a record"))),
+    };
+    params.array("data")?.into_iter().enumerate().map(record).collect()
 }
 
-impl Done {
-    fn into_json(self) -> Json {
-        match self {
-            Self::Row(row) => Json::Object(row.to_record()),
-            Self::Rows(rows) => {
-                let records: Vec<Json> = rows.iter().map(|row| Json::Object(row.to_record())).collect();
-                json!({"records": records})
-            }
-            Self::Value(value) => value,
-        }
+/// The operations of a transaction.
+fn steps(params: &Params<'_>) -> Result<Vec<Step>, RequestError> {
+    let expected = "an array of at least one operation";
+    if !params.raw("operations").is_some_and(|text| text.starts_with('[')) {
+        return Err(params.wrong("operations", expected));
     }
-
-    /// What is replied.
-    pub(crate) fn data(&self) -> Data {
-        match self {
-            Self::Row(row) => Data::Row(row.clone()),
-            Self::Rows(rows) => Data::written(64, |out| {
-                let rows: Vec<&Row> = rows.iter().collect();
-                out.extend_from_slice(b"{\"records\":");
-                append_rows(out, &rows);
-                out.push(b'}');
-            }),
-            Self::Value(value) => Data::json(value),
-        }
+    let operations = params.array("operations")?;
+    if operations.is_empty() {
+        return Err(RequestError::invalid(format!("\"operations\" must be {expected}, and is empty")));
     }
+    Step::parse_all(&Json::Array(operations)).map_err(RequestError::invalid)
 }

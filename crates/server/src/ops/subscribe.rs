@@ -1,228 +1,333 @@
 //! Subscribing and unsubscribing.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tidewire_live::{First, Mark, Mode, Subscription, Whole};
+use serde_json::{Map, Value as Json};
+use tidewire_live::{First, Mark, Mode, Subscription as LiveSubscription, Whole};
 use tidewire_store::{Filter, Query, StoreError};
+use tracing::Instrument as _;
 
-use crate::ops::command::{Followed, Subscribe};
-use crate::ops::handler::Serving;
-use crate::protocol::reply::{Data, Outcome};
-use crate::push::subscription::{Beginning, Forward, Place, Source};
+use super::store_reads::query_params;
+use super::table::OperationId;
+use super::{Answer, Call, Handled, Outcome, Target, permit};
+use crate::protocol::reply::{Data, append_string};
+use crate::protocol::request::Params;
+use crate::push::permit::SubscriptionPermit;
+use crate::push::subscription::{Opening, Source, Subscription};
 use crate::session::caller::Caller;
+use crate::session::connection::Connection;
+use crate::state::ServerState;
 use crate::{Code, RequestError};
 
-impl Serving {
-    pub(crate) async fn subscribe(&self, ask: Subscribe, caller: Caller, rows: Option<Filter>) -> Outcome {
-        let Subscribe { query, mode, since, is_told } = ask;
-        let place = Place::take(&self.core, &self.connection.subscription_count)?;
-        let number = self.core.next_subscription();
-        if let Followed::Named { name, params } = &query
-            && self.core.host.has(name)
-        {
-            let source = Source::Programmatic { name: name.as_str().into(), params: Box::new(params.clone()) };
-            let beginning = Beginning { number, source, mode, is_told, rows: None, place };
-            return self.follow_host(beginning, since.is_some(), caller).await;
-        }
-        let (mut subscription, rows) = self.follow(&query, mode, since.as_deref(), &caller, rows).await?;
-        let first = Opening {
-            number,
-            key: is_told.then(|| self.key_of(&query)).flatten(),
-            is_computed: self.query_of(&query).is_ok_and(|query| query.aggregate.is_some()),
-            mark: is_told.then(|| subscription.mark().to_string()),
-            resumed: since.is_some().then(|| matches!(subscription.first(), First::Resumed(_))),
-        };
-        let data = first.reply(subscription.take_first(), self.core.options.max_result_bytes)?;
-        let source = match query {
-            Followed::Named { name, params } => {
-                Source::Named { name: name.into(), params: params.into_iter().collect() }
+pub(super) fn subscribe(call: &Call<'_>) -> Handled {
+    let subscribe = Subscribe::parse(call.params)?;
+    let row_filter = permit_query(call.server, &call.caller, call.operation, &subscribe.query)
+        .inspect_err(|_| call.progress.set(super::Progress::Refused))?;
+    call.admit()?;
+    let (connection, caller, operation) = (Arc::clone(call.connection), call.caller.clone(), call.operation);
+    Ok(Answer::later(async move { open(&connection, subscribe, &caller, operation, row_filter).await }))
+}
+
+pub(super) fn unsubscribe(call: &Call<'_>) -> Handled {
+    let id = call.params.text("subscriptionId")?;
+    call.admit()?;
+    let number = id.strip_prefix("sub-").and_then(|number| number.parse().ok());
+    // A number can be written in several ways, and only one of them is the id.
+    let number = number.filter(|number: &u64| *id == format!("sub-{number}"));
+    if number.is_some_and(|number| call.connection.unsubscribe(number)) {
+        return Ok(Data::text("{\"unsubscribed\":true}").into());
+    }
+    let shown: String = id.chars().take(64).collect();
+    Err(RequestError::new(Code::NotFound, format!("this connection has no subscription \"{shown}\"")))
+}
+
+/// The parameters of `store.subscribe`.
+struct Subscribe {
+    query: Subscribed,
+    mode: Mode,
+    /// The position of an earlier subscription.
+    since: Option<String>,
+    is_extended: bool,
+}
+
+/// The query to subscribe to.
+enum Subscribed {
+    Named { name: String, params: Map<String, Json> },
+    Inline(Box<Query>),
+}
+
+impl Subscribe {
+    fn parse(params: &Params<'_>) -> Result<Self, RequestError> {
+        let query = match params.given("config") {
+            None => Subscribed::Named { name: params.text("query")?.into_owned(), params: query_params(params)? },
+            Some(_) if params.given("query").is_some() => {
+                let message = "\"query\" and \"config\" cannot both be given: one names a query, the other is one";
+                return Err(RequestError::invalid(message));
             }
-            Followed::Inline(query) => Source::Inline(query),
-        };
-        let beginning = Beginning { number, source, mode, is_told, rows, place };
-        let forward = Forward::live(beginning, &self.connection, subscription);
-        self.connection.keep(&forward)?;
-        forward.deliver();
-        Ok(data)
-    }
-
-    /// Follows a query with the rights that hold for the bucket that it asks when it is followed.
-    async fn follow(
-        &self,
-        query: &Followed,
-        mode: Mode,
-        since: Option<&str>,
-        caller: &Caller,
-        mut rows: Option<Filter>,
-    ) -> Result<(Subscription, Option<Filter>), RequestError> {
-        // Whatever is no position of ours is one of long ago.
-        let mark: Option<Mark> = since.and_then(|since| since.parse().ok());
-        loop {
-            let live = &self.core.live;
-            let subscription = match query {
-                Followed::Inline(query) => {
-                    live.subscribe(restricted((**query).clone(), rows.as_ref()), mode, mark).await?
-                }
-                Followed::Named { name, params } => {
-                    live.subscribe_named(name, params.clone(), rows.clone(), mode, mark).await?
-                }
-            };
-            let now = self.may_follow(caller, query)?;
-            if now == rows {
-                return Ok((subscription, rows));
+            Some(_) => {
+                let config = Json::Object(params.object("config")?);
+                let query = Query::parse(&config, &query_params(params)?).map_err(RequestError::invalid)?;
+                Subscribed::Inline(Box::new(query))
             }
-            // The name stands for another query since it was looked up.
-            rows = now;
-        }
-    }
-
-    /// Follows code of the host, which has no history: whoever was away is told all.
-    async fn follow_host(&self, beginning: Beginning, was_away: bool, caller: Caller) -> Outcome {
-        if beginning.mode == Mode::Delta {
-            let message = "a programmatic query has no deltas: subscribe without \"mode\"";
-            return Err(RequestError::new(Code::ValidationError, message));
-        }
-        let Source::Programmatic { name, params } = &beginning.source else {
-            return Err(RequestError::new(Code::QueryNotDefined, "the query is not defined"));
         };
-        let (core, asked_by, name, params) = (Arc::clone(&self.core), caller.clone(), name.clone(), params.clone());
-        // It is code that may take its time.
-        let answered = tokio::task::spawn_blocking(move || core.host.answer(&name, &params, &asked_by)).await;
-        let answer = answered.map_err(|error| RequestError::internal(&error))??;
-        let mark = beginning.is_told.then(|| answer.mark());
-        let first = Opening {
-            number: beginning.number,
-            key: None,
-            is_computed: true,
-            mark,
-            resumed: was_away.then_some(false),
-        };
-        let data = first.reply(First::Whole(Whole::Json(answer.text.clone())), self.core.options.max_result_bytes)?;
-        let forward = Forward::host(beginning, &self.connection, answer.text);
-        self.connection.keep(&forward)?;
-        self.core.host.follow(&forward, caller);
-        // Not waited for: what it pushes comes after the reply in any case, and a reply that came too late would leave a subscription
-        // of which nobody knows.
-        let (core, number) = (Arc::clone(&self.core), forward.number);
-        drop(tokio::task::spawn_blocking(move || core.host.ask(number)));
-        Ok(data)
-    }
-
-    /// The field by which the records of a query are told apart.
-    fn key_of(&self, followed: &Followed) -> Option<String> {
-        let query = self.query_of(followed).ok()?;
-        let snapshot = self.core.store.snapshot();
-        snapshot.state.bucket(&query.bucket).ok().map(|bucket| bucket.definition().key.clone())
-    }
-
-    pub(crate) fn unsubscribe(&self, subscription: &str) -> Outcome {
-        let number = subscription.strip_prefix("sub-").and_then(|number| number.parse().ok());
-        // A number can be written in other ways than a name.
-        let number = number.filter(|number: &u64| subscription == format!("sub-{number}"));
-        if number.is_some_and(|number| self.connection.unsubscribe(number)) {
-            return Ok(Data::text("{\"unsubscribed\":true}"));
-        }
-        let shown: String = subscription.chars().take(64).collect();
-        let message = format!("this connection has no subscription \"{shown}\"");
-        Err(RequestError::new(Code::NotFound, message))
-    }
-
-    /// Somebody else is logged in: what they may not follow ends, and what they may follow shows them their rows.
-    pub(crate) async fn review(&self, caller: &Caller) -> Result<(), RequestError> {
-        for forward in self.connection.subscriptions() {
-            let followed = match &forward.source {
-                Source::Inline(query) => Followed::Inline(query.clone()),
-                Source::Named { name, params } => {
-                    Followed::Named { name: name.to_string(), params: params.iter().cloned().collect() }
-                }
-                Source::Programmatic { name, params } => {
-                    Followed::Named { name: name.to_string(), params: (**params).clone() }
-                }
-            };
-            let entered = caller.enter(Some(crate::ops::table::Operation::StoreSubscribe));
-            let rows = match entered.and_then(|()| self.may_follow(caller, &followed)) {
-                Ok(rows) => rows,
-                Err(error) => {
-                    forward.revoke(&error);
-                    continue;
-                }
-            };
-            if let Source::Programmatic { .. } = &forward.source {
-                let (core, number, caller) = (Arc::clone(&self.core), forward.number, caller.clone());
-                let asked = tokio::task::spawn_blocking(move || core.host.change_caller(number, caller)).await;
-                asked.map_err(|error| RequestError::internal(&error))?;
-            } else if let Some(live) = forward.see(rows.as_ref()) {
-                let replaced = match self.query_of(&followed) {
-                    Ok(query) => {
-                        self.core.live.replace(live, restricted(query, rows.as_ref())).await.map_err(Into::into)
-                    }
-                    Err(error) => Err(error.into()),
-                };
-                // It may be ending just now, by another's doing. That is no reason not to log in.
-                if let Err(error) = replaced {
-                    forward.revoke(&error);
-                }
+        let mode = match params.optional_text("mode")?.as_deref() {
+            None | Some("whole" | "full") => Mode::Whole,
+            Some("delta") => Mode::Delta,
+            Some(other) => {
+                let message = format!("\"mode\" must be \"whole\" or \"delta\", and is {other:?}");
+                return Err(RequestError::invalid(message));
             }
-        }
-        Ok(())
-    }
-
-    fn query_of(&self, followed: &Followed) -> Result<Query, StoreError> {
-        match followed {
-            Followed::Inline(query) => Ok((**query).clone()),
-            Followed::Named { name, params } => self.core.store.snapshot().state.query(name, params),
-        }
+        };
+        let since = params.optional_text("since")?.map(Cow::into_owned);
+        let is_extended = params.flag("pos")? || since.is_some() || params.given("mode").is_some();
+        Ok(Self { query, mode, since, is_extended })
     }
 }
 
-fn restricted(query: Query, rows: Option<&Filter>) -> Query {
-    match rows {
-        Some(rows) => query.restrict(rows),
+/// Checks whether a caller may subscribe to a query. Returns the filter of the rows that it may see; none for all rows.
+fn permit_query(
+    server: &ServerState,
+    caller: &Caller,
+    operation: OperationId,
+    query: &Subscribed,
+) -> Result<Option<Filter>, RequestError> {
+    let name = match query {
+        Subscribed::Inline(query) => return permit(caller, operation, Target::Bucket(&query.bucket)),
+        Subscribed::Named { name, .. } => name,
+    };
+    if let Some(buckets) = server.programmatic.buckets(name) {
+        if buckets.is_empty() {
+            return permit(caller, operation, Target::Query { name, bucket: None }).map(|_| None);
+        }
+        for bucket in buckets {
+            permit(caller, operation, Target::Query { name, bucket: Some(bucket) })?;
+        }
+        return Ok(None);
+    }
+    match server.bucket_of_query(name) {
+        Some(bucket) => permit(caller, operation, Target::Query { name, bucket: Some(&bucket) }),
+        // A caller that may subscribe to nothing does not learn which queries exist.
+        None => caller.may_ever(operation.name, name).map(|()| None),
+    }
+}
+
+async fn open(
+    connection: &Arc<Connection>,
+    subscribe: Subscribe,
+    caller: &Caller,
+    operation: OperationId,
+    row_filter: Option<Filter>,
+) -> Outcome {
+    let server = &connection.server;
+    let Subscribe { query, mode, since, is_extended } = subscribe;
+    let permit = SubscriptionPermit::acquire(connection)?;
+    let number = server.next_subscription();
+    if let Subscribed::Named { name, params } = &query
+        && server.programmatic.contains(name)
+    {
+        let source = Source::Programmatic { name: name.as_str().into(), params: Box::new(params.clone()) };
+        let opening = Opening { number, source, mode, is_extended, row_filter: None, permit };
+        return open_programmatic(connection, opening, since.is_some(), caller).await;
+    }
+    let span = tracing::debug_span!(target: "tidewire::request", "live_evaluation");
+    let evaluated = evaluate(server, &query, mode, since.as_deref(), caller, operation, row_filter);
+    let (mut events, row_filter) = evaluated.instrument(span).await?;
+    let first = FirstResult {
+        number,
+        key: is_extended.then(|| key_of(server, &query)).flatten(),
+        is_aggregate: query_of(server, &query).is_ok_and(|query| query.aggregate.is_some()),
+        position: is_extended.then(|| events.mark().to_string()),
+        resumed: since.is_some().then(|| matches!(events.first(), First::Resumed(_))),
+    };
+    let data = first.data(events.take_first(), server.options.max_result_bytes)?;
+    let source = match query {
+        Subscribed::Named { name, params } => Source::Named { name: name.into(), params: params.into_iter().collect() },
+        Subscribed::Inline(query) => Source::Inline(query),
+    };
+    let opening = Opening { number, source, mode, is_extended, row_filter, permit };
+    let subscription = Subscription::live(opening, connection, events);
+    connection.add(&subscription)?;
+    // Whatever has changed since the first result is polled after the reply.
+    connection.sink.wake(number);
+    Ok(data)
+}
+
+/// Evaluates a query, with the permissions for the bucket that it reads when it is evaluated.
+async fn evaluate(
+    server: &ServerState,
+    query: &Subscribed,
+    mode: Mode,
+    since: Option<&str>,
+    caller: &Caller,
+    operation: OperationId,
+    mut row_filter: Option<Filter>,
+) -> Result<(LiveSubscription, Option<Filter>), RequestError> {
+    // A text that is no position is taken for one that history no longer covers.
+    let since: Option<Mark> = since.and_then(|since| since.parse().ok());
+    loop {
+        let events = match query {
+            Subscribed::Inline(query) => {
+                server.live.subscribe(restricted((**query).clone(), row_filter.as_ref()), mode, since).await?
+            }
+            Subscribed::Named { name, params } => {
+                server.live.subscribe_named(name, params.clone(), row_filter.clone(), mode, since).await?
+            }
+        };
+        let now = permit_query(server, caller, operation, query)?;
+        if now == row_filter {
+            return Ok((events, row_filter));
+        }
+        // The name was defined as another query meanwhile.
+        row_filter = now;
+    }
+}
+
+/// Subscribes to a programmatic query. It has no history, so a resumed subscription begins with the whole result.
+async fn open_programmatic(
+    connection: &Arc<Connection>,
+    opening: Opening,
+    is_resumed: bool,
+    caller: &Caller,
+) -> Outcome {
+    let server = &connection.server;
+    if opening.mode == Mode::Delta {
+        return Err(RequestError::invalid("a programmatic query has no deltas: subscribe without \"mode\""));
+    }
+    let Source::Programmatic { name, params } = &opening.source else {
+        return Err(RequestError::new(Code::QueryNotDefined, "the query is not defined"));
+    };
+    // Code of the embedding program may block.
+    let (state, name, params, asked_by) = (Arc::clone(server), name.clone(), params.clone(), caller.clone());
+    let computed = tokio::task::spawn_blocking(move || state.programmatic.compute(&name, &params, &asked_by)).await;
+    let computed = computed.map_err(|error| RequestError::internal(&error))??;
+    let first = FirstResult {
+        number: opening.number,
+        key: None,
+        is_aggregate: true,
+        position: opening.is_extended.then(|| computed.position()),
+        resumed: is_resumed.then_some(false),
+    };
+    let whole = First::Whole(Whole::Json(computed.json.clone()));
+    let data = first.data(whole, server.options.max_result_bytes)?;
+    let subscription = Subscription::programmatic(opening, connection, computed.json);
+    connection.add(&subscription)?;
+    server.programmatic.subscribe(&subscription, caller.clone());
+    // A commit between the first result and now is not lost. It is not waited for: a reply that came too late would leave a
+    // subscription that the client does not know.
+    server.compute_later(subscription.number);
+    Ok(data)
+}
+
+/// Reviews the subscriptions of a connection for another caller: those that it may not have end, and those that show it other
+/// rows begin anew.
+pub(super) async fn review(
+    server: &Arc<ServerState>,
+    connection: &Arc<Connection>,
+    caller: &Caller,
+) -> Result<(), RequestError> {
+    let Some(operation) = OperationId::named("store.subscribe") else { return Ok(()) };
+    for subscription in connection.subscriptions() {
+        let query = match &subscription.source {
+            Source::Inline(query) => Subscribed::Inline(query.clone()),
+            Source::Named { name, params } => {
+                Subscribed::Named { name: name.to_string(), params: params.iter().cloned().collect() }
+            }
+            Source::Programmatic { name, params } => {
+                Subscribed::Named { name: name.to_string(), params: (**params).clone() }
+            }
+        };
+        let permitted = caller.check_tier(Some(operation));
+        let row_filter = match permitted.and_then(|()| permit_query(server, caller, operation, &query)) {
+            Ok(row_filter) => row_filter,
+            Err(error) => {
+                subscription.end(error);
+                continue;
+            }
+        };
+        if let Source::Programmatic { .. } = &subscription.source {
+            let (server, number, caller) = (Arc::clone(server), subscription.number, caller.clone());
+            let changed = tokio::task::spawn_blocking(move || server.programmatic.change_caller(number, caller)).await;
+            changed.map_err(|error| RequestError::internal(&error))?;
+        } else if let Some(live_id) = subscription.change_row_filter(row_filter.as_ref()) {
+            let replaced = match query_of(server, &query) {
+                Ok(query) => {
+                    let query = restricted(query, row_filter.as_ref());
+                    server.live.replace(live_id, query).await.map_err(RequestError::from)
+                }
+                Err(error) => Err(error.into()),
+            };
+            // A subscription that cannot go on ends. The login goes on.
+            if let Err(error) = replaced {
+                subscription.end(error);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The key field of the records of a query.
+fn key_of(server: &ServerState, query: &Subscribed) -> Option<String> {
+    let query = query_of(server, query).ok()?;
+    let snapshot = server.store.snapshot();
+    snapshot.state.bucket(&query.bucket).ok().map(|bucket| bucket.definition().key.clone())
+}
+
+fn query_of(server: &ServerState, query: &Subscribed) -> Result<Query, StoreError> {
+    match query {
+        Subscribed::Inline(query) => Ok((**query).clone()),
+        Subscribed::Named { name, params } => server.store.snapshot().state.query(name, params),
+    }
+}
+
+fn restricted(query: Query, row_filter: Option<&Filter>) -> Query {
+    match row_filter {
+        Some(filter) => query.restrict(filter),
         None => query,
     }
 }
 
-/// What a subscription is told first, beside its data.
-struct Opening {
+/// The reply to `store.subscribe`, beside its data.
+struct FirstResult {
     number: u64,
-    /// The field by which records are told apart, if somebody wants to know.
+    /// The key field of the records, for extended subscriptions.
     key: Option<String>,
-    /// Whether its result is no list of records.
-    is_computed: bool,
-    mark: Option<String>,
+    /// Whether the result is a value and no list of records.
+    is_aggregate: bool,
+    position: Option<String>,
     resumed: Option<bool>,
 }
 
-impl Opening {
-    fn reply(self, first: First, max: usize) -> Outcome {
-        let data = match first {
+impl FirstResult {
+    fn data(self, first: First, max: usize) -> Outcome {
+        let result = match first {
             First::Whole(Whole::Json(json)) => json,
             First::Resumed(Some(delta)) => delta.encoded(),
-            First::Resumed(None) if !self.is_computed => {
+            First::Resumed(None) if !self.is_aggregate => {
                 Bytes::from_static(b"{\"added\":[],\"changed\":[],\"removed\":[]}")
             }
-            // There was nothing to compute it of, or what was computed is as it was.
+            // An aggregate of nothing, or one that has not changed.
             _ => Bytes::new(),
         };
-        if data.len() > max {
+        if result.len() > max {
             return Err(RequestError::too_large(max));
         }
-        Ok(Data::written(data.len() + 160, |out| {
+        Ok(Data::written(result.len() + 160, |out| {
             out.extend_from_slice(format!("{{\"subscriptionId\":\"sub-{}\"", self.number).as_bytes());
             if let Some(key) = &self.key {
                 out.extend_from_slice(b",\"key\":");
-                crate::protocol::reply::append_string(out, key);
+                append_string(out, key);
             }
-            if let Some(mark) = self.mark {
-                out.extend_from_slice(format!(",\"pos\":\"{mark}\"").as_bytes());
+            if let Some(position) = self.position {
+                out.extend_from_slice(format!(",\"pos\":\"{position}\"").as_bytes());
             }
             if let Some(resumed) = self.resumed {
                 out.extend_from_slice(format!(",\"resumed\":{resumed}").as_bytes());
             }
-            if !data.is_empty() {
+            if !result.is_empty() {
                 out.extend_from_slice(b",\"data\":");
-                out.extend_from_slice(&data);
+                out.extend_from_slice(&result);
             }
             out.push(b'}');
         }))

@@ -1,96 +1,275 @@
-//! The operations of the wire protocol, and who may use them: the one table of them.
+//! The table of operations: the one place that lists them.
+//!
+//! A new operation is one line here and one function in the file of its family.
 
+use std::ops::Deref;
+use std::sync::LazyLock;
+
+use super::{Call, Handled, auth, server, store_admin, store_reads, store_writes, subscribe};
 use crate::Tier;
 
-macro_rules! operations {
-    ($($variant:ident $name:literal $tier:expr;)*) => {
-        /// What a request asks for.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        pub(crate) enum Operation { $($variant),* }
-
-        impl Operation {
-            pub(crate) const ALL: &[Self] = &[$(Self::$variant),*];
-
-            /// The `type` of a request.
-            pub(crate) const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name),* }
-            }
-
-            /// The level that a role needs; none for those that anybody may use, or that have rules of their own.
-            pub(crate) const fn tier(self) -> Option<Tier> {
-                match self { $(Self::$variant => $tier),* }
-            }
-
-            pub(crate) fn named(name: &str) -> Option<Self> {
-                match name { $($name => Some(Self::$variant),)* _ => None }
-            }
-        }
-    };
+/// An operation of the wire protocol.
+#[derive(Debug)]
+pub(crate) struct Operation {
+    /// The `type` of a request.
+    pub(crate) name: &'static str,
+    /// The tier that a role must reach; none for operations that need no login.
+    pub(crate) tier: Option<Tier>,
+    pub(crate) effect: Effect,
+    pub(crate) scope: Scope,
+    /// The parts of a server that it needs.
+    pub(crate) needs: Capabilities,
+    /// Checks the parameters and the permission, and runs the operation; none if this version does not implement it.
+    pub(super) handler: Option<Handler>,
+    /// One line of documentation.
+    #[cfg_attr(not(test), expect(dead_code, reason = "compared with the manual by a test"))]
+    pub(crate) summary: &'static str,
 }
 
-const READ: Option<Tier> = Some(Tier::Read);
-const WRITE: Option<Tier> = Some(Tier::Write);
-const ADMIN: Option<Tier> = Some(Tier::Admin);
+/// Runs an operation.
+pub(super) type Handler = fn(&Call<'_>) -> Handled;
 
-operations! {
-    StoreInsert "store.insert" WRITE;
-    StoreInsertMany "store.insertMany" WRITE;
-    StoreUpsert "store.upsert" WRITE;
-    StoreGet "store.get" READ;
-    StoreUpdate "store.update" WRITE;
-    StoreDelete "store.delete" WRITE;
-    StoreAll "store.all" READ;
-    StoreWhere "store.where" READ;
-    StoreFindOne "store.findOne" READ;
-    StoreCount "store.count" READ;
-    StoreFirst "store.first" READ;
-    StoreLast "store.last" READ;
-    StorePaginate "store.paginate" READ;
-    StoreSum "store.sum" READ;
-    StoreAvg "store.avg" READ;
-    StoreMin "store.min" READ;
-    StoreMax "store.max" READ;
-    StoreClear "store.clear" WRITE;
-    StoreBuckets "store.buckets" READ;
-    StoreStats "store.stats" READ;
-    StoreQuery "store.query" READ;
-    StoreSubscribe "store.subscribe" READ;
-    StoreUnsubscribe "store.unsubscribe" READ;
-    StoreTransaction "store.transaction" WRITE;
-    StoreDefineBucket "store.defineBucket" ADMIN;
-    StoreDropBucket "store.dropBucket" ADMIN;
-    StoreUpdateBucket "store.updateBucket" ADMIN;
-    StoreGetBucketSchema "store.getBucketSchema" ADMIN;
-    StoreDefineQuery "store.defineQuery" ADMIN;
-    StoreUndefineQuery "store.undefineQuery" ADMIN;
-    StoreListQueries "store.listQueries" ADMIN;
-    RulesEmit "rules.emit" WRITE;
-    RulesSetFact "rules.setFact" WRITE;
-    RulesGetFact "rules.getFact" READ;
-    RulesDeleteFact "rules.deleteFact" WRITE;
-    RulesQueryFacts "rules.queryFacts" READ;
-    RulesGetAllFacts "rules.getAllFacts" READ;
-    RulesSubscribe "rules.subscribe" READ;
-    RulesUnsubscribe "rules.unsubscribe" READ;
-    RulesStats "rules.stats" READ;
-    RulesRegisterRule "rules.registerRule" ADMIN;
-    RulesUnregisterRule "rules.unregisterRule" ADMIN;
-    RulesUpdateRule "rules.updateRule" ADMIN;
-    RulesEnableRule "rules.enableRule" ADMIN;
-    RulesDisableRule "rules.disableRule" ADMIN;
-    RulesGetRule "rules.getRule" ADMIN;
-    RulesGetRules "rules.getRules" ADMIN;
-    RulesValidateRule "rules.validateRule" ADMIN;
-    AuthLogin "auth.login" None;
-    AuthLogout "auth.logout" None;
-    AuthWhoami "auth.whoami" None;
-    AuditQuery "audit.query" ADMIN;
-    ProceduresRegister "procedures.register" ADMIN;
-    ProceduresUnregister "procedures.unregister" ADMIN;
-    ProceduresUpdate "procedures.update" ADMIN;
-    ProceduresGet "procedures.get" READ;
-    ProceduresList "procedures.list" ADMIN;
-    ProceduresCall "procedures.call" WRITE;
-    ServerStats "server.stats" ADMIN;
-    ServerConnections "server.connections" ADMIN;
+/// Whether an operation changes the store. Writes of a connection wait for the disk together; everything else waits for the
+/// requests before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Effect {
+    Read,
+    Write,
+}
+
+/// What permissions are checked against.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// Rows of one bucket. A row filter restricts them.
+    Rows,
+    /// One bucket as a whole. A session with a row filter may not use it.
+    Bucket,
+    /// The buckets of the steps of a transaction.
+    Steps,
+    /// A query, and the bucket that it reads.
+    Query,
+    /// The names of buckets and queries.
+    Catalog,
+    /// The server as a whole. A session with a row filter may not use it.
+    Server,
+    /// A topic, fact or pattern of rules.
+    Topic,
+    /// The connection itself: no permission is needed.
+    Connection,
+}
+
+/// Parts of a server that it may have or lack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Capabilities(u8);
+
+impl Capabilities {
+    pub(crate) const AUTH: Self = Self(1);
+    pub(crate) const RULES: Self = Self(2);
+    pub(crate) const AUDIT: Self = Self(4);
+    pub(crate) const PROCEDURES: Self = Self(8);
+    pub(crate) const BACKUP: Self = Self(16);
+    const NONE: Self = Self(0);
+
+    pub(crate) const fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    pub(crate) const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// An operation, by its index in the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct OperationId(u8);
+
+impl OperationId {
+    /// The operation of this name.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        /// Operations by a hash of their names, each at its hash or at the next free place after it.
+        static BY_HASH: LazyLock<Box<[Option<OperationId>; PLACES]>> = LazyLock::new(|| {
+            let mut places = Box::new([None; PLACES]);
+            for operation in OperationId::all() {
+                let mut place = hash(operation.name);
+                while places[place].is_some() {
+                    place = (place + 1) % PLACES;
+                }
+                places[place] = Some(operation);
+            }
+            places
+        });
+        let mut place = hash(name);
+        loop {
+            let operation = BY_HASH[place]?;
+            if operation.name == name {
+                return Some(operation);
+            }
+            place = (place + 1) % PLACES;
+        }
+    }
+
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        (0..=u8::MAX).map(Self).take(OPERATIONS.len())
+    }
+
+    pub(crate) fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+/// The size of the hash table of names: about seven times the operations, so that nearly every name is at its hash.
+const PLACES: usize = 512;
+
+/// A place in the hash table. It runs for every request, and the names are known, so it need not resist collisions.
+fn hash(name: &str) -> usize {
+    let hash = name.bytes().fold(0xcbf2_9ce4_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    (hash ^ hash >> 16) as usize % PLACES
+}
+
+impl Deref for OperationId {
+    type Target = Operation;
+
+    fn deref(&self) -> &Operation {
+        &OPERATIONS[self.index()]
+    }
+}
+
+macro_rules! operations {
+    ($($name:literal $tier:ident $effect:ident $scope:ident [$($needs:ident)?] $($handler:ident)?$(::$function:ident)? $summary:literal;)*) => {
+        &[$(Operation {
+            name: $name,
+            tier: operations!(@tier $tier),
+            effect: Effect::$effect,
+            scope: Scope::$scope,
+            needs: operations!(@needs $($needs)?),
+            handler: operations!(@handler $($handler)?$(::$function)?),
+            summary: $summary,
+        }),*]
+    };
+    (@tier Open) => { None };
+    (@tier $tier:ident) => { Some(Tier::$tier) };
+    (@needs) => { Capabilities::NONE };
+    (@needs $needs:ident) => { Capabilities::$needs };
+    (@handler) => { None };
+    (@handler $module:ident::$function:ident) => { Some($module::$function) };
+}
+
+/// Every operation, in the order of the manual.
+pub(crate) static OPERATIONS: &[Operation] = operations! {
+    // name                   tier  effect scope      needs        handler                     documentation
+    "store.get"               Read  Read   Rows       []           store_reads::get            "Returns the record with a key, or null.";
+    "store.all"               Read  Read   Rows       []           store_reads::all            "Returns all records of a bucket, in insertion order.";
+    "store.where"             Read  Read   Rows       []           store_reads::find           "Returns the records that match a filter.";
+    "store.findOne"           Read  Read   Rows       []           store_reads::find_one       "Returns the first record that matches a filter, or null.";
+    "store.count"             Read  Read   Rows       []           store_reads::count          "Counts the records that match a filter.";
+    "store.first"             Read  Read   Rows       []           store_reads::first          "Returns the first n records.";
+    "store.last"              Read  Read   Rows       []           store_reads::last           "Returns the last n records, in ascending order.";
+    "store.paginate"          Read  Read   Rows       []           store_reads::paginate       "Returns one page of records and the cursor of the next.";
+    "store.sum"               Read  Read   Rows       []           store_reads::sum            "Adds up the numbers in a field.";
+    "store.avg"               Read  Read   Rows       []           store_reads::avg            "Averages the numbers in a field.";
+    "store.min"               Read  Read   Rows       []           store_reads::min            "Returns the smallest number in a field, or null.";
+    "store.max"               Read  Read   Rows       []           store_reads::max            "Returns the largest number in a field, or null.";
+    "store.query"             Read  Read   Rows       []           store_reads::query          "Runs a query.";
+    "store.insert"            Write Write  Rows       []           store_writes::insert        "Inserts a record, or replaces the one with its key.";
+    "store.insertMany"        Write Write  Rows       []           store_writes::insert_many   "Inserts several records, all or none.";
+    "store.update"            Write Write  Rows       []           store_writes::update        "Merges fields into a record.";
+    "store.upsert"            Write Write  Rows       []           store_writes::upsert        "Updates the record with the same key, or inserts it.";
+    "store.delete"            Write Write  Rows       []           store_writes::delete        "Deletes a record.";
+    "store.clear"             Write Write  Rows       []           store_writes::clear         "Deletes all records of a bucket.";
+    "store.transaction"       Write Write  Steps      []           store_writes::transaction   "Runs several operations, all or none.";
+    "store.subscribe"         Read  Read   Query      []           subscribe::subscribe        "Returns the result of a query and pushes its changes.";
+    "store.unsubscribe"       Read  Read   Connection []           subscribe::unsubscribe      "Ends a subscription of this connection.";
+    "store.defineBucket"      Admin Write  Bucket     []           store_admin::define_bucket  "Defines a bucket.";
+    "store.updateBucket"      Admin Write  Bucket     []           store_admin::update_bucket  "Adds fields and indexes to a bucket, or changes its ttl.";
+    "store.dropBucket"        Admin Write  Bucket     []           store_admin::drop_bucket    "Drops a bucket with its records and queries.";
+    "store.getBucketSchema"   Admin Read   Rows       []           store_admin::bucket_schema  "Returns the definition of a bucket.";
+    "store.defineQuery"       Admin Write  Query      []           store_admin::define_query   "Defines a named query.";
+    "store.undefineQuery"     Admin Write  Query      []           store_admin::undefine_query "Removes a named query and ends its subscriptions.";
+    "store.listQueries"       Admin Read   Catalog    []           store_admin::list_queries   "Lists the named queries.";
+    "store.buckets"           Read  Read   Catalog    []           store_admin::buckets        "Lists the buckets, in the order of definition.";
+    "store.stats"             Read  Read   Server     []           store_admin::stats          "Returns the number of records, indexes, queries and subscriptions.";
+    "server.stats"            Admin Read   Server     []           server::stats               "Returns the state of the server and of its store.";
+    "server.connections"      Admin Read   Server     []           server::connections         "Lists the connections.";
+    "server.backup"           Admin Read   Server     [BACKUP]     server::backup              "Copies the data into a new directory under backupDir.";
+    "auth.login"              Open  Read   Connection [AUTH]       auth::login                 "Logs in with a token.";
+    "auth.logout"             Open  Read   Connection [AUTH]       auth::logout                "Logs out.";
+    "auth.whoami"             Open  Read   Connection [AUTH]       auth::whoami                "Returns the session of the connection.";
+    "rules.emit"              Write Write  Topic      [RULES]                                  "Emits an event.";
+    "rules.setFact"           Write Write  Topic      [RULES]                                  "Sets a fact.";
+    "rules.getFact"           Read  Read   Topic      [RULES]                                  "Returns the value of a fact, or null.";
+    "rules.deleteFact"        Write Write  Topic      [RULES]                                  "Deletes a fact.";
+    "rules.queryFacts"        Read  Read   Topic      [RULES]                                  "Returns the facts that match a pattern.";
+    "rules.getAllFacts"       Read  Read   Topic      [RULES]                                  "Returns all facts.";
+    "rules.subscribe"         Read  Read   Topic      [RULES]                                  "Pushes the events that match a pattern.";
+    "rules.unsubscribe"       Read  Read   Topic      [RULES]                                  "Ends a subscription to events.";
+    "rules.stats"             Read  Read   Topic      [RULES]                                  "Returns the state of the rule engine.";
+    "rules.registerRule"      Admin Write  Topic      [RULES]                                  "Registers a rule.";
+    "rules.unregisterRule"    Admin Write  Topic      [RULES]                                  "Removes a rule.";
+    "rules.updateRule"        Admin Write  Topic      [RULES]                                  "Updates a rule.";
+    "rules.enableRule"        Admin Write  Topic      [RULES]                                  "Enables a rule.";
+    "rules.disableRule"       Admin Write  Topic      [RULES]                                  "Disables a rule.";
+    "rules.getRule"           Admin Read   Topic      [RULES]                                  "Returns a rule.";
+    "rules.getRules"          Admin Read   Topic      [RULES]                                  "Lists the rules.";
+    "rules.validateRule"      Admin Read   Topic      [RULES]                                  "Checks a rule without registering it.";
+    "audit.query"             Admin Read   Server     [AUDIT]                                  "Returns entries of the audit log.";
+    "procedures.register"     Admin Write  Server     [PROCEDURES]                             "Registers a procedure.";
+    "procedures.unregister"   Admin Write  Server     [PROCEDURES]                             "Removes a procedure.";
+    "procedures.update"       Admin Write  Server     [PROCEDURES]                             "Updates a procedure.";
+    "procedures.get"          Read  Read   Server     [PROCEDURES]                             "Returns a procedure.";
+    "procedures.list"         Admin Read   Server     [PROCEDURES]                             "Lists the procedures.";
+    "procedures.call"         Write Write  Server     [PROCEDURES]                             "Calls a procedure.";
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_lead_to_their_operation() {
+        for operation in OperationId::all() {
+            assert_eq!(OperationId::named(operation.name), Some(operation));
+        }
+        assert_eq!(OperationId::named("store.nothing"), None);
+        assert!(OPERATIONS.len() < usize::from(u8::MAX) && OPERATIONS.len() < PLACES / 4);
+    }
+
+    /// The rows of the manual's tables of operations: name, cells between it and the tier, tier.
+    fn documented() -> Vec<(String, Vec<String>, String)> {
+        let manual = include_str!("../../../../docs/protocol.md");
+        let rows = manual.lines().filter(|line| line.starts_with("| `") && line.contains('.'));
+        let mut found = Vec::new();
+        for row in rows {
+            let cells: Vec<String> = row.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect();
+            for name in cells[0].split(", ").map(|name| name.trim_matches('`')) {
+                if name.contains('.') && !name.contains(' ') && !name.starts_with('{') {
+                    let tier = cells.last().cloned().unwrap_or_default();
+                    found.push((name.to_owned(), cells[1..].to_vec(), tier));
+                }
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn the_manual_documents_every_operation_that_is_served() {
+        let documented = documented();
+        let served = OPERATIONS.iter().filter(|operation| operation.handler.is_some());
+        for operation in served {
+            let row = documented.iter().find(|(name, ..)| name == operation.name);
+            let (_, cells, tier) = row.unwrap_or_else(|| panic!("the manual lacks {}", operation.name));
+            let expected = operation.tier.map_or("none", Tier::name);
+            assert_eq!(tier, expected, "the tier of {}", operation.name);
+            assert!(
+                cells.iter().any(|cell| cell.starts_with(operation.summary)),
+                "the manual says of {} neither in any cell: {:?}",
+                operation.name,
+                operation.summary
+            );
+        }
+        for (name, ..) in &documented {
+            let operation =
+                OperationId::named(name).unwrap_or_else(|| panic!("the manual has {name}, the table has not"));
+            assert!(operation.handler.is_some(), "{name} is documented and not served");
+        }
+    }
 }

@@ -1,6 +1,9 @@
-//! The wire protocol: requests, replies, pushes, error codes and close codes.
+//! The wire protocol: messages of clients, replies, pushes, notices, error codes and close codes.
 
+pub(crate) mod disconnect;
 pub(crate) mod error;
-mod failure;
+pub(crate) mod notice;
+pub(crate) mod push;
 pub(crate) mod reply;
 pub(crate) mod request;
+mod store_errors;

@@ -1,22 +1,25 @@
-//! Replies and pushes, as text.
+//! Replies to requests, as text.
 
 use bytes::Bytes;
 use serde_json::{Value as Json, json};
 use tidewire_conn::{Message, Text};
 use tidewire_store::Row;
 
+use super::request::Id;
 use crate::RequestError;
-use crate::protocol::request::Id;
 
-/// What a request is answered with, or why it is not.
-pub(crate) type Outcome = Result<Data, RequestError>;
-
-/// The data of a result.
+/// The `data` of a result, from the operation to the wire.
+///
+/// A write returns it from the writer's thread, which does not encode it: that is left to the thread that sends it.
 #[derive(Debug)]
 pub(crate) enum Data {
-    /// A record, which is text already.
+    /// A record, which is JSON text already.
     Row(Row),
-    /// JSON text, with room before and behind it for the rest of the message.
+    /// Records, sent as `{"records":[…]}`.
+    Records(Vec<Row>),
+    Json(Json),
+    /// JSON text with [`FRONT`] spare bytes before it, where the head of the message is written. If there is no text, the result
+    /// has no `data`.
     Written(Vec<u8>),
 }
 
@@ -24,7 +27,7 @@ pub(crate) enum Data {
 const FRONT: usize = 64;
 
 impl Data {
-    /// What `write` appends. If that is nothing, the result has no data.
+    /// The text that `write` appends.
     pub(crate) fn written(capacity: usize, write: impl FnOnce(&mut Vec<u8>)) -> Self {
         let mut text = Vec::with_capacity(FRONT + capacity + 1);
         text.resize(FRONT, b' ');
@@ -32,50 +35,89 @@ impl Data {
         Self::Written(text)
     }
 
-    /// A value.
-    pub(crate) fn json(value: &Json) -> Self {
-        Self::written(128, |out| append_json(out, value))
-    }
-
-    /// Text that is JSON already.
+    /// JSON text.
     pub(crate) fn text(text: &str) -> Self {
         Self::written(text.len(), |out| out.extend_from_slice(text.as_bytes()))
     }
 
-    /// The bytes of the data alone.
-    pub(crate) fn len(&self) -> usize {
+    /// Encodes the data, unless it is a row.
+    fn encoded(self) -> Self {
         match self {
-            Self::Row(row) => row.text().len(),
-            Self::Written(text) => text.len().saturating_sub(FRONT),
+            Self::Json(value) => Self::written(128, |out| append_json(out, &value)),
+            Self::Records(rows) => {
+                let size = rows.iter().map(|row| row.text().len() + 1).sum::<usize>();
+                Self::written(size + 16, |out| {
+                    out.extend_from_slice(b"{\"records\":");
+                    append_rows(out, rows.iter());
+                    out.push(b'}');
+                })
+            }
+            encoded => encoded,
         }
     }
 
-    /// The same, unless it is too long.
-    pub(crate) fn within(self, max: usize) -> Outcome {
-        if self.len() > max { Err(RequestError::too_large(max)) } else { Ok(self) }
+    /// The data, or an error if it is larger than `max` bytes.
+    pub(crate) fn within(self, max: usize) -> Result<Self, RequestError> {
+        let data = self.encoded();
+        if data.text_of().len() > max { Err(RequestError::too_large(max)) } else { Ok(data) }
     }
 
-    /// The whole message.
-    pub(crate) fn into_result(self, id: Id) -> Message {
-        let mut text = match self {
+    /// The JSON text of data that is encoded.
+    fn text_of(&self) -> &[u8] {
+        match self {
+            Self::Row(row) => row.text().as_bytes(),
+            Self::Written(text) => text.get(FRONT..).unwrap_or_default(),
+            Self::Json(_) | Self::Records(_) => &[],
+        }
+    }
+
+    /// The JSON text; none if the result has no data.
+    pub(crate) fn into_text(self) -> Option<Vec<u8>> {
+        let text = self.encoded().text_of().to_vec();
+        (!text.is_empty()).then_some(text)
+    }
+
+    /// The data as a value, to be stored for a retry with the same idempotency key.
+    pub(crate) fn to_json(&self) -> Json {
+        match self {
+            Self::Row(row) => Json::Object(row.to_record()),
+            Self::Records(rows) => {
+                let records: Vec<Json> = rows.iter().map(|row| Json::Object(row.to_record())).collect();
+                json!({"records": records})
+            }
+            Self::Json(value) => value.clone(),
+            Self::Written(_) => serde_json::from_slice(self.text_of()).unwrap_or_default(),
+        }
+    }
+
+    /// The result message.
+    pub(crate) fn into_message(self, id: Id) -> Message {
+        let mut text = match self.encoded() {
             Self::Written(text) => text,
             Self::Row(row) => {
                 let parts = ["{\"id\":", id.as_str(), ",\"type\":\"result\",\"data\":", row.text(), "}"];
                 return Message::text(parts.concat());
             }
+            Self::Json(_) | Self::Records(_) => Vec::new(),
         };
-        let is_nothing = text.len() <= FRONT;
-        let end: &[u8] = if is_nothing { b",\"type\":\"result\"" } else { b",\"type\":\"result\",\"data\":" };
+        let has_data = text.len() > FRONT;
+        let end: &[u8] = if has_data { b",\"type\":\"result\",\"data\":" } else { b",\"type\":\"result\"" };
         let head = [b"{\"id\":", id.as_bytes(), end].concat();
         text.push(b'}');
-        // The head stands right before the data, and what is left of the room before it is not sent.
+        // The head ends where the data begins; the spare bytes before it are cut off.
         let start = FRONT.min(text.len()) - head.len();
         text[start..start + head.len()].copy_from_slice(&head);
-        message(Bytes::from(text).slice(start..))
+        Message::Text(utf8(Bytes::from(text).slice(start..)))
     }
 }
 
-/// An error, as a message.
+impl From<Json> for Data {
+    fn from(value: Json) -> Self {
+        Self::Json(value)
+    }
+}
+
+/// The error message.
 pub(crate) fn error(id: Id, error: &RequestError, with_details: bool) -> Message {
     let mut out = Vec::with_capacity(96 + error.message.len());
     out.extend_from_slice(b"{\"id\":");
@@ -83,10 +125,11 @@ pub(crate) fn error(id: Id, error: &RequestError, with_details: bool) -> Message
     out.extend_from_slice(b",\"type\":\"error\",");
     append_error(&mut out, error, with_details);
     out.push(b'}');
-    message(Bytes::from(out))
+    Message::Text(utf8(Bytes::from(out)))
 }
 
-fn append_error(out: &mut Vec<u8>, error: &RequestError, with_details: bool) {
+/// Appends the members of an error.
+pub(super) fn append_error(out: &mut Vec<u8>, error: &RequestError, with_details: bool) {
     out.extend_from_slice(b"\"code\":\"");
     out.extend_from_slice(error.code.as_str().as_bytes());
     out.extend_from_slice(b"\",\"message\":");
@@ -97,97 +140,20 @@ fn append_error(out: &mut Vec<u8>, error: &RequestError, with_details: bool) {
     }
 }
 
-/// What all subscribers of a query are pushed of a change: all but what comes before it, which names their subscription.
-pub(crate) fn push_body(data: Option<&[u8]>, wrap: Wrap, position: Option<&str>) -> Text {
-    let data = data.unwrap_or_default();
-    let mut out = Vec::with_capacity(data.len() + 128);
-    out.extend_from_slice(b"\"type\":\"push\",\"channel\":\"subscription\"");
-    if let Some(position) = position {
-        out.extend_from_slice(b",\"pos\":\"");
-        out.extend_from_slice(position.as_bytes());
-        out.push(b'"');
-    }
-    if !data.is_empty() {
-        out.extend_from_slice(b",\"data\":");
-        if wrap == Wrap::Reset {
-            out.extend_from_slice(b"{\"reset\":");
+/// Appends a list of rows.
+pub(crate) fn append_rows<'a>(out: &mut Vec<u8>, rows: impl Iterator<Item = &'a Row>) {
+    out.push(b'[');
+    for (index, row) in rows.enumerate() {
+        if index > 0 {
+            out.push(b',');
         }
-        out.extend_from_slice(data);
-        if wrap == Wrap::Reset {
-            out.push(b'}');
-        }
+        out.extend_from_slice(row.text().as_bytes());
     }
-    out.push(b'}');
-    checked(Bytes::from(out))
-}
-
-/// How a whole result is told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wrap {
-    /// As it is.
-    Plain,
-    /// To somebody who follows deltas: in place of all that is known.
-    Reset,
-}
-
-/// The last push of a subscription: why there are no more.
-pub(crate) fn end_body(error: &RequestError, with_details: bool) -> Text {
-    let mut out = b"\"type\":\"push\",\"channel\":\"subscription\",\"error\":{".to_vec();
-    append_error(&mut out, error, with_details);
-    out.extend_from_slice(b"}}");
-    checked(Bytes::from(out))
-}
-
-/// A push to one subscription. All that have the same body share it.
-pub(crate) fn push(subscription: u64, body: Text) -> Message {
-    let mut head = [0; 48];
-    let len = {
-        use std::io::Write as _;
-        let mut room = &mut head[..];
-        // It has room for the largest number.
-        let _ = write!(room, "{{\"subscriptionId\":\"sub-{subscription}\",");
-        48 - room.len()
-    };
-    let head = std::str::from_utf8(&head[..len]).unwrap_or_default();
-    // It is shorter than the longest head.
-    body.with_head(head).map_or_else(|_| Message::text(""), Message::Text)
-}
-
-/// The first message of all.
-pub(crate) fn welcome(now: u64, requires_auth: bool) -> Message {
-    of_json(&json!({"type": "welcome", "version": "1.0.0", "serverTime": now, "requiresAuth": requires_auth}))
-}
-
-/// Asks for a pong.
-pub(crate) fn ping(now: u64) -> Message {
-    of_json(&json!({"type": "ping", "timestamp": now}))
-}
-
-/// The server is about to end.
-pub(crate) fn shutdown(grace_ms: u64) -> Message {
-    of_json(&json!({"type": "system", "event": "shutdown", "gracePeriodMs": grace_ms}))
-}
-
-/// Somebody is to be logged in no longer.
-pub(crate) fn session_revoked() -> Message {
-    of_json(&json!({"type": "system", "event": "session_revoked", "reason": "Session revoked by administrator"}))
-}
-
-fn of_json(value: &Json) -> Message {
-    Message::text(value.to_string())
-}
-
-fn message(text: Bytes) -> Message {
-    Message::Text(checked(text))
-}
-
-/// All that is put together here is text: rows are, and so is what serde writes.
-fn checked(text: Bytes) -> Text {
-    Text::try_from(text).unwrap_or_default()
+    out.push(b']');
 }
 
 pub(crate) fn append_json(out: &mut Vec<u8>, value: &Json) {
-    // Writing to memory does not fail, and neither do values without types of their own.
+    // Writing a JSON value to memory does not fail.
     let _ = serde_json::to_writer(out, value);
 }
 
@@ -195,54 +161,60 @@ pub(crate) fn append_string(out: &mut Vec<u8>, text: &str) {
     let _ = serde_json::to_writer(out, text);
 }
 
+/// All parts of a message are UTF-8: rows are, and so is what serde writes.
+pub(super) fn utf8(text: Bytes) -> Text {
+    Text::try_from(text).unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::Code;
-    use crate::protocol::request::{Incoming, Request};
+    use crate::protocol::request::{ClientMessage, Request};
 
     fn id(text: &str) -> Id {
-        match Incoming::parse(&format!(r#"{{"type":"x","id":{text}}}"#)).unwrap() {
-            Incoming::Request(Request { id, .. }) => id,
-            Incoming::Pong { .. } => unreachable!(),
+        match ClientMessage::parse(&format!(r#"{{"type":"x","id":{text}}}"#)).unwrap() {
+            ClientMessage::Request(Request { id, .. }) => id,
+            ClientMessage::Pong { .. } => unreachable!(),
         }
     }
 
-    fn whole(message: &Message) -> String {
-        match message {
-            Message::Text(text) => format!("{}{}", text.head(), text.body()),
-            _ => unreachable!(),
-        }
+    fn text(message: &Message) -> &str {
+        message.as_text().unwrap()
     }
 
     #[test]
-    fn a_result_is_put_together_around_its_data() {
+    fn a_result_is_written_around_its_data() {
         let longest = "-1.2345678901234567890123456e10";
-        for text in ["0", "12", &longest[..30]] {
-            let message = Data::text("[1]").into_result(id(text));
-            assert_eq!(whole(&message), format!(r#"{{"id":{text},"type":"result","data":[1]}}"#));
-            assert_eq!(
-                whole(&Data::written(0, |_| ()).into_result(id(text))),
-                format!(r#"{{"id":{text},"type":"result"}}"#)
-            );
+        for id_text in ["0", "12", &longest[..30]] {
+            let with_data = Data::text("[1]").into_message(id(id_text));
+            assert_eq!(text(&with_data), format!(r#"{{"id":{id_text},"type":"result","data":[1]}}"#));
+            let without = Data::written(0, |_| ()).into_message(id(id_text));
+            assert_eq!(text(&without), format!(r#"{{"id":{id_text},"type":"result"}}"#));
+        }
+        let row = Row::new(json!({"a": 1}).as_object().unwrap()).unwrap();
+        for (data, expected) in [
+            (Data::Row(row.clone()), r#"{"a":1}"#),
+            (Data::Records(vec![row.clone(), row]), r#"{"records":[{"a":1},{"a":1}]}"#),
+            (Data::from(json!([null])), "[null]"),
+        ] {
+            assert_eq!(data.to_json().to_string(), expected);
+            assert_eq!(text(&data.into_message(id("1"))), format!(r#"{{"id":1,"type":"result","data":{expected}}}"#));
         }
     }
 
     #[test]
-    fn errors_and_pushes() {
+    fn data_above_the_limit_is_too_large() {
+        assert!(Data::text("[12]").within(4).is_ok());
+        assert_eq!(Data::text("[123]").within(4).unwrap_err().code, Code::TooLarge);
+        assert_eq!(Data::from(json!("12345")).within(6).unwrap_err().code, Code::TooLarge);
+    }
+
+    #[test]
+    fn details_are_sent_only_if_they_are_exposed() {
         let failed = RequestError::new(Code::NotFound, "no \"x\"").with_details(json!({"a": 1}));
         let expected = r#"{"id":1,"type":"error","code":"NOT_FOUND","message":"no \"x\"""#;
-        assert_eq!(whole(&error(id("1"), &failed, true)), format!("{expected},\"details\":{{\"a\":1}}}}"));
-        assert_eq!(whole(&error(id("1"), &failed, false)), format!("{expected}}}"));
-        let pushed = push(u64::MAX, push_body(Some(b"[1]"), Wrap::Reset, Some("p")));
-        assert_eq!(
-            whole(&pushed),
-            r#"{"subscriptionId":"sub-18446744073709551615","type":"push","channel":"subscription","pos":"p","data":{"reset":[1]}}"#
-        );
-        let ended = push(7, end_body(&failed, false));
-        assert_eq!(
-            whole(&ended),
-            r#"{"subscriptionId":"sub-7","type":"push","channel":"subscription","error":{"code":"NOT_FOUND","message":"no \"x\""}}"#
-        );
+        assert_eq!(text(&error(id("1"), &failed, true)), format!("{expected},\"details\":{{\"a\":1}}}}"));
+        assert_eq!(text(&error(id("1"), &failed, false)), format!("{expected}}}"));
     }
 }

@@ -1,7 +1,7 @@
-//! Requests: what a client sends, before anybody asks what it means.
+//! Messages of clients: requests and pongs.
 //!
-//! The text is read once. Parameters stay slices of it until a [command](crate::ops::command::Command) wants them, so what nobody asks
-//! for is checked for its form and nothing else, whatever its size or depth.
+//! A message is scanned once. Its members stay slices of the text until an operation reads them, so a member that no operation
+//! reads is only checked to be JSON, whatever its size or depth.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,28 +10,32 @@ use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value as Json};
 
+use crate::ops::table::OperationId;
 use crate::{Code, RequestError};
 
-/// What a client sends.
+/// A message of a client.
 #[derive(Debug)]
-pub(crate) enum Incoming<'a> {
-    /// It is alive, and has seen the ping of that time.
-    Pong { timestamp: f64 },
-    /// It wants something.
+pub(crate) enum ClientMessage<'a> {
+    /// The answer to the ping with this timestamp.
+    Pong {
+        timestamp: f64,
+    },
     Request(Request<'a>),
 }
 
-/// Something that a client wants.
+/// A request.
 #[derive(Debug)]
 pub(crate) struct Request<'a> {
     pub(crate) id: Id,
     /// Its `type`.
     pub(crate) name: Cow<'a, str>,
+    /// The operation of that name.
+    pub(crate) operation: Option<OperationId>,
     pub(crate) params: Params<'a>,
 }
 
-impl<'a> Incoming<'a> {
-    /// Reads a message. What is wrong with one that is none has no id to be told with.
+impl<'a> ClientMessage<'a> {
+    /// Parses a message. The reply to one that is not valid has the id zero.
     pub(crate) fn parse(text: &'a str) -> Result<Self, RequestError> {
         let parse_error = |error: serde_json::Error| {
             let message = format!("the message must be one JSON object: {error}");
@@ -51,25 +55,26 @@ impl<'a> Incoming<'a> {
         }
         let id = params.raw("id").and_then(Id::of);
         let id = id.ok_or_else(|| invalid("\"id\" must be a finite number; it comes back with the reply"))?;
-        Ok(Self::Request(Request { id, name, params }))
+        let operation = OperationId::named(&name);
+        Ok(Self::Request(Request { id, name, operation, params }))
     }
 }
 
-/// The id of a request, as it was written: a number.
+/// The id of a request: a number, as the client wrote it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Id {
     len: u8,
-    text: [u8; Self::LONGEST],
+    text: [u8; Self::MAX_LEN],
 }
 
 impl Id {
-    /// What is replied to something that had no id.
+    /// The id in the reply to a message without a valid one.
     pub(crate) const NONE: Self = Self::digit(b'0');
-    /// As long as a number is that needs no rounding.
-    const LONGEST: usize = 30;
+    /// No number needs more digits to be exact.
+    const MAX_LEN: usize = 30;
 
     const fn digit(digit: u8) -> Self {
-        let mut text = [0; Self::LONGEST];
+        let mut text = [0; Self::MAX_LEN];
         text[0] = digit;
         Self { len: 1, text }
     }
@@ -78,23 +83,23 @@ impl Id {
         let number = finite(raw)?;
         let rounded;
         let mut digits = raw;
-        if digits.len() > Self::LONGEST {
-            // It is the same number to whoever reads it as one.
+        if digits.len() > Self::MAX_LEN {
+            // The same number for every reader that parses it as a double.
             rounded = serde_json::Number::from_f64(number)?.to_string();
             digits = &rounded;
         }
-        let mut text = [0; Self::LONGEST];
+        let mut text = [0; Self::MAX_LEN];
         text.get_mut(..digits.len())?.copy_from_slice(digits.as_bytes());
         Some(Self { len: u8::try_from(digits.len()).ok()?, text })
     }
 
-    /// The digits.
+    /// The text of the number.
     pub(crate) fn as_str(&self) -> &str {
-        // They are digits and signs.
+        // A number is ASCII.
         std::str::from_utf8(self.as_bytes()).unwrap_or_default()
     }
 
-    /// The same, as bytes.
+    /// The text of the number, as bytes.
     pub(crate) fn as_bytes(&self) -> &[u8] {
         &self.text[..usize::from(self.len)]
     }
@@ -112,7 +117,7 @@ impl fmt::Display for Id {
     }
 }
 
-/// The members of a request. Of those with the same name the last one counts.
+/// The members of a request. Of several with the same name the last one counts.
 #[derive(Debug)]
 pub(crate) struct Params<'a>(Vec<(Cow<'a, str>, &'a str)>);
 
@@ -122,18 +127,18 @@ impl<'a> Params<'a> {
         self.0.iter().rev().find(|(known, _)| known == name).map(|(_, text)| *text)
     }
 
-    /// The same, and none if it is null.
+    /// The JSON text of a parameter that is not null.
     pub(crate) fn given(&self, name: &str) -> Option<&'a str> {
         self.raw(name).filter(|text| *text != "null")
     }
 
-    /// A string that is not empty.
+    /// A non-empty string.
     pub(crate) fn text(&self, name: &str) -> Result<Cow<'a, str>, RequestError> {
         let text = self.raw(name).and_then(string).filter(|text| !text.is_empty());
         text.ok_or_else(|| self.wrong(name, "a non-empty string"))
     }
 
-    /// A string, or nothing.
+    /// A non-empty string, or none.
     pub(crate) fn optional_text(&self, name: &str) -> Result<Option<Cow<'a, str>>, RequestError> {
         self.given(name).map(|_| self.text(name)).transpose()
     }
@@ -141,7 +146,7 @@ impl<'a> Params<'a> {
     /// Any value but null.
     pub(crate) fn value(&self, name: &str) -> Result<Json, RequestError> {
         match self.given(name) {
-            Some(text) => read(name, text),
+            Some(text) => parse(name, text),
             None => Err(self.wrong(name, "a value that is not null")),
         }
     }
@@ -149,7 +154,7 @@ impl<'a> Params<'a> {
     /// An object.
     pub(crate) fn object(&self, name: &str) -> Result<Map<String, Json>, RequestError> {
         match self.raw(name).filter(|text| text.starts_with('{')) {
-            Some(text) => read(name, text),
+            Some(text) => parse(name, text),
             None => Err(self.wrong(name, "an object")),
         }
     }
@@ -157,19 +162,19 @@ impl<'a> Params<'a> {
     /// An array.
     pub(crate) fn array(&self, name: &str) -> Result<Vec<Json>, RequestError> {
         match self.raw(name).filter(|text| text.starts_with('[')) {
-            Some(text) => read(name, text),
+            Some(text) => parse(name, text),
             None => Err(self.wrong(name, "an array")),
         }
     }
 
-    /// A count of at least one.
+    /// An integer of at least one.
     pub(crate) fn count(&self, name: &str) -> Result<usize, RequestError> {
         let expected = "an integer of at least 1";
         let number = self.raw(name).and_then(finite).ok_or_else(|| self.wrong(name, expected))?;
         if number < 1.0 || number.fract() != 0.0 {
             return Err(self.wrong(name, expected));
         }
-        // What is more than there can be is as good as all.
+        // A count above what memory can hold means all.
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it saturates")]
         Ok(number as usize)
     }
@@ -180,7 +185,7 @@ impl<'a> Params<'a> {
         self.given(name).map(version).transpose()
     }
 
-    /// A flag; false if it is not there.
+    /// A boolean; false if it is absent.
     pub(crate) fn flag(&self, name: &str) -> Result<bool, RequestError> {
         match self.given(name) {
             None | Some("false") => Ok(false),
@@ -189,20 +194,25 @@ impl<'a> Params<'a> {
         }
     }
 
-    /// A parameter as it is written without spaces, so that what is said twice can be compared.
+    /// The W3C trace context that accompanies the request, if it is well-formed.
+    pub(crate) fn traceparent(&self) -> Option<Cow<'a, str>> {
+        self.raw("traceparent").and_then(string).filter(|text| is_traceparent(text))
+    }
+
+    /// The compact JSON text of a parameter, to compare two requests.
     pub(crate) fn compact(&self, name: &str) -> String {
         let text = self.raw(name).unwrap_or_default();
         serde_json::from_str(text).map_or_else(|_| text.to_owned(), |value: Json| value.to_string())
     }
 
-    /// What is said of a parameter that is not as it has to be.
+    /// The error for a parameter that is not valid.
     pub(crate) fn wrong(&self, name: &str, expected: &str) -> RequestError {
         let found = self.raw(name).map_or("missing", |text| if is_short_number(text) { text } else { kind(text) });
         RequestError::new(Code::ValidationError, format!("\"{name}\" must be {expected}, and is {found}"))
     }
 }
 
-/// The members of an object as slices of its text.
+/// Reads the members of an object as slices of its text.
 struct Members;
 
 impl<'de> Visitor<'de> for Members {
@@ -222,7 +232,7 @@ impl<'de> Visitor<'de> for Members {
     }
 }
 
-/// The name of a member, borrowed if it has no escapes.
+/// Reads the name of a member, borrowed if it has no escapes.
 struct Name;
 
 impl<'de> DeserializeSeed<'de> for Name {
@@ -249,41 +259,55 @@ impl<'de> Visitor<'de> for Name {
     }
 }
 
-/// The string that valid JSON text stands for, if it is one that can be held.
+/// The value of a JSON string, unless it has an unpaired surrogate.
 fn string(text: &str) -> Option<Cow<'_, str>> {
     let inner = text.strip_prefix('"')?.strip_suffix('"')?;
     if inner.contains('\\') { serde_json::from_str(text).ok().map(Cow::Owned) } else { Some(Cow::Borrowed(inner)) }
 }
 
-/// The number that valid JSON text stands for.
+/// The value of a JSON number.
 fn finite(text: &str) -> Option<f64> {
     let is_number = text.starts_with(|first: char| first == '-' || first.is_ascii_digit());
     text.parse().ok().filter(|number: &f64| is_number && number.is_finite())
 }
 
-/// What valid JSON text stands for. It may still be too deep, or have numbers or characters that nothing can hold.
-fn read<T: serde::de::DeserializeOwned>(name: &str, text: &str) -> Result<T, RequestError> {
+/// Parses the JSON text of a parameter. It may still be nested too deeply, or hold a number or character out of range.
+fn parse<T: serde::de::DeserializeOwned>(name: &str, text: &str) -> Result<T, RequestError> {
     serde_json::from_str(text).map_err(|error| {
-        RequestError::new(Code::ValidationError, format!("\"{name}\" cannot be taken: {}", without_place(&error)))
+        RequestError::new(Code::ValidationError, format!("\"{name}\" is not valid: {}", without_position(&error)))
     })
 }
 
-/// What is wrong, without a line and column that nobody can look up.
-fn without_place(error: &serde_json::Error) -> String {
+/// The error without the line and column, which refer to a part of the message.
+fn without_position(error: &serde_json::Error) -> String {
     let text = error.to_string();
     text.split(" at line ").next().unwrap_or(&text).to_owned()
 }
 
-/// Whether a number says more about itself than that it is one.
+/// Whether a text is a W3C `traceparent`: version, trace id, parent id and flags in lower-case hexadecimal digits. The version `ff`
+/// and ids of zeros are not valid.
+fn is_traceparent(text: &str) -> bool {
+    let mut parts = text.split('-');
+    let mut part = |len: usize, invalid: u8| {
+        parts.next().is_some_and(|part| {
+            let is_hex = part.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+            part.len() == len && is_hex && part.bytes().any(|byte| byte != invalid)
+        })
+    };
+    // Flags may have any value.
+    part(2, b'f') && part(32, b'0') && part(16, b'0') && part(2, b' ') && parts.next().is_none()
+}
+
+/// Whether an error quotes the number itself.
 fn is_short_number(text: &str) -> bool {
     kind(text) == "a number" && text.len() <= 24
 }
 
-/// What valid JSON text stands for, in a word.
+/// The type of a JSON value, for errors.
 fn kind(text: &str) -> &'static str {
     match text.as_bytes() {
         b"\"\"" => "empty",
-        [b'"', ..] if string(text).is_none() => "a string with half a character",
+        [b'"', ..] if string(text).is_none() => "a string with an unpaired surrogate",
         [b'"', ..] => "a string",
         [b'{', ..] => "an object",
         [b'[', ..] => "an array",
@@ -298,18 +322,18 @@ mod tests {
     use super::*;
 
     fn code(text: &str) -> Option<Code> {
-        Incoming::parse(text).err().map(|error| error.code)
+        ClientMessage::parse(text).err().map(|error| error.code)
     }
 
     fn id(text: &str) -> String {
-        match Incoming::parse(&format!(r#"{{"type":"x","id":{text}}}"#)).unwrap() {
-            Incoming::Request(request) => request.id.to_string(),
-            Incoming::Pong { .. } => unreachable!(),
+        match ClientMessage::parse(&format!(r#"{{"type":"x","id":{text}}}"#)).unwrap() {
+            ClientMessage::Request(request) => request.id.to_string(),
+            ClientMessage::Pong { .. } => unreachable!(),
         }
     }
 
     #[test]
-    fn what_is_no_request_says_so() {
+    fn messages_that_are_no_requests_are_refused() {
         for text in ["", "{", "[]", "null", "7", "\"x\"", "{} {}", "{\"a\":1,}", "{\"a\":01}", "{\"a\":\u{1}}"] {
             assert_eq!(code(text), Some(Code::ParseError), "{text}");
         }
@@ -330,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_comes_back_as_the_same_number() {
+    fn ids_are_echoed_as_the_same_number() {
         for text in ["0", "-7", "1.5", "1e3", "9007199254740991"] {
             assert_eq!(id(text), text);
         }
@@ -339,26 +363,29 @@ mod tests {
     }
 
     #[test]
-    fn the_last_of_equal_names_counts_and_names_may_be_escaped() {
-        let Incoming::Request(request) = Incoming::parse(r#"{"id":1,"type":"x","a":1,"\u0061":2}"#).unwrap() else {
+    fn the_last_of_several_members_with_one_name_counts() {
+        let ClientMessage::Request(request) = ClientMessage::parse(r#"{"id":1,"type":"x","a":1,"\u0061":2}"#).unwrap()
+        else {
             unreachable!()
         };
         assert_eq!(request.params.raw("a"), Some("2"));
     }
 
     #[test]
-    fn depth_matters_only_where_it_is_looked_at() {
+    fn nesting_is_limited_only_in_members_that_are_read() {
         let deep = format!(r#"{{"id":1,"type":"x","deep":{}{}}}"#, "[".repeat(100_000), "]".repeat(100_000));
-        let Incoming::Request(request) = Incoming::parse(&deep).unwrap() else { unreachable!() };
+        let ClientMessage::Request(request) = ClientMessage::parse(&deep).unwrap() else { unreachable!() };
         let error = request.params.value("deep").unwrap_err();
         assert_eq!(error.code, Code::ValidationError);
-        assert_eq!(error.message, "\"deep\" cannot be taken: recursion limit exceeded");
+        assert_eq!(error.message, "\"deep\" is not valid: recursion limit exceeded");
     }
 
     #[test]
-    fn a_wrong_parameter_is_named_with_what_was_expected() {
+    fn errors_name_the_parameter_and_what_was_expected() {
         let text = r#"{"id":1,"type":"x","s":"","n":0,"f":1.5,"o":[],"v":"1","b":1}"#;
-        let Incoming::Request(Request { params, .. }) = Incoming::parse(text).unwrap() else { unreachable!() };
+        let ClientMessage::Request(Request { params, .. }) = ClientMessage::parse(text).unwrap() else {
+            unreachable!()
+        };
         let message = |error: RequestError| error.message.into_owned();
         assert_eq!(message(params.text("s").unwrap_err()), "\"s\" must be a non-empty string, and is empty");
         assert_eq!(message(params.text("n").unwrap_err()), "\"n\" must be a non-empty string, and is 0");

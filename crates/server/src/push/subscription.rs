@@ -1,38 +1,36 @@
-//! Subscriptions of a connection: what their queries have to tell is pushed to its outlet.
+//! A subscription of a connection: turns the events of a live query into pushes.
 //!
-//! There is no task for a subscription. Whoever wakes it, the thread of live queries as a rule, forwards what there is: a whole
-//! result to the slot of the subscription, where the newest replaces what was not sent; deltas one after the other. While too much
-//! waits for the connection, deltas stay where they are; when all has been sent, the connection asks for them. If they became too
-//! many meanwhile, live queries give a whole result in their place.
+//! A subscription has no task: an idle one costs a few hundred bytes. The live thread, or the thread of programmatic queries, wakes it; it asks the sink of its
+//! connection to have it polled, and the owner of the sink polls it. So one slow or stalled client costs the live thread nothing,
+//! and all that is queued for a connection is queued by its owner.
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 
 use bytes::Bytes;
 use serde_json::{Map, Value as Json};
-use tidewire_conn::{PushError, Text};
-use tidewire_live::{End, Event, Mark, Mode, Subscription, Whole};
+use tidewire_conn::Text;
+use tidewire_live::{End, Event, Mark, Mode, Subscription as LiveSubscription, Whole};
 use tidewire_store::{Filter, Query};
 
-use crate::protocol::reply::{self, Wrap};
-use crate::push::outlet::Outlet;
-use crate::push::programmatic::Answered;
+use super::permit::SubscriptionPermit;
+use super::programmatic::Computed;
+use crate::protocol::push::{self, Wrap};
 use crate::session::connection::Connection;
-use crate::state::Core;
 use crate::{Code, RequestError};
 
-/// What a subscription follows, whoever follows it. It is kept for as long, and takes little.
+/// The query of a subscription.
 #[derive(Debug)]
 pub(crate) enum Source {
     Named {
         name: Box<str>,
-        /// No map: they are looked at again only when somebody else logs in.
+        /// A list, since it takes less memory than a map: it is read only when the login of the connection changes.
         params: Box<[(String, Json)]>,
     },
     Inline(Box<Query>),
-    /// Code of the host.
+    /// A query in code of the embedding program.
     Programmatic {
         name: Box<str>,
         params: Box<Map<String, Json>>,
@@ -40,7 +38,7 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// What it is called, if it has a name.
+    /// The name of the query, if it has one.
     pub(crate) fn name(&self) -> Option<&str> {
         match self {
             Self::Named { name, .. } | Self::Programmatic { name, .. } => Some(name),
@@ -49,359 +47,272 @@ impl Source {
     }
 }
 
-/// A place among the subscriptions that there may be, of a connection and of all together.
-#[derive(Debug)]
-pub(crate) struct Place {
-    core: Arc<Core>,
-    of_connection: Arc<AtomicUsize>,
-}
-
-impl Place {
-    /// Takes a place, if there is one.
-    pub(crate) fn take(core: &Arc<Core>, of_connection: &Arc<AtomicUsize>) -> Result<Self, RequestError> {
-        let limits = core.options.connection_limits;
-        let full = |max, whose| {
-            let message = format!("{whose} has {max} subscriptions, and there may be no more: unsubscribe from some");
-            RequestError::new(Code::RateLimited, message)
-        };
-        let take = |counter: &AtomicUsize, max| {
-            counter.fetch_update(SeqCst, SeqCst, |count| (count < max).then_some(count + 1)).is_ok()
-        };
-        if !take(of_connection, limits.max_subscriptions_per_connection) {
-            return Err(full(limits.max_subscriptions_per_connection, "this connection"));
-        }
-        if !take(&core.counters.subscriptions, limits.max_total_subscriptions) {
-            of_connection.fetch_sub(1, SeqCst);
-            return Err(full(limits.max_total_subscriptions, "the server"));
-        }
-        Ok(Self { core: Arc::clone(core), of_connection: Arc::clone(of_connection) })
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.of_connection.fetch_sub(1, SeqCst);
-        self.core.counters.subscriptions.fetch_sub(1, SeqCst);
-    }
-}
-
 /// A subscription of a connection.
 #[derive(Debug)]
-pub(crate) struct Forward {
-    /// The number in its name, and its slot.
-    pub(crate) number: u64,
-    pub(crate) source: Source,
-    mode: Mode,
-    /// Whether its client wants to know where it is, and when and why it ends.
-    is_told: bool,
-    outlet: Arc<Outlet>,
-    connection: Weak<Connection>,
-    core: Arc<Core>,
-    feed: Mutex<Feed>,
-    /// Something may wait until the connection has sent what it has.
-    is_behind: AtomicBool,
-}
-
-/// Where a subscription hears of changes.
-#[derive(Debug)]
-struct Feed {
-    heard: Heard,
-    /// Given back when it ends, not when the last who knows of it has forgotten it.
-    place: Option<Place>,
-    /// Which rows it may see.
-    rows: Option<Box<Filter>>,
-    /// What there was no room for. Most have room for all.
-    held: Option<Box<Text>>,
-}
-
-#[derive(Debug)]
-enum Heard {
-    Live(Subscription),
-    /// The last answer of the host's code.
-    Host(Bytes),
-    /// It has ended.
-    Nothing,
-}
-
-impl Feed {
-    /// Nothing is heard any more, and the place is another's.
-    fn leave(&mut self) -> Heard {
-        (self.place, self.held) = (None, None);
-        std::mem::replace(&mut self.heard, Heard::Nothing)
-    }
-}
-
-/// What a subscription begins with.
-pub(crate) struct Beginning {
+pub(crate) struct Subscription {
+    /// The number in its id.
     pub(crate) number: u64,
     pub(crate) source: Source,
     pub(crate) mode: Mode,
-    pub(crate) is_told: bool,
-    pub(crate) rows: Option<Filter>,
-    pub(crate) place: Place,
+    /// Whether the client opted in to positions and to a last push that says why the subscription has ended.
+    pub(crate) is_extended: bool,
+    connection: Weak<Connection>,
+    feed: Mutex<Feed>,
 }
 
-impl Forward {
-    /// A subscription to a live query, which is silent until it is first [asked](Self::deliver).
-    pub(crate) fn live(beginning: Beginning, connection: &Arc<Connection>, subscription: Subscription) -> Arc<Self> {
-        Self::new(beginning, connection, Heard::Live(subscription))
+#[derive(Debug)]
+struct Feed {
+    events: Events,
+    /// Returned when the subscription ends, even while it is still referenced.
+    permit: Option<SubscriptionPermit>,
+    /// The rows that the subscriber may see; none for all.
+    row_filter: Option<Box<Filter>>,
+}
+
+/// Where the events of a subscription come from.
+#[derive(Debug)]
+enum Events {
+    Live(LiveSubscription),
+    Programmatic(Box<Programmatic>),
+    /// It has ended, and its owner has yet to be told why.
+    Ending(Box<RequestError>),
+    Ended,
+}
+
+/// The results of a programmatic query.
+#[derive(Debug)]
+struct Programmatic {
+    /// The last result that was pushed or sent in the reply.
+    last: Bytes,
+    next: Option<Computed>,
+    is_paused: bool,
+}
+
+/// What a subscription starts with.
+pub(crate) struct Opening {
+    pub(crate) number: u64,
+    pub(crate) source: Source,
+    pub(crate) mode: Mode,
+    pub(crate) is_extended: bool,
+    pub(crate) row_filter: Option<Filter>,
+    pub(crate) permit: SubscriptionPermit,
+}
+
+impl Subscription {
+    pub(crate) fn live(opening: Opening, connection: &Arc<Connection>, events: LiveSubscription) -> Arc<Self> {
+        Self::new(opening, connection, Events::Live(events))
     }
 
-    /// A subscription to code of the host, which has just answered this.
-    pub(crate) fn host(beginning: Beginning, connection: &Arc<Connection>, answer: Bytes) -> Arc<Self> {
-        Self::new(beginning, connection, Heard::Host(answer))
+    /// A subscription to a programmatic query whose first result was `last`.
+    pub(crate) fn programmatic(opening: Opening, connection: &Arc<Connection>, last: Bytes) -> Arc<Self> {
+        let results = Programmatic { last, next: None, is_paused: false };
+        Self::new(opening, connection, Events::Programmatic(Box::new(results)))
     }
 
-    fn new(beginning: Beginning, connection: &Arc<Connection>, heard: Heard) -> Arc<Self> {
-        let Beginning { number, source, mode, is_told, rows, place } = beginning;
-        Arc::new(Self {
-            number,
-            source,
-            mode,
-            is_told,
-            outlet: Arc::clone(&connection.outlet),
-            connection: Arc::downgrade(connection),
-            core: Arc::clone(&place.core),
-            feed: Mutex::new(Feed { heard, place: Some(place), rows: rows.map(Box::new), held: None }),
-            is_behind: AtomicBool::new(false),
-        })
+    fn new(opening: Opening, connection: &Arc<Connection>, events: Events) -> Arc<Self> {
+        let Opening { number, source, mode, is_extended, row_filter, permit } = opening;
+        let feed = Feed { events, permit: Some(permit), row_filter: row_filter.map(Box::new) };
+        let connection = Arc::downgrade(connection);
+        Arc::new(Self { number, source, mode, is_extended, connection, feed: Mutex::new(feed) })
     }
 
     fn feed(&self) -> MutexGuard<'_, Feed> {
         self.feed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whoever may see other rows than before has another query from now on. Returns the number of the live query to be changed.
-    pub(crate) fn see(&self, rows: Option<&Filter>) -> Option<u64> {
+    /// The body of the next push, or the reason why there are no more. When it is pending, the sink of the connection is woken when
+    /// there is one.
+    pub(crate) fn poll_push(self: &Arc<Self>) -> Poll<Result<Text, RequestError>> {
         let mut feed = self.feed();
-        if feed.rows.as_deref() == rows {
-            return None;
-        }
-        feed.rows = rows.cloned().map(Box::new);
-        // What waits was for other eyes.
-        feed.held = None;
-        self.outlet.take_back(self.number);
-        match &feed.heard {
-            Heard::Live(subscription) => Some(subscription.id()),
-            _ => None,
-        }
-    }
-
-    /// Forwards all that there is, and is woken when there is more.
-    pub(crate) fn deliver(self: &Arc<Self>) {
-        let waker = Waker::from(Arc::clone(self));
-        let mut context = Context::from_waker(&waker);
-        let mut feed = self.feed();
-        if let Err(error) = self.forward_all(&mut feed, &mut context) {
-            return self.end(feed, &error);
-        }
-        let is_held = feed.held.is_some();
-        drop(feed);
-        // Others of the connection may have waited for the room that there is.
-        if !is_held
-            && self.outlet.release()
-            && let Some(connection) = self.connection.upgrade()
-        {
-            connection.catch_up();
-        }
-    }
-
-    fn forward_all(&self, feed: &mut Feed, context: &mut Context<'_>) -> Result<(), RequestError> {
-        loop {
-            let is_delta = self.mode == Mode::Delta;
-            if is_delta && self.must_wait() {
-                return Ok(());
-            }
-            // A delta that had no room comes before the next; a whole result that had none makes way for a newer one.
-            if is_delta && let Some(body) = feed.held.take() {
-                self.push(&mut feed.held, *body);
-            }
-            if is_delta && feed.held.is_some() {
-                return Ok(());
-            }
-            let polled = match &mut feed.heard {
-                Heard::Live(subscription) => subscription.poll_event(context),
-                Heard::Host(_) => Poll::Pending,
-                Heard::Nothing => return Ok(()),
-            };
-            match polled {
-                Poll::Pending => {
-                    if let Some(body) = feed.held.take() {
-                        self.push(&mut feed.held, *body);
-                    }
-                    return Ok(());
+        let Some(connection) = self.connection.upgrade() else { return Poll::Pending };
+        let polled = match &mut feed.events {
+            Events::Live(events) => {
+                let waker = Waker::from(Arc::clone(self));
+                match events.poll_event(&mut Context::from_waker(&waker)) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(Ok(event)) => self.encode(&connection, &event),
+                    Poll::Ready(Err(end)) => Err(reason(end)),
                 }
-                Poll::Ready(Ok(event)) => self.forward(&mut feed.held, &event)?,
-                Poll::Ready(Err(end)) => return Err(why(end)),
             }
+            Events::Programmatic(results) => match results.next.take() {
+                None => return Poll::Pending,
+                Some(computed) => self.encode_computed(&connection, results, &computed),
+            },
+            Events::Ending(error) => Err((**error).clone()),
+            Events::Ended => return Poll::Pending,
+        };
+        if polled.is_err() {
+            let events = feed.close();
+            drop(feed);
+            drop(events);
+            connection.server.counters.subscriptions_ended.fetch_add(1, Relaxed);
         }
+        Poll::Ready(polled)
     }
 
-    /// Whether deltas have to wait until the connection has sent what it has. It asks for them then: it has something to send, or
-    /// the second look finds that it has not.
-    fn must_wait(&self) -> bool {
-        if !self.outlet.is_above_mark() {
-            return false;
-        }
-        self.hold_back();
-        self.outlet.is_above_mark() || !self.is_behind.swap(false, SeqCst)
-    }
-
-    /// Whether something may wait until the connection has sent what it has.
-    pub(crate) fn is_behind(&self) -> bool {
-        self.is_behind.load(SeqCst)
-    }
-
-    /// The connection has sent what it had.
-    pub(crate) fn catch_up(self: &Arc<Self>) {
-        if self.is_behind.swap(false, SeqCst) {
-            self.deliver();
-        }
-    }
-
-    fn forward(&self, held: &mut Option<Box<Text>>, event: &Event) -> Result<(), RequestError> {
-        self.check_session()?;
+    fn encode(&self, connection: &Connection, event: &Event) -> Result<Text, RequestError> {
         let (mark, wrap, data) = match event {
             Event::Whole { whole: Whole::Json(json), mark } => {
                 let wrap = if self.mode == Mode::Delta { Wrap::Reset } else { Wrap::Plain };
                 (mark, wrap, json.clone())
             }
             Event::Delta { delta, mark } => (mark, Wrap::Plain, delta.encoded()),
+            // A result that is no value.
             Event::Whole { mark, .. } => (mark, Wrap::Plain, Bytes::new()),
-            // There is no other kind.
-            _ => return Ok(()),
+            _ => return Err(RequestError::new(Code::InternalError, "Internal server error")),
         };
-        self.check_length(&data)?;
-        let body = shared_body(&data, wrap, self.is_told.then_some(*mark));
-        self.push(held, body);
-        Ok(())
+        check(connection, &data)?;
+        Ok(shared_body(&data, wrap, self.is_extended.then_some(*mark)))
     }
 
-    fn check_length(&self, data: &Bytes) -> Result<(), RequestError> {
-        let max = self.core.options.max_result_bytes;
-        if data.len() > max { Err(RequestError::too_large(max)) } else { Ok(()) }
+    fn encode_computed(
+        &self,
+        connection: &Connection,
+        results: &mut Programmatic,
+        computed: &Computed,
+    ) -> Result<Text, RequestError> {
+        check(connection, &computed.json)?;
+        results.last.clone_from(&computed.json);
+        let position = self.is_extended.then(|| computed.position());
+        Ok(push::body(&computed.json, Wrap::Plain, position.as_deref()))
     }
 
-    fn check_session(&self) -> Result<(), RequestError> {
-        if self.outlet.is_expired(|| self.core.store.now()) {
-            return Err(RequestError::new(Code::Unauthorized, "Session expired"));
-        }
-        Ok(())
-    }
-
-    /// Pushes something, or holds it until the connection has sent what it has.
-    fn push(&self, held: &mut Option<Box<Text>>, body: Text) {
-        *held = None;
-        while let Err(PushError::QueueFull) = self.try_push(body.clone()) {
-            self.hold_back();
-            self.outlet.mind_the_reader(&self.core);
-            // It asks for it when it has sent all; if it has already, it will not.
-            if self.outlet.handle.queued_bytes() > 0 || !self.is_behind.swap(false, SeqCst) {
-                *held = Some(Box::new(body));
-                return;
-            }
+    /// Drops the events that wait, and stops delivery, until the subscription is [refreshed](Self::refresh).
+    pub(crate) fn pause(&self) {
+        match &mut self.feed().events {
+            Events::Live(events) => events.pause(),
+            Events::Programmatic(results) => (results.next, results.is_paused) = (None, true),
+            Events::Ending(_) | Events::Ended => {}
         }
     }
 
-    fn try_push(&self, body: Text) -> Result<(), PushError> {
-        let message = reply::push(self.number, body);
-        if self.mode == Mode::Delta {
-            self.outlet.push_next(message)
-        } else {
-            self.outlet.push_latest(self.number, message)
-        }
-    }
-
-    fn hold_back(&self) {
-        self.core.counters.held_back.fetch_add(1, Relaxed);
-        self.is_behind.store(true, SeqCst);
-        self.outlet.hold_back();
-    }
-
-    /// Whether there is nothing more to be told.
-    pub(crate) fn has_ended(&self) -> bool {
-        matches!(self.feed().heard, Heard::Nothing)
-    }
-
-    /// What code of the host has answered: pushed if it is another answer than before.
-    pub(crate) fn answer(&self, answered: Result<Answered, RequestError>) {
+    /// Asks for the newest result as a whole, and lets events go on.
+    pub(crate) fn refresh(self: &Arc<Self>) {
         let mut feed = self.feed();
-        let Feed { heard: Heard::Host(last), held, .. } = &mut *feed else { return };
-        let may_tell = |answer: &Answered| self.check_session().and_then(|()| self.check_length(&answer.text));
-        let is_same = answered.as_ref().is_ok_and(|answer| answer.text == *last);
-        // What is not told needs no session that is still good, as with live queries.
-        if is_same {
-            return;
-        }
-        match answered.and_then(|answer| may_tell(&answer).map(|()| answer)) {
-            Ok(answer) => {
-                last.clone_from(&answer.text);
-                let position = self.is_told.then(|| answer.mark());
-                self.push(held, reply::push_body(Some(&answer.text), Wrap::Plain, position.as_deref()));
+        match &mut feed.events {
+            Events::Live(events) => events.refresh(),
+            Events::Programmatic(results) => {
+                // The next result is pushed even if it equals the last one, which the client may not have got.
+                (results.last, results.is_paused) = (Bytes::new(), false);
+                drop(feed);
+                if let Some(connection) = self.connection.upgrade() {
+                    connection.server.compute_later(self.number);
+                }
             }
-            Err(error) => self.end(feed, &error),
+            Events::Ending(_) | Events::Ended => {}
         }
     }
 
-    /// It is over, by another's doing.
-    pub(crate) fn revoke(&self, error: &RequestError) {
-        self.end(self.feed(), error);
+    /// Takes in a result of a programmatic query, unless it is the same as the last one.
+    pub(crate) fn compute(self: &Arc<Self>, computed: Result<Computed, RequestError>) {
+        let mut feed = self.feed();
+        let Events::Programmatic(results) = &mut feed.events else { return };
+        match computed {
+            Ok(computed) if computed.json == results.last => results.next = None,
+            Ok(_) if results.is_paused => return,
+            Ok(computed) => results.next = Some(computed),
+            Err(error) => {
+                drop(feed);
+                return self.end(error);
+            }
+        }
+        drop(feed);
+        self.wake_by_ref();
     }
 
-    fn end(&self, mut feed: MutexGuard<'_, Feed>, error: &RequestError) {
-        let heard = feed.leave();
+    /// Changes the rows that the subscriber may see, and drops pushes that are not sent. Returns the id of the live query to be
+    /// replaced, if they are other rows than before.
+    pub(crate) fn change_row_filter(&self, row_filter: Option<&Filter>) -> Option<u64> {
+        let mut feed = self.feed();
+        if feed.row_filter.as_deref() == row_filter {
+            return None;
+        }
+        feed.row_filter = row_filter.cloned().map(Box::new);
+        let id = match &feed.events {
+            Events::Live(events) => Some(events.id()),
+            _ => None,
+        };
         drop(feed);
-        if matches!(heard, Heard::Nothing) {
+        if let Some(connection) = self.connection.upgrade() {
+            connection.sink.take_back(self.number);
+        }
+        id
+    }
+
+    /// Ends the subscription for a reason, which its owner learns when it polls.
+    pub(crate) fn end(self: &Arc<Self>, error: RequestError) {
+        let mut feed = self.feed();
+        if matches!(feed.events, Events::Ending(_) | Events::Ended) {
             return;
         }
-        drop(heard);
-        let core = &self.core;
-        core.counters.subscriptions_ended.fetch_add(1, Relaxed);
-        self.outlet.take_back(self.number);
-        let is_lost =
-            || self.try_push(reply::end_body(error, core.options.expose_error_details)) == Err(PushError::QueueFull);
-        if self.is_told && is_lost() {
-            self.outlet.give_up(&core.counters);
-        }
+        let events = feed.close();
+        feed.events = Events::Ending(Box::new(error));
+        drop(feed);
+        drop(events);
         if let Some(connection) = self.connection.upgrade() {
-            connection.forget(self.number);
+            connection.sink.take_back(self.number);
         }
+        self.wake_by_ref();
     }
 
-    /// Nobody wants to hear of it any more.
-    pub(crate) fn stop(&self) {
-        // It is dropped when the lock has gone.
-        let heard = self.feed().leave();
-        drop(heard);
-        self.outlet.take_back(self.number);
+    /// Ends the subscription without a word: the client asked for it, or has gone.
+    pub(crate) fn cancel(&self) {
+        // The lock is released before the events are dropped.
+        let events = self.feed().close();
+        drop(events);
+    }
+
+    /// Whether no more results are wanted.
+    pub(crate) fn has_ended(&self) -> bool {
+        matches!(self.feed().events, Events::Ending(_) | Events::Ended)
     }
 }
 
-impl Wake for Forward {
+impl Feed {
+    /// Ends the feed and returns the permit.
+    fn close(&mut self) -> Events {
+        self.permit = None;
+        std::mem::replace(&mut self.events, Events::Ended)
+    }
+}
+
+impl Wake for Subscription {
     fn wake(self: Arc<Self>) {
-        self.deliver();
+        self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.deliver();
+        if let Some(connection) = self.connection.upgrade() {
+            connection.sink.wake(self.number);
+        }
     }
 }
 
-fn why(end: End) -> RequestError {
+/// Checks that a result may be sent: the session has not expired, and the result is not too large.
+fn check(connection: &Connection, data: &Bytes) -> Result<(), RequestError> {
+    let server = &connection.server;
+    if connection.is_session_expired(server.store.now()) {
+        return Err(RequestError::session_expired());
+    }
+    let max = server.options.max_result_bytes;
+    if data.len() > max { Err(RequestError::too_large(max)) } else { Ok(()) }
+}
+
+fn reason(end: End) -> RequestError {
     match end {
         End::BucketDropped => RequestError::new(Code::BucketNotDefined, "the bucket was dropped"),
         End::QueryUndefined => RequestError::new(Code::QueryNotDefined, "the query was undefined"),
-        _ => RequestError::new(Code::ShuttingDown, "live queries have ended"),
+        _ => RequestError::shutting_down(),
     }
 }
 
-/// What many subscribers of a query are told of a change is put together once: they are told one after the other.
+/// The body of a push. Subscribers of one query, which are polled one after the other, share it.
 fn shared_body(data: &Bytes, wrap: Wrap, mark: Option<Mark>) -> Text {
     thread_local! {
         static LAST: RefCell<Option<Shared>> = const { RefCell::new(None) };
     }
     struct Shared {
-        /// Kept, so that no other has its address.
+        /// Kept, so that no other data can have its address.
         data: Bytes,
         wrap: Wrap,
         mark: Option<Mark>,
@@ -417,7 +328,7 @@ fn shared_body(data: &Bytes, wrap: Wrap, mark: Option<Mark>) -> Text {
             return last.body.clone();
         }
         let position = mark.map(|mark| mark.to_string());
-        let body = reply::push_body(Some(data), wrap, position.as_deref());
+        let body = push::body(data, wrap, position.as_deref());
         *last = Some(Shared { data: data.clone(), wrap, mark, body: body.clone() });
         body
     })

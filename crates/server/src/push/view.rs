@@ -1,37 +1,36 @@
-//! What somebody may see of the store.
+//! What a caller may see of the store, for programmatic queries.
 
 use serde_json::{Map, Value as Json};
-use tidewire_store::{Answer, Query, Snapshot};
+use tidewire_store::{Answer, Filter, Query, Row, Snapshot};
 
-use crate::ops::table::Operation;
+use crate::RequestError;
+use crate::ops::table::OperationId;
 use crate::session::caller::Caller;
-use crate::{Code, RequestError};
 
-/// What somebody may see of the store at one moment: for queries that are code of the host.
+/// What a caller may see of the store at one moment, for a [`ProgrammaticQuery`](crate::ProgrammaticQuery).
 #[derive(Debug)]
 pub struct View<'a> {
     pub(crate) snapshot: &'a Snapshot,
     pub(crate) now: u64,
     pub(crate) caller: &'a Caller,
-    /// The name of the query.
+    /// The name of the programmatic query.
     pub(crate) name: &'a str,
 }
 
 impl View<'_> {
-    /// The record with this key, if it may be seen.
+    /// Returns the record with this key, if the caller may see it.
     pub fn get(&self, bucket: &str, key: &Json) -> Result<Option<Map<String, Json>>, RequestError> {
-        let rows = self.caller.rows(Operation::StoreSubscribe, Some(bucket), self.name)?;
+        let row_filter = self.row_filter(bucket)?;
         let row = self.snapshot.state.bucket(bucket)?.record(key, || self.now);
-        Ok(row.filter(|row| rows.as_ref().is_none_or(|rows| rows.matches(row))).map(tidewire_store::Row::to_record))
+        let is_visible = |row: &&Row| row_filter.as_ref().is_none_or(|filter| filter.matches(row));
+        Ok(row.filter(is_visible).map(Row::to_record))
     }
 
-    /// What a query returns, of what may be seen.
+    /// Runs a query over the rows that the caller may see.
     pub fn query(&self, config: &Json) -> Result<Answer, RequestError> {
-        let query = Query::parse(config, &Map::new())
-            .map_err(|error| RequestError::new(Code::ValidationError, error.to_string()))?;
-        let rows = self.caller.rows(Operation::StoreSubscribe, Some(&query.bucket), self.name)?;
-        let query = match &rows {
-            Some(rows) => query.restrict(rows),
+        let query = Query::parse(config, &Map::new()).map_err(RequestError::invalid)?;
+        let query = match self.row_filter(&query.bucket)? {
+            Some(filter) => query.restrict(&filter),
             None => query,
         };
         Ok(query.answer(self.snapshot.state.bucket(&query.bucket)?, self.now))
@@ -40,5 +39,12 @@ impl View<'_> {
     /// The time, in milliseconds since 1970.
     pub fn now(&self) -> u64 {
         self.now
+    }
+
+    fn row_filter(&self, bucket: &str) -> Result<Option<Filter>, RequestError> {
+        match OperationId::named("store.subscribe") {
+            Some(operation) => self.caller.row_filter(operation, Some(bucket), self.name),
+            None => Ok(None),
+        }
     }
 }

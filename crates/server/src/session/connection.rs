@@ -1,4 +1,4 @@
-//! A connection, as the server knows it.
+//! The state of a connection between its requests, whatever its transport.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -6,158 +6,181 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::Seq
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Value as Json, json};
-use tidewire_conn::{CloseCode, Message, PushPolicy, PushPriority};
 
-use crate::protocol::reply;
-use crate::push::outlet::Outlet;
-use crate::push::subscription::Forward;
-use crate::session::caller::Login;
+use super::caller::Login;
+use crate::protocol::disconnect::Disconnect;
+use crate::push::sink::PushSink;
+use crate::push::subscription::Subscription;
+use crate::state::{LOCAL_CLIENTS, ServerState};
 use crate::{Code, RequestError};
 
-/// A connection. Its actor alone makes requests of it; others may look, push and close.
+/// The session has no end.
+const NEVER: u64 = u64::MAX;
+
+/// A client of the server: over a socket, or in this process.
 #[derive(Debug)]
 pub(crate) struct Connection {
+    pub(crate) server: Arc<ServerState>,
+    /// Unique among all connections of the server.
     pub(crate) number: u64,
     pub(crate) address: IpAddr,
     connected_at: u64,
-    pub(crate) outlet: Arc<Outlet>,
+    pub(crate) sink: Arc<dyn PushSink>,
     /// How many subscriptions it has.
     pub(crate) subscription_count: Arc<AtomicUsize>,
-    /// The subscription that is asked first when there is room for what was held back.
-    turn: AtomicU64,
+    /// When the session ends on which its subscriptions depend, in milliseconds.
+    session_expires_at: AtomicU64,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     login: Option<Arc<Login>>,
-    /// By their numbers. No map, whose smallest node has room for eleven: most connections have one or two.
-    subscriptions: Vec<Arc<Forward>>,
-    is_closed: bool,
+    /// By their numbers. A list, since most connections have one or two and the smallest node of a map has room for eleven.
+    subscriptions: Vec<Arc<Subscription>>,
+    closed: Option<Disconnect>,
 }
 
 impl State {
-    /// Where the subscription of this number is, or else would be.
-    fn place(&self, number: u64) -> Result<usize, usize> {
-        self.subscriptions.binary_search_by_key(&number, |forward| forward.number)
+    /// The index of a subscription, or where it would be inserted.
+    fn index_of(&self, number: u64) -> Result<usize, usize> {
+        self.subscriptions.binary_search_by_key(&number, |subscription| subscription.number)
     }
 
-    fn remove(&mut self, number: u64) -> Option<Arc<Forward>> {
-        let place = self.place(number).ok()?;
-        Some(self.subscriptions.remove(place))
+    fn remove(&mut self, number: u64) -> Option<Arc<Subscription>> {
+        let index = self.index_of(number).ok()?;
+        let removed = self.subscriptions.remove(index);
+        self.subscriptions.shrink_to_fit();
+        Some(removed)
     }
 }
 
 impl Connection {
-    pub(crate) fn new(number: u64, address: IpAddr, connected_at: u64, outlet: Outlet) -> Self {
+    pub(crate) fn new(server: &Arc<ServerState>, number: u64, address: IpAddr, sink: Arc<dyn PushSink>) -> Self {
         Self {
+            server: Arc::clone(server),
             number,
             address,
-            connected_at,
-            outlet: Arc::new(outlet),
+            connected_at: server.store.now(),
+            sink,
             subscription_count: Arc::default(),
-            turn: AtomicU64::new(0),
+            session_expires_at: AtomicU64::new(NEVER),
             state: Mutex::default(),
         }
+    }
+
+    /// Whether it is an in-process client.
+    pub(crate) fn is_local(&self) -> bool {
+        self.number >= LOCAL_CLIENTS
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Who is logged in.
     pub(crate) fn login(&self) -> Option<Arc<Login>> {
         self.state().login.clone()
     }
 
-    /// Somebody logs in, or out.
+    /// The login, unless the connection has ended.
+    pub(crate) fn login_if_open(&self) -> Result<Option<Arc<Login>>, RequestError> {
+        let state = self.state();
+        match state.closed {
+            None => Ok(state.login.clone()),
+            Some(reason) => Err(closed_error(reason)),
+        }
+    }
+
+    /// Replaces the login. `is_required`: whether the server requires one.
     pub(crate) fn set_login(&self, login: Option<Arc<Login>>, is_required: bool) {
-        self.owe_to(login.as_deref(), is_required);
+        self.set_session_expiry(login.as_deref(), is_required);
         self.state().login = login;
     }
 
-    /// What is followed ends with this session.
-    pub(crate) fn owe_to(&self, login: Option<&Login>, is_required: bool) {
-        // Where nobody has to log in, what was subscribed to goes on without.
+    /// Lets the subscriptions depend on this session from now on.
+    pub(crate) fn set_session_expiry(&self, login: Option<&Login>, is_required: bool) {
+        // Where no login is required, subscriptions outlive the session.
         let expires_at = login.filter(|_| is_required).and_then(|login| login.session.expires_at);
-        self.outlet.set_expiry(expires_at);
+        self.session_expires_at.store(expires_at.unwrap_or(NEVER), Relaxed);
     }
 
-    pub(crate) fn subscriptions(&self) -> Vec<Arc<Forward>> {
+    /// Whether the session on which the subscriptions depend has ended.
+    pub(crate) fn is_session_expired(&self, now: u64) -> bool {
+        let expires_at = self.session_expires_at.load(Relaxed);
+        expires_at != NEVER && expires_at <= now
+    }
+
+    pub(crate) fn subscriptions(&self) -> Vec<Arc<Subscription>> {
         self.state().subscriptions.clone()
     }
 
-    /// Takes a subscription in, unless the connection has gone.
-    pub(crate) fn keep(&self, forward: &Arc<Forward>) -> Result<(), RequestError> {
+    pub(crate) fn subscription(&self, number: u64) -> Option<Arc<Subscription>> {
+        let state = self.state();
+        state.index_of(number).ok().map(|index| Arc::clone(&state.subscriptions[index]))
+    }
+
+    /// Adds a subscription, unless the connection is closed.
+    pub(crate) fn add(&self, subscription: &Arc<Subscription>) -> Result<(), RequestError> {
         let mut state = self.state();
-        if state.is_closed {
-            return Err(RequestError::new(Code::ShuttingDown, "the connection is closed"));
+        if let Some(reason) = state.closed {
+            return Err(closed_error(reason));
         }
-        if let Err(place) = state.place(forward.number) {
-            state.subscriptions.insert(place, Arc::clone(forward));
+        if let Err(index) = state.index_of(subscription.number) {
+            state.subscriptions.reserve_exact(1);
+            state.subscriptions.insert(index, Arc::clone(subscription));
         }
         Ok(())
     }
 
-    /// Ends a subscription. Returns whether it was there.
+    /// Ends a subscription at the request of the client. Returns whether there was one.
     pub(crate) fn unsubscribe(&self, number: u64) -> bool {
-        let forward = self.state().remove(number);
-        forward.inspect(|forward| forward.stop()).is_some()
-    }
-
-    /// A subscription has ended.
-    pub(crate) fn forget(&self, number: u64) {
-        // It is dropped when the lock has gone.
-        let forward = self.state().remove(number);
-        drop(forward);
-    }
-
-    /// There is room for what was held back.
-    pub(crate) fn catch_up(&self) {
-        let mut forwards = self.subscriptions();
-        // Whoever had no room the last time comes first.
-        let turn = self.turn.load(Relaxed);
-        let first = forwards.partition_point(|forward| forward.number < turn);
-        forwards.rotate_left(first);
-        for forward in &forwards {
-            forward.catch_up();
-        }
-        let next = forwards.iter().find(|forward| forward.is_behind());
-        self.turn.store(next.map_or(0, |forward| forward.number), Relaxed);
-    }
-
-    /// The connection has gone.
-    pub(crate) fn close(&self) {
-        let mut state = self.state();
-        state.is_closed = true;
-        state.login = None;
-        let subscriptions = std::mem::take(&mut state.subscriptions);
-        drop(state);
-        for forward in &subscriptions {
-            forward.stop();
-        }
-    }
-
-    /// Ends it because this session is revoked, if it still has it. Returns whether it had.
-    pub(crate) fn revoke(&self, login: &Arc<Login>) -> bool {
-        let mut state = self.state();
-        if !state.login.as_ref().is_some_and(|current| Arc::ptr_eq(current, login)) {
-            return false;
-        }
-        state.login = None;
-        drop(state);
-        for forward in self.subscriptions() {
-            forward.stop();
-        }
-        let handle = &self.outlet.handle;
-        // If there is no room for the notice, the close says it as well.
-        let _ = handle.try_push(reply::session_revoked(), PushPriority::High, PushPolicy::DropIfFull);
-        handle.close(Some(Message::close(CloseCode::new(4002), "session_revoked")));
+        let subscription = self.state().remove(number);
+        let Some(subscription) = subscription else { return false };
+        subscription.cancel();
+        self.sink.take_back(number);
         true
     }
 
-    /// What the others are told of it.
-    pub(crate) fn row(&self) -> ConnectionInfo {
+    /// Removes a subscription that has ended.
+    pub(crate) fn forget(&self, number: u64) {
+        // It is dropped after the lock is released.
+        let subscription = self.state().remove(number);
+        drop(subscription);
+    }
+
+    /// The error for requests after the connection has ended.
+    pub(crate) fn closed_error(&self) -> Option<RequestError> {
+        self.state().closed.map(closed_error)
+    }
+
+    /// Ends the connection: no further request is served, and no subscription goes on. Returns whether it was open.
+    pub(crate) fn close(&self, reason: Disconnect) -> bool {
+        self.close_if(reason, |_| true)
+    }
+
+    /// Ends the connection because this session is revoked, if it still has it. Returns whether it had.
+    pub(crate) fn revoke(&self, login: &Arc<Login>) -> bool {
+        let has_it = |state: &State| state.login.as_ref().is_some_and(|current| Arc::ptr_eq(current, login));
+        self.close_if(Disconnect::SESSION_REVOKED, has_it)
+    }
+
+    fn close_if(&self, reason: Disconnect, condition: impl FnOnce(&State) -> bool) -> bool {
+        let mut state = self.state();
+        if state.closed.is_some() || !condition(&state) {
+            return false;
+        }
+        (state.closed, state.login) = (Some(reason), None);
+        let subscriptions = std::mem::take(&mut state.subscriptions);
+        drop(state);
+        for subscription in subscriptions {
+            subscription.cancel();
+            self.sink.take_back(subscription.number);
+        }
+        self.sink.close(reason);
+        true
+    }
+
+    pub(crate) fn info(&self) -> ConnectionInfo {
         let login = self.login();
         let session = login.as_ref().map(|login| &login.session);
         ConnectionInfo {
@@ -173,7 +196,20 @@ impl Connection {
 
 impl fmt::Display for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "conn-{}", self.number)
+        match self.number.checked_sub(LOCAL_CLIENTS) {
+            Some(number) => write!(f, "local-{number}"),
+            None => write!(f, "conn-{}", self.number),
+        }
+    }
+}
+
+fn closed_error(reason: Disconnect) -> RequestError {
+    match reason {
+        Disconnect::SESSION_REVOKED => {
+            RequestError::new(Code::SessionRevoked, "the sessions of this user were revoked")
+        }
+        Disconnect::SERVER_SHUTDOWN => RequestError::shutting_down(),
+        _ => RequestError::new(Code::ShuttingDown, "the connection is closed"),
     }
 }
 
@@ -181,17 +217,17 @@ impl fmt::Display for Connection {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ConnectionInfo {
-    /// Its name, `conn-` and a number.
+    /// Its id: `conn-` and a number, or `local-` and a number for an in-process client.
     pub connection_id: String,
-    /// Where it comes from.
+    /// The address of the client.
     pub remote_address: IpAddr,
-    /// Since when, in milliseconds since 1970.
+    /// When it was made, in milliseconds since 1970.
     pub connected_at: u64,
-    /// Who is logged in.
+    /// The user who is logged in.
     pub user_id: Option<String>,
-    /// In which roles.
+    /// The roles of the user.
     pub roles: Vec<String>,
-    /// How many queries it follows.
+    /// The number of its subscriptions.
     pub store_subscriptions: usize,
 }
 

@@ -1,5 +1,6 @@
-//! The state of a client between its requests: who it is, what it may do, how often it may ask.
+//! The state of a client between its requests: its login, its permissions, its rate and its heartbeat.
 
 pub(crate) mod caller;
 pub(crate) mod connection;
+pub(crate) mod heartbeat;
 pub(crate) mod rate_limit;

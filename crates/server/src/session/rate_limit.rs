@@ -1,15 +1,15 @@
-//! How many requests somebody may make: the times of the last ones, for each user and address.
+//! The rate limit: a sliding log of requests for each user and address.
 //!
-//! It is exact: in no span of the window's length are more requests let through than there may be, and one that is let through
-//! never waits longer than it must. A request that is turned away does not count.
+//! It is exact: no window of the configured length ever has more requests than allowed, and a request is never refused for longer
+//! than necessary. Refused requests do not count.
 //!
-//! Those who have been quiet for a window are forgotten without being searched for. There are two generations: whoever asks moves
-//! to the younger one; after a window the older one is dropped whole, the younger one becomes the older one, and who was in the
-//! dropped one has not asked for a window.
+//! Keys that have been idle for a window are dropped without a search. There are two generations: a key moves to the younger one
+//! when it is used. After a window the older generation is dropped as a whole and the younger one takes its place, so every dropped
+//! key has been idle for a window.
 //!
-//! Users and addresses are bounded on their own, so that a flood from many addresses makes no user forgotten. When there are too
-//! many, the generations change early: those who have been quiet longest begin anew, and are counted as forgotten. Turning
-//! newcomers away instead would let whoever has many addresses lock everybody else out.
+//! Users and addresses have separate limits, so a flood from many addresses does not reset the count of a user. When there are too
+//! many keys, the generations change early: the keys that have been idle longest start again, and are counted. Refusing new keys
+//! instead would let a client with many addresses lock out all others.
 
 use std::borrow::Borrow;
 use std::collections::{HashMap, VecDeque};
@@ -21,28 +21,28 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::RateLimit;
 
-/// How many requests users and addresses may make. All connections share it.
+/// Limits the requests of users and addresses, over all connections.
 #[derive(Debug)]
 pub(crate) struct RateLimiter {
     max_requests: usize,
     window: u64,
-    /// A key is always in the same one; nobody who does not know the hasher's keys can choose which.
+    /// A key is always in the same shard. Clients cannot choose which, since the hasher is seeded randomly.
     shards: Box<[Mutex<Shard>]>,
     hasher: RandomState,
     forgotten: AtomicU64,
 }
 
-/// Whose requests are counted together.
+/// The owner of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum RateKey<'a> {
-    /// Those of a user, on all connections.
+    /// A user, on all connections.
     User(&'a str),
-    /// Those of who is not logged in, from one address.
+    /// The clients of one address that are not logged in.
     Address(IpAddr),
 }
 
 impl RateLimiter {
-    /// How many users are remembered, and how many addresses. Each takes 8 bytes for every request that it may make.
+    /// Limit of the users, and of the addresses, that are kept. Each takes 8 bytes per allowed request.
     pub(crate) const MAX_KEYS: usize = 100_000;
     const SHARDS: usize = 16;
 
@@ -52,7 +52,7 @@ impl RateLimiter {
 
     fn with(limit: RateLimit, shards: usize, max_keys: usize) -> Self {
         let window = u64::try_from(limit.window.as_millis()).unwrap_or(u64::MAX);
-        // There are two generations.
+        // Half of the keys, since there are two generations.
         let max_young = (max_keys / shards / 2).max(1);
         Self {
             max_requests: limit.max_requests,
@@ -63,23 +63,23 @@ impl RateLimiter {
         }
     }
 
-    /// Counts a request, or says after how many milliseconds it is worth trying again.
+    /// Counts a request. If it is over the limit, returns after how many milliseconds one is allowed again.
     ///
-    /// `now_ms` should never go back. If it does by no more than a window, it is taken for the latest time that was seen; if by more,
-    /// a clock was set, and the counts begin anew.
+    /// `now_ms` should not go back. If it goes back by at most a window, the latest time seen is used instead. If it goes back by
+    /// more, the clock was set, and all counts are reset.
     pub(crate) fn take(&self, key: RateKey<'_>, now_ms: u64) -> Result<(), u64> {
         let key = match key {
-            // The same host, whichever kind of socket it came in by.
+            // An IPv4 client of an IPv6 socket is the same host.
             RateKey::Address(address) => RateKey::Address(address.to_canonical()),
             user @ RateKey::User(_) => user,
         };
         let shard = usize::try_from(self.hasher.hash_one(key)).unwrap_or(usize::MAX) % self.shards.len();
         let mut shard = self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner);
         let now = shard.at(now_ms, self.window);
-        let ask = Ask { now, max_requests: self.max_requests, window: self.window };
+        let attempt = Attempt { now, max_requests: self.max_requests, window: self.window };
         let (taken, forgotten) = match key {
-            RateKey::User(user) => shard.users.take(user, ask),
-            RateKey::Address(address) => shard.addresses.take(&address, ask),
+            RateKey::User(user) => shard.users.take(user, attempt),
+            RateKey::Address(address) => shard.addresses.take(&address, attempt),
         };
         if forgotten > 0 {
             self.forgotten.fetch_add(forgotten, Ordering::Relaxed);
@@ -87,13 +87,13 @@ impl RateLimiter {
         taken
     }
 
-    /// How many users and addresses began anew because there were too many.
+    /// Users and addresses whose count was reset because there were too many.
     pub(crate) fn forgotten(&self) -> u64 {
         self.forgotten.load(Ordering::Relaxed)
     }
 }
 
-/// One part of the users and addresses.
+/// A part of the users and addresses.
 #[derive(Debug)]
 struct Shard {
     latest: u64,
@@ -106,10 +106,10 @@ impl Shard {
         Self { latest: 0, users: Generations::new(max_young), addresses: Generations::new(max_young) }
     }
 
-    /// The time, which does not go back here: what it orders would be in no order.
+    /// The time, which does not go back, so that the logs stay sorted.
     fn at(&mut self, now: u64, window: u64) -> u64 {
         if now.saturating_add(window) < self.latest {
-            // Those who wait would wait for a time that is far away.
+            // Otherwise the limit would hold until the old time is reached again.
             (self.latest, self.users, self.addresses) = (now, self.users.anew(now), self.addresses.anew(now));
         }
         self.latest = self.latest.max(now);
@@ -117,15 +117,15 @@ impl Shard {
     }
 }
 
-/// One request, and what is allowed.
+/// One request, and the limit.
 #[derive(Debug, Clone, Copy)]
-struct Ask {
+struct Attempt {
     now: u64,
     max_requests: usize,
     window: u64,
 }
 
-/// Who has asked since the generations changed, and who only before.
+/// The keys used since the last change of generations, and those used only before it.
 #[derive(Debug)]
 struct Generations<K> {
     young: HashMap<K, Log>,
@@ -143,30 +143,30 @@ impl<K: Hash + Eq> Generations<K> {
         Self { changed_at: now, ..Self::new(self.max_young) }
     }
 
-    /// Counts a request, and how many were forgotten for it although they had made some in the window.
-    fn take<Q>(&mut self, key: &Q, ask: Ask) -> (Result<(), u64>, u64)
+    /// Counts a request. Also returns how many keys with requests in the window were dropped to make space for it.
+    fn take<Q>(&mut self, key: &Q, attempt: Attempt) -> (Result<(), u64>, u64)
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        if ask.now.saturating_sub(self.changed_at) >= ask.window {
-            self.change(ask.now);
+        if attempt.now.saturating_sub(self.changed_at) >= attempt.window {
+            self.change(attempt.now);
         }
         if let Some(log) = self.young.get_mut(key) {
-            return (log.take(ask), 0);
+            return (log.take(attempt), 0);
         }
         let mut log = self.old.remove(key).unwrap_or_default();
-        let taken = log.take(ask);
+        let taken = log.take(attempt);
         let mut forgotten = 0;
         if self.young.len() >= self.max_young {
-            let dropped = self.change(ask.now);
-            forgotten = dropped.into_values().map(|mut log| u64::from(log.count(ask) > 0)).sum();
+            let dropped = self.change(attempt.now);
+            forgotten = dropped.into_values().map(|mut log| u64::from(log.count(attempt) > 0)).sum();
         }
         self.young.insert(key.to_owned(), log);
         (taken, forgotten)
     }
 
-    /// Gives those that are dropped.
+    /// Starts a new generation. Returns the one that is dropped.
     fn change(&mut self, now: u64) -> HashMap<K, Log> {
         self.changed_at = now;
         let young = mem::take(&mut self.young);
@@ -174,25 +174,25 @@ impl<K: Hash + Eq> Generations<K> {
     }
 }
 
-/// When requests were let through, the oldest first.
+/// The times of the requests that were allowed, oldest first.
 #[derive(Debug, Default)]
 struct Log(VecDeque<u64>);
 
 impl Log {
-    /// How many there are in the window.
-    fn count(&mut self, ask: Ask) -> usize {
-        while self.0.front().is_some_and(|then| then.saturating_add(ask.window) <= ask.now) {
+    /// The number of requests in the window.
+    fn count(&mut self, attempt: Attempt) -> usize {
+        while self.0.front().is_some_and(|then| then.saturating_add(attempt.window) <= attempt.now) {
             self.0.pop_front();
         }
         self.0.len()
     }
 
-    fn take(&mut self, ask: Ask) -> Result<(), u64> {
-        if self.count(ask) < ask.max_requests {
-            self.0.push_back(ask.now);
+    fn take(&mut self, attempt: Attempt) -> Result<(), u64> {
+        if self.count(attempt) < attempt.max_requests {
+            self.0.push_back(attempt.now);
             return Ok(());
         }
-        let wait = self.0.front().map_or(ask.window, |oldest| oldest.saturating_add(ask.window) - ask.now);
+        let wait = self.0.front().map_or(attempt.window, |oldest| oldest.saturating_add(attempt.window) - attempt.now);
         Err(wait.max(1))
     }
 }
@@ -220,7 +220,7 @@ mod tests {
             (1000, Ok(())),
             (1030, Ok(())),
             (1030, Err(70)),
-            // Turned away, and not counted.
+            // Refused, and not counted.
             (1099, Err(1)),
             (1100, Ok(())),
             (1100, Err(30)),
@@ -247,19 +247,19 @@ mod tests {
     }
 
     #[test]
-    fn limits_without_sense_do_what_they_say() {
+    fn degenerate_limits_are_obeyed() {
         let none = RateLimiter::new(limit(0, 100));
         assert_eq!((none.take(ANN, 5), none.take(ANN, 5)), (Err(100), Err(100)));
         assert_eq!(RateLimiter::new(limit(0, 0)).take(ANN, 5), Err(1));
         let no_window = RateLimiter::new(limit(1, 0));
         assert!((0..9).all(|_| no_window.take(ANN, 5).is_ok()));
-        let for_ever = RateLimiter::new(RateLimit::new(1, Duration::MAX));
-        assert_eq!(for_ever.take(ANN, 5), Ok(()));
-        assert_eq!(for_ever.take(ANN, 6), Err(u64::MAX - 6));
+        let endless = RateLimiter::new(RateLimit::new(1, Duration::MAX));
+        assert_eq!(endless.take(ANN, 5), Ok(()));
+        assert_eq!(endless.take(ANN, 6), Err(u64::MAX - 6));
     }
 
     #[test]
-    fn time_that_goes_back_a_little_stands_still() {
+    fn a_clock_that_goes_back_a_little_stands_still() {
         let limiter = RateLimiter::with(limit(2, 100), 1, 100);
         assert_eq!(limiter.take(ANN, 1000), Ok(()));
         assert_eq!(limiter.take(ANN, 950), Ok(()));
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_set_back_locks_nobody_out() {
+    fn a_clock_that_is_set_back_resets_the_counts() {
         let limiter = RateLimiter::with(limit(1, 100), 1, 100);
         assert_eq!(limiter.take(ANN, 1_000_000), Ok(()));
         assert_eq!(limiter.take(ANN, 1000), Ok(()));
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_quiet_for_a_window_is_forgotten() {
+    fn idle_keys_are_dropped() {
         let limiter = RateLimiter::with(limit(5, 100), 1, 1_000_000);
         for now in 0..10_000 {
             limiter.take(RateKey::User(&now.to_string()), now).unwrap();
@@ -296,13 +296,13 @@ mod tests {
     }
 
     #[test]
-    fn with_too_many_the_quietest_begin_anew_and_are_counted() {
+    fn with_too_many_keys_the_longest_idle_are_reset_and_counted() {
         let limiter = RateLimiter::with(limit(1, 1000), 1, 20);
         let user = |n: u32| n.to_string();
         for n in 0..15 {
             assert_eq!(limiter.take(RateKey::User(&user(n)), 0), Ok(()));
         }
-        // One that asks stays, even in vain.
+        // A key that is used stays, even if its request is refused.
         assert_eq!(limiter.take(RateKey::User("0"), 1), Err(999));
         for n in 15..20 {
             assert_eq!(limiter.take(RateKey::User(&user(n)), 1), Ok(()));
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn many_addresses_make_no_user_forgotten() {
+    fn many_addresses_do_not_reset_a_user() {
         let limiter = RateLimiter::with(limit(1, 1000), 1, 20);
         assert_eq!(limiter.take(ANN, 0), Ok(()));
         for n in 0..1000_u32 {
@@ -340,17 +340,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_does_what_a_plain_log_does(
+        fn it_equals_a_plain_log(
             max_requests in 0_usize..5,
             window in 0_u64..30,
             shards in 1_usize..3,
-            asks in prop::collection::vec((0_u8..4, 0_u64..12), 0..200),
+            attempts in prop::collection::vec((0_u8..4, 0_u64..12), 0..200),
         ) {
-            // Few, so that keys meet: what one asks must not make another one forgotten.
+            // Few, so that keys meet: what one attempts must not make another one forgotten.
             let limiter = RateLimiter::with(limit(max_requests, window), shards, 100);
             let mut log: Vec<(u8, u64)> = Vec::new();
             let mut now = 0;
-            for (who, later) in asks {
+            for (who, later) in attempts {
                 now += later;
                 let own: Vec<u64> =
                     log.iter().filter(|(one, then)| *one == who && then + window > now).map(|(_, then)| *then).collect();

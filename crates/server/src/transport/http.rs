@@ -1,6 +1,7 @@
 //! HTTP on the server's port: `/health`, `/metrics`, and the upgrade to a WebSocket.
 //!
-//! After the upgrade the bare stream, and the bytes that were already read from it, go to a connection actor.
+//! After the upgrade the bare stream, and the bytes that were already read from it, go to a connection actor, which owns the socket
+//! from then on. The buffers of HTTP are released.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -16,14 +17,15 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, Version};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tidewire_conn::{CloseCode, Permit, Refused, ServerHandshakeError, Supervisor, check_upgrade, close_websocket};
+use tidewire_conn::{Permit, Refused, ServerHandshakeError, Supervisor, check_upgrade, close_websocket};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Semaphore, watch};
 
 use crate::metrics;
-use crate::state::Core;
+use crate::protocol::disconnect::Disconnect;
+use crate::state::ServerState;
 use crate::transport::listener::{Phase, stopped};
-use crate::transport::websocket::Wire;
+use crate::transport::websocket::WebSocketProtocol;
 use crate::transport::write_timeout::WriteTimeout;
 
 /// The longest head of a request, and the most bytes that are buffered of a socket before it is upgraded.
@@ -42,16 +44,20 @@ type Refusal = Box<Response<Body>>;
 /// Serves HTTP on accepted streams.
 #[derive(Clone)]
 pub(super) struct Http {
-    core: Arc<Core>,
-    supervisor: Supervisor<Wire>,
+    server: Arc<ServerState>,
+    supervisor: Supervisor<WebSocketProtocol>,
     phase: watch::Receiver<Phase>,
     /// Permits for clients that are sent a close frame.
     closing: Arc<Semaphore>,
 }
 
 impl Http {
-    pub(super) fn new(core: Arc<Core>, supervisor: Supervisor<Wire>, phase: watch::Receiver<Phase>) -> Self {
-        Self { core, supervisor, phase, closing: Arc::new(Semaphore::new(MAX_CLOSING)) }
+    pub(super) fn new(
+        server: Arc<ServerState>,
+        supervisor: Supervisor<WebSocketProtocol>,
+        phase: watch::Receiver<Phase>,
+    ) -> Self {
+        Self { server, supervisor, phase, closing: Arc::new(Semaphore::new(MAX_CLOSING)) }
     }
 
     /// Serves HTTP/1.1 until the stream is closed or upgraded.
@@ -65,7 +71,7 @@ impl Http {
             async { Ok::<_, Infallible>(response) }
         });
         let mut builder = http1::Builder::new();
-        let limit = self.core.options.handshake_timeout;
+        let limit = self.server.options.handshake_timeout;
         builder.timer(TokioTimer::new()).header_read_timeout(limit).max_buf_size(MAX_HEAD_BYTES);
         let stream = TokioIo::new(WriteTimeout::new(stream, limit));
         let mut connection = std::pin::pin!(builder.serve_connection(stream, service).with_upgrades());
@@ -86,7 +92,7 @@ impl Http {
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let is_socket_path = request.uri().path() == self.core.options.path;
+        let is_socket_path = request.uri().path() == self.server.options.path;
         if is_socket_path {
             match check_handshake(&request) {
                 Err(ServerHandshakeError::NotUpgrade) => {}
@@ -95,12 +101,12 @@ impl Http {
         }
         match (request.method(), request.uri().path()) {
             (&Method::GET | &Method::HEAD, "/health") => {
-                let health = metrics::health(&self.core);
-                let status = if health.is_well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+                let health = metrics::health(&self.server);
+                let status = if health.is_ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
                 response(status, "application/json", health.to_json().to_string())
             }
             (&Method::GET | &Method::HEAD, "/metrics") => {
-                let text = metrics::prometheus(&self.core, &self.supervisor.stats());
+                let text = metrics::page::prometheus(&self.server, &self.supervisor.stats());
                 response(StatusCode::OK, "text/plain; version=0.0.4", text)
             }
             _ if is_socket_path => {
@@ -132,8 +138,8 @@ impl Http {
             Err(refused @ Refused::TooMany(_)) => {
                 return Err(refuse(plain(StatusCode::SERVICE_UNAVAILABLE, format!("{refused}\n"))));
             }
-            Err(Refused::ShuttingDown) => Err((CloseCode::AWAY, "server_shutting_down")),
-            Err(_) => Err((CloseCode::new(4003), "too_many_connections")),
+            Err(Refused::ShuttingDown) => Err(Disconnect::SERVER_SHUTTING_DOWN),
+            Err(_) => Err(Disconnect::TOO_MANY_CONNECTIONS),
         };
         let upgrading = hyper::upgrade::on(request);
         let closing = Arc::clone(&self.closing);
@@ -149,7 +155,7 @@ impl Http {
             match admitted {
                 // On a task of its own, which is no larger than an actor.
                 Ok(permit) => drop(tokio::spawn(Permit::run(permit, stream, already_read))),
-                Err((code, reason)) => close(stream, code, reason, peer, &closing).await,
+                Err(disconnect) => close(stream, disconnect, peer, &closing).await,
             }
         });
         let mut response = Response::new(Body::default());
@@ -163,12 +169,12 @@ impl Http {
 
     /// Refuses a request from the page of an origin that is not allowed. Clients other than browsers send no `Origin`.
     fn check_origin(&self, headers: &HeaderMap) -> Result<(), Refusal> {
-        let Some(allowed) = &self.core.options.allowed_origins else { return Ok(()) };
+        let Some(allowed) = &self.server.options.allowed_origins else { return Ok(()) };
         let is_allowed = |origin: &HeaderValue| allowed.iter().any(|allowed| origin.as_bytes() == allowed.as_bytes());
         if headers.get_all(header::ORIGIN).iter().all(is_allowed) {
             return Ok(());
         }
-        self.core.counters.bad_origins.fetch_add(1, Relaxed);
+        self.server.counters.bad_origins.fetch_add(1, Relaxed);
         Err(refuse(plain(StatusCode::FORBIDDEN, "this origin is not allowed\n")))
     }
 }
@@ -181,12 +187,12 @@ fn check_handshake(request: &Request<Incoming>) -> Result<String, ServerHandshak
 }
 
 /// Sends a client that is not admitted a close frame, unless too many others are being sent one.
-async fn close<S>(stream: S, code: CloseCode, reason: &'static str, peer: SocketAddr, closing: &Semaphore)
+async fn close<S>(stream: S, disconnect: Disconnect, peer: SocketAddr, closing: &Semaphore)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let Ok(_permit) = closing.try_acquire() else { return };
-    if let Err(error) = close_websocket(stream, code, reason, CLOSE_TIMEOUT).await {
+    if let Err(error) = close_websocket(stream, disconnect.close_code(), disconnect.reason, CLOSE_TIMEOUT).await {
         tracing::debug!(%peer, %error, "close frame not acknowledged");
     }
 }

@@ -9,9 +9,9 @@ use tidewire_conn::{Shutdown, Supervisor, TlsServer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
-use crate::state::Core;
+use crate::state::ServerState;
 use crate::transport::http::Http;
-use crate::transport::websocket::Wire;
+use crate::transport::websocket::WebSocketProtocol;
 
 /// Pause after a failed accept, which usually means that the process has too many open files.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
@@ -19,8 +19,8 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 /// Accepts connections until the server is stopped.
 #[derive(Clone)]
 pub(crate) struct Listener {
-    core: Arc<Core>,
-    supervisor: Supervisor<Wire>,
+    server: Arc<ServerState>,
+    supervisor: Supervisor<WebSocketProtocol>,
     tls: Option<TlsServer>,
     phase: watch::Receiver<Phase>,
     /// Permits for sockets that have not been upgraded.
@@ -50,14 +50,14 @@ pub(super) async fn stopped(phase: &mut watch::Receiver<Phase>) {
 
 impl Listener {
     pub(crate) fn new(
-        core: Arc<Core>,
-        supervisor: Supervisor<Wire>,
+        server: Arc<ServerState>,
+        supervisor: Supervisor<WebSocketProtocol>,
         tls: Option<TlsServer>,
         phase: watch::Receiver<Phase>,
     ) -> Self {
-        let sockets = core.options.max_connections.clamp(1, Semaphore::MAX_PERMITS);
-        let http = Http::new(Arc::clone(&core), supervisor.clone(), phase.clone());
-        Self { core, supervisor, tls, phase, sockets: Arc::new(Semaphore::new(sockets)), http }
+        let sockets = server.options.max_connections.clamp(1, Semaphore::MAX_PERMITS);
+        let http = Http::new(Arc::clone(&server), supervisor.clone(), phase.clone());
+        Self { server, supervisor, tls, phase, sockets: Arc::new(Semaphore::new(sockets)), http }
     }
 
     /// Accepts connections until the server is stopped. Once it has been dropped, ends the connections that are left.
@@ -84,7 +84,7 @@ impl Listener {
     /// Serves a socket on a task of its own, if there is a permit for it.
     fn accept(&self, socket: TcpStream, peer: SocketAddr) {
         let Ok(permit) = Arc::clone(&self.sockets).try_acquire_owned() else {
-            self.core.counters.refused_sockets.fetch_add(1, Relaxed);
+            self.server.counters.refused_sockets.fetch_add(1, Relaxed);
             tracing::info!(%peer, "socket refused: too many sockets");
             // Best effort. The send buffer of a new socket is empty, so the response fits.
             let _ =
@@ -110,7 +110,7 @@ impl Listener {
     /// Does the TLS handshake, if there is one, and serves HTTP until the socket is closed or upgraded.
     async fn serve(&self, socket: TcpStream, peer: SocketAddr) {
         let Some(tls) = &self.tls else { return self.http.serve(socket, peer).await };
-        match tokio::time::timeout(self.core.options.handshake_timeout, tls.accept(socket)).await {
+        match tokio::time::timeout(self.server.options.handshake_timeout, tls.accept(socket)).await {
             Ok(Ok(stream)) => self.http.serve(stream, peer).await,
             Ok(Err(error)) => tracing::debug!(%peer, %error, "TLS handshake failed"),
             Err(_) => tracing::debug!(%peer, "TLS handshake timed out"),

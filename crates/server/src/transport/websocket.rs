@@ -1,4 +1,7 @@
-//! The wire protocol, as the actors of connections speak it.
+//! The wire protocol over the actor of a WebSocket connection.
+//!
+//! Writes of a connection may be in flight together: they enter the store in the order of requests and share one wait for the disk.
+//! Any other request waits until those before it are answered, so it sees their effect.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -6,99 +9,108 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use tidewire_conn::{
-    CloseCode, CloseReason, ConnectionContext, Message, Protocol, PushHandle, Reply, ServiceOrder, Tick, WebSocket,
+    CloseReason, ConnectionContext, Message, Protocol, PushHandle, Reply, ServiceOrder, Tick, WebSocket,
     WebSocketOptions,
 };
+use tokio::time::Instant;
 
-use crate::ops::handler::Serving;
-use crate::ops::table::Operation;
-use crate::protocol::reply;
-use crate::protocol::request::{Id, Incoming, Request};
-use crate::push::outlet::Outlet;
+use crate::metrics::operations::Ended;
+use crate::ops::handler::{Response, handle};
+use crate::ops::table::{Effect, Operation};
+use crate::protocol::disconnect::Disconnect;
+use crate::protocol::request::{ClientMessage, Id, Request};
+use crate::protocol::{notice, reply};
+use crate::push::flow::Health;
+use crate::push::pusher::{Pusher, SocketSink};
 use crate::session::connection::Connection;
-use crate::state::Core;
-use crate::{Code, RequestError};
+use crate::session::heartbeat::{Beat, Heartbeat};
+use crate::state::ServerState;
+use crate::{Backpressure, Code, RequestError};
 
-/// Longer than any pong: what is longer is not looked at before its turn.
-const LONGEST_PONG: usize = 256;
+/// Longer than any pong. A longer message is not read before its turn.
+const MAX_PONG: usize = 256;
 
-/// What a request is answered with.
-pub(crate) type WireReply = Reply<Message, Infallible>;
-
-/// The wire protocol.
+/// The wire protocol over WebSocket.
 #[derive(Debug, Clone)]
-pub(crate) struct Wire {
-    pub(crate) core: Arc<Core>,
+pub(crate) struct WebSocketProtocol {
+    server: Arc<ServerState>,
+    /// Bytes of pushes above which requests are not run.
+    high_water: usize,
 }
 
-/// What the actor of a connection keeps with it.
+/// What the actor of a connection keeps between its messages.
 #[derive(Debug)]
-struct Seat {
+struct SocketState {
     connection: Arc<Connection>,
-    /// Whether all that is in flight are writes, which may wait for the disk together.
-    only_writes: bool,
+    pusher: Pusher,
     heartbeat: Heartbeat,
+    /// Whether all requests in flight are writes, which wait for the disk together.
+    only_writes: bool,
 }
 
-/// Where a connection is between two pings.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Heartbeat {
-    /// Nothing is asked.
-    Rest,
-    /// It was asked for a sign of life then, and has not given it.
-    Asked(u64),
-    /// It has.
-    Answered,
-}
-
-/// The seat of a connection, which it has from its beginning to its end.
-fn seat(context: &mut ConnectionContext) -> Option<&mut Seat> {
+/// The state of a connection, which it has from its set-up to its end.
+fn state(context: &mut ConnectionContext) -> Option<&mut SocketState> {
     context.data.as_mut()?.downcast_mut()
 }
 
-/// What is in flight has to be done before this, unless they are writes all of them.
-fn must_wait(request: &Request<'_>, context: &mut ConnectionContext) -> bool {
-    let is_write = Operation::named(&request.name).is_some_and(Operation::is_write);
-    let is_first = context.in_flight() == 0;
-    let Some(seat) = seat(context) else { return false };
-    if is_first {
-        seat.only_writes = is_write;
+impl WebSocketProtocol {
+    pub(crate) fn new(server: &Arc<ServerState>) -> Self {
+        let Backpressure { max_buffered_bytes, high_water_mark, .. } = server.options.backpressure;
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            clippy::cast_precision_loss,
+            reason = "a fraction of a number of bytes"
+        )]
+        let high_water = (max_buffered_bytes as f64 * high_water_mark.clamp(0.0, 1.0)) as usize;
+        Self { server: Arc::clone(server), high_water }
     }
-    !(is_first || is_write && seat.only_writes)
+
+    fn serve(&self, request: &Request<'_>, context: &mut ConnectionContext) -> Reply<Message, Infallible> {
+        let ticket = context.ticket();
+        let Some(SocketState { connection, pusher, .. }) = state(context) else { return Reply::Close(None) };
+        if request.operation.is_some_and(|operation| causes_pushes(&operation)) {
+            pusher.tie(ticket);
+        }
+        let (id, with_details) = (request.id, self.server.options.expose_error_details);
+        let message = move |outcome| match outcome {
+            Ok(data) => reply::Data::into_message(data, id),
+            Err(error) => reply::error(id, &error, with_details),
+        };
+        match handle(&self.server, connection, request) {
+            Response::Ready(outcome) => Reply::Frame(message(outcome)),
+            Response::Pending(outcome) => Reply::future(async move { Ok(message(outcome.await)) }),
+        }
+    }
+
+    fn refuse(&self, id: Id, error: &RequestError) -> Reply<Message, Infallible> {
+        Reply::Frame(reply::error(id, error, self.server.options.expose_error_details))
+    }
 }
 
-impl Wire {
-    fn serve(&self, request: &Request<'_>, context: &mut ConnectionContext) -> WireReply {
-        let Some(seat) = seat(context) else { return Reply::Close(None) };
-        let connection = Arc::clone(&seat.connection);
-        Serving::new(Arc::clone(&self.core), connection, request.id).serve(request, context)
-    }
+/// Whether pushes that show the effect of an operation may come while it is not answered.
+fn causes_pushes(operation: &Operation) -> bool {
+    operation.effect == Effect::Write || operation.name == "store.subscribe"
+}
 
-    /// What is not run, because its sender does not read.
-    fn back_off(&self, id: Id) -> WireReply {
-        self.core.counters.backpressure.fetch_add(1, Relaxed);
-        let message = "too much waits to be read: read it, then ask again; the request was not run";
-        self.fail(id, &RequestError::new(Code::Backpressure, message))
+/// Whether a request must wait for those in flight: unless all of them, and this one, are writes.
+fn must_wait(request: &Request<'_>, context: &mut ConnectionContext) -> bool {
+    let is_write = request.operation.is_some_and(|operation| operation.effect == Effect::Write);
+    let is_first = context.in_flight() == 0;
+    let Some(state) = state(context) else { return false };
+    if is_first {
+        state.only_writes = is_write;
     }
-
-    fn fail(&self, id: Id, error: &RequestError) -> WireReply {
-        Reply::Frame(reply::error(id, error, self.core.options.expose_error_details))
-    }
+    !(is_first || is_write && state.only_writes)
 }
 
 fn hear_pong(timestamp: f64, context: &mut ConnectionContext) {
-    if let Some(seat) = seat(context)
-        && let Heartbeat::Asked(at) = seat.heartbeat
-    {
-        #[expect(clippy::cast_precision_loss, reason = "milliseconds are far from where it would matter")]
-        let is_answer = timestamp >= at as f64;
-        if is_answer {
-            seat.heartbeat = Heartbeat::Answered;
-        }
+    if let Some(state) = state(context) {
+        state.heartbeat.pong(timestamp);
     }
 }
 
-impl Protocol for Wire {
+impl Protocol for WebSocketProtocol {
     type Frame = Message;
     type Codec = WebSocket;
     type ProtocolError = Infallible;
@@ -107,125 +119,140 @@ impl Protocol for Wire {
 
     fn codec(&self) -> WebSocket {
         let mut options = WebSocketOptions::default();
-        let max = self.core.options.max_payload_bytes;
+        let max = self.server.options.max_payload_bytes;
         (options.max_frame, options.max_message) = (max, max);
         WebSocket::server(options)
     }
 
     fn on_connection_setup(&self, handle: PushHandle<Message>, context: &mut ConnectionContext) {
-        let outlet = Outlet::new(handle, self.core.options.backpressure);
+        let sink = Arc::new(SocketSink::new(handle));
+        let options = &self.server.options;
+        let pusher = Pusher::new(Arc::clone(&sink), options.backpressure.max_buffered_bytes);
+        let heartbeat = Heartbeat::new(options.heartbeat, context.since());
         let (number, address) = (context.id().0, context.peer().ip().to_canonical());
-        let connection = Arc::new(Connection::new(number, address, self.core.store.now(), outlet));
-        self.core.connected(&connection);
-        context.data = Some(Box::new(Seat { connection, only_writes: false, heartbeat: Heartbeat::Rest }));
+        let connection = Arc::new(Connection::new(&self.server, number, address, sink));
+        self.server.add_connection(&connection);
+        context.data = Some(Box::new(SocketState { connection, pusher, heartbeat, only_writes: false }));
     }
 
     fn greeting(&self, _: &mut ConnectionContext) -> Vec<Message> {
-        vec![reply::welcome(self.core.store.now(), self.core.requires_auth())]
+        vec![notice::welcome(self.server.store.now(), self.server.requires_auth())]
     }
 
-    fn on_frame(&self, message: Message, context: &mut ConnectionContext) -> WireReply {
+    fn on_frame(&self, message: Message, context: &mut ConnectionContext) -> Reply<Message, Infallible> {
         let text = match &message {
             Message::Text(text) => text.body(),
-            Message::Binary(_) => {
-                return Reply::Close(Some(Message::close(CloseCode::UNSUPPORTED, "binary_not_supported")));
-            }
+            Message::Binary(_) => return Reply::Close(Some(Disconnect::BINARY_NOT_SUPPORTED.frame())),
             // The codec answers pings and closes.
             _ => return Reply::None,
         };
-        let request = match Incoming::parse(text) {
-            Ok(Incoming::Request(request)) => request,
-            Ok(Incoming::Pong { timestamp }) => {
+        let request = match ClientMessage::parse(text) {
+            Ok(ClientMessage::Request(request)) => request,
+            Ok(ClientMessage::Pong { timestamp }) => {
                 hear_pong(timestamp, context);
                 return Reply::None;
             }
             Err(error) => {
-                self.core.counters.unreadable.fetch_add(1, Relaxed);
-                return self.fail(Id::NONE, &error);
+                self.server.counters.invalid.fetch_add(1, Relaxed);
+                return self.refuse(Id::NONE, &error);
             }
         };
-        if seat(context).is_some_and(|seat| seat.connection.outlet.is_above_mark()) {
-            return self.back_off(request.id);
+        if context.is_closing() {
+            let ended = Ended::Failed(Code::ShuttingDown);
+            self.server.operations.record(request.operation, ended, Duration::ZERO);
+            return self.refuse(request.id, &RequestError::shutting_down());
+        }
+        if state(context).is_some_and(|state| state.pusher.queued_bytes() > self.high_water) {
+            self.server.counters.backpressure.fetch_add(1, Relaxed);
+            let message = "too many pushes wait to be read: read them, then send the request again; it was not run";
+            return self.refuse(request.id, &RequestError::new(Code::Backpressure, message));
         }
         if !must_wait(&request, context) {
             return self.serve(&request, context);
         }
-        let wire = self.clone();
-        Reply::in_turn(move |context| wire.on_frame(message, context))
+        let protocol = self.clone();
+        Reply::in_turn(move |context| protocol.on_frame(message, context))
     }
 
-    /// A pong is one also behind a request that takes its time.
+    /// A pong counts also while it is behind a request that takes long.
     fn on_waiting(&self, message: &Message, context: &mut ConnectionContext) -> bool {
         let Message::Text(text) = message else { return false };
         let text = text.body();
-        if text.len() > LONGEST_PONG || !text.contains("pong") {
+        if text.len() > MAX_PONG || !text.contains("pong") {
             return false;
         }
-        let Ok(Incoming::Pong { timestamp }) = Incoming::parse(text) else { return false };
+        let Ok(ClientMessage::Pong { timestamp }) = ClientMessage::parse(text) else { return false };
         hear_pong(timestamp, context);
         true
     }
 
     fn on_command_end(&self, context: &mut ConnectionContext) {
-        if let Some(connection) = seat(context).map(|seat| Arc::clone(&seat.connection)) {
-            connection.outlet.untie(|ticket| context.is_answered(ticket));
+        let cause = state(context).and_then(|state| state.pusher.cause());
+        if cause.is_some_and(|ticket| context.is_answered(ticket))
+            && let Some(state) = state(context)
+        {
+            state.pusher.untie();
+        }
+    }
+
+    /// A subscription has something to push.
+    fn on_wake(&self, context: &mut ConnectionContext) {
+        let sent = context.counters().bytes_out;
+        let Some(SocketState { connection, pusher, .. }) = state(context) else { return };
+        let health = pusher.deliver(connection, sent);
+        if let Health::CheckAfter(after) = health {
+            context.tick_within(after);
         }
     }
 
     fn on_drained(&self, context: &mut ConnectionContext) {
-        if let Some(seat) = seat(context) {
-            let outlet = &seat.connection.outlet;
-            outlet.note_drained();
-            if outlet.release() {
-                seat.connection.catch_up();
-            }
+        let sent = context.counters().bytes_out;
+        if let Some(SocketState { connection, pusher, .. }) = state(context) {
+            pusher.refresh(connection, sent);
         }
     }
 
     fn on_tick(&self, context: &mut ConnectionContext) -> Tick<Message> {
-        let crate::Heartbeat { interval, timeout } = self.core.options.heartbeat;
-        let patience = timeout.min(interval);
-        let now = self.core.store.now();
-        let Some(seat) = seat(context) else { return Tick::Stop };
-        match seat.heartbeat {
-            Heartbeat::Asked(_) => {
-                self.core.counters.heartbeats_missed.fetch_add(1, Relaxed);
-                Tick::Close(Some(Message::close(CloseCode::new(4001), "heartbeat_timeout")))
+        let (now, sent) = (Instant::now(), context.counters().bytes_out);
+        let Some(SocketState { connection, pusher, heartbeat, .. }) = state(context) else { return Tick::Stop };
+        let frame = match heartbeat.beat(now, self.server.store.now()) {
+            Beat::Wait => None,
+            Beat::Ping(timestamp) => Some(notice::ping(timestamp)),
+            Beat::Missed => {
+                self.server.counters.heartbeats_missed.fetch_add(1, Relaxed);
+                return Tick::Close(Some(Disconnect::HEARTBEAT_TIMEOUT.frame()));
             }
-            Heartbeat::Answered if patience < interval => {
-                seat.heartbeat = Heartbeat::Rest;
-                Tick::Next { frame: None, after: interval.saturating_sub(patience) }
-            }
-            Heartbeat::Answered | Heartbeat::Rest => {
-                seat.heartbeat = Heartbeat::Asked(now);
-                Tick::Next { frame: Some(reply::ping(now)), after: patience }
-            }
-        }
+        };
+        let after = match pusher.check(connection, sent, now) {
+            Health::CheckAfter(after) => after.min(heartbeat.rest(now)),
+            Health::Reading | Health::Stalled => heartbeat.rest(now),
+        };
+        Tick::Next { frame, after }
     }
 
     fn on_shutdown(&self, grace: Duration, _: &mut ConnectionContext) -> Option<Message> {
         let grace = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
-        (grace > 0).then(|| reply::shutdown(grace))
+        (grace > 0).then(|| notice::shutdown(grace))
     }
 
     fn last_word(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext) -> Option<Message> {
         match reason {
-            CloseReason::Shutdown => Some(Message::close(CloseCode::NORMAL, "server_shutdown")),
-            CloseReason::Handle => Some(Message::close(CloseCode::NORMAL, "normal_closure")),
-            CloseReason::Panic => Some(Message::close(CloseCode::INTERNAL, "internal_error")),
-            // What is wrong with a message, the codec says itself.
+            CloseReason::Shutdown => Some(Disconnect::SERVER_SHUTDOWN.frame()),
+            CloseReason::Handle => Some(Disconnect::NORMAL_CLOSURE.frame()),
+            CloseReason::Panic => Some(Disconnect::INTERNAL_ERROR.frame()),
+            // The codec sends the close codes for invalid messages.
             _ => None,
         }
     }
 
     fn on_connection_closed(&self, reason: &CloseReason<Self>, context: &mut ConnectionContext) {
         if matches!(reason, CloseReason::Panic) {
-            self.core.counters.panics.fetch_add(1, Relaxed);
-            tracing::error!(connection = %context.id(), "a connection panicked, and has ended");
+            self.server.counters.panics.fetch_add(1, Relaxed);
+            tracing::error!(connection = %context.id(), "connection ended by a panic");
         }
-        if let Some(seat) = seat(context) {
-            seat.connection.close();
-            self.core.disconnected(&seat.connection);
+        if let Some(state) = state(context) {
+            state.connection.close(Disconnect::NORMAL_CLOSURE);
+            self.server.remove_connection(&state.connection);
         }
     }
 }

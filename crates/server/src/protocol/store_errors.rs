@@ -1,4 +1,4 @@
-//! What the store says went wrong, in the codes of the protocol.
+//! Errors of the store and of live queries as error codes.
 
 use serde_json::{Value as Json, json};
 use tidewire_live::LiveError;
@@ -21,6 +21,10 @@ impl From<StoreError> for RequestError {
                 Some(json!({"bucket": bucket, "key": key, "version": current}))
             }
             StoreError::Transaction(error) => return Self::from(error.clone()),
+            // The message names the record; code and details are those of the record's own error.
+            StoreError::Record { source, .. } => {
+                return Self { message: message.into(), ..Self::from((**source).clone()) };
+            }
             _ => None,
         };
         let code = match error {
@@ -33,14 +37,14 @@ impl From<StoreError> for RequestError {
             StoreError::Conflict { .. } | StoreError::KeyReused { .. } => Code::Conflict,
             StoreError::Forbidden { .. } => Code::Forbidden,
             StoreError::LongReply { .. } => Code::TooLarge,
-            // All that is left is wrong with what was sent.
+            // Every other error is about what the client sent.
             _ => Code::ValidationError,
         };
         Self { details: details.map(Box::<Json>::new), ..Self::new(code, message) }
     }
 }
 
-/// The message says which operation it was, and the details are those of the operation alone.
+/// The message names the operation; code and details are those of the operation itself.
 impl From<TransactionError> for RequestError {
     fn from(error: TransactionError) -> Self {
         let message = error.to_string().into();
@@ -60,7 +64,7 @@ impl From<WriteError> for RequestError {
         match error {
             WriteError::Refused(error) => Self::from(error),
             WriteError::TooLarge { .. } => Self::new(Code::TooLarge, error.to_string()),
-            WriteError::Closed => Self::new(Code::ShuttingDown, "the server is shutting down"),
+            WriteError::Closed => Self::shutting_down(),
             error => Self::internal(&error),
         }
     }
@@ -71,27 +75,10 @@ impl From<LiveError> for RequestError {
         match error {
             LiveError::Store(error) => Self::from(error),
             LiveError::TooMany { .. } => Self::new(Code::RateLimited, error.to_string()),
-            LiveError::Closed => Self::new(Code::ShuttingDown, "the server is shutting down"),
+            LiveError::Closed => Self::shutting_down(),
             LiveError::NotSubscribed { .. } => Self::new(Code::NotFound, "the subscription has ended"),
-            LiveError::Matcher(error) => Self::new(Code::ValidationError, error.to_string()),
+            LiveError::Matcher(error) => Self::invalid(error),
             error => Self::internal(&error),
         }
-    }
-}
-
-impl RequestError {
-    /// A fault of ours: the log will have it, and the sender nothing that it could not use.
-    pub(crate) fn internal(error: &(dyn std::error::Error + 'static)) -> Self {
-        let mut fault = error.to_string();
-        for source in std::iter::successors(error.source(), |error| error.source()) {
-            fault = format!("{fault}: {source}");
-        }
-        Self { fault: Some(fault.into()), ..Self::new(Code::InternalError, "Internal server error") }
-    }
-
-    /// The answer is longer than answers may be.
-    pub(crate) fn too_large(max: usize) -> Self {
-        let message = format!("the result has more than {max} bytes: ask for less, or page by page");
-        Self::new(Code::TooLarge, message)
     }
 }

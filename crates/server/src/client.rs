@@ -1,0 +1,324 @@
+//! Clients in the same process as the server: the second transport, beside WebSocket.
+//!
+//! Requests enter the same path as those from a socket (`ops/handler.rs`), so they pass the same checks, limits and metrics.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::poll_fn;
+use std::marker::PhantomData;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value as Json, json};
+
+use crate::ops::handler::{Response, handle};
+use crate::protocol::disconnect::Disconnect;
+use crate::protocol::request::ClientMessage;
+use crate::push::sink::PushSink;
+use crate::push::subscription::Subscription;
+use crate::session::caller::Login;
+use crate::session::connection::Connection;
+use crate::state::ServerState;
+use crate::{Code, RequestError, Session};
+
+/// A client in the same process as the server.
+///
+/// It has the same operations, permissions, limits and subscriptions as a client over a socket, without the socket: requests go
+/// through the same checks and counters. A clone is the same client; when the last one is dropped, its subscriptions end.
+///
+/// ```
+/// use serde_json::{Value as Json, json};
+/// use tidewire::{Server, ServerOptions};
+/// use tidewire_store::{Store, StoreOptions};
+///
+/// # tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
+/// let mut options = ServerOptions::default();
+/// options.port = 0;
+/// let server = Server::start(Store::memory(StoreOptions::default()), options).await?;
+/// let client = server.client(None);
+/// let config = json!({"key": "id", "schema": {"id": {"type": "string"}}});
+/// client.request::<Json>("store.defineBucket", json!({"name": "tides", "config": config})).await?;
+/// let mut tides = client.subscribe::<Vec<Json>>(json!({"config": {"bucket": "tides"}})).await?;
+/// client.insert::<Json>("tides", json!({"id": "Brest", "metres": 4.2})).await?;
+/// let push = tides.next().await?;
+/// assert_eq!(push.data.unwrap()[0]["metres"], 4.2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # }).unwrap();
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Client {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    connection: Arc<Connection>,
+    sink: Arc<LocalSink>,
+}
+
+impl Client {
+    /// A client with this session, or without a login.
+    pub(crate) fn new(server: &Arc<ServerState>, session: Option<Session>) -> Self {
+        let sink = Arc::new(LocalSink::default());
+        let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let shared: Arc<dyn PushSink> = Arc::clone(&sink) as Arc<dyn PushSink>;
+        let connection = Arc::new(Connection::new(server, server.next_local_client(), address, shared));
+        if let (Some(session), Some(auth)) = (session, &server.auth) {
+            connection.set_login(Some(Arc::new(Login::new(session, auth))), auth.required);
+        }
+        server.add_connection(&connection);
+        if server.is_stopped() {
+            connection.close(Disconnect::SERVER_SHUTDOWN);
+        }
+        Self { inner: Arc::new(Inner { connection, sink }) }
+    }
+
+    /// Sends a request: the name of an operation, and its parameters as an object. Returns the data of the result; a result
+    /// without data is `null`.
+    ///
+    /// Dropping the future gives the request up; a write may be done nevertheless.
+    pub async fn request<T: DeserializeOwned>(
+        &self,
+        operation: &str,
+        params: impl Serialize,
+    ) -> Result<T, RequestError> {
+        let connection = &self.inner.connection;
+        let message = message(operation, params)?;
+        let response = match ClientMessage::parse(&message)? {
+            ClientMessage::Request(request) => handle(&connection.server, connection, &request),
+            ClientMessage::Pong { .. } => return Err(RequestError::invalid("\"pong\" is no operation")),
+        };
+        let outcome = match response {
+            Response::Ready(outcome) => outcome,
+            Response::Pending(outcome) => outcome.await,
+        };
+        parse(outcome.map_err(|error| self.exposed(error))?.into_text().as_deref())
+    }
+
+    /// Details are hidden from this client if they are hidden from others.
+    fn exposed(&self, error: RequestError) -> RequestError {
+        let is_exposed = self.inner.connection.server.options.expose_error_details;
+        RequestError { details: error.details.filter(|_| is_exposed), ..error }
+    }
+
+    /// Returns the record with a key (`store.get`).
+    pub async fn get<T: DeserializeOwned>(&self, bucket: &str, key: impl Serialize) -> Result<Option<T>, RequestError> {
+        self.request("store.get", json!({"bucket": bucket, "key": value(key)?})).await
+    }
+
+    /// Inserts a record, and returns it with its generated fields (`store.insert`).
+    pub async fn insert<T: DeserializeOwned>(&self, bucket: &str, record: impl Serialize) -> Result<T, RequestError> {
+        self.request("store.insert", json!({"bucket": bucket, "data": value(record)?})).await
+    }
+
+    /// Merges fields into a record, and returns it (`store.update`).
+    pub async fn update<T: DeserializeOwned>(
+        &self,
+        bucket: &str,
+        key: impl Serialize,
+        fields: impl Serialize,
+    ) -> Result<T, RequestError> {
+        let params = json!({"bucket": bucket, "key": value(key)?, "data": value(fields)?});
+        self.request("store.update", params).await
+    }
+
+    /// Deletes a record, if there is one (`store.delete`).
+    pub async fn delete(&self, bucket: &str, key: impl Serialize) -> Result<(), RequestError> {
+        self.request::<Json>("store.delete", json!({"bucket": bucket, "key": value(key)?})).await.map(drop)
+    }
+
+    /// Runs a query (`store.query`).
+    pub async fn query<T: DeserializeOwned>(&self, query: impl Serialize) -> Result<T, RequestError> {
+        self.request("store.query", query).await
+    }
+
+    /// Subscribes to a query: the parameters of `store.subscribe`. `T` is the type of its result; with `"mode":"delta"` that of
+    /// its deltas, which differs from that of the first result.
+    pub async fn subscribe<T: DeserializeOwned>(
+        &self,
+        params: impl Serialize,
+    ) -> Result<ClientSubscription<T>, RequestError> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Reply {
+            subscription_id: String,
+            #[serde(rename = "pos")]
+            position: Option<String>,
+            data: Option<Json>,
+            resumed: Option<bool>,
+        }
+        let reply: Reply = self.request("store.subscribe", params).await?;
+        let number = reply.subscription_id.strip_prefix("sub-").and_then(|number| number.parse().ok());
+        let subscription = number.and_then(|number| self.inner.connection.subscription(number));
+        let subscription = subscription.ok_or_else(RequestError::shutting_down)?;
+        Ok(ClientSubscription {
+            client: self.clone(),
+            subscription,
+            first: reply.data,
+            position: reply.position,
+            is_resumed: reply.resumed.unwrap_or_default(),
+            has_ended: false,
+            result: PhantomData,
+        })
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.connection.close(Disconnect::NORMAL_CLOSURE);
+        self.connection.server.remove_connection(&self.connection);
+    }
+}
+
+/// A subscription of a [`Client`]. Dropping it unsubscribes.
+///
+/// A slow reader gets the newest result, or a `reset` in place of deltas; nothing but that is kept for it.
+pub struct ClientSubscription<T> {
+    client: Client,
+    subscription: Arc<Subscription>,
+    first: Option<Json>,
+    position: Option<String>,
+    is_resumed: bool,
+    has_ended: bool,
+    result: PhantomData<fn() -> T>,
+}
+
+/// A push to a [`ClientSubscription`].
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[non_exhaustive]
+pub struct ClientPush<T> {
+    /// The new result or delta. An aggregate over nothing has none.
+    #[serde(default = "Option::default")]
+    pub data: Option<T>,
+    /// The position that it is current to, if the subscription has positions.
+    #[serde(default, rename = "pos")]
+    pub position: Option<String>,
+}
+
+impl<T: DeserializeOwned> ClientSubscription<T> {
+    /// Returns the first result, as the reply had it: the whole result, or a delta if the subscription was
+    /// [resumed](Self::is_resumed).
+    pub fn first<F: DeserializeOwned>(&self) -> Result<Option<F>, RequestError> {
+        self.first.clone().map(serde_json::from_value).transpose().map_err(RequestError::invalid)
+    }
+
+    /// The position of the first result, if the subscription has positions.
+    pub fn position(&self) -> Option<&str> {
+        self.position.as_deref()
+    }
+
+    /// Whether the first result is a delta from the position in `since`.
+    pub fn is_resumed(&self) -> bool {
+        self.is_resumed
+    }
+
+    /// Waits for the next push. An error says why there are no more.
+    ///
+    /// This is cancel safe: no push is lost if the future is dropped.
+    pub async fn next(&mut self) -> Result<ClientPush<T>, RequestError> {
+        poll_fn(|context| self.poll_next(context)).await
+    }
+
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<ClientPush<T>, RequestError>> {
+        if self.has_ended {
+            return Poll::Ready(Err(RequestError::new(Code::NotFound, "the subscription has ended")));
+        }
+        // Registered before it is polled, so that no wake is missed.
+        self.client.inner.sink.register(self.subscription.number, context.waker());
+        if let Some(error) = self.client.inner.connection.closed_error() {
+            self.has_ended = true;
+            return Poll::Ready(Err(error));
+        }
+        match self.subscription.poll_push() {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Ok(body)) => {
+                let text = format!("{{{}", body.body());
+                Poll::Ready(serde_json::from_str(&text).map_err(RequestError::invalid))
+            }
+            Poll::Ready(Err(error)) => {
+                self.has_ended = true;
+                self.client.inner.connection.forget(self.subscription.number);
+                Poll::Ready(Err(error))
+            }
+        }
+    }
+}
+
+impl<T> Drop for ClientSubscription<T> {
+    fn drop(&mut self) {
+        self.client.inner.connection.unsubscribe(self.subscription.number);
+        self.client.inner.sink.forget(self.subscription.number);
+    }
+}
+
+impl<T> fmt::Debug for ClientSubscription<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientSubscription").field("number", &self.subscription.number).finish_non_exhaustive()
+    }
+}
+
+/// The sink of an in-process client: it wakes the task that waits for the subscription. Nothing is queued here: a push is made when
+/// the client takes it.
+#[derive(Debug, Default)]
+struct LocalSink {
+    waiting: Mutex<HashMap<u64, Waker>>,
+}
+
+impl LocalSink {
+    fn waiting(&self) -> MutexGuard<'_, HashMap<u64, Waker>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn register(&self, subscription: u64, waker: &Waker) {
+        let before = self.waiting().insert(subscription, waker.clone());
+        drop(before);
+    }
+
+    fn forget(&self, subscription: u64) {
+        let before = self.waiting().remove(&subscription);
+        drop(before);
+    }
+}
+
+impl PushSink for LocalSink {
+    fn wake(&self, subscription: u64) {
+        // The lock is released before the task is woken.
+        let waker = self.waiting().remove(&subscription);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    fn take_back(&self, _: u64) {}
+
+    fn close(&self, _: Disconnect) {
+        let waiting = std::mem::take(&mut *self.waiting());
+        waiting.into_values().for_each(Waker::wake);
+    }
+}
+
+/// A request as text, as it would come over a socket.
+fn message(operation: &str, params: impl Serialize) -> Result<String, RequestError> {
+    let mut members = match value(params)? {
+        Json::Object(members) => members,
+        Json::Null => Map::new(),
+        _ => return Err(RequestError::invalid("the parameters of a request must be an object")),
+    };
+    members.insert("id".to_owned(), json!(0));
+    members.insert("type".to_owned(), json!(operation));
+    Ok(Json::Object(members).to_string())
+}
+
+fn value(value: impl Serialize) -> Result<Json, RequestError> {
+    serde_json::to_value(value).map_err(RequestError::invalid)
+}
+
+/// Parses the data of a result.
+fn parse<T: DeserializeOwned>(text: Option<&[u8]>) -> Result<T, RequestError> {
+    serde_json::from_slice(text.unwrap_or(b"null"))
+        .map_err(|error| RequestError::invalid(format!("the result has another type than expected: {error}")))
+}

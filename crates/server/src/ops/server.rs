@@ -1,0 +1,133 @@
+//! The server itself: statistics, connections, backups.
+
+use std::borrow::Cow;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use serde_json::{Value as Json, json};
+use tidewire_store::{BackupError, EngineError, UpkeepError};
+
+use super::store_admin::{bounded, store_stats};
+use super::table::Capabilities;
+use super::{Answer, Call, Handled, Outcome, Target};
+use crate::session::connection::ConnectionInfo;
+use crate::state::ServerState;
+use crate::{Code, RequestError};
+
+pub(super) fn stats(call: &Call<'_>) -> Handled {
+    call.admit_to(Target::Everything)?;
+    bounded(call.server, server_stats(call.server))
+}
+
+pub(super) fn connections(call: &Call<'_>) -> Handled {
+    call.admit_to(Target::Everything)?;
+    bounded(call.server, call.server.connections_info().iter().map(ConnectionInfo::to_json).collect())
+}
+
+/// The result of `server.stats`.
+pub(crate) fn server_stats(server: &ServerState) -> Json {
+    let connections = server.connections_info();
+    let authenticated = connections.iter().filter(|connection| connection.user_id.is_some()).count();
+    let subscriptions: usize = connections.iter().map(|connection| connection.store_subscriptions).sum();
+    json!({
+        "name": server.options.name,
+        "connectionCount": connections.len(),
+        "authEnabled": server.auth.is_some(),
+        "rateLimitEnabled": server.rate_limiter.is_some(),
+        "rulesEnabled": server.capabilities.contains(Capabilities::RULES),
+        "connections": {
+            "active": connections.len(),
+            "authenticated": authenticated,
+            "totalStoreSubscriptions": subscriptions,
+            "totalRulesSubscriptions": 0,
+        },
+        "store": store_stats(server),
+        "rules": null,
+    })
+}
+
+/// Copies the data into a new directory under `backupDir`, while the server goes on.
+///
+/// A backup that takes longer than the deadline of a request is finished nevertheless, and the log says how it ended.
+pub(super) fn backup(call: &Call<'_>) -> Handled {
+    let name = call.params.optional_text("name")?;
+    if let Some(name) = name.as_deref().filter(|name| !is_directory_name(name)) {
+        let shown: String = name.chars().take(MAX_NAME).collect();
+        return Err(RequestError::invalid(format!(
+            "\"name\" must have 1 to {MAX_NAME} letters, digits, dots, hyphens or underscores, and not begin with a dot; \
+             it is \"{shown}\""
+        )));
+    }
+    call.admit_to(Target::Everything)?;
+    let Some(parent) = &call.server.options.backup_dir else {
+        return Err(RequestError::new(Code::UnknownOperation, "this server has no backup directory"));
+    };
+    let name = name.map_or_else(|| format!("backup-{}", call.server.store.now()), Cow::into_owned);
+    let dir = parent.join(&name);
+    let Some(running) = RunningBackup::start(call.server) else {
+        return Err(RequestError::new(Code::Conflict, "a backup is running: wait until it has finished"));
+    };
+    let copying = tokio::task::spawn_blocking(move || copy(&running, &name, &dir));
+    Ok(Answer::later(async move { copying.await.map_err(|error| RequestError::internal(&error))? }))
+}
+
+/// The longest name of a backup.
+const MAX_NAME: usize = 64;
+
+fn is_directory_name(name: &str) -> bool {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
+    name.len() <= MAX_NAME && !name.starts_with('.') && name.bytes().all(is_allowed)
+}
+
+/// The one backup that runs. It ends when this is dropped, also by a panic, which counts as a failed backup.
+struct RunningBackup(Arc<ServerState>);
+
+impl RunningBackup {
+    /// Returns none if another backup is running.
+    fn start(server: &Arc<ServerState>) -> Option<Self> {
+        let is_first = !server.is_backing_up.swap(true, SeqCst);
+        is_first.then(|| Self(Arc::clone(server)))
+    }
+}
+
+impl Drop for RunningBackup {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.counters.backups_failed.fetch_add(1, Relaxed);
+        }
+        self.0.is_backing_up.store(false, SeqCst);
+    }
+}
+
+fn copy(RunningBackup(server): &RunningBackup, name: &str, dir: &Path) -> Outcome {
+    match server.store.backup(dir) {
+        Ok(position) => {
+            server.counters.backups.fetch_add(1, Relaxed);
+            tracing::info!(dir = %dir.display(), %position, "backup finished");
+            Ok(json!({"name": name, "position": position.to_string()}).into())
+        }
+        Err(error) => {
+            server.counters.backups_failed.fetch_add(1, Relaxed);
+            tracing::warn!(dir = %dir.display(), error = &error as &dyn std::error::Error, "backup failed");
+            Err(match error {
+                UpkeepError::Engine(EngineError::KeepsNothing) => RequestError::invalid(error),
+                UpkeepError::Backup(error) if is_taken(&error) => {
+                    RequestError::new(Code::AlreadyExists, format!("a backup \"{name}\" exists: choose another name"))
+                }
+                UpkeepError::Closed => RequestError::shutting_down(),
+                error => RequestError::internal(&error),
+            })
+        }
+    }
+}
+
+/// Whether a backup failed because its name belongs to a directory that is not empty, or to a file.
+fn is_taken(error: &BackupError) -> bool {
+    match error {
+        BackupError::NotEmpty { .. } => true,
+        BackupError::Io { source, .. } => source.kind() == ErrorKind::AlreadyExists,
+        _ => false,
+    }
+}

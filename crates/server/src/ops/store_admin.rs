@@ -1,0 +1,151 @@
+//! Definitions of buckets and queries, and what there is.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value as Json, json};
+use tidewire_store::{BucketStats, StoreError};
+
+use super::store_writes::{Retry, write};
+use super::{Answer, Call, Handled, Target};
+use crate::RequestError;
+use crate::protocol::reply::Data;
+use crate::protocol::request::Params;
+use crate::state::ServerState;
+
+pub(super) fn define_bucket(call: &Call<'_>) -> Handled {
+    let (name, config) = (name(call.params)?, config(call.params)?);
+    let retry = Retry::parse(call)?;
+    call.admit_to(Target::Bucket(&name))?;
+    Ok(write(call, retry, Vec::new(), move |draft| {
+        draft.define_bucket(&name, &config)?;
+        Ok(json!({"name": name, "created": true}).into())
+    }))
+}
+
+pub(super) fn update_bucket(call: &Call<'_>) -> Handled {
+    let (name, updates) = (name(call.params)?, Json::Object(call.params.object("updates")?));
+    let retry = Retry::parse(call)?;
+    call.admit_to(Target::Bucket(&name))?;
+    Ok(write(call, retry, Vec::new(), move |draft| {
+        draft.update_bucket(&name, &updates)?;
+        Ok(json!({"name": name, "updated": true}).into())
+    }))
+}
+
+pub(super) fn drop_bucket(call: &Call<'_>) -> Handled {
+    let name = name(call.params)?;
+    let retry = Retry::parse(call)?;
+    call.admit_to(Target::Bucket(&name))?;
+    Ok(write(call, retry, Vec::new(), move |draft| {
+        draft.drop_bucket(&name)?;
+        Ok(json!({"name": name, "dropped": true}).into())
+    }))
+}
+
+pub(super) fn bucket_schema(call: &Call<'_>) -> Handled {
+    let name = call.params.text("name")?;
+    call.admit_to(Target::Bucket(&name))?;
+    let snapshot = call.server.store.snapshot();
+    let config = &snapshot.state.bucket(&name)?.definition().config;
+    bounded(call.server, json!({"name": name, "config": config}))
+}
+
+pub(super) fn define_query(call: &Call<'_>) -> Handled {
+    let (name, config) = (name(call.params)?, config(call.params)?);
+    let retry = Retry::parse(call)?;
+    let bucket = config.get("bucket").and_then(Json::as_str);
+    call.admit_to(Target::Query { name: &name, bucket })?;
+    if call.server.programmatic.contains(&name) {
+        return Err(StoreError::QueryExists { query: name }.into());
+    }
+    Ok(write(call, retry, Vec::new(), move |draft| {
+        draft.define_query(&name, &config)?;
+        Ok(json!({"name": name, "defined": true}).into())
+    }))
+}
+
+pub(super) fn undefine_query(call: &Call<'_>) -> Handled {
+    let name = name(call.params)?;
+    let retry = Retry::parse(call)?;
+    let bucket = call.server.bucket_of_query(&name);
+    call.admit_to(Target::Query { name: &name, bucket: bucket.as_deref() })?;
+    Ok(write(call, retry, Vec::new(), move |draft| {
+        draft.undefine_query(&name)?;
+        Ok(json!({"name": name, "undefined": true}).into())
+    }))
+}
+
+pub(super) fn list_queries(call: &Call<'_>) -> Handled {
+    call.admit_to(Target::Everything)?;
+    let server = call.server;
+    let mut subscriptions = BTreeMap::<String, usize>::new();
+    for connection in server.all_connections() {
+        for subscription in connection.subscriptions() {
+            if let Some(name) = subscription.source.name() {
+                *subscriptions.entry(name.to_owned()).or_default() += 1;
+            }
+        }
+    }
+    let count = |name: &str| subscriptions.get(name).copied().unwrap_or_default();
+    let snapshot = server.store.snapshot();
+    // A programmatic query takes precedence over a stored one of its name.
+    let stored = snapshot.state.queries().filter(|(name, _)| !server.programmatic.contains(name));
+    let declarative = stored.map(|(name, config)| {
+        json!({"name": name, "type": "declarative", "activeSubscriptions": count(&name), "config": config})
+    });
+    let programmatic = server.options.queries.keys();
+    let programmatic =
+        programmatic.map(|name| json!({"name": name, "type": "programmatic", "activeSubscriptions": count(name)}));
+    bounded(server, json!({"queries": declarative.chain(programmatic).collect::<Vec<_>>()}))
+}
+
+pub(super) fn buckets(call: &Call<'_>) -> Handled {
+    call.admit_to(Target::Everything)?;
+    let snapshot = call.server.store.snapshot();
+    let names: Vec<&str> = snapshot.state.names().collect();
+    bounded(call.server, json!({"count": names.len(), "names": names}))
+}
+
+pub(super) fn stats(call: &Call<'_>) -> Handled {
+    call.admit_to(Target::Everything)?;
+    bounded(call.server, store_stats(call.server))
+}
+
+/// The result of `store.stats`.
+pub(super) fn store_stats(server: &ServerState) -> Json {
+    let (stats, snapshot) = (server.store.stats(), server.store.snapshot());
+    let is_programmatic_only = |name: &&String| snapshot.state.query_config(name).is_err();
+    let programmatic = server.options.queries.keys().filter(is_programmatic_only).count();
+    let per_bucket = |count: fn(&BucketStats) -> usize| -> Map<String, Json> {
+        stats.buckets.iter().map(|bucket| (bucket.name.clone(), Json::from(count(bucket)))).collect()
+    };
+    let total = |count: fn(&BucketStats) -> usize| stats.buckets.iter().map(count).sum::<usize>();
+    let names: Vec<&str> = stats.buckets.iter().map(|bucket| bucket.name.as_str()).collect();
+    let sweep_ms = stats.sweep_interval.map_or(0, |interval| interval.as_millis());
+    json!({
+        "name": server.options.name,
+        "buckets": {"count": names.len(), "names": names},
+        "records": {"total": total(|bucket| bucket.records), "perBucket": per_bucket(|bucket| bucket.records)},
+        "indexes": {"total": total(|bucket| bucket.indexes), "perBucket": per_bucket(|bucket| bucket.indexes)},
+        "queries": {"defined": stats.queries + programmatic, "activeSubscriptions": server.subscription_count()},
+        "persistence": {"enabled": stats.is_persistent},
+        "ttl": {
+            "enabled": stats.sweep_interval.is_some(),
+            "checkIntervalMs": u64::try_from(sweep_ms).unwrap_or(u64::MAX),
+        },
+    })
+}
+
+/// An answer that may be as large as other results.
+pub(super) fn bounded(server: &ServerState, value: Json) -> Handled {
+    Data::from(value).within(server.options.max_result_bytes).map(Answer::Now)
+}
+
+fn name(params: &Params<'_>) -> Result<String, RequestError> {
+    params.text("name").map(Cow::into_owned)
+}
+
+fn config(params: &Params<'_>) -> Result<Json, RequestError> {
+    params.object("config").map(Json::Object)
+}

@@ -1,0 +1,393 @@
+//! Flow control of one connection: which pushes go to its buffer, which are dropped, and when a slow client is disconnected.
+//!
+//! A push is accepted if the buffer has room for it. Otherwise it is dropped, and its subscription is *behind*: it gets nothing
+//! more until the client has read, and then the newest result as a whole. Subscriptions that are behind are served in the order
+//! in which they fell behind, one at a time, and nothing overtakes them. So the buffer empties, and the largest result finds room
+//! in it at last.
+//!
+//! This is a pure core: it has no clock, lock or socket. The owner of the connection reports what happens, and does what it is
+//! told.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// How long a client may take no byte while a subscription is behind.
+pub(crate) const STALL_LIMIT: Duration = Duration::from_secs(3);
+
+/// The flow control of one connection.
+#[derive(Debug, Default)]
+pub(crate) struct Flow {
+    /// Subscriptions whose newest result was dropped. The first is served next.
+    behind: VecDeque<u64>,
+    /// The first subscription was asked for its newest result, which has not come yet.
+    is_refreshing: bool,
+    /// The last result of the first subscription did not fit: it waits until the buffer is empty.
+    needs_empty: bool,
+    /// Set while a subscription is behind.
+    stall: Option<Stall>,
+}
+
+/// Since when the client has taken nothing.
+#[derive(Debug, Clone, Copy)]
+struct Stall {
+    since: Instant,
+    sent: u64,
+}
+
+/// The buffer of a connection, as its owner sees it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Buffer {
+    /// Bytes that wait to be sent.
+    pub(crate) queued: usize,
+    /// Bytes that may wait. A single push may be larger.
+    pub(crate) limit: usize,
+    /// Bytes that the client has taken so far.
+    pub(crate) sent: u64,
+}
+
+/// What becomes of a push.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Decision {
+    /// It goes to the buffer.
+    Push,
+    /// It is dropped. The subscription is [paused](Flow::pause) until it is [refreshed](Flow::next_refresh).
+    Drop,
+}
+
+/// Whether the client reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Health {
+    Reading,
+    /// A subscription is behind: look again after this time.
+    CheckAfter(Duration),
+    /// The client has taken nothing for [`STALL_LIMIT`].
+    Stalled,
+}
+
+impl Flow {
+    /// A subscription has a push of `size` bytes, and `others` bytes wait beside the unsent result that it would replace. If it is to
+    /// be dropped, the owner [pauses](Self::pause) the subscription.
+    pub(crate) fn offer(&mut self, subscription: u64, size: usize, others: usize, limit: usize) -> Decision {
+        let fits = others == 0 || others.saturating_add(size) <= limit;
+        if self.behind.is_empty() {
+            return if fits { Decision::Push } else { Decision::Drop };
+        }
+        if !self.is_refreshing || self.behind.front() != Some(&subscription) {
+            return Decision::Drop;
+        }
+        (self.is_refreshing, self.needs_empty) = (false, !fits);
+        if !fits {
+            return Decision::Drop;
+        }
+        self.behind.pop_front();
+        Decision::Push
+    }
+
+    /// A push was dropped: the subscription is behind from now on.
+    pub(crate) fn pause(&mut self, subscription: u64, buffer: Buffer, now: Instant) {
+        if !self.behind.contains(&subscription) {
+            self.behind.push_back(subscription);
+        }
+        self.stall.get_or_insert(Stall { since: now, sent: buffer.sent });
+    }
+
+    /// Whether no subscription is behind, and the client need not be watched.
+    pub(crate) fn is_open(&self) -> bool {
+        self.behind.is_empty() && self.stall.is_none()
+    }
+
+    /// The subscription to be asked for its newest result now, if one is behind and the buffer has room.
+    pub(crate) fn next_refresh(&mut self, buffer: Buffer) -> Option<u64> {
+        let has_room = if self.needs_empty { buffer.queued == 0 } else { buffer.queued <= buffer.limit / 2 };
+        if self.is_refreshing || !has_room {
+            return None;
+        }
+        let first = self.behind.front().copied()?;
+        self.is_refreshing = true;
+        Some(first)
+    }
+
+    /// A subscription has ended.
+    pub(crate) fn remove(&mut self, subscription: u64) {
+        if self.behind.front() == Some(&subscription) {
+            (self.is_refreshing, self.needs_empty) = (false, false);
+        }
+        self.behind.retain(|behind| *behind != subscription);
+    }
+
+    /// Whether the client reads, while a subscription is behind.
+    pub(crate) fn check(&mut self, buffer: Buffer, now: Instant) -> Health {
+        if self.behind.is_empty() {
+            self.stall = None;
+        }
+        let Some(stall) = &mut self.stall else { return Health::Reading };
+        // With an empty buffer it is not the client that is waited for.
+        if buffer.sent != stall.sent || buffer.queued == 0 {
+            *stall = Stall { since: now, sent: buffer.sent };
+        }
+        match STALL_LIMIT.checked_sub(now.saturating_duration_since(stall.since)) {
+            Some(left) if !left.is_zero() => Health::CheckAfter(left),
+            _ => Health::Stalled,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LIMIT: usize = 100;
+    const SUBSCRIPTIONS: u64 = 4;
+
+    /// What happens to a connection.
+    #[derive(Debug, Clone)]
+    enum Step {
+        /// The result of a query changes, and has this size.
+        Commit { query: u64, size: usize },
+        /// The client reads this number of bytes.
+        Read(usize),
+        /// Live queries deliver what they were asked for.
+        Answer,
+        /// The client ends a subscription, and begins another one to the same query.
+        Resubscribe(u64),
+        /// Time passes.
+        Wait(u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let query = 0..SUBSCRIPTIONS;
+        prop_oneof![
+            4 => (query.clone(), prop_oneof![1_usize..40, 60_usize..250]).prop_map(|(query, size)| Step::Commit { query, size }),
+            3 => (1_usize..200).prop_map(Step::Read),
+            3 => Just(Step::Answer),
+            1 => query.prop_map(Step::Resubscribe),
+            1 => (1_u64..2000).prop_map(Step::Wait),
+        ]
+    }
+
+    /// A query, and what its subscriber knows.
+    #[derive(Debug, Default, Clone, Copy)]
+    struct Query {
+        version: u64,
+        size: usize,
+        /// The version that a subscriber of deltas has after the last push in the buffer.
+        pushed: u64,
+        is_paused: bool,
+        is_asked: bool,
+    }
+
+    /// A push in the buffer: whole results replace the unsent one of their subscription, deltas do not.
+    #[derive(Debug, Clone, Copy)]
+    struct Queued {
+        query: u64,
+        version: u64,
+        size: usize,
+        left: usize,
+        /// The version that a delta is applied to; none for a whole result.
+        base: Option<u64>,
+    }
+
+    /// A connection with a buffer and a client, as simple as they can be. Even queries push whole results, odd ones deltas.
+    struct Model {
+        flow: Flow,
+        now: Instant,
+        queries: BTreeMap<u64, Query>,
+        buffer: Vec<Queued>,
+        sent: u64,
+        /// What the client has: the version of each result.
+        client: BTreeMap<u64, u64>,
+        last_progress: Instant,
+        is_closed: bool,
+    }
+
+    impl Model {
+        fn new() -> Self {
+            let now = Instant::now();
+            Self {
+                flow: Flow::default(),
+                now,
+                queries: (0..SUBSCRIPTIONS).map(|query| (query, Query::default())).collect(),
+                buffer: Vec::new(),
+                sent: 0,
+                client: BTreeMap::new(),
+                last_progress: now,
+                is_closed: false,
+            }
+        }
+
+        fn queued(&self) -> usize {
+            self.buffer.iter().map(|queued| queued.left).sum()
+        }
+
+        fn state(&self) -> Buffer {
+            Buffer { queued: self.queued(), limit: LIMIT, sent: self.sent }
+        }
+
+        /// An unsent whole result of this query, of which nothing has been sent.
+        fn replaceable(&self, query: u64) -> Option<usize> {
+            self.buffer
+                .iter()
+                .position(|queued| queued.query == query && queued.base.is_none() && queued.left == queued.size)
+        }
+
+        fn push(&mut self, number: u64, is_whole: bool) {
+            let query = self.queries[&number];
+            let replaced = self.replaceable(number).filter(|_| is_whole);
+            let others = self.queued() - replaced.map_or(0, |at| self.buffer[at].left);
+            let decision = self.flow.offer(number, query.size, others, LIMIT);
+            let (buffer, now) = (self.state(), self.now);
+            let known = self.queries.get_mut(&number).unwrap();
+            match decision {
+                Decision::Drop => {
+                    self.flow.pause(number, buffer, now);
+                    assert!(!self.flow.is_open());
+                    known.is_paused = true;
+                }
+                Decision::Push => {
+                    let base = (!is_whole).then_some(known.pushed);
+                    known.pushed = known.version;
+                    let (version, size) = (query.version, query.size);
+                    let queued = Queued { query: number, version, size, left: size, base };
+                    match replaced {
+                        Some(at) => self.buffer[at] = queued,
+                        None => self.buffer.push(queued),
+                    }
+                    let others = self.queued() - size;
+                    assert!(others == 0 || self.queued() <= LIMIT, "the buffer is bounded");
+                }
+            }
+            self.refresh();
+        }
+
+        fn refresh(&mut self) {
+            if let Some(number) = self.flow.next_refresh(self.state()) {
+                let query = self.queries.get_mut(&number).unwrap();
+                assert!(query.is_paused && !query.is_asked);
+                query.is_asked = true;
+            }
+        }
+
+        fn read(&mut self, mut bytes: usize) {
+            while bytes > 0 && !self.buffer.is_empty() {
+                let first = &mut self.buffer[0];
+                let taken = bytes.min(first.left);
+                (first.left, bytes) = (first.left - taken, bytes - taken);
+                self.sent += taken as u64;
+                self.last_progress = self.now;
+                if first.left == 0 {
+                    let Queued { query, version, base, .. } = self.buffer.remove(0);
+                    let known = self.client.entry(query).or_default();
+                    if let Some(base) = base {
+                        assert_eq!(*known, base, "deltas have no gap");
+                    }
+                    assert!(version >= *known, "results do not go back");
+                    *known = version;
+                }
+            }
+            if self.buffer.is_empty() {
+                self.refresh();
+            }
+        }
+
+        fn run(&mut self, step: &Step) {
+            match step {
+                Step::Commit { query, size } => {
+                    let known = self.queries.get_mut(query).unwrap();
+                    known.version += 1;
+                    known.size = *size;
+                    if !known.is_paused {
+                        self.push(*query, query % 2 == 0);
+                    }
+                }
+                Step::Read(bytes) => self.read(*bytes),
+                Step::Answer => {
+                    let asked = self.queries.iter().find(|(_, query)| query.is_asked).map(|(number, _)| *number);
+                    if let Some(number) = asked {
+                        let query = self.queries.get_mut(&number).unwrap();
+                        (query.is_asked, query.is_paused) = (false, false);
+                        self.push(number, true);
+                    }
+                }
+                Step::Resubscribe(number) => {
+                    self.flow.remove(*number);
+                    self.buffer.retain(|queued| queued.query != *number || queued.left < queued.size);
+                    let query = self.queries.get_mut(number).unwrap();
+                    (query.is_paused, query.is_asked) = (false, false);
+                    // The reply has the newest result.
+                    query.pushed = query.version;
+                    self.buffer.retain(|queued| queued.query != *number);
+                    self.client.insert(*number, query.version);
+                    self.refresh();
+                }
+                Step::Wait(millis) => self.now += Duration::from_millis(*millis),
+            }
+            let is_stalled = self.flow.check(self.state(), self.now) == Health::Stalled;
+            if is_stalled {
+                let silent = self.now.duration_since(self.last_progress);
+                assert!(silent >= STALL_LIMIT, "a client that reads is not closed");
+                assert!(!self.buffer.is_empty(), "a client that has read everything is not closed");
+                self.is_closed = true;
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_are_bounded_and_the_newest_result_arrives(steps in prop::collection::vec(step(), 0..200)) {
+            let mut model = Model::new();
+            for step in &steps {
+                model.run(step);
+                if model.is_closed {
+                    return Ok(());
+                }
+            }
+            // A client that reads everything gets the newest result of every query.
+            for _ in 0..4 * SUBSCRIPTIONS {
+                model.run(&Step::Read(usize::MAX));
+                model.run(&Step::Answer);
+            }
+            model.run(&Step::Read(usize::MAX));
+            for (number, query) in &model.queries {
+                let known = model.client.get(number).copied().unwrap_or_default();
+                prop_assert_eq!(known, query.version, "query {}", number);
+            }
+            prop_assert_eq!(model.flow.check(model.state(), model.now), Health::Reading);
+        }
+
+        #[test]
+        fn a_client_that_stops_reading_is_closed(steps in prop::collection::vec(step(), 0..100)) {
+            let mut model = Model::new();
+            for step in &steps {
+                model.run(step);
+            }
+            // No two of these results fit into the buffer together.
+            for query in 0..SUBSCRIPTIONS {
+                model.run(&Step::Commit { query, size: 80 });
+                model.run(&Step::Answer);
+            }
+            for _ in 0..4 {
+                model.run(&Step::Wait(1000));
+            }
+            prop_assert!(model.is_closed);
+        }
+
+        #[test]
+        fn a_client_that_reads_a_byte_now_and_then_is_never_closed(steps in prop::collection::vec(step(), 0..200)) {
+            let mut model = Model::new();
+            for step in &steps {
+                model.run(&Step::Read(1));
+                match step {
+                    Step::Wait(millis) => model.run(&Step::Wait(millis % 1500)),
+                    step => model.run(step),
+                }
+            }
+            prop_assert!(!model.is_closed);
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Permits of subscriptions: how many a connection, and all connections together, may have.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use crate::session::connection::Connection;
+use crate::state::ServerState;
+use crate::{Code, RequestError};
+
+/// One of the subscriptions that a connection, and all connections together, may have. Dropping it returns it.
+#[derive(Debug)]
+pub(crate) struct SubscriptionPermit {
+    server: Arc<ServerState>,
+    of_connection: Arc<AtomicUsize>,
+}
+
+impl SubscriptionPermit {
+    pub(crate) fn acquire(connection: &Connection) -> Result<Self, RequestError> {
+        let (server, of_connection) = (&connection.server, &connection.subscription_count);
+        let limits = server.options.connection_limits;
+        let full = |max, owner| {
+            let message = format!("{owner} has {max} subscriptions, the most it may have: unsubscribe from some first");
+            RequestError::new(Code::RateLimited, message)
+        };
+        let acquire = |count: &AtomicUsize, max| {
+            count.fetch_update(SeqCst, SeqCst, |count| (count < max).then_some(count + 1)).is_ok()
+        };
+        if !acquire(of_connection, limits.max_subscriptions_per_connection) {
+            return Err(full(limits.max_subscriptions_per_connection, "this connection"));
+        }
+        if !acquire(&server.subscriptions, limits.max_total_subscriptions) {
+            of_connection.fetch_sub(1, SeqCst);
+            return Err(full(limits.max_total_subscriptions, "the server"));
+        }
+        Ok(Self { server: Arc::clone(server), of_connection: Arc::clone(of_connection) })
+    }
+}
+
+impl Drop for SubscriptionPermit {
+    fn drop(&mut self) {
+        self.of_connection.fetch_sub(1, SeqCst);
+        self.server.subscriptions.fetch_sub(1, SeqCst);
+    }
+}

@@ -1,0 +1,20 @@
+//! Where the pushes of a connection go.
+
+use std::fmt;
+
+use crate::protocol::disconnect::Disconnect;
+
+/// The transport of a connection, as its subscriptions and the request path see it.
+///
+/// All calls come from any thread and return at once. Pushes are not handed in: the owner of the sink takes them, by
+/// [`poll_push`](super::subscription::Subscription::poll_push), when it has been woken.
+pub(crate) trait PushSink: fmt::Debug + Send + Sync {
+    /// Asks the owner to poll a subscription.
+    fn wake(&self, subscription: u64);
+
+    /// Drops the unsent pushes of a subscription that has ended, or whose rows have changed.
+    fn take_back(&self, subscription: u64);
+
+    /// Ends the connection.
+    fn close(&self, disconnect: Disconnect);
+}

@@ -1,0 +1,86 @@
+//! Pings and pongs: how the server finds out that a client has gone. A core without a clock: `now` is an argument.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::Heartbeat as HeartbeatOptions;
+
+/// The heartbeat of one connection.
+#[derive(Debug)]
+pub(crate) struct Heartbeat {
+    options: HeartbeatOptions,
+    state: State,
+    /// When the state is looked at again.
+    due: Instant,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum State {
+    /// No ping is open.
+    Idle,
+    /// The ping with this timestamp has not been answered.
+    Pinged(u64),
+    Answered,
+}
+
+/// What is to be done now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Beat {
+    Wait,
+    /// Send a ping with this timestamp.
+    Ping(u64),
+    /// The client has not answered in time.
+    Missed,
+}
+
+impl Heartbeat {
+    pub(crate) fn new(options: HeartbeatOptions, connected: Instant) -> Self {
+        Self { options, state: State::Idle, due: later(connected, options.interval) }
+    }
+
+    /// The client has answered a ping. A timestamp that is older than that of the last ping does not count.
+    pub(crate) fn pong(&mut self, timestamp: f64) {
+        if let State::Pinged(at) = self.state {
+            #[expect(clippy::cast_precision_loss, reason = "milliseconds are exact in a double for 285 000 years")]
+            let is_answer = timestamp >= at as f64;
+            if is_answer {
+                self.state = State::Answered;
+            }
+        }
+    }
+
+    /// What is to be done at `now`; `timestamp` is the time for a ping.
+    pub(crate) fn beat(&mut self, now: Instant, timestamp: u64) -> Beat {
+        let HeartbeatOptions { interval, timeout, .. } = self.options;
+        let timeout = timeout.min(interval);
+        if now < self.due {
+            return Beat::Wait;
+        }
+        match self.state {
+            State::Pinged(_) => Beat::Missed,
+            State::Answered if timeout < interval => {
+                self.state = State::Idle;
+                self.due = later(self.due, interval.saturating_sub(timeout));
+                Beat::Wait
+            }
+            State::Answered | State::Idle => {
+                self.state = State::Pinged(timestamp);
+                self.due = later(now, timeout);
+                Beat::Ping(timestamp)
+            }
+        }
+    }
+
+    /// How long nothing is to be done.
+    pub(crate) fn rest(&self, now: Instant) -> Duration {
+        self.due.saturating_duration_since(now)
+    }
+}
+
+/// A time so far away that it does not matter how far.
+const FAR: Duration = Duration::from_hours(24 * 365);
+
+fn later(from: Instant, by: Duration) -> Instant {
+    from.checked_add(by).unwrap_or(from + FAR)
+}
