@@ -171,6 +171,42 @@ impl Client {
     }
 }
 
+/// A client of either kind, for tests of operations: it does not matter to them how a request travels.
+pub(crate) trait Ask {
+    /// Sends a request and returns its data; absent data is null.
+    async fn ask(&mut self, operation: &str, params: Json) -> Json;
+
+    /// Sends a request that fails, and returns the code and the whole error.
+    async fn fail(&mut self, operation: &str, params: Json) -> (String, Json);
+}
+
+impl Ask for Client {
+    async fn ask(&mut self, operation: &str, params: Json) -> Json {
+        Self::ask(self, operation, params).await
+    }
+
+    async fn fail(&mut self, operation: &str, params: Json) -> (String, Json) {
+        Self::fail(self, operation, params).await
+    }
+}
+
+impl Ask for tidewire::Client {
+    async fn ask(&mut self, operation: &str, params: Json) -> Json {
+        let asked = self.request(operation, &params).await;
+        asked.unwrap_or_else(|error| panic!("{operation} {params}: {error}"))
+    }
+
+    async fn fail(&mut self, operation: &str, params: Json) -> (String, Json) {
+        let error = self.request::<Json>(operation, &params).await.expect_err("it fails");
+        let code = error.code.as_str().to_owned();
+        let mut message = json!({"id": 0, "type": "error", "code": code, "message": error.message});
+        if let Some(details) = error.details {
+            message["details"] = *details;
+        }
+        (code, message)
+    }
+}
+
 /// Waits until so many connections are left, and sees that nothing else is left of those that went.
 pub(crate) async fn is_left_with(server: &Server, connections: usize) {
     wait_until_async("the others have gone", PATIENCE, async || server.connection_count() == connections).await;

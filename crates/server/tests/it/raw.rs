@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde_json::Value as Json;
 use tidewire::Server;
-use tidewire_testkit::PATIENCE;
+use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::tcp::OwnedReadHalf;
 use tokio::net::{TcpSocket, TcpStream};
@@ -78,6 +78,20 @@ impl Raw {
         self
     }
 
+    /// Waits until the server has read all that was written: the receive queue of its socket is empty.
+    pub(crate) async fn is_read_by_peer(&self) {
+        let own = format!(":{:04X}", self.stream.local_addr().unwrap().port());
+        let peer = format!(":{:04X}", self.stream.peer_addr().unwrap().port());
+        wait_until_async("the server has read it", PATIENCE, async || {
+            let sockets = std::fs::read_to_string("/proc/net/tcp").unwrap();
+            let mut rows = sockets.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+            // Local address, remote address, state, queues.
+            let row = rows.find(|row| row[1].ends_with(&peer) && row[2].ends_with(&own));
+            row.is_some_and(|row| row[4].ends_with(":00000000"))
+        })
+        .await;
+    }
+
     pub(crate) async fn write(&mut self, bytes: &[u8]) {
         timeout(PATIENCE, self.stream.write_all(bytes)).await.expect("it is taken in time").unwrap();
     }
@@ -96,6 +110,15 @@ impl Raw {
 
     pub(crate) async fn send(&mut self, text: &str) {
         self.write(&frame(TEXT, text.as_bytes())).await;
+    }
+
+    /// The code and reason of the close frame, which must be the first frame: no message comes before it.
+    pub(crate) async fn closed_at_once(&mut self) -> (u16, String) {
+        let (kind, payload) = self.frame().await.expect("a close frame comes");
+        assert_eq!(kind, 8, "a close frame was expected, not {payload:?}");
+        self.write(&frame(CLOSE, &payload[..2])).await;
+        assert_eq!(self.frame().await, None);
+        (u16::from_be_bytes([payload[0], payload[1]]), String::from_utf8(payload[2..].to_vec()).unwrap())
     }
 
     /// The code and reason with which the server closes; messages before it are passed over. The socket has to end then, too.
@@ -118,6 +141,16 @@ impl<S: AsyncRead + Unpin> Raw<S> {
     pub(crate) async fn more(&mut self) -> bool {
         let read = timeout(PATIENCE, self.stream.read_buf(&mut self.input)).await.expect("something comes in time");
         read.is_ok_and(|length| length > 0)
+    }
+
+    /// Waits for the head of a response. Returns false if the connection ends without one.
+    pub(crate) async fn has_response(&mut self) -> bool {
+        while !self.input.windows(4).any(|bytes| bytes == b"\r\n\r\n") {
+            if !self.more().await {
+                return false;
+            }
+        }
+        true
     }
 
     /// The status and the lines of a response's head.

@@ -12,7 +12,7 @@ use tokio::io::AsyncWriteExt as _;
 use crate::client::{Client, Tokens, options, serve, serve_store};
 use crate::house::{House, ids, only, own_rows, tokens, user};
 use crate::raw::{Raw, handshake};
-use crate::tides::{fill, serve_tides_with};
+use crate::tides::{fails, fails_with, fill, serve_tides, serve_tides_with};
 
 /// Code of a host that says whether there is a tide, when it is let.
 #[derive(Debug, Default)]
@@ -222,4 +222,47 @@ async fn whoever_logs_in_after_their_time_goes_on_with_what_they_may_follow() {
     client.ask("auth.login", json!({"token": "ann"})).await;
     assert_eq!(ids(&client.push().await["data"]), ["a"]);
     assert_eq!(house.server.stats().subscriptions, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bucket_is_not_dropped_while_others_refer_to_it() {
+    let (_server, mut client) = serve_tides().await;
+    let config = json!({"key": "id", "schema": {"id": {"type": "string"}, "tide": {"type": "number", "ref": "tides"}}});
+    client.ask("store.defineBucket", json!({"name": "boats", "config": config})).await;
+    let message = fails(&mut client, "store.dropBucket", json!({"name": "tides"}), "VALIDATION_ERROR").await;
+    assert!(message.contains("boats") && message.contains("tide"), "{message}");
+    assert_eq!(client.ask("store.buckets", json!({})).await["names"], json!(["tides", "boats"]));
+    client.ask("store.dropBucket", json!({"name": "boats"})).await;
+    client.ask("store.dropBucket", json!({"name": "tides"})).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_of_many_inserts_names_the_record() {
+    let (_server, mut client) = serve_tides().await;
+    let data = json!([{"port": "Hook"}, {"port": "Brest"}, {"port": 7}]);
+    let details = json!([{"field": "port", "message": "must be a string", "code": "type"}]);
+    let params = json!({"bucket": "tides", "data": data});
+    let message = fails_with(&mut client, "store.insertMany", params, "VALIDATION_ERROR", details).await;
+    assert!(message.starts_with("data[2]: "), "{message}");
+    assert_eq!(client.ask("store.count", json!({"bucket": "tides"})).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_of_a_transaction_may_expect_a_version() {
+    let (_server, mut client) = serve_tides().await;
+    fill(&mut client, &[("Hook", 1), ("Brest", 2)]).await;
+    let stale = json!([
+        {"op": "delete", "bucket": "tides", "key": 2, "version": 1},
+        {"op": "update", "bucket": "tides", "key": 1, "data": {"level": 5}, "version": 9},
+    ]);
+    let details = json!({"bucket": "tides", "key": 1, "version": 1});
+    let params = json!({"operations": stale});
+    let message = fails_with(&mut client, "store.transaction", params, "CONFLICT", details).await;
+    assert!(message.starts_with("operations[1]: "), "{message}");
+    assert_eq!(client.ask("store.count", json!({"bucket": "tides"})).await, 2, "nothing was done");
+    let current = json!([{"op": "update", "bucket": "tides", "key": 1, "data": {"level": 5}, "version": 1}]);
+    client.ask("store.transaction", json!({"operations": current})).await;
+    let wrong = json!([{"op": "delete", "bucket": "tides", "key": 1, "version": "one"}]);
+    let message = fails(&mut client, "store.transaction", json!({"operations": wrong}), "VALIDATION_ERROR").await;
+    assert!(message.contains("operations[0]") && message.contains("version"), "{message}");
 }

@@ -1,14 +1,18 @@
 //! How a server ends.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
+use tidewire::{Auth, Server, Session, TokenValidator, Validation};
 use tidewire_store::{Store, StoreOptions};
 use tidewire_testkit::PATIENCE;
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::client::{Client, notes, options, serve, serve_store};
+use crate::page::{Page, metric, wait_for};
 use crate::raw::{CLOSE, Raw, TEXT, frame, handshake};
 
 const HOUR: Duration = Duration::from_hours(1);
@@ -141,4 +145,84 @@ async fn whoever_stops_waiting_for_the_end_has_dropped_the_server() {
     stopping.abort();
     assert!(stopping.await.unwrap_err().is_cancelled());
     is_ended(&mut client).await;
+}
+
+/// A validator whose logins wait until the test opens the gate.
+#[derive(Debug)]
+struct Gate(Semaphore);
+
+impl TokenValidator for Gate {
+    fn validate<'a>(&'a self, token: &'a str, _: u64) -> Validation<'a> {
+        Box::pin(async move {
+            self.0.acquire().await.expect("the gate is not closed").forget();
+            Ok(Some(Session::new(token, ["admin"])))
+        })
+    }
+}
+
+async fn serve_gate() -> (Server, Store, Arc<Gate>) {
+    let gate = Arc::new(Gate(Semaphore::new(0)));
+    let mut options = options();
+    let mut auth = Auth::new(Arc::clone(&gate) as Arc<dyn TokenValidator>);
+    auth.required = false;
+    options.auth = Some(auth);
+    let store = Store::memory(StoreOptions::default());
+    store.define_bucket("notes", notes()).wait().unwrap();
+    (serve_store(store.clone(), options).await, store, gate)
+}
+
+/// Sends a login that waits at the gate, and requests behind it. Returns when the server has read all of them.
+async fn queue_requests(server: &Server, raw: &mut Raw, behind: u64) {
+    let read = metric(server, "messages_received_total").await;
+    raw.send(&json!({"id": 0, "type": "auth.login", "token": "mara"}).to_string()).await;
+    let mut bytes = Vec::new();
+    for id in 1..=behind {
+        let insert = json!({"id": id, "type": "store.insert", "bucket": "notes", "data": {"text": "x"}});
+        let count = json!({"id": id, "type": "store.count", "bucket": "notes"});
+        let request = if id % 2 == 0 { insert } else { count };
+        bytes.extend(frame(TEXT, request.to_string().as_bytes()));
+    }
+    raw.write(&bytes).await;
+    let is_read = |page: &Page| page.get("messages_received_total") == read + 1 + behind;
+    wait_for(server, "all requests are read", is_read).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_were_read_and_not_run_are_refused_when_the_grace_period_ends() {
+    for grace in [Duration::ZERO, Duration::from_millis(1)] {
+        let (server, store, gate) = serve_gate().await;
+        let (mut raw, mut idle) = (Raw::websocket(&server).await, Client::connect(&server).await);
+        queue_requests(&server, &mut raw, 50).await;
+        let stopping = tokio::spawn(server.stop(grace));
+        // The grace period has ended for all when it has for one.
+        is_ended(&mut idle).await;
+        drop(idle);
+        gate.0.add_permits(1);
+        let mut message = raw.json().await;
+        if !grace.is_zero() {
+            assert_eq!(message["event"], "shutdown", "{message}");
+            message = raw.json().await;
+        }
+        assert_eq!((&message["id"], &message["type"]), (&json!(0), &json!("result")), "it ran: {message}");
+        for id in 1..=50 {
+            let reply = raw.json().await;
+            assert_eq!((&reply["id"], &reply["code"]), (&json!(id), &json!("SHUTTING_DOWN")), "{reply}");
+        }
+        assert_eq!(raw.closed().await, (1000, "server_shutdown".to_owned()));
+        timeout(PATIENCE, stopping).await.expect("the server stops").unwrap();
+        assert_eq!(store.snapshot().state.bucket("notes").unwrap().len(), 0, "nothing was inserted");
+    }
+}
+
+/// Time is paused, and passes when nothing else happens.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_does_not_end_is_given_up_and_its_client_gets_a_close_frame() {
+    let (server, _store, _gate) = serve_gate().await;
+    let mut raw = Raw::websocket(&server).await;
+    queue_requests(&server, &mut raw, 3).await;
+    let began = tokio::time::Instant::now();
+    server.stop(Duration::from_secs(7)).await;
+    assert!(began.elapsed() < Duration::from_secs(13), "{:?}", began.elapsed());
+    assert_eq!(raw.json().await["event"], "shutdown");
+    assert_eq!(raw.closed_at_once().await, (1000, "server_shutdown".to_owned()));
 }

@@ -24,7 +24,7 @@ async fn a_first_session() {
     assert_eq!(same, note);
     let (code, error) = client.fail("store.gett", json!({})).await;
     assert_eq!(code, "UNKNOWN_OPERATION");
-    assert_eq!(error["message"], "Unknown operation \"store.gett\": the nearest that there is is \"store.get\"");
+    assert_eq!(error["message"], "Unknown operation \"store.gett\"; did you mean \"store.get\"?");
     assert_eq!(server.connection_count(), 1);
     let stats = client.ask("server.stats", json!({})).await;
     assert_eq!(stats["connections"]["totalStoreSubscriptions"], 1);

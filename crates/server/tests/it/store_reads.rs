@@ -2,8 +2,8 @@
 
 use serde_json::{Value as Json, json};
 
-use crate::client::{Client, options};
-use crate::tides::{FOUR, fails, fill, refuses, serve_tides, serve_tides_with, tide, tides};
+use crate::client::{Ask as _, Client, options};
+use crate::tides::{FOUR, fails, fill, refuses, serve_tides, serve_tides_locally, serve_tides_with, tide, tides};
 
 fn four() -> [Json; 4] {
     let mut id = 0;
@@ -73,7 +73,7 @@ async fn records_are_found_by_key_filter_and_place() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_average_counts_only_numbers() {
-    let (_server, mut client) = serve_tides().await;
+    let (_server, mut client) = serve_tides_locally().await;
     fill(&mut client, &[("Hook", 2), ("Hook", 4)]).await;
     client.ask("store.insert", json!({"bucket": "tides", "data": {"port": "Hook"}})).await;
     client.ask("store.insert", json!({"bucket": "tides", "data": {"port": "Hook", "level": null}})).await;
@@ -83,7 +83,7 @@ async fn an_average_counts_only_numbers() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pages() {
-    let (_server, mut client) = serve_tides().await;
+    let (_server, mut client) = serve_tides_locally().await;
     let [a, b, c, d] = four();
     let empty = client.ask("store.paginate", json!({"bucket": "tides", "limit": 2})).await;
     assert_eq!(empty, json!({"records": [], "hasMore": false}), "an empty page has no cursor");
@@ -115,7 +115,7 @@ async fn pages() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_ordered_set_is_paged_by_its_keys() {
-    let (_server, mut client) = serve_tides().await;
+    let (_server, mut client) = serve_tides_locally().await;
     let mut config = tides();
     config["etsType"] = json!("ordered_set");
     client.ask("store.defineBucket", json!({"name": "sorted", "config": config})).await;
@@ -173,7 +173,7 @@ async fn queries_asked_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bucket_that_is_not_there() {
-    let (_server, mut client) = serve_tides().await;
+    let (_server, mut client) = serve_tides_locally().await;
     for (operation, params) in [
         ("store.get", json!({"key": 1})),
         ("store.all", json!({})),
@@ -198,7 +198,7 @@ async fn a_bucket_that_is_not_there() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn parameters_of_reads_are_checked() {
-    let (_server, mut client) = serve_tides().await;
+    let (_server, mut client) = serve_tides_locally().await;
     let no_text = [Json::Null, json!(""), json!(7), json!(["tides"]), json!({}), json!(true)];
     let no_object = [Json::Null, json!([]), json!("x"), json!(7), json!(false)];
     let no_filter = &no_object[1..];

@@ -7,9 +7,10 @@ use serde_json::{Value as Json, json};
 use tidewire::{Auth, StaticToken, StaticTokens};
 use tidewire_store::Store;
 
-use crate::client::{Client, options, serve_store};
+use crate::client::{Ask as _, Client, options, serve_store};
 use crate::tides::{
-    FOUR, NOW, fails, fails_with, fill, refuses, serve_tides, serve_tides_with, store_options, tide, tides,
+    FOUR, NOW, fails, fails_with, fill, refuses, serve_tides, serve_tides_locally, serve_tides_with, store_options,
+    tide, tides,
 };
 
 fn version(tide: Json, version: u64) -> Json {
@@ -20,7 +21,7 @@ fn version(tide: Json, version: u64) -> Json {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn records_are_inserted() {
-    let (_server, mut client) = serve_tides().await;
+    let (_server, mut client) = serve_tides_locally().await;
     let insert = |data: Json| json!({"bucket": "tides", "data": data});
     let first = client.ask("store.insert", insert(json!({"port": "Hook", "level": 3}))).await;
     assert_eq!(first, tide(1, "Hook", 3));
@@ -45,7 +46,7 @@ async fn records_are_inserted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn records_that_are_not_as_their_schema_says() {
-    let (_server, mut client) = serve_tides().await;
+    let (_server, mut client) = serve_tides_locally().await;
     let insert = |data: Json| json!({"bucket": "tides", "data": data});
     let issues = json!([
         {"field": "port", "message": "is required", "code": "required"},
@@ -74,7 +75,7 @@ async fn records_that_are_not_as_their_schema_says() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn records_are_updated() {
-    let (_server, mut client) = serve_tides().await;
+    let (_server, mut client) = serve_tides_locally().await;
     fill(&mut client, &FOUR).await;
     let update = |key: Json, data: Json| json!({"bucket": "tides", "key": key, "data": data});
     let updated = client.ask("store.update", update(json!(1), json!({"level": 4}))).await;
@@ -93,7 +94,7 @@ async fn records_are_updated() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn records_are_deleted_and_cleared() {
-    let (_server, mut client) = serve_tides().await;
+    let (_server, mut client) = serve_tides_locally().await;
     fill(&mut client, &FOUR).await;
     let delete = |key: Json| json!({"bucket": "tides", "key": key});
     for key in [json!(1), json!(1), json!("nobody"), json!([])] {
@@ -108,7 +109,7 @@ async fn records_are_deleted_and_cleared() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_unique_value_is_one_records_until_it_gives_it_up() {
-    let (_server, mut client) = serve_tides().await;
+    let (_server, mut client) = serve_tides_locally().await;
     let insert = |code: &str| json!({"bucket": "tides", "data": {"port": "Hook", "code": code}});
     client.ask("store.insert", insert("a")).await;
     client.ask("store.insert", insert("b")).await;
@@ -131,7 +132,7 @@ async fn a_unique_value_is_one_records_until_it_gives_it_up() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn upsert_inserts_or_merges() {
-    let (_server, mut client) = serve_tides().await;
+    let (_server, mut client) = serve_tides_locally().await;
     let upsert = |data: Json| json!({"bucket": "tides", "data": data});
     let new = client.ask("store.upsert", upsert(json!({"id": 5, "port": "Hook", "level": 1}))).await;
     assert_eq!(new, tide(5, "Hook", 1));
@@ -144,7 +145,7 @@ async fn upsert_inserts_or_merges() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn many_are_inserted_or_none() {
-    let (_server, mut client) = serve_tides().await;
+    let (_server, mut client) = serve_tides_locally().await;
     let many = |data: Json| json!({"bucket": "tides", "data": data});
     let done = client
         .ask("store.insertMany", many(json!([{"port": "Hook", "level": 1}, {"port": "Brest", "level": 2}])))
@@ -161,7 +162,7 @@ async fn many_are_inserted_or_none() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_bucket_gives_up_its_oldest() {
-    let (_server, mut client) = serve_tides().await;
+    let (_server, mut client) = serve_tides_locally().await;
     let mut config = tides();
     config["maxSize"] = json!(2);
     client.ask("store.defineBucket", json!({"name": "two", "config": config})).await;
@@ -174,7 +175,7 @@ async fn a_full_bucket_gives_up_its_oldest() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_record_that_was_changed_meanwhile_is_left_alone() {
-    let (_server, mut client) = serve_tides().await;
+    let (_server, mut client) = serve_tides_locally().await;
     fill(&mut client, &FOUR).await;
     let update =
         |key: u64, version: Json| json!({"bucket": "tides", "key": key, "data": {"level": 9}, "version": version});
@@ -197,7 +198,7 @@ async fn a_record_that_was_changed_meanwhile_is_left_alone() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn parameters_of_writes_are_checked() {
-    let (_server, mut client) = serve_tides().await;
+    let (_server, mut client) = serve_tides_locally().await;
     let no_text = [Json::Null, json!(""), json!(7), json!(["tides"]), json!({})];
     let no_object = [Json::Null, json!([]), json!("x"), json!(7)];
     let no_array = [Json::Null, json!({}), json!("x"), json!(7)];
@@ -226,7 +227,7 @@ async fn parameters_of_writes_are_checked() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn parameters_stand_at_the_top() {
-    let (_server, mut client) = serve_tides().await;
+    let (_server, mut client) = serve_tides_locally().await;
     for envelope in ["params", "payload", "data"] {
         let mut request = json!({});
         request[envelope] = json!({"bucket": "tides", "key": 1});
@@ -356,7 +357,7 @@ async fn keys_of_writes_are_their_users_own() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn records_expire() {
-    let (_server, mut client) = serve_tides().await;
+    let (_server, mut client) = serve_tides_locally().await;
     let mut config = tides();
     config["ttl"] = json!("2s");
     client.ask("store.defineBucket", json!({"name": "brief", "config": config})).await;

@@ -9,6 +9,7 @@ use tidewire_store::{Clock, Store, StoreOptions};
 use tidewire_testkit::{PATIENCE, wait_until_async};
 
 use crate::client::{Client, options, serve_store};
+use crate::page::metric;
 use crate::tides::{FOUR, NOW, fails, fill, refuses, serve_tides, serve_tides_with, tide, tides};
 
 fn push(id: &str, data: impl Into<Json>) -> Json {
@@ -21,15 +22,9 @@ async fn insert(client: &mut Client, port: &str, level: impl Into<Json>) -> Json
     client.ask("store.insert", json!({"bucket": "tides", "data": {"port": port, "level": level}})).await
 }
 
-/// How many subscriptions have ended by another's doing, as the page of metrics says.
+/// The number of subscriptions that the server has ended.
 async fn ended(server: &Server) -> u64 {
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    let mut socket = tokio::net::TcpStream::connect(server.address()).await.unwrap();
-    socket.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
-    let mut page = String::new();
-    socket.read_to_string(&mut page).await.unwrap();
-    let line = page.lines().find(|line| line.starts_with("tidewire_subscriptions_ended_total ")).expect("it is there");
-    line.rsplit(' ').next().unwrap().parse().unwrap()
+    metric(server, "subscriptions_ended_total").await
 }
 
 #[tokio::test(flavor = "multi_thread")]

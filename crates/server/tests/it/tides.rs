@@ -4,7 +4,7 @@ use serde_json::{Value as Json, json};
 use tidewire::{Server, ServerOptions};
 use tidewire_store::{Clock, Store, StoreOptions};
 
-use crate::client::{Client, options, serve_store};
+use crate::client::{Ask, Client, options, serve_store};
 
 /// What the clock says.
 pub(crate) const NOW: u64 = 1_000_000;
@@ -47,8 +47,16 @@ pub(crate) async fn serve_tides_with(options: ServerOptions) -> (Server, Client)
     (server, client)
 }
 
+/// A server with the bucket, and an in-process client of it.
+pub(crate) async fn serve_tides_locally() -> (Server, tidewire::Client) {
+    let server = serve_store(Store::memory(store_options()), options()).await;
+    let mut client = server.client(None);
+    client.ask("store.defineBucket", json!({"name": "tides", "config": tides()})).await;
+    (server, client)
+}
+
 /// Inserts tides: ports and levels.
-pub(crate) async fn fill(client: &mut Client, tides: &[(&str, i64)]) {
+pub(crate) async fn fill(client: &mut impl Ask, tides: &[(&str, i64)]) {
     for (port, level) in tides {
         client.ask("store.insert", json!({"bucket": "tides", "data": {"port": port, "level": level}})).await;
     }
@@ -59,7 +67,7 @@ pub(crate) const FOUR: [(&str, i64); 4] = [("Hook", 3), ("Brest", 7), ("Cuxhaven
 
 /// That each of these parameters is refused when it is missing or something else, with a message that names it and what was
 /// expected, and without details.
-pub(crate) async fn refuses(client: &mut Client, operation: &str, good: Json, wrong: &[(&str, &[Json], &str)]) {
+pub(crate) async fn refuses(client: &mut impl Ask, operation: &str, good: Json, wrong: &[(&str, &[Json], &str)]) {
     for (name, values, expected) in wrong {
         for value in *values {
             let mut params = good.clone();
@@ -74,7 +82,7 @@ pub(crate) async fn refuses(client: &mut Client, operation: &str, good: Json, wr
     }
 }
 
-async fn expect_refusal(client: &mut Client, operation: &str, params: &Json, name: &str, expected: &str) {
+async fn expect_refusal(client: &mut impl Ask, operation: &str, params: &Json, name: &str, expected: &str) {
     let (code, error) = client.fail(operation, params.clone()).await;
     assert_eq!(code, "VALIDATION_ERROR", "{operation} {params}: {error}");
     let message = error["message"].as_str().unwrap();
@@ -83,7 +91,7 @@ async fn expect_refusal(client: &mut Client, operation: &str, params: &Json, nam
 }
 
 /// That an error is this one, and has no details.
-pub(crate) async fn fails(client: &mut Client, operation: &str, params: Json, code: &str) -> String {
+pub(crate) async fn fails(client: &mut impl Ask, operation: &str, params: Json, code: &str) -> String {
     let (found, error) = client.fail(operation, params.clone()).await;
     assert_eq!(found, code, "{operation} {params}: {error}");
     let keys: Vec<&str> = error.as_object().unwrap().keys().map(String::as_str).collect();
@@ -93,7 +101,7 @@ pub(crate) async fn fails(client: &mut Client, operation: &str, params: Json, co
 
 /// That an error is this one, with these details.
 pub(crate) async fn fails_with(
-    client: &mut Client,
+    client: &mut impl Ask,
     operation: &str,
     params: Json,
     code: &str,

@@ -2,16 +2,18 @@
 
 use serde_json::{Value as Json, json};
 
-use crate::client::{Client, options};
-use crate::tides::{FOUR, fails, fails_with, fill, refuses, serve_tides, serve_tides_with, tide, tides};
+use crate::client::{Ask, Client, options};
+use crate::tides::{
+    FOUR, fails, fails_with, fill, refuses, serve_tides, serve_tides_locally, serve_tides_with, tide, tides,
+};
 
-async fn transact(client: &mut Client, operations: Json) -> Json {
+async fn transact(client: &mut impl Ask, operations: Json) -> Json {
     client.ask("store.transaction", json!({"operations": operations})).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_operation_gives_its_result() {
-    let (_server, mut client) = serve_tides().await;
+    let (_server, mut client) = serve_tides_locally().await;
     fill(&mut client, &FOUR).await;
     let mut changed = tide(1, "Hook", 30);
     changed["_version"] = json!(2);
@@ -55,7 +57,7 @@ async fn each_operation_gives_its_result() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_fails_undoes_all_and_says_which_it_was() {
-    let (_server, mut client) = serve_tides().await;
+    let (_server, mut client) = serve_tides_locally().await;
     fill(&mut client, &FOUR).await;
     client.ask("store.insert", json!({"bucket": "tides", "data": {"port": "Dover", "code": "dov"}})).await;
     client.ask("store.defineBucket", json!({"name": "log", "config": tides()})).await;
@@ -103,7 +105,7 @@ async fn what_fails_undoes_all_and_says_which_it_was() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_operation_is_looked_at_before_any_is_done() {
-    let (_server, mut client) = serve_tides().await;
+    let (_server, mut client) = serve_tides_locally().await;
     let good = json!({"op": "insert", "bucket": "tides", "data": {"port": "Hook"}});
     for (wrong, named) in [
         (Json::Null, "object"),
@@ -159,7 +161,7 @@ async fn what_a_transaction_gives_is_bounded_and_too_much_undoes_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn inserts_obey_the_size_and_lifetime_of_their_bucket() {
-    let (_server, mut client) = serve_tides().await;
+    let (_server, mut client) = serve_tides_locally().await;
     let mut config = tides();
     config["maxSize"] = json!(1);
     config["ttl"] = json!(500);

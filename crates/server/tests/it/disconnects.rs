@@ -1,0 +1,217 @@
+//! Every close code of the server, provoked over a real socket. [`Disconnect::ALL`] lists them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::SinkExt as _;
+use serde_json::json;
+use tidewire::{Auth, Disconnect, Server, ServerOptions};
+use tidewire_testkit::{PATIENCE, wait_until_async};
+use tokio::time::timeout;
+use tokio_tungstenite::tungstenite::Message;
+
+use crate::client::{Client, Tokens, is_left_with, options, serve};
+use crate::page::{Page, wait_for};
+use crate::raw::{Raw, handshake};
+
+/// What a client reads in the close frame.
+type Closed = (u16, String);
+
+macro_rules! disconnects {
+    ($($name:ident $code:literal $reason:literal by $provoke:ident;)*) => {
+        $(
+            #[tokio::test(flavor = "multi_thread")]
+            async fn $provoke() {
+                assert_eq!(provoke::$provoke().await, ($code, $reason.to_owned()));
+            }
+        )*
+
+        #[test]
+        fn every_close_code_has_a_test() {
+            let tested = [$((Disconnect::$name, $code, $reason)),*];
+            let expected: Vec<_> = Disconnect::ALL.iter().map(|one| (*one, one.code, one.reason)).collect();
+            assert_eq!(tested.as_slice(), expected);
+        }
+    };
+}
+
+disconnects! {
+    SERVER_SHUTDOWN 1000 "server_shutdown" by a_server_that_stops;
+    NORMAL_CLOSURE 1000 "normal_closure" by a_disconnect_by_the_program;
+    SERVER_SHUTTING_DOWN 1001 "server_shutting_down" by a_handshake_during_the_grace_period;
+    BINARY_NOT_SUPPORTED 1003 "binary_not_supported" by a_binary_message;
+    INTERNAL_ERROR 1011 "internal_error" by a_panic;
+    HEARTBEAT_TIMEOUT 4001 "heartbeat_timeout" by a_missing_pong;
+    SESSION_REVOKED 4002 "session_revoked" by a_revoked_session;
+    TOO_MANY_CONNECTIONS 4003 "too_many_connections" by too_many_connections_of_an_address;
+    SLOW_CONSUMER 4008 "slow_consumer" by a_client_that_does_not_read;
+}
+
+/// Options of a server that knows the tokens of [`Tokens`] and requires none.
+fn with_tokens() -> ServerOptions {
+    let mut options = options();
+    let mut auth = Auth::new(Arc::new(Tokens));
+    auth.required = false;
+    options.auth = Some(auth);
+    options
+}
+
+/// The id of the only connection over a socket.
+fn socket_id(server: &Server) -> String {
+    let ids: Vec<String> = server.connections().into_iter().map(|row| row.connection_id).collect();
+    let [id] = &ids.iter().filter(|id| id.starts_with("conn-")).collect::<Vec<_>>()[..] else { panic!("{ids:?}") };
+    (*id).clone()
+}
+
+/// The scenarios. Each ends with the close frame that the client has read.
+mod provoke {
+    use super::*;
+
+    pub(super) async fn a_server_that_stops() -> Closed {
+        let server = serve(options()).await;
+        let mut client = Client::connect(&server).await;
+        let stopping = tokio::spawn(server.stop(Duration::ZERO));
+        let closed = client.closed().await;
+        drop(client);
+        timeout(PATIENCE, stopping).await.expect("the server stops").unwrap();
+        closed
+    }
+
+    pub(super) async fn a_disconnect_by_the_program() -> Closed {
+        let server = serve(options()).await;
+        let (mut client, local) = (Client::connect(&server).await, server.client(None));
+        let id = socket_id(&server);
+        for unknown in ["", "conn-", "conn-999", "local-1", &id.to_uppercase(), &format!(" {id}")] {
+            assert!(!server.disconnect(unknown), "{unknown:?}");
+        }
+        let names: serde_json::Value = local.request("store.buckets", ()).await.expect("the in-process client goes on");
+        assert_eq!(names["count"], 0);
+        assert!(server.disconnect(&id));
+        let closed = client.closed().await;
+        drop(client);
+        is_left_with(&server, 1).await;
+        assert!(!server.disconnect(&id), "the connection has ended");
+        assert_eq!(Page::of(&server).await.ended("handle"), 1);
+        closed
+    }
+
+    /// The other client keeps the grace period open.
+    pub(super) async fn a_handshake_during_the_grace_period() -> Closed {
+        let server = serve(options()).await;
+        let mut other = Client::connect(&server).await;
+        let (whole, mut late) = (handshake("/", ""), Raw::connect(&server).await);
+        let (first, rest) = whole.split_at(whole.len() / 2);
+        late.write(first.as_bytes()).await;
+        late.is_read_by_peer().await;
+        let stopping = tokio::spawn(server.stop(Duration::from_hours(1)));
+        assert_eq!(other.receive().await["event"], "shutdown");
+        late.write(rest.as_bytes()).await;
+        assert_eq!(late.head().await.0, 101);
+        let closed = late.closed_at_once().await;
+        assert!(!stopping.is_finished());
+        drop(other);
+        timeout(PATIENCE, stopping).await.expect("the server stops").unwrap();
+        closed
+    }
+
+    pub(super) async fn a_binary_message() -> Closed {
+        let server = serve(options()).await;
+        let mut client = Client::connect(&server).await;
+        client.socket.send(Message::binary(vec![1, 2, 3])).await.unwrap();
+        let closed = client.closed().await;
+        wait_for(&server, "the end is counted", |page| page.ended("handler") == 1).await;
+        closed
+    }
+
+    pub(super) async fn a_panic() -> Closed {
+        let server = serve(with_tokens()).await;
+        let mut client = Client::connect(&server).await;
+        client.send("auth.login", json!({"token": "panic"})).await;
+        let closed = client.closed().await;
+        let page = wait_for(&server, "the panic is counted", |page| page.get("panics_total") == 1).await;
+        assert_eq!(page.ended("panic"), 1);
+        closed
+    }
+
+    pub(super) async fn a_missing_pong() -> Closed {
+        let mut options = options();
+        (options.heartbeat.interval, options.heartbeat.timeout) =
+            (Duration::from_millis(20), Duration::from_millis(20));
+        let server = serve(options).await;
+        let mut client = Client::connect(&server).await;
+        assert_eq!(client.receive().await["type"], "ping");
+        let closed = client.closed().await;
+        wait_for(&server, "it is counted", |page| page.get("heartbeats_missed_total") == 1).await;
+        closed
+    }
+
+    pub(super) async fn a_revoked_session() -> Closed {
+        let server = serve(with_tokens()).await;
+        let mut client = Client::connect(&server).await;
+        client.ask("auth.login", json!({"token": "mara:admin"})).await;
+        assert_eq!(server.revoke_user("mara"), 1);
+        let notice = client.receive().await;
+        assert_eq!((&notice["type"], &notice["event"]), (&json!("system"), &json!("session_revoked")));
+        let closed = client.closed().await;
+        let page = Page::of(&server).await;
+        assert_eq!((page.get("sessions_revoked_total"), page.get("pushes_dropped_total")), (1, 0));
+        closed
+    }
+
+    pub(super) async fn too_many_connections_of_an_address() -> Closed {
+        let mut options = options();
+        options.max_connections_per_ip = Some(1);
+        let server = serve(options).await;
+        let mut first = Client::connect(&server).await;
+        let mut second = Raw::connect(&server).await;
+        second.write(handshake("/", "").as_bytes()).await;
+        assert_eq!(second.head().await.0, 101, "only a close frame tells a browser why");
+        let closed = second.closed_at_once().await;
+        first.ask("store.buckets", json!({})).await;
+        let page = Page::of(&server).await;
+        assert_eq!((page.get("connections_admitted_total"), page.get("connections_refused_total")), (1, 1));
+        drop(first);
+        // The permit of the first is free again.
+        wait_until_async("the first has ended", PATIENCE, async || server.connection_count() == 0).await;
+        Client::connect(&server).await;
+        closed
+    }
+
+    pub(super) async fn a_client_that_does_not_read() -> Closed {
+        let mut options = options();
+        options.backpressure.max_buffered_bytes = 64 * 1024;
+        let server = serve(options).await;
+        let mut writer = server.client(None);
+        let config = json!({"key": "id", "schema": {"id": {"type": "string", "required": true}}});
+        crate::client::Ask::ask(&mut writer, "store.defineBucket", json!({"name": "b", "config": config})).await;
+        let mut stalled = Raw::small(&server).await;
+        for id in 0..5 {
+            stalled.send(&json!({"id": id, "type": "store.subscribe", "config": {"bucket": "b"}}).to_string()).await;
+            assert_eq!(stalled.json().await["type"], "result");
+        }
+        let pad = "x".repeat(20_000);
+        for number in 0..20_000 {
+            let record = json!({"id": "x", "number": number, "pad": pad});
+            writer.insert::<serde_json::Value>("b", record).await.unwrap();
+            if server.stats().slow_consumers == 1 {
+                break;
+            }
+        }
+        assert_eq!(Page::of(&server).await.get("slow_consumers_total"), 1);
+        stalled.closed().await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disconnect_by_the_program_abandons_the_request_that_runs() {
+    let server = serve(with_tokens()).await;
+    let mut client = Client::connect(&server).await;
+    client.send("auth.login", json!({"token": "slow"})).await;
+    wait_for(&server, "the request is read", |page| page.get("messages_received_total") == 1).await;
+    assert_eq!(Page::of(&server).await.get("requests_total"), 0, "it runs");
+    assert!(server.disconnect(&socket_id(&server)));
+    assert_eq!(client.closed().await, (1000, "normal_closure".to_owned()));
+    let page = wait_for(&server, "the request has ended", |page| page.get("requests_total") == 1).await;
+    assert_eq!(page.requests("auth.login", "abandoned"), 1);
+    assert_eq!(page.get("requests_failed_total"), 0, "it was not answered");
+}

@@ -1,0 +1,242 @@
+//! Clients in the same process as the server: the same operations, permissions, limits and subscriptions as over a socket.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value as Json, json};
+use tidewire::{Code, RateLimit, RequestError, Server, Session};
+use tidewire_testkit::{PATIENCE, wait_until_async};
+use tokio::time::timeout;
+
+use crate::client::{Client, options, serve};
+use crate::house::{House, only, own_rows, tokens, user};
+use crate::page::Page;
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Tide {
+    id: String,
+    metres: f64,
+}
+
+fn tide(id: &str, metres: f64) -> Tide {
+    Tide { id: id.to_owned(), metres }
+}
+
+async fn serve_tides() -> (Server, tidewire::Client) {
+    let server = serve(options()).await;
+    let client = server.client(None);
+    define(&client).await;
+    (server, client)
+}
+
+async fn define(client: &tidewire::Client) {
+    let config = json!({"key": "id", "schema": {"id": {"type": "string", "required": true}}});
+    client.request::<Json>("store.defineBucket", json!({"name": "tides", "config": config})).await.unwrap();
+}
+
+fn code<T: std::fmt::Debug>(result: Result<T, RequestError>) -> Code {
+    result.unwrap_err().code
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_are_written_and_read_as_types() {
+    let (server, client) = serve_tides().await;
+    let brest: Tide = client.insert("tides", tide("Brest", 4.2)).await.unwrap();
+    assert_eq!(brest, tide("Brest", 4.2));
+    assert_eq!(client.get("tides", "Brest").await.unwrap(), Some(brest));
+    assert_eq!(client.get::<Tide>("tides", "Hook").await.unwrap(), None);
+    assert_eq!(client.update::<Tide>("tides", "Brest", json!({"metres": 5.0})).await.unwrap(), tide("Brest", 5.0));
+    client.insert::<Json>("tides", tide("Hook", 1.0)).await.unwrap();
+    let query = json!({"bucket": "tides", "sort": {"metres": "asc"}});
+    let sorted: Vec<Tide> = client.query(query).await.unwrap();
+    assert_eq!(sorted, [tide("Hook", 1.0), tide("Brest", 5.0)]);
+    let results: Json =
+        client.request("store.transaction", json!({"operations": [{"op": "count", "bucket": "tides"}]})).await.unwrap();
+    assert_eq!(results, json!({"results": [{"index": 0, "data": 2}]}));
+    client.delete("tides", "Brest").await.unwrap();
+    assert_eq!(client.get::<Tide>("tides", "Brest").await.unwrap(), None);
+    let nothing =
+        json!({"bucket": "tides", "filter": {"id": "x"}, "aggregate": {"function": "max", "field": "metres"}});
+    assert_eq!(client.query::<Option<f64>>(nothing).await.unwrap(), None, "a result without data is null");
+    // The same records over a socket.
+    let mut socket = Client::connect(&server).await;
+    assert_eq!(socket.ask("store.count", json!({"bucket": "tides"})).await, 1);
+    let page = Page::of(&server).await;
+    let counted = [
+        ("store.defineBucket", 1),
+        ("store.insert", 2),
+        ("store.get", 3),
+        ("store.update", 1),
+        ("store.query", 2),
+        ("store.transaction", 1),
+        ("store.delete", 1),
+        ("store.count", 1),
+    ];
+    for (operation, count) in counted {
+        assert_eq!(page.requests(operation, "ok"), count, "{operation}");
+    }
+    let stats = server.stats();
+    assert_eq!((stats.requests, stats.failed), (counted.iter().map(|(_, count)| count).sum(), 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn errors_are_those_of_the_wire_protocol() {
+    let (server, client) = serve_tides().await;
+    assert_eq!(code(client.get::<Tide>("none", 1).await), Code::BucketNotDefined);
+    assert_eq!(code(client.request::<Json>("store.gett", json!({})).await), Code::UnknownOperation);
+    assert_eq!(code(client.request::<Json>("rules.emit", json!({})).await), Code::RulesNotAvailable);
+    assert_eq!(code(client.request::<Json>("", json!({})).await), Code::InvalidRequest);
+    assert_eq!(code(client.request::<Json>("store.get", json!([1])).await), Code::ValidationError);
+    assert_eq!(code(client.request::<Json>("pong", json!({"timestamp": 1})).await), Code::ValidationError);
+    let wrong = client.insert::<Json>("tides", json!({"metres": 1})).await.unwrap_err();
+    assert_eq!(wrong.details.unwrap()[0]["code"], "required");
+    client.insert::<Json>("tides", tide("Brest", 4.2)).await.unwrap();
+    let wrong = client.get::<Vec<u8>>("tides", "Brest").await.unwrap_err();
+    assert!(wrong.message.contains("another type than expected"), "{wrong}");
+    let ended = client.subscribe::<Json>(json!({"query": "none"})).await;
+    assert_eq!(code(ended.map(drop)), Code::QueryNotDefined);
+    assert_eq!(server.stats().subscriptions, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn details_are_hidden_if_the_server_hides_them() {
+    let mut options = options();
+    options.expose_error_details = false;
+    let server = serve(options).await;
+    let client = server.client(None);
+    define(&client).await;
+    let wrong = client.insert::<Json>("tides", json!({"metres": 1})).await.unwrap_err();
+    assert_eq!((wrong.code, wrong.details), (Code::ValidationError, None));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn subscriptions_push_results_deltas_and_their_end() {
+    let (server, client) = serve_tides().await;
+    let mut socket = Client::connect(&server).await;
+    let whole = json!({"config": {"bucket": "tides"}});
+    let mut results = client.subscribe::<Vec<Tide>>(whole.clone()).await.unwrap();
+    assert_eq!(results.first::<Vec<Tide>>().unwrap(), Some(Vec::new()));
+    assert_eq!(results.position(), None);
+    let deltas = json!({"config": {"bucket": "tides"}, "mode": "delta"});
+    let mut deltas = client.subscribe::<Json>(deltas).await.unwrap();
+    assert!(deltas.position().is_some() && !deltas.is_resumed());
+    socket.ask("store.insert", json!({"bucket": "tides", "data": tide("Brest", 4.2)})).await;
+    let push = results.next().await.unwrap();
+    assert_eq!((push.data, push.position), (Some(vec![tide("Brest", 4.2)]), None));
+    let push = deltas.next().await.unwrap();
+    assert_eq!(push.data.unwrap()["added"][0]["id"], "Brest");
+    let position = push.position.unwrap();
+    drop(deltas);
+    socket.ask("store.insert", json!({"bucket": "tides", "data": tide("Hook", 1.0)})).await;
+    let since = json!({"config": {"bucket": "tides"}, "mode": "delta", "since": position});
+    let resumed = client.subscribe::<Json>(since).await.unwrap();
+    assert!(resumed.is_resumed());
+    assert_eq!(resumed.first::<Json>().unwrap().unwrap()["added"][0]["id"], "Hook");
+    assert_eq!(server.stats().subscriptions, 2);
+    drop(resumed);
+    assert_eq!(server.stats().subscriptions, 1, "a subscription that is dropped has ended");
+    assert_eq!(results.next().await.unwrap().data.map(|tides| tides.len()), Some(2));
+    socket.ask("store.dropBucket", json!({"name": "tides"})).await;
+    assert_eq!(code(results.next().await), Code::BucketNotDefined);
+    assert_eq!(code(results.next().await), Code::NotFound, "it has ended once");
+    assert_eq!(server.stats().subscriptions, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_reader_gets_the_newest_result() {
+    let (_server, client) = serve_tides().await;
+    let mut results = client.subscribe::<Vec<Json>>(json!({"config": {"bucket": "tides"}})).await.unwrap();
+    for number in 0..1000 {
+        client.insert::<Json>("tides", json!({"id": "Brest", "number": number})).await.unwrap();
+    }
+    let (mut pushes, mut last) = (0, 0);
+    while last < 999 {
+        let push = timeout(PATIENCE, results.next()).await.unwrap().unwrap();
+        let number = push.data.unwrap()[0]["number"].as_u64().unwrap();
+        assert!(number > last || pushes == 0, "results do not go back");
+        (pushes, last) = (pushes + 1, number);
+    }
+    assert!(pushes < 1000);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn permissions_and_rows_bind_it() {
+    let auth = only(tokens([user("ann", &["member"])]), [own_rows("member")]);
+    let house = House::open(auth).await;
+    house.bucket("notes", [json!({"id": "a", "owner": "ann"}), json!({"id": "b", "owner": "bob"})]).await;
+    let stranger = house.server.client(None);
+    assert_eq!(code(stranger.get::<Json>("notes", "a").await), Code::Unauthorized);
+    let ann = house.server.client(Session::new("ann", ["member"]));
+    assert!(ann.get::<Json>("notes", "a").await.unwrap().is_some());
+    assert!(ann.get::<Json>("notes", "b").await.unwrap().is_none());
+    assert_eq!(code(ann.update::<Json>("notes", "b", json!({"x": 1})).await), Code::NotFound);
+    assert_eq!(code(ann.request::<Json>("store.stats", json!({})).await), Code::Forbidden);
+    let mut notes = ann.subscribe::<Vec<Json>>(json!({"config": {"bucket": "notes"}})).await.unwrap();
+    assert_eq!(notes.first::<Vec<Json>>().unwrap().unwrap().len(), 1);
+    house.write(|draft| draft.insert("notes", crate::house::object(json!({"id": "c", "owner": "bob"})))).await;
+    house.write(|draft| draft.insert("notes", crate::house::object(json!({"id": "d", "owner": "ann"})))).await;
+    let seen = notes.next().await.unwrap().data.unwrap();
+    assert_eq!(seen.iter().map(|note| note["id"].as_str().unwrap()).collect::<Vec<_>>(), ["a", "d"]);
+    // It is a connection like others: it is listed, and its session can be revoked.
+    let listed = house.server.connections();
+    assert_eq!(listed.iter().filter(|row| row.user_id.as_deref() == Some("ann")).count(), 1);
+    assert!(listed.iter().all(|row| row.connection_id.starts_with("local-")));
+    assert_eq!(house.server.revoke_user("ann"), 1);
+    assert_eq!(code(notes.next().await), Code::SessionRevoked);
+    assert_eq!(code(ann.get::<Json>("notes", "a").await), Code::SessionRevoked);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn limits_bind_it() {
+    let mut options = options();
+    options.rate_limit = Some(RateLimit::new(3, Duration::from_hours(1)));
+    options.connection_limits.max_subscriptions_per_connection = 1;
+    let server = serve(options).await;
+    let client = server.client(None);
+    define(&client).await;
+    let query = json!({"config": {"bucket": "tides"}});
+    let _held = client.subscribe::<Json>(query.clone()).await.unwrap();
+    assert_eq!(code(client.subscribe::<Json>(query).await.map(drop)), Code::RateLimited);
+    let limited = client.get::<Json>("tides", 1).await.unwrap_err();
+    assert_eq!(limited.code, Code::RateLimited);
+    assert!(limited.details.unwrap()["retryAfterMs"].as_u64().unwrap() > 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_ends_with_the_server_and_the_server_without_it() {
+    let (server, client) = serve_tides().await;
+    let mut results = client.subscribe::<Json>(json!({"config": {"bucket": "tides"}})).await.unwrap();
+    let waiting = tokio::spawn(async move { results.next().await });
+    assert_eq!(server.connection_count(), 1);
+    let other = client.clone();
+    drop(client);
+    assert_eq!(server.connection_count(), 1, "a clone is the same client");
+    let late = server.client(None);
+    drop(late);
+    timeout(PATIENCE, server.stop(Duration::ZERO)).await.unwrap();
+    assert_eq!(code(timeout(PATIENCE, waiting).await.unwrap().unwrap()), Code::ShuttingDown);
+    assert_eq!(code(other.get::<Json>("tides", 1).await), Code::ShuttingDown);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_is_dropped_leaves_nothing_behind() {
+    let (server, client) = serve_tides().await;
+    let results = client.subscribe::<Json>(json!({"config": {"bucket": "tides"}})).await.unwrap();
+    drop(client);
+    assert_eq!(server.stats().subscriptions, 1, "a subscription holds its client");
+    drop(results);
+    wait_until_async("it is gone", PATIENCE, async || server.connection_count() == 0).await;
+    assert_eq!(server.stats().subscriptions, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_may_be_used_without_auth_and_with_a_login_by_token() {
+    let house = House::open(tokens([user("ann", &["admin"])])).await;
+    let client = house.server.client(None);
+    let session: Json = client.request("auth.login", json!({"token": "ann"})).await.unwrap();
+    assert_eq!(session["userId"], "ann");
+    define(&client).await;
+    assert_eq!(client.request::<Json>("auth.whoami", ()).await.unwrap()["authenticated"], true);
+    client.request::<Json>("auth.logout", ()).await.unwrap();
+    assert_eq!(code(client.get::<Json>("tides", 1).await), Code::Unauthorized);
+}

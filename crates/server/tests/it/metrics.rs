@@ -1,0 +1,337 @@
+//! Every metric of `/metrics` is documented, and moves when it should.
+//!
+//! Asserted elsewhere:
+//!
+//! | Metrics | Module |
+//! |---|---|
+//! | `store_*`, `engine_*`, `live_restarts_total` | [`storage`](crate::storage) |
+//! | `slow_consumers_total`, `heartbeats_missed_total`, `sessions_revoked_total`, `panics_total` | [`disconnects`](crate::disconnects) |
+//! | `connections_ended_total` for `handle`, `handler` and `panic` | [`disconnects`](crate::disconnects) |
+//! | `pushes_replaced_total`, `pushes_held_back_total`, `requests_backpressure_total` | [`backpressure`](crate::backpressure) |
+//! | `subscriptions_ended_total` | [`subscriptions`](crate::subscriptions) |
+//! | `backups_total`, `backups_failed_total` | [`backup`](crate::backup) |
+//! | `requests_slow_total` | [`spans`](crate::spans) |
+//!
+//! `pushes_dropped_total` stays at zero: only the notice of a revoked session can be dropped, and there is one per connection.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value as Json, json};
+use tidewire::{Auth, RateLimit, Server, Session};
+use tidewire_testkit::{PATIENCE, wait_until_async};
+use tokio::io::AsyncWriteExt as _;
+
+use crate::client::{Ask as _, Client, Tokens, is_left_with, notes, options, serve};
+use crate::page::{Page, metric, wait_for};
+use crate::raw::{Raw, TEXT, frame, handshake};
+
+/// The names in the table of the manual.
+fn documented() -> Vec<String> {
+    let manual = include_str!("../../../../docs/operations.md");
+    let (_, section) = manual.split_once("\n## Metrics\n").expect("a section on metrics");
+    let (section, _) = section.split_once("\n## ").unwrap_or((section, ""));
+    let cells = section.lines().filter_map(|line| line.strip_prefix("| `"));
+    let names = cells.filter_map(|cell| cell.split(['`', '{']).next()).filter(|name| !name.starts_with("tidewire_"));
+    names.map(str::to_owned).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_manual_lists_every_metric_once() {
+    let server = serve(options()).await;
+    let page = Page::of(&server).await;
+    let mut listed = documented();
+    listed.sort();
+    let served: Vec<String> = page.types.keys().cloned().collect();
+    let (one, other): (BTreeSet<_>, BTreeSet<_>) = (listed.iter().collect(), served.iter().collect());
+    assert_eq!(listed, served, "only in one of them: {:?}", one.symmetric_difference(&other).collect::<Vec<_>>());
+    for (name, kind) in &page.types {
+        let expected = match name.as_str() {
+            "operation_duration_seconds" => "histogram",
+            name if name.ends_with("_total") => "counter",
+            _ => "gauge",
+        };
+        assert_eq!(kind, expected, "{name}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_subscriptions_and_traffic_are_counted() {
+    let server = serve(options()).await;
+    let mut local = server.client(None);
+    local.ask("store.defineBucket", json!({"name": "notes", "config": notes()})).await;
+    let mut raw = Raw::websocket(&server).await;
+    let page = wait_for(&server, "the welcome is sent", |page| page.get("messages_sent_total") == 1).await;
+    assert_eq!((page.get("connections"), page.get("connections_admitted_total")), (2, 1), "with an in-process client");
+    assert_eq!((page.get("bytes_received_total"), page.get("messages_received_total")), (0, 0));
+    let (mut written, mut read) = (0, page.get("bytes_sent_total"));
+    for (id, pad) in [(1, 1), (2, 200), (3, 20_000)] {
+        let request = json!({"id": id, "type": "store.insert", "bucket": "notes", "data": {"text": "x".repeat(pad)}});
+        let request = frame(TEXT, request.to_string().as_bytes());
+        raw.write(&request).await;
+        written += request.len() as u64;
+        let (kind, reply) = raw.frame().await.unwrap();
+        assert_eq!(kind, 1);
+        // A header has 2 bytes, or 4 for messages of 126 bytes and more.
+        read += reply.len() as u64 + if reply.len() < 126 { 2 } else { 4 };
+    }
+    let page = wait_for(&server, "three are answered", |page| page.get("messages_sent_total") == 4).await;
+    assert_eq!((page.get("messages_received_total"), page.get("bytes_received_total")), (3, written));
+    assert_eq!(page.get("bytes_sent_total"), read);
+
+    let subscription = local.subscribe::<Json>(json!({"config": {"bucket": "notes"}})).await.unwrap();
+    raw.send(&json!({"id": 4, "type": "store.subscribe", "config": {"bucket": "notes"}}).to_string()).await;
+    raw.json().await;
+    let page = Page::of(&server).await;
+    assert_eq!((page.get("subscriptions"), page.get("live_queries")), (2, 1), "equal queries are one");
+    drop((subscription, local, raw));
+    is_left_with(&server, 0).await;
+    let page = wait_for(&server, "the query has ended", |page| page.get("live_queries") == 0).await;
+    assert_eq!((page.get("connections"), page.get("subscriptions")), (0, 0));
+    assert_eq!(page.get("connections_admitted_total"), 1);
+    assert!(page.get("bytes_received_total") > written, "what ended connections have read still counts");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refused_origins_are_counted() {
+    let mut options = options();
+    options.allowed_origins = Some(vec!["https://tide.example".to_owned()]);
+    let server = serve(options).await;
+    let mut raw = Raw::connect(&server).await;
+    raw.write(handshake("/", "Origin: https://evil.example\r\n").as_bytes()).await;
+    assert_eq!(raw.response().await.0, 403);
+    assert!(!raw.more().await);
+    let page = Page::of(&server).await;
+    assert_eq!((page.get("origins_refused_total"), page.get("connections_admitted_total")), (1, 0));
+}
+
+/// There is one permit for sockets. It is free shortly after the client has seen the end of the socket that had it.
+#[tokio::test(flavor = "multi_thread")]
+async fn refused_sockets_and_connections_are_counted() {
+    let mut options = options();
+    options.max_connections = 1;
+    let server = serve(options).await;
+    // A socket that says nothing has the permit.
+    let idle = Raw::connect(&server).await;
+    let mut refused = Raw::connect(&server).await;
+    let (status, head) = refused.head().await;
+    assert_eq!(status, 503);
+    assert!(head.contains("connection: close") && !refused.more().await);
+    drop(idle);
+    let page = page_of_one(&server).await;
+    assert!(page.get("sockets_refused_total") > 0);
+    assert_eq!((page.get("connections_admitted_total"), page.get("connections_refused_total")), (0, 0));
+
+    // An upgraded connection leaves its permit to other sockets, and is the only connection there may be.
+    let client = open_one(&server).await;
+    let server = &server;
+    wait_until_async("a second connection is refused", PATIENCE, async || {
+        let mut second = Raw::connect(server).await;
+        // A socket that is refused may be closed before it is written to.
+        let _ = second.stream.write_all(handshake("/", "").as_bytes()).await;
+        if second.has_response().await {
+            assert_eq!(second.head().await.0, 503);
+        }
+        page_of_one(server).await.get("connections_refused_total") > 0
+    })
+    .await;
+    assert_eq!(page_of_one(server).await.get("connections_admitted_total"), 1);
+    drop(client);
+}
+
+/// Reads the page of a server with one permit for sockets, when it is free.
+async fn page_of_one(server: &Server) -> Page {
+    let began = tokio::time::Instant::now();
+    loop {
+        if let Some(page) = Page::try_of(server).await {
+            return page;
+        }
+        assert!(began.elapsed() < PATIENCE, "the permit is not released");
+    }
+}
+
+/// Opens the only connection of a server, when the permit for its socket is free.
+async fn open_one(server: &Server) -> Raw {
+    let began = tokio::time::Instant::now();
+    loop {
+        let mut raw = Raw::connect(server).await;
+        let _ = raw.stream.write_all(handshake("/", "").as_bytes()).await;
+        if raw.has_response().await && raw.head().await.0 == 101 {
+            assert_eq!(raw.json().await["type"], "welcome");
+            return raw;
+        }
+        assert!(began.elapsed() < PATIENCE, "the permit is not released");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_are_counted_by_operation_and_outcome() {
+    let mut options = options();
+    let mut auth = Auth::new(Arc::new(Tokens));
+    auth.required = false;
+    options.auth = Some(auth);
+    options.request_timeout = Duration::from_millis(20);
+    let server = serve(options).await;
+    let mut client = Client::connect(&server).await;
+    for _ in 0..3 {
+        client.ask("store.buckets", json!({})).await;
+    }
+    client.fail("store.get", json!({"bucket": "none", "key": 1})).await;
+    client.fail("store.get", json!({})).await;
+    client.fail("no.such", json!({})).await;
+    client.fail("rules.emit", json!({})).await;
+    assert_eq!(client.fail("auth.login", json!({"token": "slow"})).await.0, "TIMEOUT");
+    assert_eq!(client.fail("auth.login", json!({"token": "nobody"})).await.0, "UNAUTHORIZED");
+    client.send_text("no JSON").await;
+    assert_eq!(client.reply(0).await["code"], "PARSE_ERROR");
+    let page = Page::of(&server).await;
+    for (operation, outcome, count) in [
+        ("store.buckets", "ok", 3),
+        ("store.get", "BUCKET_NOT_DEFINED", 1),
+        ("store.get", "VALIDATION_ERROR", 1),
+        ("store.get", "ok", 0),
+        ("unknown", "UNKNOWN_OPERATION", 1),
+        ("no.such", "UNKNOWN_OPERATION", 0),
+        ("rules.emit", "RULES_NOT_AVAILABLE", 1),
+        ("auth.login", "TIMEOUT", 1),
+        ("auth.login", "UNAUTHORIZED", 1),
+    ] {
+        assert_eq!(page.requests(operation, outcome), count, "{operation} {outcome}");
+    }
+    assert_eq!((page.get("requests_total"), page.get("requests_failed_total")), (9, 6));
+    assert_eq!((page.get("requests_invalid_total"), page.get("requests_timed_out_total")), (1, 1));
+    assert_eq!((page.get("logins_failed_total"), page.get("requests_slow_total")), (1, 0));
+
+    let seconds = |sample: &str| page.text(sample).map(|text| text.parse::<f64>().unwrap());
+    for (operation, count) in [("store.buckets", 3.0), ("store.get", 2.0), ("auth.login", 2.0), ("unknown", 1.0)] {
+        let name = "operation_duration_seconds";
+        let label = format!("operation=\"{operation}\"");
+        let bucket = |bound: &str| seconds(&format!("{name}_bucket{{{label},le=\"{bound}\"}}"));
+        assert_eq!(seconds(&format!("{name}_count{{{label}}}")), Some(count), "{operation}");
+        assert_eq!(bucket("+Inf"), Some(count), "{operation}");
+        let bounds = ["0.000005", "0.001", "0.005", "0.025", "0.1", "0.5", "2.5", "10", "+Inf"].map(bucket);
+        let bounds: Vec<f64> = bounds.iter().map(|bound| bound.expect("a bucket")).collect();
+        assert!(bounds.is_sorted(), "{operation}: {bounds:?}");
+        let sum = seconds(&format!("{name}_sum{{{label}}}")).unwrap();
+        assert!(sum >= 0.0 && sum < 60.0 * count, "{operation}: {sum}");
+        if operation == "auth.login" {
+            assert!(sum >= 0.02, "one took as long as its deadline: {sum}");
+            assert!(bucket("0.005").unwrap() <= 1.0, "{bounds:?}");
+        }
+    }
+    assert_eq!(seconds("operation_duration_seconds_count{operation=\"store.insert\"}"), None, "it was not used");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_refused_by_the_rate_limit_are_counted() {
+    let mut options = options();
+    options.rate_limit = Some(RateLimit::new(2, Duration::from_hours(1)));
+    let server = serve(options).await;
+    let mut client = Client::connect(&server).await;
+    for _ in 0..2 {
+        client.ask("store.buckets", json!({})).await;
+    }
+    for _ in 0..3 {
+        assert_eq!(client.fail("store.buckets", json!({})).await.0, "RATE_LIMITED");
+    }
+    let page = Page::of(&server).await;
+    assert_eq!((page.get("requests_rate_limited_total"), page.get("requests_failed_total")), (3, 3));
+    assert_eq!(page.requests("store.buckets", "RATE_LIMITED"), 3);
+    assert_eq!(page.get("rate_keys_forgotten_total"), 0);
+}
+
+/// The rate limiter remembers 100 000 users. Those who are dropped for newer ones are counted.
+#[tokio::test(flavor = "multi_thread")]
+async fn forgotten_users_of_the_rate_limit_are_counted() {
+    let mut options = options();
+    options.rate_limit = Some(RateLimit::new(1, Duration::from_hours(1)));
+    let mut auth = Auth::new(Arc::new(Tokens));
+    auth.required = false;
+    options.auth = Some(auth);
+    let server = serve(options).await;
+    let mut users = 0_u64;
+    while metric(&server, "rate_keys_forgotten_total").await == 0 {
+        assert!(users < 200_000, "all of {users} users are remembered");
+        for _ in 0..10_000 {
+            users += 1;
+            let client = server.client(Session::new(users.to_string(), ["reader"]));
+            client.request::<Json>("auth.whoami", ()).await.unwrap();
+        }
+    }
+    assert!(users > 50_000, "{users} are enough to be forgotten");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ends_of_connections_are_counted_by_reason() {
+    let server = serve(options()).await;
+    let reasons =
+        ["decode", "dropped", "encode", "handle", "handler", "io", "panic", "peer", "shutdown", "write_stall"];
+    let page = Page::of(&server).await;
+    assert!(reasons.iter().all(|reason| page.ended(reason) == 0));
+
+    let mut polite = Client::connect(&server).await;
+    polite.socket.close(None).await.unwrap();
+    assert_eq!(polite.closed().await.0, 1005);
+    wait_for(&server, "it left", |page| page.ended("peer") == 1).await;
+
+    let mut broken = Raw::websocket(&server).await;
+    broken.write(&frame(0x83, b"a reserved kind of frame")).await;
+    assert_eq!(broken.closed().await.0, 1002);
+    wait_for(&server, "it was cut off", |page| page.ended("decode") == 1).await;
+
+    let reset = Raw::websocket(&server).await;
+    reset.stream.set_zero_linger().unwrap();
+    drop(reset);
+    let page = wait_for(&server, "it was reset", |page| page.ended("io") == 1).await;
+    assert_eq!((page.ended("peer"), page.ended("decode"), page.get("connections_admitted_total")), (1, 1, 3));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pushes_that_were_not_sent_are_counted() {
+    let server = serve(options()).await;
+    let local = server.client(None);
+    local.request::<Json>("store.defineBucket", json!({"name": "notes", "config": notes()})).await.unwrap();
+    let mut stalled = Raw::small(&server).await;
+    stalled.send(&json!({"id": 1, "type": "store.subscribe", "config": {"bucket": "notes"}}).to_string()).await;
+    stalled.json().await;
+    let record = json!({"id": "x", "text": "x".repeat(20_000)});
+    let mut written = 0;
+    // Replaced before it was sent: one waits.
+    while metric(&server, "pushes_replaced_total").await < 3 {
+        assert!(written < 20_000, "the client reads");
+        local.insert::<Json>("notes", record.clone()).await.unwrap();
+        written += 1;
+    }
+    assert_eq!(metric(&server, "pushes_unsent_total").await, 0);
+    stalled.stream.set_zero_linger().unwrap();
+    drop(stalled);
+    is_left_with(&server, 1).await;
+    wait_for(&server, "the push that waited is counted", |page| page.get("pushes_unsent_total") > 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_of_live_queries_are_counted() {
+    let server = serve(options()).await;
+    let mut client = Client::connect(&server).await;
+    client.ask("store.defineBucket", json!({"name": "notes", "config": notes()})).await;
+    client.ask("store.subscribe", json!({"config": {"bucket": "notes"}})).await;
+    let insert = json!({"bucket": "notes", "data": {"text": "x"}});
+    let before = metric(&server, "live_events_total").await;
+    for count in 1..=5_usize {
+        client.ask("store.insert", insert.clone()).await;
+        assert_eq!(client.push().await["data"].as_array().unwrap().len(), count);
+    }
+    let page = Page::of(&server).await;
+    assert_eq!((page.get("live_events_total") - before, page.get("live_conflated_total")), (5, 0));
+    assert_eq!((page.get("live_queries"), page.get("live_restarts_total")), (1, 0));
+    // A subscription that is not polled gets the newest result in place of all others.
+    let local = server.client(None);
+    let _unread = local.subscribe::<Json>(json!({"config": {"bucket": "notes"}})).await.unwrap();
+    let mut written = 0;
+    while metric(&server, "live_conflated_total").await == 0 {
+        assert!(written < 10_000, "every event is kept");
+        client.ask("store.insert", insert.clone()).await;
+        written += 1;
+    }
+}

@@ -1,0 +1,260 @@
+//! What the server shows of its store and of the disk below it: metrics and `/health`, when all is well and when the disk fails.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+use serde_json::{Value as Json, json};
+use tempfile::TempDir;
+use tidewire::Server;
+use tidewire_store::{Clock, Store, StoreOptions};
+
+use crate::client::{Client, notes, options, serve_store};
+use crate::faulty_disk::FaultyDisk;
+use crate::house::object;
+use crate::page::{Page, metric, wait_for};
+use crate::raw::Raw;
+
+/// A store on a disk that can be made to fail.
+fn open(store_options: StoreOptions) -> (Store, FaultyDisk, TempDir) {
+    let (disk, dir) = (FaultyDisk::default(), tempfile::tempdir().unwrap());
+    let (store, _) = Store::open_on(Arc::new(disk.clone()), &dir.path().join("data"), store_options).unwrap();
+    store.define_bucket("notes", notes()).wait().unwrap();
+    (store, disk, dir)
+}
+
+/// Options with segments so small that a test fills them, and no checkpoint unless one is asked for.
+fn small() -> StoreOptions {
+    let mut options = StoreOptions::default();
+    (options.embedded.segment_bytes, options.embedded.checkpoint_log_bytes) = (16 << 10, u64::MAX);
+    options
+}
+
+async fn health(server: &Server) -> (u16, String) {
+    let mut raw = Raw::connect(server).await;
+    raw.write(b"GET /health HTTP/1.1\r\nHost: tide\r\nConnection: close\r\n\r\n").await;
+    let (status, head, body) = raw.response().await;
+    assert!(head.contains("content-type: application/json"), "{head}");
+    let body: Json = serde_json::from_str(&body).unwrap();
+    assert!(body["uptimeMs"].is_u64() && body["version"] == env!("CARGO_PKG_VERSION"), "{body}");
+    (status, body["status"].as_str().unwrap().to_owned())
+}
+
+/// Checks that the page shows the statistics of this store.
+fn shows(page: &Page, store: &Store) {
+    let stats = store.stats();
+    let sum = |of: fn(&tidewire_store::BucketStats) -> usize| stats.buckets.iter().map(of).sum::<usize>() as u64;
+    let engine = stats.engine;
+    for (name, expected) in [
+        ("store_buckets", stats.buckets.len() as u64),
+        ("store_records", sum(|bucket| bucket.records)),
+        ("store_record_bytes", sum(|bucket| bucket.bytes)),
+        ("store_writes_waiting", stats.waiting as u64),
+        ("store_history_bytes", stats.history_bytes as u64),
+        ("store_stopped", stats.is_stopped.into()),
+        ("store_commits_total", stats.commits),
+        ("store_refused_total", stats.refused),
+        ("store_abandoned_total", stats.abandoned),
+        ("store_not_kept_total", stats.not_kept),
+        ("store_expired_total", stats.swept),
+        ("store_followers_behind_total", stats.followers_behind),
+        ("engine_syncs_total", engine.syncs),
+        ("engine_checkpoints_total", engine.checkpoints),
+        ("engine_checkpoints_failed_total", engine.checkpoints_failed),
+        ("engine_slowed_total", engine.slowed),
+        ("engine_log_bytes", engine.log_bytes),
+        ("engine_snapshot_bytes", engine.snapshot_bytes),
+    ] {
+        assert_eq!(page.get(name), expected, "{name}");
+    }
+}
+
+async fn checkpoint(store: &Store) -> bool {
+    let store = store.clone();
+    tokio::task::spawn_blocking(move || store.checkpoint().is_ok()).await.unwrap()
+}
+
+/// Inserts notes of a thousand bytes until one is refused, and returns the code and how many were inserted.
+async fn fill(client: &mut Client) -> (String, u64) {
+    let data = json!({"text": "x".repeat(1000)});
+    for inserted in 0..1000 {
+        let id = client.send("store.insert", json!({"bucket": "notes", "data": data})).await;
+        let reply = client.reply(id).await;
+        if reply["type"] == "error" {
+            return (reply["code"].as_str().unwrap().to_owned(), inserted);
+        }
+    }
+    panic!("1000 notes fit");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_disk_makes_health_503_and_stops_writes_only() {
+    let (store, disk, _dir) = open(StoreOptions::default());
+    let server = serve_store(store.clone(), options()).await;
+    let mut client = Client::connect(&server).await;
+    client.ask("store.insert", json!({"bucket": "notes", "data": {"id": "a", "text": "flood"}})).await;
+    client.ask("store.subscribe", json!({"config": {"bucket": "notes"}})).await;
+    assert_eq!(health(&server).await, (200, "ok".to_owned()));
+    assert_eq!(metric(&server, "store_stopped").await, 0);
+
+    disk.fail_syncs();
+    for id in ["b", "c"] {
+        let (code, error) =
+            client.fail("store.insert", json!({"bucket": "notes", "data": {"id": id, "text": "ebb"}})).await;
+        assert_eq!((code.as_str(), &error["message"]), ("INTERNAL_ERROR", &json!("Internal server error")));
+    }
+    let (status, reason) = health(&server).await;
+    assert_eq!(status, 503);
+    assert!(reason.contains("disk has failed") && reason.contains("restart"), "{reason}");
+    let page = Page::of(&server).await;
+    assert_eq!(page.get("store_stopped"), 1);
+    assert_eq!(page.requests("store.insert", "INTERNAL_ERROR"), 2);
+    shows(&page, &store);
+
+    // Reads go on, and show nothing that may not be on the disk.
+    assert_eq!(client.ask("store.get", json!({"bucket": "notes", "key": "a"})).await["text"], "flood");
+    assert_eq!(client.ask("store.count", json!({"bucket": "notes"})).await, 1);
+    let subscribed = client.ask("store.subscribe", json!({"config": {"bucket": "notes"}})).await;
+    assert_eq!(subscribed["data"].as_array().unwrap().len(), 1);
+    assert!(client.is_silent().await, "a write that failed is not pushed");
+    Client::connect(&server).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_refuses_writes_and_checkpoints_until_there_is_space() {
+    let (store, disk, _dir) = open(small());
+    let server = serve_store(store.clone(), options()).await;
+    let mut client = Client::connect(&server).await;
+    client.ask("store.insert", json!({"bucket": "notes", "data": {"text": "first"}})).await;
+    disk.set_full(true);
+    let (code, inserted) = fill(&mut client).await;
+    assert_eq!(code, "INTERNAL_ERROR");
+    assert!(!checkpoint(&store).await);
+    let page = wait_for(&server, "it is counted", |page| page.get("engine_checkpoints_failed_total") == 1).await;
+    assert!(page.get("store_not_kept_total") > 0 && page.get("store_stopped") == 0);
+    shows(&page, &store);
+    assert_eq!(health(&server).await, (200, "ok".to_owned()), "it can do its work when there is space");
+    disk.set_full(false);
+    client.ask("store.insert", json!({"bucket": "notes", "data": {"text": "last"}})).await;
+    assert_eq!(client.ask("store.count", json!({"bucket": "notes"})).await, inserted + 2);
+    assert!(checkpoint(&store).await);
+    wait_for(&server, "it is counted", |page| page.get("engine_checkpoints_total") == 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_is_too_long_slows_writes_and_is_counted() {
+    let mut store_options = small();
+    store_options.embedded.max_log_bytes = 20_000;
+    let (store, _disk, _dir) = open(store_options);
+    let server = serve_store(store.clone(), options()).await;
+    let mut client = Client::connect(&server).await;
+    fill(&mut client).await;
+    let page = Page::of(&server).await;
+    assert!(page.get("engine_slowed_total") > 0 && page.get("store_not_kept_total") > 0);
+    shows(&page, &store);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_metrics_show_the_statistics_of_a_store_in_a_directory() {
+    let now = Arc::new(AtomicU64::new(1_000_000));
+    let told = Arc::clone(&now);
+    let mut store_options = StoreOptions::default();
+    store_options.clock = Clock::new(move || told.load(SeqCst));
+    store_options.sweep_interval = Some(Duration::from_millis(1));
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = Store::open(dir.path(), store_options).unwrap();
+    let server = serve_store(store.clone(), options()).await;
+    let mut client = Client::connect(&server).await;
+    let before = Page::of(&server).await;
+    shows(&before, &store);
+    client.ask("store.defineBucket", json!({"name": "notes", "config": notes()})).await;
+    let mut fleeting = notes();
+    fleeting["ttl"] = json!("30s");
+    client.ask("store.defineBucket", json!({"name": "fleeting", "config": fleeting})).await;
+    for bucket in ["notes", "fleeting"] {
+        for _ in 0..3 {
+            client.ask("store.insert", json!({"bucket": bucket, "data": {"text": "x"}})).await;
+        }
+    }
+    assert_eq!(client.fail("store.insert", json!({"bucket": "notes", "data": {}})).await.0, "VALIDATION_ERROR");
+    let page = Page::of(&server).await;
+    assert_eq!((page.get("store_buckets"), page.get("store_records")), (2, 6));
+    assert_eq!((page.get("store_commits_total"), page.get("store_refused_total")), (8, 1));
+    for grown in ["store_record_bytes", "store_history_bytes", "engine_syncs_total", "engine_log_bytes"] {
+        assert!(page.get(grown) > before.get(grown), "{grown}");
+    }
+    assert_eq!((page.get("store_expired_total"), page.get("engine_checkpoints_total")), (0, 0));
+    shows(&page, &store);
+
+    now.fetch_add(30_001, SeqCst);
+    // The writer looks at the clock when it has something to do.
+    client.ask("store.insert", json!({"bucket": "notes", "data": {"text": "x"}})).await;
+    wait_for(&server, "the records are swept", |page| page.get("store_expired_total") == 3).await;
+    assert!(checkpoint(&store).await);
+    let page = wait_for(&server, "the checkpoint is counted", |page| page.get("engine_checkpoints_total") == 1).await;
+    assert_eq!((page.get("store_expired_total"), page.get("store_records")), (3, 4));
+    assert!(page.get("engine_snapshot_bytes") > 0);
+    shows(&page, &store);
+}
+
+/// The queue has room for one write, and the writer is busy.
+#[tokio::test(flavor = "multi_thread")]
+async fn writes_that_wait_and_writes_that_are_given_up_are_counted() {
+    let mut store_options = StoreOptions::default();
+    store_options.queue = 1;
+    let store = Store::memory(store_options);
+    store.define_bucket("notes", notes()).await.unwrap();
+    let server = serve_store(store.clone(), options()).await;
+    let (release, gate) = std::sync::mpsc::channel::<()>();
+    let (entered, has_entered) = tokio::sync::oneshot::channel();
+    let busy = store.write(move |_| {
+        let _ = entered.send(());
+        let _ = gate.recv();
+        Ok(())
+    });
+    has_entered.await.unwrap();
+    let mut first = Client::connect(&server).await;
+    let waiting = first.send("store.insert", json!({"bucket": "notes", "data": {"text": "first"}})).await;
+    wait_for(&server, "one waits", |page| page.get("store_writes_waiting") == 1).await;
+    let mut second = Client::connect(&server).await;
+    second.send("store.insert", json!({"bucket": "notes", "data": {"text": "second"}})).await;
+    wait_for(&server, "both are read", |page| page.get("messages_received_total") == 2).await;
+    assert!(server.disconnect("conn-2"));
+    assert_eq!(second.closed().await.0, 1000);
+    let page = wait_for(&server, "it is given up", |page| page.get("store_abandoned_total") == 1).await;
+    assert_eq!(page.requests("store.insert", "abandoned"), 1);
+    shows(&page, &store);
+    release.send(()).unwrap();
+    busy.await.unwrap();
+    assert_eq!(first.reply(waiting).await["data"]["text"], "first");
+    assert_eq!(first.ask("store.count", json!({"bucket": "notes"})).await, 1, "the second was not written");
+    let page = Page::of(&server).await;
+    assert_eq!(page.get("store_writes_waiting"), 0);
+    shows(&page, &store);
+}
+
+/// The history holds next to nothing, so that the live queries fall out of it when commits come in quick succession.
+#[tokio::test(flavor = "multi_thread")]
+async fn live_queries_that_fall_behind_are_evaluated_anew_and_counted() {
+    let mut store_options = StoreOptions::default();
+    store_options.history_bytes = 1;
+    let store = Store::memory(store_options);
+    store.define_bucket("notes", notes()).await.unwrap();
+    let server = serve_store(store.clone(), options()).await;
+    let mut client = Client::connect(&server).await;
+    client.ask("store.subscribe", json!({"config": {"bucket": "notes", "aggregate": {"function": "count"}}})).await;
+    let mut written = 0;
+    while metric(&server, "live_restarts_total").await == 0 {
+        assert!(written < 100_000, "the live queries do not fall behind");
+        let inserts: Vec<_> =
+            (0..100).map(|number| store.insert("notes", object(json!({"text": "x", "rank": number})))).collect();
+        for insert in inserts {
+            insert.await.unwrap();
+            written += 1;
+        }
+    }
+    while client.push().await["data"] != json!(written) {}
+    let page = Page::of(&server).await;
+    assert!(page.get("store_followers_behind_total") > 0);
+    shows(&page, &store);
+}

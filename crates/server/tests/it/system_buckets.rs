@@ -1,0 +1,203 @@
+//! System buckets of the program that embeds the server: no request reaches them, whoever sends it.
+
+use std::sync::Arc;
+
+use serde_json::{Value as Json, json};
+use tidewire::{Auth, Server, ServerOptions, Session};
+use tidewire_store::{Store, StoreOptions};
+
+use crate::client::{Ask, Client, Tokens, notes, options, serve_store};
+use crate::house::object;
+use crate::page::metric;
+
+/// A store with two system buckets, `$state` and `_jobs`, with a record in each, and an ordinary one.
+fn store() -> Store {
+    let mut options = StoreOptions::default();
+    let config =
+        json!({"key": "id", "schema": {"id": {"type": "string"}, "secret": {"type": "string"}}, "indexes": ["secret"]});
+    options.system_buckets.declare("$state", &config).unwrap();
+    options.system_buckets.declare("_jobs", &config).unwrap();
+    let store = Store::memory(options);
+    store.define_bucket("notes", notes()).wait().unwrap();
+    for bucket in ["$state", "_jobs"] {
+        let record = object(json!({"id": "k", "secret": "tide"}));
+        store.write(move |draft| draft.system(|draft| draft.insert(bucket, record))).wait().unwrap();
+    }
+    store
+}
+
+/// Both system buckets have their record, as it was written.
+fn is_untouched(store: &Store) {
+    let snapshot = store.snapshot();
+    for name in ["$state", "_jobs"] {
+        let bucket = snapshot.state.system_bucket(name).unwrap();
+        let records: Vec<_> = bucket.rows().map(|row| Json::Object(row.to_record())).collect();
+        assert_eq!(records.len(), 1);
+        assert_eq!((&records[0]["secret"], &records[0]["_version"]), (&json!("tide"), &json!(1)));
+    }
+    assert_eq!(snapshot.state.names().collect::<Vec<_>>(), ["notes"]);
+    assert_eq!(store.stats().queries, 0);
+}
+
+/// Every operation that can name a bucket, with this one.
+fn operations(bucket: &str) -> Vec<(&'static str, Json)> {
+    let config = json!({"key": "id", "schema": {"id": {"type": "string"}}});
+    let step = |step: Json| json!({"operations": [{"op": "count", "bucket": "notes"}, step]});
+    vec![
+        ("store.get", json!({"bucket": bucket, "key": "k"})),
+        ("store.all", json!({"bucket": bucket})),
+        ("store.where", json!({"bucket": bucket, "filter": {"secret": "tide"}})),
+        ("store.findOne", json!({"bucket": bucket, "filter": {}})),
+        ("store.count", json!({"bucket": bucket})),
+        ("store.first", json!({"bucket": bucket, "n": 1})),
+        ("store.last", json!({"bucket": bucket, "n": 1})),
+        ("store.paginate", json!({"bucket": bucket, "limit": 1})),
+        ("store.sum", json!({"bucket": bucket, "field": "n"})),
+        ("store.avg", json!({"bucket": bucket, "field": "n"})),
+        ("store.min", json!({"bucket": bucket, "field": "n"})),
+        ("store.max", json!({"bucket": bucket, "field": "n"})),
+        ("store.query", json!({"bucket": bucket})),
+        ("store.insert", json!({"bucket": bucket, "data": {"id": "k"}})),
+        ("store.insertMany", json!({"bucket": bucket, "data": [{"id": "k"}]})),
+        ("store.update", json!({"bucket": bucket, "key": "k", "data": {"secret": "ebb"}})),
+        ("store.upsert", json!({"bucket": bucket, "data": {"id": "k", "secret": "ebb"}})),
+        ("store.delete", json!({"bucket": bucket, "key": "k"})),
+        ("store.clear", json!({"bucket": bucket})),
+        ("store.transaction", step(json!({"op": "get", "bucket": bucket, "key": "k"}))),
+        ("store.transaction", step(json!({"op": "insert", "bucket": bucket, "data": {"id": "z"}}))),
+        ("store.transaction", step(json!({"op": "delete", "bucket": bucket, "key": "k"}))),
+        ("store.subscribe", json!({"config": {"bucket": bucket}})),
+        ("store.subscribe", json!({"config": {"bucket": bucket}, "mode": "delta"})),
+        ("store.defineBucket", json!({"name": bucket, "config": config})),
+        ("store.updateBucket", json!({"name": bucket, "updates": {"addFields": {"x": {"type": "string"}}}})),
+        ("store.dropBucket", json!({"name": bucket})),
+        ("store.getBucketSchema", json!({"name": bucket})),
+        ("store.defineQuery", json!({"name": "q", "config": {"bucket": bucket}})),
+    ]
+}
+
+/// A server without logins, and one whose clients log in.
+fn settings() -> [ServerOptions; 2] {
+    let (open, mut closed) = (options(), options());
+    closed.auth = Some(Auth::new(Arc::new(Tokens)));
+    [open, closed]
+}
+
+/// A client over a socket and one in this process: both may do everything that a client may do.
+async fn admins(server: &Server, has_auth: bool) -> (Client, tidewire::Client) {
+    let mut socket = Client::connect(server).await;
+    if has_auth {
+        socket.ask("auth.login", json!({"token": "mara:admin"})).await;
+    }
+    (socket, server.client(Session::new("mara", ["admin"])))
+}
+
+async fn are_forbidden(client: &mut impl Ask) {
+    let mut messages = Vec::new();
+    for bucket in ["$state", "$none", "$", "$buckets", "$queries", "$replies", "$STATE"] {
+        for (operation, params) in operations(bucket) {
+            let (code, error) = client.fail(operation, params).await;
+            assert_eq!(code, "FORBIDDEN", "{operation} {bucket}: {error}");
+            let message = error["message"].as_str().unwrap().replace(bucket, "NAME");
+            messages.push((operation, message));
+        }
+    }
+    messages.sort();
+    messages.dedup();
+    let texts: Vec<_> = messages.iter().map(|(_, message)| message).collect();
+    assert!(texts.windows(2).all(|pair| pair[0] == pair[1]), "an error tells nothing of what exists: {texts:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_operation_that_names_a_bucket_with_a_dollar_is_forbidden() {
+    for options in settings() {
+        let (store, has_auth) = (store(), options.auth.is_some());
+        let server = serve_store(store.clone(), options).await;
+        let (mut socket, mut local) = admins(&server, has_auth).await;
+        are_forbidden(&mut socket).await;
+        are_forbidden(&mut local).await;
+        is_untouched(&store);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_system_bucket_with_an_underscore_cannot_be_reached_or_defined() {
+    for options in settings() {
+        let (store, has_auth) = (store(), options.auth.is_some());
+        let server = serve_store(store.clone(), options).await;
+        let (mut socket, mut local) = admins(&server, has_auth).await;
+        for (operation, params) in operations("_jobs") {
+            let (code, error) = socket.fail(operation, params.clone()).await;
+            assert_ne!(code, "INTERNAL_ERROR", "{operation}: {error}");
+            assert_eq!(local.fail(operation, params).await.0, code, "{operation}");
+        }
+        is_untouched(&store);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_and_statistics_do_not_show_them() {
+    for options in settings() {
+        let (store, has_auth) = (store(), options.auth.is_some());
+        let server = serve_store(store.clone(), options).await;
+        let (mut socket, mut local) = admins(&server, has_auth).await;
+        for operation in ["store.buckets", "store.stats", "store.listQueries", "server.stats", "server.connections"] {
+            for shown in [socket.ask(operation, json!({})).await, local.ask(operation, json!({})).await] {
+                let text = shown.to_string();
+                assert!(!text.contains("$state") && !text.contains("_jobs") && !text.contains("tide\""), "{text}");
+            }
+        }
+        assert_eq!(socket.ask("store.buckets", json!({})).await, json!({"count": 1, "names": ["notes"]}));
+        let stats = socket.ask("store.stats", json!({})).await;
+        assert_eq!((&stats["buckets"]["count"], &stats["records"]["total"]), (&json!(1), &json!(0)), "{stats}");
+        assert_eq!((metric(&server, "store_buckets").await, metric(&server, "store_records").await), (1, 0));
+    }
+}
+
+/// A field may refer to a bucket that does not exist, and a system bucket is one that does not exist: whether it has a record is
+/// not told, and its records can be deleted whatever clients have written.
+#[tokio::test(flavor = "multi_thread")]
+async fn references_of_ordinary_buckets_do_not_reach_them() {
+    let store = store();
+    let server = serve_store(store.clone(), options()).await;
+    let mut client = Client::connect(&server).await;
+    let mut replies = Vec::new();
+    for target in ["$state", "_jobs", "$none", "_none", "none"] {
+        for on_delete in ["restrict", "cascade", "set_null"] {
+            let field = json!({"type": "string", "ref": target, "onDelete": on_delete});
+            let config = json!({"key": "id", "schema": {"id": {"type": "string"}, "of": field}});
+            let name = format!("{on_delete}-{target}");
+            client.ask("store.defineBucket", json!({"name": name, "config": config})).await;
+            for key in ["k", "absent"] {
+                let data = json!({"id": key, "of": key});
+                let id = client.send("store.insert", json!({"bucket": name, "data": data})).await;
+                let reply = client.reply(id).await;
+                replies.push((reply["type"].clone(), reply["code"].clone(), reply["data"]["of"] == key));
+            }
+        }
+    }
+    replies.dedup();
+    assert_eq!(replies, [(json!("result"), Json::Null, true)], "the same for all");
+    for bucket in ["$state", "_jobs"] {
+        let deleted = store.write(move |draft| draft.system(|draft| draft.delete(bucket, &json!("k"), None)));
+        assert!(deleted.await.unwrap(), "the record was there, and no client can hold it");
+        for on_delete in ["restrict", "cascade", "set_null"] {
+            let kept = client.ask("store.get", json!({"bucket": format!("{on_delete}-{bucket}"), "key": "k"})).await;
+            assert_eq!(kept["of"], "k", "{on_delete} {bucket}: a client does not learn of the deletion");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn parameters_of_queries_do_not_name_them() {
+    let store = store();
+    let server = serve_store(store.clone(), options()).await;
+    let mut client = Client::connect(&server).await;
+    let config = json!({"bucket": "{{ params.bucket }}"});
+    client.fail("store.defineQuery", json!({"name": "any", "config": config})).await;
+    for bucket in ["$state", "_jobs"] {
+        client.fail("store.subscribe", json!({"config": config, "params": {"bucket": bucket}})).await;
+        client.fail("store.query", json!({"bucket": "{{ params.bucket }}", "params": {"bucket": bucket}})).await;
+    }
+    is_untouched(&store);
+}
