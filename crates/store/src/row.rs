@@ -186,11 +186,12 @@ impl Row {
         })
     }
 
-    fn text_bytes(&self) -> &[u8] {
+    /// The record as compact JSON text, in bytes. Unlike [`text`](Self::text) it is not checked to be UTF-8 again.
+    pub fn text_bytes(&self) -> &[u8] {
         &self.bytes[2 + self.count() * Entry::SIZE..]
     }
 
-    /// The record as JSON text, compact.
+    /// The record as compact JSON text.
     pub fn text(&self) -> &str {
         as_text(self.text_bytes())
     }

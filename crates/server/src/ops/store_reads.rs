@@ -187,7 +187,7 @@ impl<'a> Read<'a> {
 
     /// The size of a list of rows, unless it is too large.
     fn size_of(&self, rows: &[&Row]) -> Result<usize, RequestError> {
-        let size = rows.iter().map(|row| row.text().len() + 1).sum::<usize>() + 1;
+        let size = rows.iter().map(|row| row.text_bytes().len() + 1).sum::<usize>() + 1;
         if size > self.max_bytes() { Err(RequestError::too_large(self.max_bytes())) } else { Ok(size) }
     }
 

@@ -45,7 +45,7 @@ impl Data {
         match self {
             Self::Json(value) => Self::written(128, |out| append_json(out, &value)),
             Self::Records(rows) => {
-                let size = rows.iter().map(|row| row.text().len() + 1).sum::<usize>();
+                let size = rows.iter().map(|row| row.text_bytes().len() + 1).sum::<usize>();
                 Self::written(size + 16, |out| {
                     out.extend_from_slice(b"{\"records\":");
                     append_rows(out, rows.iter());
@@ -65,7 +65,7 @@ impl Data {
     /// The JSON text of data that is encoded.
     fn text_of(&self) -> &[u8] {
         match self {
-            Self::Row(row) => row.text().as_bytes(),
+            Self::Row(row) => row.text_bytes(),
             Self::Written(text) => text.get(FRONT..).unwrap_or_default(),
             Self::Json(_) | Self::Records(_) => &[],
         }
@@ -147,7 +147,7 @@ pub(crate) fn append_rows<'a>(out: &mut Vec<u8>, rows: impl Iterator<Item = &'a 
         if index > 0 {
             out.push(b',');
         }
-        out.extend_from_slice(row.text().as_bytes());
+        out.extend_from_slice(row.text_bytes());
     }
     out.push(b']');
 }

@@ -80,13 +80,17 @@ impl Id {
     }
 
     fn of(raw: &str) -> Option<Self> {
-        let number = finite(raw)?;
+        // Most ids are short integers, which need no parsing to be finite.
+        let is_short_integer = raw.len() <= 15 && raw.bytes().all(|byte| byte.is_ascii_digit());
         let rounded;
         let mut digits = raw;
-        if digits.len() > Self::MAX_LEN {
-            // The same number for every reader that parses it as a double.
-            rounded = serde_json::Number::from_f64(number)?.to_string();
-            digits = &rounded;
+        if !is_short_integer {
+            let number = finite(raw)?;
+            if digits.len() > Self::MAX_LEN {
+                // The same number for every reader that parses it as a double.
+                rounded = serde_json::Number::from_f64(number)?.to_string();
+                digits = &rounded;
+            }
         }
         let mut text = [0; Self::MAX_LEN];
         text.get_mut(..digits.len())?.copy_from_slice(digits.as_bytes());
