@@ -233,7 +233,7 @@ impl<T: DeserializeOwned> ClientSubscription<T> {
             self.has_ended = true;
             return Poll::Ready(Err(error));
         }
-        match self.subscription.poll_push() {
+        match self.subscription.poll_push(&self.client.inner.connection) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(Ok(body)) => {
                 let text = format!("{{{}", body.body());

@@ -78,7 +78,7 @@ async fn change_login(
     login: Option<Arc<Login>>,
 ) -> Result<(), RequestError> {
     let is_required = server.requires_auth();
-    if connection.is_session_expired(server.store.now()) {
+    if connection.is_session_expired(|| server.store.now()) {
         // Otherwise the review would end the subscriptions with the session that has expired.
         connection.set_session_expiry(login.as_deref(), is_required);
     }

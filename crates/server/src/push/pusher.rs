@@ -134,7 +134,7 @@ impl Pusher {
     fn deliver_from(&mut self, connection: &Connection, subscription: &Arc<Subscription>, sent: u64) {
         let number = subscription.number;
         loop {
-            match subscription.poll_push() {
+            match subscription.poll_push(connection) {
                 Poll::Pending => return,
                 Poll::Ready(Ok(body)) => {
                     let is_delta = subscription.mode == Mode::Delta;
@@ -207,7 +207,7 @@ impl Pusher {
         self.push_ends();
         while let Some(number) = self.flow.next_refresh(self.buffer(sent)) {
             match connection.subscription(number) {
-                Some(subscription) => return subscription.refresh(),
+                Some(subscription) => return subscription.refresh(&connection.server),
                 None => self.flow.remove(number),
             }
         }

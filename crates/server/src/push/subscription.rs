@@ -6,7 +6,7 @@
 
 use std::cell::RefCell;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
 use bytes::Bytes;
@@ -17,8 +17,10 @@ use tidewire_store::{Filter, Query};
 
 use super::permit::SubscriptionPermit;
 use super::programmatic::Computed;
+use super::sink::PushSink;
 use crate::protocol::push::{self, Wrap};
 use crate::session::connection::Connection;
+use crate::state::ServerState;
 use crate::{Code, RequestError};
 
 /// The query of a subscription.
@@ -56,7 +58,7 @@ pub(crate) struct Subscription {
     pub(crate) mode: Mode,
     /// Whether the client opted in to positions and to a last push that says why the subscription has ended.
     pub(crate) is_extended: bool,
-    connection: Weak<Connection>,
+    sink: Arc<dyn PushSink>,
     feed: Mutex<Feed>,
 }
 
@@ -99,21 +101,21 @@ pub(crate) struct Opening {
 }
 
 impl Subscription {
-    pub(crate) fn live(opening: Opening, connection: &Arc<Connection>, events: LiveSubscription) -> Arc<Self> {
+    pub(crate) fn live(opening: Opening, connection: &Connection, events: LiveSubscription) -> Arc<Self> {
         Self::new(opening, connection, Events::Live(events))
     }
 
     /// A subscription to a programmatic query whose first result was `last`.
-    pub(crate) fn programmatic(opening: Opening, connection: &Arc<Connection>, last: Bytes) -> Arc<Self> {
+    pub(crate) fn programmatic(opening: Opening, connection: &Connection, last: Bytes) -> Arc<Self> {
         let results = Programmatic { last, next: None, is_paused: false };
         Self::new(opening, connection, Events::Programmatic(Box::new(results)))
     }
 
-    fn new(opening: Opening, connection: &Arc<Connection>, events: Events) -> Arc<Self> {
+    fn new(opening: Opening, connection: &Connection, events: Events) -> Arc<Self> {
         let Opening { number, source, mode, is_extended, row_filter, permit } = opening;
         let feed = Feed { events, permit: Some(permit), row_filter: row_filter.map(Box::new) };
-        let connection = Arc::downgrade(connection);
-        Arc::new(Self { number, source, mode, is_extended, connection, feed: Mutex::new(feed) })
+        let sink = Arc::clone(&connection.sink);
+        Arc::new(Self { number, source, mode, is_extended, sink, feed: Mutex::new(feed) })
     }
 
     fn feed(&self) -> MutexGuard<'_, Feed> {
@@ -122,21 +124,20 @@ impl Subscription {
 
     /// The body of the next push, or the reason why there are no more. When it is pending, the sink of the connection is woken when
     /// there is one.
-    pub(crate) fn poll_push(self: &Arc<Self>) -> Poll<Result<Text, RequestError>> {
+    pub(crate) fn poll_push(self: &Arc<Self>, connection: &Connection) -> Poll<Result<Text, RequestError>> {
         let mut feed = self.feed();
-        let Some(connection) = self.connection.upgrade() else { return Poll::Pending };
         let polled = match &mut feed.events {
             Events::Live(events) => {
                 let waker = Waker::from(Arc::clone(self));
                 match events.poll_event(&mut Context::from_waker(&waker)) {
                     Poll::Pending => return Poll::Pending,
-                    Poll::Ready(Ok(event)) => self.encode(&connection, &event),
+                    Poll::Ready(Ok(event)) => self.encode(connection, &event),
                     Poll::Ready(Err(end)) => Err(reason(end)),
                 }
             }
             Events::Programmatic(results) => match results.next.take() {
                 None => return Poll::Pending,
-                Some(computed) => self.encode_computed(&connection, results, &computed),
+                Some(computed) => self.encode_computed(connection, results, &computed),
             },
             Events::Ending(error) => Err((**error).clone()),
             Events::Ended => return Poll::Pending,
@@ -187,7 +188,7 @@ impl Subscription {
     }
 
     /// Asks for the newest result as a whole, and lets events go on.
-    pub(crate) fn refresh(self: &Arc<Self>) {
+    pub(crate) fn refresh(&self, server: &Arc<ServerState>) {
         let mut feed = self.feed();
         match &mut feed.events {
             Events::Live(events) => events.refresh(),
@@ -195,9 +196,7 @@ impl Subscription {
                 // The next result is pushed even if it equals the last one, which the client may not have got.
                 (results.last, results.is_paused) = (Bytes::new(), false);
                 drop(feed);
-                if let Some(connection) = self.connection.upgrade() {
-                    connection.server.compute_later(self.number);
-                }
+                server.compute_later(self.number);
             }
             Events::Ending(_) | Events::Ended => {}
         }
@@ -233,9 +232,7 @@ impl Subscription {
             _ => None,
         };
         drop(feed);
-        if let Some(connection) = self.connection.upgrade() {
-            connection.sink.take_back(self.number);
-        }
+        self.sink.take_back(self.number);
         id
     }
 
@@ -249,9 +246,7 @@ impl Subscription {
         feed.events = Events::Ending(Box::new(error));
         drop(feed);
         drop(events);
-        if let Some(connection) = self.connection.upgrade() {
-            connection.sink.take_back(self.number);
-        }
+        self.sink.take_back(self.number);
         self.wake_by_ref();
     }
 
@@ -282,16 +277,14 @@ impl Wake for Subscription {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        if let Some(connection) = self.connection.upgrade() {
-            connection.sink.wake(self.number);
-        }
+        self.sink.wake(self.number);
     }
 }
 
 /// Checks that a result may be sent: the session has not expired, and the result is not too large.
 fn check(connection: &Connection, data: &Bytes) -> Result<(), RequestError> {
     let server = &connection.server;
-    if connection.is_session_expired(server.store.now()) {
+    if connection.is_session_expired(|| server.store.now()) {
         return Err(RequestError::session_expired());
     }
     let max = server.options.max_result_bytes;

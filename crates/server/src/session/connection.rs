@@ -105,9 +105,9 @@ impl Connection {
     }
 
     /// Whether the session on which the subscriptions depend has ended.
-    pub(crate) fn is_session_expired(&self, now: u64) -> bool {
+    pub(crate) fn is_session_expired(&self, now: impl FnOnce() -> u64) -> bool {
         let expires_at = self.session_expires_at.load(Relaxed);
-        expires_at != NEVER && expires_at <= now
+        expires_at != NEVER && expires_at <= now()
     }
 
     pub(crate) fn subscriptions(&self) -> Vec<Arc<Subscription>> {
