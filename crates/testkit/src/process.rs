@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::prctl;
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{SigHandler, Signal, kill, signal};
 use nix::unistd::{Pid, getpid, getppid};
 
 use crate::wait::{PATIENCE, wait_until};
@@ -249,11 +249,13 @@ pub(crate) fn spawn_tied(mut command: Command) -> io::Result<Child> {
     });
 
     let parent = getpid();
-    // SAFETY: between fork and exec only async-signal-safe calls are allowed; prctl and getppid are, and the errors are
+    // SAFETY: between fork and exec only async-signal-safe calls are allowed; prctl, getppid and signal are, and the errors are
     // made from plain numbers without allocating.
     unsafe {
         command.pre_exec(move || {
             prctl::set_pdeathsig(Signal::SIGKILL)?;
+            // A shell starts background jobs with SIGINT ignored, which a child would inherit and could not change.
+            signal(Signal::SIGINT, SigHandler::SigDfl)?;
             // The parent may have died before the line above.
             if getppid() == parent { Ok(()) } else { Err(Errno::ESRCH.into()) }
         });
