@@ -172,7 +172,7 @@ impl Bucket {
             ages: definition.max_size.map(|_| OrdSet::new()),
             definition,
             rows: Rows::default(),
-            keys: Keys::with_room_for(0),
+            keys: Keys::with_capacity(0),
             indexes,
             expiries: OrdSet::new(),
             counter: Arc::default(),
@@ -280,9 +280,13 @@ impl Bucket {
         self.rows.range(ordinal.saturating_add(1)..Ordinal::MAX).map(|(_, row)| row)
     }
 
-    /// The record with this key, and its place.
+    /// Returns the record with this key, and its ordinal.
     pub(crate) fn find(&self, key: &IndexKey) -> Option<(Ordinal, &Row)> {
-        let mut alike = self.keys.find(KeyHash::of(key)).filter_map(|ordinal| Some((ordinal, self.rows.get(ordinal)?)));
+        self.find_hashed(key, KeyHash::of(key))
+    }
+
+    fn find_hashed(&self, key: &IndexKey, hash: KeyHash) -> Option<(Ordinal, &Row)> {
+        let mut alike = self.keys.find(hash).filter_map(|ordinal| Some((ordinal, self.rows.get(ordinal)?)));
         alike.find(|(_, row)| IndexKey::of(row.get(&self.key).as_ref()) == *key)
     }
 
@@ -310,10 +314,11 @@ impl Bucket {
         self.place(row).map(|(_, before)| before)
     }
 
-    /// Puts a record in the place of the one with the same key, or after all others. Returns its place and the one before.
+    /// Stores a record: in place of the one with the same key, or after all others. Returns its ordinal and the replaced record.
     pub(crate) fn place(&mut self, row: Row) -> Result<(Ordinal, Option<Row>), NotUnique> {
         let key = IndexKey::of(row.get(&self.key).as_ref());
-        let (known, before) = self.find(&key).map(|(ordinal, before)| (ordinal, before.clone())).unzip();
+        let hash = KeyHash::of(&key);
+        let (known, before) = self.find_hashed(&key, hash).map(|(ordinal, before)| (ordinal, before.clone())).unzip();
         self.check_unique(&row, known)?;
         let ordinal = known.unwrap_or(self.next);
         for index in &mut self.indexes {
@@ -334,7 +339,7 @@ impl Bucket {
         self.bytes = self.bytes + row.size() - before.as_ref().map_or(0, Row::size);
         self.rows.insert(ordinal, row);
         if known.is_none() {
-            self.note_key(&key, ordinal);
+            self.note_key(hash, ordinal);
             self.next += 1;
         }
         Ok((ordinal, before))
@@ -369,8 +374,13 @@ impl Bucket {
     }
 
     pub(crate) fn take_key(&mut self, key: &IndexKey) -> Option<(Ordinal, Row)> {
-        let (ordinal, _) = self.find(key)?;
+        let hash = KeyHash::of(key);
+        let (ordinal, _) = self.find_hashed(key, hash)?;
         let row = self.rows.remove(ordinal)?;
+        self.keys.remove(hash, ordinal);
+        if self.keys.is_sparse(self.rows.len()) {
+            self.keys = Keys::rebuilt(self.rows.len(), self.key_entries());
+        }
         for index in &mut self.indexes {
             index.entries.remove(&(index.key(&row), ordinal));
         }
@@ -401,15 +411,18 @@ impl Bucket {
         }
     }
 
-    fn note_key(&mut self, key: &IndexKey, ordinal: Ordinal) {
-        let hash = KeyHash::of(key);
+    /// Adds the key of a record that is among the rows already.
+    fn note_key(&mut self, hash: KeyHash, ordinal: Ordinal) {
         if !self.keys.insert(hash, ordinal) {
-            let key_of = |row: &Row| KeyHash::of(&IndexKey::of(row.get(&self.key).as_ref()));
-            // The record itself is among them.
-            let entries = self.rows.iter().map(|(ordinal, row)| (key_of(row), ordinal));
-            self.keys = self.keys.grown(self.rows.len(), entries);
-            let _ = self.keys.insert(hash, ordinal);
+            self.keys = self.keys.grown(self.rows.len(), self.key_entries());
+            let is_entered = self.keys.insert(hash, ordinal);
+            debug_assert!(is_entered, "the table has grown");
         }
+    }
+
+    /// The hashes and ordinals of all records.
+    fn key_entries(&self) -> impl Iterator<Item = (KeyHash, Ordinal)> {
+        self.rows.iter().map(|(ordinal, row)| (KeyHash::of(&IndexKey::of(row.get(&self.key).as_ref())), ordinal))
     }
 
     /// Takes note of when a record was made and expires, and of the numbers in it that would be generated.
