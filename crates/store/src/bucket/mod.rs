@@ -8,7 +8,6 @@ mod keys;
 mod rows;
 
 use std::ops::Bound;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
 
 use imbl::OrdSet;
@@ -21,8 +20,8 @@ use crate::{BucketDefinition, Change, Field, Generated, IndexKey, Row, Value};
 /// The place of a record in the order of coming.
 pub(crate) type Ordinal = u64;
 
-/// The greatest number that is generated. Numbers are 64-bit floats: greater ones are not all told from their neighbours.
-const LAST_NUMBER: u64 = (1 << 53) - 1;
+/// The largest number that is generated. Numbers are 64-bit floats, which do not represent every larger integer.
+pub(crate) const LAST_NUMBER: u64 = (1 << 53) - 1;
 
 /// A bucket at one moment.
 #[derive(Debug, Clone)]
@@ -34,18 +33,19 @@ pub struct Bucket {
     indexes: Vec<Index>,
     /// When records expire that do.
     expiries: OrdSet<(u64, Ordinal)>,
-    /// When records were made, if the oldest have to make way for others.
+    /// Creation times, in buckets with a maximum size.
     ages: Option<OrdSet<(u64, Ordinal)>>,
-    /// The last number that was generated. Attempts count that came to nothing, so it is shared with all clones.
-    counter: Arc<AtomicU64>,
+    /// The largest autoincrement number that was generated or stored. Deleting its record does not lower it.
+    counter: u64,
+    identity: BucketIdentity,
     next: Ordinal,
     /// Of all rows.
     bytes: usize,
 }
 
-/// Tells a bucket from others that had its name before or have it after. It stays as records and the definition change.
-#[derive(Debug, Clone)]
-pub struct BucketIdentity(Arc<AtomicU64>);
+/// Identifies a bucket among all that have its name, before or after. It stays the same when records or the definition change.
+#[derive(Debug, Clone, Default)]
+pub struct BucketIdentity(Arc<()>);
 
 impl PartialEq for BucketIdentity {
     fn eq(&self, other: &Self) -> bool {
@@ -175,21 +175,25 @@ impl Bucket {
             keys: Keys::with_capacity(0),
             indexes,
             expiries: OrdSet::new(),
-            counter: Arc::default(),
+            counter: 0,
+            identity: BucketIdentity::default(),
             next: 0,
             bytes: 0,
         }
     }
 
-    /// What it is defined as.
+    /// Returns its definition.
     pub fn definition(&self) -> &BucketDefinition {
         &self.definition
     }
 
-    /// Which bucket it is, at whatever moment.
+    pub(crate) fn shared_definition(&self) -> Arc<BucketDefinition> {
+        Arc::clone(&self.definition)
+    }
+
+    /// Returns its identity, which all states of the bucket share.
     pub fn identity(&self) -> BucketIdentity {
-        // All moments of a bucket share it, and no two buckets.
-        BucketIdentity(Arc::clone(&self.counter))
+        self.identity.clone()
     }
 
     /// How many records it has.
@@ -265,10 +269,20 @@ impl Bucket {
         &self.key
     }
 
-    /// The next number, which no record has. None if there is no greater one that is still told from its neighbours.
-    pub(crate) fn next_number(&self) -> Option<u64> {
-        let next = |last: u64| (last < LAST_NUMBER).then_some(last + 1);
-        self.counter.fetch_update(Relaxed, Relaxed, next).ok().map(|last| last + 1)
+    /// Generates the next autoincrement number, which no record has. Returns `None` if the largest number is in use.
+    pub(crate) fn next_number(&mut self) -> Option<u64> {
+        self.counter = self.counter.checked_add(1).filter(|next| *next <= LAST_NUMBER)?;
+        Some(self.counter)
+    }
+
+    /// The largest autoincrement number that was generated or stored.
+    pub(crate) fn counter(&self) -> u64 {
+        self.counter
+    }
+
+    /// Sets the counter back when the write that raised it is undone.
+    pub(crate) fn reset_counter(&mut self, counter: u64) {
+        self.counter = counter;
     }
 
     pub(crate) fn entries(&self) -> impl DoubleEndedIterator<Item = (Ordinal, &Row)> {
@@ -333,7 +347,7 @@ impl Bucket {
             index.entries.insert(entry);
         }
         if let Some(before) = &before {
-            self.forget_times(before, ordinal);
+            self.forget(before, ordinal);
         }
         self.note(&row, ordinal);
         self.bytes = self.bytes + row.size() - before.as_ref().map_or(0, Row::size);
@@ -348,12 +362,12 @@ impl Bucket {
     /// Takes all records out.
     pub(crate) fn clear(&mut self) {
         let empty = Self::new(Arc::clone(&self.definition));
-        *self = Self { counter: Arc::clone(&self.counter), next: self.next, ..empty };
+        *self = Self { counter: self.counter, identity: self.identity(), next: self.next, ..empty };
     }
 
     /// The same records under another definition.
     pub(crate) fn redefine(&self, definition: Arc<BucketDefinition>) -> Result<Self, NotUnique> {
-        let mut bucket = Self { counter: Arc::clone(&self.counter), ..Self::new(definition) };
+        let mut bucket = Self { counter: self.counter, identity: self.identity(), ..Self::new(definition) };
         for (ordinal, row) in self.entries() {
             bucket.next = ordinal;
             bucket.place(row.clone())?;
@@ -384,7 +398,7 @@ impl Bucket {
         for index in &mut self.indexes {
             index.entries.remove(&(index.key(&row), ordinal));
         }
-        self.forget_times(&row, ordinal);
+        self.forget(&row, ordinal);
         self.bytes -= row.size();
         Some((ordinal, row))
     }
@@ -425,7 +439,7 @@ impl Bucket {
         self.rows.iter().map(|(ordinal, row)| (KeyHash::of(&IndexKey::of(row.get(&self.key).as_ref())), ordinal))
     }
 
-    /// Takes note of when a record was made and expires, and of the numbers in it that would be generated.
+    /// Indexes the times of a record, and raises the counter to the autoincrement numbers in it.
     fn note(&mut self, row: &Row, ordinal: Ordinal) {
         if let Some(expiry) = time(row, &EXPIRES_AT) {
             self.expiries.insert((expiry, ordinal));
@@ -436,13 +450,14 @@ impl Bucket {
         let counted =
             self.definition.fields.iter().filter(|(_, rule)| rule.generated == Some(Generated::Autoincrement));
         let numbers = counted.filter_map(|(name, _)| time(row, &Field::new(name)));
-        // Greater ones are never generated, so nothing need be kept clear of them.
+        // Larger numbers are never generated, so they cannot collide.
         for number in numbers.filter(|number| *number <= LAST_NUMBER) {
-            self.counter.fetch_max(number, Relaxed);
+            self.counter = self.counter.max(number);
         }
     }
 
-    fn forget_times(&mut self, row: &Row, ordinal: Ordinal) {
+    /// Undoes [`note`](Self::note), but for the counter.
+    fn forget(&mut self, row: &Row, ordinal: Ordinal) {
         if let Some(expiry) = time(row, &EXPIRES_AT) {
             self.expiries.remove(&(expiry, ordinal));
         }

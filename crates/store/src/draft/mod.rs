@@ -14,10 +14,10 @@ use std::sync::Arc;
 use serde_json::{Map, Value as Json, json};
 
 pub(crate) use self::sweep::Sweep;
+use crate::bucket::LAST_NUMBER;
 use crate::check::Issue;
 use crate::{
-    Answer, Bucket, Field, FieldRule, Filter, Generated, Limits, Query, Row, RowError, State, StoreError,
-    ValidationError, Value,
+    Answer, Bucket, Field, Filter, Generated, Limits, Query, Row, RowError, State, StoreError, ValidationError, Value,
 };
 
 const VERSION: &str = "_version";
@@ -39,6 +39,29 @@ pub struct Change {
     pub new: Option<Row>,
 }
 
+/// A state to return to, with the length of the lists that belong to it.
+#[derive(Debug, Clone)]
+struct Saved {
+    changes: usize,
+    counters: usize,
+    state: State,
+}
+
+/// An autoincrement counter that was raised.
+#[derive(Debug, Clone)]
+struct RaisedCounter {
+    bucket: Arc<str>,
+    before: u64,
+}
+
+/// A point in a draft to which it can be reverted.
+#[derive(Debug, Clone, Copy, Default)]
+struct Mark {
+    changes: usize,
+    counters: usize,
+    saved: usize,
+}
+
 /// A state that is being changed, at one moment.
 #[derive(Debug, Clone)]
 pub struct Draft {
@@ -46,8 +69,10 @@ pub struct Draft {
     changes: Vec<Change>,
     /// Parts of the changes that are all that was in a bucket.
     cleared: Vec<Range<usize>>,
-    /// States before something that is not taken back change by change, and how many changes there were.
-    saved: Vec<(usize, State)>,
+    /// Counters that were raised, so that an undone write does not use up numbers.
+    counters: Vec<RaisedCounter>,
+    /// States before operations that are not undone change by change.
+    saved: Vec<Saved>,
     /// Whether a change is in progress. If it still is after a panic, the state is unknown.
     is_torn: bool,
     now: u64,
@@ -65,6 +90,7 @@ impl Draft {
             state,
             changes: Vec::new(),
             cleared: Vec::new(),
+            counters: Vec::new(),
             saved: Vec::new(),
             is_torn: false,
             now,
@@ -114,6 +140,7 @@ impl Draft {
     pub(crate) fn take_changes(&mut self) -> Vec<Change> {
         self.saved.clear();
         self.cleared.clear();
+        self.counters.clear();
         std::mem::take(&mut self.changes)
     }
 
@@ -122,30 +149,31 @@ impl Draft {
         self.guard = None;
         self.is_system = false;
         if !self.is_torn {
-            self.revert(0, 0);
+            self.revert(Mark::default());
         }
         !self.is_torn
     }
 
-    /// Does all of something, or nothing.
+    /// Runs `work`, and undoes its changes if it fails.
     pub fn atomically<T, E>(&mut self, work: impl FnOnce(&mut Self) -> Result<T, E>) -> Result<T, E> {
-        let (changes, saved) = (self.changes.len(), self.saved.len());
+        let mark = Mark { changes: self.changes.len(), counters: self.counters.len(), saved: self.saved.len() };
         let done = work(self);
         if done.is_err() {
-            self.revert(changes, saved);
+            self.revert(mark);
         }
         done
     }
 
-    /// Reverts changes until `count` changes and `saved` saved states are left.
-    fn revert(&mut self, count: usize, saved: usize) {
+    /// Undoes everything after the mark.
+    fn revert(&mut self, mark: Mark) {
         self.is_torn = true;
-        if let Some((changes, state)) = self.saved.drain(saved..).next() {
-            self.state = state;
-            self.changes.truncate(changes);
+        if let Some(saved) = self.saved.drain(mark.saved..).next() {
+            self.state = saved.state;
+            self.changes.truncate(saved.changes);
+            self.counters.truncate(saved.counters);
         }
-        self.cleared.retain(|cleared| cleared.start < count);
-        while self.changes.len() > count
+        self.cleared.retain(|cleared| cleared.start < mark.changes);
+        while self.changes.len() > mark.changes
             && let Some(change) = self.changes.pop()
         {
             let name = Arc::clone(&change.bucket);
@@ -153,12 +181,18 @@ impl Draft {
                 bucket.revert(change);
             }
         }
+        for raised in self.counters.drain(mark.counters..).rev() {
+            if let Ok(bucket) = self.state.any_mut(&raised.bucket) {
+                bucket.reset_counter(raised.before);
+            }
+        }
         self.is_torn = false;
     }
 
-    /// Changes the state in a way that is not a change of records, or of all of them.
+    /// Changes the state in a way that is not undone record by record: definitions, or all records of a bucket.
     pub(crate) fn restructure(&mut self, work: impl FnOnce(&mut State)) {
-        self.saved.push((self.changes.len(), self.state.clone()));
+        let (changes, counters) = (self.changes.len(), self.counters.len());
+        self.saved.push(Saved { changes, counters, state: self.state.clone() });
         self.is_torn = true;
         work(&mut self.state);
         self.is_torn = false;
@@ -278,11 +312,7 @@ impl Draft {
     /// Deletes all records of a bucket.
     pub fn clear(&mut self, name: &str) -> Result<(), StoreError> {
         let bucket = self.bucket(name)?;
-        let refers = |(_, other): (&str, &Bucket)| {
-            let mut references = other.definition().fields.iter().filter_map(|(_, rule)| rule.reference.as_ref());
-            references.any(|reference| reference.bucket == name)
-        };
-        if self.guard.is_some() || self.state.peers(name).any(refers) {
+        if self.guard.is_some() || self.is_target(name) {
             let rows: Vec<Row> = bucket.rows().filter(|row| self.is_visible(row)).cloned().collect();
             return self.atomically(|draft| draft.delete_all(name, rows));
         }
@@ -313,17 +343,36 @@ impl Draft {
     }
 
     /// Returns the record with defaults and generated values for absent fields.
-    pub(crate) fn fill(&self, name: &str, mut record: Map<String, Json>) -> Result<Map<String, Json>, StoreError> {
-        let bucket = self.bucket(name)?;
-        for (field, rule) in &bucket.definition().fields {
-            if !record.contains_key(field)
-                && let Some(value) = absent(rule, bucket, self.now)
-            {
-                let value = value.ok_or_else(|| no_number(name, field))?;
-                record.insert(field.clone(), value);
+    pub(crate) fn fill(&mut self, name: &str, mut record: Map<String, Json>) -> Result<Map<String, Json>, StoreError> {
+        let definition = self.bucket(name)?.shared_definition();
+        for (field, rule) in &definition.fields {
+            if record.contains_key(field) {
+                continue;
             }
+            let value = match (&rule.default, rule.generated) {
+                (Some(default), _) => default.clone(),
+                (None, None) => continue,
+                (None, Some(Generated::Uuid)) => json!(uuid::Uuid::new_v4().to_string()),
+                (None, Some(Generated::Cuid)) => json!(format!("c{}", uuid::Uuid::new_v4().simple())),
+                (None, Some(Generated::Timestamp)) => json!(self.now),
+                (None, Some(Generated::Autoincrement)) => {
+                    json!(self.next_number(name)?.ok_or_else(|| no_number(name, field))?)
+                }
+            };
+            record.insert(field.clone(), value);
         }
         Ok(record)
+    }
+
+    /// Generates an autoincrement number. Returns `None` if the largest number is in use.
+    fn next_number(&mut self, name: &str) -> Result<Option<u64>, StoreError> {
+        let (shared, bucket) = self.state.any(name)?;
+        let (shared, before) = (Arc::clone(shared), bucket.counter());
+        let number = self.state.any_mut(name)?.next_number();
+        if number.is_some() {
+            self.counters.push(RaisedCounter { bucket: shared, before });
+        }
+        Ok(number)
     }
 
     fn insert_now(&mut self, name: &str, record: Map<String, Json>) -> Result<Row, StoreError> {
@@ -436,13 +485,21 @@ impl Draft {
         Ok(row)
     }
 
+    /// Stores a row as it is.
     pub(crate) fn put_row(&mut self, name: &str, row: Row) -> Result<Row, StoreError> {
         let bucket = Arc::clone(self.state.any(name)?.0);
-        let target = self.state.any_mut(name)?;
         self.is_torn = true;
-        let placed = target.place(row.clone());
+        let changed = self.state.any_mut(name).map(|bucket| {
+            let before = bucket.counter();
+            let placed = bucket.place(row.clone());
+            (placed, before, bucket.counter() > before)
+        });
         self.is_torn = false;
+        let (placed, before, is_raised) = changed?;
         let (ordinal, old) = placed.map_err(|source| StoreError::NotUnique { bucket: name.to_owned(), source })?;
+        if is_raised {
+            self.counters.push(RaisedCounter { bucket: Arc::clone(&bucket), before });
+        }
         self.changes.push(Change { bucket, ordinal, old, new: Some(row.clone()) });
         Ok(row)
     }
@@ -450,28 +507,13 @@ impl Draft {
     /// Takes a record out, and says whether it was there.
     pub(crate) fn remove_row(&mut self, name: &str, key: &Value<'_>) -> Result<bool, StoreError> {
         let bucket = Arc::clone(self.state.any(name)?.0);
-        let target = self.state.any_mut(name)?;
         self.is_torn = true;
-        let taken = target.take(key);
+        let taken = self.state.any_mut(name).map(|bucket| bucket.take(key));
         self.is_torn = false;
-        let Some((ordinal, old)) = taken else { return Ok(false) };
+        let Some((ordinal, old)) = taken? else { return Ok(false) };
         self.changes.push(Change { bucket, ordinal, old: Some(old), new: None });
         Ok(true)
     }
-}
-
-/// What a field is that was not given, if that is anything: nothing if it cannot be made.
-#[expect(clippy::option_option, reason = "nothing is to be made, or it cannot be")]
-fn absent(rule: &FieldRule, bucket: &Bucket, now: u64) -> Option<Option<Json>> {
-    if let Some(default) = &rule.default {
-        return Some(Some(default.clone()));
-    }
-    Some(match rule.generated? {
-        Generated::Uuid => Some(json!(uuid::Uuid::new_v4().to_string())),
-        Generated::Cuid => Some(json!(format!("c{}", uuid::Uuid::new_v4().simple()))),
-        Generated::Autoincrement => bucket.next_number().map(Json::from),
-        Generated::Timestamp => Some(json!(now)),
-    })
 }
 
 fn no_key(field: &str) -> Issue {
@@ -479,7 +521,8 @@ fn no_key(field: &str) -> Issue {
 }
 
 fn no_number(bucket: &str, field: &str) -> StoreError {
-    let message = "must be given: the greatest number that can be generated is taken".to_owned();
+    let message =
+        format!("cannot be generated: the largest autoincrement number, {LAST_NUMBER}, is in use; supply a value");
     let issue = Issue { field: field.to_owned(), message, code: "generated" };
     ValidationError { bucket: bucket.to_owned(), issues: vec![issue] }.into()
 }
@@ -531,8 +574,9 @@ mod tests {
         let expected = json!({"x": [1], "_version": 1, "n": null, "id": 1, "at": 1000, "_expiresAt": 2000,
             "_createdAt": 1000, "_updatedAt": 1000});
         assert_eq!(Json::Object(row.to_record()), expected);
-        // A failed attempt takes a number, and one that a caller supplied is passed over.
+        // A failed insert uses up no number, and numbers up to the largest that a caller supplied are skipped.
         draft.insert("b", object(json!({"n": "x"}))).unwrap_err();
+        assert_eq!(draft.insert("b", object(json!({}))).unwrap().to_record()["id"], 2);
         draft.insert("b", object(json!({"id": 10}))).unwrap();
         assert_eq!(draft.insert("b", object(json!({}))).unwrap().to_record()["id"], 11);
         let uuid = json!({"key": "id", "schema": {"id": {"type": "string", "generated": "uuid"}}});
@@ -668,12 +712,17 @@ mod tests {
         };
     }
 
-    /// Every bucket, place, record and index.
+    /// Every bucket, ordinal, record, index and counter.
     fn everything(state: &State) -> Vec<String> {
         let buckets = state.all().map(|(name, bucket)| {
             let indexes: Vec<_> = bucket.indexes().iter().map(|index| index.all().collect::<Vec<_>>()).collect();
             let keys: Vec<_> = bucket.rows().map(|row| bucket.get(&bucket.key_of(row).unwrap()) == Some(row)).collect();
-            format!("{name} {:?} {indexes:?} {keys:?} {}", bucket.entries().collect::<Vec<_>>(), bucket.bytes())
+            format!(
+                "{name} {:?} {indexes:?} {keys:?} {} {}",
+                bucket.entries().collect::<Vec<_>>(),
+                bucket.bytes(),
+                bucket.counter()
+            )
         });
         buckets.chain(state.names().map(str::to_owned)).collect()
     }
@@ -689,6 +738,7 @@ mod tests {
                 "id": {"type": "number"},
                 "name": {"type": "string", "unique": true},
                 "to": {"type": "number", "ref": "b", "onDelete": "cascade"},
+                "number": {"type": "number", "generated": "autoincrement"},
             }, "maxSize": 4, "ttl": 100, "indexes": [["name", "to"]]});
             let mut draft = draft(&[("b", config)]);
             for (kind, id) in before {

@@ -40,3 +40,59 @@ fn a_version_ends_where_numbers_do() {
     let updated = store.update("b", json!(1), Map::new(), None).wait().unwrap();
     assert_eq!(updated.to_record()["_version"], u64::MAX);
 }
+
+#[test]
+fn a_largest_number_that_was_not_committed_does_not_end_autoincrement() {
+    let config = json!({"key": "id", "schema": {
+        "id": {"type": "number", "generated": "autoincrement"}, "name": {"type": "string", "unique": true},
+    }});
+    let store = store(&[("b", config)]);
+    store.insert("b", object(json!({"name": "first"}))).wait().unwrap();
+    let fail = || StoreError::BucketNotDefined { bucket: "none".to_owned() };
+    // Rolled back by its own write.
+    let write = store.write(move |draft| {
+        draft.insert("b", object(json!({"id": LAST})))?;
+        Err::<(), _>(fail())
+    });
+    refusal(write.wait());
+    // Generated after a number that is rolled back with it.
+    let write = store.write(move |draft| {
+        draft.insert("b", object(json!({"id": LAST - 1})))?;
+        draft.insert("b", Map::new())?;
+        Err::<(), _>(fail())
+    });
+    refusal(write.wait());
+    // Rolled back within a write that goes on, before and after a change of definitions.
+    let write = store.write(move |draft| {
+        let _ = draft.atomically(|draft| {
+            draft.insert("b", object(json!({"id": LAST - 2})))?;
+            draft.define_bucket("c", &json!({"key": "id", "schema": {"id": {"type": "number"}}}))?;
+            draft.insert("b", object(json!({"id": LAST})))?;
+            Err::<(), _>(fail())
+        });
+        Ok(())
+    });
+    write.wait().unwrap();
+    // Refused, alone and in a transaction.
+    refusal(store.insert("b", object(json!({"id": LAST, "name": "first"}))).wait());
+    let operations = json!([
+        {"op": "insert", "bucket": "b", "data": {"id": LAST}},
+        {"op": "insert", "bucket": "b", "data": {"name": "first"}},
+    ]);
+    refusal(store.transact(tidewire_store::Operation::parse_all(&operations).unwrap()).wait());
+
+    let id = store.insert("b", Map::new()).wait().unwrap().to_record()["id"].as_u64().unwrap();
+    assert!((2..100).contains(&id), "generated {id}");
+}
+
+#[test]
+fn a_committed_largest_number_is_named_when_no_more_can_be_generated() {
+    let config = json!({"key": "id", "schema": {"id": {"type": "number", "generated": "autoincrement"}}});
+    let store = store(&[("b", config)]);
+    store.insert("b", object(json!({"id": LAST}))).wait().unwrap();
+    let refused = refusal(store.insert("b", Map::new()).wait());
+    assert!(refused.to_string().contains("9007199254740991"), "{refused}");
+    // Numbers that a caller supplies are still accepted.
+    store.insert("b", object(json!({"id": 7}))).wait().unwrap();
+    assert_eq!(records(&store, "b").len(), 2);
+}
