@@ -162,9 +162,9 @@ impl Draft {
         self.remove_row(QUERIES, &Value::String(name.into())).map(drop)
     }
 
-    /// The fields of other buckets that refer to this one.
+    /// Returns the fields of other buckets that refer to this one.
     fn referrers(&self, name: &str) -> Vec<Referrer> {
-        let others = self.state().peers(name).filter(|(other, _)| *other != name);
+        let others = self.state().referring(name).filter(|(other, _)| *other != name);
         let fields =
             others.flat_map(|(other, bucket)| bucket.definition().fields.iter().map(move |field| (other, field)));
         let refers = |rule: &FieldRule| rule.reference.as_ref().is_some_and(|reference| reference.bucket == name);

@@ -62,8 +62,8 @@ pub use row::{Field, Row, RowError};
 pub use schema::{BucketDefinition, DefinitionError, FieldRule, Format, Generated, Kind, OnDelete, Reference};
 pub use state::State;
 pub use store::{
-    BucketStats, Clock, Commit, FollowError, Follower, ImportError, ImportProblem, Imported, Pending, Snapshot, Store,
-    StoreOpenError, StoreOptions, StoreStats, Unreadable, UpkeepError, WriteError,
+    BucketList, BucketStats, Clock, Commit, FollowError, Follower, ImportError, ImportProblem, Imported, Pending,
+    Snapshot, Store, StoreOpenError, StoreOptions, StoreStats, Unreadable, UpkeepError, WriteError,
 };
 pub use sum::Sum;
 pub use system::{Incompatibility, SystemBucketError, SystemBuckets};

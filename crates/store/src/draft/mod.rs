@@ -177,14 +177,11 @@ impl Draft {
             && let Some(change) = self.changes.pop()
         {
             let name = Arc::clone(&change.bucket);
-            if let Ok(bucket) = self.state.any_mut(&name) {
-                bucket.revert(change);
-            }
+            // A bucket that no longer exists has nothing to undo.
+            let _ = self.state.change(&name, |bucket| bucket.revert(change));
         }
         for raised in self.counters.drain(mark.counters..).rev() {
-            if let Ok(bucket) = self.state.any_mut(&raised.bucket) {
-                bucket.reset_counter(raised.before);
-            }
+            let _ = self.state.change(&raised.bucket, |bucket| bucket.reset_counter(raised.before));
         }
         self.is_torn = false;
     }
@@ -322,7 +319,7 @@ impl Draft {
             gone.push(Change { bucket: Arc::clone(&name), ordinal, old: Some(row.clone()), new: None });
         }
         if !gone.is_empty() {
-            self.restructure(|state| drop(state.any_mut(&name).map(Bucket::clear)));
+            self.restructure(|state| drop(state.change(&name, Bucket::clear)));
             self.cleared.push(self.changes.len()..self.changes.len() + gone.len());
             self.changes.extend(gone);
         }
@@ -368,7 +365,7 @@ impl Draft {
     fn next_number(&mut self, name: &str) -> Result<Option<u64>, StoreError> {
         let (shared, bucket) = self.state.any(name)?;
         let (shared, before) = (Arc::clone(shared), bucket.counter());
-        let number = self.state.any_mut(name)?.next_number();
+        let number = self.state.change(name, Bucket::next_number)?;
         if number.is_some() {
             self.counters.push(RaisedCounter { bucket: shared, before });
         }
@@ -489,7 +486,7 @@ impl Draft {
     pub(crate) fn put_row(&mut self, name: &str, row: Row) -> Result<Row, StoreError> {
         let bucket = Arc::clone(self.state.any(name)?.0);
         self.is_torn = true;
-        let changed = self.state.any_mut(name).map(|bucket| {
+        let changed = self.state.change(name, |bucket| {
             let before = bucket.counter();
             let placed = bucket.place(row.clone());
             (placed, before, bucket.counter() > before)
@@ -508,7 +505,7 @@ impl Draft {
     pub(crate) fn remove_row(&mut self, name: &str, key: &Value<'_>) -> Result<bool, StoreError> {
         let bucket = Arc::clone(self.state.any(name)?.0);
         self.is_torn = true;
-        let taken = self.state.any_mut(name).map(|bucket| bucket.take(key));
+        let taken = self.state.change(name, |bucket| bucket.take(key));
         self.is_torn = false;
         let Some((ordinal, old)) = taken? else { return Ok(false) };
         self.changes.push(Change { bucket, ordinal, old: Some(old), new: None });
@@ -714,6 +711,7 @@ mod tests {
 
     /// Every bucket, ordinal, record, index and counter.
     fn everything(state: &State) -> Vec<String> {
+        state.check_accounts();
         let buckets = state.all().map(|(name, bucket)| {
             let indexes: Vec<_> = bucket.indexes().iter().map(|index| index.all().collect::<Vec<_>>()).collect();
             let keys: Vec<_> = bucket.rows().map(|row| bucket.get(&bucket.key_of(row).unwrap()) == Some(row)).collect();

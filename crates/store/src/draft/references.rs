@@ -1,6 +1,7 @@
 //! References between records: their targets, and what a deletion does to the records that refer to it.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use serde_json::{Map, Value as Json, json};
@@ -11,11 +12,11 @@ use crate::filter::{Scalar, Test};
 use crate::query::plan;
 use crate::{Draft, Field, Filter, OnDelete, Row, StoreError, ValidationError, Value};
 
-/// What refers to records of a bucket.
+/// The references to records of a bucket.
 struct Targeting {
-    /// The field that has their keys.
-    key: String,
-    /// The buckets and fields, and what becomes of what refers.
+    /// The key field of the bucket.
+    key: Field,
+    /// The referring buckets and fields, and what a deletion does to their records.
     fields: Vec<(Arc<str>, Field, OnDelete)>,
 }
 
@@ -35,10 +36,13 @@ impl Draft {
                 gone.push((Arc::clone(&name), row));
             }
         }
-        let references = if gone.is_empty() { BTreeMap::new() } else { self.references(&name) };
+        let mut references: BTreeMap<Arc<str>, Targeting> = BTreeMap::new();
         while let Some((name, row)) = gone.pop() {
-            let Some(targeting) = references.get(&*name) else { continue };
-            let text = row.text_of(&Field::new(&targeting.key)).unwrap_or("null");
+            let targeting = match references.entry(Arc::clone(&name)) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(vacant) => vacant.insert(self.targeting(&name)?),
+            };
+            let text = row.text_of(&targeting.key).unwrap_or("null");
             let key = serde_json::from_str(text).unwrap_or_default();
             for (referring, field, on_delete) in &targeting.fields {
                 for row in self.referring(referring, field, &key)? {
@@ -69,26 +73,23 @@ impl Draft {
         }
     }
 
-    /// Whether records of some bucket may refer to records of this one.
+    /// Whether fields of some bucket refer to this one.
     pub(super) fn is_target(&self, target: &str) -> bool {
-        let mut rules = self.state.peers(target).flat_map(|(_, bucket)| &bucket.definition().fields);
-        rules.any(|(_, rule)| rule.reference.as_ref().is_some_and(|reference| reference.bucket == target))
+        self.state.referring(target).next().is_some()
     }
 
-    /// What refers to records of which bucket, among this one and its peers.
-    fn references(&self, name: &str) -> BTreeMap<String, Targeting> {
-        let mut found: BTreeMap<String, Targeting> = BTreeMap::new();
-        for (name, bucket) in self.state.peers(name) {
+    /// Returns the references to records of this bucket.
+    fn targeting(&self, target: &str) -> Result<Targeting, StoreError> {
+        let key = self.state.any(target)?.1.key_field().clone();
+        let mut fields = Vec::new();
+        for (name, bucket) in self.state.referring(target) {
             for (field, rule) in &bucket.definition().fields {
-                let Some(reference) = &rule.reference else { continue };
-                let Ok((_, target)) = self.state.any(&reference.bucket) else { continue };
-                let targeting = found
-                    .entry(reference.bucket.clone())
-                    .or_insert_with(|| Targeting { key: target.definition().key.clone(), fields: Vec::new() });
-                targeting.fields.push((name.into(), Field::new(field), reference.on_delete));
+                if let Some(reference) = rule.reference.as_ref().filter(|reference| reference.bucket == target) {
+                    fields.push((name.into(), Field::new(field), reference.on_delete));
+                }
             }
         }
-        found
+        Ok(Targeting { key, fields })
     }
 
     /// The records that refer to this key.

@@ -1,16 +1,17 @@
 //! Deletion of expired records, in parts.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use crate::bucket::Ordinal;
 use crate::{Draft, Row};
 
-/// A sweep that is under way. Records that cannot be deleted are looked at once, not again and again.
+/// A sweep in progress. It examines every expired record once, also those that cannot be deleted.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Sweep {
-    /// The buckets that it has not done yet.
-    left: VecDeque<String>,
-    /// How far it has come in the first of them.
+    /// The buckets with expired records that are not done yet.
+    left: VecDeque<Arc<str>>,
+    /// The last record that was examined in the first of them.
     after: Option<(u64, Ordinal)>,
 }
 
@@ -21,7 +22,7 @@ impl Sweep {
 }
 
 impl Draft {
-    /// Deletes what has expired, at most so many records. Those that something refers to stay until it is gone.
+    /// Deletes at most `limit` expired records. A record with a restricting reference to it stays until the reference is gone.
     pub fn sweep(&mut self, limit: usize) -> usize {
         let mut sweep = self.begin_sweep();
         let mut swept = 0;
@@ -31,14 +32,12 @@ impl Draft {
         swept
     }
 
-    /// A sweep of all that has expired by now.
+    /// Begins a sweep of all records that have expired.
     pub(crate) fn begin_sweep(&self) -> Sweep {
-        let expired =
-            self.state.all().filter(|(_, bucket)| bucket.next_expiry().is_some_and(|first| first <= self.now));
-        Sweep { left: expired.map(|(name, _)| name.to_owned()).collect(), after: None }
+        Sweep { left: self.state.expired(self.now).cloned().collect(), after: None }
     }
 
-    /// Goes on with a sweep: looks at the next records, at most so many, and deletes those that it can. Returns how many.
+    /// Continues a sweep: examines at most `count` records and deletes those that can be deleted. Returns the number deleted.
     pub(crate) fn sweep_some(&mut self, sweep: &mut Sweep, count: usize) -> usize {
         let (mut looked, mut swept) = (0, 0);
         while let Some(name) = sweep.left.front().cloned() {

@@ -26,6 +26,7 @@ mod writes;
 
 use std::fmt;
 use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, ThreadId};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -37,7 +38,7 @@ use tokio::sync::oneshot;
 pub use self::history::{Commit, FollowError, Follower};
 pub use self::pending::{Pending, WriteError};
 pub use self::recover::{StoreOpenError, Unreadable};
-pub use self::stats::{BucketStats, StoreStats};
+pub use self::stats::{BucketList, BucketStats, StoreStats};
 pub use self::transfer::{ImportError, ImportProblem, Imported, UpkeepError};
 
 use self::history::History;
@@ -404,9 +405,16 @@ impl Store {
         Ok(done?)
     }
 
-    /// How it is, and what it has done.
+    /// Returns the condition of the store and its counters. The cost does not depend on the number of buckets; that of reading
+    /// [`StoreStats::buckets`] does.
     pub fn stats(&self) -> StoreStats {
         StoreStats::of(self.shared())
+    }
+
+    /// Whether the disk has failed. No write is accepted until a restart. Reads one atomic flag, so a health check may call it
+    /// at any rate.
+    pub fn is_stopped(&self) -> bool {
+        self.shared().counters.is_stopped.load(Relaxed)
     }
 
     /// Ends it: writes that have their place are done, later ones are refused, and the engine is closed. Reads go on, of what

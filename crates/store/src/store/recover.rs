@@ -112,7 +112,6 @@ impl Loader {
                 changes.push(Change { bucket: Arc::clone(&shared), ordinal, old, new });
             }
         };
-        let bucket = self.state.any_mut(name).map_err(undefined)?;
         match write.row {
             Some(text) => {
                 let text = std::str::from_utf8(text).map_err(|_| wrong(crate::RowError::Malformed.into()))?;
@@ -120,18 +119,22 @@ impl Loader {
                 if name == BUCKETS {
                     self.define(&row)?;
                 }
-                let bucket = self.state.any_mut(name).map_err(undefined)?;
-                let placed = bucket.place(row.clone());
+                let placed = self.state.change(name, |bucket| bucket.place(row.clone())).map_err(undefined)?;
                 let (ordinal, old) =
                     placed.map_err(|source| wrong(StoreError::NotUnique { bucket: name.to_owned(), source }))?;
                 note(ordinal, old, Some(row));
             }
             None if write.key.is_empty() => {
-                bucket.entries().for_each(|(ordinal, row)| note(ordinal, Some(row.clone()), None));
-                bucket.clear();
+                let clear = |bucket: &mut Bucket| {
+                    bucket.entries().for_each(|(ordinal, row)| note(ordinal, Some(row.clone()), None));
+                    bucket.clear();
+                };
+                self.state.change(name, clear).map_err(undefined)?;
             }
             None => {
-                let Some((ordinal, row)) = bucket.take_key(&IndexKey::of_bytes(write.key)) else { return Ok(()) };
+                let key = IndexKey::of_bytes(write.key);
+                let taken = self.state.change(name, |bucket| bucket.take_key(&key)).map_err(undefined)?;
+                let Some((ordinal, row)) = taken else { return Ok(()) };
                 if name == BUCKETS
                     && let Some(dropped) = catalog::name_of(&row)
                 {

@@ -1,12 +1,16 @@
 //! Statistics of a store.
 
+use std::fmt;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use super::Shared;
+use super::{Shared, Snapshot};
+use crate::state::Totals;
 use crate::{EngineStats, Position};
 
-/// What is counted since the store was opened.
+/// Counters since the store was opened.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) commits: AtomicU64,
@@ -16,56 +20,110 @@ pub(super) struct Counters {
     pub(super) is_stopped: AtomicBool,
 }
 
-/// How a store is, and what it has done since it was opened.
+/// The condition of a store, and its counters since it was opened.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct StoreStats {
     /// The newest commit.
     pub position: Position,
-    /// Each bucket, in the order of definition.
-    pub buckets: Vec<BucketStats>,
-    /// How many named queries there are.
+    /// Each bucket, in the order of definition. The list is computed when it is first read.
+    pub buckets: BucketList,
+    /// The number of records in all buckets.
+    pub records: usize,
+    /// The memory of these records, without their indexes.
+    pub record_bytes: usize,
+    /// The number of named queries.
     pub queries: usize,
-    /// Whether what is written outlives the process.
+    /// Whether commits outlive the process.
     pub is_persistent: bool,
-    /// How often what has expired is deleted.
+    /// The interval at which expired records are deleted.
     pub sweep_interval: Option<Duration>,
     /// Writes that wait for the writer.
     pub waiting: usize,
     /// Commits made.
     pub commits: u64,
-    /// Writes refused, of which nothing has happened.
+    /// Writes refused. They had no effect.
     pub refused: u64,
-    /// Writes that were given up by whoever made them before there was room in the queue, or because the store was closed.
+    /// Writes dropped before they entered the queue, by the caller or because the store was closed.
     pub abandoned: u64,
-    /// Groups of writes that the engine did not keep.
+    /// Groups of writes that the engine did not store.
     pub not_kept: u64,
     /// Records deleted because they had expired.
     pub swept: u64,
     /// Commits that followers can still see.
     pub history_commits: usize,
-    /// The bytes of those.
+    /// The memory of these commits.
     pub history_bytes: usize,
-    /// How often a follower has fallen out of the history.
+    /// The number of times that a follower fell out of the history.
     pub followers_behind: u64,
-    /// Whether the disk has failed, so that nothing is written until a restart.
+    /// Whether the disk has failed. No write is accepted until a restart.
     pub is_stopped: bool,
-    /// What the engine has done.
+    /// The counters of the engine.
     pub engine: EngineStats,
 }
 
-/// How a bucket is.
+/// Statistics of a bucket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BucketStats {
-    /// What it is called.
+    /// The name.
     pub name: String,
-    /// How many records it has.
+    /// The number of records.
     pub records: usize,
-    /// The memory that they take, without what leads to them.
+    /// The memory of the records, without their indexes.
     pub bytes: usize,
-    /// How many indexes it has.
+    /// The number of declared indexes.
     pub indexes: usize,
+}
+
+/// The statistics of all ordinary buckets of one snapshot, as a slice.
+///
+/// Most readers of [`StoreStats`] want totals only, and there may be thousands of buckets. So the list is computed when it is
+/// first read; until then it holds the snapshot.
+#[derive(Clone)]
+pub struct BucketList {
+    snapshot: Arc<Snapshot>,
+    list: OnceLock<Vec<BucketStats>>,
+}
+
+impl BucketList {
+    /// Returns the number of buckets, without computing the list.
+    pub fn len(&self) -> usize {
+        self.snapshot.state.names().len()
+    }
+
+    /// Whether there are no buckets.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Deref for BucketList {
+    type Target = [BucketStats];
+
+    fn deref(&self) -> &[BucketStats] {
+        self.list.get_or_init(|| {
+            let buckets = self.snapshot.state.buckets().map(|(name, bucket)| BucketStats {
+                name: name.to_owned(),
+                records: bucket.len(),
+                bytes: bucket.bytes(),
+                indexes: bucket.definition().index_count(),
+            });
+            buckets.collect()
+        })
+    }
+}
+
+impl PartialEq for BucketList {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+impl fmt::Debug for BucketList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&**self, f)
+    }
 }
 
 impl StoreStats {
@@ -73,16 +131,13 @@ impl StoreStats {
         let snapshot = shared.published.load_full();
         let (history_commits, history_bytes, followers_behind) = shared.history.measure();
         let count = |counter: &AtomicU64| counter.load(Relaxed);
-        let buckets = snapshot.state.buckets().map(|(name, bucket)| BucketStats {
-            name: name.to_owned(),
-            records: bucket.len(),
-            bytes: bucket.bytes(),
-            indexes: bucket.definition().index_count(),
-        });
+        let Totals { records, bytes } = snapshot.state.totals();
         Self {
             position: snapshot.position,
-            buckets: buckets.collect(),
             queries: snapshot.state.query_count(),
+            buckets: BucketList { snapshot, list: OnceLock::new() },
+            records,
+            record_bytes: bytes,
             is_persistent: shared.keeps,
             sweep_interval: shared.sweep_interval,
             waiting: shared.queue.len(),
@@ -97,5 +152,39 @@ impl StoreStats {
             is_stopped: shared.counters.is_stopped.load(Relaxed),
             engine: *shared.engine_stats(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value as Json, json};
+
+    use crate::state::visits;
+    use crate::{Store, StoreOptions};
+
+    #[test]
+    fn totals_are_those_of_all_buckets_without_visiting_them() {
+        let store = Store::memory(StoreOptions::default());
+        let object = |json: Json| serde_json::from_value(json).unwrap();
+        for place in 0..20 {
+            let name = format!("b{place}");
+            store.define_bucket(&name, json!({"key": "id", "schema": {"id": {"type": "number"}}})).wait().unwrap();
+            let records = (0..place).map(|id| object(json!({"id": id, "text": "x"}))).collect();
+            store.insert_many(&name, records).wait().unwrap();
+        }
+        store.drop_bucket("b5").wait().unwrap();
+        store.delete("b6", json!(1), None).wait().unwrap();
+        store.clear("b7").wait().unwrap();
+        store.update("b8", json!(1), object(json!({"text": "longer"})), None).wait().unwrap();
+        store
+            .update_bucket("b9", json!({"addIndexes": ["text"], "addFields": {"text": {"type": "string"}}}))
+            .wait()
+            .unwrap();
+        let before = visits::total();
+        let stats = store.stats();
+        assert_eq!((stats.buckets.len(), stats.records), (19, 190 - 5 - 1 - 7));
+        assert_eq!(visits::total(), before, "no bucket was visited");
+        assert_eq!(stats.records, stats.buckets.iter().map(|bucket| bucket.records).sum::<usize>());
+        assert_eq!(stats.record_bytes, stats.buckets.iter().map(|bucket| bucket.bytes).sum::<usize>());
     }
 }

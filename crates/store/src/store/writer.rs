@@ -100,7 +100,7 @@ impl Writer {
                 }
                 self.work(messages);
             }
-            // The callers are told of an error.
+            // An error is reported to the callers.
             let _ = self.flush();
             self.do_duties();
             until = self.next_duty();
@@ -140,7 +140,7 @@ impl Writer {
     fn write(&mut self, mut job: Box<dyn Job>) {
         // A commit has at most half of a group's bytes. It joins a group that has less than half, so it always fits.
         if self.group.bytes > self.engine.max_group_bytes() / 2 {
-            // The callers are told of an error.
+            // An error is reported to the callers.
             let _ = self.flush();
         }
         if let Some(cause) = &self.stopped {
@@ -255,7 +255,7 @@ impl Writer {
     fn next_duty(&self) -> Option<Instant> {
         let sweep = || {
             let interval = self.shared.sweep_interval?;
-            let expiry = self.head.state().all().filter_map(|(_, bucket)| bucket.next_expiry()).min()?;
+            let expiry = self.head.state().next_expiry()?;
             let left = Duration::from_millis(expiry.saturating_sub(self.shared.clock.now()));
             Some(self.swept.checked_add(interval)?.max(Instant::now().checked_add(left)?))
         };
@@ -398,5 +398,56 @@ impl Drop for End {
     fn drop(&mut self) {
         self.0.queue.abandon();
         self.0.history.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::{Map, Value as Json, json};
+
+    use crate::state::visits;
+    use crate::{Store, StoreOptions};
+
+    /// Returns the number of buckets that the writer visits for some writes, in a store with this many buckets.
+    fn visits(buckets: usize) -> usize {
+        let sweep_interval = Some(Duration::from_hours(1));
+        let store = Store::memory(StoreOptions { sweep_interval, ..StoreOptions::default() });
+        let number = json!({"type": "number"});
+        let reference = json!({"type": "number", "ref": "targets", "onDelete": "cascade"});
+        let configs = [
+            ("targets", json!({"key": "id", "schema": {"id": number}, "ttl": "1h"})),
+            ("referring", json!({"key": "id", "schema": {"id": number, "target": reference}})),
+        ];
+        for (name, config) in configs {
+            store.define_bucket(name, config).wait().unwrap();
+        }
+        for place in 0..buckets {
+            let config = json!({"key": "id", "schema": {"id": number}, "ttl": "1h"});
+            store.define_bucket(&format!("b{place}"), config).wait().unwrap();
+            store.insert(&format!("b{place}"), object(json!({"id": 1}))).wait().unwrap();
+        }
+        let total = || store.write(|_| Ok(visits::total())).wait().unwrap();
+        let before = total();
+        for id in 0..5 {
+            store.insert("targets", object(json!({"id": id}))).wait().unwrap();
+            store.insert("referring", object(json!({"id": id, "target": id}))).wait().unwrap();
+        }
+        store.delete("targets", json!(1), None).wait().unwrap();
+        store.delete("b1", json!(1), None).wait().unwrap();
+        store.clear("b2").wait().unwrap();
+        store.sweep().wait().unwrap();
+        store.drop_bucket("b3").wait().unwrap();
+        total() - before
+    }
+
+    fn object(json: Json) -> Map<String, Json> {
+        serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn the_work_of_a_write_does_not_grow_with_the_number_of_buckets() {
+        assert_eq!(visits(10), visits(200));
     }
 }

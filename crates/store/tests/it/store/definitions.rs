@@ -104,7 +104,7 @@ fn the_stores_own_buckets_are_out_of_reach() {
         assert_eq!(refusal(store.clear(name).wait()), undefined);
         assert_eq!(refusal(store.drop_bucket(name).wait()), undefined);
     }
-    assert_eq!(store.stats().buckets, []);
+    assert!(store.stats().buckets.is_empty());
 }
 
 #[test]
