@@ -33,8 +33,7 @@ pub(crate) fn is_own(name: &str) -> bool {
 pub(crate) fn own_buckets() -> impl Iterator<Item = (&'static str, Arc<BucketDefinition>)> {
     static OWN: LazyLock<[(&str, Arc<BucketDefinition>); 3]> = LazyLock::new(|| {
         let defined = json!({"key": "name", "schema": {"name": {"type": "string", "required": true}}});
-        // How many there are is a limit of the store's; the definition says that they are counted.
-        let replies = json!({"key": "id", "schema": {"id": {"type": "string"}}, "ttl": "24h", "maxSize": u32::MAX});
+        let replies = json!({"key": "id", "schema": {"id": {"type": "string"}}, "ttl": "24h"});
         [(BUCKETS, &defined), (QUERIES, &defined), (REPLIES, &replies)].map(|(name, config)| {
             let definition = BucketDefinition::parse(config).expect("it is written here and parsed by every test");
             (name, Arc::new(definition))

@@ -2,18 +2,42 @@
 //!
 //! A client that does not know whether a write was done sends it again with the same key, and gets the first reply. The reply is
 //! a row of an internal bucket, committed with the write itself: after a crash either both exist or neither.
+//!
+//! The stored replies are bounded, for each user and in total. A forgotten reply means that a write that is sent again is done
+//! again, so a user that reaches its quota loses its own oldest replies, and never those of another user. The limit for all users
+//! evicts from the user that uses the most.
+
+use std::sync::{Arc, LazyLock};
 
 use serde_json::{Map, Value as Json, json};
 
 use crate::catalog::REPLIES;
-use crate::{Draft, Field, Row, StoreError, Value};
+use crate::{Change, Draft, Field, Row, StoreError, Value};
+
+static ID: LazyLock<Field> = LazyLock::new(|| Field::new("id"));
+static EXPIRES_AT: LazyLock<Field> = LazyLock::new(|| Field::new("_expiresAt"));
+
+/// Returns the user of a stored reply.
+pub(crate) fn user_of(row: &Row) -> Arc<str> {
+    let Some(Value::String(id)) = row.get(&ID) else { return "".into() };
+    // A row that this program did not write may have another id. It belongs to the user without a name.
+    serde_json::from_str::<(String, String)>(&id).map_or_else(|_| "".into(), |(user, _)| user.into())
+}
+
+/// Whether a change of a commit evicts a reply that has not expired.
+pub(crate) fn is_eviction(change: &Change, at: u64) -> bool {
+    let Change { bucket, old: Some(old), new: None, .. } = change else { return false };
+    **bucket == *REPLIES
+        && old.text_of(&EXPIRES_AT).and_then(|text| text.parse().ok()).is_some_and(|time: u64| time > at)
+}
 
 impl Draft {
-    /// Does something once: if this user has done it with this key in the last 24 hours, nothing is done, and the reply is that
-    /// of the first time. `request` tells one request from another; the same key with another one is an error. What fails is
-    /// not remembered, because nothing was done.
+    /// Runs `work` at most once: if this user has run it with this key in the last 24 hours, returns the stored reply instead.
+    /// `request` identifies the request; the same key with another request is an error. A failure is not stored, because nothing
+    /// was done.
     ///
-    /// The memory is [bounded](crate::Limits::max_replies): the oldest replies are forgotten first.
+    /// The stored replies are bounded: see [`Limits::max_user_replies`](crate::Limits::max_user_replies) and
+    /// [`Limits::max_replies`](crate::Limits::max_replies).
     pub fn once(
         &mut self,
         user: &str,
@@ -32,13 +56,15 @@ impl Draft {
         }
         self.atomically(|draft| {
             let reply = work(draft)?;
-            draft.remember(id, request, &reply)?;
+            draft.remember(user, id, request, &reply)?;
             Ok(reply)
         })
     }
 
-    fn remember(&mut self, id: String, request: &str, reply: &Json) -> Result<(), StoreError> {
+    fn remember(&mut self, user: &str, id: String, request: &str, reply: &Json) -> Result<(), StoreError> {
         const DAY: u64 = 24 * 60 * 60 * 1000;
+        // An expired reply with this key would keep its ordinal, and so count as old.
+        self.remove_row(REPLIES, &Value::String((&*id).into()))?;
         let record: Map<String, Json> = [
             ("id", Json::String(id)),
             ("request", json!(request)),
@@ -50,18 +76,32 @@ impl Draft {
         .into_iter()
         .collect();
         let row = Row::new(&record)?;
-        let (len, limits) = (row.size(), *self.limits());
-        if len > limits.max_reply_bytes {
-            return Err(StoreError::LongReply { len, max: limits.max_reply_bytes });
+        let (len, max) = (row.size(), self.limits().max_reply_bytes);
+        if len > max {
+            return Err(StoreError::LongReply { len, max });
         }
-        loop {
-            let (_, replies) = self.state().any(REPLIES)?;
-            let has_room = replies.len() < limits.max_replies.max(1) && replies.bytes() + len <= limits.max_reply_bytes;
-            let Some(oldest) = replies.oldest().filter(|_| !has_room).cloned() else { break };
-            let Some(key) = oldest.get(&Field::new("id")) else { break };
+        while let Some(evicted) = self.reply_to_evict(user, len)? {
+            let Some(key) = evicted.get(&ID) else { break };
             self.remove_row(REPLIES, &key)?;
         }
         self.put_row(REPLIES, row).map(drop)
+    }
+
+    /// Returns the reply to evict before this user stores one of this size, if any.
+    fn reply_to_evict(&self, user: &str, len: usize) -> Result<Option<Row>, StoreError> {
+        let (_, replies) = self.state().any(REPLIES)?;
+        let (limits, usage) = (self.limits(), replies.usage(user));
+        let is_over_quota = usage.records >= limits.max_user_replies || usage.bytes + len > limits.max_user_reply_bytes;
+        let evicted = if is_over_quota && usage.oldest.is_some() {
+            usage.oldest
+        } else if replies.len() >= limits.max_replies.max(1) {
+            replies.oldest_by_records()
+        } else if replies.bytes() + len > limits.max_reply_bytes {
+            replies.oldest_by_bytes()
+        } else {
+            None
+        };
+        Ok(evicted.and_then(|ordinal| replies.row(ordinal)).cloned())
     }
 }
 
@@ -93,6 +133,47 @@ mod tests {
         let (state, _) = draft.finish();
         let mut draft = Draft::new(state, 1000 + 24 * 60 * 60 * 1000);
         assert_ne!(draft.once("u", "k", "insert", insert).unwrap(), first);
+    }
+
+    #[test]
+    fn a_user_has_a_quota() {
+        let limits = Limits { max_user_replies: 3, max_user_reply_bytes: 1000, ..Limits::default() };
+        let mut draft = Draft::new(State::new(), 1000).with_limits(limits);
+        let usage = |draft: &Draft, user: &str| draft.state().any(REPLIES).unwrap().1.usage(user);
+        draft.once("v", "k", "r", |_| Ok(json!("first"))).unwrap();
+        for key in ["a", "b", "c", "d"] {
+            draft.once("u", key, "r", |_| Ok(json!(key))).unwrap();
+        }
+        assert_eq!(usage(&draft, "u").records, 3);
+        assert_eq!(draft.once("u", "b", "r", |_| Ok(json!("again"))).unwrap(), "b");
+        assert_eq!(draft.once("u", "a", "r", |_| Ok(json!("again"))).unwrap(), "again", "the oldest was evicted");
+        // A reply above the quota is stored alone.
+        draft.once("u", "long", "r", |_| Ok(json!("x".repeat(2000)))).unwrap();
+        assert_eq!(usage(&draft, "u").records, 1);
+        assert_eq!(draft.once("u", "long", "r", |_| Ok(json!("again"))).unwrap(), "x".repeat(2000));
+        draft.once("u", "e", "r", |_| Ok(json!("e"))).unwrap();
+        assert_eq!(usage(&draft, "u").records, 1);
+        assert_eq!(draft.once("v", "k", "r", |_| Ok(json!("second"))).unwrap(), "first");
+        // A reply that replaces an expired one counts as new.
+        let (state, _) = draft.finish();
+        let mut draft = Draft::new(state, 1000 + 24 * 60 * 60 * 1000).with_limits(limits);
+        draft.once("v", "l", "r", |_| Ok(json!("l"))).unwrap();
+        draft.once("v", "k", "r", |_| Ok(json!("second"))).unwrap();
+        draft.once("v", "m", "r", |_| Ok(json!("m"))).unwrap();
+        draft.once("v", "n", "r", |_| Ok(json!("n"))).unwrap();
+        assert_eq!(draft.once("v", "k", "r", |_| Ok(json!("third"))).unwrap(), "second");
+    }
+
+    #[test]
+    fn users_with_equal_usage_lose_the_oldest_reply_first() {
+        let limits = Limits { max_replies: 3, ..Limits::default() };
+        let mut draft = Draft::new(State::new(), 1000).with_limits(limits);
+        for user in ["b", "z", "a", "c"] {
+            draft.once(user, "k", "r", |_| Ok(json!(user))).unwrap();
+        }
+        for user in ["z", "a", "c"] {
+            assert_eq!(draft.once(user, "k", "r", |_| Ok(json!("again"))).unwrap(), user);
+        }
     }
 
     #[test]

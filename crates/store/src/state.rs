@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use imbl::{OrdMap, OrdSet};
 
-use crate::catalog;
+use crate::catalog::{self, REPLIES};
+use crate::replies;
 use crate::{Bucket, BucketDefinition, StoreError};
 
 /// All buckets at one moment. A clone shares everything, so a reader keeps its state while the next one is made.
@@ -71,7 +72,9 @@ impl Default for State {
             totals: Totals::default(),
         };
         for (name, definition) in catalog::own_buckets() {
-            state.put(name.into(), Bucket::new(definition), false);
+            let bucket = Bucket::new(definition);
+            let bucket = if name == REPLIES { bucket.with_owners(replies::user_of) } else { bucket };
+            state.put(name.into(), bucket, false);
         }
         state
     }

@@ -5,6 +5,7 @@
 //! values to ordinals, and ordinals map to records.
 
 mod keys;
+mod owners;
 mod rows;
 
 use std::ops::Bound;
@@ -14,6 +15,8 @@ use imbl::OrdSet;
 use serde_json::Value as Json;
 
 use self::keys::{KeyHash, Keys};
+use self::owners::Owners;
+pub(crate) use self::owners::Usage;
 use self::rows::Rows;
 use crate::{BucketDefinition, Change, Field, Generated, IndexKey, Row, Value};
 
@@ -35,6 +38,8 @@ pub struct Bucket {
     expiries: OrdSet<(u64, Ordinal)>,
     /// Creation times, in buckets with a maximum size.
     ages: Option<OrdSet<(u64, Ordinal)>>,
+    /// Records by owner, in buckets with a quota per owner.
+    owners: Option<Owners>,
     /// The largest autoincrement number that was generated or stored. Deleting its record does not lower it.
     counter: u64,
     identity: BucketIdentity,
@@ -175,11 +180,32 @@ impl Bucket {
             keys: Keys::with_capacity(0),
             indexes,
             expiries: OrdSet::new(),
+            owners: None,
             counter: 0,
             identity: BucketIdentity::default(),
             next: 0,
             bytes: 0,
         }
+    }
+
+    /// The bucket, which is empty, with an index of records by owner.
+    pub(crate) fn with_owners(self, owner_of: fn(&Row) -> Arc<str>) -> Self {
+        Self { owners: Some(Owners::new(owner_of)), ..self }
+    }
+
+    /// Returns the usage of an owner, in a bucket with owners.
+    pub(crate) fn usage(&self, owner: &str) -> Usage {
+        self.owners.as_ref().map(|owners| owners.usage(owner)).unwrap_or_default()
+    }
+
+    /// Returns the oldest record of the owner with the most records.
+    pub(crate) fn oldest_by_records(&self) -> Option<Ordinal> {
+        self.owners.as_ref()?.oldest_by_records()
+    }
+
+    /// Returns the oldest record of the owner with the most bytes.
+    pub(crate) fn oldest_by_bytes(&self) -> Option<Ordinal> {
+        self.owners.as_ref()?.oldest_by_bytes()
     }
 
     /// Returns its definition.
@@ -362,7 +388,8 @@ impl Bucket {
     /// Takes all records out.
     pub(crate) fn clear(&mut self) {
         let empty = Self::new(Arc::clone(&self.definition));
-        *self = Self { counter: self.counter, identity: self.identity(), next: self.next, ..empty };
+        let owners = self.owners.as_ref().map(Owners::emptied);
+        *self = Self { owners, counter: self.counter, identity: self.identity(), next: self.next, ..empty };
     }
 
     /// The same records under another definition.
@@ -439,13 +466,16 @@ impl Bucket {
         self.rows.iter().map(|(ordinal, row)| (KeyHash::of(&IndexKey::of(row.get(&self.key).as_ref())), ordinal))
     }
 
-    /// Indexes the times of a record, and raises the counter to the autoincrement numbers in it.
+    /// Indexes the times and the owner of a record, and raises the counter to the autoincrement numbers in it.
     fn note(&mut self, row: &Row, ordinal: Ordinal) {
         if let Some(expiry) = time(row, &EXPIRES_AT) {
             self.expiries.insert((expiry, ordinal));
         }
         if let Some(ages) = &mut self.ages {
             ages.insert((time(row, &CREATED_AT).unwrap_or(0), ordinal));
+        }
+        if let Some(owners) = &mut self.owners {
+            owners.add(row, ordinal);
         }
         let counted =
             self.definition.fields.iter().filter(|(_, rule)| rule.generated == Some(Generated::Autoincrement));
@@ -463,6 +493,9 @@ impl Bucket {
         }
         if let Some(ages) = &mut self.ages {
             ages.remove(&(time(row, &CREATED_AT).unwrap_or(0), ordinal));
+        }
+        if let Some(owners) = &mut self.owners {
+            owners.remove(row, ordinal);
         }
     }
 

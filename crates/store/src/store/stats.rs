@@ -17,6 +17,7 @@ pub(super) struct Counters {
     pub(super) refused: AtomicU64,
     pub(super) not_kept: AtomicU64,
     pub(super) swept: AtomicU64,
+    pub(super) evicted_replies: AtomicU64,
     pub(super) is_stopped: AtomicBool,
 }
 
@@ -50,6 +51,9 @@ pub struct StoreStats {
     pub not_kept: u64,
     /// Records deleted because they had expired.
     pub swept: u64,
+    /// Replies to writes with an idempotency key that were evicted before they expired: see
+    /// [`Limits::max_user_replies`](crate::Limits::max_user_replies).
+    pub evicted_replies: u64,
     /// Commits that followers can still see.
     pub history_commits: usize,
     /// The memory of these commits.
@@ -146,6 +150,7 @@ impl StoreStats {
             abandoned: shared.queue.abandoned(),
             not_kept: count(&shared.counters.not_kept),
             swept: count(&shared.counters.swept),
+            evicted_replies: count(&shared.counters.evicted_replies),
             history_commits,
             history_bytes,
             followers_behind,

@@ -20,6 +20,7 @@ use super::queue::{Job, Message, Taken};
 use super::writes::KeptWrites;
 use super::{Shared, Snapshot};
 use crate::draft::Sweep;
+use crate::replies::is_eviction;
 use crate::{
     Cause, Change, CheckpointError, Draft, Engine, EngineError, LogPressure, Position, State, StoredRow, Write,
     WriteSet,
@@ -222,6 +223,9 @@ impl Writer {
         let first = position.sequence + 1 - commits.len() as u64;
         self.shared.published.store(Arc::new(Snapshot { state: self.head.state().clone(), position }));
         self.shared.counters.commits.fetch_add(commits.len() as u64, Relaxed);
+        let changes = commits.iter().flat_map(|commit| &commit.changes);
+        let evicted = changes.filter(|change| is_eviction(change, at)).count();
+        self.shared.counters.evicted_replies.fetch_add(evicted as u64, Relaxed);
         let commits = commits.into_iter().zip(first..).map(|(commit, sequence)| {
             let position = Position { sequence, ..position };
             Arc::new(Commit { position, at, cause: commit.cause, changes: commit.changes })

@@ -8,6 +8,7 @@ mod permissions;
 mod queries;
 mod records;
 mod references;
+mod replies;
 mod restart;
 mod sweeps;
 mod transactions;

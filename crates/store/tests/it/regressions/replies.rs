@@ -1,0 +1,36 @@
+//! Idempotency keys of several users.
+
+use serde_json::{Value as Json, json};
+use tidewire_store::{Store, StoreOptions};
+
+/// Runs a write that is done once. Returns the reply of the run that was done.
+fn once(store: &Store, user: &str, key: &str, reply: Json) -> Json {
+    let (user, key) = (user.to_owned(), key.to_owned());
+    store.write(move |draft| draft.once(&user, &key, "pay", |_| Ok(reply))).wait().unwrap()
+}
+
+#[test]
+fn a_flood_of_one_user_does_not_evict_the_replies_of_another() {
+    for (max_replies, max_reply_bytes, evictions) in [(50, usize::MAX, 151..=151), (usize::MAX, 20_000, 1..=199)] {
+        let mut options = StoreOptions::default();
+        (options.limits.max_replies, options.limits.max_reply_bytes) = (max_replies, max_reply_bytes);
+        let dir = tempfile::tempdir().unwrap();
+        let (store, _) = Store::open(dir.path(), options.clone()).unwrap();
+        once(&store, "ann", "payment", json!("first"));
+        for key in 0..200 {
+            once(&store, "bob", &key.to_string(), json!(key));
+        }
+        assert_eq!(once(&store, "ann", "payment", json!("second")), "first");
+        let evicted = store.stats().evicted_replies;
+        assert!(evictions.contains(&evicted), "{evicted} evicted");
+        assert_eq!(once(&store, "bob", "199", json!("again")), 199, "the newest of the flood is kept");
+        assert_eq!(once(&store, "bob", "0", json!("again")), "again", "the oldest is not");
+        store.close().unwrap();
+
+        let (store, _) = Store::open(dir.path(), options).unwrap();
+        for key in 200..400 {
+            once(&store, "bob", &key.to_string(), json!(key));
+        }
+        assert_eq!(once(&store, "ann", "payment", json!("second")), "first", "after a restart as well");
+    }
+}
