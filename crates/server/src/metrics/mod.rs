@@ -67,7 +67,7 @@ pub(crate) struct Health {
 }
 
 pub(crate) fn health(server: &ServerState) -> Health {
-    Health { is_ok: !server.store.stats().is_stopped, uptime: server.started.elapsed() }
+    Health { is_ok: !server.store.is_stopped(), uptime: server.started.elapsed() }
 }
 
 impl Health {

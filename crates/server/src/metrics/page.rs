@@ -103,8 +103,8 @@ impl Page {
     fn store(&mut self, server: &ServerState) {
         let stats = server.store.stats();
         self.gauge("store_buckets", "Buckets", stats.buckets.len());
-        self.gauge("store_records", "Records", stats.buckets.iter().map(|bucket| bucket.records).sum());
-        self.gauge("store_record_bytes", "Memory of records", stats.buckets.iter().map(|bucket| bucket.bytes).sum());
+        self.gauge("store_records", "Records", stats.records);
+        self.gauge("store_record_bytes", "Memory of records", stats.record_bytes);
         self.gauge("store_writes_waiting", "Writes that wait for the writer", stats.waiting);
         self.gauge("store_history_bytes", "Memory of the commits from which subscriptions resume", stats.history_bytes);
         self.gauge("store_stopped", "Whether the disk has failed", stats.is_stopped.into());
@@ -112,6 +112,7 @@ impl Page {
         self.counter("store_refused", "Writes refused", stats.refused);
         self.counter("store_abandoned", "Writes given up before the queue had room", stats.abandoned);
         self.counter("store_not_kept", "Groups of writes that could not be stored", stats.not_kept);
+        self.counter("store_replies_evicted", "Replies of idempotency keys evicted before they expired", stats.evicted_replies);
         self.counter("store_expired", "Records deleted because they had expired", stats.swept);
         self.counter("store_followers_behind", "Times that a follower fell out of the history", stats.followers_behind);
         let engine = stats.engine;

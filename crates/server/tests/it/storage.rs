@@ -56,6 +56,7 @@ fn shows(page: &Page, store: &Store) {
         ("store_refused_total", stats.refused),
         ("store_abandoned_total", stats.abandoned),
         ("store_not_kept_total", stats.not_kept),
+        ("store_replies_evicted_total", stats.evicted_replies),
         ("store_expired_total", stats.swept),
         ("store_followers_behind_total", stats.followers_behind),
         ("engine_syncs_total", engine.syncs),

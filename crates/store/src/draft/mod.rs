@@ -52,6 +52,8 @@ struct Saved {
 struct RaisedCounter {
     bucket: Arc<str>,
     before: u64,
+    /// Whether a number was generated. It is used up, even if the write is undone.
+    is_generated: bool,
 }
 
 /// A point in a draft to which it can be reverted.
@@ -69,7 +71,7 @@ pub struct Draft {
     changes: Vec<Change>,
     /// Parts of the changes that are all that was in a bucket.
     cleared: Vec<Range<usize>>,
-    /// Counters that were raised, so that an undone write does not use up numbers.
+    /// Counters that were raised, so that a number that a caller supplied counts only if it is stored.
     counters: Vec<RaisedCounter>,
     /// States before operations that are not undone change by change.
     saved: Vec<Saved>,
@@ -167,6 +169,8 @@ impl Draft {
     /// Undoes everything after the mark.
     fn revert(&mut self, mark: Mark) {
         self.is_torn = true;
+        let generated = self.counters[mark.counters..].iter().filter(|raised| raised.is_generated);
+        let generated: Vec<Arc<str>> = generated.map(|raised| Arc::clone(&raised.bucket)).collect();
         if let Some(saved) = self.saved.drain(mark.saved..).next() {
             self.state = saved.state;
             self.changes.truncate(saved.changes);
@@ -182,6 +186,9 @@ impl Draft {
         }
         for raised in self.counters.drain(mark.counters..).rev() {
             let _ = self.state.change(&raised.bucket, |bucket| bucket.reset_counter(raised.before));
+        }
+        for bucket in generated {
+            let _ = self.state.change(&bucket, Bucket::next_number);
         }
         self.is_torn = false;
     }
@@ -367,7 +374,7 @@ impl Draft {
         let (shared, before) = (Arc::clone(shared), bucket.counter());
         let number = self.state.change(name, Bucket::next_number)?;
         if number.is_some() {
-            self.counters.push(RaisedCounter { bucket: shared, before });
+            self.counters.push(RaisedCounter { bucket: shared, before, is_generated: true });
         }
         Ok(number)
     }
@@ -495,7 +502,7 @@ impl Draft {
         let (placed, before, is_raised) = changed?;
         let (ordinal, old) = placed.map_err(|source| StoreError::NotUnique { bucket: name.to_owned(), source })?;
         if is_raised {
-            self.counters.push(RaisedCounter { bucket: Arc::clone(&bucket), before });
+            self.counters.push(RaisedCounter { bucket: Arc::clone(&bucket), before, is_generated: false });
         }
         self.changes.push(Change { bucket, ordinal, old, new: Some(row.clone()) });
         Ok(row)

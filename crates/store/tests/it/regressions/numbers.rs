@@ -96,3 +96,16 @@ fn a_committed_largest_number_is_named_when_no_more_can_be_generated() {
     store.insert("b", object(json!({"id": 7}))).wait().unwrap();
     assert_eq!(records(&store, "b").len(), 2);
 }
+
+#[test]
+fn a_failed_insert_uses_up_its_number() {
+    let config = json!({"key": "id", "schema": {
+        "id": {"type": "number", "generated": "autoincrement"}, "name": {"type": "string", "required": true},
+    }});
+    let store = store(&[("b", config)]);
+    let insert = |record| store.insert("b", object(record)).wait();
+    assert_eq!(insert(json!({"name": "first"})).unwrap().to_record()["id"], 1);
+    refusal(insert(json!({})));
+    refusal(insert(json!({"name": 7})));
+    assert_eq!(insert(json!({"name": "second"})).unwrap().to_record()["id"], 4);
+}
