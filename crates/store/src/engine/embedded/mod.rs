@@ -14,8 +14,8 @@
 //! 2. A segment is durable to its end before the header of the next one is written, and the next one's name before its header.
 //! 3. A checkpoint begins with the log being durable up to its position. Its file gets its name when it is durable, and the files
 //!    that it replaces are recycled or removed when the name is.
-//! 4. Opening makes everything durable that it has read before it writes: a process that was killed may have left data that is
-//!    readable but not on disk.
+//! 4. Opening writes the end of the log again and syncs it before it appends: a process that was killed, or a failed sync, may have
+//!    left frames that can be read and are not on disk.
 //! 5. A segment has one layout of frames, named by the version in its header. Opening a log whose last segment has an older
 //!    layout continues in a new segment, by the same steps as when a segment is full.
 
@@ -248,8 +248,8 @@ impl Embedded {
             }
         };
         let (path, file) = open(found.segment)?;
-        if let Err(source) = file.sync_data() {
-            return Err(OpenError::Io { file: path, source });
+        if let Err(source) = found.unproven.rewrite(&*file) {
+            return Err(OpenError::NotDurable { file: path, source });
         }
         let segment = Segment { number: found.segment, path, file, capacity: found.capacity };
         let mut cursor = found.cursor;

@@ -4,11 +4,17 @@
 //! the durability of the missing part was never reported, and the log continues from there. It is corruption if a later part of
 //! the log shows that the missing part was durable: a frame records up to where the log was durable when it was written, and a
 //! segment begins when everything before it is durable. Nothing is skipped: corruption is an error that names the place.
+//!
+//! A frame that can be read is not necessarily on disk. After a failed fsync the kernel drops the dirty pages and still serves
+//! them from the page cache, until the power fails. So a frame is *proven durable* only if a later frame, a segment header or the
+//! snapshot says that a sync covered it. All other frames are in the last segment. They are written again and synced before
+//! anything is appended: see [`Unproven`]. This also applies to a log that was closed, because the sync of the `Closed` frame may
+//! have failed.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::super::{Cause, EngineError, Position, StoredRow};
+use super::super::{Cause, DiskFile, EngineError, Position, StoredRow};
 use super::frame::{ALIGN, HEADER, Header, Kind, Layout, Writes, matches, take_commit, u64_at};
 use super::home::{Home, Kept, Listing};
 use super::log::Cursor;
@@ -31,6 +37,15 @@ pub enum OpenError {
         /// The file or directory.
         file: PathBuf,
         /// What the disk said.
+        source: io::Error,
+    },
+    /// The end of the log could be read, and could not be written again and synced. It may exist in memory only, so the directory
+    /// is not opened. Nothing was appended.
+    #[error("cannot make the end of the log durable in {}: repair the disk or free space, then reopen", file.display())]
+    NotDurable {
+        /// The segment.
+        file: PathBuf,
+        /// The error of the disk.
         source: io::Error,
     },
     /// A file is damaged in a way that no crash explains.
@@ -164,6 +179,7 @@ pub(super) struct Found {
     /// The page in which the last frame ended, and its bytes up to there.
     pub(super) page: u64,
     pub(super) tail: Vec<u8>,
+    pub(super) unproven: Unproven,
     /// A segment that follows and has not begun.
     pub(super) prepared: Option<u64>,
     /// Bytes of frames after the snapshot.
@@ -174,6 +190,21 @@ pub(super) struct Found {
     pub(super) rows: u64,
     pub(super) commits: u64,
     pub(super) cut: Option<Cut>,
+}
+
+/// The end of the last segment: whole pages from the first frame on that is not proven durable.
+pub(super) struct Unproven {
+    offset: u64,
+    bytes: Vec<u8>,
+}
+
+impl Unproven {
+    /// Writes the bytes again, in place, and syncs them. A crash in between loses nothing that is durable, since each sector holds
+    /// the same durable bytes before and after.
+    pub(super) fn rewrite(&self, file: &dyn DiskFile) -> io::Result<()> {
+        file.write_at(&self.bytes, self.offset)?;
+        file.sync_data()
+    }
 }
 
 /// Reads the snapshot and the log, and hands them to `each`. Returns `None` if the directory has no log.
@@ -233,6 +264,7 @@ pub(super) fn recover(
     }
     debug_assert_eq!(expected, last);
 
+    let unproven = replay.unproven();
     let Replay { cursor, segment, layout, offset, bytes, log_bytes, relaxed, was_closed, commits, cut, from, .. } =
         replay;
     if cursor.sequence <= from {
@@ -247,6 +279,7 @@ pub(super) fn recover(
         capacity: (bytes.len() / PAGE * PAGE) as u64,
         page: page as u64,
         tail: bytes[page..offset].to_vec(),
+        unproven,
         prepared,
         log_bytes,
         relaxed,
@@ -268,6 +301,8 @@ struct Replay<'h, 'e> {
     layout: Layout,
     bytes: Vec<u8>,
     offset: usize,
+    /// The number of the last frame that is proven durable.
+    proven: u64,
     log_bytes: u64,
     relaxed: bool,
     was_closed: bool,
@@ -307,6 +342,7 @@ impl<'h, 'e> Replay<'h, 'e> {
             layout: header.layout,
             bytes,
             offset: PAGE,
+            proven: frame - 1,
             log_bytes: 0,
             relaxed,
             was_closed: false,
@@ -343,6 +379,8 @@ impl<'h, 'e> Replay<'h, 'e> {
         self.cursor.epoch = header.epoch;
         self.relaxed = header.relaxed;
         self.layout = header.layout;
+        // The header was written after a sync of the segment before.
+        self.proven = frame - 1;
         (self.segment, self.bytes, self.offset, self.cut) = (number, bytes, PAGE, None);
         self.read_frames()?;
         Ok(true)
@@ -358,6 +396,8 @@ impl<'h, 'e> Replay<'h, 'e> {
             if !self.apply(&header, payload) {
                 return Err(corrupt(offset, Corruption::Commits));
             }
+            let is_in_snapshot = header.kind == Kind::Commits && self.cursor.sequence <= self.from.saturating_add(1);
+            self.proven = self.proven.max(if is_in_snapshot { header.number } else { header.durable });
             self.cursor.chain = crc;
             self.cursor.frame += 1;
             self.relaxed = header.relaxed;
@@ -418,6 +458,23 @@ impl<'h, 'e> Replay<'h, 'e> {
             }
             Kind::Closed => payload.is_empty() && header.count == 0,
         }
+    }
+
+    /// Copies the pages of the last segment that have frames that are not proven durable. The rest of the last page is zero. The
+    /// header of a segment is written together with its first frame, so it belongs to the copy if that frame does.
+    fn unproven(&self) -> Unproven {
+        let mut start = 0;
+        let mut next = PAGE;
+        while let Some((header, _)) = self.bytes.get(next..self.offset).and_then(Header::read) {
+            if header.number > self.proven {
+                break;
+            }
+            next += (HEADER + header.len as usize).next_multiple_of(ALIGN);
+            start = next.min(self.offset) / PAGE * PAGE;
+        }
+        let mut bytes = self.bytes[start..self.offset].to_vec();
+        bytes.resize(self.offset.next_multiple_of(PAGE).min(self.bytes.len()) - start, 0);
+        Unproven { offset: start as u64, bytes }
     }
 
     /// Whether there is a frame of this segment that was written when the next frame, which is not there, was durable.

@@ -1,7 +1,11 @@
-//! A disk in memory that can lose power, fill up and fail.
+//! A disk in memory that can lose power, fill up, fail and run out of file descriptors.
 //!
-//! What is not synced when the power goes may or may not be there: of writes, any sectors of 512 bytes; of directory entries, any
-//! of the writes. Work in the background is done at once, so that a seed gives the same run every time.
+//! After a power failure any subset of the unsynced changes is present: sectors of 512 bytes for writes, single entries for
+//! directories. Background work runs inline, so a seed always gives the same run.
+//!
+//! A failed sync behaves as on Linux. The kernel marks the dirty pages clean although they are not on disk. Reads return the
+//! written bytes until the power fails, and a later successful sync does not write them. Only writing the bytes again and syncing
+//! makes them durable. Directory entries are journaled: after a failed sync of a directory a later one still covers them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{self, ErrorKind};
@@ -21,21 +25,44 @@ struct State {
     dirs: HashMap<PathBuf, Dir>,
     locks: BTreeSet<PathBuf>,
     next_inode: u64,
-    /// Nothing works until the power is back.
+    /// Every operation fails until the power is back.
     is_off: bool,
-    /// After so many changes the power goes.
+    /// Number of changes until the power fails.
     fuse: Option<u64>,
-    /// Writes until one fails, and how.
+    /// Number of changes until one fails, and the error.
     failure: Option<(u64, ErrorKind)>,
+    /// Whether the failure happened since the last restart.
+    has_failed: bool,
+    /// Picks the sectors that a failed sync still writes. Without it a failed sync writes nothing.
+    partial_syncs: Option<fastrand::Rng>,
     capacity: Option<usize>,
     writes: u64,
 }
 
 #[derive(Default)]
 struct Inode {
+    /// The bytes that reads return: the page cache.
     bytes: Vec<u8>,
+    /// The bytes on disk.
     durable: Vec<u8>,
+    /// Dirty bytes, in the order in which they were written.
     unsynced: Vec<(usize, Vec<u8>)>,
+}
+
+impl Inode {
+    /// Writes the dirty sectors that `is_kept` picks to the disk. The others are no longer dirty, and not on disk.
+    fn write_back(&mut self, mut is_kept: impl FnMut() -> bool) {
+        for (offset, bytes) in std::mem::take(&mut self.unsynced) {
+            let mut start = 0;
+            while start < bytes.len() {
+                let end = ((offset + start) / SECTOR * SECTOR + SECTOR - offset).min(bytes.len());
+                if is_kept() {
+                    put(&mut self.durable, offset + start, &bytes[start..end]);
+                }
+                start = end;
+            }
+        }
+    }
 }
 
 #[derive(Default)]
@@ -76,21 +103,33 @@ impl SimDisk {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets the power go after so many changes, or never.
+    /// Sets the number of changes after which the power fails. `None` means never.
     pub(crate) fn set_fuse(&self, writes: Option<u64>) {
         self.state().fuse = writes;
     }
 
-    /// Lets a change fail, after so many others.
+    /// Makes one change fail, after this number of successful changes.
     pub(crate) fn fail_after(&self, writes: u64, kind: ErrorKind) {
         self.state().failure = Some((writes, kind));
+    }
+
+    /// Lets a failed sync write some of the dirty sectors.
+    pub(crate) fn set_partial_syncs(&self, rng: fastrand::Rng) {
+        self.state().partial_syncs = Some(rng);
+    }
+
+    /// Discards what is on disk of a file from this offset on, and keeps it readable until the power fails.
+    pub(crate) fn discard_from_disk(&self, file: &Path, offset: usize) {
+        let mut state = self.state();
+        let inode = state.find(file).unwrap();
+        state.inodes.get_mut(&inode).unwrap().durable[offset..].fill(0);
     }
 
     pub(crate) fn set_capacity(&self, bytes: Option<usize>) {
         self.state().capacity = bytes;
     }
 
-    /// How many changes there were.
+    /// Returns the number of changes so far.
     pub(crate) fn writes(&self) -> u64 {
         self.state().writes
     }
@@ -99,37 +138,43 @@ impl SimDisk {
         self.state().is_off
     }
 
-    /// From now on everything fails.
+    /// Returns whether the power is off, or a change failed since the last restart.
+    pub(crate) fn is_down(&self) -> bool {
+        let state = self.state();
+        state.is_off || state.has_failed
+    }
+
+    /// Makes every operation fail from now on.
     pub(crate) fn power_off(&self) {
         self.state().is_off = true;
     }
 
-    /// The power is back, and a choice of what was not synced is lost.
+    /// Restores the power. A random part of the unsynced changes is lost.
     pub(crate) fn lose_power(&self, rng: &mut fastrand::Rng) {
-        let mut state = self.state();
-        // Sometimes all or nothing is lost.
+        // Sometimes everything or nothing is lost.
         let kept = [0.0, 0.5, 0.9, 1.0][rng.usize(..4)];
+        self.lose_power_with(|| rng.f64() < kept);
+    }
+
+    /// Restores the power. Every unsynced change is lost.
+    pub(crate) fn lose_all_unsynced(&self) {
+        self.lose_power_with(|| false);
+    }
+
+    fn lose_power_with(&self, mut is_kept: impl FnMut() -> bool) {
+        let mut state = self.state();
         // Maps are not visited in the same order every time.
         let mut inodes: Vec<_> = state.inodes.iter_mut().collect();
         inodes.sort_by_key(|(number, _)| **number);
         for (_, inode) in inodes {
-            for (offset, bytes) in std::mem::take(&mut inode.unsynced) {
-                let mut start = 0;
-                while start < bytes.len() {
-                    let end = ((offset + start) / SECTOR * SECTOR + SECTOR - offset).min(bytes.len());
-                    if rng.f64() < kept {
-                        put(&mut inode.durable, offset + start, &bytes[start..end]);
-                    }
-                    start = end;
-                }
-            }
+            inode.write_back(&mut is_kept);
             inode.bytes.clone_from(&inode.durable);
         }
         let mut dirs: Vec<_> = state.dirs.iter_mut().collect();
         dirs.sort_by_key(|(path, _)| (*path).clone());
         for (_, dir) in dirs {
             for entry in std::mem::take(&mut dir.unsynced) {
-                if rng.f64() < kept {
+                if is_kept() {
                     entry.apply(&mut dir.durable);
                 }
             }
@@ -138,7 +183,7 @@ impl SimDisk {
         state.restart();
     }
 
-    /// The process was killed: what it wrote is there, synced or not.
+    /// Restarts the process. Everything it wrote is readable, synced or not.
     pub(crate) fn kill(&self) {
         self.state().restart();
     }
@@ -149,7 +194,7 @@ impl SimDisk {
         dir.entries.iter().map(|(name, inode)| (name.clone(), state.inodes[inode].bytes.clone())).collect()
     }
 
-    /// A disk with just these files, all of them durable.
+    /// Returns a disk that has these files, all of them durable.
     pub(crate) fn with_files(dir: &Path, files: &BTreeMap<String, Vec<u8>>) -> Self {
         let disk = Self::default();
         let mut state = disk.state();
@@ -171,6 +216,7 @@ impl State {
         self.is_off = false;
         self.fuse = None;
         self.failure = None;
+        self.has_failed = false;
         self.locks.clear();
         let used: BTreeSet<u64> =
             self.dirs.values().flat_map(|dir| dir.entries.values().chain(dir.durable.values())).copied().collect();
@@ -189,6 +235,7 @@ impl State {
             if *left == 0 {
                 let kind = *kind;
                 self.failure = None;
+                self.has_failed = true;
                 return Err(kind.into());
             }
             *left -= 1;
@@ -368,12 +415,16 @@ impl DiskFile for SimFile {
 
     fn sync_data(&self) -> io::Result<()> {
         let mut state = self.disk.state();
-        state.write()?;
-        self.with(&mut state, |inode| {
-            for (offset, bytes) in std::mem::take(&mut inode.unsynced) {
-                put(&mut inode.durable, offset, &bytes);
-            }
-        })
+        state.check()?;
+        let synced = state.write();
+        if state.is_off {
+            return synced;
+        }
+        let mut partial = state.partial_syncs.take();
+        let is_kept = || synced.is_ok() || partial.as_mut().is_some_and(fastrand::Rng::bool);
+        self.with(&mut state, |inode| inode.write_back(is_kept))?;
+        state.partial_syncs = partial;
+        synced
     }
 
     fn sync_all(&self) -> io::Result<()> {

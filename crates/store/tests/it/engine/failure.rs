@@ -7,7 +7,7 @@ use std::path::Path;
 use tidewire_store::{Embedded, Engine, EngineError};
 
 use crate::engine::disk::SimDisk;
-use crate::engine::model::{Rows, in_snapshot, open_on, put, small};
+use crate::engine::model::{OLD_COMMITS, Rows, in_snapshot, old_log, open_on, put, small};
 
 fn kind(error: &(dyn Error + 'static)) -> ErrorKind {
     error.source().and_then(|source| source.downcast_ref::<io::Error>()).expect("the source is kept").kind()
@@ -41,6 +41,71 @@ fn a_failed_write_or_sync_ends_writing_until_reopened() {
 }
 
 #[test]
+fn commits_read_back_after_a_failed_sync_survive_a_power_failure() {
+    let disk = SimDisk::default();
+    let (mut engine, ..) = open_on(&disk, "db", small()).unwrap();
+    put(&mut engine, "1", b"one").unwrap();
+    // The write succeeds and the sync fails: the commit is readable and not on disk. It is longer than a page, so later commits
+    // do not write all of it again.
+    disk.fail_after(1, ErrorKind::Other);
+    put(&mut engine, "2", &[2; 6000]).unwrap_err();
+    drop(engine);
+    disk.kill();
+
+    let (mut engine, recovery, _) = open_on(&disk, "db", small()).unwrap();
+    assert_eq!(recovery.position.sequence, 2, "the page cache still has the commit");
+    put(&mut engine, "3", b"three").unwrap();
+    disk.power_off();
+    drop(engine);
+    disk.lose_all_unsynced();
+
+    let (_, recovery, rows) = open_on(&disk, "db", small()).unwrap();
+    assert_eq!((recovery.position.sequence, rows.len()), (3, 3));
+}
+
+#[test]
+fn an_open_that_cannot_make_the_log_durable_fails_and_says_so() {
+    let disk = SimDisk::default();
+    let (mut engine, ..) = open_on(&disk, "db", small()).unwrap();
+    disk.fail_after(1, ErrorKind::Other);
+    put(&mut engine, "1", b"one").unwrap_err();
+    drop(engine);
+    disk.kill();
+
+    let before = disk.writes();
+    drop(open_on(&disk, "db", small()).unwrap());
+    let changes = disk.writes() - before;
+    let mut refused = 0;
+    for failing in 0..changes {
+        disk.fail_after(failing, ErrorKind::Other);
+        if let Err(error) = open_on(&disk, "db", small()) {
+            refused += u64::from(error.to_string().contains("durable"));
+            assert_eq!(kind(&error), ErrorKind::Other);
+        }
+        disk.kill();
+    }
+    assert_eq!(refused, 2, "a failed write and a failed sync");
+    disk.lose_all_unsynced();
+    assert_eq!(open_on(&disk, "db", small()).unwrap().1.position.sequence, 1);
+}
+
+#[test]
+fn the_end_of_an_old_log_that_is_only_in_the_page_cache_survives_a_power_failure() {
+    let disk = SimDisk::with_files(Path::new("db"), &old_log());
+    let files = disk.files(Path::new("db"));
+    let (name, bytes) =
+        files.iter().rfind(|(name, bytes)| name.starts_with("log-") && bytes.starts_with(b"TIDELOG")).unwrap();
+    let end = bytes.iter().rposition(|byte| *byte != 0).unwrap();
+    disk.discard_from_disk(&Path::new("db").join(name), end - 40);
+    let (engine, recovery, _) = open_on(&disk, "db", small()).unwrap();
+    assert_eq!(recovery.position.sequence, OLD_COMMITS);
+    disk.power_off();
+    drop(engine);
+    disk.lose_all_unsynced();
+    assert_eq!(open_on(&disk, "db", small()).unwrap().1.position.sequence, OLD_COMMITS);
+}
+
+#[test]
 fn every_change_may_fail_and_nothing_acknowledged_is_lost() {
     let run = |disk: &SimDisk| -> Result<(), (u64, Box<dyn Error>)> {
         let (mut engine, ..) = open_on(disk, "db", small()).map_err(|error| (0, error.into()))?;
@@ -71,9 +136,17 @@ fn every_change_may_fail_and_nothing_acknowledged_is_lost() {
                     acknowledged
                 }
             };
-            let (engine, ..) = open_on(&disk, "db", small()).unwrap();
+            disk.kill();
+            let (mut engine, ..) = open_on(&disk, "db", small()).unwrap();
             let sequence = engine.position().sequence;
             assert!((acknowledged..=acknowledged + 1).contains(&sequence), "{failing}: {sequence} of {acknowledged}");
+            // What was read back is durable now, and so are later commits.
+            put(&mut engine, "more", b"").unwrap();
+            disk.power_off();
+            drop(engine);
+            disk.lose_all_unsynced();
+            let (engine, ..) = open_on(&disk, "db", small()).unwrap();
+            assert_eq!(engine.position().sequence, sequence + 1, "{failing}");
         }
     }
     assert!(unknown > 120, "{unknown} of {writes}");

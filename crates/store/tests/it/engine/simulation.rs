@@ -1,8 +1,9 @@
-//! Random commits, checkpoints, backups and crashes, on a disk that loses what was not synced.
+//! Random commits, checkpoints, backups, disk failures and crashes, on a disk that loses unsynced changes.
 //!
 //! `cargo test --release -p tidewire-store --test it -- --ignored ten_thousand` runs more than ten thousand crashes.
-//! A failure names its seed; `SEED=n cargo test -p tidewire-store --test it a_seed -- --ignored` runs that one.
+//! A failure prints its seed; `SEED=n cargo test -p tidewire-store --test it a_seed -- --ignored` repeats that run.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,7 +74,7 @@ impl Simulation {
         group
     }
 
-    /// Commits a group; false if the power went.
+    /// Commits a group. Returns false if the engine stopped because of the disk.
     fn commit(&mut self, engine: &mut dyn Engine) -> bool {
         let group = self.group();
         let before = engine.position();
@@ -97,20 +98,25 @@ impl Simulation {
                 self.history.truncate(self.history.len() - group.len());
                 true
             }
+            Err(error @ EngineError::NoSegment { .. }) => {
+                assert!(self.disk.is_down(), "{error}");
+                self.history.truncate(self.history.len() - group.len());
+                !self.disk.is_off()
+            }
             Err(error) => {
-                assert!(self.disk.is_off(), "{error}");
+                assert!(self.disk.is_down(), "{error}");
                 false
             }
         }
     }
 
-    /// Opens and looks at what is there; none if the power went meanwhile.
+    /// Opens the engine and checks its contents. Returns `None` if the disk failed.
     fn open(&mut self, was_killed: bool, was_closed: bool) -> Option<Box<dyn Engine>> {
         let (engine, recovery, rows) = match open_on(&self.disk, "db", self.options) {
             Ok(opened) => opened,
             Err(error) => {
-                assert!(self.disk.is_off(), "{error}: {error:?}");
-                // Whether the opening was noted decides.
+                assert!(self.disk.is_down(), "{error}: {error:?}");
+                // Under relaxed durability the epoch is new if the `Opened` frame was written.
                 self.epoch = self.epoch.filter(|_| self.is_always());
                 return None;
             }
@@ -137,7 +143,7 @@ impl Simulation {
 
     fn checkpoint(&mut self, engine: &mut dyn Engine) -> bool {
         let Ok(checkpoint) = engine.checkpoint() else {
-            assert!(self.disk.is_off());
+            assert!(self.disk.is_down());
             return false;
         };
         self.durable = self.history.len() - 1;
@@ -149,7 +155,7 @@ impl Simulation {
                 is_on = is_on && self.commit(engine);
             }
         }));
-        assert!(written.is_ok() || self.disk.is_off());
+        assert!(written.is_ok() || self.disk.is_down());
         is_on && written.is_ok()
     }
 
@@ -157,7 +163,7 @@ impl Simulation {
         self.backups += 1;
         let name = &format!("backup{}", self.backups);
         let Ok(backup) = engine.backup(Path::new(name)) else {
-            assert!(self.disk.is_off());
+            assert!(self.disk.is_down());
             return false;
         };
         self.durable = self.history.len() - 1;
@@ -176,7 +182,7 @@ impl Simulation {
             }
         }
         if backup.run().is_err() {
-            assert!(self.disk.is_off());
+            assert!(self.disk.is_down());
             return false;
         }
         let copy = SimDisk::with_files(Path::new("copy"), &self.disk.files(Path::new(name)));
@@ -189,10 +195,15 @@ impl Simulation {
         true
     }
 
-    /// Runs until the power goes, the process is killed or the engine is closed. Returns the latter two.
+    /// Runs until the power fails, the disk fails, the process is killed or the engine is closed. Returns whether the process was
+    /// killed and whether the engine was closed.
     fn round(&mut self, was_killed: bool, was_closed: bool) -> (bool, bool) {
         let fuse = self.rng.u64(..150);
         self.disk.set_fuse((self.rng.u8(..10) > 0).then_some(fuse));
+        if self.rng.u8(..3) == 0 {
+            self.disk.set_partial_syncs(self.rng.fork());
+            self.disk.fail_after(self.rng.u64(..100), ErrorKind::Other);
+        }
         if let Some(mut engine) = self.open(was_killed, was_closed) {
             for _ in 0..80 {
                 let is_on = match self.rng.u8(..40) {
