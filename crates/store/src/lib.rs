@@ -48,9 +48,9 @@ pub use catalog::{BUCKETS, QUERIES};
 pub use check::{Issue, ValidationError};
 pub use draft::{Change, Draft};
 pub use engine::{
-    Backup, BackupError, Cause, Checkpoint, CheckpointError, CopyError, Corruption, Cut, Disk, DiskFile, Durability,
-    Embedded, EmbeddedOptions, Engine, EngineError, EngineStats, Files, LogPressure, Memory, OpenError, Position,
-    Recovered, Recovery, StoredRow, Write, WriteSet, Writes,
+    Backup, BackupError, Cause, Checkpoint, CheckpointError, CopyError, Corruption, Cut, Disk, DiskDir, DiskFile,
+    Durability, Embedded, EmbeddedOptions, Engine, EngineError, EngineStats, Files, LogPressure, Memory, OpenError,
+    Position, Recovered, Recovery, StoredRow, Write, WriteSet, Writes,
 };
 pub use error::{Referrer, StoreError};
 pub use filter::{Comparison, Filter, FilterError, Parameters, Scalar, Scalars, Test};

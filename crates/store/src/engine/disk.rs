@@ -9,50 +9,65 @@ use std::thread;
 
 /// Files in directories.
 ///
-/// What an engine relies on after a loss of power: a synced file has its bytes; a directory entry is there once the directory
-/// is synced; a rename happens as a whole or not at all; of a write that was not synced, any sectors of 512 bytes may be
-/// there, each as a whole.
+/// Guarantees that an engine relies on after a power failure: the bytes of a synced file are durable; a directory entry is
+/// durable once the directory is synced; a rename is atomic; an unsynced write may be present in part, in whole sectors of 512
+/// bytes. After a failed sync the unsynced bytes may be readable until the power fails, and are durable only if they are
+/// written again and synced.
 pub trait Disk: Send + Sync + 'static {
-    /// Makes a directory and its parents, if they are not there, and syncs its entry in its parent.
+    /// Creates a directory in an existing one. Does nothing if the directory exists.
     fn create_dir(&self, dir: &Path) -> io::Result<()>;
-    /// The names of the files in a directory. One that is no text is left out: it is none of ours.
+    /// Opens a directory, to sync its entries.
+    fn open_dir(&self, dir: &Path) -> io::Result<Box<dyn DiskDir>>;
+    /// Returns the names in a directory. Names that are not UTF-8 are left out.
     fn list(&self, dir: &Path) -> io::Result<Vec<String>>;
-    /// Takes a lock that ends when it is dropped or its process dies; none if another has it, in this process or elsewhere.
+    /// Takes a lock that ends when it is dropped or the process ends. Returns `None` if the lock is held, by this process or
+    /// another.
     fn lock(&self, file: &Path) -> io::Result<Option<Box<dyn Send + Sync>>>;
     /// Opens a file for reading and writing.
     fn open(&self, file: &Path) -> io::Result<Box<dyn DiskFile>>;
-    /// Makes an empty file, in place of what has that name.
+    /// Creates an empty file. Replaces an existing file of that name.
     fn create(&self, file: &Path) -> io::Result<Box<dyn DiskFile>>;
-    /// Gives a file another name, in place of what has that name.
+    /// Renames a file. Replaces an existing file of the new name.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
-    /// Gives a file a second name, which nothing has yet.
+    /// Creates a hard link to a file. Fails if the new name exists.
     fn link(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file.
     fn remove(&self, file: &Path) -> io::Result<()>;
-    /// Makes the entries of a directory durable.
-    fn sync_dir(&self, dir: &Path) -> io::Result<()>;
-    /// Does some work that the caller does not wait for.
+    /// Runs work in the background.
     fn spawn(&self, work: Box<dyn FnOnce() + Send>);
+}
+
+/// An open directory.
+pub trait DiskDir: Send + Sync {
+    /// Makes the entries of the directory durable.
+    fn sync(&self) -> io::Result<()>;
 }
 
 /// An open file.
 pub trait DiskFile: Send + Sync {
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     fn len(&self) -> io::Result<u64>;
-    /// Whether it has no bytes.
+    /// Returns whether the file has no bytes.
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
     }
-    /// Reads some bytes; zero at the end of the file only.
+    /// Reads some bytes. Returns zero only at the end of the file.
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<usize>;
     /// Writes all of the bytes.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
-    /// Takes room on the disk for so many bytes, if the file system can; else it is taken when they are written.
+    /// Allocates space for the first `len` bytes of the file. Does nothing if the file system cannot.
     fn allocate(&self, len: u64) -> io::Result<()>;
-    /// Makes its bytes durable, and its length if it grew.
+    /// Makes the bytes durable, and the length if it grew.
     fn sync_data(&self) -> io::Result<()>;
-    /// Makes its bytes and all else about it durable.
+    /// Makes the bytes and all metadata durable.
     fn sync_all(&self) -> io::Result<()>;
+}
+
+/// Returns whether an operation failed because the process or the system has no file descriptor left.
+pub(super) fn is_out_of_descriptors(error: &io::Error) -> bool {
+    /// `ENFILE` and `EMFILE`, which have these numbers on every Unix.
+    const CODES: [i32; 2] = [23, 24];
+    error.raw_os_error().is_some_and(|code| CODES.contains(&code))
 }
 
 /// The files of this machine.
@@ -61,14 +76,14 @@ pub struct Files;
 
 impl Disk for Files {
     fn create_dir(&self, dir: &Path) -> io::Result<()> {
-        if dir.is_dir() {
-            return Ok(());
+        match fs::create_dir(dir) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && dir.is_dir() => Ok(()),
+            created => created,
         }
-        fs::create_dir_all(dir)?;
-        match dir.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => self.sync_dir(parent),
-            _ => self.sync_dir(Path::new(".")),
-        }
+    }
+
+    fn open_dir(&self, dir: &Path) -> io::Result<Box<dyn DiskDir>> {
+        Ok(Box::new(File::open(dir)?))
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
@@ -105,24 +120,25 @@ impl Disk for Files {
         fs::remove_file(file)
     }
 
-    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        File::open(dir)?.sync_all()
-    }
-
     fn spawn(&self, work: Box<dyn FnOnce() + Send>) {
-        // Without a thread the work is dropped, and whoever needs its result does it itself.
+        // Without a thread the work is dropped. The log then makes its next segment inline.
         let _ = thread::Builder::new().name("store-segment".into()).spawn(work);
     }
 }
 
-/// A lock that ends when this is dropped. Closing the file would not do: a process that is just being started has it open, too,
-/// until it runs its own program.
+/// A lock that ends on drop. Closing the file is not enough: a child process shares it between fork and exec.
 struct Locked(File);
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // If it fails, closing the file is what is left.
+        // If this fails, closing the file ends the lock.
         let _ = self.0.unlock();
+    }
+}
+
+impl DiskDir for File {
+    fn sync(&self) -> io::Result<()> {
+        self.sync_all()
     }
 }
 

@@ -13,7 +13,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-pub use disk::{Disk, DiskFile, Files};
+pub use disk::{Disk, DiskDir, DiskFile, Files};
 pub use embedded::{
     Backup, BackupError, Checkpoint, CheckpointError, CopyError, Corruption, Cut, Embedded, EmbeddedOptions, OpenError,
     Recovered, Recovery, Writes,
@@ -177,12 +177,15 @@ pub enum EngineError {
     /// An earlier write failed. Nothing was written.
     #[error("an earlier write failed, so nothing more is written: repair the disk, then reopen")]
     Stopped,
-    /// There is no room for the next part of the log. Nothing was written, and the next commit tries again.
-    #[error("cannot make {}, the next segment of the log, so nothing was written: free space, then retry", file.display())]
+    /// The next segment of the log could not be created. Nothing was written, and the next commit tries again.
+    ///
+    /// If only file descriptors are missing, the current segment is extended instead, so this error means that the disk is full,
+    /// that it failed, or that the segment has reached 1 GiB.
+    #[error("cannot create {}, the next segment of the log, so nothing was written: free space, then retry", file.display())]
     NoSegment {
-        /// The file that could not be made.
+        /// The segment.
         file: PathBuf,
-        /// What the disk said.
+        /// The error of the disk.
         source: io::Error,
     },
     /// The log has twice the length at which commits are slowed. Nothing was written.

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::super::{Disk, DiskFile, Position};
-use super::home::{Home, Listing, UNFINISHED_BACKUP};
+use super::home::{Home, Listing, UNFINISHED_BACKUP, create_dir};
 use super::recovery::{OpenError, Recovery, recover};
 use super::segment::PAGE;
 use super::snapshot::fill;
@@ -97,7 +97,7 @@ impl Backup {
         let lock = lock.ok_or_else(|| OpenError::Locked { dir: from.to_owned() })?;
         let listing = Listing::read(&**disk, from).map_err(failed)?;
         // Nothing is made or removed here: no segment length is needed, and all spare segments stay.
-        let home = Arc::new(Home::new(Arc::clone(disk), from, lock, 0, usize::MAX));
+        let home = Arc::new(Home::new(Arc::clone(disk), from, lock, 0, usize::MAX).map_err(failed)?);
         let found = recover(&home, &listing, &mut |_| {})?.ok_or_else(no_data)?;
         let position = Position { epoch: found.cursor.epoch, sequence: found.cursor.sequence - 1 };
         Ok(Self::begin(&home, to, position, (found.segment, found.page + found.tail.len() as u64)))
@@ -132,22 +132,26 @@ impl Backup {
             let len = if number == last { used } else { u64::MAX };
             copy_segment(disk, &self.home.segment(number), &self.dir, len)?;
         }
-        disk.sync_dir(&self.dir).map_err(failed(&self.dir))
+        sync_dir(disk, &self.dir)
     }
+}
+
+fn sync_dir(disk: &dyn Disk, dir: &Path) -> Result<(), BackupError> {
+    disk.open_dir(dir).and_then(|dir| dir.sync()).map_err(failed(dir))
 }
 
 /// Creates a directory, or takes an empty one, and fills it. The directory is marked as unfinished until then.
 fn fill_dir<T, E: From<BackupError>>(disk: &dyn Disk, dir: &Path, fill: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
-    disk.create_dir(dir).map_err(failed(dir))?;
+    create_dir(disk, dir).map_err(failed(dir))?;
     if !disk.list(dir).map_err(failed(dir))?.is_empty() {
         return Err(BackupError::NotEmpty { dir: dir.to_owned() }.into());
     }
     let mark = dir.join(UNFINISHED_BACKUP);
     disk.create(&mark).map_err(failed(&mark))?;
-    disk.sync_dir(dir).map_err(failed(dir))?;
+    sync_dir(disk, dir)?;
     let filled = fill()?;
     disk.remove(&mark).map_err(failed(&mark))?;
-    disk.sync_dir(dir).map_err(failed(dir))?;
+    sync_dir(disk, dir)?;
     Ok(filled)
 }
 

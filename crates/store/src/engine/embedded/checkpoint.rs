@@ -76,21 +76,24 @@ impl Checkpoint {
         let unfinished = home.dir.join("snapshot.tmp");
         let path = home.snapshot(job.header.sequence);
         let written = (|| {
-            let file = home.disk.create(&unfinished)?;
+            let file = home.create(&unfinished)?;
             let bytes = snapshot::write(&*file, &job.header, rows)?;
             home.disk.rename(&unfinished, &path)?;
-            home.disk.sync_dir(&home.dir)?;
-            Ok(bytes)
+            home.entries.sync()?;
+            Ok((bytes, file))
         })();
         match written {
-            Ok(bytes) => {
+            Ok((bytes, file)) => {
+                home.reserve(file);
                 home.replace(job.header.segment, Kept { path, bytes, appended: job.appended });
                 job.is_done = true;
                 Ok(self.position)
             }
             Err(source) => {
-                // Give back the room: the log may need it.
+                // Frees the space for the log.
                 let _ = home.disk.remove(&unfinished);
+                // If no descriptor is left, the next checkpoint does without a reserved one.
+                let _ = home.reserve_again();
                 Err(CheckpointError::Io { file: unfinished, source })
             }
         }

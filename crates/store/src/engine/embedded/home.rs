@@ -7,16 +7,21 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::super::Disk;
+use super::super::disk::is_out_of_descriptors;
+use super::super::{Disk, DiskDir, DiskFile};
 
 /// A locked directory.
 pub(super) struct Home {
     pub(super) disk: Arc<dyn Disk>,
     pub(super) dir: PathBuf,
+    /// The directory, kept open so that syncing its entries needs no new file descriptor.
+    pub(super) entries: Box<dyn DiskDir>,
     pub(super) segment_bytes: u64,
-    /// So many segments that are not needed are kept to be recycled; more are removed.
+    /// Limit of the segments that are kept to be recycled. Others are removed.
     pub(super) max_spares: usize,
     inventory: Mutex<Inventory>,
+    /// A file that is kept open only for its descriptor, which the next snapshot takes if no other is left.
+    reserve: Mutex<Option<Box<dyn DiskFile>>>,
     _lock: Box<dyn Send + Sync>,
 }
 
@@ -57,9 +62,39 @@ impl Home {
         lock: Box<dyn Send + Sync>,
         segment_bytes: u64,
         max_spares: usize,
-    ) -> Self {
+    ) -> io::Result<Self> {
         let inventory = Mutex::new(Inventory { first: 1, ..Inventory::default() });
-        Self { disk, dir: dir.to_owned(), segment_bytes, max_spares, inventory, _lock: lock }
+        let entries = disk.open_dir(dir)?;
+        let (dir, reserve) = (dir.to_owned(), Mutex::default());
+        Ok(Self { disk, dir, entries, segment_bytes, max_spares, inventory, reserve, _lock: lock })
+    }
+
+    /// Creates a file. If no file descriptor is left, it takes the reserved one.
+    pub(super) fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        match self.disk.create(path) {
+            Err(error) if is_out_of_descriptors(&error) && self.reserved().take().is_some() => self.disk.create(path),
+            created => created,
+        }
+    }
+
+    /// Keeps the descriptor of a file that is otherwise no longer needed. The newest snapshot is a good choice, since its space is
+    /// not released before the next one exists.
+    pub(super) fn reserve(&self, file: Box<dyn DiskFile>) {
+        *self.reserved() = Some(file);
+    }
+
+    /// Reserves a descriptor if there is none, with the first segment.
+    pub(super) fn reserve_again(&self) -> io::Result<()> {
+        let first = self.segment(self.inventory().first);
+        let mut reserved = self.reserved();
+        if reserved.is_none() {
+            *reserved = Some(self.disk.open(&first)?);
+        }
+        Ok(())
+    }
+
+    fn reserved(&self) -> MutexGuard<'_, Option<Box<dyn DiskFile>>> {
+        self.reserve.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn inventory(&self) -> MutexGuard<'_, Inventory> {
@@ -76,6 +111,10 @@ impl Home {
 
     pub(super) fn take_spare(&self) -> Option<u64> {
         self.inventory().spares.pop()
+    }
+
+    pub(super) fn return_spare(&self, number: u64) {
+        self.inventory().spares.push(number);
     }
 
     /// A snapshot is in place, and a recovery begins with this segment: what it no longer needs is recycled or removed, as soon
@@ -123,6 +162,29 @@ impl Home {
     }
 }
 
+/// Creates a directory and its missing parents. Each entry is durable before the next directory is created in it.
+///
+/// A process may have been killed between creating a directory and syncing its entry. Such a directory is empty, so the entry of
+/// an empty directory is synced too.
+pub(super) fn create_dir(disk: &dyn Disk, dir: &Path) -> io::Result<()> {
+    let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let sync_parent = || disk.open_dir(parent.unwrap_or(Path::new(".")))?.sync();
+    match disk.list(dir) {
+        Ok(names) if !names.is_empty() => Ok(()),
+        Ok(_) => match sync_parent() {
+            // A process that may not read the parent did not create the directory.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+            synced => synced,
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            parent.map_or(Ok(()), |parent| create_dir(disk, parent))?;
+            disk.create_dir(dir)?;
+            sync_parent()
+        }
+        Err(error) => Err(error),
+    }
+}
+
 pub(super) fn segment_name(number: u64) -> String {
     format!("log-{number:016x}")
 }
@@ -131,7 +193,7 @@ pub(super) fn snapshot_name(sequence: u64) -> String {
     format!("snapshot-{sequence:016x}")
 }
 
-/// What a directory has of ours.
+/// The engine's files in a directory.
 #[derive(Debug, Default)]
 pub(super) struct Listing {
     /// In ascending order.

@@ -10,9 +10,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use super::super::EngineError;
+use super::super::disk::is_out_of_descriptors;
 use super::frame::{ALIGN, HEADER, Header, Kind, Layout};
 use super::home::Home;
-use super::segment::{PAGE, Segment, SegmentHeader};
+use super::segment::{MAX_SEGMENT, PAGE, Segment, SegmentHeader};
 
 /// The numbers that go on from frame to frame.
 #[derive(Debug, Clone, Copy)]
@@ -125,7 +126,7 @@ impl Log {
         self.check()?;
         let whole = (HEADER + len as usize).next_multiple_of(ALIGN);
         if self.page + (self.buffer.len() + whole) as u64 > self.segment.capacity {
-            self.rotate()?;
+            self.make_room()?;
         }
         let start = self.buffer.len();
         self.buffer.resize(start + HEADER, 0);
@@ -175,6 +176,32 @@ impl Log {
             }
             self.durable = self.cursor.frame - 1;
         }
+        Ok(())
+    }
+
+    /// Continues in the next segment, or extends this one if no file descriptor is left for the next.
+    fn make_room(&mut self) -> Result<(), EngineError> {
+        let rotated = self.rotate();
+        match &rotated {
+            Err(EngineError::NoSegment { source, .. }) if is_out_of_descriptors(source) => {}
+            _ => return rotated,
+        }
+        let capacity = self.segment.capacity + self.home.segment_bytes;
+        if capacity > MAX_SEGMENT {
+            return rotated;
+        }
+        let (number, used) = self.end();
+        if let Err(source) = self.segment.extend(capacity, used) {
+            return Err(EngineError::NoSegment { file: self.home.segment(number + 1), source });
+        }
+        self.syncs += 1;
+        // A failed sync may have lost frames that were written before.
+        if let Err(source) = self.segment.file.sync_all() {
+            return Err(self.fail(source));
+        }
+        self.durable = self.cursor.frame - 1;
+        self.segment.capacity = capacity;
+        self.prepare();
         Ok(())
     }
 

@@ -18,6 +18,12 @@
 //!    left frames that can be read and are not on disk.
 //! 5. A segment has one layout of frames, named by the version in its header. Opening a log whose last segment has an older
 //!    layout continues in a new segment, by the same steps as when a segment is full.
+//!
+//! An open engine needs no further file descriptors to take commits and to run checkpoints. It holds five: the lock, the
+//! directory, the current segment, the next one, and one reserved for the next snapshot. A new segment takes the descriptor that
+//! the last one released. If another thread gets it first, the current segment is extended, up to 1 GiB. If another thread gets
+//! the reserved one, the checkpoint fails, and the log is kept until the next one succeeds. Backups need descriptors of their
+//! own.
 
 mod backup;
 mod checkpoint;
@@ -34,7 +40,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::{Disk, Durability, Engine, EngineError, EngineStats, Files, LogPressure, Position, WriteSet};
-use home::{Home, Listing};
+use home::{Home, Listing, create_dir};
 use log::{Cursor, Log};
 use segment::{MAX_SEGMENT, PAGE, Segment, SegmentHeader};
 
@@ -155,20 +161,21 @@ impl Embedded {
     ) -> Result<(Self, Recovery), OpenError> {
         let options = options.within_limits();
         let failed = |source| OpenError::Io { file: dir.to_owned(), source };
-        disk.create_dir(dir).map_err(failed)?;
+        create_dir(&*disk, dir).map_err(failed)?;
         let lock = disk.lock(&dir.join("lock")).map_err(failed)?;
         let lock = lock.ok_or_else(|| OpenError::Locked { dir: dir.to_owned() })?;
-        // What a process that was killed has renamed may be seen and not be durable.
-        disk.sync_dir(dir).map_err(failed)?;
-        let listing = Listing::read(&*disk, dir).map_err(failed)?;
+        let spares = usize::try_from(options.checkpoint_log_bytes / options.segment_bytes).unwrap_or(usize::MAX);
+        let home = Home::new(disk, dir, lock, options.segment_bytes, spares.saturating_add(2)).map_err(failed)?;
+        let home = Arc::new(home);
+        // Renames of a process that was killed are visible and may not be durable.
+        home.entries.sync().map_err(failed)?;
+        let listing = Listing::read(&*home.disk, dir).map_err(failed)?;
         if listing.is_unfinished_backup && opening == Opening::Usual {
             return Err(OpenError::UnfinishedBackup { dir: dir.to_owned() });
         }
         for name in &listing.unfinished {
-            disk.remove(&dir.join(name)).map_err(failed)?;
+            home.disk.remove(&dir.join(name)).map_err(failed)?;
         }
-        let spares = usize::try_from(options.checkpoint_log_bytes / options.segment_bytes).unwrap_or(usize::MAX);
-        let home = Arc::new(Home::new(disk, dir, lock, options.segment_bytes, spares.saturating_add(2)));
         let (log, recovery) = match recovery::recover(&home, &listing, each)? {
             Some(found) => Self::resume(&home, found, &options, opening)?,
             None => Self::create(&home, &options)?,
@@ -176,6 +183,7 @@ impl Embedded {
         let mut engine =
             Self { home, log, options, stats: EngineStats::default(), unsynced_since: None, is_closed: false };
         engine.note_opening().map_err(|error| OpenError::of_engine(error, dir))?;
+        engine.home.reserve_again().map_err(failed)?;
         for sequence in listing.snapshots.iter().rev().skip(1) {
             // It is not needed; if it stays, the next opening tries again.
             let _ = engine.home.disk.remove(&engine.home.snapshot(*sequence));

@@ -2,7 +2,8 @@
 //!
 //! A write into existing bytes of a file changes no metadata, so syncing it is one write without a journal commit. Since the
 //! space is allocated in advance, a full disk is noticed one segment early. The next segment is prepared while this one is
-//! filled, from a segment that is no longer needed if possible.
+//! filled, from a segment that is no longer needed if possible. If no file descriptor is left for it, the current segment is
+//! extended instead, so a segment may be longer than the others.
 //!
 //! ```text
 //! page 0    header: who it belongs to, and where the log stood when it began
@@ -15,6 +16,7 @@ use std::io;
 use std::path::PathBuf;
 
 use super::super::DiskFile;
+use super::super::disk::is_out_of_descriptors;
 use super::frame::{Layout, matches, u32_at, u64_at};
 use super::home::Home;
 
@@ -113,12 +115,17 @@ impl Segment {
     pub(super) fn make(home: &Home, number: u64, first: Option<&[u8]>) -> io::Result<Self> {
         let path = home.segment(number);
         let capacity = home.segment_bytes;
-        while let Some(spare) = first.is_none().then(|| home.take_spare()).flatten() {
-            let spare = home.segment(spare);
-            let file = home.disk.open(&spare)?;
+        while let Some(number_of_spare) = first.is_none().then(|| home.take_spare()).flatten() {
+            let spare = home.segment(number_of_spare);
+            let file = home.disk.open(&spare).inspect_err(|error| {
+                // The file is fine, and the next attempt may open it.
+                if is_out_of_descriptors(error) {
+                    home.return_spare(number_of_spare);
+                }
+            })?;
             if file.len()? == capacity {
                 home.disk.rename(&spare, &path)?;
-                home.disk.sync_dir(&home.dir)?;
+                home.entries.sync()?;
                 return Ok(Self { number, path, file, capacity });
             }
             drop(file);
@@ -127,15 +134,11 @@ impl Segment {
         let unfinished = home.dir.join("log.tmp");
         let made = (|| {
             let file = home.disk.create(&unfinished)?;
-            file.allocate(capacity)?;
-            for offset in (0..capacity).step_by(ZEROS.len()) {
-                let len = ZEROS.len().min(usize::try_from(capacity - offset).unwrap_or(usize::MAX));
-                file.write_at(&ZEROS[..len], offset)?;
-            }
+            fill_with_zeros(&*file, 0, capacity)?;
             file.write_at(first.unwrap_or_default(), 0)?;
             file.sync_all()?;
             home.disk.rename(&unfinished, &path)?;
-            home.disk.sync_dir(&home.dir)?;
+            home.entries.sync()?;
             Ok(file)
         })();
         match made {
@@ -147,4 +150,20 @@ impl Segment {
             }
         }
     }
+
+    /// Writes zeros after the end of the segment, up to this capacity. The first `used` bytes are unchanged. The caller syncs the
+    /// file, and then sets the capacity.
+    pub(super) fn extend(&self, capacity: u64, used: u64) -> io::Result<()> {
+        fill_with_zeros(&*self.file, self.capacity.max(used), capacity)
+    }
+}
+
+/// Allocates a file up to `to`, and writes zeros from `from` on.
+fn fill_with_zeros(file: &dyn DiskFile, from: u64, to: u64) -> io::Result<()> {
+    file.allocate(to)?;
+    for offset in (from..to).step_by(ZEROS.len()) {
+        let len = ZEROS.len().min(usize::try_from(to - offset).unwrap_or(usize::MAX));
+        file.write_at(&ZEROS[..len], offset)?;
+    }
+    Ok(())
 }

@@ -12,9 +12,11 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tidewire_store::{Disk, DiskFile};
+use tidewire_store::{Disk, DiskDir, DiskFile};
 
 const SECTOR: usize = 512;
+/// The error code for "too many open files".
+const EMFILE: i32 = 24;
 
 #[derive(Clone, Default)]
 pub(crate) struct SimDisk(Arc<Mutex<State>>);
@@ -33,6 +35,8 @@ struct State {
     failure: Option<(u64, ErrorKind)>,
     /// Whether the failure happened since the last restart.
     has_failed: bool,
+    /// Whether no file descriptor is left.
+    is_out_of_descriptors: bool,
     /// Picks the sectors that a failed sync still writes. Without it a failed sync writes nothing.
     partial_syncs: Option<fastrand::Rng>,
     capacity: Option<usize>,
@@ -67,6 +71,8 @@ impl Inode {
 
 #[derive(Default)]
 struct Dir {
+    /// Whether its own entry in its parent is durable.
+    is_durable: bool,
     entries: BTreeMap<String, u64>,
     durable: BTreeMap<String, u64>,
     unsynced: Vec<Entry>,
@@ -111,6 +117,15 @@ impl SimDisk {
     /// Makes one change fail, after this number of successful changes.
     pub(crate) fn fail_after(&self, writes: u64, kind: ErrorKind) {
         self.state().failure = Some((writes, kind));
+    }
+
+    /// Makes opening and creating files fail, until the process restarts.
+    pub(crate) fn take_all_descriptors(&self) {
+        self.state().is_out_of_descriptors = true;
+    }
+
+    pub(crate) fn is_out_of_descriptors(&self) -> bool {
+        self.state().is_out_of_descriptors
     }
 
     /// Lets a failed sync write some of the dirty sectors.
@@ -173,6 +188,7 @@ impl SimDisk {
         let mut dirs: Vec<_> = state.dirs.iter_mut().collect();
         dirs.sort_by_key(|(path, _)| (*path).clone());
         for (_, dir) in dirs {
+            dir.is_durable = dir.is_durable || is_kept();
             for entry in std::mem::take(&mut dir.unsynced) {
                 if is_kept() {
                     entry.apply(&mut dir.durable);
@@ -180,6 +196,8 @@ impl SimDisk {
             }
             dir.entries.clone_from(&dir.durable);
         }
+        let lost: Vec<_> = state.dirs.iter().filter(|(_, dir)| !dir.is_durable).map(|(path, _)| path.clone()).collect();
+        state.dirs.retain(|path, _| !lost.iter().any(|lost| path.starts_with(lost)));
         state.restart();
     }
 
@@ -205,7 +223,9 @@ impl SimDisk {
             state.inodes.insert(number, Inode { bytes: bytes.clone(), durable: bytes.clone(), unsynced: Vec::new() });
             entries.insert(name.clone(), number);
         }
-        state.dirs.insert(dir.into(), Dir { durable: entries.clone(), entries, unsynced: Vec::new() });
+        state
+            .dirs
+            .insert(dir.into(), Dir { is_durable: true, durable: entries.clone(), entries, unsynced: Vec::new() });
         drop(state);
         disk
     }
@@ -217,6 +237,7 @@ impl State {
         self.fuse = None;
         self.failure = None;
         self.has_failed = false;
+        self.is_out_of_descriptors = false;
         self.locks.clear();
         let used: BTreeSet<u64> =
             self.dirs.values().flat_map(|dir| dir.entries.values().chain(dir.durable.values())).copied().collect();
@@ -225,6 +246,12 @@ impl State {
 
     fn check(&self) -> io::Result<()> {
         if self.is_off { Err(io::Error::other("the power is off")) } else { Ok(()) }
+    }
+
+    /// Takes a file descriptor.
+    fn descriptor(&self) -> io::Result<()> {
+        self.check()?;
+        if self.is_out_of_descriptors { Err(io::Error::from_raw_os_error(EMFILE)) } else { Ok(()) }
     }
 
     /// Counts a change. An error means that it may happen or not, and says so.
@@ -289,9 +316,26 @@ impl Drop for Lock {
 impl Disk for SimDisk {
     fn create_dir(&self, dir: &Path) -> io::Result<()> {
         let mut state = self.state();
+        state.check()?;
+        if state.dirs.contains_key(dir) {
+            return Ok(());
+        }
+        let parent = parent_of(dir);
+        if parent != Path::new(".") && !state.dirs.contains_key(parent) {
+            return Err(ErrorKind::NotFound.into());
+        }
         state.write()?;
-        state.dirs.entry(dir.into()).or_default();
+        state.dirs.insert(dir.into(), Dir::default());
         Ok(())
+    }
+
+    fn open_dir(&self, dir: &Path) -> io::Result<Box<dyn DiskDir>> {
+        let state = self.state();
+        state.descriptor()?;
+        if dir != Path::new(".") && !state.dirs.contains_key(dir) {
+            return Err(ErrorKind::NotFound.into());
+        }
+        Ok(Box::new(SimDir { disk: self.clone(), path: dir.into() }))
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
@@ -309,13 +353,14 @@ impl Disk for SimDisk {
 
     fn open(&self, file: &Path) -> io::Result<Box<dyn DiskFile>> {
         let mut state = self.state();
-        state.check()?;
+        state.descriptor()?;
         let inode = state.find(file)?;
         Ok(Box::new(SimFile { disk: self.clone(), inode }))
     }
 
     fn create(&self, file: &Path) -> io::Result<Box<dyn DiskFile>> {
         let mut state = self.state();
+        state.descriptor()?;
         state.write()?;
         state.next_inode += 1;
         let inode = state.next_inode;
@@ -347,17 +392,33 @@ impl Disk for SimDisk {
         state.set(file, |name| Entry { remove: Some(name), set: None })
     }
 
-    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        let mut state = self.state();
-        state.write()?;
-        let dir = state.dirs.get_mut(dir).ok_or(ErrorKind::NotFound)?;
-        dir.durable.clone_from(&dir.entries);
-        dir.unsynced.clear();
-        Ok(())
-    }
-
     fn spawn(&self, work: Box<dyn FnOnce() + Send>) {
         work();
+    }
+}
+
+/// The parent of a directory. The root of the disk is `.`, and always exists.
+fn parent_of(dir: &Path) -> &Path {
+    dir.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+struct SimDir {
+    disk: SimDisk,
+    path: PathBuf,
+}
+
+impl DiskDir for SimDir {
+    fn sync(&self) -> io::Result<()> {
+        let mut state = self.disk.state();
+        state.write()?;
+        if let Some(dir) = state.dirs.get_mut(&self.path) {
+            dir.durable.clone_from(&dir.entries);
+            dir.unsynced.clear();
+        }
+        for (_, child) in state.dirs.iter_mut().filter(|(path, _)| parent_of(path) == self.path) {
+            child.is_durable = true;
+        }
+        Ok(())
     }
 }
 

@@ -203,6 +203,65 @@ fn a_checkpoint_that_fails_loses_nothing() {
 }
 
 #[test]
+fn a_log_without_descriptors_grows_in_place_and_rotates_again_later() {
+    let disk = SimDisk::default();
+    let (mut engine, ..) = open_on(&disk, "db", small()).unwrap();
+    disk.take_all_descriptors();
+    for n in 0..80 {
+        put(&mut engine, &n.to_string(), &[1; 900]).unwrap();
+    }
+    let segments = |disk: &SimDisk| -> Vec<usize> {
+        let files = disk.files(Path::new("db"));
+        files.into_iter().filter(|(name, _)| name.starts_with("log-")).map(|(_, bytes)| bytes.len()).collect()
+    };
+    assert_eq!(segments(&disk)[0], 16 * 1024);
+    assert!(segments(&disk)[1] >= 64 * 1024, "{:?}", segments(&disk));
+    disk.power_off();
+    drop(engine);
+    disk.lose_all_unsynced();
+
+    let (mut engine, recovery, rows) = open_on(&disk, "db", small()).unwrap();
+    assert_eq!((recovery.position.sequence, rows.len()), (80, 80));
+    let before = segments(&disk).len();
+    for n in 80..160 {
+        put(&mut engine, &n.to_string(), &[1; 900]).unwrap();
+    }
+    assert!(segments(&disk).len() >= before + 3, "{:?}", segments(&disk));
+}
+
+#[test]
+fn created_parent_directories_survive_a_power_failure() {
+    let disk = SimDisk::default();
+    let (mut engine, ..) = open_on(&disk, "a/b/c", small()).unwrap();
+    put(&mut engine, "1", b"one").unwrap();
+    disk.power_off();
+    drop(engine);
+    disk.lose_all_unsynced();
+    assert_eq!(open_on(&disk, "a/b/c", small()).unwrap().1.position.sequence, 1);
+
+    // A process that is killed between creating a directory and syncing its entry leaves an empty directory.
+    for failing in 0..6 {
+        let disk = SimDisk::default();
+        disk.fail_after(failing, ErrorKind::Other);
+        open_on(&disk, "a/b/c", small()).unwrap_err();
+        disk.kill();
+        let (mut engine, ..) = open_on(&disk, "a/b/c", small()).unwrap();
+        put(&mut engine, "1", b"one").unwrap();
+        disk.power_off();
+        drop(engine);
+        disk.lose_all_unsynced();
+        assert_eq!(open_on(&disk, "a/b/c", small()).unwrap().1.position.sequence, 1, "{failing}");
+    }
+}
+
+#[test]
+fn missing_parents_of_a_directory_are_created() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(Embedded::open(dir.path().join("a/b/c"), small(), |_| {}).unwrap());
+    assert!(dir.path().join("a/b/c/lock").exists());
+}
+
+#[test]
 fn a_directory_that_cannot_be_made_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");

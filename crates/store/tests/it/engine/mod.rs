@@ -3,6 +3,7 @@
 mod contract;
 mod copies;
 mod damage;
+mod descriptors;
 pub(crate) mod disk;
 mod failure;
 mod model;
