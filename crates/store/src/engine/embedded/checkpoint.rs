@@ -9,17 +9,17 @@ use super::super::{EngineError, Position, StoredRow};
 use super::home::{Home, Kept};
 use super::snapshot::{self, SnapshotHeader};
 
-/// A checkpoint that has begun. Dropping it gives it up, and the log stays as long as it is.
+/// A checkpoint that has begun. Dropping it abandons it, and the log is not shortened.
 ///
-/// The directory stays locked until it has ended, also if the engine ends before.
+/// The directory stays locked until the checkpoint ends, even if the engine is closed before.
 #[must_use = "a checkpoint that is not run shortens nothing"]
 pub struct Checkpoint {
     position: Position,
-    /// None for an engine that keeps nothing.
+    /// `None` for the memory engine.
     job: Option<Job>,
 }
 
-/// Why a checkpoint failed. Nothing is lost: the log has it all.
+/// Why a checkpoint failed. Nothing is lost: the log still has every commit.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
@@ -28,7 +28,7 @@ pub enum CheckpointError {
     Io {
         /// The file.
         file: PathBuf,
-        /// What the disk said.
+        /// The error of the disk.
         source: io::Error,
     },
 }
@@ -36,7 +36,7 @@ pub enum CheckpointError {
 struct Job {
     home: Arc<Home>,
     header: SnapshotHeader,
-    /// How much the log had when it began.
+    /// Bytes appended to the log when the checkpoint began.
     appended: u64,
     is_done: bool,
 }
@@ -46,7 +46,7 @@ impl Checkpoint {
         Self { position, job: None }
     }
 
-    /// All up to the position is durable, and what comes after it goes to this segment or a later one.
+    /// The log is durable up to the position. Later commits are in this segment or a later one.
     pub(super) fn begin(
         home: &Arc<Home>,
         log: u64,
@@ -64,7 +64,7 @@ impl Checkpoint {
         Ok(Self { position, job: Some(Job { home: Arc::clone(home), header, appended, is_done: false }) })
     }
 
-    /// As of when it is.
+    /// Returns the position of the snapshot.
     pub fn position(&self) -> Position {
         self.position
     }

@@ -25,20 +25,20 @@ pub(super) struct Home {
     _lock: Box<dyn Send + Sync>,
 }
 
-/// Which files are needed.
+/// The files in use.
 #[derive(Debug, Default)]
 pub(super) struct Inventory {
     /// The first segment that a recovery would read.
     pub(super) first: u64,
     /// The newest snapshot.
     pub(super) snapshot: Option<Kept>,
-    /// Segments before the first, to be recycled.
+    /// Segments that are no longer needed, to be recycled.
     pub(super) spares: Vec<u64>,
-    /// Backups that are running: nothing is recycled or removed.
+    /// Number of running backups. While there is one, nothing is recycled or removed.
     pins: usize,
-    /// What is to be recycled once they have ended.
+    /// Segments to recycle when the last backup ends.
     held_segments: Vec<u64>,
-    /// What is to be removed then.
+    /// Snapshots to remove when the last backup ends.
     held_snapshots: Vec<PathBuf>,
     /// Whether a checkpoint is running.
     pub(super) is_checkpointing: bool,
@@ -46,12 +46,12 @@ pub(super) struct Inventory {
     pub(super) checkpoints_failed: u64,
 }
 
-/// A snapshot that is in place.
+/// A complete snapshot.
 #[derive(Debug, Clone)]
 pub(super) struct Kept {
     pub(super) path: PathBuf,
     pub(super) bytes: u64,
-    /// How much had been appended to the log when it was taken.
+    /// Bytes appended to the log when the snapshot was taken.
     pub(super) appended: u64,
 }
 
@@ -77,8 +77,8 @@ impl Home {
         }
     }
 
-    /// Keeps the descriptor of a file that is otherwise no longer needed. The newest snapshot is a good choice, since its space is
-    /// not released before the next one exists.
+    /// Keeps the descriptor of a file that is otherwise no longer needed. The caller passes the newest snapshot: its space is not
+    /// released before the next one exists.
     pub(super) fn reserve(&self, file: Box<dyn DiskFile>) {
         *self.reserved() = Some(file);
     }
@@ -117,14 +117,14 @@ impl Home {
         self.inventory().spares.push(number);
     }
 
-    /// A snapshot is in place, and a recovery begins with this segment: what it no longer needs is recycled or removed, as soon
-    /// as no backup needs it.
+    /// Sets the newest snapshot and the first segment that a recovery reads. Files that are no longer needed are recycled or
+    /// removed as soon as no backup is running.
     pub(super) fn replace(&self, first: u64, snapshot: Kept) {
         let mut inventory = self.inventory();
         let old = inventory.first..first;
         inventory.held_segments.extend(old);
         inventory.first = first;
-        // One of the same position is replaced by name.
+        // A snapshot of the same position has been replaced by the rename.
         let before = inventory.snapshot.take().filter(|before| before.path != snapshot.path);
         inventory.held_snapshots.extend(before.map(|before| before.path));
         inventory.snapshot = Some(snapshot);
@@ -132,7 +132,7 @@ impl Home {
         self.release(inventory);
     }
 
-    /// Keeps all that is needed now until it is unpinned.
+    /// Keeps all files in use until [`unpin`](Self::unpin).
     pub(super) fn pin(&self) -> MutexGuard<'_, Inventory> {
         let mut inventory = self.inventory();
         inventory.pins += 1;
@@ -156,7 +156,7 @@ impl Home {
         remove.extend(inventory.spares.drain(..excess).map(|number| self.segment(number)));
         drop(inventory);
         for path in remove {
-            // What stays is found by the next recovery.
+            // A file that remains is found by the next recovery.
             let _ = self.disk.remove(&path);
         }
     }
@@ -204,7 +204,7 @@ pub(super) struct Listing {
     pub(super) is_unfinished_backup: bool,
 }
 
-/// Says that a backup is not complete.
+/// Marks a copy as incomplete.
 pub(super) const UNFINISHED_BACKUP: &str = "backup.unfinished";
 
 impl Listing {

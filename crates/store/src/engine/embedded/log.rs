@@ -15,10 +15,10 @@ use super::frame::{ALIGN, HEADER, Header, Kind, Layout};
 use super::home::Home;
 use super::segment::{MAX_SEGMENT, PAGE, Segment, SegmentHeader};
 
-/// The numbers that go on from frame to frame.
+/// The state that each frame continues from the one before.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cursor {
-    /// Names the log.
+    /// Identifies the log.
     pub(super) log: u64,
     pub(super) epoch: u64,
     /// The number of the next frame.
@@ -32,16 +32,15 @@ pub(super) struct Cursor {
 pub(super) struct Log {
     home: Arc<Home>,
     segment: Segment,
-    /// The next segment, if it has been asked for.
+    /// The next segment, once its preparation has begun.
     next: Option<Receiver<io::Result<Segment>>>,
     pub(super) cursor: Cursor,
     /// The number of the last frame that is durable.
     durable: u64,
     relaxed: bool,
-    /// Where the buffer begins in the file: a multiple of a page.
+    /// Offset of the buffer in the file: a multiple of the page size.
     page: u64,
-    /// The frames of the page that the last frame ended in, as far as they are whole; less than a page, but for the header of a
-    /// segment that has not been written yet.
+    /// The written part of the page in which the last frame ended. After a rotation: the segment header, not yet written.
     buffer: Vec<u8>,
     /// Frames appended or recovered, in bytes.
     pub(super) appended: u64,
@@ -50,7 +49,7 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// Goes on after what `tail` has, which is written from `page` on and durable.
+    /// Continues after `tail`, the durable bytes of the page at offset `page`.
     pub(super) fn new(
         home: Arc<Home>,
         segment: Segment,
@@ -77,15 +76,15 @@ impl Log {
         }
     }
 
-    /// Hands over a segment that is there already.
+    /// Sets the next segment, which exists already.
     pub(super) fn set_next(&mut self, segment: Segment) {
         let (sender, receiver) = sync_channel(1);
-        // There is room for one, and the receiver is here.
+        // The channel holds one message, and the receiver is alive.
         let _ = sender.send(Ok(segment));
         self.next = Some(receiver);
     }
 
-    /// Has the next segment made while this one is filled.
+    /// Makes the next segment in the background.
     pub(super) fn prepare(&mut self) {
         if self.next.is_some() {
             return;
@@ -94,14 +93,14 @@ impl Log {
         let (home, number) = (Arc::clone(&self.home), self.segment.number + 1);
         self.home.disk.spawn(Box::new(move || {
             let made = Segment::make(&home, number, None);
-            // The directory is free when the receiver gets the result.
+            // The directory is unlocked before the receiver gets the result.
             drop(home);
             let _ = sender.send(made);
         }));
         self.next = Some(receiver);
     }
 
-    /// The number of the segment, and how many bytes of it are used.
+    /// Returns the number of the segment and its used bytes.
     pub(super) fn end(&self) -> (u64, u64) {
         (self.segment.number, self.page + self.buffer.len() as u64)
     }
@@ -210,7 +209,7 @@ impl Log {
         let number = self.segment.number + 1;
         let made = match self.next.take().map(|next| next.recv()) {
             Some(Ok(Ok(segment))) => Ok(segment),
-            // There may be room by now.
+            // The cause may be gone by now.
             _ => Segment::make(&self.home, number, None),
         };
         let next = made.map_err(|source| EngineError::NoSegment { file: self.home.segment(number), source })?;
@@ -235,7 +234,7 @@ impl Log {
 
 impl Drop for Log {
     fn drop(&mut self) {
-        // The directory is free when no segment is being made.
+        // The directory is unlocked once no segment is being made.
         if let Some(next) = self.next.take() {
             let _ = next.recv();
         }

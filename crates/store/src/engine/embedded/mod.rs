@@ -14,8 +14,8 @@
 //! 2. A segment is durable to its end before the header of the next one is written, and the next one's name before its header.
 //! 3. A checkpoint begins with the log being durable up to its position. Its file gets its name when it is durable, and the files
 //!    that it replaces are recycled or removed when the name is.
-//! 4. Opening writes the end of the log again and syncs it before it appends: a process that was killed, or a failed sync, may have
-//!    left frames that can be read and are not on disk.
+//! 4. Opening writes the end of the log again and syncs it before it appends: a process that was killed, or a failed sync, may
+//!    have left frames that can be read and are not on disk.
 //! 5. A segment has one layout of frames, named by the version in its header. Opening a log whose last segment has an older
 //!    layout continues in a new segment, by the same steps as when a segment is full.
 //!
@@ -101,7 +101,7 @@ impl EmbeddedOptions {
     }
 }
 
-/// Keeps commits in a directory.
+/// An engine that stores commits in a directory.
 ///
 /// ```
 /// use tidewire_store::{Write, WriteSet, Embedded, EmbeddedOptions, Engine, Recovered};
@@ -133,7 +133,10 @@ pub struct Embedded {
 }
 
 impl Embedded {
-    /// Opens a directory, or makes it, and tells `each` what it has: the rows of the newest snapshot, then the commits after it.
+    /// Opens a directory, and creates it and its parents if they do not exist. Passes its contents to `each`: the rows of the
+    /// newest snapshot, then the commits after it.
+    ///
+    /// Everything passed to `each` is durable when this returns, also after a failed sync of an earlier process.
     pub fn open(
         dir: impl AsRef<Path>,
         options: EmbeddedOptions,
@@ -185,7 +188,7 @@ impl Embedded {
         engine.note_opening().map_err(|error| OpenError::of_engine(error, dir))?;
         engine.home.reserve_again().map_err(failed)?;
         for sequence in listing.snapshots.iter().rev().skip(1) {
-            // It is not needed; if it stays, the next opening tries again.
+            // It is no longer needed. If it remains, the next opening tries again.
             let _ = engine.home.disk.remove(&engine.home.snapshot(*sequence));
         }
         Ok((engine, recovery))
@@ -278,7 +281,7 @@ impl Embedded {
         log.appended = found.log_bytes;
         if let Some(number) = found.prepared {
             let (path, file) = open(number)?;
-            // One of another length is replaced when the next is made.
+            // A segment of another length is replaced when the next one is made.
             if matches!(file.len(), Ok(len) if len == home.segment_bytes) {
                 log.set_next(Segment { number, path, file, capacity: home.segment_bytes });
             }

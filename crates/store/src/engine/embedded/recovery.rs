@@ -36,7 +36,7 @@ pub enum OpenError {
     Io {
         /// The file or directory.
         file: PathBuf,
-        /// What the disk said.
+        /// The error of the disk.
         source: io::Error,
     },
     /// The end of the log could be read, and could not be written again and synced. It may exist in memory only, so the directory
@@ -169,7 +169,7 @@ pub struct Cut {
     pub offset: u64,
 }
 
-/// Where the log goes on.
+/// The end of a log that was read, where it continues.
 pub(super) struct Found {
     pub(super) cursor: Cursor,
     /// The segment of the last frame, its layout, and its length in whole pages.
@@ -180,7 +180,7 @@ pub(super) struct Found {
     pub(super) page: u64,
     pub(super) tail: Vec<u8>,
     pub(super) unproven: Unproven,
-    /// A segment that follows and has not begun.
+    /// The next segment, if it exists and has not begun.
     pub(super) prepared: Option<u64>,
     /// Bytes of frames after the snapshot.
     pub(super) log_bytes: u64,
@@ -199,8 +199,8 @@ pub(super) struct Unproven {
 }
 
 impl Unproven {
-    /// Writes the bytes again, in place, and syncs them. A crash in between loses nothing that is durable, since each sector holds
-    /// the same durable bytes before and after.
+    /// Writes the bytes again, in place, and syncs them. A crash in between loses nothing that is durable, since each sector
+    /// holds the same durable bytes before and after.
     pub(super) fn rewrite(&self, file: &dyn DiskFile) -> io::Result<()> {
         file.write_at(&self.bytes, self.offset)?;
         file.sync_data()
@@ -296,7 +296,7 @@ struct Replay<'h, 'e> {
     cursor: Cursor,
     /// Commits up to here are in the snapshot.
     from: u64,
-    /// The segment that has been read last, all of it, and where its last whole frame ends.
+    /// The last segment that was read, its bytes, and the end of its last whole frame.
     segment: u64,
     layout: Layout,
     bytes: Vec<u8>,
@@ -311,7 +311,7 @@ struct Replay<'h, 'e> {
 }
 
 impl<'h, 'e> Replay<'h, 'e> {
-    /// Begins with the first segment, which has begun for sure.
+    /// Reads the first segment, which has a header.
     fn begin(
         home: &'h Home,
         number: u64,
@@ -353,7 +353,7 @@ impl<'h, 'e> Replay<'h, 'e> {
         Ok(replay)
     }
 
-    /// Goes on with the next segment. False if it has not begun.
+    /// Reads the next segment. Returns false if it has not begun.
     fn go_on(&mut self, number: u64, prepared: Option<u64>) -> Result<bool, OpenError> {
         let mut bytes = Vec::new();
         read_segment(self.home, number, &mut bytes)?;
@@ -495,7 +495,7 @@ impl<'h, 'e> Replay<'h, 'e> {
     }
 }
 
-/// Reads a whole segment; what it holds is bounded by the length of the file.
+/// Reads a whole segment, of at most 1 GiB.
 fn read_segment(home: &Home, number: u64, bytes: &mut Vec<u8>) -> Result<(), OpenError> {
     let path = home.segment(number);
     let mut read = || {

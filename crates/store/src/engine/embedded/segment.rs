@@ -6,7 +6,7 @@
 //! extended instead, so a segment may be longer than the others.
 //!
 //! ```text
-//! page 0    header: who it belongs to, and where the log stood when it began
+//! page 0    header: the log, the segment number, and the state of the log when the segment began
 //! then      frames, each at a multiple of 8
 //! ```
 //!
@@ -20,30 +20,30 @@ use super::super::disk::is_out_of_descriptors;
 use super::frame::{Layout, matches, u32_at, u64_at};
 use super::home::Home;
 
-/// Writes are whole pages, so that the kernel never has to read one first. Frames follow the first page.
+/// Unit of writes. The kernel does not have to read a page before it is overwritten as a whole. Frames follow the first page.
 pub(super) const PAGE: usize = 4096;
-/// The longest segment, to bound what a recovery reads at a time.
+/// Maximum length of a segment. A recovery reads one segment at a time.
 pub(super) const MAX_SEGMENT: u64 = 1 << 30;
 
 const MAGIC: [u8; 7] = *b"TIDELOG";
 static ZEROS: [u8; 256 * 1024] = [0; 256 * 1024];
 
-/// What the first page of a segment says.
+/// The header of a segment, in its first page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SegmentHeader {
     /// Layout of the commits in its frames.
     pub(super) layout: Layout,
-    /// Names the log.
+    /// Identifies the log.
     pub(super) log: u64,
-    /// Its number, as in its name.
+    /// The number of the segment, as in its name.
     pub(super) number: u64,
-    /// The epoch when it began.
+    /// The epoch when the segment began.
     pub(super) epoch: u64,
-    /// The sequence of the next commit then.
+    /// The sequence of the next commit at that time.
     pub(super) sequence: u64,
-    /// The number of the next frame then.
+    /// The number of the next frame at that time.
     pub(super) frame: u64,
-    /// The checksum of the last frame then.
+    /// The checksum of the last frame at that time.
     pub(super) chain: u32,
     /// As in a frame.
     pub(super) relaxed: bool,
@@ -52,7 +52,7 @@ pub(super) struct SegmentHeader {
 /// Why a page is not the header of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NoHeader {
-    /// It is damaged, or was never one.
+    /// It is damaged, or not a header.
     Bad,
     /// It was written by another version.
     Version(u8),
@@ -61,7 +61,7 @@ pub(super) enum NoHeader {
 impl SegmentHeader {
     const LEN: usize = 60;
 
-    /// Appends it, as a page.
+    /// Appends the header, padded to a page.
     pub(super) fn write(&self, out: &mut Vec<u8>) {
         let start = out.len();
         out.extend_from_slice(&MAGIC);
@@ -77,7 +77,7 @@ impl SegmentHeader {
         out.resize(start + PAGE, 0);
     }
 
-    /// Reads it from the front of a segment.
+    /// Reads the header at the start of a segment.
     pub(super) fn read(bytes: &[u8]) -> Result<Self, NoHeader> {
         let bytes = bytes.get(..Self::LEN).ok_or(NoHeader::Bad)?;
         if bytes[..7] != MAGIC || !matches(u32_at(bytes, 8), Self::crc(bytes)) {
@@ -106,12 +106,12 @@ pub(super) struct Segment {
     pub(super) number: u64,
     pub(super) path: PathBuf,
     pub(super) file: Box<dyn DiskFile>,
-    /// How many bytes may be written: whole pages.
+    /// Bytes that may be written: whole pages.
     pub(super) capacity: u64,
 }
 
 impl Segment {
-    /// Makes the segment of this number: out of a spare one, or of zeros with `first` written over them. Its name is durable.
+    /// Makes the segment with this number, from a spare segment, or of zeros with `first` at the start. Its name is durable.
     pub(super) fn make(home: &Home, number: u64, first: Option<&[u8]>) -> io::Result<Self> {
         let path = home.segment(number);
         let capacity = home.segment_bytes;

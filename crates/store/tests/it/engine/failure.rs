@@ -140,7 +140,7 @@ fn every_change_may_fail_and_nothing_acknowledged_is_lost() {
             let (mut engine, ..) = open_on(&disk, "db", small()).unwrap();
             let sequence = engine.position().sequence;
             assert!((acknowledged..=acknowledged + 1).contains(&sequence), "{failing}: {sequence} of {acknowledged}");
-            // What was read back is durable now, and so are later commits.
+            // The commits that were read back are durable, and so are later ones.
             put(&mut engine, "more", b"").unwrap();
             disk.power_off();
             drop(engine);

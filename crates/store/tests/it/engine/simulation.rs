@@ -251,7 +251,7 @@ impl Simulation {
     }
 }
 
-/// Runs simulations until there were so many crashes.
+/// Runs simulations until this number of crashes.
 fn simulate(seeds: impl Iterator<Item = u64>, crashes: usize) {
     let mut seen = 0;
     for seed in seeds {
