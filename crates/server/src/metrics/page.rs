@@ -112,7 +112,11 @@ impl Page {
         self.counter("store_refused", "Writes refused", stats.refused);
         self.counter("store_abandoned", "Writes given up before the queue had room", stats.abandoned);
         self.counter("store_not_kept", "Groups of writes that could not be stored", stats.not_kept);
-        self.counter("store_replies_evicted", "Replies of idempotency keys evicted before they expired", stats.evicted_replies);
+        self.counter(
+            "store_replies_evicted",
+            "Replies of idempotency keys evicted before they expired",
+            stats.evicted_replies,
+        );
         self.counter("store_expired", "Records deleted because they had expired", stats.swept);
         self.counter("store_followers_behind", "Times that a follower fell out of the history", stats.followers_behind);
         let engine = stats.engine;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use tidewire_store::{Disk, DiskFile, Files};
+use tidewire_store::{Disk, DiskDir, DiskFile, Files};
 
 /// Passes everything to the files of this machine, until it is told to fail.
 #[derive(Clone, Default)]
@@ -103,8 +103,8 @@ impl Disk for FaultyDisk {
         Files.remove(file)
     }
 
-    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        Files.sync_dir(dir)
+    fn open_dir(&self, dir: &Path) -> io::Result<Box<dyn DiskDir>> {
+        Files.open_dir(dir)
     }
 
     fn spawn(&self, work: Box<dyn FnOnce() + Send>) {
