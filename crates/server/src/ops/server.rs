@@ -127,7 +127,8 @@ fn copy(RunningBackup(server): &RunningBackup, name: &str, dir: &Path) -> Outcom
 fn is_taken(error: &BackupError) -> bool {
     match error {
         BackupError::NotEmpty { .. } => true,
-        BackupError::Io { source, .. } => source.kind() == ErrorKind::AlreadyExists,
+        // A file has the name.
+        BackupError::Io { source, .. } => matches!(source.kind(), ErrorKind::AlreadyExists | ErrorKind::NotADirectory),
         _ => false,
     }
 }
