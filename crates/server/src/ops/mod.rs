@@ -97,7 +97,12 @@ enum Target<'a> {
 impl Call<'_> {
     /// Checks the permission. Returns the filter of the rows that the caller may touch; none for all rows.
     fn permit(&self, target: Target<'_>) -> Result<Option<Filter>, RequestError> {
-        permit(&self.caller, self.operation, target).inspect_err(|_| self.progress.set(Progress::Refused))
+        self.permit_as(self.operation, target)
+    }
+
+    /// Checks the permission for another operation, which is part of this one.
+    fn permit_as(&self, operation: OperationId, target: Target<'_>) -> Result<Option<Filter>, RequestError> {
+        permit(&self.caller, operation, target).inspect_err(|_| self.progress.set(Progress::Refused))
     }
 
     /// Counts the request towards the rate limit. Called once, when parameters and permission are good.

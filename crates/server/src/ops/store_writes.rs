@@ -6,10 +6,12 @@ use serde_json::{Map, Value as Json, json};
 use tidewire_store::{Action, Cause, Draft, Filter, Operation as Step, Row, StoreError};
 use tracing::Instrument as _;
 
+use super::table::OperationId;
 use super::{Answer, Call, Handled, Target};
 use crate::RequestError;
 use crate::protocol::reply::Data;
 use crate::protocol::request::Params;
+use crate::session::caller::Caller;
 
 pub(super) fn insert(call: &Call<'_>) -> Handled {
     let (bucket, data) = (bucket(call.params)?, call.params.object("data")?);
@@ -54,7 +56,7 @@ pub(super) fn transaction(call: &Call<'_>) -> Handled {
     let mut steps = steps(call.params)?;
     let retry = Retry::parse(call)?;
     for step in &mut steps {
-        step.guard = call.permit(Target::Bucket(&step.bucket))?;
+        step.guard = permit_step(call, step)?;
     }
     call.admit()?;
     let shown = steps.iter().enumerate().filter_map(|(index, step)| {
@@ -70,6 +72,34 @@ pub(super) fn transaction(call: &Call<'_>) -> Handled {
         let result = |(index, data)| json!({"index": index, "data": data});
         Ok(json!({"results": results.into_iter().enumerate().map(result).collect::<Vec<_>>()}).into())
     }))
+}
+
+/// Checks the permission for a step of a transaction: the caller may use both transactions and the operation of the step. Returns
+/// the filter of the rows that it may touch; none for all rows.
+fn permit_step(call: &Call<'_>, step: &Step) -> Result<Option<Filter>, RequestError> {
+    let target = Target::Bucket(&step.bucket);
+    let of_transaction = call.permit(target)?;
+    let operation = operation_of(&step.action).and_then(OperationId::named);
+    let operation = operation.ok_or_else(|| Caller::forbidden(call.operation, &step.bucket))?;
+    let of_step = call.permit_as(operation, target)?;
+    Ok(match (of_transaction, of_step) {
+        (Some(one), Some(other)) if one != other => Some(one.and(other)),
+        (one, other) => one.or(other),
+    })
+}
+
+/// The operation that does the same as a step of a transaction.
+fn operation_of(action: &Action) -> Option<&'static str> {
+    Some(match action {
+        Action::Get(_) => "store.get",
+        Action::Insert(_) => "store.insert",
+        Action::Update(..) => "store.update",
+        Action::Delete(_) => "store.delete",
+        Action::Where(_) => "store.where",
+        Action::FindOne(_) => "store.findOne",
+        Action::Count(_) => "store.count",
+        _ => return None,
+    })
 }
 
 fn bucket(params: &Params<'_>) -> Result<String, RequestError> {

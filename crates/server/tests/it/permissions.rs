@@ -293,3 +293,87 @@ async fn queries_of_the_host_count_with_all_that_they_read() {
         }
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_operation_of_a_transaction_must_be_permitted() {
+    let auth = tokens([user("rea", &["careful"]), user("dee", &["direct"]), user("own", &["owner"])]);
+    let own = |rule: Rule| rule.on_rows(json!({"n": 2})).unwrap();
+    let rules = [
+        Rule::new("careful", ["store.transaction", "store.get"]),
+        Rule::new("direct", ["store.get", "store.delete"]),
+        Rule::new("owner", ["store.transaction"]),
+        own(Rule::new("owner", ["store.get", "store.delete"])),
+    ];
+    let house = house(only(auth, rules)).await;
+    house.write(|draft| draft.insert("own", crate::house::object(json!({"id": "b", "n": 2})))).await;
+    let get = |key: &str| json!({"op": "get", "bucket": "own", "key": key});
+    let delete = |key: &str| json!({"op": "delete", "bucket": "own", "key": key});
+    let all = |steps: &[Json]| json!({"operations": steps});
+    let mut careful = house.client("rea").await;
+    assert_eq!(code(&mut careful, "store.transaction", all(&[get("a")])).await, "");
+    for other in [
+        delete("a"),
+        json!({"op": "insert", "bucket": "own", "data": {}}),
+        json!({"op": "update", "bucket": "own", "key": "a", "data": {}}),
+        json!({"op": "where", "bucket": "own", "filter": {}}),
+        json!({"op": "findOne", "bucket": "own", "filter": {}}),
+        json!({"op": "count", "bucket": "own"}),
+    ] {
+        assert_eq!(
+            code(&mut careful, "store.transaction", all(&[get("a"), other.clone()])).await,
+            "FORBIDDEN",
+            "{other}"
+        );
+    }
+    let mut direct = house.client("dee").await;
+    assert_eq!(code(&mut direct, "store.transaction", all(&[get("a")])).await, "FORBIDDEN");
+    // The rows of the inner operation bind it.
+    let mut owner = house.client("own").await;
+    let results = owner.ask("store.transaction", all(&[get("a"), get("b")])).await;
+    assert_eq!((&results["results"][0]["data"], &results["results"][1]["data"]["id"]), (&Json::Null, &json!("b")));
+    assert_eq!(code(&mut owner, "store.transaction", all(&[delete("a")])).await, "NOT_FOUND");
+    assert_eq!(code(&mut owner, "store.transaction", all(&[delete("b")])).await, "");
+}
+
+/// Reads the bucket that its subscriber names.
+#[derive(Debug)]
+struct Peek;
+
+impl ProgrammaticQuery for Peek {
+    fn buckets(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn answer(&self, view: &View<'_>, params: &Map<String, Json>) -> Result<Json, RequestError> {
+        if let Some(key) = params.get("key") {
+            return Ok(json!(view.get(params["bucket"].as_str().unwrap(), key)?));
+        }
+        match view.query(&json!({"bucket": params["bucket"]}))? {
+            Answer::Records(records) => Ok(json!(records)),
+            Answer::Value(value) => Ok(json!(value)),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_operation_reaches_a_system_bucket() {
+    let mut options = crate::client::options();
+    options.queries.insert("peek".to_owned(), Arc::new(Peek));
+    let server = crate::client::serve(options).await;
+    let mut client = Client::connect(&server).await;
+    for bucket in ["$queries", "$buckets", "$none"] {
+        for (operation, params) in requests(bucket) {
+            // There is no query of that name.
+            let expected = match operation {
+                "store.subscribe" if params.get("query").is_some() => "QUERY_NOT_DEFINED",
+                "store.undefineQuery" => "QUERY_NOT_DEFINED",
+                _ => "FORBIDDEN",
+            };
+            assert_eq!(code(&mut client, operation, params.clone()).await, expected, "{operation} {params}");
+        }
+        for params in [json!({"bucket": bucket}), json!({"bucket": bucket, "key": "x"})] {
+            let peek = json!({"query": "peek", "params": params});
+            assert_eq!(code(&mut client, "store.subscribe", peek).await, "BUCKET_NOT_DEFINED", "{bucket}");
+        }
+    }
+}
