@@ -149,6 +149,13 @@ impl Subscription {
         Poll::Pending
     }
 
+    /// Returns whether all events so far have been polled. A paused subscription, and one that awaits the whole result, is not
+    /// current.
+    pub fn is_current(&self) -> bool {
+        let state = self.inbox.state();
+        state.events.len() == 0 && state.delivery == Delivery::On
+    }
+
     /// Stops delivery and drops the events that wait. Nothing is kept while it is paused, however many commits there are. The end of
     /// the subscription is still delivered. Events that were dropped count as
     /// [conflated](crate::LiveStats::conflated), once.

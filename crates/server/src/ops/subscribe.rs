@@ -263,6 +263,7 @@ pub(super) async fn review(
                 subscription.end(error);
             }
         }
+        subscription.drop_outdated();
     }
     Ok(())
 }

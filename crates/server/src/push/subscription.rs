@@ -219,21 +219,31 @@ impl Subscription {
         self.wake_by_ref();
     }
 
-    /// Changes the rows that the subscriber may see, and drops pushes that are not sent. Returns the id of the live query to be
-    /// replaced, if they are other rows than before.
+    /// Changes the rows that the subscriber may see. Returns the id of the live query to be replaced, if they are other rows than
+    /// before.
     pub(crate) fn change_row_filter(&self, row_filter: Option<&Filter>) -> Option<u64> {
         let mut feed = self.feed();
         if feed.row_filter.as_deref() == row_filter {
             return None;
         }
         feed.row_filter = row_filter.cloned().map(Box::new);
-        let id = match &feed.events {
+        match &feed.events {
             Events::Live(events) => Some(events.id()),
             _ => None,
+        }
+    }
+
+    /// Drops the unsent push of a subscription whose newest result has not been polled: it may be for the previous login. Called by
+    /// the owner of the sink, so nothing is polled meanwhile.
+    pub(crate) fn drop_outdated(&self) {
+        let is_current = match &self.feed().events {
+            Events::Live(events) => events.is_current(),
+            Events::Programmatic(results) => results.next.is_none() && !results.is_paused,
+            Events::Ending(_) | Events::Ended => false,
         };
-        drop(feed);
-        self.sink.take_back(self.number);
-        id
+        if !is_current {
+            self.sink.take_back(self.number);
+        }
     }
 
     /// Ends the subscription for a reason, which its owner learns when it polls.

@@ -138,6 +138,8 @@ impl Connection {
         let Some(subscription) = subscription else { return false };
         subscription.cancel();
         self.sink.take_back(number);
+        // The owner of the sink may be waiting for its newest result, and a reader for its next push.
+        self.sink.wake(number);
         true
     }
 

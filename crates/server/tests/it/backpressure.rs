@@ -1,13 +1,17 @@
 //! Clients that ask or are told more than they read. They cost what they may cost, and nobody waits for them.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Value as Json, json};
-use tidewire::{Server, ServerOptions};
+use tidewire::{Rule, Server, ServerOptions};
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::io::AsyncWriteExt as _;
 
 use crate::client::{Client, is_left_with, options, serve};
+use crate::gate::{Gate, Gated};
+use crate::house::{House, object, only, own_rows, tokens, user};
 use crate::page::metric;
 use crate::raw::{Raw, TEXT, frame};
 
@@ -331,4 +335,98 @@ async fn a_flood_of_requests_is_answered_in_order_when_it_is_read() {
     }
     drop(reader);
     is_left_with(&server, 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_subscription_that_is_cancelled_while_it_is_refreshed_does_not_stop_the_others() {
+    let gate = Arc::new(Gate::default());
+    let mut options = small(4096, 1.0);
+    options.queries.insert("gated".to_owned(), Arc::new(Gated { bucket: "p", gate: Arc::clone(&gate), owner: None }));
+    let server = &serve(options).await;
+    let mut writer = Writer::new(server, 20_000).await;
+    let config = json!({"key": "id", "schema": {"id": {"type": "string", "required": true}}});
+    for bucket in ["p", "q"] {
+        writer.client.ask("store.defineBucket", json!({"name": bucket, "config": config})).await;
+    }
+    let mut slow = Raw::small(server).await;
+    subscribe(&mut slow, 1, &json!({})).await;
+    subscribe(&mut slow, 2, &json!({"query": "gated", "config": null})).await;
+    subscribe(&mut slow, 3, &json!({"config": {"bucket": "q"}})).await;
+    let before = metric(server, "pushes_replaced_total").await;
+    writer.write_until("x", async || metric(server, "pushes_replaced_total").await > before + 5).await;
+    // Neither result fits beside the one that waits: first the programmatic query is behind, and then the other.
+    for (bucket, behind) in [("p", 1), ("q", 2)] {
+        let data = json!({"id": "a", "pad": "x".repeat(5000)});
+        writer.client.ask("store.insert", json!({"bucket": bucket, "data": data})).await;
+        wait_until_async("it is behind", PATIENCE, async || metric(server, "pushes_held_back_total").await == behind)
+            .await;
+    }
+    let shut = gate.shut();
+    while slow.json().await["data"][0]["n"] != json!(writer.written) {}
+    wait_until_async("the first is refreshed", PATIENCE, async || gate.waiting() > 0).await;
+    slow.send(r#"{"id":4,"type":"store.unsubscribe","subscriptionId":"sub-2"}"#).await;
+    assert_eq!(slow.json().await["data"], json!({"unsubscribed": true}));
+    drop(shut);
+    let push = slow.json().await;
+    assert_eq!((&push["subscriptionId"], &push["data"][0]["id"]), (&json!("sub-3"), &json!("a")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_result_of_the_previous_login_follows_the_reply_to_a_login() {
+    const LIMIT: usize = 4 << 20;
+    let gate = Arc::new(Gate::default());
+    let auth = tokens([user("ann", &["member"]), user("bob", &["member"])]);
+    let auth = only(auth, [own_rows("member"), Rule::new("member", ["store.*"]).on_buckets(["b"])]);
+    let house = House::open_with(auth, |options| {
+        let buffer = small(LIMIT, 1.0).backpressure;
+        (options.backpressure, options.max_result_bytes) = (buffer, 2 * LIMIT);
+        let mine = Gated { bucket: "notes", gate: Arc::clone(&gate), owner: Some("bob") };
+        options.queries.insert("mine".to_owned(), Arc::new(mine));
+    })
+    .await;
+    house.bucket("b", []).await;
+    // The result of the second user does not fit beside anything else.
+    let big = |id: u64| json!({"id": id.to_string(), "owner": "bob", "pad": "x".repeat(LIMIT / 5 - 500)});
+    house.bucket("notes", (0..5).map(big)).await;
+    let server = &house.server;
+    let mut slow = Raw::small(server).await;
+    slow.send(r#"{"id":0,"type":"auth.login","token":"ann"}"#).await;
+    assert_eq!(slow.json().await["type"], "result");
+    subscribe(&mut slow, 1, &json!({"query": "mine", "config": null})).await;
+    for id in 2..92 {
+        subscribe(&mut slow, id, &json!({})).await;
+    }
+    let replaced = async || metric(server, "pushes_replaced_total").await;
+    let write = async |bucket: &'static str, n: u64, pad: usize| {
+        let record = json!({"id": "x", "owner": "ann", "n": n, "pad": "x".repeat(pad)});
+        house.write(move |draft| draft.upsert(bucket, object(record))).await;
+    };
+    let mut written = 0;
+    for (bucket, pad, more) in [("b", 40_000, 90), ("notes", 10, 1)] {
+        let before = replaced().await;
+        while replaced().await < before + more {
+            written += 1;
+            write(bucket, written, pad).await;
+        }
+    }
+    // A result of the first user waits now, behind all the others. The second user logs in while it waits.
+    let shut = gate.shut();
+    slow.send(r#"{"id":100,"type":"auth.login","token":"bob"}"#).await;
+    let is_begun = async || wait_until_async("the login is begun", PATIENCE, async || gate.waiting() > 0).await;
+    while tokio::time::timeout(Duration::from_millis(20), is_begun()).await.is_err() {
+        assert_ne!(slow.json().await["subscriptionId"], "sub-1", "the others come first");
+    }
+    drop(shut);
+    let is_held_back = async || metric(server, "pushes_held_back_total").await > 0;
+    wait_until_async("the result of the second user is held back", PATIENCE, is_held_back).await;
+    let mut is_answered = false;
+    let push = loop {
+        let message = slow.json().await;
+        is_answered |= message["id"] == 100;
+        if message["subscriptionId"] == "sub-1" {
+            break message;
+        }
+    };
+    assert!(is_answered);
+    assert_eq!((push["data"][0]["owner"].as_str(), push["data"].as_array().map(Vec::len)), (Some("bob"), Some(5)));
 }

@@ -8,6 +8,7 @@ mod client;
 mod disconnects;
 mod example;
 mod faulty_disk;
+mod gate;
 mod heartbeat;
 mod house;
 mod in_process;
