@@ -27,7 +27,8 @@ use crate::{Code, RequestError, Session};
 /// A client in the same process as the server.
 ///
 /// It has the same operations, permissions, limits and subscriptions as a client over a socket, without the socket: requests go
-/// through the same checks and counters. A clone is the same client; when the last one is dropped, its subscriptions end.
+/// through the same checks and counters. A clone is the same client; when the last one is dropped, its subscriptions end. It may
+/// be used from any thread and executor, as long as the runtime on which the server was started runs.
 ///
 /// ```
 /// use serde_json::{Value as Json, json};
@@ -58,6 +59,8 @@ pub struct Client {
 struct Inner {
     connection: Arc<Connection>,
     sink: Arc<LocalSink>,
+    /// Held by requests that are [exclusive](crate::ops::table::Operation::is_exclusive): clones may send several at once.
+    turn: tokio::sync::Mutex<()>,
 }
 
 impl Client {
@@ -74,7 +77,7 @@ impl Client {
         if server.is_stopped() {
             connection.close(Disconnect::SERVER_SHUTDOWN);
         }
-        Self { inner: Arc::new(Inner { connection, sink }) }
+        Self { inner: Arc::new(Inner { connection, sink, turn: tokio::sync::Mutex::default() }) }
     }
 
     /// Sends a request: the name of an operation, and its parameters as an object. Returns the data of the result; a result
@@ -88,13 +91,26 @@ impl Client {
     ) -> Result<T, RequestError> {
         let connection = &self.inner.connection;
         let message = message(operation, params)?;
-        let response = match ClientMessage::parse(&message)? {
-            ClientMessage::Request(request) => handle(&connection.server, connection, &request),
-            ClientMessage::Pong { .. } => return Err(RequestError::invalid("\"pong\" is no operation")),
+        let ClientMessage::Request(request) = ClientMessage::parse(&message)? else {
+            return Err(RequestError::invalid("\"pong\" is no operation"));
+        };
+        let is_exclusive = request.operation.is_some_and(|operation| operation.is_exclusive());
+        let _turn = if is_exclusive { Some(self.inner.turn.lock().await) } else { None };
+        // The caller may run on another executor, or on none.
+        let runtime = &connection.server.runtime;
+        let response = {
+            let _context = runtime.enter();
+            handle(&connection.server, connection, &request)
         };
         let outcome = match response {
             Response::Ready(outcome) => outcome,
-            Response::Pending(outcome) => outcome.await,
+            Response::Pending(mut outcome) => {
+                poll_fn(|context| {
+                    let _context = runtime.enter();
+                    outcome.as_mut().poll(context)
+                })
+                .await
+            }
         };
         parse(outcome.map_err(|error| self.exposed(error))?.into_text().as_deref())
     }
@@ -225,7 +241,7 @@ impl<T: DeserializeOwned> ClientSubscription<T> {
 
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<ClientPush<T>, RequestError>> {
         if self.has_ended {
-            return Poll::Ready(Err(RequestError::new(Code::NotFound, "the subscription has ended")));
+            return Poll::Ready(Err(ended()));
         }
         // Registered before it is polled, so that no wake is missed.
         self.client.inner.sink.register(self.subscription.number, context.waker());
@@ -234,6 +250,11 @@ impl<T: DeserializeOwned> ClientSubscription<T> {
             return Poll::Ready(Err(error));
         }
         match self.subscription.poll_push(&self.client.inner.connection) {
+            // It was cancelled by its id.
+            Poll::Pending if self.subscription.has_ended() => {
+                self.has_ended = true;
+                Poll::Ready(Err(ended()))
+            }
             Poll::Pending => Poll::Pending,
             Poll::Ready(Ok(body)) => {
                 let text = format!("{{{}", body.body());
@@ -259,6 +280,10 @@ impl<T> fmt::Debug for ClientSubscription<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ClientSubscription").field("number", &self.subscription.number).finish_non_exhaustive()
     }
+}
+
+fn ended() -> RequestError {
+    RequestError::new(Code::NotFound, "the subscription has ended")
 }
 
 /// The sink of an in-process client: it wakes the task that waits for the subscription. Nothing is queued here: a push is made when

@@ -36,10 +36,11 @@ pub(crate) struct ServerState {
     pub(crate) started: Instant,
     /// Subscriptions of all connections.
     pub(crate) subscriptions: AtomicUsize,
+    /// There is at most one backup at a time.
     pub(crate) is_backing_up: AtomicBool,
     is_stopped: AtomicBool,
-    /// Runs what may block: the runtime on which the server was started.
-    runtime: Handle,
+    /// The runtime on which the server was started.
+    pub(crate) runtime: Handle,
     last_subscription: AtomicU64,
     last_local_client: AtomicU64,
     connections: Mutex<BTreeMap<u64, Arc<Connection>>>,

@@ -26,6 +26,14 @@ pub(crate) struct Operation {
     pub(crate) summary: &'static str,
 }
 
+impl Operation {
+    /// Whether it changes the login or the subscriptions of a connection. Of these, a connection runs one at a time: a login reviews
+    /// the subscriptions, and must not miss one that is just being opened.
+    pub(crate) fn is_exclusive(&self) -> bool {
+        self.scope == Scope::Connection || self.name == "store.subscribe"
+    }
+}
+
 /// Runs an operation.
 pub(super) type Handler = fn(&Call<'_>) -> Handled;
 

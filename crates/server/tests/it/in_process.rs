@@ -1,5 +1,7 @@
 //! Clients in the same process as the server: the same operations, permissions, limits and subscriptions as over a socket.
 
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -9,6 +11,7 @@ use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::time::timeout;
 
 use crate::client::{Client, options, serve};
+use crate::gate::{Gate, Gated};
 use crate::house::{House, only, own_rows, tokens, user};
 use crate::page::Page;
 
@@ -239,4 +242,84 @@ async fn it_may_be_used_without_auth_and_with_a_login_by_token() {
     assert_eq!(client.request::<Json>("auth.whoami", ()).await.unwrap()["authenticated"], true);
     client.request::<Json>("auth.logout", ()).await.unwrap();
     assert_eq!(code(client.get::<Json>("tides", 1).await), Code::Unauthorized);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_subscription_that_is_cancelled_by_its_id_ends_for_its_reader() {
+    let (server, client) = serve_tides().await;
+    let mut results = client.subscribe::<Json>(json!({"config": {"bucket": "tides"}})).await.unwrap();
+    let waiting = tokio::spawn(async move { results.next().await });
+    tokio::task::yield_now().await;
+    client.request::<Json>("store.unsubscribe", json!({"subscriptionId": "sub-1"})).await.unwrap();
+    assert_eq!(code(timeout(PATIENCE, waiting).await.unwrap().unwrap()), Code::NotFound);
+    assert_eq!(server.stats().subscriptions, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_login_is_not_overtaken_by_a_subscription() {
+    let gate = Arc::new(Gate::default());
+    let auth = only(tokens([user("bob", &["member"])]), [own_rows("member")]);
+    let house = House::open_with(auth, |options| {
+        let mine = Gated { bucket: "notes", gate: Arc::clone(&gate), owner: None };
+        options.queries.insert("mine".to_owned(), Arc::new(mine));
+    })
+    .await;
+    house.bucket("notes", [json!({"id": "a", "owner": "ann"}), json!({"id": "b", "owner": "bob"})]).await;
+    let client = house.server.client(Session::new("ann", ["member"]));
+    let shut = gate.shut();
+    let (subscribed, logged_in, ()) = tokio::join!(
+        client.subscribe::<Vec<Json>>(json!({"query": "mine"})),
+        client.request::<Json>("auth.login", json!({"token": "bob"})),
+        async {
+            wait_until_async("the query is computed", PATIENCE, async || gate.waiting() > 0).await;
+            drop(shut);
+        }
+    );
+    assert_eq!(logged_in.unwrap()["userId"], "bob");
+    let mut notes = subscribed.unwrap();
+    house.write(|draft| draft.insert("notes", crate::house::object(json!({"id": "c", "owner": "bob"})))).await;
+    house.write(|draft| draft.insert("notes", crate::house::object(json!({"id": "d", "owner": "ann"})))).await;
+    let seen = timeout(PATIENCE, notes.next()).await.unwrap().unwrap().data.unwrap();
+    assert!(seen.iter().all(|note| note["owner"] == "bob"), "{seen:?}");
+}
+
+/// Unparks a thread.
+struct Unpark(std::thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Runs a future on this thread, without a runtime.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut future = std::pin::pin!(future);
+    loop {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return value;
+        }
+        std::thread::park();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_works_on_a_thread_without_a_runtime() {
+    let mut options = options();
+    let all = Gated { bucket: "tides", gate: Arc::default(), owner: None };
+    options.queries.insert("all".to_owned(), Arc::new(all));
+    let server = serve(options).await;
+    let client = server.client(None);
+    let thread = std::thread::spawn(move || {
+        block_on(async {
+            define(&client).await;
+            let mut tides = client.subscribe::<Vec<Json>>(json!({"query": "all"})).await.unwrap();
+            client.insert::<Json>("tides", tide("Brest", 4.2)).await.unwrap();
+            tides.next().await.unwrap().data.unwrap().len()
+        })
+    });
+    let joined = tokio::task::spawn_blocking(move || thread.join()).await.unwrap();
+    assert_eq!(joined.unwrap(), 1);
+    drop(server);
 }
