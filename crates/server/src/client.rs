@@ -70,12 +70,16 @@ impl Client {
         let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let shared: Arc<dyn PushSink> = Arc::clone(&sink) as Arc<dyn PushSink>;
         let connection = Arc::new(Connection::new(server, server.next_local_client(), address, shared));
+        let mut is_revoked = false;
         if let (Some(session), Some(auth)) = (session, &server.auth) {
-            connection.set_login(Some(Arc::new(Login::new(session, auth))), auth.required);
+            is_revoked = server.revocations.is_revoked(&session.user_id, server.store.now());
+            connection.set_login(Some(Arc::new(Login::new(session, auth))));
         }
         server.add_connection(&connection);
         if server.is_stopped() {
             connection.close(Disconnect::SERVER_SHUTDOWN);
+        } else if is_revoked {
+            connection.close(Disconnect::SESSION_REVOKED);
         }
         Self { inner: Arc::new(Inner { connection, sink, turn: tokio::sync::Mutex::default() }) }
     }

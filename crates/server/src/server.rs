@@ -151,7 +151,8 @@ impl Server {
         metrics::stats(&self.state, self.address)
     }
 
-    /// A client in this process, with this session or without a login.
+    /// A client in this process, with this session or without a login. If the sessions of the user are revoked, its requests fail with
+    /// `SESSION_REVOKED`.
     pub fn client(&self, session: impl Into<Option<Session>>) -> Client {
         Client::new(&self.state, session.into())
     }

@@ -77,13 +77,12 @@ async fn change_login(
     connection: &Arc<Connection>,
     login: Option<Arc<Login>>,
 ) -> Result<(), RequestError> {
-    let is_required = server.requires_auth();
     if connection.is_session_expired(|| server.store.now()) {
         // Otherwise the review would end the subscriptions with the session that has expired.
-        connection.set_session_expiry(login.as_deref(), is_required);
+        connection.set_session_expiry(login.as_deref());
     }
     review(server, connection, &Caller::new(server.auth.clone(), login.clone())).await?;
-    connection.set_login(login, is_required);
+    connection.set_login(login);
     Ok(())
 }
 

@@ -95,9 +95,8 @@ fn execute(server: &Arc<ServerState>, connection: &Arc<Connection>, request: &Re
 fn expire(server: &ServerState, connection: &Connection, login: &Login) -> RequestError {
     tracing::debug!(%connection, user = login.session.user_id, "session expired");
     let error = RequestError::session_expired();
-    let is_required = server.requires_auth();
-    connection.set_login(None, is_required);
-    if is_required {
+    connection.set_login(None);
+    if server.requires_auth() {
         for subscription in connection.subscriptions() {
             subscription.end(error.clone());
         }

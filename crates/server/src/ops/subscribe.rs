@@ -227,7 +227,7 @@ pub(super) async fn review(
     connection: &Arc<Connection>,
     caller: &Caller,
 ) -> Result<(), RequestError> {
-    let Some(operation) = OperationId::named("store.subscribe") else { return Ok(()) };
+    let operation = OperationId::subscribe();
     for subscription in connection.subscriptions() {
         let query = match &subscription.source {
             Source::Inline(query) => Subscribed::Inline(query.clone()),

@@ -30,7 +30,16 @@ impl Operation {
     /// Whether it changes the login or the subscriptions of a connection. Of these, a connection runs one at a time: a login reviews
     /// the subscriptions, and must not miss one that is just being opened.
     pub(crate) fn is_exclusive(&self) -> bool {
-        self.scope == Scope::Connection || self.name == "store.subscribe"
+        self.scope == Scope::Connection || self.is_subscribe()
+    }
+
+    /// Whether pushes that show its effect may come before it is answered.
+    pub(crate) fn causes_pushes(&self) -> bool {
+        self.effect == Effect::Write || self.is_subscribe()
+    }
+
+    fn is_subscribe(&self) -> bool {
+        self.name == OperationId::subscribe().name
     }
 }
 
@@ -92,6 +101,13 @@ impl Capabilities {
 pub(crate) struct OperationId(u8);
 
 impl OperationId {
+    /// The operation `store.subscribe`, whose permissions also bind subscriptions that exist.
+    pub(crate) fn subscribe() -> Self {
+        static SUBSCRIBE: LazyLock<OperationId> =
+            LazyLock::new(|| OperationId::named("store.subscribe").expect("it is in the table"));
+        *SUBSCRIBE
+    }
+
     /// The operation of this name.
     pub(crate) fn named(name: &str) -> Option<Self> {
         /// Operations by a hash of their names, each at its hash or at the next free place after it.

@@ -16,17 +16,20 @@ use tokio::time::Instant;
 /// How long a client may take no byte while a subscription is behind.
 pub(crate) const STALL_LIMIT: Duration = Duration::from_secs(3);
 
-/// The flow control of one connection.
+/// The flow control of one connection. It takes one word while no subscription is behind.
 #[derive(Debug, Default)]
-pub(crate) struct Flow {
+pub(crate) struct Flow(Option<Box<Behind>>);
+
+/// Subscriptions that are behind, and the client that does not read.
+#[derive(Debug)]
+struct Behind {
     /// Subscriptions whose newest result was dropped. The first is served next.
-    behind: VecDeque<u64>,
+    subscriptions: VecDeque<u64>,
     /// The first subscription was asked for its newest result, which has not come yet.
     is_refreshing: bool,
     /// The last result of the first subscription did not fit: it waits until the buffer is empty.
     needs_empty: bool,
-    /// Set while a subscription is behind.
-    stall: Option<Stall>,
+    stall: Stall,
 }
 
 /// Since when the client has taken nothing.
@@ -71,58 +74,66 @@ impl Flow {
     /// be dropped, the owner [pauses](Self::pause) the subscription.
     pub(crate) fn offer(&mut self, subscription: u64, size: usize, others: usize, limit: usize) -> Decision {
         let fits = others == 0 || others.saturating_add(size) <= limit;
-        if self.behind.is_empty() {
+        let Some(behind) = self.0.as_deref_mut().filter(|behind| !behind.subscriptions.is_empty()) else {
             return if fits { Decision::Push } else { Decision::Drop };
-        }
-        if !self.is_refreshing || self.behind.front() != Some(&subscription) {
+        };
+        if !behind.is_refreshing || behind.subscriptions.front() != Some(&subscription) {
             return Decision::Drop;
         }
-        (self.is_refreshing, self.needs_empty) = (false, !fits);
+        (behind.is_refreshing, behind.needs_empty) = (false, !fits);
         if !fits {
             return Decision::Drop;
         }
-        self.behind.pop_front();
+        behind.subscriptions.pop_front();
         Decision::Push
     }
 
     /// A push was dropped: the subscription is behind from now on.
     pub(crate) fn pause(&mut self, subscription: u64, buffer: Buffer, now: Instant) {
-        if !self.behind.contains(&subscription) {
-            self.behind.push_back(subscription);
+        let stall = Stall { since: now, sent: buffer.sent };
+        let behind = self.0.get_or_insert_with(|| {
+            Box::new(Behind { subscriptions: VecDeque::new(), is_refreshing: false, needs_empty: false, stall })
+        });
+        if behind.subscriptions.is_empty() {
+            behind.stall = stall;
         }
-        self.stall.get_or_insert(Stall { since: now, sent: buffer.sent });
+        if !behind.subscriptions.contains(&subscription) {
+            behind.subscriptions.push_back(subscription);
+        }
     }
 
     /// Whether no subscription is behind, and the client need not be watched.
     pub(crate) fn is_open(&self) -> bool {
-        self.behind.is_empty() && self.stall.is_none()
+        self.0.is_none()
     }
 
     /// The subscription to be asked for its newest result now, if one is behind and the buffer has room.
     pub(crate) fn next_refresh(&mut self, buffer: Buffer) -> Option<u64> {
-        let has_room = if self.needs_empty { buffer.queued == 0 } else { buffer.queued <= buffer.limit / 2 };
-        if self.is_refreshing || !has_room {
+        let behind = self.0.as_deref_mut()?;
+        let has_room = if behind.needs_empty { buffer.queued == 0 } else { buffer.queued <= buffer.limit / 2 };
+        if behind.is_refreshing || !has_room {
             return None;
         }
-        let first = self.behind.front().copied()?;
-        self.is_refreshing = true;
+        let first = behind.subscriptions.front().copied()?;
+        behind.is_refreshing = true;
         Some(first)
     }
 
     /// A subscription has ended.
     pub(crate) fn remove(&mut self, subscription: u64) {
-        if self.behind.front() == Some(&subscription) {
-            (self.is_refreshing, self.needs_empty) = (false, false);
+        let Some(behind) = self.0.as_deref_mut() else { return };
+        if behind.subscriptions.front() == Some(&subscription) {
+            (behind.is_refreshing, behind.needs_empty) = (false, false);
         }
-        self.behind.retain(|behind| *behind != subscription);
+        behind.subscriptions.retain(|behind| *behind != subscription);
     }
 
     /// Whether the client reads, while a subscription is behind.
     pub(crate) fn check(&mut self, buffer: Buffer, now: Instant) -> Health {
-        if self.behind.is_empty() {
-            self.stall = None;
+        if self.0.as_ref().is_some_and(|behind| behind.subscriptions.is_empty()) {
+            self.0 = None;
         }
-        let Some(stall) = &mut self.stall else { return Health::Reading };
+        let Some(Behind { stall, .. }) = self.0.as_deref_mut() else { return Health::Reading };
         // With an empty buffer it is not the client that is waited for.
         if buffer.sent != stall.sent || buffer.queued == 0 {
             *stall = Stall { since: now, sent: buffer.sent };

@@ -36,6 +36,14 @@ impl SocketSink {
         self.ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Gives an empty list back, so that the next wake need not allocate one.
+    fn recycle(&self, empty: Vec<u64>) {
+        let mut ready = self.ready();
+        if ready.capacity() == 0 {
+            *ready = empty;
+        }
+    }
+
     /// Bytes of pushes that wait to be sent.
     pub(crate) fn queued_bytes(&self) -> usize {
         self.handle.queued_bytes()
@@ -70,8 +78,6 @@ impl PushSink for SocketSink {
 pub(crate) struct Pusher {
     sink: Arc<SocketSink>,
     flow: Flow,
-    /// Subscriptions that are being polled. Kept empty between deliveries, to be swapped with the list in the sink.
-    polled: Vec<u64>,
     /// Bytes of pushes that may wait.
     limit: usize,
     /// The last messages of subscriptions that have ended, which the buffer has no room for. One per subscription at most.
@@ -86,7 +92,7 @@ pub(crate) struct Pusher {
 
 impl Pusher {
     pub(crate) fn new(sink: Arc<SocketSink>, limit: usize) -> Self {
-        Self { sink, flow: Flow::default(), polled: Vec::new(), limit, ends: VecDeque::new(), cause: None }
+        Self { sink, flow: Flow::default(), limit, ends: VecDeque::new(), cause: None }
     }
 
     pub(crate) fn queued_bytes(&self) -> usize {
@@ -115,15 +121,14 @@ impl Pusher {
     /// Polls the subscriptions that are ready, and pushes what they have. `sent` are the bytes that the client has taken so far.
     /// Returns whether the client reads, as [`check`](Self::check) does.
     pub(crate) fn deliver(&mut self, connection: &Connection, sent: u64) -> Health {
-        let mut ready = std::mem::take(&mut self.polled);
-        std::mem::swap(&mut ready, &mut *self.sink.ready());
+        let mut ready = std::mem::take(&mut *self.sink.ready());
         for number in ready.drain(..) {
             match connection.subscription(number) {
                 Some(subscription) => self.deliver_from(connection, &subscription, sent),
                 None => self.flow.remove(number),
             }
         }
-        self.polled = ready;
+        self.sink.recycle(ready);
         if self.flow.is_open() && self.ends.is_empty() {
             return Health::Reading;
         }

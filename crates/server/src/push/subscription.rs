@@ -309,7 +309,8 @@ fn reason(end: End) -> RequestError {
     }
 }
 
-/// The body of a push. Subscribers of one query, which are polled one after the other, share it.
+/// The body of a push. Subscribers of one query, which are polled one after the other, share it: each thread keeps the last one, which
+/// is at most one result.
 fn shared_body(data: &Bytes, wrap: Wrap, mark: Option<Mark>) -> Text {
     thread_local! {
         static LAST: RefCell<Option<Shared>> = const { RefCell::new(None) };

@@ -42,9 +42,6 @@ impl View<'_> {
     }
 
     fn row_filter(&self, bucket: &str) -> Result<Option<Filter>, RequestError> {
-        match OperationId::named("store.subscribe") {
-            Some(operation) => self.caller.row_filter(operation, Some(bucket), self.name),
-            None => Ok(None),
-        }
+        self.caller.row_filter(OperationId::subscribe(), Some(bucket), self.name)
     }
 }

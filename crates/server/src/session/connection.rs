@@ -91,16 +91,16 @@ impl Connection {
         }
     }
 
-    /// Replaces the login. `is_required`: whether the server requires one.
-    pub(crate) fn set_login(&self, login: Option<Arc<Login>>, is_required: bool) {
-        self.set_session_expiry(login.as_deref(), is_required);
+    /// Replaces the login.
+    pub(crate) fn set_login(&self, login: Option<Arc<Login>>) {
+        self.set_session_expiry(login.as_deref());
         self.state().login = login;
     }
 
     /// Lets the subscriptions depend on this session from now on.
-    pub(crate) fn set_session_expiry(&self, login: Option<&Login>, is_required: bool) {
+    pub(crate) fn set_session_expiry(&self, login: Option<&Login>) {
         // Where no login is required, subscriptions outlive the session.
-        let expires_at = login.filter(|_| is_required).and_then(|login| login.session.expires_at);
+        let expires_at = login.filter(|_| self.server.requires_auth()).and_then(|login| login.session.expires_at);
         self.session_expires_at.store(expires_at.unwrap_or(NEVER), Relaxed);
     }
 

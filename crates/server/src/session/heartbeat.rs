@@ -9,7 +9,6 @@ use crate::Heartbeat as HeartbeatOptions;
 /// The heartbeat of one connection.
 #[derive(Debug)]
 pub(crate) struct Heartbeat {
-    options: HeartbeatOptions,
     state: State,
     /// When the state is looked at again.
     due: Instant,
@@ -35,8 +34,8 @@ pub(crate) enum Beat {
 }
 
 impl Heartbeat {
-    pub(crate) fn new(options: HeartbeatOptions, connected: Instant) -> Self {
-        Self { options, state: State::Idle, due: later(connected, options.interval) }
+    pub(crate) fn new(options: &HeartbeatOptions, connected: Instant) -> Self {
+        Self { state: State::Idle, due: later(connected, options.interval) }
     }
 
     /// The client has answered a ping. A timestamp that is older than that of the last ping does not count.
@@ -51,9 +50,9 @@ impl Heartbeat {
     }
 
     /// What is to be done at `now`; `timestamp` is the time for a ping.
-    pub(crate) fn beat(&mut self, now: Instant, timestamp: u64) -> Beat {
-        let HeartbeatOptions { interval, timeout, .. } = self.options;
-        let timeout = timeout.min(interval);
+    pub(crate) fn beat(&mut self, options: &HeartbeatOptions, now: Instant, timestamp: u64) -> Beat {
+        let interval = options.interval;
+        let timeout = options.timeout.min(interval);
         if now < self.due {
             return Beat::Wait;
         }

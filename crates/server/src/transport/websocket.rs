@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use crate::metrics::operations::Ended;
 use crate::ops::handler::{Response, handle};
-use crate::ops::table::{Effect, Operation};
+use crate::ops::table::Effect;
 use crate::protocol::disconnect::Disconnect;
 use crate::protocol::request::{ClientMessage, Id, Request};
 use crate::protocol::{notice, reply};
@@ -69,7 +69,7 @@ impl WebSocketProtocol {
     fn serve(&self, request: &Request<'_>, context: &mut ConnectionContext) -> Reply<Message, Infallible> {
         let ticket = context.ticket();
         let Some(SocketState { connection, pusher, .. }) = state(context) else { return Reply::Close(None) };
-        if request.operation.is_some_and(|operation| causes_pushes(&operation)) {
+        if request.operation.is_some_and(|operation| operation.causes_pushes()) {
             pusher.tie(ticket);
         }
         let (id, with_details) = (request.id, self.server.options.expose_error_details);
@@ -86,11 +86,6 @@ impl WebSocketProtocol {
     fn refuse(&self, id: Id, error: &RequestError) -> Reply<Message, Infallible> {
         Reply::Frame(reply::error(id, error, self.server.options.expose_error_details))
     }
-}
-
-/// Whether pushes that show the effect of an operation may come while it is not answered.
-fn causes_pushes(operation: &Operation) -> bool {
-    operation.effect == Effect::Write || operation.name == "store.subscribe"
 }
 
 /// Whether a request must wait for those in flight: unless all of them, and this one, are writes.
@@ -128,7 +123,7 @@ impl Protocol for WebSocketProtocol {
         let sink = Arc::new(SocketSink::new(handle));
         let options = &self.server.options;
         let pusher = Pusher::new(Arc::clone(&sink), options.backpressure.max_buffered_bytes);
-        let heartbeat = Heartbeat::new(options.heartbeat, context.since());
+        let heartbeat = Heartbeat::new(&options.heartbeat, context.since());
         let (number, address) = (context.id().0, context.peer().ip().to_canonical());
         let connection = Arc::new(Connection::new(&self.server, number, address, sink));
         self.server.add_connection(&connection);
@@ -215,7 +210,7 @@ impl Protocol for WebSocketProtocol {
     fn on_tick(&self, context: &mut ConnectionContext) -> Tick<Message> {
         let (now, sent) = (Instant::now(), context.counters().bytes_out);
         let Some(SocketState { connection, pusher, heartbeat, .. }) = state(context) else { return Tick::Stop };
-        let frame = match heartbeat.beat(now, self.server.store.now()) {
+        let frame = match heartbeat.beat(&self.server.options.heartbeat, now, self.server.store.now()) {
             Beat::Wait => None,
             Beat::Ping(timestamp) => Some(notice::ping(timestamp)),
             Beat::Missed => {

@@ -187,6 +187,8 @@ async fn permissions_and_rows_bind_it() {
     assert_eq!(house.server.revoke_user("ann"), 1);
     assert_eq!(code(notes.next().await), Code::SessionRevoked);
     assert_eq!(code(ann.get::<Json>("notes", "a").await), Code::SessionRevoked);
+    let again = house.server.client(Session::new("ann", ["member"]));
+    assert_eq!(code(again.get::<Json>("notes", "a").await), Code::SessionRevoked, "as a login would be refused");
 }
 
 #[tokio::test(flavor = "multi_thread")]
