@@ -1,10 +1,10 @@
-//! System buckets of the program that embeds the server: no request reaches them, whoever sends it.
+//! System buckets of the program that embeds the server: no request reaches them, and no programmatic query.
 
 use std::sync::Arc;
 
-use serde_json::{Value as Json, json};
-use tidewire::{Auth, Server, ServerOptions, Session};
-use tidewire_store::{Store, StoreOptions};
+use serde_json::{Map, Value as Json, json};
+use tidewire::{Auth, ProgrammaticQuery, RequestError, Server, ServerOptions, Session, View};
+use tidewire_store::{Answer, Store, StoreOptions};
 
 use crate::client::{Ask, Client, Tokens, notes, options, serve_store};
 use crate::house::object;
@@ -200,4 +200,39 @@ async fn parameters_of_queries_do_not_name_them() {
         client.fail("store.query", json!({"bucket": "{{ params.bucket }}", "params": {"bucket": bucket}})).await;
     }
     is_untouched(&store);
+}
+
+/// Reads the bucket that its subscriber names.
+#[derive(Debug)]
+struct Reader;
+
+impl ProgrammaticQuery for Reader {
+    fn buckets(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn answer(&self, view: &View<'_>, params: &Map<String, Json>) -> Result<Json, RequestError> {
+        if let Some(key) = params.get("key") {
+            return Ok(json!(view.get(params["bucket"].as_str().unwrap(), key)?));
+        }
+        match view.query(&json!({"bucket": params["bucket"]}))? {
+            Answer::Records(records) => Ok(json!(records)),
+            Answer::Value(value) => Ok(json!(value)),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn programmatic_queries_do_not_read_them() {
+    let mut options = options();
+    options.queries.insert("reader".to_owned(), Arc::new(Reader));
+    let server = serve_store(store(), options).await;
+    let mut client = server.client(None);
+    for bucket in ["$state", "_jobs", "$buckets", "$queries"] {
+        for params in [json!({"bucket": bucket}), json!({"bucket": bucket, "key": "k"})] {
+            let (code, error) = client.fail("store.subscribe", json!({"query": "reader", "params": params})).await;
+            assert_eq!(code, "BUCKET_NOT_DEFINED", "{error}");
+        }
+    }
+    client.ask("store.subscribe", json!({"query": "reader", "params": {"bucket": "notes"}})).await;
 }
