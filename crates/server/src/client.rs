@@ -254,10 +254,10 @@ impl<T: DeserializeOwned> ClientSubscription<T> {
             return Poll::Ready(Err(error));
         }
         match self.subscription.poll_push(&self.client.inner.connection) {
-            // It was cancelled by its id.
+            // It was cancelled: by its id, or because the connection has closed meanwhile, which is noted before.
             Poll::Pending if self.subscription.has_ended() => {
                 self.has_ended = true;
-                Poll::Ready(Err(ended()))
+                Poll::Ready(Err(self.client.inner.connection.closed_error().unwrap_or_else(ended)))
             }
             Poll::Pending => Poll::Pending,
             Poll::Ready(Ok(body)) => {
