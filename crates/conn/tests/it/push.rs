@@ -375,3 +375,21 @@ async fn it_is_known_how_much_waits() {
     drop(queues);
     assert_eq!(handle.queued_bytes(), 0);
 }
+
+#[tokio::test]
+async fn the_bytes_beside_a_slot_leave_out_the_frame_that_would_be_replaced() {
+    let (mut queues, handle) = PushQueues::bounded(4, 4);
+    assert_eq!(handle.queued_bytes_besides(Slot(1)), 0);
+    push(&handle, "lane", PushPriority::Low).unwrap();
+    handle.push_latest(Slot(1), frame("first")).unwrap();
+    handle.push_latest(Slot(2), frame("second")).unwrap();
+    let all = handle.queued_bytes();
+    assert_eq!(all, "lanefirstsecond".len());
+    assert_eq!(handle.queued_bytes_besides(Slot(1)), all - "first".len());
+    assert_eq!(handle.queued_bytes_besides(Slot(2)), all - "second".len());
+    assert_eq!(handle.queued_bytes_besides(Slot(3)), all, "an empty slot leaves out nothing");
+    while handle.queued_bytes() > 0 {
+        assert!(queues.recv().await.is_some());
+    }
+    assert_eq!(handle.queued_bytes_besides(Slot(1)), 0);
+}
