@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use serde_json::json;
-use tidewire_store::{Embedded, EmbeddedOptions, Engine, Query, Store, StoreOpenError, StoreOptions, Write, WriteSet};
+use tidewire_store::{Budget, Embedded, EmbeddedOptions, Engine, Query, Store, StoreOpenError, StoreOptions, Write, WriteSet};
 
 #[path = "../../crates/store/tests/it/engine/disk.rs"]
 mod disk;
@@ -35,8 +35,8 @@ fn everything(store: &Store) -> String {
         for row in bucket.rows() {
             text.push_str(row.text());
         }
-        let _ = Query::all(name).answer(bucket, 0);
-        let _ = bucket.page(None, 10, &tidewire_store::Filter::everything(), 0);
+        let _ = Query::all(name).answer(bucket, 0, &Budget::unlimited());
+        let _ = bucket.page(None, 10, &tidewire_store::Filter::everything(), 0, &Budget::unlimited());
     }
     for (name, config) in snapshot.state.queries() {
         text.push_str(&format!("{name}{config}"));

@@ -6,7 +6,7 @@
 use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
-use tidewire_store::{Bucket, Field, Query, Row, Value};
+use tidewire_store::{Bucket, Budget, Field, Query, Row, Value};
 
 use crate::delta::Delta;
 use crate::index::Access;
@@ -73,7 +73,9 @@ pub enum Outcome {
 impl LiveQuery {
     /// A query, with what it means in a bucket at that time.
     pub(crate) fn new(query: &Query, canonical: Arc<[u8]>, name: Arc<str>, bucket: &Bucket, now: u64) -> Self {
-        let rows = query.matches(bucket, now);
+        let budget = Budget::unlimited();
+        // A budget without limits is not exceeded.
+        let rows = query.matches(bucket, now, &budget).filter_map(Result::ok);
         let result = match &query.aggregate {
             Some(aggregate) => Kept::Totals(Box::new(Totals::new(aggregate, rows))),
             None => Kept::Rows(Rows::new(query, &bucket.definition().key, rows)),

@@ -13,6 +13,7 @@ mod server;
 mod session;
 mod state;
 mod transport;
+mod work;
 
 pub use auth::{
     Access, DefaultAccess, Grants, Jwt, JwtAlgorithm, JwtError, JwtKey, JwtOptions, PermissionCheck, Permissions, Rule,

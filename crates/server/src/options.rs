@@ -30,6 +30,8 @@ pub struct ServerOptions {
     pub max_connections_per_ip: Option<usize>,
     /// The limit of a result in bytes. Default: 8 MiB, a few of the largest records.
     pub max_result_bytes: usize,
+    /// The number of conditions in the filter of a request or of a named query. The values of `$in` are not counted. Default: 256.
+    pub max_filter_conditions: usize,
     /// The timeout of a socket before its WebSocket handshake, for reading the request head and for each write. Default: 10 s,
     /// enough for slow networks.
     pub handshake_timeout: Duration,
@@ -73,6 +75,7 @@ impl Default for ServerOptions {
             max_connections: 100_000,
             max_connections_per_ip: None,
             max_result_bytes: 8 << 20,
+            max_filter_conditions: 256,
             handshake_timeout: Duration::from_secs(10),
             request_timeout: Duration::from_secs(30),
             slow_request: Duration::from_secs(1),

@@ -28,6 +28,8 @@ const MAX_IN_FLIGHT: usize = 128;
 const MAX_NOTICES: usize = 16;
 /// Deltas that may wait for a connection; the limit on their bytes is usually reached first.
 const MAX_DELTAS: usize = 65_536;
+/// How long requests in flight may take when the client has left. Then they are given up: nobody reads the replies.
+const LEFT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long requests in flight may take when the grace period is over.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(4);
 /// How long connections may take to close when the grace period is over: the replies, then the close handshake.
@@ -230,6 +232,7 @@ fn supervisor(state: &Arc<ServerState>) -> Supervisor<WebSocketProtocol> {
     let options = &state.options;
     let mut timeouts = Timeouts::default();
     timeouts.first_frame = None;
+    timeouts.half_closed = Some(LEFT_TIMEOUT);
     timeouts.tick = Some(options.heartbeat.interval);
     let buffered = options.backpressure.max_buffered_bytes;
     let slots = options.connection_limits.max_subscriptions_per_connection.max(1);

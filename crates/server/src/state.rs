@@ -18,6 +18,7 @@ use crate::protocol::disconnect::Disconnect;
 use crate::push::programmatic::ProgrammaticQueries;
 use crate::session::connection::{Connection, ConnectionInfo};
 use crate::session::rate_limit::RateLimiter;
+use crate::work::WorkPool;
 use crate::{Auth, ServerOptions};
 
 /// What all connections of a server share.
@@ -28,6 +29,7 @@ pub(crate) struct ServerState {
     pub(crate) auth: Option<Arc<Auth>>,
     pub(crate) store: Store,
     pub(crate) live: Live,
+    pub(crate) work: WorkPool,
     pub(crate) programmatic: ProgrammaticQueries,
     pub(crate) rate_limiter: Option<RateLimiter>,
     pub(crate) revocations: Revocations,
@@ -61,6 +63,7 @@ impl ServerState {
             capabilities,
             auth: options.auth.clone().map(Arc::new),
             live: Live::with_options(store.clone(), live),
+            work: WorkPool::start().map_err(std::io::Error::other)?,
             programmatic: ProgrammaticQueries::start(&store, &options.queries)?,
             rate_limiter: options.rate_limit.map(RateLimiter::new),
             revocations: Revocations::new(options.revocation_ttl),

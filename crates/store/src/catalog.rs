@@ -150,7 +150,7 @@ impl Draft {
         if self.state().query_config(name).is_ok() {
             return Err(StoreError::QueryExists { query: name.to_owned() });
         }
-        Query::check(config)?;
+        Query::template(config)?;
         self.state().bucket(config["bucket"].as_str().unwrap_or_default())?;
         self.atomically(|draft| draft.write_definition(QUERIES, name, config))
     }

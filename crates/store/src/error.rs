@@ -1,10 +1,11 @@
 //! Errors of reads and writes.
 
 use std::fmt::{self, Write};
+use std::time::Duration;
 
 use serde_json::Value as Json;
 
-use crate::{DefinitionError, NotUnique, QueryError, RowError, TransactionError, ValidationError};
+use crate::{DefinitionError, Exceeded, NotUnique, QueryError, RowError, TransactionError, ValidationError};
 
 /// Why an operation was refused. The state is unchanged.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -126,6 +127,19 @@ pub enum StoreError {
         /// Why not.
         source: Box<StoreError>,
     },
+    /// The reads of a write examine too much. All other writes wait for it, so they are limited.
+    #[error("the reads of a write may take {} ms, and bucket \"{bucket}\" takes longer: {}", max.as_millis(), advice(missing_index.as_deref()))]
+    LongRead {
+        /// The bucket.
+        bucket: String,
+        /// The time that they may take, by an estimate from what they examine.
+        max: Duration,
+        /// A field whose index would help.
+        missing_index: Option<String>,
+    },
+    /// A read has reached another limit.
+    #[error(transparent)]
+    Exceeded(#[from] Exceeded),
     /// An operation of a transaction failed.
     #[error(transparent)]
     Transaction(#[from] TransactionError),
@@ -149,6 +163,13 @@ impl Referrer {
 impl fmt::Display for Referrer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "\"{}\" (field {})", self.bucket, self.field)
+    }
+}
+
+fn advice(missing_index: Option<&str>) -> String {
+    match missing_index {
+        Some(field) => format!("define an index on \"{field}\", or read before the transaction"),
+        None => "use a filter that an index can serve, or read before the transaction".to_owned(),
     }
 }
 

@@ -34,6 +34,14 @@ const OTHER: u8 = 4;
 const NOTHING: u8 = 0xff;
 
 impl IndexKey {
+    /// The memory it takes.
+    pub(crate) fn memory(&self) -> usize {
+        match &self.0 {
+            Bytes::Short(..) => size_of::<Self>(),
+            Bytes::Long(bytes) => size_of::<Self>() + bytes.len(),
+        }
+    }
+
     /// A key without parts, which sorts before all others.
     pub fn new() -> Self {
         Self(Bytes::Short(0, [0; SHORT]))

@@ -23,6 +23,7 @@
 //! in a directory.
 
 mod bucket;
+mod budget;
 mod catalog;
 mod check;
 mod draft;
@@ -44,6 +45,7 @@ mod transaction;
 mod value;
 
 pub use bucket::{Bucket, BucketIdentity, NotUnique};
+pub use budget::{Budget, Exceeded};
 pub use catalog::{BUCKETS, QUERIES};
 pub use check::{Issue, ValidationError};
 pub use draft::{Change, Draft};
@@ -57,7 +59,7 @@ pub use filter::{Comparison, Filter, FilterError, Parameters, Scalar, Scalars, T
 pub use key::IndexKey;
 pub use limits::Limits;
 pub use page::Page;
-pub use query::{Aggregate, AggregateFunction, Answer, Direction, LongAnswer, Query, QueryError};
+pub use query::{Aggregate, AggregateFunction, Answer, Direction, Query, QueryError};
 pub use row::{Field, Row, RowError};
 pub use schema::{BucketDefinition, DefinitionError, FieldRule, Format, Generated, Kind, OnDelete, Reference};
 pub use state::State;

@@ -1,5 +1,7 @@
 //! Limits on records and definitions.
 
+use std::time::Duration;
+
 use serde_json::{Map, Value as Json};
 
 use crate::RowError;
@@ -21,6 +23,9 @@ pub struct Limits {
     pub max_definitions: usize,
     /// The bytes of all records that a transaction returns, as JSON text. Default: 16 MiB, as many of the largest records.
     pub max_result_bytes: usize,
+    /// The time that the reads of one write may take together: all other writes wait for it. It is estimated from the records and
+    /// conditions that they examine, so that it does not depend on the load of the machine. Default: 50 ms.
+    pub max_transaction_read: Duration,
     /// The number of stored replies to writes with an idempotency key, of all users. Above it, the user with the most replies
     /// loses its oldest. Default: 100 000.
     pub max_replies: usize,
@@ -43,6 +48,7 @@ impl Default for Limits {
             max_name_bytes: 255,
             max_definitions: 10_000,
             max_result_bytes: 16 << 20,
+            max_transaction_read: Duration::from_millis(50),
             max_replies: 100_000,
             max_reply_bytes: 64 << 20,
             max_user_replies: 10_000,

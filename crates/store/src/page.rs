@@ -6,7 +6,8 @@
 use serde_json::Value as Json;
 
 use crate::bucket::Ordinal;
-use crate::{Bucket, Filter, IndexKey, Row, Value};
+use crate::query::plan::Scan;
+use crate::{Bucket, Budget, Exceeded, Filter, IndexKey, Row, Value};
 
 /// Some records in their order.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,37 +22,38 @@ pub struct Page<'a> {
 }
 
 impl Bucket {
-    /// The first records that are meant and have not expired by then, at most so many.
-    pub fn first(&self, count: usize, filter: &Filter, now: u64) -> Vec<&Row> {
-        self.in_order().filter(|row| self.means(row, filter, now)).take(count).collect()
+    /// Returns the first records that match and have not expired by then, at most `count`.
+    pub fn first(&self, count: usize, filter: &Filter, now: u64, budget: &Budget) -> Result<Vec<&Row>, Exceeded> {
+        take(&mut self.in_order(), count, Scan { bucket: self, filter, now, budget })
     }
 
-    /// The last ones, in the same order.
-    pub fn last(&self, count: usize, filter: &Filter, now: u64) -> Vec<&Row> {
-        let mut rows: Vec<&Row> =
-            self.in_order().rev().filter(|row| self.means(row, filter, now)).take(count).collect();
+    /// Returns the last ones, in the same order.
+    pub fn last(&self, count: usize, filter: &Filter, now: u64, budget: &Budget) -> Result<Vec<&Row>, Exceeded> {
+        let mut rows = take(&mut self.in_order().rev(), count, Scan { bucket: self, filter, now, budget })?;
         rows.reverse();
-        rows
+        Ok(rows)
     }
 
-    /// The records behind the one with this key, or from the beginning, at most so many. Behind a record that is not there, has
-    /// expired or is not meant by the filter there is nothing: nobody learns from a page that it exists.
-    pub fn page(&self, after: Option<&Json>, limit: usize, filter: &Filter, now: u64) -> Page<'_> {
-        let all = match after {
+    /// Returns the records behind the one with this key, or from the beginning, at most `limit`. Behind a record that does not
+    /// exist, has expired or does not match the filter there is nothing, so a page does not tell that it exists.
+    pub fn page(
+        &self,
+        after: Option<&Json>,
+        limit: usize,
+        filter: &Filter,
+        now: u64,
+        budget: &Budget,
+    ) -> Result<Page<'_>, Exceeded> {
+        let scan = Scan { bucket: self, filter, now, budget };
+        let mut all = match after.map(|key| self.cursor(key)) {
             None => self.in_order(),
-            Some(key) => match self.cursor(key).filter(|(_, row)| self.means(row, filter, now)) {
-                Some((ordinal, row)) => self.behind(ordinal, row),
-                None => return Page { rows: Vec::new(), has_more: false, next_cursor: None },
-            },
+            Some(Some((ordinal, row))) if scan.selects(row)? => self.behind(ordinal, row),
+            Some(_) => return Ok(Page { rows: Vec::new(), has_more: false, next_cursor: None }),
         };
-        let mut meant = all.filter(|row| self.means(row, filter, now));
-        let rows: Vec<&Row> = meant.by_ref().take(limit).collect();
+        let rows = take(&mut all, limit, scan)?;
         let next_cursor = rows.last().and_then(|last| last.text_of(self.key_field()));
-        Page { rows, has_more: meant.next().is_some(), next_cursor }
-    }
-
-    fn means(&self, row: &Row, filter: &Filter, now: u64) -> bool {
-        self.is_live(row, now) && filter.matches(row)
+        let has_more = !take(&mut all, 1, scan)?.is_empty();
+        Ok(Page { rows, has_more, next_cursor })
     }
 
     fn in_order(&self) -> Box<dyn DoubleEndedIterator<Item = &Row> + '_> {
@@ -72,6 +74,24 @@ impl Bucket {
         let key = Value::of_json(key).filter(|key| !matches!(key, Value::Null))?;
         self.find(&IndexKey::of(Some(&key)))
     }
+}
+
+/// The next records that are selected.
+fn take<'a>(
+    rows: &mut dyn Iterator<Item = &'a Row>,
+    count: usize,
+    scan: Scan<'_, '_>,
+) -> Result<Vec<&'a Row>, Exceeded> {
+    let mut taken = Vec::new();
+    while taken.len() < count
+        && let Some(row) = rows.next()
+    {
+        if scan.selects(row)? {
+            scan.budget.hold(size_of::<&Row>())?;
+            taken.push(row);
+        }
+    }
+    Ok(taken)
 }
 
 #[cfg(test)]
@@ -104,7 +124,7 @@ mod tests {
         let mut found = Vec::new();
         let mut after: Option<Json> = None;
         loop {
-            let page = bucket.page(after.as_ref(), limit, filter, now);
+            let page = bucket.page(after.as_ref(), limit, filter, now, &Budget::unlimited()).unwrap();
             found.extend(keys(&page.rows));
             let next = page.next_cursor.map(|text| serde_json::from_str(text).unwrap());
             assert_eq!(next.as_ref(), found.last().filter(|_| !page.rows.is_empty()));
@@ -123,9 +143,9 @@ mod tests {
         let everything = Filter::everything();
         for (ets_type, order) in [("set", &came), ("ordered_set", &sorted)] {
             let bucket = bucket(ets_type, &came);
-            assert_eq!(keys(&bucket.first(3, &everything, 0)), order[..3]);
-            assert_eq!(keys(&bucket.last(3, &everything, 0)), order[5..]);
-            assert_eq!(keys(&bucket.last(100, &everything, 0)), order[..]);
+            assert_eq!(keys(&bucket.first(3, &everything, 0, &Budget::unlimited()).unwrap()), order[..3]);
+            assert_eq!(keys(&bucket.last(3, &everything, 0, &Budget::unlimited()).unwrap()), order[5..]);
+            assert_eq!(keys(&bucket.last(100, &everything, 0, &Budget::unlimited()).unwrap()), order[..]);
             for limit in 1..10 {
                 assert_eq!(all_pages(&bucket, limit, &everything, 0), order[..], "{ets_type}, {limit} a page");
             }
@@ -148,11 +168,15 @@ mod tests {
     fn the_last_page_has_a_cursor_behind_which_there_is_nothing() {
         let bucket = bucket("set", &[json!(1), json!(2)]);
         let everything = Filter::everything();
-        let page = bucket.page(None, 2, &everything, 0);
+        let page = bucket.page(None, 2, &everything, 0, &Budget::unlimited()).unwrap();
         assert_eq!((page.rows.len(), page.has_more, page.next_cursor), (2, false, Some("2")));
         let nothing = Page { rows: Vec::new(), has_more: false, next_cursor: None };
         for cursor in [json!(2), json!(7), json!("1"), json!(null), json!([1]), json!({})] {
-            assert_eq!(bucket.page(Some(&cursor), 2, &everything, 0), nothing, "{cursor}");
+            assert_eq!(
+                bucket.page(Some(&cursor), 2, &everything, 0, &Budget::unlimited()).unwrap(),
+                nothing,
+                "{cursor}"
+            );
         }
     }
 
@@ -162,13 +186,22 @@ mod tests {
         for ets_type in ["set", "ordered_set"] {
             let mut bucket = bucket(ets_type, &[json!(1), json!(2), json!(3), json!(4), json!(5)]);
             assert_eq!(all_pages(&bucket, 1, &even, 0), [json!(1), json!(3), json!(5)]);
-            assert!(bucket.page(Some(&json!(2)), 9, &even, 0).rows.is_empty(), "a row that is hidden");
+            assert!(
+                bucket.page(Some(&json!(2)), 9, &even, 0, &Budget::unlimited()).unwrap().rows.is_empty(),
+                "a row that is hidden"
+            );
             bucket.put(row(&json!({"id": 3, "even": true, "_expiresAt": 100}))).unwrap();
-            assert_eq!(keys(&bucket.page(Some(&json!(3)), 9, &even, 99).rows), [json!(5)]);
-            assert!(bucket.page(Some(&json!(3)), 9, &even, 100).rows.is_empty(), "a row that has expired");
+            assert_eq!(
+                keys(&bucket.page(Some(&json!(3)), 9, &even, 99, &Budget::unlimited()).unwrap().rows),
+                [json!(5)]
+            );
+            assert!(
+                bucket.page(Some(&json!(3)), 9, &even, 100, &Budget::unlimited()).unwrap().rows.is_empty(),
+                "a row that has expired"
+            );
             assert_eq!(all_pages(&bucket, 1, &even, 100), [json!(1), json!(5)]);
-            assert_eq!(keys(&bucket.first(2, &even, 100)), [json!(1), json!(5)]);
-            assert_eq!(keys(&bucket.last(2, &even, 100)), [json!(1), json!(5)]);
+            assert_eq!(keys(&bucket.first(2, &even, 100, &Budget::unlimited()).unwrap()), [json!(1), json!(5)]);
+            assert_eq!(keys(&bucket.last(2, &even, 100, &Budget::unlimited()).unwrap()), [json!(1), json!(5)]);
         }
     }
 }

@@ -169,15 +169,15 @@ impl Row {
         Self { bytes: bytes.into() }
     }
 
-    fn count(&self) -> usize {
+    pub(crate) fn member_count(&self) -> usize {
         usize::from(u16::from_le_bytes([self.bytes[0], self.bytes[1]]))
     }
 
     /// Each member, and where its value ends.
     fn entries(&self) -> impl Iterator<Item = (Entry, usize)> {
-        let (table, text) = self.bytes[2..].split_at(self.count() * Entry::SIZE);
+        let (table, text) = self.bytes[2..].split_at(self.member_count() * Entry::SIZE);
         let end = text.len() - 1;
-        (0..self.count()).map(move |place| {
+        (0..self.member_count()).map(move |place| {
             let entry =
                 |place: usize| table.get(place * Entry::SIZE..).filter(|rest| !rest.is_empty()).map(Entry::read);
             // Behind a value come a comma and the quote of the next name, or the end.
@@ -188,7 +188,7 @@ impl Row {
 
     /// The record as compact JSON text, in bytes. Unlike [`text`](Self::text) it is not checked to be UTF-8 again.
     pub fn text_bytes(&self) -> &[u8] {
-        &self.bytes[2 + self.count() * Entry::SIZE..]
+        &self.bytes[2 + self.member_count() * Entry::SIZE..]
     }
 
     /// The record as compact JSON text.

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use serde_json::{Value as Json, json};
 use tidewire_bench::{Contender, Meter, Metric, Sample, Workload};
 use tidewire_live::{Matcher, Outcome, QueryId, Whole};
-use tidewire_store::{Answer, Follower, Query};
+use tidewire_store::{Answer, Budget, Follower, Query};
 
 use super::super::Effort;
 use super::rows::{self, BUCKET};
@@ -63,7 +63,10 @@ fn ask(meter: Meter, updates: &mut Updates, count: u64) -> Sample {
     meter.measure(count, || {
         for snapshot in &snapshots {
             let bucket = snapshot.state.bucket(BUCKET).expect("there is a bucket");
-            assert!(query.rows(bucket, NOW).len() as u64 == FIRST, "there are that many");
+            assert!(
+                query.rows(bucket, NOW, &Budget::unlimited()).is_ok_and(|rows| rows.len() as u64 == FIRST),
+                "there are that many"
+            );
         }
     })
 }

@@ -2,7 +2,7 @@
 
 use serde_json::Value as Json;
 use tidewire_live::{Delta, Matcher, Outcome, QueryId, Whole};
-use tidewire_store::{Answer, Query};
+use tidewire_store::{Answer, Budget, Query};
 
 /// A result, as a client has it.
 pub(crate) fn whole(live: &mut Matcher, query: QueryId) -> Shown {
@@ -17,7 +17,7 @@ pub(crate) fn whole(live: &mut Matcher, query: QueryId) -> Shown {
 pub(crate) type Shown = Option<Json>;
 
 pub(crate) fn answer(query: &Query, bucket: &tidewire_store::Bucket, now: u64) -> Shown {
-    match query.answer(bucket, now) {
+    match query.answer(bucket, now, &Budget::unlimited()).unwrap() {
         Answer::Records(records) => Some(Json::Array(records)),
         Answer::Value(value) => value,
     }

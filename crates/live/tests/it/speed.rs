@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value as Json, json};
 use tidewire_live::Matcher;
-use tidewire_store::{Change, Draft, Position, Query, State};
+use tidewire_store::{Budget, Change, Draft, Position, Query, State};
 
 const WORDS: [&str; 8] = ["tide", "harbour", "buoy", "mole", "quay", "anchor", "sail", "wave"];
 
@@ -170,7 +170,7 @@ fn speed_of_keeping_beside_asking_anew() {
         let first = start.elapsed();
         let Cost { time, updates, .. } = run(&mut live, &commits);
         let start = Instant::now();
-        std::hint::black_box(query.answer(after.bucket("b").unwrap(), 1));
+        std::hint::black_box(query.answer(after.bucket("b").unwrap(), 1, &Budget::unlimited()).unwrap());
         let anew = start.elapsed();
         let ratio = anew.as_secs_f64() / time.as_secs_f64();
         println!(

@@ -46,6 +46,7 @@ impl Page {
         let count = |counter: &AtomicU64| counter.load(Relaxed);
         self.gauge("connections", "Connections, in-process clients included", server.connection_count());
         self.gauge("subscriptions", "Subscriptions of all connections", server.subscription_count());
+        self.gauge("pool_requests", "Costly requests that wait or run on the pool", server.work.depth());
         for (name, help, value) in [
             ("connections_admitted", "Connections admitted", conn.admitted),
             ("connections_refused", "Connections refused: too many in all or from one address", conn.refused),
@@ -73,6 +74,8 @@ impl Page {
                 count(&counters.backpressure),
             ),
             ("requests_timed_out", "Requests that missed their deadline", count(&counters.timed_out)),
+            ("requests_on_pool", "Requests that were costly and ran on the pool", server.work.submitted()),
+            ("requests_pool_full", "Requests not run because too many waited for the pool", server.work.rejected()),
             ("requests_slow", "Requests that were logged as slow", count(&counters.slow)),
             ("logins_failed", "Logins that failed", count(&counters.logins_failed)),
             ("slow_consumers", "Connections closed because the client does not read", count(&counters.slow_consumers)),

@@ -140,6 +140,17 @@ fn permit(caller: &Caller, operation: OperationId, target: Target<'_>) -> Result
     Ok(row_filter)
 }
 
+/// Checks that a filter of a request does not have too many conditions. Those of row permissions are not the client's, and are not
+/// counted.
+fn check_conditions(server: &ServerState, filter: &Filter) -> Result<(), RequestError> {
+    let (count, max) = (filter.conditions(), server.options.max_filter_conditions);
+    if count <= max {
+        return Ok(());
+    }
+    let message = format!("the filter has {count} conditions, and at most {max} are allowed: use $in for many values");
+    Err(RequestError::invalid(message))
+}
+
 /// Counts a request of a caller towards the rate limit.
 #[inline]
 fn limit_rate(server: &ServerState, connection: &Connection, caller: &Caller) -> Result<(), RequestError> {

@@ -4,10 +4,10 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value as Json, json};
-use tidewire_store::{BucketStats, StoreError};
+use tidewire_store::{BucketStats, Query, StoreError};
 
 use super::store_writes::{Retry, write};
-use super::{Answer, Call, Handled, Target};
+use super::{Answer, Call, Handled, Target, check_conditions};
 use crate::RequestError;
 use crate::protocol::reply::Data;
 use crate::protocol::request::Params;
@@ -53,6 +53,10 @@ pub(super) fn bucket_schema(call: &Call<'_>) -> Handled {
 
 pub(super) fn define_query(call: &Call<'_>) -> Handled {
     let (name, config) = (name(call.params)?, config(call.params)?);
+    // An invalid query is refused by the store.
+    if let Ok(template) = Query::template(&config) {
+        check_conditions(call.server, &template.filter)?;
+    }
     let retry = Retry::parse(call)?;
     let bucket = config.get("bucket").and_then(Json::as_str);
     call.admit_to(Target::Query { name: &name, bucket })?;

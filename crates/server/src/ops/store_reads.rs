@@ -1,85 +1,74 @@
-//! Reads of records. They are answered at once, from the newest committed snapshot.
+//! Reads of records, from the newest committed snapshot: at once if they are cheap, else on the pool.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use serde_json::{Map, Value as Json, json};
-use tidewire_store::{Bucket, Filter, Parameters, Query, Row, Snapshot};
+use tidewire_store::{Bucket, Budget, Exceeded, Filter, Parameters, Query, Row, Snapshot};
 
-use super::{Answer, Call, Handled, Target};
+use super::{Answer, Call, Handled, Target, check_conditions};
 use crate::RequestError;
 use crate::protocol::reply::{Data, append_rows};
 use crate::protocol::request::Params;
+use crate::work::INLINE_WORK;
 
 pub(super) fn get(call: &Call<'_>) -> Handled {
     let (bucket, key) = (call.params.text("bucket")?, call.params.value("key")?);
-    let read = Read::of(call, &bucket)?;
-    let row = read.bucket(&bucket)?.record(&key, || read.now());
-    read.one(row.filter(|row| read.row_filter.as_ref().is_none_or(|filter| filter.matches(row))))
+    let row_filter = call.admit_to(Target::Bucket(&bucket))?;
+    let snapshot = call.server.store.snapshot();
+    let row = snapshot.state.bucket(&bucket)?.record(&key, || call.server.store.now());
+    let row = row.filter(|row| row_filter.as_ref().is_none_or(|filter| filter.matches(row)));
+    one(row).within(call.server.options.max_result_bytes).map(Answer::Now)
 }
 
 pub(super) fn all(call: &Call<'_>) -> Handled {
-    let bucket = call.params.text("bucket")?;
-    select(call, bucket, Filter::everything())
+    let query = Query::all(call.params.text("bucket")?);
+    read(call, query, |read, query| read.list(&query.rows(read.bucket, read.now, read.budget)?))
 }
 
 pub(super) fn find(call: &Call<'_>) -> Handled {
-    let (bucket, filter) = (call.params.text("bucket")?, filter(call.params)?);
-    select(call, bucket, filter)
-}
-
-fn select(call: &Call<'_>, bucket: Cow<'_, str>, filter: Filter) -> Handled {
-    let read = Read::of(call, &bucket)?;
-    let query = read.restrict(matching(bucket, filter));
-    read.list(&query.rows(read.bucket(&query.bucket)?, read.now()))
+    let query = matching(call, filter(call)?)?;
+    read(call, query, |read, query| read.list(&query.rows(read.bucket, read.now, read.budget)?))
 }
 
 pub(super) fn find_one(call: &Call<'_>) -> Handled {
-    let (bucket, filter) = (call.params.text("bucket")?, filter(call.params)?);
-    let read = Read::of(call, &bucket)?;
-    let mut query = read.restrict(matching(bucket, filter));
+    let mut query = matching(call, filter(call)?)?;
     query.limit = Some(1);
-    let rows = query.rows(read.bucket(&query.bucket)?, read.now());
-    read.one(rows.first().copied())
+    read(call, query, |read, query| Ok(one(query.rows(read.bucket, read.now, read.budget)?.first().copied())))
 }
 
 pub(super) fn count(call: &Call<'_>) -> Handled {
-    let (bucket, filter) = (call.params.text("bucket")?, optional_filter(call.params)?);
-    let read = Read::of(call, &bucket)?;
-    let query = read.restrict(matching(bucket, filter));
-    Ok(Json::from(query.count(read.bucket(&query.bucket)?, read.now())).into())
+    let query = matching(call, optional_filter(call)?)?;
+    read(call, query, |read, query| Ok(Json::from(query.count(read.bucket, read.now, read.budget)?).into()))
 }
 
 pub(super) fn first(call: &Call<'_>) -> Handled {
-    let (bucket, count) = (call.params.text("bucket")?, call.params.count("n")?);
-    let read = Read::of(call, &bucket)?;
-    read.list(&read.bucket(&bucket)?.first(count, &read.visible(), read.now()))
+    let (query, count) = (Query::all(call.params.text("bucket")?), call.params.count("n")?);
+    read(call, query, move |read, query| read.list(&read.bucket.first(count, &query.filter, read.now, read.budget)?))
 }
 
 pub(super) fn last(call: &Call<'_>) -> Handled {
-    let (bucket, count) = (call.params.text("bucket")?, call.params.count("n")?);
-    let read = Read::of(call, &bucket)?;
-    read.list(&read.bucket(&bucket)?.last(count, &read.visible(), read.now()))
+    let (query, count) = (Query::all(call.params.text("bucket")?), call.params.count("n")?);
+    read(call, query, move |read, query| read.list(&read.bucket.last(count, &query.filter, read.now, read.budget)?))
 }
 
 pub(super) fn paginate(call: &Call<'_>) -> Handled {
-    let (bucket, limit) = (call.params.text("bucket")?, call.params.count("limit")?);
+    let (query, limit) = (Query::all(call.params.text("bucket")?), call.params.count("limit")?);
     // A cursor of null is a cursor: no record has that key, so the page is empty.
     let after = call.params.raw("after").map(|_| call.params.value("after").unwrap_or_default());
-    let read = Read::of(call, &bucket)?;
-    let page = read.bucket(&bucket)?.page(after.as_ref(), limit, &read.visible(), read.now());
-    let size = read.size_of(&page.rows)?;
-    let data = Data::written(size + 64, |out| {
-        out.extend_from_slice(b"{\"records\":");
-        append_rows(out, page.rows.iter().copied());
-        out.extend_from_slice(if page.has_more { b",\"hasMore\":true" } else { b",\"hasMore\":false" });
-        if let Some(cursor) = page.next_cursor {
-            out.extend_from_slice(b",\"nextCursor\":");
-            out.extend_from_slice(cursor.as_bytes());
-        }
-        out.push(b'}');
-    });
-    read.bounded(data)
+    read(call, query, move |read, query| {
+        let page = read.bucket.page(after.as_ref(), limit, &query.filter, read.now, read.budget)?;
+        let size = read.size_of(&page.rows)?;
+        Ok(Data::written(size + 64, |out| {
+            out.extend_from_slice(b"{\"records\":");
+            append_rows(out, page.rows.iter().copied());
+            out.extend_from_slice(if page.has_more { b",\"hasMore\":true" } else { b",\"hasMore\":false" });
+            if let Some(cursor) = page.next_cursor {
+                out.extend_from_slice(b",\"nextCursor\":");
+                out.extend_from_slice(cursor.as_bytes());
+            }
+            out.push(b'}');
+        }))
+    })
 }
 
 pub(super) fn sum(call: &Call<'_>) -> Handled {
@@ -100,13 +89,15 @@ pub(super) fn max(call: &Call<'_>) -> Handled {
 
 fn aggregate(call: &Call<'_>, function: &str) -> Handled {
     let params = call.params;
-    let (bucket, field, filter) = (params.text("bucket")?, params.text("field")?, optional_filter(params)?);
+    let (bucket, field, filter) = (params.text("bucket")?, params.text("field")?, optional_filter(call)?);
     let config = json!({"bucket": bucket, "aggregate": {"function": function, "field": field}});
     let mut query = Query::parse(&config, &Map::new()).map_err(RequestError::invalid)?;
     query.filter = filter;
-    let read = Read::of(call, &bucket)?;
-    let (has_value, data) = read.answer(query)?;
-    if has_value { read.bounded(data) } else { Ok(Data::text("null").into()) }
+    read(call, query, |read, query| {
+        let (has_value, data) = read.answer(query)?;
+        // The least or greatest of no numbers is null here, and absent in a query.
+        Ok(if has_value { data } else { Data::text("null") })
+    })
 }
 
 pub(super) fn query(call: &Call<'_>) -> Handled {
@@ -117,99 +108,144 @@ pub(super) fn query(call: &Call<'_>) -> Handled {
             config.insert(name.to_owned(), params.value(name)?);
         }
     }
-    let bucket = params.text("bucket")?;
+    // The bucket has the error of a parameter.
+    params.text("bucket")?;
     let query = Query::parse(&Json::Object(config), &query_params(params)?).map_err(RequestError::invalid)?;
-    let read = Read::of(call, &bucket)?;
-    let (_, data) = read.answer(query)?;
-    read.bounded(data)
+    check_conditions(call.server, &query.filter)?;
+    read(call, query, |read, query| Ok(read.answer(query)?.1))
 }
 
 /// A read of one bucket, in one snapshot.
 struct Read<'a> {
-    call: &'a Call<'a>,
-    snapshot: Arc<Snapshot>,
-    /// The rows that the caller may see; none for all.
-    row_filter: Option<Filter>,
+    bucket: &'a Bucket,
+    now: u64,
+    budget: &'a Budget,
+    /// The limit of the bytes of the result.
+    max_bytes: usize,
 }
 
-impl<'a> Read<'a> {
-    /// Admits a call that reads this bucket.
-    fn of(call: &'a Call<'a>, bucket: &str) -> Result<Self, RequestError> {
-        let row_filter = call.admit_to(Target::Bucket(bucket))?;
-        Ok(Self { call, snapshot: call.server.store.snapshot(), row_filter })
-    }
+/// Why a read has no result.
+enum Failed {
+    Exceeded(Exceeded),
+    Request(RequestError),
+}
 
-    fn bucket(&self, name: &str) -> Result<&Bucket, RequestError> {
-        Ok(self.snapshot.state.bucket(name)?)
+impl From<Exceeded> for Failed {
+    fn from(exceeded: Exceeded) -> Self {
+        Self::Exceeded(exceeded)
     }
+}
 
-    fn now(&self) -> u64 {
-        self.call.server.store.now()
+impl From<RequestError> for Failed {
+    fn from(error: RequestError) -> Self {
+        Self::Request(error)
     }
+}
 
-    fn max_bytes(&self) -> usize {
-        self.call.server.options.max_result_bytes
-    }
-
-    /// A filter that matches the rows that the caller may see.
-    fn visible(&self) -> Cow<'_, Filter> {
-        self.row_filter.as_ref().map_or_else(|| Cow::Owned(Filter::everything()), Cow::Borrowed)
-    }
-
-    fn restrict(&self, query: Query) -> Query {
-        match &self.row_filter {
-            Some(filter) => query.restrict(filter),
-            None => query,
-        }
-    }
-
+impl Read<'_> {
     /// The answer of a query, and whether there is any: the least or greatest of no numbers is none.
-    fn answer(&self, query: Query) -> Result<(bool, Data), RequestError> {
-        let query = self.restrict(query);
-        let bucket = self.bucket(&query.bucket)?;
+    fn answer(&self, query: &Query) -> Result<(bool, Data), Failed> {
         let mut written = Ok(false);
         let data = Data::written(256, |out| {
-            let max = out.len().saturating_add(self.max_bytes());
-            written = query.write_answer_within(bucket, self.now(), out, max);
+            written = query.write_answer(self.bucket, self.now, out, self.max_bytes, self.budget);
         });
-        let has_value = written.map_err(|_| RequestError::too_large(self.max_bytes()))?;
-        Ok((has_value, data))
+        Ok((written?, data))
     }
 
-    fn one(&self, row: Option<&Row>) -> Handled {
-        self.bounded(row.map_or_else(|| Data::text("null"), |row| Data::Row(row.clone())))
-    }
-
-    fn list(&self, rows: &[&Row]) -> Handled {
+    fn list(&self, rows: &[&Row]) -> Result<Data, Failed> {
         let size = self.size_of(rows)?;
-        Ok(Answer::Now(Data::written(size, |out| append_rows(out, rows.iter().copied()))))
+        Ok(Data::written(size, |out| append_rows(out, rows.iter().copied())))
     }
 
-    /// The size of a list of rows, unless it is too large.
-    fn size_of(&self, rows: &[&Row]) -> Result<usize, RequestError> {
-        let size = rows.iter().map(|row| row.text_bytes().len() + 1).sum::<usize>() + 1;
-        if size > self.max_bytes() { Err(RequestError::too_large(self.max_bytes())) } else { Ok(size) }
-    }
-
-    fn bounded(&self, data: Data) -> Handled {
-        data.within(self.max_bytes()).map(Answer::Now)
+    /// The size of a list of rows, unless it is too large. Copying it is work.
+    fn size_of(&self, rows: &[&Row]) -> Result<usize, Failed> {
+        let mut size = 1;
+        for row in rows {
+            size += row.text_bytes().len() + 1;
+            if size > self.max_bytes {
+                return Err(RequestError::too_large(self.max_bytes).into());
+            }
+        }
+        self.budget.charge(size)?;
+        Ok(size)
     }
 }
 
-fn matching(bucket: Cow<'_, str>, filter: Filter) -> Query {
-    let mut query = Query::all(bucket);
+/// Admits a call that reads a bucket, and runs it: on this thread if that takes little work, else on the pool.
+fn read(
+    call: &Call<'_>,
+    query: Query,
+    run: impl Fn(&Read<'_>, &Query) -> Result<Data, Failed> + Send + 'static,
+) -> Handled {
+    let row_filter = call.admit_to(Target::Bucket(&query.bucket))?;
+    let query = match &row_filter {
+        Some(filter) => query.restrict(filter),
+        None => query,
+    };
+    let (snapshot, now) = (call.server.store.snapshot(), call.server.store.now());
+    let max_bytes = call.server.options.max_result_bytes;
+    match run_within(&run, &query, &snapshot, now, max_bytes, Budget::unlimited().max_work(INLINE_WORK)) {
+        Err(Failed::Exceeded(Exceeded::Work)) => {}
+        done => return Ok(Answer::Now(done?)),
+    }
+    let done = call.server.work.run(call.connection.number, move |cancelled| {
+        let cancelled = cancelled.clone();
+        let budget = Budget::unlimited().stop_when(move || cancelled.is_cancelled());
+        run_within(&run, &query, &snapshot, now, max_bytes, budget).map_err(RequestError::from)
+    });
+    Ok(Answer::later(async move { done.await? }))
+}
+
+/// The memory that a read may take besides its result, as a multiple of the limit of the result, and at least.
+const MEMORY_FACTOR: usize = 4;
+const MIN_MEMORY: usize = 1 << 20;
+
+fn run_within(
+    run: &impl Fn(&Read<'_>, &Query) -> Result<Data, Failed>,
+    query: &Query,
+    snapshot: &Arc<Snapshot>,
+    now: u64,
+    max_bytes: usize,
+    budget: Budget,
+) -> Result<Data, Failed> {
+    let bucket = snapshot.state.bucket(&query.bucket).map_err(RequestError::from)?;
+    let budget = budget.max_bytes(max_bytes.saturating_mul(MEMORY_FACTOR).max(MIN_MEMORY));
+    let data = run(&Read { bucket, now, budget: &budget, max_bytes }, query)?;
+    Ok(data.within(max_bytes)?)
+}
+
+impl From<Failed> for RequestError {
+    fn from(failed: Failed) -> Self {
+        match failed {
+            Failed::Exceeded(exceeded) => Self::from(exceeded),
+            Failed::Request(error) => error,
+        }
+    }
+}
+
+fn one(row: Option<&Row>) -> Data {
+    row.map_or_else(|| Data::text("null"), |row| Data::Row(row.clone()))
+}
+
+/// A query for the records of the bucket of this call that match a filter.
+fn matching(call: &Call<'_>, filter: Filter) -> Result<Query, RequestError> {
+    let mut query = Query::all(call.params.text("bucket")?);
     query.filter = filter;
-    query
+    Ok(query)
 }
 
-fn filter(params: &Params<'_>) -> Result<Filter, RequestError> {
-    let json = Json::Object(params.object("filter")?);
+fn filter(call: &Call<'_>) -> Result<Filter, RequestError> {
+    // The bucket is checked first.
+    call.params.text("bucket")?;
+    let json = Json::Object(call.params.object("filter")?);
     // Outside of queries a string such as "{{ params.x }}" is only a string.
-    Filter::parse_with(&json, &Parameters::new()).map_err(RequestError::invalid)
+    let filter = Filter::parse_with(&json, &Parameters::new()).map_err(RequestError::invalid)?;
+    check_conditions(call.server, &filter)?;
+    Ok(filter)
 }
 
-fn optional_filter(params: &Params<'_>) -> Result<Filter, RequestError> {
-    if params.given("filter").is_some() { filter(params) } else { Ok(Filter::everything()) }
+fn optional_filter(call: &Call<'_>) -> Result<Filter, RequestError> {
+    if call.params.given("filter").is_some() { filter(call) } else { Ok(Filter::everything()) }
 }
 
 /// The parameters of a query. Anything but an object holds no parameter.

@@ -7,7 +7,7 @@ use tidewire_store::{Action, Cause, Draft, Filter, Operation as Step, Row, Store
 use tracing::Instrument as _;
 
 use super::table::OperationId;
-use super::{Answer, Call, Handled, Target};
+use super::{Answer, Call, Handled, Target, check_conditions};
 use crate::RequestError;
 use crate::protocol::reply::Data;
 use crate::protocol::request::Params;
@@ -56,6 +56,9 @@ pub(super) fn transaction(call: &Call<'_>) -> Handled {
     let mut steps = steps(call.params)?;
     let retry = Retry::parse(call)?;
     for step in &mut steps {
+        if let Action::Where(filter) | Action::FindOne(filter) | Action::Count(filter) = &step.action {
+            check_conditions(call.server, filter)?;
+        }
         step.guard = permit_step(call, step)?;
     }
     call.admit()?;

@@ -11,7 +11,7 @@ use tracing::Instrument as _;
 
 use super::store_reads::query_params;
 use super::table::OperationId;
-use super::{Answer, Call, Handled, Outcome, Target, permit};
+use super::{Answer, Call, Handled, Outcome, Target, check_conditions, permit};
 use crate::protocol::reply::{Data, append_string};
 use crate::protocol::request::Params;
 use crate::push::permit::SubscriptionPermit;
@@ -23,6 +23,9 @@ use crate::{Code, RequestError};
 
 pub(super) fn subscribe(call: &Call<'_>) -> Handled {
     let subscribe = Subscribe::parse(call.params)?;
+    if let Subscribed::Inline(query) = &subscribe.query {
+        check_conditions(call.server, &query.filter)?;
+    }
     let row_filter = permit_query(call.server, &call.caller, call.operation, &subscribe.query)
         .inspect_err(|_| call.progress.set(super::Progress::Refused))?;
     call.admit()?;

@@ -2,9 +2,25 @@
 
 use serde_json::{Value as Json, json};
 use tidewire_live::LiveError;
-use tidewire_store::{Problem, StoreError, TransactionError, WriteError};
+use tidewire_store::{Exceeded, Problem, StoreError, TransactionError, WriteError};
 
 use crate::{Code, RequestError};
+
+impl From<Exceeded> for RequestError {
+    fn from(exceeded: Exceeded) -> Self {
+        match exceeded {
+            Exceeded::Result { max } => Self::too_large(max),
+            Exceeded::Memory { max } => {
+                let message = format!(
+                    "sorting or grouping takes more than {max} bytes: narrow the filter, give a limit, or define an index \
+                     with this order"
+                );
+                Self::new(Code::TooLarge, message)
+            }
+            other => Self::new(Code::Timeout, other.to_string()),
+        }
+    }
+}
 
 impl From<StoreError> for RequestError {
     fn from(error: StoreError) -> Self {
@@ -21,6 +37,7 @@ impl From<StoreError> for RequestError {
                 Some(json!({"bucket": bucket, "key": key, "version": current}))
             }
             StoreError::Transaction(error) => return Self::from(error.clone()),
+            StoreError::Exceeded(exceeded) => return Self::from(*exceeded),
             // The message names the record; code and details are those of the record's own error.
             StoreError::Record { source, .. } => {
                 return Self { message: message.into(), ..Self::from((**source).clone()) };
@@ -36,7 +53,7 @@ impl From<StoreError> for RequestError {
             StoreError::NotFound { .. } => Code::NotFound,
             StoreError::Conflict { .. } | StoreError::KeyReused { .. } => Code::Conflict,
             StoreError::Forbidden { .. } => Code::Forbidden,
-            StoreError::LongReply { .. } => Code::TooLarge,
+            StoreError::LongReply { .. } | StoreError::LongRead { .. } => Code::TooLarge,
             // Every other error is about what the client sent.
             _ => Code::ValidationError,
         };

@@ -1,7 +1,7 @@
 //! What a caller may see of the store, for programmatic queries.
 
 use serde_json::{Map, Value as Json};
-use tidewire_store::{Answer, Filter, Query, Row, Snapshot};
+use tidewire_store::{Answer, Budget, Filter, Query, Row, Snapshot};
 
 use crate::RequestError;
 use crate::ops::table::OperationId;
@@ -33,7 +33,7 @@ impl View<'_> {
             Some(filter) => query.restrict(&filter),
             None => query,
         };
-        Ok(query.answer(self.snapshot.state.bucket(&query.bucket)?, self.now))
+        Ok(query.answer(self.snapshot.state.bucket(&query.bucket)?, self.now, &Budget::unlimited())?)
     }
 
     /// The time, in milliseconds since 1970.

@@ -25,6 +25,7 @@ use crate::push::pusher::{Pusher, SocketSink};
 use crate::session::connection::Connection;
 use crate::session::heartbeat::{Beat, Heartbeat};
 use crate::state::ServerState;
+use crate::work::INLINE_MESSAGE;
 use crate::{Backpressure, Code, RequestError};
 
 /// Longer than any pong. A longer message is not read before its turn.
@@ -72,6 +73,10 @@ impl WebSocketProtocol {
         if request.operation.is_some_and(|operation| operation.causes_pushes()) {
             pusher.tie(ticket);
         }
+        self.run(request, connection)
+    }
+
+    fn run(&self, request: &Request<'_>, connection: &Arc<Connection>) -> Reply<Message, Infallible> {
         let (id, with_details) = (request.id, self.server.options.expose_error_details);
         let message = move |outcome| match outcome {
             Ok(data) => reply::Data::into_message(data, id),
@@ -83,9 +88,78 @@ impl WebSocketProtocol {
         }
     }
 
-    fn refuse(&self, id: Id, error: &RequestError) -> Reply<Message, Infallible> {
-        Reply::Frame(reply::error(id, error, self.server.options.expose_error_details))
+    /// Serves a message on the pool, because parsing it takes long. What it asks for is not known before, so it waits for the
+    /// requests in flight, and those behind it wait for it.
+    fn serve_large(&self, message: Message, context: &mut ConnectionContext) -> Reply<Message, Infallible> {
+        if context.in_flight() > 0 {
+            let protocol = self.clone();
+            return Reply::in_turn(move |context| protocol.serve_large(message, context));
+        }
+        let (ticket, is_closing) = (context.ticket(), context.is_closing());
+        let Some(SocketState { connection, pusher, only_writes, .. }) = state(context) else {
+            return Reply::Close(None);
+        };
+        *only_writes = false;
+        pusher.tie(ticket);
+        let is_behind = pusher.queued_bytes() > self.high_water;
+        let (protocol, number, connection) = (self.clone(), connection.number, Arc::clone(connection));
+        let text = message.clone();
+        let served = self.server.work.run(number, move |_| {
+            let _runtime = protocol.server.runtime.enter();
+            let request = match parse(&text) {
+                Ok(ClientMessage::Request(request)) => request,
+                // Its timestamp is not that of a ping: it would be shorter.
+                Ok(ClientMessage::Pong { .. }) => return Reply::None,
+                Err(error) => return Reply::Frame(protocol.invalid(&error)),
+            };
+            match protocol.refuse_if(&request, is_closing, is_behind) {
+                Some(refused) => Reply::Frame(refused),
+                None => protocol.run(&request, &connection),
+            }
+        });
+        let protocol = self.clone();
+        Reply::later(async move {
+            Ok(served.await.unwrap_or_else(|error| {
+                let id = match parse(&message) {
+                    Ok(ClientMessage::Request(request)) => request.id,
+                    _ => Id::NONE,
+                };
+                Reply::Frame(protocol.error(id, &error))
+            }))
+        })
     }
+
+    /// Refuses a request that is not run, and counts it.
+    fn refuse_if(&self, request: &Request<'_>, is_closing: bool, is_behind: bool) -> Option<Message> {
+        if is_closing {
+            let ended = Ended::Failed(Code::ShuttingDown);
+            self.server.operations.record(request.operation, ended, Duration::ZERO);
+            return Some(self.error(request.id, &RequestError::shutting_down()));
+        }
+        if is_behind {
+            self.server.counters.backpressure.fetch_add(1, Relaxed);
+            let message = "too many pushes wait to be read: read them, then send the request again; it was not run";
+            return Some(self.error(request.id, &RequestError::new(Code::Backpressure, message)));
+        }
+        None
+    }
+
+    /// The reply to a message that is no request.
+    fn invalid(&self, error: &RequestError) -> Message {
+        self.server.counters.invalid.fetch_add(1, Relaxed);
+        self.error(Id::NONE, error)
+    }
+
+    fn error(&self, id: Id, error: &RequestError) -> Message {
+        reply::error(id, error, self.server.options.expose_error_details)
+    }
+}
+
+fn parse(message: &Message) -> Result<ClientMessage<'_>, RequestError> {
+    ClientMessage::parse(match message {
+        Message::Text(text) => text.body(),
+        _ => "",
+    })
 }
 
 /// Whether a request must wait for those in flight: unless all of them, and this one, are writes.
@@ -141,26 +215,21 @@ impl Protocol for WebSocketProtocol {
             // The codec answers pings and closes.
             _ => return Reply::None,
         };
+        if text.len() > INLINE_MESSAGE {
+            return self.serve_large(message, context);
+        }
         let request = match ClientMessage::parse(text) {
             Ok(ClientMessage::Request(request)) => request,
             Ok(ClientMessage::Pong { timestamp }) => {
                 hear_pong(timestamp, context);
                 return Reply::None;
             }
-            Err(error) => {
-                self.server.counters.invalid.fetch_add(1, Relaxed);
-                return self.refuse(Id::NONE, &error);
-            }
+            Err(error) => return Reply::Frame(self.invalid(&error)),
         };
-        if context.is_closing() {
-            let ended = Ended::Failed(Code::ShuttingDown);
-            self.server.operations.record(request.operation, ended, Duration::ZERO);
-            return self.refuse(request.id, &RequestError::shutting_down());
-        }
-        if state(context).is_some_and(|state| state.pusher.queued_bytes() > self.high_water) {
-            self.server.counters.backpressure.fetch_add(1, Relaxed);
-            let message = "too many pushes wait to be read: read them, then send the request again; it was not run";
-            return self.refuse(request.id, &RequestError::new(Code::Backpressure, message));
+        let is_closing = context.is_closing();
+        let is_behind = state(context).is_some_and(|state| state.pusher.queued_bytes() > self.high_water);
+        if let Some(refused) = self.refuse_if(&request, is_closing, is_behind) {
+            return Reply::Frame(refused);
         }
         if !must_wait(&request, context) {
             return self.serve(&request, context);

@@ -5,6 +5,7 @@ mod backpressure;
 mod backup;
 mod bad_input;
 mod client;
+mod costly;
 mod disconnects;
 mod example;
 mod faulty_disk;

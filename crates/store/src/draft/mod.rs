@@ -8,6 +8,7 @@
 mod references;
 mod sweep;
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -17,7 +18,8 @@ pub(crate) use self::sweep::Sweep;
 use crate::bucket::LAST_NUMBER;
 use crate::check::Issue;
 use crate::{
-    Answer, Bucket, Field, Filter, Generated, Limits, Query, Row, RowError, State, StoreError, ValidationError, Value,
+    Answer, Bucket, Budget, Exceeded, Field, Filter, Generated, Limits, Query, Row, RowError, State, StoreError,
+    ValidationError, Value,
 };
 
 const VERSION: &str = "_version";
@@ -83,6 +85,8 @@ pub struct Draft {
     guard: Option<Filter>,
     /// Whether names are those of system buckets.
     is_system: bool,
+    /// The work of the reads of the current write.
+    read_work: Cell<u64>,
 }
 
 impl Draft {
@@ -99,6 +103,7 @@ impl Draft {
             limits: Limits::default(),
             guard: None,
             is_system: false,
+            read_work: Cell::new(0),
         }
     }
 
@@ -235,31 +240,49 @@ impl Draft {
         Ok(self.live(bucket, key)?.filter(|row| self.is_visible(row)))
     }
 
-    /// What a query returns.
+    /// Returns the result of a query. The reads of one write may take [`Limits::max_transaction_read`] together.
     pub fn query(&self, query: &Query) -> Result<Answer, StoreError> {
-        let bucket = self.bucket(&query.bucket)?;
-        Ok(match &self.guard {
-            None => query.answer(bucket, self.now),
-            Some(guard) => query.clone().restrict(guard).answer(bucket, self.now),
-        })
+        self.read(query, |query, bucket, budget| query.answer(bucket, self.now, budget))
     }
 
-    /// The records that a query means, in its order.
+    /// Returns the records of the result of a query, in its order.
     pub(crate) fn rows(&self, query: &Query) -> Result<Vec<&Row>, StoreError> {
+        self.read(query, |query, bucket, budget| query.rows(bucket, self.now, budget))
+    }
+
+    /// Returns the number of records that match a query, whatever its offset and limit.
+    pub fn count(&self, query: &Query) -> Result<usize, StoreError> {
+        self.read(query, |query, bucket, budget| query.count(bucket, self.now, budget))
+    }
+
+    /// Reads within what is left of the budget of this write.
+    fn read<'a, T>(
+        &'a self,
+        query: &Query,
+        read: impl FnOnce(&Query, &'a Bucket, &Budget) -> Result<T, Exceeded>,
+    ) -> Result<T, StoreError> {
         let bucket = self.bucket(&query.bucket)?;
-        Ok(match &self.guard {
-            None => query.rows(bucket, self.now),
-            Some(guard) => query.clone().restrict(guard).rows(bucket, self.now),
+        let restricted = self.guard.as_ref().map(|guard| query.clone().restrict(guard));
+        let query = restricted.as_ref().unwrap_or(query);
+        let limit = self.limits.max_transaction_read;
+        let max_work = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+        let max_bytes = self.limits.max_result_bytes.saturating_mul(4);
+        let budget = Budget::unlimited().max_work(max_work.saturating_sub(self.read_work.get())).max_bytes(max_bytes);
+        let result = read(query, bucket, &budget);
+        self.read_work.set(self.read_work.get().saturating_add(budget.work()));
+        result.map_err(|exceeded| match exceeded {
+            Exceeded::Work => StoreError::LongRead {
+                bucket: query.bucket.clone(),
+                max: limit,
+                missing_index: query.missing_index(bucket).map(|field| field.name().to_owned()),
+            },
+            other => StoreError::Exceeded(other),
         })
     }
 
-    /// How many records a query means, whatever its offset and limit.
-    pub fn count(&self, query: &Query) -> Result<usize, StoreError> {
-        let bucket = self.bucket(&query.bucket)?;
-        Ok(match &self.guard {
-            None => query.count(bucket, self.now),
-            Some(guard) => query.clone().restrict(guard).count(bucket, self.now),
-        })
+    /// Lets the next write read as much as any.
+    pub(crate) fn reset_read_work(&self) {
+        self.read_work.set(0);
     }
 
     /// Inserts a record, in place of the one that has its key, if there is one.

@@ -9,8 +9,8 @@ use serde_json::{Map, Value as Json, json};
 use super::{UPDATED_AT, VERSION, no_key, version_of};
 use crate::check::{self, Issue};
 use crate::filter::{Scalar, Test};
-use crate::query::plan;
-use crate::{Draft, Field, Filter, OnDelete, Row, StoreError, ValidationError, Value};
+use crate::query::plan::Scan;
+use crate::{Budget, Draft, Field, Filter, OnDelete, Row, StoreError, ValidationError, Value};
 
 /// The references to records of a bucket.
 struct Targeting {
@@ -95,7 +95,9 @@ impl Draft {
     /// The records that refer to this key.
     fn referring(&self, name: &str, field: &Field, key: &Json) -> Result<Vec<Row>, StoreError> {
         let filter = Filter::Test(field.clone(), Test::Equal(Scalar::new(key.clone())));
-        Ok(plan::unsorted(self.state.any(name)?.1, &filter, self.now).cloned().collect())
+        let budget = Budget::unlimited();
+        let scan = Scan { bucket: self.state.any(name)?.1, filter: &filter, now: self.now, budget: &budget };
+        Ok(scan.entries().map(|entry| entry.map(|(_, row)| row.clone())).collect::<Result<_, _>>()?)
     }
 
     fn set_null(&mut self, name: &str, row: &Row, field: &Field) -> Result<(), StoreError> {

@@ -3,6 +3,7 @@
 //! A filter is parsed from JSON and checked once, with all its parameters substituted, and then evaluated for many rows. The
 //! language is the same everywhere: queries, counts, aggregates, transactions, permissions.
 
+mod examine;
 mod parameters;
 mod parser;
 mod scalars;
@@ -12,11 +13,12 @@ use std::cmp::Ordering;
 
 use serde_json::{Map, Number, Value as Json};
 
+use self::examine::Examined;
 pub use self::parameters::Parameters;
 use self::parameters::Source;
 use self::parser::Parser;
 pub use self::scalars::Scalars;
-use crate::{Field, Row, Value};
+use crate::{Budget, Exceeded, Field, Row, Value};
 
 /// Which rows are meant.
 #[derive(Debug, Clone, PartialEq)]
@@ -240,10 +242,10 @@ impl Filter {
         Parser::new(Source::Values(parameters)).filter(json, "the filter", 0)
     }
 
-    /// Whether JSON describes a filter, whatever its parameters will be: what is wrong with any, [`Filter::parse`] says of it
-    /// before they are given.
-    pub fn check(json: &Json) -> Result<(), FilterError> {
-        Self::check_with(json, &["params"])
+    /// Returns the filter that JSON describes, with any value in place of each parameter. Fails as [`Filter::parse`] would, whatever
+    /// the parameters.
+    pub(crate) fn template(json: &Json) -> Result<Self, FilterError> {
+        Parser::new(Source::Later(&["params"])).filter(json, "the filter", 0)
     }
 
     /// Whether JSON describes a filter whose parameters have these roots, whatever they will be.
@@ -251,12 +253,44 @@ impl Filter {
         Parser::new(Source::Later(roots)).filter(json, "the filter", 0).map(drop)
     }
 
-    /// Whether a row is meant.
+    /// Returns whether a row matches.
     pub fn matches(&self, row: &Row) -> bool {
+        // A budget without limits is not exceeded.
+        self.matches_within(row, &Budget::unlimited()).unwrap_or(false)
+    }
+
+    /// Returns whether a row matches, within a budget.
+    pub fn matches_within(&self, row: &Row, budget: &Budget) -> Result<bool, Exceeded> {
+        self.examine(&mut Examined::new(row, budget))
+    }
+
+    fn examine<'f>(&'f self, row: &mut Examined<'_, 'f>) -> Result<bool, Exceeded> {
         match self {
-            Self::All(filters) => filters.iter().all(|filter| filter.matches(row)),
-            Self::Any(filters) => filters.iter().any(|filter| filter.matches(row)),
-            Self::Test(field, test) => test.passes(row.get(field).as_ref()),
+            Self::All(filters) => {
+                for filter in filters {
+                    if !filter.examine(row)? {
+                        return Ok(false);
+                    }
+                }
+                Ok(true)
+            }
+            Self::Any(filters) => {
+                for filter in filters {
+                    if filter.examine(row)? {
+                        return Ok(true);
+                    }
+                }
+                Ok(false)
+            }
+            Self::Test(field, test) => row.passes(field, test),
+        }
+    }
+
+    /// Returns the number of conditions. The values of `$in` are not counted, since they are searched and not tried in turn.
+    pub fn conditions(&self) -> usize {
+        match self {
+            Self::All(filters) | Self::Any(filters) => filters.iter().map(Self::conditions).sum(),
+            Self::Test(..) => 1,
         }
     }
 
@@ -440,7 +474,7 @@ mod tests {
             json!({"n": {"$between": ["{{ params.low }}", 9]}}),
             json!({"s": {"$contains": "{{ params.s }}", "$startsWith": "{{ params.s }}", "$endsWith": "{{ params.s }}"}}),
         ] {
-            assert_eq!(Filter::check(&filter), Ok(()), "{filter}");
+            assert!(Filter::template(&filter).is_ok(), "{filter}");
             assert!(parse(&filter).is_err(), "{filter}");
         }
     }
@@ -478,14 +512,14 @@ mod tests {
             (json!({"n": "{{ other.n }}"}), "{{ other.n }} is no parameter here: they begin with params"),
         ] {
             assert_eq!(parse(&filter).unwrap_err().to_string(), error, "{filter}");
-            assert_eq!(Filter::check(&filter).unwrap_err().to_string(), error, "{filter}");
+            assert_eq!(Filter::template(&filter).unwrap_err().to_string(), error, "{filter}");
         }
         let mut deep = json!({});
         for _ in 0..100 {
             deep = json!({"$or": [deep]});
         }
         assert_eq!(parse(&deep), Err(FilterError::TooDeep { max: Filter::MAX_DEPTH }));
-        assert_eq!(Filter::check(&deep), Err(FilterError::TooDeep { max: Filter::MAX_DEPTH }));
+        assert_eq!(Filter::template(&deep), Err(FilterError::TooDeep { max: Filter::MAX_DEPTH }));
         let large = json!({"n": {"$in": vec![0; 20_000]}});
         assert_eq!(parse(&large), Err(FilterError::TooLarge { max: Filter::MAX_CONDITIONS }));
     }

@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 
 use crate::bucket::{Index, Ordinal};
 use crate::filter::{Comparison, Test};
-use crate::{Bucket, Field, Filter, IndexKey};
+use crate::{Bucket, Budget, Exceeded, Field, Filter, IndexKey};
 
 /// Parts of indexes, in which all records are that can be meant.
 #[derive(Debug)]
@@ -51,8 +51,14 @@ pub(super) struct Conditions<'f> {
 
 impl<'a> Access<'a> {
     /// The one that serves best, if one does.
-    pub(super) fn choose(bucket: &'a Bucket, conditions: &Conditions<'_>) -> Option<Self> {
-        Planner { bucket, left: Planner::EFFORT }.choose(conditions)
+    pub(super) fn choose(
+        bucket: &'a Bucket,
+        conditions: &Conditions<'_>,
+        budget: &Budget,
+    ) -> Result<Option<Self>, Exceeded> {
+        let mut planner = Planner { bucket, left: Planner::EFFORT, budget, exceeded: Ok(()) };
+        let chosen = planner.choose(conditions);
+        planner.exceeded.map(|()| chosen)
     }
 
     pub(super) fn worth(&self) -> Worth {
@@ -60,36 +66,56 @@ impl<'a> Access<'a> {
     }
 
     /// The records, each once, in any order.
-    pub(super) fn ordinals(&self) -> Box<dyn Iterator<Item = Ordinal> + '_> {
+    pub(super) fn ordinals(&self, budget: &Budget) -> Result<Box<dyn Iterator<Item = Ordinal> + '_>, Exceeded> {
         if self.overlaps {
-            return Box::new(self.collect().into_iter());
+            return Ok(Box::new(self.collect(budget)?.into_iter()));
         }
-        Box::new(self.parts.iter().flat_map(Part::ordinals))
+        Ok(Box::new(self.parts.iter().flat_map(Part::ordinals)))
     }
 
-    /// The records, each once, in the order of coming.
-    pub(super) fn into_order(self) -> Box<dyn Iterator<Item = Ordinal> + 'a> {
+    /// The records, each once, in insertion order.
+    pub(super) fn into_order(self, budget: &Budget) -> Result<Box<dyn Iterator<Item = Ordinal> + 'a>, Exceeded> {
         if self.is_in_order {
-            return Box::new(self.parts.into_iter().flat_map(|part| part.ordinals()));
+            return Ok(Box::new(self.parts.into_iter().flat_map(|part| part.ordinals())));
         }
-        Box::new(self.collect().into_iter())
+        Ok(Box::new(self.collect(budget)?.into_iter()))
     }
 
-    fn collect(&self) -> Vec<Ordinal> {
-        let mut ordinals: Vec<Ordinal> = self.parts.iter().flat_map(Part::ordinals).collect();
+    fn collect(&self, budget: &Budget) -> Result<Vec<Ordinal>, Exceeded> {
+        let mut ordinals = Vec::new();
+        for ordinal in self.parts.iter().flat_map(Part::ordinals) {
+            budget.charge(ENTRY)?;
+            budget.hold(size_of::<Ordinal>())?;
+            ordinals.push(ordinal);
+        }
         ordinals.sort_unstable();
         ordinals.dedup();
-        ordinals
+        Ok(ordinals)
     }
 
     /// Whether it has more records than that.
-    pub(super) fn is_larger_than(&self, count: usize) -> bool {
-        self.parts.iter().flat_map(Part::ordinals).nth(count).is_some()
+    pub(super) fn is_larger_than(&self, count: usize, budget: &Budget) -> Result<bool, Exceeded> {
+        let mut ordinals = self.parts.iter().flat_map(Part::ordinals);
+        for _ in 0..count {
+            if ordinals.next().is_none() {
+                return Ok(false);
+            }
+            budget.charge(ENTRY)?;
+        }
+        Ok(ordinals.next().is_some())
     }
 
-    /// How many records are meant, if it knows without asking them.
-    pub(super) fn count(&self) -> Option<usize> {
-        (self.is_exact || self.parts.is_empty()).then(|| self.ordinals().count())
+    /// The number of records that match, if it is known without examining them.
+    pub(super) fn count(&self, budget: &Budget) -> Result<Option<usize>, Exceeded> {
+        if !self.is_exact && !self.parts.is_empty() {
+            return Ok(None);
+        }
+        let mut count = 0;
+        for _ in self.ordinals(budget)? {
+            budget.charge(ENTRY)?;
+            count += 1;
+        }
+        Ok(Some(count))
     }
 }
 
@@ -141,6 +167,15 @@ impl<'f> Conditions<'f> {
             [only] => Some(only.clone()),
             _ => None,
         }
+    }
+
+    /// A field whose index would serve these conditions: one that must have certain values, or else one that is bounded. None if an
+    /// index begins with it already, or if there is no such field.
+    pub(super) fn missing_index(&self, bucket: &Bucket) -> Option<&'f Field> {
+        let has_index = |field: &Field| bucket.indexes().iter().any(|index| index.fields().first() == Some(field));
+        let fields = || self.tests.iter().filter(|(field, _)| !has_index(field));
+        let exact = fields().find(|(_, test)| Values::of(test).is_some());
+        exact.or_else(|| fields().find(|(_, test)| Bounds::of(test).is_some())).map(|(field, _)| *field)
     }
 
     /// Between which keys a field must be.
@@ -234,13 +269,19 @@ impl Bounds {
     }
 }
 
-struct Planner<'a> {
+/// The work of one entry of an index.
+pub(super) const ENTRY: usize = 32;
+
+struct Planner<'a, 'b> {
     bucket: &'a Bucket,
     /// How many more conditions and values are looked at: planning a large filter must not take longer than asking it.
     left: usize,
+    budget: &'b Budget,
+    /// Whether the budget is exceeded. Then nothing more is planned.
+    exceeded: Result<(), Exceeded>,
 }
 
-impl<'a> Planner<'a> {
+impl<'a> Planner<'a, '_> {
     const EFFORT: usize = 100_000;
     /// How many parts an index is cut into at most.
     const PARTS: usize = Filter::MAX_CONDITIONS;
@@ -263,7 +304,8 @@ impl<'a> Planner<'a> {
 
     fn spend(&mut self, effort: usize) -> Option<()> {
         self.left = self.left.checked_sub(effort)?;
-        Some(())
+        self.exceeded = self.exceeded.and_then(|()| self.budget.charge(effort * ENTRY));
+        self.exceeded.ok()
     }
 
     fn by_key(&mut self, conditions: &Conditions<'_>) -> Option<Access<'a>> {
@@ -376,9 +418,10 @@ mod tests {
     /// What is looked at, and how many are known to be meant without looking.
     fn looked_at(bucket: &Bucket, filter: &Json) -> Option<(Vec<Ordinal>, Option<usize>)> {
         let filter = Filter::parse(filter, &Map::new()).unwrap();
-        let access = Access::choose(bucket, &Conditions::of(&filter))?;
-        let count = access.count();
-        Some((access.into_order().collect(), count))
+        let budget = Budget::unlimited();
+        let access = Access::choose(bucket, &Conditions::of(&filter), &budget).unwrap()?;
+        let count = access.count(&budget).unwrap();
+        Some((access.into_order(&budget).unwrap().collect(), count))
     }
 
     #[test]
@@ -421,7 +464,8 @@ mod tests {
         for indexes in [json!(["a", ["a", "b"]]), json!([["a", "b"], "a"])] {
             let bucket = bucket(&indexes);
             let filter = Filter::parse(&json!({"a": 1}), &Map::new()).unwrap();
-            assert!(Access::choose(&bucket, &Conditions::of(&filter)).unwrap().is_in_order, "{indexes}");
+            let access = Access::choose(&bucket, &Conditions::of(&filter), &Budget::unlimited()).unwrap().unwrap();
+            assert!(access.is_in_order, "{indexes}");
         }
     }
 

@@ -1,9 +1,19 @@
 //! Aggregates over records.
 
+use std::collections::hash_map::Entry;
+
 use serde_json::{Map, Number, Value as Json};
 
 use super::{Direction, Query, QueryError, expected, names};
-use crate::{Field, IndexKey, Row, Sum, Value};
+use crate::budget::{CONDITION, RECORD};
+use crate::{Budget, Exceeded, Field, IndexKey, Row, Sum, Value};
+
+/// The memory of a group besides its key: the tree of its result, its sums, its place in the table.
+const GROUP: usize = 512;
+/// The work of beginning a group.
+const NEW_GROUP: usize = 2000;
+/// The work of parsing a byte of JSON, and about the memory of the tree that comes of it.
+const PARSED: usize = 4;
 
 /// What is computed of all records that are meant, or of each group of them.
 #[derive(Debug, Clone, PartialEq)]
@@ -94,32 +104,48 @@ impl Aggregate {
         key
     }
 
-    /// What comes of these records; none for the least or greatest of nothing.
-    pub(super) fn of<'a>(&self, rows: impl Iterator<Item = &'a Row>) -> Option<Json> {
+    /// Computes it over these records; none for the least or greatest of nothing.
+    pub(super) fn of<'a>(
+        &self,
+        rows: impl Iterator<Item = Result<&'a Row, Exceeded>>,
+        budget: &Budget,
+    ) -> Result<Option<Json>, Exceeded> {
         if self.group_by.is_empty() {
             let mut tally = Tally::default();
-            rows.for_each(|row| tally.add(row, self.field.as_ref()));
-            return tally.result(self.function);
+            for row in rows {
+                tally.add(row?, self.field.as_ref(), budget)?;
+            }
+            return Ok(tally.result(self.function));
         }
         // In the order in which they were first met.
         let mut groups: Vec<(Map<String, Json>, Tally)> = Vec::new();
         let mut places = std::collections::HashMap::new();
         for row in rows {
-            let place = *places.entry(self.group_of(row)).or_insert_with(|| {
-                let member = |field: &Field| {
-                    let value = row.text_of(field).and_then(|text| serde_json::from_str(text).ok());
-                    (field.name().to_owned(), value.unwrap_or_default())
-                };
-                groups.push((self.group_by.iter().map(member).collect(), Tally::default()));
-                groups.len() - 1
-            });
-            groups[place].1.add(row, self.field.as_ref());
+            let row = row?;
+            let text = |field: &Field| row.text_of(field).map_or(0, str::len);
+            let bytes = self.group_by.iter().map(text).sum::<usize>();
+            budget.charge(self.group_by.len() * (CONDITION + row.member_count()) + bytes * PARSED)?;
+            let place = match places.entry(self.group_of(row)) {
+                Entry::Occupied(known) => *known.get(),
+                Entry::Vacant(vacant) => {
+                    let member = |field: &Field| {
+                        let value = row.text_of(field).and_then(|text| serde_json::from_str(text).ok());
+                        (field.name().to_owned(), value.unwrap_or_default())
+                    };
+                    // The key twice, as a key and as a tree.
+                    budget.charge(NEW_GROUP)?;
+                    budget.hold(GROUP + vacant.key().memory() + bytes * PARSED)?;
+                    groups.push((self.group_by.iter().map(member).collect(), Tally::default()));
+                    *vacant.insert(groups.len() - 1)
+                }
+            };
+            groups[place].1.add(row, self.field.as_ref(), budget)?;
         }
         let groups = groups.into_iter().map(|(key, tally)| {
             let value = tally.result(self.function).unwrap_or_default();
             Json::Object(Map::from_iter([("key".to_owned(), Json::Object(key)), ("value".to_owned(), value)]))
         });
-        Some(groups.collect())
+        Ok(Some(groups.collect()))
     }
 }
 
@@ -134,16 +160,18 @@ struct Tally {
 }
 
 impl Tally {
-    fn add(&mut self, row: &Row, field: Option<&Field>) {
+    fn add(&mut self, row: &Row, field: Option<&Field>, budget: &Budget) -> Result<(), Exceeded> {
+        budget.charge(RECORD + field.map_or(0, |_| CONDITION + row.member_count()))?;
         let value = field.and_then(|field| row.get(field));
         if field.is_none() || !matches!(value, None | Some(Value::Null)) {
             self.rows += 1;
         }
-        let Some(Value::Number(number)) = value else { return };
+        let Some(Value::Number(number)) = value else { return Ok(()) };
         self.numbers = self.numbers.saturating_add(1);
         self.sum.add(number);
         self.least = Some(self.least.map_or(number, |least| least.min(number)));
         self.greatest = Some(self.greatest.map_or(number, |greatest| greatest.max(number)));
+        Ok(())
     }
 
     fn result(&self, function: AggregateFunction) -> Option<Json> {
@@ -176,7 +204,7 @@ mod tests {
 
     fn compute(aggregate: &Json, rows: &[Json]) -> Option<Json> {
         let rows: Vec<Row> = rows.iter().map(|row| Row::new(row.as_object().unwrap()).unwrap()).collect();
-        Aggregate::parse(aggregate).unwrap().of(rows.iter())
+        Aggregate::parse(aggregate).unwrap().of(rows.iter().map(Ok), &Budget::unlimited()).unwrap()
     }
 
     #[test]

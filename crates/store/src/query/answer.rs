@@ -2,8 +2,10 @@
 
 use serde_json::Value as Json;
 
-use super::{Aggregate, Query, plan};
-use crate::{Bucket, Comparison, Filter, Row, Scalar, Test};
+use super::plan::Scan;
+use super::{Aggregate, Query};
+use crate::budget::RECORD;
+use crate::{Bucket, Budget, Comparison, Exceeded, Filter, Row, Scalar, Test};
 
 /// What a query returns.
 #[derive(Debug, Clone, PartialEq)]
@@ -14,42 +16,41 @@ pub enum Answer {
     Value(Option<Json>),
 }
 
-/// An answer is longer than it may be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the answer is longer than it may be")]
-pub struct LongAnswer;
-
 impl Query {
-    /// What it returns of a bucket at that time, in milliseconds: what has expired is not there.
-    pub fn answer(&self, bucket: &Bucket, now: u64) -> Answer {
-        match &self.aggregate {
-            Some(aggregate) => Answer::Value(self.compute(aggregate, bucket, now)),
-            None => Answer::Records(self.rows(bucket, now).into_iter().map(|row| self.project(row)).collect()),
-        }
+    /// Returns its result in a bucket at that time, in milliseconds. Records that have expired are not part of it.
+    pub fn answer(&self, bucket: &Bucket, now: u64, budget: &Budget) -> Result<Answer, Exceeded> {
+        Ok(match &self.aggregate {
+            Some(aggregate) => Answer::Value(self.compute(aggregate, bucket, now, budget)?),
+            None => Answer::Records(self.rows(bucket, now, budget)?.into_iter().map(|row| self.project(row)).collect()),
+        })
     }
 
-    /// Appends the result as JSON text: records are copied from their rows. Returns whether there is a value: the minimum or
-    /// maximum of no records is none, and then nothing is written. Fails when `out` has more than `max` bytes.
-    pub fn write_answer_within(
+    /// Appends the result as JSON text, at most `max` bytes: records are copied from their rows. Returns whether there is a value:
+    /// the minimum or maximum of no records is none, and then nothing is written.
+    pub fn write_answer(
         &self,
         bucket: &Bucket,
         now: u64,
         out: &mut Vec<u8>,
         max: usize,
-    ) -> Result<bool, LongAnswer> {
+        budget: &Budget,
+    ) -> Result<bool, Exceeded> {
+        let end = out.len().saturating_add(max);
         if let Some(aggregate) = &self.aggregate {
-            let value = self.compute(aggregate, bucket, now);
+            let value = self.compute(aggregate, bucket, now, budget)?;
             out.extend(value.iter().flat_map(|value| value.to_string().into_bytes()));
-            return if out.len() > max { Err(LongAnswer) } else { Ok(value.is_some()) };
+            return if out.len() > end { Err(Exceeded::Result { max }) } else { Ok(value.is_some()) };
         }
         out.push(b'[');
-        for (place, row) in self.rows(bucket, now).into_iter().enumerate() {
+        for (place, row) in self.rows(bucket, now, budget)?.into_iter().enumerate() {
             if place > 0 {
                 out.push(b',');
             }
+            let before = out.len();
             self.write_record(row, out);
-            if out.len() >= max {
-                return Err(LongAnswer);
+            budget.charge(RECORD + out.len() - before)?;
+            if out.len() >= end {
+                return Err(Exceeded::Result { max });
             }
         }
         out.push(b']');
@@ -76,18 +77,24 @@ impl Query {
         out.push(b'}');
     }
 
-    fn compute(&self, aggregate: &Aggregate, bucket: &Bucket, now: u64) -> Option<Json> {
+    fn compute(
+        &self,
+        aggregate: &Aggregate,
+        bucket: &Bucket,
+        now: u64,
+        budget: &Budget,
+    ) -> Result<Option<Json>, Exceeded> {
         if aggregate.is_plain_count() {
-            return Some(Json::from(self.count(bucket, now)));
+            return Ok(Some(Json::from(self.count(bucket, now, budget)?)));
         }
         if let Some((field, direction)) = aggregate.extreme() {
             // The first in order, which an index may know.
             let is_number = Test::Order(Comparison::GreaterOrEqual, Scalar::new(f64::MIN));
             let filter = self.filter.clone().and(Filter::Test(field.clone(), is_number));
-            let rows = plan::sorted(bucket, &filter, &[(field.clone(), direction)], 0, 1, now);
-            return aggregate.of(rows.into_iter());
+            let rows = Scan { bucket, filter: &filter, now, budget }.sorted(&[(field.clone(), direction)], 0, 1)?;
+            return aggregate.of(rows.into_iter().map(Ok), budget);
         }
-        aggregate.of(plan::unsorted(bucket, &self.filter, now))
+        aggregate.of(self.matches(bucket, now, budget).map(|entry| entry.map(|(_, row)| row)), budget)
     }
 
     pub(super) fn project(&self, row: &Row) -> Json {
@@ -131,8 +138,8 @@ mod tests {
 
     fn text(query: &Json, bucket: &Bucket) -> Option<String> {
         let mut out = b"before ".to_vec();
-        let is_there =
-            Query::parse(query, &Map::new()).unwrap().write_answer_within(bucket, 0, &mut out, usize::MAX).unwrap();
+        let query = Query::parse(query, &Map::new()).unwrap();
+        let is_there = query.write_answer(bucket, 0, &mut out, usize::MAX, &Budget::unlimited()).unwrap();
         let text = String::from_utf8(out).unwrap().strip_prefix("before ").unwrap().to_owned();
         assert_eq!(is_there, !text.is_empty());
         is_there.then_some(text)
@@ -144,7 +151,7 @@ mod tests {
         let query = json!({"bucket": "b", "fields": ["q\"\u{1}", "b", "c", "id", "b"]});
         let expected = r#"[{"q\"\u0001":[1,{"é":null}],"b":"y","id":1},{"id":2}]"#;
         assert_eq!(text(&query, &bucket).unwrap(), expected);
-        let answer = Query::parse(&query, &Map::new()).unwrap().answer(&bucket, 0);
+        let answer = Query::parse(&query, &Map::new()).unwrap().answer(&bucket, 0, &Budget::unlimited()).unwrap();
         let Answer::Records(records) = answer else { panic!("{answer:?} are no records") };
         assert_eq!(Json::from(records).to_string(), expected);
         assert_eq!(text(&json!({"bucket": "b", "fields": []}), &bucket).unwrap(), "[{},{}]");

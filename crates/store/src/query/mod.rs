@@ -16,9 +16,11 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value as Json};
 
+use self::access::Conditions;
 pub use self::aggregate::{Aggregate, AggregateFunction};
-pub use self::answer::{Answer, LongAnswer};
-use crate::{Bucket, Field, Filter, FilterError, Row};
+pub use self::answer::Answer;
+use self::plan::Scan;
+use crate::{Bucket, Budget, Exceeded, Field, Filter, FilterError, Row};
 
 /// Which records, in which order, and what of them.
 #[derive(Debug, Clone, PartialEq)]
@@ -98,9 +100,10 @@ impl Query {
         Self::read(json, |filter| Filter::parse(filter, params))
     }
 
-    /// Whether JSON describes a query, whatever its parameters will be. Says what [`Query::parse`] says of it.
-    pub fn check(json: &Json) -> Result<(), QueryError> {
-        Self::read(json, |filter| Filter::check(filter).map(|()| Filter::everything())).map(drop)
+    /// Returns the query that JSON describes, with any value in place of each parameter. Fails as [`Query::parse`] would, whatever
+    /// the parameters.
+    pub fn template(json: &Json) -> Result<Self, QueryError> {
+        Self::read(json, Filter::template)
     }
 
     fn read(json: &Json, filter: impl Fn(&Json) -> Result<Filter, FilterError>) -> Result<Self, QueryError> {
@@ -133,20 +136,36 @@ impl Query {
         self
     }
 
-    /// The records that it means at that time, in its order.
-    pub fn rows<'a>(&self, bucket: &'a Bucket, now: u64) -> Vec<&'a Row> {
+    /// Returns the records of its result at that time, in its order.
+    pub fn rows<'a>(&self, bucket: &'a Bucket, now: u64, budget: &Budget) -> Result<Vec<&'a Row>, Exceeded> {
         let limit = self.limit.unwrap_or(usize::MAX);
-        plan::sorted(bucket, &self.filter, &self.sort, self.offset, limit, now)
+        self.scan(bucket, now, budget).sorted(&self.sort, self.offset, limit)
     }
 
-    /// How many records its filter means at that time, whatever its offset and limit. No more of them are looked at than must be.
-    pub fn count(&self, bucket: &Bucket, now: u64) -> usize {
-        plan::count(bucket, &self.filter, now)
+    /// Returns the number of records that match its filter at that time, whatever its offset and limit. With an index, no more
+    /// records are examined than needed.
+    pub fn count(&self, bucket: &Bucket, now: u64, budget: &Budget) -> Result<usize, Exceeded> {
+        self.scan(bucket, now, budget).count()
     }
 
-    /// All records that its filter means at that time, whatever becomes of them, in the order of coming, and their places in it.
-    pub fn matches<'a>(&'a self, bucket: &'a Bucket, now: u64) -> impl Iterator<Item = (u64, &'a Row)> + 'a {
-        plan::placed(bucket, &self.filter, now)
+    /// Returns the records that match its filter at that time, in insertion order, with their ordinals, whatever its sort, offset
+    /// and limit. Nothing follows an error.
+    pub fn matches<'a>(
+        &'a self,
+        bucket: &'a Bucket,
+        now: u64,
+        budget: &'a Budget,
+    ) -> impl Iterator<Item = Result<(u64, &'a Row), Exceeded>> + 'a {
+        self.scan(bucket, now, budget).entries()
+    }
+
+    /// Returns a field whose index would serve the filter, if no index of the bucket does.
+    pub(crate) fn missing_index(&self, bucket: &Bucket) -> Option<&Field> {
+        Conditions::of(&self.filter).missing_index(bucket)
+    }
+
+    fn scan<'a, 'f>(&'f self, bucket: &'a Bucket, now: u64, budget: &'f Budget) -> Scan<'a, 'f> {
+        Scan { bucket, filter: &self.filter, now, budget }
     }
 }
 
@@ -239,10 +258,10 @@ mod tests {
             ),
         ] {
             assert_eq!(Query::parse(&query, &Map::new()).unwrap_err().to_string(), error, "{query}");
-            assert_eq!(Query::check(&query).unwrap_err().to_string(), error, "{query}");
+            assert_eq!(Query::template(&query).unwrap_err().to_string(), error, "{query}");
         }
         let template = json!({"bucket": "b", "filter": {"a": {"$in": "{{ params.list }}"}}, "limit": 3});
-        assert_eq!(Query::check(&template), Ok(()));
+        assert!(Query::template(&template).is_ok());
     }
 
     #[test]
@@ -261,7 +280,7 @@ mod tests {
         let bucket = bucket(&json!(["a"]), &rows);
         let own = Filter::parse(&json!({"a": 1}), &Map::new()).unwrap();
         let ask = |query: &Json, filter: &Filter| {
-            Query::parse(query, &Map::new()).unwrap().restrict(filter).answer(&bucket, 0)
+            Query::parse(query, &Map::new()).unwrap().restrict(filter).answer(&bucket, 0, &Budget::unlimited()).unwrap()
         };
         let records = |ids: &[u8]| Answer::Records(ids.iter().map(|id| json!({"id": id})).collect());
         let paged = json!({"bucket": "b", "sort": {"b": "asc"}, "offset": 1, "limit": 1, "fields": ["id"]});

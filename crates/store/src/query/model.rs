@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use serde_json::{Map, Value as Json, json};
 
-use crate::{Answer, Bucket, BucketDefinition, Filter, Query, Row, Value};
+use crate::{Answer, Bucket, BucketDefinition, Budget, Filter, Query, Row, Value};
 
 /// `u` is unique; `id` is the key.
 const FIELDS: [&str; 5] = ["a", "b", "c", "u", "id"];
@@ -318,25 +318,25 @@ proptest! {
         let (bucket, records) = make(&indexes, ordered, &steps);
         for mut json in queries {
             let mut query = Query::parse(&json, &Map::new()).unwrap();
-            prop_assert_eq!(Query::check(&json), Ok(()));
+            prop_assert!(Query::template(&json).is_ok());
             if let Some(restriction) = &restriction {
                 query = query.restrict(&Filter::parse(restriction, &Map::new()).unwrap());
                 json["filter"] = json!({"$and": [json["filter"], restriction]});
             }
             let expected = model(&json, &records, now);
-            let found = match query.answer(&bucket, now) {
+            let found = match query.answer(&bucket, now, &Budget::unlimited()).unwrap() {
                 Answer::Records(records) => Some(Json::Array(records)),
                 Answer::Value(value) => value,
             };
             prop_assert_eq!(found.as_ref().map(plain), expected.as_ref().map(plain), "{}", json);
 
             let mut text = Vec::new();
-            let is_there = query.write_answer_within(&bucket, now, &mut text, usize::MAX).unwrap();
+            let is_there = query.write_answer(&bucket, now, &mut text, usize::MAX, &Budget::unlimited()).unwrap();
             let text = String::from_utf8(text).unwrap();
             prop_assert_eq!(is_there.then_some(text), found.map(|found| found.to_string()));
 
             let meant = records.iter().filter(|record| is_live(record, now) && means(&json["filter"], record)).count();
-            prop_assert_eq!(query.count(&bucket, now), meant);
+            prop_assert_eq!(query.count(&bucket, now, &Budget::unlimited()).unwrap(), meant);
         }
     }
 
@@ -359,7 +359,7 @@ proptest! {
 
         let (mut paged, mut after) = (Vec::new(), None);
         loop {
-            let page = bucket.page(after.as_ref(), limit, &filter, now);
+            let page = bucket.page(after.as_ref(), limit, &filter, now, &Budget::unlimited()).unwrap();
             paged.extend(keys(&page.rows));
             prop_assert_eq!(page.has_more, paged.len() < whole.len());
             after = page.next_cursor.map(|text| serde_json::from_str(text).unwrap());
@@ -369,11 +369,11 @@ proptest! {
         }
         prop_assert_eq!(&paged, &whole);
         let count = limit.min(whole.len());
-        prop_assert_eq!(&keys(&bucket.first(limit, &filter, now)), &whole[..count]);
-        prop_assert_eq!(&keys(&bucket.last(limit, &filter, now)), &whole[whole.len() - count..]);
+        prop_assert_eq!(&keys(&bucket.first(limit, &filter, now, &Budget::unlimited()).unwrap()), &whole[..count]);
+        prop_assert_eq!(&keys(&bucket.last(limit, &filter, now, &Budget::unlimited()).unwrap()), &whole[whole.len() - count..]);
         for record in &records {
             let is_hidden = !whole.contains(&record["id"]);
-            let page = bucket.page(Some(&record["id"]), limit, &filter, now);
+            let page = bucket.page(Some(&record["id"]), limit, &filter, now, &Budget::unlimited()).unwrap();
             prop_assert!(!is_hidden || page.rows.is_empty() && !page.has_more && page.next_cursor.is_none());
         }
     }

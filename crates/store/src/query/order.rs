@@ -5,9 +5,9 @@
 //! would reverse both, so it is then read group by group.
 
 use super::Direction;
-use super::access::Conditions;
+use super::access::{Conditions, ENTRY};
 use crate::bucket::{Index, Ordinal};
-use crate::{Bucket, Field, IndexKey};
+use crate::{Bucket, Budget, Exceeded, Field, IndexKey};
 
 /// A part of an index that has the order which is asked for.
 #[derive(Debug)]
@@ -76,34 +76,41 @@ impl<'a> Order<'a> {
     }
 
     /// Hands out records in order, until no more are wanted.
-    pub(super) fn walk(&self, take: Taker<'_>) {
+    pub(super) fn walk(&self, budget: &Budget, take: Taker<'_>) -> Result<(), Exceeded> {
         let (from, until) = match &self.bounds {
             Some((from, until)) => (from.clone(), Some(until.clone())),
             None => (self.prefix.clone(), self.prefix.after_prefix()),
         };
         match self.direction {
-            Direction::Ascending => self.ascend(&from, until.as_ref(), take),
-            Direction::Descending => self.descend(&self.prefix, &from, until.as_ref(), self.levels, take),
-        };
+            Direction::Ascending => self.ascend(&from, until.as_ref(), budget, take),
+            Direction::Descending => self.descend(&self.prefix, &from, until.as_ref(), self.levels, budget, take),
+        }
+        .map(drop)
     }
 
-    fn ascend(&self, from: &IndexKey, until: Option<&IndexKey>, take: Taker<'_>) -> bool {
+    fn ascend(
+        &self,
+        from: &IndexKey,
+        until: Option<&IndexKey>,
+        budget: &Budget,
+        take: Taker<'_>,
+    ) -> Result<bool, Exceeded> {
         if !self.goes_on {
-            return self.index.range(from, until).all(take);
+            return Ok(self.index.range(from, until).all(take));
         }
         let mut entries = self.index.entries(from, until).peekable();
         let mut group = Vec::new();
         while let Some((key, ordinal)) = entries.next() {
-            group.push(*ordinal);
+            collect(&mut group, *ordinal, budget)?;
             let parts = |key: &IndexKey| key.parts(&self.prefix, self.levels);
             if entries.peek().is_none_or(|(next, _)| parts(next) != parts(key)) {
                 group.sort_unstable();
                 if !group.drain(..).all(&mut *take) {
-                    return false;
+                    return Ok(false);
                 }
             }
         }
-        true
+        Ok(true)
     }
 
     /// Those behind a prefix, by so many fields, the greatest first and nothing last. Returns whether more are wanted.
@@ -113,8 +120,9 @@ impl<'a> Order<'a> {
         from: &IndexKey,
         until: Option<&IndexKey>,
         levels: usize,
+        budget: &Budget,
         take: Taker<'_>,
-    ) -> bool {
+    ) -> Result<bool, Exceeded> {
         let nothing = prefix.join(&IndexKey::of(None));
         let mut end = until.map_or(&nothing, |until| until.min(&nothing)).clone();
         loop {
@@ -126,32 +134,45 @@ impl<'a> Order<'a> {
                     break Some(key.parts(prefix, 1));
                 }
                 if !take(*ordinal) {
-                    return false;
+                    return Ok(false);
                 }
             };
             let Some(group) = group else { break };
-            if !self.group(&group, levels, take) {
-                return false;
+            if !self.group(&group, levels, budget, take)? {
+                return Ok(false);
             }
             end = group;
         }
-        until.is_some_and(|until| *until <= nothing) || self.group(&nothing, levels, take)
+        Ok(until.is_some_and(|until| *until <= nothing) || self.group(&nothing, levels, budget, take)?)
     }
 
     /// Those of one key behind the prefix.
-    fn group(&self, key: &IndexKey, levels: usize, take: Taker<'_>) -> bool {
+    fn group(&self, key: &IndexKey, levels: usize, budget: &Budget, take: Taker<'_>) -> Result<bool, Exceeded> {
         let until = key.after_prefix();
         if levels > 1 {
-            return self.descend(key, key, until.as_ref(), levels - 1, take);
+            return self.descend(key, key, until.as_ref(), levels - 1, budget, take);
         }
         let mut ordinals = self.index.range(key, until.as_ref());
         if !self.goes_on {
-            return ordinals.all(take);
+            return Ok(ordinals.all(take));
         }
-        let mut ordinals: Vec<Ordinal> = ordinals.collect();
-        ordinals.sort_unstable();
-        ordinals.into_iter().all(take)
+        let mut group = Vec::new();
+        for ordinal in ordinals {
+            collect(&mut group, ordinal, budget)?;
+        }
+        group.sort_unstable();
+        Ok(group.into_iter().all(take))
     }
+}
+
+/// Adds a record to a group that is sorted before it is handed out. Groups share memory, so only a longer one takes more of it.
+fn collect(group: &mut Vec<Ordinal>, ordinal: Ordinal, budget: &Budget) -> Result<(), Exceeded> {
+    budget.charge(ENTRY)?;
+    if group.len() == group.capacity() {
+        budget.hold(group.len().max(4) * size_of::<Ordinal>())?;
+    }
+    group.push(ordinal);
+    Ok(())
 }
 
 #[cfg(test)]
@@ -183,10 +204,11 @@ mod tests {
     fn walked(bucket: &Bucket, query: &Query, count: usize) -> Option<Vec<Ordinal>> {
         let order = Order::choose(bucket, &Conditions::of(&query.filter), &query.sort)?;
         let mut found = Vec::new();
-        order.walk(&mut |ordinal| {
+        let walked = order.walk(&Budget::unlimited(), &mut |ordinal| {
             found.push(ordinal);
             found.len() < count
         });
+        walked.unwrap();
         Some(found)
     }
 
@@ -241,9 +263,10 @@ mod tests {
         let is_cheaper = |filter: &Json, sort: &Json, until: usize| {
             let query = query(filter, sort);
             let conditions = Conditions::of(&query.filter);
-            let access = Access::choose(&bucket, &conditions).unwrap();
+            let budget = Budget::unlimited();
+            let access = Access::choose(&bucket, &conditions, &budget).unwrap().unwrap();
             let order = Order::choose(&bucket, &conditions, &query.sort).unwrap();
-            plan::is_cheaper(&order, &access, &bucket, until)
+            plan::is_cheaper(&order, &access, &bucket, until, &budget).unwrap()
         };
         let by_b = json!({"b": "asc"});
         assert!(!is_cheaper(&json!({"a": 1}), &by_b, 1));

@@ -11,145 +11,218 @@ use super::Direction;
 use super::access::{Access, Conditions};
 use super::order::Order;
 use crate::bucket::Ordinal;
-use crate::{Bucket, Field, Filter, IndexKey, Row};
+use crate::budget::CONDITION;
+use crate::{Bucket, Budget, Exceeded, Field, Filter, IndexKey, Row};
 
-/// The records that are meant, in the order of coming.
-pub(crate) fn unsorted<'a: 'f, 'f>(
-    bucket: &'a Bucket,
-    filter: &'f Filter,
-    now: u64,
-) -> impl Iterator<Item = &'a Row> + 'f {
-    placed(bucket, filter, now).map(|(_, row)| row)
+/// The work of one record of a full scan, besides examining it: records of a filter that asks nothing are not examined.
+const VISIT: usize = 24;
+
+/// The rows that a read examines.
+#[derive(Clone, Copy)]
+pub(crate) struct Scan<'a, 'f> {
+    pub(crate) bucket: &'a Bucket,
+    pub(crate) filter: &'f Filter,
+    pub(crate) now: u64,
+    pub(crate) budget: &'f Budget,
 }
 
-/// The records that are meant, in the order of coming, and their places in it.
-pub(super) fn placed<'a: 'f, 'f>(
-    bucket: &'a Bucket,
-    filter: &'f Filter,
-    now: u64,
-) -> Box<dyn Iterator<Item = (Ordinal, &'a Row)> + 'f> {
-    let entry = |ordinal: Ordinal| bucket.row(ordinal).map(|row| (ordinal, row));
-    let meant = move |(_, row): &(Ordinal, &Row)| bucket.is_live(row, now) && filter.matches(row);
-    match Access::choose(bucket, &Conditions::of(filter)) {
-        None => Box::new(bucket.entries().filter(meant)),
-        Some(access) => Box::new(access.into_order().filter_map(entry).filter(meant)),
-    }
-}
+type Entry<'a> = (Ordinal, &'a Row);
 
-/// How many records are meant.
-pub(crate) fn count(bucket: &Bucket, filter: &Filter, now: u64) -> usize {
-    if filter.is_everything() {
-        return bucket.len() - bucket.expired(now).count();
+impl<'a: 'f, 'f> Scan<'a, 'f> {
+    /// Whether a row is part of the result.
+    pub(crate) fn selects(&self, row: &Row) -> Result<bool, Exceeded> {
+        self.budget.charge(VISIT)?;
+        Ok(self.bucket.is_live(row, self.now) && self.filter.matches_within(row, self.budget)?)
     }
-    let meant = |row: &&Row| bucket.is_live(row, now) && filter.matches(row);
-    match Access::choose(bucket, &Conditions::of(filter)) {
-        None => bucket.rows().filter(meant).count(),
-        Some(access) => {
-            let known = if bucket.expires() { None } else { access.count() };
-            let ask = || access.ordinals().filter_map(|ordinal| bucket.row(ordinal)).filter(meant).count();
-            known.unwrap_or_else(ask)
+
+    /// The rows that are selected, in the order of the entries.
+    fn select(
+        self,
+        entries: impl Iterator<Item = Entry<'a>> + 'f,
+    ) -> Box<dyn Iterator<Item = Result<Entry<'a>, Exceeded>> + 'f> {
+        Box::new(entries.filter_map(move |entry| match self.selects(entry.1) {
+            Ok(true) => Some(Ok(entry)),
+            Ok(false) => None,
+            Err(exceeded) => Some(Err(exceeded)),
+        }))
+    }
+
+    /// The rows that are selected, in insertion order, with their ordinals. Nothing follows an error.
+    pub(crate) fn entries(self) -> Box<dyn Iterator<Item = Result<Entry<'a>, Exceeded>> + 'f> {
+        match self.candidates() {
+            Ok(None) => self.select(self.bucket.entries()),
+            Ok(Some(ordinals)) => self.select(ordinals.filter_map(move |ordinal| self.entry(ordinal))),
+            Err(exceeded) => Box::new(std::iter::once(Err(exceeded))),
         }
     }
-}
 
-/// The records that are meant, sorted, from an offset on and up to a limit.
-pub(super) fn sorted<'a>(
-    bucket: &'a Bucket,
-    filter: &Filter,
-    sort: &[(Field, Direction)],
-    offset: usize,
-    limit: usize,
-    now: u64,
-) -> Vec<&'a Row> {
-    if limit == 0 {
-        return Vec::new();
+    /// The rows that an index leads to, in insertion order, if one does.
+    fn candidates(self) -> Result<Option<Box<dyn Iterator<Item = Ordinal> + 'a>>, Exceeded> {
+        let access = Access::choose(self.bucket, &Conditions::of(self.filter), self.budget)?;
+        access.map(|access| access.into_order(self.budget)).transpose()
     }
-    if sort.is_empty() {
-        return unsorted(bucket, filter, now).skip(offset).take(limit).collect();
+
+    fn entry(&self, ordinal: Ordinal) -> Option<Entry<'a>> {
+        self.bucket.row(ordinal).map(|row| (ordinal, row))
     }
-    let until = offset.saturating_add(limit);
-    let meant = |row: &Row| bucket.is_live(row, now) && filter.matches(row);
-    let conditions = Conditions::of(filter);
-    let access = Access::choose(bucket, &conditions);
-    let order = Order::choose(bucket, &conditions, sort);
-    let order = order.filter(|order| access.as_ref().is_none_or(|access| is_cheaper(order, access, bucket, until)));
-    if let Some(found) = order.and_then(|order| walk(bucket, &order, meant, offset, until)) {
-        return found;
-    }
-    let found = match access {
-        Some(access) => {
-            let entries = access.ordinals().filter_map(|ordinal| Some((ordinal, bucket.row(ordinal)?)));
-            first(entries.filter(|(_, row)| meant(row)), sort, until)
+
+    /// The number of rows that are selected.
+    pub(crate) fn count(self) -> Result<usize, Exceeded> {
+        let Self { bucket, filter, now, budget } = self;
+        let mut count = 0;
+        if filter.is_everything() {
+            for _ in bucket.expired(now) {
+                budget.charge(VISIT)?;
+                count += 1;
+            }
+            return Ok(bucket.len() - count);
         }
-        None => first(bucket.entries().filter(|(_, row)| meant(row)), sort, until),
-    };
-    found.into_iter().skip(offset).collect()
-}
-
-/// The records in the order of an index. None if so few of the first ones are meant that looking at all, as they lie, is sooner
-/// done: an index leads to them in leaps.
-fn walk<'a>(
-    bucket: &'a Bucket,
-    order: &Order<'_>,
-    meant: impl Fn(&Row) -> bool,
-    offset: usize,
-    until: usize,
-) -> Option<Vec<&'a Row>> {
-    let trial = bucket.len() / 8;
-    let mut found = Vec::new();
-    let (mut looked, mut passed) = (0_usize, 0_usize);
-    let mut goes_well = true;
-    order.walk(&mut |ordinal| {
-        let Some(row) = bucket.row(ordinal) else { return true };
-        looked += 1;
-        if meant(row) {
-            passed += 1;
-            if passed > offset {
-                found.push(row);
+        let access = Access::choose(bucket, &Conditions::of(filter), budget)?;
+        if let Some(access) = &access
+            && !bucket.expires()
+            && let Some(known) = access.count(budget)?
+        {
+            return Ok(known);
+        }
+        match &access {
+            None => {
+                for row in bucket.rows() {
+                    count += usize::from(self.selects(row)?);
+                }
+            }
+            Some(access) => {
+                for row in access.ordinals(budget)?.filter_map(|ordinal| bucket.row(ordinal)) {
+                    count += usize::from(self.selects(row)?);
+                }
             }
         }
-        if looked == trial {
-            let is_rare = passed.saturating_mul(4) < looked;
-            goes_well = !is_rare || until.saturating_mul(looked) < passed.saturating_mul(bucket.len() / 2);
+        Ok(count)
+    }
+
+    /// The rows that are selected, sorted, from an offset on and up to a limit.
+    pub(super) fn sorted(
+        self,
+        sort: &[(Field, Direction)],
+        offset: usize,
+        limit: usize,
+    ) -> Result<Vec<&'a Row>, Exceeded> {
+        let Self { bucket, filter, budget, .. } = self;
+        if limit == 0 {
+            return Ok(Vec::new());
         }
-        goes_well && passed < until
-    });
-    goes_well.then_some(found)
+        if sort.is_empty() {
+            let mut found = Vec::new();
+            for entry in self.entries().skip(offset).take(limit) {
+                budget.hold(size_of::<&Row>())?;
+                found.push(entry?.1);
+            }
+            return Ok(found);
+        }
+        let until = offset.saturating_add(limit);
+        let conditions = Conditions::of(filter);
+        let access = Access::choose(bucket, &conditions, budget)?;
+        let order = match (Order::choose(bucket, &conditions, sort), &access) {
+            (Some(order), Some(access)) if !is_cheaper(&order, access, bucket, until, budget)? => None,
+            (order, _) => order,
+        };
+        if let Some(order) = order
+            && let Some(found) = self.walk(&order, offset, until)?
+        {
+            return Ok(found);
+        }
+        let found = match access {
+            Some(access) => {
+                let entries = access.ordinals(budget)?.filter_map(|ordinal| self.entry(ordinal));
+                self.first(entries, sort, until)?
+            }
+            None => self.first(bucket.entries(), sort, until)?,
+        };
+        Ok(found.into_iter().skip(offset).collect())
+    }
+
+    /// The rows in the order of an index. None if so few of the first ones are selected that a scan of all, as they lie, is sooner
+    /// done: an index leads to them in leaps.
+    fn walk(self, order: &Order<'_>, offset: usize, until: usize) -> Result<Option<Vec<&'a Row>>, Exceeded> {
+        let Self { bucket, budget, .. } = self;
+        let trial = bucket.len() / 8;
+        let mut found = Vec::new();
+        let (mut examined, mut passed) = (0_usize, 0_usize);
+        let mut goes_well = true;
+        let mut exceeded = Ok(());
+        let mut take = |ordinal| -> Result<bool, Exceeded> {
+            let Some(row) = bucket.row(ordinal) else { return Ok(true) };
+            examined += 1;
+            if self.selects(row)? {
+                passed += 1;
+                if passed > offset {
+                    budget.hold(size_of::<&Row>())?;
+                    found.push(row);
+                }
+            }
+            if examined == trial {
+                let is_rare = passed.saturating_mul(4) < examined;
+                goes_well = !is_rare || until.saturating_mul(examined) < passed.saturating_mul(bucket.len() / 2);
+            }
+            Ok(goes_well && passed < until)
+        };
+        order.walk(budget, &mut |ordinal| {
+            take(ordinal).unwrap_or_else(|error| {
+                exceeded = Err(error);
+                false
+            })
+        })?;
+        exceeded.map(|()| goes_well.then_some(found))
+    }
+
+    /// The first `count` of these that are selected, sorted; equal ones in insertion order. No more than those are kept at a time.
+    fn first(
+        self,
+        entries: impl Iterator<Item = Entry<'a>>,
+        sort: &[(Field, Direction)],
+        count: usize,
+    ) -> Result<Vec<&'a Row>, Exceeded> {
+        let mut kept = BinaryHeap::new();
+        for (ordinal, row) in entries {
+            if !self.selects(row)? {
+                continue;
+            }
+            self.budget.charge(sort.len() * (CONDITION + row.member_count()))?;
+            let candidate = Candidate::new(ordinal, row, sort);
+            self.budget.charge(candidate.bytes())?;
+            if kept.len() < count {
+                self.budget.hold(candidate.bytes())?;
+                kept.push(candidate);
+            } else if kept.peek().is_some_and(|last| candidate < *last)
+                && let Some(last) = kept.pop()
+            {
+                self.budget.hold(candidate.bytes().saturating_sub(last.bytes()))?;
+                kept.push(candidate);
+            }
+        }
+        Ok(kept.into_sorted_vec().into_iter().map(|candidate| candidate.row).collect())
+    }
 }
 
 /// Whether the first records are found sooner in order than by looking at all that can be meant.
-pub(super) fn is_cheaper(order: &Order<'_>, access: &Access<'_>, bucket: &Bucket, until: usize) -> bool {
+pub(super) fn is_cheaper(
+    order: &Order<'_>,
+    access: &Access<'_>,
+    bucket: &Bucket,
+    until: usize,
+    budget: &Budget,
+) -> Result<bool, Exceeded> {
     let worth = access.worth();
     if worth.is_unique {
-        return false;
+        return Ok(false);
     }
     // It looks at no others, and need not sort them.
     if order.fixed() > worth.fixed || order.fixed() == worth.fixed && (order.is_bounded() || !worth.is_bounded) {
-        return true;
+        return Ok(true);
     }
     // Among n records, of which m can be meant, so many are found after n / m times as many. With equality nobody knows where
     // they lie: those of one kind are often of one time.
     let few = until.saturating_mul(bucket.len()).isqrt();
-    worth.fixed == 0 && access.is_larger_than(few)
-}
-
-/// The first `count` of these, sorted; equal ones in the order of coming. No more than those are kept at a time.
-fn first<'a>(
-    rows: impl Iterator<Item = (Ordinal, &'a Row)>,
-    sort: &[(Field, Direction)],
-    count: usize,
-) -> Vec<&'a Row> {
-    let mut kept = BinaryHeap::new();
-    for (ordinal, row) in rows {
-        let candidate = Candidate::new(ordinal, row, sort);
-        if kept.len() < count {
-            kept.push(candidate);
-        } else if kept.peek().is_some_and(|last| candidate < *last) {
-            kept.pop();
-            kept.push(candidate);
-        }
-    }
-    kept.into_sorted_vec().into_iter().map(|candidate| candidate.row).collect()
+    Ok(worth.fixed == 0 && access.is_larger_than(few, budget)?)
 }
 
 /// A row with its place in an order, which is read from it once.
@@ -164,6 +237,11 @@ impl<'a, 's> Candidate<'a, 's> {
     fn new(ordinal: Ordinal, row: &'a Row, sort: &'s [(Field, Direction)]) -> Self {
         let keys = sort.iter().map(|(field, _)| IndexKey::of(row.get(field).as_ref())).collect();
         Self { keys, ordinal, row, sort }
+    }
+
+    /// The memory it takes.
+    fn bytes(&self) -> usize {
+        size_of::<Self>() + self.keys.iter().map(IndexKey::memory).sum::<usize>()
     }
 }
 
@@ -200,7 +278,7 @@ impl Eq for Candidate<'_, '_> {}
 mod tests {
     use std::sync::Arc;
 
-    use serde_json::json;
+    use serde_json::{Map, Value as Json, json};
 
     use super::*;
     use crate::BucketDefinition;
@@ -214,18 +292,15 @@ mod tests {
             bucket.put(Row::new(json!({"id": id, "a": 80 - id}).as_object().unwrap()).unwrap()).unwrap();
         }
         let sort = [(Field::new("a"), Direction::Ascending)];
-        let everything = Filter::everything();
-        let order = Order::choose(&bucket, &Conditions::of(&everything), &sort).unwrap();
-        let found = |meant: &dyn Fn(&Row) -> bool, until: usize| {
-            let looked = std::cell::Cell::new(0);
-            let count = |row: &Row| {
-                looked.set(looked.get() + 1);
-                meant(row)
-            };
-            (walk(&bucket, &order, count, 1, until).map(|rows| rows.len()), looked.get())
+        let budget = Budget::unlimited();
+        let found = |filter: &Json, until: usize| {
+            let filter = Filter::parse(filter, &Map::new()).unwrap();
+            let order = Order::choose(&bucket, &Conditions::of(&filter), &sort).unwrap();
+            let scan = Scan { bucket: &bucket, filter: &filter, now: 0, budget: &budget };
+            scan.walk(&order, 1, until).unwrap().map(|rows| rows.len())
         };
-        assert_eq!(found(&|_| true, 3), (Some(2), 3), "no more than is wanted");
-        assert_eq!(found(&|_| true, usize::MAX), (Some(79), 80));
-        assert_eq!(found(&|_| false, 3), (None, 10), "an eighth of them");
+        assert_eq!(found(&json!({}), 3), Some(2), "no more than is wanted");
+        assert_eq!(found(&json!({}), usize::MAX), Some(79));
+        assert_eq!(found(&json!({"none": 1}), 3), None, "none among an eighth of them");
     }
 }

@@ -48,8 +48,8 @@ use self::recover::Loader;
 use self::stats::Counters;
 use self::writer::Writer;
 use crate::{
-    Answer, Cause, Disk, Draft, Embedded, EmbeddedOptions, Engine, EngineError, EngineStats, Files, Limits, Memory,
-    Operation, Position, Query, Recovery, Row, State, StoreError, SystemBuckets,
+    Answer, Budget, Cause, Disk, Draft, Embedded, EmbeddedOptions, Engine, EngineError, EngineStats, Files, Limits,
+    Memory, Operation, Position, Query, Recovery, Row, State, StoreError, SystemBuckets,
 };
 
 /// Settings of a [`Store`].
@@ -262,14 +262,14 @@ impl Store {
     /// What a query returns.
     pub fn query(&self, query: &Query) -> Result<Answer, StoreError> {
         let snapshot = self.shared().published.load();
-        Ok(query.answer(snapshot.state.bucket(&query.bucket)?, self.now()))
+        Ok(query.answer(snapshot.state.bucket(&query.bucket)?, self.now(), &Budget::unlimited())?)
     }
 
     /// What a named query returns.
     pub fn query_named(&self, name: &str, params: &Map<String, Json>) -> Result<Answer, StoreError> {
         let snapshot = self.shared().published.load();
         let query = snapshot.state.query(name, params)?;
-        Ok(query.answer(snapshot.state.bucket(&query.bucket)?, self.now()))
+        Ok(query.answer(snapshot.state.bucket(&query.bucket)?, self.now(), &Budget::unlimited())?)
     }
 
     /// Runs `work` on a draft of the state and commits its changes: all of them, or none if it fails. It runs on the writer's

@@ -149,6 +149,7 @@ impl Writer {
             job.end(Err(WriteError::Stopped(Arc::clone(cause))));
             return;
         }
+        self.head.reset_read_work();
         let mut is_done = job.run(&mut self.head);
         if is_done && let Err(error) = self.take_changes(job.cause()) {
             job.refuse(error);

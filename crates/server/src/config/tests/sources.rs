@@ -130,7 +130,7 @@ fn all_keys_of_the_file_are_read() {
         "rateLimit": {"maxRequests": 5, "windowMs": 6}, "heartbeat": {"intervalMs": 7, "timeoutMs": 8.0},
         "backpressure": {"maxBufferedBytes": 9, "highWaterMark": 1},
         "connectionLimits": {"maxSubscriptionsPerConnection": 10, "maxTotalSubscriptions": 11}, "maxConnections": 12,
-        "maxResultBytes": 13, "slowRequestMs": 17, "backupDir": "b", "handshakeTimeoutMs": 14, "requestTimeoutMs": 15, "revocationTtlMs": 16,
+        "maxResultBytes": 13, "maxFilterConditions": 18, "slowRequestMs": 17, "backupDir": "b", "handshakeTimeoutMs": 14, "requestTimeoutMs": 15, "revocationTtlMs": 16,
         "buckets": {"b": bucket, "comment": bucket}, "queries": {"q": {"bucket": "b", "comment": "all"}},
         "rules": false, "audit": false, "rulesPreload": [], "procedures": {},
     }));
@@ -148,7 +148,7 @@ fn all_keys_of_the_file_are_read() {
     assert_eq!(format!("{:?}", server.backpressure), "Backpressure { max_buffered_bytes: 9, high_water_mark: 1.0 }");
     assert_eq!(server.connection_limits.max_subscriptions_per_connection, 10);
     assert_eq!(server.connection_limits.max_total_subscriptions, 11);
-    assert_eq!((server.max_connections, server.max_result_bytes), (12, 13));
+    assert_eq!((server.max_connections, server.max_result_bytes, server.max_filter_conditions), (12, 13, 18));
     assert_eq!((server.handshake_timeout, server.request_timeout, server.revocation_ttl), (ms(14), ms(15), ms(16)));
     let named = |definitions: &[crate::config::Definition]| -> Vec<String> {
         definitions.iter().map(|definition| format!("{} {}", definition.name, definition.config)).collect()

@@ -1,5 +1,6 @@
 //! Tests of the store.
 
+mod budgets;
 mod contract;
 mod definitions;
 mod failure;

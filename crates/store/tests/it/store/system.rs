@@ -5,8 +5,8 @@ use std::path::Path;
 
 use serde_json::{Map, Value as Json, json};
 use tidewire_store::{
-    Answer, BUCKETS, Draft, Embedded, EmbeddedOptions, Filter, ImportProblem, Incompatibility, Operation, Query, Row,
-    Store, StoreError, StoreOpenError, StoreOptions, SystemBucketError, SystemBuckets, WriteError,
+    Answer, BUCKETS, Budget, Draft, Embedded, EmbeddedOptions, Filter, ImportProblem, Incompatibility, Operation,
+    Query, Row, Store, StoreError, StoreOpenError, StoreOptions, SystemBucketError, SystemBuckets, WriteError,
 };
 use tidewire_testkit::{PATIENCE, Process, is_rerun, rerun, wait_until};
 
@@ -232,7 +232,8 @@ fn they_have_a_schema_indexes_references_and_transactions() {
         let store = reopen(store);
         let query = Query::parse(&json!({"bucket": "$audit", "filter": {"event": "start"}}), &Map::new()).unwrap();
         let snapshot = store.snapshot();
-        let Answer::Records(found) = query.answer(snapshot.state.system_bucket("$audit").unwrap(), store.now()) else {
+        let bucket = snapshot.state.system_bucket("$audit").unwrap();
+        let Answer::Records(found) = query.answer(bucket, store.now(), &Budget::unlimited()).unwrap() else {
             unreachable!("records were asked for")
         };
         assert_eq!(found, stored(&store, "$audit"));

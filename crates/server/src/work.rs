@@ -1,0 +1,144 @@
+//! The pool for costly requests.
+//!
+//! An I/O thread serves many connections, so a request may take little time there. A read starts on the I/O thread with a small
+//! budget of work ([`INLINE_WORK`]), which is enough for nearly all. If it does not suffice, the read starts again here, over the
+//! same snapshot, and goes on until it is done or nobody waits for it any more. Large messages are parsed here as well. The work of
+//! a connection is done one piece at a time, and the threads have a low priority, so that a costly request delays others of its
+//! kind and not the cheap ones.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use tidewire_pool::{BuildError, Context, Key, Message, Pool};
+use tokio::sync::oneshot;
+
+use crate::{Code, RequestError};
+
+/// The work that a read may take on an I/O thread: about a tenth of a millisecond.
+pub(crate) const INLINE_WORK: u64 = 100_000;
+/// Messages that are longer are parsed on the pool.
+pub(crate) const INLINE_MESSAGE: usize = 32 << 10;
+/// Requests that may wait for a thread, of all connections.
+const MAX_WAITING: usize = 4096;
+/// Requests of one connection that may wait for a thread. A socket has one, a client in this process may have several.
+const MAX_WAITING_PER_CONNECTION: usize = 64;
+/// How much lower than usual the priority of the threads is, on the scale of `nice`.
+#[cfg(target_os = "linux")]
+const NICENESS: i32 = 10;
+
+/// Work that is done once. Taken out of the message, so that none is left among the dead letters of the pool after a panic.
+type Job = Option<Box<dyn FnOnce() + Send>>;
+
+/// Threads for costly requests.
+#[derive(Debug)]
+pub(crate) struct WorkPool {
+    pool: Pool<Job>,
+}
+
+/// Whether the result of some work is still wanted.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Cancelled(Arc<AtomicBool>);
+
+impl Cancelled {
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.0.load(Relaxed)
+    }
+}
+
+/// Cancels work when it is dropped.
+struct CancelOnDrop(Cancelled);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.0.store(true, Relaxed);
+    }
+}
+
+impl WorkPool {
+    pub(crate) fn start() -> Result<Self, BuildError> {
+        // More threads than cores, so that a few long requests leave some for others.
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let handle = |message: &mut Message<Job>, _: &mut Context<'_, Job>| {
+            lower_priority();
+            if let Some(job) = message.payload.take() {
+                job();
+            }
+            Ok::<(), Infallible>(())
+        };
+        let pool = Pool::builder()
+            .name("tidewire-work")
+            .workers((2 * cores).clamp(4, 32))
+            .messages(MAX_WAITING)
+            .key_messages(MAX_WAITING_PER_CONNECTION)
+            .start(handle)?;
+        Ok(Self { pool })
+    }
+
+    /// Does work for a connection when its earlier work is done. Dropping the future cancels it.
+    pub(crate) fn run<T: Send + 'static>(
+        &self,
+        connection: u64,
+        work: impl FnOnce(&Cancelled) -> T + Send + 'static,
+    ) -> impl Future<Output = Result<T, RequestError>> + Send + 'static {
+        let (reply, result) = oneshot::channel();
+        let cancelled = Cancelled::default();
+        let guard = CancelOnDrop(cancelled.clone());
+        let job = move || {
+            if !cancelled.is_cancelled() {
+                // The caller may have gone away meanwhile.
+                let _ = reply.send(work(&cancelled));
+            }
+        };
+        let submitted = self.pool.try_submit(Message::new(Key::of(&connection), Some(Box::new(job))));
+        let submitted = submitted.map(drop).map_err(|_| busy());
+        async move {
+            let _guard = guard;
+            submitted?;
+            result.await.map_err(|_| RequestError::internal(&Lost))
+        }
+    }
+
+    /// The number of requests that wait or are worked on.
+    pub(crate) fn depth(&self) -> usize {
+        self.pool.depth()
+    }
+
+    /// The number of requests that were begun here.
+    pub(crate) fn submitted(&self) -> u64 {
+        self.pool.stats().submitted
+    }
+
+    /// The number of requests that were refused because too many waited.
+    pub(crate) fn rejected(&self) -> u64 {
+        self.pool.stats().rejected
+    }
+}
+
+fn busy() -> RequestError {
+    let message = "too many costly requests wait for a thread: try again later; this one was not run";
+    RequestError::new(Code::Backpressure, message)
+}
+
+/// The work panicked.
+#[derive(Debug, thiserror::Error)]
+#[error("the request panicked on the pool")]
+struct Lost;
+
+/// Lowers the priority of this thread, once.
+#[cfg(target_os = "linux")]
+fn lower_priority() {
+    thread_local! {
+        static IS_LOWERED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    }
+    if !IS_LOWERED.replace(true) {
+        // On Linux this concerns the calling thread alone.
+        if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
+            tracing::debug!(%error, "the priority of a pool thread stays as it is");
+        }
+    }
+}
+
+/// Elsewhere the priority is that of the process.
+#[cfg(not(target_os = "linux"))]
+fn lower_priority() {}

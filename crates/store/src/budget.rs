@@ -1,0 +1,204 @@
+//! Budgets: what one read may cost.
+//!
+//! The cost of a read is counted, not measured: every record it examines, every condition, and every byte of text that a
+//! condition looks at. So the same read on the same data always has the same cost, whatever else the machine does. A unit of work
+//! is about one nanosecond on a current processor.
+
+use std::cell::Cell;
+use std::fmt;
+
+/// The work of examining a record, besides the conditions of the filter: finding it, and reading its header.
+pub(crate) const RECORD: usize = 64;
+/// The work of one condition, besides the text that it looks at.
+pub(crate) const CONDITION: usize = 16;
+
+/// A limit on the work and the memory of one read. It is for one thread at a time.
+///
+/// ```
+/// use serde_json::json;
+/// use tidewire_store::{Budget, Exceeded, Query, Store, StoreOptions};
+///
+/// let store = Store::memory(StoreOptions::default());
+/// store.define_bucket("tides", json!({"key": "id", "schema": {"id": {"type": "number"}}})).wait()?;
+/// for id in 0..1000 {
+///     store.insert("tides", serde_json::from_value(json!({"id": id, "note": "spring tide"}))?).wait()?;
+/// }
+/// let query = Query::parse(&json!({"bucket": "tides", "filter": {"note": {"$contains": "neap"}}}), &Default::default())?;
+/// let snapshot = store.snapshot();
+/// let bucket = snapshot.state.bucket("tides")?;
+/// assert_eq!(query.count(bucket, store.now(), &Budget::unlimited()), Ok(0));
+/// assert_eq!(query.count(bucket, store.now(), &Budget::unlimited().max_work(10_000)), Err(Exceeded::Work));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Budget {
+    max_work: u64,
+    max_bytes: usize,
+    stop: Option<Box<dyn Fn() -> bool + Send>>,
+    /// Work that was counted at the last check.
+    checked: Cell<u64>,
+    /// Work since then, at most [`Self::CHECK_EVERY`] and one charge.
+    since: Cell<u64>,
+    /// The value of `since` from which on there is something to check.
+    check_at: Cell<u64>,
+    bytes: Cell<usize>,
+}
+
+/// A read has reached a limit of its [`Budget`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Exceeded {
+    /// It would take more work.
+    #[error("the read takes more work than it may")]
+    Work,
+    /// It would take more memory.
+    #[error("the read takes more than {max} bytes of memory")]
+    Memory {
+        /// The bytes it may take.
+        max: usize,
+    },
+    /// Its result would be longer.
+    #[error("the result has more than {max} bytes")]
+    Result {
+        /// The bytes it may have.
+        max: usize,
+    },
+    /// It was stopped.
+    #[error("the read was stopped")]
+    Stopped,
+}
+
+impl Budget {
+    /// The work between two checks of [`stop_when`](Self::stop_when): about a tenth of a millisecond.
+    pub const CHECK_EVERY: u64 = 100_000;
+
+    /// Without a limit.
+    pub const fn unlimited() -> Self {
+        Self {
+            max_work: u64::MAX,
+            max_bytes: usize::MAX,
+            stop: None,
+            checked: Cell::new(0),
+            since: Cell::new(0),
+            check_at: Cell::new(u64::MAX),
+            bytes: Cell::new(0),
+        }
+    }
+
+    /// Limits the work.
+    #[must_use]
+    pub fn max_work(self, max_work: u64) -> Self {
+        Self { max_work, ..self }.scheduled()
+    }
+
+    /// Limits the memory that the read takes besides its result: sort keys, groups, lists of candidates.
+    #[must_use]
+    pub fn max_bytes(self, max_bytes: usize) -> Self {
+        Self { max_bytes, ..self }
+    }
+
+    /// Stops the read when this returns true. It is called after every [`CHECK_EVERY`](Self::CHECK_EVERY) units of work.
+    #[must_use]
+    pub fn stop_when(self, stop: impl Fn() -> bool + Send + 'static) -> Self {
+        Self { stop: Some(Box::new(stop)), ..self }.scheduled()
+    }
+
+    /// Returns the work so far.
+    pub fn work(&self) -> u64 {
+        self.checked.get().saturating_add(self.since.get())
+    }
+
+    /// Counts work.
+    #[inline]
+    pub fn charge(&self, work: usize) -> Result<(), Exceeded> {
+        let since = self.since.get().saturating_add(work as u64);
+        self.since.set(since);
+        if since < self.check_at.get() { Ok(()) } else { self.check() }
+    }
+
+    /// Counts memory that the read takes until its end.
+    #[inline]
+    pub fn hold(&self, bytes: usize) -> Result<(), Exceeded> {
+        let held = self.bytes.get().saturating_add(bytes);
+        self.bytes.set(held);
+        if held > self.max_bytes { Err(Exceeded::Memory { max: self.max_bytes }) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn check(&self) -> Result<(), Exceeded> {
+        self.checked.set(self.work());
+        self.since.set(0);
+        self.schedule();
+        if self.checked.get() > self.max_work {
+            return Err(Exceeded::Work);
+        }
+        if self.stop.as_ref().is_some_and(|stop| stop()) { Err(Exceeded::Stopped) } else { Ok(()) }
+    }
+
+    fn scheduled(self) -> Self {
+        self.schedule();
+        self
+    }
+
+    /// Sets when the next check is due.
+    fn schedule(&self) {
+        let left = self.max_work.saturating_sub(self.checked.get()).saturating_add(1);
+        let interval = if self.stop.is_some() { Self::CHECK_EVERY } else { u64::MAX };
+        self.check_at.set(left.min(interval));
+    }
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self::unlimited()
+    }
+}
+
+impl fmt::Debug for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Budget")
+            .field("work", &self.work())
+            .field("max_work", &self.max_work)
+            .field("bytes", &self.bytes.get())
+            .field("max_bytes", &self.max_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+    use super::*;
+
+    #[test]
+    fn work_is_limited_exactly() {
+        let budget = Budget::unlimited().max_work(100);
+        assert_eq!(budget.charge(60), Ok(()));
+        assert_eq!(budget.charge(40), Ok(()));
+        assert_eq!((budget.charge(1), budget.charge(0)), (Err(Exceeded::Work), Ok(())));
+        assert_eq!(budget.charge(1), Err(Exceeded::Work));
+        assert_eq!(budget.work(), 102);
+        assert_eq!(Budget::unlimited().max_work(5).charge(usize::MAX), Err(Exceeded::Work));
+        assert_eq!(Budget::unlimited().charge(usize::MAX), Ok(()));
+    }
+
+    #[test]
+    fn memory_is_limited_exactly() {
+        let budget = Budget::unlimited().max_bytes(10);
+        assert_eq!((budget.hold(10), budget.hold(1)), (Ok(()), Err(Exceeded::Memory { max: 10 })));
+    }
+
+    #[test]
+    fn a_read_is_asked_to_stop_by_the_work_it_has_done() {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&asked);
+        let budget = Budget::unlimited().stop_when(move || counter.fetch_add(1, Relaxed) == 2);
+        for _ in 0..299 {
+            assert_eq!(budget.charge(1000), Ok(()));
+        }
+        assert_eq!(asked.load(Relaxed), 2);
+        assert_eq!(budget.charge(1000), Err(Exceeded::Stopped));
+        assert_eq!(budget.work(), 300_000);
+    }
+}

@@ -1,0 +1,60 @@
+//! A row while a filter examines it.
+
+use super::Test;
+use crate::budget::{CONDITION, RECORD};
+use crate::{Budget, Exceeded, Field, Row, Value};
+
+/// A row, what its examination may cost, and what is known of it so far.
+pub(super) struct Examined<'a, 'f> {
+    row: &'a Row,
+    budget: &'a Budget,
+    /// Texts in lower case. A field that many conditions search is converted once.
+    lowered: Vec<(&'f Field, Option<String>)>,
+    is_charged: bool,
+}
+
+impl<'a, 'f> Examined<'a, 'f> {
+    pub(super) fn new(row: &'a Row, budget: &'a Budget) -> Self {
+        Self { row, budget, lowered: Vec::new(), is_charged: false }
+    }
+
+    /// Returns whether a field passes a test.
+    pub(super) fn passes(&mut self, field: &'f Field, test: &Test) -> Result<bool, Exceeded> {
+        if !std::mem::replace(&mut self.is_charged, true) {
+            self.budget.charge(RECORD)?;
+        }
+        if let Test::Contains(part) = test {
+            return self.contains(field, part);
+        }
+        let text = self.row.text_of(field);
+        // A text is searched for escapes, and a field among its neighbours.
+        self.budget.charge(CONDITION + self.row.member_count() + text.map_or(0, |text| text.len() / 4))?;
+        Ok(test.passes(text.map(Value::of_text).as_ref()))
+    }
+
+    fn contains(&mut self, field: &'f Field, part: &str) -> Result<bool, Exceeded> {
+        self.budget.charge(CONDITION + self.lowered.len())?;
+        let known = self.lowered.iter().position(|(known, _)| *known == field);
+        let place = if let Some(place) = known {
+            place
+        } else {
+            let lowered = self.lower(field)?;
+            self.lowered.push((field, lowered));
+            self.lowered.len() - 1
+        };
+        let Some(text) = &self.lowered[place].1 else { return Ok(false) };
+        // Short texts are found with vector instructions.
+        self.budget.charge(if part.len() <= 32 { text.len() / 16 } else { text.len() })?;
+        Ok(text.contains(part))
+    }
+
+    /// The text of a field in lower case, if it has one.
+    fn lower(&self, field: &Field) -> Result<Option<String>, Exceeded> {
+        let text = self.row.text_of(field);
+        self.budget.charge(self.row.member_count() + text.map_or(0, str::len))?;
+        match text.map(Value::of_text) {
+            Some(Value::String(text)) => Ok(Some(text.to_lowercase())),
+            _ => Ok(None),
+        }
+    }
+}
