@@ -69,5 +69,5 @@ pub use store::{
 };
 pub use sum::Sum;
 pub use system::{Incompatibility, SystemBucketError, SystemBuckets};
-pub use transaction::{Action, Operation, Problem, TransactionError};
+pub use transaction::{Action, Operation, OperationResult, Problem, TransactionError};
 pub use value::Value;

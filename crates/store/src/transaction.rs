@@ -140,9 +140,35 @@ impl Operation {
     }
 }
 
+/// The result of an operation of a transaction. Records are not parsed: the writer has other writes to do.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum OperationResult {
+    /// The record that was read, inserted or updated; none if there is none.
+    Record(Option<Row>),
+    /// The records that match.
+    Records(Vec<Row>),
+    /// A record was deleted, if it existed.
+    Deleted,
+    /// The number of records that match.
+    Count(usize),
+}
+
+impl OperationResult {
+    /// The result as JSON.
+    pub fn to_json(&self) -> Json {
+        match self {
+            Self::Record(row) => row.as_ref().map_or(Json::Null, |row| Json::Object(row.to_record())),
+            Self::Records(rows) => rows.iter().map(|row| Json::Object(row.to_record())).collect(),
+            Self::Deleted => json!({"deleted": true}),
+            Self::Count(count) => json!(count),
+        }
+    }
+}
+
 impl Draft {
     /// Runs operations one after the other: all of them, or none. Returns the result of each.
-    pub fn transact(&mut self, operations: &[Operation]) -> Result<Vec<Json>, TransactionError> {
+    pub fn transact(&mut self, operations: &[Operation]) -> Result<Vec<OperationResult>, TransactionError> {
         self.transact_within(operations, usize::MAX)
     }
 
@@ -151,7 +177,7 @@ impl Draft {
         &mut self,
         operations: &[Operation],
         max_bytes: usize,
-    ) -> Result<Vec<Json>, TransactionError> {
+    ) -> Result<Vec<OperationResult>, TransactionError> {
         let mut room = Room { max: self.limits().max_result_bytes.min(max_bytes), taken: 0 };
         self.atomically(|draft| {
             let run = |(place, operation): (usize, &Operation)| {
@@ -165,11 +191,11 @@ impl Draft {
         })
     }
 
-    fn run(&mut self, operation: &Operation, room: &mut Room) -> Result<Json, Problem> {
+    fn run(&mut self, operation: &Operation, room: &mut Room) -> Result<OperationResult, Problem> {
         let Operation { bucket, action, version, .. } = operation;
         let query = |filter: &Filter, limit| Query { filter: filter.clone(), limit, ..Query::all(bucket) };
         Ok(match action {
-            Action::Get(key) => self.get(bucket, key)?.map_or(Ok(Json::Null), |row| room.take(row))?,
+            Action::Get(key) => OperationResult::Record(room.take_one(self.get(bucket, key)?)?),
             Action::Insert(record) => {
                 // A key that was not given may be another record's as well.
                 let record = self.fill(bucket, record.clone())?;
@@ -179,22 +205,24 @@ impl Draft {
                 {
                     return Err(Problem::Exists { bucket: bucket.clone(), key: given.clone() });
                 }
-                room.take(&self.insert(bucket, record)?)?
+                OperationResult::Record(room.take_one(Some(&self.insert(bucket, record)?))?)
             }
-            Action::Update(key, patch) => room.take(&self.update(bucket, key, patch.clone(), *version)?)?,
+            Action::Update(key, patch) => {
+                OperationResult::Record(room.take_one(Some(&self.update(bucket, key, patch.clone(), *version)?))?)
+            }
             Action::Delete(key) => {
                 self.delete(bucket, key, *version)?;
-                json!({"deleted": true})
+                OperationResult::Deleted
             }
             Action::Where(filter) => {
                 let rows = self.rows(&query(filter, None))?;
-                Json::Array(rows.into_iter().map(|row| room.take(row)).collect::<Result<_, _>>()?)
+                OperationResult::Records(rows.into_iter().map(|row| room.take(row)).collect::<Result<_, _>>()?)
             }
             Action::FindOne(filter) => {
                 let first = self.rows(&query(filter, Some(1)))?.pop();
-                first.map_or(Ok(Json::Null), |row| room.take(row))?
+                OperationResult::Record(room.take_one(first)?)
             }
-            Action::Count(filter) => json!(self.count(&query(filter, None))?),
+            Action::Count(filter) => OperationResult::Count(self.count(&query(filter, None))?),
         })
     }
 }
@@ -206,13 +234,17 @@ struct Room {
 }
 
 impl Room {
-    /// The record of a row, if there is room for it.
-    fn take(&mut self, row: &Row) -> Result<Json, Problem> {
-        self.taken = self.taken.saturating_add(row.text().len());
+    /// A row, if there is room for it.
+    fn take(&mut self, row: &Row) -> Result<Row, Problem> {
+        self.taken = self.taken.saturating_add(row.text_bytes().len());
         if self.taken > self.max {
             return Err(Problem::LongResults { max: self.max });
         }
-        Ok(Json::Object(row.to_record()))
+        Ok(row.clone())
+    }
+
+    fn take_one(&mut self, row: Option<&Row>) -> Result<Option<Row>, Problem> {
+        row.map(|row| self.take(row)).transpose()
     }
 }
 
@@ -231,7 +263,8 @@ mod tests {
     }
 
     fn transact(draft: &mut Draft, operations: &Json) -> Result<Vec<Json>, TransactionError> {
-        draft.transact(&Operation::parse_all(operations)?)
+        let results = draft.transact(&Operation::parse_all(operations)?)?;
+        Ok(results.iter().map(OperationResult::to_json).collect())
     }
 
     #[test]

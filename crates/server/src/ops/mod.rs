@@ -120,6 +120,21 @@ impl Call<'_> {
     }
 }
 
+/// A listing with more entries is made on the pool.
+const MAX_INLINE_ENTRIES: usize = 500;
+
+/// Answers with a listing: on this thread if it has few entries, else on the pool.
+fn listing(call: &Call<'_>, entries: usize, make: impl FnOnce(&ServerState) -> Outcome + Send + 'static) -> Handled {
+    if entries <= MAX_INLINE_ENTRIES { make(call.server).map(Answer::Now) } else { Ok(on_pool(call, make)) }
+}
+
+/// Answers on the pool.
+fn on_pool(call: &Call<'_>, make: impl FnOnce(&ServerState) -> Outcome + Send + 'static) -> Answer {
+    let server = Arc::clone(call.server);
+    let made = call.server.work.run(call.connection.number, move |_| make(&server));
+    Answer::later(async move { made.await? })
+}
+
 /// Checks whether a caller may use an operation on a target. Returns the filter of the rows that it may touch; none for all rows.
 #[inline]
 fn permit(caller: &Caller, operation: OperationId, target: Target<'_>) -> Result<Option<Filter>, RequestError> {

@@ -11,19 +11,24 @@ use tidewire_store::{BackupError, EngineError, UpkeepError};
 
 use super::store_admin::{bounded, store_stats};
 use super::table::Capabilities;
-use super::{Answer, Call, Handled, Outcome, Target};
-use crate::session::connection::ConnectionInfo;
+use super::{Answer, Call, Handled, Outcome, Target, listing};
+use crate::protocol::reply::Data;
 use crate::state::ServerState;
 use crate::{Code, RequestError};
 
 pub(super) fn stats(call: &Call<'_>) -> Handled {
     call.admit_to(Target::Everything)?;
-    bounded(call.server, server_stats(call.server))
+    let entries = call.server.connection_count() + call.server.store.snapshot().state.names().len();
+    listing(call, entries, |server| bounded(server, server_stats(server)))
 }
 
 pub(super) fn connections(call: &Call<'_>) -> Handled {
     call.admit_to(Target::Everything)?;
-    bounded(call.server, call.server.connections_info().iter().map(ConnectionInfo::to_json).collect())
+    listing(call, call.server.connection_count(), |server| {
+        let connections = server.all_connections();
+        let listed = connections.iter().map(|connection| connection.info().to_json());
+        Data::list("[", listed, "]", server.options.max_result_bytes)
+    })
 }
 
 /// The result of `server.stats`.

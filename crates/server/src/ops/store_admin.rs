@@ -7,7 +7,7 @@ use serde_json::{Map, Value as Json, json};
 use tidewire_store::{BucketStats, Query, StoreError};
 
 use super::store_writes::{Retry, write};
-use super::{Answer, Call, Handled, Target, check_conditions};
+use super::{Answer, Call, Handled, Outcome, Target, check_conditions, listing, on_pool};
 use crate::RequestError;
 use crate::protocol::reply::Data;
 use crate::protocol::request::Params;
@@ -48,7 +48,7 @@ pub(super) fn bucket_schema(call: &Call<'_>) -> Handled {
     call.admit_to(Target::Bucket(&name))?;
     let snapshot = call.server.store.snapshot();
     let config = &snapshot.state.bucket(&name)?.definition().config;
-    bounded(call.server, json!({"name": name, "config": config}))
+    bounded(call.server, json!({"name": name, "config": config})).map(Answer::Now)
 }
 
 pub(super) fn define_query(call: &Call<'_>) -> Handled {
@@ -82,7 +82,11 @@ pub(super) fn undefine_query(call: &Call<'_>) -> Handled {
 
 pub(super) fn list_queries(call: &Call<'_>) -> Handled {
     call.admit_to(Target::Everything)?;
-    let server = call.server;
+    // A definition may be large.
+    Ok(on_pool(call, list_all_queries))
+}
+
+fn list_all_queries(server: &ServerState) -> Outcome {
     let mut subscriptions = BTreeMap::<String, usize>::new();
     for connection in server.all_connections() {
         for subscription in connection.subscriptions() {
@@ -101,19 +105,21 @@ pub(super) fn list_queries(call: &Call<'_>) -> Handled {
     let programmatic = server.options.queries.keys();
     let programmatic =
         programmatic.map(|name| json!({"name": name, "type": "programmatic", "activeSubscriptions": count(name)}));
-    bounded(server, json!({"queries": declarative.chain(programmatic).collect::<Vec<_>>()}))
+    Data::list("{\"queries\":[", declarative.chain(programmatic), "]}", server.options.max_result_bytes)
 }
 
 pub(super) fn buckets(call: &Call<'_>) -> Handled {
     call.admit_to(Target::Everything)?;
-    let snapshot = call.server.store.snapshot();
-    let names: Vec<&str> = snapshot.state.names().collect();
-    bounded(call.server, json!({"count": names.len(), "names": names}))
+    listing(call, call.server.store.snapshot().state.names().len(), |server| {
+        let snapshot = server.store.snapshot();
+        let names: Vec<&str> = snapshot.state.names().collect();
+        bounded(server, json!({"count": names.len(), "names": names}))
+    })
 }
 
 pub(super) fn stats(call: &Call<'_>) -> Handled {
     call.admit_to(Target::Everything)?;
-    bounded(call.server, store_stats(call.server))
+    listing(call, call.server.store.snapshot().state.names().len(), |server| bounded(server, store_stats(server)))
 }
 
 /// The result of `store.stats`.
@@ -142,8 +148,8 @@ pub(super) fn store_stats(server: &ServerState) -> Json {
 }
 
 /// An answer that may be as large as other results.
-pub(super) fn bounded(server: &ServerState, value: Json) -> Handled {
-    Data::from(value).within(server.options.max_result_bytes).map(Answer::Now)
+pub(super) fn bounded(server: &ServerState, value: Json) -> Outcome {
+    Data::from(value).within(server.options.max_result_bytes)
 }
 
 fn name(params: &Params<'_>) -> Result<String, RequestError> {

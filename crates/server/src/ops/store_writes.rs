@@ -70,11 +70,7 @@ pub(super) fn transaction(call: &Call<'_>) -> Handled {
     });
     let shown = if retry.is_some() { shown.collect() } else { Vec::new() };
     let max_bytes = call.server.options.max_result_bytes;
-    Ok(write(call, retry, shown, move |draft| {
-        let results = draft.transact_within(&steps, max_bytes)?;
-        let result = |(index, data)| json!({"index": index, "data": data});
-        Ok(json!({"results": results.into_iter().enumerate().map(result).collect::<Vec<_>>()}).into())
-    }))
+    Ok(write(call, retry, shown, move |draft| Ok(Data::Results(draft.transact_within(&steps, max_bytes)?))))
 }
 
 /// Checks the permission for a step of a transaction: the caller may use both transactions and the operation of the step. Returns

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use serde_json::{Value as Json, json};
 use tidewire_conn::{Message, Text};
-use tidewire_store::Row;
+use tidewire_store::{OperationResult, Row};
 
 use super::request::Id;
 use crate::RequestError;
@@ -17,6 +17,8 @@ pub(crate) enum Data {
     Row(Row),
     /// Records, sent as `{"records":[…]}`.
     Records(Vec<Row>),
+    /// The results of a transaction, sent as `{"results":[{"index":0,"data":…},…]}`.
+    Results(Vec<OperationResult>),
     Json(Json),
     /// JSON text with [`FRONT`] spare bytes before it, where the head of the message is written. If there is no text, the result
     /// has no `data`.
@@ -33,6 +35,32 @@ impl Data {
         text.resize(FRONT, b' ');
         write(&mut text);
         Self::Written(text)
+    }
+
+    /// A list of values between two texts, of at most `max` bytes. It is not built any further than that.
+    pub(crate) fn list(
+        before: &str,
+        values: impl Iterator<Item = Json>,
+        after: &str,
+        max: usize,
+    ) -> Result<Self, RequestError> {
+        let mut is_within = true;
+        let data = Self::written(1024, |out| {
+            let end = out.len().saturating_add(max);
+            out.extend_from_slice(before.as_bytes());
+            for (index, value) in values.enumerate() {
+                if index > 0 {
+                    out.push(b',');
+                }
+                append_json(out, &value);
+                if out.len() > end {
+                    is_within = false;
+                    return;
+                }
+            }
+            out.extend_from_slice(after.as_bytes());
+        });
+        if is_within { data.within(max) } else { Err(RequestError::too_large(max)) }
     }
 
     /// JSON text.
@@ -52,6 +80,7 @@ impl Data {
                     out.push(b'}');
                 })
             }
+            Self::Results(results) => Self::written(256, |out| append_results(out, &results)),
             encoded => encoded,
         }
     }
@@ -67,7 +96,7 @@ impl Data {
         match self {
             Self::Row(row) => row.text_bytes(),
             Self::Written(text) => text.get(FRONT..).unwrap_or_default(),
-            Self::Json(_) | Self::Records(_) => &[],
+            Self::Json(_) | Self::Records(_) | Self::Results(_) => &[],
         }
     }
 
@@ -85,6 +114,11 @@ impl Data {
                 let records: Vec<Json> = rows.iter().map(|row| Json::Object(row.to_record())).collect();
                 json!({"records": records})
             }
+            Self::Results(results) => {
+                let result =
+                    |(index, result): (usize, &OperationResult)| json!({"index": index, "data": result.to_json()});
+                json!({"results": results.iter().enumerate().map(result).collect::<Vec<_>>()})
+            }
             Self::Json(value) => value.clone(),
             Self::Written(_) => serde_json::from_slice(self.text_of()).unwrap_or_default(),
         }
@@ -98,7 +132,7 @@ impl Data {
                 let parts = ["{\"id\":", id.as_str(), ",\"type\":\"result\",\"data\":", row.text(), "}"];
                 return Message::text(parts.concat());
             }
-            Self::Json(_) | Self::Records(_) => Vec::new(),
+            Self::Json(_) | Self::Records(_) | Self::Results(_) => Vec::new(),
         };
         let has_data = text.len() > FRONT;
         let end: &[u8] = if has_data { b",\"type\":\"result\",\"data\":" } else { b",\"type\":\"result\"" };
@@ -138,6 +172,22 @@ pub(super) fn append_error(out: &mut Vec<u8>, error: &RequestError, with_details
         out.extend_from_slice(b",\"details\":");
         append_json(out, details);
     }
+}
+
+/// Appends the results of a transaction.
+fn append_results(out: &mut Vec<u8>, results: &[OperationResult]) {
+    out.extend_from_slice(b"{\"results\":[");
+    for (index, result) in results.iter().enumerate() {
+        let comma = if index > 0 { "," } else { "" };
+        out.extend_from_slice(format!("{comma}{{\"index\":{index},\"data\":").as_bytes());
+        match result {
+            OperationResult::Record(Some(row)) => out.extend_from_slice(row.text_bytes()),
+            OperationResult::Records(rows) => append_rows(out, rows.iter()),
+            small => append_json(out, &small.to_json()),
+        }
+        out.push(b'}');
+    }
+    out.extend_from_slice(b"]}");
 }
 
 /// Appends a list of rows.

@@ -200,3 +200,32 @@ async fn a_transaction_with_a_long_read_is_refused_with_the_index_that_it_lacks(
     assert!(error["message"].as_str().unwrap().contains("define an index on \"text\""), "{error}");
     client.ask("store.insert", json!({"bucket": "small", "data": {"id": 2}})).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn long_listings_are_made_on_the_pool() {
+    let mut options = options();
+    options.max_result_bytes = 30_000;
+    let server = serve_texts(options).await;
+    let mut client = Client::connect(&server).await;
+    for operation in ["store.buckets", "store.stats", "server.stats", "server.connections"] {
+        client.ask(operation, json!({})).await;
+    }
+    assert_eq!(Page::of(&server).await.get("requests_on_pool_total"), 0);
+    let config = json!({"key": "id", "schema": {"id": {"type": "number"}}});
+    for n in 0..600 {
+        client.send("store.defineBucket", json!({"name": format!("b{n}"), "config": config})).await;
+    }
+    for id in 5..605 {
+        client.reply(id).await;
+    }
+    assert_eq!(client.ask("store.buckets", json!({})).await["count"], 602);
+    assert_eq!(client.ask("store.stats", json!({})).await["buckets"]["count"], 602);
+    assert_eq!(client.ask("server.stats", json!({})).await["store"]["buckets"]["count"], 602);
+    assert_eq!(Page::of(&server).await.get("requests_on_pool_total"), 3);
+    let filter = json!({"text": {"$in": ["x".repeat(1000)]}});
+    for n in 0..50 {
+        let config = json!({"bucket": "small", "filter": filter});
+        client.ask("store.defineQuery", json!({"name": format!("q{n}"), "config": config})).await;
+    }
+    assert_eq!(client.fail("store.listQueries", json!({})).await.0, "TOO_LARGE");
+}

@@ -49,7 +49,7 @@ use self::stats::Counters;
 use self::writer::Writer;
 use crate::{
     Answer, Budget, Cause, Disk, Draft, Embedded, EmbeddedOptions, Engine, EngineError, EngineStats, Files, Limits,
-    Memory, Operation, Position, Query, Recovery, Row, State, StoreError, SystemBuckets,
+    Memory, Operation, OperationResult, Position, Query, Recovery, Row, State, StoreError, SystemBuckets,
 };
 
 /// Settings of a [`Store`].
@@ -358,7 +358,7 @@ impl Store {
     }
 
     /// Runs operations one after the other, all of them or none. Returns what each of them gave.
-    pub fn transact(&self, operations: Vec<Operation>) -> Pending<Vec<Json>> {
+    pub fn transact(&self, operations: Vec<Operation>) -> Pending<Vec<OperationResult>> {
         self.write(move |draft| Ok(draft.transact(&operations)?))
     }
 

@@ -137,7 +137,7 @@ fn a_transaction_is_one_commit_or_none() {
             {"op": "insert", "bucket": "b", "data": {"id": 2}},
             {"op": "count", "bucket": "b"},
         ]));
-        assert_eq!(results.unwrap()[2], 2);
+        assert_eq!(results.unwrap()[2], tidewire_store::OperationResult::Count(2));
         let refused = transact(json!([
             {"op": "insert", "bucket": "b", "data": {"id": 3}},
             {"op": "update", "bucket": "b", "key": 9, "data": {}},

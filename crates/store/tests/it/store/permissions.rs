@@ -1,7 +1,7 @@
 //! Row permissions: a filter that binds reads and writes.
 
 use serde_json::{Map, Value as Json, json};
-use tidewire_store::{Answer, Draft, Filter, Operation, Query, Store, StoreError, WriteError};
+use tidewire_store::{Answer, Draft, Filter, Operation, OperationResult, Query, Store, StoreError, WriteError};
 
 use super::{ids, object, options};
 
@@ -72,7 +72,7 @@ fn operations_of_a_transaction_are_bound_one_by_one() {
     for operation in &mut operations[..3] {
         operation.guard = Some(Filter::parse(&json!({"owner": "ann"}), &Map::new()).unwrap());
     }
-    let results = store.transact(operations).wait().unwrap();
+    let results: Vec<Json> = store.transact(operations).wait().unwrap().iter().map(OperationResult::to_json).collect();
     assert_eq!((&results[0], &results[1]), (&Json::Null, &json!(2)));
     assert_eq!((results[2].as_array().unwrap().len(), &results[3]["id"]), (1, &json!(2)));
     let mut operations = Operation::parse_all(&json!([{"op": "delete", "bucket": "b", "key": 2}])).unwrap();

@@ -245,6 +245,7 @@ fn they_have_a_schema_indexes_references_and_transactions() {
         ]);
         let operations = Operation::parse_all(&operations).unwrap();
         let results = store.write(move |draft| Ok(draft.system(|draft| draft.transact(&operations))?)).wait().unwrap();
+        let results: Vec<Json> = results.iter().map(tidewire_store::OperationResult::to_json).collect();
         assert_eq!((&results[0]["id"], &results[2], &results[3][0]["name"]), (&json!(2), &json!(2), &json!("admin")));
 
         // A guard of the request is not one of the program; outside again, it holds, and names are ordinary ones.
