@@ -1,6 +1,7 @@
 //! What all connections of a server share.
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -17,7 +18,7 @@ use crate::ops::table::Capabilities;
 use crate::protocol::disconnect::Disconnect;
 use crate::push::programmatic::ProgrammaticQueries;
 use crate::session::connection::{Connection, ConnectionInfo};
-use crate::session::rate_limit::RateLimiter;
+use crate::session::rate_limit::{RateKey, RateLimiter};
 use crate::work::WorkPool;
 use crate::{Auth, ServerOptions};
 
@@ -45,6 +46,8 @@ pub(crate) struct ServerState {
     pub(crate) runtime: Handle,
     last_subscription: AtomicU64,
     last_local_client: AtomicU64,
+    /// Seeded randomly, so that no client can choose an owner with the same hash.
+    owner_hasher: RandomState,
     connections: Mutex<BTreeMap<u64, Arc<Connection>>>,
 }
 
@@ -76,10 +79,16 @@ impl ServerState {
             runtime: Handle::current(),
             last_subscription: AtomicU64::new(0),
             last_local_client: AtomicU64::new(0),
+            owner_hasher: RandomState::new(),
             connections: Mutex::default(),
             store,
             options,
         })
+    }
+
+    /// Returns the number under which the store charges the writes of a user or address. It is not 0, which is the program.
+    pub(crate) fn hash_owner(&self, owner: RateKey<'_>) -> u64 {
+        self.owner_hasher.hash_one(owner).max(1)
     }
 
     fn connections(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Connection>>> {

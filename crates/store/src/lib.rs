@@ -65,7 +65,7 @@ pub use schema::{BucketDefinition, DefinitionError, FieldRule, Format, Generated
 pub use state::State;
 pub use store::{
     BucketList, BucketStats, Clock, Commit, FollowError, Follower, ImportError, ImportProblem, Imported, Pending,
-    Snapshot, Store, StoreOpenError, StoreOptions, StoreStats, Unreadable, UpkeepError, WriteError,
+    Snapshot, Store, StoreOpenError, StoreOptions, StoreStats, Unreadable, UpkeepError, WriteError, WriteOptions,
 };
 pub use sum::Sum;
 pub use system::{Incompatibility, SystemBucketError, SystemBuckets};

@@ -109,6 +109,7 @@ impl Page {
         self.gauge("store_records", "Records", stats.records);
         self.gauge("store_record_bytes", "Memory of records", stats.record_bytes);
         self.gauge("store_writes_waiting", "Writes that wait for the writer", stats.waiting);
+        self.gauge("store_queue_bytes", "Memory of the writes that wait for the writer", stats.queued_bytes);
         self.gauge("store_history_bytes", "Memory of the commits from which subscriptions resume", stats.history_bytes);
         self.gauge("store_stopped", "Whether the disk has failed", stats.is_stopped.into());
         self.counter("store_commits", "Commits", stats.commits);

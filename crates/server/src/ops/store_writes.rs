@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use serde_json::{Map, Value as Json, json};
-use tidewire_store::{Action, Cause, Draft, Filter, Operation as Step, Row, StoreError};
+use tidewire_store::{Action, Cause, Draft, Filter, Operation as Step, Row, StoreError, WriteOptions};
 use tracing::Instrument as _;
 
 use super::table::OperationId;
@@ -12,6 +12,7 @@ use crate::RequestError;
 use crate::protocol::reply::Data;
 use crate::protocol::request::Params;
 use crate::session::caller::Caller;
+use crate::session::rate_limit::RateKey;
 
 pub(super) fn insert(call: &Call<'_>) -> Handled {
     let (bucket, data) = (bucket(call.params)?, call.params.object("data")?);
@@ -126,24 +127,37 @@ fn write_rows(
     }))
 }
 
-/// Hands a write that was admitted to the writer. It has its place in the order of writes when this returns, if the queue has
-/// room; its reply comes when it is durable.
+/// Submits a write that was admitted to the writer. It has its place in the order of its owner's writes when this returns; its
+/// reply comes when it is durable.
 pub(super) fn write(
     call: &Call<'_>,
     retry: Option<Retry>,
     shown: Vec<Shown>,
     work: impl FnOnce(&mut Draft) -> Result<Data, StoreError> + Send + 'static,
 ) -> Answer {
+    let bytes = call.params.memory() + retry.as_ref().map_or(0, |retry| retry.request.len());
     let cause = Cause::of(call.connection.number);
+    let options = WriteOptions::default().cause(cause).owner(owner(call)).bytes(bytes);
     let pending = match retry {
-        None => call.server.store.write_as(cause, work),
+        None => call.server.store.write_with(options, work),
         Some(retry) => {
             let user = call.caller.user_id().unwrap_or_default().to_owned();
-            call.server.store.write_as(cause, move |draft| retry.run(&user, &shown, work, draft))
+            call.server.store.write_with(options, move |draft| retry.run(&user, &shown, work, draft))
         }
     };
+    call.connection.set_held_back(pending.is_held_back());
     let span = tracing::debug_span!(target: "tidewire::request", "store_commit");
     Answer::later(async move { pending.instrument(span).await.map_err(RequestError::from) })
+}
+
+/// Returns the owner that the store charges for a write: the user, or the address of a client without a login. An in-process client
+/// without a login is the program itself.
+fn owner(call: &Call<'_>) -> u64 {
+    match call.caller.user_id() {
+        None if call.connection.is_local() => WriteOptions::default().owner,
+        None => call.server.hash_owner(RateKey::Address(call.connection.address)),
+        Some(user) => call.server.hash_owner(RateKey::User(user)),
+    }
 }
 
 /// The idempotency key of a write that may be sent again.

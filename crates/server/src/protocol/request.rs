@@ -198,6 +198,17 @@ impl<'a> Params<'a> {
         }
     }
 
+    /// Returns an upper estimate of the memory that the parsed parameters take. A value of a few characters, such as an element of
+    /// a long array of numbers, takes many times its text.
+    pub(crate) fn memory(&self) -> usize {
+        let is_separator = |byte: &u8| matches!(byte, b',' | b':' | b'[' | b'{');
+        let memory_of = |text: &str| {
+            let values = text.bytes().filter(|byte| is_separator(byte)).count();
+            text.len().saturating_add(values.saturating_mul(size_of::<Json>()))
+        };
+        self.0.iter().map(|(name, text)| name.len() + memory_of(text)).sum()
+    }
+
     /// The W3C trace context that accompanies the request, if it is well-formed.
     pub(crate) fn traceparent(&self) -> Option<Cow<'a, str>> {
         self.raw("traceparent").and_then(string).filter(|text| is_traceparent(text))

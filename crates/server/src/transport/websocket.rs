@@ -162,15 +162,17 @@ fn parse(message: &Message) -> Result<ClientMessage<'_>, RequestError> {
     })
 }
 
-/// Whether a request must wait for those in flight: unless all of them, and this one, are writes.
+/// Whether a request must wait for those in flight: unless all of them, and this one, are writes, and the queue of the store had
+/// capacity for them.
 fn must_wait(request: &Request<'_>, context: &mut ConnectionContext) -> bool {
     let is_write = request.operation.is_some_and(|operation| operation.effect == Effect::Write);
     let is_first = context.in_flight() == 0;
     let Some(state) = state(context) else { return false };
     if is_first {
         state.only_writes = is_write;
+        return false;
     }
-    !(is_first || is_write && state.only_writes)
+    !(is_write && state.only_writes) || state.connection.is_held_back()
 }
 
 fn hear_pong(timestamp: f64, context: &mut ConnectionContext) {

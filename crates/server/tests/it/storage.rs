@@ -50,6 +50,7 @@ fn shows(page: &Page, store: &Store) {
         ("store_records", sum(|bucket| bucket.records)),
         ("store_record_bytes", sum(|bucket| bucket.bytes)),
         ("store_writes_waiting", stats.waiting as u64),
+        ("store_queue_bytes", stats.queued_bytes as u64),
         ("store_history_bytes", stats.history_bytes as u64),
         ("store_stopped", stats.is_stopped.into()),
         ("store_commits_total", stats.commits),
@@ -198,7 +199,68 @@ async fn the_metrics_show_the_statistics_of_a_store_in_a_directory() {
     shows(&page, &store);
 }
 
-/// The queue has room for one write, and the writer is busy.
+/// Blocks the writer until the returned sender is used or dropped.
+async fn block_writer(store: &Store) -> std::sync::mpsc::Sender<()> {
+    let (release, gate) = std::sync::mpsc::channel::<()>();
+    let (entered, has_entered) = tokio::sync::oneshot::channel();
+    drop(store.write(move |_| {
+        let _ = entered.send(());
+        let _ = gate.recv();
+        Ok(())
+    }));
+    has_entered.await.unwrap();
+    release
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_does_not_wait_for_the_backlog_of_another_client() {
+    let store = Store::memory(StoreOptions::default());
+    store.define_bucket("notes", notes()).await.unwrap();
+    let server = serve_store(store.clone(), options()).await;
+    let (_, mut commits) = store.follow();
+    let release = block_writer(&store).await;
+    let mut busy = Client::connect(&server).await;
+    for _ in 0..50 {
+        busy.send("store.insert", json!({"bucket": "notes", "data": {"text": "busy"}})).await;
+    }
+    wait_for(&server, "all wait", |page| page.get("store_writes_waiting") == 50).await;
+    let other = server.client(None);
+    let inserted = tokio::spawn(async move { other.insert::<Json>("notes", json!({"text": "other"})).await });
+    let page = wait_for(&server, "the other waits", |page| page.get("store_writes_waiting") == 51).await;
+    shows(&page, &store);
+    assert!(page.get("store_queue_bytes") > 51 * 20, "{}", page.get("store_queue_bytes"));
+    release.send(()).unwrap();
+    inserted.await.unwrap().unwrap();
+    let text = |commit: &tidewire_store::Commit| commit.changes[0].new.as_ref().unwrap().to_record()["text"].clone();
+    let order: Vec<Json> =
+        [commits.next().await, commits.next().await].iter().flatten().map(|commit| text(commit)).collect();
+    assert_eq!(order, [json!("busy"), json!("other")]);
+}
+
+/// The share of one client is a few kilobytes. The server submits one write more than fits, and the rest stays text.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_submits_no_further_write_while_one_is_outside_the_queue() {
+    let mut store_options = StoreOptions::default();
+    store_options.queue_bytes = 4 * 10_000;
+    let store = Store::memory(store_options);
+    store.define_bucket("notes", notes()).await.unwrap();
+    let server = serve_store(store.clone(), options()).await;
+    let release = block_writer(&store).await;
+    let mut client = Client::connect(&server).await;
+    for _ in 0..10 {
+        client.send("store.insert", json!({"bucket": "notes", "data": {"text": "x".repeat(4000)}})).await;
+    }
+    let page = wait_for(&server, "all are read", |page| page.get("messages_received_total") == 10).await;
+    assert_eq!(page.get("store_writes_waiting"), 2);
+    assert!((8_000..10_000).contains(&page.get("store_queue_bytes")), "{}", page.get("store_queue_bytes"));
+    assert!(server.disconnect("conn-1"));
+    let page = wait_for(&server, "it is gone", |page| page.get("connections") == 0).await;
+    assert_eq!(page.get("store_abandoned_total"), 1, "the third write was outside, and no other was submitted");
+    release.send(()).unwrap();
+    wait_for(&server, "the queued writes are done", |page| page.get("store_records") == 2).await;
+}
+
+/// The queue has capacity for one write, and the writer is blocked.
 #[tokio::test(flavor = "multi_thread")]
 async fn writes_that_wait_and_writes_that_are_given_up_are_counted() {
     let mut store_options = StoreOptions::default();
@@ -206,14 +268,7 @@ async fn writes_that_wait_and_writes_that_are_given_up_are_counted() {
     let store = Store::memory(store_options);
     store.define_bucket("notes", notes()).await.unwrap();
     let server = serve_store(store.clone(), options()).await;
-    let (release, gate) = std::sync::mpsc::channel::<()>();
-    let (entered, has_entered) = tokio::sync::oneshot::channel();
-    let busy = store.write(move |_| {
-        let _ = entered.send(());
-        let _ = gate.recv();
-        Ok(())
-    });
-    has_entered.await.unwrap();
+    let release = block_writer(&store).await;
     let mut first = Client::connect(&server).await;
     let waiting = first.send("store.insert", json!({"bucket": "notes", "data": {"text": "first"}})).await;
     wait_for(&server, "one waits", |page| page.get("store_writes_waiting") == 1).await;
@@ -226,7 +281,6 @@ async fn writes_that_wait_and_writes_that_are_given_up_are_counted() {
     assert_eq!(page.requests("store.insert", "abandoned"), 1);
     shows(&page, &store);
     release.send(()).unwrap();
-    busy.await.unwrap();
     assert_eq!(first.reply(waiting).await["data"]["text"], "first");
     assert_eq!(first.ask("store.count", json!({"bucket": "notes"})).await, 1, "the second was not written");
     let page = Page::of(&server).await;

@@ -4,9 +4,10 @@
 //!
 //! # The path of a write
 //!
-//! 1. [`Store::write`] puts the work into the bounded queue (`queue`), or waits for capacity there, and returns a [`Pending`].
-//! 2. The writer thread takes all work that waits, and runs each piece on the head, a [`Draft`](crate::Draft): the published
-//!    state and the changes since (`writer`). A failed write is undone.
+//! 1. [`Store::write`] puts the work into the bounded queue (`queue`), in the line of its owner (`lines`), and returns a
+//!    [`Pending`].
+//! 2. The writer thread takes waiting work by turns between owners, up to a limit of writes, bytes and time, and runs each piece on
+//!    the head, a [`Draft`](crate::Draft): the published state and the changes since (`writer`). A failed write is undone.
 //! 3. The draft validates a record, its references and its permissions, and stores it: by ordinal, by key, and in every index.
 //! 4. The engine makes the commits of the group durable with one sync.
 //! 5. The writer publishes the head with one atomic swap, appends the commits to the history, where followers read them, and
@@ -16,6 +17,7 @@
 
 mod declare;
 mod history;
+mod lines;
 mod pending;
 mod queue;
 mod recover;
@@ -42,6 +44,7 @@ pub use self::stats::{BucketList, BucketStats, StoreStats};
 pub use self::transfer::{ImportError, ImportProblem, Imported, UpkeepError};
 
 use self::history::History;
+use self::lines::Bounds;
 use self::pending::block_on;
 use self::queue::{Message, Queue};
 use self::recover::Loader;
@@ -58,8 +61,12 @@ use crate::{
 pub struct StoreOptions {
     /// How large things may be.
     pub limits: Limits,
-    /// How many writes may wait; others wait for room. Default: 1024, some groups' worth.
+    /// Limit of the writes in the queue. One owner can use a quarter of it: see [`WriteOptions::owner`]. Further writes wait
+    /// outside: see [`Pending`]. Default: 4096, so that one owner can fill a group.
     pub queue: usize,
+    /// Limit of the bytes of the writes in the queue: see [`WriteOptions::bytes`]. One owner can use a quarter of it; a single
+    /// larger write is queued alone. Default: 64 MiB, which is 64 of the largest records.
+    pub queue_bytes: usize,
     /// The bytes of the latest commits, which followers read: one that falls further behind begins anew. Default: 64 MiB.
     pub history_bytes: usize,
     /// How often what has expired is deleted; reads do not see it anyway. Default: every second. None: when
@@ -77,13 +84,47 @@ impl Default for StoreOptions {
     fn default() -> Self {
         Self {
             limits: Limits::default(),
-            queue: 1024,
+            queue: 4096,
+            queue_bytes: 64 << 20,
             history_bytes: 64 << 20,
             sweep_interval: Some(Duration::from_secs(1)),
             embedded: EmbeddedOptions::default(),
             clock: Clock::default(),
             system_buckets: SystemBuckets::default(),
         }
+    }
+}
+
+/// How a write is accounted for: see [`Store::write_with`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct WriteOptions {
+    /// The cause of the write, which is logged with its commit.
+    pub cause: Cause,
+    /// Who is charged for the write, such as a hash of a user id. Owners take turns, and none of them can fill the queue. Default:
+    /// 0, which is the embedding program.
+    pub owner: u64,
+    /// The memory that the closure of the write holds while it waits. Default: 0, so only the number of writes is bounded.
+    pub bytes: usize,
+}
+
+impl WriteOptions {
+    /// With this cause.
+    #[must_use]
+    pub fn cause(self, cause: Cause) -> Self {
+        Self { cause, ..self }
+    }
+
+    /// With this owner.
+    #[must_use]
+    pub fn owner(self, owner: u64) -> Self {
+        Self { owner, ..self }
+    }
+
+    /// With this much memory.
+    #[must_use]
+    pub fn bytes(self, bytes: usize) -> Self {
+        Self { bytes, ..self }
     }
 }
 
@@ -163,7 +204,7 @@ struct Inner {
 struct Shared {
     published: ArcSwap<Snapshot>,
     began: Position,
-    queue: Queue,
+    queue: Arc<Queue>,
     history: Arc<History>,
     counters: Counters,
     engine: Mutex<EngineStats>,
@@ -171,12 +212,6 @@ struct Shared {
     limits: Limits,
     sweep_interval: Option<Duration>,
     clock: Clock,
-}
-
-impl AsRef<Queue> for Shared {
-    fn as_ref(&self) -> &Queue {
-        &self.queue
-    }
 }
 
 impl Shared {
@@ -218,7 +253,7 @@ impl Store {
         let shared = Arc::new(Shared {
             began: snapshot.position,
             published: ArcSwap::from_pointee(snapshot),
-            queue: Queue::new(options.queue),
+            queue: Arc::new(Queue::new(Bounds::new(options.queue, options.queue_bytes))),
             history: Arc::new(history),
             counters: Counters::default(),
             engine: Mutex::new(engine.stats()),
@@ -279,16 +314,19 @@ impl Store {
         F: FnOnce(&mut Draft) -> Result<T, StoreError> + Send + 'static,
         T: Send + 'static,
     {
-        self.write_as(Cause::default(), work)
+        self.write_with(WriteOptions::default(), work)
     }
 
-    /// Like [`write`](Self::write), with a cause, which is logged with the commit.
-    pub fn write_as<T, F>(&self, cause: Cause, work: F) -> Pending<T>
+    /// Like [`write`](Self::write), with a cause, an owner and a size.
+    ///
+    /// Writes of one owner are done in the order of submission. The writer takes one write of each owner in turn, so a write
+    /// that is alone in its owner's line waits for at most one write of every other owner, whatever their backlogs.
+    pub fn write_with<T, F>(&self, options: WriteOptions, work: F) -> Pending<T>
     where
         F: FnOnce(&mut Draft) -> Result<T, StoreError> + Send + 'static,
         T: Send + 'static,
     {
-        Queue::write(self.shared(), cause, work)
+        self.shared().queue.write(options, work)
     }
 
     /// Defines a bucket: see [`Draft::define_bucket`].
@@ -397,11 +435,11 @@ impl Store {
     /// anyway.
     pub fn checkpoint(&self) -> Result<Position, UpkeepError> {
         let (reply, begun) = oneshot::channel();
-        self.shared().queue.push(Message::Checkpoint(reply));
+        self.shared().queue.request(Message::Checkpoint(reply));
         let begun = block_on(begun).map_err(|_| UpkeepError::Closed)?;
         let (checkpoint, state) = begun.map_err(UpkeepError::Engine)?;
         let done = checkpoint.run(writer::stored_rows(&state));
-        self.shared().queue.push(Message::Duties);
+        self.shared().queue.signal(Message::Duties);
         Ok(done?)
     }
 

@@ -8,16 +8,17 @@ use std::thread::{self, Thread};
 
 use tokio::sync::oneshot;
 
+use super::queue::Outside;
 use crate::{EngineError, StoreError};
 
-/// A write that is under way. Await it, or [`wait`](Self::wait) for it on a thread that may block.
+/// A write in flight. Await it, or [`wait`](Self::wait) for it on a thread that may block.
 ///
-/// It has its place in the order of writes from the beginning if the queue of writes had room, else when it is first polled or
-/// waited for. Dropping it does not take back a write that has its place.
-#[must_use = "whether it is done, and whether there was room for it, is known only by waiting for it"]
+/// It has its place in the order of its owner's writes from the beginning. Dropping it cancels the write only while the queue has
+/// no capacity for it; afterwards the write is done anyway.
+#[must_use = "the result is known only by waiting for it, and a write outside a full queue is canceled when this is dropped"]
 pub struct Pending<T> {
-    /// Waits for room, and then enters the queue.
-    entering: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    /// Present if the queue was full. Canceling after the write has entered does nothing.
+    outside: Option<Outside>,
     reply: oneshot::Receiver<Result<T, WriteError>>,
 }
 
@@ -54,14 +55,17 @@ pub enum WriteError {
 }
 
 impl<T> Pending<T> {
-    pub(super) fn new(
-        entering: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
-        reply: oneshot::Receiver<Result<T, WriteError>>,
-    ) -> Self {
-        Self { entering, reply }
+    pub(super) fn new(outside: Option<Outside>, reply: oneshot::Receiver<Result<T, WriteError>>) -> Self {
+        Self { outside, reply }
     }
 
-    /// Waits on this thread until it is done.
+    /// Whether the queue had no capacity for the write when it was submitted. A caller that holds such a write should submit no
+    /// more: each of them occupies memory that the queue does not bound.
+    pub fn is_held_back(&self) -> bool {
+        self.outside.is_some()
+    }
+
+    /// Waits on this thread until the write is done.
     pub fn wait(self) -> Result<T, WriteError> {
         block_on(self)
     }
@@ -71,21 +75,18 @@ impl<T> Future for Pending<T> {
     type Output = Result<T, WriteError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Some(entering) = &mut self.entering {
-            std::task::ready!(entering.as_mut().poll(context));
-            self.entering = None;
-        }
-        Pin::new(&mut self.reply).poll(context).map(|reply| reply.unwrap_or(Err(WriteError::Closed)))
+        let reply = Pin::new(&mut self.reply).poll(context);
+        reply.map(|reply| reply.unwrap_or(Err(WriteError::Closed)))
     }
 }
 
 impl<T> std::fmt::Debug for Pending<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pending").field("is_entering", &self.entering.is_some()).finish_non_exhaustive()
+        f.debug_struct("Pending").field("is_held_back", &self.is_held_back()).finish_non_exhaustive()
     }
 }
 
-/// Runs a future on this thread, which sleeps whenever it waits.
+/// Runs a future to its end on this thread, which sleeps while the future is pending.
 pub(super) fn block_on<F: Future>(future: F) -> F::Output {
     struct Unpark(Thread);
 

@@ -1,4 +1,7 @@
 //! The queue of writes between any number of threads and the writer.
+//!
+//! A write that finds no capacity is *outside*: it keeps its place in the line of its owner, enters by itself when there is
+//! capacity, and is canceled if its [`Pending`] is dropped before.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,28 +10,30 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::oneshot;
 
+use super::WriteOptions;
+use super::lines::{Bounds, Lines, Owner, Ticket, Usage};
 use super::pending::{Pending, WriteError};
 use crate::{Backup, Cause, Checkpoint, Draft, EngineError, State, StoreError};
 
-/// What the writer is asked for.
+/// A message to the writer.
 pub(super) enum Message {
     Write(Box<dyn Job>),
     Checkpoint(oneshot::Sender<Result<(Checkpoint, State), EngineError>>),
     Backup(PathBuf, oneshot::Sender<Result<Backup, EngineError>>),
-    /// The writer's own checkpoint is done, and its thread about to end.
+    /// The checkpoint that the writer started is done, and its thread is about to end.
     CheckpointEnded,
-    /// Runs the duties: another thread has changed a counter.
+    /// Runs the duties, because another thread has changed a counter.
     Duties,
 }
 
-/// A write, run once and ended once, in this order.
+/// A write. It is run once, and then ended once.
 pub(super) trait Job: Send {
-    /// Changes the draft, and says whether it has succeeded.
+    /// Changes the draft. Returns whether it succeeded.
     fn run(&mut self, draft: &mut Draft) -> bool;
 
-    /// Gives it an error in place of its result.
+    /// Replaces the result by an error.
     fn refuse(&mut self, error: WriteError);
 
     fn cause(&self) -> Cause;
@@ -74,135 +79,135 @@ where
     }
 }
 
-/// Messages to the writer: bounded, in order.
+/// Messages to the writer: bounded, and taken by turns between owners.
 pub(super) struct Queue {
-    /// One permit per write that may wait, given in the order of asking.
-    room: Semaphore,
     waiting: Mutex<Waiting>,
     arrived: Condvar,
     abandoned: AtomicU64,
 }
 
-/// A write for which there is no room yet.
-struct Outside<Q: AsRef<Queue>> {
-    queue: Arc<Q>,
-    job: Option<Message>,
-}
-
-impl<Q: AsRef<Queue>> Drop for Outside<Q> {
-    fn drop(&mut self) {
-        if self.job.is_some() {
-            (*self.queue).as_ref().abandoned.fetch_add(1, Relaxed);
-        }
-    }
-}
-
-#[derive(Default)]
 struct Waiting {
-    messages: VecDeque<Message>,
+    /// Writes, checkpoints and backups.
+    lines: Lines<Message>,
+    /// Signals, which are handled first. There is at most one per checkpoint.
+    signals: VecDeque<Message>,
     is_closed: bool,
     /// Whether the writer sleeps, and has to be woken.
     is_idle: bool,
 }
 
-/// What the writer finds.
+impl Waiting {
+    fn take(&mut self) -> Option<Message> {
+        self.signals.pop_front().or_else(|| self.lines.take())
+    }
+}
+
+/// Cancels a write when dropped, unless it has entered the queue.
+pub(super) struct Outside {
+    queue: Arc<Queue>,
+    owner: Owner,
+    ticket: Ticket,
+}
+
+impl Drop for Outside {
+    fn drop(&mut self) {
+        let canceled = self.queue.waiting().lines.cancel(self.owner, self.ticket);
+        if canceled.is_some() {
+            self.queue.abandoned.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+/// The result of waiting for a message.
 pub(super) enum Taken {
-    /// These, or none by the time that it wanted to be woken.
-    Messages(VecDeque<Message>),
-    /// There will be no more.
+    Message(Message),
+    /// None arrived in time.
+    Nothing,
+    /// The queue is closed and empty.
     Closed,
 }
 
 impl Queue {
-    pub(super) fn new(capacity: usize) -> Self {
-        let capacity = capacity.clamp(1, Semaphore::MAX_PERMITS);
-        Self {
-            room: Semaphore::new(capacity),
-            waiting: Mutex::default(),
-            arrived: Condvar::new(),
-            abandoned: AtomicU64::new(0),
-        }
+    /// The owner of the requests that the embedding program makes.
+    const PROGRAM: Owner = 0;
+
+    pub(super) fn new(bounds: Bounds) -> Self {
+        let waiting = Waiting { lines: Lines::new(bounds), signals: VecDeque::new(), is_closed: false, is_idle: false };
+        Self { waiting: Mutex::new(waiting), arrived: Condvar::new(), abandoned: AtomicU64::new(0) }
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a write into the queue, now or when there is room. `queue` leads to the queue.
-    pub(super) fn write<Q, F, T>(queue: &Arc<Q>, cause: Cause, work: F) -> Pending<T>
+    /// Submits a write.
+    pub(super) fn write<F, T>(self: &Arc<Self>, options: WriteOptions, work: F) -> Pending<T>
     where
-        Q: AsRef<Self> + Send + Sync + 'static,
         F: FnOnce(&mut Draft) -> Result<T, StoreError> + Send + 'static,
         T: Send + 'static,
     {
+        let WriteOptions { cause, owner, bytes } = options;
         let (reply, receiver) = oneshot::channel();
         let job = Message::Write(Box::new(Once { work: Some(work), result: None, reply, cause }));
-        let this: &Self = (**queue).as_ref();
-        if let Ok(permit) = this.room.try_acquire() {
-            permit.forget();
-            this.push(job);
-            return Pending::new(None, receiver);
-        }
-        let mut outside = Outside { queue: Arc::clone(queue), job: Some(job) };
-        let entering = async move {
-            let this: &Self = (*outside.queue).as_ref();
-            // If the queue is closed, the job is dropped, and its caller is told.
-            if let (Ok(permit), Some(job)) = (this.room.acquire().await, outside.job.take()) {
-                permit.forget();
-                this.push(job);
-            }
-        };
-        Pending::new(Some(Box::pin(entering)), receiver)
+        let ticket = self.submit(owner, bytes, job);
+        let outside = ticket.map(|ticket| Outside { queue: Arc::clone(self), owner, ticket });
+        Pending::new(outside, receiver)
     }
 
-    /// How many writes were dropped before there was room for them.
-    pub(super) fn abandoned(&self) -> u64 {
-        self.abandoned.load(Relaxed)
+    /// Submits a request of the embedding program, which has its place after the writes of the program. There is at most one per
+    /// blocked thread.
+    pub(super) fn request(&self, message: Message) {
+        self.submit(Self::PROGRAM, 0, message);
     }
 
-    /// Puts a message into the queue without a permit. There is at most one per blocked thread.
-    pub(super) fn push(&self, message: Message) {
+    fn submit(&self, owner: Owner, bytes: usize, message: Message) -> Option<Ticket> {
+        self.add(|waiting| waiting.lines.push(owner, bytes, message))?
+    }
+
+    /// Sends a signal, which is handled before all other messages.
+    pub(super) fn signal(&self, message: Message) {
+        self.add(|waiting| waiting.signals.push_back(message));
+    }
+
+    /// Adds a message and wakes the writer. In a closed queue the message is dropped, which tells its caller.
+    fn add<T>(&self, add: impl FnOnce(&mut Waiting) -> T) -> Option<T> {
         let mut waiting = self.waiting();
         if waiting.is_closed {
-            // Dropping the message tells its caller.
-            return;
+            // A closure may hold the last handle of the store, so it is dropped without the lock.
+            drop(waiting);
+            return None;
         }
-        waiting.messages.push_back(message);
+        let added = add(&mut waiting);
         if std::mem::take(&mut waiting.is_idle) {
             drop(waiting);
             self.arrived.notify_one();
         }
+        Some(added)
     }
 
-    /// All that waits by now.
-    pub(super) fn take_more(&self) -> VecDeque<Message> {
-        let messages = std::mem::take(&mut self.waiting().messages);
-        self.make_room(&messages);
-        messages
+    /// Returns the number of writes that were dropped before they entered the queue.
+    pub(super) fn abandoned(&self) -> u64 {
+        self.abandoned.load(Relaxed)
     }
 
-    /// What has been taken out no longer takes room.
-    fn make_room(&self, taken: &VecDeque<Message>) {
-        let writes = taken.iter().filter(|message| matches!(message, Message::Write(_))).count();
-        self.room.add_permits(writes);
+    /// Takes the next message, if there is one.
+    pub(super) fn next(&self) -> Option<Message> {
+        self.waiting().take()
     }
 
-    /// All that waits; sleeps until there is something, or until then.
-    pub(super) fn take(&self, until: Option<Instant>) -> Taken {
+    /// Takes the next message. Sleeps until there is one, or until the given time.
+    pub(super) fn wait(&self, until: Option<Instant>) -> Taken {
         let mut waiting = self.waiting();
         loop {
-            if !waiting.messages.is_empty() {
-                let messages = std::mem::take(&mut waiting.messages);
-                drop(waiting);
-                self.make_room(&messages);
-                return Taken::Messages(messages);
+            if let Some(message) = waiting.take() {
+                return Taken::Message(message);
             }
             if waiting.is_closed {
                 return Taken::Closed;
             }
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
-                return Taken::Messages(VecDeque::new());
+                return Taken::Nothing;
             }
             waiting.is_idle = true;
             waiting = match left {
@@ -213,22 +218,28 @@ impl Queue {
         }
     }
 
-    /// Nothing more enters. What is in it is still handled.
+    /// Closes the queue. Queued messages are still handled. Writes outside are dropped, and their callers are told.
     pub(super) fn close(&self) {
-        self.room.close();
-        self.waiting().is_closed = true;
+        let mut waiting = self.waiting();
+        waiting.is_closed = true;
+        let outside = waiting.lines.cancel_all();
+        drop(waiting);
         self.arrived.notify_one();
+        let writes = outside.iter().filter(|message| matches!(message, Message::Write(_))).count();
+        self.abandoned.fetch_add(writes as u64, Relaxed);
     }
 
-    /// How many messages wait.
-    pub(super) fn len(&self) -> usize {
-        self.waiting().messages.len()
+    /// Returns the number and the bytes of the queued messages.
+    pub(super) fn usage(&self) -> Usage {
+        self.waiting().lines.queued()
     }
 
-    /// Closes it and drops what is in it: the writer is gone.
+    /// Closes the queue and drops its messages: the writer has ended.
     pub(super) fn abandon(&self) {
         self.close();
-        let messages = std::mem::take(&mut self.waiting().messages);
-        drop(messages);
+        // Each is dropped without the lock.
+        while let Some(message) = self.next() {
+            drop(message);
+        }
     }
 }

@@ -39,8 +39,10 @@ pub struct StoreStats {
     pub is_persistent: bool,
     /// The interval at which expired records are deleted.
     pub sweep_interval: Option<Duration>,
-    /// Writes that wait for the writer.
+    /// Writes in the queue, which wait for the writer.
     pub waiting: usize,
+    /// The memory of these writes, as their submitters stated it: see [`WriteOptions::bytes`](crate::WriteOptions::bytes).
+    pub queued_bytes: usize,
     /// Commits made.
     pub commits: u64,
     /// Writes refused. They had no effect.
@@ -136,6 +138,7 @@ impl StoreStats {
         let (history_commits, history_bytes, followers_behind) = shared.history.measure();
         let count = |counter: &AtomicU64| counter.load(Relaxed);
         let Totals { records, bytes } = snapshot.state.totals();
+        let queued = shared.queue.usage();
         Self {
             position: snapshot.position,
             queries: snapshot.state.query_count(),
@@ -144,7 +147,8 @@ impl StoreStats {
             record_bytes: bytes,
             is_persistent: shared.keeps,
             sweep_interval: shared.sweep_interval,
-            waiting: shared.queue.len(),
+            waiting: queued.items,
+            queued_bytes: queued.bytes,
             commits: count(&shared.counters.commits),
             refused: count(&shared.counters.refused),
             abandoned: shared.queue.abandoned(),

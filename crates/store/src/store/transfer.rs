@@ -120,7 +120,7 @@ impl Store {
     /// [`Embedded::restore`](crate::Embedded::restore).
     pub fn backup(&self, dir: &Path) -> Result<Position, UpkeepError> {
         let (reply, begun) = oneshot::channel();
-        self.shared().queue.push(Message::Backup(dir.to_owned(), reply));
+        self.shared().queue.request(Message::Backup(dir.to_owned(), reply));
         let begun = block_on(begun).map_err(|_| UpkeepError::Closed)?;
         Ok(begun.map_err(UpkeepError::Engine)?.run()?)
     }

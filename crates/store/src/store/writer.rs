@@ -1,14 +1,16 @@
 //! The writer: the one thread that changes the store.
 //!
-//! It owns the engine and the head, which is the published state and the changes since. It runs all waiting writes on the head,
-//! one after the other, and commits them as one group with one sync. Then it publishes the head with one atomic swap, appends the
+//! It owns the engine and the head, which is the published state and the changes since. It runs waiting writes on the head, one
+//! after the other, and commits them as one group with one sync. Then it publishes the head with one atomic swap, appends the
 //! commits to the history, and answers. So readers see neither half a write nor one that could still be lost.
+//!
+//! Writes are taken one at a time, by turns between owners, and a group is limited in work. So a write waits for the group that
+//! runs, and then for at most one write of every other owner.
 //!
 //! All answers wait for the group, refusals included: a refusal may depend on an earlier write of the group, and nothing may
 //! leave the store that shows a write which a crash could still undo. If the engine fails, the head is reset to the published
 //! state.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
@@ -26,8 +28,12 @@ use crate::{
     WriteSet,
 };
 
-/// Limit of the writes in a group. The cost of a sync is small beside that many writes.
-const GROUP: usize = 256;
+/// Limits of a group: the number of its writes, the bytes of its commits, and the time in which its writes run. A group that
+/// reaches one of them is committed, and takes no more writes. The cost of a sync is small beside such a group, and a write that
+/// arrives meanwhile waits for little more than this.
+const MAX_GROUP_WRITES: usize = 1024;
+const MAX_GROUP_BYTES: usize = 1 << 20;
+const MAX_GROUP_TIME: Duration = Duration::from_millis(4);
 /// Number of records that a sweep examines per commit.
 const SWEPT_AT_A_TIME: usize = 1000;
 /// Delay of a group while the log is past its limit.
@@ -61,6 +67,12 @@ struct Group {
     bytes: usize,
 }
 
+impl Group {
+    fn is_full(&self) -> bool {
+        self.jobs.len() >= MAX_GROUP_WRITES || self.bytes >= MAX_GROUP_BYTES
+    }
+}
+
 /// A commit that is not stored yet.
 struct Uncommitted {
     cause: Cause,
@@ -89,20 +101,12 @@ impl Writer {
         // However the writer ends, the queue and the history are closed.
         let _end = End(Arc::clone(&self.shared));
         let mut until = self.next_duty();
-        while let Taken::Messages(messages) = self.shared.queue.take(until) {
-            // Time does not go back.
-            self.head.set_now(self.head.now().max(self.shared.clock.now()));
-            self.work(messages);
-            // Writes that arrived meanwhile join the group and share its sync.
-            while self.group.jobs.len() < GROUP {
-                let messages = self.shared.queue.take_more();
-                if messages.is_empty() {
-                    break;
-                }
-                self.work(messages);
+        loop {
+            match self.shared.queue.wait(until) {
+                Taken::Message(message) => self.work_group(message),
+                Taken::Nothing => self.set_now(),
+                Taken::Closed => break,
             }
-            // An error is reported to the callers.
-            let _ = self.flush();
             self.do_duties();
             until = self.next_duty();
         }
@@ -112,28 +116,46 @@ impl Writer {
         self.engine.close()
     }
 
-    fn work(&mut self, messages: VecDeque<Message>) {
-        for message in messages {
-            match message {
-                Message::Write(job) => self.write(job),
-                // The caller may have gone away.
-                Message::Checkpoint(reply) => {
-                    let _ = self.flush();
-                    let state = self.head.state();
-                    let _ = reply.send(self.engine.checkpoint().map(|checkpoint| (checkpoint, state.clone())));
-                }
-                Message::Backup(dir, reply) => {
-                    let _ = self.flush();
-                    let _ = reply.send(self.engine.backup(&dir));
-                }
-                // Noted at once, also if no write follows.
-                Message::CheckpointEnded => {
-                    if let Some(ended) = self.checkpoint.take() {
-                        self.note_checkpoint(ended);
-                    }
-                }
-                Message::Duties => {}
+    /// Sets the time of the head. It does not go back.
+    fn set_now(&mut self) {
+        self.head.set_now(self.head.now().max(self.shared.clock.now()));
+    }
+
+    /// Handles a message and those that wait, until the group is full, and commits the group.
+    fn work_group(&mut self, first: Message) {
+        self.set_now();
+        let start = Instant::now();
+        let mut next = Some(first);
+        while let Some(message) = next {
+            self.work(message);
+            // Writes that arrived meanwhile join the group and share its sync.
+            next =
+                if self.group.is_full() || start.elapsed() >= MAX_GROUP_TIME { None } else { self.shared.queue.next() };
+        }
+        // An error is reported to the callers.
+        let _ = self.flush();
+    }
+
+    fn work(&mut self, message: Message) {
+        match message {
+            Message::Write(job) => self.write(job),
+            // The caller may have gone away.
+            Message::Checkpoint(reply) => {
+                let _ = self.flush();
+                let state = self.head.state();
+                let _ = reply.send(self.engine.checkpoint().map(|checkpoint| (checkpoint, state.clone())));
             }
+            Message::Backup(dir, reply) => {
+                let _ = self.flush();
+                let _ = reply.send(self.engine.backup(&dir));
+            }
+            // Noted at once, also if no write follows.
+            Message::CheckpointEnded => {
+                if let Some(ended) = self.checkpoint.take() {
+                    self.note_checkpoint(ended);
+                }
+            }
+            Message::Duties => {}
         }
     }
 
@@ -392,7 +414,7 @@ struct CheckpointEnded(Arc<Shared>);
 
 impl Drop for CheckpointEnded {
     fn drop(&mut self) {
-        self.0.queue.push(Message::CheckpointEnded);
+        self.0.queue.signal(Message::CheckpointEnded);
     }
 }
 

@@ -3,7 +3,7 @@
 use std::thread;
 
 use serde_json::json;
-use tidewire_store::{Cause, Commit, FollowError, Position, Store};
+use tidewire_store::{Cause, Commit, FollowError, Position, Store, WriteOptions};
 
 use super::{TestClock, object, open, options, plain};
 
@@ -14,7 +14,12 @@ fn a_follower_sees_every_commit_from_where_it_began() {
     let writer = store.clone();
     let writer = thread::spawn(move || {
         for id in 0..2000 {
-            writer.write_as(Cause::of(7), move |draft| draft.insert("b", object(json!({"id": id})))).wait().unwrap();
+            writer
+                .write_with(WriteOptions::default().cause(Cause::of(7)), move |draft| {
+                    draft.insert("b", object(json!({"id": id})))
+                })
+                .wait()
+                .unwrap();
         }
     });
     let followers: Vec<_> = (0..4)
@@ -127,7 +132,10 @@ fn a_commit_has_its_time_and_cause_after_a_restart() {
     for id in 0..20_u32 {
         clock.set(6000 + u64::from(id));
         let cause = (0..id).fold(Cause::of(u64::MAX - u64::from(id)), |cause, _| cause.next());
-        store.write_as(cause, move |draft| draft.insert("b", object(json!({"id": id})))).wait().unwrap();
+        store
+            .write_with(WriteOptions::default().cause(cause), move |draft| draft.insert("b", object(json!({"id": id}))))
+            .wait()
+            .unwrap();
     }
     let before = commits_after(&store, start);
     assert_eq!((before[0].at, before[0].cause), (5000, Cause::default()));
@@ -139,7 +147,7 @@ fn a_commit_has_its_time_and_cause_after_a_restart() {
     // The commits after a checkpoint are logged in the same way.
     store.checkpoint().unwrap();
     let checkpoint = store.snapshot().position;
-    store.write_as(Cause::of(3), |draft| draft.clear("b")).wait().unwrap();
+    store.write_with(WriteOptions::default().cause(Cause::of(3)), |draft| draft.clear("b")).wait().unwrap();
     store.close().unwrap();
     let after = commits_after(&open(), checkpoint);
     assert_eq!((after.len(), after[0].at, after[0].cause), (1, 9000, Cause::of(3)));

@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::thread;
 
 use serde_json::{Map, Value as Json, json};
-use tidewire_store::{Answer, Cause, Position, Query, Store, StoreOptions};
+use tidewire_store::{Answer, Cause, Position, Query, Store, StoreOptions, WriteOptions};
 use tidewire_testkit::{PATIENCE, Process, is_rerun, rerun, wait_until};
 
 use super::object;
@@ -33,7 +33,7 @@ fn write(dir: &str) {
             let store = &store;
             scope.spawn(move || {
                 for n in counter(store, writer) + 1.. {
-                    let step = store.write_as(cause(writer), move |draft| {
+                    let step = store.write_with(WriteOptions::default().cause(cause(writer)), move |draft| {
                         draft.upsert("b", object(json!({"id": format!("counter-{writer}"), "n": n})))?;
                         if n % 3 == 0 {
                             draft.delete("b", &json!(format!("{writer}-{}", n - 1)), None)?;

@@ -7,6 +7,7 @@ mod failure;
 mod follow;
 mod kill;
 mod permissions;
+mod queue;
 mod system;
 mod transfer;
 mod upgrade;

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use tidewire_store::{Answer, Cause, Position, Store, StoreOptions};
+use tidewire_store::{Answer, Cause, Position, Store, StoreOptions, WriteOptions};
 
 use super::{ids, object, records};
 
@@ -76,7 +76,10 @@ fn a_directory_with_a_log_of_version_1_is_opened_and_written() {
         // Writing goes on, over several segments, and the new commits have both.
         for id in 7..60_u64 {
             let record = object(json!({"name": format!("port {id}"), "x": "x".repeat(200)}));
-            let written = store.write_as(Cause::of(id), |draft| draft.insert("ports", record)).wait().unwrap();
+            let written = store
+                .write_with(WriteOptions::default().cause(Cause::of(id)), |draft| draft.insert("ports", record))
+                .wait()
+                .unwrap();
             assert_eq!(written.to_record()["id"], id);
             expected.push((1_700_000_100_000, Cause::of(id)));
         }

@@ -42,12 +42,11 @@ fn many_write_at_once_and_every_write_is_done_once() {
     assert!(stats.engine.groups < stats.engine.commits, "{stats:?}");
 }
 
-/// Holds up the writer until it is let go.
-fn hold(store: &Store) -> mpsc::Sender<()> {
+/// Blocks the writer until the returned sender is used or dropped.
+pub(super) fn hold(store: &Store) -> mpsc::Sender<()> {
     let (release, released) = mpsc::channel::<()>();
     let barrier = Arc::new(Barrier::new(2));
     let reached = Arc::clone(&barrier);
-    // It runs when the writer comes to it, whether or not anybody waits.
     drop(store.write(move |_| {
         reached.wait();
         let _ = released.recv();
@@ -58,15 +57,15 @@ fn hold(store: &Store) -> mpsc::Sender<()> {
 }
 
 #[test]
-fn a_full_queue_makes_others_wait_and_forgets_none() {
+fn writes_outside_a_full_queue_wait_and_none_is_lost() {
     let mut options = options();
-    options.queue = 4;
+    options.queue = 16;
     let store = Store::memory(options);
     store.define_bucket("b", plain()).wait().unwrap();
     let release = hold(&store);
     let waiting: Vec<_> = (0..10).map(|id| store.insert("b", object(json!({"id": id})))).collect();
     assert_eq!(store.stats().waiting, 4);
-    // One that nobody waits for does not enter.
+    // Dropping a write that is outside cancels it.
     drop(store.insert("b", object(json!({"id": 99}))));
     release.send(()).unwrap();
     for pending in waiting {
@@ -77,7 +76,7 @@ fn a_full_queue_makes_others_wait_and_forgets_none() {
 }
 
 #[test]
-fn whoever_waits_for_room_is_told_when_the_store_closes() {
+fn writes_outside_a_full_queue_fail_when_the_store_closes() {
     let mut options = options();
     options.queue = 1;
     let store = Store::memory(options);
@@ -87,10 +86,10 @@ fn whoever_waits_for_room_is_told_when_the_store_closes() {
     let second = store.insert("b", object(json!({"id": 2})));
     let closing = store.clone();
     let closing = thread::spawn(move || closing.close());
-    // It comes back once no more is taken, although the writer is still held up.
+    // It fails when the queue is closed, although the writer is still blocked.
     assert!(matches!(second.wait(), Err(WriteError::Closed)));
     release.send(()).unwrap();
-    assert!(first.wait().is_ok(), "what has its place is done");
+    assert!(first.wait().is_ok(), "a queued write is done");
     closing.join().unwrap().unwrap();
     assert!(matches!(store.insert("b", Map::new()).wait(), Err(WriteError::Closed)));
     assert!(store.checkpoint().is_err() && store.close().is_ok());
