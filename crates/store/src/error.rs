@@ -119,6 +119,17 @@ pub enum StoreError {
         /// The bytes it may have.
         max: usize,
     },
+    /// The records of the store would grow beyond their limit: see
+    /// [`Limits::max_store_bytes`](crate::Limits::max_store_bytes).
+    #[error(
+        "the store is full: its records would take {bytes} bytes, and the limit is {max}; delete records or raise the limit"
+    )]
+    StoreFull {
+        /// The bytes of all records after the write.
+        bytes: usize,
+        /// The limit.
+        max: usize,
+    },
     /// One of several records could not be written.
     #[error("data[{index}]: {source}")]
     Record {

@@ -1,4 +1,4 @@
-//! Limits on records and definitions.
+//! Limits on records, on definitions and on the whole store.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::RowError;
 
-/// How large records and definitions may be.
+/// How large records, definitions and the whole store may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
@@ -26,6 +26,12 @@ pub struct Limits {
     /// The time that the reads of one write may take together: all other writes wait for it. It is estimated from the records and
     /// conditions that they examine, so that it does not depend on the load of the machine. Default: 50 ms.
     pub max_transaction_read: Duration,
+    /// The memory of the records of all ordinary buckets, without their indexes: see
+    /// [`StoreStats::record_bytes`](crate::StoreStats::record_bytes). A write that would grow beyond it is refused; reads,
+    /// deletes and writes that do not grow go on. System buckets do not count and are not refused: they belong to the program,
+    /// which has to work when clients have filled the store. Idempotency replies have limits of their own, below. Default: no
+    /// limit.
+    pub max_store_bytes: usize,
     /// The number of stored replies to writes with an idempotency key, of all users. Above it, the user with the most replies
     /// loses its oldest. Default: 100 000.
     pub max_replies: usize,
@@ -49,6 +55,7 @@ impl Default for Limits {
             max_definitions: 10_000,
             max_result_bytes: 16 << 20,
             max_transaction_read: Duration::from_millis(50),
+            max_store_bytes: usize::MAX,
             max_replies: 100_000,
             max_reply_bytes: 64 << 20,
             max_user_replies: 10_000,

@@ -53,7 +53,7 @@ impl From<StoreError> for RequestError {
             StoreError::NotFound { .. } => Code::NotFound,
             StoreError::Conflict { .. } | StoreError::KeyReused { .. } => Code::Conflict,
             StoreError::Forbidden { .. } => Code::Forbidden,
-            StoreError::LongReply { .. } | StoreError::LongRead { .. } => Code::TooLarge,
+            StoreError::LongReply { .. } | StoreError::LongRead { .. } | StoreError::StoreFull { .. } => Code::TooLarge,
             // Every other error is about what the client sent.
             _ => Code::ValidationError,
         };

@@ -313,3 +313,23 @@ async fn live_queries_that_fall_behind_are_evaluated_anew_and_counted() {
     assert!(page.get("store_followers_behind_total") > 0);
     shows(&page, &store);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_store_refuses_inserts_until_records_are_deleted() {
+    let mut store_options = StoreOptions::default();
+    store_options.limits.max_store_bytes = 10_000;
+    let store = Store::memory(store_options);
+    store.define_bucket("notes", notes()).await.unwrap();
+    let server = serve_store(store.clone(), options()).await;
+    let mut client = Client::connect(&server).await;
+    let (code, inserted) = fill(&mut client).await;
+    assert_eq!((code.as_str(), inserted > 0), ("TOO_LARGE", true));
+    let long = json!({"text": "x".repeat(1000)});
+    let (code, error) = client.fail("store.insertMany", json!({"bucket": "notes", "data": [long]})).await;
+    assert_eq!(code, "TOO_LARGE");
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("the limit is 10000") && message.contains("delete records"), "{message}");
+    assert_eq!(client.ask("store.count", json!({"bucket": "notes"})).await, inserted);
+    client.ask("store.clear", json!({"bucket": "notes"})).await;
+    client.ask("store.insert", json!({"bucket": "notes", "data": long})).await;
+}

@@ -81,6 +81,8 @@ pub struct Draft {
     is_torn: bool,
     now: u64,
     limits: Limits,
+    /// The bytes of all records when the changes began.
+    bytes_before: usize,
     /// The records that may be touched, if not all.
     guard: Option<Filter>,
     /// Whether names are those of system buckets.
@@ -93,6 +95,7 @@ impl Draft {
     /// Changes to a state, at that time in milliseconds.
     pub fn new(state: State, now: u64) -> Self {
         Self {
+            bytes_before: state.totals().bytes,
             state,
             changes: Vec::new(),
             cleared: Vec::new(),
@@ -143,15 +146,22 @@ impl Draft {
         (&self.changes, &self.cleared)
     }
 
-    /// What has changed, which is not taken back any more.
+    /// Fails if the changes make the records grow beyond [`Limits::max_store_bytes`].
+    pub(crate) fn check_store_bytes(&self) -> Result<(), StoreError> {
+        let (bytes, max) = (self.state.totals().bytes, self.limits.max_store_bytes);
+        if bytes > max && bytes > self.bytes_before { Err(StoreError::StoreFull { bytes, max }) } else { Ok(()) }
+    }
+
+    /// Returns the changes, which can no longer be undone.
     pub(crate) fn take_changes(&mut self) -> Vec<Change> {
+        self.bytes_before = self.state.totals().bytes;
         self.saved.clear();
         self.cleared.clear();
         self.counters.clear();
         std::mem::take(&mut self.changes)
     }
 
-    /// Takes back all that has changed, after something has failed or panicked. Says whether that was possible.
+    /// Undoes all changes after a failure or panic. Returns whether that was possible.
     pub(crate) fn take_back(&mut self) -> bool {
         self.guard = None;
         self.is_system = false;

@@ -173,7 +173,7 @@ impl Writer {
         }
         self.head.reset_read_work();
         let mut is_done = job.run(&mut self.head);
-        if is_done && let Err(error) = self.take_changes(job.cause()) {
+        if is_done && let Err(error) = self.commit_changes(job.cause()) {
             job.refuse(error);
             is_done = false;
         }
@@ -184,6 +184,12 @@ impl Writer {
                 self.give_up_group();
             }
         }
+    }
+
+    /// Moves the changes of a write into the group, unless they are too large or the store is full.
+    fn commit_changes(&mut self, cause: Cause) -> Result<(), WriteError> {
+        self.head.check_store_bytes()?;
+        self.take_changes(cause)
     }
 
     /// Moves the changes of the head into the group, unless they are too large.

@@ -5,6 +5,7 @@ mod contract;
 mod definitions;
 mod failure;
 mod follow;
+mod full;
 mod kill;
 mod permissions;
 mod queue;
