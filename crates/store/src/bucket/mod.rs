@@ -344,6 +344,19 @@ impl Bucket {
         self.rows.get(ordinal)
     }
 
+    /// The records whose field has this value, in the order of an index. The field must be one that refers to records: those are
+    /// all indexed.
+    pub(crate) fn referring(&self, field: &Field, value: &Value<'_>) -> impl Iterator<Item = (Ordinal, &Row)> {
+        let key = IndexKey::of(Some(value));
+        let is_key = *field == self.key;
+        let by_key = if is_key { self.find(&key) } else { None };
+        let indexes = self.indexes.iter().filter(|index| !is_key && index.begins_with(field.name()));
+        let index = indexes.min_by_key(|index| index.fields.len());
+        let until = key.after_prefix();
+        let ordinals = index.into_iter().flat_map(move |index| index.range(&key, until.as_ref()));
+        by_key.into_iter().chain(ordinals.filter_map(|ordinal| Some((ordinal, self.row(ordinal)?))))
+    }
+
     pub(crate) fn indexes(&self) -> &[Index] {
         &self.indexes
     }
@@ -526,6 +539,24 @@ fn time(row: &Row, field: &Field) -> Option<u64> {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a cast of floats ends at the bounds")]
     let whole = number as u64;
     Some(whole)
+}
+
+/// Counts the records that this thread reads from buckets.
+#[cfg(test)]
+pub(crate) mod examined {
+    use std::cell::Cell;
+
+    thread_local! {
+        static EXAMINED: Cell<usize> = const { Cell::new(0) };
+    }
+
+    pub(crate) fn count() {
+        EXAMINED.set(EXAMINED.get() + 1);
+    }
+
+    pub(crate) fn total() -> usize {
+        EXAMINED.get()
+    }
 }
 
 #[cfg(test)]

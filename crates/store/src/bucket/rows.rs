@@ -62,6 +62,8 @@ impl Rows {
     }
 
     pub(super) fn get(&self, ordinal: Ordinal) -> Option<&Row> {
+        #[cfg(test)]
+        super::examined::count();
         self.leaf(ordinal)?[child(ordinal, 0)].as_ref()
     }
 
@@ -200,6 +202,8 @@ impl<'a> Iterator for Iter<'a> {
             };
             self.range.start += 1;
             if let Some(row) = found {
+                #[cfg(test)]
+                super::examined::count();
                 return Some((ordinal, row));
             }
         }
@@ -218,6 +222,8 @@ impl DoubleEndedIterator for Iter<'_> {
             };
             self.range.end -= 1;
             if let Some(row) = found {
+                #[cfg(test)]
+                super::examined::count();
                 return Some((ordinal, row));
             }
         }

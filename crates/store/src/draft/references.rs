@@ -1,4 +1,7 @@
 //! References between records: their targets, and what a deletion does to the records that refer to it.
+//!
+//! Fields that refer to records are indexed, also without a declaration, so a deletion costs what it changes and not what the
+//! referring buckets hold.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -7,10 +10,9 @@ use std::sync::Arc;
 use serde_json::{Map, Value as Json, json};
 
 use super::{UPDATED_AT, VERSION, no_key, version_of};
+use crate::bucket::Ordinal;
 use crate::check::{self, Issue};
-use crate::filter::{Scalar, Test};
-use crate::query::plan::Scan;
-use crate::{Budget, Draft, Field, Filter, OnDelete, Row, StoreError, ValidationError, Value};
+use crate::{Draft, Field, OnDelete, Row, StoreError, ValidationError, Value};
 
 /// The references to records of a bucket.
 struct Targeting {
@@ -26,7 +28,7 @@ impl Draft {
         self.delete_all(bucket, vec![row])
     }
 
-    /// Deletes records of a bucket, and what refers to them. If they refer to each other, that keeps none of them.
+    /// Deletes records of a bucket, and what refers to them. References between the records do not prevent it.
     pub(super) fn delete_all(&mut self, bucket: &str, rows: Vec<Row>) -> Result<(), StoreError> {
         let name = Arc::clone(self.state.any(bucket)?.0);
         let is_target = self.is_target(&name);
@@ -42,30 +44,35 @@ impl Draft {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(vacant) => vacant.insert(self.targeting(&name)?),
             };
-            let text = row.text_of(&targeting.key).unwrap_or("null");
-            let key = serde_json::from_str(text).unwrap_or_default();
+            let Some(key) = row.get(&targeting.key) else { continue };
             for (referring, field, on_delete) in &targeting.fields {
-                for row in self.referring(referring, field, &key)? {
-                    match on_delete {
-                        OnDelete::Cascade => {
+                match on_delete {
+                    OnDelete::Cascade => {
+                        for row in self.all_referring(referring, field, &key)? {
                             if self.remove_this(referring, &row)? {
                                 gone.push((Arc::clone(referring), row));
                             }
                         }
-                        OnDelete::SetNull => self.set_null(referring, &row, field)?,
-                        OnDelete::Restrict => {
-                            let message = format!("is referred to by \"{referring}\"");
-                            let issue = Issue { field: field.name().to_owned(), message, code: "ref" };
-                            return Err(ValidationError { bucket: name.to_string(), issues: vec![issue] }.into());
+                    }
+                    OnDelete::SetNull => {
+                        for row in self.all_referring(referring, field, &key)? {
+                            self.set_null(referring, &row, field)?;
                         }
                     }
+                    // One such record is enough, however many there are.
+                    OnDelete::Restrict if self.referring(referring, field, &key)?.next().is_some() => {
+                        let message = format!("is referred to by \"{referring}\"");
+                        let issue = Issue { field: field.name().to_owned(), message, code: "ref" };
+                        return Err(ValidationError { bucket: name.to_string(), issues: vec![issue] }.into());
+                    }
+                    OnDelete::Restrict => {}
                 }
             }
         }
         Ok(())
     }
 
-    /// Takes out the record that has the key of this one, and says whether it was there.
+    /// Removes the record with the key of this one. Returns whether there was one.
     fn remove_this(&mut self, name: &str, row: &Row) -> Result<bool, StoreError> {
         match self.state.any(name)?.1.key_of(row) {
             Some(key) => self.remove_row(name, &key),
@@ -92,12 +99,23 @@ impl Draft {
         Ok(Targeting { key, fields })
     }
 
-    /// The records that refer to this key.
-    fn referring(&self, name: &str, field: &Field, key: &Json) -> Result<Vec<Row>, StoreError> {
-        let filter = Filter::Test(field.clone(), Test::Equal(Scalar::new(key.clone())));
-        let budget = Budget::unlimited();
-        let scan = Scan { bucket: self.state.any(name)?.1, filter: &filter, now: self.now, budget: &budget };
-        Ok(scan.entries().map(|entry| entry.map(|(_, row)| row.clone())).collect::<Result<_, _>>()?)
+    /// The records that refer to this key, found by an index.
+    fn referring(
+        &self,
+        name: &str,
+        field: &Field,
+        key: &Value<'_>,
+    ) -> Result<impl Iterator<Item = (Ordinal, &Row)>, StoreError> {
+        let bucket = self.state.any(name)?.1;
+        Ok(bucket.referring(field, key).filter(|(_, row)| bucket.is_live(row, self.now)))
+    }
+
+    /// All records that refer to this key, in insertion order.
+    fn all_referring(&self, name: &str, field: &Field, key: &Value<'_>) -> Result<Vec<Row>, StoreError> {
+        let mut found: Vec<(Ordinal, Row)> =
+            self.referring(name, field, key)?.map(|(ordinal, row)| (ordinal, row.clone())).collect();
+        found.sort_unstable_by_key(|(ordinal, _)| *ordinal);
+        Ok(found.into_iter().map(|(_, row)| row).collect())
     }
 
     fn set_null(&mut self, name: &str, row: &Row, field: &Field) -> Result<(), StoreError> {
@@ -147,5 +165,114 @@ impl Draft {
             }
         }
         if issues.is_empty() { Ok(()) } else { Err(ValidationError { bucket: name.to_owned(), issues }.into()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Map, Value as Json, json};
+
+    use crate::bucket::examined;
+    use crate::{Store, StoreOptions};
+
+    const DELETED: usize = 20;
+
+    fn object(json: Json) -> Map<String, Json> {
+        serde_json::from_value(json).unwrap()
+    }
+
+    fn insert_all(store: &Store, bucket: &str, records: impl Iterator<Item = Json>) {
+        store.insert_many(bucket, records.map(object).collect()).wait().unwrap();
+    }
+
+    /// Runs `work` and returns the number of records that the writer reads meanwhile.
+    fn examined(store: &Store, work: impl FnOnce(&Store)) -> usize {
+        let total = || store.write(|_| Ok(examined::total())).wait().unwrap();
+        let before = total();
+        work(store);
+        total() - before
+    }
+
+    /// A bucket of targets, half of which have a record that refers to them, among many that refer to another target.
+    fn filled(store: &Store, on_delete: &str, unrelated: usize, define: impl FnOnce(&Store, &Json)) {
+        let number = json!({"type": "number"});
+        store.define_bucket("targets", json!({"key": "id", "schema": {"id": number}})).wait().unwrap();
+        define(store, &json!({"type": "number", "ref": "targets", "onDelete": on_delete}));
+        insert_all(store, "targets", (0..=DELETED).map(|id| json!({"id": id})));
+        let referring = (0..DELETED / 2).map(|id| json!({"id": id, "target": id}));
+        insert_all(store, "referring", referring);
+        insert_all(store, "referring", (0..unrelated).map(|id| json!({"id": DELETED + id, "target": DELETED})));
+    }
+
+    fn without_index(store: &Store, reference: &Json) {
+        let schema = json!({"id": {"type": "number"}, "target": reference});
+        store.define_bucket("referring", json!({"key": "id", "schema": schema})).wait().unwrap();
+        assert_eq!(store.stats().buckets[1].indexes, 0, "the index is internal");
+    }
+
+    fn with_compound_index(store: &Store, reference: &Json) {
+        let schema = json!({"id": {"type": "number"}, "target": reference});
+        let indexes = json!([["target", "id"]]);
+        store.define_bucket("referring", json!({"key": "id", "schema": schema, "indexes": indexes})).wait().unwrap();
+        assert_eq!(store.snapshot().state.bucket("referring").unwrap().indexes().len(), 1, "it serves both");
+    }
+
+    fn with_added_field(store: &Store, reference: &Json) {
+        let config = json!({"key": "id", "schema": {"id": {"type": "number"}}});
+        store.define_bucket("referring", config).wait().unwrap();
+        store.update_bucket("referring", json!({"addFields": {"target": reference}})).wait().unwrap();
+    }
+
+    fn delete_all(store: &Store) {
+        for id in 0..DELETED {
+            // Restricted ones are refused.
+            let deleted = store.delete("targets", json!(id), None).wait();
+            assert!(deleted.is_ok() || id < DELETED / 2, "{deleted:?}");
+        }
+    }
+
+    #[test]
+    fn a_delete_examines_only_records_that_refer_to_the_target() {
+        for define in [without_index, with_compound_index, with_added_field] {
+            for (on_delete, left) in [("cascade", 1000), ("set_null", 1010), ("restrict", 1010)] {
+                let store = Store::memory(StoreOptions::default());
+                filled(&store, on_delete, 1000, define);
+                let examined = examined(&store, delete_all);
+                assert!(examined < 10 * DELETED, "{on_delete}: {examined} records");
+                assert_eq!(store.stats().buckets[1].records, left, "{on_delete}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_restricted_delete_does_not_examine_all_records_that_restrict_it() {
+        for define in [without_index, with_compound_index] {
+            let store = Store::memory(StoreOptions::default());
+            filled(&store, "restrict", 1000, define);
+            let examined = examined(&store, |store| {
+                store.delete("targets", json!(DELETED), None).wait().unwrap_err();
+            });
+            assert!(examined < 10, "{examined} records");
+        }
+    }
+
+    #[test]
+    fn a_clear_examines_each_referring_record_a_few_times() {
+        let store = Store::memory(StoreOptions::default());
+        filled(&store, "set_null", 1000, without_index);
+        let examined = examined(&store, |store| store.clear("targets").wait().unwrap());
+        assert!(examined < 10 * (1000 + DELETED), "{examined} records");
+    }
+
+    #[test]
+    fn recovered_buckets_find_references_by_an_index() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, _) = Store::open(dir.path(), StoreOptions::default()).unwrap();
+        filled(&store, "cascade", 1000, without_index);
+        store.close().unwrap();
+        let (store, _) = Store::open(dir.path(), StoreOptions::default()).unwrap();
+        let examined = examined(&store, delete_all);
+        assert!(examined < 10 * DELETED, "{examined} records");
+        assert_eq!(store.stats().buckets[1].records, 1000);
     }
 }
