@@ -45,9 +45,9 @@ pub trait Codec: Send + 'static {
         !input.is_empty()
     }
 
-    /// Appends what the codec itself has to say: the answer to a ping, its part of a closing handshake, the word with which it
-    /// leaves after an error. Asked for after every run of [`decode`](Self::decode). Its last word it may say only if `is_last`:
-    /// when all that was asked has been answered.
+    /// Appends the codec's own frames: answers to pings, its part of a closing handshake, the close frame after an error. Called
+    /// after runs of [`decode`](Self::decode), but not while the peer does not read: the codec must limit what it keeps until then.
+    /// The close frame may be appended only if `is_last`: when all requests have been answered.
     fn control(&mut self, output: &mut Batch, is_last: bool) {
         let _ = (output, is_last);
     }

@@ -54,8 +54,12 @@ pub trait Protocol: Send + Sync + 'static {
     /// read-ahead goes.
     fn on_frame(&self, frame: Self::Frame, context: &mut ConnectionContext) -> Reply<Self::Frame, Self::ProtocolError>;
 
-    /// A frame has come that has to wait until those before it are handled. What it says of the peer and not to it, such as that it is
-    /// alive, can be heard now. Returns whether that was all: then it is not handled. Default: no.
+    /// Called for a frame that has to wait: requests before it are in flight, or the peer has not read the replies before it. A
+    /// heartbeat can be recorded now. Returns whether the frame needs no further handling; then it does not reach
+    /// [`on_frame`](Self::on_frame). Default: no.
+    ///
+    /// Frames that wait are limited by [`read_ahead_bytes`](crate::Builder::read_ahead_bytes). Frames behind that limit have not
+    /// been read.
     fn on_waiting(&self, frame: &Self::Frame, context: &mut ConnectionContext) -> bool {
         let _ = (frame, context);
         false

@@ -176,13 +176,15 @@ pub struct ConnectionContext {
     pub(crate) answered: u64,
     /// When the next tick comes, in milliseconds after the beginning.
     pub(crate) tick: Option<NonZeroU64>,
+    /// Bytes that were encoded and not written when the current tick began.
+    pub(crate) unsent_bytes: usize,
     /// Whatever the application keeps with it, for its own eyes.
     pub data: Option<Box<dyn Any + Send>>,
 }
 
 impl ConnectionContext {
     pub(crate) fn new(facts: Arc<Facts>, data: Option<Box<dyn Any + Send>>) -> Self {
-        Self { facts, counters: Counters::default(), requests: 0, answered: 0, tick: None, data }
+        Self { facts, counters: Counters::default(), requests: 0, answered: 0, tick: None, unsent_bytes: 0, data }
     }
 
     /// Its name.
@@ -203,6 +205,12 @@ impl ConnectionContext {
     /// Returns what has gone through it, up to this moment. Bytes count as written when the socket has taken them.
     pub fn counters(&self) -> Counters {
         self.counters
+    }
+
+    /// In [`Protocol::on_tick`](crate::Protocol::on_tick): the bytes that are encoded and not yet written. A frame that the tick returns
+    /// is written after them: it has been written when [`Counters::bytes_out`] has grown by more.
+    pub fn unsent_bytes(&self) -> usize {
+        self.unsent_bytes
     }
 
     /// Brings the next [`Protocol::on_tick`](crate::Protocol::on_tick) forward, so that it comes at most `after` from now: also if

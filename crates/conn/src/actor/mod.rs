@@ -19,8 +19,10 @@
 //! room in the batch: while others wait, pushes or replies that come first fill at most three quarters of it, and every kind gets
 //! at least one frame. So a high-priority push waits for one batch at most, and a flood of one kind does not stop the others.
 //!
-//! A peer that does not read fills the batch. Then the actor takes nothing from the outbox, whose pushers wait, and reads
-//! nothing.
+//! A peer that does not read fills the batch. Then the actor takes nothing from the outbox, whose pushers wait, and handles no
+//! request. It still decodes input, up to the read-ahead limit: a frame that only shows that the peer is alive is reported to the
+//! protocol ([`Protocol::on_waiting`]), and the other frames wait. The codec's control frames are encoded when the batch has room
+//! again.
 //!
 //! # Timeouts
 //!
@@ -328,8 +330,10 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                 progress |= self.gather_pushes();
                 progress |= self.gather_replies(context);
             }
-            progress |= self.handle_input(context);
+            progress |= self.handle_input(context, true);
             progress |= self.is_finished();
+        } else if self.state.backlog && self.ending.is_none() {
+            progress |= self.handle_input(context, false);
         }
         match self.write(context) {
             Ok(written) => progress |= written,
@@ -380,7 +384,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             && matches!(self.poll_read(context), Poll::Ready(Ok(1..)))
         {}
         self.batch.clear();
-        self.handle_input(context);
+        self.handle_input(context, true);
     }
 
     /// Whether there is nothing left to do: for a peer that has left, a server that shuts down, a codec that is done.
@@ -523,11 +527,16 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         progress
     }
 
-    fn handle_input(&mut self, context: &mut Context<'_>) -> bool {
+    /// Decodes the input. Handles the frames while the batch `has_room`; otherwise they wait, and nothing is added to the batch.
+    fn handle_input(&mut self, context: &mut Context<'_>, has_room: bool) -> bool {
         let mut progress = false;
         self.state.backlog = !self.input.is_empty();
+        if has_room {
+            // For frames that were decoded while it had none.
+            self.codec.control(&mut self.batch, false);
+        }
         loop {
-            if !self.parked.is_empty() {
+            if has_room && !self.parked.is_empty() {
                 while self.may_handle(!progress)
                     && let Some(frame) = self.parked.pop()
                 {
@@ -535,7 +544,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                     self.handle(frame, context);
                 }
             }
-            if !self.may_decode(!progress) {
+            if !self.may_decode(!progress || !has_room) {
                 break;
             }
             let length = self.input.len();
@@ -552,7 +561,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                     self.context.counters.frames_in += 1;
                     self.watch.first_frame = false;
                     self.watch.frame = None;
-                    if self.parked.is_empty() && self.may_handle(true) {
+                    if has_room && self.parked.is_empty() && self.may_handle(true) {
                         self.handle(frame, context);
                     } else if !self.shared.protocol.on_waiting(&frame, &mut self.context) {
                         self.parked.push(frame);
@@ -564,7 +573,9 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                     self.failed = Some(Box::new(CloseReason::Decode(error)));
                 }
             }
-            self.codec.control(&mut self.batch, false);
+            if has_room {
+                self.codec.control(&mut self.batch, false);
+            }
             if self.codec.is_leaving() {
                 progress = true;
             }
@@ -576,8 +587,8 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         progress
     }
 
-    /// Whether there may be a whole frame in the input, and a place for it.
-    fn may_decode(&self, is_first: bool) -> bool {
+    /// Whether there may be a whole frame in the input, and it may be decoded: at once, or if the batch has room.
+    fn may_decode(&self, at_once: bool) -> bool {
         let Limits { batch, read_ahead, .. } = self.shared.limits;
         !self.input.is_empty()
             && self.ending.is_none()
@@ -585,7 +596,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             && self.leaving != Some(Leaving::Handle)
             && !self.codec.is_leaving()
             && self.parked.bytes() < read_ahead
-            && (is_first || self.batch.len() < batch)
+            && (at_once || self.batch.len() < batch)
     }
 
     /// Whether another request may be handled.

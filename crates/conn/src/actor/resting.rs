@@ -94,6 +94,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         if self.ending.is_some() {
             return;
         }
+        self.context.unsent_bytes = self.batch.len();
         match self.shared.protocol.on_tick(&mut self.context) {
             Tick::Next { frame, after } => {
                 self.context.tick_within(after);

@@ -55,8 +55,7 @@ pub struct WebSocket {
     fragmented: u64,
     /// Has seen all that has come of the text in `payload` or `message`; whole when there is none.
     utf8: Utf8,
-    /// The payloads of the pings that are not answered, each after a byte with its length: no more than the pings took
-    /// in the input.
+    /// The payloads of the pings that are not answered, each after a byte with its length. At most [`MAX_PING_BYTES`].
     pings: Vec<u8>,
 }
 
@@ -129,6 +128,10 @@ struct Fragments {
     count: usize,
     bytes: Vec<u8>,
 }
+
+/// Limit of the unanswered pings in bytes: as many as one read brings. Above it only the newest is answered, as RFC 6455 (5.5.3)
+/// allows, so a peer that sends pings and does not read costs no more.
+const MAX_PING_BYTES: usize = 16 * 1024;
 
 /// How much is masked at a time: a multiple of the key.
 const MASK_CHUNK: usize = 256;
@@ -274,6 +277,9 @@ impl WebSocket {
         match opcode {
             Opcode::Ping => {
                 if let (Phase::Open, Ok(len)) = (self.phase, u8::try_from(payload.len())) {
+                    if self.pings.len() + 1 + payload.len() > MAX_PING_BYTES {
+                        self.pings.clear();
+                    }
                     self.pings.push(len);
                     self.pings.extend_from_slice(payload);
                 }

@@ -583,6 +583,21 @@ fn pings_are_answered_in_order_and_before_what_comes_next() {
     assert_eq!(said(Server, &written(&mut output)), expected);
 }
 
+/// A peer that sends pings and does not read: the pongs are not encoded meanwhile.
+#[test]
+fn unanswered_pings_are_bounded_and_the_newest_is_answered() {
+    let mut codec = Server.codec(WebSocketOptions::default());
+    for n in 0..10_000u32 {
+        let mut input = BytesMut::from(&Server.frame(0x89, &n.to_be_bytes().repeat(30))[..]);
+        assert_eq!(codec.decode(&mut input), Ok(None));
+    }
+    let mut output = Batch::default();
+    codec.control(&mut output, false);
+    assert!(output.len() <= 20 * 1024, "{} bytes", output.len());
+    let newest = Message::Pong(Bytes::from(9_999u32.to_be_bytes().repeat(30)));
+    assert_eq!(said(Server, &written(&mut output)).last(), Some(&newest));
+}
+
 #[test]
 fn a_close_of_ours_is_the_last_we_say_and_theirs_the_last_we_hear() {
     let mut ear = Ear::new(Client, WebSocketOptions::default());

@@ -216,6 +216,27 @@ async fn a_frame_that_has_to_wait_can_be_heard_before_its_turn() {
     connection.expect(&["alive"]).await;
 }
 
+/// The peer does not read, so the batch is full and nothing is handled.
+#[tokio::test]
+async fn a_frame_behind_a_reply_that_is_not_read_can_be_heard() {
+    let connection = Connection::begin(1);
+    let large = "x".repeat(1 << 20);
+    let (mut reading, mut writing) = tokio::io::split(connection.far);
+    let mut bytes = u32::try_from(large.len()).unwrap().to_be_bytes().to_vec();
+    bytes.extend_from_slice(large.as_bytes());
+    writing.write_all(&bytes).await.unwrap();
+    // The reply has begun.
+    assert_eq!(reading.read_u32().await.unwrap(), 1 << 20);
+    let turns = connection.supervisor.protocol();
+    turns.notes.lock().unwrap().clear();
+    writing.write_all(b"\0\0\0\x06behind\0\0\0\x05alive\0\0\0\x04last").await.unwrap();
+    let is_heard = || *turns.notes.lock().unwrap() == ["alive"];
+    wait_until_async("the frame is heard", PATIENCE, async || is_heard()).await;
+    let mut answers = vec![0; (1 << 20) + 10 + 8];
+    reading.read_exact(&mut answers).await.unwrap();
+    assert_eq!(&answers[1 << 20..], b"\0\0\0\x06behind\0\0\0\x04last");
+}
+
 /// What comes behind it is read ahead, as far as that goes, and nothing of it is forgotten.
 #[tokio::test]
 async fn more_than_is_read_ahead_may_wait_behind_it() {

@@ -23,7 +23,7 @@ use crate::protocol::{notice, reply};
 use crate::push::flow::Health;
 use crate::push::pusher::{Pusher, SocketSink};
 use crate::session::connection::Connection;
-use crate::session::heartbeat::{Beat, Heartbeat};
+use crate::session::heartbeat::{Beat, Heartbeat, Output};
 use crate::state::ServerState;
 use crate::work::INLINE_MESSAGE;
 use crate::{Backpressure, Code, RequestError};
@@ -280,8 +280,9 @@ impl Protocol for WebSocketProtocol {
 
     fn on_tick(&self, context: &mut ConnectionContext) -> Tick<Message> {
         let (now, sent) = (Instant::now(), context.counters().bytes_out);
+        let output = Output { written: sent, unsent: context.unsent_bytes() as u64 };
         let Some(SocketState { connection, pusher, heartbeat, .. }) = state(context) else { return Tick::Stop };
-        let frame = match heartbeat.beat(&self.server.options.heartbeat, now, self.server.store.now()) {
+        let frame = match heartbeat.beat(&self.server.options.heartbeat, now, self.server.store.now(), output) {
             Beat::Wait => None,
             Beat::Ping(timestamp) => Some(notice::ping(timestamp)),
             Beat::Missed => {

@@ -5,12 +5,15 @@ use std::time::Duration;
 
 use futures_util::SinkExt as _;
 use serde_json::json;
-use tidewire::{Auth, ServerOptions};
+use tidewire::{Auth, Server, ServerOptions};
+use tidewire_store::{Store, StoreOptions};
 use tidewire_testkit::{FaultProxy, Faults};
 use tokio::time::Instant;
 use tokio_tungstenite::tungstenite::Message;
 
-use crate::client::{Client, Tokens, is_left_with, options, serve};
+use crate::client::{Client, Tokens, is_left_with, notes, options, serve, serve_store};
+use crate::page::metric;
+use crate::raw::Raw;
 
 fn beating(interval: u64, timeout: u64) -> ServerOptions {
     let mut options = options();
@@ -136,6 +139,104 @@ async fn a_pong_counts_also_while_a_request_takes_its_time() {
     assert_eq!(client.reply(login).await["code"], "TIMEOUT");
     assert_eq!(seconds(began), 100);
     assert_eq!(client.reply(whoami).await["data"]["authenticated"], false);
+}
+
+/// A server with a bucket of 6 MiB, more than the system buffers for a socket, and a client with a small receive buffer.
+async fn with_large_bucket(options: ServerOptions) -> (Server, Raw) {
+    // Directly: where time is paused, a request that waits for the store's thread times out.
+    let store = Store::memory(StoreOptions::default());
+    store.define_bucket("b", notes()).wait().unwrap();
+    let text = "x".repeat(128 * 1024);
+    for _ in 0..48 {
+        let record = json!({"text": text});
+        store.insert("b", record.as_object().unwrap().clone()).wait().unwrap();
+    }
+    let server = serve_store(store, options).await;
+    let raw = Raw::small(&server).await;
+    (server, raw)
+}
+
+const LARGE_QUERY: &str = r#"{"id":1,"type":"store.all","bucket":"b"}"#;
+
+/// While it lives, paused time passes only when a test advances it, also if the sockets take a while.
+struct Standstill {
+    _release: std::sync::mpsc::Sender<()>,
+}
+
+impl Standstill {
+    fn begin() -> Self {
+        let (release, released) = std::sync::mpsc::channel();
+        // The runtime does not advance time while a blocking task runs. This one ends when the sender is dropped.
+        drop(tokio::task::spawn_blocking(move || released.recv()));
+        Self { _release: release }
+    }
+
+    /// Advances time, and lets the connections act on it.
+    async fn advance(&self, server: &Server, seconds: u64) {
+        tokio::time::advance(Duration::from_secs(seconds)).await;
+        let mut other = Client::connect(server).await;
+        for _ in 0..10 {
+            other.ask("store.buckets", json!({})).await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pong_counts_while_a_large_reply_waits_to_be_read() {
+    let (server, mut slow) = with_large_bucket(beating(30_000, 10_000)).await;
+    let ping = slow.json().await;
+    let time = Standstill::begin();
+    slow.send(LARGE_QUERY).await;
+    // The reply has begun, so the batch of the connection is full.
+    assert!(slow.more().await);
+    slow.send(&json!({"type": "pong", "timestamp": ping["timestamp"]}).to_string()).await;
+    for _ in 0..1000 {
+        if metric(&server, "messages_received_total").await == 2 {
+            break;
+        }
+    }
+    time.advance(&server, 15).await;
+    let reply = slow.json().await;
+    assert_eq!((&reply["id"], reply["data"].as_array().unwrap().len()), (&json!(1), 48));
+    slow.send(r#"{"id":2,"type":"store.buckets"}"#).await;
+    assert_eq!(slow.json().await["id"], 2);
+    assert_eq!(metric(&server, "heartbeats_missed_total").await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_ping_behind_a_large_reply_has_its_timeout_when_the_reply_is_read() {
+    let (server, mut slow) = with_large_bucket(beating(10_000, 5_000)).await;
+    let time = Standstill::begin();
+    slow.send(LARGE_QUERY).await;
+    assert!(slow.more().await);
+    time.advance(&server, 10).await;
+    // Reading the reply takes longer than the timeout.
+    for _ in 0..5 {
+        slow.read_more(1 << 20).await;
+        time.advance(&server, 3).await;
+    }
+    assert_eq!(slow.json().await["id"], 1);
+    let ping = slow.json().await;
+    assert_eq!(ping["type"], "ping");
+    slow.send(&json!({"type": "pong", "timestamp": ping["timestamp"]}).to_string()).await;
+    slow.send(r#"{"id":2,"type":"store.buckets"}"#).await;
+    assert_eq!(slow.json().await["id"], 2);
+    time.advance(&server, 4).await;
+    slow.send(r#"{"id":3,"type":"store.buckets"}"#).await;
+    assert_eq!(slow.json().await["id"], 3);
+    assert_eq!(metric(&server, "heartbeats_missed_total").await, 0);
+}
+
+/// A client that takes nothing within the timeout is closed, wherever the ping is.
+#[tokio::test(start_paused = true)]
+async fn a_ping_behind_a_reply_that_is_not_read_is_missed() {
+    let (server, mut slow) = with_large_bucket(beating(10_000, 5_000)).await;
+    let time = Standstill::begin();
+    slow.send(LARGE_QUERY).await;
+    assert!(slow.more().await);
+    time.advance(&server, 10).await;
+    time.advance(&server, 5).await;
+    assert_eq!(metric(&server, "heartbeats_missed_total").await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

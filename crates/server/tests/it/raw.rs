@@ -143,6 +143,14 @@ impl<S: AsyncRead + Unpin> Raw<S> {
         read.is_ok_and(|length| length > 0)
     }
 
+    /// Reads at least this many bytes, and keeps them.
+    pub(crate) async fn read_more(&mut self, bytes: usize) {
+        let enough = self.input.len() + bytes;
+        while self.input.len() < enough {
+            assert!(self.more().await, "the connection ended after {} bytes", self.input.len());
+        }
+    }
+
     /// Waits for the head of a response. Returns false if the connection ends without one.
     pub(crate) async fn has_response(&mut self) -> bool {
         while !self.input.windows(4).any(|bytes| bytes == b"\r\n\r\n") {
