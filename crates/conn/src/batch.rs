@@ -51,6 +51,8 @@ struct Shared {
     /// How many copied bytes come between the body before it and this one.
     after: usize,
     body: Bytes,
+    /// The length of the whole body, which stays in memory until the last byte is written.
+    size: usize,
 }
 
 impl Batch {
@@ -74,7 +76,8 @@ impl Batch {
         let after = self.copied.len() - self.placed;
         self.placed += after;
         self.shared += body.len();
-        self.bodies.push_back(Shared { after, body });
+        let size = body.len();
+        self.bodies.push_back(Shared { after, body, size });
     }
 
     /// The bytes that are not yet written.
@@ -85,6 +88,11 @@ impl Batch {
     /// Whether everything is written.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The memory that is not released before more is written.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.copied.len() + self.bodies.iter().map(|shared| shared.size).sum::<usize>()
     }
 
     /// Makes room for so many bytes that will be copied.

@@ -52,6 +52,12 @@ pub trait Codec: Send + 'static {
         let _ = (output, is_last);
     }
 
+    /// Returns the bytes that the codec itself keeps of frames that are not whole, beside `input`. They count for the
+    /// [memory limit](crate::MemoryLimit). Default: none.
+    fn held_bytes(&self) -> usize {
+        0
+    }
+
     /// Whether the peer has said its last word, or what ends the conversation. Then nothing more is decoded, replies are completed
     /// but for streams, and the codec may say its own.
     fn is_leaving(&self) -> bool {

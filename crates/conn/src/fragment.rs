@@ -314,6 +314,10 @@ impl<C: Codec<Frame = Frame>> Codec for Fragmented<C> {
         self.assemblies.first().map(|assembly| assembly.ordinal)
     }
 
+    fn held_bytes(&self) -> usize {
+        self.held + self.inner.held_bytes()
+    }
+
     /// The whole frame, in as many fragments as it takes.
     fn encode(&mut self, frame: &Frame, output: &mut Batch) -> Result<(), Self::Error> {
         let mut part = Some(Part::default());

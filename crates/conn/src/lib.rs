@@ -61,6 +61,7 @@ mod client;
 mod codec;
 mod fragment;
 mod frame;
+mod memory;
 mod outbox;
 mod protocol;
 mod push;
@@ -81,6 +82,7 @@ pub use client::{
 pub use codec::{ByteOrder, Codec, LengthDelimited, LengthDelimitedError, LengthDelimitedOptions, LengthPrefix, Part};
 pub use fragment::{FragmentError, FragmentOptions, Fragmented};
 pub use frame::{Frame, FrameLike, Head, HeadTooLong};
+pub use memory::{Held, MemoryAccount, MemoryLimit};
 pub use protocol::{CloseReason, Protocol, Reply, ReplyFuture, ReplyInTurn, ReplyStream, ServiceOrder, Tick};
 pub use push::{
     FairnessConfig, PushAfter, PushError, PushHandle, PushPolicy, PushPriority, PushQueues, PushStats, Slot,

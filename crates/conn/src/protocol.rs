@@ -254,6 +254,9 @@ pub enum CloseReason<P: Protocol> {
     Panic,
     /// The peer took too long.
     TimedOut(Timeout),
+    /// The [memory limit](crate::MemoryLimit) was exceeded, and this connection held the most. What was queued is dropped.
+    /// [`Protocol::last_word`] is asked only if all output had been written: otherwise a frame may have been written in part.
+    MemoryLimit,
     /// The task that ran it was aborted, or its runtime ended.
     Dropped,
 }
@@ -272,6 +275,7 @@ impl<P: Protocol> CloseReason<P> {
             Self::Protocol(_) => "protocol",
             Self::Panic => "panic",
             Self::TimedOut(timeout) => timeout.label(),
+            Self::MemoryLimit => "memory_limit",
             Self::Dropped => "dropped",
         }
     }
@@ -290,6 +294,7 @@ impl<P: Protocol> fmt::Display for CloseReason<P> {
             Self::Protocol(error) => write!(f, "a reply failed: {error}"),
             Self::Panic => f.write_str("the protocol panicked"),
             Self::TimedOut(timeout) => write!(f, "{timeout}"),
+            Self::MemoryLimit => f.write_str("the memory limit was exceeded, and this connection held the most"),
             Self::Dropped => f.write_str("the task of the connection was dropped"),
         }
     }

@@ -11,7 +11,7 @@ use tokio::sync::{Semaphore, mpsc};
 
 use crate::outbox::Outbox;
 use crate::session::Facts;
-use crate::{Counters, FrameLike, ReplyTicket};
+use crate::{Counters, FrameLike, MemoryAccount, ReplyTicket};
 
 /// How urgent a pushed frame is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -231,6 +231,11 @@ impl<F: FrameLike> PushHandle<F> {
     /// What has gone through the connection when it last waited for its peer: whether a slow one takes anything at all.
     pub fn counters(&self) -> Counters {
         self.0.facts().map_or_else(Counters::default, |facts| facts.traffic.counters())
+    }
+
+    /// The memory account of the connection. None for bare [`PushQueues`].
+    pub fn account(&self) -> Option<MemoryAccount> {
+        self.0.shared_facts().map(MemoryAccount)
     }
 
     /// Pushes that are never written before a certain reply. If the ticket is that of another connection, they are pushes like

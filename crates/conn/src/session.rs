@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::memory::{Account, MemoryAccount, MemoryLimit};
 use crate::outbox::Outbox;
 use crate::timeouts::later;
 use crate::{ConnectionId, FrameLike, PushHandle};
@@ -25,10 +26,11 @@ pub(crate) struct Facts {
     /// The grace period of a shutdown has ended. Here rather than in the context, where it would take a word.
     pub(crate) closing: AtomicBool,
     pub(crate) data: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
+    pub(crate) account: Account,
 }
 
 impl Facts {
-    pub(crate) fn new(id: ConnectionId, peer: SocketAddr) -> Self {
+    pub(crate) fn new(id: ConnectionId, peer: SocketAddr, limit: MemoryLimit) -> Self {
         Self {
             id,
             peer,
@@ -37,6 +39,7 @@ impl Facts {
             settled: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             data: Mutex::new(None),
+            account: Account::new(limit),
         }
     }
 }
@@ -183,6 +186,18 @@ pub struct ConnectionContext {
 }
 
 impl ConnectionContext {
+    /// The memory account of the connection.
+    pub fn account(&self) -> MemoryAccount {
+        MemoryAccount(Arc::clone(&self.facts))
+    }
+
+    /// Records that the actor holds more or fewer bytes.
+    pub(crate) fn change_account(&self, by: isize) {
+        if self.facts.account.change(by) {
+            self.facts.account.enforce();
+        }
+    }
+
     pub(crate) fn new(facts: Arc<Facts>, data: Option<Box<dyn Any + Send>>) -> Self {
         Self { facts, counters: Counters::default(), requests: 0, answered: 0, tick: None, unsent_bytes: 0, data }
     }

@@ -8,7 +8,7 @@ use crate::{Counters, PushStats};
 
 /// Every way in which a connection can end, as [`CloseReason::label`](crate::CloseReason::label) calls it; and a handshake that
 /// failed before there was one.
-const ENDS: [&str; 16] = [
+const ENDS: [&str; 17] = [
     "decode",
     "dropped",
     "encode",
@@ -20,6 +20,7 @@ const ENDS: [&str; 16] = [
     "handshake",
     "idle",
     "io",
+    "memory_limit",
     "panic",
     "peer",
     "protocol",

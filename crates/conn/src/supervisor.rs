@@ -22,12 +22,13 @@ use tokio::time::Instant;
 
 use crate::actor::{Actor, Limits};
 use crate::alarms::Alarms;
+use crate::memory::{Accounts, Holder};
 use crate::outbox::Outbox;
 use crate::push::{PushOptions, PushQueues};
 use crate::session::Facts;
 use crate::stats::Counts;
 use crate::timeouts::later;
-use crate::{ConnectionContext, ConnectionId, FairnessConfig, Protocol, SessionRegistry, Stats, Timeouts};
+use crate::{ConnectionContext, ConnectionId, FairnessConfig, MemoryLimit, Protocol, SessionRegistry, Stats, Timeouts};
 
 /// Settings of a server for one protocol, each with a default.
 pub struct Builder<P: Protocol> {
@@ -38,6 +39,7 @@ pub struct Builder<P: Protocol> {
     timeouts: Timeouts,
     connections: usize,
     per_address: usize,
+    memory: MemoryLimit,
 }
 
 impl<P: Protocol> Builder<P> {
@@ -107,6 +109,21 @@ impl<P: Protocol> Builder<P> {
         self
     }
 
+    /// Limit of the replies of a connection that are ready before their turn, in bytes. Above it no further request is handled until
+    /// the peer has read. One reply may be larger. Default: 32 MiB.
+    #[must_use]
+    pub fn ready_reply_bytes(mut self, bytes: usize) -> Self {
+        self.limits.ready_bytes = bytes;
+        self
+    }
+
+    /// Limit of the memory that the connections hold together; several supervisors may share it. Above it the connection that holds
+    /// the most is closed with [`CloseReason::MemoryLimit`](crate::CloseReason::MemoryLimit). Default: none.
+    #[must_use]
+    pub fn memory_limit(self, memory: MemoryLimit) -> Self {
+        Self { memory, ..self }
+    }
+
     /// How long a connection waits for its peer. Default: [`Timeouts::default`].
     #[must_use]
     pub fn timeouts(self, timeouts: Timeouts) -> Self {
@@ -127,26 +144,29 @@ impl<P: Protocol> Builder<P> {
 
     /// The supervisor of a server with these settings.
     pub fn build(self) -> Supervisor<P> {
-        Supervisor {
-            shared: Arc::new(Shared {
-                protocol: self.protocol,
-                push: Arc::new(self.push),
-                fairness: self.fairness,
-                limits: self.limits,
-                timeouts: self.timeouts,
-                alarms: Arc::new(Alarms::new()),
-                counts: Counts::default(),
-                connections: self.connections,
-                per_address: self.per_address,
-                registry: SessionRegistry::new(),
-                ids: AtomicU64::new(0),
-                admitted: Mutex::default(),
-                running: Mutex::default(),
-                grace: Mutex::default(),
-                changed: Notify::new(),
-                phase: SharedPhase::default(),
-            }),
-        }
+        let shared = Arc::new(Shared {
+            protocol: self.protocol,
+            push: Arc::new(self.push),
+            fairness: self.fairness,
+            limits: self.limits,
+            timeouts: self.timeouts,
+            alarms: Arc::new(Alarms::new()),
+            counts: Counts::default(),
+            connections: self.connections,
+            per_address: self.per_address,
+            registry: SessionRegistry::new(),
+            ids: AtomicU64::new(0),
+            admitted: Mutex::default(),
+            running: Mutex::default(),
+            grace: Mutex::default(),
+            changed: Notify::new(),
+            phase: SharedPhase::default(),
+            memory: self.memory,
+        });
+        // Two steps, because a weak reference is converted by its type.
+        let accounts: Arc<dyn Accounts> = Arc::<Shared<P>>::clone(&shared);
+        shared.memory.register(Arc::downgrade(&accounts));
+        Supervisor { shared }
     }
 }
 
@@ -198,6 +218,7 @@ pub(crate) struct Shared<P: Protocol> {
     /// Rung when a connection has ended, and when the phase changes.
     changed: Notify,
     pub(crate) phase: SharedPhase,
+    memory: MemoryLimit,
 }
 
 /// How many connections there are.
@@ -255,10 +276,11 @@ impl<P: Protocol> Supervisor<P> {
             protocol,
             push: PushOptions::new(),
             fairness: FairnessConfig::default(),
-            limits: Limits { batch: 64 * 1024, read_ahead: 64 * 1024, in_flight: 1 },
+            limits: Limits { batch: 64 * 1024, read_ahead: 64 * 1024, in_flight: 1, ready_bytes: 32 << 20 },
             timeouts: Timeouts::default(),
             connections: 10_000,
             per_address: usize::MAX,
+            memory: MemoryLimit::new(usize::MAX),
         }
     }
 
@@ -439,6 +461,13 @@ impl<P: Protocol> Shared<P> {
     }
 }
 
+impl<P: Protocol> Accounts for Shared<P> {
+    fn append_to(&self, holders: &mut Vec<Arc<dyn Holder>>) {
+        let holds = |outbox: &Arc<Outbox<P::Frame>>| outbox.facts().is_some_and(|facts| facts.account.bytes() > 0);
+        holders.extend(self.running().into_iter().filter(holds).map(|outbox| outbox as Arc<dyn Holder>));
+    }
+}
+
 impl<P: Protocol> Clone for Supervisor<P> {
     fn clone(&self) -> Self {
         Self { shared: Arc::clone(&self.shared) }
@@ -549,7 +578,7 @@ impl<P: Protocol> Permit<P> {
             self.shared.counts.ended("panic");
             return None;
         };
-        let facts = Arc::new(Facts::new(self.id, self.peer));
+        let facts = Arc::new(Facts::new(self.id, self.peer, self.shared.memory.clone()));
         let queues = PushQueues::of_connection(Arc::clone(push), *fairness, Arc::clone(&facts));
         registry.insert(self.id, &queues.handle());
         let running = running.lock().unwrap_or_else(PoisonError::into_inner);

@@ -40,7 +40,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, Waker};
 
 use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -51,11 +51,12 @@ use self::replies::{Replies, Step};
 use self::resting::Parting;
 use self::sending::{Source, Unfinished};
 use crate::batch::Batch;
+use crate::memory::STEP_BYTES;
 use crate::protocol::ReplyInTurn;
 use crate::push::PushQueues;
 use crate::supervisor::{Phase, Shared};
 use crate::timeouts::Watch;
-use crate::{CloseReason, Codec, ConnectionContext, Protocol, Reply, ServiceOrder};
+use crate::{CloseReason, Codec, ConnectionContext, FrameLike, Protocol, Reply, ServiceOrder};
 
 /// How much is read at a time, into a buffer that all connections of a thread share: an idle connection holds none.
 const READ: usize = 16 * 1024;
@@ -83,6 +84,8 @@ pub(crate) struct Limits {
     pub(crate) read_ahead: usize,
     /// How many requests are handled at once.
     pub(crate) in_flight: usize,
+    /// How many bytes of replies may be ready before their turn. Above it no further request is handled.
+    pub(crate) ready_bytes: usize,
 }
 
 pub(crate) struct Actor<P: Protocol, S> {
@@ -111,6 +114,8 @@ pub(crate) struct Actor<P: Protocol, S> {
     /// What it still has is written, and then it ends.
     leaving: Option<Leaving>,
     state: State,
+    /// What it holds, as recorded in its account, in multiples of [`STEP_BYTES`].
+    recorded_steps: u32,
     /// The connection has ended, and its stream has yet to.
     parting: Option<Box<Parting>>,
 }
@@ -175,6 +180,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             phase: Phase::Open,
             leaving: None,
             state: State::default(),
+            recorded_steps: 0,
             parting: None,
         }
     }
@@ -187,7 +193,13 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             let reason = match self.set_up() {
                 Ok(()) => {
                     let polled = catch_unwind(AssertUnwindSafe(|| self.poll(context)));
-                    ready!(polled.unwrap_or(Poll::Ready(CloseReason::Panic)))
+                    match polled.unwrap_or(Poll::Ready(CloseReason::Panic)) {
+                        Poll::Ready(reason) => reason,
+                        Poll::Pending => {
+                            self.record_held();
+                            return Poll::Pending;
+                        }
+                    }
                 }
                 Err(reason) => reason,
             };
@@ -238,8 +250,10 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             if phase > self.phase {
                 self.enter(phase);
             }
-            if self.queues.outbox.has_signals() {
-                self.heed_signals();
+            if self.queues.outbox.has_signals()
+                && let Some(reason) = self.heed_signals()
+            {
+                return Poll::Ready(reason);
             }
             let moved = match self.turn(context) {
                 Ok(false) => self.rest(),
@@ -272,9 +286,18 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         }
     }
 
-    /// A handle has closed the connection, or asks for the protocol's hook.
+    /// A handle has closed the connection, or asks for the protocol's hook; or the memory limit closes it. Returns why it ends, if
+    /// it ends at once.
     #[cold]
-    fn heed_signals(&mut self) {
+    fn heed_signals(&mut self) -> Option<CloseReason<P>> {
+        if self.queues.outbox.take_over_limit() {
+            if !self.is_written() || self.ending.is_some() {
+                // A frame may be written in part, so nothing can follow it.
+                return Some(self.ending.take().map_or(CloseReason::MemoryLimit, |reason| *reason));
+            }
+            self.end(CloseReason::MemoryLimit);
+            self.release();
+        }
         if self.queues.outbox.is_leaving() && self.leaving.replace(Leaving::Handle) != Some(Leaving::Handle) {
             self.replies.clear();
         }
@@ -283,6 +306,28 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             self.queues.outbox.raise();
             self.shared.protocol.on_wake(&mut self.context);
         }
+        None
+    }
+
+    /// Drops all that waits to be handled or encoded. The connection is ending.
+    fn release(&mut self) {
+        self.input = BytesMut::new();
+        self.parked.clear();
+        self.replies.clear();
+        self.queues.outbox.close();
+        self.lose_unfinished();
+        self.unfinished.reply = None;
+    }
+
+    /// Records in its account what the connection holds, beside the outbox.
+    fn record_held(&mut self) {
+        let held = self.input.capacity()
+            + self.codec.held_bytes()
+            + self.parked.bytes()
+            + self.replies.ready_bytes()
+            + self.unfinished.held_bytes()
+            + self.batch.held_bytes();
+        self.record(held);
     }
 
     /// A shutdown has come further.
@@ -563,7 +608,9 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                     self.watch.frame = None;
                     if has_room && self.parked.is_empty() && self.may_handle(true) {
                         self.handle(frame, context);
-                    } else if !self.shared.protocol.on_waiting(&frame, &mut self.context) {
+                    } else if self.shared.protocol.on_waiting(&frame, &mut self.context) {
+                        self.parked.note_consumed(frame.size());
+                    } else {
                         self.parked.push(frame);
                     }
                 }
@@ -601,10 +648,11 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
 
     /// Whether another request may be handled.
     fn may_handle(&self, is_first: bool) -> bool {
-        let Limits { batch, in_flight, .. } = self.shared.limits;
+        let Limits { batch, in_flight, ready_bytes, .. } = self.shared.limits;
         self.ending.is_none()
             && self.leaving != Some(Leaving::Handle)
             && self.replies.len() < in_flight
+            && self.replies.ready_bytes() <= ready_bytes
             && !self.replies.is_last()
             && (is_first || self.batch.len() < batch)
             // The pushes that are held have their turn before the next request.
@@ -681,7 +729,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     /// Whether there is reason to read. What is read ahead of unfinished replies, of a peer that does not read, or of requests
     /// whose replies fill batch after batch, is limited. A frame that is not whole may be longer, as far as its codec allows.
     fn is_listening(&self) -> bool {
-        let Limits { batch, read_ahead, in_flight } = self.shared.limits;
+        let Limits { batch, read_ahead, in_flight, .. } = self.shared.limits;
         let waiting = self.state.backlog || self.replies.len() >= in_flight || self.batch.len() >= batch;
         let has_enough = waiting && self.input.len() + self.parked.bytes() >= read_ahead;
         let hears = !self.state.heard_out && self.failed.is_none() && !self.codec.is_leaving();
@@ -700,6 +748,16 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
 }
 
 impl<P: Protocol, S> Actor<P, S> {
+    /// Records in its account that it holds so much.
+    fn record(&mut self, held: usize) {
+        let steps = u32::try_from(held / STEP_BYTES).unwrap_or(u32::MAX);
+        if steps != self.recorded_steps {
+            let before = std::mem::replace(&mut self.recorded_steps, steps);
+            let bytes = |steps: u32| (steps as usize * STEP_BYTES).cast_signed();
+            self.context.change_account(bytes(steps) - bytes(before));
+        }
+    }
+
     /// Pushes that were written in part are lost.
     fn lose_unfinished(&mut self) {
         let Unfinished { high, low, .. } = &mut self.unfinished;
@@ -727,6 +785,7 @@ impl<P: Protocol, S> Drop for Actor<P, S> {
     fn drop(&mut self) {
         self.queues.outbox.close();
         self.lose_unfinished();
+        self.record(0);
         self.tell_end(&CloseReason::Dropped);
         // The waker is the whole task, and a handle may be kept for long.
         self.queues.outbox.register(None);

@@ -4,38 +4,57 @@ use std::collections::VecDeque;
 
 use crate::FrameLike;
 
-/// Whole frames that wait until their requests may be handled, so that what the codec answers by itself need not. It takes no
-/// room while there are none.
-pub(super) struct Parked<F>(Option<Box<(VecDeque<F>, usize)>>);
+/// Decoded frames that wait for their turn. An empty queue has no allocation.
+///
+/// A frame is a part of the input that it was read with, and keeps all of that in memory. So it counts with the input that was
+/// consumed after it without another frame: a peer cannot make a few small frames hold much.
+pub(super) struct Parked<F>(Option<Box<Waiting<F>>>);
+
+struct Waiting<F> {
+    /// Each with the bytes that it counts for.
+    frames: VecDeque<(F, usize)>,
+    bytes: usize,
+}
 
 impl<F: FrameLike> Parked<F> {
-    /// What a frame counts for, in case it has no bytes more than its place.
-    pub(super) fn weight(frame: &F) -> usize {
-        frame.size().saturating_add(size_of::<F>())
+    /// Appends a frame. It counts with its place, in case it has no bytes.
+    pub(super) fn push(&mut self, frame: F) {
+        let waiting = self.0.get_or_insert_with(|| Box::new(Waiting { frames: VecDeque::new(), bytes: 0 }));
+        let bytes = frame.size().saturating_add(size_of::<(F, usize)>());
+        waiting.bytes += bytes;
+        waiting.frames.push_back((frame, bytes));
     }
 
-    pub(super) fn push(&mut self, frame: F) {
-        let (frames, bytes) = &mut **self.0.get_or_insert_default();
-        *bytes += Self::weight(&frame);
-        frames.push_back(frame);
+    /// Records that input was consumed behind the last frame.
+    pub(super) fn note_consumed(&mut self, bytes: usize) {
+        if let Some(waiting) = &mut self.0
+            && let Some(last) = waiting.frames.back_mut()
+        {
+            last.1 += bytes;
+            waiting.bytes += bytes;
+        }
     }
 
     pub(super) fn pop(&mut self) -> Option<F> {
-        let (frames, bytes) = &mut **self.0.as_mut()?;
-        let frame = frames.pop_front()?;
-        *bytes -= Self::weight(&frame).min(*bytes);
-        if frames.is_empty() {
+        let waiting = self.0.as_mut()?;
+        let (frame, bytes) = waiting.frames.pop_front()?;
+        waiting.bytes -= bytes;
+        if waiting.frames.is_empty() {
             self.0 = None;
         }
         Some(frame)
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.0.as_ref().map_or(0, |parked| parked.1)
+        self.0.as_ref().map_or(0, |waiting| waiting.bytes)
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_none()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0 = None;
     }
 }
 

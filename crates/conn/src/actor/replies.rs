@@ -14,10 +14,12 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::task::{Context, Poll, Wake, Waker};
 
 use crate::protocol::{ReplyFuture, ReplyInTurn, ReplyStream};
-use crate::{Protocol, Reply};
+use crate::{FrameLike, Protocol, Reply};
 
 pub(super) struct Replies<P: Protocol> {
     queue: VecDeque<Pending<P>>,
+    /// The size of the frames in it.
+    ready_bytes: usize,
 }
 
 enum Pending<P: Protocol> {
@@ -65,7 +67,7 @@ impl Wake for Flag {
 
 impl<P: Protocol> Replies<P> {
     pub(super) fn new() -> Self {
-        Self { queue: VecDeque::new() }
+        Self { queue: VecDeque::new(), ready_bytes: 0 }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -74,6 +76,11 @@ impl<P: Protocol> Replies<P> {
 
     pub(super) fn is_empty(&self) -> bool {
         self.queue.is_empty()
+    }
+
+    /// Returns the size of the replies that are ready and wait for their turn.
+    pub(super) fn ready_bytes(&self) -> usize {
+        self.ready_bytes
     }
 
     /// Whether nothing can follow the last of them, since it ends the connection, or nothing may before it is decided.
@@ -87,6 +94,7 @@ impl<P: Protocol> Replies<P> {
         if !self.queue.is_empty() {
             pending.poll_ahead(context);
         }
+        self.ready_bytes += pending.ready_bytes();
         self.queue.push_back(pending);
     }
 
@@ -99,13 +107,15 @@ impl<P: Protocol> Replies<P> {
     pub(super) fn decided(&mut self, reply: Option<Reply<P::Frame, P::ProtocolError>>) {
         if let Some(first) = self.queue.front_mut() {
             *first = reply.map_or(Pending::Panicked, Pending::from);
+            self.ready_bytes += first.ready_bytes();
         }
     }
 
     /// Polls those whose turn it is not.
     pub(super) fn poll_ahead(&mut self, context: &mut Context<'_>) {
-        for pending in self.queue.iter_mut().skip(1) {
+        for pending in self.queue.iter_mut().skip(1).filter(|pending| matches!(pending, Pending::Future(..))) {
             pending.poll_ahead(context);
+            self.ready_bytes += pending.ready_bytes();
         }
     }
 
@@ -116,13 +126,17 @@ impl<P: Protocol> Replies<P> {
         let over = || Pending::Frames(VecDeque::new());
         let step = loop {
             break match first {
-                Pending::Frames(frames) => frames.pop_front().map(Step::Frame),
+                Pending::Frames(frames) => frames.pop_front().map(|frame| {
+                    self.ready_bytes -= frame.size();
+                    Step::Frame(frame)
+                }),
                 Pending::Future(future, _) => {
                     match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
                         Ok(Poll::Pending) => return Poll::Pending,
                         Ok(Poll::Ready(reply)) => *first = Pending::of(reply),
                         Err(_) => *first = Pending::Panicked,
                     }
+                    self.ready_bytes += first.ready_bytes();
                     continue;
                 }
                 Pending::Stream(_) if wants_no_more => None,
@@ -148,6 +162,7 @@ impl<P: Protocol> Replies<P> {
                 }
                 Pending::Close(frame) => {
                     let frame = frame.take();
+                    self.ready_bytes -= frame.as_ref().map_or(0, FrameLike::size);
                     *first = over();
                     Some(Step::Close(frame))
                 }
@@ -171,11 +186,21 @@ impl<P: Protocol> Replies<P> {
     }
 
     pub(super) fn clear(&mut self) {
+        self.ready_bytes = 0;
         self.queue.clear();
     }
 }
 
 impl<P: Protocol> Pending<P> {
+    /// The size of its frames.
+    fn ready_bytes(&self) -> usize {
+        match self {
+            Self::Frames(frames) => frames.iter().map(FrameLike::size).sum(),
+            Self::Close(Some(frame)) => frame.size(),
+            _ => 0,
+        }
+    }
+
     fn of(reply: Result<Reply<P::Frame, P::ProtocolError>, P::ProtocolError>) -> Self {
         reply.map_or_else(Self::Failed, Self::from)
     }

@@ -32,6 +32,8 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     /// The connection has ended, but for the end of its stream.
     pub(super) fn part(&mut self) {
         self.batch = Batch::default();
+        self.release();
+        self.record_held();
         let until = later(Instant::now(), self.shared.timeouts.linger);
         self.parting = Some(Box::new(Parting { until, is_shut: false, discarded: 0 }));
         self.set_alarm(until);

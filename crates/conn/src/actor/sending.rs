@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{Actor, Progress};
-use crate::{CloseReason, Codec, Part, Protocol, PushPriority};
+use crate::{CloseReason, Codec, FrameLike, Part, Protocol, PushPriority};
 
 /// How many slices one write takes at most.
 const SLICES: usize = 32;
@@ -37,6 +37,14 @@ impl<F> Unfinished<F> {
             Source::Push(PushPriority::Low) => &mut self.low,
             Source::Reply => &mut self.reply,
         }
+    }
+}
+
+impl<F: FrameLike> Unfinished<F> {
+    /// The size of the frames, which stay in memory until their last part is encoded.
+    pub(super) fn held_bytes(&self) -> usize {
+        let Self { high, low, reply } = self;
+        [high, low, reply].into_iter().flatten().map(|unfinished| unfinished.0.size()).sum()
     }
 }
 

@@ -26,9 +26,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use self::lane::{Lane, Line, Queued};
+use crate::memory::{Account, Holder, STEP_BYTES};
 use crate::push::{Lost, PushOptions};
 use crate::session::Facts;
-use crate::{FrameLike, PushError, PushPolicy, PushPriority, ReplyTicket, Slot};
+use crate::{ConnectionId, FrameLike, PushError, PushPolicy, PushPriority, ReplyTicket, Slot};
 
 pub(crate) struct Outbox<F> {
     options: Arc<PushOptions<F>>,
@@ -39,7 +40,7 @@ pub(crate) struct Outbox<F> {
     ready: AtomicBool,
     /// Set under the lock of the queues.
     closed: AtomicBool,
-    /// [`LEAVING`] and [`WOKEN`], in one word so that the actor looks at both with one load per turn.
+    /// [`LEAVING`], [`WOKEN`] and [`OVER_LIMIT`], in one word so that the actor looks at all with one load per turn.
     signals: AtomicU8,
     /// Frames wait for a reply. Changed under the lock of the queues.
     tied: AtomicBool,
@@ -58,6 +59,8 @@ const LEAVING: u8 = 1;
 /// A handle asks for [`Protocol::on_wake`](crate::Protocol::on_wake). The actor clears it before it runs the hook, so a request
 /// that comes later sets it again and leads to another run.
 const WOKEN: u8 = 2;
+/// The memory limit is exceeded, and the connection is to be closed. The actor clears it.
+const OVER_LIMIT: u8 = 4;
 
 struct Queues<F> {
     /// The connection's own, before all else.
@@ -73,6 +76,8 @@ struct Queues<F> {
     tied_so_far: u64,
     /// What the tied frames weigh that are in no slot.
     tied_bytes: usize,
+    /// The memory of the frames, as recorded in the account of the connection, in multiples of [`STEP_BYTES`].
+    recorded_steps: u32,
     /// Something was pushed since it was last seen that nothing waits.
     undrained: bool,
     /// With which frame the connection is to end, when it is.
@@ -137,8 +142,32 @@ impl<F: FrameLike> Outbox<F> {
         self.facts.as_deref()
     }
 
+    pub(crate) fn shared_facts(&self) -> Option<Arc<Facts>> {
+        self.facts.clone()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Option<Box<Queues<F>>>> {
         lock(&self.queues)
+    }
+
+    /// Records in the account of the connection what the queues hold. If it returns true, the memory limit is to be enforced when the
+    /// lock has been released.
+    fn record(&self, queues: &mut Queues<F>) -> bool {
+        let steps = u32::try_from(queues.held_bytes() / STEP_BYTES).unwrap_or(u32::MAX);
+        if steps == queues.recorded_steps {
+            return false;
+        }
+        let before = std::mem::replace(&mut queues.recorded_steps, steps);
+        let bytes = |steps: u32| (steps as usize * STEP_BYTES).cast_signed();
+        self.facts().is_some_and(|facts| facts.account.change(bytes(steps) - bytes(before)))
+    }
+
+    /// A frame has been queued, and the lock is released.
+    fn queued_frame(&self, has_grown: bool) {
+        self.announce();
+        if has_grown && let Some(facts) = self.facts() {
+            facts.account.enforce();
+        }
     }
 
     /// The queues of an outbox that is not closed.
@@ -165,8 +194,9 @@ impl<F: FrameLike> Outbox<F> {
         let queues = self.open(&mut guard).ok_or(PushError::Closed)?;
         queues.undrained = true;
         queues.lane(priority).push(Queued { frame, weight });
+        let has_grown = self.record(queues);
         drop(guard);
-        self.announce();
+        self.queued_frame(has_grown);
         Ok(())
     }
 
@@ -190,8 +220,9 @@ impl<F: FrameLike> Outbox<F> {
         } else {
             queues.lane(priority).push(queued);
         }
+        let has_grown = self.record(queues);
         drop(guard);
-        self.announce();
+        self.queued_frame(has_grown);
         Ok(())
     }
 
@@ -224,7 +255,8 @@ impl<F: FrameLike> Outbox<F> {
         let size = frame.size();
         let after = after.map_or(0, |ticket| self.request(ticket));
         let mut queues = self.lock();
-        let Queues { slots, slot_bytes, filled, undrained, .. } = self.open(&mut queues).ok_or(PushError::Closed)?;
+        let open = self.open(&mut queues).ok_or(PushError::Closed)?;
+        let Queues { slots, slot_bytes, filled, undrained, .. } = open;
         let newer = Unsent { frame, size, after };
         let unsent = slots.get(&slot);
         let others = *slot_bytes - unsent.map_or(0, Latest::size);
@@ -252,11 +284,12 @@ impl<F: FrameLike> Outbox<F> {
                 [None, None]
             }
         };
+        let has_grown = self.record(open);
         drop(queues);
         for _ in replaced.into_iter().flatten() {
             self.options.note_replaced();
         }
-        self.announce();
+        self.queued_frame(has_grown);
         Ok(())
     }
 
@@ -301,6 +334,11 @@ impl<F: FrameLike> Outbox<F> {
     /// Whether the hook is to run. Returns true once for all requests so far.
     pub(crate) fn take_woken(&self) -> bool {
         self.signals.load(SeqCst) & WOKEN != 0 && self.signals.fetch_and(!WOKEN, SeqCst) & WOKEN != 0
+    }
+
+    /// Whether the memory limit closes the connection. Returns true once.
+    pub(crate) fn take_over_limit(&self) -> bool {
+        self.signals.load(SeqCst) & OVER_LIMIT != 0 && self.signals.fetch_and(!OVER_LIMIT, SeqCst) & OVER_LIMIT != 0
     }
 
     /// The alarm goes off.
@@ -374,6 +412,7 @@ impl<F: FrameLike> Outbox<F> {
                 if (*slots_next || queues.low.is_empty())
                     && let Some((frame, outdated)) = queues.next_slot(answered, &self.tied)
                 {
+                    self.record(queues);
                     drop(guard);
                     if outdated.is_some() {
                         self.options.note_replaced();
@@ -382,6 +421,7 @@ impl<F: FrameLike> Outbox<F> {
                 }
             }
             if let Some((Queued { frame, weight }, line)) = queues.lane(priority).pop() {
+                self.record(queues);
                 drop(guard);
                 if let Some(line) = line {
                     let user = Waiting { outbox: self, priority, line };
@@ -419,6 +459,7 @@ impl<F: FrameLike> Outbox<F> {
         if taken.is_some() {
             self.tied.store(!queues.tied.is_empty(), SeqCst);
         }
+        self.record(queues);
         let is_last = taken.is_some() && queues.is_empty();
         // The frames are not dropped under the lock.
         drop(guard);
@@ -505,6 +546,7 @@ impl<F: FrameLike> Outbox<F> {
         for Latest { earlier, newest } in filled.drain(..).filter_map(|slot| slots.remove(&slot)) {
             left.extend(earlier.into_iter().chain([newest]).map(|unsent| unsent.frame));
         }
+        self.record(queues);
         drop(guard);
         drop(ahead);
         for frame in left {
@@ -515,6 +557,17 @@ impl<F: FrameLike> Outbox<F> {
     /// A frame was not written, or not all of it, when the connection ended.
     pub(crate) fn lose(&self, frame: F) {
         self.options.lose(frame, Lost::Unsent);
+    }
+}
+
+impl<F: FrameLike> Holder for Outbox<F> {
+    fn account(&self) -> Option<(ConnectionId, &Account)> {
+        self.facts().map(|facts| (facts.id, &facts.account))
+    }
+
+    fn close_for_memory(&self) {
+        self.signals.fetch_or(OVER_LIMIT, SeqCst);
+        self.wake();
     }
 }
 
@@ -545,6 +598,7 @@ impl<F> Queues<F> {
             tied: BTreeMap::new(),
             tied_so_far: 0,
             tied_bytes: 0,
+            recorded_steps: 0,
             undrained: false,
             last: None,
         }
@@ -560,6 +614,12 @@ impl<F> Queues<F> {
     /// The size of all frames that wait, those that are tied to a reply included.
     fn bytes(&self) -> usize {
         self.high.queued().1 + self.low.queued().1 + self.slot_bytes + self.tied_bytes
+    }
+
+    /// The memory of the frames that wait, with their places in the queues.
+    fn held_bytes(&self) -> usize {
+        let frames = self.high.queued().0 + self.low.queued().0 + self.slots.len() + self.tied.len();
+        self.bytes() + frames * size_of::<Latest<F>>()
     }
 
     /// Whether nothing waits, for a reply neither.

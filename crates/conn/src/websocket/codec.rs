@@ -451,6 +451,10 @@ impl Codec for WebSocket {
         }
     }
 
+    fn held_bytes(&self) -> usize {
+        self.message.as_ref().map_or(0, |message| message.bytes.capacity()) + self.pings.capacity()
+    }
+
     /// Once our close is said: what the peer still has to say is waited for while the connection lingers.
     fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Leaving | Phase::Over)

@@ -6,6 +6,7 @@ mod connection;
 mod drained;
 mod examples;
 mod fragments;
+mod memory_limit;
 mod push;
 mod redis;
 mod regressions;

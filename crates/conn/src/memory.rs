@@ -1,0 +1,241 @@
+//! Memory accounts of connections, and a limit on their sum.
+//!
+//! Each connection has an account. The actor records the bytes that it keeps: input that is not handled, replies, output. The outbox
+//! records the pushes that are queued. The application records bytes that it keeps on behalf of the connection, such as requests in
+//! flight, by [`MemoryAccount::hold`]. A body that several connections share counts for each of them.
+//!
+//! **Cost.** The actor and the outbox record multiples of [`STEP_BYTES`], the actor at most once per poll. An account changes the
+//! shared total only when it crosses such a multiple. So small messages that are soon written never touch the total.
+//!
+//! **Closing.** When the total exceeds the limit, the connection with the largest account is closed, then the next one, until the
+//! accounts that remain are below the limit. An account that is being closed is marked in the same atomic word that has its bytes,
+//! so the bytes that it is about to release are always known exactly, and no further connection is closed for them.
+
+use std::fmt;
+use std::sync::atomic::{AtomicIsize, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use crate::ConnectionId;
+use crate::session::Facts;
+
+/// The total counts an account in multiples of this.
+pub(crate) const STEP_BYTES: usize = 4096;
+
+/// In the word of an account: its connection is being closed.
+const CLOSING: usize = 1 << (usize::BITS - 1);
+
+/// A limit on the memory that connections hold together. Clones share it, and so may several supervisors.
+///
+/// The limit covers input, queued requests, replies and pushes, and the bytes that the application
+/// [holds](MemoryAccount::hold). It does not cover the fixed size of a connection, which is about a kilobyte.
+///
+/// ```
+/// use tidewire_conn::MemoryLimit;
+///
+/// let limit = MemoryLimit::new(256 << 20);
+/// assert_eq!((limit.used(), limit.max_bytes(), limit.closed()), (0, 256 << 20, 0));
+/// ```
+#[derive(Clone)]
+pub struct MemoryLimit(Arc<Total>);
+
+struct Total {
+    max_bytes: usize,
+    /// The sum of all accounts, each rounded down to a multiple of [`STEP_BYTES`].
+    used: AtomicIsize,
+    /// The part of it in accounts that are being closed.
+    closing: AtomicIsize,
+    closed: AtomicU64,
+    /// Whose connections have accounts here. Locked while connections are selected for closing.
+    supervisors: Mutex<Vec<Weak<dyn Accounts>>>,
+}
+
+/// A set of connections with accounts.
+pub(crate) trait Accounts: Send + Sync {
+    /// Appends the connections whose account is not empty.
+    fn append_to(&self, holders: &mut Vec<Arc<dyn Holder>>);
+}
+
+/// A connection with an account.
+pub(crate) trait Holder: Send + Sync {
+    /// Its id and account, unless it belongs to no connection.
+    fn account(&self) -> Option<(ConnectionId, &Account)>;
+
+    /// Asks the actor to close the connection because of the limit.
+    fn close_for_memory(&self);
+}
+
+impl MemoryLimit {
+    /// Creates a limit of `max_bytes`.
+    pub fn new(max_bytes: usize) -> Self {
+        Self(Arc::new(Total {
+            max_bytes,
+            used: AtomicIsize::new(0),
+            closing: AtomicIsize::new(0),
+            closed: AtomicU64::new(0),
+            supervisors: Mutex::default(),
+        }))
+    }
+
+    /// Returns the bytes that all connections hold. An account counts in multiples of 4 KiB, rounded down.
+    pub fn used(&self) -> usize {
+        usize::try_from(self.0.used.load(SeqCst)).unwrap_or(0)
+    }
+
+    /// Returns the limit.
+    pub fn max_bytes(&self) -> usize {
+        self.0.max_bytes
+    }
+
+    /// Returns the number of connections that were closed because of the limit.
+    pub fn closed(&self) -> u64 {
+        self.0.closed.load(SeqCst)
+    }
+
+    pub(crate) fn register(&self, supervisor: Weak<dyn Accounts>) {
+        let mut supervisors = self.0.supervisors.lock().unwrap_or_else(PoisonError::into_inner);
+        supervisors.retain(|supervisor| supervisor.strong_count() > 0);
+        supervisors.push(supervisor);
+    }
+
+    /// Whether the accounts that are not being closed exceed the limit.
+    fn is_exceeded(&self) -> bool {
+        let remaining = self.0.used.load(SeqCst).saturating_sub(self.0.closing.load(SeqCst));
+        usize::try_from(remaining).is_ok_and(|remaining| remaining > self.0.max_bytes)
+    }
+
+    /// Closes the connections with the largest accounts until the others are below the limit. Not to be called with the lock of an
+    /// outbox held.
+    pub(crate) fn enforce(&self) {
+        if self.is_exceeded() {
+            self.close_largest();
+        }
+    }
+
+    #[cold]
+    fn close_largest(&self) {
+        let supervisors = self.0.supervisors.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut holders = Vec::new();
+        if self.is_exceeded() {
+            supervisors.iter().filter_map(Weak::upgrade).for_each(|supervisor| supervisor.append_to(&mut holders));
+        }
+        let bytes = |holder: &Arc<dyn Holder>| holder.account().map_or(0, |(_, account)| account.bytes());
+        holders.sort_by_cached_key(|holder| std::cmp::Reverse(bytes(holder)));
+        let mut selected = Vec::new();
+        for holder in &holders {
+            if !self.is_exceeded() {
+                break;
+            }
+            if let Some((connection, account)) = holder.account()
+                && let Some(held_bytes) = account.mark_closing()
+            {
+                selected.push((holder, connection, held_bytes));
+            }
+        }
+        drop(supervisors);
+        // Not under the lock: a task that is woken may run at once.
+        for (holder, connection, held_bytes) in selected {
+            self.0.closed.fetch_add(1, SeqCst);
+            let (used_bytes, max_bytes) = (self.used(), self.max_bytes());
+            tracing::warn!(%connection, held_bytes, used_bytes, max_bytes, "connection closed: memory limit exceeded");
+            holder.close_for_memory();
+        }
+    }
+}
+
+impl fmt::Debug for MemoryLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryLimit").field("used", &self.used()).field("max_bytes", &self.max_bytes()).finish()
+    }
+}
+
+/// The account of one connection.
+pub(crate) struct Account {
+    limit: MemoryLimit,
+    /// The bytes, and [`CLOSING`].
+    state: AtomicUsize,
+}
+
+impl Account {
+    pub(crate) fn new(limit: MemoryLimit) -> Self {
+        Self { limit, state: AtomicUsize::new(0) }
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.state.load(SeqCst) & !CLOSING
+    }
+
+    /// Records that the connection holds more or fewer bytes. If it returns true, the limit is to be [enforced](Self::enforce).
+    #[must_use]
+    pub(crate) fn change(&self, by: isize) -> bool {
+        // The bytes never fall below zero, so the flag is not touched.
+        let before = self.state.fetch_add(by.cast_unsigned(), SeqCst);
+        let (is_closing, before) = (before & CLOSING != 0, before & !CLOSING);
+        let steps = (before.wrapping_add_signed(by) / STEP_BYTES).cast_signed() - (before / STEP_BYTES).cast_signed();
+        if steps == 0 {
+            return false;
+        }
+        let counted = steps * STEP_BYTES.cast_signed();
+        self.limit.0.used.fetch_add(counted, SeqCst);
+        if is_closing {
+            self.limit.0.closing.fetch_add(counted, SeqCst);
+        }
+        steps > 0
+    }
+
+    pub(crate) fn enforce(&self) {
+        self.limit.enforce();
+    }
+
+    /// Marks the connection as being closed. Returns the bytes that it holds, or none if it holds none or was marked before.
+    fn mark_closing(&self) -> Option<usize> {
+        let before = self.state.fetch_update(SeqCst, SeqCst, |state| {
+            (state & CLOSING == 0 && state >= STEP_BYTES).then_some(state | CLOSING)
+        });
+        let bytes = before.ok()?;
+        self.limit.0.closing.fetch_add((bytes / STEP_BYTES * STEP_BYTES).cast_signed(), SeqCst);
+        Some(bytes)
+    }
+}
+
+/// The memory account of one connection: see [`MemoryLimit`]. Clones are the same account, and do not keep the connection alive.
+#[derive(Clone)]
+pub struct MemoryAccount(pub(crate) Arc<Facts>);
+
+impl MemoryAccount {
+    /// Records that the application keeps `bytes` on behalf of the connection, until the result is dropped.
+    pub fn hold(&self, bytes: usize) -> Held {
+        // Larger than any allocation: the rest is not recorded.
+        let bytes = bytes.min(isize::MAX.cast_unsigned() / 2);
+        let held = Held { account: self.clone(), bytes };
+        if self.0.account.change(bytes.cast_signed()) {
+            self.0.account.enforce();
+        }
+        held
+    }
+
+    /// Returns the bytes that the connection holds. Those of its actor and its outbox count in multiples of 4 KiB, rounded down.
+    pub fn bytes(&self) -> usize {
+        self.0.account.bytes()
+    }
+}
+
+impl fmt::Debug for MemoryAccount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryAccount").field("bytes", &self.bytes()).finish()
+    }
+}
+
+/// Bytes that an application keeps on behalf of a connection. Dropping it releases them.
+#[derive(Debug)]
+#[must_use = "the bytes are released when it is dropped"]
+pub struct Held {
+    account: MemoryAccount,
+    bytes: usize,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // A smaller account exceeds nothing.
+        let _ = self.account.0.account.change(-self.bytes.cast_signed());
+    }
+}
