@@ -4,6 +4,7 @@
 mod auth;
 mod client;
 pub mod config;
+mod machine;
 mod metrics;
 mod ops;
 mod options;
@@ -22,7 +23,7 @@ pub use auth::{
 };
 pub use client::{Client, ClientPush, ClientSubscription};
 pub use metrics::ServerStats;
-pub use options::{Auth, Backpressure, ConnectionLimits, Heartbeat, RateLimit, ServerOptions, TlsFiles};
+pub use options::{Auth, Backpressure, ConnectionLimits, Heartbeat, Memory, RateLimit, ServerOptions, TlsFiles};
 pub use protocol::disconnect::Disconnect;
 pub use protocol::error::{Code, RequestError};
 pub use push::programmatic::ProgrammaticQuery;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::machine;
 use crate::{PermissionCheck, Permissions, ProgrammaticQuery, TokenValidator};
 
 /// The settings of a [`Server`](crate::Server).
@@ -43,6 +44,8 @@ pub struct ServerOptions {
     pub heartbeat: Heartbeat,
     /// The limits of a slow consumer.
     pub backpressure: Backpressure,
+    /// The limit of memory.
+    pub memory: Memory,
     /// The limits of subscriptions.
     pub connection_limits: ConnectionLimits,
     /// The rate limit of a user or IP address. Default: none, because the right limit depends on the application.
@@ -81,6 +84,7 @@ impl Default for ServerOptions {
             slow_request: Duration::from_secs(1),
             heartbeat: Heartbeat::default(),
             backpressure: Backpressure::default(),
+            memory: Memory::default(),
             connection_limits: ConnectionLimits::default(),
             rate_limit: None,
             auth: None,
@@ -124,6 +128,29 @@ pub struct Backpressure {
 impl Default for Backpressure {
     fn default() -> Self {
         Self { max_buffered_bytes: 1 << 20, high_water_mark: 0.8 }
+    }
+}
+
+/// The limit of the memory that the server holds for its clients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Memory {
+    /// The limit of what all connections over sockets hold together, in bytes: messages that are not complete or wait, requests in
+    /// flight, and replies and pushes that the clients have not read. Above it the connection that holds the most is closed with
+    /// [`Disconnect::MEMORY_LIMIT`](crate::Disconnect::MEMORY_LIMIT). Default: a quarter of the memory of the machine, or of its
+    /// control group if that has a lower limit, but at least 64 MiB; 1 GiB if the system does not tell.
+    pub max_bytes: usize,
+}
+
+impl Memory {
+    const UNKNOWN_BYTES: usize = 1 << 30;
+    const LEAST_BYTES: usize = 64 << 20;
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        let quarter = machine::memory_bytes().and_then(|bytes| usize::try_from(bytes / 4).ok());
+        Self { max_bytes: quarter.unwrap_or(Self::UNKNOWN_BYTES).max(Self::LEAST_BYTES) }
     }
 }
 

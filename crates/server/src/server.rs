@@ -244,6 +244,7 @@ fn supervisor(state: &Arc<ServerState>) -> Supervisor<WebSocketProtocol> {
         .push_capacities(MAX_NOTICES, MAX_DELTAS)
         .push_bytes(buffered)
         .slot_capacities(slots, buffered)
+        .memory_limit(state.memory.clone())
         .timeouts(timeouts)
         .build()
 }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use serde_json::Value as Json;
+use tidewire_conn::MemoryLimit;
 use tidewire_live::{Live, LiveOptions};
 use tidewire_store::Store;
 use tokio::runtime::Handle;
@@ -35,6 +36,8 @@ pub(crate) struct ServerState {
     pub(crate) rate_limiter: Option<RateLimiter>,
     pub(crate) revocations: Revocations,
     pub(crate) counters: Counters,
+    /// The limit of the memory that connections over sockets hold.
+    pub(crate) memory: MemoryLimit,
     pub(crate) operations: OperationMetrics,
     pub(crate) started: Instant,
     /// Subscriptions of all connections.
@@ -71,6 +74,7 @@ impl ServerState {
             rate_limiter: options.rate_limit.map(RateLimiter::new),
             revocations: Revocations::new(options.revocation_ttl),
             counters: Counters::default(),
+            memory: MemoryLimit::new(options.memory.max_bytes),
             operations: OperationMetrics::default(),
             started: Instant::now(),
             subscriptions: AtomicUsize::new(0),

@@ -31,7 +31,7 @@ enum Format {
 impl Overrides {
     pub(super) fn new(flags: &Flags, environment: Environment<'_>, report: &mut Report) -> Self {
         // The flag, the path of its key, and its value. An empty path is a flag without a key in the file.
-        let values: [(&str, &[&str], Format, &Option<String>); 18] = [
+        let values: [(&str, &[&str], Format, &Option<String>); 19] = [
             ("name", &["name"], Format::Text, &flags.name),
             ("grace", &["shutdownGraceMs"], Format::Number, &flags.grace),
             ("slow-request-ms", &["slowRequestMs"], Format::Number, &flags.slow_request_ms),
@@ -46,6 +46,7 @@ impl Overrides {
             ("durability", &["durability"], Format::Text, &flags.durability),
             ("max-payload-bytes", &["maxPayloadBytes"], Format::Number, &flags.max_payload_bytes),
             ("max-record-bytes", &["maxRecordBytes"], Format::Number, &flags.max_record_bytes),
+            ("memory-max-bytes", &["memory", "maxBytes"], Format::Number, &flags.memory_max_bytes),
             ("admin-secret", &["auth", "adminSecret"], Format::Text, &flags.admin_secret),
             ("allowed-origins", &["allowedOrigins"], Format::List, &flags.allowed_origins),
             ("max-connections-per-ip", &["maxConnectionsPerIp"], Format::Number, &flags.max_connections_per_ip),

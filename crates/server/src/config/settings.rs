@@ -15,7 +15,7 @@ use super::location::Location;
 use super::overrides::Environment;
 use super::unsupported::UnsupportedKeys;
 use super::{Config, Engine, comments};
-use crate::{Backpressure, ConnectionLimits, Heartbeat, RateLimit, ServerOptions, TlsFiles};
+use crate::{Backpressure, ConnectionLimits, Heartbeat, Memory, RateLimit, ServerOptions, TlsFiles};
 
 pub(super) const KEYS: &[&str] = &[
     "port",
@@ -41,6 +41,7 @@ pub(super) const KEYS: &[&str] = &[
     "rateLimit",
     "heartbeat",
     "backpressure",
+    "memory",
     "connectionLimits",
     "maxConnections",
     "maxResultBytes",
@@ -57,6 +58,8 @@ pub(super) const KEYS: &[&str] = &[
 const MAX_BYTES: u64 = 1 << 30;
 /// The limit of `maxRecordBytes`. A commit is written to one log segment, which is at most 1 GiB, and takes at most half of it.
 const MAX_RECORD_BYTES: u64 = 256 << 20;
+/// The limit of `memory.maxBytes`, above the memory of any machine.
+const MAX_MEMORY_BYTES: u64 = 1 << 50;
 /// The limit of every count.
 const MAX_COUNT: u64 = 1_000_000_000;
 
@@ -147,6 +150,7 @@ impl Settings {
                 "rateLimit" => set(&mut server.rate_limit, rate_limit(&entry, report).map(Some)),
                 "heartbeat" => read_heartbeat(&mut server.heartbeat, &entry, report),
                 "backpressure" => read_backpressure(&mut server.backpressure, &entry, report),
+                "memory" => read_memory(&mut server.memory, &entry, report),
                 "connectionLimits" => read_connection_limits(&mut server.connection_limits, &entry, report),
                 "maxConnections" => set(&mut server.max_connections, entry.count(report, 1..=MAX_COUNT)),
                 "maxResultBytes" => set(&mut server.max_result_bytes, entry.bytes(report, MAX_BYTES)),
@@ -406,6 +410,14 @@ fn read_backpressure(backpressure: &mut Backpressure, entry: &Entry<'_>, report:
             let fraction = fraction.or_else(|| entry.mismatch(report, "a number above 0 and at most 1"));
             set(&mut backpressure.high_water_mark, fraction);
         }
+    }
+}
+
+pub(super) const MEMORY_KEYS: &[&str] = &["maxBytes"];
+
+fn read_memory(memory: &mut Memory, entry: &Entry<'_>, report: &mut Report) {
+    for (_, entry) in entry.members(report, MEMORY_KEYS) {
+        set(&mut memory.max_bytes, entry.bytes(report, MAX_MEMORY_BYTES));
     }
 }
 

@@ -47,6 +47,8 @@ impl Page {
         self.gauge("connections", "Connections, in-process clients included", server.connection_count());
         self.gauge("subscriptions", "Subscriptions of all connections", server.subscription_count());
         self.gauge("pool_requests", "Costly requests that wait or run on the pool", server.work.depth());
+        self.gauge("memory_used_bytes", "Memory that connections hold", server.memory.used());
+        self.gauge("memory_max_bytes", "Limit of the memory that connections hold", server.memory.max_bytes());
         for (name, help, value) in [
             ("connections_admitted", "Connections admitted", conn.admitted),
             ("connections_refused", "Connections refused: too many in all or from one address", conn.refused),
@@ -79,6 +81,7 @@ impl Page {
             ("requests_slow", "Requests that were logged as slow", count(&counters.slow)),
             ("logins_failed", "Logins that failed", count(&counters.logins_failed)),
             ("slow_consumers", "Connections closed because the client does not read", count(&counters.slow_consumers)),
+            ("memory_closed", "Connections closed because of the memory limit", server.memory.closed()),
             ("heartbeats_missed", "Connections closed because no pong came", count(&counters.heartbeats_missed)),
             ("sessions_revoked", "Connections closed because their session was revoked", count(&counters.revoked)),
             ("panics", "Connections closed by a panic", count(&counters.panics)),

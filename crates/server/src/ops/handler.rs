@@ -79,7 +79,7 @@ fn execute(server: &Arc<ServerState>, connection: &Arc<Connection>, request: &Re
         return Err(unavailable::error(server, name));
     };
     let params = &request.params;
-    let call = Call { operation, params, server, connection, caller, progress: Cell::new(Progress::Parsing) };
+    let call = Call { operation, params, request, server, connection, caller, progress: Cell::new(Progress::Parsing) };
     let handled = handler(&call);
     if handled.is_err() && call.progress.get() == Progress::Parsing {
         // The parameters are not valid. If the caller may never use the operation, that error comes first.

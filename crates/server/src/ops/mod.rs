@@ -25,7 +25,7 @@ use tidewire_store::Filter;
 pub(crate) use self::server::server_stats;
 use self::table::{OperationId, Scope};
 use crate::protocol::reply::Data;
-use crate::protocol::request::Params;
+use crate::protocol::request::{Params, Request};
 use crate::session::caller::Caller;
 use crate::session::connection::Connection;
 use crate::session::rate_limit::RateKey;
@@ -63,6 +63,7 @@ impl<T: Into<Data>> From<T> for Answer {
 pub(crate) struct Call<'a> {
     operation: OperationId,
     params: &'a Params<'a>,
+    request: &'a Request<'a>,
     server: &'a Arc<ServerState>,
     connection: &'a Arc<Connection>,
     caller: Caller,

@@ -135,7 +135,7 @@ pub(super) fn write(
     shown: Vec<Shown>,
     work: impl FnOnce(&mut Draft) -> Result<Data, StoreError> + Send + 'static,
 ) -> Answer {
-    let bytes = call.params.memory() + retry.as_ref().map_or(0, |retry| retry.request.len());
+    let bytes = call.request.memory() + retry.as_ref().map_or(0, |retry| retry.request.len());
     let cause = Cause::of(call.connection.number);
     let options = WriteOptions::default().cause(cause).owner(owner(call)).bytes(bytes);
     let pending = match retry {
@@ -145,7 +145,6 @@ pub(super) fn write(
             call.server.store.write_with(options, move |draft| retry.run(&user, &shown, work, draft))
         }
     };
-    call.connection.set_held_back(pending.is_held_back());
     let span = tracing::debug_span!(target: "tidewire::request", "store_commit");
     Answer::later(async move { pending.instrument(span).await.map_err(RequestError::from) })
 }

@@ -38,6 +38,8 @@ disconnects! {
     BINARY_NOT_SUPPORTED 1003 "binary_not_supported" false;
     /// A fault of the server.
     INTERNAL_ERROR 1011 "internal_error" true;
+    /// The memory limit of the server was exceeded, and this connection held the most.
+    MEMORY_LIMIT 1013 "memory_limit" true;
     /// No pong arrived in time.
     HEARTBEAT_TIMEOUT 4001 "heartbeat_timeout" true;
     /// The session was revoked.

@@ -4,6 +4,7 @@
 //! reads is only checked to be JSON, whatever its size or depth.
 
 use std::borrow::Cow;
+use std::cell::OnceCell;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
@@ -32,6 +33,22 @@ pub(crate) struct Request<'a> {
     /// The operation of that name.
     pub(crate) operation: Option<OperationId>,
     pub(crate) params: Params<'a>,
+    memory: OnceCell<usize>,
+}
+
+impl Request<'_> {
+    /// Returns an upper estimate of the memory that the parsed parameters take. A value of a few characters, such as an element of
+    /// a long array of numbers, takes many times its text.
+    pub(crate) fn memory(&self) -> usize {
+        *self.memory.get_or_init(|| {
+            let is_separator = |byte: &u8| matches!(byte, b',' | b':' | b'[' | b'{');
+            let memory_of = |text: &str| {
+                let values = text.bytes().filter(|byte| is_separator(byte)).count();
+                text.len().saturating_add(values.saturating_mul(size_of::<Json>()))
+            };
+            self.params.0.iter().map(|(name, text)| name.len() + memory_of(text)).sum()
+        })
+    }
 }
 
 impl<'a> ClientMessage<'a> {
@@ -56,7 +73,7 @@ impl<'a> ClientMessage<'a> {
         let id = params.raw("id").and_then(Id::of);
         let id = id.ok_or_else(|| invalid("\"id\" must be a finite number; it comes back with the reply"))?;
         let operation = OperationId::named(&name);
-        Ok(Self::Request(Request { id, name, operation, params }))
+        Ok(Self::Request(Request { id, name, operation, params, memory: OnceCell::new() }))
     }
 }
 
@@ -196,17 +213,6 @@ impl<'a> Params<'a> {
             Some("true") => Ok(true),
             Some(_) => Err(self.wrong(name, "true or false")),
         }
-    }
-
-    /// Returns an upper estimate of the memory that the parsed parameters take. A value of a few characters, such as an element of
-    /// a long array of numbers, takes many times its text.
-    pub(crate) fn memory(&self) -> usize {
-        let is_separator = |byte: &u8| matches!(byte, b',' | b':' | b'[' | b'{');
-        let memory_of = |text: &str| {
-            let values = text.bytes().filter(|byte| is_separator(byte)).count();
-            text.len().saturating_add(values.saturating_mul(size_of::<Json>()))
-        };
-        self.0.iter().map(|(name, text)| name.len() + memory_of(text)).sum()
     }
 
     /// The W3C trace context that accompanies the request, if it is well-formed.

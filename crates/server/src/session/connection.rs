@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Value as Json, json};
@@ -30,8 +30,6 @@ pub(crate) struct Connection {
     pub(crate) subscription_count: Arc<AtomicUsize>,
     /// When the session ends on which its subscriptions depend, in milliseconds.
     session_expires_at: AtomicU64,
-    /// Whether the queue of the store had no capacity for its latest write.
-    is_held_back: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -67,7 +65,6 @@ impl Connection {
             sink,
             subscription_count: Arc::default(),
             session_expires_at: AtomicU64::new(NEVER),
-            is_held_back: AtomicBool::new(false),
             state: Mutex::default(),
         }
     }
@@ -75,16 +72,6 @@ impl Connection {
     /// Whether it is an in-process client.
     pub(crate) fn is_local(&self) -> bool {
         self.number >= LOCAL_CLIENTS
-    }
-
-    /// Whether the latest write waits outside the queue of the store, unless it is done. Further writes must then wait, since the
-    /// queue does not bound the memory of writes outside.
-    pub(crate) fn is_held_back(&self) -> bool {
-        self.is_held_back.load(Relaxed)
-    }
-
-    pub(crate) fn set_held_back(&self, is_held_back: bool) {
-        self.is_held_back.store(is_held_back, Relaxed);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -3,4 +3,5 @@
 pub(crate) mod caller;
 pub(crate) mod connection;
 pub(crate) mod heartbeat;
+pub(crate) mod in_flight;
 pub(crate) mod rate_limit;

@@ -24,6 +24,7 @@ use crate::push::flow::Health;
 use crate::push::pusher::{Pusher, SocketSink};
 use crate::session::connection::Connection;
 use crate::session::heartbeat::{Beat, Heartbeat, Output};
+use crate::session::in_flight::InFlight;
 use crate::state::ServerState;
 use crate::work::INLINE_MESSAGE;
 use crate::{Backpressure, Code, RequestError};
@@ -31,12 +32,17 @@ use crate::{Backpressure, Code, RequestError};
 /// Longer than any pong. A longer message is not read before its turn.
 const MAX_PONG: usize = 256;
 
+/// Writes of a connection in flight may have this many bytes together: as many as one commit.
+const MIN_IN_FLIGHT_BYTES: usize = 4 << 20;
+
 /// The wire protocol over WebSocket.
 #[derive(Debug, Clone)]
 pub(crate) struct WebSocketProtocol {
     server: Arc<ServerState>,
     /// Bytes of pushes above which requests are not run.
     high_water: usize,
+    /// The limit of the writes of a connection that are in flight together, in bytes.
+    max_in_flight_bytes: usize,
 }
 
 /// What the actor of a connection keeps between its messages.
@@ -47,6 +53,8 @@ struct SocketState {
     heartbeat: Heartbeat,
     /// Whether all requests in flight are writes, which wait for the disk together.
     only_writes: bool,
+    /// The bytes of the requests in flight.
+    in_flight: InFlight,
 }
 
 /// The state of a connection, which it has from its set-up to its end.
@@ -64,19 +72,28 @@ impl WebSocketProtocol {
             reason = "a fraction of a number of bytes"
         )]
         let high_water = (max_buffered_bytes as f64 * high_water_mark.clamp(0.0, 1.0)) as usize;
-        Self { server: Arc::clone(server), high_water }
+        let max_in_flight_bytes = server.options.max_payload_bytes.saturating_mul(2).max(MIN_IN_FLIGHT_BYTES);
+        Self { server: Arc::clone(server), high_water, max_in_flight_bytes }
     }
 
     fn serve(&self, request: &Request<'_>, context: &mut ConnectionContext) -> Reply<Message, Infallible> {
-        let ticket = context.ticket();
-        let Some(SocketState { connection, pusher, .. }) = state(context) else { return Reply::Close(None) };
+        let (ticket, account) = (context.ticket(), context.account());
+        let Some(SocketState { connection, pusher, in_flight, .. }) = state(context) else {
+            return Reply::Close(None);
+        };
         if request.operation.is_some_and(|operation| operation.causes_pushes()) {
             pusher.tie(ticket);
         }
-        self.run(request, connection)
+        self.run(request, connection, || in_flight.hold(request.memory(), &account))
     }
 
-    fn run(&self, request: &Request<'_>, connection: &Arc<Connection>) -> Reply<Message, Infallible> {
+    /// Runs a request. Its memory is held until it has its outcome.
+    fn run<H: Send + 'static>(
+        &self,
+        request: &Request<'_>,
+        connection: &Arc<Connection>,
+        hold: impl FnOnce() -> H,
+    ) -> Reply<Message, Infallible> {
         let (id, with_details) = (request.id, self.server.options.expose_error_details);
         let message = move |outcome| match outcome {
             Ok(data) => reply::Data::into_message(data, id),
@@ -84,7 +101,14 @@ impl WebSocketProtocol {
         };
         match handle(&self.server, connection, request) {
             Response::Ready(outcome) => Reply::Frame(message(outcome)),
-            Response::Pending(outcome) => Reply::future(async move { Ok(message(outcome.await)) }),
+            Response::Pending(outcome) => {
+                let held = hold();
+                Reply::future(async move {
+                    let outcome = outcome.await;
+                    drop(held);
+                    Ok(message(outcome))
+                })
+            }
         }
     }
 
@@ -92,10 +116,9 @@ impl WebSocketProtocol {
     /// requests in flight, and those behind it wait for it.
     fn serve_large(&self, message: Message, context: &mut ConnectionContext) -> Reply<Message, Infallible> {
         if context.in_flight() > 0 {
-            let protocol = self.clone();
-            return Reply::in_turn(move |context| protocol.serve_large(message, context));
+            return self.in_turn(message, context);
         }
-        let (ticket, is_closing) = (context.ticket(), context.is_closing());
+        let (ticket, is_closing, account) = (context.ticket(), context.is_closing(), context.account());
         let Some(SocketState { connection, pusher, only_writes, .. }) = state(context) else {
             return Reply::Close(None);
         };
@@ -103,7 +126,7 @@ impl WebSocketProtocol {
         pusher.tie(ticket);
         let is_behind = pusher.queued_bytes() > self.high_water;
         let (protocol, number, connection) = (self.clone(), connection.number, Arc::clone(connection));
-        let text = message.clone();
+        let (text, held) = (message.clone(), account.hold(size_of(&message)));
         let served = self.server.work.run(number, move |_| {
             let _runtime = protocol.server.runtime.enter();
             let request = match parse(&text) {
@@ -114,11 +137,12 @@ impl WebSocketProtocol {
             };
             match protocol.refuse_if(&request, is_closing, is_behind) {
                 Some(refused) => Reply::Frame(refused),
-                None => protocol.run(&request, &connection),
+                None => protocol.run(&request, &connection, || account.hold(request.memory())),
             }
         });
         let protocol = self.clone();
         Reply::later(async move {
+            let _held = held;
             Ok(served.await.unwrap_or_else(|error| {
                 let id = match parse(&message) {
                     Ok(ClientMessage::Request(request)) => request.id,
@@ -126,6 +150,15 @@ impl WebSocketProtocol {
                 };
                 Reply::Frame(protocol.error(id, &error))
             }))
+        })
+    }
+
+    /// Handles a message when the requests in flight are answered.
+    fn in_turn(&self, message: Message, context: &mut ConnectionContext) -> Reply<Message, Infallible> {
+        let (protocol, held) = (self.clone(), context.account().hold(size_of(&message)));
+        Reply::in_turn(move |context| {
+            drop(held);
+            protocol.on_frame(message, context)
         })
     }
 
@@ -155,6 +188,13 @@ impl WebSocketProtocol {
     }
 }
 
+fn size_of(message: &Message) -> usize {
+    match message {
+        Message::Text(text) => text.body().len(),
+        _ => 0,
+    }
+}
+
 fn parse(message: &Message) -> Result<ClientMessage<'_>, RequestError> {
     ClientMessage::parse(match message {
         Message::Text(text) => text.body(),
@@ -162,9 +202,8 @@ fn parse(message: &Message) -> Result<ClientMessage<'_>, RequestError> {
     })
 }
 
-/// Whether a request must wait for those in flight: unless all of them, and this one, are writes, and the queue of the store had
-/// capacity for them.
-fn must_wait(request: &Request<'_>, context: &mut ConnectionContext) -> bool {
+/// Whether a request must wait for those in flight: unless all of them, and this one, are writes, and take at most `max_bytes` of memory.
+fn must_wait(request: &Request<'_>, max_bytes: usize, context: &mut ConnectionContext) -> bool {
     let is_write = request.operation.is_some_and(|operation| operation.effect == Effect::Write);
     let is_first = context.in_flight() == 0;
     let Some(state) = state(context) else { return false };
@@ -172,7 +211,7 @@ fn must_wait(request: &Request<'_>, context: &mut ConnectionContext) -> bool {
         state.only_writes = is_write;
         return false;
     }
-    !(is_write && state.only_writes) || state.connection.is_held_back()
+    !(is_write && state.only_writes && state.in_flight.bytes().saturating_add(request.memory()) <= max_bytes)
 }
 
 fn hear_pong(timestamp: f64, context: &mut ConnectionContext) {
@@ -203,7 +242,13 @@ impl Protocol for WebSocketProtocol {
         let (number, address) = (context.id().0, context.peer().ip().to_canonical());
         let connection = Arc::new(Connection::new(&self.server, number, address, sink));
         self.server.add_connection(&connection);
-        context.data = Some(Box::new(SocketState { connection, pusher, heartbeat, only_writes: false }));
+        context.data = Some(Box::new(SocketState {
+            connection,
+            pusher,
+            heartbeat,
+            only_writes: false,
+            in_flight: InFlight::default(),
+        }));
     }
 
     fn greeting(&self, _: &mut ConnectionContext) -> Vec<Message> {
@@ -233,11 +278,10 @@ impl Protocol for WebSocketProtocol {
         if let Some(refused) = self.refuse_if(&request, is_closing, is_behind) {
             return Reply::Frame(refused);
         }
-        if !must_wait(&request, context) {
-            return self.serve(&request, context);
+        if must_wait(&request, self.max_in_flight_bytes, context) {
+            return self.in_turn(message, context);
         }
-        let protocol = self.clone();
-        Reply::in_turn(move |context| protocol.on_frame(message, context))
+        self.serve(&request, context)
     }
 
     /// A pong counts also while it is behind a request that takes long.
@@ -307,6 +351,7 @@ impl Protocol for WebSocketProtocol {
             CloseReason::Shutdown => Some(Disconnect::SERVER_SHUTDOWN.frame()),
             CloseReason::Handle => Some(Disconnect::NORMAL_CLOSURE.frame()),
             CloseReason::Panic => Some(Disconnect::INTERNAL_ERROR.frame()),
+            CloseReason::MemoryLimit => Some(Disconnect::MEMORY_LIMIT.frame()),
             // The codec sends the close codes for invalid messages.
             _ => None,
         }

@@ -12,7 +12,7 @@ use tokio_tungstenite::tungstenite::Message;
 
 use crate::client::{Client, Tokens, is_left_with, options, serve};
 use crate::page::{Page, wait_for};
-use crate::raw::{Raw, handshake};
+use crate::raw::{Raw, TEXT, frame, handshake};
 
 /// What a client reads in the close frame.
 type Closed = (u16, String);
@@ -41,6 +41,7 @@ disconnects! {
     SERVER_SHUTTING_DOWN 1001 "server_shutting_down" by a_handshake_during_the_grace_period;
     BINARY_NOT_SUPPORTED 1003 "binary_not_supported" by a_binary_message;
     INTERNAL_ERROR 1011 "internal_error" by a_panic;
+    MEMORY_LIMIT 1013 "memory_limit" by a_message_above_the_memory_limit;
     HEARTBEAT_TIMEOUT 4001 "heartbeat_timeout" by a_missing_pong;
     SESSION_REVOKED 4002 "session_revoked" by a_revoked_session;
     TOO_MANY_CONNECTIONS 4003 "too_many_connections" by too_many_connections_of_an_address;
@@ -130,6 +131,24 @@ mod provoke {
         let closed = client.closed().await;
         let page = wait_for(&server, "the panic is counted", |page| page.get("panics_total") == 1).await;
         assert_eq!(page.ended("panic"), 1);
+        closed
+    }
+
+    pub(super) async fn a_message_above_the_memory_limit() -> Closed {
+        let mut options = options();
+        options.memory.max_bytes = 256 * 1024;
+        let server = serve(options).await;
+        let mut raw = Raw::websocket(&server).await;
+        let message = frame(TEXT, &vec![b'x'; 1 << 20]);
+        raw.write(&message[..512 * 1024]).await;
+        let closed = raw.closed().await;
+        wait_for(&server, "the end is counted", |page| {
+            page.get("memory_closed_total") == 1
+                && page.ended("memory_limit") == 1
+                && page.get("memory_used_bytes") == 0
+        })
+        .await;
+        assert_eq!(Page::of(&server).await.get("memory_max_bytes"), 256 * 1024);
         closed
     }
 

@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 use tidewire::{Auth, RateLimit, Server};
+use tidewire_store::{Store, StoreOptions};
 
 use crate::client::{Client, Tokens, is_left_with, notes, options, serve, serve_store, store_at};
-use crate::raw::{Raw, handshake};
+use crate::page::wait_for;
+use crate::raw::{Raw, TEXT, frame, handshake};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_address_has_only_so_many_connections() {
@@ -85,6 +87,35 @@ async fn sockets_that_say_nothing_are_counted_too() {
             break;
         }
     }
+}
+
+/// The writer is busy. Of eight large writes only those are started that have 4 MiB together.
+#[tokio::test(flavor = "multi_thread")]
+async fn writes_in_flight_are_limited_in_bytes() {
+    const WRITES: usize = 8;
+    let store = Store::memory(StoreOptions::default());
+    store.define_bucket("notes", notes()).wait().unwrap();
+    let server = serve_store(store.clone(), options()).await;
+    let raw = Raw::websocket(&server).await;
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let busy = store.write(move |_| {
+        // Until the test is done with it, also if it fails.
+        let _ = released.recv();
+        Ok(())
+    });
+    let text = "x".repeat(900_000);
+    let write = |id| json!({"id": id, "type": "store.insert", "bucket": "notes", "data": {"text": text}}).to_string();
+    let mut raw = raw.split((0..WRITES).flat_map(|id| frame(TEXT, write(id).as_bytes())).collect());
+    // The fifth has been read, and waits.
+    let page = wait_for(&server, "five are read", |page| page.get("memory_used_bytes") > 5 * 900_000).await;
+    assert_eq!(page.get("store_writes_waiting"), 4);
+    assert!(page.get("memory_used_bytes") < 7 * 900_000, "{} bytes", page.get("memory_used_bytes"));
+    drop(release);
+    busy.wait().unwrap();
+    for id in 0..WRITES {
+        assert_eq!(raw.json().await["id"], id);
+    }
+    wait_for(&server, "everything is released", |page| page.get("memory_used_bytes") == 0).await;
 }
 
 fn retry_after(error: &Json) -> u64 {

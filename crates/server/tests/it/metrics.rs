@@ -8,6 +8,7 @@
 //! | `slow_consumers_total`, `heartbeats_missed_total`, `sessions_revoked_total`, `panics_total` | [`disconnects`](crate::disconnects) |
 //! | `connections_ended_total` for `handle`, `handler` and `panic` | [`disconnects`](crate::disconnects) |
 //! | `pushes_replaced_total`, `pushes_held_back_total`, `requests_backpressure_total` | [`backpressure`](crate::backpressure) |
+//! | `memory_*` | [`disconnects`](crate::disconnects), [`limits`](crate::limits) |
 //! | `subscriptions_ended_total` | [`subscriptions`](crate::subscriptions) |
 //! | `backups_total`, `backups_failed_total` | [`backup`](crate::backup) |
 //! | `requests_slow_total` | [`spans`](crate::spans) |

@@ -237,29 +237,6 @@ async fn a_write_does_not_wait_for_the_backlog_of_another_client() {
     assert_eq!(order, [json!("busy"), json!("other")]);
 }
 
-/// The share of one client is a few kilobytes. The server submits one write more than fits, and the rest stays text.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_connection_submits_no_further_write_while_one_is_outside_the_queue() {
-    let mut store_options = StoreOptions::default();
-    store_options.queue_bytes = 4 * 10_000;
-    let store = Store::memory(store_options);
-    store.define_bucket("notes", notes()).await.unwrap();
-    let server = serve_store(store.clone(), options()).await;
-    let release = block_writer(&store).await;
-    let mut client = Client::connect(&server).await;
-    for _ in 0..10 {
-        client.send("store.insert", json!({"bucket": "notes", "data": {"text": "x".repeat(4000)}})).await;
-    }
-    let page = wait_for(&server, "all are read", |page| page.get("messages_received_total") == 10).await;
-    assert_eq!(page.get("store_writes_waiting"), 2);
-    assert!((8_000..10_000).contains(&page.get("store_queue_bytes")), "{}", page.get("store_queue_bytes"));
-    assert!(server.disconnect("conn-1"));
-    let page = wait_for(&server, "it is gone", |page| page.get("connections") == 0).await;
-    assert_eq!(page.get("store_abandoned_total"), 1, "the third write was outside, and no other was submitted");
-    release.send(()).unwrap();
-    wait_for(&server, "the queued writes are done", |page| page.get("store_records") == 2).await;
-}
-
 /// The queue has capacity for one write, and the writer is blocked.
 #[tokio::test(flavor = "multi_thread")]
 async fn writes_that_wait_and_writes_that_are_given_up_are_counted() {

@@ -187,12 +187,13 @@ fn invalid_arguments_are_usage_errors() {
 /// A known key without a check would be ignored silently.
 #[test]
 fn every_key_is_checked() {
-    let levels: [(&str, &[&str], &str); 11] = [
+    let levels: [(&str, &[&str], &str); 12] = [
         ("", settings::KEYS, ""),
         ("{\"tls\": ", settings::TLS_KEYS, "}"),
         ("{\"rateLimit\": ", settings::RATE_LIMIT_KEYS, "}"),
         ("{\"heartbeat\": ", settings::HEARTBEAT_KEYS, "}"),
         ("{\"backpressure\": ", settings::BACKPRESSURE_KEYS, "}"),
+        ("{\"memory\": ", settings::MEMORY_KEYS, "}"),
         ("{\"connectionLimits\": ", settings::CONNECTION_LIMIT_KEYS, "}"),
         ("{\"auth\": ", auth::KEYS, "}"),
         ("{\"auth\": {\"tokens\": {\"t\": ", auth::TOKEN_KEYS, "}}}"),

@@ -65,6 +65,7 @@ fn every_key_and_flag_is_documented() {
         ("rateLimit", settings::RATE_LIMIT_KEYS),
         ("heartbeat", settings::HEARTBEAT_KEYS),
         ("backpressure", settings::BACKPRESSURE_KEYS),
+        ("memory", settings::MEMORY_KEYS),
         ("connectionLimits", settings::CONNECTION_LIMIT_KEYS),
     ];
     for (section, keys) in nested {

@@ -87,6 +87,7 @@ fn every_flag_has_a_variable() {
         ("--durability", "TIDEWIRE_DURABILITY", "interval:20"),
         ("--max-payload-bytes", "TIDEWIRE_MAX_PAYLOAD_BYTES", "2000000"),
         ("--max-record-bytes", "TIDEWIRE_MAX_RECORD_BYTES", "1000"),
+        ("--memory-max-bytes", "TIDEWIRE_MEMORY_MAX_BYTES", "5000000000"),
         ("--allowed-origins", "TIDEWIRE_ALLOWED_ORIGINS", "https://a.example, null"),
         ("--max-connections-per-ip", "TIDEWIRE_MAX_CONNECTIONS_PER_IP", "7"),
     ] {
@@ -129,8 +130,8 @@ fn all_keys_of_the_file_are_read() {
         "maxConnectionsPerIp": 2, "tls": {"cert": pem.server, "key": pem.server_key}, "shutdownGraceMs": 3, "maxPayloadBytes": 4, "maxRecordBytes": 3,
         "rateLimit": {"maxRequests": 5, "windowMs": 6}, "heartbeat": {"intervalMs": 7, "timeoutMs": 8.0},
         "backpressure": {"maxBufferedBytes": 9, "highWaterMark": 1},
-        "connectionLimits": {"maxSubscriptionsPerConnection": 10, "maxTotalSubscriptions": 11}, "maxConnections": 12,
-        "maxResultBytes": 13, "maxFilterConditions": 18, "slowRequestMs": 17, "backupDir": "b", "handshakeTimeoutMs": 14, "requestTimeoutMs": 15, "revocationTtlMs": 16,
+        "connectionLimits": {"maxSubscriptionsPerConnection": 10, "maxTotalSubscriptions": 11}, "maxConnections": 12, "memory": {"maxBytes": 18},
+        "maxResultBytes": 13, "maxFilterConditions": 19, "slowRequestMs": 17, "backupDir": "b", "handshakeTimeoutMs": 14, "requestTimeoutMs": 15, "revocationTtlMs": 16,
         "buckets": {"b": bucket, "comment": bucket}, "queries": {"q": {"bucket": "b", "comment": "all"}},
         "rules": false, "audit": false, "rulesPreload": [], "procedures": {},
     }));
@@ -148,7 +149,8 @@ fn all_keys_of_the_file_are_read() {
     assert_eq!(format!("{:?}", server.backpressure), "Backpressure { max_buffered_bytes: 9, high_water_mark: 1.0 }");
     assert_eq!(server.connection_limits.max_subscriptions_per_connection, 10);
     assert_eq!(server.connection_limits.max_total_subscriptions, 11);
-    assert_eq!((server.max_connections, server.max_result_bytes, server.max_filter_conditions), (12, 13, 18));
+    assert_eq!((server.max_connections, server.max_result_bytes, server.memory.max_bytes), (12, 13, 18));
+    assert_eq!(server.max_filter_conditions, 19);
     assert_eq!((server.handshake_timeout, server.request_timeout, server.revocation_ttl), (ms(14), ms(15), ms(16)));
     let named = |definitions: &[crate::config::Definition]| -> Vec<String> {
         definitions.iter().map(|definition| format!("{} {}", definition.name, definition.config)).collect()

@@ -20,14 +20,14 @@ fn insert(store: &Store, id: usize, len: usize) -> Pending<tidewire_store::Row> 
     store.insert("b", object(json!({"id": id, "text": "x".repeat(len)})))
 }
 
-fn is_full<T>(result: Result<T, WriteError>) -> bool {
-    matches!(result, Err(WriteError::Refused(StoreError::StoreFull { bytes, max: MAX })) if bytes > MAX)
+fn is_full<T>(pending: Pending<T>) -> bool {
+    matches!(pending.wait(), Err(WriteError::Refused(StoreError::StoreFull { bytes, max: MAX })) if bytes > MAX)
 }
 
 /// Inserts records until the store is full. Returns their number.
 fn fill(store: &Store) -> usize {
     store.define_bucket("b", plain()).wait().unwrap();
-    (0..MAX).find(|id| is_full(insert(store, *id, 500).wait())).expect("the store has a limit")
+    (0..MAX).find(|id| is_full(insert(store, *id, 500))).expect("the store has a limit")
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn a_full_store_refuses_growth_and_nothing_else() {
     assert_eq!(ids(&store, "b"), (0..count).collect::<Vec<_>>(), "a refused write leaves nothing behind");
 
     let grow = store.update("b", json!(0), object(json!({"text": "x".repeat(3000)})), None);
-    assert!(is_full(grow.wait()));
+    assert!(is_full(grow));
     assert_eq!(store.stats().record_bytes, full.record_bytes);
     // A write that exchanges bytes is accepted, one that adds some is refused as a whole.
     let exchange = |len: usize| {
@@ -50,7 +50,7 @@ fn a_full_store_refuses_growth_and_nothing_else() {
         ]);
         store.transact(Operation::parse_all(&operations).unwrap())
     };
-    assert!(is_full(exchange(3000).wait()));
+    assert!(is_full(exchange(3000)));
     assert_eq!(records(&store, "b")[0]["text"], "x".repeat(500));
     exchange(500).wait().unwrap();
     // System buckets do not count.
@@ -82,7 +82,7 @@ fn a_store_above_its_limit_is_opened_and_can_shrink() {
     store.close().unwrap();
     let (store, _) = Store::open(dir.path(), limited()).unwrap();
     assert!(store.stats().record_bytes > MAX);
-    assert!(is_full(insert(&store, 30, 10).wait()));
+    assert!(is_full(insert(&store, 30, 10)));
     store.update("b", json!(0), object(json!({"text": "short"})), None).wait().unwrap();
     assert!(store.delete("b", json!(1), None).wait().unwrap());
     assert!(store.stats().record_bytes > MAX, "it is still above its limit");
