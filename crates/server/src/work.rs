@@ -17,8 +17,9 @@ use crate::{Code, RequestError};
 
 /// The work that a read may take on an I/O thread: about a tenth of a millisecond.
 pub(crate) const INLINE_WORK: u64 = 100_000;
-/// Messages that are longer are parsed on the pool.
-pub(crate) const INLINE_MESSAGE: usize = 32 << 10;
+/// Messages that are longer are parsed on the pool. A connection has one such message in flight, so it is longer than the batches
+/// of most bulk loads.
+pub(crate) const INLINE_MESSAGE: usize = 64 << 10;
 /// Requests that may wait for a thread, of all connections.
 const MAX_WAITING: usize = 4096;
 /// Requests of one connection that may wait for a thread. A socket has one, a client in this process may have several.

@@ -92,7 +92,7 @@ async fn cheap_reads_do_not_use_the_pool() {
 async fn large_requests_are_parsed_on_the_pool_and_keep_their_order() {
     let server = serve_texts(options()).await;
     let mut client = Client::connect(&server).await;
-    let text = "x".repeat(40_000);
+    let text = "x".repeat(70_000);
     let large = |id: u64, text: &str| json!({"bucket": "small", "data": {"id": id, "text": text}});
     let mut sent = Vec::new();
     for round in 0..20 {
@@ -129,7 +129,7 @@ async fn a_push_comes_after_the_reply_to_the_large_write_that_caused_it() {
     let mut client = Client::connect(&server).await;
     client.ask("store.subscribe", json!({"config": {"bucket": "small", "fields": ["id"]}})).await;
     for id in 10..30 {
-        let data = json!({"id": id, "text": "x".repeat(40_000)});
+        let data = json!({"id": id, "text": "x".repeat(70_000)});
         let id = client.send("store.insert", json!({"bucket": "small", "data": data})).await;
         // Nothing was pushed before the reply.
         assert_eq!(client.receive().await["id"], id);

@@ -89,10 +89,10 @@ async fn sockets_that_say_nothing_are_counted_too() {
     }
 }
 
-/// The writer is busy. Of eight large writes only those are started that have 4 MiB together.
+/// The writer is busy. Of a hundred writes of 60 KB only those are started that have 4 MiB together.
 #[tokio::test(flavor = "multi_thread")]
 async fn writes_in_flight_are_limited_in_bytes() {
-    const WRITES: usize = 8;
+    const WRITES: usize = 100;
     let store = Store::memory(StoreOptions::default());
     store.define_bucket("notes", notes()).wait().unwrap();
     let server = serve_store(store.clone(), options()).await;
@@ -103,13 +103,13 @@ async fn writes_in_flight_are_limited_in_bytes() {
         let _ = released.recv();
         Ok(())
     });
-    let text = "x".repeat(900_000);
+    let text = "x".repeat(60_000);
     let write = |id| json!({"id": id, "type": "store.insert", "bucket": "notes", "data": {"text": text}}).to_string();
     let mut raw = raw.split((0..WRITES).flat_map(|id| frame(TEXT, write(id).as_bytes())).collect());
-    // The fifth has been read, and waits.
-    let page = wait_for(&server, "five are read", |page| page.get("memory_used_bytes") > 5 * 900_000).await;
-    assert_eq!(page.get("store_writes_waiting"), 4);
-    assert!(page.get("memory_used_bytes") < 7 * 900_000, "{} bytes", page.get("memory_used_bytes"));
+    // One more has been read, and waits.
+    let page = wait_for(&server, "4 MiB are read", |page| page.get("memory_used_bytes") > 4 << 20).await;
+    assert_eq!(page.get("store_writes_waiting"), (4 << 20) / 60_200);
+    assert!(page.get("memory_used_bytes") < 6 << 20, "{} bytes", page.get("memory_used_bytes"));
     drop(release);
     busy.wait().unwrap();
     for id in 0..WRITES {
