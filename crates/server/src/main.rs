@@ -1,5 +1,6 @@
 //! The program `tidewire`: loads the configuration, opens the data and serves until a signal; backs up and restores data.
 
+mod descriptors;
 mod offline;
 
 use std::io::{IsTerminal as _, Write as _};
@@ -35,12 +36,14 @@ fn main() -> ExitCode {
         }
     };
     let result = match command {
-        Command::Serve(config) => {
+        Command::Serve(mut config) => {
             start_logging();
+            descriptors::limit_connections(&mut config);
             config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
             run(&config)
         }
-        Command::Check(config) => {
+        Command::Check(mut config) => {
+            descriptors::limit_connections(&mut config);
             config.warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
             print("the configuration is valid\n");
             Ok(())

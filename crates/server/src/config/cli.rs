@@ -130,6 +130,9 @@ pub(super) struct Flags {
     /// The most memory that all connections may hold, in bytes [default: a quarter of the memory]
     #[arg(long, value_name = "BYTES", help_heading = "Limits", allow_negative_numbers = true)]
     pub(super) memory_max_bytes: Option<String>,
+    /// The largest number of connections [default: 100000]
+    #[arg(long, value_name = "N", help_heading = "Limits", allow_negative_numbers = true)]
+    pub(super) max_connections: Option<String>,
     /// The largest number of connections of one IP address [default: no limit]
     #[arg(long, value_name = "N", help_heading = "Limits", allow_negative_numbers = true)]
     pub(super) max_connections_per_ip: Option<String>,

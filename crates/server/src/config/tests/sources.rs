@@ -89,6 +89,7 @@ fn every_flag_has_a_variable() {
         ("--max-record-bytes", "TIDEWIRE_MAX_RECORD_BYTES", "1000"),
         ("--memory-max-bytes", "TIDEWIRE_MEMORY_MAX_BYTES", "5000000000"),
         ("--allowed-origins", "TIDEWIRE_ALLOWED_ORIGINS", "https://a.example, null"),
+        ("--max-connections", "TIDEWIRE_MAX_CONNECTIONS", "6"),
         ("--max-connections-per-ip", "TIDEWIRE_MAX_CONNECTIONS_PER_IP", "7"),
     ] {
         let plain = World::new();

@@ -50,6 +50,8 @@ impl WorkDir {
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TIDEWIRE_")) {
             command.env_remove(name);
         }
+        // Whether the default is possible depends on the machine.
+        command.env("TIDEWIRE_MAX_CONNECTIONS", "1000");
         command
     }
 
@@ -150,7 +152,7 @@ async fn it_serves_without_a_writable_standard_output() {
     let (dir, port) = (WorkDir::new(), Port::reserve());
     let mut command = Command::new("sh");
     command.args(["-c", "exec \"$0\" --engine memory --port $1 >/dev/full", env!("CARGO_BIN_EXE_tidewire")]);
-    command.arg(port.number().to_string()).current_dir(dir.0.path());
+    command.arg(port.number().to_string()).current_dir(dir.0.path()).env("TIDEWIRE_MAX_CONNECTIONS", "1000");
     let process = Process::spawn(command);
     let url = format!("ws://{}/", port.addr());
     wait_until_async("the server listens", tidewire_testkit::PATIENCE, async || connect_async(&url).await.is_ok())

@@ -1,5 +1,7 @@
 //! Effects of settings on the running server.
 
+use std::process::Command;
+
 use futures_util::StreamExt as _;
 use serde_json::{Value as Json, json};
 use tidewire_conn::{Authorities, Connect as _, TcpConnector, TlsClientOptions, TlsConnector};
@@ -82,6 +84,48 @@ async fn tokens_and_permissions_of_the_file_apply() {
     assert_eq!(client.fail("store.all", json!({"bucket": "other"})).await.0, "FORBIDDEN");
     drop(client);
     server.stop();
+}
+
+/// A command of the program with these limits of open files.
+fn with_open_files(dir: &WorkDir, soft: u32, hard: u32, args: &[&str]) -> Command {
+    let program = dir.command(args);
+    let mut command = Command::new("sh");
+    let script = format!("ulimit -S -n {soft} && ulimit -H -n {hard} && exec \"$0\" \"$@\"");
+    command.arg("-c").arg(script).arg(program.get_program()).args(program.get_args()).current_dir(dir.0.path());
+    command
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_limit_of_open_files_limits_connections() {
+    let dir = WorkDir::new();
+    let args = ["--port", "0", "--engine", "memory"];
+    let warning = "`maxConnections` is 100000, but the limit of open files (160, of which 64 are reserved) allows only 96 \
+                   connections: raise it, for example with `ulimit -Hn` or LimitNOFILE, or lower `maxConnections`";
+    let server = ServerProcess::spawn(with_open_files(&dir, 100, 160, &args));
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", server.process.pid())).unwrap();
+    let open_files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    assert_eq!(open_files.split_whitespace().skip(3).take(2).collect::<Vec<_>>(), ["160", "160"]);
+    let mut clients = Vec::new();
+    for _ in 0..96 {
+        clients.push(server.client().await);
+    }
+    for _ in 0..3 {
+        let refused = tokio_tungstenite::connect_async(&server.url).await.unwrap_err();
+        assert!(refused.to_string().contains("503"), "{refused}");
+    }
+    for client in &mut clients {
+        client.ask("store.buckets", json!({})).await;
+    }
+    drop(clients);
+    assert_eq!(warnings(&server.stop()), [warning]);
+
+    let mut check = Process::spawn(with_open_files(&dir, 100, 160, &["--check"]));
+    assert_eq!(check.wait().code(), Some(0));
+    assert_eq!(check.stderr(), format!("warning: {warning}"));
+    // Enough is enough.
+    dir.file("c.json", json!({"maxConnections": 96}).to_string());
+    let mut check = Process::spawn(with_open_files(&dir, 100, 160, &["--check", "--config", "c.json"]));
+    assert_eq!((check.wait().code(), check.stderr()), (Some(0), String::new()));
 }
 
 #[test]
