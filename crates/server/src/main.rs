@@ -119,6 +119,7 @@ fn store_options(config: &Config) -> StoreOptions {
 
     let mut options = StoreOptions::default();
     options.limits.max_record_bytes = config.max_record_bytes;
+    options.limits.max_store_bytes = config.max_store_bytes;
     options.limits.max_result_bytes = config.server.max_result_bytes;
     if let Engine::Embedded { durability, .. } = config.engine {
         options.embedded.durability = durability;

@@ -130,6 +130,9 @@ pub(super) struct Flags {
     /// The most memory that all connections may hold, in bytes [default: a quarter of the memory]
     #[arg(long, value_name = "BYTES", help_heading = "Limits", allow_negative_numbers = true)]
     pub(super) memory_max_bytes: Option<String>,
+    /// The most memory that all records may take, in bytes [default: half of the memory]
+    #[arg(long, value_name = "BYTES", help_heading = "Limits", allow_negative_numbers = true)]
+    pub(super) memory_max_store_bytes: Option<String>,
     /// The largest number of connections [default: 100000]
     #[arg(long, value_name = "N", help_heading = "Limits", allow_negative_numbers = true)]
     pub(super) max_connections: Option<String>,

@@ -76,6 +76,9 @@ pub struct Config {
     /// The limit of a record in bytes. Default: `max_payload_bytes`, so that a client can store what it can send, but at least
     /// 1 MiB, the default of the store.
     pub max_record_bytes: usize,
+    /// The limit of the memory of all records in bytes. Default: half of the memory of the machine, or of its control group if that
+    /// has a lower limit, but at least 256 MiB.
+    pub max_store_bytes: usize,
     /// The grace period of a shutdown, during which clients may finish and leave. Default: 5 s, shorter than the kill timeout of
     /// common service managers.
     pub shutdown_grace: Duration,

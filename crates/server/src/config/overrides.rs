@@ -31,7 +31,7 @@ enum Format {
 impl Overrides {
     pub(super) fn new(flags: &Flags, environment: Environment<'_>, report: &mut Report) -> Self {
         // The flag, the path of its key, and its value. An empty path is a flag without a key in the file.
-        let values: [(&str, &[&str], Format, &Option<String>); 20] = [
+        let values: [(&str, &[&str], Format, &Option<String>); 21] = [
             ("name", &["name"], Format::Text, &flags.name),
             ("grace", &["shutdownGraceMs"], Format::Number, &flags.grace),
             ("slow-request-ms", &["slowRequestMs"], Format::Number, &flags.slow_request_ms),
@@ -47,6 +47,7 @@ impl Overrides {
             ("max-payload-bytes", &["maxPayloadBytes"], Format::Number, &flags.max_payload_bytes),
             ("max-record-bytes", &["maxRecordBytes"], Format::Number, &flags.max_record_bytes),
             ("memory-max-bytes", &["memory", "maxBytes"], Format::Number, &flags.memory_max_bytes),
+            ("memory-max-store-bytes", &["memory", "maxStoreBytes"], Format::Number, &flags.memory_max_store_bytes),
             ("admin-secret", &["auth", "adminSecret"], Format::Text, &flags.admin_secret),
             ("allowed-origins", &["allowedOrigins"], Format::List, &flags.allowed_origins),
             ("max-connections", &["maxConnections"], Format::Number, &flags.max_connections),

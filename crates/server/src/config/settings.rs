@@ -15,7 +15,7 @@ use super::location::Location;
 use super::overrides::Environment;
 use super::unsupported::UnsupportedKeys;
 use super::{Config, Engine, comments};
-use crate::{Backpressure, ConnectionLimits, Heartbeat, Memory, RateLimit, ServerOptions, TlsFiles};
+use crate::{Backpressure, ConnectionLimits, Heartbeat, RateLimit, ServerOptions, TlsFiles, machine};
 
 pub(super) const KEYS: &[&str] = &[
     "port",
@@ -58,7 +58,7 @@ pub(super) const KEYS: &[&str] = &[
 const MAX_BYTES: u64 = 1 << 30;
 /// The limit of `maxRecordBytes`. A commit is written to one log segment, which is at most 1 GiB, and takes at most half of it.
 const MAX_RECORD_BYTES: u64 = 256 << 20;
-/// The limit of `memory.maxBytes`, above the memory of any machine.
+/// The limit of the sizes in `memory`, above the memory of any machine.
 const MAX_MEMORY_BYTES: u64 = 1 << 50;
 /// The limit of every count.
 const MAX_COUNT: u64 = 1_000_000_000;
@@ -72,6 +72,7 @@ pub(super) struct Settings {
     backup_dir_location: Option<Location>,
     durability: Durability,
     max_record_bytes: Option<(usize, Location)>,
+    max_store_bytes: Option<usize>,
     shutdown_grace: Duration,
     tls_cert: Option<(PathBuf, Location)>,
     tls_key: Option<(PathBuf, Location)>,
@@ -91,6 +92,7 @@ impl Default for Settings {
             backup_dir_location: None,
             durability: Durability::Always,
             max_record_bytes: None,
+            max_store_bytes: None,
             shutdown_grace: Duration::from_secs(5),
             tls_cert: None,
             tls_key: None,
@@ -150,7 +152,15 @@ impl Settings {
                 "rateLimit" => set(&mut server.rate_limit, rate_limit(&entry, report).map(Some)),
                 "heartbeat" => read_heartbeat(&mut server.heartbeat, &entry, report),
                 "backpressure" => read_backpressure(&mut server.backpressure, &entry, report),
-                "memory" => read_memory(&mut server.memory, &entry, report),
+                "memory" => {
+                    for (key, entry) in entry.members(report, MEMORY_KEYS) {
+                        let bytes = entry.bytes(report, MAX_MEMORY_BYTES);
+                        match key {
+                            "maxBytes" => set(&mut server.memory.max_bytes, bytes),
+                            _ => set(&mut self.max_store_bytes, bytes.map(Some)),
+                        }
+                    }
+                }
                 "connectionLimits" => read_connection_limits(&mut server.connection_limits, &entry, report),
                 "maxConnections" => set(&mut server.max_connections, entry.count(report, 1..=MAX_COUNT)),
                 "maxResultBytes" => set(&mut server.max_result_bytes, entry.bytes(report, MAX_BYTES)),
@@ -213,6 +223,7 @@ impl Settings {
             server: self.server,
             engine: if self.is_embedded { Engine::Embedded { dir, durability } } else { Engine::Memory },
             max_record_bytes,
+            max_store_bytes: self.max_store_bytes.unwrap_or_else(default_store_bytes),
             shutdown_grace: self.shutdown_grace,
             buckets: self.buckets,
             queries: self.queries,
@@ -413,12 +424,14 @@ fn read_backpressure(backpressure: &mut Backpressure, entry: &Entry<'_>, report:
     }
 }
 
-pub(super) const MEMORY_KEYS: &[&str] = &["maxBytes"];
+pub(super) const MEMORY_KEYS: &[&str] = &["maxBytes", "maxStoreBytes"];
 
-fn read_memory(memory: &mut Memory, entry: &Entry<'_>, report: &mut Report) {
-    for (_, entry) in entry.members(report, MEMORY_KEYS) {
-        set(&mut memory.max_bytes, entry.bytes(report, MAX_MEMORY_BYTES));
-    }
+/// Returns the default limit of the memory of all records: half of the memory, so that indexes, connections and a restart have the
+/// rest, but not less than a small store needs. No limit if the system does not tell.
+fn default_store_bytes() -> usize {
+    const LEAST: usize = 256 << 20;
+    let half = machine::memory_bytes().map(|bytes| usize::try_from(bytes / 2).unwrap_or(usize::MAX));
+    half.map_or(usize::MAX, |half| half.max(LEAST))
 }
 
 pub(super) const CONNECTION_LIMIT_KEYS: &[&str] = &["maxSubscriptionsPerConnection", "maxTotalSubscriptions"];

@@ -88,6 +88,7 @@ fn every_flag_has_a_variable() {
         ("--max-payload-bytes", "TIDEWIRE_MAX_PAYLOAD_BYTES", "2000000"),
         ("--max-record-bytes", "TIDEWIRE_MAX_RECORD_BYTES", "1000"),
         ("--memory-max-bytes", "TIDEWIRE_MEMORY_MAX_BYTES", "5000000000"),
+        ("--memory-max-store-bytes", "TIDEWIRE_MEMORY_MAX_STORE_BYTES", "6000000000"),
         ("--allowed-origins", "TIDEWIRE_ALLOWED_ORIGINS", "https://a.example, null"),
         ("--max-connections", "TIDEWIRE_MAX_CONNECTIONS", "6"),
         ("--max-connections-per-ip", "TIDEWIRE_MAX_CONNECTIONS_PER_IP", "7"),
@@ -131,7 +132,7 @@ fn all_keys_of_the_file_are_read() {
         "maxConnectionsPerIp": 2, "tls": {"cert": pem.server, "key": pem.server_key}, "shutdownGraceMs": 3, "maxPayloadBytes": 4, "maxRecordBytes": 3,
         "rateLimit": {"maxRequests": 5, "windowMs": 6}, "heartbeat": {"intervalMs": 7, "timeoutMs": 8.0},
         "backpressure": {"maxBufferedBytes": 9, "highWaterMark": 1},
-        "connectionLimits": {"maxSubscriptionsPerConnection": 10, "maxTotalSubscriptions": 11}, "maxConnections": 12, "memory": {"maxBytes": 18},
+        "connectionLimits": {"maxSubscriptionsPerConnection": 10, "maxTotalSubscriptions": 11}, "maxConnections": 12, "memory": {"maxBytes": 18, "maxStoreBytes": 20},
         "maxResultBytes": 13, "maxFilterConditions": 19, "slowRequestMs": 17, "backupDir": "b", "handshakeTimeoutMs": 14, "requestTimeoutMs": 15, "revocationTtlMs": 16,
         "buckets": {"b": bucket, "comment": bucket}, "queries": {"q": {"bucket": "b", "comment": "all"}},
         "rules": false, "audit": false, "rulesPreload": [], "procedures": {},
@@ -151,7 +152,7 @@ fn all_keys_of_the_file_are_read() {
     assert_eq!(server.connection_limits.max_subscriptions_per_connection, 10);
     assert_eq!(server.connection_limits.max_total_subscriptions, 11);
     assert_eq!((server.max_connections, server.max_result_bytes, server.memory.max_bytes), (12, 13, 18));
-    assert_eq!(server.max_filter_conditions, 19);
+    assert_eq!((server.max_filter_conditions, config.max_store_bytes), (19, 20));
     assert_eq!((server.handshake_timeout, server.request_timeout, server.revocation_ttl), (ms(14), ms(15), ms(16)));
     let named = |definitions: &[crate::config::Definition]| -> Vec<String> {
         definitions.iter().map(|definition| format!("{} {}", definition.name, definition.config)).collect()

@@ -216,3 +216,20 @@ async fn slow_request_ms_sets_the_threshold_of_the_log() {
         assert_eq!(slow(&server.stop()), expected, "{threshold}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_store_refuses_writes_that_grow() {
+    let dir = WorkDir::new();
+    let server = ServerProcess::spawn(dir.command(&["--port", "0", "--memory-max-store-bytes", "100000"]));
+    let mut client = server.client().await;
+    client.ask("store.defineBucket", json!({"name": "notes", "config": notes()})).await;
+    let note = |id: &str, len: usize| json!({"bucket": "notes", "data": {"id": id, "text": "x".repeat(len)}});
+    client.ask("store.insert", note("first", 60_000)).await;
+    let (code, error) = client.fail("store.insert", note("second", 60_000)).await;
+    assert_eq!(code, "TOO_LARGE", "{error}");
+    assert_eq!(client.ask("store.count", json!({"bucket": "notes"})).await, 1);
+    client.ask("store.upsert", note("first", 50_000)).await;
+    client.ask("store.delete", json!({"bucket": "notes", "key": "first"})).await;
+    client.ask("store.insert", note("second", 60_000)).await;
+    server.stop();
+}
