@@ -27,7 +27,7 @@ pub(crate) fn play(players: &[&'static str], rounds: i64, mut show: impl FnMut(S
     let best = Query::parse(&best, &Map::new())?;
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     runtime.block_on(async {
-        let mut board = live.subscribe(best, Mode::Delta, None).await?;
+        let mut board = live.subscribe(best, Mode::Delta).await?;
         let First::Whole(Whole::Json(first)) = board.first() else { bail!("it begins with a result") };
         let mut shown: Vec<Json> = serde_json::from_slice(first)?;
         show(line(&shown));

@@ -71,9 +71,18 @@ impl Delta {
         self.0.form.is_indexed
     }
 
-    /// As JSON. It is made when first asked for, and shared by all who ask.
+    /// The delta as JSON. It is encoded on the first call and shared.
     pub fn encoded(&self) -> Bytes {
-        self.0.encoded.get_or_init(|| self.0.encode()).clone()
+        self.encoded_within(usize::MAX).unwrap_or_default()
+    }
+
+    /// Like [`encoded`](Self::encoded), unless the JSON is larger than `max_bytes`. Encoding stops there.
+    pub fn encoded_within(&self, max_bytes: usize) -> Option<Bytes> {
+        if self.0.encoded.get().is_none() {
+            let encoded = self.0.encode(max_bytes)?;
+            self.0.encoded.get_or_init(|| encoded);
+        }
+        self.0.encoded.get().filter(|encoded| encoded.len() <= max_bytes).cloned()
     }
 
     /// Makes the new result of the old one. Into any other than the old one it puts what it can.
@@ -105,7 +114,8 @@ impl Delta {
 }
 
 impl Inner {
-    fn encode(&self) -> Bytes {
+    /// Encodes the delta. Stops after the first record beyond `max_bytes`.
+    fn encode(&self, max_bytes: usize) -> Option<Bytes> {
         let Self { form, removed, added, changed, is_appended, .. } = self;
         let mut text = Vec::with_capacity(64);
         let record = |row: &Row, text: &mut Vec<u8>| form.projection.write(row, text);
@@ -113,18 +123,18 @@ impl Inner {
             text.extend(row.text_of(&form.key).unwrap_or("null").as_bytes());
         };
         text.extend(b"{\"added\":");
-        form.list(added, "record", record, &mut text);
+        form.list(added, "record", record, max_bytes, &mut text)?;
         if !form.is_indexed && !is_appended {
             text.extend(b",\"at\":");
             let indexes: Vec<String> = added.iter().map(|(index, _)| index.to_string()).collect();
             text.extend(format!("[{}]", indexes.join(",")).as_bytes());
         }
         text.extend(b",\"changed\":");
-        form.list(changed, "record", record, &mut text);
+        form.list(changed, "record", record, max_bytes, &mut text)?;
         text.extend(b",\"removed\":");
-        form.list(removed, "key", key, &mut text);
+        form.list(removed, "key", key, max_bytes, &mut text)?;
         text.push(b'}');
-        text.into()
+        Some(text.into())
     }
 }
 
@@ -136,7 +146,15 @@ impl Form {
         serde_json::from_slice(&text).unwrap_or_default()
     }
 
-    fn list(&self, rows: &[(usize, Row)], name: &str, write: impl Fn(&Row, &mut Vec<u8>), text: &mut Vec<u8>) {
+    /// Appends a list. Returns `None` when the text is longer than `max_bytes`.
+    fn list(
+        &self,
+        rows: &[(usize, Row)],
+        name: &str,
+        write: impl Fn(&Row, &mut Vec<u8>),
+        max_bytes: usize,
+        text: &mut Vec<u8>,
+    ) -> Option<()> {
         text.push(b'[');
         for (place, (index, row)) in rows.iter().enumerate() {
             if place > 0 {
@@ -149,7 +167,11 @@ impl Form {
             if self.is_indexed {
                 text.push(b'}');
             }
+            if text.len() > max_bytes {
+                return None;
+            }
         }
         text.push(b']');
+        Some(())
     }
 }

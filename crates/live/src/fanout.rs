@@ -14,12 +14,22 @@ const MANY_QUERIES: usize = 64;
 pub(crate) struct Fanout {
     pool: Pool<Option<Part>>,
     workers: usize,
+    limits: Limits,
+}
+
+/// Limits of deliveries.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// Limit of the deltas that wait for a subscriber.
+    pub(crate) max_deltas: usize,
+    /// Limit of the bytes of an encoded delta.
+    pub(crate) max_bytes: usize,
 }
 
 /// The share of one worker.
 struct Part {
     deliveries: Vec<(Arc<Inbox>, Event)>,
-    max_deltas: usize,
+    limits: Limits,
     progress: Arc<Progress>,
 }
 
@@ -53,7 +63,7 @@ impl Progress {
 
 impl Part {
     fn deliver(&mut self) {
-        let delivered = deliver(std::mem::take(&mut self.deliveries), self.max_deltas);
+        let delivered = deliver(std::mem::take(&mut self.deliveries), self.limits.max_deltas);
         let all = &mut self.progress.state().delivered;
         all.given += delivered.given;
         all.behind += delivered.behind;
@@ -82,15 +92,15 @@ fn deliver(deliveries: Vec<(Arc<Inbox>, Event)>, max_deltas: usize) -> Delivered
 }
 
 impl Fanout {
-    pub(crate) fn new(workers: usize) -> Result<Self, BuildError> {
+    pub(crate) fn new(workers: usize, limits: Limits) -> Result<Self, BuildError> {
         let handle = |message: &mut Message<Option<Part>>, _: &mut Context<'_, Option<Part>>| {
-            // Taken out of the message, so that it is dropped here also if this panics: the pool keeps such a message among its
-            // dead letters, and the live thread would never stop waiting for this part.
+            // The part is taken out of the message, so that it is dropped here even if this panics. The pool keeps the message among
+            // its dead letters, and the live thread would wait for the part forever.
             if let Some(mut part) = message.payload.take() {
                 for (_, event) in &part.deliveries {
                     if let Event::Delta { delta, .. } = event {
-                        // Subscribers share it. Encoded here, it does not cost the first of them the time.
-                        delta.encoded();
+                        // Subscribers share the encoded delta. A delta that is too large is refused when a subscriber asks for it.
+                        delta.encoded_within(part.limits.max_bytes);
                     }
                 }
                 part.deliver();
@@ -98,13 +108,14 @@ impl Fanout {
             Ok::<(), Infallible>(())
         };
         let pool = Pool::builder().workers(workers.max(1)).start(handle)?;
-        Ok(Self { pool, workers: workers.max(1) })
+        Ok(Self { pool, workers: workers.max(1), limits })
     }
 
     /// Delivers the events of a commit that concerns this number of queries.
-    pub(crate) fn deliver(&self, deliveries: Vec<(Arc<Inbox>, Event)>, queries: usize, max_deltas: usize) -> Delivered {
+    pub(crate) fn deliver(&self, deliveries: Vec<(Arc<Inbox>, Event)>, queries: usize) -> Delivered {
+        let limits = self.limits;
         if queries <= MANY_QUERIES || self.workers == 1 || deliveries.is_empty() {
-            return deliver(deliveries, max_deltas);
+            return deliver(deliveries, limits.max_deltas);
         }
         let size = deliveries.len().div_ceil(self.workers);
         let mut deliveries = deliveries.into_iter();
@@ -114,7 +125,7 @@ impl Fanout {
         let progress = Arc::new(Progress::default());
         progress.state().parts_left = parts.len();
         for (key, deliveries) in parts.into_iter().enumerate() {
-            let part = Part { deliveries, max_deltas, progress: Arc::clone(&progress) };
+            let part = Part { deliveries, limits, progress: Arc::clone(&progress) };
             if let Err(refused) = self.pool.submit(Message::new(Key::of(&key), Some(part)))
                 && let Some(mut part) = refused.into_message().payload
             {

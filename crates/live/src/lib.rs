@@ -12,7 +12,7 @@
 //! let store = Store::memory(StoreOptions::default());
 //! store.define_bucket("harbours", json!({"key": "id", "schema": {"id": {"type": "number"}}})).await?;
 //! let live = Live::new(store.clone());
-//! let mut all = live.subscribe(Query::all("harbours"), Mode::Whole, None).await?;
+//! let mut all = live.subscribe(Query::all("harbours"), Mode::Whole).await?;
 //! store.insert("harbours", serde_json::from_value(json!({"id": 1, "tide": "high"}))?).await?;
 //! println!("{:?}", all.next().await?);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -31,9 +31,11 @@
 //! rows that match, in its order, so a window is refilled without reading the store, and sums, extremes and groups are
 //! maintained. Equal queries of different subscribers are one query; another subscriber takes a few dozen bytes.
 
+mod background;
 mod bits;
 mod delta;
 mod driver;
+mod evaluation;
 mod fanout;
 mod index;
 mod live;
@@ -43,13 +45,14 @@ mod net;
 mod query;
 mod resume;
 mod rows;
+mod shared;
 mod subscription;
 mod totals;
 mod waiting;
 mod wake;
 
 pub use delta::Delta;
-pub use live::{Live, LiveError, LiveOptions, LiveStats};
+pub use live::{Live, LiveError, LiveOptions, LiveStats, MemoryLimit, SubscribeOptions};
 pub use mark::{Mark, NoMark};
 pub use matcher::{Committed, Ended, Matcher, MatcherStats, QueryId, SubscribeError, Update};
 pub use query::{Outcome, Whole};

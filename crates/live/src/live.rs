@@ -4,30 +4,46 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value as Json};
 use tidewire_store::{Filter, Position, Query, Store, StoreError};
 use tokio::sync::oneshot;
 
 use crate::SubscribeError;
-use crate::driver::{Asked, Command, Driver, Named, Shared};
-use crate::fanout::Fanout;
+use crate::driver::Driver;
 use crate::mark::Mark;
-use crate::subscription::{Mode, Subscription};
+use crate::shared::{Command, Shared, Subscribe, Target};
+use crate::subscription::{End, Mode, Subscription};
 
 /// Settings of [`Live`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LiveOptions {
-    /// How many subscriptions there may be; more are refused. Default: 10 000.
+    /// Limit of the number of subscriptions; more are refused. Default: 10 000.
     pub max_subscriptions: usize,
-    /// How many deltas wait for a subscriber; with more it gets the whole result instead. Default: 64.
+    /// Limit of the deltas that wait for a subscriber; beyond it, the subscriber gets the whole result instead. Default: 64.
     pub max_deltas: usize,
-    /// How many requests wait for the driver; more wait for room. Default: 1024.
+    /// Limit of the requests that wait for the live thread; further callers wait for a permit. Default: 1024.
     pub queue: usize,
-    /// The threads that tell subscribers of a commit that concerns more than 64 queries, at most
+    /// The threads that deliver a commit that changes more than 64 queries, at most
     /// [`MAX_WORKERS`](Self::MAX_WORKERS). Default: one per core, at most 8.
     pub workers: usize,
+    /// Limit of a whole result, as JSON. Encoding stops there. Default: 16 MiB.
+    pub max_result_bytes: usize,
+    /// Limit of the time of an evaluation. It applies to subscriptions without an earlier
+    /// [deadline](SubscribeOptions::deadline), and to queries that are evaluated again. Default: 30 seconds, which is the timeout
+    /// of a request.
+    pub evaluation_timeout: Duration,
+    /// Limit of the work that the live queries of an owner may take at commits within a second, in units of about a nanosecond. An
+    /// owner above it loses its costliest subscription. A query that takes more in a single commit ends. Default: 100 000 000, a
+    /// tenth of a second.
+    pub max_owner_work: u64,
+    /// Limit of the memory that the live queries of an owner keep, without the rows themselves: about 40 bytes a row. Default:
+    /// 64 MiB.
+    pub max_owner_bytes: usize,
+    /// Limit of the memory that all live queries keep, without the rows themselves. Default: 512 MiB.
+    pub max_bytes: usize,
 }
 
 impl LiveOptions {
@@ -38,24 +54,115 @@ impl LiveOptions {
 impl Default for LiveOptions {
     fn default() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { max_subscriptions: 10_000, max_deltas: 64, queue: 1024, workers: cores.min(8) }
+        Self {
+            max_subscriptions: 10_000,
+            max_deltas: 64,
+            queue: 1024,
+            workers: cores.min(8),
+            max_result_bytes: 16 << 20,
+            evaluation_timeout: Duration::from_secs(30),
+            max_owner_work: 100_000_000,
+            max_owner_bytes: 64 << 20,
+            max_bytes: 512 << 20,
+        }
     }
 }
 
-/// Why a query is not followed.
+/// Settings of a subscription. A [`Mode`] converts into settings that have no other than it.
+///
+/// ```
+/// use std::time::{Duration, Instant};
+/// use tidewire_live::{Mode, SubscribeOptions};
+///
+/// let options = SubscribeOptions::from(Mode::Delta).deadline(Instant::now() + Duration::from_secs(5));
+/// ```
+#[derive(Debug, Clone, Copy, Default)]
+#[non_exhaustive]
+pub struct SubscribeOptions {
+    pub(crate) mode: Mode,
+    pub(crate) since: Option<Mark>,
+    pub(crate) owner: Option<u64>,
+    pub(crate) deadline: Option<Instant>,
+}
+
+impl SubscribeOptions {
+    /// Sets how changes are delivered. Default: as whole results.
+    #[must_use]
+    pub fn mode(self, mode: Mode) -> Self {
+        Self { mode, ..self }
+    }
+
+    /// Resumes from a mark of an earlier subscription to the same query, if the store's history reaches back to it. Otherwise the
+    /// subscription begins with the whole result.
+    #[must_use]
+    pub fn since(self, mark: impl Into<Option<Mark>>) -> Self {
+        Self { since: mark.into(), ..self }
+    }
+
+    /// Sets the owner, whose subscriptions together are limited in [work](LiveOptions::max_owner_work) and
+    /// [memory](LiveOptions::max_owner_bytes). A subscription without an owner counts for the total memory only.
+    #[must_use]
+    pub fn owner(self, owner: u64) -> Self {
+        Self { owner: Some(owner), ..self }
+    }
+
+    /// Sets a deadline for the evaluation of the query. It has an effect if it is earlier than
+    /// [`LiveOptions::evaluation_timeout`] from now. Equal queries that wait are evaluated once, until the latest of their deadlines.
+    #[must_use]
+    pub fn deadline(self, deadline: Instant) -> Self {
+        Self { deadline: Some(deadline), ..self }
+    }
+}
+
+impl From<Mode> for SubscribeOptions {
+    fn from(mode: Mode) -> Self {
+        Self::default().mode(mode)
+    }
+}
+
+/// Why a subscription fails.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LiveError {
-    /// Its bucket or name is not defined, or a parameter is missing.
+    /// The bucket or the query is not defined, or a parameter is missing.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// There are as many subscriptions as there may be.
-    #[error("there are {max} subscriptions, and there may be no more")]
+    /// The limit of subscriptions is reached.
+    #[error("the limit of {max} subscriptions is reached")]
     TooMany {
-        /// How many there may be.
+        /// The limit.
         max: usize,
     },
-    /// The matcher cannot take it.
+    /// Too many evaluations wait.
+    #[error("too many evaluations of queries are waiting; try again later")]
+    Busy,
+    /// The whole result is larger than [`LiveOptions::max_result_bytes`].
+    #[error("the result is larger than {max} bytes; use a filter, a limit or fewer fields")]
+    ResultTooLarge {
+        /// The limit.
+        max: usize,
+    },
+    /// The rows that match would exceed a limit of memory.
+    #[error("the matching records exceed the {limit} of {max} bytes; use a narrower filter")]
+    TooLarge {
+        /// Which limit.
+        limit: MemoryLimit,
+        /// The limit.
+        max: usize,
+    },
+    /// The deadline passed before the query was evaluated.
+    #[error("the query was not evaluated before its deadline")]
+    Deadline,
+    /// Commits came faster than the query could be evaluated, several times.
+    #[error("commits come too fast: the store's history did not reach back to the beginning of the evaluation")]
+    TooManyCommits,
+    /// The evaluation of the query panicked.
+    #[error("the evaluation of the query failed")]
+    Panicked,
+    /// The subscription ended before its first result.
+    #[error("the subscription ended before its first result: {0}")]
+    Ended(End),
+    /// The matcher cannot take the query.
     #[error(transparent)]
     Matcher(#[from] SubscribeError),
     /// There is no such subscription.
@@ -69,27 +176,54 @@ pub enum LiveError {
     Closed,
 }
 
-/// What there is, and what has been done since the beginning.
+/// A limit of the memory of live queries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MemoryLimit {
+    /// [`LiveOptions::max_owner_bytes`].
+    Owner,
+    /// [`LiveOptions::max_bytes`].
+    Total,
+}
+
+impl fmt::Display for MemoryLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Owner => "memory limit of a client's subscriptions",
+            Self::Total => "memory limit of all subscriptions",
+        })
+    }
+}
+
+/// Gauges, and counters since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct LiveStats {
-    /// Queries that are followed, equal ones counted once.
+    /// Live queries, equal ones counted once.
     pub queries: usize,
-    /// Who follows them.
+    /// Subscriptions, including those that wait for their first result.
     pub subscriptions: usize,
-    /// Commits taken in.
+    /// Approximate memory of what live queries keep, without the rows themselves, which the store shares.
+    pub kept_bytes: usize,
+    /// Commits applied.
     pub commits: u64,
-    /// Events given to subscribers.
+    /// Events delivered to subscribers.
     pub events: u64,
     /// Times that events of a subscriber were dropped or replaced, because it was slow or paused.
     pub conflated: u64,
-    /// Subscriptions that ended by another's doing.
+    /// Subscriptions that were ended by the live queries or the store.
     pub ended: u64,
-    /// Times that everything was read anew, because commits came too fast.
+    /// Times that the live thread missed commits, so that all queries were evaluated again.
     pub restarts: u64,
+    /// Evaluations of queries by background threads.
+    pub evaluations: u64,
+    /// Evaluations that were repeated, because the history did not reach back to their beginning.
+    pub reevaluations: u64,
+    /// Subscriptions that were ended because they took too much work.
+    pub too_costly: u64,
 }
 
-/// Live queries over a store: whoever subscribes has a result, and hears of every commit that changes it.
+/// Live queries over a store: a subscriber gets the result of a query, and every change of it.
 ///
 /// ```
 /// use serde_json::json;
@@ -102,7 +236,7 @@ pub struct LiveStats {
 /// let live = Live::new(store.clone());
 ///
 /// let query = Query::parse(&json!({"bucket": "harbours", "filter": {"tide": "high"}, "fields": ["id"]}), &Default::default())?;
-/// let mut high = live.subscribe(query, Mode::Delta, None).await?;
+/// let mut high = live.subscribe(query, Mode::Delta).await?;
 /// assert!(matches!(high.first(), First::Whole(Whole::Json(json)) if json == "[]"));
 ///
 /// store.insert("harbours", serde_json::from_value(json!({"id": 1, "tide": "high"}))?).await?;
@@ -113,14 +247,15 @@ pub struct LiveStats {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// It has a thread of its own, which ends when this is dropped; subscriptions end with it.
+/// It has a thread that applies commits and delivers events, and a few background threads that evaluate queries and encode large
+/// results. They end when this is dropped, and subscriptions end with them.
 pub struct Live {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Live {
-    /// Live queries over this store.
+    /// Live queries over this store, with default settings.
     ///
     /// # Panics
     ///
@@ -129,72 +264,101 @@ impl Live {
         Self::with_options(store, LiveOptions::default())
     }
 
-    /// With other settings than the usual ones.
+    /// Live queries over this store.
     ///
     /// # Panics
     ///
     /// If the process cannot start another thread.
     pub fn with_options(store: Store, options: LiveOptions) -> Self {
         let shared = Arc::new(Shared::new(options.queue));
-        let fanout =
-            Fanout::new(options.workers.min(LiveOptions::MAX_WORKERS)).expect("a process can start a few threads");
-        let driver = Driver::new(store, options, Arc::clone(&shared), fanout);
+        let driver = Driver::new(store, options, Arc::clone(&shared)).expect("a process can start a few threads");
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("it has neither files nor threads");
         let thread = std::thread::Builder::new().name("tidewire-live".to_owned());
         let thread = thread.spawn(move || runtime.block_on(driver.run())).expect("a process can start one thread");
         Self { shared, thread: Some(thread) }
     }
 
-    /// Follows a query, restricted to what the subscriber may see. With a mark of an earlier subscription to the same query it goes
-    /// on from there, if the store's history reaches back so far; else it begins with the whole result.
-    pub async fn subscribe(&self, query: Query, mode: Mode, since: Option<Mark>) -> Result<Subscription, LiveError> {
-        self.ask_for(Asked::Query(Box::new(query)), mode, since).await
+    /// Subscribes to a query, which must be restricted to the rows that the subscriber may see. The first result includes all
+    /// commits that were published before the call.
+    ///
+    /// A query that is not live yet and takes more than a moment is evaluated by a background thread. Dropping the future stops
+    /// the evaluation, unless others wait for it.
+    pub async fn subscribe(
+        &self,
+        query: Query,
+        options: impl Into<SubscribeOptions>,
+    ) -> Result<Subscription, LiveError> {
+        self.subscribe_to(Target::Query(query), options.into()).await
     }
 
-    /// Follows a named query, with these parameters, restricted to what a filter means.
+    /// Subscribes to a named query with these parameters, restricted to the rows that match `guard`.
     pub async fn subscribe_named(
         &self,
         name: &str,
         params: Map<String, Json>,
         guard: Option<Filter>,
-        mode: Mode,
-        since: Option<Mark>,
+        options: impl Into<SubscribeOptions>,
     ) -> Result<Subscription, LiveError> {
-        self.ask_for(Asked::Named(Box::new(Named { name: name.to_owned(), params, guard })), mode, since).await
+        self.subscribe_to(Target::Named { name: name.to_owned(), params, guard }, options.into()).await
     }
 
-    async fn ask_for(&self, query: Asked, mode: Mode, since: Option<Mark>) -> Result<Subscription, LiveError> {
-        self.ask(|reply| Command::Subscribe { query, mode, since, reply }).await?
+    async fn subscribe_to(&self, target: Target, options: SubscribeOptions) -> Result<Subscription, LiveError> {
+        let mut waiting = WaitingCaller { id: Some(self.shared.next_id()), shared: &self.shared };
+        let id = waiting.id.unwrap_or_default();
+        let subscribed =
+            self.request(|reply| Command::Subscribe(Box::new(Subscribe { id, target, options, reply }))).await;
+        // From now on the subscription itself ends it.
+        waiting.id = None;
+        subscribed?
     }
 
-    /// Lets a subscription follow another query, because what it may see is another: it gets the whole result of that one next. If
-    /// that cannot be, it ends: it does not go on with what it may not see.
+    /// Changes the query of a subscription, because the rows that it may see have changed. Events of the old query that wait are
+    /// dropped before this returns, and the next event is the whole result of the new query. If the new query cannot be evaluated,
+    /// the subscription ends.
     pub async fn replace(&self, id: u64, query: Query) -> Result<(), LiveError> {
-        self.ask(|reply| Command::Replace { id, query: Box::new(query), reply }).await?
+        self.request(|reply| Command::Replace { id, query: Box::new(query), reply }).await?
     }
 
-    /// Waits until all that the store has published is taken in. Returns up to where.
+    /// Waits until all commits that are published are applied, and their events delivered. Returns the position of the last one.
     pub async fn settled(&self) -> Result<Position, LiveError> {
-        self.ask(Command::Settle).await
+        self.request(Command::Settle).await
     }
 
-    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, LiveError> {
+    async fn request<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, LiveError> {
         let (reply, answer) = oneshot::channel();
-        self.shared.ask(command(reply)).await;
+        self.shared.send(command(reply)).await;
         answer.await.map_err(|_| LiveError::Closed)
     }
 
-    /// What there is, and what has been done.
+    /// Returns gauges and counters.
     pub fn stats(&self) -> LiveStats {
         let counters = &self.shared.counters;
         LiveStats {
             queries: counters.queries.load(Relaxed),
             subscriptions: counters.subscribers.load(Relaxed),
+            kept_bytes: counters.kept_bytes.load(Relaxed),
             commits: counters.commits.load(Relaxed),
             events: counters.events.load(Relaxed),
             conflated: counters.conflated.load(Relaxed),
             ended: counters.ended.load(Relaxed),
             restarts: counters.restarts.load(Relaxed),
+            evaluations: counters.evaluations.load(Relaxed),
+            reevaluations: counters.reevaluations.load(Relaxed),
+            too_costly: counters.too_costly.load(Relaxed),
+        }
+    }
+}
+
+/// A caller that waits for its subscription. If it stops waiting, the subscription ends.
+struct WaitingCaller<'a> {
+    id: Option<u64>,
+    shared: &'a Shared,
+}
+
+impl Drop for WaitingCaller<'_> {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            self.shared.unsubscribe(id);
         }
     }
 }
@@ -202,10 +366,10 @@ impl Live {
 impl Drop for Live {
     fn drop(&mut self) {
         self.shared.close();
-        // Its own thread, which may be telling somebody who drops this, cannot wait for itself.
+        // A waker that is called by the live thread may drop this. The live thread cannot wait for itself.
         let is_own = |thread: &JoinHandle<()>| thread.thread().id() == std::thread::current().id();
         if let Some(thread) = self.thread.take().filter(|thread| !is_own(thread)) {
-            // If it panicked, it has said so, and everybody knows.
+            // If it panicked, all subscriptions have ended with it.
             let _ = thread.join();
         }
     }

@@ -1,33 +1,41 @@
 //! The matcher: takes commits in order and finds out whose results they change. It is the core of live queries.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use slab::Slab;
-use tidewire_store::{BUCKETS, Bucket, Change, Field, Position, Query, Value};
+use tidewire_store::{Bucket, Budget, Change, Position, Query, Row};
 
 use crate::index::{Index, Slot};
-use crate::net::{Hit, net};
-use crate::query::{Life, LiveQuery, Outcome, Whole};
+use crate::net::{Hit, Net, net};
+use crate::query::{Life, LiveQuery, Outcome, ResultCopy, ResultTooLarge, Whole, dropped_bucket};
 
-/// Live queries and who follows them.
+/// Live queries and their subscribers.
 ///
-/// It has no thread, clock or socket. Commits are given to it one after the other; between two of them, queries are subscribed to,
-/// with the state as the last commit left it, and results are read.
+/// It has no thread, clock or socket. Commits are applied one after the other. Between two commits queries are added, evaluated on
+/// the state that the last commit left, and results are read.
 #[derive(Debug)]
 pub struct Matcher {
     position: Position,
     queries: Slab<Box<LiveQuery>>,
     by_canonical: HashMap<Arc<[u8]>, Slot>,
-    /// Those that have a query.
+    /// The buckets that have a query.
     buckets: HashMap<Arc<str>, BucketQueries>,
     subscribers: HashMap<u64, Subscription>,
-    /// How many queries there have been.
+    /// The number of queries so far.
     generations: u32,
-    /// How many changes there have been.
+    /// The number of commits so far.
+    commits: u64,
+    /// The number of changes so far.
     changes: u64,
     evaluations: u64,
-    /// The queries whose whole result is kept as JSON, in the order in which it was made, and its bytes.
+    /// The approximate memory of all queries, without the rows themselves.
+    kept_bytes: usize,
+    /// Limit of the work of a query in one commit.
+    max_commit_work: u64,
+    /// Queries whose work is to be charged.
+    charged: Vec<QueryId>,
+    /// The queries whose encoded result is kept, in the order of encoding, and the total size of those results.
     encoded: VecDeque<QueryId>,
     encoded_bytes: usize,
 }
@@ -38,7 +46,7 @@ struct BucketQueries {
     slots: BTreeSet<Slot>,
 }
 
-/// Where a subscriber stands: at which query, and where in its list.
+/// The query of a subscriber, and the index in the list of its subscribers.
 #[derive(Debug, Clone, Copy)]
 struct Subscription {
     slot: Slot,
@@ -52,57 +60,59 @@ pub struct QueryId {
     generation: u32,
 }
 
-/// Why somebody cannot subscribe.
+/// Why a subscriber cannot be added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubscribeError {
-    /// The number is that of another subscriber.
-    #[error("there is a subscriber {subscriber} already; each needs a number of its own")]
+    /// The number is in use.
+    #[error("subscriber {subscriber} exists already; each subscriber needs its own number")]
     Exists {
         /// The number.
         subscriber: u64,
     },
-    /// There are as many as can be counted.
-    #[error("there are {max} live queries or subscribers of one, and no more can be")]
+    /// The limit of queries, or of subscribers of one query, is reached.
+    #[error("the limit of {max} live queries, or of {max} subscribers of one query, is reached")]
     TooMany {
-        /// How many there can be.
+        /// The limit.
         max: u32,
     },
 }
 
-/// What a commit has changed.
+/// The effect of a commit.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Committed {
-    /// Where it stands. What is in `updates` leads from the results before it to those at it.
+    /// The position of the commit. The updates lead from the results before it to the results at it.
     pub position: Position,
-    /// The queries whose results are others now, each once. One that looks the same is not among them.
+    /// The queries whose results have changed, each once.
     pub updates: Vec<Update>,
-    /// The queries that have ended with their buckets.
+    /// The queries that have ended because their buckets were dropped.
     pub ended: Vec<Ended>,
+    /// The queries that have ended because the commit took more work than a query may take.
+    pub(crate) too_costly: Vec<Ended>,
 }
 
-/// A query whose result is another one now.
+/// A query whose result has changed.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Update {
-    /// The query. Its [subscribers](Matcher::subscribers) must hear of it.
+    /// The query. The update is for its [subscribers](Matcher::subscribers).
     pub query: QueryId,
     /// How its result has changed.
     pub outcome: Outcome,
 }
 
-/// A query that is live no more.
+/// A query that has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Ended {
-    /// What it was known by.
+    /// The query.
     pub query: QueryId,
-    /// Who followed it.
+    /// Its subscribers.
     pub subscribers: Vec<u64>,
 }
 
-/// How much there is.
+/// Counts of a matcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct MatcherStats {
@@ -112,24 +122,29 @@ pub struct MatcherStats {
     pub subscribers: usize,
     /// Buckets that have a live query.
     pub buckets: usize,
-    /// Queries that every change of their bucket is tried with, because no index can serve them.
+    /// Queries whose filter is checked with every change of their bucket, because no index applies.
     pub unserved: usize,
-    /// Rows that queries keep, those that several keep counted for each.
+    /// Rows that queries keep. A row that several queries keep is counted for each.
     pub rows: usize,
-    /// How often a row was tried with a filter, since the beginning.
+    /// Approximate memory of what queries keep, without the rows themselves, which the store shares.
+    pub kept_bytes: usize,
+    /// Rows that were checked with a filter so far.
     pub evaluations: u64,
-    /// Bytes of whole results that are kept for others who may ask.
+    /// Bytes of encoded results that are kept for later subscribers.
     pub encoded_bytes: usize,
 }
 
+/// The work of applying one changed row to a result, roughly.
+const HIT_WORK: u64 = 500;
+
 impl Matcher {
-    /// How many bytes of whole results may stay when a commit comes. They are kept for those who subscribe to a query that others
-    /// follow: enough for the first screens of a thousand users, and little beside the rows.
+    /// Limit of the encoded results that are kept across a commit. They are kept for later subscribers of the same query: enough for
+    /// the first screens of a thousand users, and little beside the rows.
     pub const MAX_ENCODED_BYTES: usize = 8 << 20;
-    /// How many whole results may stay when a commit comes.
+    /// Limit of the number of encoded results that are kept across a commit.
     pub const MAX_ENCODED: usize = 4096;
 
-    /// Without any query, at the position of the state that queries will be read from.
+    /// A matcher without queries, at the position of the state on which queries will be evaluated.
     pub fn new(position: Position) -> Self {
         Self {
             position,
@@ -138,23 +153,27 @@ impl Matcher {
             buckets: HashMap::new(),
             subscribers: HashMap::new(),
             generations: 0,
+            commits: 0,
             changes: 0,
             evaluations: 0,
+            kept_bytes: 0,
+            max_commit_work: u64::MAX,
+            charged: Vec::new(),
             encoded: VecDeque::new(),
             encoded_bytes: 0,
         }
     }
 
-    /// Where the last commit stands. All results are those at this position.
+    /// The position of the last commit. All results are those at this position.
     pub fn position(&self) -> Position {
         self.position
     }
 
-    /// Lets somebody follow a query. The bucket must be as the last commit left it, and the time, in milliseconds, not before that
+    /// Adds a subscriber of a query. The bucket must be as the last commit left it, and the time, in milliseconds, not before that
     /// of the commit. The first result is the [whole](Self::whole) one at this position.
     ///
-    /// Equal queries are one: it is read when the first comes. Then a record that has expired since is in the result until the
-    /// sweep has come by, as it is for all who follow it.
+    /// Equal queries are one query, which is evaluated for its first subscriber. A record that has expired since then stays in the
+    /// result until it is swept.
     pub fn subscribe(
         &mut self,
         subscriber: u64,
@@ -166,18 +185,62 @@ impl Matcher {
             return Err(SubscribeError::Exists { subscriber });
         }
         let canonical: Arc<[u8]> = query.canonical().into();
-        let slot = match self.by_canonical.get(&canonical) {
-            Some(slot) => *slot,
-            None => self.begin(query, canonical, bucket, now)?,
+        let known = match self.find(&canonical) {
+            Some(known) => known,
+            None => self.insert(LiveQuery::evaluate_all(query, canonical, bucket, now))?,
         };
-        let live = &mut self.queries[slot as usize];
-        let place = u32::try_from(live.subscribers.len()).map_err(|_| SubscribeError::TooMany { max: u32::MAX })?;
-        live.subscribers.push(subscriber);
-        self.subscribers.insert(subscriber, Subscription { slot, place });
-        Ok(QueryId { slot, generation: live.generation })
+        self.add_subscriber(subscriber, known)?;
+        Ok(known)
     }
 
-    /// Lets somebody go. Returns whether they were there. A query that nobody follows is forgotten.
+    /// The query with this canonical form.
+    pub(crate) fn find(&self, canonical: &[u8]) -> Option<QueryId> {
+        let slot = *self.by_canonical.get(canonical)?;
+        Some(QueryId { slot, generation: self.queries[slot as usize].generation })
+    }
+
+    /// Adds a query that was evaluated at the position of the last commit, and that is not there yet. It needs a subscriber.
+    pub(crate) fn insert(&mut self, live: LiveQuery) -> Result<QueryId, SubscribeError> {
+        let slot = Slot::try_from(self.queries.vacant_key()).map_err(|_| SubscribeError::TooMany { max: u32::MAX })?;
+        let mut live = Box::new(live);
+        if let Some((name, _)) = self.buckets.get_key_value(&live.bucket) {
+            live.bucket = Arc::clone(name);
+        }
+        self.generations = self.generations.wrapping_add(1);
+        live.generation = self.generations;
+        live.seen = self.changes;
+        let queries = self.buckets.entry(Arc::clone(&live.bucket)).or_default();
+        live.accesses = queries.index.insert(&live.query.filter, slot);
+        queries.slots.insert(slot);
+        self.by_canonical.insert(Arc::clone(&live.canonical), slot);
+        self.kept_bytes += live.bytes();
+        self.queries.insert(live);
+        Ok(QueryId { slot, generation: self.generations })
+    }
+
+    /// Adds a subscriber of a query.
+    pub(crate) fn add_subscriber(&mut self, subscriber: u64, query: QueryId) -> Result<(), SubscribeError> {
+        if self.subscribers.contains_key(&subscriber) {
+            return Err(SubscribeError::Exists { subscriber });
+        }
+        let live = &mut self.queries[query.slot as usize];
+        let place = u32::try_from(live.subscribers.len()).map_err(|_| SubscribeError::TooMany { max: u32::MAX })?;
+        live.subscribers.push(subscriber);
+        self.subscribers.insert(subscriber, Subscription { slot: query.slot, place });
+        Ok(())
+    }
+
+    /// Removes all queries, and goes on at a later position. Returns the queries with their subscribers.
+    pub(crate) fn restart(&mut self, position: Position) -> Vec<(QueryId, LiveQuery)> {
+        // Ids of queries stay unique.
+        let Self { generations, commits, changes, evaluations, max_commit_work, .. } = *self;
+        let new = Self { generations, commits, changes, evaluations, max_commit_work, ..Self::new(position) };
+        let old = std::mem::replace(self, new);
+        let id = |live: &LiveQuery| QueryId { slot: old.by_canonical[&live.canonical], generation: live.generation };
+        old.queries.into_iter().map(|(_, live)| (id(&live), *live)).collect()
+    }
+
+    /// Removes a subscriber. Returns whether it was there. A query ends with its last subscriber.
     pub fn unsubscribe(&mut self, subscriber: u64) -> bool {
         let Some(Subscription { slot, place }) = self.subscribers.remove(&subscriber) else { return false };
         let subscribers = &mut self.queries[slot as usize].subscribers;
@@ -186,24 +249,27 @@ impl Matcher {
             self.subscribers.insert(*moved, Subscription { slot, place });
         }
         if subscribers.is_empty() {
-            self.forget(slot);
+            self.remove(slot);
         }
         true
     }
 
-    /// Takes a commit in: its position, and all that it changes, in order.
+    /// Applies a commit: its position and its changes, in order.
     pub fn commit(&mut self, position: Position, changes: &[Change]) -> Committed {
         self.shed();
         self.position = position;
+        self.commits += 1;
         let mut hits = Vec::new();
         let mut ended = Vec::new();
+        let mut too_costly = Vec::new();
         for (place, change) in (0..).zip(changes) {
-            self.find(change, place, &mut hits);
-            if let Some(bucket) = dropped(change) {
+            self.find_matches(change, place, &mut hits, &mut too_costly);
+            if let Some(bucket) = dropped_bucket(change) {
                 ended.extend(self.end_bucket(&bucket));
             }
         }
-        // Those of one change have a query each; those of a query stay in the order of the changes.
+        let too_costly = too_costly.into_iter().filter_map(|query| self.end(query)).collect();
+        // The hits of one change are of different queries. The hits of a query stay in the order of the changes.
         if changes.len() > 1 {
             hits.sort_unstable_by_key(|hit| (hit.slot, hit.change));
         }
@@ -212,48 +278,114 @@ impl Matcher {
             let slot = hits[0].slot;
             // It may have ended with its bucket.
             let Some(live) = self.queries.get_mut(slot as usize) else { continue };
-            let Some(outcome) = live.apply(&net(hits, changes)) else { continue };
+            let before = live.bytes();
+            let outcome = live.apply(&net(hits, changes));
+            if live.add_work(HIT_WORK * hits.len() as u64) {
+                self.charged.push(QueryId { slot, generation: live.generation });
+            }
+            self.kept_bytes = self.kept_bytes + live.bytes() - before;
+            let Some(outcome) = outcome else { continue };
             let query = QueryId { slot, generation: live.generation };
             self.encoded_bytes -= live.whole.take().map_or(0, |whole| whole.len());
             updates.push(Update { query, outcome });
         }
-        Committed { position, updates, ended }
+        Committed { position, updates, ended, too_costly }
     }
 
-    /// The whole result of a query, as the last commit left it. It is made when first asked for, and shared by all who ask before
-    /// it changes.
-    pub fn whole(&mut self, query: QueryId) -> Option<Whole> {
-        let live = self.queries.get_mut(query.slot as usize).filter(|live| live.generation == query.generation)?;
-        if let Some(whole) = &live.whole {
-            return Some(whole.clone());
+    /// Limits the work of each query in one commit, in units of about a nanosecond. A query that takes more ends.
+    pub(crate) fn limit_commit_work(&mut self, max_work: u64) {
+        self.max_commit_work = max_work;
+    }
+
+    /// Counts work that was done for a query elsewhere.
+    pub(crate) fn add_work(&mut self, query: QueryId, work: u64) {
+        if self.live_mut(query).is_some_and(|live| live.add_work(work)) {
+            self.charged.push(query);
         }
-        let whole = live.encode();
+    }
+
+    /// Takes the work of the queries that have done a noticeable amount of it.
+    pub(crate) fn take_work(&mut self) -> Vec<(QueryId, u64)> {
+        let charged = std::mem::take(&mut self.charged);
+        let work = |query: QueryId| Some((query, std::mem::take(&mut self.live_mut(query)?.work)));
+        charged.into_iter().filter_map(work).filter(|(_, work)| *work > 0).collect()
+    }
+
+    /// The approximate memory of a query, without the rows themselves.
+    pub(crate) fn bytes_of(&self, query: QueryId) -> usize {
+        self.live(query).map_or(0, LiveQuery::bytes)
+    }
+
+    /// The whole result of a query, as the last commit left it. It is encoded on the first call, and shared until it changes.
+    pub fn whole(&mut self, query: QueryId) -> Option<Whole> {
+        self.whole_within(query, usize::MAX)?.ok()
+    }
+
+    /// Like [`whole`](Self::whole), for results of at most `max_bytes`.
+    pub(crate) fn whole_within(&mut self, query: QueryId, max_bytes: usize) -> Option<Result<Whole, ResultTooLarge>> {
+        let live = self.live(query)?;
+        if let Some(whole) = &live.whole {
+            return Some(Ok(whole.clone()));
+        }
+        let encoded = live.encode(max_bytes);
+        if let Ok(whole) = &encoded {
+            self.keep_whole(query, live.version, whole);
+        }
+        Some(encoded)
+    }
+
+    /// Keeps an encoded result for later subscribers, if the result still has this version.
+    pub(crate) fn keep_whole(&mut self, query: QueryId, version: u64, whole: &Whole) {
+        let Some(live) = self.live_mut(query).filter(|live| live.version == version && live.whole.is_none()) else {
+            return;
+        };
         live.whole = Some(whole.clone());
         self.encoded_bytes += whole.len();
         self.encoded.push_back(query);
-        Some(whole)
     }
 
-    /// What is asked by a query: what the first who followed it subscribed to.
+    /// A copy of the result of a query, to be encoded by another thread, and its version.
+    pub(crate) fn copy(&self, query: QueryId) -> Option<(ResultCopy, u64)> {
+        self.live(query).map(|live| (live.copy(), live.version))
+    }
+
+    /// The version of the result of a query. It changes with the result.
+    pub(crate) fn version(&self, query: QueryId) -> Option<u64> {
+        self.live(query).map(|live| live.version)
+    }
+
+    /// How the result of a query has changed with these changes, the newest ones: they are undone and applied again.
+    pub(crate) fn replay(&mut self, query: QueryId, nets: &[Net<'_>]) -> Option<Outcome> {
+        let live = self.live_mut(query)?;
+        let version = live.version;
+        let undo: Vec<Net<'_>> =
+            nets.iter().map(|net| Net { ordinal: net.ordinal, old: net.new, new: net.old }).collect();
+        live.apply(&undo);
+        let outcome = live.apply(nets);
+        live.version = version;
+        outcome
+    }
+
+    /// The query, as its first subscriber gave it.
     pub fn query(&self, query: QueryId) -> Option<&Query> {
         self.live(query).map(|live| &live.query)
     }
 
-    /// Who follows a query.
+    /// The subscribers of a query.
     pub fn subscribers(&self, query: QueryId) -> &[u64] {
         self.live(query).map_or(&[], |live| &live.subscribers)
     }
 
-    /// The query that somebody follows.
+    /// The query of a subscriber.
     pub fn query_of(&self, subscriber: u64) -> Option<QueryId> {
         let slot = self.subscribers.get(&subscriber)?.slot;
         Some(QueryId { slot, generation: self.queries[slot as usize].generation })
     }
 
-    /// Ends a query, whoever follows it.
+    /// Ends a query.
     pub fn end(&mut self, query: QueryId) -> Option<Ended> {
         self.live(query)?;
-        let live = self.forget(query.slot);
+        let live = self.remove(query.slot);
         for subscriber in &live.subscribers {
             self.subscribers.remove(subscriber);
         }
@@ -268,7 +400,7 @@ impl Matcher {
         ids.into_iter().filter_map(|query| self.end(query)).collect()
     }
 
-    /// How much there is. Adds up all queries.
+    /// Returns counts. Visits all queries.
     pub fn stats(&self) -> MatcherStats {
         MatcherStats {
             queries: self.queries.len(),
@@ -276,6 +408,7 @@ impl Matcher {
             buckets: self.buckets.len(),
             unserved: self.buckets.values().map(|queries| queries.index.unserved()).sum(),
             rows: self.queries.iter().map(|(_, live)| live.rows()).sum(),
+            kept_bytes: self.kept_bytes,
             evaluations: self.evaluations,
             encoded_bytes: self.encoded_bytes,
         }
@@ -285,51 +418,37 @@ impl Matcher {
         self.queries.get(query.slot as usize).filter(|live| live.generation == query.generation).map(|live| &**live)
     }
 
-    /// Makes a query live.
-    fn begin(
-        &mut self,
-        query: &Query,
-        canonical: Arc<[u8]>,
-        bucket: &Bucket,
-        now: u64,
-    ) -> Result<Slot, SubscribeError> {
-        let slot = Slot::try_from(self.queries.vacant_key()).map_err(|_| SubscribeError::TooMany { max: u32::MAX })?;
-        let name = match self.buckets.get_key_value(&*query.bucket) {
-            Some((name, _)) => Arc::clone(name),
-            None => query.bucket.as_str().into(),
-        };
-        let mut live = Box::new(LiveQuery::new(query, Arc::clone(&canonical), Arc::clone(&name), bucket, now));
-        self.generations = self.generations.wrapping_add(1);
-        live.generation = self.generations;
-        live.seen = self.changes;
-        let queries = self.buckets.entry(name).or_default();
-        live.accesses = queries.index.insert(&live.query.filter, slot);
-        queries.slots.insert(slot);
-        self.by_canonical.insert(canonical, slot);
-        self.queries.insert(live);
-        Ok(slot)
+    fn live_mut(&mut self, query: QueryId) -> Option<&mut LiveQuery> {
+        let live = self.queries.get_mut(query.slot as usize).filter(|live| live.generation == query.generation);
+        live.map(|live| &mut **live)
     }
 
-    /// Leaves nothing of a query, but those who followed it.
-    fn forget(&mut self, slot: Slot) -> LiveQuery {
+    /// The approximate memory of all queries, without the rows themselves.
+    pub(crate) fn kept_bytes(&self) -> usize {
+        self.kept_bytes
+    }
+
+    /// Removes a query. The entries of its subscribers stay.
+    fn remove(&mut self, slot: Slot) -> LiveQuery {
         let live = self.queries.remove(slot as usize);
         self.by_canonical.remove(&live.canonical);
+        self.kept_bytes -= live.bytes();
         self.encoded_bytes -= live.whole.as_ref().map_or(0, Whole::len);
         if let Some(queries) = self.buckets.get_mut(&live.bucket) {
             queries.index.remove(live.accesses.as_deref(), slot);
             queries.slots.remove(&slot);
             if queries.slots.is_empty() {
-                debug_assert!(queries.index.is_empty(), "a query leaves nothing in the index");
+                debug_assert!(queries.index.is_empty(), "the index has no entry of a removed query");
                 self.buckets.remove(&live.bucket);
             }
         }
         *live
     }
 
-    /// Finds the queries that a change concerns.
-    fn find(&mut self, change: &Change, place: u32, hits: &mut Vec<Hit>) {
+    /// Finds the queries that match a change.
+    fn find_matches(&mut self, change: &Change, place: u32, hits: &mut Vec<Hit>, too_costly: &mut Vec<QueryId>) {
         self.changes += 1;
-        let Self { queries, buckets, changes: seen, evaluations, .. } = self;
+        let Self { queries, buckets, commits, changes: seen, evaluations, charged, max_commit_work, .. } = self;
         let Some(BucketQueries { index, .. }) = buckets.get_mut(&*change.bucket) else { return };
         let old = change.old.as_ref().map(|row| (row, Life::of(row)));
         let new = change.new.as_ref().map(|row| (row, Life::of(row)));
@@ -340,15 +459,30 @@ impl Matcher {
                 return;
             }
             *evaluations += tried;
-            let was = old.is_some_and(|(row, life)| live.means(row, life));
-            let is = new.is_some_and(|(row, life)| live.means(row, life));
-            if was || is {
-                hits.push(Hit { slot, change: place, was, is });
+            if live.commit_work.0 != *commits {
+                live.commit_work = (*commits, 0);
+            }
+            let budget = Budget::unlimited().max_work(max_commit_work.saturating_sub(live.commit_work.1));
+            let is_match = |row: Option<(&Row, Life)>| match row {
+                Some((row, life)) => live.matches(row, life, &budget),
+                None => Ok(false),
+            };
+            let matched = is_match(old).and_then(|was| Ok((was, is_match(new)?)));
+            let query = QueryId { slot, generation: live.generation };
+            live.commit_work.1 += budget.work();
+            if live.add_work(budget.work()) {
+                charged.push(query);
+            }
+            match matched {
+                Ok((false, false)) => {}
+                Ok((was, is)) => hits.push(Hit { slot, change: place, was, is }),
+                Err(_) if too_costly.contains(&query) => {}
+                Err(_) => too_costly.push(query),
             }
         });
     }
 
-    /// Lets go of whole results that were made longest ago, if there are too many.
+    /// Drops the oldest encoded results, if they are too many or too large.
     fn shed(&mut self) {
         while self.encoded_bytes > Self::MAX_ENCODED_BYTES || self.encoded.len() > Self::MAX_ENCODED {
             let Some(query) = self.encoded.pop_front() else { return };
@@ -357,17 +491,5 @@ impl Matcher {
                 self.encoded_bytes -= whole.len();
             }
         }
-    }
-}
-
-/// The bucket that a change drops, if it drops one.
-pub(crate) fn dropped(change: &Change) -> Option<String> {
-    static NAME: LazyLock<Field> = LazyLock::new(|| Field::new("name"));
-    if *change.bucket != *BUCKETS || change.new.is_some() {
-        return None;
-    }
-    match change.old.as_ref()?.get(&NAME)? {
-        Value::String(name) => Some(name.into_owned()),
-        _ => None,
     }
 }

@@ -6,19 +6,19 @@ use tidewire_store::{Change, Row};
 
 use crate::index::Slot;
 
-/// A change that concerns a query.
+/// A change that matches a query.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Hit {
     pub(crate) slot: Slot,
-    /// Its place in the commit.
+    /// Its index in the commit.
     pub(crate) change: u32,
-    /// Whether the query meant the row before.
+    /// Whether the row before the change matches.
     pub(crate) was: bool,
-    /// Whether the query means it now.
+    /// Whether the row after the change matches.
     pub(crate) is: bool,
 }
 
-/// What becomes of a row of a query: it is there before, after, or both.
+/// The net change of a row in a result: the row before, the row after, or both.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Net<'a> {
     pub(crate) ordinal: u64,
@@ -26,7 +26,7 @@ pub(crate) struct Net<'a> {
     pub(crate) new: Option<&'a Row>,
 }
 
-/// What these changes, in order, come to. A row that was in no result before or after is left out.
+/// The net effect of changes, in order. A row that is not in the result before or after is left out.
 pub(crate) fn net<'a>(hits: &[Hit], changes: &'a [Change]) -> Vec<Net<'a>> {
     let mut nets: Vec<Net<'a>> = Vec::with_capacity(hits.len());
     let mut places: HashMap<u64, usize> = HashMap::new();

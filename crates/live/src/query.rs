@@ -6,33 +6,67 @@
 use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
-use tidewire_store::{Bucket, Budget, Field, Query, Row, Value};
+use tidewire_store::{BUCKETS, Bucket, Budget, Change, Exceeded, Field, Query, Row, Value};
 
 use crate::delta::Delta;
 use crate::index::Access;
-use crate::net::Net;
-use crate::rows::Rows;
-use crate::totals::Totals;
+use crate::net::{Hit, Net, net};
+use crate::rows::{Page, Rows};
+use crate::totals::{GroupsCopy, Totals};
 
-/// A live query, however many follow it.
+/// A live query with its result and its subscribers.
 #[derive(Debug)]
 pub(crate) struct LiveQuery {
-    /// Tells it from others that have had its slot.
+    /// Distinguishes it from earlier queries in its slot.
     pub(crate) generation: u32,
-    /// The bytes by which equal queries are known.
+    /// The bytes that equal queries share.
     pub(crate) canonical: Arc<[u8]>,
     pub(crate) bucket: Arc<str>,
     pub(crate) query: Query,
-    /// When it was first read.
+    /// The time of its evaluation.
     since: u64,
-    /// The places of the index where it stands; none if it is among those that every change leads to.
+    /// Its entries in the index of filters. `None` if every change of the bucket is checked with its filter.
     pub(crate) accesses: Option<Box<[Access]>>,
-    /// The last change that led here, so that it is looked at once.
+    /// The last change that was checked with its filter, so that each change is checked once.
     pub(crate) seen: u64,
     result: Kept,
     pub(crate) subscribers: Vec<u64>,
-    /// The whole result, if it has been asked for since it changed.
+    /// Counts the changes of the result.
+    pub(crate) version: u64,
+    /// The work that was done for the query, and that is not charged yet.
+    pub(crate) work: u64,
+    /// The number of the last commit that was checked with its filter, and the work of that.
+    pub(crate) commit_work: (u64, u64),
+
+    /// The whole result, if it has been encoded since it changed.
     pub(crate) whole: Option<Whole>,
+}
+
+/// The bucket of a query was dropped by a commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BucketDropped;
+
+/// A whole result is larger than the limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ResultTooLarge;
+
+/// A copy of a result, which is cheap to make, to be encoded by another thread.
+#[derive(Debug)]
+pub(crate) enum ResultCopy {
+    Page(Page),
+    Groups(GroupsCopy),
+    Encoded(Whole),
+}
+
+impl ResultCopy {
+    /// Encodes the result. Stops when it is larger than `max_bytes`.
+    pub(crate) fn encode(self, max_bytes: usize) -> Result<Whole, ResultTooLarge> {
+        match self {
+            Self::Page(page) => page.encode(max_bytes).map(Whole::Json),
+            Self::Groups(groups) => groups.encode(max_bytes).map(Whole::Json),
+            Self::Encoded(whole) => Ok(whole),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -45,9 +79,9 @@ enum Kept {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Whole {
-    /// A list of records, or what was computed.
+    /// A list of records, or the value of an aggregate.
     Json(Bytes),
-    /// There was nothing to compute the least or greatest of.
+    /// The minimum or maximum of no records.
     Nothing,
 }
 
@@ -64,37 +98,54 @@ impl Whole {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// Some of its records.
+    /// Some of its records have changed.
     Records(Delta),
-    /// It was computed, and is another one.
+    /// The value of the aggregate has changed.
     Value,
 }
 
 impl LiveQuery {
-    /// A query, with what it means in a bucket at that time.
-    pub(crate) fn new(query: &Query, canonical: Arc<[u8]>, name: Arc<str>, bucket: &Bucket, now: u64) -> Self {
-        let budget = Budget::unlimited();
-        // A budget without limits is not exceeded.
-        let rows = query.matches(bucket, now, &budget).filter_map(Result::ok);
+    /// The memory of a query beside its rows, roughly.
+    const OVERHEAD_BYTES: usize = 1024;
+
+    /// Evaluates a query on a bucket at that time, within a budget.
+    pub(crate) fn evaluate(
+        query: &Query,
+        canonical: Arc<[u8]>,
+        bucket: &Bucket,
+        now: u64,
+        budget: &Budget,
+    ) -> Result<Self, Exceeded> {
+        budget.hold(Self::OVERHEAD_BYTES)?;
+        let rows = query.matches(bucket, now, budget);
         let result = match &query.aggregate {
-            Some(aggregate) => Kept::Totals(Box::new(Totals::new(aggregate, rows))),
-            None => Kept::Rows(Rows::new(query, &bucket.definition().key, rows)),
+            Some(aggregate) => Kept::Totals(Box::new(Totals::new(aggregate, rows, budget)?)),
+            None => Kept::Rows(Rows::new(query, &bucket.definition().key, rows, budget)?),
         };
-        Self {
+        Ok(Self {
             generation: 0,
             canonical,
-            bucket: name,
+            bucket: query.bucket.as_str().into(),
             query: query.clone(),
             since: now,
             accesses: None,
             seen: 0,
             result,
             subscribers: Vec::new(),
+            version: 0,
+            work: 0,
+            commit_work: (0, 0),
             whole: None,
-        }
+        })
     }
 
-    /// How many rows it keeps.
+    /// Evaluates a query without a limit.
+    pub(crate) fn evaluate_all(query: &Query, canonical: Arc<[u8]>, bucket: &Bucket, now: u64) -> Self {
+        let evaluated = Self::evaluate(query, canonical, bucket, now, &Budget::unlimited());
+        evaluated.unwrap_or_else(|_| unreachable!("an unlimited budget is not exceeded"))
+    }
+
+    /// The number of rows that are kept.
     pub(crate) fn rows(&self) -> usize {
         match &self.result {
             Kept::Rows(rows) => rows.len(),
@@ -102,30 +153,97 @@ impl LiveQuery {
         }
     }
 
-    /// Whether it means a row that lives so long. The answer is always the same for a row, so that what was taken in is what is
-    /// taken out.
-    pub(crate) fn means(&self, row: &Row, life: Life) -> bool {
-        life.expires.is_none_or(|expiry| expiry > life.written.max(self.since)) && self.query.filter.matches(row)
+    /// The approximate memory of what is kept, without the rows themselves, which the store shares.
+    pub(crate) fn bytes(&self) -> usize {
+        Self::OVERHEAD_BYTES
+            + match &self.result {
+                Kept::Rows(rows) => rows.bytes(),
+                Kept::Totals(totals) => totals.bytes(),
+            }
     }
 
-    /// Takes changes in. Returns how the result has changed, if it has.
+    /// Whether the query matches a row with this lifetime. The answer never changes for a row, so a row that was added is also
+    /// removed.
+    pub(crate) fn matches(&self, row: &Row, life: Life, budget: &Budget) -> Result<bool, Exceeded> {
+        let is_alive = life.expires.is_none_or(|expiry| expiry > life.written.max(self.since));
+        Ok(is_alive && self.query.filter.matches_within(row, budget)?)
+    }
+
+    /// Applies changes. Returns how the result has changed, if it has.
     pub(crate) fn apply(&mut self, nets: &[Net<'_>]) -> Option<Outcome> {
-        match &mut self.result {
+        let outcome = match &mut self.result {
             Kept::Rows(rows) => rows.apply(nets).map(Outcome::Records),
             Kept::Totals(totals) => totals.apply(nets).then_some(Outcome::Value),
+        };
+        self.version += u64::from(outcome.is_some());
+        outcome
+    }
+
+    /// Applies a commit that follows the state of the result.
+    pub(crate) fn catch_up(
+        &mut self,
+        changes: &[Change],
+        budget: &Budget,
+    ) -> Result<Result<(), BucketDropped>, Exceeded> {
+        let mut hits = Vec::new();
+        for (place, change) in (0..).zip(changes) {
+            budget.charge(100)?;
+            if *change.bucket == *self.bucket {
+                let is_match = |row: &Option<Row>| match row {
+                    Some(row) => self.matches(row, Life::of(row), budget),
+                    None => Ok(false),
+                };
+                let (was, is) = (is_match(&change.old)?, is_match(&change.new)?);
+                if was || is {
+                    hits.push(Hit { slot: 0, change: place, was, is });
+                }
+            }
+            if dropped_bucket(change).is_some_and(|name| *name == *self.bucket) {
+                return Ok(Err(BucketDropped));
+            }
+        }
+        self.apply(&net(&hits, changes));
+        Ok(Ok(()))
+    }
+
+    /// Counts work. Returns whether there is enough now to be charged. Less is not worth a visit of all subscribers.
+    pub(crate) fn add_work(&mut self, work: u64) -> bool {
+        let enough = 10_000 + 1000 * self.subscribers.len() as u64;
+        let was_enough = self.work >= enough;
+        self.work += work;
+        !was_enough && self.work >= enough
+    }
+
+    /// Encodes the result. Stops when it is larger than `max_bytes`.
+    pub(crate) fn encode(&self, max_bytes: usize) -> Result<Whole, ResultTooLarge> {
+        match &self.result {
+            Kept::Rows(rows) => rows.page().encode(max_bytes).map(Whole::Json),
+            Kept::Totals(totals) => totals.encode(max_bytes),
         }
     }
 
-    /// The whole result.
-    pub(crate) fn encode(&self) -> Whole {
+    /// A copy of the result, to be encoded by another thread.
+    pub(crate) fn copy(&self) -> ResultCopy {
         match &self.result {
-            Kept::Rows(rows) => Whole::Json(rows.encode()),
-            Kept::Totals(totals) => totals.encode().map_or(Whole::Nothing, Whole::Json),
+            Kept::Rows(rows) => ResultCopy::Page(rows.page().clone()),
+            Kept::Totals(totals) => totals.copy(),
         }
     }
 }
 
-/// From when until when a row lives.
+/// The name of the bucket that a change drops, if it drops one.
+pub(crate) fn dropped_bucket(change: &Change) -> Option<String> {
+    static NAME: LazyLock<Field> = LazyLock::new(|| Field::new("name"));
+    if *change.bucket != *BUCKETS || change.new.is_some() {
+        return None;
+    }
+    match change.old.as_ref()?.get(&NAME)? {
+        Value::String(name) => Some(name.into_owned()),
+        _ => None,
+    }
+}
+
+/// The lifetime of a row.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Life {
     written: u64,
@@ -133,7 +251,7 @@ pub(crate) struct Life {
 }
 
 impl Life {
-    /// Whether it has expired by then.
+    /// Whether the row has expired at that time.
     pub(crate) fn has_ended(self, now: u64) -> bool {
         self.expires.is_some_and(|expiry| expiry <= now)
     }
@@ -142,7 +260,7 @@ impl Life {
         static EXPIRES_AT: LazyLock<Field> = LazyLock::new(|| Field::new("_expiresAt"));
         static UPDATED_AT: LazyLock<Field> = LazyLock::new(|| Field::new("_updatedAt"));
         let expires = time(row, &EXPIRES_AT);
-        // It makes no difference to a row that does not expire.
+        // The time is not needed for a row that does not expire.
         let written = expires.and_then(|_| time(row, &UPDATED_AT)).unwrap_or(0);
         Self { written, expires }
     }

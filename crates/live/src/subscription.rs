@@ -5,8 +5,8 @@
 //!
 //! **Catching up.** When the list of deltas is full, it is emptied, and delivery stops until the whole result has come. A pause
 //! stops delivery in the same way, for as long as the subscriber wants. In both cases the driver is asked for the whole result,
-//! at most once at a time, and deltas continue from there. The driver delivers it between two commits, and events that were
-//! delivered before it are dropped, so no delta is missing and none comes twice.
+//! at most once at a time. The driver delivers it together with the deltas after it, and events that were delivered before it
+//! are dropped, so no delta is missing and none comes twice.
 
 use std::pin::Pin;
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,7 +15,7 @@ use std::task::{Context, Poll, Waker};
 
 use futures_core::Stream;
 
-use crate::driver::{Counters, Shared};
+use crate::shared::{Counters, Shared};
 use crate::waiting::Waiting;
 use crate::wake::shielded;
 use crate::{Delta, Mark, Whole};
@@ -61,6 +61,20 @@ pub enum End {
     /// Its named query was undefined.
     #[error("the query was undefined")]
     QueryUndefined,
+    /// Its whole result became larger than [`LiveOptions::max_result_bytes`](crate::LiveOptions::max_result_bytes).
+    #[error("the result became larger than the limit")]
+    ResultTooLarge,
+    /// Its owner has used more than [`LiveOptions::max_owner_work`](crate::LiveOptions::max_owner_work), and this was its costliest
+    /// subscription.
+    #[error("the subscription takes too much work at commits")]
+    TooCostly,
+    /// The matching rows have grown beyond [`LiveOptions::max_owner_bytes`](crate::LiveOptions::max_owner_bytes) or
+    /// [`LiveOptions::max_bytes`](crate::LiveOptions::max_bytes), and this was the largest subscription.
+    #[error("the matching records take too much memory")]
+    TooLarge,
+    /// Its query could not be evaluated again after it was replaced, or after commits were missed.
+    #[error("the query could not be evaluated again")]
+    NotEvaluated,
     /// The live queries or the store have ended.
     #[error("live queries have ended")]
     Closed,
@@ -184,10 +198,10 @@ impl Stream for Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        // The driver would otherwise drop it, on its own thread.
+        // The driver would otherwise drop the waker, on its own thread.
         let waker = self.inbox.state().waker.take();
         drop(waker);
-        self.shared.leave(self.id);
+        self.shared.unsubscribe(self.id);
     }
 }
 
@@ -202,8 +216,8 @@ struct State {
     /// Empty while the subscription is paused.
     events: Waiting,
     delivery: Delivery,
-    /// The driver has a request for the whole result that it has not yet taken. It survives a pause, so that there is never more
-    /// than one request of a subscriber.
+    /// The driver has a request for the whole result that it has not yet answered. It survives a pause, so that there is never
+    /// more than one request of a subscriber.
     has_asked: bool,
     end: Option<End>,
     waker: Option<Waker>,
@@ -221,13 +235,22 @@ enum Delivery {
 }
 
 impl State {
-    /// Whether the driver has to be asked for the whole result. Returns true once until the driver has taken the request.
+    /// Whether the driver has to be asked for the whole result. Returns true once until the driver has answered.
     fn must_ask(&mut self) -> bool {
         self.delivery == Delivery::AwaitsWhole && !std::mem::replace(&mut self.has_asked, true)
     }
 }
 
-/// What became of a delta.
+/// The deltas after a whole result.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Following<'a> {
+    /// All of them.
+    Deltas(&'a [Event]),
+    /// They are too many: the subscriber has to ask for the whole result again.
+    Missing,
+}
+
+/// The outcome of delivering a delta.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pushed {
     /// The subscriber has it.
@@ -263,18 +286,62 @@ impl Inbox {
         pushed
     }
 
-    /// Delivers the whole result, in place of all that waits. It is counted before the subscriber can see it. A paused subscription
-    /// does not take it.
-    pub(crate) fn replace(&self, event: Event, counters: &Counters) {
+    /// An inbox that takes no events before the first result.
+    pub(crate) fn awaiting_first() -> Self {
+        let state = State { delivery: Delivery::AwaitsWhole, has_asked: true, ..State::default() };
+        Self { state: Mutex::new(state) }
+    }
+
+    /// Begins delivery after the first result, with the deltas that follow it.
+    pub(crate) fn begin(&self, following: Following<'_>, max_deltas: usize, counters: &Counters) {
         let mut state = self.state();
+        state.has_asked = false;
+        if let Following::Deltas(deltas) = following {
+            state.delivery = Delivery::On;
+            drop(state);
+            self.push_all(deltas, max_deltas, counters);
+        }
+    }
+
+    /// Delivers the whole result and the deltas that follow it, in place of all events that wait. They are counted before the
+    /// subscriber can see them. A paused subscription does not take them.
+    pub(crate) fn replace(&self, event: Event, following: Following<'_>, max_deltas: usize, counters: &Counters) {
+        let mut state = self.state();
+        state.has_asked = false;
         if state.delivery == Delivery::Paused {
             return;
         }
         let replaced = std::mem::replace(&mut state.events, Waiting::One(event));
-        state.delivery = Delivery::On;
+        state.delivery = match following {
+            Following::Deltas(_) => Delivery::On,
+            Following::Missing => Delivery::AwaitsWhole,
+        };
         counters.events.fetch_add(1, Relaxed);
         counters.conflated.fetch_add(u64::from(replaced.len() > 0), Relaxed);
         wake(state);
+        if let Following::Deltas(deltas) = following {
+            self.push_all(deltas, max_deltas, counters);
+        }
+    }
+
+    fn push_all(&self, deltas: &[Event], max_deltas: usize, counters: &Counters) {
+        for delta in deltas {
+            let pushed = self.push(delta.clone(), max_deltas);
+            counters.events.fetch_add(u64::from(pushed == Pushed::Given), Relaxed);
+            counters.conflated.fetch_add(u64::from(pushed == Pushed::FellBehind), Relaxed);
+        }
+    }
+
+    /// Drops the events that wait, which the subscriber must not see any more, and stops delivery until the whole result has
+    /// come, which the driver will deliver without a request. A pause goes on.
+    pub(crate) fn reset(&self, counters: &Counters) {
+        let mut state = self.state();
+        let dropped = std::mem::take(&mut state.events);
+        if state.delivery != Delivery::Paused {
+            (state.delivery, state.has_asked) = (Delivery::AwaitsWhole, true);
+        }
+        drop(state);
+        counters.conflated.fetch_add(u64::from(dropped.len() > 0), Relaxed);
     }
 
     /// Stops delivery. Returns whether events were dropped.
@@ -286,19 +353,18 @@ impl Inbox {
         dropped.len() > 0
     }
 
-    /// Wants the whole result. Returns whether the driver has to be asked for it.
+    /// Ends a pause. Returns whether the driver has to be asked for the whole result.
     fn refresh(&self) -> bool {
         let mut state = self.state();
         state.delivery = Delivery::AwaitsWhole;
         state.must_ask()
     }
 
-    /// Takes the request for the whole result. Returns whether the subscriber still needs it: it may have been given one, or may
-    /// have paused.
-    pub(crate) fn take_request(&self) -> bool {
+    /// Whether the subscriber still needs the whole result: it may have been given one, or may have paused.
+    pub(crate) fn needs_whole(&self) -> bool {
         let mut state = self.state();
-        state.has_asked = false;
-        state.delivery == Delivery::AwaitsWhole
+        state.has_asked = state.delivery == Delivery::AwaitsWhole;
+        state.has_asked
     }
 
     /// Ends the subscription, after the events that wait.

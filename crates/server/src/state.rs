@@ -58,6 +58,8 @@ impl ServerState {
     pub(crate) fn new(store: Store, options: ServerOptions) -> std::io::Result<Self> {
         let mut live = LiveOptions::default();
         live.max_subscriptions = options.connection_limits.max_total_subscriptions;
+        live.max_result_bytes = options.max_result_bytes;
+        live.evaluation_timeout = options.request_timeout;
         let mut capabilities = Capabilities::default();
         if options.auth.is_some() {
             capabilities = capabilities.with(Capabilities::AUTH);

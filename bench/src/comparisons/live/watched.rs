@@ -86,7 +86,7 @@ pub(super) async fn subscribe(live: &Live, queries: impl IntoIterator<Item = Que
     let queries = queries.into_iter();
     let mut subscriptions = Vec::with_capacity(queries.size_hint().0);
     let mut coming =
-        stream::iter(queries).map(|query| live.subscribe(query, Mode::Delta, None)).buffer_unordered(SUBSCRIBING);
+        stream::iter(queries).map(|query| live.subscribe(query, Mode::Delta)).buffer_unordered(SUBSCRIBING);
     while let Some(subscription) = coming.next().await {
         subscriptions.push(subscription.expect("the query can be followed"));
     }

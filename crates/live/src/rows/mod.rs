@@ -3,6 +3,8 @@
 //! A live query keeps all rows that match, in its order. An entry has 40 bytes beside the shared row: the first bytes of its sort
 //! key, its ordinal, and a pointer. So a window is refilled without reading the store. The window before a commit follows from
 //! the ranks after it and from the rows that came and went, so no old result is kept for comparison.
+//!
+//! A [`Page`] is the window and the rows that it shows. A copy of it is cheap, so that another thread can encode it.
 
 mod matches;
 mod place;
@@ -13,81 +15,93 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tidewire_store::{Field, Query, Row};
+use tidewire_store::{Budget, Exceeded, Field, Query, Row};
 
 use self::matches::Matches;
-use self::place::Sort;
+use self::place::{Entry, Sort};
 pub(crate) use self::projection::{Projection, is_same};
 pub(crate) use self::window::Edit;
 use self::window::{Moves, Window};
 use crate::delta::{Delta, Form};
 use crate::net::Net;
+use crate::query::ResultTooLarge;
 
-/// All rows that a query means, in its order.
+/// All rows that match a query, in its order.
 #[derive(Debug)]
 pub(crate) struct Rows {
     sort: Sort,
+    page: Page,
+}
+
+/// The part of the matching rows that is the result.
+#[derive(Debug, Clone)]
+pub(crate) struct Page {
+    matches: Matches,
     window: Window,
     form: Arc<Form>,
-    matches: Matches,
 }
 
 impl Rows {
-    /// Between how many rows it is looked for whether a change shows, if keys are not shown. Windows seldom have more.
+    /// The longest range of rows that is searched for a visible change when the key is not shown. Windows seldom have more.
     const MAX_COMPARED: usize = 4096;
 
-    /// Those of a query, by the name of the key of its bucket and the rows that it means, with their ordinals.
-    pub(crate) fn new<'a>(query: &Query, key: &str, rows: impl Iterator<Item = (u64, &'a Row)>) -> Self {
+    /// Collects the rows of a query, given with their ordinals, of a bucket with this key field. The memory of the entries is
+    /// charged to the budget.
+    pub(crate) fn new<'a>(
+        query: &Query,
+        key: &str,
+        rows: impl Iterator<Item = Result<(u64, &'a Row), Exceeded>>,
+        budget: &Budget,
+    ) -> Result<Self, Exceeded> {
         let sort = Sort::new(&query.sort);
-        let entries = rows.map(|(ordinal, row)| sort.entry(row, ordinal)).collect();
+        let mut entries = Vec::new();
+        for row in rows {
+            let (ordinal, row) = row?;
+            budget.hold(size_of::<Entry>())?;
+            entries.push(sort.entry(row, ordinal));
+        }
         let matches = Matches::new(entries, &sort);
         let window = Window {
             start: query.offset,
             end: query.limit.map_or(usize::MAX, |limit| query.offset.saturating_add(limit)),
         };
         let projection = Projection::new(query.fields.as_deref());
-        // By its key a row can be found if it is shown, and its index need not be told if it comes last.
+        // A row is found by its key if the key is shown. A row that is appended needs no index.
         let is_plain = sort.is_empty() && window.start == 0 && window.end == usize::MAX && projection.shows(key);
         let form = Arc::new(Form { key: Field::new(key), projection, is_indexed: !is_plain });
-        Self { sort, window, form, matches }
+        Ok(Self { sort, page: Page { matches, window, form } })
     }
 
-    /// How many rows it keeps.
+    /// The number of rows that are kept.
     pub(crate) fn len(&self) -> usize {
-        self.matches.len()
+        self.page.matches.len()
     }
 
-    /// Takes changes in. Returns how the result has changed, if it has.
+    /// The memory of the entries.
+    pub(crate) fn bytes(&self) -> usize {
+        self.len() * size_of::<Entry>()
+    }
+
+    pub(crate) fn page(&self) -> &Page {
+        &self.page
+    }
+
+    /// Applies changes. Returns how the result has changed, if it has.
     pub(crate) fn apply(&mut self, nets: &[Net<'_>]) -> Option<Delta> {
-        let moves = self.take_in(nets);
-        let mut edit = self.window.edit(&self.matches, &moves, &self.sort);
+        let moves = self.move_rows(nets);
+        let Page { matches, window, form } = &self.page;
+        let mut edit = window.edit(matches, &moves, &self.sort);
         self.keep_in_place(&mut edit);
-        edit.changed.retain(|(_, old, new)| !self.form.projection.is_same(old, new));
+        edit.changed.retain(|(_, old, new)| !form.projection.is_same(old, new));
         if edit.removed.is_empty() && edit.added.is_empty() && edit.changed.is_empty() || self.looks_the_same(&edit) {
             return None;
         }
-        let len = self.matches.len().min(self.window.end).saturating_sub(self.window.start);
-        Some(Delta::new(Arc::clone(&self.form), edit, len))
+        let len = matches.len().min(window.end).saturating_sub(window.start);
+        Some(Delta::new(Arc::clone(form), edit, len))
     }
 
-    /// The whole result.
-    pub(crate) fn encode(&self) -> Bytes {
-        let mut text = vec![b'['];
-        let count = self.window.end - self.window.start;
-        for (place, entry) in self.matches.from(self.window.start).take(count).enumerate() {
-            if place > 0 {
-                text.push(b',');
-            }
-            self.form.projection.write(&entry.row, &mut text);
-        }
-        text.push(b']');
-        // It may be kept for long.
-        text.shrink_to_fit();
-        text.into()
-    }
-
-    fn take_in(&mut self, nets: &[Net<'_>]) -> Moves {
-        let Self { sort, matches, .. } = self;
+    fn move_rows(&mut self, nets: &[Net<'_>]) -> Moves {
+        let Self { sort, page: Page { matches, .. } } = self;
         let mut moves = Moves::default();
         for net in nets {
             let old = net.old.map(|row| sort.entry(row, net.ordinal));
@@ -96,7 +110,7 @@ impl Rows {
                 && sort.compare(old, new).is_eq()
                 && let Some(was) = matches.replace(new, sort)
             {
-                moves.kept.push(place::Entry { place: new.place, row: was });
+                moves.kept.push(Entry { place: new.place, row: was });
                 continue;
             }
             if let Some(mut old) = old
@@ -108,7 +122,7 @@ impl Rows {
             if let Some(new) = new {
                 match matches.insert(new.clone(), sort) {
                     None => moves.come.push(new),
-                    Some(was) => moves.kept.push(place::Entry { place: new.place, row: was }),
+                    Some(was) => moves.kept.push(Entry { place: new.place, row: was }),
                 }
             }
         }
@@ -118,18 +132,18 @@ impl Rows {
         moves
     }
 
-    /// A row that was taken out and put in again, with none of the others passing it, has changed where it is.
+    /// Turns the removal and the insertion of a row into a change, if no other row has passed it.
     fn keep_in_place(&self, edit: &mut Edit) {
         if edit.removed.is_empty() || edit.added.is_empty() {
             return;
         }
         let added: HashMap<Option<&str>, usize> =
-            edit.added.iter().enumerate().map(|(place, (_, row))| (row.text_of(&self.form.key), place)).collect();
-        // How many that were not moved came before it, and come before it. It may stay if those are the same, and if it does not
-        // change places with one that stays.
+            edit.added.iter().enumerate().map(|(place, (_, row))| (row.text_of(&self.page.form.key), place)).collect();
+        // The number of unmoved rows before the row, in the old result and in the new one. The row stays if both are equal, and if it
+        // does not change places with another row that stays.
         let mut staying: Vec<(usize, usize)> = Vec::new();
         for (place, (old_index, row)) in edit.removed.iter().enumerate() {
-            let Some(new_place) = added.get(&row.text_of(&self.form.key)) else { continue };
+            let Some(new_place) = added.get(&row.text_of(&self.page.form.key)) else { continue };
             let others = (old_index - place, edit.added[*new_place].0 - new_place);
             if others.0 == others.1 && staying.last().is_none_or(|(_, last)| last < new_place) {
                 staying.push((place, *new_place));
@@ -145,11 +159,11 @@ impl Rows {
         edit.changed.sort_unstable_by_key(|(index, ..)| *index);
     }
 
-    /// Whether rows that went and others that came cannot be told apart, because the key is not shown. That takes looking at all
-    /// between them, so beyond a number of rows it is not looked into.
+    /// Whether the removed rows and the added rows look equal because the key is not shown. All rows between them are compared, so
+    /// a long range is not examined.
     fn looks_the_same(&self, edit: &Edit) -> bool {
-        let projection = &self.form.projection;
-        if projection.shows(self.form.key.name()) || edit.removed.len() != edit.added.len() {
+        let projection = &self.page.form.projection;
+        if projection.shows(self.page.form.key.name()) || edit.removed.len() != edit.added.len() {
             return false;
         }
         let (Some(first), Some(last)) = (
@@ -163,7 +177,9 @@ impl Rows {
             return false;
         }
         let is = || {
-            (first..=last).zip(self.matches.from(self.window.start + first)).map(|(index, entry)| (index, &entry.row))
+            (first..=last)
+                .zip(self.page.matches.from(self.page.window.start + first))
+                .map(|(index, entry)| (index, &entry.row))
         };
         // The result as it was is what it is without those that were added, and with those that were removed.
         let mut added = edit.added.iter().peekable();
@@ -180,7 +196,29 @@ impl Rows {
     }
 }
 
-/// Takes those at these places, which rise, out of a list.
+impl Page {
+    /// Encodes the result. Stops when it is larger than `max_bytes`.
+    pub(crate) fn encode(&self, max_bytes: usize) -> Result<Bytes, ResultTooLarge> {
+        let mut text = vec![b'['];
+        let count = self.window.end - self.window.start;
+        for (place, entry) in self.matches.from(self.window.start).take(count).enumerate() {
+            if place > 0 {
+                text.push(b',');
+            }
+            self.form.projection.write(&entry.row, &mut text);
+            // One byte is for the bracket at the end.
+            if text.len() >= max_bytes {
+                return Err(ResultTooLarge);
+            }
+        }
+        text.push(b']');
+        // It may be kept for long.
+        text.shrink_to_fit();
+        Ok(text.into())
+    }
+}
+
+/// Removes the elements at these indexes, which are ascending, from a list.
 fn take<T>(list: &mut Vec<T>, places: &[usize]) -> Vec<T> {
     let mut places = places.iter().peekable();
     let mut place = 0..;

@@ -5,22 +5,37 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 
+use bytes::Bytes;
 use serde_json::Value as Json;
 use tidewire_store::{Aggregate, Field, IndexKey, Row};
 
 use super::tally::Tally;
 use crate::net::Net;
+use crate::query::ResultTooLarge;
 use crate::rows::{Projection, is_same};
 
 /// Rows in groups.
 #[derive(Debug)]
 pub(crate) struct Groups {
     /// The fields by which they are grouped.
-    names: Projection,
+    names: Arc<Projection>,
     by_key: HashMap<IndexKey, Group>,
     /// The groups, by their first rows.
     order: BTreeMap<u64, IndexKey>,
+    /// The number of rows of all groups.
+    rows: usize,
+    /// The memory of the tallies of all groups.
+    tally_bytes: usize,
+}
+
+/// The result, to be encoded by another thread.
+#[derive(Debug, Clone)]
+pub(crate) struct GroupsCopy {
+    names: Arc<Projection>,
+    /// The first row and the aggregate of each group.
+    groups: Vec<(Row, Option<Json>)>,
 }
 
 #[derive(Debug)]
@@ -40,11 +55,25 @@ struct Shown {
 
 impl Groups {
     pub(crate) fn new(aggregate: &Aggregate) -> Self {
-        Self { names: Projection::new(Some(&aggregate.group_by)), by_key: HashMap::new(), order: BTreeMap::new() }
+        Self {
+            names: Arc::new(Projection::new(Some(&aggregate.group_by))),
+            by_key: HashMap::new(),
+            order: BTreeMap::new(),
+            rows: 0,
+            tally_bytes: 0,
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.by_key.values().map(|group| group.rows.len()).sum()
+        self.rows
+    }
+
+    /// The approximate memory of the groups and of their entries.
+    pub(crate) fn bytes(&self) -> usize {
+        const GROUP: usize = size_of::<Group>() + 3 * size_of::<IndexKey>() + 32;
+        // An entry is an ordinal and a row, and the nodes of the tree are about two thirds full.
+        const ENTRY: usize = 36;
+        self.by_key.len() * GROUP + self.rows * ENTRY + self.tally_bytes
     }
 
     pub(crate) fn add(&mut self, aggregate: &Aggregate, row: &Row, ordinal: u64) {
@@ -59,10 +88,13 @@ impl Groups {
             self.order.remove(first);
             self.order.insert(ordinal, key);
         }
-        if let Some(known) = group.rows.insert(ordinal, row.clone()) {
-            group.tally.remove(&known, aggregate.field.as_ref());
+        let before = group.tally.bytes();
+        match group.rows.insert(ordinal, row.clone()) {
+            Some(known) => group.tally.remove(&known, aggregate.field.as_ref()),
+            None => self.rows += 1,
         }
         group.tally.add(row, aggregate.field.as_ref());
+        self.tally_bytes = self.tally_bytes + group.tally.bytes() - before;
     }
 
     fn remove(&mut self, aggregate: &Aggregate, row: &Row, ordinal: u64) {
@@ -70,7 +102,10 @@ impl Groups {
         let Some(group) = self.by_key.get_mut(&key) else { return };
         let was_first = group.rows.first_key_value().is_some_and(|(first, _)| *first == ordinal);
         let Some(known) = group.rows.remove(&ordinal) else { return };
+        let before = group.tally.bytes();
         group.tally.remove(&known, aggregate.field.as_ref());
+        self.tally_bytes = self.tally_bytes + group.tally.bytes() - before;
+        self.rows -= 1;
         if !was_first {
             return;
         }
@@ -81,7 +116,7 @@ impl Groups {
         }
     }
 
-    /// Takes changes in. Returns whether the result has changed.
+    /// Applies changes. Returns whether the result has changed.
     pub(crate) fn apply(&mut self, aggregate: &Aggregate, nets: &[Net<'_>]) -> bool {
         let mut before: HashMap<IndexKey, Option<Shown>> = HashMap::new();
         for row in nets.iter().flat_map(|net| [net.old, net.new]).flatten() {
@@ -133,19 +168,51 @@ impl Groups {
         Some(Shown { first: *first, row: row.clone(), value: group.tally.result(aggregate.function) })
     }
 
-    /// The whole result.
-    pub(crate) fn encode(&self, aggregate: &Aggregate, text: &mut Vec<u8>) {
-        text.push(b'[');
-        for (place, key) in self.order.values().enumerate() {
-            let Some(group) = self.by_key.get(key) else { continue };
-            let Some((_, row)) = group.rows.first_key_value() else { continue };
-            text.extend(if place > 0 { &b",{\"key\":"[..] } else { b"{\"key\":" });
-            self.names.write_all(row, text);
-            let value = group.tally.result(aggregate.function).unwrap_or_default();
-            text.extend(format!(",\"value\":{value}}}").as_bytes());
-        }
-        text.push(b']');
+    /// The groups in order: the first row and the aggregate of each.
+    fn shown_groups(&self, aggregate: &Aggregate) -> impl Iterator<Item = (&Row, Option<Json>)> {
+        let function = aggregate.function;
+        self.order.values().filter_map(move |key| {
+            let group = self.by_key.get(key)?;
+            let (_, row) = group.rows.first_key_value()?;
+            Some((row, group.tally.result(function)))
+        })
     }
+
+    /// Encodes the result. Stops when it is larger than `max_bytes`.
+    pub(crate) fn encode(&self, aggregate: &Aggregate, max_bytes: usize) -> Result<Bytes, ResultTooLarge> {
+        encode(&self.names, self.shown_groups(aggregate), max_bytes)
+    }
+
+    pub(crate) fn copy(&self, aggregate: &Aggregate) -> GroupsCopy {
+        let groups = self.shown_groups(aggregate).map(|(row, value)| (row.clone(), value)).collect();
+        GroupsCopy { names: Arc::clone(&self.names), groups }
+    }
+}
+
+impl GroupsCopy {
+    pub(crate) fn encode(self, max_bytes: usize) -> Result<Bytes, ResultTooLarge> {
+        encode(&self.names, self.groups.iter().map(|(row, value)| (row, value.clone())), max_bytes)
+    }
+}
+
+fn encode<'a>(
+    names: &Projection,
+    groups: impl Iterator<Item = (&'a Row, Option<Json>)>,
+    max_bytes: usize,
+) -> Result<Bytes, ResultTooLarge> {
+    let mut text = vec![b'['];
+    for (place, (row, value)) in groups.enumerate() {
+        text.extend(if place > 0 { &b",{\"key\":"[..] } else { b"{\"key\":" });
+        names.write_all(row, &mut text);
+        text.extend(format!(",\"value\":{}}}", value.unwrap_or_default()).as_bytes());
+        // One byte is for the bracket at the end.
+        if text.len() >= max_bytes {
+            return Err(ResultTooLarge);
+        }
+    }
+    text.push(b']');
+    text.shrink_to_fit();
+    Ok(text.into())
 }
 
 /// Whether two rows of a group show the same key of it: numbers may be written in several ways, and what has no value may be null.

@@ -4,13 +4,15 @@ mod groups;
 mod tally;
 
 use bytes::Bytes;
-use tidewire_store::{Aggregate, Row};
+use tidewire_store::{Aggregate, Budget, Exceeded, Row};
 
 use self::groups::Groups;
+pub(crate) use self::groups::GroupsCopy;
 use self::tally::Tally;
 use crate::net::Net;
+use crate::query::{ResultCopy, ResultTooLarge, Whole};
 
-/// What a query computes of all records that it means, or of each group of them.
+/// The aggregate of all matching records, or of each group of them.
 #[derive(Debug)]
 pub(crate) struct Totals {
     aggregate: Aggregate,
@@ -24,22 +26,33 @@ enum Kept {
 }
 
 impl Totals {
-    /// That of the rows that a query means, with their ordinals.
-    pub(crate) fn new<'a>(aggregate: &Aggregate, rows: impl Iterator<Item = (u64, &'a Row)>) -> Self {
+    /// Aggregates rows, given with their ordinals. The memory that is kept is charged to the budget.
+    pub(crate) fn new<'a>(
+        aggregate: &Aggregate,
+        rows: impl Iterator<Item = Result<(u64, &'a Row), Exceeded>>,
+        budget: &Budget,
+    ) -> Result<Self, Exceeded> {
         let aggregate = aggregate.clone();
-        let kept = if aggregate.group_by.is_empty() {
-            let mut tally = Tally::new(aggregate.function);
-            rows.for_each(|(_, row)| tally.add(row, aggregate.field.as_ref()));
-            Kept::Whole(tally)
+        let mut kept = if aggregate.group_by.is_empty() {
+            Kept::Whole(Tally::new(aggregate.function))
         } else {
-            let mut groups = Groups::new(&aggregate);
-            rows.for_each(|(ordinal, row)| groups.add(&aggregate, row, ordinal));
-            Kept::Groups(groups)
+            Kept::Groups(Groups::new(&aggregate))
         };
-        Self { aggregate, kept }
+        let mut held = 0;
+        for row in rows {
+            let (ordinal, row) = row?;
+            match &mut kept {
+                Kept::Whole(tally) => tally.add(row, aggregate.field.as_ref()),
+                Kept::Groups(groups) => groups.add(&aggregate, row, ordinal),
+            }
+            let bytes = kept.bytes();
+            budget.hold(bytes.saturating_sub(held))?;
+            held = bytes;
+        }
+        Ok(Self { aggregate, kept })
     }
 
-    /// How many rows it keeps.
+    /// The number of rows that are kept.
     pub(crate) fn len(&self) -> usize {
         match &self.kept {
             Kept::Whole(_) => 0,
@@ -47,7 +60,12 @@ impl Totals {
         }
     }
 
-    /// Takes changes in. Returns whether the result has changed.
+    /// The approximate memory of what is kept.
+    pub(crate) fn bytes(&self) -> usize {
+        self.kept.bytes()
+    }
+
+    /// Applies changes. Returns whether the result has changed.
     pub(crate) fn apply(&mut self, nets: &[Net<'_>]) -> bool {
         let Self { aggregate, kept } = self;
         match kept {
@@ -67,15 +85,34 @@ impl Totals {
         }
     }
 
-    /// The whole result; none for the least or greatest of nothing.
-    pub(crate) fn encode(&self) -> Option<Bytes> {
+    /// Encodes the result. Stops when it is larger than `max_bytes`.
+    pub(crate) fn encode(&self, max_bytes: usize) -> Result<Whole, ResultTooLarge> {
         match &self.kept {
-            Kept::Whole(tally) => tally.result(self.aggregate.function).map(|value| value.to_string().into()),
-            Kept::Groups(groups) => {
-                let mut text = Vec::new();
-                groups.encode(&self.aggregate, &mut text);
-                Some(text.into())
-            }
+            Kept::Whole(tally) => Ok(self.value(tally)),
+            Kept::Groups(groups) => groups.encode(&self.aggregate, max_bytes).map(Whole::Json),
+        }
+    }
+
+    /// A copy of the result, to be encoded by another thread.
+    pub(crate) fn copy(&self) -> ResultCopy {
+        match &self.kept {
+            Kept::Whole(tally) => ResultCopy::Encoded(self.value(tally)),
+            Kept::Groups(groups) => ResultCopy::Groups(groups.copy(&self.aggregate)),
+        }
+    }
+
+    /// The aggregate of all rows. The minimum and the maximum of no rows are nothing.
+    fn value(&self, tally: &Tally) -> Whole {
+        let value = tally.result(self.aggregate.function);
+        value.map_or(Whole::Nothing, |value| Whole::Json(Bytes::from(value.to_string())))
+    }
+}
+
+impl Kept {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Whole(tally) => tally.bytes(),
+            Self::Groups(groups) => groups.bytes(),
         }
     }
 }

@@ -7,14 +7,14 @@ use tidewire_store::{AggregateFunction, Field, Row, Sum, Value};
 
 use crate::bits::{number, ordered};
 
-/// What a function is computed of, for rows that come and go. It is what computing it anew of all rows gives.
+/// The state of an aggregate function, to which rows are added and from which they are removed.
 #[derive(Debug)]
 pub(crate) enum Tally {
-    /// How many there are.
+    /// The number of rows.
     Count(u64),
-    /// The sum, which is exact, so that what was added can be taken away again; and how many are in it.
+    /// The sum, which is exact, so that numbers can be subtracted again, and their count.
     Sum(Box<Sum>, u64),
-    /// All numbers, by their ordered bits, and how often each is there.
+    /// All numbers by their ordered bits, with the count of each.
     Numbers(BTreeMap<u64, u64>),
 }
 
@@ -42,7 +42,7 @@ impl Tally {
         }
     }
 
-    /// Takes back what was added of the same row.
+    /// Removes a row that was added.
     pub(crate) fn remove(&mut self, row: &Row, field: Option<&Field>) {
         match self {
             Self::Count(rows) => *rows = rows.saturating_sub(u64::from(counts(row, field))),
@@ -63,7 +63,16 @@ impl Tally {
         }
     }
 
-    /// What comes of it; none for the least or greatest of nothing.
+    /// The approximate memory of the numbers that are kept.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Count(_) | Self::Sum(..) => 0,
+            // Two numbers, and the nodes of the tree are about two thirds full.
+            Self::Numbers(numbers) => numbers.len() * 24,
+        }
+    }
+
+    /// The result. The minimum and the maximum of no rows are nothing.
     pub(crate) fn result(&self, function: AggregateFunction) -> Option<Json> {
         #[expect(clippy::cast_precision_loss, reason = "JSON numbers have no more")]
         match self {

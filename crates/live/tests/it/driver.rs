@@ -1,7 +1,7 @@
 //! Live queries over a store, with its threads.
 
 use serde_json::{Map, Value as Json, json};
-use tidewire_live::{End, Event, First, Live, LiveError, LiveOptions, Mode, Subscription, Whole};
+use tidewire_live::{End, Event, First, Live, LiveError, LiveOptions, Mode, SubscribeOptions, Subscription, Whole};
 use tidewire_store::{Answer, Filter, Query, Store, StoreOptions};
 
 fn object(json: Json) -> Map<String, Json> {
@@ -89,8 +89,8 @@ fn a_row_that_comes_changes_and_leaves_is_told() {
         let store = store().await;
         let live = Live::new(store.clone());
         let high = query(&json!({"filter": {"n": {"$gt": 5}}, "fields": ["id", "n"]}));
-        let mut delta = live.subscribe(high.clone(), Mode::Delta, None).await.unwrap();
-        let mut whole = live.subscribe(high, Mode::Whole, None).await.unwrap();
+        let mut delta = live.subscribe(high.clone(), Mode::Delta).await.unwrap();
+        let mut whole = live.subscribe(high, Mode::Whole).await.unwrap();
         insert(&store, 1, 1).await;
         insert(&store, 2, 6).await;
         store.update("b", json!(2), object(json!({"n": 7})), None).await.unwrap();
@@ -141,7 +141,7 @@ fn results_follow_writers_that_do_not_wait_for_them() {
         for mode in [Mode::Delta, Mode::Whole] {
             for json in &queries {
                 let query = query(json);
-                all.push((query.clone(), Seen::new(live.subscribe(query, mode, None).await.unwrap())));
+                all.push((query.clone(), Seen::new(live.subscribe(query, mode).await.unwrap())));
             }
         }
         let writers: Vec<_> = (0..3_u64)
@@ -194,9 +194,9 @@ fn one_that_does_not_look_has_no_backlog_and_slows_nobody() {
         let mut options = LiveOptions::default();
         options.max_deltas = 4;
         let live = Live::with_options(store.clone(), options);
-        let mut slow = Seen::new(live.subscribe(query(&json!({})), Mode::Delta, None).await.unwrap());
-        let mut whole = Seen::new(live.subscribe(query(&json!({})), Mode::Whole, None).await.unwrap());
-        let mut quick = Seen::new(live.subscribe(query(&json!({})), Mode::Delta, None).await.unwrap());
+        let mut slow = Seen::new(live.subscribe(query(&json!({})), Mode::Delta).await.unwrap());
+        let mut whole = Seen::new(live.subscribe(query(&json!({})), Mode::Whole).await.unwrap());
+        let mut quick = Seen::new(live.subscribe(query(&json!({})), Mode::Delta).await.unwrap());
         for id in 0..100 {
             insert(&store, id, id).await;
             let event = quick.subscription.next().await.unwrap();
@@ -230,7 +230,7 @@ fn a_subscriber_goes_on_where_it_was() {
         let live = Live::new(store.clone());
         for json in [json!({"filter": {"n": {"$gt": 3}}}), json!({"sort": {"n": "desc"}, "offset": 1, "limit": 3})] {
             let query = query(&json);
-            let seen = Seen::new(live.subscribe(query.clone(), Mode::Delta, None).await.unwrap());
+            let seen = Seen::new(live.subscribe(query.clone(), Mode::Delta).await.unwrap());
             let mark = seen.subscription.mark();
             let mut result = seen.result.clone();
             drop(seen);
@@ -240,26 +240,30 @@ fn a_subscriber_goes_on_where_it_was() {
             store.delete("b", json!(7), None).await.unwrap();
             store.insert("b", object(json!({"id": 7, "n": 8}))).await.unwrap();
             store.delete("b", json!(20), None).await.unwrap();
-            let resumed = live.subscribe(query.clone(), Mode::Delta, Some(mark)).await.unwrap();
+            let resumed = live.subscribe(query.clone(), SubscribeOptions::from(Mode::Delta).since(mark)).await.unwrap();
             let First::Resumed(Some(delta)) = resumed.first() else { panic!("{:?}", resumed.first()) };
             delta.apply(&mut result);
             assert_eq!(result, answer(&store, &query));
             // Again, and nothing has changed; a mark is text in between.
-            let mark = resumed.mark().to_string().parse().unwrap();
-            let again = live.subscribe(query.clone(), Mode::Delta, Some(mark)).await.unwrap();
+            let mark: tidewire_live::Mark = resumed.mark().to_string().parse().unwrap();
+            let again = live.subscribe(query.clone(), SubscribeOptions::from(Mode::Delta).since(mark)).await.unwrap();
             assert!(matches!(again.first(), First::Resumed(None)));
             store.update("b", json!(9), object(json!({"n": 9})), None).await.unwrap();
         }
         // With a mark of another query it begins anew; so does what is computed, if it has changed.
-        let all = live.subscribe(query(&json!({})), Mode::Delta, None).await.unwrap();
-        let other = live.subscribe(query(&json!({"limit": 1})), Mode::Delta, Some(all.mark())).await.unwrap();
+        let all = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap();
+        let other = live
+            .subscribe(query(&json!({"limit": 1})), SubscribeOptions::from(Mode::Delta).since(all.mark()))
+            .await
+            .unwrap();
         assert!(matches!(other.first(), First::Whole(_)));
         let count = query(&json!({"aggregate": {"function": "count"}}));
-        let counted = live.subscribe(count.clone(), Mode::Delta, None).await.unwrap();
-        let again = live.subscribe(count.clone(), Mode::Delta, Some(counted.mark())).await.unwrap();
+        let counted = live.subscribe(count.clone(), Mode::Delta).await.unwrap();
+        let again =
+            live.subscribe(count.clone(), SubscribeOptions::from(Mode::Delta).since(counted.mark())).await.unwrap();
         assert!(matches!(again.first(), First::Resumed(None)));
         insert(&store, 50, 1).await;
-        let again = live.subscribe(count, Mode::Delta, Some(counted.mark())).await.unwrap();
+        let again = live.subscribe(count, SubscribeOptions::from(Mode::Delta).since(counted.mark())).await.unwrap();
         assert!(matches!(again.first(), First::Whole(_)));
         assert!("00".parse::<tidewire_live::Mark>().is_err());
     });
@@ -275,14 +279,14 @@ fn a_subscriber_goes_on_after_a_restart_as_far_as_the_history_reaches() {
         store.define_bucket("b", plain()).await.unwrap();
         insert(&store, 1, 1).await;
         let live = Live::new(store.clone());
-        let mark = live.subscribe(all.clone(), Mode::Delta, None).await.unwrap().mark();
+        let mark = live.subscribe(all.clone(), Mode::Delta).await.unwrap().mark();
         insert(&store, 2, 2).await;
         drop(live);
         store.close().unwrap();
         let store = open();
         let live = Live::new(store.clone());
         insert(&store, 3, 3).await;
-        let resumed = live.subscribe(all.clone(), Mode::Delta, Some(mark)).await.unwrap();
+        let resumed = live.subscribe(all.clone(), SubscribeOptions::from(Mode::Delta).since(mark)).await.unwrap();
         let First::Resumed(Some(delta)) = resumed.first() else { panic!("{:?}", resumed.first()) };
         assert_eq!(delta.counts(), (2, 0, 0));
         drop(live);
@@ -290,12 +294,12 @@ fn a_subscriber_goes_on_after_a_restart_as_far_as_the_history_reaches() {
         store.close().unwrap();
         let store = open();
         let live = Live::new(store.clone());
-        let begun = live.subscribe(all.clone(), Mode::Delta, Some(mark)).await.unwrap();
+        let begun = live.subscribe(all.clone(), SubscribeOptions::from(Mode::Delta).since(mark)).await.unwrap();
         assert!(matches!(begun.first(), First::Whole(_)));
         // Another store has other positions.
         let other = self::store().await;
         let live = Live::new(other);
-        let begun = live.subscribe(all, Mode::Delta, Some(mark)).await.unwrap();
+        let begun = live.subscribe(all, SubscribeOptions::from(Mode::Delta).since(mark)).await.unwrap();
         assert!(matches!(begun.first(), First::Whole(_)));
     });
 }
@@ -311,9 +315,9 @@ fn whoever_missed_too_much_begins_anew() {
         store.define_bucket("c", plain()).await.unwrap();
         store.define_query("named", json!({"bucket": "b"})).await.unwrap();
         let live = Live::new(store.clone());
-        let mut delta = Seen::new(live.subscribe(query(&json!({})), Mode::Delta, None).await.unwrap());
-        let mut named = live.subscribe_named("named", Map::new(), None, Mode::Whole, None).await.unwrap();
-        let mut dropped = live.subscribe(Query::all("c"), Mode::Whole, None).await.unwrap();
+        let mut delta = Seen::new(live.subscribe(query(&json!({})), Mode::Delta).await.unwrap());
+        let mut named = live.subscribe_named("named", Map::new(), None, Mode::Whole).await.unwrap();
+        let mut dropped = live.subscribe(Query::all("c"), Mode::Whole).await.unwrap();
         for id in 0..20 {
             insert(&store, id, id).await;
         }
@@ -338,16 +342,16 @@ fn subscriptions_end_with_what_they_follow() {
         store.define_bucket("c", plain()).await.unwrap();
         store.define_query("named", json!({"bucket": "b", "filter": {"n": "{{ params.n }}"}})).await.unwrap();
         let live = Live::new(store.clone());
-        let unknown = live.subscribe_named("x", Map::new(), None, Mode::Whole, None).await.unwrap_err();
+        let unknown = live.subscribe_named("x", Map::new(), None, Mode::Whole).await.unwrap_err();
         assert_eq!(unknown.to_string(), "query \"x\" is not defined");
-        let missing = live.subscribe_named("named", Map::new(), None, Mode::Whole, None).await.unwrap_err();
+        let missing = live.subscribe_named("named", Map::new(), None, Mode::Whole).await.unwrap_err();
         assert_eq!(missing.to_string(), "the parameter params.n is not given");
-        let undefined = live.subscribe(Query::all("x"), Mode::Whole, None).await.unwrap_err();
+        let undefined = live.subscribe(Query::all("x"), Mode::Whole).await.unwrap_err();
         assert_eq!(undefined.to_string(), "bucket \"x\" is not defined");
         let params = object(json!({"n": 1, "extra": 2}));
-        let mut named = live.subscribe_named("named", params, None, Mode::Whole, None).await.unwrap();
-        let mut dropped = live.subscribe(Query::all("c"), Mode::Delta, None).await.unwrap();
-        let mut closed = live.subscribe(query(&json!({})), Mode::Delta, None).await.unwrap();
+        let mut named = live.subscribe_named("named", params, None, Mode::Whole).await.unwrap();
+        let mut dropped = live.subscribe(Query::all("c"), Mode::Delta).await.unwrap();
+        let mut closed = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap();
         store.undefine_query("named").await.unwrap();
         store.drop_bucket("c").await.unwrap();
         assert_eq!(named.next().await.unwrap_err(), End::QueryUndefined);
@@ -359,7 +363,7 @@ fn subscriptions_end_with_what_they_follow() {
         store.close().unwrap();
         assert!(matches!(closed.next().await, Ok(Event::Delta { .. })));
         assert_eq!(closed.next().await.unwrap_err(), End::Closed);
-        let refused = live.subscribe(query(&json!({})), Mode::Delta, None).await.unwrap_err();
+        let refused = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap_err();
         assert_eq!(refused, LiveError::Closed);
     });
 }
@@ -374,7 +378,7 @@ fn what_a_subscriber_may_see_is_part_of_its_query() {
         store.define_query("all", json!({"bucket": "b"})).await.unwrap();
         let live = Live::new(store.clone());
         let guard = |n: u64| Filter::parse(&json!({"n": n}), &Map::new()).unwrap();
-        let subscription = live.subscribe_named("all", Map::new(), Some(guard(0)), Mode::Delta, None).await.unwrap();
+        let subscription = live.subscribe_named("all", Map::new(), Some(guard(0)), Mode::Delta).await.unwrap();
         let mut seen = Seen::new(subscription);
         assert_eq!(seen.result.len(), 2);
         // It gets other rights, and hears of what it may see then.
@@ -402,12 +406,12 @@ fn there_are_no_more_than_may_be_and_those_who_go_make_room() {
         let mut options = LiveOptions::default();
         options.max_subscriptions = 2;
         let live = Live::with_options(store.clone(), options);
-        let one = live.subscribe(query(&json!({})), Mode::Delta, None).await.unwrap();
-        let _two = live.subscribe(query(&json!({"limit": 1})), Mode::Delta, None).await.unwrap();
-        let refused = live.subscribe(query(&json!({})), Mode::Delta, None).await.unwrap_err();
+        let one = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap();
+        let _two = live.subscribe(query(&json!({"limit": 1})), Mode::Delta).await.unwrap();
+        let refused = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap_err();
         assert_eq!(refused, LiveError::TooMany { max: 2 });
         drop(one);
-        let _three = live.subscribe(query(&json!({})), Mode::Delta, None).await.unwrap();
+        let _three = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap();
         live.settled().await.unwrap();
         assert_eq!((live.stats().queries, live.stats().subscriptions), (2, 2));
         drop(live);
@@ -424,7 +428,7 @@ fn a_commit_that_concerns_many_is_told_to_all_in_order() {
         let mut all = Vec::new();
         for limit in 1..=300 {
             let query = query(&json!({"filter": {"n": {"$gte": 0}}, "limit": limit}));
-            all.push((query.clone(), Seen::new(live.subscribe(query, Mode::Delta, None).await.unwrap())));
+            all.push((query.clone(), Seen::new(live.subscribe(query, Mode::Delta).await.unwrap())));
         }
         for id in 0..40 {
             insert(&store, id, id).await;
@@ -457,7 +461,7 @@ fn a_waker_may_look_at_once_and_drop_what_it_was_given() {
     run(async {
         let store = store().await;
         let live = Live::new(store.clone());
-        let mut subscription = live.subscribe(query(&json!({})), Mode::Delta, None).await.unwrap();
+        let mut subscription = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap();
         let (told, heard) = std::sync::mpsc::sync_channel(1);
         let waker = std::sync::Arc::new(AtOnce(std::sync::Mutex::new(None), told));
         {
@@ -492,10 +496,10 @@ fn a_result_that_is_again_what_it_was_is_not_told() {
         store.define_bucket("gate", plain()).await.unwrap();
         let live = Live::new(store.clone());
         let count = query(&json!({"aggregate": {"function": "count"}}));
-        let mut counted = live.subscribe(count, Mode::Whole, None).await.unwrap();
-        let mut listed = live.subscribe(query(&json!({})), Mode::Whole, None).await.unwrap();
+        let mut counted = live.subscribe(count, Mode::Whole).await.unwrap();
+        let mut listed = live.subscribe(query(&json!({})), Mode::Whole).await.unwrap();
         let at_gate = Query::parse(&json!({"bucket": "gate"}), &Map::new()).unwrap();
-        let mut at_gate = live.subscribe(at_gate, Mode::Delta, None).await.unwrap();
+        let mut at_gate = live.subscribe(at_gate, Mode::Delta).await.unwrap();
         let (reached, is_reached) = std::sync::mpsc::sync_channel(1);
         let (open, opened) = std::sync::mpsc::sync_channel(1);
         let waker = std::task::Waker::from(std::sync::Arc::new(Gate { opened: opened.into(), reached }));

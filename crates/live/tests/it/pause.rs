@@ -58,7 +58,7 @@ fn a_paused_subscription_keeps_nothing_and_goes_on_from_the_whole_result() {
         for mode in [Mode::Delta, Mode::Whole] {
             let store = store().await;
             let live = Live::new(store.clone());
-            let mut subscription = live.subscribe(Query::all("b"), mode, None).await.unwrap();
+            let mut subscription = live.subscribe(Query::all("b"), mode).await.unwrap();
             insert(&store, 0).await;
             live.settled().await.unwrap();
             subscription.pause();
@@ -90,7 +90,7 @@ fn a_refresh_delivers_the_whole_result_also_if_nothing_has_changed() {
         insert(&store, 1).await;
         let live = Live::new(store.clone());
         for mode in [Mode::Delta, Mode::Whole] {
-            let mut subscription = live.subscribe(Query::all("b"), mode, None).await.unwrap();
+            let mut subscription = live.subscribe(Query::all("b"), mode).await.unwrap();
             for has_paused in [true, false] {
                 if has_paused {
                     subscription.pause();
@@ -108,7 +108,7 @@ fn pauses_and_refreshes_in_any_order_lead_to_one_result() {
     run(async {
         let store = store().await;
         let live = Live::new(store.clone());
-        let mut subscription = live.subscribe(Query::all("b"), Mode::Delta, None).await.unwrap();
+        let mut subscription = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap();
         for id in 0..1000 {
             subscription.pause();
             subscription.refresh();
@@ -145,8 +145,8 @@ fn a_paused_subscriber_is_woken_by_the_end_only() {
         let store = store().await;
         store.define_query("named", json!({"bucket": "b"})).await.unwrap();
         let live = Live::new(store.clone());
-        let named = live.subscribe_named("named", Map::new(), None, Mode::Whole, None).await.unwrap();
-        let delta = live.subscribe(Query::all("b"), Mode::Delta, None).await.unwrap();
+        let named = live.subscribe_named("named", Map::new(), None, Mode::Whole).await.unwrap();
+        let delta = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap();
         let mut both = [named, delta];
         let count = Arc::new(Count::default());
         let waker = Waker::from(Arc::clone(&count));
@@ -181,7 +181,7 @@ fn a_paused_subscription_can_be_replaced() {
             insert(&store, id).await;
         }
         let live = Live::new(store.clone());
-        let mut subscription = live.subscribe(Query::all("b"), Mode::Delta, None).await.unwrap();
+        let mut subscription = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap();
         subscription.pause();
         let limited = Query::parse(&json!({"bucket": "b", "limit": 3}), &Map::new()).unwrap();
         live.replace(subscription.id(), limited).await.unwrap();
@@ -225,7 +225,7 @@ struct Seen {
 
 impl Seen {
     async fn new(live: &Live, query: Query, mode: Mode) -> Self {
-        let subscription = live.subscribe(query.clone(), mode, None).await.unwrap();
+        let subscription = live.subscribe(query.clone(), mode).await.unwrap();
         let First::Whole(first) = subscription.first() else { panic!("{:?}", subscription.first()) };
         Self { result: records(first), subscription, query, is_paused: false }
     }

@@ -138,8 +138,14 @@ impl Page {
     fn live(&mut self, server: &ServerState) {
         let stats = server.live.stats();
         self.gauge("live_queries", "Live queries, equal ones counted once", stats.queries);
+        let kept = "Bytes that live queries keep, without the records themselves";
+        self.gauge("live_kept_bytes", kept, stats.kept_bytes);
         self.counter("live_events", "Events delivered to subscriptions", stats.events);
         self.counter("live_conflated", "Events replaced by newer ones before they were taken", stats.conflated);
         self.counter("live_restarts", "Times that all live queries were evaluated anew", stats.restarts);
+        self.counter("live_evaluations", "Evaluations of queries by background threads", stats.evaluations);
+        let repeated = "Evaluations repeated because the history did not reach back to their beginning";
+        self.counter("live_reevaluations", repeated, stats.reevaluations);
+        self.counter("live_too_costly", "Subscriptions ended because they took too much work", stats.too_costly);
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use serde_json::{Map, Value as Json};
-use tidewire_live::{First, Mark, Mode, Subscription as LiveSubscription, Whole};
+use tidewire_live::{First, Mark, Mode, SubscribeOptions, Subscription as LiveSubscription, Whole};
 use tidewire_store::{Filter, Query, StoreError};
 use tracing::Instrument as _;
 
@@ -135,7 +135,10 @@ async fn open(
         return open_programmatic(connection, opening, since.is_some(), caller).await;
     }
     let span = tracing::debug_span!(target: "tidewire::request", "live_evaluation");
-    let evaluated = evaluate(server, &query, mode, since.as_deref(), caller, operation, row_filter);
+    // A text that is no position is taken for one that history no longer covers.
+    let mark: Option<Mark> = since.as_deref().and_then(|since| since.parse().ok());
+    let options = SubscribeOptions::from(mode).since(mark).owner(connection.number);
+    let evaluated = evaluate(server, &query, options, caller, operation, row_filter);
     let (mut events, row_filter) = evaluated.instrument(span).await?;
     let first = FirstResult {
         number,
@@ -161,21 +164,18 @@ async fn open(
 async fn evaluate(
     server: &ServerState,
     query: &Subscribed,
-    mode: Mode,
-    since: Option<&str>,
+    options: SubscribeOptions,
     caller: &Caller,
     operation: OperationId,
     mut row_filter: Option<Filter>,
 ) -> Result<(LiveSubscription, Option<Filter>), RequestError> {
-    // A text that is no position is taken for one that history no longer covers.
-    let since: Option<Mark> = since.and_then(|since| since.parse().ok());
     loop {
         let events = match query {
             Subscribed::Inline(query) => {
-                server.live.subscribe(restricted((**query).clone(), row_filter.as_ref()), mode, since).await?
+                server.live.subscribe(restricted((**query).clone(), row_filter.as_ref()), options).await?
             }
             Subscribed::Named { name, params } => {
-                server.live.subscribe_named(name, params.clone(), row_filter.clone(), mode, since).await?
+                server.live.subscribe_named(name, params.clone(), row_filter.clone(), options).await?
             }
         };
         let now = permit_query(server, caller, operation, query)?;
@@ -307,7 +307,7 @@ impl FirstResult {
     fn data(self, first: First, max: usize) -> Outcome {
         let result = match first {
             First::Whole(Whole::Json(json)) => json,
-            First::Resumed(Some(delta)) => delta.encoded(),
+            First::Resumed(Some(delta)) => delta.encoded_within(max).ok_or_else(|| RequestError::too_large(max))?,
             First::Resumed(None) if !self.is_aggregate => {
                 Bytes::from_static(b"{\"added\":[],\"changed\":[],\"removed\":[]}")
             }

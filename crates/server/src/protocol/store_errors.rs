@@ -1,7 +1,7 @@
 //! Errors of the store and of live queries as error codes.
 
 use serde_json::{Value as Json, json};
-use tidewire_live::LiveError;
+use tidewire_live::{End, LiveError};
 use tidewire_store::{Exceeded, Problem, StoreError, TransactionError, WriteError};
 
 use crate::{Code, RequestError};
@@ -87,11 +87,29 @@ impl From<WriteError> for RequestError {
     }
 }
 
+impl From<End> for RequestError {
+    fn from(end: End) -> Self {
+        match end {
+            End::BucketDropped => Self::new(Code::BucketNotDefined, "the bucket was dropped"),
+            End::QueryUndefined => Self::new(Code::QueryNotDefined, "the query was undefined"),
+            End::ResultTooLarge => Self::new(Code::TooLarge, end.to_string()),
+            End::TooCostly | End::TooLarge => Self::new(Code::RateLimited, end.to_string()),
+            End::NotEvaluated => Self::new(Code::Timeout, end.to_string()),
+            _ => Self::shutting_down(),
+        }
+    }
+}
+
 impl From<LiveError> for RequestError {
     fn from(error: LiveError) -> Self {
         match error {
             LiveError::Store(error) => Self::from(error),
-            LiveError::TooMany { .. } => Self::new(Code::RateLimited, error.to_string()),
+            LiveError::TooMany { .. } | LiveError::TooLarge { .. } | LiveError::Busy => {
+                Self::new(Code::RateLimited, error.to_string())
+            }
+            LiveError::ResultTooLarge { max } => Self::too_large(max),
+            LiveError::Deadline | LiveError::TooManyCommits => Self::new(Code::Timeout, error.to_string()),
+            LiveError::Ended(end) => Self::from(end),
             LiveError::Closed => Self::shutting_down(),
             LiveError::NotSubscribed { .. } => Self::new(Code::NotFound, "the subscription has ended"),
             LiveError::Matcher(error) => Self::invalid(error),

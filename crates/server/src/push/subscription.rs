@@ -132,7 +132,10 @@ impl Subscription {
                 match events.poll_event(&mut Context::from_waker(&waker)) {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(Ok(event)) => self.encode(connection, &event),
-                    Poll::Ready(Err(end)) => Err(reason(end)),
+                    Poll::Ready(Err(End::ResultTooLarge)) => {
+                        Err(RequestError::too_large(connection.server.options.max_result_bytes))
+                    }
+                    Poll::Ready(Err(end)) => Err(end.into()),
                 }
             }
             Events::Programmatic(results) => match results.next.take() {
@@ -157,7 +160,11 @@ impl Subscription {
                 let wrap = if self.mode == Mode::Delta { Wrap::Reset } else { Wrap::Plain };
                 (mark, wrap, json.clone())
             }
-            Event::Delta { delta, mark } => (mark, Wrap::Plain, delta.encoded()),
+            Event::Delta { delta, mark } => {
+                let max = connection.server.options.max_result_bytes;
+                let encoded = delta.encoded_within(max).ok_or_else(|| RequestError::too_large(max))?;
+                (mark, Wrap::Plain, encoded)
+            }
             // A result that is no value.
             Event::Whole { mark, .. } => (mark, Wrap::Plain, Bytes::new()),
             _ => return Err(RequestError::new(Code::InternalError, "Internal server error")),
@@ -299,14 +306,6 @@ fn check(connection: &Connection, data: &Bytes) -> Result<(), RequestError> {
     }
     let max = server.options.max_result_bytes;
     if data.len() > max { Err(RequestError::too_large(max)) } else { Ok(()) }
-}
-
-fn reason(end: End) -> RequestError {
-    match end {
-        End::BucketDropped => RequestError::new(Code::BucketNotDefined, "the bucket was dropped"),
-        End::QueryUndefined => RequestError::new(Code::QueryNotDefined, "the query was undefined"),
-        _ => RequestError::shutting_down(),
-    }
 }
 
 /// The body of a push. Subscribers of one query, which are polled one after the other, share it: each thread keeps the last one, which

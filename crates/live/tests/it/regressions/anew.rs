@@ -28,7 +28,7 @@ fn a_bucket_that_was_dropped_and_defined_again_is_another() {
     run(async {
         let store = forgetful().await;
         let live = Live::new(store.clone());
-        let mut subscription = live.subscribe(Query::all("b"), Mode::Delta, None).await.unwrap();
+        let mut subscription = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap();
         // It is the same one when it is emptied, or updated.
         store.clear("b").await.unwrap();
         store.update_bucket("b", json!({"addIndexes": ["id"]})).await.unwrap();
@@ -48,7 +48,7 @@ fn a_named_query_that_was_defined_otherwise_is_another() {
         let store = forgetful().await;
         store.define_query("named", json!({"bucket": "b"})).await.unwrap();
         let live = Live::new(store.clone());
-        let mut subscription = live.subscribe_named("named", Map::new(), None, Mode::Whole, None).await.unwrap();
+        let mut subscription = live.subscribe_named("named", Map::new(), None, Mode::Whole).await.unwrap();
         let anew = store.write(|draft| {
             draft.undefine_query("named")?;
             draft.define_query("named", &json!({"bucket": "b", "filter": {"n": 1}}))
@@ -64,7 +64,7 @@ fn a_named_query_of_a_dropped_bucket_ends_with_the_bucket() {
         let store = forgetful().await;
         store.define_query("named", json!({"bucket": "b"})).await.unwrap();
         let live = Live::new(store.clone());
-        let mut subscription = live.subscribe_named("named", Map::new(), None, Mode::Whole, None).await.unwrap();
+        let mut subscription = live.subscribe_named("named", Map::new(), None, Mode::Whole).await.unwrap();
         store.drop_bucket("b").await.unwrap();
         assert_eq!(end_of(&live, &mut subscription).await, Some(End::BucketDropped));
     });

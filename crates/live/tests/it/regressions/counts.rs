@@ -13,7 +13,7 @@ fn what_a_subscriber_did_not_get_is_no_event() {
         let mut options = LiveOptions::default();
         options.max_deltas = 2;
         let live = Live::with_options(store.clone(), options);
-        let mut slow = live.subscribe(Query::all("b"), Mode::Delta, None).await.unwrap();
+        let mut slow = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap();
         for id in 0..10 {
             store.insert("b", object(json!({"id": id}))).await.unwrap();
         }
@@ -30,7 +30,7 @@ fn who_comes_and_goes_is_counted_before_the_answer() {
         let store = store(StoreOptions::default()).await;
         let live = Live::new(store.clone());
         for round in 0..50 {
-            let mut subscription = live.subscribe(Query::all("b"), Mode::Delta, None).await.unwrap();
+            let mut subscription = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap();
             assert_eq!((live.stats().queries, live.stats().subscriptions), (1, 1));
             // It cannot follow a query of a bucket that is not defined, and ends.
             assert!(live.replace(subscription.id(), Query::all("x")).await.is_err());
@@ -46,7 +46,7 @@ fn those_who_end_with_the_store_are_counted() {
     run(async {
         let store = store(StoreOptions::default()).await;
         let live = Live::new(store.clone());
-        let mut subscription = live.subscribe(Query::all("b"), Mode::Delta, None).await.unwrap();
+        let mut subscription = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap();
         store.close().unwrap();
         assert_eq!(subscription.next().await.unwrap_err(), End::Closed);
         let stats = live.stats();

@@ -1,7 +1,7 @@
 //! Subscribers come, look, pause, go and come back while writers write, and commits fall out of the history.
 
 use serde_json::{Value as Json, json};
-use tidewire_live::{Event, First, Live, LiveOptions, Mark, Mode, Subscription, Whole};
+use tidewire_live::{Event, First, Live, LiveOptions, Mark, Mode, SubscribeOptions, Subscription, Whole};
 use tidewire_store::{Answer, Query, Store, StoreOptions};
 
 use super::{object, run, store};
@@ -28,7 +28,8 @@ impl Held {
     }
 
     async fn come(&mut self, live: &Live) {
-        let subscription = live.subscribe(self.query.clone(), self.mode, self.mark).await.unwrap();
+        let subscription =
+            live.subscribe(self.query.clone(), SubscribeOptions::from(self.mode).since(self.mark)).await.unwrap();
         match subscription.first() {
             First::Whole(whole) => self.hold(whole),
             First::Resumed(None) => {}

@@ -53,7 +53,7 @@ fn a_panic_on_a_worker_does_not_stop_the_driver() {
         let live = Live::with_options(store.clone(), options);
         let mut all = Vec::new();
         for limit in 1..=100 {
-            all.push(live.subscribe(query(&json!({"limit": limit})), Mode::Delta, None).await.unwrap());
+            all.push(live.subscribe(query(&json!({"limit": limit})), Mode::Delta).await.unwrap());
         }
         for id in 0..3 {
             panics_when_woken(&mut all[10]);
@@ -74,9 +74,9 @@ fn a_panic_on_the_live_thread_does_not_end_live_queries() {
     run_within_a_minute(async {
         let store = store(StoreOptions::default()).await;
         let live = Live::new(store.clone());
-        let mut delta = live.subscribe(query(&json!({})), Mode::Delta, None).await.unwrap();
-        let mut whole = live.subscribe(query(&json!({})), Mode::Whole, None).await.unwrap();
-        let mut other = live.subscribe(query(&json!({})), Mode::Delta, None).await.unwrap();
+        let mut delta = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap();
+        let mut whole = live.subscribe(query(&json!({})), Mode::Whole).await.unwrap();
+        let mut other = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap();
         panics_when_woken(&mut delta);
         panics_when_woken(&mut whole);
         store.insert("b", object(json!({"id": 1}))).await.unwrap();

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
-use tidewire_live::{Delta, Event, First, Live, LiveOptions, Mark, Mode, Subscription, Whole};
+use tidewire_live::{Delta, Event, First, Live, LiveOptions, Mark, Mode, SubscribeOptions, Subscription, Whole};
 use tidewire_store::{Clock, Pending, Query, Store, StoreOptions};
 
 use crate::follower::{self, Shown};
@@ -93,7 +93,7 @@ async fn resumes(definition: Json, first: Vec<Step>, query: Query, acts: Vec<(Ac
     store.define_bucket("b", definition.clone()).await.unwrap();
     write(&store, first).await.unwrap();
     let mut live = follow(&store);
-    let subscription = live.subscribe(query.clone(), Mode::Delta, None).await.unwrap();
+    let subscription = live.subscribe(query.clone(), Mode::Delta).await.unwrap();
     let mut known: Vec<(Mark, Shown)> = vec![(subscription.mark(), begun(&subscription, &None))];
     // One that stays, and has what has expired until it is swept.
     let mut stays = Some((subscription, known[0].1.clone()));
@@ -142,7 +142,7 @@ async fn resumes(definition: Json, first: Vec<Step>, query: Query, acts: Vec<(Ac
             }
         }
         let (mark, before) = index.get(&known).clone();
-        let resumed = live.subscribe(query.clone(), Mode::Delta, Some(mark)).await.unwrap();
+        let resumed = live.subscribe(query.clone(), SubscribeOptions::from(Mode::Delta).since(mark)).await.unwrap();
         let result = begun(&resumed, &before);
         if stays.is_none() || matches!(resumed.first(), First::Resumed(_)) {
             assert_eq!(result, answer(&store, &query), "{act:?} {mark:?} {:?}", resumed.first());
@@ -160,16 +160,16 @@ fn what_is_not_kept_is_gone_after_a_restart() {
         let store = open(dir.path(), &clock);
         store.define_bucket("b", definition).await.unwrap();
         store.insert("b", super::object(json!({"id": 1}))).await.unwrap();
-        let mark = follow(&store).subscribe(Query::all("b"), Mode::Delta, None).await.unwrap().mark();
+        let mark = follow(&store).subscribe(Query::all("b"), Mode::Delta).await.unwrap().mark();
         store.close().unwrap();
         let store = open(dir.path(), &clock);
         let live = follow(&store);
-        let resumed = live.subscribe(Query::all("b"), Mode::Delta, Some(mark)).await.unwrap();
+        let resumed = live.subscribe(Query::all("b"), SubscribeOptions::from(Mode::Delta).since(mark)).await.unwrap();
         assert!(matches!(resumed.first(), First::Whole(Whole::Json(json)) if json == "[]"), "{:?}", resumed.first());
         // From then on it goes on where it was.
         store.insert("b", super::object(json!({"id": 2}))).await.unwrap();
-        let mark = live.subscribe(Query::all("b"), Mode::Delta, None).await.unwrap().mark();
-        let resumed = live.subscribe(Query::all("b"), Mode::Delta, Some(mark)).await.unwrap();
+        let mark = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap().mark();
+        let resumed = live.subscribe(Query::all("b"), SubscribeOptions::from(Mode::Delta).since(mark)).await.unwrap();
         assert!(matches!(resumed.first(), First::Resumed(None)), "{:?}", resumed.first());
     });
 }
@@ -179,12 +179,12 @@ fn definitions_that_leave_the_records_as_they_are_leave_marks_as_they_are() {
     super::run(async {
         let store = super::store(StoreOptions::default()).await;
         let live = follow(&store);
-        let mark = live.subscribe(Query::all("b"), Mode::Delta, None).await.unwrap().mark();
+        let mark = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap().mark();
         store.define_bucket("d", super::plain()).await.unwrap();
         store.drop_bucket("c").await.unwrap();
         store.update_bucket("b", json!({"addIndexes": ["id"]})).await.unwrap();
         store.insert("b", super::object(json!({"id": 1}))).await.unwrap();
-        let resumed = live.subscribe(Query::all("b"), Mode::Delta, Some(mark)).await.unwrap();
+        let resumed = live.subscribe(Query::all("b"), SubscribeOptions::from(Mode::Delta).since(mark)).await.unwrap();
         let First::Resumed(Some(delta)) = resumed.first() else { panic!("{:?}", resumed.first()) };
         assert_eq!(delta.counts(), (1, 0, 0));
     });

@@ -1,7 +1,7 @@
 //! A result that becomes again what it was is delivered to a subscriber that saw the one between.
 
 use serde_json::json;
-use tidewire_live::{Event, Live, Mode, Whole};
+use tidewire_live::{Event, Live, Mode, SubscribeOptions, Whole};
 use tidewire_store::{Query, StoreOptions};
 
 use super::{object, run, store};
@@ -13,19 +13,19 @@ fn a_whole_result_is_delivered_to_one_that_joined_later() {
         for joins in ["first", "replaced", "resumed"] {
             let store = store(StoreOptions::default()).await;
             let live = Live::new(store.clone());
-            let _delta = live.subscribe(Query::all("b"), Mode::Delta, None).await.unwrap();
+            let _delta = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap();
             store.insert("b", object(json!({"id": 1}))).await.unwrap();
             let mut joined = match joins {
-                "first" => live.subscribe(Query::all("b"), Mode::Whole, None).await.unwrap(),
+                "first" => live.subscribe(Query::all("b"), Mode::Whole).await.unwrap(),
                 "replaced" => {
-                    let mut other = live.subscribe(Query::all("c"), Mode::Whole, None).await.unwrap();
+                    let mut other = live.subscribe(Query::all("c"), Mode::Whole).await.unwrap();
                     live.replace(other.id(), Query::all("b")).await.unwrap();
                     assert!(other.try_next().unwrap().is_some());
                     other
                 }
                 _ => {
-                    let mark = live.subscribe(Query::all("b"), Mode::Delta, None).await.unwrap().mark();
-                    live.subscribe(Query::all("b"), Mode::Whole, Some(mark)).await.unwrap()
+                    let mark = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap().mark();
+                    live.subscribe(Query::all("b"), SubscribeOptions::from(Mode::Whole).since(mark)).await.unwrap()
                 }
             };
             store.delete("b", json!(1), None).await.unwrap();

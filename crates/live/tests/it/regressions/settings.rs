@@ -14,7 +14,7 @@ fn settings_of_any_size_are_taken() {
             let mut options = LiveOptions::default();
             (options.max_deltas, options.queue, options.workers) = (size, size, size);
             let live = Live::with_options(store.clone(), options);
-            let mut subscription = live.subscribe(Query::all("b"), Mode::Delta, None).await.unwrap();
+            let mut subscription = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap();
             store.insert("b", object(json!({"id": 1}))).await.unwrap();
             assert!(matches!(subscription.next().await, Ok(Event::Delta { .. })));
         }

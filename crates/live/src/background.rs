@@ -1,0 +1,104 @@
+//! The threads for work that the live thread must not do itself: evaluating queries, reading the history, encoding large results.
+//!
+//! A job is a function without access to the driver's state. Its output goes back to the driver, which alone changes results and
+//! delivers events, so no event of a background thread can overtake one of the driver.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use tidewire_pool::{BuildError, Context, Key, Message, Pool};
+
+use crate::evaluation::{Evaluated, Failure};
+use crate::query::{ResultTooLarge, Whole};
+use crate::resume::{Missed, NotKnown};
+use crate::shared::Shared;
+
+/// Identifies a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct JobId(u64);
+
+/// The output of a job.
+#[derive(Debug)]
+pub(crate) enum Output {
+    Evaluated(Result<Box<Evaluated>, Failure>),
+    Read(Result<Missed, NotKnown>),
+    Encoded(Result<Whole, ResultTooLarge>),
+}
+
+/// A job that has ended.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) job: JobId,
+    /// `None` if the job panicked.
+    pub(crate) output: Option<Output>,
+}
+
+type Run = Box<dyn FnOnce(&Shared) -> Output + Send>;
+
+/// A job that waits or runs. However it ends, the driver learns of it.
+struct Task {
+    id: JobId,
+    run: Option<Run>,
+    output: Option<Output>,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.shared.finish(Finished { job: self.id, output: self.output.take() });
+    }
+}
+
+/// Background threads.
+pub(crate) struct Background {
+    pool: Pool<Option<Task>>,
+    shared: Arc<Shared>,
+    /// Jobs for which the pool had no room.
+    backlog: VecDeque<(Key, Task)>,
+}
+
+impl Background {
+    /// Limit of the jobs in the pool.
+    const MAX_QUEUED: usize = 4096;
+
+    pub(crate) fn new(name: &str, threads: usize, shared: Arc<Shared>) -> Result<Self, BuildError> {
+        let handle = |message: &mut Message<Option<Task>>, _: &mut Context<'_, Option<Task>>| {
+            // The task is taken out of the message, so that it is dropped here even if the job panics.
+            if let Some(mut task) = message.payload.take()
+                && let Some(run) = task.run.take()
+            {
+                task.output = Some(run(&task.shared));
+            }
+            Ok::<(), Infallible>(())
+        };
+        let pool = Pool::builder().workers(threads).messages(Self::MAX_QUEUED).dead_letters(0).name(name);
+        Ok(Self { pool: pool.start(handle)?, shared, backlog: VecDeque::new() })
+    }
+
+    /// Whether new subscriptions should be refused, because too many jobs wait.
+    pub(crate) fn is_full(&self) -> bool {
+        !self.backlog.is_empty() || self.pool.depth() >= Self::MAX_QUEUED / 2
+    }
+
+    /// Runs a job. Jobs with the same key run one after the other.
+    pub(crate) fn submit(&mut self, key: Key, run: impl FnOnce(&Shared) -> Output + Send + 'static) -> JobId {
+        let id = JobId(self.shared.next_id());
+        let task = Task { id, run: Some(Box::new(run)), output: None, shared: Arc::clone(&self.shared) };
+        self.backlog.push_back((key, task));
+        self.submit_backlog();
+        id
+    }
+
+    /// Moves waiting jobs to the pool, as far as it has room.
+    pub(crate) fn submit_backlog(&mut self) {
+        while let Some((key, task)) = self.backlog.pop_front() {
+            if let Err(refused) = self.pool.try_submit(Message::new(key, Some(task))) {
+                if let Some(task) = refused.into_message().payload {
+                    self.backlog.push_front((key, task));
+                }
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! How a subscriber gets a query that is not live yet, and where it resumes.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tidewire_pool::Key;
+use tidewire_store::{Budget, Query, Snapshot};
+
+use super::results::QueryState;
+use super::subscriber::{Recipient, Stage};
+use super::{Driver, Purpose};
+use crate::background::{JobId, Output};
+use crate::evaluation::{CatchUpError, Control, Evaluated, Evaluation, Failure};
+use crate::live::{LiveError, MemoryLimit};
+use crate::mark::{self, Mark};
+use crate::matcher::QueryId;
+use crate::query::{LiveQuery, Outcome};
+use crate::resume::{Missed, NotKnown};
+use crate::shared::Shared;
+use crate::subscription::{End, First, Following};
+
+/// A query that is evaluated in the background.
+pub(super) struct WaitingQuery {
+    pub(super) query: Arc<Query>,
+    /// The subscribers that wait for it.
+    pub(super) waiters: Vec<u64>,
+    pub(super) control: Arc<Control>,
+    job: JobId,
+    /// How often its result had to be brought up to date again.
+    returns: u32,
+}
+
+/// What the live thread may do at once for one request: about a millisecond.
+const DIRECT_WORK: u64 = 1_000_000;
+/// How often a result that is not up to date is returned to the background threads.
+const MAX_RETURNS: u32 = 8;
+
+impl Driver {
+    /// Makes a subscriber follow a query, which is evaluated first if it is not live.
+    pub(super) fn follow(&mut self, id: u64, query: Query, snapshot: &Snapshot, deadline: Option<Instant>) {
+        let canonical: Arc<[u8]> = query.canonical().into();
+        if let Some(live) = self.matcher.find(&canonical) {
+            return self.attach(id, live, snapshot);
+        }
+        if let Some(waiting) = self.evaluations.get_mut(&canonical) {
+            waiting.waiters.push(id);
+            let deadline = self.deadline(deadline);
+            if let Some(waiting) = self.evaluations.get(&canonical) {
+                waiting.control.extend(deadline);
+            }
+            return self.set_stage(id, Stage::Evaluation(canonical));
+        }
+        if let Some(evaluated) = self.evaluate_directly(&query, &canonical, snapshot) {
+            return self.install(evaluated, &[id], snapshot);
+        }
+        let is_new = self.subscribers.get(&id).and_then(|subscriber| subscriber.pending.as_ref());
+        if is_new.is_some_and(|pending| matches!(pending.recipient, Recipient::Caller { .. }))
+            && self.evaluators.is_full()
+        {
+            return self.end_with(id, End::NotEvaluated, LiveError::Busy);
+        }
+        self.set_stage(id, Stage::Evaluation(Arc::clone(&canonical)));
+        self.start_evaluation(Arc::new(query), canonical, vec![id], deadline);
+    }
+
+    /// Evaluates a query on the live thread, if that takes no more than a moment.
+    fn evaluate_directly(&self, query: &Query, canonical: &Arc<[u8]>, snapshot: &Snapshot) -> Option<Evaluated> {
+        let bucket = snapshot.state.bucket(&query.bucket).ok()?;
+        let budget = Budget::unlimited().max_work(DIRECT_WORK);
+        let live = LiveQuery::evaluate(query, Arc::clone(canonical), bucket, self.store.now(), &budget).ok()?;
+        Some(Evaluated { live, position: snapshot.position, bucket: bucket.identity() })
+    }
+
+    /// Evaluates a query in the background for subscribers, whose stage says so.
+    pub(super) fn start_evaluation(
+        &mut self,
+        query: Arc<Query>,
+        canonical: Arc<[u8]>,
+        waiters: Vec<u64>,
+        deadline: Option<Instant>,
+    ) {
+        let control = Arc::new(Control::new(self.deadline(deadline)));
+        let owner = waiters.first().and_then(|id| self.accounts.owner(*id));
+        let evaluation = Evaluation {
+            store: self.store.clone(),
+            query: Arc::clone(&query),
+            canonical: Arc::clone(&canonical),
+            control: Arc::clone(&control),
+            max_bytes: owner.map_or(self.options.max_bytes, |_| self.options.max_owner_bytes),
+            earlier: None,
+        };
+        let job = self.submit_evaluation(evaluation, owner);
+        self.evaluations.insert(canonical, WaitingQuery { query, waiters, control, job, returns: 0 });
+    }
+
+    /// Evaluations of one owner run one after the other, so that an owner holds up one thread at most.
+    fn submit_evaluation(&mut self, evaluation: Evaluation, owner: Option<u64>) -> JobId {
+        let canonical = Arc::clone(&evaluation.canonical);
+        let key = owner.map_or(Key::of(&canonical), |owner| Key::of(&owner));
+        let run = move |shared: &Shared| Output::Evaluated(evaluation.run(&shared.counters).map(Box::new));
+        let job = self.evaluators.submit(key, run);
+        self.jobs.insert(job, Purpose::Evaluation(canonical));
+        job
+    }
+
+    /// Removes a subscriber from those that wait for an evaluation. Without any the evaluation is cancelled.
+    pub(super) fn leave_evaluation(&mut self, id: u64, canonical: &[u8]) {
+        let Some(waiting) = self.evaluations.get_mut(canonical) else { return };
+        waiting.waiters.retain(|waiter| *waiter != id);
+        if waiting.waiters.is_empty() {
+            waiting.control.cancel();
+            self.evaluations.remove(canonical);
+        }
+    }
+
+    pub(super) fn finish_evaluation(
+        &mut self,
+        job: JobId,
+        canonical: &Arc<[u8]>,
+        evaluated: Result<Box<Evaluated>, Failure>,
+    ) {
+        // It may have been cancelled.
+        if self.evaluations.get(canonical).is_none_or(|waiting| waiting.job != job) {
+            return;
+        }
+        let mut evaluated = match evaluated {
+            Ok(evaluated) => evaluated,
+            Err(failure) => return self.fail_evaluation(canonical, &failure),
+        };
+        let snapshot = self.settle();
+        // The commits may have ended the subscribers that wait.
+        if self.evaluations.get(canonical).is_none_or(|waiting| waiting.job != job) {
+            return;
+        }
+        // Only the commits of the last moment are left.
+        let budget = Budget::unlimited().max_work(DIRECT_WORK);
+        let earlier = match evaluated.catch_up(&self.store, Some(snapshot.position), &budget) {
+            Ok(()) if evaluated.position == self.matcher.position() => {
+                let waiters = self.evaluations.remove(canonical).map(|waiting| waiting.waiters);
+                return self.install(*evaluated, &waiters.unwrap_or_default(), &snapshot);
+            }
+            Ok(()) | Err(CatchUpError::Exceeded(_)) => Some(*evaluated),
+            Err(CatchUpError::Behind | CatchUpError::BucketDropped) => None,
+        };
+        let Some(waiting) = self.evaluations.get_mut(canonical) else { return };
+        waiting.returns += 1;
+        if waiting.returns > MAX_RETURNS {
+            return self.fail_evaluation(canonical, &Failure::TooManyCommits);
+        }
+        let owner = waiting.waiters.first().and_then(|id| self.accounts.owner(*id));
+        let evaluation = Evaluation {
+            store: self.store.clone(),
+            query: Arc::clone(&waiting.query),
+            canonical: Arc::clone(canonical),
+            control: Arc::clone(&waiting.control),
+            max_bytes: owner.map_or(self.options.max_bytes, |_| self.options.max_owner_bytes),
+            earlier,
+        };
+        let job = self.submit_evaluation(evaluation, owner);
+        if let Some(waiting) = self.evaluations.get_mut(canonical) {
+            waiting.job = job;
+        }
+    }
+
+    fn fail_evaluation(&mut self, canonical: &[u8], failure: &Failure) {
+        let Some(waiting) = self.evaluations.remove(canonical) else { return };
+        for id in waiting.waiters {
+            let (end, error) = match failure {
+                Failure::Store(error) => (End::BucketDropped, LiveError::Store(error.clone())),
+                Failure::TooManyCommits => (End::NotEvaluated, LiveError::TooManyCommits),
+                Failure::Deadline | Failure::Cancelled => (End::NotEvaluated, LiveError::Deadline),
+                Failure::TooLarge { max } => {
+                    (End::TooLarge, LiveError::TooLarge { limit: MemoryLimit::Owner, max: *max })
+                }
+                Failure::Panicked => (End::NotEvaluated, LiveError::Panicked),
+            };
+            self.end_with(id, end, error);
+        }
+    }
+
+    /// Makes a query live that was evaluated at the position of the matcher, and attaches its subscribers.
+    fn install(&mut self, evaluated: Evaluated, waiters: &[u64], snapshot: &Snapshot) {
+        let Evaluated { live, bucket, .. } = evaluated;
+        let hash = mark::hash(&live.query);
+        let query = match self.matcher.insert(live) {
+            Ok(query) => query,
+            Err(error) => {
+                for id in waiters {
+                    self.end_with(*id, End::NotEvaluated, error.into());
+                }
+                return;
+            }
+        };
+        self.queries.insert(query, QueryState::new(hash, bucket.clone()));
+        for id in waiters {
+            let pending = self.subscribers.get(id).and_then(|subscriber| subscriber.pending.as_ref());
+            let has_other_bucket = pending.is_some_and(
+                |pending| matches!(&pending.recipient, Recipient::Inbox { bucket: known } if *known != bucket),
+            );
+            if has_other_bucket {
+                self.end(*id, End::BucketDropped);
+            } else {
+                self.attach(*id, query, snapshot);
+            }
+        }
+        if self.matcher.subscribers(query).is_empty() {
+            self.matcher.end(query);
+            self.queries.remove(&query);
+        }
+    }
+
+    /// Adds a subscriber to a live query, and gets it its first result.
+    fn attach(&mut self, id: u64, query: QueryId, snapshot: &Snapshot) {
+        if !self.subscribers.contains_key(&id) {
+            return;
+        }
+        let added = self.check_memory(id, query).and_then(|()| Ok(self.matcher.add_subscriber(id, query)?));
+        if let Err(error) = added {
+            return self.end_with(id, End::NotEvaluated, error);
+        }
+        self.set_stage(id, Stage::Result);
+        let Some(hash) = self.queries.get(&query).map(|state| state.hash) else { return };
+        let pending = self.subscribers.get(&id).and_then(|subscriber| subscriber.pending.as_ref());
+        let since = pending.and_then(|pending| match pending.recipient {
+            Recipient::Caller { since, .. } => since.filter(|since| since.is_of(hash)),
+            Recipient::Inbox { .. } => None,
+        });
+        match since {
+            Some(since) => self.resume(id, query, since, snapshot),
+            None => self.request_result(id),
+        }
+    }
+
+    pub(super) fn set_stage(&mut self, id: u64, stage: Stage) {
+        if let Some(pending) = self.subscribers.get_mut(&id).and_then(|subscriber| subscriber.pending.as_mut()) {
+            pending.stage = stage;
+        }
+    }
+
+    /// Finds out what a subscriber has missed since its mark.
+    fn resume(&mut self, id: u64, live: QueryId, since: Mark, snapshot: &Snapshot) {
+        let Some(query) = self.matcher.query(live) else { return };
+        let is_kept = snapshot.state.bucket(&query.bucket).is_ok_and(|bucket| bucket.definition().persistent);
+        // A restart of the store drops the records of a bucket that is not persistent, and no commit says so.
+        if !is_kept && since.position().sequence <= self.store.began().sequence {
+            return self.request_result(id);
+        }
+        let mut missed = Missed::after(since.position());
+        let budget = Budget::unlimited().max_work(DIRECT_WORK);
+        match missed.read(&self.store, query, snapshot.position, &budget) {
+            Ok(Ok(())) => self.give_missed(id, live, &missed, snapshot),
+            Ok(Err(NotKnown)) => self.request_result(id),
+            Err(_) => self.read_history(id, live, missed),
+        }
+    }
+
+    /// Reads the rest of the history in the background.
+    fn read_history(&mut self, id: u64, live: QueryId, mut missed: Missed) {
+        let Some(query) = self.matcher.query(live).cloned() else { return };
+        let (store, until) = (self.store.clone(), self.matcher.position());
+        let inbox = self.subscribers.get(&id).map(|subscriber| Arc::downgrade(&subscriber.inbox));
+        let run = move |_: &Shared| {
+            // The driver drops the inbox of a subscriber that has gone.
+            let budget =
+                Budget::unlimited().stop_when(move || inbox.as_ref().is_none_or(|inbox| inbox.strong_count() == 0));
+            let read = missed.read(&store, &query, until, &budget);
+            Output::Read(read.unwrap_or(Err(NotKnown)).map(|()| missed))
+        };
+        let key = Key::of(&self.accounts.owner(id).unwrap_or(id));
+        let job = self.evaluators.submit(key, run);
+        self.jobs.insert(job, Purpose::History(id));
+        self.set_stage(id, Stage::History(job));
+    }
+
+    pub(super) fn finish_history(&mut self, job: JobId, id: u64, missed: Result<Missed, NotKnown>) {
+        let snapshot = self.settle();
+        let pending = self.subscribers.get(&id).and_then(|subscriber| subscriber.pending.as_ref());
+        // The subscriber may have gone, or waits for another evaluation.
+        if pending.is_none_or(|pending| pending.stage != Stage::History(job)) {
+            return;
+        }
+        self.set_stage(id, Stage::Result);
+        let Some(live) = self.matcher.query_of(id) else { return };
+        let Some(query) = self.matcher.query(live) else { return };
+        let budget = Budget::unlimited().max_work(DIRECT_WORK);
+        let read = missed.and_then(|mut missed| {
+            let read = missed.read(&self.store, query, snapshot.position, &budget);
+            read.unwrap_or(Err(NotKnown)).map(|()| missed)
+        });
+        match read {
+            Ok(missed) => self.give_missed(id, live, &missed, &snapshot),
+            Err(NotKnown) => self.request_result(id),
+        }
+    }
+
+    /// Begins a subscription with what it missed, or with the whole result if that cannot be told.
+    fn give_missed(&mut self, id: u64, live: QueryId, missed: &Missed, snapshot: &Snapshot) {
+        let now = self.store.now();
+        let Some(query) = self.matcher.query(live) else { return };
+        // It is not known whether the subscriber has seen a record that has expired and is not swept yet.
+        let has_expired = snapshot.state.bucket(&query.bucket).is_ok_and(|bucket| bucket.expired(now).next().is_some());
+        if has_expired || missed.has_expired(now) {
+            return self.request_result(id);
+        }
+        let delta = match self.matcher.replay(live, &missed.nets()) {
+            Some(Outcome::Records(delta)) => Some(delta),
+            None => None,
+            // An aggregate has no deltas.
+            Some(Outcome::Value) => return self.request_result(id),
+        };
+        if let Some(state) = self.queries.get_mut(&live) {
+            state.forget_delivered();
+        }
+        self.begin(id, First::Resumed(delta), self.matcher.position(), Following::Deltas(&[]));
+    }
+}

@@ -1,0 +1,508 @@
+//! The driver: applies the commits of a store to the matcher, on its own thread, and delivers events to subscribers.
+//!
+//! Between two commits it handles requests and the output of background jobs. It never reads a bucket at length: a query that takes
+//! more than a moment is [evaluated](crate::evaluation) by a background thread, and installed when its result has caught up with
+//! the commits, so there is no gap between the result and the deltas that follow. Large results are encoded in the background too.
+//!
+//! If the driver falls so far behind that the store's history no longer has the next commit, it restarts from the newest state: all
+//! queries are evaluated again, and each subscriber gets the whole result when its query is ready, and nothing before.
+
+mod accounts;
+mod evaluations;
+mod results;
+mod subscriber;
+
+use std::collections::{HashMap, HashSet};
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use tidewire_pool::BuildError;
+use tidewire_store::{Change, Commit, FollowError, Follower, Position, QUERIES, Query, Snapshot, Store, StoreError};
+use tokio::sync::oneshot;
+
+use self::accounts::Accounts;
+use self::evaluations::WaitingQuery;
+use self::results::QueryState;
+use self::subscriber::{Definition, Pending, Recipient, Stage, Subscriber, name_of};
+use crate::background::{Background, Finished, JobId, Output};
+use crate::evaluation::Failure;
+use crate::fanout::{Fanout, Limits};
+use crate::live::{LiveError, LiveOptions};
+use crate::mark::Mark;
+use crate::matcher::{Matcher, QueryId, Update};
+use crate::query::{Outcome, ResultTooLarge};
+use crate::resume::NotKnown;
+use crate::shared::{Command, Shared, Subscribe, Target};
+use crate::subscription::{End, Event, Inbox, Mode};
+use crate::wake::shielded;
+
+pub(crate) struct Driver {
+    store: Store,
+    options: LiveOptions,
+    shared: Arc<Shared>,
+    follower: Follower,
+    matcher: Matcher,
+    subscribers: HashMap<u64, Subscriber>,
+    queries: HashMap<QueryId, QueryState>,
+    /// Queries that are evaluated in the background, by their canonical form.
+    evaluations: HashMap<Arc<[u8]>, WaitingQuery>,
+    /// What the running background jobs are for.
+    jobs: HashMap<JobId, Purpose>,
+    /// Queries whose whole result has changed and has to be delivered.
+    changed: HashSet<QueryId>,
+    /// Callers that wait until the events up to a position are delivered.
+    settling: Vec<(Position, oneshot::Sender<Position>)>,
+    accounts: Accounts,
+    fanout: Fanout,
+    evaluators: Background,
+    encoders: Background,
+}
+
+/// What a background job is for.
+#[derive(Debug)]
+enum Purpose {
+    /// The evaluation of the query with this canonical form.
+    Evaluation(Arc<[u8]>),
+    /// The history since the mark of this subscriber.
+    History(u64),
+    /// The result of this query.
+    Encoding(QueryId),
+}
+
+/// The number of commits that are applied before requests are handled.
+const COMMITS_AT_A_TIME: usize = 256;
+/// Few threads, so that most cores stay free for commits and clients.
+const EVALUATION_THREADS: usize = 2;
+/// Large results are encoded by a thread of their own, which no evaluation holds up.
+const ENCODING_THREADS: usize = 1;
+
+impl Driver {
+    pub(crate) fn new(store: Store, options: LiveOptions, shared: Arc<Shared>) -> Result<Self, BuildError> {
+        let limits = Limits { max_deltas: options.max_deltas, max_bytes: options.max_result_bytes };
+        let fanout = Fanout::new(options.workers.min(LiveOptions::MAX_WORKERS), limits)?;
+        let evaluators = Background::new("live-evaluate", EVALUATION_THREADS, Arc::clone(&shared))?;
+        let encoders = Background::new("live-encode", ENCODING_THREADS, Arc::clone(&shared))?;
+        let (snapshot, follower) = store.follow();
+        let mut matcher = Matcher::new(snapshot.position);
+        matcher.limit_commit_work(options.max_owner_work);
+        Ok(Self {
+            matcher,
+            store,
+            options,
+            shared,
+            follower,
+            subscribers: HashMap::new(),
+            queries: HashMap::new(),
+            evaluations: HashMap::new(),
+            jobs: HashMap::new(),
+            changed: HashSet::new(),
+            settling: Vec::new(),
+            accounts: Accounts::default(),
+            fanout,
+            evaluators,
+            encoders,
+        })
+    }
+
+    /// Runs until the handle is dropped, or the store is closed.
+    pub(crate) async fn run(mut self) {
+        loop {
+            if !self.apply_commits(None) {
+                return;
+            }
+            self.deliver_changed_results();
+            if !self.handle_requests() {
+                return;
+            }
+            self.deliver_changed_results();
+            self.answer_settled();
+            self.publish_gauges();
+            self.wait().await;
+        }
+    }
+
+    /// Waits for a commit, a request, or the end of a background job.
+    async fn wait(&mut self) {
+        let mut request = pin!(self.shared.wake.notified());
+        let mut commit = pin!(self.follower.ready());
+        poll_fn(|context| {
+            let is_ready = commit.as_mut().poll(context).is_ready() || request.as_mut().poll(context).is_ready();
+            if is_ready { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+
+    /// Applies all commits up to a position, or some. Returns false when the store is closed.
+    fn apply_commits(&mut self, until: Option<Position>) -> bool {
+        let mut left = if until.is_some() { usize::MAX } else { COMMITS_AT_A_TIME };
+        while left > 0 && until.is_none_or(|until| self.matcher.position().sequence < until.sequence) {
+            match self.follower.try_next() {
+                Ok(Some(commit)) => self.apply_commit(&commit),
+                // A published commit is in the history in a moment.
+                Ok(None) if until.is_some() => std::thread::yield_now(),
+                Ok(None) => break,
+                Err(FollowError::Closed) => return false,
+                Err(_) => {
+                    self.restart();
+                    // A restart may be needed again at once, so requests have their turn.
+                    left = if until.is_some() { left } else { 1 };
+                }
+            }
+            left -= 1;
+        }
+        true
+    }
+
+    fn apply_commit(&mut self, commit: &Commit) {
+        self.shared.counters.commits.fetch_add(1, Relaxed);
+        let committed = self.matcher.commit(commit.position, &commit.changes);
+        for ended in committed.ended {
+            self.queries.remove(&ended.query);
+            for id in ended.subscribers {
+                self.end(id, End::BucketDropped);
+            }
+        }
+        for ended in committed.too_costly {
+            self.queries.remove(&ended.query);
+            for id in ended.subscribers {
+                self.end_costly(id);
+            }
+        }
+        for change in commit.changes.iter().filter(|change| *change.bucket == *QUERIES && change.new.is_none()) {
+            self.end_named(change);
+        }
+        self.deliver_updates(commit.position, committed.updates);
+        self.charge_work();
+        self.check_growth();
+    }
+
+    /// Delivers deltas, and notes the queries whose whole result has to be delivered.
+    fn deliver_updates(&mut self, position: Position, updates: Vec<Update>) {
+        let mut deliveries = Vec::new();
+        let changed = updates.len();
+        for update in updates {
+            let Some(state) = self.queries.get_mut(&update.query) else { continue };
+            let mark = Mark::new(position, state.hash);
+            let mut is_whole = matches!(update.outcome, Outcome::Value);
+            if let Outcome::Records(delta) = &update.outcome {
+                let event = Event::Delta { delta: delta.clone(), mark };
+                state.follow_encoding(&event, self.options.max_deltas);
+                for id in self.matcher.subscribers(update.query) {
+                    match self.subscribers.get(id) {
+                        Some(Subscriber { mode: Mode::Delta, inbox, .. }) => {
+                            deliveries.push((Arc::clone(inbox), event.clone()));
+                        }
+                        _ => is_whole = true,
+                    }
+                }
+            }
+            if is_whole {
+                self.changed.insert(update.query);
+            }
+        }
+        let delivered = self.fanout.deliver(deliveries, changed);
+        self.shared.counters.events.fetch_add(delivered.given, Relaxed);
+        self.shared.counters.conflated.fetch_add(delivered.behind, Relaxed);
+    }
+
+    /// Commits were missed: goes on from the newest state, and has all queries evaluated again.
+    fn restart(&mut self) {
+        self.shared.counters.restarts.fetch_add(1, Relaxed);
+        let (snapshot, follower) = self.store.follow();
+        self.follower = follower;
+        self.changed.clear();
+        let mut states = std::mem::take(&mut self.queries);
+        for (query, live) in self.matcher.restart(snapshot.position) {
+            let Some(state) = states.remove(&query) else { continue };
+            let stage = Stage::Evaluation(Arc::clone(&live.canonical));
+            for id in &live.subscribers {
+                let Some(subscriber) = self.subscribers.get_mut(id) else { continue };
+                let new = || {
+                    let recipient = Recipient::Inbox { bucket: state.bucket.clone() };
+                    Box::new(Pending { recipient, stage: stage.clone(), requested: snapshot.position })
+                };
+                subscriber.pending.get_or_insert_with(new).stage = stage.clone();
+            }
+            self.start_evaluation(Arc::new(live.query), live.canonical, live.subscribers, None);
+        }
+        self.end_outdated(&snapshot);
+    }
+
+    /// Ends the subscribers that wait for an evaluation whose bucket was dropped, or whose named query has another definition.
+    fn end_outdated(&mut self, snapshot: &Snapshot) {
+        let end_of = |subscriber: &Subscriber| {
+            let pending = subscriber.pending.as_ref()?;
+            if let (Stage::Evaluation(canonical), Recipient::Inbox { bucket }) = (&pending.stage, &pending.recipient) {
+                let query = &self.evaluations.get(canonical)?.query;
+                let is_same = snapshot.state.bucket(&query.bucket).is_ok_and(|known| known.identity() == *bucket);
+                if !is_same {
+                    return Some(End::BucketDropped);
+                }
+            }
+            let is_outdated = |definition: &Definition| !definition.is_in(&snapshot.state);
+            subscriber.definition.as_ref().is_some_and(is_outdated).then_some(End::QueryUndefined)
+        };
+        let ended: Vec<(u64, End)> =
+            self.subscribers.iter().filter_map(|(id, subscriber)| Some((*id, end_of(subscriber)?))).collect();
+        for (id, end) in ended {
+            self.end(id, end);
+        }
+    }
+
+    /// Handles requests and the output of background jobs. Returns false when the handle has been dropped.
+    fn handle_requests(&mut self) -> bool {
+        let requests = self.shared.take();
+        for id in requests.dropped {
+            self.remove(id);
+        }
+        for finished in requests.finished {
+            self.finish_job(finished);
+        }
+        for id in requests.refresh {
+            let Some(subscriber) = self.subscribers.get(&id) else { continue };
+            // A subscriber that waits for the first result gets it anyway.
+            if subscriber.pending.is_none() && subscriber.inbox.needs_whole() {
+                self.request_result(id);
+            }
+        }
+        for command in requests.commands {
+            match command {
+                Command::Subscribe(subscribe) => self.subscribe(*subscribe),
+                Command::Replace { id, query, reply } => {
+                    let replaced = self.replace(id, *query);
+                    self.answer(reply, replaced);
+                }
+                Command::Settle(reply) => {
+                    self.settle();
+                    self.settling.push((self.matcher.position(), reply));
+                }
+            }
+        }
+        !requests.is_closed
+    }
+
+    fn finish_job(&mut self, finished: Finished) {
+        self.evaluators.submit_backlog();
+        self.encoders.submit_backlog();
+        let Finished { job, output } = finished;
+        match (self.jobs.remove(&job), output) {
+            (Some(Purpose::Evaluation(canonical)), Some(Output::Evaluated(evaluated))) => {
+                self.finish_evaluation(job, &canonical, evaluated);
+            }
+            (Some(Purpose::Evaluation(canonical)), _) => {
+                self.finish_evaluation(job, &canonical, Err(Failure::Panicked));
+            }
+            (Some(Purpose::History(id)), Some(Output::Read(missed))) => self.finish_history(job, id, missed),
+            (Some(Purpose::History(id)), _) => self.finish_history(job, id, Err(NotKnown)),
+            (Some(Purpose::Encoding(query)), Some(Output::Encoded(encoded))) => {
+                self.finish_encoding(job, query, encoded);
+            }
+            (Some(Purpose::Encoding(query)), _) => self.finish_encoding(job, query, Err(ResultTooLarge)),
+            (None, _) => {}
+        }
+    }
+
+    /// Answers a caller. If the caller has gone away, the answer is dropped. The gauges are up to date before.
+    fn answer<T>(&self, reply: oneshot::Sender<T>, answer: T) {
+        self.publish_gauges();
+        shielded(|| drop(reply.send(answer)));
+    }
+
+    fn publish_gauges(&self) {
+        let counters = &self.shared.counters;
+        counters.queries.store(self.queries.len(), Relaxed);
+        counters.subscribers.store(self.subscribers.len(), Relaxed);
+        counters.kept_bytes.store(self.matcher.kept_bytes(), Relaxed);
+    }
+
+    /// Applies all commits that are published, and returns the newest state, which is at the position of the matcher.
+    fn settle(&mut self) -> Arc<Snapshot> {
+        loop {
+            let snapshot = self.store.snapshot();
+            let is_open = self.apply_commits(Some(snapshot.position));
+            self.deliver_changed_results();
+            // A restart goes on from a later state.
+            if self.matcher.position() == snapshot.position || !is_open {
+                return snapshot;
+            }
+        }
+    }
+
+    /// Answers callers of `settled` whose events are delivered.
+    fn answer_settled(&mut self) {
+        for (position, reply) in std::mem::take(&mut self.settling) {
+            if self.is_delivered(position) {
+                self.answer(reply, self.matcher.position());
+            } else {
+                self.settling.push((position, reply));
+            }
+        }
+    }
+
+    /// Whether the events up to a position are delivered: no subscriber waits for a result that was requested before.
+    fn is_delivered(&self, position: Position) -> bool {
+        let is_waiting = |id: &u64| {
+            let pending = self.subscribers.get(id).and_then(|subscriber| subscriber.pending.as_ref());
+            pending.is_some_and(|pending| {
+                matches!(pending.recipient, Recipient::Inbox { .. }) && pending.requested.sequence <= position.sequence
+            })
+        };
+        !self.evaluations.values().any(|evaluation| evaluation.waiters.iter().any(is_waiting))
+            && !self.queries.values().any(|state| state.is_behind(position))
+    }
+
+    fn subscribe(&mut self, subscribe: Subscribe) {
+        let Subscribe { id, target, options, reply } = subscribe;
+        if reply.is_closed() {
+            return;
+        }
+        let snapshot = self.settle();
+        let (query, definition) = match self.resolve(target, &snapshot) {
+            Ok(resolved) => resolved,
+            Err(error) => return self.answer(reply, Err(error)),
+        };
+        let recipient = Recipient::Caller { reply, since: options.since };
+        let pending = Pending { recipient, stage: Stage::Result, requested: snapshot.position };
+        let inbox = Arc::new(Inbox::awaiting_first());
+        let subscriber = Subscriber { inbox, mode: options.mode, definition, pending: Some(Box::new(pending)) };
+        self.subscribers.insert(id, subscriber);
+        if let Some(owner) = options.owner {
+            self.accounts.open(id, owner, Instant::now());
+        }
+        self.follow(id, query, &snapshot, options.deadline);
+    }
+
+    /// The query of a new subscription, and the record that defines it if it has a name.
+    fn resolve(&self, target: Target, snapshot: &Snapshot) -> Result<(Query, Option<Definition>), LiveError> {
+        let max = self.options.max_subscriptions;
+        if self.subscribers.len() >= max {
+            return Err(LiveError::TooMany { max });
+        }
+        let (query, definition) = match target {
+            Target::Query(query) => (query, None),
+            Target::Named { name, params, guard } => {
+                let config = snapshot.state.query_config(&name)?;
+                let query = Query::parse(&config, &params).map_err(StoreError::from)?;
+                let query = match &guard {
+                    Some(guard) => query.restrict(guard),
+                    None => query,
+                };
+                (query, Some(Definition(snapshot.state.query_record(&name)?.clone())))
+            }
+        };
+        snapshot.state.bucket(&query.bucket)?;
+        Ok((query, definition))
+    }
+
+    /// Changes the query of a subscriber. It gets no more events of the old one.
+    fn replace(&mut self, id: u64, query: Query) -> Result<(), LiveError> {
+        let snapshot = self.settle();
+        if !self.subscribers.contains_key(&id) {
+            return Err(LiveError::NotSubscribed { id });
+        }
+        let bucket = match snapshot.state.bucket(&query.bucket) {
+            Ok(bucket) => bucket.identity(),
+            Err(error) => {
+                self.end(id, End::BucketDropped);
+                return Err(error.into());
+            }
+        };
+        self.unfollow(id);
+        let Some(subscriber) = self.subscribers.get_mut(&id) else { return Err(LiveError::NotSubscribed { id }) };
+        subscriber.inbox.reset(&self.shared.counters);
+        let recipient = Recipient::Inbox { bucket };
+        subscriber.pending = Some(Box::new(Pending { recipient, stage: Stage::Result, requested: snapshot.position }));
+        self.follow(id, query, &snapshot, None);
+        Ok(())
+    }
+
+    /// Ends the subscriptions to a named query that was undefined.
+    fn end_named(&mut self, change: &Change) {
+        let Some(name) = change.old.as_ref().and_then(name_of) else { return };
+        let has_name = |subscriber: &Subscriber| {
+            subscriber.definition.as_ref().is_some_and(|definition| definition.has_name(&name))
+        };
+        let ids = self.subscribers.iter().filter(|(_, subscriber)| has_name(subscriber)).map(|(id, _)| *id);
+        for id in ids.collect::<Vec<u64>>() {
+            self.end(id, End::QueryUndefined);
+        }
+    }
+
+    /// Ends a subscription, or fails it if it has not begun.
+    fn end(&mut self, id: u64, end: End) {
+        self.end_with(id, end, LiveError::Ended(end));
+    }
+
+    /// Ends a subscription. A caller that still waits for it gets the error.
+    fn end_with(&mut self, id: u64, end: End, error: LiveError) {
+        self.unfollow(id);
+        self.accounts.close(id);
+        let Some(subscriber) = self.subscribers.remove(&id) else { return };
+        if let Some(Recipient::Caller { reply, .. }) = subscriber.pending.map(|pending| pending.recipient) {
+            return self.answer(reply, Err(error));
+        }
+        self.shared.counters.ended.fetch_add(1, Relaxed);
+        subscriber.inbox.end(end);
+    }
+
+    /// Removes a subscriber that has gone.
+    fn remove(&mut self, id: u64) {
+        self.unfollow(id);
+        self.accounts.close(id);
+        self.subscribers.remove(&id);
+    }
+
+    /// Detaches a subscriber from its query. A query without subscribers ends, and so does its evaluation.
+    fn unfollow(&mut self, id: u64) {
+        let pending = self.subscribers.get(&id).and_then(|subscriber| subscriber.pending.as_ref());
+        if let Some(Stage::Evaluation(canonical)) = pending.map(|pending| pending.stage.clone()) {
+            self.leave_evaluation(id, &canonical);
+        }
+        let Some(query) = self.matcher.query_of(id) else { return };
+        self.matcher.unsubscribe(id);
+        if self.matcher.subscribers(query).is_empty() {
+            self.queries.remove(&query);
+        }
+    }
+
+    /// The time at which an evaluation has to be done.
+    fn deadline(&self, requested: Option<Instant>) -> Instant {
+        let now = Instant::now();
+        let latest = now.checked_add(self.options.evaluation_timeout).unwrap_or(now + LONGEST_TIMEOUT);
+        requested.map_or(latest, |requested| requested.min(latest))
+    }
+}
+
+/// For timeouts that the clock cannot represent.
+const LONGEST_TIMEOUT: Duration = Duration::from_hours(365 * 24);
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // However the driver ends, no caller and no subscriber waits forever, and no evaluation goes on.
+        self.shared.close();
+        for evaluation in self.evaluations.values() {
+            evaluation.control.cancel();
+        }
+        for command in self.shared.take().commands {
+            shielded(|| drop(command));
+        }
+        self.queries.clear();
+        let subscribers = std::mem::take(&mut self.subscribers);
+        self.publish_gauges();
+        for (_, reply) in std::mem::take(&mut self.settling) {
+            shielded(|| drop(reply));
+        }
+        for subscriber in subscribers.into_values() {
+            if let Some(Recipient::Caller { reply, .. }) = subscriber.pending.map(|pending| pending.recipient) {
+                shielded(|| drop(reply));
+            } else {
+                self.shared.counters.ended.fetch_add(1, Relaxed);
+                subscriber.inbox.end(End::Closed);
+            }
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Whole results: when they are encoded, by which thread, and to which subscribers they go.
+//!
+//! A small result is encoded by the live thread. A larger one is copied, which is cheap, and encoded in the background. Meanwhile
+//! further changes only mark it as changed, and it is encoded again afterwards. So there is at most one encoding of a query at a
+//! time, and subscribers receive results in commit order.
+//!
+//! A subscriber that receives deltas gets a whole result together with the deltas after it, which are collected while the result
+//! is encoded. If they become too many, the subscriber gets the result alone, and asks for another one when it has taken it.
+
+use std::sync::Arc;
+
+use tidewire_pool::Key;
+use tidewire_store::{BucketIdentity, Position};
+
+use super::subscriber::Recipient;
+use super::{Driver, Purpose};
+use crate::background::{JobId, Output};
+use crate::live::LiveError;
+use crate::mark::Mark;
+use crate::matcher::QueryId;
+use crate::query::{ResultTooLarge, Whole};
+use crate::subscription::{End, Event, First, Following, Mode, Subscription};
+
+/// A live query, as the driver knows it.
+pub(super) struct QueryState {
+    pub(super) hash: u64,
+    pub(super) bucket: BucketIdentity,
+    /// The result that all subscribers in mode `Whole` have or are about to receive, if it is short. An equal one is not delivered.
+    delivered: Option<Whole>,
+    /// The result is being encoded in the background.
+    encoding: Option<Box<Encoding>>,
+}
+
+/// A result that is being encoded in the background.
+struct Encoding {
+    job: JobId,
+    position: Position,
+    version: u64,
+    /// The oldest change that has not been delivered to subscribers in mode `Whole`.
+    oldest: Position,
+    /// Subscribers that get the result, and the deltas after it.
+    recipients: Vec<u64>,
+    /// The deltas after the result, for the recipients.
+    following: Vec<Event>,
+    has_too_many: bool,
+    /// Set if the result has to be encoded again, with the oldest change or request that is not in this one.
+    again: Option<Position>,
+    /// Subscribers that need a newer result than this one.
+    next_recipients: Vec<u64>,
+}
+
+/// Results up to this size are encoded by the live thread.
+const DIRECT_BYTES: usize = 64 << 10;
+
+impl QueryState {
+    /// Longer results are not kept for comparison: they seldom return to an earlier value between two deliveries.
+    const MAX_COMPARED_BYTES: usize = 4096;
+
+    pub(super) fn new(hash: u64, bucket: BucketIdentity) -> Self {
+        Self { hash, bucket, delivered: None, encoding: None }
+    }
+
+    fn note_delivered(&mut self, whole: &Whole) {
+        self.delivered = Some(whole).filter(|whole| whole.len() <= Self::MAX_COMPARED_BYTES).cloned();
+    }
+
+    pub(super) fn forget_delivered(&mut self) {
+        self.delivered = None;
+    }
+
+    /// Collects a delta for the recipients of the result that is being encoded.
+    pub(super) fn follow_encoding(&mut self, delta: &Event, max_deltas: usize) {
+        let Some(encoding) = &mut self.encoding else { return };
+        if encoding.recipients.is_empty() || encoding.has_too_many {
+            return;
+        }
+        if encoding.following.len() < max_deltas {
+            encoding.following.push(delta.clone());
+        } else {
+            (encoding.following, encoding.has_too_many) = (Vec::new(), true);
+        }
+    }
+
+    /// Whether a result with the changes up to a position has yet to be delivered.
+    pub(super) fn is_behind(&self, position: Position) -> bool {
+        let is_old = |oldest: Position| oldest.sequence <= position.sequence;
+        self.encoding.as_ref().is_some_and(|encoding| is_old(encoding.oldest) || encoding.again.is_some_and(is_old))
+    }
+}
+
+/// The work of encoding a result: bytes are copied at several per nanosecond.
+fn encoding_work(whole: &Whole) -> u64 {
+    whole.len() as u64 / 4
+}
+
+impl Driver {
+    /// Delivers the whole results that have changed.
+    pub(super) fn deliver_changed_results(&mut self) {
+        let position = self.matcher.position();
+        for query in std::mem::take(&mut self.changed) {
+            self.deliver_changed(query, position);
+        }
+    }
+
+    /// Delivers a result that has changed at a position to the subscribers in mode `Whole`.
+    fn deliver_changed(&mut self, query: QueryId, oldest: Position) {
+        let Some(state) = self.queries.get_mut(&query) else { return };
+        if let Some(encoding) = &mut state.encoding {
+            encoding.again.get_or_insert(oldest);
+            return;
+        }
+        match self.matcher.whole_within(query, DIRECT_BYTES.min(self.options.max_result_bytes)) {
+            None => {}
+            Some(Ok(whole)) if state.delivered.as_ref() == Some(&whole) => {}
+            Some(Ok(whole)) => {
+                state.note_delivered(&whole);
+                self.matcher.add_work(query, encoding_work(&whole));
+                self.deliver_to_all(query, &whole, self.matcher.position(), &[]);
+            }
+            Some(Err(ResultTooLarge)) => self.encode(query, Vec::new(), oldest),
+        }
+    }
+
+    /// Gets the whole result to a subscriber.
+    pub(super) fn request_result(&mut self, id: u64) {
+        let Some(query) = self.matcher.query_of(id) else { return };
+        let position = self.matcher.position();
+        // The others get their results first, so that all in mode `Whole` have the same one.
+        if self.changed.remove(&query) {
+            self.deliver_changed(query, position);
+        }
+        let version = self.matcher.version(query);
+        let Some(state) = self.queries.get_mut(&query) else { return };
+        if let Some(encoding) = &mut state.encoding {
+            if version == Some(encoding.version) {
+                encoding.recipients.push(id);
+            } else {
+                encoding.again.get_or_insert(position);
+                encoding.next_recipients.push(id);
+            }
+            return;
+        }
+        match self.matcher.whole_within(query, DIRECT_BYTES.min(self.options.max_result_bytes)) {
+            None => {}
+            Some(Ok(whole)) => {
+                state.note_delivered(&whole);
+                self.give(id, whole, position, Following::Deltas(&[]));
+            }
+            Some(Err(ResultTooLarge)) => self.encode(query, vec![id], position),
+        }
+    }
+
+    /// Encodes a result in the background.
+    fn encode(&mut self, query: QueryId, recipients: Vec<u64>, oldest: Position) {
+        let max_bytes = self.options.max_result_bytes;
+        let Some((copy, version)) = self.matcher.copy(query) else { return };
+        let Some(state) = self.queries.get_mut(&query) else { return };
+        let job = self.encoders.submit(Key::of(&query), move |_| Output::Encoded(copy.encode(max_bytes)));
+        self.jobs.insert(job, Purpose::Encoding(query));
+        state.forget_delivered();
+        state.encoding = Some(Box::new(Encoding {
+            job,
+            position: self.matcher.position(),
+            version,
+            oldest,
+            recipients,
+            following: Vec::new(),
+            has_too_many: false,
+            again: None,
+            next_recipients: Vec::new(),
+        }));
+    }
+
+    pub(super) fn finish_encoding(&mut self, job: JobId, query: QueryId, encoded: Result<Whole, ResultTooLarge>) {
+        let Some(state) = self.queries.get_mut(&query) else { return };
+        let Some(encoding) = state.encoding.take_if(|encoding| encoding.job == job) else { return };
+        let Encoding { position, recipients, following, has_too_many, .. } = &*encoding;
+        match encoded {
+            Ok(whole) => {
+                self.matcher.keep_whole(query, encoding.version, &whole);
+                self.matcher.add_work(query, encoding_work(&whole));
+                self.deliver_to_all(query, &whole, *position, recipients);
+                let following = if *has_too_many { Following::Missing } else { Following::Deltas(following) };
+                for id in recipients {
+                    self.give(*id, whole.clone(), *position, following);
+                }
+            }
+            Err(ResultTooLarge) => self.end_too_large(query, recipients),
+        }
+        if let Some(oldest) = encoding.again {
+            self.deliver_changed(query, oldest);
+            for id in encoding.next_recipients {
+                self.request_result(id);
+            }
+        }
+    }
+
+    /// The subscribers that receive every whole result: those in mode `Whole`, and all subscribers of an aggregate, which has no
+    /// deltas. Those that still wait for their first result are not among them.
+    fn whole_subscribers(&self, query: QueryId) -> Vec<u64> {
+        let is_aggregate = self.matcher.query(query).is_some_and(|query| query.aggregate.is_some());
+        let is_meant = |id: &&u64| {
+            let subscriber = self.subscribers.get(id);
+            subscriber.is_some_and(|known| known.pending.is_none() && (is_aggregate || known.mode == Mode::Whole))
+        };
+        self.matcher.subscribers(query).iter().filter(is_meant).copied().collect()
+    }
+
+    /// Delivers a result to the subscribers that receive every whole result, but to these.
+    fn deliver_to_all(&mut self, query: QueryId, whole: &Whole, position: Position, except: &[u64]) {
+        for id in self.whole_subscribers(query) {
+            if !except.contains(&id) {
+                self.give(id, whole.clone(), position, Following::Deltas(&[]));
+            }
+        }
+    }
+
+    /// Ends the subscribers that need a result that is too large.
+    fn end_too_large(&mut self, query: QueryId, recipients: &[u64]) {
+        let max = self.options.max_result_bytes;
+        let all = self.whole_subscribers(query);
+        for id in all.iter().chain(recipients) {
+            self.end_with(*id, End::ResultTooLarge, LiveError::ResultTooLarge { max });
+        }
+    }
+
+    /// Gives a subscriber a result and the deltas after it.
+    fn give(&mut self, id: u64, whole: Whole, position: Position, following: Following<'_>) {
+        let hash = self.matcher.query_of(id).and_then(|query| self.queries.get(&query)).map(|state| state.hash);
+        let (Some(hash), Some(subscriber)) = (hash, self.subscribers.get_mut(&id)) else { return };
+        if let Some(Recipient::Caller { .. }) = subscriber.pending.as_ref().map(|pending| &pending.recipient) {
+            return self.begin(id, First::Whole(whole), position, following);
+        }
+        subscriber.pending = None;
+        let event = Event::Whole { whole, mark: Mark::new(position, hash) };
+        subscriber.inbox.replace(event, following, self.options.max_deltas, &self.shared.counters);
+    }
+
+    /// Begins a subscription with its first result and the deltas after it.
+    pub(super) fn begin(&mut self, id: u64, first: First, position: Position, following: Following<'_>) {
+        let hash = self.matcher.query_of(id).and_then(|query| self.queries.get(&query)).map(|state| state.hash);
+        let (Some(hash), Some(subscriber)) = (hash, self.subscribers.get_mut(&id)) else { return };
+        let Some(Recipient::Caller { reply, .. }) = subscriber.pending.take().map(|pending| pending.recipient) else {
+            return;
+        };
+        subscriber.inbox.begin(following, self.options.max_deltas, &self.shared.counters);
+        let inbox = Arc::clone(&subscriber.inbox);
+        let (first, mark, shared) = (Some(Box::new(first)), Mark::new(position, hash), Arc::clone(&self.shared));
+        self.answer(reply, Ok(Subscription { id, first, mark, inbox, shared }));
+    }
+}

@@ -1,0 +1,172 @@
+//! The evaluation of a query by a background thread.
+//!
+//! A query is evaluated on a snapshot, which takes as long as it takes, and the result is then brought up to date with the commits
+//! that were made meanwhile. The driver gets it when no more commits wait, and applies only those of the last moment. If the
+//! history no longer has the commits after the snapshot, the query is evaluated again, on a newer one.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use tidewire_store::{BucketIdentity, Budget, Exceeded, FollowError, Position, Query, Store, StoreError};
+
+use crate::query::LiveQuery;
+use crate::shared::Counters;
+
+/// A query with its result at a position.
+#[derive(Debug)]
+pub(crate) struct Evaluated {
+    pub(crate) live: LiveQuery,
+    pub(crate) position: Position,
+    pub(crate) bucket: BucketIdentity,
+}
+
+/// Why a query has no result.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Failure {
+    Store(StoreError),
+    /// The history lost the commits after the snapshot, again and again.
+    TooManyCommits,
+    /// The deadline has passed.
+    Deadline,
+    /// The kept rows would take more than this.
+    TooLarge {
+        max: usize,
+    },
+    /// Nobody waits for the result, or the driver has ended.
+    Cancelled,
+    /// The evaluation panicked.
+    Panicked,
+}
+
+/// Stops an evaluation from outside.
+#[derive(Debug)]
+pub(crate) struct Control {
+    is_cancelled: AtomicBool,
+    deadline: Mutex<Instant>,
+}
+
+impl Control {
+    pub(crate) fn new(deadline: Instant) -> Self {
+        Self { is_cancelled: AtomicBool::new(false), deadline: Mutex::new(deadline) }
+    }
+
+    pub(crate) fn cancel(&self) {
+        self.is_cancelled.store(true, Relaxed);
+    }
+
+    /// Moves the deadline, if this one is later.
+    pub(crate) fn extend(&self, deadline: Instant) {
+        let mut known = self.deadline.lock().unwrap_or_else(PoisonError::into_inner);
+        *known = deadline.max(*known);
+    }
+
+    fn is_late(&self) -> bool {
+        Instant::now() >= *self.deadline.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn must_stop(&self) -> bool {
+        self.is_cancelled.load(Relaxed) || self.is_late()
+    }
+
+    fn failure(&self, exceeded: Exceeded) -> Failure {
+        match exceeded {
+            Exceeded::Memory { max } | Exceeded::Result { max } => Failure::TooLarge { max },
+            _ if self.is_cancelled.load(Relaxed) => Failure::Cancelled,
+            _ => Failure::Deadline,
+        }
+    }
+}
+
+/// An evaluation to be run.
+pub(crate) struct Evaluation {
+    pub(crate) store: Store,
+    pub(crate) query: Arc<Query>,
+    pub(crate) canonical: Arc<[u8]>,
+    pub(crate) control: Arc<Control>,
+    /// Limit of the memory of kept rows.
+    pub(crate) max_bytes: usize,
+    /// The result of an earlier run, which has to be brought up to date.
+    pub(crate) earlier: Option<Evaluated>,
+}
+
+/// Why a result cannot be brought up to date.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CatchUpError {
+    /// The history no longer has the next commit.
+    Behind,
+    /// A commit dropped the bucket.
+    BucketDropped,
+    Exceeded(Exceeded),
+}
+
+impl Evaluation {
+    /// The number of snapshots that are tried.
+    pub(crate) const MAX_ATTEMPTS: u32 = 3;
+
+    /// Evaluates the query, and brings the result up to date.
+    pub(crate) fn run(mut self, counters: &Counters) -> Result<Evaluated, Failure> {
+        let control = Arc::clone(&self.control);
+        let budget = Budget::unlimited().max_bytes(self.max_bytes).stop_when({
+            let control = Arc::clone(&control);
+            move || control.must_stop()
+        });
+        let mut attempts = 0;
+        loop {
+            let mut evaluated = match self.earlier.take() {
+                Some(earlier) => earlier,
+                None if attempts == Self::MAX_ATTEMPTS => return Err(Failure::TooManyCommits),
+                None => {
+                    if control.must_stop() {
+                        return Err(control.failure(Exceeded::Stopped));
+                    }
+                    attempts += 1;
+                    counters.evaluations.fetch_add(1, Relaxed);
+                    counters.reevaluations.fetch_add(u64::from(attempts > 1), Relaxed);
+                    self.evaluate(&budget)?
+                }
+            };
+            match evaluated.catch_up(&self.store, None, &budget) {
+                Ok(()) => return Ok(evaluated),
+                Err(CatchUpError::Exceeded(exceeded)) => return Err(control.failure(exceeded)),
+                Err(CatchUpError::Behind | CatchUpError::BucketDropped) => {}
+            }
+        }
+    }
+
+    fn evaluate(&self, budget: &Budget) -> Result<Evaluated, Failure> {
+        let snapshot = self.store.snapshot();
+        let bucket = snapshot.state.bucket(&self.query.bucket).map_err(Failure::Store)?;
+        let now = self.store.now();
+        let live = LiveQuery::evaluate(&self.query, Arc::clone(&self.canonical), bucket, now, budget);
+        let live = live.map_err(|exceeded| self.control.failure(exceeded))?;
+        Ok(Evaluated { live, position: snapshot.position, bucket: bucket.identity() })
+    }
+}
+
+impl Evaluated {
+    /// Applies the commits up to a position, or all that there are.
+    pub(crate) fn catch_up(
+        &mut self,
+        store: &Store,
+        until: Option<Position>,
+        budget: &Budget,
+    ) -> Result<(), CatchUpError> {
+        if until.is_some_and(|until| until.sequence <= self.position.sequence) {
+            return Ok(());
+        }
+        let mut follower = store.follow_from(self.position).map_err(|_| CatchUpError::Behind)?;
+        while until.is_none_or(|until| self.position.sequence < until.sequence) {
+            match follower.try_next() {
+                Ok(Some(commit)) => {
+                    let applied = self.live.catch_up(&commit.changes, budget).map_err(CatchUpError::Exceeded)?;
+                    applied.map_err(|_| CatchUpError::BucketDropped)?;
+                    self.position = commit.position;
+                }
+                Ok(None) | Err(FollowError::Closed) => return Ok(()),
+                Err(_) => return Err(CatchUpError::Behind),
+            }
+        }
+        Ok(())
+    }
+}

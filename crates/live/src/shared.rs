@@ -1,0 +1,160 @@
+//! The state that handles and subscriptions share with the driver: requests to it, and counters.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde_json::{Map, Value as Json};
+use tidewire_store::{Filter, Position, Query};
+use tokio::sync::{Notify, Semaphore, oneshot};
+
+use crate::background::Finished;
+use crate::live::{LiveError, SubscribeOptions};
+use crate::subscription::Subscription;
+use crate::wake::shielded;
+
+/// A request to the driver.
+pub(crate) enum Command {
+    Subscribe(Box<Subscribe>),
+    Replace { id: u64, query: Box<Query>, reply: oneshot::Sender<Result<(), LiveError>> },
+    Settle(oneshot::Sender<Position>),
+}
+
+/// A request for a subscription.
+pub(crate) struct Subscribe {
+    /// The number of the new subscription.
+    pub(crate) id: u64,
+    pub(crate) target: Target,
+    pub(crate) options: SubscribeOptions,
+    pub(crate) reply: oneshot::Sender<Result<Subscription, LiveError>>,
+}
+
+/// A query, or the name of a query.
+pub(crate) enum Target {
+    Query(Query),
+    Named {
+        name: String,
+        params: Map<String, Json>,
+        /// The rows that the subscriber may see.
+        guard: Option<Filter>,
+    },
+}
+
+/// Requests that the driver has not yet taken.
+#[derive(Default)]
+pub(crate) struct Requests {
+    pub(crate) commands: VecDeque<Command>,
+    /// Subscriptions that were dropped, and those whose caller stopped waiting for them.
+    pub(crate) dropped: Vec<u64>,
+    /// Subscriptions that need a whole result, each once.
+    pub(crate) refresh: Vec<u64>,
+    /// Background jobs that have ended.
+    pub(crate) finished: Vec<Finished>,
+    pub(crate) is_closed: bool,
+}
+
+/// The state that handles, subscriptions and background threads share with the driver.
+pub(crate) struct Shared {
+    requests: Mutex<Requests>,
+    /// Permits for commands that wait.
+    permits: Semaphore,
+    pub(crate) wake: Notify,
+    last_id: AtomicU64,
+    pub(crate) counters: Counters,
+}
+
+/// Counters since the start, and gauges.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) commits: AtomicU64,
+    pub(crate) events: AtomicU64,
+    pub(crate) conflated: AtomicU64,
+    pub(crate) ended: AtomicU64,
+    pub(crate) restarts: AtomicU64,
+    pub(crate) evaluations: AtomicU64,
+    pub(crate) reevaluations: AtomicU64,
+    pub(crate) too_costly: AtomicU64,
+    pub(crate) queries: AtomicUsize,
+    pub(crate) subscribers: AtomicUsize,
+    pub(crate) kept_bytes: AtomicUsize,
+}
+
+impl Shared {
+    pub(crate) fn new(max_commands: usize) -> Self {
+        Self {
+            requests: Mutex::default(),
+            permits: Semaphore::new(max_commands.clamp(1, Semaphore::MAX_PERMITS)),
+            wake: Notify::new(),
+            last_id: AtomicU64::new(0),
+            counters: Counters::default(),
+        }
+    }
+
+    fn requests(&self) -> MutexGuard<'_, Requests> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A new number for a subscription or a job.
+    pub(crate) fn next_id(&self) -> u64 {
+        self.last_id.fetch_add(1, Relaxed) + 1
+    }
+
+    /// Sends a command, once there is a permit. After the driver has ended, commands are dropped.
+    pub(crate) async fn send(&self, command: Command) {
+        let Ok(permit) = self.permits.acquire().await else { return };
+        permit.forget();
+        let mut requests = self.requests();
+        if !requests.is_closed {
+            requests.commands.push_back(command);
+        }
+        drop(requests);
+        self.wake.notify_one();
+    }
+
+    /// Ends a subscription that its owner has dropped.
+    pub(crate) fn unsubscribe(&self, id: u64) {
+        self.requests().dropped.push(id);
+        self.wake.notify_one();
+    }
+
+    pub(crate) fn refresh(&self, id: u64) {
+        self.requests().refresh.push(id);
+        self.wake.notify_one();
+    }
+
+    /// Reports a background job that has ended.
+    pub(crate) fn finish(&self, finished: Finished) {
+        let mut requests = self.requests();
+        if !requests.is_closed {
+            requests.finished.push(finished);
+        }
+        drop(requests);
+        self.wake.notify_one();
+    }
+
+    /// Takes all requests. Returns permits to the senders of commands.
+    pub(crate) fn take(&self) -> Requests {
+        let mut requests = self.requests();
+        let is_closed = requests.is_closed;
+        let taken = std::mem::replace(&mut *requests, Requests { is_closed, ..Requests::default() });
+        drop(requests);
+        for _ in &taken.commands {
+            // One by one, so that a waker that panics does not take the permits of other callers.
+            shielded(|| self.permits.add_permits(1));
+        }
+        Requests { is_closed, ..taken }
+    }
+
+    /// Closes the driver to commands.
+    pub(crate) fn close(&self) {
+        self.requests().is_closed = true;
+        shielded(|| self.permits.close());
+        self.wake.notify_one();
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("counters", &self.counters).finish_non_exhaustive()
+    }
+}
