@@ -7,6 +7,7 @@
 //! A subscriber that receives deltas gets a whole result together with the deltas after it, which are collected while the result
 //! is encoded. If they become too many, the subscriber gets the result alone, and asks for another one when it has taken it.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use tidewire_pool::Key;
@@ -115,7 +116,7 @@ impl Driver {
             Some(Ok(whole)) => {
                 state.note_delivered(&whole);
                 self.matcher.add_work(query, encoding_work(&whole));
-                self.deliver_to_all(query, &whole, self.matcher.position(), &[]);
+                self.deliver_to_all(query, &whole, self.matcher.position(), &HashSet::new());
             }
             Some(Err(ResultTooLarge)) => self.encode(query, Vec::new(), oldest),
         }
@@ -175,17 +176,20 @@ impl Driver {
         let Some(state) = self.queries.get_mut(&query) else { return };
         let Some(encoding) = state.encoding.take_if(|encoding| encoding.job == job) else { return };
         let Encoding { position, recipients, following, has_too_many, .. } = &*encoding;
+        // A recipient may have gone, or may follow another query now, because it must not see this one any more.
+        let is_subscribed = |id: &u64| self.matcher.query_of(*id) == Some(query);
+        let recipients: HashSet<u64> = recipients.iter().copied().filter(is_subscribed).collect();
         match encoded {
             Ok(whole) => {
                 self.matcher.keep_whole(query, encoding.version, &whole);
                 self.matcher.add_work(query, encoding_work(&whole));
-                self.deliver_to_all(query, &whole, *position, recipients);
+                self.deliver_to_all(query, &whole, *position, &recipients);
                 let following = if *has_too_many { Following::Missing } else { Following::Deltas(following) };
                 for id in recipients {
-                    self.give(*id, whole.clone(), *position, following);
+                    self.give(id, whole.clone(), *position, following);
                 }
             }
-            Err(ResultTooLarge) => self.end_too_large(query, recipients),
+            Err(ResultTooLarge) => self.end_too_large(query, &recipients),
         }
         if let Some(oldest) = encoding.again {
             self.deliver_changed(query, oldest);
@@ -207,7 +211,7 @@ impl Driver {
     }
 
     /// Delivers a result to the subscribers that receive every whole result, but to these.
-    fn deliver_to_all(&mut self, query: QueryId, whole: &Whole, position: Position, except: &[u64]) {
+    fn deliver_to_all(&mut self, query: QueryId, whole: &Whole, position: Position, except: &HashSet<u64>) {
         for id in self.whole_subscribers(query) {
             if !except.contains(&id) {
                 self.give(id, whole.clone(), position, Following::Deltas(&[]));
@@ -216,7 +220,7 @@ impl Driver {
     }
 
     /// Ends the subscribers that need a result that is too large.
-    fn end_too_large(&mut self, query: QueryId, recipients: &[u64]) {
+    fn end_too_large(&mut self, query: QueryId, recipients: &HashSet<u64>) {
         let max = self.options.max_result_bytes;
         let all = self.whole_subscribers(query);
         for id in all.iter().chain(recipients) {

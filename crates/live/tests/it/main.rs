@@ -1,5 +1,6 @@
 //! Live queries, through the public interface.
 
+mod background;
 mod driver;
 mod ends;
 mod equivalence;

@@ -1,0 +1,667 @@
+//! Evaluations and encodings by background threads.
+//!
+//! A gate holds the evaluating threads whenever they read the clock, which they do after they have taken their snapshot.
+
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex};
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use serde_json::{Map, Value as Json, json};
+use tidewire_live::{
+    End, Event, First, Live, LiveError, LiveOptions, MemoryLimit, Mode, SubscribeOptions, Subscription, Whole,
+};
+use tidewire_store::{Answer, Clock, Query, Store, StoreOptions};
+
+const EVALUATOR: &str = "live-evaluate";
+/// Enough records that evaluating a query takes the live thread too long.
+const ROWS: u64 = 4000;
+
+fn object(json: Json) -> Map<String, Json> {
+    serde_json::from_value(json).unwrap()
+}
+
+fn run(test: impl Future<Output = ()>) {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(test);
+}
+
+fn is_evaluator() -> bool {
+    std::thread::current().name().is_some_and(|name| name.starts_with(EVALUATOR))
+}
+
+/// Holds evaluating threads while it is shut.
+#[derive(Default)]
+struct Gate {
+    state: Mutex<GateState>,
+    changed: Condvar,
+    arrivals: AtomicU64,
+}
+
+#[derive(Default)]
+struct GateState {
+    is_shut: bool,
+    passes: u64,
+}
+
+impl Gate {
+    fn options(self: &Arc<Self>) -> StoreOptions {
+        let gate = Arc::clone(self);
+        let mut options = StoreOptions::default();
+        options.clock = Clock::new(move || {
+            if is_evaluator() {
+                gate.arrivals.fetch_add(1, SeqCst);
+                gate.wait();
+            }
+            1000
+        });
+        options
+    }
+
+    fn wait(&self) {
+        let state = self.state.lock().unwrap();
+        let is_held = |state: &mut GateState| state.is_shut && state.passes == 0;
+        // A test that has failed opens no gate, and has to end.
+        let (mut state, _) = self.changed.wait_timeout_while(state, Duration::from_mins(1), is_held).unwrap();
+        state.passes = state.passes.saturating_sub(1);
+    }
+
+    fn set(&self, is_shut: bool) {
+        self.state.lock().unwrap().is_shut = is_shut;
+        self.changed.notify_all();
+    }
+
+    /// Lets one thread pass.
+    fn pass(&self) {
+        self.state.lock().unwrap().passes += 1;
+        self.changed.notify_all();
+    }
+
+    /// Waits until this number of evaluations have taken their snapshots.
+    async fn arrived(&self, count: u64) {
+        while self.arrivals.load(SeqCst) < count {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+fn definition() -> Json {
+    json!({"key": "id", "schema": {"id": {"type": "number"}}})
+}
+
+fn record(id: u64) -> Map<String, Json> {
+    object(json!({"id": id, "n": id % 10, "text": "the quick brown fox jumps over the lazy dog".repeat(8)}))
+}
+
+/// A store with a large bucket `b` and an empty bucket `c`.
+async fn store(options: StoreOptions) -> Store {
+    let store = Store::memory(options);
+    for name in ["b", "c"] {
+        store.define_bucket(name, definition()).await.unwrap();
+    }
+    store.insert_many("b", (0..ROWS).map(record).collect()).await.unwrap();
+    store
+}
+
+fn query(json: &Json) -> Query {
+    let mut query = json.clone();
+    query["bucket"] = json!("b");
+    Query::parse(&query, &Map::new()).unwrap()
+}
+
+/// A query that no index serves, with a small result.
+fn costly() -> Query {
+    query(&json!({"filter": {"text": {"$contains": "lazy dog"}}, "sort": {"id": "desc"}, "limit": 3, "fields": ["id"]}))
+}
+
+fn poll<T>(future: Pin<&mut impl Future<Output = T>>) {
+    assert!(future.poll(&mut Context::from_waker(Waker::noop())).is_pending());
+}
+
+fn records(whole: &Whole) -> Vec<Json> {
+    match whole {
+        Whole::Json(json) => serde_json::from_slice(json).unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn first(subscription: &Subscription) -> Vec<Json> {
+    match subscription.first() {
+        First::Whole(whole) => records(whole),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn apply(result: &mut Vec<Json>, event: Event) {
+    match event {
+        Event::Whole { whole, .. } => *result = records(&whole),
+        Event::Delta { delta, .. } => delta.apply(result),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn answer(store: &Store, query: &Query) -> Vec<Json> {
+    match store.query(query).unwrap() {
+        Answer::Records(records) => records,
+        Answer::Value(value) => panic!("{value:?}"),
+    }
+}
+
+fn ids(ids: &[u64]) -> Vec<Json> {
+    ids.iter().map(|id| json!({"id": id})).collect()
+}
+
+#[test]
+fn commits_and_other_queries_go_on_while_a_query_is_evaluated() {
+    run(async {
+        let gate = Arc::new(Gate::default());
+        let store = store(gate.options()).await;
+        let live = Live::new(store.clone());
+        let mut other = live.subscribe(Query::all("c"), Mode::Delta).await.unwrap();
+        gate.set(true);
+        let mut subscribing = pin!(live.subscribe(costly(), Mode::Delta));
+        poll(subscribing.as_mut());
+        gate.arrived(1).await;
+        for id in 0..100 {
+            store.insert("c", object(json!({"id": id}))).await.unwrap();
+            assert!(matches!(other.next().await, Ok(Event::Delta { .. })));
+            store.insert("b", record(ROWS + id)).await.unwrap();
+        }
+        poll(subscribing.as_mut());
+        gate.set(false);
+        // The commits since the snapshot of the evaluation are in the first result, and none of them comes again.
+        let mut subscription = subscribing.await.unwrap();
+        assert_eq!(first(&subscription), ids(&[ROWS + 99, ROWS + 98, ROWS + 97]));
+        assert_eq!(subscription.mark().position(), store.snapshot().position);
+        assert!(subscription.try_next().unwrap().is_none());
+        let mut result = first(&subscription);
+        store.insert("b", record(ROWS + 100)).await.unwrap();
+        apply(&mut result, subscription.next().await.unwrap());
+        assert_eq!(result, ids(&[ROWS + 100, ROWS + 99, ROWS + 98]));
+        assert_eq!((live.stats().evaluations, live.stats().reevaluations), (1, 0));
+    });
+}
+
+#[test]
+fn a_cheap_query_is_evaluated_at_once() {
+    run(async {
+        let store = store(StoreOptions::default()).await;
+        let live = Live::new(store.clone());
+        let subscription = live.subscribe(query(&json!({"filter": {"id": 7}, "fields": ["id"]})), Mode::Delta).await;
+        assert_eq!(first(&subscription.unwrap()), ids(&[7]));
+        assert_eq!(live.stats().evaluations, 0);
+    });
+}
+
+#[test]
+fn equal_queries_that_wait_are_evaluated_once_and_see_earlier_writes() {
+    run(async {
+        let gate = Arc::new(Gate::default());
+        let store = store(gate.options()).await;
+        let live = Live::new(store.clone());
+        gate.set(true);
+        let mut one = pin!(live.subscribe(costly(), Mode::Delta));
+        poll(one.as_mut());
+        gate.arrived(1).await;
+        // It joins an evaluation whose snapshot does not have this write.
+        store.insert("b", record(ROWS)).await.unwrap();
+        let mut two = pin!(live.subscribe(costly(), Mode::Whole));
+        poll(two.as_mut());
+        gate.set(false);
+        for subscription in [one.await.unwrap(), two.await.unwrap()] {
+            assert_eq!(first(&subscription), ids(&[ROWS, ROWS - 1, ROWS - 2]));
+        }
+        assert_eq!(live.stats().evaluations, 1);
+    });
+}
+
+#[test]
+fn a_caller_that_stops_waiting_leaves_nothing() {
+    run(async {
+        let gate = Arc::new(Gate::default());
+        let store = store(gate.options()).await;
+        let live = Live::new(store.clone());
+        gate.set(true);
+        {
+            let mut subscribing = pin!(live.subscribe(costly(), Mode::Delta));
+            poll(subscribing.as_mut());
+            gate.arrived(1).await;
+            assert_eq!(live.stats().subscriptions, 1);
+        }
+        live.settled().await.unwrap();
+        assert_eq!((live.stats().subscriptions, live.stats().queries), (0, 0));
+        gate.set(false);
+        // The next subscriber has an evaluation of its own.
+        let subscription = live.subscribe(costly(), Mode::Delta).await.unwrap();
+        assert_eq!(first(&subscription).len(), 3);
+        assert_eq!((live.stats().subscriptions, live.stats().evaluations), (1, 2));
+    });
+}
+
+#[test]
+fn a_query_is_evaluated_again_if_the_history_is_too_short_and_fails_in_the_end() {
+    run(async {
+        let gate = Arc::new(Gate::default());
+        let mut options = gate.options();
+        options.history_bytes = 1;
+        let store = store(options).await;
+        let live = Live::new(store.clone());
+        gate.set(true);
+        let mut subscribing = pin!(live.subscribe(costly(), Mode::Delta));
+        poll(subscribing.as_mut());
+        for attempt in 1..=3 {
+            gate.arrived(attempt).await;
+            store.insert("b", record(ROWS + attempt)).await.unwrap();
+            gate.pass();
+        }
+        assert_eq!(subscribing.await.unwrap_err(), LiveError::TooManyCommits);
+        assert_eq!((live.stats().evaluations, live.stats().reevaluations, live.stats().subscriptions), (3, 2, 0));
+        // With fewer commits it succeeds.
+        let mut subscribing = pin!(live.subscribe(costly(), Mode::Delta));
+        poll(subscribing.as_mut());
+        gate.arrived(4).await;
+        store.insert("b", record(ROWS + 4)).await.unwrap();
+        gate.pass();
+        gate.arrived(5).await;
+        gate.set(false);
+        assert_eq!(first(&subscribing.await.unwrap()), ids(&[ROWS + 4, ROWS + 3, ROWS + 2]));
+    });
+}
+
+#[test]
+fn a_bucket_that_is_dropped_meanwhile_is_not_defined_and_a_new_one_is_evaluated() {
+    run(async {
+        for is_defined_again in [false, true] {
+            let gate = Arc::new(Gate::default());
+            let store = store(gate.options()).await;
+            let live = Live::new(store.clone());
+            gate.set(true);
+            let mut subscribing = pin!(live.subscribe(costly(), Mode::Delta));
+            poll(subscribing.as_mut());
+            gate.arrived(1).await;
+            store.drop_bucket("b").await.unwrap();
+            if is_defined_again {
+                store.define_bucket("b", definition()).await.unwrap();
+                store.insert("b", record(1)).await.unwrap();
+            }
+            gate.set(false);
+            match subscribing.await {
+                Ok(subscription) => assert_eq!((is_defined_again, first(&subscription)), (true, ids(&[1]))),
+                Err(error) => {
+                    assert_eq!(
+                        (is_defined_again, error.to_string()),
+                        (false, "bucket \"b\" is not defined".to_owned())
+                    );
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_named_query_that_is_undefined_meanwhile_ends_the_subscription() {
+    run(async {
+        let gate = Arc::new(Gate::default());
+        let store = store(gate.options()).await;
+        let filter = json!({"text": {"$contains": "lazy dog"}});
+        store.define_query("costly", json!({"bucket": "b", "filter": filter})).await.unwrap();
+        let live = Live::new(store.clone());
+        gate.set(true);
+        let mut subscribing = pin!(live.subscribe_named("costly", Map::new(), None, Mode::Delta));
+        poll(subscribing.as_mut());
+        gate.arrived(1).await;
+        store.undefine_query("costly").await.unwrap();
+        assert_eq!(subscribing.await.unwrap_err(), LiveError::Ended(End::QueryUndefined));
+        gate.set(false);
+        assert_eq!((live.stats().subscriptions, live.stats().ended), (0, 0));
+    });
+}
+
+#[test]
+fn a_caller_learns_that_the_store_is_closed() {
+    run(async {
+        let gate = Arc::new(Gate::default());
+        let store = store(gate.options()).await;
+        let live = Live::new(store.clone());
+        gate.set(true);
+        let mut subscribing = pin!(live.subscribe(costly(), Mode::Delta));
+        poll(subscribing.as_mut());
+        gate.arrived(1).await;
+        store.close().unwrap();
+        assert_eq!(subscribing.await.unwrap_err(), LiveError::Closed);
+        gate.set(false);
+    });
+}
+
+/// The history holds nothing, so the commit leads to another evaluation.
+#[test]
+fn live_queries_end_while_a_query_is_evaluated() {
+    run(async {
+        let gate = Arc::new(Gate::default());
+        let mut options = gate.options();
+        options.history_bytes = 1;
+        let store = store(options).await;
+        let live = Live::new(store.clone());
+        let mut subscription = live.subscribe(costly(), Mode::Delta).await.unwrap();
+        gate.set(true);
+        store.insert("b", record(ROWS)).await.unwrap();
+        gate.arrived(2).await;
+        let dropping = std::thread::spawn(move || drop(live));
+        assert_eq!(subscription.next().await.unwrap_err(), End::Closed);
+        gate.set(false);
+        dropping.join().unwrap();
+    });
+}
+
+#[test]
+fn a_panic_costs_one_subscription() {
+    run(async {
+        let panics = Arc::new(AtomicBool::new(true));
+        let mut options = StoreOptions::default();
+        let is_panic = Arc::clone(&panics);
+        options.clock = Clock::new(move || {
+            assert!(!is_evaluator() || !is_panic.load(SeqCst), "as planned");
+            1000
+        });
+        let store = store(options).await;
+        let live = Live::new(store.clone());
+        let _other = live.subscribe(Query::all("c"), Mode::Delta).await.unwrap();
+        assert_eq!(live.subscribe(costly(), Mode::Delta).await.unwrap_err(), LiveError::Panicked);
+        panics.store(false, SeqCst);
+        assert!(live.subscribe(costly(), Mode::Delta).await.is_ok());
+    });
+}
+
+#[test]
+fn an_evaluation_has_a_deadline() {
+    run(async {
+        let store = store(StoreOptions::default()).await;
+        let live = Live::new(store.clone());
+        let options = SubscribeOptions::default().deadline(std::time::Instant::now());
+        assert_eq!(live.subscribe(costly(), options).await.unwrap_err(), LiveError::Deadline);
+        let mut options = LiveOptions::default();
+        options.evaluation_timeout = Duration::ZERO;
+        let live = Live::with_options(store, options);
+        assert_eq!(live.subscribe(costly(), Mode::Delta).await.unwrap_err(), LiveError::Deadline);
+    });
+}
+
+#[test]
+fn a_subscription_with_other_rights_shows_nothing_of_the_old_query() {
+    run(async {
+        let gate = Arc::new(Gate::default());
+        let store = store(gate.options()).await;
+        let live = Live::new(store.clone());
+        let old = query(&json!({"filter": {"id": {"$lt": 3}}, "fields": ["id"]}));
+        let mut subscription = live.subscribe(old, Mode::Delta).await.unwrap();
+        store.delete("b", json!(0), None).await.unwrap();
+        live.settled().await.unwrap();
+        gate.set(true);
+        live.replace(subscription.id(), costly()).await.unwrap();
+        gate.arrived(1).await;
+        store.delete("b", json!(1), None).await.unwrap();
+        assert!(subscription.try_next().unwrap().is_none());
+        gate.set(false);
+        let mut result = Vec::new();
+        apply(&mut result, subscription.next().await.unwrap());
+        assert_eq!(result, ids(&[ROWS - 1, ROWS - 2, ROWS - 3]));
+        assert!(subscription.is_current());
+    });
+}
+
+/// A result that is being encoded for a subscriber is not delivered after the rights of the subscriber have changed.
+#[test]
+fn a_large_result_of_the_old_query_is_not_delivered() {
+    run(async {
+        let store = store(StoreOptions::default()).await;
+        let live = Live::new(store.clone());
+        let _other = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap();
+        for round in 0..10 {
+            let mut subscription = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap();
+            store.update("b", json!(round), object(json!({"n": 100})), None).await.unwrap();
+            subscription.pause();
+            subscription.refresh();
+            live.replace(subscription.id(), Query::all("c")).await.unwrap();
+            let mut result = vec![json!(1)];
+            apply(&mut result, subscription.next().await.unwrap());
+            assert_eq!(result, Vec::<Json>::new());
+            live.settled().await.unwrap();
+            assert!(subscription.try_next().unwrap().is_none());
+        }
+    });
+}
+
+/// The history holds nothing, so the driver restarts with every commit.
+#[test]
+fn after_a_restart_subscribers_get_whole_results_and_nothing_before() {
+    run(async {
+        let gate = Arc::new(Gate::default());
+        let mut options = gate.options();
+        options.history_bytes = 1;
+        let store = store(options).await;
+        let live = Live::new(store.clone());
+        let mut costly = live.subscribe(costly(), Mode::Delta).await.unwrap();
+        let mut other = live.subscribe(Query::all("c"), Mode::Delta).await.unwrap();
+        gate.set(true);
+        store.insert("b", record(ROWS)).await.unwrap();
+        gate.arrived(2).await;
+        assert!(costly.try_next().unwrap().is_none() && other.try_next().unwrap().is_none());
+        gate.set(false);
+        live.settled().await.unwrap();
+        let (mut result, mut empty) = (Vec::new(), vec![json!(1)]);
+        apply(&mut result, costly.try_next().unwrap().unwrap());
+        apply(&mut empty, other.try_next().unwrap().unwrap());
+        assert_eq!((result, empty), (ids(&[ROWS, ROWS - 1, ROWS - 2]), Vec::new()));
+    });
+}
+
+#[test]
+fn a_result_that_is_too_large_is_refused_and_one_that_grows_ends() {
+    run(async {
+        let store = store(StoreOptions::default()).await;
+        let mut options = LiveOptions::default();
+        options.max_result_bytes = 100_000;
+        let live = Live::with_options(store.clone(), options);
+        let too_large = LiveError::ResultTooLarge { max: 100_000 };
+        let groups = query(&json!({"aggregate": {"function": "count", "groupBy": ["id"]}}));
+        for query in [Query::all("b"), groups] {
+            for mode in [Mode::Whole, Mode::Delta] {
+                assert_eq!(live.subscribe(query.clone(), mode).await.unwrap_err(), too_large);
+            }
+        }
+        assert_eq!((live.stats().queries, live.stats().subscriptions), (0, 0));
+        let mut whole = live.subscribe(Query::all("c"), Mode::Whole).await.unwrap();
+        let mut delta = live.subscribe(Query::all("c"), Mode::Delta).await.unwrap();
+        let mut slow = live.subscribe(Query::all("c"), Mode::Delta).await.unwrap();
+        slow.pause();
+        for id in 0..300 {
+            store.insert("c", record(id)).await.unwrap();
+            // Deltas are small.
+            assert!(matches!(delta.next().await, Ok(Event::Delta { .. })));
+        }
+        slow.refresh();
+        for subscription in [&mut whole, &mut slow] {
+            let end = loop {
+                match subscription.next().await {
+                    Ok(Event::Whole { whole: Whole::Json(json), .. }) => assert!(json.len() <= 100_000),
+                    Ok(other) => panic!("{other:?}"),
+                    Err(end) => break end,
+                }
+            };
+            assert_eq!(end, End::ResultTooLarge);
+        }
+        assert_eq!((live.stats().subscriptions, live.stats().ended), (1, 2));
+    });
+}
+
+/// Results of a megabyte, which are encoded while commits go on.
+#[test]
+fn large_results_come_in_order_and_deltas_follow_them_without_a_gap() {
+    run(async {
+        let store = store(StoreOptions::default()).await;
+        let mut options = LiveOptions::default();
+        // Fewer than there are commits during an encoding, now and then.
+        options.max_deltas = 8;
+        let live = Live::with_options(store.clone(), options);
+        let all = query(&json!({"limit": 3000, "sort": {"n": "asc"}}));
+        let mut whole = live.subscribe(all.clone(), Mode::Whole).await.unwrap();
+        let mut delta = live.subscribe(all.clone(), Mode::Delta).await.unwrap();
+        let (mut whole_result, mut delta_result) = (first(&whole), first(&delta));
+        let writer = std::thread::spawn({
+            let store = store.clone();
+            move || {
+                let mut rng = fastrand::Rng::with_seed(7);
+                for _ in 0..300 {
+                    let patch = object(json!({"n": rng.u64(..10)}));
+                    store.update("b", json!(rng.u64(..ROWS)), patch, None).wait().unwrap();
+                }
+            }
+        });
+        let mut last = whole.mark().position().sequence;
+        while !writer.is_finished() {
+            while let Some(event) = whole.try_next().unwrap() {
+                let Event::Whole { mark, .. } = &event else { panic!("{event:?}") };
+                assert!(mark.position().sequence > last);
+                last = mark.position().sequence;
+                apply(&mut whole_result, event);
+            }
+            if fastrand::u8(..4) == 0 {
+                delta.pause();
+                delta.refresh();
+            }
+            while let Some(event) = delta.try_next().unwrap() {
+                apply(&mut delta_result, event);
+            }
+            // A new subscriber has the writes before it.
+            if fastrand::u8(..8) == 0 {
+                let before = store.snapshot().position.sequence;
+                let new = live.subscribe(all.clone(), Mode::Delta).await.unwrap();
+                assert!(new.mark().position().sequence >= before);
+            }
+            tokio::task::yield_now().await;
+        }
+        writer.join().unwrap();
+        for _ in 0..3 {
+            live.settled().await.unwrap();
+            while let Some(event) = whole.try_next().unwrap() {
+                apply(&mut whole_result, event);
+            }
+            while let Some(event) = delta.try_next().unwrap() {
+                apply(&mut delta_result, event);
+            }
+        }
+        let expected = answer(&store, &all);
+        assert!(whole_result == expected && delta_result == expected);
+    });
+}
+
+#[test]
+fn a_long_history_is_read_in_the_background() {
+    run(async {
+        let store = store(StoreOptions::default()).await;
+        let live = Live::new(store.clone());
+        let mark = live.subscribe(costly(), Mode::Delta).await.unwrap();
+        let (mark, mut result) = (mark.mark(), first(&mark));
+        for id in 0..2000 {
+            store.update("b", json!(id), object(json!({"n": 0})), None).await.unwrap();
+        }
+        store.insert("b", record(ROWS)).await.unwrap();
+        let resumed = live.subscribe(costly(), SubscribeOptions::from(Mode::Delta).since(mark)).await.unwrap();
+        let First::Resumed(Some(delta)) = resumed.first() else { panic!("{:?}", resumed.first()) };
+        delta.apply(&mut result);
+        assert_eq!(result, ids(&[ROWS, ROWS - 1, ROWS - 2]));
+    });
+}
+
+#[test]
+fn an_owner_above_its_work_loses_its_costliest_subscription() {
+    run(async {
+        let store = store(StoreOptions::default()).await;
+        let mut options = LiveOptions::default();
+        options.max_owner_work = 3_000_000;
+        let live = Live::with_options(store.clone(), options);
+        let owned = |owner: u64| SubscribeOptions::from(Mode::Delta).owner(owner);
+        let mut costly = live.subscribe(costly(), owned(1)).await.unwrap();
+        let mut cheap = live.subscribe(query(&json!({"filter": {"id": 1}})), owned(1)).await.unwrap();
+        let mut other = live.subscribe(query(&json!({"filter": {"id": 2}})), owned(2)).await.unwrap();
+        // A commit whose text takes the filter two milliseconds, by the budget's estimate, and then another.
+        for id in 1..=2 {
+            let text = "x".repeat(1_000_000);
+            store.update("b", json!(id), object(json!({"text": text})), None).await.unwrap();
+            store.update("b", json!(id), object(json!({"text": ""})), None).await.unwrap();
+        }
+        loop {
+            match costly.next().await {
+                Ok(_) => {}
+                Err(end) => break assert_eq!(end, End::TooCostly),
+            }
+        }
+        live.settled().await.unwrap();
+        assert!(matches!(cheap.try_next(), Ok(Some(_))) && matches!(other.try_next(), Ok(Some(_))));
+        let stats = live.stats();
+        assert_eq!((stats.too_costly, stats.ended, stats.subscriptions, stats.queries), (1, 1, 2, 2));
+    });
+}
+
+#[test]
+fn a_query_above_the_limit_in_one_commit_ends() {
+    run(async {
+        let store = store(StoreOptions::default()).await;
+        let mut options = LiveOptions::default();
+        options.max_owner_work = 100_000;
+        let live = Live::with_options(store.clone(), options);
+        let mut costly = live.subscribe(costly(), Mode::Delta).await.unwrap();
+        let mut cheap = live.subscribe(query(&json!({"filter": {"id": {"$lt": 10}}})), Mode::Delta).await.unwrap();
+        store.insert_many("b", (0..1000).map(record).collect()).await.unwrap();
+        assert_eq!(costly.next().await.unwrap_err(), End::TooCostly);
+        assert!(live.settled().await.is_ok() && cheap.try_next().is_ok());
+        assert_eq!((live.stats().too_costly, live.stats().queries), (1, 1));
+    });
+}
+
+#[test]
+fn kept_rows_are_limited_per_owner_and_in_total() {
+    run(async {
+        let store = store(StoreOptions::default()).await;
+        let mut options = LiveOptions::default();
+        options.max_owner_bytes = 400_000;
+        options.max_bytes = 700_000;
+        let live = Live::with_options(store.clone(), options);
+        let all = |limit: u64| query(&json!({"limit": limit, "fields": ["id"]}));
+        let owned = |owner: u64| SubscribeOptions::from(Mode::Delta).owner(owner);
+        // Each keeps about 160 kB.
+        let mut held = Vec::new();
+        for limit in 1..=2 {
+            held.push(live.subscribe(all(limit), owned(1)).await.unwrap());
+        }
+        let kept = live.stats().kept_bytes;
+        assert!((300_000..400_000).contains(&kept), "{kept}");
+        let refused = live.subscribe(all(3), owned(1)).await.unwrap_err();
+        assert_eq!(refused, LiveError::TooLarge { limit: MemoryLimit::Owner, max: 400_000 });
+        // A query that is there already takes no more in total, and counts for its second owner too.
+        held.push(live.subscribe(all(1), owned(2)).await.unwrap());
+        held.push(live.subscribe(all(3), owned(2)).await.unwrap());
+        assert!(live.subscribe(all(4), owned(2)).await.is_err());
+        held.push(live.subscribe(all(4), owned(3)).await.unwrap());
+        let refused = live.subscribe(all(5), owned(3)).await.unwrap_err();
+        assert_eq!(refused, LiveError::TooLarge { limit: MemoryLimit::Total, max: 700_000 });
+        drop(held);
+        live.settled().await.unwrap();
+        assert_eq!(live.stats().kept_bytes, 0);
+        // One that grows beyond the limit ends.
+        let mut grows = live.subscribe(Query::all("c"), owned(1)).await.unwrap();
+        let mut stays = live.subscribe(query(&json!({"filter": {"id": 1}})), owned(1)).await.unwrap();
+        for part in 0..4 {
+            let records = (part * 4000..(part + 1) * 4000).map(|id| object(json!({"id": id}))).collect();
+            store.insert_many("c", records).await.unwrap();
+        }
+        let end = loop {
+            match grows.next().await {
+                Ok(_) => {}
+                Err(end) => break end,
+            }
+        };
+        assert_eq!(end, End::TooLarge);
+        assert!(stays.try_next().is_ok());
+    });
+}
