@@ -24,6 +24,8 @@ pub(crate) enum Output {
     Evaluated(Result<Box<Evaluated>, Failure>),
     Read(Result<Missed, NotKnown>),
     Encoded(Result<Whole, ResultTooLarge>),
+    /// The job only dropped something.
+    Discarded,
 }
 
 /// A job that has ended.

@@ -48,7 +48,7 @@ pub(crate) struct Form {
 }
 
 impl Delta {
-    /// Of a result that has so many rows now.
+    /// The delta of an edit that leads to a result with `len` rows.
     pub(crate) fn new(form: Arc<Form>, edit: Edit, len: usize) -> Self {
         let Edit { removed, added, changed } = edit;
         let changed = changed.into_iter().map(|(index, _, row)| (index, row)).collect();

@@ -33,7 +33,7 @@ pub(crate) enum Failure {
     TooLarge {
         max: usize,
     },
-    /// Nobody waits for the result, or the driver has ended.
+    /// No subscriber waits for the result any more, or the driver has ended.
     Cancelled,
     /// The evaluation panicked.
     Panicked,
@@ -145,7 +145,7 @@ impl Evaluation {
 }
 
 impl Evaluated {
-    /// Applies the commits up to a position, or all that there are.
+    /// Applies the commits up to a position. With `None`, applies all commits in the history.
     pub(crate) fn catch_up(
         &mut self,
         store: &Store,

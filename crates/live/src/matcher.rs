@@ -242,16 +242,20 @@ impl Matcher {
 
     /// Removes a subscriber. Returns whether it was there. A query ends with its last subscriber.
     pub fn unsubscribe(&mut self, subscriber: u64) -> bool {
-        let Some(Subscription { slot, place }) = self.subscribers.remove(&subscriber) else { return false };
+        let is_known = self.subscribers.contains_key(&subscriber);
+        self.remove_subscriber(subscriber);
+        is_known
+    }
+
+    /// Removes a subscriber. Returns the query if it has ended with it.
+    pub(crate) fn remove_subscriber(&mut self, subscriber: u64) -> Option<LiveQuery> {
+        let Subscription { slot, place } = self.subscribers.remove(&subscriber)?;
         let subscribers = &mut self.queries[slot as usize].subscribers;
         subscribers.swap_remove(place as usize);
         if let Some(moved) = subscribers.get(place as usize) {
             self.subscribers.insert(*moved, Subscription { slot, place });
         }
-        if subscribers.is_empty() {
-            self.remove(slot);
-        }
-        true
+        subscribers.is_empty().then(|| self.remove(slot))
     }
 
     /// Applies a commit: its position and its changes, in order.

@@ -1,7 +1,7 @@
 //! How a subscriber gets a query that is not live yet, and where it resumes.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tidewire_pool::Key;
 use tidewire_store::{Budget, Query, Snapshot};
@@ -30,8 +30,35 @@ pub(super) struct WaitingQuery {
     returns: u32,
 }
 
-/// What the live thread may do at once for one request: about a millisecond.
-const DIRECT_WORK: u64 = 1_000_000;
+/// What the live thread may do at once for one request: about half a millisecond.
+const DIRECT_WORK: u64 = 500_000;
+/// What it may do for all requests within [`DIRECT_WINDOW`]: a fifth of the time. Beyond that, requests go to the background.
+const MAX_DIRECT_WORK: u64 = 20_000_000;
+const DIRECT_WINDOW: Duration = Duration::from_millis(100);
+
+/// The work that the live thread has done itself for requests.
+pub(super) struct DirectWork {
+    since: Instant,
+    work: u64,
+}
+
+impl DirectWork {
+    pub(super) fn new() -> Self {
+        Self { since: Instant::now(), work: 0 }
+    }
+
+    /// A budget for one request, which is empty if the live thread has done enough for requests.
+    fn budget(&mut self) -> Budget {
+        if self.since.elapsed() >= DIRECT_WINDOW {
+            *self = Self::new();
+        }
+        Budget::unlimited().max_work(if self.work < MAX_DIRECT_WORK { DIRECT_WORK } else { 0 })
+    }
+
+    fn charge(&mut self, budget: &Budget) {
+        self.work += budget.work();
+    }
+}
 /// How often a result that is not up to date is returned to the background threads.
 const MAX_RETURNS: u32 = 8;
 
@@ -64,11 +91,17 @@ impl Driver {
     }
 
     /// Evaluates a query on the live thread, if that takes no more than a moment.
-    fn evaluate_directly(&self, query: &Query, canonical: &Arc<[u8]>, snapshot: &Snapshot) -> Option<Evaluated> {
+    pub(super) fn evaluate_directly(
+        &mut self,
+        query: &Query,
+        canonical: &Arc<[u8]>,
+        snapshot: &Snapshot,
+    ) -> Option<Evaluated> {
         let bucket = snapshot.state.bucket(&query.bucket).ok()?;
-        let budget = Budget::unlimited().max_work(DIRECT_WORK);
-        let live = LiveQuery::evaluate(query, Arc::clone(canonical), bucket, self.store.now(), &budget).ok()?;
-        Some(Evaluated { live, position: snapshot.position, bucket: bucket.identity() })
+        let budget = self.direct_work.budget();
+        let live = LiveQuery::evaluate(query, Arc::clone(canonical), bucket, self.store.now(), &budget);
+        self.direct_work.charge(&budget);
+        Some(Evaluated { live: live.ok()?, position: snapshot.position, bucket: bucket.identity() })
     }
 
     /// Evaluates a query in the background for subscribers, whose stage says so.
@@ -162,7 +195,16 @@ impl Driver {
         }
     }
 
-    fn fail_evaluation(&mut self, canonical: &[u8], failure: &Failure) {
+    fn fail_evaluation(&mut self, canonical: &Arc<[u8]>, failure: &Failure) {
+        // A short history fails even a cheap evaluation, but only in the background.
+        if *failure == Failure::TooManyCommits {
+            let snapshot = self.settle();
+            let query = self.evaluations.get(canonical).map(|waiting| Arc::clone(&waiting.query));
+            if let Some(evaluated) = query.and_then(|query| self.evaluate_directly(&query, canonical, &snapshot)) {
+                let waiters = self.evaluations.remove(canonical).map(|waiting| waiting.waiters);
+                return self.install(evaluated, &waiters.unwrap_or_default(), &snapshot);
+            }
+        }
         let Some(waiting) = self.evaluations.remove(canonical) else { return };
         for id in waiting.waiters {
             let (end, error) = match failure {
@@ -179,7 +221,7 @@ impl Driver {
     }
 
     /// Makes a query live that was evaluated at the position of the matcher, and attaches its subscribers.
-    fn install(&mut self, evaluated: Evaluated, waiters: &[u64], snapshot: &Snapshot) {
+    pub(super) fn install(&mut self, evaluated: Evaluated, waiters: &[u64], snapshot: &Snapshot) {
         let Evaluated { live, bucket, .. } = evaluated;
         let hash = mark::hash(&live.query);
         let query = match self.matcher.insert(live) {
@@ -216,7 +258,8 @@ impl Driver {
         }
         let added = self.check_memory(id, query).and_then(|()| Ok(self.matcher.add_subscriber(id, query)?));
         if let Err(error) = added {
-            return self.end_with(id, End::NotEvaluated, error);
+            let end = if matches!(error, LiveError::TooLarge { .. }) { End::TooLarge } else { End::NotEvaluated };
+            return self.end_with(id, end, error);
         }
         self.set_stage(id, Stage::Result);
         let Some(hash) = self.queries.get(&query).map(|state| state.hash) else { return };
@@ -246,8 +289,10 @@ impl Driver {
             return self.request_result(id);
         }
         let mut missed = Missed::after(since.position());
-        let budget = Budget::unlimited().max_work(DIRECT_WORK);
-        match missed.read(&self.store, query, snapshot.position, &budget) {
+        let budget = self.direct_work.budget();
+        let read = missed.read(&self.store, query, snapshot.position, &budget);
+        self.direct_work.charge(&budget);
+        match read {
             Ok(Ok(())) => self.give_missed(id, live, &missed, snapshot),
             Ok(Err(NotKnown)) => self.request_result(id),
             Err(_) => self.read_history(id, live, missed),

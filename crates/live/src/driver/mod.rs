@@ -20,12 +20,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use tidewire_pool::BuildError;
+use tidewire_pool::{BuildError, Key};
 use tidewire_store::{Change, Commit, FollowError, Follower, Position, QUERIES, Query, Snapshot, Store, StoreError};
 use tokio::sync::oneshot;
 
 use self::accounts::Accounts;
-use self::evaluations::WaitingQuery;
+use self::evaluations::{DirectWork, WaitingQuery};
 use self::results::QueryState;
 use self::subscriber::{Definition, Pending, Recipient, Stage, Subscriber, name_of};
 use crate::background::{Background, Finished, JobId, Output};
@@ -34,7 +34,7 @@ use crate::fanout::{Fanout, Limits};
 use crate::live::{LiveError, LiveOptions};
 use crate::mark::Mark;
 use crate::matcher::{Matcher, QueryId, Update};
-use crate::query::{Outcome, ResultTooLarge};
+use crate::query::{LiveQuery, Outcome, ResultTooLarge};
 use crate::resume::NotKnown;
 use crate::shared::{Command, Shared, Subscribe, Target};
 use crate::subscription::{End, Event, Inbox, Mode};
@@ -57,6 +57,7 @@ pub(crate) struct Driver {
     /// Callers that wait until the events up to a position are delivered.
     settling: Vec<(Position, oneshot::Sender<Position>)>,
     accounts: Accounts,
+    direct_work: DirectWork,
     fanout: Fanout,
     evaluators: Background,
     encoders: Background,
@@ -75,6 +76,8 @@ enum Purpose {
 
 /// The number of commits that are applied before requests are handled.
 const COMMITS_AT_A_TIME: usize = 256;
+/// Queries with more rows are dropped in the background.
+const MAX_ROWS_DROPPED: usize = 10_000;
 /// Few threads, so that most cores stay free for commits and clients.
 const EVALUATION_THREADS: usize = 2;
 /// Large results are encoded by a thread of their own, which no evaluation holds up.
@@ -102,6 +105,7 @@ impl Driver {
             changed: HashSet::new(),
             settling: Vec::new(),
             accounts: Accounts::default(),
+            direct_work: DirectWork::new(),
             fanout,
             evaluators,
             encoders,
@@ -209,46 +213,48 @@ impl Driver {
         self.shared.counters.conflated.fetch_add(delivered.behind, Relaxed);
     }
 
-    /// Commits were missed: goes on from the newest state, and has all queries evaluated again.
+    /// Commits were missed: goes on from the newest state, and evaluates all queries again, most of them in the background.
     fn restart(&mut self) {
         self.shared.counters.restarts.fetch_add(1, Relaxed);
         let (snapshot, follower) = self.store.follow();
         self.follower = follower;
         self.changed.clear();
+        self.end_outdated(&snapshot);
         let mut states = std::mem::take(&mut self.queries);
         for (query, live) in self.matcher.restart(snapshot.position) {
             let Some(state) = states.remove(&query) else { continue };
-            let stage = Stage::Evaluation(Arc::clone(&live.canonical));
-            for id in &live.subscribers {
+            let (query, canonical) = (Arc::new(live.query.clone()), Arc::clone(&live.canonical));
+            let subscribers = live.subscribers.clone();
+            self.discard(live);
+            for id in &subscribers {
                 let Some(subscriber) = self.subscribers.get_mut(id) else { continue };
                 let new = || {
                     let recipient = Recipient::Inbox { bucket: state.bucket.clone() };
-                    Box::new(Pending { recipient, stage: stage.clone(), requested: snapshot.position })
+                    Box::new(Pending { recipient, stage: Stage::Result, requested: snapshot.position })
                 };
-                subscriber.pending.get_or_insert_with(new).stage = stage.clone();
-            }
-            self.start_evaluation(Arc::new(live.query), live.canonical, live.subscribers, None);
-        }
-        self.end_outdated(&snapshot);
-    }
-
-    /// Ends the subscribers that wait for an evaluation whose bucket was dropped, or whose named query has another definition.
-    fn end_outdated(&mut self, snapshot: &Snapshot) {
-        let end_of = |subscriber: &Subscriber| {
-            let pending = subscriber.pending.as_ref()?;
-            if let (Stage::Evaluation(canonical), Recipient::Inbox { bucket }) = (&pending.stage, &pending.recipient) {
-                let query = &self.evaluations.get(canonical)?.query;
-                let is_same = snapshot.state.bucket(&query.bucket).is_ok_and(|known| known.identity() == *bucket);
-                if !is_same {
-                    return Some(End::BucketDropped);
+                subscriber.pending.get_or_insert_with(new).stage = Stage::Evaluation(Arc::clone(&canonical));
+                if let Some(end) = outdated(subscriber, &query, &snapshot) {
+                    self.end(*id, end);
                 }
             }
-            let is_outdated = |definition: &Definition| !definition.is_in(&snapshot.state);
-            subscriber.definition.as_ref().is_some_and(is_outdated).then_some(End::QueryUndefined)
-        };
-        let ended: Vec<(u64, End)> =
-            self.subscribers.iter().filter_map(|(id, subscriber)| Some((*id, end_of(subscriber)?))).collect();
-        for (id, end) in ended {
+            let waiters: Vec<u64> = subscribers.into_iter().filter(|id| self.subscribers.contains_key(id)).collect();
+            if waiters.is_empty() {
+                continue;
+            }
+            match self.evaluate_directly(&query, &canonical, &snapshot) {
+                Some(evaluated) => self.install(evaluated, &waiters, &snapshot),
+                None => self.start_evaluation(query, canonical, waiters, None),
+            }
+        }
+    }
+
+    /// Ends the subscribers whose evaluation has become pointless.
+    fn end_outdated(&mut self, snapshot: &Snapshot) {
+        let waiting =
+            self.evaluations.values().flat_map(|waiting| waiting.waiters.iter().map(|id| (*id, &waiting.query)));
+        let end_of =
+            |(id, query): (u64, &Arc<Query>)| Some((id, outdated(self.subscribers.get(&id)?, query, snapshot)?));
+        for (id, end) in waiting.filter_map(end_of).collect::<Vec<_>>() {
             self.end(id, end);
         }
     }
@@ -463,9 +469,19 @@ impl Driver {
             self.leave_evaluation(id, &canonical);
         }
         let Some(query) = self.matcher.query_of(id) else { return };
-        self.matcher.unsubscribe(id);
-        if self.matcher.subscribers(query).is_empty() {
+        if let Some(live) = self.matcher.remove_subscriber(id) {
             self.queries.remove(&query);
+            self.discard(live);
+        }
+    }
+
+    /// Drops a query. One with many rows is dropped in the background, because that takes milliseconds.
+    fn discard(&mut self, live: LiveQuery) {
+        if live.rows() > MAX_ROWS_DROPPED {
+            self.encoders.submit(Key::of(&live.generation), move |_| {
+                drop(live);
+                Output::Discarded
+            });
         }
     }
 
@@ -475,6 +491,18 @@ impl Driver {
         let latest = now.checked_add(self.options.evaluation_timeout).unwrap_or(now + LONGEST_TIMEOUT);
         requested.map_or(latest, |requested| requested.min(latest))
     }
+}
+
+/// Why a subscriber that waits for an evaluation cannot go on, if its bucket was dropped or its named query has another definition.
+fn outdated(subscriber: &Subscriber, query: &Query, snapshot: &Snapshot) -> Option<End> {
+    let pending = subscriber.pending.as_ref()?;
+    if let Recipient::Inbox { bucket } = &pending.recipient
+        && !snapshot.state.bucket(&query.bucket).is_ok_and(|known| known.identity() == *bucket)
+    {
+        return Some(End::BucketDropped);
+    }
+    let is_outdated = |definition: &Definition| !definition.is_in(&snapshot.state);
+    subscriber.definition.as_ref().is_some_and(is_outdated).then_some(End::QueryUndefined)
 }
 
 /// For timeouts that the clock cannot represent.

@@ -229,3 +229,45 @@ async fn long_listings_are_made_on_the_pool() {
     }
     assert_eq!(client.fail("store.listQueries", json!({})).await.0, "TOO_LARGE");
 }
+
+#[tokio::test(flavor = \"multi_thread\")]
+async fn costly_subscriptions_delay_no_push_of_another_bucket() {
+    let server = serve_texts(options()).await;
+    let (mut hostile, mut other) = (Client::connect(&server).await, Client::connect(&server).await);
+    other.ask("store.subscribe", json!({"config": {"bucket": "small"}})).await;
+    for limit in 1..=3 {
+        let config = json!({"bucket": "texts", "filter": costly_filter(), "limit": limit});
+        hostile.send("store.subscribe", json!({"config": config})).await;
+    }
+    wait_until_async("a query is evaluated", PATIENCE, async || {
+        Page::of(&server).await.get("live_evaluations_total") > 0
+    })
+    .await;
+    for id in 2..5 {
+        other.ask("store.insert", json!({"bucket": "small", "data": {"id": id}})).await;
+        assert_eq!(other.push().await["data"].as_array().unwrap().len(), id);
+    }
+    let page = Page::of(&server).await;
+    assert_eq!(page.get("live_queries"), 1, "the costly ones are not evaluated yet");
+    assert!(page.get("live_kept_bytes") > 0);
+    drop(hostile);
+    // Nobody waits for the evaluations, so they end.
+    wait_until_async("the evaluations end", PATIENCE, async || server.stats().subscriptions == 1).await;
+    assert_eq!(Page::of(&server).await.get("live_reevaluations_total"), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_subscription_that_takes_too_much_work_at_commits_ends() {
+    let server = serve_texts(options()).await;
+    let (mut hostile, mut other) = (Client::connect(&server).await, Client::connect(&server).await);
+    let config = json!({"bucket": "small", "filter": costly_filter()});
+    hostile.ask("store.subscribe", json!({"config": config, "pos": true})).await;
+    other.ask("store.subscribe", json!({"config": {"bucket": "small"}, "mode": "delta"})).await;
+    let text = "spring tide ".repeat(70_000);
+    other.ask("store.insert", json!({"bucket": "small", "data": {"id": 2, "text": text}})).await;
+    assert_eq!(hostile.push().await["error"]["code"], "RATE_LIMITED");
+    assert_eq!(other.push().await["data"]["added"][0]["id"], 2);
+    assert_eq!(Page::of(&server).await.get("live_too_costly_total"), 1);
+    // The connection goes on.
+    hostile.ask("store.get", json!({"bucket": "small", "key": 1})).await;
+}

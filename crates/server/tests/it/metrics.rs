@@ -5,6 +5,7 @@
 //! | Metrics | Module |
 //! |---|---|
 //! | `store_*`, `engine_*`, `live_restarts_total` | [`storage`](crate::storage) |
+//! | `live_kept_bytes`, `live_evaluations_total`, `live_reevaluations_total`, `live_too_costly_total` | [`costly`](crate::costly) |
 //! | `slow_consumers_total`, `heartbeats_missed_total`, `sessions_revoked_total`, `panics_total` | [`disconnects`](crate::disconnects) |
 //! | `connections_ended_total` for `handle`, `handler` and `panic` | [`disconnects`](crate::disconnects) |
 //! | `pushes_replaced_total`, `pushes_held_back_total`, `requests_backpressure_total` | [`backpressure`](crate::backpressure) |
