@@ -19,6 +19,8 @@ mod codec;
 mod fragment;
 #[path = "../../../crates/conn/src/frame.rs"]
 mod frame;
+#[path = "../../../crates/conn/src/memory.rs"]
+mod memory;
 mod outbox;
 #[path = "../../../crates/conn/src/protocol.rs"]
 mod protocol;
@@ -45,6 +47,7 @@ pub use client::{
 pub use codec::{ByteOrder, Codec, LengthDelimited, LengthDelimitedError, LengthDelimitedOptions, LengthPrefix, Part};
 pub use fragment::{FragmentError, FragmentOptions, Fragmented};
 pub use frame::{Frame, FrameLike, Head, HeadTooLong};
+pub use memory::{Held, MemoryAccount, MemoryLimit};
 pub use protocol::{CloseReason, Protocol, Reply, ReplyFuture, ReplyInTurn, ReplyStream, ServiceOrder, Tick};
 pub use push::{
     FairnessConfig, PushAfter, PushError, PushHandle, PushPolicy, PushPriority, PushQueues, PushStats, Slot,

@@ -53,6 +53,14 @@ impl<F: FrameLike> Outbox<F> {
 
     pub(crate) fn request_wake(&self) {}
 
+    pub(crate) fn shared_facts(&self) -> Option<Arc<Facts>> {
+        self.facts.clone()
+    }
+
+    pub(crate) fn take_over_limit(&self) -> bool {
+        false
+    }
+
     pub(crate) fn has_signals(&self) -> bool {
         false
     }
@@ -135,4 +143,13 @@ impl<F: FrameLike> Outbox<F> {
     pub(crate) fn close(&self) {}
 
     pub(crate) fn lose(&self, _: F) {}
+}
+
+/// Without a limit of memory, none is ever closed.
+impl<F: FrameLike> crate::memory::Holder for Outbox<F> {
+    fn account(&self) -> Option<(crate::ConnectionId, &crate::memory::Account)> {
+        None
+    }
+
+    fn close_for_memory(&self) {}
 }

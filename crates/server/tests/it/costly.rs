@@ -230,7 +230,7 @@ async fn long_listings_are_made_on_the_pool() {
     assert_eq!(client.fail("store.listQueries", json!({})).await.0, "TOO_LARGE");
 }
 
-#[tokio::test(flavor = \"multi_thread\")]
+#[tokio::test(flavor = "multi_thread")]
 async fn costly_subscriptions_delay_no_push_of_another_bucket() {
     let server = serve_texts(options()).await;
     let (mut hostile, mut other) = (Client::connect(&server).await, Client::connect(&server).await);
