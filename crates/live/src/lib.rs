@@ -30,6 +30,13 @@
 //! queries that are found are checked with the whole filter, and their results are maintained incrementally: a query keeps all
 //! rows that match, in its order, so a window is refilled without reading the store, and sums, extremes and groups are
 //! maintained. Equal queries of different subscribers are one query; another subscriber takes a few dozen bytes.
+//!
+//! # What runs where, and its limits
+//!
+//! One thread applies commits and delivers events. It evaluates only queries that take less than about half a millisecond. Background
+//! threads evaluate all others on a snapshot, bring the result up to date from the store's history, and encode results above
+//! 64 KiB. So a costly query delays its own subscribers only. See [`LiveOptions`] for the limits of evaluations, results, work and
+//! memory, and [`LiveError`] and [`End`] for what happens beyond them.
 
 mod background;
 mod bits;
