@@ -1,6 +1,6 @@
 //! A WebSocket client that costs next to nothing: blocking, and its frames can be made before.
 
-use std::io::{Read as _, Write as _};
+use std::io::{self, Read, Write as _};
 use std::net::TcpStream;
 
 use serde_json::Value as Json;
@@ -9,15 +9,17 @@ const TEXT: u8 = 0x81;
 const BINARY: u8 = 0x82;
 const CLOSE: u8 = 0x88;
 const MASKED: u8 = 0x80;
-/// In place of a length, which follows.
+/// In place of a length: it follows in two bytes.
 const TWO_BYTES: u8 = 0x7e;
+/// In place of a length: it follows in eight bytes.
+const EIGHT_BYTES: u8 = 0x7f;
 const KEY: [u8; 4] = [0x37, 0xfa, 0x21, 0x3d];
 
 /// The request for a WebSocket, the same for all.
 const HANDSHAKE: &[u8] = b"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
     Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n";
 
-/// A connection, and what was read of it too early.
+/// A connection, and the bytes behind the handshake that were read with it.
 pub(super) struct Client {
     pub(super) socket: TcpStream,
     ahead: Vec<u8>,
@@ -40,27 +42,48 @@ pub(super) fn close() -> Vec<u8> {
 
 fn frame(first: u8, payload: &[u8]) -> Vec<u8> {
     let mut frame = vec![first];
-    let length = u16::try_from(payload.len()).expect("messages are short here");
-    if let Ok(length @ 0..=125) = u8::try_from(length) {
-        frame.push(MASKED | length);
-    } else {
-        frame.push(MASKED | TWO_BYTES);
-        frame.extend(length.to_be_bytes());
+    match (u8::try_from(payload.len()), u16::try_from(payload.len())) {
+        (Ok(length @ 0..=125), _) => frame.push(MASKED | length),
+        (_, Ok(length)) => {
+            frame.push(MASKED | TWO_BYTES);
+            frame.extend(length.to_be_bytes());
+        }
+        _ => {
+            frame.push(MASKED | EIGHT_BYTES);
+            frame.extend((payload.len() as u64).to_be_bytes());
+        }
     }
     frame.extend(KEY);
     frame.extend(payload.iter().zip(KEY.iter().cycle()).map(|(byte, key)| byte ^ key));
     frame
 }
 
-/// The length of the header and of the payload of the first frame that a server sent, if so much of it is there that they can be
-/// told.
+/// The length of the header and of the payload of the first frame that a server sent. `None` if the header is not complete yet.
 pub(super) fn lengths(bytes: &[u8]) -> Option<(usize, usize)> {
     match *bytes {
         [_, length @ 0..=125, ..] => Some((2, length.into())),
         [_, TWO_BYTES, high, low, ..] => Some((4, u16::from_be_bytes([high, low]).into())),
-        [_, 127..=255, ..] => panic!("a message is longer than any that was asked for"),
+        [_, EIGHT_BYTES, ref rest @ ..] => {
+            let (length, _) = rest.split_first_chunk()?;
+            Some((10, usize::try_from(u64::from_be_bytes(*length)).expect("64 bits")))
+        }
+        [_, MASKED..=u8::MAX, ..] => panic!("a server must not mask a frame"),
         _ => None,
     }
+}
+
+/// Reads the header of the next frame.
+pub(super) fn read_header(input: &mut impl Read) -> io::Result<Vec<u8>> {
+    let mut header = vec![0; 2];
+    input.read_exact(&mut header)?;
+    let more = match header[1] {
+        TWO_BYTES => 2,
+        EIGHT_BYTES => 8,
+        _ => 0,
+    };
+    header.resize(2 + more, 0);
+    input.read_exact(&mut header[2..])?;
+    Ok(header)
 }
 
 impl Client {
@@ -116,24 +139,12 @@ impl Client {
         self.socket.write_all(bytes).expect("the server reads");
     }
 
-    fn read_exact(&mut self, bytes: &mut [u8]) {
-        let known = self.ahead.len().min(bytes.len());
-        bytes[..known].copy_from_slice(&self.ahead[..known]);
-        self.ahead.drain(..known);
-        self.socket.read_exact(&mut bytes[known..]).expect("the server sends");
-    }
-
-    /// The next frame, header and all.
+    /// The next frame, including its header.
     pub(super) fn receive_frame(&mut self) -> Vec<u8> {
-        let mut frame = vec![0; 2];
-        self.read_exact(&mut frame);
-        if frame[1] == TWO_BYTES {
-            frame.resize(4, 0);
-            self.read_exact(&mut frame[2..]);
-        }
-        let (header, payload) = lengths(&frame).expect("the header is there");
+        let mut frame = read_header(self).expect("the server sends");
+        let (header, payload) = lengths(&frame).expect("the header is complete");
         frame.resize(header + payload, 0);
-        self.read_exact(&mut frame[header..]);
+        self.read_exact(&mut frame[header..]).expect("the server sends");
         frame
     }
 
@@ -156,6 +167,18 @@ impl Client {
     pub(super) fn into_socket(self) -> TcpStream {
         assert!(self.ahead.is_empty(), "nothing else was sent");
         self.socket
+    }
+}
+
+impl Read for Client {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        if self.ahead.is_empty() {
+            return self.socket.read(bytes);
+        }
+        let known = self.ahead.len().min(bytes.len());
+        bytes[..known].copy_from_slice(&self.ahead[..known]);
+        self.ahead.drain(..known);
+        Ok(known)
     }
 }
 

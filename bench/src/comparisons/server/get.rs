@@ -57,7 +57,8 @@ fn reply() -> String {
     format!(r#"{{"id":{FIRST_ID},"type":"result","data":{row},{meta}}}}}"#)
 }
 
-fn request(id: usize, number: u64) -> String {
+/// The request that reads the row of this number.
+pub(super) fn request(id: usize, number: u64) -> String {
     format!(r#"{{"id":{id},"type":"store.get","bucket":"{BUCKET}","key":{}}}"#, row::key(number))
 }
 

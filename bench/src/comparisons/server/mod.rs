@@ -3,10 +3,12 @@
 //! Every server is its own process on its own core, and the load is this process, on another core. The main metric is the
 //! server's CPU time per operation, which determines how much one core can serve.
 
+mod archive;
 mod broadcast;
 mod client;
 mod fanout;
 mod get;
+mod hostile;
 mod idle;
 mod insert;
 mod nats;
@@ -30,12 +32,14 @@ pub(crate) const COMPARISON: Comparison = Comparison {
 };
 
 fn workloads(effort: Effort) -> Vec<Workload> {
-    vec![
+    let mut workloads = vec![
         get::get(effort),
         insert::insert(effort),
         fanout::fanout(effort),
         idle::memory(effort),
         queries::distinct(effort),
         opening::open_and_close(effort),
-    ]
+    ];
+    workloads.extend(hostile::workloads(effort));
+    workloads
 }

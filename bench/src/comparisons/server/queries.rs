@@ -178,8 +178,8 @@ async fn hear(mut socket: tokio::net::TcpStream, schedule: Schedule) -> Vec<Dura
     latencies
 }
 
-/// The number that follows a name.
-fn number_after(text: &[u8], name: &[u8]) -> u64 {
+/// The number that follows `name` in `text`.
+pub(super) fn number_after(text: &[u8], name: &[u8]) -> u64 {
     let at = position(text, name).unwrap_or_else(|| panic!("{} is not in {}", lossy(name), lossy(text)));
     let digits = text[at + name.len()..].iter().take_while(|byte| byte.is_ascii_digit());
     digits.fold(0, |number, digit| 10 * number + u64::from(digit - b'0'))

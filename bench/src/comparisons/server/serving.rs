@@ -7,35 +7,47 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Map, Value as Json, json};
 use tidewire::{Server, ServerOptions};
 use tidewire_store::{Store, StoreOptions};
 use tokio::runtime;
 use tracing_subscriber::EnvFilter;
 
 use super::super::conn::allow_files;
+use super::archive;
 use super::process::Served;
 use super::row::{self, BUCKET, QUERY};
 use crate::role::Role;
 
 pub(super) const ROLE: Role = Role { name: "server", play };
 
-/// Rows per commit while the store is filled.
-const AT_ONCE: u64 = 10_000;
+/// Rows per commit while the store is filled: few enough for the limit of 4 MiB per write.
+const AT_ONCE: u64 = 2500;
 
 /// Starts a server with this number of rows, for this number of connections. Without a folder the store is in memory.
 pub(super) fn start(rows: u64, connections: usize, folder: Option<&Path>) -> Served {
+    start_with_archive(rows, 0, connections, folder)
+}
+
+/// Starts a server that also has an [archive](archive) of this number of records.
+pub(super) fn start_with_archive(rows: u64, records: u64, connections: usize, folder: Option<&Path>) -> Served {
     let folder = folder.map_or("", |folder| folder.to_str().expect("the folder of this program is text"));
-    Served::new(ROLE.start(&[rows.to_string(), connections.to_string(), folder.to_owned()]), "listening on ")
+    let arguments = [rows.to_string(), records.to_string(), connections.to_string(), folder.to_owned()];
+    Served::new(ROLE.start(&arguments), "listening on ")
 }
 
 fn play(arguments: &[String]) {
-    let [rows, connections, folder] = arguments else { panic!("expected two numbers and a folder") };
+    let [rows, records, connections, folder] = arguments else { panic!("expected three numbers and a folder") };
     start_logging();
     allow_files(connections.parse().expect("a number of connections"));
     let store = open(folder);
     define(&store);
-    fill(&store, rows.parse().expect("a number of rows"));
+    fill(&store, BUCKET, rows.parse().expect("a number of rows"), row::record);
+    let records = records.parse().expect("a number of records");
+    if records > 0 {
+        archive::define(&store);
+        fill(&store, archive::BUCKET, records, archive::record);
+    }
     // As many workers as the server has on a machine with one core.
     let runtime =
         runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime starts");
@@ -72,9 +84,9 @@ pub(super) fn define(store: &Store) {
     store.define_query(QUERY, query).wait().expect("a query can be defined");
 }
 
-fn fill(store: &Store, rows: u64) {
+fn fill(store: &Store, bucket: &str, rows: u64, record: fn(u64) -> Map<String, Json>) {
     for first in (0..rows).step_by(usize::try_from(AT_ONCE).expect("64 bits")) {
-        let some = (first..rows.min(first + AT_ONCE)).map(row::record).collect();
-        store.insert_many(BUCKET, some).wait().expect("rows are stored");
+        let some = (first..rows.min(first + AT_ONCE)).map(record).collect();
+        store.insert_many(bucket, some).wait().expect("rows are stored");
     }
 }

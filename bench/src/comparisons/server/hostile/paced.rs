@@ -1,0 +1,222 @@
+//! A steady load of ordinary requests, each sent when it is due.
+//!
+//! The schedule does not wait for answers (an open loop), and a latency starts when an operation was due. So a server that stops
+//! for a while delays every operation that was due meanwhile, as it would for independent clients. Threads block on sockets, since the
+//! timers of tokio are too coarse for latencies below a millisecond.
+
+use std::io::Write as _;
+use std::net::TcpStream;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tidewire_testkit::PATIENCE;
+
+use super::super::client::{self, Client, contains, lossy};
+use super::super::get;
+use super::super::queries::number_after;
+use super::super::row::{self, BUCKET, FIRST_COUNT};
+use super::ROWS;
+
+/// The number of ordinary connections whose latency is measured.
+pub(super) const LANES: usize = 5;
+
+/// What the ordinary connections do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Operation {
+    /// Reads a row by key.
+    Get,
+    /// Inserts a row, durably.
+    Insert,
+    /// Updates a row that another connection has subscribed to. Ends when the subscriber has read the push.
+    Push,
+}
+
+/// How often operations are due.
+#[derive(Clone, Copy)]
+pub(super) struct Pace {
+    /// The number of operations of each connection.
+    pub(super) turns: u32,
+    /// The time from one operation to the next, which is that of the next connection.
+    pub(super) interval: Duration,
+}
+
+/// When each operation is due.
+#[derive(Clone, Copy)]
+struct Schedule {
+    start: Instant,
+    pace: Pace,
+}
+
+/// The ordinary connections.
+pub(super) struct PacedLoad {
+    operation: Operation,
+    /// Measures a latency per operation of its lane.
+    lanes: Vec<Client>,
+    /// Updates the rows of all lanes; none if the lanes send the requests themselves.
+    writer: Option<Client>,
+}
+
+impl Operation {
+    /// What is counted, in the singular.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Get => "get",
+            Self::Insert => "insert",
+            Self::Push => "push",
+        }
+    }
+
+    pub(super) fn is_durable(self) -> bool {
+        self == Self::Insert
+    }
+
+    /// What happens, in a sentence.
+    pub(super) fn about(self) -> String {
+        match self {
+            Self::Get => format!("store.get of one of {ROWS} rows on {LANES} connections."),
+            Self::Insert => {
+                format!(
+                    "store.insert of a row of {} bytes on {LANES} connections, durable before the reply.",
+                    row::BYTES
+                )
+            }
+            Self::Push => format!(
+                "store.update of one of {LANES} rows, each of which another connection has subscribed to. A latency ends when the \
+                 subscriber has read the push."
+            ),
+        }
+    }
+
+    fn request(self, lane: usize, turn: u32) -> String {
+        match self {
+            Self::Get => get::request(1, self.row(lane, turn)),
+            Self::Insert => {
+                let row = row::text(self.row(lane, turn));
+                format!(r#"{{"id":1,"type":"store.insert","bucket":"{BUCKET}","data":{row}}}"#)
+            }
+            Self::Push => row::update(1, self.row(lane, turn), FIRST_COUNT + 1 + u64::from(turn)),
+        }
+    }
+
+    /// The number of the row that an operation uses.
+    fn row(self, lane: usize, turn: u32) -> u64 {
+        let operation = u64::from(turn) * LANES as u64 + lane as u64;
+        match self {
+            Self::Get => operation * 7919 % ROWS,
+            Self::Insert => ROWS + operation,
+            Self::Push => lane as u64,
+        }
+    }
+}
+
+impl Pace {
+    /// The number of operations of all connections.
+    pub(super) fn operations(self) -> u64 {
+        u64::from(self.turns) * LANES as u64
+    }
+}
+
+impl Schedule {
+    fn due(self, lane: usize, turn: u32) -> Instant {
+        let lanes = u32::try_from(LANES).expect("there are few");
+        let lane = u32::try_from(lane).expect("there are few");
+        self.start + self.pace.interval * (turn * lanes + lane)
+    }
+}
+
+impl PacedLoad {
+    /// Connects, and opens the subscriptions.
+    pub(super) fn connect(address: &str, operation: Operation) -> Self {
+        let connect = || {
+            let client = Client::welcomed(address);
+            client.socket.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
+            client
+        };
+        let mut lanes: Vec<_> = (0..LANES).map(|_| connect()).collect();
+        let is_push = operation == Operation::Push;
+        if is_push {
+            for (lane, client) in lanes.iter_mut().enumerate() {
+                client.ask(&row::subscribe(operation.row(lane, 0)));
+            }
+        }
+        Self { operation, lanes, writer: is_push.then(connect) }
+    }
+
+    /// Runs the whole schedule. Returns the latency of every operation.
+    ///
+    /// # Panics
+    ///
+    /// If an ordinary request fails or is not answered within [`PATIENCE`].
+    pub(super) fn run(self, pace: Pace) -> Vec<Duration> {
+        let Self { operation, lanes, writer } = self;
+        let clone = |client: &Client| client.socket.try_clone().expect("a socket can be cloned");
+        let outputs = lanes.iter().map(|lane| clone(writer.as_ref().unwrap_or(lane))).collect();
+        let schedule = Schedule { start: Instant::now() + pace.interval, pace };
+        thread::scope(|scope| {
+            scope.spawn(move || send(outputs, operation, schedule));
+            if let Some(writer) = writer {
+                scope.spawn(move || read_answers(writer, pace.operations()));
+            }
+            let measure = |(lane, client)| {
+                scope.spawn(move || match operation {
+                    Operation::Get | Operation::Insert => time_answers(client, operation, lane, schedule),
+                    Operation::Push => time_pushes(client, lane, schedule),
+                })
+            };
+            let lanes: Vec<_> = lanes.into_iter().enumerate().map(measure).collect();
+            lanes.into_iter().flat_map(|lane| lane.join().expect("no lane fails")).collect()
+        })
+    }
+}
+
+/// Sends every request when it is due.
+fn send(mut outputs: Vec<TcpStream>, operation: Operation, schedule: Schedule) {
+    for turn in 0..schedule.pace.turns {
+        for (lane, output) in outputs.iter_mut().enumerate() {
+            let frame = client::text(&operation.request(lane, turn));
+            thread::sleep(schedule.due(lane, turn).saturating_duration_since(Instant::now()));
+            output.write_all(&frame).expect("the server reads");
+        }
+    }
+}
+
+/// Checks that all updates succeed.
+fn read_answers(mut writer: Client, answers: u64) {
+    for _ in 0..answers {
+        check(&writer.receive());
+    }
+}
+
+fn check(answer: &[u8]) {
+    assert!(contains(answer, br#""type":"result""#), "an ordinary request is answered with {}", lossy(answer));
+}
+
+/// Reads the answers of a connection, which are in the order of the requests.
+fn time_answers(mut client: Client, operation: Operation, lane: usize, schedule: Schedule) -> Vec<Duration> {
+    let time = |turn| {
+        let answer = client.receive();
+        let latency = schedule.due(lane, turn).elapsed();
+        check(&answer);
+        let (key, expected) =
+            (number_after(&answer, br#"{"id":1,"type":"result","data":{"id":"#), operation.row(lane, turn));
+        assert!(key == row::key(expected), "expected the row {}, got {}", row::key(expected), lossy(&answer));
+        latency
+    };
+    (0..schedule.pace.turns).map(time).collect()
+}
+
+/// Reads the pushes of a subscriber. A push with a later update also ends the ones before, which the server may leave out if they
+/// follow each other too fast.
+fn time_pushes(mut client: Client, lane: usize, schedule: Schedule) -> Vec<Duration> {
+    let mut latencies = Vec::new();
+    let mut seen = 0;
+    while seen < schedule.pace.turns {
+        let push = client.receive();
+        let read = Instant::now();
+        let updates = u32::try_from(number_after(&push, br#""count":"#) - FIRST_COUNT).expect("updates are few");
+        assert!(updates > seen, "the push after update {seen} is {}", lossy(&push));
+        latencies.extend((seen..updates).map(|turn| read - schedule.due(lane, turn)));
+        seen = updates;
+    }
+    latencies
+}
