@@ -4,6 +4,12 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
+/// The largest value of `LIVE` since it was last reset.
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+fn add(bytes: usize) {
+    PEAK.fetch_max(LIVE.fetch_add(bytes, Relaxed) + bytes, Relaxed);
+}
 
 /// The system's allocator, which counts the bytes that are allocated and not freed. A test binary installs it and asks
 /// [`live_bytes`](Self::live_bytes); its tests must not run at the same time, since they share the count.
@@ -27,6 +33,18 @@ impl CountingAllocator {
     pub fn live_bytes(&self) -> usize {
         LIVE.load(Relaxed)
     }
+
+    /// Starts a new measurement of the peak. Returns the bytes that are allocated now.
+    pub fn reset_peak(&self) -> usize {
+        let live = self.live_bytes();
+        PEAK.store(live, Relaxed);
+        live
+    }
+
+    /// Returns the most bytes that were allocated at one time since the last [`reset_peak`](Self::reset_peak).
+    pub fn peak_bytes(&self) -> usize {
+        PEAK.load(Relaxed)
+    }
 }
 
 // SAFETY: every method hands its arguments to `System` unchanged and returns what it returns; counting touches an atomic only,
@@ -36,7 +54,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
         // SAFETY: the caller keeps the contract, which is the same.
         let allocated = unsafe { System.alloc(layout) };
         if !allocated.is_null() {
-            LIVE.fetch_add(layout.size(), Relaxed);
+            add(layout.size());
         }
         allocated
     }
@@ -51,7 +69,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
         // SAFETY: as above.
         let moved = unsafe { System.realloc(pointer, layout, size) };
         if !moved.is_null() {
-            LIVE.fetch_add(size, Relaxed);
+            add(size);
             LIVE.fetch_sub(layout.size(), Relaxed);
         }
         moved

@@ -1,0 +1,191 @@
+//! The memory that hostile clients can make the server allocate, measured by an allocator that counts. The clients are in the same
+//! process, so what they send is allocated before the measurement begins, or shared.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value as Json, json};
+use tidewire::{Server, ServerOptions};
+use tidewire_store::{Store, StoreOptions};
+use tidewire_testkit::{CountingAllocator, PATIENCE};
+use tokio::io::AsyncWriteExt as _;
+use tokio::sync::{Mutex, MutexGuard};
+
+use crate::page::wait_for;
+use crate::raw::{Raw, TEXT, frame};
+
+#[allow(dead_code, reason = "this binary needs a part of it")]
+#[path = "it/page.rs"]
+mod page;
+#[allow(dead_code, reason = "this binary needs a part of it")]
+#[path = "it/raw.rs"]
+mod raw;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+/// The tests measure in turn.
+static MEASURING: Mutex<()> = Mutex::const_new(());
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+
+/// The limit of all connections.
+const MAX_BYTES: usize = 16 * MIB;
+const MAX_RESULT_BYTES: usize = MIB;
+/// What the runtime, the tasks of the test and buffers that grow by doubling may take beside the limit.
+const SLACK: usize = 8 * MIB;
+
+/// A server with small limits, over a store in memory.
+struct Target {
+    server: Server,
+    store: Store,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Target {
+    async fn start() -> Self {
+        let turn = MEASURING.lock().await;
+        let mut limits = StoreOptions::default();
+        limits.limits.max_result_bytes = MAX_RESULT_BYTES;
+        let store = Store::memory(limits);
+        let config = json!({"key": "id", "schema": {"id": {"type": "string", "generated": "uuid"}}});
+        store.define_bucket("b", config).wait().unwrap();
+        let mut options = ServerOptions::default();
+        options.port = 0;
+        options.max_result_bytes = MAX_RESULT_BYTES;
+        options.memory.max_bytes = MAX_BYTES;
+        options.heartbeat.interval = Duration::from_hours(1);
+        let server = Server::start(store.clone(), options).await.unwrap();
+        Self { server, store, _turn: turn }
+    }
+
+    /// Fills the bucket with records of about so many bytes.
+    fn fill(&self, records: usize, bytes: usize) {
+        let pad = "x".repeat(bytes.saturating_sub(100));
+        for chunk in 0..records / 100 {
+            let record = |n: usize| json!({"n": chunk * 100 + n, "pad": pad}).as_object().unwrap().clone();
+            self.store.insert_many("b", (0..100).map(record).collect()).wait().unwrap();
+        }
+    }
+
+    /// WebSockets for which the system buffers little.
+    async fn sockets(&self, count: usize) -> Vec<Raw> {
+        let mut sockets = Vec::new();
+        for _ in 0..count {
+            sockets.push(Raw::small(&self.server).await);
+        }
+        sockets
+    }
+
+    /// Asserts that the server still serves a client.
+    async fn serves(&self) {
+        let mut raw = Raw::websocket(&self.server).await;
+        raw.send(r#"{"id":1,"type":"store.buckets"}"#).await;
+        assert_eq!(raw.json().await["type"], "result");
+    }
+}
+
+/// A measurement of the peak.
+struct Measurement {
+    baseline: usize,
+}
+
+impl Measurement {
+    fn begin() -> Self {
+        Self { baseline: ALLOCATOR.reset_peak() }
+    }
+
+    /// Asserts that at no time more than this was allocated above the baseline.
+    fn is_below(&self, bytes: usize) {
+        let peak = ALLOCATOR.peak_bytes().saturating_sub(self.baseline);
+        assert!(peak < bytes, "{} KiB were allocated at one time, at most {} are expected", peak / KIB, bytes / KIB);
+    }
+}
+
+fn request(request: &Json) -> Vec<u8> {
+    frame(TEXT, request.to_string().as_bytes())
+}
+
+/// Writes to all sockets at once, and waits until each write has ended. A socket that the server has closed fails it.
+async fn write_to_all(sockets: Vec<Raw>, bytes: Vec<u8>) -> Vec<Raw> {
+    let bytes = Arc::new(bytes);
+    let write = |mut socket: Raw| {
+        let bytes = Arc::clone(&bytes);
+        tokio::spawn(async move {
+            let _ =
+                tokio::time::timeout(PATIENCE, socket.stream.write_all(&bytes)).await.expect("it is read or closed");
+            socket
+        })
+    };
+    let writing: Vec<_> = sockets.into_iter().map(write).collect();
+    let mut written = Vec::new();
+    for task in writing {
+        written.push(task.await.unwrap());
+    }
+    written
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unfinished_messages() {
+    let target = Target::start().await;
+    let sockets = target.sockets(64).await;
+    let mut message = frame(TEXT, &vec![b'x'; MIB]);
+    message.pop();
+    let measurement = Measurement::begin();
+    let sockets = write_to_all(sockets, message).await;
+    wait_for(&target.server, "connections are closed", |page| {
+        page.get("memory_closed_total") > 40 && page.get("memory_used_bytes") <= MAX_BYTES as u64
+    })
+    .await;
+    measurement.is_below(MAX_BYTES + SLACK);
+    target.serves().await;
+    drop(sockets);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slow_readers_of_large_replies() {
+    let target = Target::start().await;
+    target.fill(100, 9 * KIB);
+    let sockets = target.sockets(48).await;
+    let requests = request(&json!({"id": 1, "type": "store.all", "bucket": "b"})).repeat(20);
+    let measurement = Measurement::begin();
+    let sockets = write_to_all(sockets, requests).await;
+    wait_for(&target.server, "connections are closed", |page| {
+        page.requests("store.all", "ok") >= 48
+            && page.get("memory_closed_total") > 0
+            && page.get("memory_used_bytes") <= MAX_BYTES as u64
+    })
+    .await;
+    measurement.is_below(MAX_BYTES + SLACK);
+    target.serves().await;
+    drop(sockets);
+}
+
+/// One client queues no more than 4 MiB of writes, however many it sends: here 30 MiB.
+#[tokio::test(flavor = "multi_thread")]
+async fn large_writes_behind_a_busy_writer() {
+    const WRITES: usize = 30;
+    let target = Target::start().await;
+    let raw = target.sockets(1).await.pop().unwrap();
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let busy = target.store.write(move |_| {
+        // Until the test is done with it, also if it fails.
+        let _ = released.recv();
+        Ok(())
+    });
+    let record = json!({"pad": "x".repeat(MIB - KIB)});
+    let writes = request(&json!({"id": 1, "type": "store.insert", "bucket": "b", "data": record})).repeat(WRITES);
+    drop(record);
+    let measurement = Measurement::begin();
+    let mut raw = raw.split(writes);
+    wait_for(&target.server, "five are read", |page| page.get("memory_used_bytes") > 4 * MIB as u64).await;
+    // A write in the queue is a record with its text, and the rest of the input.
+    measurement.is_below(3 * 4 * MIB + SLACK / 2);
+    drop(release);
+    busy.wait().unwrap();
+    for _ in 0..WRITES {
+        assert_eq!(raw.json().await["type"], "result");
+    }
+    wait_for(&target.server, "everything is released", |page| page.get("memory_used_bytes") == 0).await;
+}
