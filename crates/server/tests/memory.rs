@@ -69,7 +69,7 @@ impl Target {
         }
     }
 
-    /// WebSockets for which the system buffers little.
+    /// Sockets for which the system buffers little.
     async fn sockets(&self, count: usize) -> Vec<Raw> {
         let mut sockets = Vec::new();
         for _ in 0..count {
