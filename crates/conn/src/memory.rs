@@ -9,7 +9,8 @@
 //!
 //! **Closing.** When the total exceeds the limit, the connection with the largest account is closed, then the next one, until the
 //! accounts that remain are below the limit. An account that is being closed is marked in the same atomic word that has its bytes,
-//! so the bytes that it is about to release are always known exactly, and no further connection is closed for them.
+//! so the bytes that it is about to release are always known exactly, and no further connection is closed for them. Until they are
+//! released, an actor takes one turn per poll instead of many, so the others read little meanwhile.
 
 use std::fmt;
 use std::sync::atomic::{AtomicIsize, AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -184,6 +185,11 @@ impl Account {
 
     pub(crate) fn enforce(&self) {
         self.limit.enforce();
+    }
+
+    /// Whether all accounts together exceed the limit, those that are being closed included.
+    pub(crate) fn is_limit_exceeded(&self) -> bool {
+        self.limit.used() > self.limit.max_bytes()
     }
 
     /// Marks the connection as being closed. Returns the bytes that it holds, or none if it holds none or was marked before.

@@ -191,6 +191,11 @@ impl ConnectionContext {
         MemoryAccount(Arc::clone(&self.facts))
     }
 
+    /// Whether all connections together hold more than the memory limit.
+    pub(crate) fn is_memory_exceeded(&self) -> bool {
+        self.facts.account.is_limit_exceeded()
+    }
+
     /// Records that the actor holds more or fewer bytes.
     pub(crate) fn change_account(&self, by: isize) {
         if self.facts.account.change(by) {

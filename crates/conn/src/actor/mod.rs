@@ -270,6 +270,10 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             {
                 return Poll::Ready(*reason);
             }
+            if self.context.is_memory_exceeded() {
+                // Connections that are being closed run first, and release what they hold.
+                break;
+            }
         }
         if self.context.tick.is_some() {
             self.tick_unrested();
