@@ -290,6 +290,11 @@ impl Draft {
         })
     }
 
+    /// The work of the reads of this write, in nanoseconds by estimate.
+    pub(crate) fn read_work(&self) -> u64 {
+        self.read_work.get()
+    }
+
     /// Lets the next write read as much as any.
     pub(crate) fn reset_read_work(&self) {
         self.read_work.set(0);

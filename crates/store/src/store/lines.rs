@@ -1,23 +1,21 @@
-//! Lines of waiting items: one line per owner, served by turns.
+//! The admission of items to a queue that is bounded for each owner, and their turns.
 //!
-//! An owner is charged for its items. Each turn takes one item, so an item that is alone in its line waits for at most one item of
-//! every other owner, however many the others have submitted. Within a line the order is that of submission.
+//! An owner is charged for its items. Queued items are bounded by number and bytes, in total and per owner. An item for which there
+//! is no capacity is *outside*: it waits in the line of its owner, and can be canceled by its ticket. Capacity goes to the owners
+//! with outside items by turns. An owner at its own bound has no turn, and therefore delays nobody else.
 //!
-//! The front of each line is *queued*, the rest is *outside*. Queued items are bounded by number and bytes, in total and per owner;
-//! an outside item can still be canceled by its ticket. Capacity goes to the owners with outside items by turns as well. An owner
-//! at its own bound has no turn, and therefore delays nobody else.
+//! Queued items are served by [`Turns`]. An owner may have several flows of items, which share what is the owner's: the cost of an
+//! item counts once for each flow of its owner that has items. So a second flow gives an owner no larger share.
 
 use std::collections::{HashMap, VecDeque};
+
+use super::turns::{Flow, Turns};
 
 /// The divisor of the capacity that one owner can use.
 const OWNER_SHARE: usize = 4;
 /// Limits of the items and of the bytes of one, so that sums do not overflow.
 const MAX_ITEMS: usize = 1 << 24;
 const MAX_ITEM_BYTES: usize = usize::MAX / MAX_ITEMS;
-/// Number of empty lines that are kept for reuse.
-const MAX_SPARE_LINES: usize = 16;
-/// Capacity above which an empty line is freed.
-const MAX_SPARE_CAPACITY: usize = 256;
 
 /// Limits of the queued items.
 #[derive(Debug, Clone, Copy)]
@@ -51,14 +49,12 @@ pub(super) type Ticket = u64;
 pub(super) struct Lines<T> {
     bounds: Bounds,
     by_owner: HashMap<Owner, Line<T>>,
-    /// The owners with queued items, each once, the next one first.
-    turns: VecDeque<Owner>,
+    /// The queued items, with their bytes.
+    turns: Turns<(usize, T)>,
     /// The owners whose first outside item waits for capacity that all owners share, each once, the next one first.
     entering: VecDeque<Owner>,
     queued: Usage,
     next_ticket: Ticket,
-    /// Empty lines for reuse, so that most items need no allocation.
-    spare: Vec<VecDeque<Entry<T>>>,
 }
 
 /// The queued items of all owners.
@@ -72,59 +68,49 @@ pub(super) struct Usage {
     charged: usize,
 }
 
-/// The first outside item of a line.
-struct Next {
-    bytes: usize,
-    charge: usize,
-}
-
 impl Usage {
-    fn has_capacity(&self, bounds: &Bounds, next: &Next) -> bool {
-        self.items < bounds.items && self.charged + next.charge <= bounds.bytes
-    }
-
-    fn add(&mut self, next: &Next) {
-        self.items += 1;
-        self.bytes += next.bytes;
-        self.charged += next.charge;
+    fn has_capacity(&self, bounds: &Bounds, bytes: usize) -> bool {
+        self.items < bounds.items && self.charged + bounds.charge(bytes) <= bounds.bytes
     }
 }
 
 /// The items of one owner.
 struct Line<T> {
-    /// In the order of submission. The first ones are queued.
-    entries: VecDeque<Entry<T>>,
-    /// The number of queued entries.
+    /// The items outside, in the order of submission.
+    outside: VecDeque<Entry<T>>,
+    /// The number of queued items.
     queued: usize,
     /// The sum of their charges.
     charged: usize,
+    /// The number of flows that have queued items, or are being served.
+    flows: u32,
     /// Whether the owner is in [`Lines::entering`].
     is_entering: bool,
 }
 
 struct Entry<T> {
     ticket: Ticket,
+    flow: Flow,
     bytes: usize,
     item: T,
 }
 
 impl<T> Line<T> {
-    fn new(entries: VecDeque<Entry<T>>) -> Self {
-        Self { entries, queued: 0, charged: 0, is_entering: false }
+    fn new() -> Self {
+        Self { outside: VecDeque::new(), queued: 0, charged: 0, flows: 0, is_entering: false }
     }
 
-    /// Returns the first outside item, if its owner has capacity for it.
-    fn next(&self, bounds: &Bounds) -> Option<Next> {
-        let bytes = self.entries.get(self.queued)?.bytes;
-        let charge = bounds.charge(bytes);
-        let has_capacity = self.queued < bounds.owner_items && self.charged + charge <= bounds.owner_bytes;
-        has_capacity.then_some(Next { bytes, charge })
+    fn has_capacity(&self, bounds: &Bounds, bytes: usize) -> bool {
+        self.queued < bounds.owner_items && self.charged + bounds.charge(bytes) <= bounds.owner_bytes
     }
 
-    /// Queues the first outside item.
-    fn admit(&mut self, next: &Next) {
-        self.queued += 1;
-        self.charged += next.charge;
+    /// Returns the bytes of the first outside item, if its owner has capacity for it.
+    fn next(&self, bounds: &Bounds) -> Option<usize> {
+        self.outside.front().map(|entry| entry.bytes).filter(|bytes| self.has_capacity(bounds, *bytes))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.outside.is_empty() && self.queued == 0 && self.flows == 0
     }
 }
 
@@ -133,11 +119,10 @@ impl<T> Lines<T> {
         Self {
             bounds,
             by_owner: HashMap::new(),
-            turns: VecDeque::new(),
+            turns: Turns::new(),
             entering: VecDeque::new(),
             queued: Usage::default(),
             next_ticket: 0,
-            spare: Vec::new(),
         }
     }
 
@@ -146,59 +131,73 @@ impl<T> Lines<T> {
         self.queued
     }
 
-    /// Appends an item to the line of its owner. Returns its ticket if it is outside.
-    pub(super) fn push(&mut self, owner: Owner, bytes: usize, item: T) -> Option<Ticket> {
+    /// Appends an item to a flow. Returns its ticket if it is outside.
+    pub(super) fn push(&mut self, flow: Flow, bytes: usize, item: T) -> Option<Ticket> {
+        let bytes = bytes.min(MAX_ITEM_BYTES);
+        let line = self.by_owner.entry(flow.owner).or_insert_with(Line::new);
+        let is_next = line.outside.is_empty() && line.has_capacity(&self.bounds, bytes);
+        if is_next && self.entering.is_empty() && self.queued.has_capacity(&self.bounds, bytes) {
+            self.queue(flow, bytes, item);
+            return None;
+        }
         let ticket = self.next_ticket;
         self.next_ticket += 1;
-        let spare = &mut self.spare;
-        let line = self.by_owner.entry(owner).or_insert_with(|| Line::new(spare.pop().unwrap_or_default()));
-        line.entries.push_back(Entry { ticket, bytes: bytes.min(MAX_ITEM_BYTES), item });
-        let is_first_outside = line.entries.len() == line.queued + 1;
-        if !is_first_outside || line.is_entering {
-            return Some(ticket);
-        }
+        line.outside.push_back(Entry { ticket, flow, bytes, item });
         // An item for which its owner has no capacity enters after other items of the owner are taken.
-        let Some(next) = line.next(&self.bounds) else { return Some(ticket) };
-        if !self.entering.is_empty() || !self.queued.has_capacity(&self.bounds, &next) {
+        if is_next && !line.is_entering {
             line.is_entering = true;
-            self.entering.push_back(owner);
-            return Some(ticket);
+            self.entering.push_back(flow.owner);
         }
-        if line.queued == 0 {
-            self.turns.push_back(owner);
-        }
-        line.admit(&next);
-        self.queued.add(&next);
-        None
+        Some(ticket)
     }
 
-    /// Takes the next queued item.
-    pub(super) fn take(&mut self) -> Option<T> {
-        let owner = self.turns.pop_front()?;
-        let line = self.by_owner.get_mut(&owner)?;
-        let Entry { bytes, item, .. } = line.entries.pop_front()?;
+    /// Queues an item for which there is capacity.
+    fn queue(&mut self, flow: Flow, bytes: usize, item: T) {
         let charge = self.bounds.charge(bytes);
-        line.queued -= 1;
-        line.charged -= charge;
+        self.queued.items += 1;
+        self.queued.bytes += bytes;
+        self.queued.charged += charge;
+        let is_new_flow = self.turns.push(flow, (bytes, item));
+        if let Some(line) = self.by_owner.get_mut(&flow.owner) {
+            line.queued += 1;
+            line.charged += charge;
+            line.flows += u32::from(is_new_flow);
+        }
+    }
+
+    /// Takes the next queued item. The one before it must be [finished](Self::finish).
+    pub(super) fn take(&mut self) -> Option<T> {
+        let (flow, (bytes, item)) = self.turns.serve()?;
+        let charge = self.bounds.charge(bytes);
         self.queued.items -= 1;
         self.queued.bytes -= bytes;
         self.queued.charged -= charge;
-        if line.queued > 0 {
-            self.turns.push_back(owner);
+        if let Some(line) = self.by_owner.get_mut(&flow.owner) {
+            line.queued -= 1;
+            line.charged -= charge;
         }
-        self.tidy(owner);
+        self.tidy(flow.owner);
         self.admit();
         Some(item)
+    }
+
+    /// Charges the owner of the last item that was taken, once.
+    pub(super) fn finish(&mut self, cost: u64) {
+        let Some(Flow { owner, .. }) = self.turns.serving() else { return };
+        let flows = self.by_owner.get(&owner).map_or(1, |line| line.flows);
+        if self.turns.finish(cost.saturating_mul(flows.into()))
+            && let Some(line) = self.by_owner.get_mut(&owner)
+        {
+            line.flows -= 1;
+            self.tidy(owner);
+        }
     }
 
     /// Takes an outside item out of its line. Returns `None` if it is queued or was taken.
     pub(super) fn cancel(&mut self, owner: Owner, ticket: Ticket) -> Option<T> {
         let line = self.by_owner.get_mut(&owner)?;
-        let index = line.entries.binary_search_by_key(&ticket, |entry| entry.ticket).ok()?;
-        if index < line.queued {
-            return None;
-        }
-        let canceled = line.entries.remove(index)?;
+        let index = line.outside.binary_search_by_key(&ticket, |entry| entry.ticket).ok()?;
+        let canceled = line.outside.remove(index)?;
         self.tidy(owner);
         self.admit();
         Some(canceled.item)
@@ -210,8 +209,8 @@ impl<T> Lines<T> {
         let mut canceled = Vec::new();
         self.by_owner.retain(|_, line| {
             line.is_entering = false;
-            canceled.extend(line.entries.drain(line.queued..).map(|entry| entry.item));
-            line.queued > 0
+            canceled.extend(line.outside.drain(..).map(|entry| entry.item));
+            !line.is_empty()
         });
         canceled
     }
@@ -226,12 +225,8 @@ impl<T> Lines<T> {
         if line.next(&self.bounds).is_some() {
             line.is_entering = true;
             self.entering.push_back(owner);
-        } else if line.entries.is_empty() {
-            let entries = std::mem::take(&mut line.entries);
+        } else if line.is_empty() {
             self.by_owner.remove(&owner);
-            if self.spare.len() < MAX_SPARE_LINES && entries.capacity() <= MAX_SPARE_CAPACITY {
-                self.spare.push(entries);
-            }
         }
     }
 
@@ -239,19 +234,15 @@ impl<T> Lines<T> {
     fn admit(&mut self) {
         while let Some(&owner) = self.entering.front() {
             let next = self.by_owner.get(&owner).and_then(|line| line.next(&self.bounds));
-            if next.as_ref().is_some_and(|next| !self.queued.has_capacity(&self.bounds, next)) {
+            if next.is_some_and(|bytes| !self.queued.has_capacity(&self.bounds, bytes)) {
                 // Nobody passes it, so it has its capacity once enough items are taken.
                 return;
             }
             self.entering.pop_front();
             let Some(line) = self.by_owner.get_mut(&owner) else { continue };
             line.is_entering = false;
-            if let Some(next) = next {
-                if line.queued == 0 {
-                    self.turns.push_back(owner);
-                }
-                line.admit(&next);
-                self.queued.add(&next);
+            if let Some(Entry { flow, bytes, item, .. }) = next.and_then(|_| line.outside.pop_front()) {
+                self.queue(flow, bytes, item);
             }
             self.tidy(owner);
         }
@@ -269,75 +260,109 @@ mod tests {
     #[derive(Debug, Clone)]
     enum Step {
         Push {
-            owner: Owner,
+            flow: Flow,
             bytes: usize,
         },
-        Take,
+        /// The last item has this cost.
+        Take(u64),
         /// Cancels the outside item with this index among all tickets that were given.
         Cancel(prop::sample::Index),
     }
 
     fn step() -> impl Strategy<Value = Step> {
+        let flow = (0..6_u64, 0..2_u64).prop_map(|(owner, origin)| Flow { owner, origin });
         prop_oneof![
-            4 => (0..6_u64, 0..80_usize).prop_map(|(owner, bytes)| Step::Push { owner, bytes }),
-            3 => Just(Step::Take),
+            4 => (flow, 0..80_usize).prop_map(|(flow, bytes)| Step::Push { flow, bytes }),
+            3 => (0..50_u64).prop_map(Step::Take),
             1 => any::<prop::sample::Index>().prop_map(Step::Cancel),
         ]
     }
 
-    /// An item: its number, its owner and its bytes.
-    type Item = (usize, Owner, usize);
+    /// An item: its number, its flow and its bytes.
+    type Item = (usize, Flow, usize);
 
-    fn check(lines: &Lines<Item>) {
+    /// Checks the bounds, with the items that are expected to be queued or outside.
+    fn check(lines: &Lines<Item>, expected: &BTreeMap<Flow, VecDeque<Item>>) {
         let bounds = lines.bounds;
-        let (mut items, mut bytes) = (0, 0);
+        let (mut items, mut charged) = (0, 0);
         for (owner, line) in &lines.by_owner {
-            let queued: Vec<&Item> = line.entries.iter().take(line.queued).map(|entry| &entry.item).collect();
-            let charged = queued.iter().map(|(.., bytes)| bounds.charge(*bytes)).sum::<usize>();
-            assert_eq!(line.charged, charged);
-            assert!(charged <= bounds.owner_bytes && queued.len() <= bounds.owner_items);
-            assert_eq!(lines.turns.iter().filter(|turn| *turn == owner).count(), usize::from(!queued.is_empty()));
+            assert!(line.charged <= bounds.owner_bytes && line.queued <= bounds.owner_items);
             assert_eq!(lines.entering.iter().filter(|turn| *turn == owner).count(), usize::from(line.is_entering));
             assert!(line.is_entering || line.next(&bounds).is_none(), "an owner with capacity has a turn");
-            items += queued.len();
-            bytes += queued.iter().map(|(.., bytes)| bytes).sum::<usize>();
+            let of_owner = expected.iter().filter(|(flow, _)| flow.owner == *owner).map(|(_, items)| items.len());
+            assert_eq!(line.queued + line.outside.len(), of_owner.sum::<usize>());
+            items += line.queued;
+            charged += line.charged;
         }
-        assert_eq!((lines.queued.items, lines.queued.bytes), (items, bytes));
-        assert!(items <= bounds.items && lines.queued.charged <= bounds.bytes);
+        assert_eq!((lines.queued.items, lines.queued.charged), (items, charged));
+        assert!(items <= bounds.items && charged <= bounds.bytes);
+        let all: usize = expected.values().flatten().map(|(.., bytes)| bytes).sum();
+        let outside: usize = lines.by_owner.values().flat_map(|line| &line.outside).map(|entry| entry.bytes).sum();
+        assert_eq!(lines.queued.bytes + outside, all);
     }
 
     proptest! {
         #[test]
         fn items_keep_their_order_and_the_bounds_hold(steps in prop::collection::vec(step(), 1..200)) {
             let mut lines = Lines::new(Bounds::new(12, 200));
-            let mut expected: BTreeMap<Owner, VecDeque<Item>> = BTreeMap::new();
+            let mut expected: BTreeMap<Flow, VecDeque<Item>> = BTreeMap::new();
             let mut tickets = Vec::new();
             for (number, step) in steps.into_iter().enumerate() {
                 match step {
-                    Step::Push { owner, bytes } => {
-                        let item = (number, owner, bytes);
-                        expected.entry(owner).or_default().push_back(item);
-                        tickets.extend(lines.push(owner, bytes, item).map(|ticket| (owner, ticket)));
+                    Step::Push { flow, bytes } => {
+                        let item = (number, flow, bytes);
+                        expected.entry(flow).or_default().push_back(item);
+                        tickets.extend(lines.push(flow, bytes, item).map(|ticket| (flow.owner, ticket)));
                     }
-                    Step::Take => match lines.take() {
-                        Some(item) => prop_assert_eq!(expected.entry(item.1).or_default().pop_front(), Some(item)),
-                        None => prop_assert!(expected.values().all(VecDeque::is_empty)),
-                    },
+                    Step::Take(cost) => {
+                        lines.finish(cost);
+                        match lines.take() {
+                            Some(item) => prop_assert_eq!(expected.entry(item.1).or_default().pop_front(), Some(item)),
+                            None => prop_assert!(expected.values().all(VecDeque::is_empty)),
+                        }
+                    }
                     Step::Cancel(index) => {
                         if let Some((owner, ticket)) = (!tickets.is_empty()).then(|| *index.get(&tickets))
                             && let Some(item) = lines.cancel(owner, ticket)
                         {
-                            expected.entry(owner).or_default().retain(|other| *other != item);
+                            expected.entry(item.1).or_default().retain(|other| *other != item);
                         }
                     }
                 }
-                check(&lines);
+                check(&lines, &expected);
             }
             let outside = lines.cancel_all().len();
-            check(&lines);
-            let left = std::iter::from_fn(|| lines.take()).count();
+            let take = || {
+                lines.finish(0);
+                lines.take()
+            };
+            let left = std::iter::from_fn(take).count();
             prop_assert_eq!(outside + left, expected.values().map(VecDeque::len).sum::<usize>());
             prop_assert!(lines.by_owner.is_empty() && lines.queued == Usage::default());
+        }
+
+        #[test]
+        fn an_owner_with_several_flows_has_no_larger_share(
+            flows in prop::collection::vec(1_u64..6, 2..5),
+            costs in prop::collection::vec(1_u64..100, 1000),
+        ) {
+            const ITEMS: usize = 200;
+            let mut lines = Lines::new(Bounds::new(100_000, usize::MAX));
+            for (owner, flows) in flows.iter().enumerate() {
+                for number in 0..ITEMS {
+                    let flow = Flow { owner: owner as u64, origin: number as u64 % flows };
+                    prop_assert_eq!(lines.push(flow, 0, owner), None);
+                }
+            }
+            let mut spent = vec![0; flows.len()];
+            for cost in costs.into_iter().take(ITEMS) {
+                let owner = lines.take().unwrap();
+                lines.finish(cost);
+                spent[owner] += cost;
+                let (least, most) = (spent.iter().min().unwrap(), spent.iter().max().unwrap());
+                // Each flow of an owner may be ahead by one item.
+                prop_assert!(most - least <= 7 * 100, "{spent:?}");
+            }
         }
     }
 }

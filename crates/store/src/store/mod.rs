@@ -23,6 +23,7 @@ mod queue;
 mod recover;
 mod stats;
 mod transfer;
+mod turns;
 mod writer;
 mod writes;
 
@@ -99,10 +100,11 @@ impl Default for StoreOptions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct WriteOptions {
-    /// The cause of the write, which is logged with its commit.
+    /// The cause of the write, which is logged with its commit. Writes of one owner with the same origin run in the order in which
+    /// they were submitted; those with different origins take turns.
     pub cause: Cause,
-    /// Who is charged for the write, such as a hash of a user id. Owners take turns, and none of them can fill the queue. Default:
-    /// 0, which is the embedding program.
+    /// Who is charged for the write, such as a hash of a user id. Owners take turns by the work of their writes, and none of them
+    /// can fill the queue. Default: 0, which is the embedding program.
     pub owner: u64,
     /// The memory that the closure of the write holds while it waits. Default: 0, so only the number of writes is bounded.
     pub bytes: usize,
@@ -319,8 +321,9 @@ impl Store {
 
     /// Like [`write`](Self::write), with a cause, an owner and a size.
     ///
-    /// Writes of one owner are done in the order of submission. The writer takes one write of each owner in turn, so a write
-    /// that is alone in its owner's line waits for at most one write of every other owner, whatever their backlogs.
+    /// Writes of one owner and origin are done in the order of submission. Owners, and the origins of an owner, get equal shares of
+    /// the writer's work: a write that is alone waits for the one that runs, and for others that are as cheap as itself, whatever
+    /// the backlogs of others.
     pub fn write_with<T, F>(&self, options: WriteOptions, work: F) -> Pending<T>
     where
         F: FnOnce(&mut Draft) -> Result<T, StoreError> + Send + 'static,

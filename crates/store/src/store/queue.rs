@@ -15,6 +15,7 @@ use tokio::sync::oneshot;
 use super::WriteOptions;
 use super::lines::{Bounds, Lines, Owner, Ticket, Usage};
 use super::pending::{Pending, WriteError};
+use super::turns::Flow;
 use crate::{Backup, Cause, Checkpoint, Draft, EngineError, State, StoreError};
 
 /// A message to the writer.
@@ -97,7 +98,8 @@ struct Waiting {
 }
 
 impl Waiting {
-    fn take(&mut self) -> Option<Message> {
+    fn take(&mut self, cost: u64) -> Option<Message> {
+        self.lines.finish(cost);
         self.signals.pop_front().or_else(|| self.lines.take())
     }
 }
@@ -128,8 +130,8 @@ pub(super) enum Taken {
 }
 
 impl Queue {
-    /// The owner of the requests that the embedding program makes.
-    const PROGRAM: Owner = 0;
+    /// The flow of the requests that the embedding program makes.
+    const PROGRAM: Flow = Flow { owner: 0, origin: 0 };
 
     pub(super) fn new(bounds: Bounds) -> Self {
         let waiting = Waiting { lines: Lines::new(bounds), signals: VecDeque::new(), is_closed: false, is_idle: false };
@@ -149,7 +151,7 @@ impl Queue {
         let WriteOptions { cause, owner, bytes } = options;
         let (reply, receiver) = oneshot::channel();
         let job = Message::Write(Box::new(Once { work: Some(work), result: None, reply, cause }));
-        let ticket = self.submit(owner, bytes, job);
+        let ticket = self.submit(Flow { owner, origin: cause.origin }, bytes, job);
         let outside = ticket.map(|ticket| Outside { queue: Arc::clone(self), owner, ticket });
         Pending::new(outside, receiver)
     }
@@ -160,8 +162,8 @@ impl Queue {
         self.submit(Self::PROGRAM, 0, message);
     }
 
-    fn submit(&self, owner: Owner, bytes: usize, message: Message) -> Option<Ticket> {
-        self.add(|waiting| waiting.lines.push(owner, bytes, message))?
+    fn submit(&self, flow: Flow, bytes: usize, message: Message) -> Option<Ticket> {
+        self.add(|waiting| waiting.lines.push(flow, bytes, message))?
     }
 
     /// Sends a signal, which is handled before all other messages.
@@ -190,16 +192,16 @@ impl Queue {
         self.abandoned.load(Relaxed)
     }
 
-    /// Takes the next message, if there is one.
-    pub(super) fn next(&self) -> Option<Message> {
-        self.waiting().take()
+    /// Takes the next message, if there is one. `cost` is the work of the last one, in nanoseconds.
+    pub(super) fn next(&self, cost: u64) -> Option<Message> {
+        self.waiting().take(cost)
     }
 
     /// Takes the next message. Sleeps until there is one, or until the given time.
-    pub(super) fn wait(&self, until: Option<Instant>) -> Taken {
+    pub(super) fn wait(&self, mut cost: u64, until: Option<Instant>) -> Taken {
         let mut waiting = self.waiting();
         loop {
-            if let Some(message) = waiting.take() {
+            if let Some(message) = waiting.take(std::mem::take(&mut cost)) {
                 return Taken::Message(message);
             }
             if waiting.is_closed {
@@ -238,7 +240,7 @@ impl Queue {
     pub(super) fn abandon(&self) {
         self.close();
         // Each is dropped without the lock.
-        while let Some(message) = self.next() {
+        while let Some(message) = self.next(0) {
             drop(message);
         }
     }

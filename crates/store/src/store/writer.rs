@@ -4,8 +4,8 @@
 //! after the other, and commits them as one group with one sync. Then it publishes the head with one atomic swap, appends the
 //! commits to the history, and answers. So readers see neither half a write nor one that could still be lost.
 //!
-//! Writes are taken one at a time, by turns between owners, and a group is limited in work. So a write waits for the group that
-//! runs, and then for at most one write of every other owner.
+//! Writes are taken one at a time, by turns between owners, and a group is limited in work. Turns are counted in work, so a write
+//! waits for the group that runs, and then for writes of others that are as cheap as itself.
 //!
 //! All answers wait for the group, refusals included: a refusal may depend on an earlier write of the group, and nothing may
 //! leave the store that shows a write which a crash could still undo. If the engine fails, the head is reset to the published
@@ -34,6 +34,11 @@ use crate::{
 const MAX_GROUP_WRITES: usize = 1024;
 const MAX_GROUP_BYTES: usize = 1 << 20;
 const MAX_GROUP_TIME: Duration = Duration::from_millis(4);
+/// The work of a write, in nanoseconds: that of its reads, as the budget counts it, and this for the write itself and for each record
+/// and byte that it changes. An estimate, because a clock would charge a write for the threads that ran meanwhile.
+const WRITE_WORK: u64 = 1000;
+const CHANGE_WORK: u64 = 1000;
+const BYTE_WORK: u64 = 4;
 /// Number of records that a sweep examines per commit.
 const SWEPT_AT_A_TIME: usize = 1000;
 /// Delay of a group while the log is past its limit.
@@ -47,6 +52,8 @@ pub(super) struct Writer {
     /// The published state and the writes since.
     head: Draft,
     group: Group,
+    /// The work of the last write.
+    last_work: u64,
     /// The error that ended writing.
     stopped: Option<Arc<EngineError>>,
     /// The end of the last sweep.
@@ -87,6 +94,7 @@ impl Writer {
             engine,
             head: Draft::new(snapshot.state.clone(), 0).with_limits(shared.limits),
             group: Group::default(),
+            last_work: 0,
             stopped: None,
             swept: Instant::now(),
             sweep: Sweep::default(),
@@ -102,7 +110,7 @@ impl Writer {
         let _end = End(Arc::clone(&self.shared));
         let mut until = self.next_duty();
         loop {
-            match self.shared.queue.wait(until) {
+            match self.shared.queue.wait(std::mem::take(&mut self.last_work), until) {
                 Taken::Message(message) => self.work_group(message),
                 Taken::Nothing => self.set_now(),
                 Taken::Closed => break,
@@ -129,8 +137,10 @@ impl Writer {
         while let Some(message) = next {
             self.work(message);
             // Writes that arrived meanwhile join the group and share its sync.
-            next =
-                if self.group.is_full() || start.elapsed() >= MAX_GROUP_TIME { None } else { self.shared.queue.next() };
+            if self.group.is_full() || start.elapsed() >= MAX_GROUP_TIME {
+                break;
+            }
+            next = self.shared.queue.next(std::mem::take(&mut self.last_work));
         }
         // An error is reported to the callers.
         let _ = self.flush();
@@ -172,11 +182,15 @@ impl Writer {
             return;
         }
         self.head.reset_read_work();
+        let before = self.group.bytes;
         let mut is_done = job.run(&mut self.head);
+        let changed = self.head.changes().0.len() as u64;
         if is_done && let Err(error) = self.commit_changes(job.cause()) {
             job.refuse(error);
             is_done = false;
         }
+        let bytes = (self.group.bytes - before) as u64;
+        self.last_work = self.head.read_work().saturating_add(WRITE_WORK + changed * CHANGE_WORK + bytes * BYTE_WORK);
         self.group.jobs.push(job);
         if !is_done {
             self.shared.counters.refused.fetch_add(1, Relaxed);
