@@ -63,6 +63,8 @@ pub(crate) struct Background {
 impl Background {
     /// Limit of the jobs in the pool.
     const MAX_QUEUED: usize = 4096;
+    /// How much lower than usual the priority of the threads is, so that costly evaluations do not delay the live thread.
+    const NICENESS: u8 = 10;
 
     pub(crate) fn new(name: &str, threads: usize, shared: Arc<Shared>) -> Result<Self, BuildError> {
         let handle = |message: &mut Message<Option<Task>>, _: &mut Context<'_, Option<Task>>| {
@@ -75,6 +77,7 @@ impl Background {
             Ok::<(), Infallible>(())
         };
         let pool = Pool::builder().workers(threads).messages(Self::MAX_QUEUED).dead_letters(0).name(name);
+        let pool = pool.niceness(Self::NICENESS);
         Ok(Self { pool: pool.start(handle)?, shared, backlog: VecDeque::new() })
     }
 

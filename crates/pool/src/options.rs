@@ -157,6 +157,7 @@ pub struct Builder<P> {
     pub(crate) on_dead_letter: Option<Box<OnDeadLetter<P>>>,
     pub(crate) observer: Option<Arc<dyn Observer>>,
     pub(crate) name: String,
+    pub(crate) niceness: u8,
 }
 
 pub(crate) type OnDeadLetter<P> = dyn Fn(&mut DeadLetter<P>) + Send + Sync;
@@ -177,6 +178,7 @@ impl<P: Send + 'static> Default for Builder<P> {
             on_dead_letter: None,
             observer: None,
             name: "pool".into(),
+            niceness: 0,
         }
     }
 }
@@ -268,6 +270,14 @@ impl<P: Send + 'static> Builder<P> {
     #[must_use]
     pub fn name(self, name: impl Into<String>) -> Self {
         Self { name: name.into(), ..self }
+    }
+
+    /// By how much the scheduling priority of its threads is lower than that of the thread that starts it, on the scale of `nice`.
+    /// For work that must not delay other threads of the process. Has an effect on Linux, where threads have priorities of their
+    /// own. Default: 0.
+    #[must_use]
+    pub fn niceness(self, niceness: u8) -> Self {
+        Self { niceness, ..self }
     }
 
     /// Starts the workers.

@@ -105,6 +105,22 @@ pub struct Shutdown<P> {
     pub running: usize,
 }
 
+/// Lowers the priority of this thread.
+#[cfg(target_os = "linux")]
+fn lower_priority(niceness: u8) {
+    if niceness > 0 {
+        // On Linux this concerns the calling thread alone.
+        let lowered = rustix::process::nice(niceness.into());
+        if let Err(error) = lowered {
+            tracing::debug!(%error, "the priority of a worker thread stays as it is");
+        }
+    }
+}
+
+/// Elsewhere the priority is that of the process.
+#[cfg(not(target_os = "linux"))]
+fn lower_priority(_: u8) {}
+
 impl<P: Send + 'static> Pool<P> {
     /// The settings, to start a pool with.
     pub fn builder() -> Builder<P> {
@@ -112,14 +128,17 @@ impl<P: Send + 'static> Pool<P> {
     }
 
     pub(crate) fn start<H: Handler<P>>(options: Builder<P>, handler: H) -> Result<Self, BuildError> {
-        let name = options.name.clone();
+        let (name, niceness) = (options.name.clone(), options.niceness);
         let engine = Arc::new(Engine::new(options, handler, Clock::System));
         let pool = Self { engine: Arc::clone(&engine), threads: Mutex::default() };
         for worker in 0..engine.workers() {
             let engine = Arc::clone(&engine);
             let thread = thread::Builder::new().name(format!("{name}-{worker}"));
             // On an error the pool is dropped, and what was started ends.
-            let thread = thread.spawn(move || worker::run(&engine, worker));
+            let thread = thread.spawn(move || {
+                lower_priority(niceness);
+                worker::run(&engine, worker);
+            });
             lock(&pool.threads).push(thread.map_err(|source| BuildError::Thread { worker, source })?);
         }
         Ok(pool)

@@ -25,8 +25,7 @@ const MAX_WAITING: usize = 4096;
 /// Requests of one connection that may wait for a thread. A socket has one, a client in this process may have several.
 const MAX_WAITING_PER_CONNECTION: usize = 64;
 /// How much lower than usual the priority of the threads is, on the scale of `nice`.
-#[cfg(target_os = "linux")]
-const NICENESS: i32 = 10;
+const NICENESS: u8 = 10;
 
 /// Work that is done once. Taken out of the message, so that none is left among the dead letters of the pool after a panic.
 type Job = Option<Box<dyn FnOnce() + Send>>;
@@ -61,7 +60,6 @@ impl WorkPool {
         // More threads than cores, so that a few long requests leave some for others.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let handle = |message: &mut Message<Job>, _: &mut Context<'_, Job>| {
-            lower_priority();
             if let Some(job) = message.payload.take() {
                 job();
             }
@@ -72,6 +70,7 @@ impl WorkPool {
             .workers((2 * cores).clamp(4, 32))
             .messages(MAX_WAITING)
             .key_messages(MAX_WAITING_PER_CONNECTION)
+            .niceness(NICENESS)
             .start(handle)?;
         Ok(Self { pool })
     }
@@ -125,21 +124,3 @@ fn busy() -> RequestError {
 #[derive(Debug, thiserror::Error)]
 #[error("the request panicked on the pool")]
 struct Lost;
-
-/// Lowers the priority of this thread, once.
-#[cfg(target_os = "linux")]
-fn lower_priority() {
-    thread_local! {
-        static IS_LOWERED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
-    }
-    if !IS_LOWERED.replace(true) {
-        // On Linux this concerns the calling thread alone.
-        if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
-            tracing::debug!(%error, "the priority of a pool thread stays as it is");
-        }
-    }
-}
-
-/// Elsewhere the priority is that of the process.
-#[cfg(not(target_os = "linux"))]
-fn lower_priority() {}

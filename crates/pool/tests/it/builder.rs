@@ -47,3 +47,22 @@ fn a_pool_says_what_it_is() {
     assert_eq!(pool.workers(), 3);
     assert_eq!(pool.placement(), tidewire_pool::Placement::Moving);
 }
+
+/// The niceness of this thread.
+#[cfg(target_os = "linux")]
+fn niceness() -> i64 {
+    let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+    // The name is in parentheses and may contain spaces. Niceness is the 17th field after it.
+    let (_, fields) = stat.rsplit_once(") ").unwrap();
+    fields.split(' ').nth(16).unwrap().parse().unwrap()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn threads_have_a_lower_priority_if_set() {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let handler = move |_: &mut Message<()>, _: &mut Context<'_, ()>| sender.send(niceness());
+    let pool = Pool::builder().workers(1).niceness(3).start(handler).unwrap();
+    pool.submit(Message::new(1, ())).unwrap();
+    assert_eq!(receiver.recv().unwrap(), (niceness() + 3).min(19));
+}
