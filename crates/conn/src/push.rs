@@ -55,7 +55,8 @@ impl From<PushError> for io::Error {
     }
 }
 
-/// Names a place in the outbox that holds one unsent frame; see [`PushHandle::push_latest`].
+/// Names frames of one kind in the outbox: the newest one ([`PushHandle::push_latest`]), or a sequence of them
+/// ([`PushHandle::push_next`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u64);
 
@@ -211,8 +212,15 @@ impl<F: FrameLike> PushHandle<F> {
         self.0.push_latest(slot, frame, None)
     }
 
-    /// Takes the unsent frame of a slot back, with what waits beside it for a later reply. Returns whether there was any. None of
-    /// them is written after that, unless the writing of it has begun: for subscriptions that end.
+    /// Queues a frame of a slot with low priority, behind all others of that priority, without waiting. Frames that are pushed this
+    /// way do not replace each other; [`take_back`](Self::take_back) takes all of them back. Refused with [`PushError::QueueFull`]
+    /// if there is no room.
+    pub fn push_next(&self, slot: Slot, frame: F) -> Result<(), PushError> {
+        self.0.push_next(slot, frame, None)
+    }
+
+    /// Takes back all unsent frames of a slot. Returns whether there were any. None of them is written after that, unless the
+    /// writing of it has begun: for subscriptions that end.
     pub fn take_back(&self, slot: Slot) -> bool {
         self.0.take_back(slot)
     }
@@ -277,6 +285,11 @@ impl<F: FrameLike> PushAfter<'_, F> {
     /// As [`PushHandle::try_push`], after the reply.
     pub fn try_push(&self, frame: F, priority: PushPriority, policy: PushPolicy) -> Result<(), PushError> {
         self.handle.0.push_or_drop(frame, priority, policy, Some(self.reply))
+    }
+
+    /// As [`PushHandle::push_next`], after the reply.
+    pub fn push_next(&self, slot: Slot, frame: F) -> Result<(), PushError> {
+        self.handle.0.push_next(slot, frame, Some(self.reply))
     }
 
     /// As [`PushHandle::push_latest`], after the reply. What is pushed to the slot later comes after it as well. An unsent frame

@@ -9,6 +9,8 @@ use std::sync::Arc;
 
 use tokio::sync::{AcquireError, Semaphore};
 
+use crate::Slot;
+
 /// With so many places a lane begins; an idle one keeps them.
 const FIRST: usize = 8;
 
@@ -27,6 +29,8 @@ pub(super) struct Lane<F> {
 pub(super) struct Queued<F> {
     pub(super) frame: F,
     pub(super) weight: u32,
+    /// The slot that it belongs to, if it does.
+    pub(super) slot: Option<Slot>,
 }
 
 #[derive(Clone, Copy)]
@@ -69,17 +73,38 @@ impl<F> Lane<F> {
         self.frames.push_back(queued);
     }
 
-    /// Takes the first frame. Its room is given back if nobody waits; otherwise it is to be [added](Line::add) to the line, without
-    /// the lock, and then to be [left](Self::leave).
-    pub(super) fn pop(&mut self) -> Option<(Queued<F>, Option<Arc<Line>>)> {
+    /// Takes the first frame. Its room is to be [given back](Self::give_back).
+    pub(super) fn pop(&mut self) -> Option<Queued<F>> {
         let queued = self.frames.pop_front()?;
         self.bytes -= queued.weight as usize;
-        if self.line.is_none() {
-            self.room.frames += 1;
-            self.room.bytes += queued.weight as usize;
-            return Some((queued, None));
+        Some(queued)
+    }
+
+    /// Takes out the frames of a slot. Their room is to be [given back](Self::give_back).
+    pub(super) fn take_back(&mut self, slot: Slot) -> Vec<Queued<F>> {
+        let mut taken = Vec::new();
+        if self.frames.iter().any(|queued| queued.slot == Some(slot)) {
+            for queued in std::mem::take(&mut self.frames) {
+                if queued.slot == Some(slot) {
+                    self.bytes -= queued.weight as usize;
+                    taken.push(queued);
+                } else {
+                    self.frames.push_back(queued);
+                }
+            }
         }
-        Some((queued, Some(self.join())))
+        taken
+    }
+
+    /// Gives back the room of frames that were taken, if nobody waits for it. Otherwise returns the line, to which it is to be
+    /// [added](Line::add) without the lock, and which is then to be [left](Self::leave).
+    pub(super) fn give_back(&mut self, frames: usize, bytes: usize) -> Option<Arc<Line>> {
+        if self.line.is_some() {
+            return Some(self.join());
+        }
+        self.room.frames += frames;
+        self.room.bytes += bytes;
+        None
     }
 
     /// Uses the line until it is [left](Self::leave).
@@ -148,10 +173,10 @@ impl Line {
         true
     }
 
-    /// Gives back the room of a frame of that weight. Whoever is woken may run at once.
-    pub(super) fn add(&self, weight: u32) {
-        self.frames.add_permits(1);
-        self.bytes.add_permits(weight as usize);
+    /// Gives back the room of frames. Whoever is woken may run at once.
+    pub(super) fn add(&self, frames: usize, bytes: usize) {
+        self.frames.add_permits(frames);
+        self.bytes.add_permits(bytes);
     }
 
     /// Nobody waits any more.

@@ -182,7 +182,7 @@ impl<F: FrameLike> Outbox<F> {
 
     /// Queues a frame when there is room for it.
     pub(crate) async fn push(&self, frame: F, priority: PushPriority) -> Result<(), PushError> {
-        let frame = match self.try_push(frame, priority, None) {
+        let frame = match self.try_push(frame, priority, None, None) {
             Ok(()) => return Ok(()),
             Err((PushError::QueueFull, frame)) => frame,
             Err((error, _)) => return Err(error),
@@ -193,7 +193,7 @@ impl<F: FrameLike> Outbox<F> {
         let mut guard = self.lock();
         let queues = self.open(&mut guard).ok_or(PushError::Closed)?;
         queues.undrained = true;
-        queues.lane(priority).push(Queued { frame, weight });
+        queues.lane(priority).push(Queued { frame, weight, slot: None });
         let has_grown = self.record(queues);
         drop(guard);
         self.queued_frame(has_grown);
@@ -201,7 +201,13 @@ impl<F: FrameLike> Outbox<F> {
     }
 
     /// Queues a frame if there is room for it now; otherwise it comes back.
-    fn try_push(&self, frame: F, priority: PushPriority, after: Option<ReplyTicket>) -> Result<(), (PushError, F)> {
+    fn try_push(
+        &self,
+        frame: F,
+        priority: PushPriority,
+        slot: Option<Slot>,
+        after: Option<ReplyTicket>,
+    ) -> Result<(), (PushError, F)> {
         let weight = self.weight(&frame);
         let after = after.map_or(0, |ticket| self.request(ticket));
         let mut guard = self.lock();
@@ -210,7 +216,7 @@ impl<F: FrameLike> Outbox<F> {
             return Err((PushError::QueueFull, frame));
         }
         queues.undrained = true;
-        let queued = Queued { frame, weight };
+        let queued = Queued { frame, weight, slot };
         if after > 0 {
             queues.tie(after, Tied::Frame(priority, queued));
             self.tied.store(true, SeqCst);
@@ -241,13 +247,18 @@ impl<F: FrameLike> Outbox<F> {
         policy: PushPolicy,
         after: Option<ReplyTicket>,
     ) -> Result<(), PushError> {
-        match self.try_push(frame, priority, after) {
+        match self.try_push(frame, priority, None, after) {
             Err((PushError::QueueFull, frame)) if policy != PushPolicy::ReturnErrorIfFull => {
                 self.options.lose(frame, Lost::Dropped { warn: policy == PushPolicy::WarnAndDropIfFull });
                 Ok(())
             }
             ended => ended.map_err(|(error, _)| error),
         }
+    }
+
+    /// Queues a frame of a slot behind the others that are low, if there is room for it now.
+    pub(crate) fn push_next(&self, slot: Slot, frame: F, after: Option<ReplyTicket>) -> Result<(), PushError> {
+        self.try_push(frame, PushPriority::Low, Some(slot), after).map_err(|(error, _)| error)
     }
 
     /// Puts a frame into a slot, in place of the one that may be there.
@@ -420,13 +431,11 @@ impl<F: FrameLike> Outbox<F> {
                     return Some((priority, frame));
                 }
             }
-            if let Some((Queued { frame, weight }, line)) = queues.lane(priority).pop() {
+            if let Some(Queued { frame, weight, .. }) = queues.lane(priority).pop() {
+                let line = queues.lane(priority).give_back(1, weight as usize);
                 self.record(queues);
                 drop(guard);
-                if let Some(line) = line {
-                    let user = Waiting { outbox: self, priority, line };
-                    user.line.add(weight);
-                }
+                self.add_room(priority, line, 1, weight as usize);
                 return Some((priority, frame));
             }
         }
@@ -451,23 +460,35 @@ impl<F: FrameLike> Outbox<F> {
         queues.bytes() - queues.slots.get(&slot).map_or(0, Latest::size)
     }
 
-    /// Empties a slot. Returns whether there was anything in it.
+    /// Gives room to those who wait for it. The lock is released.
+    fn add_room(&self, priority: PushPriority, line: Option<Arc<Line>>, frames: usize, bytes: usize) {
+        if let Some(line) = line {
+            let user = Waiting { outbox: self, priority, line };
+            user.line.add(frames, bytes);
+        }
+    }
+
+    /// Takes out all frames of a slot. Returns whether there were any.
     pub(crate) fn take_back(&self, slot: Slot) -> bool {
         let mut guard = self.lock();
         let Some(queues) = guard.as_deref_mut() else { return false };
-        let taken = queues.take_back(slot);
-        if taken.is_some() {
+        let (latest, queued) = (queues.take_back(slot), queues.take_back_queued(slot));
+        let has_taken = latest.is_some() || !queued.is_empty();
+        if has_taken {
             self.tied.store(!queues.tied.is_empty(), SeqCst);
         }
+        let (frames, bytes) = (queued.len(), queued.iter().map(|queued| queued.weight as usize).sum());
+        let line = queues.low.give_back(frames, bytes);
         self.record(queues);
-        let is_last = taken.is_some() && queues.is_empty();
+        let is_last = has_taken && queues.is_empty();
         // The frames are not dropped under the lock.
         drop(guard);
+        self.add_room(PushPriority::Low, line, frames, bytes);
         if is_last {
             // So that the actor sees that nothing waits any more.
             self.announce();
         }
-        taken.is_some()
+        has_taken
     }
 
     /// Whether nothing waits any more, after something did. Told once.
@@ -657,6 +678,19 @@ impl<F> Queues<F> {
             self.tied.retain(|_, tied| !matches!(tied, Tied::Slot(tied) if *tied == slot));
         }
         Some(latest)
+    }
+
+    /// Takes the frames of a slot out of the lane, and out of those that wait for a reply. Their room is still taken.
+    fn take_back_queued(&mut self, slot: Slot) -> Vec<Queued<F>> {
+        let mut taken = self.low.take_back(slot);
+        let is_taken = |tied: &Tied<F>| matches!(tied, Tied::Frame(_, queued) if queued.slot == Some(slot));
+        for (_, tied) in self.tied.extract_if(.., |_, tied| is_taken(tied)) {
+            if let Tied::Frame(_, queued) = tied {
+                self.tied_bytes -= queued.weight as usize;
+                taken.push(queued);
+            }
+        }
+        taken
     }
 
     /// The next frame of a slot, and the one that is outdated by it.

@@ -207,6 +207,10 @@ async fn what_is_tied_waits_and_can_be_taken_back() {
     expect(&mut client, &["1 free"]).await;
     assert_eq!(handle.queued_bytes(), 7);
     assert!(handle.take_back(Slot(2)) && !handle.take_back(Slot(2)));
+    tied.push_next(Slot(3), frame("seven")).unwrap();
+    tied.push_next(Slot(3), frame("eight")).unwrap();
+    assert_eq!(handle.queued_bytes(), 14);
+    assert!(handle.take_back(Slot(3)) && !handle.take_back(Slot(3)));
     tied.push_latest(Slot(2), frame("again")).unwrap();
     assert_eq!(handle.queued_bytes(), 9);
     setting.release();

@@ -337,6 +337,28 @@ async fn no_room_is_lost_while_pushers_come_and_go() {
     assert_eq!([(); 4].map(|()| push_now()), [Ok(()), Ok(()), Ok(()), Err(PushError::QueueFull)]);
 }
 
+#[tokio::test]
+async fn a_sequence_of_a_slot_is_taken_back_as_a_whole() {
+    let (mut queues, handle) = PushQueues::<String>::bounded(1, 4);
+    for (slot, text) in [(1, "a"), (2, "b"), (1, "c"), (2, "d")] {
+        handle.push_next(Slot(slot), text.into()).unwrap();
+    }
+    assert_eq!(handle.push_next(Slot(1), "e".into()), Err(PushError::QueueFull));
+    let waiting = tokio::spawn({
+        let handle = handle.clone();
+        async move { handle.push_low_priority("f".into()).await }
+    });
+    tokio::task::yield_now().await;
+    assert!(handle.take_back(Slot(1)) && !handle.take_back(Slot(1)));
+    waiting.await.unwrap().unwrap();
+    handle.push_next(Slot(1), "g".into()).unwrap();
+    assert_eq!(handle.push_next(Slot(1), "h".into()), Err(PushError::QueueFull));
+    for expected in ["b", "d", "f", "g"] {
+        assert_eq!(queues.recv().await, Some((PushPriority::Low, expected.into())));
+    }
+    assert_eq!(handle.queued_bytes(), 0);
+}
+
 /// Slots are filled in a row; what is taken back leaves its place, and has one again when it is filled again.
 #[tokio::test]
 async fn what_is_taken_back_of_a_slot_is_not_written() {
