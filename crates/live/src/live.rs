@@ -165,12 +165,6 @@ pub enum LiveError {
     /// The matcher cannot take the query.
     #[error(transparent)]
     Matcher(#[from] SubscribeError),
-    /// There is no such subscription.
-    #[error("there is no subscription {id}")]
-    NotSubscribed {
-        /// Its number.
-        id: u64,
-    },
     /// The live queries or the store have ended.
     #[error("live queries have ended")]
     Closed,
@@ -310,13 +304,6 @@ impl Live {
         // From now on the subscription itself ends it.
         waiting.id = None;
         subscribed?
-    }
-
-    /// Changes the query of a subscription, because the rows that it may see have changed. Events of the old query that wait are
-    /// dropped before this returns, and the next event is the whole result of the new query. If the new query cannot be evaluated,
-    /// the subscription ends.
-    pub async fn replace(&self, id: u64, query: Query) -> Result<(), LiveError> {
-        self.request(|reply| Command::Replace { id, query: Box::new(query), reply }).await?
     }
 
     /// Waits until all commits that are published are applied, and their events delivered. Returns the position of the last one.

@@ -16,7 +16,6 @@ use crate::wake::shielded;
 /// A request to the driver.
 pub(crate) enum Command {
     Subscribe(Box<Subscribe>),
-    Replace { id: u64, query: Box<Query>, reply: oneshot::Sender<Result<(), LiveError>> },
     Settle(oneshot::Sender<Position>),
 }
 

@@ -105,11 +105,6 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    /// Returns its number, which [`Live::replace`](crate::Live::replace) takes.
-    pub fn id(&self) -> u64 {
-        self.id
-    }
-
     /// Returns the result at its beginning, or what had changed until then.
     pub fn first(&self) -> &First {
         self.first.as_deref().unwrap_or(&NOTHING)
@@ -161,13 +156,6 @@ impl Subscription {
             self.shared.refresh(self.id);
         }
         Poll::Pending
-    }
-
-    /// Returns whether all events so far have been polled. A paused subscription, and one that awaits the whole result, is not
-    /// current.
-    pub fn is_current(&self) -> bool {
-        let state = self.inbox.state();
-        state.events.len() == 0 && state.delivery == Delivery::On
     }
 
     /// Stops delivery and drops the events that wait. Nothing is kept while it is paused, however many commits there are. The end of
@@ -330,18 +318,6 @@ impl Inbox {
             counters.events.fetch_add(u64::from(pushed == Pushed::Given), Relaxed);
             counters.conflated.fetch_add(u64::from(pushed == Pushed::FellBehind), Relaxed);
         }
-    }
-
-    /// Drops the events that wait, which the subscriber must not see any more, and stops delivery until the whole result has
-    /// come, which the driver will deliver without a request. A pause goes on.
-    pub(crate) fn reset(&self, counters: &Counters) {
-        let mut state = self.state();
-        let dropped = std::mem::take(&mut state.events);
-        if state.delivery != Delivery::Paused {
-            (state.delivery, state.has_asked) = (Delivery::AwaitsWhole, true);
-        }
-        drop(state);
-        counters.conflated.fetch_add(u64::from(dropped.len() > 0), Relaxed);
     }
 
     /// Stops delivery. Returns whether events were dropped.

@@ -322,7 +322,9 @@ impl PushSink for LocalSink {
         }
     }
 
-    fn take_back(&self, _: u64) {}
+    fn take_back(&self, _: u64) -> bool {
+        false
+    }
 
     fn close(&self, _: Disconnect) {
         let waiting = std::mem::take(&mut *self.waiting());

@@ -278,10 +278,6 @@ impl Driver {
         for command in requests.commands {
             match command {
                 Command::Subscribe(subscribe) => self.subscribe(*subscribe),
-                Command::Replace { id, query, reply } => {
-                    let replaced = self.replace(id, *query);
-                    self.answer(reply, replaced);
-                }
                 Command::Settle(reply) => {
                     self.settle();
                     self.settling.push((self.matcher.position(), reply));
@@ -402,28 +398,6 @@ impl Driver {
         };
         snapshot.state.bucket(&query.bucket)?;
         Ok((query, definition))
-    }
-
-    /// Changes the query of a subscriber. It gets no more events of the old one.
-    fn replace(&mut self, id: u64, query: Query) -> Result<(), LiveError> {
-        let snapshot = self.settle();
-        if !self.subscribers.contains_key(&id) {
-            return Err(LiveError::NotSubscribed { id });
-        }
-        let bucket = match snapshot.state.bucket(&query.bucket) {
-            Ok(bucket) => bucket.identity(),
-            Err(error) => {
-                self.end(id, End::BucketDropped);
-                return Err(error.into());
-            }
-        };
-        self.unfollow(id);
-        let Some(subscriber) = self.subscribers.get_mut(&id) else { return Err(LiveError::NotSubscribed { id }) };
-        subscriber.inbox.reset(&self.shared.counters);
-        let recipient = Recipient::Inbox { bucket };
-        subscriber.pending = Some(Box::new(Pending { recipient, stage: Stage::Result, requested: snapshot.position }));
-        self.follow(id, query, &snapshot, None);
-        Ok(())
     }
 
     /// Ends the subscriptions to a named query that was undefined.

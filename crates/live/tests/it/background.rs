@@ -386,51 +386,6 @@ fn an_evaluation_has_a_deadline() {
     });
 }
 
-#[test]
-fn a_subscription_with_other_rights_shows_nothing_of_the_old_query() {
-    run(async {
-        let gate = Arc::new(Gate::default());
-        let store = store(gate.options()).await;
-        let live = Live::new(store.clone());
-        let old = query(&json!({"filter": {"id": {"$lt": 3}}, "fields": ["id"]}));
-        let mut subscription = live.subscribe(old, Mode::Delta).await.unwrap();
-        store.delete("b", json!(0), None).await.unwrap();
-        live.settled().await.unwrap();
-        gate.set(true);
-        live.replace(subscription.id(), costly()).await.unwrap();
-        gate.arrived(1).await;
-        store.delete("b", json!(1), None).await.unwrap();
-        assert!(subscription.try_next().unwrap().is_none());
-        gate.set(false);
-        let mut result = Vec::new();
-        apply(&mut result, subscription.next().await.unwrap());
-        assert_eq!(result, ids(&[ROWS - 1, ROWS - 2, ROWS - 3]));
-        assert!(subscription.is_current());
-    });
-}
-
-/// A result that is being encoded for a subscriber is not delivered after the rights of the subscriber have changed.
-#[test]
-fn a_large_result_of_the_old_query_is_not_delivered() {
-    run(async {
-        let store = store(StoreOptions::default()).await;
-        let live = Live::new(store.clone());
-        let _other = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap();
-        for round in 0..10 {
-            let mut subscription = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap();
-            store.update("b", json!(round), object(json!({"n": 100})), None).await.unwrap();
-            subscription.pause();
-            subscription.refresh();
-            live.replace(subscription.id(), Query::all("c")).await.unwrap();
-            let mut result = vec![json!(1)];
-            apply(&mut result, subscription.next().await.unwrap());
-            assert_eq!(result, Vec::<Json>::new());
-            live.settled().await.unwrap();
-            assert!(subscription.try_next().unwrap().is_none());
-        }
-    });
-}
-
 /// The history holds nothing, so the driver restarts with every commit.
 #[test]
 fn after_a_restart_subscribers_get_whole_results_and_nothing_before() {

@@ -172,25 +172,6 @@ fn a_paused_subscriber_is_woken_by_the_end_only() {
     });
 }
 
-/// Another query takes the place of a paused one, and the subscriber sees nothing of either before it asks.
-#[test]
-fn a_paused_subscription_can_be_replaced() {
-    run(async {
-        let store = store().await;
-        for id in 0..10 {
-            insert(&store, id).await;
-        }
-        let live = Live::new(store.clone());
-        let mut subscription = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap();
-        subscription.pause();
-        let limited = Query::parse(&json!({"bucket": "b", "limit": 3}), &Map::new()).unwrap();
-        live.replace(subscription.id(), limited).await.unwrap();
-        assert!(subscription.try_next().unwrap().is_none());
-        subscription.refresh();
-        assert_eq!(whole(subscription.next().await.unwrap()).len(), 3);
-    });
-}
-
 /// What a subscriber does, or a writer.
 #[derive(Debug, Clone)]
 enum Step {

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use serde_json::{Value as Json, json};
 
-use super::subscribe::review;
+use super::review::review;
 use super::{Answer, Call, Handled, Outcome};
 use crate::auth::Session;
 use crate::protocol::reply::Data;
@@ -25,8 +25,9 @@ pub(super) fn login(call: &Call<'_>) -> Handled {
 pub(super) fn logout(call: &Call<'_>) -> Handled {
     call.admit()?;
     let (server, connection) = (Arc::clone(call.server), Arc::clone(call.connection));
+    // Later, because the owner of the connection must do it: this may run on the pool.
     Ok(Answer::later(async move {
-        change_login(&server, &connection, None).await?;
+        change_login(&server, &connection, None);
         Ok(Data::text("{\"loggedOut\":true}"))
     }))
 }
@@ -60,30 +61,22 @@ async fn log_in(server: &Arc<ServerState>, connection: &Arc<Connection>, token: 
     let user = login.session.user_id.clone();
     let is_revoked = || server.revocations.is_revoked(&user, now);
     if !is_revoked() {
-        change_login(server, connection, Some(login)).await?;
+        change_login(server, connection, Some(login));
     }
     // Checked again when a revocation can find the session: either it ends the session, or this check sees it.
     if is_revoked() {
         server.counters.logins_failed.fetch_add(1, Relaxed);
-        change_login(server, connection, None).await?;
+        change_login(server, connection, None);
         return Err(RequestError::new(Code::SessionRevoked, "the sessions of this user were revoked"));
     }
     Ok(reply.into())
 }
 
-/// Replaces the login of a connection. Its subscriptions are reviewed before that, so none shows rows of another user.
-async fn change_login(
-    server: &Arc<ServerState>,
-    connection: &Arc<Connection>,
-    login: Option<Arc<Login>>,
-) -> Result<(), RequestError> {
-    if connection.is_session_expired(|| server.store.now()) {
-        // Otherwise the review would end the subscriptions with the session that has expired.
-        connection.set_session_expiry(login.as_deref());
-    }
-    review(server, connection, &Caller::new(server.auth.clone(), login.clone())).await?;
+/// Replaces the login of a connection. Called by the owner of the connection, so no subscription is polled meanwhile, and none shows
+/// rows of another user.
+fn change_login(server: &ServerState, connection: &Arc<Connection>, login: Option<Arc<Login>>) {
+    review(connection, &Caller::new(server.auth.clone(), login.clone()));
     connection.set_login(login);
-    Ok(())
 }
 
 fn session_json(session: &Session) -> Json {

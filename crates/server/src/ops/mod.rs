@@ -6,6 +6,7 @@
 
 mod auth;
 pub(crate) mod handler;
+mod review;
 mod server;
 mod store_admin;
 mod store_reads;

@@ -15,7 +15,7 @@ use super::{Answer, Call, Handled, Outcome, Target, check_conditions, permit};
 use crate::protocol::reply::{Data, append_string};
 use crate::protocol::request::Params;
 use crate::push::permit::SubscriptionPermit;
-use crate::push::subscription::{Opening, Source, Subscription};
+use crate::push::subscription::{Opening, Reopening, Source, Subscription};
 use crate::session::caller::Caller;
 use crate::session::connection::Connection;
 use crate::state::ServerState;
@@ -56,9 +56,21 @@ struct Subscribe {
 }
 
 /// The query to subscribe to.
-enum Subscribed {
+pub(super) enum Subscribed {
     Named { name: String, params: Map<String, Json> },
     Inline(Box<Query>),
+}
+
+impl From<&Source> for Subscribed {
+    fn from(source: &Source) -> Self {
+        match source {
+            Source::Inline(query) => Self::Inline(query.clone()),
+            Source::Named { name, params } => {
+                Self::Named { name: name.to_string(), params: params.iter().cloned().collect() }
+            }
+            Source::Programmatic { name, params } => Self::Named { name: name.to_string(), params: (**params).clone() },
+        }
+    }
 }
 
 impl Subscribe {
@@ -83,14 +95,14 @@ impl Subscribe {
                 return Err(RequestError::invalid(message));
             }
         };
-        let since = params.optional_text("since")?.map(Cow::into_owned);
+        let since = params.any_text("since")?.map(Cow::into_owned);
         let is_extended = params.flag("pos")? || since.is_some() || params.given("mode").is_some();
         Ok(Self { query, mode, since, is_extended })
     }
 }
 
 /// Checks whether a caller may subscribe to a query. Returns the filter of the rows that it may see; none for all rows.
-fn permit_query(
+pub(super) fn permit_query(
     server: &ServerState,
     caller: &Caller,
     operation: OperationId,
@@ -223,52 +235,19 @@ async fn open_programmatic(
     Ok(data)
 }
 
-/// Reviews the subscriptions of a connection for another caller: those that it may not have end, and those that show it other
-/// rows begin anew.
-pub(super) async fn review(
-    server: &Arc<ServerState>,
-    connection: &Arc<Connection>,
-    caller: &Caller,
-) -> Result<(), RequestError> {
-    let operation = OperationId::subscribe();
-    for subscription in connection.subscriptions() {
-        let query = match &subscription.source {
-            Source::Inline(query) => Subscribed::Inline(query.clone()),
-            Source::Named { name, params } => {
-                Subscribed::Named { name: name.to_string(), params: params.iter().cloned().collect() }
-            }
-            Source::Programmatic { name, params } => {
-                Subscribed::Named { name: name.to_string(), params: (**params).clone() }
-            }
-        };
-        let permitted = caller.check_tier(Some(operation));
-        let row_filter = match permitted.and_then(|()| permit_query(server, caller, operation, &query)) {
-            Ok(row_filter) => row_filter,
-            Err(error) => {
-                subscription.end(error);
-                continue;
-            }
-        };
-        if let Source::Programmatic { .. } = &subscription.source {
-            let (server, number, caller) = (Arc::clone(server), subscription.number, caller.clone());
-            let changed = tokio::task::spawn_blocking(move || server.programmatic.change_caller(number, caller)).await;
-            changed.map_err(|error| RequestError::internal(&error))?;
-        } else if let Some(live_id) = subscription.change_row_filter(row_filter.as_ref()) {
-            let replaced = match query_of(server, &query) {
-                Ok(query) => {
-                    let query = restricted(query, row_filter.as_ref());
-                    server.live.replace(live_id, query).await.map_err(RequestError::from)
-                }
-                Err(error) => Err(error.into()),
-            };
-            // A subscription that cannot go on ends. The login goes on.
-            if let Err(error) = replaced {
-                subscription.end(error);
-            }
-        }
-        subscription.drop_outdated();
-    }
-    Ok(())
+/// Evaluates the query of a subscription anew, for another caller.
+pub(super) fn reopen(
+    connection: &Connection,
+    query: Subscribed,
+    mode: Mode,
+    caller: Caller,
+    row_filter: Option<Filter>,
+) -> Reopening {
+    let (server, owner) = (Arc::clone(&connection.server), connection.number);
+    Reopening::new(async move {
+        let options = SubscribeOptions::from(mode).owner(owner);
+        evaluate(&server, &query, options, &caller, OperationId::subscribe(), row_filter).await
+    })
 }
 
 /// The key field of the records of a query.

@@ -164,6 +164,11 @@ impl<'a> Params<'a> {
         self.given(name).map(|_| self.text(name)).transpose()
     }
 
+    /// A string, which may be empty, or none.
+    pub(crate) fn any_text(&self, name: &str) -> Result<Option<Cow<'a, str>>, RequestError> {
+        self.given(name).map(|text| string(text).ok_or_else(|| self.wrong(name, "a string"))).transpose()
+    }
+
     /// Any value but null.
     pub(crate) fn value(&self, name: &str) -> Result<Json, RequestError> {
         match self.given(name) {

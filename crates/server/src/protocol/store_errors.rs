@@ -111,7 +111,6 @@ impl From<LiveError> for RequestError {
             LiveError::Deadline | LiveError::TooManyCommits => Self::new(Code::Timeout, error.to_string()),
             LiveError::Ended(end) => Self::from(end),
             LiveError::Closed => Self::shutting_down(),
-            LiveError::NotSubscribed { .. } => Self::new(Code::NotFound, "the subscription has ended"),
             LiveError::Matcher(error) => Self::invalid(error),
             error => Self::internal(&error),
         }

@@ -71,6 +71,8 @@ struct Subscribers {
 struct Subscriber {
     subscription: Weak<Subscription>,
     caller: Caller,
+    /// The number of the login of the caller, counted from 0.
+    login: u64,
     /// Held while a result is computed and handed to the subscription, so that results come in order. The subscription can still
     /// end meanwhile.
     turn: Arc<Mutex<()>>,
@@ -120,7 +122,8 @@ impl ProgrammaticQueries {
     pub(crate) fn subscribe(&self, subscription: &Arc<Subscription>, caller: Caller) {
         let mut subscribers = self.shared.subscribers();
         subscribers.by_number.retain(|_, subscriber| subscriber.subscription.strong_count() > 0);
-        let subscriber = Subscriber { subscription: Arc::downgrade(subscription), caller, turn: Arc::default() };
+        let subscriber =
+            Subscriber { subscription: Arc::downgrade(subscription), caller, login: 0, turn: Arc::default() };
         subscribers.by_number.insert(subscription.number, subscriber);
     }
 
@@ -129,12 +132,13 @@ impl ProgrammaticQueries {
         self.shared.compute_if(number, |_| true);
     }
 
-    /// Changes the caller of a subscription, and computes its query. May block.
-    pub(crate) fn change_caller(&self, number: u64, caller: Caller) {
-        if let Some(subscriber) = self.shared.subscribers().by_number.get_mut(&number) {
-            subscriber.caller = caller;
-        }
-        self.compute_for(number);
+    /// Changes the caller of a subscription. Returns the number of its login. The query is to be [computed](Self::compute_for) again;
+    /// results for earlier logins may still come.
+    pub(crate) fn change_caller(&self, number: u64, caller: Caller) -> Option<u64> {
+        let mut subscribers = self.shared.subscribers();
+        let subscriber = subscribers.by_number.get_mut(&number)?;
+        (subscriber.caller, subscriber.login) = (caller, subscriber.login + 1);
+        Some(subscriber.login)
     }
 }
 
@@ -229,9 +233,10 @@ impl Shared {
         }
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         // The caller is read under the turn: a result for the previous login must not come after one for the current.
-        let caller = self.subscribers().by_number.get(&number).map(|subscriber| subscriber.caller.clone());
-        if let Some(caller) = caller.filter(|_| !subscription.has_ended()) {
-            subscription.compute(self.compute(name, params, &caller));
+        let known = |subscriber: &Subscriber| (subscriber.caller.clone(), subscriber.login);
+        let caller = self.subscribers().by_number.get(&number).map(known);
+        if let Some((caller, login)) = caller.filter(|_| !subscription.has_ended()) {
+            subscription.compute(login, self.compute(name, params, &caller));
         }
     }
 

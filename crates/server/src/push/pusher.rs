@@ -60,8 +60,8 @@ impl PushSink for SocketSink {
         self.handle.wake();
     }
 
-    fn take_back(&self, subscription: u64) {
-        self.handle.take_back(Slot(subscription));
+    fn take_back(&self, subscription: u64) -> bool {
+        self.handle.take_back(Slot(subscription))
     }
 
     fn close(&self, disconnect: Disconnect) {
@@ -176,7 +176,7 @@ impl Pusher {
     /// Pushes the last messages of subscriptions that have ended, as far as there is room.
     fn push_ends(&mut self) {
         while let Some(message) = self.ends.pop_front() {
-            if self.push_next(message.clone()) == Err(PushError::QueueFull) {
+            if self.push_end(message.clone()) == Err(PushError::QueueFull) {
                 return self.ends.push_front(message);
             }
         }
@@ -188,18 +188,17 @@ impl Pusher {
     }
 
     fn push(&self, subscription: &Subscription, message: Message) -> Result<(), PushError> {
-        if subscription.mode == Mode::Delta {
-            return self.push_next(message);
-        }
         let (handle, slot) = (&self.sink.handle, Slot(subscription.number));
-        match self.cause {
-            Some(ticket) => handle.after(ticket).push_latest(slot, message),
-            None => handle.push_latest(slot, message),
+        match (self.cause, subscription.mode) {
+            (Some(ticket), Mode::Delta) => handle.after(ticket).push_next(slot, message),
+            (None, Mode::Delta) => handle.push_next(slot, message),
+            (Some(ticket), _) => handle.after(ticket).push_latest(slot, message),
+            (None, _) => handle.push_latest(slot, message),
         }
     }
 
-    /// Pushes a message that comes after all that was pushed this way before.
-    fn push_next(&self, message: Message) -> Result<(), PushError> {
+    /// Pushes the last message of a subscription.
+    fn push_end(&self, message: Message) -> Result<(), PushError> {
         let (priority, policy) = (PushPriority::Low, PushPolicy::ReturnErrorIfFull);
         match self.cause {
             Some(ticket) => self.sink.handle.after(ticket).try_push(message, priority, policy),

@@ -12,8 +12,8 @@ pub(crate) trait PushSink: fmt::Debug + Send + Sync {
     /// Asks the owner to poll a subscription.
     fn wake(&self, subscription: u64);
 
-    /// Drops the unsent pushes of a subscription that has ended, or whose rows have changed.
-    fn take_back(&self, subscription: u64);
+    /// Drops the unsent pushes of a subscription that has ended, or whose rows have changed. Returns whether there were any.
+    fn take_back(&self, subscription: u64) -> bool;
 
     /// Ends the connection.
     fn close(&self, disconnect: Disconnect);

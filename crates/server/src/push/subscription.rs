@@ -5,6 +5,8 @@
 //! and all that is queued for a connection is queued by its owner.
 
 use std::cell::RefCell;
+use std::fmt;
+use std::pin::Pin;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
@@ -12,7 +14,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use bytes::Bytes;
 use serde_json::{Map, Value as Json};
 use tidewire_conn::Text;
-use tidewire_live::{End, Event, Mark, Mode, Subscription as LiveSubscription, Whole};
+use tidewire_live::{End, Event, First, Mark, Mode, Subscription as LiveSubscription, Whole};
 use tidewire_store::{Filter, Query};
 
 use super::permit::SubscriptionPermit;
@@ -75,15 +77,38 @@ struct Feed {
 #[derive(Debug)]
 enum Events {
     Live(LiveSubscription),
+    /// The login of the connection has changed, and the query is evaluated for the new one.
+    Reopening(Reopening),
     Programmatic(Box<Programmatic>),
     /// It has ended, and its owner has yet to be told why.
     Ending(Box<RequestError>),
     Ended,
 }
 
+/// A subscription that is opened anew: its events, and the rows that the subscriber may see; none for all.
+pub(crate) struct Reopening(Pin<Box<ReopeningFuture>>);
+
+type ReopeningFuture = dyn Future<Output = Result<(LiveSubscription, Option<Filter>), RequestError>> + Send;
+
+impl Reopening {
+    pub(crate) fn new(
+        events: impl Future<Output = Result<(LiveSubscription, Option<Filter>), RequestError>> + Send + 'static,
+    ) -> Self {
+        Self(Box::pin(events))
+    }
+}
+
+impl fmt::Debug for Reopening {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Reopening")
+    }
+}
+
 /// The results of a programmatic query.
 #[derive(Debug)]
 struct Programmatic {
+    /// The number of the login that results are for. Others are ignored.
+    login: u64,
     /// The last result that was pushed or sent in the reply.
     last: Bytes,
     next: Option<Computed>,
@@ -107,7 +132,7 @@ impl Subscription {
 
     /// A subscription to a programmatic query whose first result was `last`.
     pub(crate) fn programmatic(opening: Opening, connection: &Connection, last: Bytes) -> Arc<Self> {
-        let results = Programmatic { last, next: None, is_paused: false };
+        let results = Programmatic { login: 0, last, next: None, is_paused: false };
         Self::new(opening, connection, Events::Programmatic(Box::new(results)))
     }
 
@@ -126,18 +151,31 @@ impl Subscription {
     /// there is one.
     pub(crate) fn poll_push(self: &Arc<Self>, connection: &Connection) -> Poll<Result<Text, RequestError>> {
         let mut feed = self.feed();
+        let waker = Waker::from(Arc::clone(self));
+        let mut context = Context::from_waker(&waker);
         let polled = match &mut feed.events {
-            Events::Live(events) => {
-                let waker = Waker::from(Arc::clone(self));
-                match events.poll_event(&mut Context::from_waker(&waker)) {
-                    Poll::Pending => return Poll::Pending,
-                    Poll::Ready(Ok(event)) => self.encode(connection, &event),
-                    Poll::Ready(Err(End::ResultTooLarge)) => {
-                        Err(RequestError::too_large(connection.server.options.max_result_bytes))
-                    }
-                    Poll::Ready(Err(end)) => Err(end.into()),
+            Events::Live(events) => match events.poll_event(&mut context) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok(event)) => self.encode(connection, &event),
+                Poll::Ready(Err(End::ResultTooLarge)) => {
+                    Err(RequestError::too_large(connection.server.options.max_result_bytes))
                 }
-            }
+                Poll::Ready(Err(end)) => Err(end.into()),
+            },
+            Events::Reopening(Reopening(events)) => match events.as_mut().poll(&mut context) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok((mut events, row_filter))) => {
+                    let (first, mark) = (events.take_first(), events.mark());
+                    feed.row_filter = row_filter.map(Box::new);
+                    feed.events = Events::Live(events);
+                    match first {
+                        First::Whole(whole) => self.encode(connection, &Event::Whole { whole, mark }),
+                        // It was opened without a position.
+                        _ => Err(RequestError::new(Code::InternalError, "Internal server error")),
+                    }
+                }
+                Poll::Ready(Err(error)) => Err(error),
+            },
             Events::Programmatic(results) => match results.next.take() {
                 None => return Poll::Pending,
                 Some(computed) => self.encode_computed(connection, results, &computed),
@@ -190,7 +228,7 @@ impl Subscription {
         match &mut self.feed().events {
             Events::Live(events) => events.pause(),
             Events::Programmatic(results) => (results.next, results.is_paused) = (None, true),
-            Events::Ending(_) | Events::Ended => {}
+            Events::Reopening(_) | Events::Ending(_) | Events::Ended => {}
         }
     }
 
@@ -205,14 +243,18 @@ impl Subscription {
                 drop(feed);
                 server.compute_later(self.number);
             }
-            Events::Ending(_) | Events::Ended => {}
+            // One that is reopened begins with the whole result.
+            Events::Reopening(_) | Events::Ending(_) | Events::Ended => {}
         }
     }
 
-    /// Takes in a result of a programmatic query, unless it is the same as the last one.
-    pub(crate) fn compute(self: &Arc<Self>, computed: Result<Computed, RequestError>) {
+    /// Takes in a result of a programmatic query for this login, unless it is the same as the last one.
+    pub(crate) fn compute(self: &Arc<Self>, login: u64, computed: Result<Computed, RequestError>) {
         let mut feed = self.feed();
         let Events::Programmatic(results) = &mut feed.events else { return };
+        if results.login != login {
+            return;
+        }
         match computed {
             Ok(computed) if computed.json == results.last => results.next = None,
             Ok(_) if results.is_paused => return,
@@ -226,30 +268,34 @@ impl Subscription {
         self.wake_by_ref();
     }
 
-    /// Changes the rows that the subscriber may see. Returns the id of the live query to be replaced, if they are other rows than
-    /// before.
-    pub(crate) fn change_row_filter(&self, row_filter: Option<&Filter>) -> Option<u64> {
-        let mut feed = self.feed();
-        if feed.row_filter.as_deref() == row_filter {
-            return None;
-        }
-        feed.row_filter = row_filter.cloned().map(Box::new);
-        match &feed.events {
-            Events::Live(events) => Some(events.id()),
-            _ => None,
-        }
+    /// Whether these are the rows that the subscriber may see; none for all.
+    pub(crate) fn has_row_filter(&self, row_filter: Option<&Filter>) -> bool {
+        self.feed().row_filter.as_deref() == row_filter
     }
 
-    /// Drops the unsent push of a subscription whose newest result has not been polled: it may be for the previous login. Called by
-    /// the owner of the sink, so nothing is polled meanwhile.
-    pub(crate) fn drop_outdated(&self) {
-        let is_current = match &self.feed().events {
-            Events::Live(events) => events.is_current(),
-            Events::Programmatic(results) => results.next.is_none() && !results.is_paused,
-            Events::Ending(_) | Events::Ended => false,
-        };
-        if !is_current {
-            self.sink.take_back(self.number);
+    /// Begins anew with other events, of which the first is the whole result. Called by the owner of the sink, so nothing is polled
+    /// meanwhile.
+    pub(crate) fn reopen(self: &Arc<Self>, reopening: Reopening, row_filter: Option<Filter>) {
+        let mut feed = self.feed();
+        if matches!(feed.events, Events::Ending(_) | Events::Ended) {
+            return;
+        }
+        feed.row_filter = row_filter.map(Box::new);
+        let before = std::mem::replace(&mut feed.events, Events::Reopening(reopening));
+        drop(feed);
+        drop(before);
+        self.sink.take_back(self.number);
+        self.wake_by_ref();
+    }
+
+    /// Ignores the results of a programmatic query that are not for this login. It is to be computed again.
+    pub(crate) fn change_login(&self, login: u64) {
+        let mut feed = self.feed();
+        let Events::Programmatic(results) = &mut feed.events else { return };
+        (results.login, results.next) = (login, None);
+        if self.sink.take_back(self.number) {
+            // The client has not got the last result, so the next one is pushed even if it is the same.
+            results.last = Bytes::new();
         }
     }
 

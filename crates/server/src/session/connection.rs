@@ -98,7 +98,7 @@ impl Connection {
     }
 
     /// Lets the subscriptions depend on this session from now on.
-    pub(crate) fn set_session_expiry(&self, login: Option<&Login>) {
+    fn set_session_expiry(&self, login: Option<&Login>) {
         // Where no login is required, subscriptions outlive the session.
         let expires_at = login.filter(|_| self.server.requires_auth()).and_then(|login| login.session.expires_at);
         self.session_expires_at.store(expires_at.unwrap_or(NEVER), Relaxed);

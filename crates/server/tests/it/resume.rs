@@ -256,7 +256,7 @@ async fn a_position_that_says_nothing_gives_the_whole() {
     let other_epoch = format!("{}{}", if pos.starts_with('0') { "1" } else { "0" }, &pos[1..]);
     let future = format!("{}ffffffffffffffff{}", &pos[..16], &pos[32..]);
     let whole = client.ask("store.all", json!({"bucket": "tides"})).await;
-    for since in ["rubbish", &other_epoch, &future, &pos[1..], &format!("{pos}0"), &"💧".repeat(16)] {
+    for since in ["", "rubbish", &other_epoch, &future, &pos[1..], &format!("{pos}0"), &"💧".repeat(16)] {
         for mode in ["delta", "whole"] {
             let subscribed =
                 client.ask("store.subscribe", json!({"config": config, "since": since, "mode": mode})).await;

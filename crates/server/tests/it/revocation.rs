@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value as Json, json};
-use tidewire::{Auth, ProgrammaticQuery, RequestError, Rule, View};
+use tidewire::{Auth, ProgrammaticQuery, RequestError, Rule, Session, TokenValidator, Validation, View};
 use tidewire_store::Answer;
 
 use crate::client::Client;
 use crate::house::{House, ids, object, only, own_rows, tokens, user};
+use crate::page::{metric, wait_for};
+use crate::raw::Raw;
 
 fn people() -> Auth {
     tokens([user("ann", &["writer"]), user("bob", &["writer"]), user("rea", &["reader", "diver"])])
@@ -104,6 +106,8 @@ async fn harbour(is_required: bool) -> House {
     auth.required = is_required;
     let house = House::open_with(auth, |options| {
         options.queries.insert("ids".to_owned(), Arc::new(Ids));
+        // All that a late reader does not read is queued, and nothing is dropped.
+        options.backpressure.max_buffered_bytes = 64 << 20;
     })
     .await;
     house.bucket("boats", [json!({"id": "a1", "owner": "ann"}), json!({"id": "b1", "owner": "bob"})]).await;
@@ -230,10 +234,9 @@ async fn who_is_somebody_else_sees_their_own_rows() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_for_other_eyes_comes_after_the_reply() {
     let house = harbour(false).await;
-    let whole = || ways().into_iter().filter(|way| way.get("mode").is_none());
     for round in 0..30 {
         let mut client = house.stranger().await;
-        for way in whole() {
+        for way in ways() {
             client.ask("store.subscribe", way).await;
         }
         // Changes are on their way while somebody logs in.
@@ -255,7 +258,7 @@ async fn nothing_for_other_eyes_comes_after_the_reply() {
         client.forget_pushes();
         let end = json!({"id": "end", "owner": "ann"});
         house.write(|draft| draft.insert("boats", object(end))).await;
-        let mut left = whole().count();
+        let mut left = ways().len();
         while left > 0 {
             let push = client.push().await.to_string();
             assert!(!push.contains("bobs"), "{round}: {push}");
@@ -265,4 +268,105 @@ async fn nothing_for_other_eyes_comes_after_the_reply() {
         first.ask("store.clear", json!({"bucket": "boats"})).await;
         first.ask("store.insert", json!({"bucket": "boats", "data": {"id": "a1", "owner": "ann"}})).await;
     }
+}
+
+/// A client that subscribes to the deltas of all boats as a seer, and reads nothing while 200 boats of bob are inserted.
+async fn late_reader(house: &House) -> (Raw, String) {
+    let mut raw = Raw::small(&house.server).await;
+    raw.send(r#"{"id":1,"type":"auth.login","token":"sea"}"#).await;
+    assert_eq!(raw.json().await["type"], "result");
+    raw.send(r#"{"id":2,"type":"store.subscribe","config":{"bucket":"boats"},"mode":"delta"}"#).await;
+    let subscription = raw.json().await["data"]["subscriptionId"].as_str().unwrap().to_owned();
+    let before = metric(&house.server, "live_events_total").await;
+    for number in 0..200 {
+        let boat = json!({"id": format!("bobs{number}"), "owner": "bob", "text": "x".repeat(60_000)});
+        house.write(move |draft| draft.insert("boats", object(boat))).await;
+    }
+    wait_for(&house.server, "all deltas are delivered", |page| page.get("live_events_total") >= before + 200).await;
+    (raw, subscription)
+}
+
+/// Sends a request, and reads until its reply. Then sends another one, and returns what is pushed until its reply comes.
+async fn pushed_after(raw: &mut Raw, request: &Json) -> Vec<Json> {
+    raw.send(&request.to_string()).await;
+    let mut deltas = 0;
+    loop {
+        let message = raw.json().await;
+        if message["id"] == request["id"] {
+            assert_eq!(message["type"], "result", "{message}");
+            break;
+        }
+        deltas += 1;
+    }
+    assert!((1..200).contains(&deltas), "{deltas} deltas came before the reply, and some were queued");
+    raw.send(r#"{"id":99,"type":"auth.whoami"}"#).await;
+    let mut pushed = Vec::new();
+    loop {
+        let message = raw.json().await;
+        if message["id"] == 99 {
+            return pushed;
+        }
+        pushed.push(message);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_queued_delta_comes_after_the_reply_to_an_unsubscribe() {
+    let house = harbour(true).await;
+    let (mut raw, subscription) = late_reader(&house).await;
+    let request = json!({"id": 3, "type": "store.unsubscribe", "subscriptionId": subscription});
+    assert_eq!(pushed_after(&mut raw, &request).await, Vec::<Json>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_queued_delta_comes_after_the_reply_to_a_logout() {
+    let house = harbour(true).await;
+    let (mut raw, subscription) = late_reader(&house).await;
+    let pushed = pushed_after(&mut raw, &json!({"id": 3, "type": "auth.logout"})).await;
+    assert_eq!(pushed.len(), 1, "{pushed:?}");
+    assert_eq!(
+        (&pushed[0]["subscriptionId"], &pushed[0]["error"]["code"]),
+        (&json!(subscription), &json!("UNAUTHORIZED"))
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_queued_delta_comes_after_the_reply_to_a_login_of_another_user() {
+    let house = harbour(true).await;
+    let (mut raw, subscription) = late_reader(&house).await;
+    let mut pushed = pushed_after(&mut raw, &json!({"id": 3, "type": "auth.login", "token": "ann"})).await;
+    if pushed.is_empty() {
+        pushed.push(raw.json().await);
+    }
+    assert_eq!((&pushed[0]["subscriptionId"], seen(&pushed[0])), (&json!(subscription), vec!["a1"]));
+    house.write(|draft| draft.insert("boats", object(json!({"id": "a2", "owner": "ann"})))).await;
+    assert_eq!(ids(&raw.json().await["data"]["added"]), ["a2"]);
+}
+
+/// Knows ann, and never comes to an end about anyone else.
+struct Slow;
+
+impl TokenValidator for Slow {
+    fn validate<'a>(&'a self, token: &'a str, _: u64) -> Validation<'a> {
+        Box::pin(async move {
+            match token {
+                "ann" => Ok(Some(Session::new("ann", ["member"]))),
+                _ => std::future::pending().await,
+            }
+        })
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_login_that_times_out_changes_nothing() {
+    let auth = only(Auth::new(Arc::new(Slow)), [own_rows("member")]);
+    let house = House::open_with(auth, |options| options.request_timeout = Duration::from_millis(50)).await;
+    house.bucket("boats", []).await;
+    let mut client = house.client("ann").await;
+    client.ask("store.subscribe", json!({"config": {"bucket": "boats"}})).await;
+    assert_eq!(client.fail("auth.login", json!({"token": "bob"})).await.0, "TIMEOUT");
+    assert_eq!(client.ask("auth.whoami", json!({})).await["userId"], "ann");
+    house.write(|draft| draft.insert("boats", object(json!({"id": "b", "owner": "bob"})))).await;
+    house.write(|draft| draft.insert("boats", object(json!({"id": "a", "owner": "ann"})))).await;
+    assert_eq!(seen(&client.push().await), ["a"]);
 }

@@ -6,8 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 
-use serde_json::{Map, json};
-use tidewire_live::{End, Live, LiveError, LiveOptions, Mode};
+use tidewire_live::{Live, LiveOptions, Mode};
 use tidewire_store::{Clock, Query, StoreOptions};
 
 use super::{run, store};
@@ -65,36 +64,6 @@ fn limited(limit: usize) -> Query {
 /// Sends a request, and does not wait for the reply.
 fn ask<T>(future: Pin<&mut impl Future<Output = T>>) {
     assert!(future.poll(&mut Context::from_waker(Waker::noop())).is_pending());
-}
-
-#[test]
-fn a_subscription_that_has_just_ended_gets_no_other_query() {
-    run(async {
-        let (gate, options) = Gate::new();
-        let store = store(options).await;
-        store.define_query("named", json!({"bucket": "b"})).await.unwrap();
-        let live = Live::new(store.clone());
-        let mut named = live.subscribe_named("named", Map::new(), None, Mode::Delta).await.unwrap();
-        gate.shut();
-        let (mut one, mut two) =
-            (pin!(live.subscribe(limited(1), Mode::Delta)), pin!(live.subscribe(limited(2), Mode::Delta)));
-        let mut replaced = pin!(live.replace(named.id(), limited(3)));
-        ask(one.as_mut());
-        gate.wait();
-        // These two are taken together, and the query is undefined between them.
-        ask(two.as_mut());
-        ask(replaced.as_mut());
-        gate.pass();
-        gate.wait();
-        store.undefine_query("named").await.unwrap();
-        gate.open();
-        assert_eq!(replaced.await, Err(LiveError::NotSubscribed { id: named.id() }));
-        assert_eq!(named.next().await.unwrap_err(), End::QueryUndefined);
-        drop((one.await.unwrap(), two.await.unwrap()));
-        live.settled().await.unwrap();
-        live.settled().await.unwrap();
-        assert_eq!((live.stats().queries, live.stats().subscriptions), (0, 0));
-    });
 }
 
 #[test]
