@@ -21,8 +21,13 @@ pub struct ServerOptions {
     pub port: u16,
     /// The path of the WebSocket. Default: `/`, the shortest URL.
     pub path: String,
-    /// The origins that browser pages may have. Default: any, because other clients send none and tokens are not cookies.
+    /// The origins that browser pages may have. Default: none. Then any page may connect if clients must log in, because tokens are
+    /// not cookies. Otherwise only pages of this machine and of the server's own host may, so that no page of a stranger can use a
+    /// server that needs no login. Other clients than browsers send no origin.
     pub allowed_origins: Option<Vec<String>>,
+    /// The names of the server that browser pages may use where clients need not log in and `allowed_origins` is not set. IP addresses
+    /// and `localhost` are always allowed. Default: none, because the owner of a domain can make its name resolve to this server.
+    pub allowed_hosts: Vec<String>,
     /// The limit of a message in bytes. Default: 1 MiB, the default limit of a record.
     pub max_payload_bytes: usize,
     /// The limit of connections. Default: 100 000, which take about half a GiB when idle.
@@ -74,6 +79,7 @@ impl Default for ServerOptions {
             port: 8080,
             path: "/".to_owned(),
             allowed_origins: None,
+            allowed_hosts: Vec::new(),
             max_payload_bytes: 1 << 20,
             max_connections: 100_000,
             max_connections_per_ip: None,

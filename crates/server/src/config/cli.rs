@@ -146,9 +146,13 @@ pub(super) struct Flags {
     /// The secret of the first administrator, with --auth
     #[arg(long, value_name = "SECRET", help_heading = "Access")]
     pub(super) admin_secret: Option<String>,
-    /// The allowed origins of browser pages, separated by commas [default: any]
+    /// The allowed origins of browser pages, separated by commas [default: any if clients must log in, otherwise localhost and
+    /// the server's own host]
     #[arg(long, value_name = "ORIGINS", help_heading = "Access")]
     pub(super) allowed_origins: Option<String>,
+    /// The names of the server that browser pages may use without a login, separated by commas [default: none]
+    #[arg(long, value_name = "HOSTS", help_heading = "Access")]
+    pub(super) allowed_hosts: Option<String>,
     /// Leave the details out of errors
     #[arg(long, help_heading = "Access")]
     pub(super) no_error_details: bool,

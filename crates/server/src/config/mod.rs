@@ -8,6 +8,7 @@ mod auth;
 mod cli;
 mod comments;
 mod definitions;
+mod edge;
 mod entry;
 mod error;
 mod file;

@@ -31,7 +31,7 @@ enum Format {
 impl Overrides {
     pub(super) fn new(flags: &Flags, environment: Environment<'_>, report: &mut Report) -> Self {
         // The flag, the path of its key, and its value. An empty path is a flag without a key in the file.
-        let values: [(&str, &[&str], Format, &Option<String>); 21] = [
+        let values: [(&str, &[&str], Format, &Option<String>); 22] = [
             ("name", &["name"], Format::Text, &flags.name),
             ("grace", &["shutdownGraceMs"], Format::Number, &flags.grace),
             ("slow-request-ms", &["slowRequestMs"], Format::Number, &flags.slow_request_ms),
@@ -50,6 +50,7 @@ impl Overrides {
             ("memory-max-store-bytes", &["memory", "maxStoreBytes"], Format::Number, &flags.memory_max_store_bytes),
             ("admin-secret", &["auth", "adminSecret"], Format::Text, &flags.admin_secret),
             ("allowed-origins", &["allowedOrigins"], Format::List, &flags.allowed_origins),
+            ("allowed-hosts", &["allowedHosts"], Format::List, &flags.allowed_hosts),
             ("max-connections", &["maxConnections"], Format::Number, &flags.max_connections),
             ("max-connections-per-ip", &["maxConnectionsPerIp"], Format::Number, &flags.max_connections_per_ip),
             ("config", &[], Format::Text, &flags.storage.config),

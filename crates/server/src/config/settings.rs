@@ -9,6 +9,7 @@ use tidewire_store::{BucketDefinition, Durability, Filter, Limits, Query};
 
 use super::auth::AuthDraft;
 use super::definitions::Definition;
+use super::edge::EdgeLocations;
 use super::entry::{Entry, MAX_MS, Report, warning};
 use super::error::Problem;
 use super::location::Location;
@@ -33,6 +34,7 @@ pub(super) const KEYS: &[&str] = &[
     "procedures",
     "exposeErrorDetails",
     "allowedOrigins",
+    "allowedHosts",
     "maxConnectionsPerIp",
     "tls",
     "shutdownGraceMs",
@@ -76,6 +78,7 @@ pub(super) struct Settings {
     shutdown_grace: Duration,
     tls_cert: Option<(PathBuf, Location)>,
     tls_key: Option<(PathBuf, Location)>,
+    edge: EdgeLocations,
     auth: AuthDraft,
     unsupported: UnsupportedKeys,
     buckets: Vec<Definition>,
@@ -96,6 +99,7 @@ impl Default for Settings {
             shutdown_grace: Duration::from_secs(5),
             tls_cert: None,
             tls_key: None,
+            edge: EdgeLocations::default(),
             auth: AuthDraft::default(),
             unsupported: UnsupportedKeys::default(),
             buckets: Vec::new(),
@@ -139,6 +143,7 @@ impl Settings {
                 "procedures" => self.unsupported.procedures(&entry, report),
                 "exposeErrorDetails" => set(&mut server.expose_error_details, entry.boolean(report)),
                 "allowedOrigins" => set(&mut server.allowed_origins, origins(&entry, report).map(Some)),
+                "allowedHosts" => self.edge.read(&entry, server, report),
                 "maxConnectionsPerIp" => {
                     set(&mut server.max_connections_per_ip, entry.count(report, 1..=MAX_COUNT).map(Some));
                 }
@@ -212,6 +217,7 @@ impl Settings {
     pub(super) fn finish(mut self, report: &mut Report) -> Config {
         self.server.tls = tls_files(self.tls_cert, self.tls_key, report);
         self.server.auth = self.auth.finish(report);
+        self.edge.finish(&self.server, report);
         self.unsupported.finish(report);
         if let Some(location) = self.backup_dir_location.filter(|_| !self.is_embedded) {
             report.warnings.push(warning(&location, "backupDir", "the memory engine cannot be backed up"));

@@ -28,7 +28,7 @@ pub(crate) struct Counters {
     pub(crate) subscriptions_ended: AtomicU64,
     /// Pushes dropped because the buffer of the connection was full.
     pub(crate) held_back: AtomicU64,
-    /// Connections refused because of their origin.
+    /// Requests refused because of their origin or host.
     pub(crate) bad_origins: AtomicU64,
     /// Sockets closed at once because there were too many.
     pub(crate) refused_sockets: AtomicU64,

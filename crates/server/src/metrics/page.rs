@@ -53,7 +53,7 @@ impl Page {
             ("connections_admitted", "Connections admitted", conn.admitted),
             ("connections_refused", "Connections refused: too many in all or from one address", conn.refused),
             ("sockets_refused", "Sockets closed at once because there were too many", count(&counters.refused_sockets)),
-            ("origins_refused", "Connections refused because of their origin", count(&counters.bad_origins)),
+            ("origins_refused", "Requests refused because of their origin or host", count(&counters.bad_origins)),
             ("bytes_received", "Bytes read", conn.traffic.bytes_in),
             ("bytes_sent", "Bytes written", conn.traffic.bytes_out),
             ("messages_received", "Messages read", conn.traffic.frames_in),

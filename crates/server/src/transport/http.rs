@@ -7,7 +7,7 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body_util::Full;
@@ -25,6 +25,8 @@ use crate::metrics;
 use crate::protocol::disconnect::Disconnect;
 use crate::state::ServerState;
 use crate::transport::listener::{Phase, stopped};
+use crate::transport::log_limit::LogLimit;
+use crate::transport::origin::{self, OriginRule};
 use crate::transport::websocket::WebSocketProtocol;
 use crate::transport::write_timeout::WriteTimeout;
 
@@ -49,6 +51,8 @@ pub(super) struct Http {
     phase: watch::Receiver<Phase>,
     /// Permits for clients that are sent a close frame.
     closing: Arc<Semaphore>,
+    /// The limit of log lines about refused origins.
+    log_limit: Arc<LogLimit>,
 }
 
 impl Http {
@@ -57,7 +61,8 @@ impl Http {
         supervisor: Supervisor<WebSocketProtocol>,
         phase: watch::Receiver<Phase>,
     ) -> Self {
-        Self { server, supervisor, phase, closing: Arc::new(Semaphore::new(MAX_CLOSING)) }
+        let (closing, log_limit) = (Arc::new(Semaphore::new(MAX_CLOSING)), Arc::default());
+        Self { server, supervisor, phase, closing, log_limit }
     }
 
     /// Serves HTTP/1.1 until the stream is closed or upgraded.
@@ -92,6 +97,9 @@ impl Http {
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
+        if let Err(refusal) = self.check_origin(request.headers(), peer) {
+            return *refusal;
+        }
         let is_socket_path = request.uri().path() == self.server.options.path;
         if is_socket_path {
             match check_handshake(&request) {
@@ -130,7 +138,6 @@ impl Http {
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        self.check_origin(request.headers())?;
         let accept = checked.map_err(refuse_handshake)?;
         let accept = HeaderValue::try_from(accept).map_err(|_| refuse_handshake(ServerHandshakeError::InvalidKey))?;
         let admitted = match self.supervisor.admit(peer) {
@@ -167,15 +174,23 @@ impl Http {
         Ok(response)
     }
 
-    /// Refuses a request from the page of an origin that is not allowed. Clients other than browsers send no `Origin`.
-    fn check_origin(&self, headers: &HeaderMap) -> Result<(), Refusal> {
-        let Some(allowed) = &self.server.options.allowed_origins else { return Ok(()) };
-        let is_allowed = |origin: &HeaderValue| allowed.iter().any(|allowed| origin.as_bytes() == allowed.as_bytes());
-        if headers.get_all(header::ORIGIN).iter().all(is_allowed) {
-            return Ok(());
-        }
-        self.server.counters.bad_origins.fetch_add(1, Relaxed);
-        Err(refuse(plain(StatusCode::FORBIDDEN, "this origin is not allowed\n")))
+    /// Refuses a request of a browser page that is not admitted. Clients other than browsers send no `Origin`.
+    fn check_origin(&self, headers: &HeaderMap, peer: SocketAddr) -> Result<(), Refusal> {
+        let options = &self.server.options;
+        let rule = match &options.allowed_origins {
+            Some(allowed) => OriginRule::Listed(allowed),
+            None if self.server.requires_auth() => OriginRule::Any,
+            None => OriginRule::OwnHost { allowed_hosts: &options.allowed_hosts },
+        };
+        let all = |name| headers.get_all(name).iter().map(HeaderValue::as_bytes).collect::<Vec<_>>();
+        origin::check(rule, &all(header::ORIGIN), &all(header::HOST)).map_err(|refused| {
+            self.server.counters.bad_origins.fetch_add(1, Relaxed);
+            if self.log_limit.allows(Instant::now()) {
+                let setting = refused.reason.setting();
+                tracing::warn!(%peer, origin = refused.origin, host = refused.host, setting, "origin refused");
+            }
+            refuse(plain(StatusCode::FORBIDDEN, format!("{refused}\n")))
+        })
     }
 }
 

@@ -16,6 +16,7 @@ mod in_process;
 mod limits;
 mod metrics;
 mod ordering;
+mod origins;
 mod page;
 mod permissions;
 mod program;

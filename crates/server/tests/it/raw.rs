@@ -143,6 +143,11 @@ impl<S: AsyncRead + Unpin> Raw<S> {
         read.is_ok_and(|length| length > 0)
     }
 
+    /// Takes what was read and not looked at, as text.
+    pub(crate) fn rest(&mut self) -> String {
+        String::from_utf8(std::mem::take(&mut self.input)).unwrap()
+    }
+
     /// Reads at least this many bytes, and keeps them.
     pub(crate) async fn read_more(&mut self, bytes: usize) {
         let enough = self.input.len() + bytes;

@@ -37,6 +37,10 @@ fn an_invalid_value_is_reported_with_location_key_and_expectation() {
             "c.json:1:42: expected an origin as browsers send it, such as \"https://example.com\" or \"http://localhost:3000\" for `allowedOrigins[1]`, got \"https://b.example/\"",
         ),
         (
+            r#"{"allowedHosts": ["a.example", "b.example:80"]}"#,
+            "c.json:1:32: expected a host name without a port, such as \"tide.example\" for `allowedHosts[1]`, got \"b.example:80\"",
+        ),
+        (
             r#"{"tls": {"cert": "no.pem"}}"#,
             "c.json:1:18: `tls`: cannot read the file no.pem: No such file or directory (os error 2)",
         ),

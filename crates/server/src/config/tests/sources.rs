@@ -90,6 +90,7 @@ fn every_flag_has_a_variable() {
         ("--memory-max-bytes", "TIDEWIRE_MEMORY_MAX_BYTES", "5000000000"),
         ("--memory-max-store-bytes", "TIDEWIRE_MEMORY_MAX_STORE_BYTES", "6000000000"),
         ("--allowed-origins", "TIDEWIRE_ALLOWED_ORIGINS", "https://a.example, null"),
+        ("--allowed-hosts", "TIDEWIRE_ALLOWED_HOSTS", "tide.example, ebb.example"),
         ("--max-connections", "TIDEWIRE_MAX_CONNECTIONS", "6"),
         ("--max-connections-per-ip", "TIDEWIRE_MAX_CONNECTIONS_PER_IP", "7"),
     ] {
@@ -143,6 +144,8 @@ fn all_keys_of_the_file_are_read() {
     assert_eq!(config.engine, Engine::Embedded { dir: "d".into(), durability: Durability::None });
     assert!(!server.expose_error_details);
     assert_eq!(server.allowed_origins.as_deref(), Some(&["http://localhost:3000".to_owned()][..]));
+    let hosts = world.config(&json!({"allowedHosts": ["tide.example"]})).server.allowed_hosts;
+    assert_eq!(hosts, ["tide.example"]);
     assert_eq!((server.max_connections_per_ip, server.max_payload_bytes, config.max_record_bytes), (Some(2), 4, 3));
     assert_eq!((server.slow_request, server.backup_dir.as_deref()), (ms(17), Some(Path::new("b"))));
     assert_eq!(server.tls.as_ref().map(|tls| (&tls.certificate, &tls.key)), Some((&pem.server, &pem.server_key)));

@@ -99,6 +99,14 @@ fn limits_that_contradict_each_other_are_warned_about() {
     let result =
         "a record may have 1048576 bytes, which is above `maxResultBytes` (1000), so no client can read such a record";
     assert_eq!(warnings(&json!({"maxResultBytes": 1000}), &[]), [result]);
+    let alone = "c.json:1:59: `allowedHosts`: it has no effect, because `allowedOrigins` decides alone";
+    let hosts = json!({"allowedOrigins": ["https://tide.example"], "allowedHosts": ["tide.example"]});
+    assert_eq!(warnings(&hosts, &[]), [alone]);
+    let login =
+        "--allowed-hosts: it has no effect, because clients must log in, and then pages of any origin may connect";
+    let auth = json!({"auth": {"tokens": {"t": {"userId": "u"}}}});
+    assert!(warnings(&auth, &["--allowed-hosts", "tide.example"]).contains(&login.to_owned()));
+    assert_eq!(warnings(&json!({"allowedHosts": ["tide.example"]}), &[]), [""; 0]);
     let memory = "c.json:1:14: `backupDir`: the memory engine cannot be backed up";
     assert_eq!(warnings(&json!({"backupDir": "b", "engine": "memory"}), &[]), [memory]);
 }

@@ -1,6 +1,7 @@
 //! Tests of the program as a process: output, persistence, settings, startup errors, shutdown, backup and restore.
 
 mod backup;
+mod edge;
 mod persistence;
 mod settings;
 mod shutdown;
