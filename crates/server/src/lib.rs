@@ -6,6 +6,7 @@ mod client;
 pub mod config;
 mod machine;
 mod metrics;
+mod network;
 mod ops;
 mod options;
 mod protocol;
@@ -23,6 +24,7 @@ pub use auth::{
 };
 pub use client::{Client, ClientPush, ClientSubscription};
 pub use metrics::ServerStats;
+pub use network::{Network, NetworkError};
 pub use options::{Auth, Backpressure, ConnectionLimits, Heartbeat, Memory, RateLimit, ServerOptions, TlsFiles};
 pub use protocol::disconnect::Disconnect;
 pub use protocol::error::{Code, RequestError};

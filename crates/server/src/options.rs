@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::machine;
-use crate::{PermissionCheck, Permissions, ProgrammaticQuery, TokenValidator};
+use crate::{Network, PermissionCheck, Permissions, ProgrammaticQuery, TokenValidator};
 
 /// The settings of a [`Server`](crate::Server).
 #[derive(Debug, Clone)]
@@ -28,6 +28,12 @@ pub struct ServerOptions {
     /// The names of the server that browser pages may use where clients need not log in and `allowed_origins` is not set. IP addresses
     /// and `localhost` are always allowed. Default: none, because the owner of a domain can make its name resolve to this server.
     pub allowed_hosts: Vec<String>,
+    /// The proxies whose `Forwarded`, `X-Forwarded-For` and `X-Forwarded-Host` headers are believed. Default: none, because any client
+    /// can send these headers.
+    pub trusted_proxies: Vec<Network>,
+    /// Whether the trusted proxies begin every connection with a header of the PROXY protocol, version 2. Default: false, because
+    /// proxies that forward HTTP send headers instead.
+    pub proxy_protocol: bool,
     /// The limit of a message in bytes. Default: 1 MiB, the default limit of a record.
     pub max_payload_bytes: usize,
     /// The limit of connections. Default: 100 000, which take about half a GiB when idle.
@@ -80,6 +86,8 @@ impl Default for ServerOptions {
             path: "/".to_owned(),
             allowed_origins: None,
             allowed_hosts: Vec::new(),
+            trusted_proxies: Vec::new(),
+            proxy_protocol: false,
             max_payload_bytes: 1 << 20,
             max_connections: 100_000,
             max_connections_per_ip: None,

@@ -94,6 +94,9 @@ pub enum StartError {
         /// The path.
         path: String,
     },
+    /// The PROXY protocol is on, and nobody may use it.
+    #[error("`proxy_protocol` needs `trusted_proxies`, the addresses that may send its header")]
+    NoTrustedProxies,
     /// A thread cannot be started.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
@@ -104,6 +107,9 @@ impl Server {
     pub async fn start(store: Store, options: ServerOptions) -> Result<Self, StartError> {
         if !options.path.starts_with('/') {
             return Err(StartError::Path { path: options.path });
+        }
+        if options.proxy_protocol && options.trusted_proxies.is_empty() {
+            return Err(StartError::NoTrustedProxies);
         }
         let tls = options.tls.as_ref().map(tls).transpose()?;
         let listen = |source| StartError::Listen { host: options.host.clone(), port: options.port, source };

@@ -111,6 +111,10 @@ pub(super) struct Flags {
     #[arg(long, value_name = "FILE", help_heading = "Listening")]
     pub(super) tls_key: Option<String>,
 
+    /// The proxies whose X-Forwarded-For is believed: addresses or networks, separated by commas [default: none]
+    #[arg(long, value_name = "NETWORKS", help_heading = "Listening")]
+    pub(super) trusted_proxies: Option<String>,
+
     /// The storage engine: memory, or embedded with a data directory [default: embedded]
     #[arg(long, value_name = "ENGINE", help_heading = "Data")]
     pub(super) engine: Option<String>,

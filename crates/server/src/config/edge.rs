@@ -1,26 +1,48 @@
-//! Settings of the network edge: the names of the server.
+//! Settings of the network edge: the names of the server, and the proxies in front of it.
 
 use super::entry::{Entry, Report, warning};
+use super::error::Problem;
 use super::location::Location;
-use crate::ServerOptions;
 use crate::transport::origin::is_host_name;
+use crate::{Network, NetworkError, ServerOptions};
 
 /// Where settings were given that depend on others.
 #[derive(Default)]
 pub(super) struct EdgeLocations {
     allowed_hosts: Option<Location>,
+    proxy_protocol: Option<Location>,
 }
 
 impl EdgeLocations {
-    pub(super) fn read(&mut self, entry: &Entry<'_>, server: &mut ServerOptions, report: &mut Report) {
-        if let Some(hosts) = hosts(entry, report) {
-            server.allowed_hosts = hosts;
-            self.allowed_hosts = Some(entry.location());
+    pub(super) fn read(&mut self, key: &str, entry: &Entry<'_>, server: &mut ServerOptions, report: &mut Report) {
+        match key {
+            "allowedHosts" => {
+                if let Some(hosts) = hosts(entry, report) {
+                    server.allowed_hosts = hosts;
+                    self.allowed_hosts = Some(entry.location());
+                }
+            }
+            "trustedProxies" => {
+                if let Some(networks) = networks(entry, report) {
+                    server.trusted_proxies = networks;
+                }
+            }
+            _ => {
+                if let Some(is_on) = entry.boolean(report) {
+                    server.proxy_protocol = is_on;
+                    self.proxy_protocol = Some(entry.location());
+                }
+            }
         }
     }
 
     /// Checks the settings together, after all sources have been read.
     pub(super) fn finish(self, server: &ServerOptions, report: &mut Report) {
+        if let Some(location) =
+            self.proxy_protocol.filter(|_| server.proxy_protocol && server.trusted_proxies.is_empty())
+        {
+            report.add(location, "proxyProtocol", Problem::NoTrustedProxies);
+        }
         if let Some(location) = self.allowed_hosts.filter(|_| !server.allowed_hosts.is_empty()) {
             let message = if server.allowed_origins.is_some() {
                 "it has no effect, because `allowedOrigins` decides alone"
@@ -44,4 +66,19 @@ fn hosts(entry: &Entry<'_>, report: &mut Report) -> Option<Vec<String>> {
     // All of them are checked before one fails the list.
     let hosts: Vec<Option<String>> = items.iter().map(|item| host(item, report)).collect();
     hosts.into_iter().collect()
+}
+
+fn networks(entry: &Entry<'_>, report: &mut Report) -> Option<Vec<Network>> {
+    const EXPECTED: &str = "an IP address or a network such as \"10.0.0.0/8\"";
+    let items = entry.items(report, "a list of IP addresses and networks")?;
+    let network = |item: &Entry<'_>, report: &mut Report| match item.text(report, EXPECTED)?.parse() {
+        Ok(network) => Some(network),
+        Err(NetworkError::BitsAfterPrefix { network }) => {
+            let expected = format!("a network without bits after its prefix, such as \"{network}\",");
+            item.mismatch(report, expected)
+        }
+        Err(_) => item.mismatch(report, EXPECTED),
+    };
+    let networks: Vec<Option<Network>> = items.iter().map(|item| network(item, report)).collect();
+    networks.into_iter().collect()
 }

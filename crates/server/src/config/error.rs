@@ -191,6 +191,9 @@ pub enum Problem {
     /// Auth is configured without tokens.
     #[error("auth needs a source of tokens; add `tokens` or `jwt`")]
     NoTokenSource,
+    /// The PROXY protocol is on, and no proxy is trusted.
+    #[error("the PROXY protocol needs `trustedProxies`, the addresses of the proxies that may use it")]
+    NoTrustedProxies,
     /// `backup` and `restore` need a data directory, and the memory engine has none.
     #[error("the engine \"memory\" has no data directory; backup and restore need the engine \"embedded\"")]
     NoDataDir,

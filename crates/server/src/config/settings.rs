@@ -35,6 +35,8 @@ pub(super) const KEYS: &[&str] = &[
     "exposeErrorDetails",
     "allowedOrigins",
     "allowedHosts",
+    "trustedProxies",
+    "proxyProtocol",
     "maxConnectionsPerIp",
     "tls",
     "shutdownGraceMs",
@@ -143,7 +145,9 @@ impl Settings {
                 "procedures" => self.unsupported.procedures(&entry, report),
                 "exposeErrorDetails" => set(&mut server.expose_error_details, entry.boolean(report)),
                 "allowedOrigins" => set(&mut server.allowed_origins, origins(&entry, report).map(Some)),
-                "allowedHosts" => self.edge.read(&entry, server, report),
+                "allowedHosts" | "trustedProxies" | "proxyProtocol" => {
+                    self.edge.read(key, &entry, server, report);
+                }
                 "maxConnectionsPerIp" => {
                     set(&mut server.max_connections_per_ip, entry.count(report, 1..=MAX_COUNT).map(Some));
                 }

@@ -30,6 +30,12 @@ pub(crate) struct Counters {
     pub(crate) held_back: AtomicU64,
     /// Requests refused because of their origin or host.
     pub(crate) bad_origins: AtomicU64,
+    /// Requests with forwarding headers from peers that are not trusted proxies.
+    pub(crate) forwarded_ignored: AtomicU64,
+    /// Requests of trusted proxies whose forwarding headers do not name the client.
+    pub(crate) forwarded_invalid: AtomicU64,
+    /// Sockets closed because of the PROXY protocol.
+    pub(crate) proxy_headers_refused: AtomicU64,
     /// Sockets closed at once because there were too many.
     pub(crate) refused_sockets: AtomicU64,
     pub(crate) backups: AtomicU64,

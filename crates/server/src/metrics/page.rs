@@ -54,6 +54,21 @@ impl Page {
             ("connections_refused", "Connections refused: too many in all or from one address", conn.refused),
             ("sockets_refused", "Sockets closed at once because there were too many", count(&counters.refused_sockets)),
             ("origins_refused", "Requests refused because of their origin or host", count(&counters.bad_origins)),
+            (
+                "forwarded_ignored",
+                "Requests whose forwarding headers were ignored: the peer is not a trusted proxy",
+                count(&counters.forwarded_ignored),
+            ),
+            (
+                "forwarded_invalid",
+                "Requests of trusted proxies with invalid forwarding headers",
+                count(&counters.forwarded_invalid),
+            ),
+            (
+                "proxy_headers_refused",
+                "Sockets closed because of the PROXY protocol",
+                count(&counters.proxy_headers_refused),
+            ),
             ("bytes_received", "Bytes read", conn.traffic.bytes_in),
             ("bytes_sent", "Bytes written", conn.traffic.bytes_out),
             ("messages_received", "Messages read", conn.traffic.frames_in),

@@ -24,9 +24,11 @@ use tokio::sync::{Semaphore, watch};
 use crate::metrics;
 use crate::protocol::disconnect::Disconnect;
 use crate::state::ServerState;
+use crate::transport::forwarded::is_forwarded;
 use crate::transport::listener::{Phase, stopped};
 use crate::transport::log_limit::LogLimit;
 use crate::transport::origin::{self, OriginRule};
+use crate::transport::source::{Forwarding, RequestSource, Source};
 use crate::transport::websocket::WebSocketProtocol;
 use crate::transport::write_timeout::WriteTimeout;
 
@@ -51,8 +53,15 @@ pub(super) struct Http {
     phase: watch::Receiver<Phase>,
     /// Permits for clients that are sent a close frame.
     closing: Arc<Semaphore>,
-    /// The limit of log lines about refused origins.
-    log_limit: Arc<LogLimit>,
+    log_limits: Arc<LogLimits>,
+}
+
+/// The limits of log lines about requests, one for each kind.
+#[derive(Default)]
+struct LogLimits {
+    origin: LogLimit,
+    forwarded: LogLimit,
+    untrusted: LogLimit,
 }
 
 impl Http {
@@ -61,18 +70,18 @@ impl Http {
         supervisor: Supervisor<WebSocketProtocol>,
         phase: watch::Receiver<Phase>,
     ) -> Self {
-        let (closing, log_limit) = (Arc::new(Semaphore::new(MAX_CLOSING)), Arc::default());
-        Self { server, supervisor, phase, closing, log_limit }
+        let (closing, log_limits) = (Arc::new(Semaphore::new(MAX_CLOSING)), Arc::default());
+        Self { server, supervisor, phase, closing, log_limits }
     }
 
     /// Serves HTTP/1.1 until the stream is closed or upgraded.
-    pub(super) async fn serve<S>(&self, stream: S, peer: SocketAddr)
+    pub(super) async fn serve<S>(&self, stream: S, source: Source)
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let http = self.clone();
         let service = service_fn(move |request| {
-            let response = http.clone().respond::<S>(request, peer);
+            let response = http.clone().respond::<S>(request, source);
             async { Ok::<_, Infallible>(response) }
         });
         let mut builder = http1::Builder::new();
@@ -89,17 +98,19 @@ impl Http {
             }
         };
         if let Err(error) = served {
-            tracing::debug!(%peer, %error, "HTTP connection failed");
+            tracing::debug!(peer = %source.address, %error, "HTTP connection failed");
         }
     }
 
-    fn respond<S>(self, mut request: Request<Incoming>, peer: SocketAddr) -> Response<Body>
+    fn respond<S>(self, mut request: Request<Incoming>, source: Source) -> Response<Body>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        if let Err(refusal) = self.check_origin(request.headers(), peer) {
+        let source = self.source_of(request.headers(), source);
+        if let Err(refusal) = self.check_origin(request.headers(), &source) {
             return *refusal;
         }
+        let peer = source.client;
         let is_socket_path = request.uri().path() == self.server.options.path;
         if is_socket_path {
             match check_handshake(&request) {
@@ -174,19 +185,38 @@ impl Http {
         Ok(response)
     }
 
+    /// Finds the client of a request: the source of the socket, or the client that a trusted proxy names in its headers.
+    fn source_of(&self, headers: &HeaderMap, source: Source) -> RequestSource {
+        let Self { server, log_limits, .. } = self;
+        let peer = source.address;
+        if source.forwarding == Forwarding::Untrusted && is_forwarded(headers) {
+            server.counters.forwarded_ignored.fetch_add(1, Relaxed);
+            if log_limits.untrusted.allows(Instant::now()) {
+                tracing::warn!(%peer, setting = "trustedProxies", "forwarding headers ignored: the peer is not a trusted proxy");
+            }
+        }
+        source.of_request(headers, &server.options).unwrap_or_else(|error| {
+            server.counters.forwarded_invalid.fetch_add(1, Relaxed);
+            if log_limits.forwarded.allows(Instant::now()) {
+                tracing::warn!(%peer, %error, "invalid forwarding headers: using the address of the proxy");
+            }
+            source.as_client()
+        })
+    }
+
     /// Refuses a request of a browser page that is not admitted. Clients other than browsers send no `Origin`.
-    fn check_origin(&self, headers: &HeaderMap, peer: SocketAddr) -> Result<(), Refusal> {
+    fn check_origin(&self, headers: &HeaderMap, source: &RequestSource) -> Result<(), Refusal> {
         let options = &self.server.options;
         let rule = match &options.allowed_origins {
             Some(allowed) => OriginRule::Listed(allowed),
             None if self.server.requires_auth() => OriginRule::Any,
             None => OriginRule::OwnHost { allowed_hosts: &options.allowed_hosts },
         };
-        let all = |name| headers.get_all(name).iter().map(HeaderValue::as_bytes).collect::<Vec<_>>();
-        origin::check(rule, &all(header::ORIGIN), &all(header::HOST)).map_err(|refused| {
+        let origins: Vec<&[u8]> = headers.get_all(header::ORIGIN).iter().map(HeaderValue::as_bytes).collect();
+        origin::check(rule, &origins, &source.hosts(headers)).map_err(|refused| {
             self.server.counters.bad_origins.fetch_add(1, Relaxed);
-            if self.log_limit.allows(Instant::now()) {
-                let setting = refused.reason.setting();
+            if self.log_limits.origin.allows(Instant::now()) {
+                let (peer, setting) = (source.client, refused.reason.setting());
                 tracing::warn!(%peer, origin = refused.origin, host = refused.host, setting, "origin refused");
             }
             refuse(plain(StatusCode::FORBIDDEN, format!("{refused}\n")))

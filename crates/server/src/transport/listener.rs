@@ -1,9 +1,9 @@
-//! The listener: accepts sockets, does TLS handshakes, and hands the streams to HTTP.
+//! The listener: accepts sockets, finds out where they come from, does TLS handshakes, and hands the streams to HTTP.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tidewire_conn::{Shutdown, Supervisor, TlsServer};
 use tokio::net::{TcpListener, TcpStream};
@@ -11,6 +11,9 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::state::ServerState;
 use crate::transport::http::Http;
+use crate::transport::log_limit::LogLimit;
+use crate::transport::proxy_protocol::ProxyHeaderError;
+use crate::transport::source::Source;
 use crate::transport::websocket::WebSocketProtocol;
 
 /// Pause after a failed accept, which usually means that the process has too many open files.
@@ -26,6 +29,8 @@ pub(crate) struct Listener {
     /// Permits for sockets that have not been upgraded.
     sockets: Arc<Semaphore>,
     http: Http,
+    /// The limit of log lines about the PROXY protocol.
+    log_limit: Arc<LogLimit>,
 }
 
 /// The life of a server.
@@ -57,7 +62,8 @@ impl Listener {
     ) -> Self {
         let sockets = server.options.max_connections.clamp(1, Semaphore::MAX_PERMITS);
         let http = Http::new(Arc::clone(&server), supervisor.clone(), phase.clone());
-        Self { server, supervisor, tls, phase, sockets: Arc::new(Semaphore::new(sockets)), http }
+        let (sockets, log_limit) = (Arc::new(Semaphore::new(sockets)), Arc::default());
+        Self { server, supervisor, tls, phase, sockets, http, log_limit }
     }
 
     /// Accepts connections until the server is stopped. Once it has been dropped, ends the connections that are left.
@@ -108,12 +114,28 @@ impl Listener {
     }
 
     /// Does the TLS handshake, if there is one, and serves HTTP until the socket is closed or upgraded.
-    async fn serve(&self, socket: TcpStream, peer: SocketAddr) {
-        let Some(tls) = &self.tls else { return self.http.serve(socket, peer).await };
+    async fn serve(&self, mut socket: TcpStream, peer: SocketAddr) {
+        let source = match Source::of(&mut socket, peer, &self.server.options).await {
+            Ok(source) => source,
+            Err(error) => return self.refuse(peer, &error),
+        };
+        let Some(tls) = &self.tls else { return self.http.serve(socket, source).await };
         match tokio::time::timeout(self.server.options.handshake_timeout, tls.accept(socket)).await {
-            Ok(Ok(stream)) => self.http.serve(stream, peer).await,
+            Ok(Ok(stream)) => self.http.serve(stream, source).await,
             Ok(Err(error)) => tracing::debug!(%peer, %error, "TLS handshake failed"),
             Err(_) => tracing::debug!(%peer, "TLS handshake timed out"),
+        }
+    }
+
+    /// Counts and logs a socket that is closed because of the PROXY protocol.
+    fn refuse(&self, peer: SocketAddr, error: &ProxyHeaderError) {
+        if let ProxyHeaderError::Io(error) = error {
+            return tracing::debug!(%peer, %error, "socket closed before its first bytes");
+        }
+        self.server.counters.proxy_headers_refused.fetch_add(1, Relaxed);
+        if self.log_limit.allows(Instant::now()) {
+            let settings = "trustedProxies, proxyProtocol";
+            tracing::warn!(%peer, %error, settings, "socket refused because of the PROXY protocol");
         }
     }
 }

@@ -181,7 +181,7 @@ fn single<'h>(headers: &[&'h [u8]]) -> Option<&'h str> {
 }
 
 /// Headers as received, for people: quoted, escaped and shortened.
-fn shown(headers: &[&[u8]]) -> String {
+pub(super) fn shown(headers: &[&[u8]]) -> String {
     if headers.is_empty() {
         return "(missing)".to_owned();
     }

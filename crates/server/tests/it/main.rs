@@ -21,6 +21,7 @@ mod page;
 mod permissions;
 mod program;
 mod programmatic;
+mod proxies;
 mod raw;
 mod regressions;
 mod requests;

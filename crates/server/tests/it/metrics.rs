@@ -13,6 +13,7 @@
 //! | `subscriptions_ended_total` | [`subscriptions`](crate::subscriptions) |
 //! | `backups_total`, `backups_failed_total` | [`backup`](crate::backup) |
 //! | `requests_slow_total` | [`spans`](crate::spans) |
+//! | `forwarded_*`, `proxy_headers_refused_total` | [`proxies`](crate::proxies) |
 //!
 //! `pushes_dropped_total` stays at zero: only the notice of a revoked session can be dropped, and there is one per connection.
 

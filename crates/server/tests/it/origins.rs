@@ -41,10 +41,12 @@ async fn without_a_login_only_pages_of_this_machine_and_of_the_own_host_connect(
         ("localhost", "Origin: null\r\n", 403),
         ("localhost", "Origin:\r\n", 403),
         ("localhost", "Origin: http://localhost\r\nOrigin: http://localhost\r\n", 403),
+        // Only a trusted proxy may say what the host was.
+        ("evil.example", "Origin: http://evil.example\r\nX-Forwarded-Host: tide.example\r\n", 403),
     ] {
         assert_eq!(answer(&server, host, lines).await.0, status, "{host} {lines}");
     }
-    assert_eq!(metric(&server, "origins_refused_total").await, 6);
+    assert_eq!(metric(&server, "origins_refused_total").await, 7);
     is_left_with(&server, 0).await;
 }
 

@@ -56,6 +56,13 @@ impl Raw {
         Self { stream: TcpStream::connect(address).await.unwrap(), input: Vec::new() }
     }
 
+    /// Connects from this address of loopback.
+    pub(crate) async fn connect_from(own: [u8; 4], server: &Server) -> Self {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind((own, 0).into()).unwrap();
+        Self { stream: socket.connect(server.address()).await.unwrap(), input: Vec::new() }
+    }
+
     /// A WebSocket that was welcomed.
     pub(crate) async fn websocket(server: &Server) -> Self {
         Self::connect(server).await.welcomed().await

@@ -41,6 +41,18 @@ fn an_invalid_value_is_reported_with_location_key_and_expectation() {
             "c.json:1:32: expected a host name without a port, such as \"tide.example\" for `allowedHosts[1]`, got \"b.example:80\"",
         ),
         (
+            r#"{"trustedProxies": ["10.0.0.0/8", "nginx"]}"#,
+            "c.json:1:35: expected an IP address or a network such as \"10.0.0.0/8\" for `trustedProxies[1]`, got \"nginx\"",
+        ),
+        (
+            r#"{"trustedProxies": ["10.0.0.1/8"]}"#,
+            "c.json:1:21: expected a network without bits after its prefix, such as \"10.0.0.0/8\", for `trustedProxies[0]`, got \"10.0.0.1/8\"",
+        ),
+        (
+            r#"{"proxyProtocol": true}"#,
+            "c.json:1:19: `proxyProtocol`: the PROXY protocol needs `trustedProxies`, the addresses of the proxies that may use it",
+        ),
+        (
             r#"{"tls": {"cert": "no.pem"}}"#,
             "c.json:1:18: `tls`: cannot read the file no.pem: No such file or directory (os error 2)",
         ),

@@ -1,4 +1,4 @@
-//! What the program logs of its edge: refused origins.
+//! What the program logs of its edge: refused origins, headers of proxies.
 
 use serde_json::{Value as Json, json};
 use tidewire_testkit::Process;
@@ -30,4 +30,48 @@ async fn a_refused_origin_is_logged_with_its_headers_and_the_setting() {
     let [line] = &lines(&process, "origin refused")[..] else { panic!("{}", process.output()) };
     assert_eq!((&line["level"], &line["setting"]), (&json!("WARN"), &json!("allowedOrigins")), "{line}");
     assert_eq!((&line["origin"], &line["host"]), (&json!("\"https://evil.example\""), &json!("\"tide\"")), "{line}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn headers_of_an_untrusted_proxy_are_logged_once() {
+    let dir = WorkDir::new();
+    let server = dir.start(&["--engine", "memory"]);
+    for _ in 0..3 {
+        assert_eq!(status(&server, "X-Forwarded-For: 192.0.2.1\r\n").await, 101);
+    }
+    let process = server.stop();
+    let message = "forwarding headers ignored: the peer is not a trusted proxy";
+    let [line] = &lines(&process, message)[..] else { panic!("{}", process.output()) };
+    assert_eq!((&line["level"], &line["setting"]), (&json!("WARN"), &json!("trustedProxies")), "{line}");
+
+    let server = dir.start(&["--engine", "memory", "--trusted-proxies", "127.0.0.0/8"]);
+    for _ in 0..3 {
+        assert_eq!(status(&server, "X-Forwarded-For: 192.0.2.1\r\n").await, 101);
+    }
+    for _ in 0..3 {
+        assert_eq!(status(&server, "X-Forwarded-For: me\r\n").await, 101);
+    }
+    let process = server.stop();
+    assert_eq!(lines(&process, message).len(), 0);
+    let message = "invalid forwarding headers: using the address of the proxy";
+    let [line] = &lines(&process, message)[..] else { panic!("{}", process.output()) };
+    assert!(line["error"].as_str().unwrap().contains("\"me\""), "{line}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_proxy_header_is_logged() {
+    let dir = WorkDir::new();
+    dir.file("c.json", json!({"engine": "memory", "trustedProxies": ["127.0.0.1"], "proxyProtocol": true}).to_string());
+    let server = dir.start(&["--config", "c.json"]);
+    let address = server.url.trim_start_matches("ws://").trim_end_matches('/');
+    for _ in 0..3 {
+        let mut raw = Raw::connect_to(address.parse().unwrap()).await;
+        raw.write(handshake("/", "").as_bytes()).await;
+        while raw.more().await {}
+    }
+    let process = server.stop();
+    let [line] = &lines(&process, "socket refused because of the PROXY protocol")[..] else {
+        panic!("{}", process.output())
+    };
+    assert_eq!(line["settings"], "trustedProxies, proxyProtocol", "{line}");
 }
