@@ -148,6 +148,9 @@ async fn serve(config: &Config, store: Store) -> anyhow::Result<()> {
     let listen = |kind| signal(kind).context("cannot install signal handlers");
     let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
     let server = Server::start(store, config.server.clone()).await?;
+    if let Some(address) = server.admin_address() {
+        tracing::info!(%address, "admin listener started");
+    }
     let url = server.url();
     if let Err(error) = greet(&url, config) {
         // The server is of use without it, for example under a parent that closes the pipe after the first line.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,6 +35,9 @@ pub struct ServerOptions {
     /// Whether the trusted proxies begin every connection with a header of the PROXY protocol, version 2. Default: false, because
     /// proxies that forward HTTP send headers instead.
     pub proxy_protocol: bool,
+    /// The address of `/metrics` and of the details of `/health`, which are then not served on the port of clients; port 0 picks a
+    /// free one. It has no TLS. Default: none, one port for all.
+    pub admin_listen: Option<SocketAddr>,
     /// The limit of a message in bytes. Default: 1 MiB, the default limit of a record.
     pub max_payload_bytes: usize,
     /// The limit of connections. Default: 100 000, which take about half a GiB when idle.
@@ -88,6 +92,7 @@ impl Default for ServerOptions {
             allowed_hosts: Vec::new(),
             trusted_proxies: Vec::new(),
             proxy_protocol: false,
+            admin_listen: None,
             max_payload_bytes: 1 << 20,
             max_connections: 100_000,
             max_connections_per_ip: None,

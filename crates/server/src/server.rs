@@ -18,6 +18,7 @@ use crate::metrics::{self, ServerStats};
 use crate::protocol::disconnect::Disconnect;
 use crate::session::connection::{Connection, ConnectionInfo};
 use crate::state::ServerState;
+use crate::transport::http::Pages;
 use crate::transport::listener::{Listener, Phase};
 use crate::transport::websocket::WebSocketProtocol;
 use crate::{ServerOptions, Session};
@@ -58,9 +59,11 @@ pub struct Server {
     state: Arc<ServerState>,
     supervisor: Supervisor<WebSocketProtocol>,
     address: SocketAddr,
+    admin_address: Option<SocketAddr>,
     /// How far it is from its end.
     stopping: watch::Sender<Phase>,
-    accepting: Option<JoinHandle<()>>,
+    /// The listeners.
+    accepting: Vec<JoinHandle<()>>,
 }
 
 /// Why a server did not start.
@@ -112,20 +115,34 @@ impl Server {
             return Err(StartError::NoTrustedProxies);
         }
         let tls = options.tls.as_ref().map(tls).transpose()?;
-        let listen = |source| StartError::Listen { host: options.host.clone(), port: options.port, source };
-        let listener = TcpListener::bind((options.host.as_str(), options.port)).await.map_err(listen)?;
-        let address = listener.local_addr().map_err(listen)?;
+        let (listener, address) = listen(&options.host, options.port).await?;
+        let admin = match options.admin_listen {
+            Some(address) => Some(listen(&address.ip().to_string(), address.port()).await?),
+            None => None,
+        };
         let state = Arc::new(ServerState::new(store, options).map_err(StartError::Thread)?);
         let supervisor = supervisor(&state);
         let (stopping, stopped) = watch::channel(Phase::Open);
-        let listening = Listener::new(Arc::clone(&state), supervisor.clone(), tls, stopped);
-        let accepting = tokio::spawn(listening.run(listener));
-        Ok(Self { state, supervisor, address, stopping, accepting: Some(accepting) })
+        let pages = if admin.is_some() { Pages::Public } else { Pages::All };
+        let public = Listener::new(Arc::clone(&state), supervisor.clone(), tls, pages, stopped.clone());
+        let mut accepting = vec![tokio::spawn(public.run(listener))];
+        let admin_address = admin.map(|(listener, address)| {
+            let admin = Listener::new(Arc::clone(&state), supervisor.clone(), None, Pages::Admin, stopped);
+            accepting.push(tokio::spawn(admin.run(listener)));
+            address
+        });
+        Ok(Self { state, supervisor, address, admin_address, stopping, accepting })
     }
 
     /// The address that it listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// The address of `/metrics` and of the details of `/health`, if they have one of their own
+    /// ([`admin_listen`](ServerOptions::admin_listen)).
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        self.admin_address
     }
 
     /// The port that it listens on.
@@ -206,10 +223,10 @@ impl Server {
             () = self.supervisor.shutdown(shutdown) => {}
             never = self.close_after(grace.saturating_add(REPLY_TIMEOUT)) => match never {},
         }
-        let accepting = self.accepting.take();
-        // The listener ends when the server is dropped.
+        let accepting = std::mem::take(&mut self.accepting);
+        // The listeners end when the server is dropped.
         drop(self);
-        if let Some(accepting) = accepting {
+        for accepting in accepting {
             // A panic was logged by the panic hook.
             let _ = accepting.await;
         }
@@ -253,6 +270,13 @@ fn supervisor(state: &Arc<ServerState>) -> Supervisor<WebSocketProtocol> {
         .memory_limit(state.memory.clone())
         .timeouts(timeouts)
         .build()
+}
+
+async fn listen(host: &str, port: u16) -> Result<(TcpListener, SocketAddr), StartError> {
+    let error = |source| StartError::Listen { host: host.to_owned(), port, source };
+    let listener = TcpListener::bind((host, port)).await.map_err(error)?;
+    let address = listener.local_addr().map_err(error)?;
+    Ok((listener, address))
 }
 
 /// The TLS side of the listener.

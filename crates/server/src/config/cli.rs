@@ -111,6 +111,9 @@ pub(super) struct Flags {
     #[arg(long, value_name = "FILE", help_heading = "Listening")]
     pub(super) tls_key: Option<String>,
 
+    /// The address of /metrics and of the details of /health, apart from the port of clients [default: none]
+    #[arg(long, value_name = "ADDRESS:PORT", help_heading = "Listening")]
+    pub(super) admin_listen: Option<String>,
     /// The proxies whose X-Forwarded-For is believed: addresses or networks, separated by commas [default: none]
     #[arg(long, value_name = "NETWORKS", help_heading = "Listening")]
     pub(super) trusted_proxies: Option<String>,

@@ -1,4 +1,6 @@
-//! Settings of the network edge: the names of the server, and the proxies in front of it.
+//! Settings of the network edge: the names of the server, the proxies in front of it, and the address for administrators.
+
+use std::net::SocketAddr;
 
 use super::entry::{Entry, Report, warning};
 use super::error::Problem;
@@ -27,10 +29,15 @@ impl EdgeLocations {
                     server.trusted_proxies = networks;
                 }
             }
-            _ => {
+            "proxyProtocol" => {
                 if let Some(is_on) = entry.boolean(report) {
                     server.proxy_protocol = is_on;
                     self.proxy_protocol = Some(entry.location());
+                }
+            }
+            _ => {
+                if let Some(address) = socket_address(entry, report) {
+                    server.admin_listen = Some(address);
                 }
             }
         }
@@ -81,4 +88,10 @@ fn networks(entry: &Entry<'_>, report: &mut Report) -> Option<Vec<Network>> {
     };
     let networks: Vec<Option<Network>> = items.iter().map(|item| network(item, report)).collect();
     networks.into_iter().collect()
+}
+
+fn socket_address(entry: &Entry<'_>, report: &mut Report) -> Option<SocketAddr> {
+    const EXPECTED: &str = "an IP address and a port, such as \"127.0.0.1:9090\"";
+    let text = entry.text(report, EXPECTED)?;
+    text.parse().ok().or_else(|| entry.mismatch(report, EXPECTED))
 }

@@ -31,7 +31,7 @@ enum Format {
 impl Overrides {
     pub(super) fn new(flags: &Flags, environment: Environment<'_>, report: &mut Report) -> Self {
         // The flag, the path of its key, and its value. An empty path is a flag without a key in the file.
-        let values: [(&str, &[&str], Format, &Option<String>); 23] = [
+        let values: [(&str, &[&str], Format, &Option<String>); 24] = [
             ("name", &["name"], Format::Text, &flags.name),
             ("grace", &["shutdownGraceMs"], Format::Number, &flags.grace),
             ("slow-request-ms", &["slowRequestMs"], Format::Number, &flags.slow_request_ms),
@@ -40,6 +40,7 @@ impl Overrides {
             ("path", &["path"], Format::Text, &flags.path),
             ("tls-cert", &["tls", "cert"], Format::Text, &flags.tls_cert),
             ("tls-key", &["tls", "key"], Format::Text, &flags.tls_key),
+            ("admin-listen", &["adminListen"], Format::Text, &flags.admin_listen),
             ("trusted-proxies", &["trustedProxies"], Format::List, &flags.trusted_proxies),
             ("engine", &["engine"], Format::Text, &flags.engine),
             ("data-dir", &["dataDir"], Format::Text, &flags.storage.data_dir),

@@ -37,6 +37,7 @@ pub(super) const KEYS: &[&str] = &[
     "allowedHosts",
     "trustedProxies",
     "proxyProtocol",
+    "adminListen",
     "maxConnectionsPerIp",
     "tls",
     "shutdownGraceMs",
@@ -145,7 +146,7 @@ impl Settings {
                 "procedures" => self.unsupported.procedures(&entry, report),
                 "exposeErrorDetails" => set(&mut server.expose_error_details, entry.boolean(report)),
                 "allowedOrigins" => set(&mut server.allowed_origins, origins(&entry, report).map(Some)),
-                "allowedHosts" | "trustedProxies" | "proxyProtocol" => {
+                "allowedHosts" | "trustedProxies" | "proxyProtocol" | "adminListen" => {
                     self.edge.read(key, &entry, server, report);
                 }
                 "maxConnectionsPerIp" => {

@@ -71,6 +71,11 @@ pub(crate) fn health(server: &ServerState) -> Health {
 }
 
 impl Health {
+    /// What everybody may know.
+    pub(crate) fn to_public_json(&self) -> Json {
+        json!({"status": if self.is_ok { "ok" } else { "unavailable" }})
+    }
+
     pub(crate) fn to_json(&self) -> Json {
         let status = if self.is_ok { "ok" } else { "the disk has failed: nothing is written until a restart" };
         let uptime = u64::try_from(self.uptime.as_millis()).unwrap_or(u64::MAX);

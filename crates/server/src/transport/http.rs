@@ -1,4 +1,4 @@
-//! HTTP on the server's port: `/health`, `/metrics`, and the upgrade to a WebSocket.
+//! HTTP on the ports of the server: `/health`, `/metrics`, and the upgrade to a WebSocket.
 //!
 //! After the upgrade the bare stream, and the bytes that were already read from it, go to a connection actor, which owns the socket
 //! from then on. The buffers of HTTP are released.
@@ -50,10 +50,22 @@ type Refusal = Box<Response<Body>>;
 pub(super) struct Http {
     server: Arc<ServerState>,
     supervisor: Supervisor<WebSocketProtocol>,
+    pages: Pages,
     phase: watch::Receiver<Phase>,
     /// Permits for clients that are sent a close frame.
     closing: Arc<Semaphore>,
     log_limits: Arc<LogLimits>,
+}
+
+/// What is served on a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pages {
+    /// Everything: there is no port for administrators.
+    All,
+    /// The WebSocket, and whether the server works.
+    Public,
+    /// The pages for administrators, and no WebSocket.
+    Admin,
 }
 
 /// The limits of log lines about requests, one for each kind.
@@ -68,10 +80,11 @@ impl Http {
     pub(super) fn new(
         server: Arc<ServerState>,
         supervisor: Supervisor<WebSocketProtocol>,
+        pages: Pages,
         phase: watch::Receiver<Phase>,
     ) -> Self {
         let (closing, log_limits) = (Arc::new(Semaphore::new(MAX_CLOSING)), Arc::default());
-        Self { server, supervisor, phase, closing, log_limits }
+        Self { server, supervisor, pages, phase, closing, log_limits }
     }
 
     /// Serves HTTP/1.1 until the stream is closed or upgraded.
@@ -111,7 +124,7 @@ impl Http {
             return *refusal;
         }
         let peer = source.client;
-        let is_socket_path = request.uri().path() == self.server.options.path;
+        let is_socket_path = self.pages != Pages::Admin && request.uri().path() == self.server.options.path;
         if is_socket_path {
             match check_handshake(&request) {
                 Err(ServerHandshakeError::NotUpgrade) => {}
@@ -122,9 +135,10 @@ impl Http {
             (&Method::GET | &Method::HEAD, "/health") => {
                 let health = metrics::health(&self.server);
                 let status = if health.is_ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-                response(status, "application/json", health.to_json().to_string())
+                let json = if self.pages == Pages::Public { health.to_public_json() } else { health.to_json() };
+                response(status, "application/json", json.to_string())
             }
-            (&Method::GET | &Method::HEAD, "/metrics") => {
+            (&Method::GET | &Method::HEAD, "/metrics") if self.pages != Pages::Public => {
                 let text = metrics::page::prometheus(&self.server, &self.supervisor.stats());
                 response(StatusCode::OK, "text/plain; version=0.0.4", text)
             }
@@ -133,6 +147,9 @@ impl Http {
                     plain(StatusCode::UPGRADE_REQUIRED, "this path accepts WebSocket connections only\n");
                 response.headers_mut().insert(header::UPGRADE, HeaderValue::from_static("websocket"));
                 response
+            }
+            _ if self.pages == Pages::Public => {
+                plain(StatusCode::NOT_FOUND, "not found; this port answers /health, and WebSocket clients\n")
             }
             _ => plain(StatusCode::NOT_FOUND, "not found; this server answers /health and /metrics\n"),
         }

@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
 use crate::state::ServerState;
-use crate::transport::http::Http;
+use crate::transport::http::{Http, Pages};
 use crate::transport::log_limit::LogLimit;
 use crate::transport::proxy_protocol::ProxyHeaderError;
 use crate::transport::source::Source;
@@ -19,6 +19,10 @@ use crate::transport::websocket::WebSocketProtocol;
 /// Pause after a failed accept, which usually means that the process has too many open files.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
+/// Sockets of the port for administrators: few, so that they fit the descriptors that are reserved, and apart from those of clients,
+/// so that the port answers while the other one is flooded.
+const MAX_ADMIN_SOCKETS: usize = 32;
+
 /// Accepts connections until the server is stopped.
 #[derive(Clone)]
 pub(crate) struct Listener {
@@ -26,6 +30,7 @@ pub(crate) struct Listener {
     supervisor: Supervisor<WebSocketProtocol>,
     tls: Option<TlsServer>,
     phase: watch::Receiver<Phase>,
+    pages: Pages,
     /// Permits for sockets that have not been upgraded.
     sockets: Arc<Semaphore>,
     http: Http,
@@ -58,12 +63,14 @@ impl Listener {
         server: Arc<ServerState>,
         supervisor: Supervisor<WebSocketProtocol>,
         tls: Option<TlsServer>,
+        pages: Pages,
         phase: watch::Receiver<Phase>,
     ) -> Self {
-        let sockets = server.options.max_connections.clamp(1, Semaphore::MAX_PERMITS);
-        let http = Http::new(Arc::clone(&server), supervisor.clone(), phase.clone());
+        let max_sockets = if pages == Pages::Admin { MAX_ADMIN_SOCKETS } else { Semaphore::MAX_PERMITS };
+        let sockets = server.options.max_connections.clamp(1, max_sockets);
+        let http = Http::new(Arc::clone(&server), supervisor.clone(), pages, phase.clone());
         let (sockets, log_limit) = (Arc::new(Semaphore::new(sockets)), Arc::default());
-        Self { server, supervisor, tls, phase, sockets, http, log_limit }
+        Self { server, supervisor, tls, phase, pages, sockets, http, log_limit }
     }
 
     /// Accepts connections until the server is stopped. Once it has been dropped, ends the connections that are left.
@@ -115,7 +122,12 @@ impl Listener {
 
     /// Does the TLS handshake, if there is one, and serves HTTP until the socket is closed or upgraded.
     async fn serve(&self, mut socket: TcpStream, peer: SocketAddr) {
-        let source = match Source::of(&mut socket, peer, &self.server.options).await {
+        let source = match self.pages {
+            // Administrators are not limited by their address.
+            Pages::Admin => Ok(Source::direct(peer)),
+            Pages::All | Pages::Public => Source::of(&mut socket, peer, &self.server.options).await,
+        };
+        let source = match source {
             Ok(source) => source,
             Err(error) => return self.refuse(peer, &error),
         };

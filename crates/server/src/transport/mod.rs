@@ -1,7 +1,7 @@
 //! Sockets: the listener, who is at the other end, HTTP and the upgrade, and the WebSocket protocol over a connection actor.
 
 mod forwarded;
-mod http;
+pub(crate) mod http;
 pub(crate) mod listener;
 mod log_limit;
 pub(crate) mod origin;

@@ -26,7 +26,7 @@ pub(super) enum Forwarding {
     Trusted,
     /// Anybody may have written them.
     Untrusted,
-    /// They are not needed: the PROXY protocol has named the client, or the proxy that does not tell it.
+    /// They are not needed: the PROXY protocol has named the client, or its address does not matter.
     Unused,
 }
 

@@ -1,5 +1,6 @@
 //! Tests of the server over real sockets.
 
+mod admin_listen;
 mod auth;
 mod backpressure;
 mod backup;

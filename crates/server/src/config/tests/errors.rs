@@ -53,6 +53,10 @@ fn an_invalid_value_is_reported_with_location_key_and_expectation() {
             "c.json:1:19: `proxyProtocol`: the PROXY protocol needs `trustedProxies`, the addresses of the proxies that may use it",
         ),
         (
+            r#"{"adminListen": "9090"}"#,
+            "c.json:1:17: expected an IP address and a port, such as \"127.0.0.1:9090\" for `adminListen`, got \"9090\"",
+        ),
+        (
             r#"{"tls": {"cert": "no.pem"}}"#,
             "c.json:1:18: `tls`: cannot read the file no.pem: No such file or directory (os error 2)",
         ),

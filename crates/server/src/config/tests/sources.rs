@@ -92,6 +92,7 @@ fn every_flag_has_a_variable() {
         ("--allowed-origins", "TIDEWIRE_ALLOWED_ORIGINS", "https://a.example, null"),
         ("--allowed-hosts", "TIDEWIRE_ALLOWED_HOSTS", "tide.example, ebb.example"),
         ("--trusted-proxies", "TIDEWIRE_TRUSTED_PROXIES", "10.0.0.0/8, ::1"),
+        ("--admin-listen", "TIDEWIRE_ADMIN_LISTEN", "[::1]:9090"),
         ("--max-connections", "TIDEWIRE_MAX_CONNECTIONS", "6"),
         ("--max-connections-per-ip", "TIDEWIRE_MAX_CONNECTIONS_PER_IP", "7"),
     ] {
@@ -131,7 +132,7 @@ fn all_keys_of_the_file_are_read() {
     let config = world.config(&json!({
         "port": 1, "host": "[::1]", "name": "n", "path": "/p", "engine": "embedded", "dataDir": "d",
         "durability": "none", "exposeErrorDetails": false, "allowedOrigins": ["http://localhost:3000"],
-        "trustedProxies": ["10.0.0.0/8", "192.0.2.1"], "proxyProtocol": true,
+        "trustedProxies": ["10.0.0.0/8", "192.0.2.1"], "proxyProtocol": true, "adminListen": "127.0.0.1:9090",
         "maxConnectionsPerIp": 2, "tls": {"cert": pem.server, "key": pem.server_key}, "shutdownGraceMs": 3, "maxPayloadBytes": 4, "maxRecordBytes": 3,
         "rateLimit": {"maxRequests": 5, "windowMs": 6}, "heartbeat": {"intervalMs": 7, "timeoutMs": 8.0},
         "backpressure": {"maxBufferedBytes": 9, "highWaterMark": 1},
@@ -148,6 +149,7 @@ fn all_keys_of_the_file_are_read() {
     assert_eq!(server.allowed_origins.as_deref(), Some(&["http://localhost:3000".to_owned()][..]));
     let trusted: Vec<String> = server.trusted_proxies.iter().map(ToString::to_string).collect();
     assert_eq!((trusted, server.proxy_protocol), (vec!["10.0.0.0/8".to_owned(), "192.0.2.1/32".to_owned()], true));
+    assert_eq!(server.admin_listen, Some(([127, 0, 0, 1], 9090).into()));
     let hosts = world.config(&json!({"allowedHosts": ["tide.example"]})).server.allowed_hosts;
     assert_eq!(hosts, ["tide.example"]);
     assert_eq!((server.max_connections_per_ip, server.max_payload_bytes, config.max_record_bytes), (Some(2), 4, 3));

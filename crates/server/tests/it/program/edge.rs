@@ -1,4 +1,4 @@
-//! What the program logs of its edge: refused origins, headers of proxies.
+//! What the program logs of its edge: the address for administrators, refused origins, headers of proxies.
 
 use serde_json::{Value as Json, json};
 use tidewire_testkit::Process;
@@ -17,6 +17,20 @@ async fn status(server: &ServerProcess, lines: &str) -> u16 {
     let mut raw = Raw::connect_to(address.parse().unwrap()).await;
     raw.write(handshake("/", lines).as_bytes()).await;
     raw.head().await.0
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_admin_address_is_logged() {
+    let dir = WorkDir::new();
+    let server = dir.start(&["--engine", "memory", "--admin-listen", "127.0.0.1:0"]);
+    server.process.wait_for_line("admin listener started");
+    assert!(server.process.stdout().starts_with(&server.url), "the first line is still the URL");
+    let [line] = &lines(&server.process, "admin listener started")[..] else { panic!("{}", server.process.output()) };
+    let mut raw = Raw::connect_to(line["address"].as_str().unwrap().parse().unwrap()).await;
+    raw.write(b"GET /metrics HTTP/1.1\r\nHost: tide\r\nConnection: close\r\n\r\n").await;
+    let (status, _, page) = raw.response().await;
+    assert!(status == 200 && page.contains("tidewire_connections 0"), "{page}");
+    server.stop();
 }
 
 #[tokio::test(flavor = "multi_thread")]

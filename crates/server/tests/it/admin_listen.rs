@@ -1,0 +1,151 @@
+//! The address for administrators: `/metrics` and the details of `/health`, apart from the port of clients.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value as Json, json};
+use tidewire::{Server, ServerOptions, StartError};
+use tidewire_store::{Store, StoreOptions};
+use tokio::net::TcpStream;
+
+use crate::client::{Client, is_left_with, notes, options, serve, serve_store};
+use crate::faulty_disk::FaultyDisk;
+use crate::raw::{Raw, handshake};
+
+fn with_admin() -> ServerOptions {
+    let mut options = options();
+    options.admin_listen = Some(([127, 0, 0, 1], 0).into());
+    options
+}
+
+/// The status and body of a page.
+async fn get(address: SocketAddr, path: &str) -> (u16, String) {
+    let mut raw = Raw::connect_to(address).await;
+    raw.write(format!("GET {path} HTTP/1.1\r\nHost: tide\r\nConnection: close\r\n\r\n").as_bytes()).await;
+    let (status, _, body) = raw.response().await;
+    (status, body)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_and_details_are_served_on_the_admin_address_only() {
+    let server = serve(with_admin()).await;
+    let (public, admin) = (server.address(), server.admin_address().unwrap());
+    assert_ne!(public, admin);
+    assert!(admin.port() != 0);
+
+    assert_eq!(get(public, "/health").await, (200, r#"{"status":"ok"}"#.to_owned()));
+    let (status, text) = get(public, "/metrics").await;
+    assert_eq!(status, 404);
+    assert!(!text.contains("metrics"), "{text}");
+    let mut client = Client::connect(&server).await;
+    client.ask("store.buckets", json!({})).await;
+
+    let (status, page) = get(admin, "/metrics").await;
+    assert_eq!(status, 200);
+    assert!(page.lines().any(|line| line == "tidewire_connections 1"), "{page}");
+    let (status, health) = get(admin, "/health").await;
+    let health: Json = serde_json::from_str(&health).unwrap();
+    assert_eq!((status, &health["status"]), (200, &json!("ok")));
+    assert!(health["uptimeMs"].is_u64() && health["version"].is_string(), "{health}");
+
+    // It is no way in for clients.
+    let mut raw = Raw::connect_to(admin).await;
+    raw.write(handshake("/", "").as_bytes()).await;
+    assert_eq!(raw.response().await.0, 404);
+    is_left_with(&server, 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_an_admin_address_one_port_serves_all() {
+    let server = serve(options()).await;
+    assert_eq!(server.admin_address(), None);
+    assert_eq!(get(server.address(), "/metrics").await.0, 200);
+    assert!(get(server.address(), "/health").await.1.contains("uptimeMs"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_public_port_does_not_tell_why_the_server_fails() {
+    let (disk, dir) = (FaultyDisk::default(), tempfile::tempdir().unwrap());
+    let opened = Store::open_on(Arc::new(disk.clone()), &dir.path().join("data"), StoreOptions::default());
+    let (store, _) = opened.unwrap();
+    store.define_bucket("notes", notes()).wait().unwrap();
+    let server = serve_store(store, with_admin()).await;
+    disk.fail_syncs();
+    let mut client = Client::connect(&server).await;
+    client.fail("store.insert", json!({"bucket": "notes", "data": {"text": "ebb"}})).await;
+    assert_eq!(get(server.address(), "/health").await, (503, r#"{"status":"unavailable"}"#.to_owned()));
+    let (status, health) = get(server.admin_address().unwrap(), "/health").await;
+    assert!(status == 503 && health.contains("disk has failed"), "{health}");
+}
+
+/// Each port has its own limit of sockets.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_of_one_port_leaves_the_other_one_alone() {
+    let server = serve(with_admin()).await;
+    let admin = server.admin_address().unwrap();
+    let mut idle = Vec::new();
+    for _ in 0..32 {
+        idle.push(Raw::connect_to(admin).await);
+    }
+    let mut refused = Raw::connect_to(admin).await;
+    assert_eq!(refused.head().await.0, 503);
+    assert_eq!(get(server.address(), "/health").await.0, 200);
+    drop(idle);
+
+    let mut options = with_admin();
+    options.max_connections = 1;
+    let server = serve(options).await;
+    let idle = Raw::connect(&server).await;
+    let mut refused = Raw::connect(&server).await;
+    assert_eq!(refused.head().await.0, 503);
+    let (status, page) = get(server.admin_address().unwrap(), "/metrics").await;
+    assert_eq!(status, 200);
+    assert!(page.lines().any(|line| line == "tidewire_sockets_refused_total 1"), "{page}");
+    drop(idle);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slow_peers_are_cut_off_and_pages_of_strangers_refused() {
+    let mut options = with_admin();
+    options.handshake_timeout = Duration::from_millis(50);
+    let server = serve(options).await;
+    let admin = server.admin_address().unwrap();
+    let mut slow = Raw::connect_to(admin).await;
+    slow.write(b"GET /metrics HTTP/1.1\r\n").await;
+    while slow.more().await {}
+    let mut page = Raw::connect_to(admin).await;
+    page.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nOrigin: https://evil.example\r\n\r\n").await;
+    assert_eq!(page.response().await.0, 403);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_ends_with_the_server() {
+    for is_graceful in [true, false] {
+        let server = serve(with_admin()).await;
+        let admin = server.admin_address().unwrap();
+        let mut idle = Raw::connect_to(admin).await;
+        idle.write(b"GET /health HTTP/1.1\r\nHost: tide\r\n\r\n").await;
+        assert_eq!(idle.response().await.0, 200);
+        if is_graceful {
+            server.stop(Duration::ZERO).await;
+        } else {
+            drop(server);
+        }
+        assert!(!idle.more().await);
+        tidewire_testkit::wait_until_async("the port is closed", tidewire_testkit::PATIENCE, async || {
+            TcpStream::connect(admin).await.is_err()
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_admin_address_in_use_prevents_the_start() {
+    let one = serve(with_admin()).await;
+    let mut options = options();
+    options.admin_listen = one.admin_address();
+    let error = Server::start(Store::memory(StoreOptions::default()), options).await.unwrap_err();
+    let port = one.admin_address().unwrap().port();
+    assert!(matches!(error, StartError::Listen { port: taken, .. } if taken == port), "{error}");
+}
