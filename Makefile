@@ -12,6 +12,7 @@ PEERS := $(or $(CARGO_TARGET_DIR),target)/peers
 
 test:
 	scripts/need redis-server redis-server
+	scripts/need chromium chromium
 	cargo test
 	cargo test -p tidewire-conn --features tls --test tls
 	cargo test -p tidewire-bench

@@ -5,6 +5,7 @@ mod auth;
 mod backpressure;
 mod backup;
 mod bad_input;
+mod browser;
 mod client;
 mod costly;
 mod disconnects;
