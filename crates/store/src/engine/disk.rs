@@ -4,6 +4,7 @@
 
 use std::fs::{self, File, TryLockError};
 use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::thread;
 
@@ -71,12 +72,20 @@ pub(super) fn is_out_of_descriptors(error: &io::Error) -> bool {
 }
 
 /// The files of this machine.
+///
+/// Directories that it creates have the mode 0700 and files 0600, because records are for the user of the process only. What
+/// exists keeps its mode.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Files;
 
+/// The mode of a created directory.
+const DIR_MODE: u32 = 0o700;
+/// The mode of a created file.
+const FILE_MODE: u32 = 0o600;
+
 impl Disk for Files {
     fn create_dir(&self, dir: &Path) -> io::Result<()> {
-        match fs::create_dir(dir) {
+        match fs::DirBuilder::new().mode(DIR_MODE).create(dir) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && dir.is_dir() => Ok(()),
             created => created,
         }
@@ -92,7 +101,7 @@ impl Disk for Files {
     }
 
     fn lock(&self, file: &Path) -> io::Result<Option<Box<dyn Send + Sync>>> {
-        let file = File::options().create(true).truncate(false).write(true).open(file)?;
+        let file = File::options().create(true).truncate(false).write(true).mode(FILE_MODE).open(file)?;
         match file.try_lock() {
             Ok(()) => Ok(Some(Box::new(Locked(file)))),
             Err(TryLockError::WouldBlock) => Ok(None),
@@ -105,7 +114,9 @@ impl Disk for Files {
     }
 
     fn create(&self, file: &Path) -> io::Result<Box<dyn DiskFile>> {
-        Ok(Box::new(File::options().read(true).write(true).create(true).truncate(true).open(file)?))
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(true).mode(FILE_MODE);
+        Ok(Box::new(options.open(file)?))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {

@@ -7,5 +7,6 @@ mod descriptors;
 pub(crate) mod disk;
 mod failure;
 mod model;
+mod modes;
 mod simulation;
 mod speed;

@@ -1,0 +1,90 @@
+//! The modes of created files and directories, on the real disk and with a umask that takes nothing away.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::json;
+use tidewire_store::{Embedded, EmbeddedOptions, Store, StoreOptions};
+use tidewire_testkit::{Process, is_rerun, rerun};
+
+const TEST: &str = "engine::modes::only_the_user_of_the_process_has_access";
+const DIR: &str = "TIDEWIRE_STORE_MODES_DIR";
+
+/// Creates everything that a store creates: a data directory with parents, segments, snapshots, a backup and a restored copy.
+fn create(root: &Path) {
+    let mut options = StoreOptions::default();
+    (options.embedded.segment_bytes, options.embedded.checkpoint_log_bytes) = (64 * 1024, 96 * 1024);
+    options.embedded.max_group_bytes = 32 * 1024;
+    let (store, _) = Store::open(root.join("parent/data"), options).unwrap();
+    store.define_bucket("b", json!({"key": "id", "schema": {"id": {"type": "number"}}})).wait().unwrap();
+    for id in 0..100 {
+        let record = json!({"id": id, "text": "x".repeat(1000)});
+        store.insert("b", serde_json::from_value(record).unwrap()).wait().unwrap();
+    }
+    store.checkpoint().unwrap();
+    store.backup(&root.join("backups/one")).unwrap();
+    store.close().unwrap();
+    Embedded::restore(&root.join("backups/one"), &root.join("copies/one"), EmbeddedOptions::default()).unwrap();
+}
+
+/// Returns the mode of everything below a directory.
+fn modes(dir: &Path, found: &mut BTreeSet<(String, u32)>) {
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let mode = path.metadata().unwrap().permissions().mode() & 0o777;
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let kind = name.split_once('-').map_or(name, |(kind, _)| kind).to_owned();
+        found.insert((kind, mode));
+        if path.is_dir() {
+            modes(&path, found);
+        }
+    }
+}
+
+#[test]
+fn only_the_user_of_the_process_has_access() {
+    if is_rerun() {
+        return create(Path::new(&std::env::var_os(DIR).unwrap()));
+    }
+    let root = tempfile::tempdir().unwrap();
+    // The umask is one of the whole process, so the test runs itself in another one.
+    let again = rerun(TEST);
+    let mut command = Command::new("sh");
+    command.args(["-c", "umask 000 && exec \"$0\" \"$@\""]).arg(again.get_program()).args(again.get_args());
+    command.envs(again.get_envs().filter_map(|(name, value)| Some((name, value?)))).env(DIR, root.path());
+    let mut process = Process::spawn(command);
+    assert!(process.wait().success(), "{}", process.output());
+
+    let mut found = BTreeSet::new();
+    modes(root.path(), &mut found);
+    let found: Vec<(&str, u32)> = found.iter().map(|(kind, mode)| (&**kind, *mode)).collect();
+    assert_eq!(
+        found,
+        [
+            ("backups", 0o700),
+            ("copies", 0o700),
+            ("data", 0o700),
+            ("lock", 0o600),
+            ("log", 0o600),
+            ("one", 0o700),
+            ("parent", 0o700),
+            ("snapshot", 0o600),
+        ]
+    );
+}
+
+#[test]
+fn what_exists_keeps_its_mode() {
+    let root = tempfile::tempdir().unwrap();
+    let (dir, lock) = (root.path().join("data"), root.path().join("data/lock"));
+    let set = |path: &Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::write(&lock, "").unwrap();
+    set(&dir, 0o755);
+    set(&lock, 0o640);
+    Store::open(&dir, StoreOptions::default()).unwrap().0.close().unwrap();
+    assert_eq!((mode(&dir), mode(&lock)), (0o755, 0o640));
+}
