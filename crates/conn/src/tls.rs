@@ -6,7 +6,7 @@
 
 use std::fmt;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::rustls::crypto::ring::{default_provider, sign::any_supported_type};
@@ -129,10 +129,10 @@ pub struct TlsServerOptions {
     pub clients: ClientCertificates,
 }
 
-/// The server's side of TLS.
+/// The server's side of TLS. Clones share its settings, also after they were [replaced](Self::replace).
 #[derive(Clone)]
 pub struct TlsServer {
-    acceptor: TlsAcceptor,
+    acceptor: Arc<RwLock<TlsAcceptor>>,
 }
 
 impl TlsServer {
@@ -165,12 +165,23 @@ impl TlsServer {
 
     /// A server with settings of one's own.
     pub fn with_config(config: Arc<ServerConfig>) -> Self {
-        Self { acceptor: TlsAcceptor::from(config) }
+        Self { acceptor: Arc::new(RwLock::new(TlsAcceptor::from(config))) }
+    }
+
+    /// Uses the settings of another server for all handshakes that begin from now on, for instance a renewed certificate. Open
+    /// connections go on, and sessions of the old settings are not resumed.
+    pub fn replace(&self, other: &Self) {
+        let acceptor = other.acceptor();
+        *self.acceptor.write().unwrap_or_else(PoisonError::into_inner) = acceptor;
+    }
+
+    fn acceptor(&self) -> TlsAcceptor {
+        self.acceptor.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Shakes hands with a client. It has no time limit of its own.
     pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(&self, socket: S) -> io::Result<server::TlsStream<S>> {
-        self.acceptor.accept(socket).await
+        self.acceptor().accept(socket).await
     }
 }
 

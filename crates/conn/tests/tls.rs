@@ -81,8 +81,16 @@ impl Setting {
 
     /// The same, with a limit to its patience.
     async fn serve_within(&self, options: TlsServerOptions, limit: Duration) -> (Supervisor<Echo>, String) {
+        Self::serve_tls(self.server(options), limit).await
+    }
+
+    /// The server's side, with these options.
+    fn server(&self, options: TlsServerOptions) -> TlsServer {
         let Certificates { server, server_key, .. } = &self.certificates;
-        let tls = TlsServer::new(Self::identity(server, server_key), options).unwrap();
+        TlsServer::new(Self::identity(server, server_key), options).unwrap()
+    }
+
+    async fn serve_tls(tls: TlsServer, limit: Duration) -> (Supervisor<Echo>, String) {
         let mut timeouts = Timeouts::default();
         timeouts.first_frame = Some(limit);
         let supervisor = Supervisor::with_protocol(Echo).timeouts(timeouts).build();
@@ -268,4 +276,26 @@ async fn a_websocket_over_tls() -> io::Result<()> {
     assert_eq!(client.request(large.clone()).await.unwrap(), large);
     assert_eq!(client.request(Message::text("hello")).await.unwrap().as_text(), Some("hello"));
     Ok(())
+}
+
+#[tokio::test]
+async fn a_replaced_certificate_is_for_new_connections() {
+    let (old, new) = (Setting::new(), Setting::new());
+    let tls = old.server(TlsServerOptions::default());
+    let (_supervisor, addr) = Setting::serve_tls(tls.clone(), Duration::from_mins(1)).await;
+    let connector =
+        |setting: &Setting| TlsConnector::new(TcpConnector::new(addr.clone()), "localhost", setting.client()).unwrap();
+    let mut options = ClientOptions::default();
+    (options.reconnect, options.request) = (false, Duration::from_mins(1));
+    let (client, _pushes, connection) = Client::new(Asking, connector(&old), options);
+    tokio::spawn(connection.run());
+    let hello = || Frame::from(Bytes::from_static(b"hello"));
+    assert_eq!(client.request(hello()).await.unwrap().body(), "hello");
+
+    // By a clone, which is another handle to the same settings.
+    tls.replace(&new.server(TlsServerOptions::default()));
+    assert_eq!(ask(connector(&new)).await.unwrap().body(), "hello");
+    let error = connector(&old).connect().await.unwrap_err();
+    assert!(error.to_string().contains("certificate"), "{error}");
+    assert_eq!(client.request(hello()).await.unwrap().body(), "hello", "an open connection goes on");
 }
