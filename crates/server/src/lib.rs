@@ -11,6 +11,7 @@ mod ops;
 mod options;
 mod protocol;
 mod push;
+mod revoked_users;
 mod server;
 mod session;
 mod state;
@@ -18,9 +19,9 @@ mod transport;
 mod work;
 
 pub use auth::{
-    Access, DefaultAccess, Grants, Jwt, JwtAlgorithm, JwtError, JwtKey, JwtOptions, PermissionCheck, Permissions, Rule,
-    RuleError, Session, StaticToken, StaticTokens, StaticTokensError, Tier, TokenExpiry, TokenValidator, Validation,
-    ValidatorFailed,
+    Access, DefaultAccess, Grants, Jwt, JwtAlgorithm, JwtError, JwtKey, JwtKeys, JwtOptions, PermissionCheck,
+    Permissions, Rule, RuleError, Session, StaticToken, StaticTokens, StaticTokensError, Tier, TokenExpiry,
+    TokenValidator, Validation, ValidatorFailed,
 };
 pub use client::{Client, ClientPush, ClientSubscription};
 pub use metrics::ServerStats;
@@ -30,5 +31,5 @@ pub use protocol::disconnect::Disconnect;
 pub use protocol::error::{Code, RequestError};
 pub use push::programmatic::ProgrammaticQuery;
 pub use push::view::View;
-pub use server::{Server, StartError};
+pub use server::{ReloadError, Server, StartError};
 pub use session::connection::ConnectionInfo;

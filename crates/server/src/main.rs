@@ -105,7 +105,7 @@ fn serve_store(store: &Store, config: &Config) -> anyhow::Result<()> {
 }
 
 fn open(config: &Config) -> anyhow::Result<Store> {
-    let options = store_options(config);
+    let options = store_options(config)?;
     let Engine::Embedded { dir, .. } = &config.engine else { return Ok(Store::memory(options)) };
     let opened = Store::open(dir, options);
     let (store, recovery) = opened.with_context(|| format!("cannot open the data directory {}", dir.display()))?;
@@ -113,7 +113,7 @@ fn open(config: &Config) -> anyhow::Result<Store> {
     Ok(store)
 }
 
-fn store_options(config: &Config) -> StoreOptions {
+fn store_options(config: &Config) -> anyhow::Result<StoreOptions> {
     /// More than the headers of a segment.
     const SEGMENT_OVERHEAD_BYTES: usize = 64 << 10;
 
@@ -129,7 +129,11 @@ fn store_options(config: &Config) -> StoreOptions {
     let segment_bytes = group_bytes.saturating_add(SEGMENT_OVERHEAD_BYTES);
     options.embedded.max_group_bytes = group_bytes;
     options.embedded.segment_bytes = options.embedded.segment_bytes.max(segment_bytes as u64);
-    options
+    // Without auth the server has nothing of its own to store.
+    if config.server.auth.is_some() {
+        Server::declare_buckets(&mut options.system_buckets).context("cannot declare the buckets of the server")?;
+    }
+    Ok(options)
 }
 
 fn log_recovery(dir: &Path, recovery: &Recovery) {
@@ -147,6 +151,7 @@ fn log_recovery(dir: &Path, recovery: &Recovery) {
 async fn serve(config: &Config, store: Store) -> anyhow::Result<()> {
     let listen = |kind| signal(kind).context("cannot install signal handlers");
     let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
+    let mut hangup = listen(SignalKind::hangup())?;
     let server = Server::start(store, config.server.clone()).await?;
     if let Some(address) = server.admin_address() {
         tracing::info!(%address, "admin listener started");
@@ -162,13 +167,41 @@ async fn serve(config: &Config, store: Store) -> anyhow::Result<()> {
             _ = interrupt.recv() => {}
         }
     };
-    stop_signal().await;
+    loop {
+        tokio::select! {
+            () = stop_signal() => break,
+            _ = hangup.recv() => reload(&server, config),
+        }
+    }
     let grace_ms = u64::try_from(config.shutdown_grace.as_millis()).unwrap_or(u64::MAX);
     tracing::info!(grace_ms, connections = server.connection_count(), "shutting down");
     tokio::select! {
         () = server.stop(config.shutdown_grace) => Ok(()),
         // A second signal skips the grace period.
         () = stop_signal() => std::process::exit(INTERRUPTED),
+    }
+}
+
+/// Reads the configuration again, and takes tokens, keys and certificates from it. If anything is wrong, nothing changes.
+///
+/// It reads files on the main thread, which serves no connection.
+fn reload(server: &Server, config: &Config) {
+    const FAILED: &str = "configuration not reloaded, the previous one stays in force";
+    let newer = match Command::load(std::env::args_os(), |name| std::env::var_os(name)) {
+        Ok(Command::Serve(newer)) => newer,
+        Ok(command) => return tracing::error!(?command, "{FAILED}"),
+        Err(ConfigErrors::Settings(errors)) => {
+            return errors.iter().for_each(|error| tracing::error!(%error, "{FAILED}"));
+        }
+        Err(error) => return tracing::error!(%error, "{FAILED}"),
+    };
+    newer.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    for key in config.restart_keys(&newer) {
+        tracing::warn!(key, "setting changed, restart the server to apply it");
+    }
+    match server.reload(&newer.server) {
+        Ok(closed) => tracing::info!(closed_connections = closed, "tokens and certificate reloaded"),
+        Err(error) => tracing::error!(error = &error as &dyn std::error::Error, "{FAILED}"),
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidewire_conn::{Identity, Shutdown, Supervisor, Timeouts, TlsError, TlsServer, TlsServerOptions};
-use tidewire_store::Store;
+use tidewire_store::{Store, SystemBucketError, SystemBuckets};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -21,7 +21,7 @@ use crate::state::ServerState;
 use crate::transport::http::Pages;
 use crate::transport::listener::{Listener, Phase};
 use crate::transport::websocket::WebSocketProtocol;
-use crate::{ServerOptions, Session};
+use crate::{ServerOptions, Session, revoked_users};
 
 /// Writes of a connection that wait for the disk together: as many as a busy client has in flight.
 const MAX_IN_FLIGHT: usize = 128;
@@ -60,6 +60,7 @@ pub struct Server {
     supervisor: Supervisor<WebSocketProtocol>,
     address: SocketAddr,
     admin_address: Option<SocketAddr>,
+    tls: Option<TlsServer>,
     /// How far it is from its end.
     stopping: watch::Sender<Phase>,
     /// The listeners.
@@ -105,7 +106,39 @@ pub enum StartError {
     Thread(#[source] io::Error),
 }
 
+/// Why a server was not reloaded. Its validator and its certificate are as before.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReloadError {
+    /// The options turn auth on or off.
+    #[error("auth cannot be turned on or off while the server runs: restart it")]
+    Auth,
+    /// The options turn TLS on or off.
+    #[error("TLS cannot be turned on or off while the server runs: restart it")]
+    Tls,
+    /// The certificate or its key cannot be read or used.
+    #[error(transparent)]
+    Certificate(#[from] StartError),
+}
+
 impl Server {
+    /// Declares the system buckets in which a server keeps its own state: the users that `server.revoke` has revoked. Without them
+    /// it serves the store as well, and forgets them when it stops.
+    ///
+    /// ```
+    /// use tidewire::Server;
+    /// use tidewire_store::{Store, StoreOptions};
+    ///
+    /// # let dir = tempfile::tempdir()?;
+    /// let mut options = StoreOptions::default();
+    /// Server::declare_buckets(&mut options.system_buckets)?;
+    /// let (store, _) = Store::open(dir.path(), options)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn declare_buckets(buckets: &mut SystemBuckets) -> Result<(), SystemBucketError> {
+        revoked_users::declare(buckets)
+    }
+
     /// Listens, and serves the store until it is stopped. The store stays open.
     pub async fn start(store: Store, options: ServerOptions) -> Result<Self, StartError> {
         if !options.path.starts_with('/') {
@@ -124,14 +157,14 @@ impl Server {
         let supervisor = supervisor(&state);
         let (stopping, stopped) = watch::channel(Phase::Open);
         let pages = if admin.is_some() { Pages::Public } else { Pages::All };
-        let public = Listener::new(Arc::clone(&state), supervisor.clone(), tls, pages, stopped.clone());
+        let public = Listener::new(Arc::clone(&state), supervisor.clone(), tls.clone(), pages, stopped.clone());
         let mut accepting = vec![tokio::spawn(public.run(listener))];
         let admin_address = admin.map(|(listener, address)| {
             let admin = Listener::new(Arc::clone(&state), supervisor.clone(), None, Pages::Admin, stopped);
             accepting.push(tokio::spawn(admin.run(listener)));
             address
         });
-        Ok(Self { state, supervisor, address, admin_address, stopping, accepting })
+        Ok(Self { state, supervisor, address, admin_address, tls, stopping, accepting })
     }
 
     /// The address that it listens on.
@@ -205,10 +238,31 @@ impl Server {
         self.state.revoke(is_selected)
     }
 
-    /// Revokes the sessions of a user, also if it has no connection. Returns the number of connections.
+    /// Revokes the sessions of a user, also if it has no connection. Returns the number of connections. It holds in this process;
+    /// the operation `server.revoke` stores it as well, so that it holds after a restart.
     pub fn revoke_user(&self, user_id: &str) -> usize {
         self.state.revocations.revoke(user_id, self.state.store.now());
         self.state.revoke(|session| session.user_id == user_id)
+    }
+
+    /// Takes [`Auth::validator`](crate::Auth::validator) and [`tls`](ServerOptions::tls) from these options, and reads the files of
+    /// the certificate again. The other options are not looked at. If there is an error, nothing has changed.
+    ///
+    /// The validator is for all further logins. A session that it does not [keep](crate::TokenValidator::keeps), such as one that
+    /// was logged in with a removed static token, ends at once: its connection is closed with
+    /// [`Disconnect::SESSION_REVOKED`]. The certificate is for new connections; open ones go on. Returns the number of
+    /// connections that were closed.
+    pub fn reload(&self, options: &ServerOptions) -> Result<usize, ReloadError> {
+        if options.auth.is_some() != self.state.auth.is_some() {
+            return Err(ReloadError::Auth);
+        }
+        match (&self.tls, &options.tls) {
+            (Some(current), Some(files)) => current.replace(&tls(files)?),
+            (None, None) => {}
+            _ => return Err(ReloadError::Tls),
+        }
+        let validator = options.auth.as_ref().map(|auth| Arc::clone(&auth.validator));
+        Ok(validator.map_or(0, |validator| self.state.replace_validator(validator)))
     }
 
     /// Shuts down gracefully: stops accepting, notifies all clients, serves them for the grace period or until they have left, and

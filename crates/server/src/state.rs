@@ -12,7 +12,7 @@ use tidewire_live::{Live, LiveOptions};
 use tidewire_store::Store;
 use tokio::runtime::Handle;
 
-use crate::auth::{Revocations, Session};
+use crate::auth::{ReloadableValidator, Revocations, Session};
 use crate::metrics::counters::Counters;
 use crate::metrics::operations::OperationMetrics;
 use crate::ops::table::Capabilities;
@@ -21,14 +21,16 @@ use crate::push::programmatic::ProgrammaticQueries;
 use crate::session::connection::{Connection, ConnectionInfo};
 use crate::session::rate_limit::{RateKey, RateLimiter};
 use crate::work::WorkPool;
-use crate::{Auth, ServerOptions};
+use crate::{Auth, ServerOptions, TokenValidator, revoked_users};
 
 /// What all connections of a server share.
 #[derive(Debug)]
 pub(crate) struct ServerState {
     pub(crate) options: ServerOptions,
     pub(crate) capabilities: Capabilities,
+    /// The settings of auth, whose validator is [`Self::validator`].
     pub(crate) auth: Option<Arc<Auth>>,
+    validator: Option<Arc<ReloadableValidator>>,
     pub(crate) store: Store,
     pub(crate) live: Live,
     pub(crate) work: WorkPool,
@@ -55,7 +57,7 @@ pub(crate) struct ServerState {
 }
 
 impl ServerState {
-    pub(crate) fn new(store: Store, options: ServerOptions) -> std::io::Result<Self> {
+    pub(crate) fn new(store: Store, mut options: ServerOptions) -> std::io::Result<Self> {
         let mut live = LiveOptions::default();
         live.max_subscriptions = options.connection_limits.max_total_subscriptions;
         live.max_result_bytes = options.max_result_bytes;
@@ -67,14 +69,22 @@ impl ServerState {
         if options.backup_dir.is_some() {
             capabilities = capabilities.with(Capabilities::BACKUP);
         }
+        let validator = options.auth.as_ref().map(|auth| Arc::clone(&auth.validator));
+        let validator = validator.map(|validator| Arc::new(ReloadableValidator::new(validator)));
+        if let (Some(auth), Some(validator)) = (&mut options.auth, &validator) {
+            auth.validator = Arc::clone(validator) as Arc<dyn TokenValidator>;
+        }
+        let revocations = Revocations::new(options.revocation_ttl);
+        revoked_users::restore(&store, &revocations);
         Ok(Self {
             capabilities,
             auth: options.auth.clone().map(Arc::new),
+            validator,
             live: Live::with_options(store.clone(), live),
             work: WorkPool::start().map_err(std::io::Error::other)?,
             programmatic: ProgrammaticQueries::start(&store, &options.queries)?,
             rate_limiter: options.rate_limit.map(RateLimiter::new),
-            revocations: Revocations::new(options.revocation_ttl),
+            revocations,
             counters: Counters::default(),
             memory: MemoryLimit::new(options.memory.max_bytes),
             operations: OperationMetrics::default(),
@@ -168,13 +178,27 @@ impl ServerState {
         drop(self.runtime.spawn_blocking(move || server.programmatic.compute_for(subscription)));
     }
 
+    /// Validates further logins by this validator, and ends the connections whose session it does not keep. Their users may log in
+    /// again with a token that it accepts. Returns how many connections there were.
+    pub(crate) fn replace_validator(&self, validator: Arc<dyn TokenValidator>) -> usize {
+        let Some(current) = &self.validator else { return 0 };
+        // Before the connections are looked at: a login either is seen there, or sees the new validator when it is checked again.
+        current.replace(validator);
+        self.end_sessions(|session| !current.keeps(session), |_| ())
+    }
+
     /// Ends the connections whose session is selected, and revokes their users. Returns how many connections there were.
     pub(crate) fn revoke(&self, is_selected: impl Fn(&Session) -> bool) -> usize {
         let now = self.store.now();
-        let revoke = |connection: &Arc<Connection>| {
+        self.end_sessions(is_selected, |session| self.revocations.revoke(&session.user_id, now))
+    }
+
+    /// Ends the connections whose session is selected, each after `prepare`. Returns how many connections there were.
+    fn end_sessions(&self, is_selected: impl Fn(&Session) -> bool, prepare: impl Fn(&Session)) -> usize {
+        let end = |connection: &Arc<Connection>| {
             while let Some(login) = connection.login().filter(|login| is_selected(&login.session)) {
                 // Before the client learns of it and logs in again.
-                self.revocations.revoke(&login.session.user_id, now);
+                prepare(&login.session);
                 // If another user has logged in meanwhile, that session may be selected as well.
                 if connection.revoke(&login) {
                     return true;
@@ -182,7 +206,7 @@ impl ServerState {
             }
             false
         };
-        let count = self.all_connections().iter().filter(|connection| revoke(connection)).count();
+        let count = self.all_connections().iter().filter(|connection| end(connection)).count();
         self.counters.revoked.fetch_add(count as u64, Relaxed);
         count
     }

@@ -116,6 +116,11 @@ impl Process {
         self.signal(Signal::SIGINT);
     }
 
+    /// Asks it to read its settings again, as daemons take it (SIGHUP).
+    pub fn hangup(&self) {
+        self.signal(Signal::SIGHUP);
+    }
+
     /// Ends it at once (SIGKILL) and waits until it is gone.
     pub fn kill(&mut self) {
         // Both fail only for a child that has been waited for already.

@@ -1,21 +1,27 @@
 //! Authentication and authorization: tokens, sessions, permissions. Free of I/O and clocks; the current time is an argument.
 
+mod credential;
 mod grants;
 mod jwt;
 mod pattern;
 mod permissions;
+mod reloadable;
 mod revocations;
 mod row_filter;
 mod session;
+mod strength;
 mod tier;
 mod tokens;
 mod validator;
 
 pub use grants::{Access, Grants};
-pub use jwt::{Jwt, JwtAlgorithm, JwtError, JwtKey, JwtOptions};
+pub use jwt::{Jwt, JwtAlgorithm, JwtError, JwtKey, JwtKeys, JwtOptions};
 pub use permissions::{DefaultAccess, PermissionCheck, Permissions, Rule, RuleError};
-pub(crate) use revocations::Revocations;
+pub(crate) use reloadable::ReloadableValidator;
+pub(crate) use revocations::{Full, Revocations};
 pub use session::Session;
+pub(crate) use strength::{MIN_TOKEN_BITS, strength_bits};
 pub use tier::Tier;
 pub use tokens::{StaticToken, StaticTokens, StaticTokensError, TokenExpiry};
+pub(crate) use tokens::{digest_of, is_sha256};
 pub use validator::{TokenValidator, Validation, ValidatorFailed};

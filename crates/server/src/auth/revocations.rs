@@ -7,7 +7,7 @@ use std::time::Duration;
 /// The revoked users, shared by all connections.
 ///
 /// Holds at most twice as many entries as users were revoked in the last `ttl`, plus [`MIN_THRESHOLD`]. No entry is dropped before
-/// it expires, because that would let a revoked user in again.
+/// it expires, because that would let a revoked user in again. So clients may not add more than [`Self::MAX_USERS`].
 #[derive(Debug)]
 pub(crate) struct Revocations {
     ttl: u64,
@@ -25,22 +25,43 @@ struct List {
 /// Shorter lists are not searched for expired entries.
 const MIN_THRESHOLD: usize = 64;
 
+/// The list has as many users as clients may add.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Full;
+
 impl Revocations {
+    /// The users that clients may add to the list: far more than an administrator revokes within the time to live.
+    pub(crate) const MAX_USERS: usize = 100_000;
+
     pub(crate) fn new(ttl: Duration) -> Self {
         Self { ttl: u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX), list: Mutex::default() }
     }
 
     /// Bars a user from logging in for the time to live from `now` on. Repeating it extends the time and never shortens it.
     pub(crate) fn revoke(&self, user_id: &str, now: u64) {
+        self.lock().add(user_id, now.saturating_add(self.ttl), now);
+    }
+
+    /// The same at the request of a client. Returns until when the user is barred.
+    pub(crate) fn revoke_for_client(&self, user_id: &str, now: u64) -> Result<u64, Full> {
         let mut list = self.lock();
-        // Only when the list has doubled, so that the amortized cost of an entry is constant.
-        if list.until.len() >= list.threshold.max(MIN_THRESHOLD) {
-            list.until.retain(|_, until| *until > now);
-            list.until.shrink_to(MIN_THRESHOLD);
-            list.threshold = list.until.len() * 2;
+        if list.until.len() >= Self::MAX_USERS && !list.until.contains_key(user_id) {
+            list.remove_expired(now);
+            if list.until.len() >= Self::MAX_USERS {
+                return Err(Full);
+            }
         }
-        let until = list.until.entry(user_id.into()).or_default();
-        *until = (*until).max(now.saturating_add(self.ttl));
+        Ok(list.add(user_id, now.saturating_add(self.ttl), now))
+    }
+
+    /// Bars a user until this time, as it was stored before a restart.
+    pub(crate) fn restore(&self, user_id: &str, until: u64, now: u64) {
+        self.lock().add(user_id, until, now);
+    }
+
+    /// Whether revoking a user lasts at all.
+    pub(crate) fn has_ttl(&self) -> bool {
+        self.ttl > 0
     }
 
     pub(crate) fn is_revoked(&self, user_id: &str, now: u64) -> bool {
@@ -49,6 +70,25 @@ impl Revocations {
 
     fn lock(&self) -> MutexGuard<'_, List> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl List {
+    /// Returns until when the user is barred.
+    fn add(&mut self, user_id: &str, until: u64, now: u64) -> u64 {
+        // Only when the list has doubled, so that the amortized cost of an entry is constant.
+        if self.until.len() >= self.threshold.max(MIN_THRESHOLD) {
+            self.remove_expired(now);
+        }
+        let entry = self.until.entry(user_id.into()).or_default();
+        *entry = (*entry).max(until);
+        *entry
+    }
+
+    fn remove_expired(&mut self, now: u64) {
+        self.until.retain(|_, until| *until > now);
+        self.until.shrink_to(MIN_THRESHOLD);
+        self.threshold = self.until.len() * 2;
     }
 }
 
@@ -92,6 +132,18 @@ mod tests {
         let many = Revocations::new(Duration::from_secs(1));
         (0..1000).for_each(|user| many.revoke(&user.to_string(), 0));
         assert!((0..1000).all(|user| many.is_revoked(&user.to_string(), 999)));
+    }
+
+    #[test]
+    fn clients_add_a_limited_number_of_users() {
+        let revocations = revocations();
+        (0..Revocations::MAX_USERS).for_each(|user| revocations.restore(&user.to_string(), 500, 0));
+        assert_eq!(revocations.revoke_for_client("ann", 499), Err(Full));
+        assert_eq!(revocations.revoke_for_client("7", 499), Ok(1499), "a user of the list is extended");
+        revocations.revoke("bob", 499);
+        assert!(revocations.is_revoked("bob", 499) && !revocations.is_revoked("ann", 499));
+        assert_eq!(revocations.revoke_for_client("ann", 500), Ok(1500), "the others have expired");
+        assert_eq!(revocations.lock().until.len(), 3);
     }
 
     #[test]

@@ -3,9 +3,10 @@
 use serde_json::{Map, Value as Json};
 
 use super::Tier;
+use super::credential::Credential;
 
 /// The session of a logged-in user.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Session {
     /// The user id.
@@ -16,6 +17,16 @@ pub struct Session {
     pub metadata: Map<String, Json>,
     /// When the session expires, in milliseconds since 1970. `None` means never.
     pub expires_at: Option<u64>,
+    /// What the user logged in with. `None` means that the session does not depend on it.
+    pub(super) credential: Option<Credential>,
+}
+
+/// Sessions are equal if they are those of the same user with the same rights, whatever the user logged in with.
+impl PartialEq for Session {
+    fn eq(&self, other: &Self) -> bool {
+        let Self { user_id, roles, metadata, expires_at, credential: _ } = self;
+        (user_id, roles, metadata, expires_at) == (&other.user_id, &other.roles, &other.metadata, &other.expires_at)
+    }
 }
 
 impl Session {

@@ -1,25 +1,36 @@
 //! Static tokens: a fixed list from the configuration.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::future;
 use std::time::Duration;
 
-use ring::hmac;
-use ring::rand::SystemRandom;
+use ring::digest::{SHA256, digest};
 use serde_json::{Map, Value as Json};
 
+use super::credential::{Credential, NoRandomness};
 use super::{Session, TokenValidator, Validation};
 
 /// A fixed list of tokens and their users.
 ///
+/// A token is given as it is, or as `sha256:` and its SHA-256 in 64 hexadecimal digits, so that who reads the list cannot log in.
 /// Tokens are stored and looked up by an HMAC under a random key, so that neither the time of a lookup nor the memory of the
 /// process reveals a token.
 pub struct StaticTokens {
-    key: hmac::Key,
-    tokens: HashMap<[u8; 32], StaticToken>,
+    tokens: HashMap<Credential, Known>,
+    /// What the sessions of these tokens rest on.
+    credentials: HashSet<Credential>,
 }
+
+struct Known {
+    user: StaticToken,
+    /// What its sessions rest on: the token, and everything that the list says of it.
+    credential: Credential,
+}
+
+/// The beginning of a token that is given by its SHA-256.
+const SHA256_PREFIX: &str = "sha256:";
 
 /// The user of a static token.
 #[derive(Debug, Clone, PartialEq)]
@@ -58,6 +69,14 @@ pub enum StaticTokensError {
         /// The user of the token.
         user_id: String,
     },
+    /// A token begins with `sha256:`, and is not a SHA-256.
+    #[error(
+        "the token of {user_id:?} begins with `sha256:`; expected 64 hexadecimal digits after it: `printf %s TOKEN | sha256sum`"
+    )]
+    NotSha256 {
+        /// The user of the token.
+        user_id: String,
+    },
     /// A token has no user id.
     #[error("token {number} of the list has no user id")]
     NoUser {
@@ -80,37 +99,75 @@ pub enum StaticTokensError {
 impl StaticTokens {
     /// Creates a list from pairs of token and user.
     pub fn new(tokens: impl IntoIterator<Item = (impl AsRef<str>, StaticToken)>) -> Result<Self, StaticTokensError> {
-        let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
-        let mut list = Self { key: key.map_err(|_| StaticTokensError::NoRandomness)?, tokens: HashMap::new() };
-        for (index, (text, token)) in tokens.into_iter().enumerate() {
-            if token.user_id.is_empty() {
+        let mut list = Self { tokens: HashMap::new(), credentials: HashSet::new() };
+        for (index, (text, user)) in tokens.into_iter().enumerate() {
+            if user.user_id.is_empty() {
                 return Err(StaticTokensError::NoUser { number: index + 1 });
             }
             if text.as_ref().is_empty() {
-                return Err(StaticTokensError::EmptyToken { user_id: token.user_id });
+                return Err(StaticTokensError::EmptyToken { user_id: user.user_id });
             }
-            match list.tokens.entry(digest(&list.key, text.as_ref())) {
-                Entry::Vacant(entry) => drop(entry.insert(token)),
+            let Some(digest) = digest_of(text.as_ref()) else {
+                return Err(StaticTokensError::NotSha256 { user_id: user.user_id });
+            };
+            let credential = Credential::of(&[&digest, format!("{user:?}").as_bytes()])?;
+            match list.tokens.entry(Credential::of(&[&digest])?) {
+                Entry::Vacant(entry) => drop(entry.insert(Known { user, credential })),
                 Entry::Occupied(entry) => {
                     return Err(StaticTokensError::Duplicate {
-                        user_id: token.user_id,
-                        other: entry.get().user_id.clone(),
+                        user_id: user.user_id,
+                        other: entry.get().user.user_id.clone(),
                     });
                 }
             }
+            list.credentials.insert(credential);
         }
         Ok(list)
     }
 
     fn session(&self, token: &str, now: u64) -> Option<Session> {
-        let session = self.tokens.get(&digest(&self.key, token))?.session(now);
+        let Known { user, credential } = self.tokens.get(&Credential::of(&[&sha256(token)]).ok()?)?;
+        let session = Session { credential: Some(*credential), ..user.session(now) };
         (!session.is_expired(now)).then_some(session)
     }
+}
+
+impl From<NoRandomness> for StaticTokensError {
+    fn from(NoRandomness: NoRandomness) -> Self {
+        Self::NoRandomness
+    }
+}
+
+fn sha256(token: &str) -> [u8; 32] {
+    let mut hash = [0; 32];
+    hash.copy_from_slice(digest(&SHA256, token.as_bytes()).as_ref());
+    hash
+}
+
+/// Returns the SHA-256 of a token of the list; `None` if it is to be one and is not.
+pub(crate) fn digest_of(token: &str) -> Option<[u8; 32]> {
+    let Some(hex) = token.strip_prefix(SHA256_PREFIX) else { return Some(sha256(token)) };
+    let digits: Option<Vec<u8>> = hex.chars().map(|digit| digit.to_digit(16)?.try_into().ok()).collect();
+    let digits: [u8; 64] = digits?.try_into().ok()?;
+    let mut hash = [0; 32];
+    for (byte, pair) in hash.iter_mut().zip(digits.chunks_exact(2)) {
+        *byte = pair[0] << 4 | pair[1];
+    }
+    Some(hash)
+}
+
+/// Whether a token of the list is given by its SHA-256.
+pub(crate) fn is_sha256(token: &str) -> bool {
+    token.starts_with(SHA256_PREFIX)
 }
 
 impl TokenValidator for StaticTokens {
     fn validate<'a>(&'a self, token: &'a str, now: u64) -> Validation<'a> {
         Box::pin(future::ready(Ok(self.session(token, now))))
+    }
+
+    fn keeps(&self, session: &Session) -> bool {
+        session.credential.is_none_or(|credential| self.credentials.contains(&credential))
     }
 }
 
@@ -139,12 +196,6 @@ impl StaticToken {
         };
         session
     }
-}
-
-fn digest(key: &hmac::Key, token: &str) -> [u8; 32] {
-    let mut digest = [0; 32];
-    digest.copy_from_slice(hmac::sign(key, token.as_bytes()).as_ref());
-    digest
 }
 
 #[cfg(test)]
@@ -215,9 +266,37 @@ mod tests {
         assert!(!debug.contains("secret"), "{debug}");
     }
 
+    /// `printf %s t-bob | sha256sum`
+    const T_BOB: &str = "sha256:163ed35a3b77f52fb74c241b2b0ecf3930aac9b7b1533e268bb9e611a5e433d0";
+
     #[test]
-    fn two_lists_hash_a_token_differently() {
-        let list = || StaticTokens::new([("t", token("ann", TokenExpiry::Never))]).unwrap();
-        assert_ne!(list().tokens.keys().next(), list().tokens.keys().next());
+    fn a_token_may_be_given_by_its_sha256() {
+        for text in [T_BOB.to_owned(), T_BOB.to_uppercase().replace("SHA256", "sha256")] {
+            let tokens = StaticTokens::new([(text, token("bob", TokenExpiry::Never))]).unwrap();
+            assert_eq!(tokens.session("t-bob", 5).unwrap().user_id, "bob");
+            for other in [T_BOB, &T_BOB[7..], "t-bo", ""] {
+                assert_eq!(tokens.session(other, 5), None, "{other:?}");
+            }
+        }
+        let both = [("t-bob", token("bob", TokenExpiry::Never)), (T_BOB, token("ann", TokenExpiry::Never))];
+        assert!(matches!(StaticTokens::new(both), Err(StaticTokensError::Duplicate { .. })));
+        for wrong in ["sha256:", &T_BOB[..70], &format!("{T_BOB}0"), &T_BOB.replace('c', "g"), "sha256:é"] {
+            let error = StaticTokens::new([(wrong, token("ann", TokenExpiry::Never))]).unwrap_err().to_string();
+            assert!(error.starts_with("the token of \"ann\" begins with `sha256:`; expected 64 hex"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_session_is_kept_while_its_token_is_listed_unchanged() {
+        let list = |text: &str, token: StaticToken| StaticTokens::new([(text, token)]).unwrap();
+        let bob = || token("bob", TokenExpiry::Never);
+        let session = list("t-bob", bob()).session("t-bob", 5).unwrap();
+        assert!(list("t-bob", bob()).keeps(&session) && list(T_BOB, bob()).keeps(&session));
+        assert!(!list("t-new", bob()).keeps(&session), "another token of the same user");
+        assert!(!list("t-bob", token("ann", TokenExpiry::Never)).keeps(&session));
+        assert!(!list("t-bob", token("bob", TokenExpiry::At(9))).keeps(&session));
+        assert!(!list("t-bob", StaticToken::new("bob", ["reader"])).keeps(&session));
+        // The embedding program gave this one, so no list of tokens takes it away.
+        assert!(list("t-new", bob()).keeps(&Session::new("bob", ["writer"])));
     }
 }

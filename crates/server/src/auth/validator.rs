@@ -15,6 +15,13 @@ pub trait TokenValidator: Send + Sync + 'static {
     ///
     /// Returns [`ValidatorFailed`] if the validator itself failed, for example because its database is unreachable.
     fn validate<'a>(&'a self, token: &'a str, now: u64) -> Validation<'a>;
+
+    /// Returns whether a session that an earlier validator has returned may go on now that this one has taken its place: see
+    /// [`Server::reload`](crate::Server::reload). It is also asked about the sessions of in-process clients. Default: yes.
+    fn keeps(&self, session: &Session) -> bool {
+        let _ = session;
+        true
+    }
 }
 
 /// The validator failed, so the token is neither valid nor invalid.

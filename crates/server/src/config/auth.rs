@@ -11,9 +11,10 @@ use super::overrides::Environment;
 use super::permissions::permissions;
 use super::tree::Value;
 use super::unsupported::{IDENTITY_KEYS, check_identity};
+use crate::auth::{MIN_TOKEN_BITS, digest_of, is_sha256, strength_bits};
 use crate::{
-    Auth, Jwt, JwtAlgorithm, JwtError, JwtKey, JwtOptions, Permissions, StaticToken, StaticTokens, TokenExpiry,
-    TokenValidator,
+    Auth, Jwt, JwtAlgorithm, JwtError, JwtKey, JwtKeys, JwtOptions, Permissions, StaticToken, StaticTokens,
+    StaticTokensError, TokenExpiry, TokenValidator,
 };
 
 pub(super) const KEYS: &[&str] = &[
@@ -29,8 +30,18 @@ pub(super) const KEYS: &[&str] = &[
     "loginRateLimit",
 ];
 pub(super) const TOKEN_KEYS: &[&str] = &["userId", "roles", "metadata", "expiresAt", "expiresInMs"];
-pub(super) const JWT_KEYS: &[&str] =
-    &["algorithm", "secretEnv", "secret", "publicKeyFile", "issuer", "audience", "userClaim", "rolesClaim"];
+pub(super) const JWT_KEYS: &[&str] = &[
+    "algorithm",
+    "secretEnv",
+    "secret",
+    "publicKeyFile",
+    "jwksFile",
+    "issuer",
+    "audience",
+    "userClaim",
+    "rolesClaim",
+    "maxAgeMs",
+];
 
 /// The keys of `auth` read so far, from all sources.
 #[derive(Default)]
@@ -152,42 +163,75 @@ fn token(name: &str, entry: &Entry<'_>, report: &mut Report) -> Option<(String, 
     }
     user_id?.clone_into(&mut token.user_id);
     token.expiry = at.or(after).unwrap_or_default();
+    check_strength(name, &token.user_id, entry, report);
     Some((name.to_owned(), token))
 }
 
+/// Warns of a token that can be guessed. The strength of a token that is given by its SHA-256 is not known.
+fn check_strength(token: &str, user_id: &str, entry: &Entry<'_>, report: &mut Report) {
+    if is_sha256(token) {
+        if digest_of(token).is_none() {
+            entry.reject(report, StaticTokensError::NotSha256 { user_id: user_id.to_owned() }.into());
+        }
+        return;
+    }
+    let bits = strength_bits(token);
+    if bits < MIN_TOKEN_BITS {
+        let message = format!(
+            "the token of {user_id:?} can be guessed: it has about {bits} bits of strength, expected {MIN_TOKEN_BITS}; \
+             create one with `openssl rand -hex 32`"
+        );
+        report.warnings.push(entry.warning(&message));
+    }
+}
+
+/// Where the keys of signed tokens come from.
+enum Source {
+    Key(JwtKey),
+    KeySet(String),
+}
+
 fn jwt(entry: &Entry<'_>, environment: Environment<'_>, report: &mut Report) -> Option<Jwt> {
-    let mut algorithm = JwtAlgorithm::Hs256;
-    let mut keys: Vec<(&'static str, JwtKey, Entry<'_>)> = Vec::new();
-    let (mut issuer, mut audience) = (None, None);
+    let mut algorithm = None;
+    let mut keys: Vec<(&'static str, Source, Entry<'_>)> = Vec::new();
+    let (mut issuer, mut audience, mut max_age) = (None, None, None);
     let (mut user_claim, mut roles_claim) = (None, None);
     let errors = report.errors.len();
     for (key, entry) in entry.members(report, JWT_KEYS) {
         match key {
             "algorithm" => {
                 let all = JwtAlgorithm::ALL.map(|algorithm| (algorithm.name(), algorithm));
-                algorithm = entry.one_of(report, &all).unwrap_or(algorithm);
+                algorithm = entry.one_of(report, &all);
             }
             "secret" => {
                 let secret = entry.optional_secret(report).map(|secret| JwtKey::Secret(secret.into()));
-                keys.extend(secret.map(|secret| ("secret", secret, entry)));
+                keys.extend(secret.map(|secret| ("secret", Source::Key(secret), entry)));
             }
             "secretEnv" => {
                 let Some(name) = entry.optional_text(report, "the name of an environment variable") else { continue };
                 let secret = environment(name).and_then(|secret| secret.into_string().ok());
                 match secret.filter(|secret| !secret.is_empty()) {
-                    Some(secret) => keys.push(("secretEnv", JwtKey::Secret(secret.into()), entry)),
+                    Some(secret) => keys.push(("secretEnv", Source::Key(JwtKey::Secret(secret.into())), entry)),
                     None => entry.reject(report, Problem::MissingVariable { name: name.to_owned() }),
                 }
             }
             "publicKeyFile" => {
                 let Some(file) = entry.optional_text(report, "the path of a PEM file") else { continue };
                 match std::fs::read_to_string(file) {
-                    Ok(pem) => keys.push(("publicKeyFile", JwtKey::PublicKey(pem), entry)),
+                    Ok(pem) => keys.push(("publicKeyFile", Source::Key(JwtKey::PublicKey(pem)), entry)),
+                    Err(source) => entry.reject(report, Problem::Unreadable { file: file.to_owned(), source }),
+                }
+            }
+            "jwksFile" => {
+                let Some(file) = entry.optional_text(report, "the path of a JSON file") else { continue };
+                match std::fs::read_to_string(file) {
+                    Ok(json) => keys.push(("jwksFile", Source::KeySet(json), entry)),
                     Err(source) => entry.reject(report, Problem::Unreadable { file: file.to_owned(), source }),
                 }
             }
             "issuer" => issuer = entry.optional_text(report, "a string").map(str::to_owned),
             "audience" => audience = entry.optional_text(report, "a string").map(str::to_owned),
+            "maxAgeMs" => max_age = entry.milliseconds(report, 1),
             "userClaim" => user_claim = entry.optional_text(report, "the name of a claim"),
             _ => roles_claim = entry.optional_text(report, "the name of a claim"),
         }
@@ -199,14 +243,21 @@ fn jwt(entry: &Entry<'_>, environment: Environment<'_>, report: &mut Report) -> 
     if let [(one, ..), (other, ..), ..] = keys[..] {
         return entry.fail(report, Problem::Exclusive { one, other });
     }
-    let Some((_, key, key_entry)) = keys.pop() else {
+    let Some((_, source, key_entry)) = keys.pop() else {
         return match algorithm {
-            JwtAlgorithm::Hs256 => entry.missing(report, "secretEnv", SECRET_ENV),
-            _ => entry.missing(report, "publicKeyFile", PUBLIC_KEY_FILE),
+            None | Some(JwtAlgorithm::Hs256) => entry.missing(report, "secretEnv", SECRET_ENV),
+            Some(_) => entry.missing(report, "publicKeyFile", PUBLIC_KEY_FILE),
         };
     };
-    let mut options = JwtOptions::new(algorithm, key);
-    (options.issuer, options.audience) = (issuer, audience);
+    let mut options = match source {
+        Source::Key(key) => JwtOptions::new(algorithm.unwrap_or(JwtAlgorithm::Hs256), key),
+        // Each key has the algorithm of its type.
+        Source::KeySet(_) if algorithm.is_some() => {
+            return entry.fail(report, Problem::Exclusive { one: "algorithm", other: "jwksFile" });
+        }
+        Source::KeySet(json) => JwtOptions::with_keys(JwtKeys::Set(json)),
+    };
+    (options.issuer, options.audience, options.max_age) = (issuer, audience, max_age);
     options.user_claim = user_claim.map_or(options.user_claim, str::to_owned);
     options.roles_claim = roles_claim.map_or(options.roles_claim, str::to_owned);
     match Jwt::new(options) {

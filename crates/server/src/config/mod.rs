@@ -16,6 +16,7 @@ mod json;
 mod location;
 mod overrides;
 mod permissions;
+mod reload;
 mod settings;
 #[cfg(test)]
 mod tests;
@@ -39,6 +40,7 @@ pub use self::location::Location;
 use self::cli::{CommandLine, Flags, Subcommands};
 use self::entry::{Entry, Report};
 use self::overrides::Overrides;
+use self::reload::FixedSettings;
 use self::settings::Settings;
 use crate::ServerOptions;
 
@@ -89,6 +91,16 @@ pub struct Config {
     pub queries: Vec<Definition>,
     /// Settings that are valid but probably unintended.
     pub warnings: Vec<String>,
+    /// The settings of the file that need a restart.
+    fixed: FixedSettings,
+}
+
+impl Config {
+    /// Returns the keys of the file that differ in a newer configuration, and that [`Server::reload`](crate::Server::reload) does
+    /// not take: they need a restart.
+    pub fn restart_keys(&self, newer: &Self) -> Vec<String> {
+        self.fixed.differences(&newer.fixed)
+    }
 }
 
 /// The storage engine.
@@ -140,6 +152,7 @@ impl Command {
         let Overrides { file, check, trees } = Overrides::new(flags, &environment, &mut report);
         let file = file.and_then(|(name, named_by)| file::read(&name, &named_by, &mut report));
         let mut settings = Settings::default();
+        let fixed = file.as_ref().map(FixedSettings::of).unwrap_or_default();
         for root in file.iter().chain(&trees) {
             if is_server {
                 settings.read(&Entry::root(root), &environment, &mut report);
@@ -150,8 +163,8 @@ impl Command {
         let command = match command_line.command {
             Some(Subcommands::Backup { to, .. }) => Self::Backup { data_dir: settings.data_dir(&mut report), to },
             Some(Subcommands::Restore { from, .. }) => Self::Restore { from, data_dir: settings.data_dir(&mut report) },
-            _ if check => Self::Check(Box::new(settings.finish(&mut report))),
-            _ => Self::Serve(Box::new(settings.finish(&mut report))),
+            _ if check => Self::Check(Box::new(settings.finish(fixed, &mut report))),
+            _ => Self::Serve(Box::new(settings.finish(fixed, &mut report))),
         };
         if report.errors.is_empty() {
             return Ok(command);

@@ -1,7 +1,8 @@
 //! Merges the settings of all sources into a [`Config`].
 
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Map, Value as Json};
@@ -14,6 +15,7 @@ use super::entry::{Entry, MAX_MS, Report, warning};
 use super::error::Problem;
 use super::location::Location;
 use super::overrides::Environment;
+use super::reload::FixedSettings;
 use super::unsupported::UnsupportedKeys;
 use super::{Config, Engine, comments};
 use crate::{Backpressure, ConnectionLimits, Heartbeat, RateLimit, ServerOptions, TlsFiles, machine};
@@ -219,7 +221,7 @@ impl Settings {
     }
 
     /// Builds the configuration of a server, after all sources have been read.
-    pub(super) fn finish(mut self, report: &mut Report) -> Config {
+    pub(super) fn finish(mut self, fixed: FixedSettings, report: &mut Report) -> Config {
         self.server.tls = tls_files(self.tls_cert, self.tls_key, report);
         self.server.auth = self.auth.finish(report);
         self.edge.finish(&self.server, report);
@@ -229,6 +231,9 @@ impl Settings {
         }
         let max_record_bytes = max_record_bytes(self.max_record_bytes, &self.server, report);
         warn_of_open_server(&self.server, report);
+        if self.is_embedded {
+            warn_of_open_directory(&self.data_dir, report);
+        }
         let (dir, durability) = (self.data_dir, self.durability);
         Config {
             server: self.server,
@@ -239,6 +244,7 @@ impl Settings {
             buckets: self.buckets,
             queries: self.queries,
             warnings: std::mem::take(&mut report.warnings),
+            fixed,
         }
     }
 
@@ -288,6 +294,19 @@ fn warn_of_open_server(server: &ServerOptions, report: &mut Report) {
     if server.rate_limit.is_none() {
         report.warnings.push(format!(
             "the rate limit is off on {host}, which is not a loopback address: clients can send any number of requests"
+        ));
+    }
+}
+
+/// Warns if other users of the machine have access to an existing data directory. One that the server creates is its own.
+fn warn_of_open_directory(dir: &Path, report: &mut Report) {
+    // Whether it can be opened at all is known at the start.
+    let Ok(metadata) = std::fs::metadata(dir) else { return };
+    let mode = metadata.permissions().mode() & 0o777;
+    if mode & 0o077 != 0 {
+        let dir = dir.display();
+        report.warnings.push(format!(
+            "the data directory {dir} has the mode {mode:04o}, so that other users have access: run `chmod 700 {dir}`"
         ));
     }
 }

@@ -58,10 +58,13 @@ async fn log_in(server: &Arc<ServerState>, connection: &Arc<Connection>, token: 
     };
     let reply = session_json(&session);
     let login = Arc::new(Login::new(session, &auth));
-    let user = login.session.user_id.clone();
-    let is_revoked = || server.revocations.is_revoked(&user, now);
+    // Revoked, or logged in with a token that a reload has removed meanwhile.
+    let is_revoked = || {
+        let session = &login.session;
+        server.revocations.is_revoked(&session.user_id, now) || !auth.validator.keeps(session)
+    };
     if !is_revoked() {
-        change_login(server, connection, Some(login));
+        change_login(server, connection, Some(Arc::clone(&login)));
     }
     // Checked again when a revocation can find the session: either it ends the session, or this check sees it.
     if is_revoked() {

@@ -1,4 +1,4 @@
-//! The server itself: statistics, connections, backups.
+//! The server itself: statistics, connections, revocations, backups.
 
 use std::borrow::Cow;
 use std::io::ErrorKind;
@@ -7,14 +7,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use serde_json::{Value as Json, json};
-use tidewire_store::{BackupError, EngineError, UpkeepError};
+use tidewire_store::{BackupError, Cause, EngineError, UpkeepError, WriteOptions};
 
 use super::store_admin::{bounded, store_stats};
+use super::store_writes::owner;
 use super::table::Capabilities;
 use super::{Answer, Call, Handled, Outcome, Target, listing};
+use crate::auth::{Full, Revocations};
 use crate::protocol::reply::Data;
 use crate::state::ServerState;
-use crate::{Code, RequestError};
+use crate::{Code, RequestError, revoked_users};
 
 pub(super) fn stats(call: &Call<'_>) -> Handled {
     call.admit_to(Target::Everything)?;
@@ -51,6 +53,55 @@ pub(crate) fn server_stats(server: &ServerState) -> Json {
         "store": store_stats(server),
         "rules": null,
     })
+}
+
+/// Revokes a user: at once, and stored, so that a restart does not let the user in again.
+///
+/// Clients get no reply before the revocation is durable. If it cannot be stored, it holds until the server stops, and the error
+/// says so.
+pub(super) fn revoke(call: &Call<'_>) -> Handled {
+    let user_id = bounded_text(call.params.text("userId")?, "userId", MAX_USER_ID_BYTES)?;
+    let reason = call.params.optional_text("reason")?;
+    let reason = reason.map(|reason| bounded_text(reason, "reason", MAX_REASON_BYTES)).transpose()?;
+    call.admit_to(Target::Everything)?;
+    let server = call.server;
+    let until = server.revocations.revoke_for_client(&user_id, server.store.now()).map_err(|Full| {
+        let max = Revocations::MAX_USERS;
+        let message = format!("{max} users are revoked, as many as possible: try again when some of them have expired");
+        RequestError::new(Code::RateLimited, message)
+    })?;
+    let connections = server.revoke(|session| session.user_id == user_id);
+    let by = call.caller.user_id();
+    tracing::info!(user = user_id, by, reason, connections, until, "user revoked");
+    let is_stored = server.revocations.has_ttl() && revoked_users::is_stored(&server.store);
+    let reply = json!({"userId": user_id, "revokedUntil": until, "connections": connections, "stored": is_stored});
+    if !is_stored {
+        return Ok(reply.into());
+    }
+    let options = WriteOptions::default().cause(Cause::of(call.connection.number)).owner(owner(call));
+    let options = options.bytes(call.request.memory());
+    let stored = server.store.write_with(options, move |draft| revoked_users::store(draft, &user_id, until));
+    Ok(Answer::later(async move {
+        stored.await.map_err(|error| {
+            tracing::error!(error = &error as &dyn std::error::Error, "revocation not stored");
+            let error = RequestError::from(error);
+            let message = format!("the user is revoked until the server stops, but not stored: {}", error.message);
+            RequestError { message: message.into(), ..error }
+        })?;
+        Ok(reply.into())
+    }))
+}
+
+/// The longest user id that can be revoked: the longest signed token, and so the longest id in one.
+const MAX_USER_ID_BYTES: usize = crate::Jwt::MAX_LEN;
+/// The longest reason, which is logged.
+const MAX_REASON_BYTES: usize = 256;
+
+fn bounded_text(text: Cow<'_, str>, name: &str, max: usize) -> Result<String, RequestError> {
+    if text.len() <= max {
+        return Ok(text.into_owned());
+    }
+    Err(RequestError::invalid(format!("\"{name}\" must have at most {max} bytes, got {}", text.len())))
 }
 
 /// Copies the data into a new directory under `backupDir`, while the server goes on.

@@ -151,7 +151,7 @@ pub(super) fn write(
 
 /// Returns the owner that the store charges for a write: the user, or the address of a client without a login. An in-process client
 /// without a login is the program itself.
-fn owner(call: &Call<'_>) -> u64 {
+pub(super) fn owner(call: &Call<'_>) -> u64 {
     match call.caller.user_id() {
         None if call.connection.is_local() => WriteOptions::default().owner,
         None => call.server.hash_owner(RateKey::Address(call.connection.address)),

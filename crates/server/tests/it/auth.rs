@@ -359,3 +359,20 @@ async fn signed_tokens_are_for_somebody_by_somebody_and_for_a_time() {
     house.advance(1000);
     client.ask("auth.login", token(&|claims| claims["nbf"] = json!(NOON / 1000 + 1))).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signed_token_and_its_session_end_at_the_maximum_age() {
+    let mut options = JwtOptions::new(JwtAlgorithm::Hs256, JwtKey::Secret(SECRET.to_vec()));
+    options.max_age = Some(Duration::from_secs(10));
+    let house = House::open(jwt(options)).await;
+    let mut client = house.stranger().await;
+    let token = |claims: &Json| json!({"token": signed(&json!({"alg": "HS256"}), claims, SECRET)});
+    assert_eq!(client.fail("auth.login", token(&json!({"sub": "mara"}))).await.0, "UNAUTHORIZED", "without `iat`");
+    let mara = json!({"sub": "mara", "iat": NOON / 1000, "exp": NOON / 1000 + 3600});
+    assert_eq!(client.ask("auth.login", token(&mara)).await["expiresAt"], NOON + 10_000);
+    house.advance(9_999);
+    client.ask("store.buckets", json!({})).await;
+    house.advance(1);
+    assert_eq!(client.fail("store.buckets", json!({})).await.1["message"], "Session expired");
+    assert_eq!(client.fail("auth.login", token(&mara)).await.0, "UNAUTHORIZED");
+}

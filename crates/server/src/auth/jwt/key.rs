@@ -85,6 +85,39 @@ pub enum JwtError {
     /// The public key is malformed.
     #[error("the public key is malformed; export it again with `openssl pkey -pubout`")]
     Malformed,
+    /// The key set is too long.
+    #[error("the key set has more than {max} bytes; expected the public keys of one issuer")]
+    KeySetTooLong {
+        /// The limit in bytes.
+        max: usize,
+    },
+    /// The key set is not valid JSON, or not a key set.
+    #[error("invalid key set: {0}; expected an object with a list \"keys\" (JWKS)")]
+    KeySet(#[source] serde_json::Error),
+    /// The key set has no key that can be used.
+    #[error("the key set has no key for signatures by RS256, ES256 or EdDSA")]
+    KeySetEmpty,
+    /// A key of the set is malformed.
+    #[error("key {number} of the key set is malformed")]
+    KeySetMalformed {
+        /// The number of the key, counted from 1.
+        number: usize,
+    },
+    /// A key of the set is secret.
+    #[error("key {number} of the key set is a private or symmetric key; give the public keys only")]
+    KeySetSecret {
+        /// The number of the key, counted from 1.
+        number: usize,
+    },
+    /// Two keys of the set have the same id.
+    #[error("two keys of the key set have the `kid` {kid:?}; give each key another one")]
+    KeySetDuplicate {
+        /// The id.
+        kid: String,
+    },
+    /// The system has no random numbers.
+    #[error("the random number generator of the system failed")]
+    NoRandomness,
     /// A setting is the empty string.
     #[error("{setting} is empty; give a value or remove the setting")]
     Empty {
@@ -103,22 +136,55 @@ pub enum JwtError {
 pub(super) enum Key {
     Secret(hmac::Key),
     Public(signature::UnparsedPublicKey<Vec<u8>>),
+    /// An RSA key by its numbers, without leading zeros.
+    Rsa(signature::RsaPublicKeyComponents<Vec<u8>>),
 }
 
 impl Key {
     pub(super) fn new(algorithm: JwtAlgorithm, key: &JwtKey) -> Result<Self, JwtError> {
-        let verification: &'static dyn signature::VerificationAlgorithm = match algorithm {
-            JwtAlgorithm::Hs256 => return Self::secret(key),
-            JwtAlgorithm::Rs256 => &signature::RSA_PKCS1_2048_8192_SHA256,
-            JwtAlgorithm::Es256 => &signature::ECDSA_P256_SHA256_FIXED,
-            JwtAlgorithm::EdDsa => &signature::ED25519,
-        };
+        if algorithm == JwtAlgorithm::Hs256 {
+            return Self::secret(key);
+        }
         let JwtKey::PublicKey(pem) = key else {
             return Err(JwtError::WrongKey { algorithm, expected: "a public key in PEM, not a secret" });
         };
         let der = public_key(pem)?;
         let key = subject_public_key(algorithm, &der)?;
-        Ok(Self::Public(signature::UnparsedPublicKey::new(verification, key.to_vec())))
+        Ok(Self::public(algorithm, key.to_vec()))
+    }
+
+    /// A public key in the format of ring, of an algorithm that has one.
+    pub(super) fn public(algorithm: JwtAlgorithm, key: Vec<u8>) -> Self {
+        let verification: &'static dyn signature::VerificationAlgorithm = match algorithm {
+            JwtAlgorithm::Es256 => &signature::ECDSA_P256_SHA256_FIXED,
+            JwtAlgorithm::EdDsa => &signature::ED25519,
+            JwtAlgorithm::Rs256 | JwtAlgorithm::Hs256 => &signature::RSA_PKCS1_2048_8192_SHA256,
+        };
+        Self::Public(signature::UnparsedPublicKey::new(verification, key))
+    }
+
+    /// An RSA key by its modulus and exponent, big-endian; none if one of them is zero.
+    pub(super) fn rsa(n: &[u8], e: &[u8]) -> Option<Self> {
+        let number = |bytes: &[u8]| {
+            let first = bytes.iter().position(|byte| *byte != 0)?;
+            Some(bytes[first..].to_vec())
+        };
+        Some(Self::Rsa(signature::RsaPublicKeyComponents { n: number(n)?, e: number(e)? }))
+    }
+
+    /// The length of the modulus of [`rsa`](Self::rsa).
+    pub(super) fn rsa_bits(&self) -> Option<usize> {
+        let Self::Rsa(key) = self else { return None };
+        Some(key.n.len() * 8 - key.n.first()?.leading_zeros() as usize)
+    }
+
+    /// What identifies the key; none for a secret.
+    pub(super) fn public_bytes(&self) -> Vec<u8> {
+        match self {
+            Self::Secret(_) => Vec::new(),
+            Self::Public(key) => key.as_ref().to_vec(),
+            Self::Rsa(key) => [&key.n[..], b".", &key.e].concat(),
+        }
     }
 
     fn secret(key: &JwtKey) -> Result<Self, JwtError> {
@@ -135,10 +201,11 @@ impl Key {
         Ok(Self::Secret(hmac::Key::new(hmac::HMAC_SHA256, secret)))
     }
 
-    pub(super) fn verifies(&self, message: &[u8], signature: &[u8]) -> bool {
+    pub(super) fn verifies(&self, message: &[u8], signed: &[u8]) -> bool {
         match self {
-            Self::Secret(key) => hmac::verify(key, message, signature).is_ok(),
-            Self::Public(key) => key.verify(message, signature).is_ok(),
+            Self::Secret(key) => hmac::verify(key, message, signed).is_ok(),
+            Self::Public(key) => key.verify(message, signed).is_ok(),
+            Self::Rsa(key) => key.verify(&signature::RSA_PKCS1_2048_8192_SHA256, message, signed).is_ok(),
         }
     }
 }

@@ -1,17 +1,21 @@
 //! JSON Web Tokens of an external issuer.
 //!
-//! The algorithm comes from the settings; the header of a token is only compared with it. A token can therefore select neither
-//! `none` nor an HMAC keyed with the public key. The signature is verified before any claim is read.
+//! The algorithm comes from the settings, or from the type of a key of the key set; the header of a token is only compared with
+//! it. A token can therefore select neither `none` nor an HMAC keyed with the public key. The signature is verified before any
+//! claim is read.
 //!
 //! A token can be used any number of times until it expires; used tokens are not tracked. If a token leaks, its user can be revoked
 //! until it has expired.
 //!
-//! Signatures are verified with ring, which TLS needs anyway. A JWT crate would add an ASN.1 parser and read the system clock.
+//! Signatures are verified with ring, which TLS needs anyway. The crate `jsonwebtoken` verifies by aws-lc or by the
+//! `RustCrypto` crates only, so it would add a second cryptography library and an ASN.1 parser to save little code, and reads the system clock.
 
 mod key;
+mod key_set;
 
 use std::fmt;
 use std::future;
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -19,6 +23,7 @@ use serde_json::{Map, Value as Json};
 
 use self::key::Key;
 pub use self::key::{JwtError, JwtKey};
+use super::credential::{Credential, NoRandomness};
 use super::{Session, TokenValidator, Validation};
 
 /// A [`TokenValidator`] for JSON Web Tokens.
@@ -26,18 +31,48 @@ use super::{Session, TokenValidator, Validation};
 /// A token without `exp` never expires. Times are compared without leeway: a token is valid from the millisecond of its `nbf` until
 /// that of its `exp`.
 pub struct Jwt {
-    key: Key,
+    keys: Vec<Candidate>,
     options: JwtOptions,
+}
+
+/// A key that a token may have been signed with.
+struct Candidate {
+    /// The `kid` of a key of a set.
+    id: Option<String>,
+    algorithm: JwtAlgorithm,
+    key: Key,
+    /// What the sessions of its tokens rest on: the key, and the settings.
+    credential: Credential,
+}
+
+/// The keys that signatures are verified with.
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum JwtKeys {
+    /// One key for one algorithm. Tokens with another algorithm are rejected, and `kid` is ignored.
+    One(JwtAlgorithm, JwtKey),
+    /// A key set as JSON (JWKS). RSA keys verify RS256, P-256 keys ES256 and Ed25519 keys `EdDSA`; keys with another `alg`, `use`
+    /// or `key_ops` are not used. A token names its key by `kid`. A token without `kid` is accepted only if exactly one key has its
+    /// algorithm.
+    Set(String),
+}
+
+impl fmt::Debug for JwtKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::One(algorithm, key) => f.debug_tuple("One").field(algorithm).field(key).finish(),
+            // It may have private keys, which are an error that is not reported by showing them.
+            Self::Set(_) => f.write_str("Set(..)"),
+        }
+    }
 }
 
 /// The settings of [`Jwt`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct JwtOptions {
-    /// The signature algorithm. Tokens with another one are rejected.
-    pub algorithm: JwtAlgorithm,
-    /// The key that signatures are verified with.
-    pub key: JwtKey,
+    /// The keys that signatures are verified with.
+    pub keys: JwtKeys,
     /// The required `iss`. Default: any, because the key identifies the issuer if only one issuer has it.
     pub issuer: Option<String>,
     /// The required `aud`, alone or in a list. Default: any, because many issuers set none; set it if the issuer also signs tokens
@@ -48,6 +83,9 @@ pub struct JwtOptions {
     /// The claim with the roles: a list of strings, or a string separated by spaces. A token without the claim has no roles.
     /// Default: `roles`, the most common name.
     pub roles_claim: String,
+    /// How long after its `iat` a token and its sessions expire, if not before by `exp`. Tokens without `iat` are then rejected.
+    /// Default: none, because `exp` is usual; set it if tokens live longer than you want to accept them.
+    pub max_age: Option<Duration>,
 }
 
 /// A signature algorithm.
@@ -94,15 +132,20 @@ impl JwtAlgorithm {
 }
 
 impl JwtOptions {
-    /// Creates settings for any issuer and audience, with the default claims.
+    /// Creates settings with one key, for any issuer and audience, with the default claims.
     pub fn new(algorithm: JwtAlgorithm, key: JwtKey) -> Self {
+        Self::with_keys(JwtKeys::One(algorithm, key))
+    }
+
+    /// Creates settings with these keys, for any issuer and audience, with the default claims.
+    pub fn with_keys(keys: JwtKeys) -> Self {
         Self {
-            algorithm,
-            key,
+            keys,
             issuer: None,
             audience: None,
             user_claim: "sub".to_owned(),
             roles_claim: "roles".to_owned(),
+            max_age: None,
         }
     }
 }
@@ -114,14 +157,22 @@ enum InvalidToken {
     TooLong,
     #[error("not a JSON Web Token")]
     Malformed,
-    #[error("the algorithm of the header is not the configured one")]
+    #[error("the algorithm of the header is not that of the key")]
     Algorithm,
+    #[error("no key of the key set has the `kid` of the header")]
+    UnknownKey,
+    #[error("the header has no `kid`, and several keys have its algorithm")]
+    NoKeyId,
     #[error("the header has critical extensions")]
     Critical,
     #[error("invalid signature")]
     Signature,
-    #[error("`exp` or `nbf` is not a time")]
+    #[error("`exp`, `nbf` or `iat` is not a time")]
     Time,
+    #[error("`iat` is missing, which the configured maximum age needs")]
+    NoIssueTime,
+    #[error("older than the configured maximum age")]
+    TooOld,
     #[error("expired")]
     Expired,
     #[error("not valid yet")]
@@ -158,12 +209,21 @@ impl Jwt {
         if options.user_claim == options.roles_claim {
             return Err(JwtError::SameClaim { claim: options.user_claim });
         }
-        Ok(Self { key: Key::new(options.algorithm, &options.key)?, options })
+        Ok(Self { keys: candidates(&options)?, options })
     }
 
     fn session(&self, token: &str, now: u64) -> Result<Session, InvalidToken> {
-        let mut claims = self.claims(token)?;
-        let expires_at = claims.remove("exp").map(|exp| time(&exp)).transpose()?;
+        let (mut claims, credential) = self.claims(token)?;
+        let mut expires_at = claims.remove("exp").map(|exp| time(&exp)).transpose()?;
+        if let Some(max_age) = self.options.max_age {
+            let issued_at = claims.get("iat").map(time).transpose()?.ok_or(InvalidToken::NoIssueTime)?;
+            let max_age = u64::try_from(max_age.as_millis()).unwrap_or(u64::MAX);
+            let too_old_at = issued_at.saturating_add(max_age);
+            if too_old_at <= now {
+                return Err(InvalidToken::TooOld);
+            }
+            expires_at = Some(expires_at.map_or(too_old_at, |exp| exp.min(too_old_at)));
+        }
         let not_before = claims.get("nbf").map(time).transpose()?;
         if not_before.is_some_and(|not_before| now < not_before) {
             return Err(InvalidToken::NotBefore);
@@ -183,28 +243,67 @@ impl Jwt {
             _ => return Err(InvalidToken::User),
         };
         let roles = claims.remove(&self.options.roles_claim).map_or_else(|| Ok(Vec::new()), roles)?;
-        let session = Session { user_id, roles, metadata: claims, expires_at };
+        let session = Session { user_id, roles, metadata: claims, expires_at, credential: Some(credential) };
         if session.is_expired(now) { Err(InvalidToken::Expired) } else { Ok(session) }
     }
 
-    /// Verifies the signature of a token and returns its claims.
-    fn claims(&self, token: &str) -> Result<Map<String, Json>, InvalidToken> {
+    /// Verifies the signature of a token. Returns its claims, and what a session of it rests on.
+    fn claims(&self, token: &str) -> Result<(Map<String, Json>, Credential), InvalidToken> {
         if token.len() > Self::MAX_LEN {
             return Err(InvalidToken::TooLong);
         }
         let (signed, signature) = token.rsplit_once('.').ok_or(InvalidToken::Malformed)?;
         let (header, payload) = signed.split_once('.').ok_or(InvalidToken::Malformed)?;
         let header = object(&decode(header)?)?;
-        if header.get("alg").and_then(Json::as_str) != Some(self.options.algorithm.name()) {
-            return Err(InvalidToken::Algorithm);
-        }
+        let candidate = self.select(&header)?;
         if header.contains_key("crit") {
             return Err(InvalidToken::Critical);
         }
-        if !self.key.verifies(signed.as_bytes(), &decode(signature)?) {
+        if !candidate.key.verifies(signed.as_bytes(), &decode(signature)?) {
             return Err(InvalidToken::Signature);
         }
-        object(&decode(payload)?)
+        Ok((object(&decode(payload)?)?, candidate.credential))
+    }
+
+    /// Returns the only key that a token with this header may have been signed with.
+    fn select(&self, header: &Map<String, Json>) -> Result<&Candidate, InvalidToken> {
+        let id = match (&self.options.keys, header.get("kid")) {
+            (JwtKeys::One(..), _) | (_, None) => None,
+            (JwtKeys::Set(_), Some(Json::String(id))) => Some(id),
+            (JwtKeys::Set(_), Some(_)) => return Err(InvalidToken::Malformed),
+        };
+        let algorithm = header.get("alg").and_then(Json::as_str);
+        let has_id = |candidate: &&Candidate| id.is_none() || candidate.id.as_ref() == id;
+        let mut named = self.keys.iter().filter(has_id).peekable();
+        if named.peek().is_none() {
+            return Err(InvalidToken::UnknownKey);
+        }
+        let mut fitting = named.filter(|candidate| Some(candidate.algorithm.name()) == algorithm);
+        match (fitting.next(), fitting.next()) {
+            (Some(candidate), None) => Ok(candidate),
+            (None, _) => Err(InvalidToken::Algorithm),
+            (Some(_), Some(_)) => Err(InvalidToken::NoKeyId),
+        }
+    }
+}
+
+fn candidates(options: &JwtOptions) -> Result<Vec<Candidate>, JwtError> {
+    let JwtOptions { keys, issuer, audience, user_claim, roles_claim, max_age } = options;
+    let settings = format!("{:?}", (issuer, audience, user_claim, roles_claim, max_age));
+    let candidate = |id, algorithm: JwtAlgorithm, key: Key, secret: &[u8]| {
+        let parts = [algorithm.name().as_bytes(), &key.public_bytes(), secret, settings.as_bytes()];
+        let credential = Credential::of(&parts).map_err(|NoRandomness| JwtError::NoRandomness)?;
+        Ok(Candidate { id, algorithm, key, credential })
+    };
+    match keys {
+        JwtKeys::One(algorithm, key) => {
+            let secret = if let JwtKey::Secret(secret) = key { &secret[..] } else { &[] };
+            Ok(vec![candidate(None, *algorithm, Key::new(*algorithm, key)?, secret)?])
+        }
+        JwtKeys::Set(json) => {
+            let keys = key_set::parse(json)?.into_iter();
+            keys.map(|key| candidate(key.id, key.algorithm, key.key, &[])).collect()
+        }
     }
 }
 
@@ -215,6 +314,11 @@ impl TokenValidator for Jwt {
             tracing::debug!(%reason, "token rejected");
         }
         Box::pin(future::ready(Ok(session.ok())))
+    }
+
+    fn keeps(&self, session: &Session) -> bool {
+        let is_of = |credential| self.keys.iter().any(|candidate| candidate.credential == credential);
+        session.credential.is_none_or(is_of)
     }
 }
 
@@ -466,6 +570,25 @@ mod tests {
         assert_eq!(at(json!({"sub": "mara"}), u64::MAX), Ok(None));
         assert_eq!(at(json!({"sub": "mara", "nbf": 10}), 9_999), Err(InvalidToken::NotBefore));
         assert_eq!(at(json!({"sub": "mara", "nbf": 10}), 10_000), Ok(None));
+    }
+
+    #[test]
+    fn a_token_expires_at_its_maximum_age() {
+        let mut options = hs256();
+        options.max_age = Some(Duration::from_millis(1500));
+        let jwt = Jwt::new(options).unwrap();
+        let session = |claims: &Json, now| jwt.session(&token(claims), now);
+        let claims = json!({"sub": "mara", "iat": 10});
+        assert_eq!(session(&claims, 11_499).unwrap().expires_at, Some(11_500));
+        assert_eq!(session(&claims, 11_500), Err(InvalidToken::TooOld));
+        let short = json!({"sub": "mara", "iat": 10, "exp": 11});
+        assert_eq!(session(&short, 10_999).unwrap().expires_at, Some(11_000));
+        assert_eq!(session(&short, 11_000), Err(InvalidToken::Expired));
+        let long = json!({"sub": "mara", "iat": 10, "exp": 99});
+        assert_eq!(session(&long, 11_499).unwrap().expires_at, Some(11_500));
+        assert_eq!(session(&long, 11_500), Err(InvalidToken::TooOld));
+        assert_eq!(session(&json!({"sub": "mara", "exp": 99}), 0), Err(InvalidToken::NoIssueTime));
+        assert_eq!(session(&json!({"sub": "mara", "iat": "now"}), 0), Err(InvalidToken::Time));
     }
 
     #[test]

@@ -89,6 +89,30 @@ fn public_keys_are_read_from_files() {
 }
 
 #[test]
+fn tokens_may_be_given_by_their_sha256() {
+    let hash = "sha256:6ab9f1eb8f7d3388f4f9d586f66e99fd54080df2c446f0e58668b09c08a16dd0";
+    let auth = auth(&World::new(), &json!({"tokens": {hash: {"userId": "ann"}}}));
+    assert_eq!(session(&auth, "k1", 0).unwrap().user_id, "ann");
+    assert_eq!(session(&auth, hash, 0), None);
+}
+
+#[test]
+fn key_sets_are_read_from_files_and_old_tokens_are_rejected() {
+    let world = World::new();
+    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/src/auth/jwt/fixtures");
+    let given = auth(&world, &json!({"jwt": {"jwksFile": format!("{fixtures}/jwks.json"), "publicKeyFile": ""}}));
+    for name in ["rs256", "es256", "eddsa"] {
+        let token = std::fs::read_to_string(format!("{fixtures}/{name}.jwt")).unwrap();
+        assert_eq!(session(&given, &token, 0).expect("a valid signature").user_id, "mara", "{name}");
+    }
+    let aged = auth(&world, &json!({"jwt": {"secret": SECRET, "maxAgeMs": 1500}}));
+    let token = signed(&json!({"sub": "ann", "iat": 10}));
+    assert_eq!(session(&aged, &token, 11_499).unwrap().expires_at, Some(11_500));
+    assert_eq!(session(&aged, &token, 11_500), None);
+    assert_eq!(session(&aged, &signed(&json!({"sub": "ann"})), 0), None);
+}
+
+#[test]
 fn permissions_of_the_file_apply() {
     let rule = json!({"role": "r", "allow": ["store.*"], "buckets": ["b"], "where": {"owner": "{{ session.userId }}"}});
     let given = json!({"tokens": {"t": {"userId": "u"}}, "permissions": {
@@ -172,6 +196,30 @@ fn errors_of_auth_are_reported() {
         (
             r#"{"jwt": {"secretEnv": "SECRET", "userClaim": "roles"}}"#,
             "c.json:1:18: `auth.jwt`: user and roles are read from the same claim \"roles\"; use two claims",
+        ),
+        (
+            r#"{"tokens": {"sha256:12": {"userId": "u"}}}"#,
+            "c.json:1:35: `auth.tokens.*`: the token of \"u\" begins with `sha256:`; expected 64 hexadecimal digits after it: `printf %s TOKEN | sha256sum`",
+        ),
+        (
+            r#"{"jwt": {"jwksFile": "/dev/null"}}"#,
+            "c.json:1:31: `auth.jwt.jwksFile`: invalid key set: EOF while parsing a value at line 1 column 0; expected an object with a list \"keys\" (JWKS)",
+        ),
+        (
+            r#"{"jwt": {"jwksFile": "no.json"}}"#,
+            "c.json:1:31: `auth.jwt.jwksFile`: cannot read the file no.json: No such file or directory (os error 2)",
+        ),
+        (
+            r#"{"jwt": {"jwksFile": "/dev/null", "secretEnv": "SECRET"}}"#,
+            "c.json:1:18: `auth.jwt`: `jwksFile` and `secretEnv` exclude each other; give only one of them",
+        ),
+        (
+            r#"{"jwt": {"jwksFile": "/dev/null", "algorithm": "RS256"}}"#,
+            "c.json:1:18: `auth.jwt`: `algorithm` and `jwksFile` exclude each other; give only one of them",
+        ),
+        (
+            r#"{"jwt": {"secretEnv": "SECRET", "maxAgeMs": 0}}"#,
+            "c.json:1:54: expected a number of milliseconds from 1 to 31536000000 for `auth.jwt.maxAgeMs`, got 0",
         ),
         (
             r#"{"jwt": {"algorithm": "RS256", "publicKeyFile": "no.pem"}}"#,

@@ -227,3 +227,20 @@ fn backup_and_restore_read_the_data_directory_from_all_sources() {
     assert_eq!(world.errors(&["backup", "copy", "-c", &memory]), [line]);
     assert_eq!(world.errors(&["restore", "copy", "-c", "no.json"]).len(), 1);
 }
+
+#[test]
+fn changed_keys_that_need_a_restart_are_named() {
+    let world = World::new();
+    let keys = |old: Json, new: Json| world.config(&old).restart_keys(&world.config(&new));
+    let auth = |tokens: Json, is_required: bool| json!({"auth": {"required": is_required, "tokens": tokens}});
+    let ann = json!({"t": {"userId": "ann"}});
+    assert_eq!(keys(json!({}), json!({"port": null, "comment": "none"})), [""; 0]);
+    assert_eq!(keys(json!({"port": 1}), json!({"port": 2, "name": "n"})), ["name", "port"]);
+    assert_eq!(keys(json!({"port": 1}), json!({})), ["port"]);
+    assert_eq!(keys(auth(ann.clone(), true), auth(json!({}), true)), [""; 0]);
+    assert_eq!(
+        keys(auth(ann.clone(), true), json!({"auth": {"required": true, "jwt": {"secret": "x".repeat(32)}}})),
+        [""; 0]
+    );
+    assert_eq!(keys(auth(ann.clone(), true), auth(ann, false)), ["auth.required"]);
+}

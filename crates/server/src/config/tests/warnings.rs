@@ -4,6 +4,9 @@ use serde_json::json;
 
 use super::*;
 
+/// 128 bits, in hexadecimal digits.
+const STRONG: &str = "0f1e2d3c4b5a69788796a5b4c3d2e1f0";
+
 fn warnings(json: &Json, args: &[&str]) -> Vec<String> {
     let world = World::new();
     let file = world.file("c.json", json.to_string());
@@ -71,7 +74,7 @@ fn a_reachable_server_without_auth_or_rate_limit_is_warned_about() {
     let auth = "auth is off or not required on 0.0.0.0, which is not a loopback address: every client has full access";
     let rate =
         "the rate limit is off on 0.0.0.0, which is not a loopback address: clients can send any number of requests";
-    let tokens = |required: bool| json!({"required": required, "tokens": {"t": {"userId": "u"}}});
+    let tokens = |required: bool| json!({"required": required, "tokens": {STRONG: {"userId": "u"}}});
     let limit = json!({"maxRequests": 1, "windowMs": 1});
     for (json, expected) in [
         (json!({"host": "0.0.0.0"}), &[auth, rate][..]),
@@ -109,4 +112,39 @@ fn limits_that_contradict_each_other_are_warned_about() {
     assert_eq!(warnings(&json!({"allowedHosts": ["tide.example"]}), &[]), [""; 0]);
     let memory = "c.json:1:14: `backupDir`: the memory engine cannot be backed up";
     assert_eq!(warnings(&json!({"backupDir": "b", "engine": "memory"}), &[]), [memory]);
+}
+
+#[test]
+fn a_token_that_can_be_guessed_is_warned_about() {
+    let of = |token: &str| warnings(&json!({"auth": {"tokens": {token: {"userId": "ann"}}}}), &[]);
+    let text = "`auth.tokens.*`: the token of \"ann\" can be guessed: it has about 0 bits of strength, expected 128; create one \
+                with `openssl rand -hex 32`";
+    assert_eq!(of("x"), [format!("c.json:1:24: {text}")]);
+    for weak in ["7", "letmein", "0123456789abcdef", &STRONG[1..], &"ab".repeat(30)] {
+        let warnings = of(weak);
+        assert!(warnings.len() == 1 && warnings[0].contains("\"ann\"") && !warnings[0].contains(weak), "{warnings:?}");
+    }
+    for strong in [STRONG, &STRONG.to_uppercase(), &format!("sha256:{STRONG}{STRONG}"), "gXr1_0sVq8mNw-5yPzKt3A"] {
+        assert_eq!(of(strong), [""; 0], "{strong}");
+    }
+}
+
+#[test]
+fn a_data_directory_that_others_can_read_is_warned_about() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let world = World::new();
+    let dir = world.dir.path().join("data");
+    let name = dir.to_str().unwrap();
+    let warnings = |engine: &str| world.load(&["--data-dir", name, "--engine", engine]).unwrap().warnings;
+    assert_eq!(warnings("embedded"), [""; 0], "the server will create it");
+    std::fs::create_dir(&dir).unwrap();
+    for (mode, is_open) in [(0o755, true), (0o710, true), (0o701, true), (0o770, true), (0o700, false), (0o500, false)]
+    {
+        std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(mode)).unwrap();
+        let text = format!(
+            "the data directory {name} has the mode {mode:04o}, so that other users have access: run `chmod 700 {name}`"
+        );
+        assert_eq!(warnings("embedded"), if is_open { vec![text] } else { vec![] });
+        assert_eq!(warnings("memory"), [""; 0]);
+    }
 }

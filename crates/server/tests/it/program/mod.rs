@@ -3,6 +3,7 @@
 mod backup;
 mod edge;
 mod persistence;
+mod reload;
 mod settings;
 mod shutdown;
 mod startup_errors;

@@ -1,0 +1,105 @@
+//! An estimate of how hard a static token is to guess.
+
+use std::collections::BTreeSet;
+
+/// Weaker tokens are warned about: 128 bits cannot be guessed, whatever the rate of attempts.
+pub(crate) const MIN_TOKEN_BITS: u32 = 128;
+
+/// Fewer different characters are counted instead of the alphabet that they come from.
+const FEW_CHARACTERS: usize = 8;
+
+/// Returns the strength of a token in bits, on the assumption that its characters are random: their number, times the bits of
+/// one character of their alphabet. It is an upper bound, since a long phrase or a date has an alphabet as well.
+///
+/// The alphabet is the smallest of these that has all letters and digits of the token: digits, hexadecimal digits, letters of
+/// one case, the same with digits, and otherwise that of base64. In all but the last, other characters are separators, as in a
+/// UUID, and do not count. A token of fewer than eight different characters, such as `aaaa…`, has these as its alphabet.
+pub(crate) fn strength_bits(token: &str) -> u32 {
+    let is = |class: fn(char) -> bool| token.chars().filter(char::is_ascii_alphanumeric).all(class);
+    let (count_all, count) = (token.chars().count(), token.chars().filter(char::is_ascii_alphanumeric).count());
+    let (alphabet, len) = if !token.is_ascii() {
+        (64, count_all)
+    } else if is(|c| c.is_ascii_digit()) {
+        (10, count)
+    } else if is(|c| matches!(c, '0'..='9' | 'a'..='f')) || is(|c| matches!(c, '0'..='9' | 'A'..='F')) {
+        (16, count)
+    } else if is(|c| c.is_ascii_lowercase()) || is(|c| c.is_ascii_uppercase()) {
+        (26, count)
+    } else if is(|c| !c.is_ascii_uppercase()) || is(|c| !c.is_ascii_lowercase()) {
+        (36, count)
+    } else {
+        (64, count_all)
+    };
+    let different = token.chars().collect::<BTreeSet<_>>().len();
+    let (alphabet, len) = if different < FEW_CHARACTERS { (different.max(1), count_all) } else { (alphabet, len) };
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "an estimate of a small positive number"
+    )]
+    let bits = (len as f64 * (alphabet as f64).log2()) as u32;
+    bits
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::Engine as _;
+    use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+    use ring::rand::{SecureRandom as _, SystemRandom};
+
+    use super::*;
+
+    fn random<const N: usize>() -> [u8; N] {
+        let mut bytes = [0; N];
+        SystemRandom::new().fill(&mut bytes).unwrap();
+        bytes
+    }
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes
+            .iter()
+            .flat_map(|byte| [byte >> 4, byte & 15])
+            .map(|digit| char::from(b"0123456789abcdef"[usize::from(digit)]))
+            .collect()
+    }
+
+    #[test]
+    fn random_tokens_of_128_bits_are_strong_enough() {
+        for _ in 0..1000 {
+            let bytes = random::<16>();
+            let hex = hex(&bytes);
+            let uuid = format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]);
+            for token in [
+                hex.to_uppercase(),
+                hex,
+                uuid,
+                URL_SAFE_NO_PAD.encode(bytes),
+                STANDARD.encode(bytes),
+                self::hex(&random::<32>()),
+            ] {
+                assert!(strength_bits(&token) >= MIN_TOKEN_BITS, "{token} {}", strength_bits(&token));
+            }
+        }
+    }
+
+    #[test]
+    fn short_tokens_words_and_repetitions_are_weak() {
+        for (token, bits) in [
+            ("", 0),
+            ("a", 0),
+            ("7", 0),
+            ("secret", 13),
+            ("1f0c8a52", 32),
+            ("123456789", 29),
+            ("correct-horse-battery", 89),
+            ("Tr0ub4dor&3", 66),
+            ("ключ от моря", 72),
+        ] {
+            assert_eq!(strength_bits(token), bits, "{token}");
+        }
+        for token in ["a".repeat(1000), "ab".repeat(60), hex(&random::<15>()), URL_SAFE_NO_PAD.encode(random::<15>())] {
+            assert!(strength_bits(&token) < MIN_TOKEN_BITS, "{token}");
+        }
+    }
+}
