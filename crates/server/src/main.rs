@@ -1,7 +1,9 @@
-//! The program `tidewire`: loads the configuration, opens the data and serves until a signal; backs up and restores data.
+//! The program `tidewire`: loads the configuration, opens the data and serves until a signal; backs up and restores data; talks to
+//! a running server.
 
 mod descriptors;
 mod offline;
+mod remote;
 
 use std::io::{IsTerminal as _, Write as _};
 use std::path::Path;
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
         }
         Command::Backup { data_dir, to } => offline::backup(&data_dir, &to).map(|summary| print(&summary)),
         Command::Restore { from, data_dir } => offline::restore(&from, &data_dir).map(|summary| print(&summary)),
+        Command::Revoke(command) => remote::revoke(&command).map(|summary| print(&summary)),
         command => Err(anyhow::anyhow!("unsupported command: {command:?}")),
     };
     match result {

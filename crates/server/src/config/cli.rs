@@ -14,7 +14,8 @@ Examples:
   tidewire --port 0 --engine memory         serve on a free port, store nothing
   tidewire --config tidewire.json --check   check a configuration file
   TIDEWIRE_PORT=9000 tidewire -c app.toml -H 0.0.0.0
-  tidewire backup /backup/monday            copy the data of a stopped server";
+  tidewire backup /backup/monday            copy the data of a stopped server
+  TIDEWIRE_TOKEN=... tidewire revoke mara   end the sessions of a user, and refuse its logins";
 
 const BACKUP_HELP: &str = "\
 The server must not be running. To back up a running server, send it the admin operation `server.backup`.
@@ -28,6 +29,16 @@ not contain.
 
 Example:
   tidewire restore /backup/monday --data-dir /var/lib/tidewire";
+
+const REVOKE_HELP: &str = "\
+The connections of the user are closed, and its logins are refused for `revocationTtlMs`, also after a restart of the server. \
+TIDEWIRE_TOKEN is the token of a user with the tier admin, and TIDEWIRE_URL the default of --url. A server whose certificate the \
+system does not trust needs SSL_CERT_FILE, a PEM file of its authority.
+
+Example:
+  TIDEWIRE_TOKEN=$(cat /etc/tidewire/admin-token) tidewire revoke mara --url wss://tide.example/
+
+Exit codes: 0 if the user is revoked, 1 if the server cannot be reached or refuses it, 2 for invalid arguments.";
 
 /// A realtime backend: buckets of JSON records, and live queries over WebSocket.
 #[derive(Debug, Parser)]
@@ -62,6 +73,25 @@ pub(super) enum Subcommands {
         #[command(flatten)]
         storage: StorageFlags,
     },
+    /// Revoke a user on a running server: close its connections, and refuse its logins
+    #[command(after_help = REVOKE_HELP)]
+    Revoke {
+        /// The id of the user
+        #[arg(value_name = "USER", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+        user_id: String,
+        /// The reason, for the log of the server
+        #[arg(long, value_name = "TEXT")]
+        reason: Option<String>,
+        #[command(flatten)]
+        remote: RemoteFlags,
+    },
+}
+
+/// The flags of commands that talk to a running server.
+#[derive(Debug, Clone, Default, Args)]
+pub(super) struct RemoteFlags {
+    #[arg(long, value_name = "URL", help = "The URL of the server [default: ws://127.0.0.1:8080/]")]
+    pub(super) url: Option<String>,
 }
 
 /// The flags of all commands.

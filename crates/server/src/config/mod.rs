@@ -17,6 +17,8 @@ mod location;
 mod overrides;
 mod permissions;
 mod reload;
+mod revoke;
+mod server_url;
 mod settings;
 #[cfg(test)]
 mod tests;
@@ -36,6 +38,8 @@ pub use self::definitions::{
 };
 pub use self::error::{ConfigError, ConfigErrors, Problem};
 pub use self::location::Location;
+pub use self::revoke::RevokeCommand;
+pub use self::server_url::ServerUrl;
 
 use self::cli::{CommandLine, Flags, Subcommands};
 use self::entry::{Entry, Report};
@@ -66,6 +70,8 @@ pub enum Command {
         /// The data directory to create.
         data_dir: PathBuf,
     },
+    /// Revoke a user on a running server.
+    Revoke(RevokeCommand),
 }
 
 /// The settings of the program.
@@ -142,8 +148,12 @@ impl Command {
             if error.use_stderr() { ConfigErrors::Usage(text) } else { ConfigErrors::Help(text) }
         })?;
         let mut report = Report::default();
+        if let Some(Subcommands::Revoke { user_id, reason, remote }) = command_line.command {
+            let command = RevokeCommand::read(user_id, reason, &remote, &environment, &mut report);
+            return command.map(Self::Revoke).ok_or(ConfigErrors::Settings(report.errors));
+        }
         let (flags, is_server) = match &command_line.command {
-            None => (&command_line.flags, true),
+            None | Some(Subcommands::Revoke { .. }) => (&command_line.flags, true),
             Some(Subcommands::Serve(flags)) => (&**flags, true),
             Some(Subcommands::Backup { storage, .. } | Subcommands::Restore { storage, .. }) => {
                 (&Flags { storage: storage.clone(), ..Flags::default() }, false)

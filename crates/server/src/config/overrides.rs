@@ -118,7 +118,7 @@ fn variable_name(flag: &str) -> String {
 }
 
 /// Returns the value of a variable. An empty one counts as unset, because many tools cannot unset a variable.
-fn variable_text(variable: &str, environment: Environment<'_>, report: &mut Report) -> Option<String> {
+pub(super) fn variable_text(variable: &str, environment: Environment<'_>, report: &mut Report) -> Option<String> {
     let value = environment(variable).filter(|value| !value.is_empty())?;
     match value.into_string() {
         Ok(text) => Some(text),

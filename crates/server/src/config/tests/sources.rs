@@ -229,6 +229,32 @@ fn backup_and_restore_read_the_data_directory_from_all_sources() {
 }
 
 #[test]
+fn revoke_reads_flags_and_variables() {
+    let revoke = |world: &World, args: &[&str]| match world.command(args).unwrap() {
+        Command::Revoke(command) => command,
+        command => panic!("{command:?}"),
+    };
+    let world = World::new().variable("TIDEWIRE_TOKEN", "s3cret-token");
+    let command = revoke(&world, &["revoke", "ann"]);
+    assert_eq!((&*command.user_id, command.reason.as_deref(), command.token()), ("ann", None, "s3cret-token"));
+    assert_eq!(command.url.to_string(), "ws://127.0.0.1:8080/");
+    assert!(!format!("{command:?}").contains("s3cret"));
+    let world = world.variable("TIDEWIRE_URL", "wss://tide.example/live");
+    assert_eq!(revoke(&world, &["revoke", "ann"]).url.to_string(), "wss://tide.example:443/live");
+    let command = revoke(&world, &["revoke", "ann", "--url", "ws://[::1]:9", "--reason", "left"]);
+    assert_eq!((command.url.to_string(), command.reason.as_deref()), ("ws://[::1]:9/".to_owned(), Some("left")));
+    let world = World::new().variable("TIDEWIRE_URL", "8080");
+    assert_eq!(
+        world.errors(&["revoke", "ann"]),
+        [
+            "TIDEWIRE_URL: expected a URL such as \"ws://127.0.0.1:8080/\", got \"8080\"",
+            "TIDEWIRE_TOKEN: expected the token of a user with the tier admin, got nothing",
+        ]
+    );
+    assert!(matches!(world.command(&["revoke", ""]), Err(ConfigErrors::Usage(_))));
+}
+
+#[test]
 fn changed_keys_that_need_a_restart_are_named() {
     let world = World::new();
     let keys = |old: Json, new: Json| world.config(&old).restart_keys(&world.config(&new));

@@ -4,6 +4,7 @@ mod backup;
 mod edge;
 mod persistence;
 mod reload;
+mod revoke;
 mod settings;
 mod shutdown;
 mod startup_errors;

@@ -1,0 +1,136 @@
+//! The command `revoke`, which sends an operation to a running server.
+
+use std::fmt::Write as _;
+use std::io;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow, bail};
+use serde_json::{Value as Json, json};
+use tidewire::config::{RevokeCommand, ServerUrl};
+use tidewire_conn::{
+    Client, ClientHandshake, ClientOptions, ClientProtocol, Connect, Connected, Incoming, Message, Pushes,
+    TcpConnector, TlsClientOptions, TlsConnector, WebSocket, WebSocketConnector, WebSocketOptions,
+};
+
+/// How long connecting may take, handshakes included.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Revokes a user. Returns a summary to print.
+pub(crate) fn revoke(command: &RevokeCommand) -> anyhow::Result<String> {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start a thread")?;
+    runtime.block_on(async {
+        let mut server = Remote::connect(&command.url).await?;
+        server.request("auth.login", json!({"token": command.token()})).await.context("cannot log in")?;
+        let params = json!({"userId": command.user_id, "reason": command.reason});
+        let revoked = server.request("server.revoke", params).await;
+        describe(&revoked.with_context(|| format!("cannot revoke {:?}", command.user_id))?, server.time)
+    })
+}
+
+/// Describes a revocation, at this time of the server.
+fn describe(revoked: &Json, now: u64) -> anyhow::Result<String> {
+    let number = |name: &str| revoked[name].as_u64().ok_or_else(|| anyhow!("the server answered with {revoked}"));
+    let (until, connections) = (number("revokedUntil")?, number("connections")?);
+    let mut summary = format!("Revoked {}\n", revoked["userId"]);
+    writeln!(summary, "  connections closed: {connections}")?;
+    writeln!(summary, "  logins refused for: {} s", until.saturating_sub(now).div_ceil(1000))?;
+    if revoked["stored"] != true {
+        writeln!(summary, "The server does not store this: a restart lets the user log in again.")?;
+    }
+    Ok(summary)
+}
+
+/// A connection to a running server.
+struct Remote {
+    client: Client<Requests>,
+    /// The time of the server when it was connected to, in milliseconds since 1970.
+    time: u64,
+    /// The number of requests sent.
+    sent: u64,
+    /// Pushes, such as pings, which a client of single requests does not look at.
+    _pushes: Pushes<Message>,
+}
+
+impl Remote {
+    async fn connect(url: &ServerUrl) -> anyhow::Result<Self> {
+        let tcp = TcpConnector::new(url.authority());
+        let handshake =
+            ClientHandshake::new(&url.authority(), &url.path).with_context(|| format!("cannot use {url}"))?;
+        if url.is_secure {
+            let tls = TlsConnector::new(tcp, &url.host, TlsClientOptions::default())
+                .with_context(|| format!("cannot use {url}"))?;
+            Self::connect_by(&WebSocketConnector::new(tls, handshake), url).await
+        } else {
+            Self::connect_by(&WebSocketConnector::new(tcp, handshake), url).await
+        }
+    }
+
+    async fn connect_by<C: Connect>(connector: &C, url: &ServerUrl) -> anyhow::Result<Self> {
+        // By hand, so that the error says why there is no connection.
+        let connected = tokio::time::timeout(CONNECT_TIMEOUT, connector.connect()).await;
+        let connected = connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+        let connected = connected.with_context(|| format!("cannot connect to {url}"))?;
+        let mut options = ClientOptions::default();
+        options.reconnect = false;
+        let (client, mut pushes, connection) = Client::new(Requests, Made(Mutex::new(Some(connected))), options);
+        tokio::spawn(connection.run());
+        let welcome = tokio::time::timeout(CONNECT_TIMEOUT, pushes.recv()).await.ok().flatten();
+        let welcome = welcome.and_then(|welcome| json(&welcome.frame)).filter(|welcome| welcome["type"] == "welcome");
+        let time = welcome.and_then(|welcome| welcome["serverTime"].as_u64());
+        let time = time.ok_or_else(|| anyhow!("{url} is not a tidewire server: it sent no welcome"))?;
+        Ok(Self { client, time, sent: 0, _pushes: pushes })
+    }
+
+    /// Sends a request. Returns the data of its result.
+    async fn request(&mut self, operation: &str, params: Json) -> anyhow::Result<Json> {
+        self.sent += 1;
+        let mut request = params;
+        (request["id"], request["type"]) = (json!(self.sent), json!(operation));
+        let reply = self.client.request(Message::text(request.to_string())).await?;
+        let mut reply = json(&reply).ok_or_else(|| anyhow!("the server sent a reply that is not JSON"))?;
+        if reply["type"] == "result" {
+            return Ok(reply["data"].take());
+        }
+        let text = |name: &str| reply[name].as_str().unwrap_or_default().to_owned();
+        bail!("{}: {}", text("code"), text("message"))
+    }
+}
+
+/// A connection that has been made.
+struct Made<S>(Mutex<Option<Connected<S>>>);
+
+impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static> Connect for Made<S> {
+    type Socket = S;
+
+    async fn connect(&self) -> io::Result<Connected<S>> {
+        let made = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        made.ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+}
+
+/// The wire protocol, as a client of single requests speaks it.
+struct Requests;
+
+impl ClientProtocol for Requests {
+    type Frame = Message;
+    type Codec = WebSocket;
+
+    fn codec(&self) -> WebSocket {
+        WebSocket::client(WebSocketOptions::default())
+    }
+
+    fn classify(&self, message: &Message) -> Incoming {
+        // Replies come in the order of the requests.
+        if json(message).is_some_and(|message| message.get("id").is_some()) {
+            Incoming::NextReply
+        } else {
+            Incoming::Push
+        }
+    }
+}
+
+fn json(message: &Message) -> Option<Json> {
+    serde_json::from_str(message.as_text()?).ok()
+}
