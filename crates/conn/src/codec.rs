@@ -58,6 +58,12 @@ pub trait Codec: Send + 'static {
         0
     }
 
+    /// Replaces the limit of a frame that is read, in bytes, from the next frame on: see
+    /// [`ConnectionContext::limit_input`](crate::ConnectionContext::limit_input). Default: the codec keeps its limit.
+    fn set_max_frame(&mut self, bytes: usize) {
+        let _ = bytes;
+    }
+
     /// Whether the peer has said its last word, or what ends the conversation. Then nothing more is decoded, replies are completed
     /// but for streams, and the codec may say its own.
     fn is_leaving(&self) -> bool {

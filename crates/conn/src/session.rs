@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::net::SocketAddr;
-use std::num::NonZeroU64;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -181,6 +181,8 @@ pub struct ConnectionContext {
     pub(crate) tick: Option<NonZeroU64>,
     /// Bytes that were encoded and not written when the current tick began.
     pub(crate) unsent_bytes: usize,
+    /// The limit of a frame that is read, and of frames that wait, if the protocol has set one.
+    pub(crate) input_limit: Option<NonZeroUsize>,
     /// Whatever the application keeps with it, for its own eyes.
     pub data: Option<Box<dyn Any + Send>>,
 }
@@ -204,7 +206,16 @@ impl ConnectionContext {
     }
 
     pub(crate) fn new(facts: Arc<Facts>, data: Option<Box<dyn Any + Send>>) -> Self {
-        Self { facts, counters: Counters::default(), requests: 0, answered: 0, tick: None, unsent_bytes: 0, data }
+        Self {
+            facts,
+            counters: Counters::default(),
+            requests: 0,
+            answered: 0,
+            tick: None,
+            unsent_bytes: 0,
+            input_limit: None,
+            data,
+        }
     }
 
     /// Its name.
@@ -243,6 +254,14 @@ impl ConnectionContext {
         let millis = u64::try_from(at.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
         let at = NonZeroU64::new(millis).unwrap_or(NonZeroU64::MIN);
         self.tick = Some(self.tick.map_or(at, |before| before.min(at)));
+    }
+
+    /// Limits the input of this connection from the next frame on, for example until its peer has logged in: a frame may have
+    /// `bytes`, if the codec [can be told](crate::Codec::set_max_frame), and no more is read while frames of so many bytes wait for
+    /// requests in flight. The [read-ahead](crate::Builder::read_ahead_bytes) applies too, if it is less. A later call replaces the
+    /// limit. Callable from every hook.
+    pub fn limit_input(&mut self, bytes: usize) {
+        self.input_limit = NonZeroUsize::new(bytes.max(1));
     }
 
     /// When the next tick comes.

@@ -36,6 +36,7 @@ mod sending;
 
 use std::cell::Cell;
 use std::io;
+use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -596,6 +597,10 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             if !self.may_decode(!progress || !has_room) {
                 break;
             }
+            if let Some(limit) = self.context.input_limit {
+                // The frame before this one may have changed it.
+                self.codec.set_max_frame(limit.get());
+            }
             let length = self.input.len();
             match self.codec.decode(&mut self.input) {
                 Ok(None) => {
@@ -640,13 +645,13 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
 
     /// Whether there may be a whole frame in the input, and it may be decoded: at once, or if the batch has room.
     fn may_decode(&self, at_once: bool) -> bool {
-        let Limits { batch, read_ahead, .. } = self.shared.limits;
+        let batch = self.shared.limits.batch;
         !self.input.is_empty()
             && self.ending.is_none()
             && self.failed.is_none()
             && self.leaving != Some(Leaving::Handle)
             && !self.codec.is_leaving()
-            && self.parked.bytes() < read_ahead
+            && self.parked.bytes() < self.read_ahead()
             && (at_once || self.batch.len() < batch)
     }
 
@@ -733,11 +738,17 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     /// Whether there is reason to read. What is read ahead of unfinished replies, of a peer that does not read, or of requests
     /// whose replies fill batch after batch, is limited. A frame that is not whole may be longer, as far as its codec allows.
     fn is_listening(&self) -> bool {
-        let Limits { batch, read_ahead, in_flight, .. } = self.shared.limits;
+        let Limits { batch, in_flight, .. } = self.shared.limits;
         let waiting = self.state.backlog || self.replies.len() >= in_flight || self.batch.len() >= batch;
-        let has_enough = waiting && self.input.len() + self.parked.bytes() >= read_ahead;
+        let has_enough = waiting && self.input.len() + self.parked.bytes() >= self.read_ahead();
         let hears = !self.state.heard_out && self.failed.is_none() && !self.codec.is_leaving();
         hears && self.ending.is_none() && self.leaving.is_none() && !has_enough
+    }
+
+    /// How many bytes are read ahead of the requests that are being handled.
+    fn read_ahead(&self) -> usize {
+        let own = self.context.input_limit.map_or(usize::MAX, NonZeroUsize::get);
+        self.shared.limits.read_ahead.min(own)
     }
 
     fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {

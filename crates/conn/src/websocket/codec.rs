@@ -455,6 +455,11 @@ impl Codec for WebSocket {
         self.message.as_ref().map_or(0, |message| message.bytes.capacity()) + self.pings.capacity()
     }
 
+    /// The limit of a frame and of a message. A frame whose header has been read is not affected.
+    fn set_max_frame(&mut self, bytes: usize) {
+        (self.options.max_frame, self.options.max_message) = (bytes, bytes);
+    }
+
     /// Once our close is said: what the peer still has to say is waited for while the connection lingers.
     fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Leaving | Phase::Over)

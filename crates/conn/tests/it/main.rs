@@ -6,6 +6,7 @@ mod connection;
 mod drained;
 mod examples;
 mod fragments;
+mod input_limit;
 mod memory_limit;
 mod push;
 mod redis;

@@ -1,0 +1,131 @@
+//! A limit that a protocol sets for the input of one connection, and lifts later.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidewire_conn::{
+    CloseCode, ConnectionContext, Message, Protocol, PushHandle, Reply, Supervisor, WebSocket, WebSocketOptions,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::sync::Notify;
+
+const BEFORE: usize = 100;
+const AFTER: usize = 5000;
+/// How much an actor reads at a time.
+const READ: u64 = 16 * 1024;
+
+/// Connections are limited until they say `open`. `wait` is answered when it is released; any other message with its length.
+struct Guarded {
+    release: Arc<Notify>,
+}
+
+impl Protocol for Guarded {
+    type Frame = Message;
+    type Codec = WebSocket;
+    type ProtocolError = Infallible;
+
+    fn codec(&self) -> WebSocket {
+        WebSocket::server(WebSocketOptions::default())
+    }
+
+    fn on_connection_setup(&self, _: PushHandle<Message>, context: &mut ConnectionContext) {
+        context.limit_input(BEFORE);
+    }
+
+    fn on_frame(&self, message: Message, context: &mut ConnectionContext) -> Reply<Message, Infallible> {
+        let text = message.as_text().unwrap_or_default();
+        match text {
+            "open" => context.limit_input(AFTER),
+            "wait" => {
+                let release = Arc::clone(&self.release);
+                return Reply::future(async move {
+                    release.notified().await;
+                    Ok(Message::text("waited"))
+                });
+            }
+            _ => {}
+        }
+        Reply::Frame(Message::text(text.len().to_string()))
+    }
+}
+
+/// Returns the far side of a new connection.
+fn connect(supervisor: &Supervisor<Guarded>) -> DuplexStream {
+    let (near, far) = tokio::io::duplex(1 << 20);
+    let permit = supervisor.admit(([127, 0, 0, 1], 1).into()).unwrap();
+    tokio::spawn(permit.run(near, Vec::new()));
+    far
+}
+
+fn guarded() -> (Supervisor<Guarded>, Arc<Notify>) {
+    let release = Arc::new(Notify::new());
+    (Supervisor::with_protocol(Guarded { release: Arc::clone(&release) }).build(), release)
+}
+
+/// A masked frame with this first byte, whose mask changes nothing.
+fn masked(first: u8, payload: &[u8]) -> Vec<u8> {
+    let mut frame = vec![first];
+    match u16::try_from(payload.len()).unwrap() {
+        length @ 0..126 => frame.push(0x80 | u8::try_from(length).unwrap()),
+        length => {
+            frame.push(0xfe);
+            frame.extend(length.to_be_bytes());
+        }
+    }
+    frame.extend([0; 4]);
+    frame.extend(payload);
+    frame
+}
+
+fn text(bytes: usize) -> Vec<u8> {
+    masked(0x81, &vec![b'x'; bytes])
+}
+
+/// The payload of the next frame, which is short.
+async fn receive(far: &mut DuplexStream) -> Vec<u8> {
+    let _first = far.read_u8().await.unwrap();
+    let mut payload = vec![0; far.read_u8().await.unwrap().into()];
+    far.read_exact(&mut payload).await.unwrap();
+    payload
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_frame_is_limited_until_the_protocol_lifts_the_limit() {
+    let (supervisor, _) = guarded();
+    let too_large = CloseCode::TOO_BIG.get().to_be_bytes();
+    let mut far = connect(&supervisor);
+    far.write_all(&[text(BEFORE), text(BEFORE + 1)].concat()).await.unwrap();
+    assert_eq!(receive(&mut far).await, b"100");
+    assert_eq!(receive(&mut far).await, too_large);
+
+    // In fragments, of which each is small enough.
+    let mut far = connect(&supervisor);
+    far.write_all(&[masked(0x01, &[b'x'; 60]), masked(0x80, &[b'x'; 41])].concat()).await.unwrap();
+    assert_eq!(receive(&mut far).await, too_large);
+
+    // The large frame has arrived together with the one that lifts the limit.
+    let mut far = connect(&supervisor);
+    far.write_all(&[masked(0x81, b"open"), text(AFTER), text(AFTER + 1)].concat()).await.unwrap();
+    assert_eq!(receive(&mut far).await, b"4");
+    assert_eq!(receive(&mut far).await, b"5000");
+    assert_eq!(receive(&mut far).await, too_large);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_than_the_limit_is_read_ahead() {
+    const FRAMES: usize = 2000;
+    let (supervisor, release) = guarded();
+    let mut far = connect(&supervisor);
+    far.write_all(&masked(0x81, b"wait")).await.unwrap();
+    far.write_all(&text(50).repeat(FRAMES)).await.unwrap();
+    // Paused time passes when no task can do anything more.
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let read = supervisor.sessions().list()[0].counters().bytes_in;
+    assert!(read <= READ + BEFORE as u64, "{read} bytes were read ahead");
+    release.notify_one();
+    assert_eq!(receive(&mut far).await, b"waited");
+    for _ in 0..FRAMES {
+        assert_eq!(receive(&mut far).await, b"50");
+    }
+}
