@@ -26,7 +26,9 @@ pub use auth::{
 pub use client::{Client, ClientPush, ClientSubscription};
 pub use metrics::ServerStats;
 pub use network::{Network, NetworkError};
-pub use options::{Auth, Backpressure, ConnectionLimits, Heartbeat, Memory, RateLimit, ServerOptions, TlsFiles};
+pub use options::{
+    Auth, Backpressure, BeforeLogin, ConnectionLimits, Heartbeat, Memory, RateLimit, ServerOptions, TlsFiles,
+};
 pub use protocol::disconnect::Disconnect;
 pub use protocol::error::{Code, RequestError};
 pub use push::programmatic::ProgrammaticQuery;

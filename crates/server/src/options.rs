@@ -42,7 +42,8 @@ pub struct ServerOptions {
     pub max_payload_bytes: usize,
     /// The limit of connections. Default: 100 000, which take about half a GiB when idle.
     pub max_connections: usize,
-    /// The limit of connections of one IP address. Default: none, because clients behind a proxy share one address.
+    /// The limit of sockets of one IP address (IPv6: of a /64), before and after their upgrade. Default: none, because clients behind
+    /// a proxy share one address.
     pub max_connections_per_ip: Option<usize>,
     /// The limit of a result in bytes. Default: 8 MiB, a few of the largest records.
     pub max_result_bytes: usize,
@@ -218,12 +219,28 @@ pub struct Auth {
     pub permissions: Permissions,
     /// A check of the host application, consulted before the rules. Default: none.
     pub check: Option<Arc<dyn PermissionCheck>>,
+    /// The time from the connection to its first login, where a login is required. Later the connection is closed with
+    /// [`Disconnect::LOGIN_TIMEOUT`](crate::Disconnect::LOGIN_TIMEOUT). Default: 2 min, enough to type a password.
+    pub login_timeout: Option<Duration>,
+    /// The failed logins of an IP address (IPv6: of a /64) in a sliding window. At the limit further logins are refused with
+    /// `RATE_LIMITED`, also with a valid token. Default: 30 in a minute, more than clients with expired tokens make.
+    pub login_rate_limit: RateLimit,
+    /// The limits of clients that have not logged in, where a login is required.
+    pub before_login: BeforeLogin,
 }
 
 impl Auth {
     /// Creates settings that require a login and have no permission rules.
     pub fn new(validator: Arc<dyn TokenValidator>) -> Self {
-        Self { required: true, validator, permissions: Permissions::default(), check: None }
+        Self {
+            required: true,
+            validator,
+            permissions: Permissions::default(),
+            check: None,
+            login_timeout: Some(Duration::from_mins(2)),
+            login_rate_limit: RateLimit::new(30, Duration::from_mins(1)),
+            before_login: BeforeLogin::default(),
+        }
     }
 }
 
@@ -232,7 +249,35 @@ impl fmt::Debug for Auth {
         f.debug_struct("Auth")
             .field("required", &self.required)
             .field("permissions", &self.permissions)
+            .field("login_timeout", &self.login_timeout)
+            .field("login_rate_limit", &self.login_rate_limit)
+            .field("before_login", &self.before_login)
             .finish_non_exhaustive()
+    }
+}
+
+/// The limits of clients that have not logged in, where a login is required. They end with the first login of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BeforeLogin {
+    /// The limit of a message in bytes, and of messages that wait while a token is validated. The limit of the server applies too.
+    /// Default: 16 KiB, room for a large signed token.
+    pub max_payload_bytes: usize,
+    /// The messages of one IP address (IPv6: of a /64) in a sliding window, whatever they are. Default: 1000 in 10 s, which a crowd
+    /// behind one address does not reach when it reconnects.
+    pub rate_limit: RateLimit,
+    /// The limit of connections of one IP address (IPv6: of a /64) that have not logged in. Default: 1000, which hold at most a few
+    /// dozen MiB.
+    pub max_connections_per_ip: usize,
+}
+
+impl Default for BeforeLogin {
+    fn default() -> Self {
+        Self {
+            max_payload_bytes: 16 << 10,
+            rate_limit: RateLimit::new(1000, Duration::from_secs(10)),
+            max_connections_per_ip: 1000,
+        }
     }
 }
 

@@ -313,10 +313,8 @@ fn supervisor(state: &Arc<ServerState>) -> Supervisor<WebSocketProtocol> {
     timeouts.tick = Some(options.heartbeat.interval);
     let buffered = options.backpressure.max_buffered_bytes;
     let slots = options.connection_limits.max_subscriptions_per_connection.max(1);
-    let per_address = options.max_connections_per_ip.unwrap_or(usize::MAX);
     Supervisor::with_protocol(WebSocketProtocol::new(state))
         .max_connections(options.max_connections)
-        .max_connections_per_address(per_address)
         .max_in_flight(MAX_IN_FLIGHT)
         .push_capacities(MAX_NOTICES, MAX_DELTAS)
         .push_bytes(buffered)

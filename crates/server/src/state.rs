@@ -18,7 +18,9 @@ use crate::metrics::operations::OperationMetrics;
 use crate::ops::table::Capabilities;
 use crate::protocol::disconnect::Disconnect;
 use crate::push::programmatic::ProgrammaticQueries;
+use crate::session::before_login::BeforeLoginLimits;
 use crate::session::connection::{Connection, ConnectionInfo};
+use crate::session::login_throttle::LoginThrottle;
 use crate::session::rate_limit::{RateKey, RateLimiter};
 use crate::work::WorkPool;
 use crate::{Auth, ServerOptions, TokenValidator, revoked_users};
@@ -36,6 +38,10 @@ pub(crate) struct ServerState {
     pub(crate) work: WorkPool,
     pub(crate) programmatic: ProgrammaticQueries,
     pub(crate) rate_limiter: Option<RateLimiter>,
+    /// None if no login is required.
+    pub(crate) before_login: Option<BeforeLoginLimits>,
+    /// None if there are no logins.
+    pub(crate) login_throttle: Option<LoginThrottle>,
     pub(crate) revocations: Revocations,
     pub(crate) counters: Counters,
     /// The limit of the memory that connections over sockets hold.
@@ -76,6 +82,7 @@ impl ServerState {
         }
         let revocations = Revocations::new(options.revocation_ttl);
         revoked_users::restore(&store, &revocations);
+        let required = options.auth.as_ref().filter(|auth| auth.required);
         Ok(Self {
             capabilities,
             auth: options.auth.clone().map(Arc::new),
@@ -84,6 +91,8 @@ impl ServerState {
             work: WorkPool::start().map_err(std::io::Error::other)?,
             programmatic: ProgrammaticQueries::start(&store, &options.queries)?,
             rate_limiter: options.rate_limit.map(RateLimiter::new),
+            before_login: required.map(|auth| BeforeLoginLimits::new(&auth.before_login)),
+            login_throttle: options.auth.as_ref().map(|auth| LoginThrottle::new(auth.login_rate_limit)),
             revocations,
             counters: Counters::default(),
             memory: MemoryLimit::new(options.memory.max_bytes),
@@ -164,6 +173,13 @@ impl ServerState {
     /// Whether clients have to log in.
     pub(crate) fn requires_auth(&self) -> bool {
         self.auth.as_ref().is_some_and(|auth| auth.required)
+    }
+
+    /// Users and addresses whose count in a rate limit was reset because there were too many.
+    pub(crate) fn forgotten_rate_keys(&self) -> u64 {
+        self.rate_limiter.as_ref().map_or(0, RateLimiter::forgotten)
+            + self.before_login.as_ref().map_or(0, BeforeLoginLimits::forgotten)
+            + self.login_throttle.as_ref().map_or(0, LoginThrottle::forgotten)
     }
 
     /// The bucket that a named query reads.

@@ -7,6 +7,7 @@ use serde_json::Value as Json;
 use super::entry::{Entry, Report, warning};
 use super::error::Problem;
 use super::location::Location;
+use super::login::LoginLimits;
 use super::overrides::Environment;
 use super::permissions::permissions;
 use super::tree::Value;
@@ -22,12 +23,14 @@ pub(super) const KEYS: &[&str] = &[
     "tokens",
     "jwt",
     "permissions",
+    "loginTimeoutMs",
+    "loginRateLimit",
+    "beforeLogin",
     "builtIn",
     "adminSecret",
     "sessionTtl",
     "passwordMinLength",
     "maxSessionsPerUser",
-    "loginRateLimit",
 ];
 pub(super) const TOKEN_KEYS: &[&str] = &["userId", "roles", "metadata", "expiresAt", "expiresInMs"];
 pub(super) const JWT_KEYS: &[&str] = &[
@@ -52,6 +55,7 @@ pub(super) struct AuthDraft {
     jwt: Option<(Option<Jwt>, Location)>,
     built_in: Option<(bool, Location)>,
     permissions: Option<(Permissions, Location)>,
+    login: LoginLimits,
     /// The keys of the built-in identity that are set.
     identity: Vec<(String, Location)>,
 }
@@ -68,6 +72,7 @@ impl AuthDraft {
                 }
                 "jwt" => self.jwt = Some((jwt(&entry, environment, report), entry.location())),
                 "permissions" => self.permissions = Some((permissions(&entry, report), entry.location())),
+                "loginTimeoutMs" | "loginRateLimit" | "beforeLogin" => self.login.read(key, &entry, report),
                 "builtIn" => {
                     if let Some(is_on) = entry.boolean(report) {
                         self.built_in = Some((is_on, entry.location()));
@@ -114,6 +119,7 @@ impl AuthDraft {
         let mut auth = Auth::new(validator);
         auth.required = self.required.is_none_or(|(required, _)| required);
         auth.permissions = self.permissions.map(|(permissions, _)| permissions).unwrap_or_default();
+        self.login.apply(&mut auth);
         Some(auth)
     }
 }

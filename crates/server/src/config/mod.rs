@@ -14,6 +14,7 @@ mod error;
 mod file;
 mod json;
 mod location;
+mod login;
 mod overrides;
 mod permissions;
 mod reload;

@@ -62,13 +62,13 @@ pub(super) const KEYS: &[&str] = &[
 ];
 
 /// The limit of every size of one connection: messages, results, buffers.
-const MAX_BYTES: u64 = 1 << 30;
+pub(super) const MAX_BYTES: u64 = 1 << 30;
 /// The limit of `maxRecordBytes`. A commit is written to one log segment, which is at most 1 GiB, and takes at most half of it.
 const MAX_RECORD_BYTES: u64 = 256 << 20;
 /// The limit of the sizes in `memory`, above the memory of any machine.
 const MAX_MEMORY_BYTES: u64 = 1 << 50;
 /// The limit of every count.
-const MAX_COUNT: u64 = 1_000_000_000;
+pub(super) const MAX_COUNT: u64 = 1_000_000_000;
 
 /// The settings read so far. A source that is read later takes precedence.
 pub(super) struct Settings {
@@ -114,7 +114,7 @@ impl Default for Settings {
 }
 
 /// Relocations a setting if the new value is valid.
-fn set<T>(setting: &mut T, value: Option<T>) {
+pub(super) fn set<T>(setting: &mut T, value: Option<T>) {
     if let Some(value) = value {
         *setting = value;
     }

@@ -77,9 +77,7 @@ fn require_object(entry: &Entry<'_>, report: &mut Report) {
 }
 
 /// The keys of the built-in identity.
-pub(super) const IDENTITY_KEYS: [&str; 5] =
-    ["adminSecret", "sessionTtl", "passwordMinLength", "maxSessionsPerUser", "loginRateLimit"];
-const LOGIN_KEYS: &[&str] = &["maxAttempts", "windowMs"];
+pub(super) const IDENTITY_KEYS: [&str; 4] = ["adminSecret", "sessionTtl", "passwordMinLength", "maxSessionsPerUser"];
 
 /// Checks a key of the built-in identity. Returns whether it is set; an empty secret is not.
 pub(super) fn check_identity(key: &str, entry: &Entry<'_>, report: &mut Report) -> bool {
@@ -87,15 +85,7 @@ pub(super) fn check_identity(key: &str, entry: &Entry<'_>, report: &mut Report) 
         "adminSecret" => return entry.optional_secret(report).is_some(),
         "sessionTtl" => drop(entry.milliseconds(report, 1)),
         "passwordMinLength" => drop(entry.count(report, 1..=1024)),
-        "maxSessionsPerUser" => drop(entry.count(report, 1..=1_000_000)),
-        _ => {
-            for (key, entry) in entry.members(report, LOGIN_KEYS) {
-                match key {
-                    "maxAttempts" => drop(entry.count(report, 1..=1_000_000)),
-                    _ => drop(entry.milliseconds(report, 1)),
-                }
-            }
-        }
+        _ => drop(entry.count(report, 1..=1_000_000)),
     }
     true
 }

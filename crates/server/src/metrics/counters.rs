@@ -16,6 +16,14 @@ pub(crate) struct Counters {
     /// Requests that were logged as slow.
     pub(crate) slow: AtomicU64,
     pub(crate) logins_failed: AtomicU64,
+    /// Logins refused because their address had failed too often.
+    pub(crate) logins_throttled: AtomicU64,
+    /// Connections closed because no login came in time.
+    pub(crate) logins_timed_out: AtomicU64,
+    /// Messages refused because their address sent too many before a login.
+    pub(crate) before_login_limited: AtomicU64,
+    /// Connections refused because their address has too many, in all or before a login.
+    pub(crate) refused_connections: AtomicU64,
     /// Connections closed because the client does not read.
     pub(crate) slow_consumers: AtomicU64,
     /// Connections closed because no pong came.
@@ -36,7 +44,7 @@ pub(crate) struct Counters {
     pub(crate) forwarded_invalid: AtomicU64,
     /// Sockets closed because of the PROXY protocol.
     pub(crate) proxy_headers_refused: AtomicU64,
-    /// Sockets closed at once because there were too many.
+    /// Sockets refused because there were too many, in all or from one address.
     pub(crate) refused_sockets: AtomicU64,
     pub(crate) backups: AtomicU64,
     pub(crate) backups_failed: AtomicU64,

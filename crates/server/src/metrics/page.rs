@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::session::rate_limit::RateLimiter;
 use crate::state::ServerState;
 
 /// All metrics of a server.
@@ -51,8 +50,16 @@ impl Page {
         self.gauge("memory_max_bytes", "Limit of the memory that connections hold", server.memory.max_bytes());
         for (name, help, value) in [
             ("connections_admitted", "Connections admitted", conn.admitted),
-            ("connections_refused", "Connections refused: too many in all or from one address", conn.refused),
-            ("sockets_refused", "Sockets closed at once because there were too many", count(&counters.refused_sockets)),
+            (
+                "connections_refused",
+                "Connections refused: too many in all or from one address",
+                conn.refused + count(&counters.refused_connections),
+            ),
+            (
+                "sockets_refused",
+                "Sockets refused: too many in all or from one address",
+                count(&counters.refused_sockets),
+            ),
             ("origins_refused", "Requests refused because of their origin or host", count(&counters.bad_origins)),
             (
                 "forwarded_ignored",
@@ -95,6 +102,17 @@ impl Page {
             ("requests_pool_full", "Requests not run because too many waited for the pool", server.work.rejected()),
             ("requests_slow", "Requests that were logged as slow", count(&counters.slow)),
             ("logins_failed", "Logins that failed", count(&counters.logins_failed)),
+            (
+                "logins_throttled",
+                "Logins refused because their address had failed too often",
+                count(&counters.logins_throttled),
+            ),
+            ("logins_timed_out", "Connections closed because no login came in time", count(&counters.logins_timed_out)),
+            (
+                "before_login_rate_limited",
+                "Messages refused because their address sent too many before a login",
+                count(&counters.before_login_limited),
+            ),
             ("slow_consumers", "Connections closed because the client does not read", count(&counters.slow_consumers)),
             ("memory_closed", "Connections closed because of the memory limit", server.memory.closed()),
             ("heartbeats_missed", "Connections closed because no pong came", count(&counters.heartbeats_missed)),
@@ -106,7 +124,7 @@ impl Page {
             (
                 "rate_keys_forgotten",
                 "Users and addresses whose request count was reset because there were too many",
-                server.rate_limiter.as_ref().map_or(0, RateLimiter::forgotten),
+                server.forgotten_rate_keys(),
             ),
         ] {
             self.counter(name, help, value);

@@ -12,12 +12,14 @@ use crate::auth::Session;
 use crate::protocol::reply::Data;
 use crate::session::caller::{Caller, Login};
 use crate::session::connection::Connection;
+use crate::session::login_throttle::{LoginThrottle, Throttled};
 use crate::state::ServerState;
-use crate::{Code, RequestError};
+use crate::{Code, RateLimit, RequestError};
 
 pub(super) fn login(call: &Call<'_>) -> Handled {
     let token = call.params.text("token").map(Cow::into_owned)?;
     call.admit()?;
+    check_throttle(call.server, call.connection)?;
     let (server, connection) = (Arc::clone(call.server), Arc::clone(call.connection));
     Ok(Answer::later(async move { log_in(&server, &connection, &token).await }))
 }
@@ -53,7 +55,7 @@ async fn log_in(server: &Arc<ServerState>, connection: &Arc<Connection>, token: 
     let now = server.store.now();
     let validated = auth.validator.validate(token, now).await.map_err(|error| RequestError::internal(&error))?;
     let Some(session) = validated.filter(|session| !session.is_expired(now)) else {
-        server.counters.logins_failed.fetch_add(1, Relaxed);
+        record_failure(server, connection, "invalid or expired token");
         return Err(RequestError::new(Code::Unauthorized, "Invalid or expired token"));
     };
     let reply = session_json(&session);
@@ -68,11 +70,36 @@ async fn log_in(server: &Arc<ServerState>, connection: &Arc<Connection>, token: 
     }
     // Checked again when a revocation can find the session: either it ends the session, or this check sees it.
     if is_revoked() {
-        server.counters.logins_failed.fetch_add(1, Relaxed);
+        record_failure(server, connection, "the sessions of the user were revoked");
         change_login(server, connection, None);
         return Err(RequestError::new(Code::SessionRevoked, "the sessions of this user were revoked"));
     }
     Ok(reply.into())
+}
+
+/// The throttle of the address of a connection. In-process clients have no address.
+fn throttle<'a>(server: &'a ServerState, connection: &Connection) -> Option<&'a LoginThrottle> {
+    server.login_throttle.as_ref().filter(|_| !connection.is_local())
+}
+
+/// Refuses a login of an address that has failed too often, before the validator has work with it.
+fn check_throttle(server: &ServerState, connection: &Connection) -> Result<(), RequestError> {
+    let Some(throttle) = throttle(server, connection) else { return Ok(()) };
+    throttle.check(connection.address, server.store.now()).inspect_err(|_| {
+        server.counters.logins_throttled.fetch_add(1, Relaxed);
+    })
+}
+
+/// Counts and logs a failed login. The token is not logged: a mistyped one may be somebody's.
+fn record_failure(server: &ServerState, connection: &Connection, reason: &'static str) {
+    server.counters.logins_failed.fetch_add(1, Relaxed);
+    tracing::debug!(%connection, address = %connection.address, reason, "login failed");
+    let Some(throttle) = throttle(server, connection) else { return };
+    if let Some(Throttled { network, unlogged }) = throttle.record_failure(connection.address, server.store.now()) {
+        let RateLimit { max_requests: failures, window } = throttle.limit;
+        let window_ms = u64::try_from(window.as_millis()).unwrap_or(u64::MAX);
+        tracing::warn!(address = %network, failures, window_ms, unlogged, "logins throttled");
+    }
 }
 
 /// Replaces the login of a connection. Called by the owner of the connection, so no subscription is polled meanwhile, and none shows

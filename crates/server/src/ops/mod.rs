@@ -20,7 +20,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use serde_json::json;
 use tidewire_store::Filter;
 
 pub(crate) use self::server::server_stats;
@@ -176,7 +175,6 @@ fn limit_rate(server: &ServerState, connection: &Connection, caller: &Caller) ->
     let key = caller.user_id().map_or(address, RateKey::User);
     rate_limiter.take(key, server.store.now()).map_err(|retry_after| {
         server.counters.rate_limited.fetch_add(1, Relaxed);
-        let message = format!("Rate limit exceeded: try again in {retry_after} ms");
-        RequestError::new(Code::RateLimited, message).with_details(json!({"retryAfterMs": retry_after}))
+        RequestError::rate_limited("Rate limit exceeded", retry_after)
     })
 }

@@ -48,6 +48,8 @@ disconnects! {
     TOO_MANY_CONNECTIONS 4003 "too_many_connections" false;
     /// The client did not read.
     SLOW_CONSUMER 4008 "slow_consumer" true;
+    /// The client did not log in within the time for it, where a login is required.
+    LOGIN_TIMEOUT 4009 "login_timeout" true;
 }
 
 impl Disconnect {

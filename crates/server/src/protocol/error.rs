@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 
 macro_rules! codes {
     ($($(#[doc = $doc:literal])* $name:ident $text:literal $retry:ident;)*) => {
@@ -117,6 +117,12 @@ impl RequestError {
     pub(crate) fn too_large(max: usize) -> Self {
         let message = format!("the result is larger than {max} bytes: narrow the filter, or read it in pages");
         Self::new(Code::TooLarge, message)
+    }
+
+    /// A limit of a rate was exceeded: which one, and after how many milliseconds the request may be sent again.
+    pub(crate) fn rate_limited(what: &str, retry_after: u64) -> Self {
+        let message = format!("{what}: try again in {retry_after} ms");
+        Self::new(Code::RateLimited, message).with_details(json!({"retryAfterMs": retry_after}))
     }
 
     pub(crate) fn shutting_down() -> Self {

@@ -1,7 +1,10 @@
 //! The state of a client between its requests: its login, its permissions, its rate and its heartbeat.
 
+pub(crate) mod address_limit;
+pub(crate) mod before_login;
 pub(crate) mod caller;
 pub(crate) mod connection;
 pub(crate) mod heartbeat;
 pub(crate) mod in_flight;
+pub(crate) mod login_throttle;
 pub(crate) mod rate_limit;

@@ -17,7 +17,7 @@ use std::hash::{BuildHasher, Hash, RandomState};
 use std::mem;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::RateLimit;
 
@@ -39,6 +39,16 @@ pub(crate) enum RateKey<'a> {
     User(&'a str),
     /// The clients of one address that are not logged in.
     Address(IpAddr),
+}
+
+impl RateKey<'_> {
+    /// The same owner, as it is counted: an IPv4 client of an IPv6 socket is the same host.
+    fn canonical(self) -> Self {
+        match self {
+            Self::Address(address) => Self::Address(address.to_canonical()),
+            user @ Self::User(_) => user,
+        }
+    }
 }
 
 impl RateLimiter {
@@ -68,15 +78,8 @@ impl RateLimiter {
     /// `now_ms` should not go back. If it goes back by at most a window, the latest time seen is used instead. If it goes back by
     /// more, the clock was set, and all counts are reset.
     pub(crate) fn take(&self, key: RateKey<'_>, now_ms: u64) -> Result<(), u64> {
-        let key = match key {
-            // An IPv4 client of an IPv6 socket is the same host.
-            RateKey::Address(address) => RateKey::Address(address.to_canonical()),
-            user @ RateKey::User(_) => user,
-        };
-        let shard = usize::try_from(self.hasher.hash_one(key)).unwrap_or(usize::MAX) % self.shards.len();
-        let mut shard = self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner);
-        let now = shard.at(now_ms, self.window);
-        let attempt = Attempt { now, max_requests: self.max_requests, window: self.window };
+        let key = key.canonical();
+        let (mut shard, attempt) = self.attempt(key, now_ms);
         let (taken, forgotten) = match key {
             RateKey::User(user) => shard.users.take(user, attempt),
             RateKey::Address(address) => shard.addresses.take(&address, attempt),
@@ -85,6 +88,24 @@ impl RateLimiter {
             self.forgotten.fetch_add(forgotten, Ordering::Relaxed);
         }
         taken
+    }
+
+    /// Checks whether a request would be allowed, and does not count it.
+    pub(crate) fn check(&self, key: RateKey<'_>, now_ms: u64) -> Result<(), u64> {
+        let key = key.canonical();
+        let (mut shard, attempt) = self.attempt(key, now_ms);
+        match key {
+            RateKey::User(user) => shard.users.check(user, attempt),
+            RateKey::Address(address) => shard.addresses.check(&address, attempt),
+        }
+    }
+
+    /// The shard of a key, and an attempt at a time that does not go back.
+    fn attempt(&self, key: RateKey<'_>, now_ms: u64) -> (MutexGuard<'_, Shard>, Attempt) {
+        let shard = usize::try_from(self.hasher.hash_one(key)).unwrap_or(usize::MAX) % self.shards.len();
+        let mut shard = self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner);
+        let now = shard.at(now_ms, self.window);
+        (shard, Attempt { now, max_requests: self.max_requests, window: self.window })
     }
 
     /// Users and addresses whose count was reset because there were too many.
@@ -166,6 +187,16 @@ impl<K: Hash + Eq> Generations<K> {
         (taken, forgotten)
     }
 
+    /// Checks whether a request would be allowed. The key is not used by this: it is dropped when its last request is a window ago.
+    fn check<Q>(&mut self, key: &Q, attempt: Attempt) -> Result<(), u64>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        let log = self.young.get_mut(key).or_else(|| self.old.get_mut(key));
+        log.map_or_else(|| Log::default().check(attempt), |log| log.check(attempt))
+    }
+
     /// Starts a new generation. Returns the one that is dropped.
     fn change(&mut self, now: u64) -> HashMap<K, Log> {
         self.changed_at = now;
@@ -188,8 +219,13 @@ impl Log {
     }
 
     fn take(&mut self, attempt: Attempt) -> Result<(), u64> {
+        self.check(attempt)?;
+        self.0.push_back(attempt.now);
+        Ok(())
+    }
+
+    fn check(&mut self, attempt: Attempt) -> Result<(), u64> {
         if self.count(attempt) < attempt.max_requests {
-            self.0.push_back(attempt.now);
             return Ok(());
         }
         let wait = self.0.front().map_or(attempt.window, |oldest| oldest.saturating_add(attempt.window) - attempt.now);
@@ -362,6 +398,7 @@ mod tests {
                 };
                 let name = who.to_string();
                 let key = if who < 2 { RateKey::User(&name) } else { RateKey::Address(Ipv4Addr::new(0, 0, 0, who).into()) };
+                prop_assert_eq!(limiter.check(key, now), expected);
                 prop_assert_eq!(limiter.take(key, now), expected);
             }
         }

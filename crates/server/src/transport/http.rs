@@ -3,6 +3,7 @@
 //! After the upgrade the bare stream, and the bytes that were already read from it, go to a connection actor, which owns the socket
 //! from then on. The buffers of HTTP are released.
 
+use std::any::Any;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,7 +24,9 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::metrics;
 use crate::protocol::disconnect::Disconnect;
+use crate::session::address_limit::AddressPermit;
 use crate::state::ServerState;
+use crate::transport::admission::{Admission, SocketPermit, TooManySockets};
 use crate::transport::forwarded::is_forwarded;
 use crate::transport::listener::{Phase, stopped};
 use crate::transport::log_limit::LogLimit;
@@ -88,13 +91,13 @@ impl Http {
     }
 
     /// Serves HTTP/1.1 until the stream is closed or upgraded.
-    pub(super) async fn serve<S>(&self, stream: S, source: Source)
+    pub(super) async fn serve<S>(&self, stream: S, source: Source, socket: SocketPermit)
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let http = self.clone();
         let service = service_fn(move |request| {
-            let response = http.clone().respond::<S>(request, source);
+            let response = http.clone().respond::<S>(request, source, &socket);
             async { Ok::<_, Infallible>(response) }
         });
         let mut builder = http1::Builder::new();
@@ -115,7 +118,7 @@ impl Http {
         }
     }
 
-    fn respond<S>(self, mut request: Request<Incoming>, source: Source) -> Response<Body>
+    fn respond<S>(self, mut request: Request<Incoming>, source: Source, socket: &SocketPermit) -> Response<Body>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -124,12 +127,19 @@ impl Http {
             return *refusal;
         }
         let peer = source.client;
+        let counted = socket.admit(peer.ip());
         let is_socket_path = self.pages != Pages::Admin && request.uri().path() == self.server.options.path;
         if is_socket_path {
             match check_handshake(&request) {
                 Err(ServerHandshakeError::NotUpgrade) => {}
-                checked => return self.upgrade::<S>(&mut request, checked, peer).unwrap_or_else(|refusal| *refusal),
+                checked => {
+                    return self.upgrade::<S>(&mut request, checked, peer, counted).unwrap_or_else(|refusal| *refusal);
+                }
             }
+        }
+        if counted.is_err() {
+            self.server.counters.refused_sockets.fetch_add(1, Relaxed);
+            return *refuse(plain(StatusCode::TOO_MANY_REQUESTS, "too many connections from this address\n"));
         }
         match (request.method(), request.uri().path()) {
             (&Method::GET | &Method::HEAD, "/health") => {
@@ -162,19 +172,24 @@ impl Http {
         request: &mut Request<Incoming>,
         checked: Result<String, ServerHandshakeError>,
         peer: SocketAddr,
+        counted: Result<Option<AddressPermit>, TooManySockets>,
     ) -> Result<Response<Body>, Refusal>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let accept = checked.map_err(refuse_handshake)?;
         let accept = HeaderValue::try_from(accept).map_err(|_| refuse_handshake(ServerHandshakeError::InvalidKey))?;
-        let admitted = match self.supervisor.admit(peer) {
-            Ok(permit) => Ok(permit),
-            Err(refused @ Refused::TooMany(_)) => {
+        let admission = self.admission(counted, peer);
+        let admitted = match admission.map(|admission| self.supervisor.admit(peer).map(|permit| (permit, admission))) {
+            Some(Ok(admitted)) => Ok(admitted),
+            Some(Err(refused @ Refused::TooMany(_))) => {
                 return Err(refuse(plain(StatusCode::SERVICE_UNAVAILABLE, format!("{refused}\n"))));
             }
-            Err(Refused::ShuttingDown) => Err(Disconnect::SERVER_SHUTTING_DOWN),
-            Err(_) => Err(Disconnect::TOO_MANY_CONNECTIONS),
+            Some(Err(_)) => Err(Disconnect::SERVER_SHUTTING_DOWN),
+            None => {
+                self.server.counters.refused_connections.fetch_add(1, Relaxed);
+                Err(Disconnect::TOO_MANY_CONNECTIONS)
+            }
         };
         let upgrading = hyper::upgrade::on(request);
         let closing = Arc::clone(&self.closing);
@@ -189,7 +204,10 @@ impl Http {
             let (stream, already_read) = (parts.io.into_inner().into_inner(), parts.read_buf.to_vec());
             match admitted {
                 // On a task of its own, which is no larger than an actor.
-                Ok(permit) => drop(tokio::spawn(Permit::run(permit, stream, already_read))),
+                Ok((permit, admission)) => {
+                    let admission: Box<dyn Any + Send> = Box::new(admission);
+                    drop(tokio::spawn(Permit::run_with(permit, stream, already_read, Some(admission))));
+                }
                 Err(disconnect) => close(stream, disconnect, peer, &closing).await,
             }
         });
@@ -200,6 +218,16 @@ impl Http {
         headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
         headers.insert(header::SEC_WEBSOCKET_ACCEPT, accept);
         Ok(response)
+    }
+
+    /// Returns the permits of a connection, or none if its address has too many, in all or before their login.
+    fn admission(&self, counted: Result<Option<AddressPermit>, TooManySockets>, peer: SocketAddr) -> Option<Admission> {
+        let socket = counted.ok()?;
+        let before_login = match &self.server.before_login {
+            Some(limits) => Some(limits.admit(peer.ip())?),
+            None => None,
+        };
+        Some(Admission { socket, before_login })
     }
 
     /// Finds the client of a request: the source of the socket, or the client that a trusted proxy names in its headers.

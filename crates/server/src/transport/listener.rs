@@ -10,6 +10,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
 use crate::state::ServerState;
+use crate::transport::admission::{SocketLimit, SocketPermit};
+use crate::transport::forwarded::is_trusted;
 use crate::transport::http::{Http, Pages};
 use crate::transport::log_limit::LogLimit;
 use crate::transport::proxy_protocol::ProxyHeaderError;
@@ -33,6 +35,8 @@ pub(crate) struct Listener {
     pages: Pages,
     /// Permits for sockets that have not been upgraded.
     sockets: Arc<Semaphore>,
+    /// The limit of sockets of one address.
+    socket_limit: SocketLimit,
     http: Http,
     /// The limit of log lines about the PROXY protocol.
     log_limit: Arc<LogLimit>,
@@ -66,11 +70,16 @@ impl Listener {
         pages: Pages,
         phase: watch::Receiver<Phase>,
     ) -> Self {
-        let max_sockets = if pages == Pages::Admin { MAX_ADMIN_SOCKETS } else { Semaphore::MAX_PERMITS };
+        // Administrators are not limited by their address.
+        let (max_sockets, max_per_address) = match pages {
+            Pages::Admin => (MAX_ADMIN_SOCKETS, None),
+            Pages::All | Pages::Public => (Semaphore::MAX_PERMITS, server.options.max_connections_per_ip),
+        };
         let sockets = server.options.max_connections.clamp(1, max_sockets);
         let http = Http::new(Arc::clone(&server), supervisor.clone(), pages, phase.clone());
         let (sockets, log_limit) = (Arc::new(Semaphore::new(sockets)), Arc::default());
-        Self { server, supervisor, tls, phase, pages, sockets, http, log_limit }
+        let socket_limit = SocketLimit::new(max_per_address);
+        Self { server, supervisor, tls, phase, pages, sockets, socket_limit, http, log_limit }
     }
 
     /// Accepts connections until the server is stopped. Once it has been dropped, ends the connections that are left.
@@ -97,12 +106,18 @@ impl Listener {
     /// Serves a socket on a task of its own, if there is a permit for it.
     fn accept(&self, socket: TcpStream, peer: SocketAddr) {
         let Ok(permit) = Arc::clone(&self.sockets).try_acquire_owned() else {
-            self.server.counters.refused_sockets.fetch_add(1, Relaxed);
             tracing::info!(%peer, "socket refused: too many sockets");
-            // Best effort. The send buffer of a new socket is empty, so the response fits.
-            let _ =
-                socket.try_write(b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-length: 0\r\n\r\n");
-            return;
+            return self.refuse(&socket, "503 Service Unavailable");
+        };
+        let address = peer.ip().to_canonical();
+        let counted = if is_trusted(&self.server.options.trusted_proxies, address) {
+            Some(self.socket_limit.accept_proxy())
+        } else {
+            self.socket_limit.accept(address)
+        };
+        let Some(counted) = counted else {
+            tracing::debug!(%peer, "socket refused: too many sockets from its address");
+            return self.refuse(&socket, "429 Too Many Requests");
         };
         // It fails when the peer has already left.
         if let Err(error) = socket.set_nodelay(true) {
@@ -112,7 +127,7 @@ impl Listener {
         let dropped = dropped(self.phase.clone());
         tokio::spawn(async move {
             tokio::select! {
-                () = listener.serve(socket, peer) => {}
+                () = listener.serve(socket, peer, counted) => {}
                 // A slow peer does not outlive the server.
                 () = dropped => {}
             }
@@ -120,27 +135,34 @@ impl Listener {
         });
     }
 
+    /// Answers a socket that is closed without being read. Best effort: the send buffer of a new socket is empty, so the response
+    /// fits.
+    fn refuse(&self, socket: &TcpStream, status: &str) {
+        self.server.counters.refused_sockets.fetch_add(1, Relaxed);
+        let response = format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n");
+        let _ = socket.try_write(response.as_bytes());
+    }
+
     /// Does the TLS handshake, if there is one, and serves HTTP until the socket is closed or upgraded.
-    async fn serve(&self, mut socket: TcpStream, peer: SocketAddr) {
+    async fn serve(&self, mut socket: TcpStream, peer: SocketAddr, counted: SocketPermit) {
         let source = match self.pages {
-            // Administrators are not limited by their address.
             Pages::Admin => Ok(Source::direct(peer)),
             Pages::All | Pages::Public => Source::of(&mut socket, peer, &self.server.options).await,
         };
         let source = match source {
             Ok(source) => source,
-            Err(error) => return self.refuse(peer, &error),
+            Err(error) => return self.refuse_proxy_header(peer, &error),
         };
-        let Some(tls) = &self.tls else { return self.http.serve(socket, source).await };
+        let Some(tls) = &self.tls else { return self.http.serve(socket, source, counted).await };
         match tokio::time::timeout(self.server.options.handshake_timeout, tls.accept(socket)).await {
-            Ok(Ok(stream)) => self.http.serve(stream, source).await,
+            Ok(Ok(stream)) => self.http.serve(stream, source, counted).await,
             Ok(Err(error)) => tracing::debug!(%peer, %error, "TLS handshake failed"),
             Err(_) => tracing::debug!(%peer, "TLS handshake timed out"),
         }
     }
 
     /// Counts and logs a socket that is closed because of the PROXY protocol.
-    fn refuse(&self, peer: SocketAddr, error: &ProxyHeaderError) {
+    fn refuse_proxy_header(&self, peer: SocketAddr, error: &ProxyHeaderError) {
         if let ProxyHeaderError::Io(error) = error {
             return tracing::debug!(%peer, %error, "socket closed before its first bytes");
         }

@@ -1,5 +1,6 @@
 //! Sockets: the listener, who is at the other end, HTTP and the upgrade, and the WebSocket protocol over a connection actor.
 
+mod admission;
 mod forwarded;
 pub(crate) mod http;
 pub(crate) mod listener;

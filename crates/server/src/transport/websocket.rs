@@ -26,6 +26,7 @@ use crate::session::connection::Connection;
 use crate::session::heartbeat::{Beat, Heartbeat, Output};
 use crate::session::in_flight::InFlight;
 use crate::state::ServerState;
+use crate::transport::admission::Admission;
 use crate::work::INLINE_MESSAGE;
 use crate::{Backpressure, Code, RequestError};
 
@@ -55,6 +56,23 @@ struct SocketState {
     only_writes: bool,
     /// The bytes of the requests in flight.
     in_flight: InFlight,
+    /// The permits that it has from the limits by address. Most connections have none, so they are boxed.
+    admission: Option<Box<Admission>>,
+}
+
+impl SocketState {
+    /// Whether the limits before a login apply: until the first one, where a login is required.
+    fn is_before_login(&self) -> bool {
+        self.admission.as_ref().is_some_and(|admission| admission.before_login.is_some())
+    }
+
+    /// Releases the permit of a connection before its login.
+    fn release_before_login(&mut self) {
+        if let Some(admission) = &mut self.admission {
+            admission.before_login = None;
+            self.admission.take_if(|admission| admission.is_empty());
+        }
+    }
 }
 
 /// The state of a connection, which it has from its set-up to its end.
@@ -74,6 +92,36 @@ impl WebSocketProtocol {
         let high_water = (max_buffered_bytes as f64 * high_water_mark.clamp(0.0, 1.0)) as usize;
         let max_in_flight_bytes = server.options.max_payload_bytes.saturating_mul(2).max(MIN_IN_FLIGHT_BYTES);
         Self { server: Arc::clone(server), high_water, max_in_flight_bytes }
+    }
+
+    /// Handles a message that is within the limits: now, or in its turn.
+    fn receive(&self, message: Message, context: &mut ConnectionContext) -> Reply<Message, Infallible> {
+        let text = match &message {
+            Message::Text(text) => text.body(),
+            Message::Binary(_) => return Reply::Close(Some(Disconnect::BINARY_NOT_SUPPORTED.frame())),
+            // The codec answers pings and closes.
+            _ => return Reply::None,
+        };
+        if text.len() > INLINE_MESSAGE {
+            return self.serve_large(message, context);
+        }
+        let request = match ClientMessage::parse(text) {
+            Ok(ClientMessage::Request(request)) => request,
+            Ok(ClientMessage::Pong { timestamp }) => {
+                hear_pong(timestamp, context);
+                return Reply::None;
+            }
+            Err(error) => return Reply::Frame(self.invalid(&error)),
+        };
+        let is_closing = context.is_closing();
+        let is_behind = state(context).is_some_and(|state| state.pusher.queued_bytes() > self.high_water);
+        if let Some(refused) = self.refuse_if(&request, is_closing, is_behind) {
+            return Reply::Frame(refused);
+        }
+        if must_wait(&request, self.max_in_flight_bytes, context) {
+            return self.in_turn(message, context);
+        }
+        self.serve(&request, context)
     }
 
     fn serve(&self, request: &Request<'_>, context: &mut ConnectionContext) -> Reply<Message, Infallible> {
@@ -158,8 +206,52 @@ impl WebSocketProtocol {
         let (protocol, held) = (self.clone(), context.account().hold(size_of(&message)));
         Reply::in_turn(move |context| {
             drop(held);
-            protocol.on_frame(message, context)
+            protocol.receive(message, context)
         })
+    }
+
+    /// Counts a message of a client that has not logged in. Returns the reply if its address has sent too many. A pong counts, and
+    /// is not refused: it has no reply, and the client would be taken for dead.
+    fn limit_before_login(&self, message: &Message, context: &mut ConnectionContext) -> Option<Message> {
+        let Message::Text(_) = message else { return None };
+        let SocketState { connection, .. } = state(context).filter(|state| state.is_before_login())?;
+        let limits = self.server.before_login.as_ref()?;
+        let error = limits.count_message(connection.address, self.server.store.now()).err()?;
+        let id = match parse(message) {
+            Ok(ClientMessage::Request(request)) => request.id,
+            Ok(ClientMessage::Pong { .. }) => return None,
+            Err(_) => Id::NONE,
+        };
+        self.server.counters.before_login_limited.fetch_add(1, Relaxed);
+        Some(self.error(id, &error))
+    }
+
+    /// Limits a connection until its first login, if it has to log in.
+    fn begin_before_login(&self, context: &mut ConnectionContext) {
+        let Some(auth) = self.server.auth.as_ref().filter(|auth| auth.required) else { return };
+        context.limit_input(auth.before_login.max_payload_bytes.min(self.server.options.max_payload_bytes));
+        if let Some(timeout) = auth.login_timeout {
+            context.tick_within(timeout);
+        }
+    }
+
+    /// Lifts the limits before a login, if this was the first one. The client has not read the reply to it yet, so none of its large
+    /// messages comes too early.
+    fn end_before_login(&self, context: &mut ConnectionContext) {
+        if let Some(state) = state(context)
+            && state.is_before_login()
+            && state.connection.login().is_some()
+        {
+            state.release_before_login();
+            context.limit_input(self.server.options.max_payload_bytes);
+        }
+    }
+
+    /// When the client has to have logged in. None if it has, if it need not, or if it may take its time.
+    fn login_deadline(&self, context: &mut ConnectionContext) -> Option<Instant> {
+        let timeout = self.server.auth.as_ref()?.login_timeout?;
+        let since = context.since();
+        state(context).filter(|state| state.is_before_login()).and_then(|_| since.checked_add(timeout))
     }
 
     /// Refuses a request that is not run, and counts it.
@@ -242,13 +334,17 @@ impl Protocol for WebSocketProtocol {
         let (number, address) = (context.id().0, context.peer().ip().to_canonical());
         let connection = Arc::new(Connection::new(&self.server, number, address, sink));
         self.server.add_connection(&connection);
+        let admission = context.data.take().and_then(|data| data.downcast::<Admission>().ok());
+        let admission = admission.filter(|admission| !admission.is_empty());
         context.data = Some(Box::new(SocketState {
             connection,
             pusher,
             heartbeat,
             only_writes: false,
             in_flight: InFlight::default(),
+            admission,
         }));
+        self.begin_before_login(context);
     }
 
     fn greeting(&self, _: &mut ConnectionContext) -> Vec<Message> {
@@ -256,32 +352,10 @@ impl Protocol for WebSocketProtocol {
     }
 
     fn on_frame(&self, message: Message, context: &mut ConnectionContext) -> Reply<Message, Infallible> {
-        let text = match &message {
-            Message::Text(text) => text.body(),
-            Message::Binary(_) => return Reply::Close(Some(Disconnect::BINARY_NOT_SUPPORTED.frame())),
-            // The codec answers pings and closes.
-            _ => return Reply::None,
-        };
-        if text.len() > INLINE_MESSAGE {
-            return self.serve_large(message, context);
+        match self.limit_before_login(&message, context) {
+            Some(refused) => Reply::Frame(refused),
+            None => self.receive(message, context),
         }
-        let request = match ClientMessage::parse(text) {
-            Ok(ClientMessage::Request(request)) => request,
-            Ok(ClientMessage::Pong { timestamp }) => {
-                hear_pong(timestamp, context);
-                return Reply::None;
-            }
-            Err(error) => return Reply::Frame(self.invalid(&error)),
-        };
-        let is_closing = context.is_closing();
-        let is_behind = state(context).is_some_and(|state| state.pusher.queued_bytes() > self.high_water);
-        if let Some(refused) = self.refuse_if(&request, is_closing, is_behind) {
-            return Reply::Frame(refused);
-        }
-        if must_wait(&request, self.max_in_flight_bytes, context) {
-            return self.in_turn(message, context);
-        }
-        self.serve(&request, context)
     }
 
     /// A pong counts also while it is behind a request that takes long.
@@ -297,6 +371,7 @@ impl Protocol for WebSocketProtocol {
     }
 
     fn on_command_end(&self, context: &mut ConnectionContext) {
+        self.end_before_login(context);
         let cause = state(context).and_then(|state| state.pusher.cause());
         if cause.is_some_and(|ticket| context.is_answered(ticket))
             && let Some(state) = state(context)
@@ -325,6 +400,11 @@ impl Protocol for WebSocketProtocol {
     fn on_tick(&self, context: &mut ConnectionContext) -> Tick<Message> {
         let (now, sent) = (Instant::now(), context.counters().bytes_out);
         let output = Output { written: sent, unsent: context.unsent_bytes() as u64 };
+        let until_login = self.login_deadline(context).map(|deadline| deadline.saturating_duration_since(now));
+        if until_login == Some(Duration::ZERO) {
+            self.server.counters.logins_timed_out.fetch_add(1, Relaxed);
+            return Tick::Close(Some(Disconnect::LOGIN_TIMEOUT.frame()));
+        }
         let Some(SocketState { connection, pusher, heartbeat, .. }) = state(context) else { return Tick::Stop };
         let frame = match heartbeat.beat(&self.server.options.heartbeat, now, self.server.store.now(), output) {
             Beat::Wait => None,
@@ -338,7 +418,7 @@ impl Protocol for WebSocketProtocol {
             Health::CheckAfter(after) => after.min(heartbeat.rest(now)),
             Health::Reading | Health::Stalled => heartbeat.rest(now),
         };
-        Tick::Next { frame, after }
+        Tick::Next { frame, after: until_login.map_or(after, |rest| after.min(rest)) }
     }
 
     fn on_shutdown(&self, grace: Duration, _: &mut ConnectionContext) -> Option<Message> {
@@ -364,6 +444,7 @@ impl Protocol for WebSocketProtocol {
         }
         if let Some(state) = state(context) {
             state.connection.close(Disconnect::NORMAL_CLOSURE);
+            state.release_before_login();
             self.server.remove_connection(&state.connection);
         }
     }

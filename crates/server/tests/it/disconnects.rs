@@ -46,6 +46,7 @@ disconnects! {
     SESSION_REVOKED 4002 "session_revoked" by a_revoked_session;
     TOO_MANY_CONNECTIONS 4003 "too_many_connections" by too_many_connections_of_an_address;
     SLOW_CONSUMER 4008 "slow_consumer" by a_client_that_does_not_read;
+    LOGIN_TIMEOUT 4009 "login_timeout" by a_client_that_does_not_log_in;
 }
 
 /// Options of a server that knows the tokens of [`Tokens`] and requires none.
@@ -187,12 +188,16 @@ mod provoke {
         assert_eq!(second.head().await.0, 101, "only a close frame tells a browser why");
         let closed = second.closed_at_once().await;
         first.ask("store.buckets", json!({})).await;
-        let page = Page::of(&server).await;
-        assert_eq!((page.get("connections_admitted_total"), page.get("connections_refused_total")), (1, 1));
         drop(first);
-        // The permit of the first is free again.
-        wait_until_async("the first has ended", PATIENCE, async || server.connection_count() == 0).await;
-        Client::connect(&server).await;
+        // The permit of the first is free again, for the socket of the scraper.
+        let mut page = None;
+        wait_until_async("the first has ended", PATIENCE, async || {
+            page = Page::try_of(&server).await;
+            page.is_some()
+        })
+        .await;
+        let page = page.unwrap();
+        assert_eq!((page.get("connections_admitted_total"), page.get("connections_refused_total")), (1, 1));
         closed
     }
 
@@ -218,6 +223,18 @@ mod provoke {
         }
         assert_eq!(Page::of(&server).await.get("slow_consumers_total"), 1);
         stalled.closed().await
+    }
+
+    pub(super) async fn a_client_that_does_not_log_in() -> Closed {
+        let mut options = options();
+        let mut auth = Auth::new(Arc::new(Tokens));
+        auth.login_timeout = Some(Duration::from_millis(50));
+        options.auth = Some(auth);
+        let server = serve(options).await;
+        let mut client = Client::connect(&server).await;
+        let closed = client.closed().await;
+        assert_eq!(Page::of(&server).await.get("logins_timed_out_total"), 1);
+        closed
     }
 }
 

@@ -14,6 +14,8 @@
 //! | `backups_total`, `backups_failed_total` | [`backup`](crate::backup) |
 //! | `requests_slow_total` | [`spans`](crate::spans) |
 //! | `forwarded_*`, `proxy_headers_refused_total` | [`proxies`](crate::proxies) |
+//! | `logins_timed_out_total`, `before_login_rate_limited_total` | [`before_login`](crate::before_login) |
+//! | `logins_throttled_total` | [`login_throttle`](crate::login_throttle) |
 //!
 //! `pushes_dropped_total` stays at zero: only the notice of a revoked session can be dropped, and there is one per connection.
 

@@ -85,7 +85,7 @@ async fn headers_of_other_peers_are_ignored_and_counted() {
     let headers =
         ["X-Forwarded-For: 192.0.2.1\r\n", "Forwarded: for=192.0.2.1\r\n", "X-Forwarded-Host: tide.example\r\n"];
     for (count, lines) in headers.into_iter().enumerate() {
-        let raw = websocket(Raw::connect_from([127, 0, 0, 2], &server).await, lines).await;
+        let raw = websocket(Raw::connect_from(&server, [127, 0, 0, 2]).await, lines).await;
         assert_eq!(address(&server), IpAddr::from([127, 0, 0, 2]), "{lines}");
         drop(raw);
         is_left_with(&server, 0).await;
@@ -131,7 +131,7 @@ async fn a_trusted_proxy_names_the_host_of_a_page() {
         ([127, 0, 0, 1], "X-Forwarded-Host: evil.example\r\n", 403),
         ([127, 0, 0, 2], "X-Forwarded-Host: tide.example\r\n", 403),
     ] {
-        let mut raw = Raw::connect_from(own, &server).await;
+        let mut raw = Raw::connect_from(&server, own).await;
         // The proxy has replaced the host by the address of the server.
         let request = handshake("/", &format!("{origin}{lines}")).replacen("Host: tide", "Host: 127.0.0.1:8080", 1);
         raw.write(request.as_bytes()).await;
@@ -208,7 +208,7 @@ async fn the_proxy_protocol_names_the_client() {
 
 /// Reads a metric of a server whose trusted proxies must send a header.
 async fn refused(server: &Server) -> u64 {
-    let mut raw = Raw::connect_from([127, 0, 0, 2], server).await;
+    let mut raw = Raw::connect_from(server, [127, 0, 0, 2]).await;
     raw.write(b"GET /metrics HTTP/1.1\r\nHost: tide\r\nConnection: close\r\n\r\n").await;
     let (_, _, page) = raw.response().await;
     let line = page.lines().find_map(|line| line.strip_prefix("tidewire_proxy_headers_refused_total "));
@@ -232,18 +232,18 @@ async fn sockets_without_a_valid_proxy_header_are_refused_and_counted() {
         (other, [proxy_header_of([192, 0, 2, 1]), handshake("/", "").into_bytes()].concat()),
     ];
     for (count, (own, bytes)) in hostile.into_iter().enumerate() {
-        let mut raw = Raw::connect_from(own, &server).await;
+        let mut raw = Raw::connect_from(&server, own).await;
         raw.write(&bytes).await;
         while raw.more().await {}
         assert_eq!(raw.rest(), "", "it is not answered");
         assert_eq!(refused(&server).await, count as u64 + 1, "{bytes:?}");
     }
     // Other peers are clients.
-    let raw = websocket(Raw::connect_from(other, &server).await, "").await;
+    let raw = websocket(Raw::connect_from(&server, other).await, "").await;
     assert_eq!(address(&server), IpAddr::from(other));
     drop(raw);
     // A peer that sends nothing is closed, and is no error.
-    let mut idle = Raw::connect_from(other, &server).await;
+    let mut idle = Raw::connect_from(&server, other).await;
     assert!(!idle.more().await);
     assert_eq!(refused(&server).await, 6);
 }

@@ -1,6 +1,6 @@
 //! A client that may do what a proper one does not: it writes the bytes that it is told to.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 
 use serde_json::Value as Json;
 use tidewire::Server;
@@ -56,16 +56,21 @@ impl Raw {
         Self { stream: TcpStream::connect(address).await.unwrap(), input: Vec::new() }
     }
 
-    /// Connects from this address of loopback.
-    pub(crate) async fn connect_from(own: [u8; 4], server: &Server) -> Self {
-        let socket = TcpSocket::new_v4().unwrap();
-        socket.bind((own, 0).into()).unwrap();
-        Self { stream: socket.connect(server.address()).await.unwrap(), input: Vec::new() }
-    }
-
     /// A WebSocket that was welcomed.
     pub(crate) async fn websocket(server: &Server) -> Self {
         Self::connect(server).await.welcomed().await
+    }
+
+    /// A socket of a client with this address of the loopback network.
+    pub(crate) async fn connect_from(server: &Server, address: impl Into<Ipv4Addr>) -> Self {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind((address.into(), 0).into()).unwrap();
+        Self { stream: socket.connect(server.address()).await.unwrap(), input: Vec::new() }
+    }
+
+    /// A WebSocket of that client, which was welcomed.
+    pub(crate) async fn websocket_from(server: &Server, address: Ipv4Addr) -> Self {
+        Self::connect_from(server, address).await.welcomed().await
     }
 
     /// A WebSocket that was welcomed, and for which the system keeps as little as it can.
@@ -117,6 +122,12 @@ impl Raw {
 
     pub(crate) async fn send(&mut self, text: &str) {
         self.write(&frame(TEXT, text.as_bytes())).await;
+    }
+
+    /// Sends a request, and returns its reply.
+    pub(crate) async fn ask(&mut self, request: &Json) -> Json {
+        self.send(&request.to_string()).await;
+        self.json().await
     }
 
     /// The code and reason of the close frame, which must be the first frame: no message comes before it.

@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use serde_json::json;
-use tidewire::{Auth, Server, ServerOptions, Session};
+use tidewire::{Auth, RateLimit, Server, ServerOptions, Session};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::{DefaultGuard, NoSubscriber};
@@ -237,6 +237,39 @@ async fn commits_and_evaluations_are_children_of_their_request() {
     parents.dedup();
     assert_eq!((commits.len(), parents.len()), (14, 14));
     assert_eq!(of(commits.last().unwrap()).fields.0["connection"], "local-1");
+}
+
+#[tokio::test]
+async fn failed_logins_are_logged_without_their_tokens() {
+    let (recorder, _guard) = Recorder::start();
+    let server = serve_with(|options| {
+        options.auth.as_mut().unwrap().login_rate_limit = RateLimit::new(3, Duration::from_mins(1));
+    })
+    .await;
+    let mut client = Client::connect(&server).await;
+    for _ in 0..10 {
+        client.fail("auth.login", json!({"token": "hush-hush"})).await;
+    }
+    let fields = |expected: &[(&str, &str)]| {
+        Fields(expected.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect())
+    };
+    let failed = fields(&[
+        ("message", "login failed"),
+        ("connection", "conn-1"),
+        ("address", "127.0.0.1"),
+        ("reason", "invalid or expired token"),
+    ]);
+    assert_eq!(recorder.lines("login failed"), vec![(Level::DEBUG, failed); 3]);
+    let throttled = fields(&[
+        ("message", "logins throttled"),
+        ("address", "127.0.0.1"),
+        ("failures", "3"),
+        ("window_ms", "60000"),
+        ("unlogged", "0"),
+    ]);
+    assert_eq!(recorder.lines("logins throttled"), [(Level::WARN, throttled)], "once");
+    let recorded = recorder.0.lock().unwrap();
+    assert!(!format!("{:?} {:?}", recorded.events, recorded.spans).contains("hush-hush"));
 }
 
 #[tokio::test]

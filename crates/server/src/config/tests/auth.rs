@@ -1,12 +1,14 @@
 //! The key `auth`.
 
+use std::time::Duration;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ring::hmac;
 use serde_json::json;
 
 use super::*;
-use crate::{Access, Auth, Session};
+use crate::{Access, Auth, RateLimit, Session};
 
 const SECRET: &str = "a secret of more than thirty-two bytes";
 
@@ -234,6 +236,48 @@ fn errors_of_auth_are_reported() {
     // The variable overrides the file.
     let file = world.file("c.json", r#"{"auth": {"builtIn": true}}"#);
     assert!(world.variable("TIDEWIRE_AUTH", "no").load(&["-c", &file]).is_ok());
+}
+
+#[test]
+fn limits_of_logins_are_read() {
+    let world = World::new();
+    let ms = Duration::from_millis;
+    let given = |limits: Json| {
+        let mut given = json!({"tokens": {"t": {"userId": "u"}}});
+        given.as_object_mut().unwrap().extend(limits.as_object().unwrap().clone());
+        auth(&world, &given)
+    };
+    let all = given(json!({
+        "loginTimeoutMs": 1, "loginRateLimit": {"maxAttempts": 2, "windowMs": 3},
+        "beforeLogin": {"maxPayloadBytes": 4, "maxRequests": 5, "windowMs": 6, "maxConnectionsPerIp": 7},
+    }));
+    assert_eq!((all.login_timeout, all.login_rate_limit), (Some(ms(1)), RateLimit::new(2, ms(3))));
+    let before = all.before_login;
+    assert_eq!((before.max_payload_bytes, before.max_connections_per_ip), (4, 7));
+    assert_eq!(before.rate_limit, RateLimit::new(5, ms(6)));
+    // A key that is not there has its default.
+    let some =
+        given(json!({"loginTimeoutMs": 0, "loginRateLimit": {"maxAttempts": 2}, "beforeLogin": {"windowMs": 6}}));
+    let default = given(json!({}));
+    assert_eq!((some.login_timeout, some.login_rate_limit.max_requests), (None, 2));
+    assert_eq!(some.login_rate_limit.window, default.login_rate_limit.window);
+    assert_eq!(some.before_login.rate_limit, RateLimit::new(default.before_login.rate_limit.max_requests, ms(6)));
+    for (limits, line) in [
+        (
+            r#"{"loginRateLimit": {"maxAttempts": 0}}"#,
+            "c.json:1:45: expected an integer from 1 to 1000000000 for `auth.loginRateLimit.maxAttempts`, got 0",
+        ),
+        (
+            r#"{"beforeLogin": {"maxPayloadByte": 1}}"#,
+            "c.json:1:27: unknown key `auth.beforeLogin.maxPayloadByte`; did you mean `maxPayloadBytes`?",
+        ),
+        (
+            r#"{"loginTimeoutMs": "2m"}"#,
+            "c.json:1:29: expected a number of milliseconds from 0 to 31536000000 for `auth.loginTimeoutMs`, got \"2m\"",
+        ),
+    ] {
+        assert_eq!(world.errors_of("c.json", format!("{{\"auth\": {limits}}}")), [line], "{limits}");
+    }
 }
 
 #[test]

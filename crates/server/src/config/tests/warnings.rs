@@ -47,11 +47,11 @@ fn unsupported_features_are_warned_about() {
             &["c.json:1:15: `procedures`: this version does not support procedures; the setting is ignored"],
         ),
         (
-            json!({"auth": {"builtIn": false, "adminSecret": "", "sessionTtl": 5, "loginRateLimit": {"maxAttempts": 5}}}),
+            json!({"auth": {"builtIn": false, "adminSecret": "", "sessionTtl": 5, "maxSessionsPerUser": 5}}),
             &[],
             &[
                 "c.json:1:56: `auth.sessionTtl`: this version does not support the built-in identity; the setting is ignored",
-                "c.json:1:75: `auth.loginRateLimit`: this version does not support the built-in identity; the setting is ignored",
+                "c.json:1:79: `auth.maxSessionsPerUser`: this version does not support the built-in identity; the setting is ignored",
             ],
         ),
         (

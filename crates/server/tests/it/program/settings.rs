@@ -233,3 +233,35 @@ async fn a_full_store_refuses_writes_that_grow() {
     client.ask("store.insert", note("second", 60_000)).await;
     server.stop();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn limits_before_the_login_apply_and_throttled_addresses_are_logged() {
+    let dir = WorkDir::new();
+    let auth = json!({
+        "tokens": {"t-ann": {"userId": "ann", "roles": ["writer"]}},
+        "loginRateLimit": {"maxAttempts": 2},
+        "beforeLogin": {"maxPayloadBytes": 1000},
+    });
+    dir.file("c.json", json!({"engine": "memory", "auth": auth}).to_string());
+    let server = dir.start(&["--config", "c.json"]);
+    let mut ann = server.client().await;
+    ann.ask("auth.login", json!({"token": "t-ann"})).await;
+    let mut eve = server.client().await;
+    for code in ["UNAUTHORIZED", "UNAUTHORIZED", "RATE_LIMITED", "RATE_LIMITED"] {
+        assert_eq!(eve.fail("auth.login", json!({"token": "t-guess"})).await.0, code);
+    }
+    for (client, is_closed) in [(&mut ann, false), (&mut eve, true)] {
+        client.send_text("x".repeat(1001)).await;
+        if is_closed {
+            assert_eq!(client.closed().await.0, 1009);
+        } else {
+            assert_eq!(client.receive().await["code"], "PARSE_ERROR");
+        }
+    }
+    drop((ann, eve));
+    let process = server.stop();
+    assert_eq!(warnings(&process), ["logins throttled"]);
+    let line = log(&process).into_iter().find(|line| line["message"] == "logins throttled").unwrap();
+    assert_eq!((&line["address"], &line["failures"]), (&json!("127.0.0.1"), &json!(2)));
+    assert!(!process.output().contains("t-guess"));
+}

@@ -1,0 +1,118 @@
+//! The throttle of failed logins: an address that has failed too often has to wait, whatever its next token is.
+//!
+//! Only failures count, so any number of users may log in from one address. A login that succeeds forgives nothing: a token names
+//! no user before it is validated, and a client with one valid token could otherwise guess others without end.
+
+use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
+
+use super::address_limit::network;
+use super::rate_limit::{RateKey, RateLimiter};
+use crate::{RateLimit, RequestError};
+
+/// Throttled addresses are logged at most this often, so that clients with many addresses cannot flood the log.
+const LOG_INTERVAL_MS: u64 = 10_000;
+
+/// Limits the failed logins of an address.
+#[derive(Debug)]
+pub(crate) struct LoginThrottle {
+    pub(crate) limit: RateLimit,
+    failures: RateLimiter,
+    log: Mutex<LogState>,
+}
+
+#[derive(Debug, Default)]
+struct LogState {
+    logged_at: Option<u64>,
+    /// Throttled since then, and not logged.
+    unlogged: u64,
+}
+
+/// An address that is throttled from now on, to be logged.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Throttled {
+    pub(crate) network: IpAddr,
+    /// How many addresses were throttled and not logged before this one.
+    pub(crate) unlogged: u64,
+}
+
+impl LoginThrottle {
+    pub(crate) fn new(limit: RateLimit) -> Self {
+        Self { limit, failures: RateLimiter::new(limit), log: Mutex::default() }
+    }
+
+    /// Checks that an address may try to log in. Logins that are being validated have not failed yet, and do not count.
+    pub(crate) fn check(&self, address: IpAddr, now: u64) -> Result<(), RequestError> {
+        self.failures
+            .check(RateKey::Address(network(address)), now)
+            .map_err(|retry_after| RequestError::rate_limited("Too many failed logins from this address", retry_after))
+    }
+
+    /// Counts a failed login. Returns the address if it is throttled by this failure, unless one was returned shortly before.
+    pub(crate) fn record_failure(&self, address: IpAddr, now: u64) -> Option<Throttled> {
+        let network = network(address);
+        let key = RateKey::Address(network);
+        let was_counted = self.failures.take(key, now).is_ok();
+        if !was_counted || self.failures.check(key, now).is_ok() {
+            return None;
+        }
+        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        // If the clock was set back, the last line is as good as long ago.
+        if log.logged_at.is_some_and(|then| now.abs_diff(then) < LOG_INTERVAL_MS) {
+            log.unlogged += 1;
+            return None;
+        }
+        let LogState { unlogged, .. } = std::mem::replace(&mut *log, LogState { logged_at: Some(now), unlogged: 0 });
+        Some(Throttled { network, unlogged })
+    }
+
+    /// Addresses whose count was reset because there were too many.
+    pub(crate) fn forgotten(&self) -> u64 {
+        self.failures.forgotten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::Code;
+
+    fn address(n: u32) -> IpAddr {
+        Ipv4Addr::from(n).into()
+    }
+
+    fn throttle(max: usize) -> LoginThrottle {
+        LoginThrottle::new(RateLimit::new(max, Duration::from_mins(1)))
+    }
+
+    #[test]
+    fn an_address_waits_from_its_last_allowed_failure_until_the_first_is_a_window_ago() {
+        let throttle = throttle(2);
+        let ann = address(1);
+        assert_eq!(throttle.record_failure(ann, 1000), None);
+        assert_eq!(throttle.check(ann, 1000), Ok(()));
+        assert!(throttle.record_failure(ann, 2000).is_some());
+        let error = throttle.check(ann, 3000).unwrap_err();
+        assert_eq!((error.code, error.details.unwrap()["retryAfterMs"].as_u64()), (Code::RateLimited, Some(58_000)));
+        assert_eq!(throttle.check(address(2), 3000), Ok(()));
+        assert!(throttle.check(ann, 60_999).is_err());
+        assert_eq!(throttle.check(ann, 61_000), Ok(()));
+    }
+
+    #[test]
+    fn throttled_addresses_do_not_flood_the_log() {
+        let throttle = throttle(1);
+        let line = |n, unlogged| Some(Throttled { network: address(n), unlogged });
+        assert_eq!(throttle.record_failure(address(0), 5), line(0, 0));
+        for n in 1..=1000 {
+            assert_eq!(throttle.record_failure(address(n), 5 + LOG_INTERVAL_MS - 1), None);
+        }
+        assert_eq!(throttle.record_failure(address(2000), 5 + LOG_INTERVAL_MS), line(2000, 1000));
+        // Failures of logins that were already being validated.
+        assert_eq!(throttle.record_failure(address(2000), 5 + 2 * LOG_INTERVAL_MS), None);
+        assert_eq!(throttle.record_failure(address(2001), 5 + 2 * LOG_INTERVAL_MS), line(2001, 0));
+    }
+}
