@@ -107,8 +107,10 @@ async fn writes_in_flight_are_limited_in_bytes() {
     let write = |id| json!({"id": id, "type": "store.insert", "bucket": "notes", "data": {"text": text}}).to_string();
     let mut raw = raw.split((0..WRITES).flat_map(|id| frame(TEXT, write(id).as_bytes())).collect());
     // One more has been read, and waits.
-    let page = wait_for(&server, "4 MiB are read", |page| page.get("memory_used_bytes") > 4 << 20).await;
-    assert_eq!(page.get("store_writes_waiting"), (4 << 20) / 60_200);
+    let page = wait_for(&server, "4 MiB are in flight, and not more", |page| {
+        page.get("memory_used_bytes") > 4 << 20 && page.get("store_writes_waiting") == (4 << 20) / 60_200
+    })
+    .await;
     assert!(page.get("memory_used_bytes") < 6 << 20, "{} bytes", page.get("memory_used_bytes"));
     drop(release);
     busy.wait().unwrap();

@@ -234,18 +234,21 @@ async fn a_full_store_refuses_writes_that_grow() {
     server.stop();
 }
 
+/// A token that cannot be guessed.
+const TOKEN: &str = "0f3c9a5be1d24876b0c1d2e3f4a59687";
+
 #[tokio::test(flavor = "multi_thread")]
 async fn limits_before_the_login_apply_and_throttled_addresses_are_logged() {
     let dir = WorkDir::new();
     let auth = json!({
-        "tokens": {"t-ann": {"userId": "ann", "roles": ["writer"]}},
+        "tokens": {TOKEN: {"userId": "ann", "roles": ["writer"]}},
         "loginRateLimit": {"maxAttempts": 2},
         "beforeLogin": {"maxPayloadBytes": 1000},
     });
     dir.file("c.json", json!({"engine": "memory", "auth": auth}).to_string());
     let server = dir.start(&["--config", "c.json"]);
     let mut ann = server.client().await;
-    ann.ask("auth.login", json!({"token": "t-ann"})).await;
+    ann.ask("auth.login", json!({"token": TOKEN})).await;
     let mut eve = server.client().await;
     for code in ["UNAUTHORIZED", "UNAUTHORIZED", "RATE_LIMITED", "RATE_LIMITED"] {
         assert_eq!(eve.fail("auth.login", json!({"token": "t-guess"})).await.0, code);
