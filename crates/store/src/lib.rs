@@ -48,7 +48,7 @@ pub use bucket::{Bucket, BucketIdentity, NotUnique};
 pub use budget::{Budget, Exceeded};
 pub use catalog::{BUCKETS, QUERIES};
 pub use check::{Issue, ValidationError};
-pub use draft::{Change, Draft};
+pub use draft::{Change, Draft, ReferenceFilter};
 pub use engine::{
     Backup, BackupError, Cause, Checkpoint, CheckpointError, CopyError, Corruption, Cut, Disk, DiskDir, DiskFile,
     Durability, Embedded, EmbeddedOptions, Engine, EngineError, EngineStats, Files, LogPressure, Memory, OpenError,

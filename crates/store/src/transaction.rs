@@ -199,13 +199,19 @@ impl Draft {
             Action::Insert(record) => {
                 // A key that was not given may be another record's as well.
                 let record = self.fill(bucket, record.clone())?;
-                let key = record.get(&self.bucket(bucket)?.definition().key);
-                if let Some(given) = key
-                    && self.live(bucket, given)?.is_some()
+                let key_field = self.bucket(bucket)?.definition().key.clone();
+                let exists = |key: &Json| Problem::Exists { bucket: bucket.clone(), key: key.clone() };
+                if let Some(given) = record.get(&key_field)
+                    && self.get(bucket, given)?.is_some()
                 {
-                    return Err(Problem::Exists { bucket: bucket.clone(), key: given.clone() });
+                    return Err(exists(given));
                 }
-                OperationResult::Record(room.take_one(Some(&self.insert(bucket, record)?))?)
+                let inserted = self.insert(bucket, record).map_err(|error| match error {
+                    // The key of a hidden record. What else is wrong comes first, as if the record were not there.
+                    StoreError::NotUnique { source, .. } if source.field == key_field => exists(&source.value),
+                    error => error.into(),
+                });
+                OperationResult::Record(room.take_one(Some(&inserted?))?)
             }
             Action::Update(key, patch) => {
                 OperationResult::Record(room.take_one(Some(&self.update(bucket, key, patch.clone(), *version)?))?)

@@ -14,12 +14,13 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value as Json, json};
 
+pub use self::references::ReferenceFilter;
 pub(crate) use self::sweep::Sweep;
 use crate::bucket::LAST_NUMBER;
 use crate::check::Issue;
 use crate::{
-    Answer, Bucket, Budget, Exceeded, Field, Filter, Generated, Limits, Query, Row, RowError, State, StoreError,
-    ValidationError, Value,
+    Answer, Bucket, Budget, Exceeded, Field, Filter, Generated, Limits, NotUnique, Query, Row, RowError, State,
+    StoreError, ValidationError, Value,
 };
 
 const VERSION: &str = "_version";
@@ -85,6 +86,8 @@ pub struct Draft {
     bytes_before: usize,
     /// The records that may be touched, if not all.
     guard: Option<Filter>,
+    /// The records that may be referred to, if not all.
+    references: Option<ReferenceFilter>,
     /// Whether names are those of system buckets.
     is_system: bool,
     /// The work of the reads of the current write.
@@ -105,6 +108,7 @@ impl Draft {
             now,
             limits: Limits::default(),
             guard: None,
+            references: None,
             is_system: false,
             read_work: Cell::new(0),
         }
@@ -163,7 +167,7 @@ impl Draft {
 
     /// Undoes all changes after a failure or panic. Returns whether that was possible.
     pub(crate) fn take_back(&mut self) -> bool {
-        self.guard = None;
+        (self.guard, self.references) = (None, None);
         self.is_system = false;
         if !self.is_torn {
             self.revert(Mark::default());
@@ -218,7 +222,8 @@ impl Draft {
     }
 
     /// Does something to records that match a filter only. Others are not there for reads, updates and deletes, and what is
-    /// written must match before and after. What a deletion does to those that refer to a record is not asked.
+    /// written must match before and after. A key of a hidden record is taken, like a unique value: see [`StoreError::NotUnique`].
+    /// What a deletion does to those that refer to a record is not asked.
     pub fn guarded<T>(&mut self, guard: &Filter, work: impl FnOnce(&mut Self) -> T) -> T {
         let narrower = match &self.guard {
             Some(outer) => outer.clone().and(guard.clone()),
@@ -230,13 +235,21 @@ impl Draft {
         done
     }
 
-    /// Does something to system buckets: inside, reads and writes of records reach the system buckets that the program has
-    /// declared, and no others. A [guard](Self::guarded) does not hold there. Definitions are those of ordinary buckets, inside
-    /// as outside.
-    pub fn system<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
-        let outer = (std::mem::replace(&mut self.is_system, true), self.guard.take());
+    /// Does something whose records may refer only to records that match a filter. Others are not there for new references.
+    pub fn referring_to<T>(&mut self, references: &ReferenceFilter, work: impl FnOnce(&mut Self) -> T) -> T {
+        let outer = self.references.replace(references.clone());
         let done = work(self);
-        (self.is_system, self.guard) = outer;
+        self.references = outer;
+        done
+    }
+
+    /// Does something to system buckets: inside, reads and writes of records reach the system buckets that the program has
+    /// declared, and no others. Neither a [guard](Self::guarded) nor a [reference filter](Self::referring_to) holds there.
+    /// Definitions are those of ordinary buckets, inside as outside.
+    pub fn system<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
+        let outer = (std::mem::replace(&mut self.is_system, true), self.guard.take(), self.references.take());
+        let done = work(self);
+        (self.is_system, self.guard, self.references) = outer;
         done
     }
 
@@ -332,7 +345,7 @@ impl Draft {
     pub fn upsert(&mut self, bucket: &str, record: Map<String, Json>) -> Result<Row, StoreError> {
         self.atomically(|draft| {
             let key = record.get(&draft.bucket(bucket)?.definition().key).cloned().unwrap_or_default();
-            if draft.live(bucket, &key)?.is_some() {
+            if draft.get(bucket, &key)?.is_some() {
                 draft.update_now(bucket, &key, record, None)
             } else {
                 draft.insert_now(bucket, record)
@@ -342,10 +355,7 @@ impl Draft {
 
     /// Deletes a record, and what refers to it as those references say. Returns whether it was there.
     pub fn delete(&mut self, bucket: &str, key: &Json, version: Option<u64>) -> Result<bool, StoreError> {
-        let Some(row) = self.live(bucket, key)?.cloned() else { return Ok(false) };
-        if !self.is_visible(&row) {
-            return Err(StoreError::NotFound { bucket: bucket.to_owned(), key: key.clone() });
-        }
+        let Some(row) = self.get(bucket, key)?.cloned() else { return Ok(false) };
         expect_version(bucket, key, &row, version)?;
         self.atomically(|draft| draft.delete_now(bucket, row))?;
         Ok(true)
@@ -433,9 +443,12 @@ impl Draft {
         let row = self.check(name, &record, None)?;
         self.expect_visible(name, &row)?;
         let known = self.known(name, &row)?;
-        // A record that has expired is not visible.
-        if let Some(known) = known.filter(|known| self.bucket(name).is_ok_and(|bucket| bucket.is_live(known, now))) {
-            self.expect_visible(name, known)?;
+        // A record that has expired is not there, and one that is hidden keeps its key.
+        let is_live = |known: &Row| self.bucket(name).is_ok_and(|bucket| bucket.is_live(known, now));
+        if known.is_some_and(|known| is_live(known) && !self.is_visible(known)) {
+            let field = self.bucket(name)?.definition().key.clone();
+            let value = record.get(&field).cloned().unwrap_or_default();
+            return Err(StoreError::NotUnique { bucket: name.to_owned(), source: NotUnique { field, value } });
         }
         // It makes room only for one that takes another place.
         if let (None, Some(max)) = (known, max_size)

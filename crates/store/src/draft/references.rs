@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::fmt;
 use std::sync::Arc;
 
 use serde_json::{Map, Value as Json, json};
@@ -12,7 +13,29 @@ use serde_json::{Map, Value as Json, json};
 use super::{UPDATED_AT, VERSION, no_key, version_of};
 use crate::bucket::Ordinal;
 use crate::check::{self, Issue};
-use crate::{Draft, Field, OnDelete, Row, StoreError, ValidationError, Value};
+use crate::{Draft, Field, Filter, OnDelete, Row, StoreError, ValidationError, Value};
+
+/// The records that a write may refer to: for the name of a bucket a filter, or none for all of its records. See
+/// [`Draft::referring_to`].
+#[derive(Clone)]
+pub struct ReferenceFilter(Arc<dyn Fn(&str) -> Option<Filter> + Send + Sync>);
+
+impl ReferenceFilter {
+    /// Creates a filter from a function that is called on the writer's thread, once for each new reference.
+    pub fn new(filter: impl Fn(&str) -> Option<Filter> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(filter))
+    }
+
+    fn matches(&self, bucket: &str, row: &Row) -> bool {
+        (self.0)(bucket).is_none_or(|filter| filter.matches(row))
+    }
+}
+
+impl fmt::Debug for ReferenceFilter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReferenceFilter").finish_non_exhaustive()
+    }
+}
 
 /// The references to records of a bucket.
 struct Targeting {
@@ -159,7 +182,10 @@ impl Draft {
             let own = Value::of_json(value);
             let had = before.and_then(|before| before.get(&Field::new(field)));
             let is_kept = own.zip(had).is_some_and(|(own, had)| own.strictly_equals(&had));
-            if !is_itself && !is_kept && self.live(&reference.bucket, value).is_ok_and(|found| found.is_none()) {
+            let may_refer =
+                |row: &Row| self.references.as_ref().is_none_or(|filter| filter.matches(&reference.bucket, row));
+            let is_missing = || self.live(&reference.bucket, value).is_ok_and(|found| !found.is_some_and(may_refer));
+            if !is_itself && !is_kept && is_missing() {
                 let message = format!("refers to {value}, which is not in \"{}\"", reference.bucket);
                 issues.push(Issue { field: field.clone(), message, code: "ref" });
             }

@@ -4,6 +4,7 @@
 //! language is the same everywhere: queries, counts, aggregates, transactions, permissions.
 
 mod examine;
+mod json;
 mod parameters;
 mod parser;
 mod scalars;

@@ -1,7 +1,9 @@
 //! Row permissions: a filter that binds reads and writes.
 
 use serde_json::{Map, Value as Json, json};
-use tidewire_store::{Answer, Draft, Filter, Operation, OperationResult, Query, Store, StoreError, WriteError};
+use tidewire_store::{
+    Answer, Draft, Filter, Operation, OperationResult, Query, ReferenceFilter, Store, StoreError, WriteError,
+};
 
 use super::{ids, object, options};
 
@@ -34,8 +36,10 @@ fn what_is_hidden_is_not_there() {
     let get = |key: Json| as_ann(&store, move |draft| Ok(draft.get("b", &key)?.is_some())).unwrap();
     assert_eq!((get(json!(1)), get(json!(2)), get(json!(9))), (true, false, false));
     assert_eq!(as_ann(&store, |draft| draft.update("b", &json!(2), Map::new(), None).map(drop)), not_found);
-    assert_eq!(as_ann(&store, |draft| draft.delete("b", &json!(2), None).map(drop)), not_found);
-    assert_eq!(as_ann(&store, |draft| draft.delete("b", &json!(9), None)), Ok(false));
+    for (key, version) in [(2, None), (2, Some(7)), (9, None), (9, Some(7))] {
+        assert_eq!(as_ann(&store, move |draft| draft.delete("b", &json!(key), version)), Ok(false), "{key}");
+    }
+    assert_eq!(ids(&store, "b"), [1, 2, 3]);
     let count = json!({"bucket": "b", "aggregate": {"function": "sum", "field": "n"}});
     let sum = as_ann(&store, move |draft| draft.query(&Query::parse(&count, &Map::new())?));
     assert_eq!(sum, Ok(Answer::Value(Some(json!(4)))));
@@ -47,13 +51,21 @@ fn what_is_hidden_is_not_there() {
 fn a_write_must_match_before_and_after() {
     let store = store();
     let forbidden = Err(StoreError::Forbidden { bucket: "b".into() });
-    for record in [json!({"id": 4, "owner": "bob"}), json!({"id": 4}), json!({"id": 2, "owner": "ann"})] {
-        assert_eq!(as_ann(&store, |draft| draft.insert("b", object(record)).map(drop)), forbidden);
+    // Whether or not the key is that of a hidden record.
+    for id in [4, 2] {
+        for record in [json!({"id": id, "owner": "bob"}), json!({"id": id})] {
+            let copy = record.clone();
+            assert_eq!(as_ann(&store, |draft| draft.insert("b", object(record)).map(drop)), forbidden);
+            assert_eq!(as_ann(&store, |draft| draft.upsert("b", object(copy)).map(drop)), forbidden);
+        }
     }
     let give = |draft: &mut Draft| draft.update("b", &json!(1), object(json!({"owner": "bob"})), None).map(drop);
     assert_eq!(as_ann(&store, give), forbidden);
-    let take = |draft: &mut Draft| draft.upsert("b", object(json!({"id": 2, "owner": "ann"}))).map(drop);
-    assert_eq!(as_ann(&store, take), Err(StoreError::NotFound { bucket: "b".into(), key: json!(2) }));
+    // A key is taken, like any unique value.
+    let taken = || "bucket \"b\": a record with id = 2 exists already".to_owned();
+    let own = || object(json!({"id": 2, "owner": "ann"}));
+    assert_eq!(as_ann(&store, move |draft| draft.insert("b", own())).unwrap_err().to_string(), taken());
+    assert_eq!(as_ann(&store, move |draft| draft.upsert("b", own())).unwrap_err().to_string(), taken());
     as_ann(&store, |draft| draft.insert("b", object(json!({"id": 1, "owner": "ann"})))).unwrap();
     as_ann(&store, |draft| draft.upsert("b", object(json!({"id": 4, "owner": "ann"})))).unwrap();
     assert_eq!(ids(&store, "b"), [1, 2, 3, 4]);
@@ -75,10 +87,52 @@ fn operations_of_a_transaction_are_bound_one_by_one() {
     let results: Vec<Json> = store.transact(operations).wait().unwrap().iter().map(OperationResult::to_json).collect();
     assert_eq!((&results[0], &results[1]), (&Json::Null, &json!(2)));
     assert_eq!((results[2].as_array().unwrap().len(), &results[3]["id"]), (1, &json!(2)));
-    let mut operations = Operation::parse_all(&json!([{"op": "delete", "bucket": "b", "key": 2}])).unwrap();
-    operations[0].guard = Some(Filter::parse(&json!({"owner": "ann"}), &Map::new()).unwrap());
-    assert_eq!(
-        store.transact(operations).wait().unwrap_err().to_string(),
-        "operations[0]: there is no record 2 in bucket \"b\""
-    );
+    let transact = |operation: Json| {
+        let mut operations = Operation::parse_all(&json!([operation])).unwrap();
+        operations[0].guard = Some(Filter::parse(&json!({"owner": "ann"}), &Map::new()).unwrap());
+        store.transact(operations).wait().map_err(|error| error.to_string())
+    };
+    for key in [2, 9] {
+        assert_eq!(transact(json!({"op": "delete", "bucket": "b", "key": key})), Ok(vec![OperationResult::Deleted]));
+    }
+    let insert = |id: u64, owner: &str| json!({"op": "insert", "bucket": "b", "data": {"id": id, "owner": owner}});
+    assert_eq!(transact(insert(2, "bob")), transact(insert(9, "bob")));
+    let exists = "operations[0]: a record 2 exists in bucket \"b\" already";
+    assert_eq!(transact(insert(2, "ann")), Err(exists.to_owned()));
+    assert_eq!(ids(&store, "b"), [1, 2, 3]);
+}
+
+#[test]
+fn a_reference_to_a_hidden_record_leads_nowhere() {
+    let store = store();
+    let note = json!({"key": "id", "schema": {
+        "id": {"type": "number"}, "of": {"type": "number", "ref": "b"}, "next": {"type": "number", "ref": "notes"},
+    }});
+    store.define_bucket("notes", note).wait().unwrap();
+    let own = Filter::parse(&json!({"owner": "ann"}), &Map::new()).unwrap();
+    let references = ReferenceFilter::new(move |bucket| (bucket == "b").then(|| own.clone()));
+    let write = |work: fn(&mut Draft, u64) -> Result<(), StoreError>, of: u64| {
+        let references = references.clone();
+        let written = store.write(move |draft| draft.referring_to(&references, |draft| work(draft, of)));
+        written.wait().map_err(|error| error.to_string())
+    };
+    let insert = |draft: &mut Draft, of: u64| draft.insert("notes", object(json!({"id": of, "of": of}))).map(drop);
+    let error = |of: u64| format!("Validation failed for bucket \"notes\": of: refers to {of}, which is not in \"b\"");
+    for of in [2, 9] {
+        assert_eq!(write(insert, of), Err(error(of)));
+    }
+    assert_eq!(write(insert, 1), Ok(()));
+    let change =
+        |draft: &mut Draft, of: u64| draft.update("notes", &json!(1), object(json!({"of": of})), None).map(drop);
+    for of in [2, 9] {
+        assert_eq!(write(change, of), Err(error(of)));
+    }
+    // A bucket without a filter has no hidden records, and a reference that was there before may stay.
+    let next = |draft: &mut Draft, id: u64| draft.insert("notes", object(json!({"id": id, "next": 1}))).map(drop);
+    assert_eq!(write(next, 5), Ok(()));
+    store.insert("notes", object(json!({"id": 7, "of": 2}))).wait().unwrap();
+    let keep = |draft: &mut Draft, of: u64| {
+        draft.update("notes", &json!(7), object(json!({"of": of, "n": 1})), None).map(drop)
+    };
+    assert_eq!(write(keep, 2), Ok(()));
 }
