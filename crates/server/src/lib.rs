@@ -35,3 +35,4 @@ pub use push::programmatic::ProgrammaticQuery;
 pub use push::view::View;
 pub use server::{ReloadError, Server, StartError};
 pub use session::connection::ConnectionInfo;
+pub use session::explanation::Explanation;

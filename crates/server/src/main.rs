@@ -1,5 +1,5 @@
-//! The program `tidewire`: loads the configuration, opens the data and serves until a signal; backs up and restores data; talks to
-//! a running server.
+//! The program `tidewire`: loads the configuration, opens the data and serves until a signal; explains permissions; backs up and
+//! restores data; talks to a running server.
 
 mod descriptors;
 mod offline;
@@ -47,8 +47,12 @@ fn main() -> ExitCode {
         Command::Check(mut config) => {
             descriptors::limit_connections(&mut config);
             config.warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
-            print("the configuration is valid\n");
+            print(&format!("the configuration is valid\n\n{}", config.access_report()));
             Ok(())
+        }
+        Command::CheckAccess(explanation) => {
+            print(&explanation.to_string());
+            return if explanation.is_allowed { ExitCode::SUCCESS } else { ExitCode::FAILURE };
         }
         Command::Backup { data_dir, to } => offline::backup(&data_dir, &to).map(|summary| print(&summary)),
         Command::Restore { from, data_dir } => offline::restore(&from, &data_dir).map(|summary| print(&summary)),

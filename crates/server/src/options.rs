@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::machine;
-use crate::{Network, PermissionCheck, Permissions, ProgrammaticQuery, TokenValidator};
+use crate::{Network, PermissionCheck, Permissions, ProgrammaticQuery, Tier, TokenValidator};
 
 /// The settings of a [`Server`](crate::Server).
 #[derive(Debug, Clone)]
@@ -215,8 +215,15 @@ pub struct Auth {
     pub required: bool,
     /// Validates the tokens of logins.
     pub validator: Arc<dyn TokenValidator>,
-    /// The permission rules. Default: none; sessions may do what the tiers of their roles allow.
+    /// The permission rules. Default: none; sessions may do what their tiers allow.
     pub permissions: Permissions,
+    /// The tier of a session that has none of the roles `reader`, `writer` and `admin`. Above it, only a permission rule for one of
+    /// its roles, or the [check](Self::check), allows an operation. Default: [`Tier::Write`], because a user of the application
+    /// reads and writes records, and does not define buckets.
+    pub default_tier: Tier,
+    /// The tier of clients without a login, if none is [required](Self::required). Permission rules do not apply to them. Default:
+    /// none, so that such clients may do everything, as on a server without auth.
+    pub anonymous_tier: Option<Tier>,
     /// A check of the host application, consulted before the rules. Default: none.
     pub check: Option<Arc<dyn PermissionCheck>>,
     /// The time from the connection to its first login, where a login is required. Later the connection is closed with
@@ -235,7 +242,9 @@ impl Auth {
         Self {
             required: true,
             validator,
-            permissions: Permissions::default(),
+            permissions: Permissions::tiers_only(),
+            default_tier: Tier::Write,
+            anonymous_tier: None,
             check: None,
             login_timeout: Some(Duration::from_mins(2)),
             login_rate_limit: RateLimit::new(30, Duration::from_mins(1)),
@@ -249,6 +258,8 @@ impl fmt::Debug for Auth {
         f.debug_struct("Auth")
             .field("required", &self.required)
             .field("permissions", &self.permissions)
+            .field("default_tier", &self.default_tier)
+            .field("anonymous_tier", &self.anonymous_tier)
             .field("login_timeout", &self.login_timeout)
             .field("login_rate_limit", &self.login_rate_limit)
             .field("before_login", &self.before_login)

@@ -15,9 +15,12 @@ pub struct Grants {
     grants: Arc<[Grant]>,
 }
 
+/// A rule of one of the session's roles.
 #[derive(Debug)]
-struct Grant {
-    rule: Arc<Rule>,
+pub(crate) struct Grant {
+    /// The place of the rule in the list of rules, from zero.
+    pub(crate) index: usize,
+    pub(crate) rule: Arc<Rule>,
     /// `None` means all rows.
     row_filter: Option<Filter>,
 }
@@ -36,33 +39,48 @@ pub enum Access {
 }
 
 impl Grants {
-    pub(super) fn new(default: DefaultAccess, rules: impl Iterator<Item = (Arc<Rule>, Option<Filter>)>) -> Self {
-        let grants = rules
-            .map(|(rule, row_filter)| Grant { rule, row_filter: row_filter.filter(|filter| !filter.is_everything()) });
+    pub(super) fn new(default: DefaultAccess, rules: impl Iterator<Item = (usize, Arc<Rule>, Option<Filter>)>) -> Self {
+        let grants = rules.map(|(index, rule, row_filter)| Grant {
+            index,
+            rule,
+            row_filter: row_filter.filter(|filter| !filter.is_everything()),
+        });
         Self { default, grants: grants.collect() }
     }
 
     /// Returns the access of an operation to a bucket, or of an operation that names no bucket. An operation on several buckets
     /// needs a call for each.
     pub fn access(&self, operation: &str, bucket: Option<&str>) -> Access {
+        self.rule_access(operation, bucket).unwrap_or_else(|| self.default_access())
+    }
+
+    /// Returns the access where no rule applies.
+    pub(crate) fn default_access(&self) -> Access {
+        match self.default {
+            DefaultAccess::Allow => Access::All,
+            DefaultAccess::Deny => Access::Denied,
+        }
+    }
+
+    /// Returns the access by the rules alone, or `None` if no rule applies.
+    pub(crate) fn rule_access(&self, operation: &str, bucket: Option<&str>) -> Option<Access> {
         if is_topic_operation(operation) {
-            return if self.topic_access(operation, "*") { Access::All } else { Access::Denied };
+            return self.rules_allow_topic(operation, "*").then_some(Access::All);
         }
         let mut filter: Option<Filter> = None;
-        for grant in
-            self.grants.iter().filter(|grant| grant.covers(operation) && grant.covers_bucket(operation, bucket))
-        {
-            let Some(row_filter) = &grant.row_filter else { return Access::All };
+        for grant in self.matching(operation, bucket) {
+            let Some(row_filter) = &grant.row_filter else { return Some(Access::All) };
             filter = Some(match filter {
                 None => row_filter.clone(),
                 Some(filter) => Filter::any_of([filter, row_filter.clone()]),
             });
         }
-        match filter {
-            Some(filter) => Access::Rows(filter),
-            None if self.default == DefaultAccess::Allow => Access::All,
-            None => Access::Denied,
-        }
+        filter.map(Access::Rows)
+    }
+
+    /// The rules that apply to an operation on a bucket.
+    pub(crate) fn matching<'a>(&'a self, operation: &str, bucket: Option<&str>) -> impl Iterator<Item = &'a Grant> {
+        self.grants.iter().filter(move |grant| grant.covers(operation) && grant.covers_bucket(operation, bucket))
     }
 
     /// Returns whether an operation of `rules.*` is allowed on a topic, or on the key or pattern that the request names instead;
@@ -70,28 +88,51 @@ impl Grants {
     ///
     /// A requested pattern is compared literally: a rule for `orders.*` allows subscribing to `orders.*`, but not to `*`.
     pub fn topic_access(&self, operation: &str, topic: &str) -> bool {
-        let is_allowed = |grant: &Grant| match &grant.rule.topics {
+        self.default == DefaultAccess::Allow || self.rules_allow_topic(operation, topic)
+    }
+
+    /// Returns whether the rules alone allow an operation of `rules.*` on a topic.
+    pub(crate) fn rules_allow_topic(&self, operation: &str, topic: &str) -> bool {
+        self.matching_topic(operation, topic).next().is_some()
+    }
+
+    /// The rules that allow an operation of `rules.*` on a topic.
+    pub(crate) fn matching_topic<'a>(&'a self, operation: &str, topic: &str) -> impl Iterator<Item = &'a Grant> {
+        let is_allowed = move |grant: &Grant| match &grant.rule.topics {
             Some(topics) => topics.iter().any(|pattern| pattern.matches(topic)),
             None => grant.rule.buckets.is_none(),
         };
-        self.default == DefaultAccess::Allow
-            || self
-                .grants
-                .iter()
-                .any(|grant| grant.covers(operation) && grant.row_filter.is_none() && is_allowed(grant))
+        self.grants
+            .iter()
+            .filter(move |grant| grant.covers(operation) && grant.row_filter.is_none() && is_allowed(grant))
     }
 
     /// Returns whether an operation is allowed on at least one bucket or topic. If it is not, a request with invalid parameters is
     /// forbidden, and its errors are not disclosed.
     pub fn may_ever(&self, operation: &str) -> bool {
+        self.default == DefaultAccess::Allow || self.rules_may_ever_allow(operation)
+    }
+
+    /// Returns whether the rules alone allow an operation on at least one bucket or topic.
+    pub(crate) fn rules_may_ever_allow(&self, operation: &str) -> bool {
         let is_allowed = |grant: &Grant| match (&grant.rule.buckets, &grant.rule.topics) {
             _ if is_topic_operation(operation) && grant.row_filter.is_some() => false,
             (_, Some(topics)) if is_topic_operation(operation) => !topics.is_empty(),
             (Some(buckets), _) => is_bucket_operation(operation) && !buckets.is_empty(),
             (None, _) => true,
         };
-        self.default == DefaultAccess::Allow
-            || self.grants.iter().any(|grant| grant.covers(operation) && is_allowed(grant))
+        self.grants.iter().any(|grant| grant.covers(operation) && is_allowed(grant))
+    }
+
+    /// The buckets that the rules for an operation name.
+    pub(crate) fn buckets(&self, operation: &str) -> Vec<&str> {
+        let rules = self.grants.iter().filter(|grant| grant.covers(operation)).map(|grant| &grant.rule);
+        rules.flat_map(|rule| rule.buckets.iter().flatten()).map(String::as_str).collect()
+    }
+
+    /// Returns whether a rule has a row filter: some rows may be hidden.
+    pub(crate) fn have_row_filters(&self) -> bool {
+        self.grants.iter().any(|grant| grant.row_filter.is_some())
     }
 }
 
@@ -144,7 +185,10 @@ mod tests {
 
     #[test]
     fn without_rules_the_default_decides() {
-        assert_eq!(Permissions::default().for_session(&Session::default()).access("store.get", Some("b")), Access::All);
+        assert_eq!(
+            Permissions::tiers_only().for_session(&Session::default()).access("store.get", Some("b")),
+            Access::All
+        );
         assert_eq!(grants(DefaultAccess::Allow, []).access("store.stats", None), Access::All);
         assert_eq!(deny([]).access("store.get", Some("b")), Access::Denied);
         assert!(

@@ -14,6 +14,7 @@ mod tier;
 mod tokens;
 mod validator;
 
+pub(crate) use grants::Grant;
 pub use grants::{Access, Grants};
 pub use jwt::{Jwt, JwtAlgorithm, JwtError, JwtKey, JwtKeys, JwtOptions};
 pub use permissions::{DefaultAccess, PermissionCheck, Permissions, Rule, RuleError};

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 use tidewire_store::FilterError;
 
 use super::pattern::Pattern;
@@ -18,7 +18,7 @@ pub trait PermissionCheck: Send + Sync + 'static {
     fn check(&self, session: &Session, operation: &str, resource: &str) -> Option<bool>;
 }
 
-/// The permission rules of a server. The default has no rules and allows every session everything that its tier allows.
+/// The permission rules of a server, and the access where no rule applies.
 ///
 /// ```
 /// use serde_json::json;
@@ -37,18 +37,17 @@ pub trait PermissionCheck: Send + Sync + 'static {
 /// assert!(matches!(grants.access("store.insert", Some("trips")), Access::Rows(_)));
 /// # Ok::<(), tidewire::RuleError>(())
 /// ```
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Permissions {
     default: DefaultAccess,
     rules: Arc<[Arc<Rule>]>,
 }
 
-/// The access where no rule covers an operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// The access where no rule covers an operation. There is no default for it: which one is safe depends on the rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DefaultAccess {
-    /// Full access. The default, because without rules only the tiers of roles restrict access.
-    #[default]
+    /// Full access, within the tier of the session.
     Allow,
     /// No access.
     Deny,
@@ -124,14 +123,47 @@ impl Permissions {
         Self { default, rules: rules.into_iter().map(Arc::new).collect() }
     }
 
+    /// Creates permissions without rules: a session may do what its tier allows, on all rows.
+    pub fn tiers_only() -> Self {
+        Self::new(DefaultAccess::Allow, [])
+    }
+
+    /// The roles that the rules name, each once, in their order.
+    pub(crate) fn roles(&self) -> Vec<&str> {
+        let mut roles: Vec<&str> = Vec::new();
+        for rule in &*self.rules {
+            if !roles.contains(&&*rule.role) {
+                roles.push(&rule.role);
+            }
+        }
+        roles
+    }
+
+    /// The buckets that the rules name, each once, in their order.
+    pub(crate) fn buckets(&self) -> Vec<&str> {
+        let mut buckets: Vec<&str> = Vec::new();
+        for bucket in self.rules.iter().flat_map(|rule| rule.buckets.iter().flatten()) {
+            if !buckets.contains(&&**bucket) {
+                buckets.push(bucket);
+            }
+        }
+        buckets
+    }
+
+    /// Whether clients that permissions do not bind may do more than others.
+    pub(crate) fn restrict_anything(&self) -> bool {
+        self.default == DefaultAccess::Deny || self.rules.iter().any(|rule| rule.row_filter.is_some())
+    }
+
     /// Returns the permissions of a session. They are computed once, at the login, and consulted at every request.
     pub fn for_session(&self, session: &Session) -> Grants {
         let mut values = None;
-        let own = self.rules.iter().filter(|rule| session.roles.contains(&rule.role)).map(|rule| {
+        let own = self.rules.iter().enumerate().filter(|(_, rule)| session.roles.contains(&rule.role));
+        let own = own.map(|(index, rule)| {
             let values = &mut values;
             let resolve =
                 |filter: &RowFilter| filter.resolve(values.get_or_insert_with(|| SessionValues::new(session)));
-            (Arc::clone(rule), rule.row_filter.as_ref().map(resolve))
+            (index, Arc::clone(rule), rule.row_filter.as_ref().map(resolve))
         });
         Grants::new(self.default, own)
     }
@@ -168,6 +200,31 @@ impl Rule {
         Ok(rule)
     }
 
+    pub(crate) fn role(&self) -> &str {
+        &self.role
+    }
+
+    /// The rule, as in a configuration file.
+    pub(crate) fn to_json(&self) -> Json {
+        let texts = |patterns: &Vec<Pattern>| patterns.iter().map(Pattern::text).collect::<Vec<_>>();
+        let mut json = json!({"role": self.role, "allow": texts(&self.allow)});
+        if let Some(buckets) = &self.buckets {
+            json["buckets"] = json!(buckets);
+        }
+        if let Some(topics) = &self.topics {
+            json["topics"] = json!(texts(topics));
+        }
+        if let Some(row_filter) = self.row_filter() {
+            json["where"] = row_filter.clone();
+        }
+        json
+    }
+
+    /// The row filter, with its parameters.
+    pub(crate) fn row_filter(&self) -> Option<&Json> {
+        self.row_filter.as_ref().map(RowFilter::json)
+    }
+
     /// Checks that the rule can match. A rule that cannot is harmless but a mistake, so rules of a configuration are checked.
     ///
     /// # Errors
@@ -200,8 +257,6 @@ fn patterns(texts: impl IntoIterator<Item = impl AsRef<str>>) -> Vec<Pattern> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]

@@ -23,6 +23,11 @@ impl RowFilter {
         Ok(Self(json))
     }
 
+    /// The filter, with its parameters.
+    pub(super) fn json(&self) -> &Json {
+        &self.0
+    }
+
     /// Substitutes the values of a session. Returns a filter that matches nothing if a value is missing or of the wrong type.
     pub(super) fn resolve(&self, values: &SessionValues) -> Filter {
         match Filter::parse_with(&self.0, &Parameters::new().with(ROOT, &values.0)) {

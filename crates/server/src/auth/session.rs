@@ -41,10 +41,9 @@ impl Session {
         self.expires_at.is_some_and(|expires_at| expires_at <= now)
     }
 
-    /// Returns whether the roles reach the tier of an operation. A session without a role that has a tier reaches all of them; its
-    /// permissions decide.
-    pub fn reaches(&self, tier: Tier) -> bool {
-        let highest = self.roles.iter().filter_map(|role| Tier::of_role(role)).max();
-        highest.is_none_or(|highest| highest >= tier)
+    /// Returns the highest tier of the roles `reader`, `writer` and `admin`. A session that has none of them has the
+    /// [default tier](crate::Auth::default_tier) of the server.
+    pub fn tier(&self) -> Option<Tier> {
+        self.roles.iter().filter_map(|role| Tier::of_role(role)).max()
     }
 }

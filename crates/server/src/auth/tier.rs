@@ -12,6 +12,9 @@ pub enum Tier {
 }
 
 impl Tier {
+    /// All tiers, from the lowest to the highest.
+    pub(crate) const ALL: [Self; 3] = [Self::Read, Self::Write, Self::Admin];
+
     /// Returns the tier of the roles `reader`, `writer` and `admin`. Other roles have none.
     pub fn of_role(role: &str) -> Option<Self> {
         match role {
@@ -19,6 +22,15 @@ impl Tier {
             "writer" => Some(Self::Write),
             "admin" => Some(Self::Admin),
             _ => None,
+        }
+    }
+
+    /// The built-in role that has this tier.
+    pub(crate) const fn role(self) -> &'static str {
+        match self {
+            Self::Read => "reader",
+            Self::Write => "writer",
+            Self::Admin => "admin",
         }
     }
 

@@ -15,7 +15,7 @@ use super::unsupported::{IDENTITY_KEYS, check_identity};
 use crate::auth::{MIN_TOKEN_BITS, digest_of, is_sha256, strength_bits};
 use crate::{
     Auth, Jwt, JwtAlgorithm, JwtError, JwtKey, JwtKeys, JwtOptions, Permissions, StaticToken, StaticTokens,
-    StaticTokensError, TokenExpiry, TokenValidator,
+    StaticTokensError, Tier, TokenExpiry, TokenValidator,
 };
 
 pub(super) const KEYS: &[&str] = &[
@@ -23,6 +23,8 @@ pub(super) const KEYS: &[&str] = &[
     "tokens",
     "jwt",
     "permissions",
+    "defaultTier",
+    "anonymousTier",
     "loginTimeoutMs",
     "loginRateLimit",
     "beforeLogin",
@@ -56,6 +58,8 @@ pub(super) struct AuthDraft {
     built_in: Option<(bool, Location)>,
     permissions: Option<(Permissions, Location)>,
     login: LoginLimits,
+    default_tier: Option<(Tier, Location)>,
+    anonymous_tier: Option<(Tier, Location)>,
     /// The keys of the built-in identity that are set.
     identity: Vec<(String, Location)>,
 }
@@ -73,6 +77,8 @@ impl AuthDraft {
                 "jwt" => self.jwt = Some((jwt(&entry, environment, report), entry.location())),
                 "permissions" => self.permissions = Some((permissions(&entry, report), entry.location())),
                 "loginTimeoutMs" | "loginRateLimit" | "beforeLogin" => self.login.read(key, &entry, report),
+                "defaultTier" => self.default_tier = tier(&entry, report),
+                "anonymousTier" => self.anonymous_tier = tier(&entry, report),
                 "builtIn" => {
                     if let Some(is_on) = entry.boolean(report) {
                         self.built_in = Some((is_on, entry.location()));
@@ -84,6 +90,19 @@ impl AuthDraft {
                 _ => {}
             }
         }
+    }
+
+    /// The roles of tokens and rules, each once, in the order of the file.
+    pub(super) fn roles(&self) -> Vec<String> {
+        let of_tokens = self.tokens.iter().flat_map(|(tokens, _)| tokens).flat_map(|(_, token)| &token.roles);
+        let of_rules = self.permissions.iter().flat_map(|(permissions, _)| permissions.roles());
+        let mut roles: Vec<String> = Vec::new();
+        for role in of_tokens.map(String::as_str).chain(of_rules) {
+            if !roles.iter().any(|known| known == role) {
+                roles.push(role.to_owned());
+            }
+        }
+        roles
     }
 
     /// Builds the auth settings. Returns `None` if auth is off, or after reporting an error.
@@ -110,18 +129,70 @@ impl AuthDraft {
         }
         // These keys only make sense with a source of tokens.
         let needs_source = self.required.as_ref().filter(|(required, _)| *required).map(|(_, location)| location);
-        let needs_source = needs_source.or(self.permissions.as_ref().map(|(_, location)| location)).cloned();
+        let needs_source = needs_source.or(self.permissions.as_ref().map(|(_, location)| location));
+        let tier = self.default_tier.as_ref().or(self.anonymous_tier.as_ref());
+        let needs_source = needs_source.or(tier.map(|(_, location)| location)).cloned();
+        let source = sources.first().map(|(_, location)| (*location).clone());
         let validator: Arc<dyn TokenValidator> = match (self.tokens, self.jwt) {
             (Some((tokens, location)), _) => Arc::new(static_tokens(tokens, &location, report)?),
             (None, Some((jwt, _))) => Arc::new(jwt?),
             (None, None) => return report.fail(needs_source?, key, Problem::NoTokenSource),
         };
         let mut auth = Auth::new(validator);
-        auth.required = self.required.is_none_or(|(required, _)| required);
-        auth.permissions = self.permissions.map(|(permissions, _)| permissions).unwrap_or_default();
+        auth.required = self.required.as_ref().is_none_or(|(required, _)| *required);
+        let has_permissions = self.permissions.is_some();
+        if let Some((permissions, _)) = self.permissions {
+            auth.permissions = permissions;
+        }
+        if let Some((tier, _)) = self.default_tier {
+            auth.default_tier = tier;
+        }
+        auth.anonymous_tier = self.anonymous_tier.as_ref().map(|(tier, _)| *tier);
+        if let Some(location) = source.filter(|_| !has_permissions) {
+            let message = "there are no `permissions`, so only the tiers of roles restrict logged-in users, and no rows are hidden";
+            report.warnings.push(warning(&location, key, message));
+        }
         self.login.apply(&mut auth);
+        warn_of_anonymous(&auth, self.required, self.anonymous_tier, report);
         Some(auth)
     }
+}
+
+/// Warns if clients without a login may do more than logged-in users.
+fn warn_of_anonymous(
+    auth: &Auth,
+    required: Option<(bool, Location)>,
+    anonymous_tier: Option<(Tier, Location)>,
+    report: &mut Report,
+) {
+    let key = "auth.anonymousTier";
+    let warning = match (required.filter(|(required, _)| !required), anonymous_tier) {
+        (None, None) => return,
+        (None, Some((_, location))) => warning(
+            &location,
+            key,
+            "clients must log in, so the setting has no effect; set `auth.required` to false to admit clients without a login",
+        ),
+        (Some((_, location)), None) => warning(
+            &location,
+            "auth.required",
+            "clients without a login may do everything, more than logged-in users; set `auth.anonymousTier` to \"read\" or \"write\" to limit them",
+        ),
+        (Some(_), Some(_)) if !auth.permissions.restrict_anything() => return,
+        (Some(_), Some((tier, location))) => {
+            let message = format!(
+                "`permissions` do not apply to clients without a login: they have {} access to all rows",
+                tier.name()
+            );
+            warning(&location, key, &message)
+        }
+    };
+    report.warnings.push(warning);
+}
+
+fn tier(entry: &Entry<'_>, report: &mut Report) -> Option<(Tier, Location)> {
+    let tier = entry.one_of(report, &Tier::ALL.map(|tier| (tier.name(), tier)));
+    tier.map(|tier| (tier, entry.location()))
 }
 
 fn static_tokens(tokens: Vec<(String, StaticToken)>, location: &Location, report: &mut Report) -> Option<StaticTokens> {

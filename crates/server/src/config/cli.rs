@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use serde_json::{Map, Value as Json};
 
 const AFTER_HELP: &str = "\
 Flags take precedence over environment variables, and those over the file. Every flag has a variable: --data-dir is \
@@ -12,7 +13,7 @@ hold the application as well: buckets, queries, tokens and permissions.
 Examples:
   tidewire                                  serve ws://127.0.0.1:8080/, data in ./data
   tidewire --port 0 --engine memory         serve on a free port, store nothing
-  tidewire --config tidewire.json --check   check a configuration file
+  tidewire --config tidewire.json --check   check a configuration file, and list what clients may do
   TIDEWIRE_PORT=9000 tidewire -c app.toml -H 0.0.0.0
   tidewire backup /backup/monday            copy the data of a stopped server
   TIDEWIRE_TOKEN=... tidewire revoke mara   end the sessions of a user, and refuse its logins";
@@ -40,6 +41,15 @@ Example:
 
 Exit codes: 0 if the user is revoked, 1 if the server cannot be reached or refuses it, 2 for invalid arguments.";
 
+const CHECK_ACCESS_HELP: &str = "\
+Without --role, --user and --metadata the question is about a client that has not logged in. The exit code is 0 if the operation \
+is allowed, 1 if it is not, and 2 for invalid arguments or settings. A running server answers the same question for a user or a \
+connection: see the admin operation `auth.explain`.
+
+Examples:
+  tidewire check-access --config tidewire.json --role member --user ann store.insert boats
+  tidewire check-access --config tidewire.json store.stats";
+
 /// A realtime backend: buckets of JSON records, and live queries over WebSocket.
 #[derive(Debug, Parser)]
 #[command(name = "tidewire", version, after_help = AFTER_HELP, args_conflicts_with_subcommands = true)]
@@ -55,6 +65,9 @@ pub(super) enum Subcommands {
     /// Run the server; the default command
     #[command(after_help = AFTER_HELP)]
     Serve(Box<Flags>),
+    /// Print why a client may or may not use an operation
+    #[command(after_help = CHECK_ACCESS_HELP)]
+    CheckAccess(AccessQuestion),
     /// Copy the data directory of a stopped server
     #[command(after_help = BACKUP_HELP)]
     Backup {
@@ -94,6 +107,33 @@ pub(super) struct RemoteFlags {
     pub(super) url: Option<String>,
 }
 
+/// The arguments of `check-access`.
+#[derive(Debug, Args)]
+pub(super) struct AccessQuestion {
+    /// The operation, such as store.get
+    #[arg(value_name = "OPERATION")]
+    pub(super) operation: String,
+    /// The bucket, or the topic of an operation of rules.* [default: a bucket that no rule names]
+    #[arg(value_name = "BUCKET")]
+    pub(super) bucket: Option<String>,
+    /// The configuration file, .json or .toml
+    #[arg(short, long, value_name = "FILE")]
+    pub(super) config: Option<String>,
+    /// A role of the session; may be given several times
+    #[arg(long = "role", value_name = "ROLE")]
+    pub(super) roles: Vec<String>,
+    /// The user id of the session
+    #[arg(long, value_name = "USER")]
+    pub(super) user: Option<String>,
+    /// The metadata of the session, a JSON object
+    #[arg(long, value_name = "JSON", value_parser = metadata)]
+    pub(super) metadata: Option<Map<String, Json>>,
+}
+
+fn metadata(text: &str) -> Result<Map<String, Json>, String> {
+    serde_json::from_str(text).map_err(|error| format!("expected a JSON object, such as {{\"team\":\"red\"}}: {error}"))
+}
+
 /// The flags of all commands.
 #[derive(Debug, Clone, Default, Args)]
 pub(super) struct StorageFlags {
@@ -112,7 +152,7 @@ pub(super) struct Flags {
     #[command(flatten)]
     pub(super) storage: StorageFlags,
 
-    /// Check the settings, print all errors and exit
+    /// Check the settings, print all errors or what clients may do, and exit
     #[arg(long, help_heading = "Running")]
     pub(super) check: bool,
     /// The name of the server, sent to clients [default: tidewire]

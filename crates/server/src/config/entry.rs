@@ -6,7 +6,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use super::error::{ConfigError, Problem};
+use super::error::{ConfigError, ConfigErrors, Problem};
 use super::location::Location;
 use super::tree::{Node, Value};
 
@@ -20,6 +20,12 @@ pub(super) struct Report {
 impl Report {
     pub(super) fn add(&mut self, location: Location, key: &str, problem: Problem) {
         self.errors.push(ConfigError { location, key: key.to_owned(), problem });
+    }
+
+    /// Returns all errors, in the order of their locations.
+    pub(super) fn into_errors(mut self) -> ConfigErrors {
+        self.errors.sort_by_key(|error| error.location.rank());
+        ConfigErrors::Settings(self.errors)
     }
 
     /// Reports an error and returns `None`.

@@ -4,6 +4,7 @@
 //! is therefore reported like an invalid key of the file, and a value that another source overrides is checked as well. All errors
 //! are collected before loading fails.
 
+mod access;
 mod auth;
 mod cli;
 mod comments;
@@ -42,12 +43,12 @@ pub use self::location::Location;
 pub use self::revoke::RevokeCommand;
 pub use self::server_url::ServerUrl;
 
-use self::cli::{CommandLine, Flags, Subcommands};
+use self::cli::{AccessQuestion, CommandLine, Flags, StorageFlags, Subcommands};
 use self::entry::{Entry, Report};
 use self::overrides::Overrides;
 use self::reload::FixedSettings;
 use self::settings::Settings;
-use crate::ServerOptions;
+use crate::{Explanation, ServerOptions, Session};
 
 /// A command of the program, with its settings.
 #[derive(Debug, Clone)]
@@ -57,6 +58,8 @@ pub enum Command {
     Serve(Box<Config>),
     /// Print the warnings of a valid configuration and exit.
     Check(Box<Config>),
+    /// Print why a client may or may not use an operation.
+    CheckAccess(Box<Explanation>),
     /// Copy the data directory of a stopped server.
     Backup {
         /// The data directory to copy.
@@ -96,6 +99,8 @@ pub struct Config {
     pub buckets: Vec<Definition>,
     /// Named queries to define at startup, in the order of the file.
     pub queries: Vec<Definition>,
+    /// The roles of static tokens and permission rules, each once, in the order of the file.
+    pub roles: Vec<String>,
     /// Settings that are valid but probably unintended.
     pub warnings: Vec<String>,
     /// The settings of the file that need a restart.
@@ -159,6 +164,10 @@ impl Command {
             Some(Subcommands::Backup { storage, .. } | Subcommands::Restore { storage, .. }) => {
                 (&Flags { storage: storage.clone(), ..Flags::default() }, false)
             }
+            Some(Subcommands::CheckAccess(question)) => {
+                let storage = StorageFlags { config: question.config.clone(), data_dir: None };
+                (&Flags { storage, ..Flags::default() }, true)
+            }
         };
         let Overrides { file, check, trees } = Overrides::new(flags, &environment, &mut report);
         let file = file.and_then(|(name, named_by)| file::read(&name, &named_by, &mut report));
@@ -174,13 +183,32 @@ impl Command {
         let command = match command_line.command {
             Some(Subcommands::Backup { to, .. }) => Self::Backup { data_dir: settings.data_dir(&mut report), to },
             Some(Subcommands::Restore { from, .. }) => Self::Restore { from, data_dir: settings.data_dir(&mut report) },
+            Some(Subcommands::CheckAccess(question)) => {
+                let config = settings.finish(fixed, &mut report);
+                if report.errors.is_empty() {
+                    return question.answer(&config.server);
+                }
+                return Err(report.into_errors());
+            }
             _ if check => Self::Check(Box::new(settings.finish(fixed, &mut report))),
             _ => Self::Serve(Box::new(settings.finish(fixed, &mut report))),
         };
         if report.errors.is_empty() {
             return Ok(command);
         }
-        report.errors.sort_by_key(|error| error.location.rank());
-        Err(ConfigErrors::Settings(report.errors))
+        Err(report.into_errors())
+    }
+}
+
+impl AccessQuestion {
+    fn answer(self, server: &ServerOptions) -> Result<Command, ConfigErrors> {
+        let is_session = !self.roles.is_empty() || self.user.is_some() || self.metadata.is_some();
+        let mut session = Session::new(self.user.unwrap_or_default(), self.roles);
+        session.metadata = self.metadata.unwrap_or_default();
+        let explained = server.explain(is_session.then_some(&session), &self.operation, self.bucket.as_deref());
+        match explained {
+            Ok(explanation) => Ok(Command::CheckAccess(Box::new(explanation))),
+            Err(error) => Err(ConfigErrors::Usage(format!("error: {}", error.message))),
+        }
     }
 }

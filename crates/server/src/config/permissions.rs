@@ -13,18 +13,24 @@ pub(super) const RULE_KEYS: &[&str] = &["role", "allow", "buckets", "topics", "w
 const ROLE: &str = "the name of a role";
 const OPERATIONS: &str = "an operation or a list of operations, such as \"store.get\", \"store.*\" or \"*\"";
 
+const DEFAULT: &str = "\"deny\" or \"allow\": add \"default\": \"deny\" to allow only what the rules allow";
+
 pub(super) fn permissions(entry: &Entry<'_>, report: &mut Report) -> Permissions {
-    let (mut default, mut rules) = (DefaultAccess::default(), Vec::new());
-    for (key, entry) in entry.members(report, KEYS) {
+    let members = entry.members(report, KEYS);
+    let (mut default, mut rules) = (None, Vec::new());
+    if matches!(entry.node.value, Value::Object(_)) && !members.iter().any(|(key, _)| *key == "default") {
+        entry.missing::<()>(report, "default", DEFAULT);
+    }
+    for (key, entry) in members {
         if key == "default" {
-            let words = [("allow", DefaultAccess::Allow), ("deny", DefaultAccess::Deny)];
-            default = entry.one_of(report, &words).unwrap_or_default();
+            default = entry.one_of(report, &[("allow", DefaultAccess::Allow), ("deny", DefaultAccess::Deny)]);
         } else {
             let items = entry.items(report, "a list of rules").unwrap_or_default();
             rules = items.iter().filter_map(|entry| rule(entry, report)).collect();
         }
     }
-    Permissions::new(default, rules)
+    // Without a valid default there is an error, and the value is not used.
+    Permissions::new(default.unwrap_or(DefaultAccess::Deny), rules)
 }
 
 fn rule(entry: &Entry<'_>, report: &mut Report) -> Option<Rule> {

@@ -18,7 +18,7 @@ use super::overrides::Environment;
 use super::reload::FixedSettings;
 use super::unsupported::UnsupportedKeys;
 use super::{Config, Engine, comments};
-use crate::{Backpressure, ConnectionLimits, Heartbeat, RateLimit, ServerOptions, TlsFiles, machine};
+use crate::{Backpressure, ConnectionLimits, Heartbeat, RateLimit, ServerOptions, Tier, TlsFiles, machine};
 
 pub(super) const KEYS: &[&str] = &[
     "port",
@@ -223,6 +223,7 @@ impl Settings {
     /// Builds the configuration of a server, after all sources have been read.
     pub(super) fn finish(mut self, fixed: FixedSettings, report: &mut Report) -> Config {
         self.server.tls = tls_files(self.tls_cert, self.tls_key, report);
+        let roles = self.auth.roles();
         self.server.auth = self.auth.finish(report);
         self.edge.finish(&self.server, report);
         self.unsupported.finish(report);
@@ -243,6 +244,7 @@ impl Settings {
             shutdown_grace: self.shutdown_grace,
             buckets: self.buckets,
             queries: self.queries,
+            roles,
             warnings: std::mem::take(&mut report.warnings),
             fixed,
         }
@@ -281,7 +283,9 @@ fn max_record_bytes(given: Option<(usize, Location)>, server: &ServerOptions, re
 /// Warns if the server is reachable from other machines without auth or rate limit.
 fn warn_of_open_server(server: &ServerOptions, report: &mut Report) {
     let host = &server.host;
-    let is_open = server.auth.as_ref().is_none_or(|auth| !auth.required);
+    // Clients with a lower tier cannot do everything.
+    let is_unlimited = |tier: Option<Tier>| tier.is_none_or(|tier| tier == Tier::Admin);
+    let is_open = server.auth.as_ref().is_none_or(|auth| !auth.required && is_unlimited(auth.anonymous_tier));
     let is_loopback = host.parse::<IpAddr>().map_or(host == "localhost", |address| address.is_loopback());
     if is_loopback {
         return;

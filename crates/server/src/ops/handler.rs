@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use tracing::{Instrument as _, Span, field};
 
-use super::table::{Effect, OperationId};
+use super::table::{Effect, OperationId, Scope};
 use super::{Answer, Call, Handled, Outcome, OutcomeFuture, Progress, limit_rate, unavailable};
 
 use crate::metrics::operations::Ended;
@@ -58,13 +58,14 @@ pub(crate) fn handle(server: &Arc<ServerState>, connection: &Arc<Connection>, re
 /// Checks session, tier, parameters, permission and rate limit, in this order, and starts the operation.
 fn execute(server: &Arc<ServerState>, connection: &Arc<Connection>, request: &Request<'_>) -> Handled {
     let name = &*request.name;
-    let is_auth = name.starts_with("auth.");
+    // These need no login, and neither do names that begin alike and do not exist.
+    let is_open = name.starts_with("auth.") && request.operation.is_none_or(|operation| operation.tier.is_none());
     let mut login = connection.login_if_open()?;
-    if !is_auth && let Some(login) = login.take_if(|login| login.session.is_expired(server.store.now())) {
+    if !is_open && let Some(login) = login.take_if(|login| login.session.is_expired(server.store.now())) {
         return Err(expire(server, connection, &login));
     }
     let caller = Caller::new(server.auth.clone(), login);
-    let needs_permission = !is_auth && name != "ping";
+    let needs_permission = !is_open && name != "ping";
     if needs_permission {
         caller.check_tier(request.operation)?;
     }
@@ -83,7 +84,7 @@ fn execute(server: &Arc<ServerState>, connection: &Arc<Connection>, request: &Re
     let handled = handler(&call);
     if handled.is_err() && call.progress.get() == Progress::Parsing {
         // The parameters are not valid. If the caller may never use the operation, that error comes first.
-        if needs_permission && operation.scope != super::Scope::Connection {
+        if needs_permission && operation.scope != Scope::Connection {
             call.caller.may_ever(name, "*")?;
         }
         limit_rate(server, connection, &call.caller)?;

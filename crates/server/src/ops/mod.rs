@@ -5,7 +5,10 @@
 //! connection, and the outcome is the [`Data`] of the reply or an error. [`handler`](crate::ops::handler) is what transports use.
 
 mod auth;
+mod explain;
 pub(crate) mod handler;
+#[cfg(test)]
+mod matrix;
 mod review;
 mod server;
 mod store_admin;
@@ -23,7 +26,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use tidewire_store::Filter;
 
 pub(crate) use self::server::server_stats;
-use self::table::{OperationId, Scope};
+use self::table::OperationId;
 use crate::protocol::reply::Data;
 use crate::protocol::request::{Params, Request};
 use crate::session::caller::Caller;
@@ -144,16 +147,7 @@ fn permit(caller: &Caller, operation: OperationId, target: Target<'_>) -> Result
         Target::Query { name, bucket } => (bucket, name),
         Target::Everything => (None, "*"),
     };
-    if let Some(bucket) = bucket.filter(|bucket| bucket.starts_with('$')) {
-        let shown: String = bucket.chars().take(64).collect();
-        return Err(RequestError::new(Code::Forbidden, format!("\"{shown}\" is a system bucket")));
-    }
-    let row_filter = caller.row_filter(operation, bucket, resource)?;
-    let concerns_all_rows = matches!(operation.scope, Scope::Bucket | Scope::Server);
-    if row_filter.is_some() && concerns_all_rows {
-        return Err(Caller::forbidden(operation, resource));
-    }
-    Ok(row_filter)
+    caller.row_filter(operation, bucket, resource)
 }
 
 /// Checks that a filter of a request does not have too many conditions. Those of row permissions are not the client's, and are not

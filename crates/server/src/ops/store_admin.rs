@@ -7,10 +7,12 @@ use serde_json::{Map, Value as Json, json};
 use tidewire_store::{BucketStats, Query, StoreError};
 
 use super::store_writes::{Retry, write};
+use super::subscribe::permit_named;
 use super::{Answer, Call, Handled, Outcome, Target, check_conditions, listing, on_pool};
 use crate::RequestError;
 use crate::protocol::reply::Data;
 use crate::protocol::request::Params;
+use crate::session::caller::Caller;
 use crate::state::ServerState;
 
 pub(super) fn define_bucket(call: &Call<'_>) -> Handled {
@@ -82,11 +84,14 @@ pub(super) fn undefine_query(call: &Call<'_>) -> Handled {
 
 pub(super) fn list_queries(call: &Call<'_>) -> Handled {
     call.admit_to(Target::Everything)?;
+    let caller = call.caller.has_row_filters().then(|| call.caller.clone());
     // A definition may be large.
-    Ok(on_pool(call, list_all_queries))
+    Ok(on_pool(call, move |server| list_all_queries(server, caller.as_ref())))
 }
 
-fn list_all_queries(server: &ServerState) -> Outcome {
+/// Lists all queries. A caller from whom rows are hidden sees those to which it may subscribe, and the definitions of those that
+/// show it all rows: a definition may name what is in hidden rows.
+fn list_all_queries(server: &ServerState, restricted: Option<&Caller>) -> Outcome {
     let mut subscriptions = BTreeMap::<String, usize>::new();
     for connection in server.all_connections() {
         for subscription in connection.subscriptions() {
@@ -95,16 +100,24 @@ fn list_all_queries(server: &ServerState) -> Outcome {
             }
         }
     }
-    let count = |name: &str| subscriptions.get(name).copied().unwrap_or_default();
+    let listed = |name: &str, kind: &str| {
+        let count = subscriptions.get(name).copied().unwrap_or_default();
+        json!({"name": name, "type": kind, "activeSubscriptions": count})
+    };
+    let permit = |name: &str| restricted.map_or(Ok(None), |caller| permit_named(server, caller, name));
     let snapshot = server.store.snapshot();
     // A programmatic query takes precedence over a stored one of its name.
     let stored = snapshot.state.queries().filter(|(name, _)| !server.programmatic.contains(name));
-    let declarative = stored.map(|(name, config)| {
-        json!({"name": name, "type": "declarative", "activeSubscriptions": count(&name), "config": config})
+    let declarative = stored.filter_map(|(name, config)| {
+        let has_hidden_rows = permit(&name).ok()?.is_some();
+        let mut query = listed(&name, "declarative");
+        if !has_hidden_rows {
+            query["config"] = json!(config);
+        }
+        Some(query)
     });
-    let programmatic = server.options.queries.keys();
-    let programmatic =
-        programmatic.map(|name| json!({"name": name, "type": "programmatic", "activeSubscriptions": count(name)}));
+    let programmatic = server.options.queries.keys().filter(|name| permit(name).is_ok());
+    let programmatic = programmatic.map(|name| listed(name, "programmatic"));
     Data::list("{\"queries\":[", declarative.chain(programmatic), "]}", server.options.max_result_bytes)
 }
 

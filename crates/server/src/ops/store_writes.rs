@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use serde_json::{Map, Value as Json, json};
-use tidewire_store::{Action, Cause, Draft, Filter, Operation as Step, Row, StoreError, WriteOptions};
+use tidewire_store::{Action, Cause, Draft, Filter, Operation as Step, ReferenceFilter, Row, StoreError, WriteOptions};
 use tracing::Instrument as _;
 
 use super::table::OperationId;
@@ -11,7 +11,7 @@ use super::{Answer, Call, Handled, Target, check_conditions};
 use crate::RequestError;
 use crate::protocol::reply::Data;
 use crate::protocol::request::Params;
-use crate::session::caller::Caller;
+use crate::session::decision::Refusal;
 use crate::session::rate_limit::RateKey;
 
 pub(super) fn insert(call: &Call<'_>) -> Handled {
@@ -71,7 +71,10 @@ pub(super) fn transaction(call: &Call<'_>) -> Handled {
     });
     let shown = if retry.is_some() { shown.collect() } else { Vec::new() };
     let max_bytes = call.server.options.max_result_bytes;
-    Ok(write(call, retry, shown, move |draft| Ok(Data::Results(draft.transact_within(&steps, max_bytes)?))))
+    let references = call.caller.reference_filter();
+    Ok(write(call, retry, shown, move |draft| {
+        referring_to(draft, references.as_ref(), |draft| Ok(Data::Results(draft.transact_within(&steps, max_bytes)?)))
+    }))
 }
 
 /// Checks the permission for a step of a transaction: the caller may use both transactions and the operation of the step. Returns
@@ -80,7 +83,7 @@ fn permit_step(call: &Call<'_>, step: &Step) -> Result<Option<Filter>, RequestEr
     let target = Target::Bucket(&step.bucket);
     let of_transaction = call.permit(target)?;
     let operation = operation_of(&step.action).and_then(OperationId::named);
-    let operation = operation.ok_or_else(|| Caller::forbidden(call.operation, &step.bucket))?;
+    let operation = operation.ok_or_else(|| Refusal::Default.error(call.operation.name, &step.bucket))?;
     let of_step = call.permit_as(operation, target)?;
     Ok(match (of_transaction, of_step) {
         (Some(one), Some(other)) if one != other => Some(one.and(other)),
@@ -114,7 +117,11 @@ fn write_rows(
     work: impl FnOnce(&mut Draft, &str) -> Result<Data, StoreError> + Send + 'static,
 ) -> Handled {
     let retry = Retry::parse(call)?;
-    let Some(row_filter) = call.admit_to(Target::Bucket(&bucket))? else {
+    let row_filter = call.admit_to(Target::Bucket(&bucket))?;
+    let references = call.caller.reference_filter();
+    let work =
+        move |draft: &mut Draft, bucket: &str| referring_to(draft, references.as_ref(), |draft| work(draft, bucket));
+    let Some(row_filter) = row_filter else {
         return Ok(write(call, retry, Vec::new(), move |draft| work(draft, &bucket)));
     };
     let shown = shown.filter(|_| retry.is_some()).map(|pointer| Shown {
@@ -125,6 +132,14 @@ fn write_rows(
     Ok(write(call, retry, shown.into_iter().collect(), move |draft| {
         draft.guarded(&row_filter, |draft| work(draft, &bucket))
     }))
+}
+
+/// Does something whose records may refer only to some records; none for all.
+fn referring_to<T>(draft: &mut Draft, references: Option<&ReferenceFilter>, work: impl FnOnce(&mut Draft) -> T) -> T {
+    match references {
+        Some(references) => draft.referring_to(references, work),
+        None => work(draft),
+    }
 }
 
 /// Submits a write that was admitted to the writer. It has its place in the order of its owner's writes when this returns; its

@@ -101,6 +101,12 @@ impl Subscribe {
     }
 }
 
+/// Checks whether a caller may subscribe to a named query. Returns the filter of the rows that it may see; none for all rows.
+pub(super) fn permit_named(server: &ServerState, caller: &Caller, name: &str) -> Result<Option<Filter>, RequestError> {
+    let query = Subscribed::Named { name: name.to_owned(), params: Map::new() };
+    permit_query(server, caller, OperationId::subscribe(), &query)
+}
+
 /// Checks whether a caller may subscribe to a query. Returns the filter of the rows that it may see; none for all rows.
 pub(super) fn permit_query(
     server: &ServerState,

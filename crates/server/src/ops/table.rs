@@ -5,7 +5,7 @@
 use std::ops::Deref;
 use std::sync::LazyLock;
 
-use super::{Call, Handled, auth, server, store_admin, store_reads, store_writes, subscribe};
+use super::{Call, Handled, auth, explain, server, store_admin, store_reads, store_writes, subscribe};
 use crate::Tier;
 
 /// An operation of the wire protocol.
@@ -31,6 +31,11 @@ impl Operation {
     /// the subscriptions, and must not miss one that is just being opened.
     pub(crate) fn is_exclusive(&self) -> bool {
         self.scope == Scope::Connection || self.is_subscribe()
+    }
+
+    /// Whether this version implements it.
+    pub(crate) fn is_served(&self) -> bool {
+        self.handler.is_some()
     }
 
     /// Whether pushes that show its effect may come before it is answered.
@@ -59,7 +64,7 @@ pub(crate) enum Effect {
 pub(crate) enum Scope {
     /// Rows of one bucket. A row filter restricts them.
     Rows,
-    /// One bucket as a whole. A session with a row filter may not use it.
+    /// One bucket as a whole, or a definition that all its readers share. A session with a row filter may not use it.
     Bucket,
     /// The buckets of the steps of a transaction.
     Steps,
@@ -73,6 +78,18 @@ pub(crate) enum Scope {
     Topic,
     /// The connection itself: no permission is needed.
     Connection,
+}
+
+impl Scope {
+    /// Whether an operation concerns all rows, so that a session with a row filter may not use it.
+    pub(crate) fn concerns_all_rows(self) -> bool {
+        matches!(self, Self::Bucket | Self::Server)
+    }
+
+    /// Whether an operation names a bucket.
+    pub(crate) fn names_bucket(self) -> bool {
+        matches!(self, Self::Rows | Self::Bucket | Self::Steps | Self::Query)
+    }
 }
 
 /// Parts of a server that it may have or lack.
@@ -96,6 +113,12 @@ impl Capabilities {
     }
 }
 
+/// The name that is closest to one that does not exist. The name must not be long: the edit distance takes quadratic time.
+pub(crate) fn closest_name<'a>(name: &str, operations: impl Iterator<Item = &'a Operation>) -> &'static str {
+    let distance = |known: &str| strsim::damerau_levenshtein(&name.to_lowercase(), &known.to_lowercase());
+    operations.map(|operation| operation.name).min_by_key(|known| distance(known)).unwrap_or_default()
+}
+
 /// An operation, by its index in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OperationId(u8);
@@ -106,6 +129,13 @@ impl OperationId {
         static SUBSCRIBE: LazyLock<OperationId> =
             LazyLock::new(|| OperationId::named("store.subscribe").expect("it is in the table"));
         *SUBSCRIBE
+    }
+
+    /// The operation `store.get`, whose permissions also bind references.
+    pub(crate) fn get() -> Self {
+        static GET: LazyLock<OperationId> =
+            LazyLock::new(|| OperationId::named("store.get").expect("it is in the table"));
+        *GET
     }
 
     /// The operation of this name.
@@ -208,7 +238,7 @@ pub(crate) static OPERATIONS: &[Operation] = operations! {
     "store.dropBucket"        Admin Write  Bucket     []           store_admin::drop_bucket    "Drops a bucket with its records and queries.";
     "store.getBucketSchema"   Admin Read   Rows       []           store_admin::bucket_schema  "Returns the definition of a bucket.";
     "store.defineQuery"       Admin Write  Query      []           store_admin::define_query   "Defines a named query.";
-    "store.undefineQuery"     Admin Write  Query      []           store_admin::undefine_query "Removes a named query and ends its subscriptions.";
+    "store.undefineQuery"     Admin Write  Bucket     []           store_admin::undefine_query "Removes a named query and ends its subscriptions.";
     "store.listQueries"       Admin Read   Catalog    []           store_admin::list_queries   "Lists the named queries.";
     "store.buckets"           Read  Read   Catalog    []           store_admin::buckets        "Lists the buckets, in the order of definition.";
     "store.stats"             Read  Read   Server     []           store_admin::stats          "Returns the number of records, indexes, queries and subscriptions.";
@@ -219,6 +249,7 @@ pub(crate) static OPERATIONS: &[Operation] = operations! {
     "auth.login"              Open  Read   Connection [AUTH]       auth::login                 "Logs in with a token.";
     "auth.logout"             Open  Read   Connection [AUTH]       auth::logout                "Logs out.";
     "auth.whoami"             Open  Read   Connection [AUTH]       auth::whoami                "Returns the session of the connection.";
+    "auth.explain"            Admin Read   Server     [AUTH]       explain::explain            "Explains whether a client may use an operation.";
     "rules.emit"              Write Write  Topic      [RULES]                                  "Emits an event.";
     "rules.setFact"           Write Write  Topic      [RULES]                                  "Sets a fact.";
     "rules.getFact"           Read  Read   Topic      [RULES]                                  "Returns the value of a fact, or null.";

@@ -1,6 +1,6 @@
 //! Requests for operations that do not exist, or whose part of the server is missing.
 
-use super::table::{Capabilities, OPERATIONS};
+use super::table::{Capabilities, OPERATIONS, closest_name};
 use crate::protocol::request::Request;
 use crate::session::caller::Caller;
 use crate::state::ServerState;
@@ -23,7 +23,7 @@ pub(super) fn permit(caller: &Caller, request: &Request<'_>) -> Result<(), Reque
         Some(operation) => {
             // Permissions are about the topic, fact or pattern also where no rule engine can act on it.
             let topic = ["topic", "key", "pattern"].iter().find_map(|name| request.params.text(name).ok());
-            caller.permit_topic(operation, topic.as_deref().unwrap_or("*"))
+            caller.row_filter(operation, None, topic.as_deref().unwrap_or("*")).map(drop)
         }
         None => caller.may_ever(&request.name, "*"),
     }
@@ -48,7 +48,5 @@ pub(super) fn error(server: &ServerState, name: &str) -> RequestError {
         return unknown(format!("Unknown operation \"{name}\": {reason}"));
     }
     let served = OPERATIONS.iter().filter(|operation| server.capabilities.contains(operation.needs));
-    let distance = |known: &str| strsim::damerau_levenshtein(&name.to_lowercase(), &known.to_lowercase());
-    let nearest = served.map(|operation| operation.name).min_by_key(|known| distance(known)).unwrap_or_default();
-    unknown(format!("Unknown operation \"{name}\"; did you mean \"{nearest}\"?"))
+    unknown(format!("Unknown operation \"{name}\"; did you mean \"{}\"?", closest_name(name, served)))
 }

@@ -6,6 +6,7 @@ use tidewire_store::{Answer, Budget, Filter, Query, Row, Snapshot};
 use crate::RequestError;
 use crate::ops::table::OperationId;
 use crate::session::caller::Caller;
+use crate::session::decision::{Decision, Refusal};
 
 /// What a caller may see of the store at one moment, for a [`ProgrammaticQuery`](crate::ProgrammaticQuery).
 #[derive(Debug)]
@@ -42,6 +43,11 @@ impl View<'_> {
     }
 
     fn row_filter(&self, bucket: &str) -> Result<Option<Filter>, RequestError> {
-        self.caller.row_filter(OperationId::subscribe(), Some(bucket), self.name)
+        match self.caller.decide(OperationId::subscribe(), Some(bucket), self.name) {
+            // Code of the embedding program gets the error of the store: for a query these buckets do not exist.
+            Decision::Refused(Refusal::SystemBucket) => Ok(None),
+            Decision::Allowed(_, row_filter) => Ok(row_filter),
+            Decision::Refused(refusal) => Err(refusal.error(OperationId::subscribe().name, self.name)),
+        }
     }
 }

@@ -11,6 +11,7 @@ mod client;
 mod costly;
 mod disconnects;
 mod example;
+mod explain;
 mod faulty_disk;
 mod gate;
 mod heartbeat;

@@ -177,10 +177,10 @@ async fn writes_touch_only_rows_that_are_and_stay_visible() {
         // Neither for another, nor for nobody.
         ("store.insert", json!({"data": of("bob", "x")}), "FORBIDDEN"),
         ("store.insert", json!({"data": {"id": "x"}}), "FORBIDDEN"),
-        // Nor in place of another's.
-        ("store.insert", json!({"data": of("ann", "b1")}), "FORBIDDEN"),
+        // Nor in place of another's: its key is taken, like a unique value.
+        ("store.insert", json!({"data": of("ann", "b1")}), "ALREADY_EXISTS"),
         ("store.insertMany", json!({"data": [of("ann", "x"), of("bob", "y")]}), "FORBIDDEN"),
-        ("store.insertMany", json!({"data": [of("ann", "x"), of("ann", "b1")]}), "FORBIDDEN"),
+        ("store.insertMany", json!({"data": [of("ann", "x"), of("ann", "b1")]}), "ALREADY_EXISTS"),
         ("store.update", json!({"key": "b1", "data": {"n": 0}}), "NOT_FOUND"),
         ("store.update", json!({"key": "b1", "data": {"owner": "ann"}}), "NOT_FOUND"),
         ("store.update", json!({"key": "b1", "data": {}, "version": 1}), "NOT_FOUND"),
@@ -188,12 +188,9 @@ async fn writes_touch_only_rows_that_are_and_stay_visible() {
         ("store.update", json!({"key": "none", "data": {}, "version": 7}), "NOT_FOUND"),
         ("store.update", json!({"key": "a1", "data": {"owner": "bob"}}), "FORBIDDEN"),
         ("store.update", json!({"key": "a1", "data": {"owner": null}}), "FORBIDDEN"),
-        ("store.upsert", json!({"data": of("ann", "b1")}), "NOT_FOUND"),
+        ("store.upsert", json!({"data": of("ann", "b1")}), "ALREADY_EXISTS"),
         ("store.upsert", json!({"data": of("bob", "a1")}), "FORBIDDEN"),
         ("store.upsert", json!({"data": of("bob", "x")}), "FORBIDDEN"),
-        ("store.delete", json!({"key": "b1"}), "NOT_FOUND"),
-        ("store.delete", json!({"key": "b1", "version": 1}), "NOT_FOUND"),
-        ("store.delete", json!({"key": "b1", "version": 7}), "NOT_FOUND"),
         ("store.transaction", one(json!({"op": "insert", "bucket": "boats", "data": of("bob", "x")})), "FORBIDDEN"),
         ("store.transaction", one(json!({"op": "insert", "bucket": "boats", "data": of("ann", "b1")})), "CONFLICT"),
         ("store.transaction", one(json!({"op": "update", "bucket": "boats", "key": "b1", "data": {}})), "NOT_FOUND"),
@@ -202,16 +199,17 @@ async fn writes_touch_only_rows_that_are_and_stay_visible() {
             one(json!({"op": "update", "bucket": "boats", "key": "a1", "data": {"owner": "bob"}})),
             "FORBIDDEN",
         ),
-        ("store.transaction", one(json!({"op": "delete", "bucket": "boats", "key": "b1"})), "NOT_FOUND"),
     ] {
         let mut params = params;
         params["bucket"] = json!("boats");
         let (code, error) = ann.fail(operation, params.clone()).await;
         assert_eq!(code, expected, "{operation} {params}: {error}");
-        if code == "CONFLICT" {
-            assert_eq!(error["details"], json!({"bucket": "boats", "key": "b1"}));
-        } else {
-            assert!(error.get("details").is_none(), "{error}");
+        match &*code {
+            "CONFLICT" => assert_eq!(error["details"], json!({"bucket": "boats", "key": "b1"})),
+            "ALREADY_EXISTS" => {
+                assert_eq!(error["details"], json!({"bucket": "boats", "field": "id", "value": "b1"}));
+            }
+            _ => assert!(error.get("details").is_none(), "{error}"),
         }
         assert!(!error.to_string().contains("bob"), "{error}");
         assert_eq!(all(&house).await, before, "{operation} {params}");
@@ -243,6 +241,147 @@ async fn writes_touch_only_rows_that_are_and_stay_visible() {
     assert_eq!(ids(&all(&house).await), ["b1", "a1", "b2", "b3", "a3", "a4"]);
     assert_eq!(ann.ask("store.clear", bucket(json!({}))).await, json!({"cleared": true}));
     assert_eq!(ids(&all(&house).await), ["b1", "b2", "b3"]);
+}
+
+/// What a reply says of a row, with its key left out.
+async fn said_of(client: &mut Client, key: &str, operation: &str, params: &Json) -> String {
+    let params: Json = serde_json::from_str(&params.to_string().replace("KEY", key)).unwrap();
+    let id = client.send(operation, params).await;
+    let mut reply = client.reply(id).await;
+    reply["id"] = json!(0);
+    reply.to_string().replace(key, "KEY")
+}
+
+/// Deletes once told a hidden row from an absent one, and so did inserts and transactions that fail anyway, and references.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hidden_row_and_an_absent_one_are_told_apart_by_nothing() {
+    let house = harbour().await;
+    let note = json!({"key": "id", "schema": {
+        "id": {"type": "string", "generated": "uuid"}, "n": {"type": "number"}, "boat": {"type": "string", "ref": "boats"},
+    }});
+    house
+        .write(move |draft| {
+            draft.define_bucket("notes", &note)?;
+            draft.insert("notes", object(json!({"id": "note", "owner": "ann"})))
+        })
+        .await;
+    let before = all(&house).await;
+    let mut ann = house.client("ann").await;
+    let step = |step: Json| ("store.transaction", json!({"operations": [step]}));
+    let to_others = json!({"id": "KEY", "owner": "bob"});
+    let mut requests = vec![
+        ("store.get", json!({"bucket": "boats", "key": "KEY"})),
+        ("store.where", json!({"bucket": "boats", "filter": {"id": "KEY"}})),
+        ("store.findOne", json!({"bucket": "boats", "filter": {"id": {"$in": ["KEY"]}}})),
+        ("store.count", json!({"bucket": "boats", "filter": {"id": "KEY"}})),
+        ("store.sum", json!({"bucket": "boats", "field": "n", "filter": {"id": "KEY"}})),
+        ("store.max", json!({"bucket": "boats", "field": "n", "filter": {"id": "KEY"}})),
+        ("store.paginate", json!({"bucket": "boats", "limit": 2, "after": "KEY"})),
+        ("store.query", json!({"bucket": "boats", "filter": {"id": "KEY"}, "aggregate": {"function": "count"}})),
+        ("store.update", json!({"bucket": "boats", "key": "KEY", "data": {"n": 1}})),
+        ("store.update", json!({"bucket": "boats", "key": "KEY", "data": {"owner": "ann"}})),
+        ("store.update", json!({"bucket": "boats", "key": "KEY", "data": {}, "version": 1})),
+        ("store.update", json!({"bucket": "boats", "key": "KEY", "data": {}, "version": 9})),
+        ("store.delete", json!({"bucket": "boats", "key": "KEY"})),
+        ("store.delete", json!({"bucket": "boats", "key": "KEY", "version": 1})),
+        ("store.delete", json!({"bucket": "boats", "key": "KEY", "version": 9})),
+        ("store.delete", json!({"bucket": "boats", "key": "KEY", "idempotencyKey": "delete KEY"})),
+        ("store.delete", json!({"bucket": "boats", "key": "KEY", "idempotencyKey": "delete KEY"})),
+        // A write that fails without the row fails alike with it.
+        ("store.insert", json!({"bucket": "boats", "data": to_others})),
+        ("store.insertMany", json!({"bucket": "boats", "data": [to_others]})),
+        ("store.upsert", json!({"bucket": "boats", "data": to_others})),
+        ("store.upsert", json!({"bucket": "boats", "data": {"id": "KEY", "n": 1}})),
+        ("store.upsert", json!({"bucket": "boats", "data": to_others, "idempotencyKey": "upsert KEY"})),
+        // A reference to a row that one may not see leads nowhere.
+        ("store.insert", json!({"bucket": "notes", "data": {"owner": "ann", "boat": "KEY"}})),
+        ("store.insertMany", json!({"bucket": "notes", "data": [{"owner": "ann", "boat": "KEY"}]})),
+        ("store.upsert", json!({"bucket": "notes", "data": {"id": "note", "boat": "KEY"}})),
+        ("store.update", json!({"bucket": "notes", "key": "note", "data": {"boat": "KEY"}})),
+    ];
+    requests.extend([
+        step(json!({"op": "get", "bucket": "boats", "key": "KEY"})),
+        step(json!({"op": "where", "bucket": "boats", "filter": {"id": "KEY"}})),
+        step(json!({"op": "findOne", "bucket": "boats", "filter": {"id": "KEY"}})),
+        step(json!({"op": "count", "bucket": "boats", "filter": {"id": "KEY"}})),
+        step(json!({"op": "insert", "bucket": "boats", "data": to_others})),
+        step(json!({"op": "insert", "bucket": "notes", "data": {"owner": "ann", "boat": "KEY"}})),
+        step(json!({"op": "update", "bucket": "boats", "key": "KEY", "data": {}})),
+        step(json!({"op": "update", "bucket": "boats", "key": "KEY", "data": {}, "version": 9})),
+        step(json!({"op": "update", "bucket": "notes", "key": "note", "data": {"boat": "KEY"}})),
+        step(json!({"op": "delete", "bucket": "boats", "key": "KEY"})),
+        step(json!({"op": "delete", "bucket": "boats", "key": "KEY", "version": 9})),
+    ]);
+    for (operation, params) in &requests {
+        let hidden = said_of(&mut ann, "b1", operation, params).await;
+        assert_eq!(hidden, said_of(&mut ann, "x9", operation, params).await, "{operation} {params}");
+        assert!(!hidden.contains("bob") && !hidden.contains("100"), "{hidden}");
+    }
+    assert_eq!(all(&house).await, before);
+    // What she sees she may refer to.
+    ann.ask("store.update", json!({"bucket": "notes", "key": "note", "data": {"boat": "a1"}})).await;
+}
+
+/// A role that may not read a bucket has no rows there, and refers to what there is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_role_that_may_not_read_a_bucket_may_refer_to_its_records() {
+    let auth = only(tokens([user("ann", &["member"])]), [own_rows("member").on_buckets(["notes"])]);
+    let house = House::open(auth).await;
+    house.bucket("boats", boats()).await;
+    let note = json!({"key": "id", "schema": {"id": {"type": "string"}, "boat": {"type": "string", "ref": "boats"}}});
+    house.write(move |draft| draft.define_bucket("notes", &note)).await;
+    let mut ann = house.client("ann").await;
+    let insert = |boat: &str| json!({"bucket": "notes", "data": {"id": boat, "owner": "ann", "boat": boat}});
+    assert_eq!(code(&mut ann, "store.insert", insert("b1")).await, "");
+    assert_eq!(code(&mut ann, "store.insert", insert("x9")).await, "VALIDATION_ERROR");
+}
+
+/// A role that was bound to some rows once ended the subscriptions of others, and saw what they ask for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_role_with_hidden_rows_may_not_undefine_queries() {
+    let house = harbour().await;
+    let mut bob = house.client("bob").await;
+    bob.ask("store.subscribe", json!({"query": "boats", "pos": true})).await;
+    let mut ann = house.client("ann").await;
+    assert_eq!(code(&mut ann, "store.undefineQuery", json!({"name": "boats"})).await, "FORBIDDEN");
+    // It is not told which there are.
+    assert_eq!(code(&mut ann, "store.undefineQuery", json!({"name": "none"})).await, "FORBIDDEN");
+    assert!(bob.is_silent().await);
+    house.client("sea").await.ask("store.undefineQuery", json!({"name": "boats"})).await;
+    assert_eq!(bob.push().await["error"]["code"], "QUERY_NOT_DEFINED");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_role_with_hidden_rows_sees_the_names_of_queries_it_may_follow() {
+    let people = [user("ann", &["member"]), user("two", &["member", "all"]), user("sea", &["seer"])];
+    let rules = [
+        own_rows("member").on_buckets(["boats"]),
+        Rule::new("member", ["store.listQueries"]),
+        Rule::new("member", ["store.subscribe"]).on_buckets(["ports"]),
+        Rule::new("all", ["store.subscribe"]).on_buckets(["boats"]),
+        Rule::new("seer", ["store.listQueries"]),
+    ];
+    let house = House::open(only(tokens(people), rules)).await;
+    for bucket in ["boats", "ports", "secrets"] {
+        house.bucket(bucket, []).await;
+        house.query(&format!("of-{bucket}"), json!({"bucket": bucket, "filter": {"id": "b1"}})).await;
+    }
+    let query = |bucket: &str| json!({"name": format!("of-{bucket}"), "type": "declarative", "activeSubscriptions": 0});
+    let defined = |bucket: &str| {
+        let mut query = query(bucket);
+        query["config"] = json!({"bucket": bucket, "filter": {"id": "b1"}});
+        query
+    };
+    for (who, expected) in [
+        // A definition may name what is in hidden rows.
+        ("ann", json!([query("boats"), defined("ports")])),
+        ("two", json!([defined("boats"), defined("ports")])),
+        // Nothing is hidden from this one by rows.
+        ("sea", json!([defined("boats"), defined("ports"), defined("secrets")])),
+    ] {
+        let listed = house.client(who).await.ask("store.listQueries", json!({})).await;
+        assert_eq!(listed["queries"], expected, "{who}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

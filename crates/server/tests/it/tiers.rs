@@ -1,7 +1,7 @@
 //! What the roles reader, writer and admin may do, whatever else is permitted.
 
 use serde_json::{Value as Json, json};
-use tidewire::{Auth, DefaultAccess, Permissions, Rule};
+use tidewire::{Auth, DefaultAccess, Permissions, Rule, Tier};
 
 use crate::house::{House, known, only, tokens, user};
 
@@ -69,6 +69,7 @@ pub(crate) const OPERATIONS: &[(&str, u8, &str, &str)] = &[
     ("procedures.call", 1, r#"{"name":"p"}"#, "UNKNOWN_OPERATION"),
     ("server.stats", 2, "{}", ""),
     ("server.connections", 2, "{}", ""),
+    ("auth.explain", 2, r#"{"operation":"store.get"}"#, ""),
 ];
 
 /// Who is there, and how high they reach.
@@ -79,9 +80,9 @@ const PEOPLE: &[(&str, &[&str], u8)] = &[
     // The highest counts, whatever else there is.
     ("two", &["writer", "reader", "diver"], 1),
     ("top", &["reader", "admin"], 2),
-    // Who has none of these is not asked.
-    ("cus", &["diver", "Reader", "superadmin"], 2),
-    ("non", &[], 2),
+    // Who has none of these has the default tier.
+    ("cus", &["diver", "Reader", "superadmin"], 1),
+    ("non", &[], 1),
 ];
 
 fn people() -> Auth {
@@ -95,9 +96,10 @@ async fn house(auth: Auth) -> House {
     house
 }
 
-/// What everybody's requests come to.
-async fn check(house: &House) {
+/// What everybody's requests come to, if they reach as high as this says.
+async fn check(house: &House, level_of: impl Fn(&str, u8) -> u8) {
     for (name, _, level) in PEOPLE {
+        let level = &level_of(name, *level);
         let mut client = house.client(name).await;
         for (operation, tier, params, expected) in OPERATIONS {
             let params: Json = serde_json::from_str(params).unwrap();
@@ -117,16 +119,91 @@ async fn check(house: &House) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn roles_reach_as_high_as_they_do() {
-    check(&house(people()).await).await;
+    check(&house(people()).await, |_, level| level).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_rule_reaches_higher() {
+async fn the_default_tier_is_that_of_who_has_no_other() {
+    for (tier, level) in [(Tier::Read, 0), (Tier::Write, 1), (Tier::Admin, 2)] {
+        let mut auth = people();
+        auth.default_tier = tier;
+        let level_of = |name: &str, own: u8| if matches!(name, "cus" | "non") { level } else { own };
+        check(&house(auth).await, level_of).await;
+    }
+}
+
+/// A token without roles once reached every tier.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_without_roles_may_not_drop_a_bucket() {
+    let house = house(tokens([user("non", &[])])).await;
+    let mut client = house.client("non").await;
+    let (code, error) = client.fail("store.dropBucket", json!({"name": "b"})).await;
+    assert_eq!(code, "FORBIDDEN");
+    assert_eq!(error["message"], "this needs admin access: the role admin, or a permission rule");
+    client.ask("store.all", json!({"bucket": "b"})).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rule_lifts_a_custom_role_where_it_says_and_a_default_does_not() {
+    let people = [user("kee", &["keeper"]), user("wri", &["keeper", "writer"]), user("oth", &["other"])];
+    let mut auth = tokens(people);
+    let rule = Rule::new("keeper", ["store.updateBucket", "store.getBucketSchema"]).on_buckets(["b"]);
+    auth.permissions = Permissions::new(DefaultAccess::Allow, [rule]);
+    let house = house(auth).await;
+    house.bucket("c", []).await;
+    let update = |name: &str| json!({"name": name, "updates": {}});
+    let mut keeper = house.client("kee").await;
+    assert_eq!(keeper.ask("store.updateBucket", update("b")).await["updated"], true);
+    // Neither on another bucket, nor what the rule does not name.
+    assert_eq!(keeper.fail("store.updateBucket", update("c")).await.0, "FORBIDDEN");
+    assert_eq!(keeper.fail("store.dropBucket", json!({"name": "b"})).await.0, "FORBIDDEN");
+    assert_eq!(keeper.fail("store.dropBucket", json!({})).await.0, "FORBIDDEN");
+    assert_eq!(keeper.fail("store.updateBucket", json!({"name": "b"})).await.0, "VALIDATION_ERROR");
+    for other in ["wri", "oth"] {
+        let mut client = house.client(other).await;
+        assert_eq!(client.fail("store.updateBucket", update("b")).await.0, "FORBIDDEN", "{other}");
+    }
+}
+
+/// Clients without a login, where none is required.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_not_logged_in_reaches_as_high_as_is_said() {
+    for (tier, level) in [(None, 2), (Some(Tier::Read), 0), (Some(Tier::Write), 1), (Some(Tier::Admin), 2)] {
+        let mut auth = people();
+        (auth.required, auth.anonymous_tier) = (false, tier);
+        let house = house(auth).await;
+        let mut client = house.stranger().await;
+        for (operation, needed, params, expected) in OPERATIONS {
+            let id = client.send(operation, serde_json::from_str(params).unwrap()).await;
+            let reply = client.reply(id).await;
+            // A login may help.
+            let expected = if level >= *needed { *expected } else { "UNAUTHORIZED" };
+            assert_eq!(reply["code"].as_str().unwrap_or_default(), expected, "{tier:?} {operation}: {reply}");
+        }
+        client.ask("auth.whoami", json!({})).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_subscription_of_a_login_goes_on_after_it_if_anybody_may_read() {
+    let mut auth = people();
+    (auth.required, auth.anonymous_tier) = (false, Some(Tier::Read));
+    let house = house(auth).await;
+    let mut client = house.client("ada").await;
+    client.ask("store.subscribe", json!({"query": "q"})).await;
+    client.ask("auth.logout", json!({})).await;
+    house.write(|draft| draft.insert("b", crate::house::object(json!({"id": "k"})))).await;
+    assert_eq!(client.push().await["data"][0]["id"], "k");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_rule_lifts_a_built_in_role() {
     let rules: Vec<Rule> =
         PEOPLE.iter().flat_map(|(_, roles, _)| roles.iter()).map(|role| Rule::new(*role, ["*"])).collect();
     let mut auth = people();
     auth.permissions = Permissions::new(DefaultAccess::Allow, rules);
-    check(&house(auth).await).await;
+    // A rule lifts a custom role.
+    check(&house(auth).await, |name, level| if name == "cus" { 2 } else { level }).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

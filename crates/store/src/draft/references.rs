@@ -18,7 +18,10 @@ use crate::{Draft, Field, Filter, OnDelete, Row, StoreError, ValidationError, Va
 /// The records that a write may refer to: for the name of a bucket a filter, or none for all of its records. See
 /// [`Draft::referring_to`].
 #[derive(Clone)]
-pub struct ReferenceFilter(Arc<dyn Fn(&str) -> Option<Filter> + Send + Sync>);
+pub struct ReferenceFilter(Arc<FilterOf>);
+
+/// Returns the filter of a bucket.
+type FilterOf = dyn Fn(&str) -> Option<Filter> + Send + Sync;
 
 impl ReferenceFilter {
     /// Creates a filter from a function that is called on the writer's thread, once for each new reference.

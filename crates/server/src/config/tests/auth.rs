@@ -8,7 +8,7 @@ use ring::hmac;
 use serde_json::json;
 
 use super::*;
-use crate::{Access, Auth, RateLimit, Session};
+use crate::{Access, Auth, RateLimit, Session, Tier};
 
 const SECRET: &str = "a secret of more than thirty-two bytes";
 
@@ -150,7 +150,15 @@ fn errors_of_auth_are_reported() {
             "c.json:1:22: `auth.builtIn`: this version has no built-in identity; configure `auth.tokens` or `auth.jwt` instead, or remove it",
         ),
         (r#"{"required": true}"#, "c.json:1:23: `auth`: auth needs a source of tokens; add `tokens` or `jwt`"),
-        (r#"{"permissions": {}}"#, "c.json:1:26: `auth`: auth needs a source of tokens; add `tokens` or `jwt`"),
+        (r#"{"defaultTier": "read"}"#, "c.json:1:26: `auth`: auth needs a source of tokens; add `tokens` or `jwt`"),
+        (
+            r#"{"tokens": {}, "anonymousTier": "none"}"#,
+            "c.json:1:42: expected one of \"read\", \"write\", \"admin\" for `auth.anonymousTier`, got \"none\"",
+        ),
+        (
+            r#"{"permissions": {"default": "deny"}}"#,
+            "c.json:1:26: `auth`: auth needs a source of tokens; add `tokens` or `jwt`",
+        ),
         (
             r#"{"tokens": {"t": {"userId": "u", "expiresAt": 1, "expiresInMs": 1}}}"#,
             "c.json:1:27: `auth.tokens.*`: `expiresAt` and `expiresInMs` exclude each other; give only one of them",
@@ -286,39 +294,63 @@ fn errors_of_permissions_are_reported() {
     for (rule, line) in [
         (
             r#"{"role": "r", "allow": "store.g*"}"#,
-            "c.json:1:74: `auth.permissions.rules[0].allow`: invalid pattern \"store.g*\"; expected \"*\", a prefix such as \"store.*\" or a name such as \"store.get\"",
+            "c.json:1:93: `auth.permissions.rules[0].allow`: invalid pattern \"store.g*\"; expected \"*\", a prefix such as \"store.*\" or a name such as \"store.get\"",
         ),
         (
             r#"{"role": "r", "allow": "*", "topics": ["a", "*.x"]}"#,
-            "c.json:1:95: `auth.permissions.rules[0].topics[1]`: invalid pattern \"*.x\"; expected \"*\", a prefix such as \"store.*\" or a name such as \"store.get\"",
+            "c.json:1:114: `auth.permissions.rules[0].topics[1]`: invalid pattern \"*.x\"; expected \"*\", a prefix such as \"store.*\" or a name such as \"store.get\"",
         ),
         (
             r#"{"role": "r", "allow": []}"#,
-            "c.json:1:74: `auth.permissions.rules[0].allow`: the rule allows no operation; name at least one, or use \"*\"",
+            "c.json:1:93: `auth.permissions.rules[0].allow`: the rule allows no operation; name at least one, or use \"*\"",
         ),
         (
             r#"{"role": "r", "allow": ["store.get", 7, ""]}"#,
-            "c.json:1:88: expected an operation or a list of operations, such as \"store.get\", \"store.*\" or \"*\" for `auth.permissions.rules[0].allow[1]`, got 7",
+            "c.json:1:107: expected an operation or a list of operations, such as \"store.get\", \"store.*\" or \"*\" for `auth.permissions.rules[0].allow[1]`, got 7",
         ),
         (
             r#"{"role": "r"}"#,
-            "c.json:1:51: `auth.permissions.rules[0]`: the key `allow` is missing; expected an operation or a list of operations, such as \"store.get\", \"store.*\" or \"*\"",
+            "c.json:1:70: `auth.permissions.rules[0]`: the key `allow` is missing; expected an operation or a list of operations, such as \"store.get\", \"store.*\" or \"*\"",
         ),
         (
             r#"{"role": "r", "allow": "*", "where": {"a": "{{ session.roles }}"}}"#,
-            "c.json:1:88: `auth.permissions.rules[0].where`: expected a single value, or $in for a list, for `a`, got {{ session.roles }}",
+            "c.json:1:107: `auth.permissions.rules[0].where`: expected a single value, or $in for a list, for `a`, got {{ session.roles }}",
         ),
         (
             r#"{"role": "r", "allow": "rules.*", "where": {"a": 1}}"#,
-            "c.json:1:94: `auth.permissions.rules[0].where`: a row filter applies to records only, not to rules.*; use a separate rule for rules.*",
+            "c.json:1:113: `auth.permissions.rules[0].where`: a row filter applies to records only, not to rules.*; use a separate rule for rules.*",
         ),
     ] {
-        let text = format!(r#"{{"auth": {{"tokens": {{}}, "permissions": {{"rules": [{rule}]}}}}}}"#);
+        let text =
+            format!(r#"{{"auth": {{"tokens": {{}}, "permissions": {{"default": "deny", "rules": [{rule}]}}}}}}"#);
         assert_eq!(world.errors_of("c.json", text)[0], line, "{rule}");
     }
     // The store words this one.
     let rule = r#"{"role": "r", "allow": "*", "where": {"a": {"$like": 1}}}"#;
-    let text = format!(r#"{{"auth": {{"tokens": {{}}, "permissions": {{"rules": [{rule}]}}}}}}"#);
+    let text = format!(r#"{{"auth": {{"tokens": {{}}, "permissions": {{"default": "deny", "rules": [{rule}]}}}}}}"#);
     let errors = world.errors_of("c.json", text);
-    assert!(errors[0].starts_with("c.json:1:88: `auth.permissions.rules[0].where`: "), "{errors:?}");
+    assert!(errors[0].starts_with("c.json:1:107: `auth.permissions.rules[0].where`: "), "{errors:?}");
+}
+
+/// Rules with a row filter and no default once left all that they did not name open.
+#[test]
+fn permissions_without_a_default_are_an_error() {
+    let world = World::new();
+    for permissions in [r#"{"rules": []}"#, r#"{"default": null}"#, "{}"] {
+        let text = format!(r#"{{"auth": {{"tokens": {{}}, "permissions": {permissions}}}}}"#);
+        let line = "c.json:1:40: `auth.permissions`: the key `default` is missing; expected \"deny\" or \"allow\": add \
+                    \"default\": \"deny\" to allow only what the rules allow";
+        assert_eq!(world.errors_of("c.json", text), [line], "{permissions}");
+    }
+    let text = r#"{"auth": {"tokens": {}, "permissions": []}}"#;
+    assert_eq!(world.errors_of("c.json", text), ["c.json:1:40: expected an object for `auth.permissions`, got a list"]);
+}
+
+#[test]
+fn tiers_of_the_file_apply() {
+    let usual = auth(&World::new(), &json!({"tokens": {}}));
+    assert_eq!((usual.default_tier, usual.anonymous_tier), (Tier::Write, None));
+    let given = json!({"required": false, "tokens": {}, "defaultTier": "read", "anonymousTier": "write"});
+    let given = auth(&World::new(), &given);
+    assert_eq!((given.default_tier, given.anonymous_tier), (Tier::Read, Some(Tier::Write)));
 }

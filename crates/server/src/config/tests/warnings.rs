@@ -55,11 +55,11 @@ fn unsupported_features_are_warned_about() {
             ],
         ),
         (
-            json!({"auth": {"tokens": {}, "permissions": {"rules": [{"role": "r", "allow": ["store.*", "store.gett", "stroe.*", "*"]}]}}}),
+            json!({"auth": {"tokens": {}, "permissions": {"default": "deny", "rules": [{"role": "r", "allow": ["store.*", "store.gett", "stroe.*", "*"]}]}}}),
             &[],
             &[
-                "c.json:1:77: `auth.permissions.rules[0].allow[1]`: unknown operation \"store.gett\"; did you mean \"store.get\"?",
-                "c.json:1:90: `auth.permissions.rules[0].allow[2]`: no operation begins with \"stroe.\"",
+                "c.json:1:94: `auth.permissions.rules[0].allow[1]`: unknown operation \"store.gett\"; did you mean \"store.get\"?",
+                "c.json:1:107: `auth.permissions.rules[0].allow[2]`: no operation begins with \"stroe.\"",
                 "c.json:1:19: `auth.tokens`: the list of tokens is empty, so no client can log in",
             ],
         ),
@@ -74,12 +74,19 @@ fn a_reachable_server_without_auth_or_rate_limit_is_warned_about() {
     let auth = "auth is off or not required on 0.0.0.0, which is not a loopback address: every client has full access";
     let rate =
         "the rate limit is off on 0.0.0.0, which is not a loopback address: clients can send any number of requests";
-    let tokens = |required: bool| json!({"required": required, "tokens": {STRONG: {"userId": "u"}}});
+    let permissions = json!({"default": "deny"});
+    let tokens =
+        |required: bool| json!({"required": required, "tokens": {STRONG: {"userId": "u"}}, "permissions": permissions});
+    let anonymous = "c.json:1:21: `auth.required`: clients without a login may do everything, more than logged-in users; set `auth.anonymousTier` to \"read\" or \"write\" to limit them";
+    let bounded = "c.json:1:106: `auth.anonymousTier`: `permissions` do not apply to clients without a login: they have read access to all rows";
+    let mut reading = tokens(false);
+    reading["anonymousTier"] = json!("read");
     let limit = json!({"maxRequests": 1, "windowMs": 1});
     for (json, expected) in [
         (json!({"host": "0.0.0.0"}), &[auth, rate][..]),
         (json!({"host": "0.0.0.0", "auth": tokens(true)}), &[rate]),
-        (json!({"host": "0.0.0.0", "auth": tokens(false), "rateLimit": limit}), &[auth]),
+        (json!({"auth": tokens(false), "host": "0.0.0.0", "rateLimit": limit}), &[anonymous, auth]),
+        (json!({"auth": reading, "host": "0.0.0.0", "rateLimit": limit}), &[bounded]),
         (json!({"host": "0.0.0.0", "auth": tokens(true), "rateLimit": limit}), &[]),
         (json!({"host": "127.8.8.8"}), &[]),
         (json!({"host": "::1"}), &[]),
@@ -146,5 +153,27 @@ fn a_data_directory_that_others_can_read_is_warned_about() {
         );
         assert_eq!(warnings("embedded"), if is_open { vec![text] } else { vec![] });
         assert_eq!(warnings("memory"), [""; 0]);
+    }
+}
+
+#[test]
+fn auth_that_restricts_less_than_it_seems_is_warned_about() {
+    let tiers_only = "c.json:1:19: `auth`: there are no `permissions`, so only the tiers of roles restrict logged-in users, and no \
+                      rows are hidden";
+    let useless = "c.json:1:26: `auth.anonymousTier`: clients must log in, so the setting has no effect; set `auth.required` to \
+                   false to admit clients without a login";
+    let open = "c.json:1:85: `auth.required`: clients without a login may do everything, more than logged-in users; set \
+                `auth.anonymousTier` to \"read\" or \"write\" to limit them";
+    let tokens = json!({STRONG: {"userId": "u"}});
+    let allow = json!({"default": "allow"});
+    for (auth, expected) in [
+        (json!({"tokens": tokens}), &[tiers_only][..]),
+        (json!({"tokens": tokens, "permissions": allow}), &[]),
+        (json!({"anonymousTier": "read", "tokens": tokens, "permissions": allow}), &[useless]),
+        (json!({"tokens": tokens, "permissions": allow, "required": false}), &[open]),
+        (json!({"anonymousTier": "read", "tokens": tokens, "permissions": allow, "required": false}), &[]),
+    ] {
+        let text = auth.to_string();
+        assert_eq!(warnings(&json!({ "auth": auth }), &[]), expected, "{text}");
     }
 }

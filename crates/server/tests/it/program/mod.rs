@@ -1,5 +1,7 @@
-//! Tests of the program as a process: output, persistence, settings, startup errors, shutdown, backup and restore.
+//! Tests of the program as a process: output, persistence, settings, startup errors, shutdown, permissions,
+//! backup and restore.
 
+mod access;
 mod backup;
 mod edge;
 mod persistence;

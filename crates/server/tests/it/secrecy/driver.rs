@@ -328,6 +328,9 @@ impl World {
             let what = || format!("seed {}: client {guest} as {eyes:?}: {sent:?}\n{text}", self.seed);
             if let Some((operation, params)) = &sent {
                 self.judge_code(operation, params, &message, eyes[0], &what);
+                if *operation == "store.transaction" {
+                    self.judge_steps(params, &message, eyes[0], &what);
+                }
             }
             let is_error = message["type"] == "error";
             let own = sent.as_ref().map(|(_, params)| params.to_string()).unwrap_or_default();
@@ -356,6 +359,26 @@ impl World {
             }
             self.seen += shown.len();
             self.guests[guest].keys.extend(shown);
+        }
+    }
+
+    /// Each step of a transaction is bound like the operation that does the same.
+    fn judge_steps(&self, params: &Json, reply: &Json, who: Option<usize>, what: &impl Fn() -> String) {
+        let steps = params["operations"].as_array().into_iter().flatten();
+        for (place, step) in steps.enumerate() {
+            let operation = format!("store.{}", step["op"].as_str().unwrap());
+            let bucket = step["bucket"].as_str().unwrap();
+            for needed in [&*operation, "store.transaction"] {
+                if matches!(self.laws.may(who, needed, Some(bucket)), May::Nothing) {
+                    let code = reply["code"].as_str().unwrap_or_default();
+                    assert!(["FORBIDDEN", "UNAUTHORIZED"].contains(&code), "{needed} on {bucket}: {}", what());
+                }
+            }
+            for mark in found(&reply["data"]["results"][place]["data"].to_string(), "mk", 'x') {
+                let (bucket, record) = &self.versions[&mark];
+                let may_see = self.laws.may_see_in_step(who, &operation, bucket, record);
+                assert!(may_see, "{mark} is not for step {place}: {record} in {bucket}: {}", what());
+            }
         }
     }
 
@@ -623,23 +646,39 @@ impl World {
             10 => ("store.delete", json!({"bucket": bucket, "key": key, "version": version})),
             11 if self.random.one_in(4) => ("store.clear", json!({"bucket": bucket})),
             _ => {
-                let other = self.random.pick(&BUCKETS);
-                let mut steps = vec![
-                    json!({"op": "get", "bucket": bucket, "key": key}),
-                    json!({"op": "where", "bucket": other, "filter": self.filter()}),
-                    json!({"op": "findOne", "bucket": bucket, "filter": self.filter()}),
-                    json!({"op": "count", "bucket": other}),
-                    json!({"op": "insert", "bucket": other, "data": data}),
-                    json!({"op": "update", "bucket": bucket, "key": key, "data": patch}),
-                    json!({"op": "delete", "bucket": bucket, "key": self.key()}),
-                ];
-                for _ in 0..3 + self.random.below(3) {
-                    let place = self.random.below(steps.len());
-                    steps.remove(place);
-                }
+                let steps: Vec<Json> = (0..=self.random.below(4)).map(|_| self.step()).collect();
                 ("store.transaction", json!({"operations": steps}))
             }
         }
+    }
+
+    /// A step of a transaction, of any kind.
+    fn step(&mut self) -> Json {
+        let (bucket, key, filter) = (self.random.pick(&BUCKETS), self.key(), self.filter());
+        let version = self.random.one_in(4).then(|| 1 + self.random.below(3));
+        let mut step = match self.random.below(7) {
+            0 => json!({"op": "get", "key": key}),
+            1 => json!({"op": "where", "filter": filter}),
+            2 => json!({"op": "findOne", "filter": filter}),
+            3 => json!({"op": "count", "filter": filter}),
+            4 => {
+                let mut data = self.record();
+                if self.random.one_in(4) {
+                    data["id"] = key;
+                }
+                json!({"op": "insert", "data": data})
+            }
+            5 => {
+                let mut patch = json!({"mark": self.mark()});
+                if self.random.one_in(2) {
+                    patch["owner"] = self.laws.record(&mut self.random)["owner"].clone();
+                }
+                json!({"op": "update", "key": key, "data": patch, "version": version})
+            }
+            _ => json!({"op": "delete", "key": key, "version": version}),
+        };
+        step["bucket"] = json!(bucket);
+        step
     }
 
     fn filter(&mut self) -> Json {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value as Json, json};
-use tidewire::{Auth, DefaultAccess, Permissions, Rule, StaticToken, StaticTokens, TokenExpiry};
+use tidewire::{Auth, DefaultAccess, Permissions, Rule, StaticToken, StaticTokens, Tier, TokenExpiry};
 
 use super::random::Random;
 use crate::tiers::OPERATIONS;
@@ -12,12 +12,17 @@ use crate::tiers::OPERATIONS;
 pub(super) const BUCKETS: [&str; 3] = ["b0", "b1", "b2"];
 /// Everybody may follow this, so that it can be known when all that was pushed before has come.
 pub(super) const BEAT: &str = "beat";
+const TIERS: [Tier; 3] = [Tier::Read, Tier::Write, Tier::Admin];
 const TEAMS: [&str; 3] = ["red", "blue", "1"];
 
 /// Who may do what.
 pub(super) struct Laws {
     pub(super) is_required: bool,
     is_default_allow: bool,
+    /// How high who has no built-in role reaches without a rule.
+    default_tier: usize,
+    /// How high who has not logged in reaches, if there is a limit.
+    anonymous_tier: Option<usize>,
     rules: Vec<Law>,
     pub(super) people: Vec<Person>,
 }
@@ -61,7 +66,14 @@ impl Laws {
     pub(super) fn random(random: &mut Random) -> Self {
         let rules = (0..4 + random.below(6)).map(|_| Law::random(random)).collect();
         let people = (0..6).map(|place| Person::random(random, place)).collect();
-        Self { is_required: !random.one_in(3), is_default_allow: random.one_in(4), rules, people }
+        Self {
+            is_required: !random.one_in(3),
+            is_default_allow: random.one_in(4),
+            default_tier: random.pick(&[0, 1, 1, 2]),
+            anonymous_tier: random.pick(&[None, Some(0), Some(1)]),
+            rules,
+            people,
+        }
     }
 
     pub(super) fn auth(&self) -> Auth {
@@ -71,21 +83,25 @@ impl Laws {
         let default = if self.is_default_allow { DefaultAccess::Allow } else { DefaultAccess::Deny };
         auth.permissions = Permissions::new(default, self.rules.iter().map(Law::rule).chain([beat]));
         auth.required = self.is_required;
+        auth.default_tier = TIERS[self.default_tier];
+        auth.anonymous_tier = self.anonymous_tier.map(|tier| TIERS[tier]);
         auth
     }
 
     /// What somebody may do, who is nobody if they have not logged in.
     pub(super) fn may(&self, who: Option<usize>, operation: &str, bucket: Option<&str>) -> May<'_> {
+        let tier =
+            OPERATIONS.iter().find(|(name, ..)| *name == operation).map_or(0, |(_, tier, ..)| usize::from(*tier));
         let Some(person) = who.map(|who| &self.people[who]) else {
-            return if self.is_required { May::Nothing } else { May::Everything };
+            let is_enough = self.anonymous_tier.is_none_or(|own| own >= tier);
+            return if self.is_required || !is_enough { May::Nothing } else { May::Everything };
         };
         let level = |role: &String| ["reader", "writer", "admin"].iter().position(|known| known == role);
-        let tier = OPERATIONS.iter().find(|(name, ..)| *name == operation).map_or(0, |(_, tier, ..)| *tier);
-        if let Some(highest) = person.roles.iter().filter_map(level).max()
-            && highest < usize::from(tier)
-        {
+        let highest = person.roles.iter().filter_map(level).max();
+        if highest.is_some_and(|highest| highest < tier) {
             return May::Nothing;
         }
+        let needs_rule = highest.is_none() && self.default_tier < tier;
         let mut rows = Vec::new();
         for law in &self.rules {
             if !person.roles.contains(&law.role) || !law.allow.iter().any(|pattern| is_meant(pattern, operation)) {
@@ -104,7 +120,7 @@ impl Laws {
         }
         match rows.is_empty() {
             false => May::Some(person, rows),
-            true if self.is_default_allow => May::Everything,
+            true if self.is_default_allow && !needs_rule => May::Everything,
             true => May::Nothing,
         }
     }
@@ -116,6 +132,11 @@ impl Laws {
             May::Everything => true,
             May::Some(person, rows) => rows.iter().any(|rows| rows.have(person, record) == Some(true)),
         }
+    }
+
+    /// Whether somebody may see a record by a step of a transaction: both as a transaction and as what the step does.
+    pub(super) fn may_see_in_step(&self, who: Option<usize>, operation: &str, bucket: &str, record: &Json) -> bool {
+        ["store.transaction", operation].iter().all(|operation| self.may_see(who, operation, bucket, record))
     }
 
     /// A record that somebody might write.

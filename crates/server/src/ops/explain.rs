@@ -1,0 +1,72 @@
+//! Explaining permissions.
+
+use std::sync::Arc;
+
+use serde_json::Value as Json;
+
+use super::{Answer, Call, Handled, Target};
+use crate::auth::Session;
+use crate::protocol::reply::Data;
+use crate::protocol::request::Params;
+use crate::session::caller::{Caller, Login};
+use crate::session::explanation::operation_named;
+use crate::{Code, RequestError};
+
+/// The roles that a session may have in a question. Each is compared with each rule.
+const MAX_ROLES: usize = 100;
+
+/// Explains whether a client may use an operation: a connection, a session that the request describes, or a client without a login.
+pub(super) fn explain(call: &Call<'_>) -> Handled {
+    let params = call.params;
+    let operation = operation_named(&params.text("operation")?)?;
+    let bucket = params.optional_text("bucket")?;
+    let connection = params.optional_text("connectionId")?;
+    let session = session(params)?;
+    if connection.is_some() && session.is_some() {
+        let message = "\"connectionId\" and a session (\"userId\", \"roles\", \"metadata\") cannot both be given";
+        return Err(RequestError::invalid(message));
+    }
+    call.admit_to(Target::Everything)?;
+    let server = call.server;
+    let login = match (connection, session) {
+        (Some(id), _) => {
+            let connections = server.all_connections();
+            let Some(connection) = connections.iter().find(|connection| connection.to_string() == *id) else {
+                let shown: String = id.chars().take(64).collect();
+                return Err(RequestError::new(Code::NotFound, format!("there is no connection \"{shown}\"")));
+            };
+            // The next request of an expired session ends it.
+            connection.login().filter(|login| !login.session.is_expired(server.store.now()))
+        }
+        (None, Some(session)) => server.auth.as_ref().map(|auth| Arc::new(Login::new(session, auth))),
+        (None, None) => None,
+    };
+    let explanation = Caller::new(server.auth.clone(), login).explain(operation, bucket.as_deref());
+    Data::from(explanation.to_json()).within(server.options.max_result_bytes).map(Answer::Now)
+}
+
+/// The session that a request describes, if it does.
+fn session(params: &Params<'_>) -> Result<Option<Session>, RequestError> {
+    let user_id = params.optional_text("userId")?;
+    let roles = params.given("roles").map(|_| roles(params)).transpose()?;
+    let metadata = params.given("metadata").map(|_| params.object("metadata")).transpose()?;
+    if user_id.is_none() && roles.is_none() && metadata.is_none() {
+        return Ok(None);
+    }
+    let mut session = Session::new(user_id.unwrap_or_default(), roles.unwrap_or_default());
+    session.metadata = metadata.unwrap_or_default();
+    Ok(Some(session))
+}
+
+fn roles(params: &Params<'_>) -> Result<Vec<String>, RequestError> {
+    let roles = params.array("roles")?;
+    if roles.len() > MAX_ROLES {
+        let message = format!("\"roles\" has {} elements, and at most {MAX_ROLES} are allowed", roles.len());
+        return Err(RequestError::invalid(message));
+    }
+    let role = |(index, role)| match role {
+        Json::String(role) => Ok(role),
+        _ => Err(RequestError::invalid(format!("\"roles[{index}]\" must be a string: the name of a role"))),
+    };
+    roles.into_iter().enumerate().map(role).collect()
+}

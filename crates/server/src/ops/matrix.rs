@@ -1,0 +1,136 @@
+//! Who may use which operation: every operation of the table, for every kind of client and setting.
+//!
+//! What a request comes to, over the in-process client, is compared with a short statement of the rules, and with the explanation
+//! that an administrator would get.
+
+use std::sync::Arc;
+
+use serde_json::{Value as Json, json};
+use tidewire_store::{Store, StoreOptions};
+
+use super::table::{Operation, OperationId, Scope};
+use crate::{
+    Auth, Code, DefaultAccess, Permissions, RequestError, Rule, Server, ServerOptions, Session, StaticToken,
+    StaticTokens, Tier,
+};
+
+/// Parameters with which an operation is harmless, and is valid as far as it is served.
+fn params(operation: &Operation) -> Json {
+    match operation.name {
+        "store.subscribe" => json!({"config": {"bucket": "b"}}),
+        "store.unsubscribe" => json!({"subscriptionId": "sub-0"}),
+        "store.transaction" => json!({"operations": [{"op": "count", "bucket": "b"}]}),
+        "store.insertMany" => json!({"bucket": "b", "data": [{}]}),
+        "store.defineBucket" => json!({"name": "b", "config": {"key": "id", "schema": {"id": {"type": "string"}}}}),
+        "store.defineQuery" => json!({"name": "q", "config": {"bucket": "b"}}),
+        "store.dropBucket" | "store.undefineQuery" => json!({"name": "none"}),
+        "store.updateBucket" | "store.getBucketSchema" => json!({"name": "b", "updates": {}}),
+        "auth.explain" => json!({"operation": "store.get"}),
+        "auth.login" => json!({"token": "unknown"}),
+        // Of every other operation, whatever it needs.
+        _ => json!({"bucket": "b", "key": "k", "data": {}, "filter": {}, "n": 1, "limit": 1, "field": "n"}),
+    }
+}
+
+struct Setting {
+    is_required: bool,
+    default: DefaultAccess,
+    has_rules: bool,
+    default_tier: Tier,
+    anonymous_tier: Option<Tier>,
+}
+
+/// The roles of clients; none for a client without a login.
+const CLIENTS: [Option<&[&str]>; 7] = [
+    None,
+    Some(&[]),
+    Some(&["reader"]),
+    Some(&["writer"]),
+    Some(&["admin"]),
+    Some(&["custom"]),
+    Some(&["custom", "reader"]),
+];
+
+impl Setting {
+    fn all() -> impl Iterator<Item = Self> {
+        let anonymous = [None, Some(Tier::Read), Some(Tier::Write), Some(Tier::Admin)];
+        let access = [true, false]
+            .into_iter()
+            .flat_map(|is_required| [DefaultAccess::Allow, DefaultAccess::Deny].map(|default| (is_required, default)));
+        access.flat_map(move |(is_required, default)| {
+            [true, false].into_iter().flat_map(move |has_rules| {
+                // Both tiers are independent of each other, so that four pairs have all of them.
+                let tiers = anonymous.into_iter().zip([Tier::Write, Tier::Read, Tier::Write, Tier::Admin]);
+                tiers.map(move |(anonymous_tier, default_tier)| Self {
+                    is_required,
+                    default,
+                    has_rules,
+                    default_tier,
+                    anonymous_tier,
+                })
+            })
+        })
+    }
+
+    fn options(&self) -> ServerOptions {
+        let tokens = StaticTokens::new([("t", StaticToken::new("u", [""; 0]))]).unwrap();
+        let mut auth = Auth::new(Arc::new(tokens));
+        auth.required = self.is_required;
+        let roles = ["reader", "writer", "admin", "custom"].iter().filter(|_| self.has_rules);
+        auth.permissions = Permissions::new(self.default, roles.map(|role| Rule::new(*role, ["*"])));
+        (auth.default_tier, auth.anonymous_tier) = (self.default_tier, self.anonymous_tier);
+        ServerOptions { port: 0, auth: Some(auth), ..ServerOptions::default() }
+    }
+
+    /// The code with which an operation is refused to a client; none if it is allowed.
+    fn refusal(&self, roles: Option<&[&str]>, operation: &Operation) -> Option<Code> {
+        let tier = operation.tier?;
+        let Some(roles) = roles else {
+            let is_allowed = !self.is_required && self.anonymous_tier.is_none_or(|has| has >= tier);
+            return (!is_allowed).then_some(Code::Unauthorized);
+        };
+        let has_rule = self.has_rules && !roles.is_empty();
+        let is_high_enough = match roles.iter().filter_map(|role| Tier::of_role(role)).max() {
+            Some(has) => has >= tier,
+            None => self.default_tier >= tier || has_rule,
+        };
+        let is_permitted = has_rule || self.default == DefaultAccess::Allow || operation.scope == Scope::Connection;
+        (!(is_high_enough && is_permitted)).then_some(Code::Forbidden)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_operation_is_refused_to_exactly_those_who_may_not_use_it() {
+    let mut decisions = 0;
+    for setting in Setting::all() {
+        let store = Store::memory(StoreOptions::default());
+        let config = json!({"key": "id", "schema": {"id": {"type": "string", "generated": "uuid"}}});
+        store.define_bucket("b", config).await.unwrap();
+        let options = setting.options();
+        let server = Server::start(store, options.clone()).await.unwrap();
+        for roles in CLIENTS {
+            let session = roles.map(|roles| Session::new("user", roles.iter().copied()));
+            for operation in OperationId::all() {
+                let client = server.client(session.clone());
+                let outcome: Result<Json, RequestError> = client.request(operation.name, params(&operation)).await;
+                let is_refused = |code: &Code| matches!(code, Code::Forbidden | Code::Unauthorized);
+                // A login with a token that is not known is also unauthorized.
+                let code = outcome.as_ref().err().map(|error| error.code);
+                let refused = code.filter(is_refused).filter(|_| operation.name != "auth.login");
+                let expected = setting.refusal(roles, &operation);
+                let what = || format!("{} by {roles:?}, {options:?}: {outcome:?}", operation.name);
+                assert_eq!(refused, expected, "{}", what());
+                // Where the parameters are missing, the refusal is the same.
+                let empty: Result<Json, RequestError> = client.request(operation.name, json!({})).await;
+                let empty = empty.err().map(|error| error.code).filter(is_refused);
+                assert_eq!(empty, expected, "without parameters: {}", what());
+                let bucket = operation.scope.names_bucket().then_some("b");
+                let explained = options.explain(session.as_ref(), operation.name, bucket).unwrap();
+                assert_eq!(explained.is_allowed, expected.is_none(), "{explained:?}: {}", what());
+                decisions += 1;
+            }
+        }
+        server.stop(std::time::Duration::ZERO).await;
+    }
+    assert_eq!(decisions, 32 * CLIENTS.len() * OperationId::all().count());
+}

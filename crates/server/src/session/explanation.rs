@@ -1,0 +1,314 @@
+//! Why a client may or may not use an operation, for people.
+//!
+//! It describes the [`Decision`] that a request would get, so the two cannot disagree.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde_json::{Value as Json, json};
+
+use super::caller::{Caller, Login};
+use super::decision::{Decision, Grounds, Refusal};
+use crate::auth::Grant;
+use crate::ops::table::{OPERATIONS, OperationId, Scope, closest_name};
+use crate::{RequestError, ServerOptions, Session, Tier};
+
+/// Why a client may or may not use an operation: see [`ServerOptions::explain`].
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Explanation {
+    /// The operation.
+    pub operation: &'static str,
+    /// The bucket, or the topic of an operation of `rules.*`.
+    pub bucket: Option<String>,
+    /// Whether the operation is allowed, at least on some rows.
+    pub is_allowed: bool,
+    /// The tier of the operation; `None` if it needs none.
+    pub required_tier: Option<Tier>,
+    /// The tier of the client; `None` if no tier limits it, or if it must log in first.
+    pub tier: Option<Tier>,
+    /// Where the tier of the client comes from, such as `auth.defaultTier`.
+    pub tier_source: String,
+    /// The permission rules that apply: their places in the list of rules, from zero, and the rules as in a configuration file.
+    pub rules: Vec<(usize, Json)>,
+    /// The filter of the rows that the operation is allowed on; `None` for all rows.
+    pub row_filter: Option<Json>,
+    /// What decides: `authOff`, `login`, `tier`, `connection`, `systemBucket`, `check`, `rules` or `default`.
+    pub decided_by: &'static str,
+    /// The decision in a sentence.
+    pub reason: String,
+}
+
+impl ServerOptions {
+    /// Explains whether a session, or a client without a login, may use an operation on a bucket. Without a bucket, an operation
+    /// that names one is explained for a bucket that no rule names. For an operation of `rules.*` the bucket is a topic.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tidewire::{Auth, ServerOptions, Session, StaticToken, StaticTokens, Tier};
+    ///
+    /// let tokens = StaticTokens::new([("1f0c8a52", StaticToken::new("mara", ["diver"]))])?;
+    /// let mut options = ServerOptions::default();
+    /// options.auth = Some(Auth::new(Arc::new(tokens)));
+    /// let mara = Session::new("mara", ["diver"]);
+    /// assert!(options.explain(Some(&mara), "store.insert", Some("boats"))?.is_allowed);
+    /// let explanation = options.explain(Some(&mara), "store.dropBucket", Some("boats"))?;
+    /// assert_eq!((explanation.is_allowed, explanation.tier), (false, Some(Tier::Write)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there is no such operation.
+    pub fn explain(
+        &self,
+        session: Option<&Session>,
+        operation: &str,
+        bucket: Option<&str>,
+    ) -> Result<Explanation, RequestError> {
+        let auth = self.auth.clone().map(Arc::new);
+        let login = session.zip(auth.as_ref()).map(|(session, auth)| Arc::new(Login::new(session.clone(), auth)));
+        Ok(Caller::new(auth, login).explain(operation_named(operation)?, bucket))
+    }
+}
+
+/// The operation of this name, or an error that suggests another.
+pub(crate) fn operation_named(name: &str) -> Result<OperationId, RequestError> {
+    OperationId::named(name).ok_or_else(|| {
+        let shown: String = name.chars().take(64).collect();
+        let nearest = closest_name(&shown, OPERATIONS.iter());
+        RequestError::invalid(format!("unknown operation \"{shown}\"; did you mean \"{nearest}\"?"))
+    })
+}
+
+impl Caller {
+    /// Explains whether the caller may use an operation on a bucket, or on a topic.
+    pub(crate) fn explain(&self, operation: OperationId, bucket: Option<&str>) -> Explanation {
+        let resource = bucket.unwrap_or("*");
+        let decision = match operation.scope {
+            _ if operation.tier.is_none() => Decision::Allowed(Grounds::OwnConnection, None),
+            Scope::Topic => self.decide(operation, None, resource),
+            _ => self.decide(operation, bucket, resource),
+        };
+        let (tier, tier_source) = self.tier_and_source();
+        let rules = self.matching_rules(operation, bucket);
+        let reason = Reason { caller: self, operation, bucket, rules: &rules }.of(&decision);
+        let (is_allowed, decided_by, row_filter) = match decision {
+            Decision::Allowed(grounds, row_filter) => (true, grounds.name(), row_filter),
+            Decision::Refused(refusal) => (false, refusal.name(), None),
+        };
+        Explanation {
+            operation: operation.name,
+            bucket: bucket.map(str::to_owned),
+            is_allowed,
+            required_tier: operation.tier,
+            tier,
+            tier_source,
+            rules: rules.iter().map(|grant| (grant.index, grant.rule.to_json())).collect(),
+            row_filter: row_filter.map(|filter| filter.to_json()),
+            decided_by,
+            reason,
+        }
+    }
+
+    fn tier_and_source(&self) -> (Option<Tier>, String) {
+        let Some(auth) = self.auth() else { return (None, "auth is off".to_owned()) };
+        match self.login() {
+            None if auth.required => (None, "not logged in".to_owned()),
+            None if auth.anonymous_tier.is_none() => (None, "auth.anonymousTier is not set".to_owned()),
+            None => (auth.anonymous_tier, "auth.anonymousTier".to_owned()),
+            Some(login) => match login.role_tier {
+                Some(tier) => (Some(tier), format!("role {}", tier.role())),
+                None => (Some(auth.default_tier), "auth.defaultTier".to_owned()),
+            },
+        }
+    }
+
+    fn matching_rules(&self, operation: OperationId, bucket: Option<&str>) -> Vec<&Grant> {
+        let Some(login) = self.login() else { return Vec::new() };
+        match operation.scope {
+            Scope::Connection => Vec::new(),
+            Scope::Topic => login.grants.matching_topic(operation.name, bucket.unwrap_or("*")).collect(),
+            _ => login.grants.matching(operation.name, bucket).collect(),
+        }
+    }
+}
+
+impl Grounds {
+    fn name(self) -> &'static str {
+        match self {
+            Self::AuthOff => "authOff",
+            Self::Anonymous => "tier",
+            Self::OwnConnection => "connection",
+            Self::Check => "check",
+            Self::Rules => "rules",
+            Self::Default => "default",
+        }
+    }
+}
+
+impl Refusal {
+    fn name(self) -> &'static str {
+        match self {
+            Self::NotLoggedIn => "login",
+            Self::AnonymousTier(_) | Self::RoleTier(_) | Self::DefaultTier(_) => "tier",
+            Self::SystemBucket => "systemBucket",
+            Self::Check => "check",
+            Self::Default => "default",
+            Self::AllRows => "rules",
+        }
+    }
+}
+
+/// Puts a decision into a sentence.
+struct Reason<'a> {
+    caller: &'a Caller,
+    operation: OperationId,
+    bucket: Option<&'a str>,
+    rules: &'a [&'a Grant],
+}
+
+impl Reason<'_> {
+    fn of(&self, decision: &Decision) -> String {
+        let name = self.operation.name;
+        let reason = match decision {
+            Decision::Allowed(grounds, row_filter) => self.of_grounds(*grounds, row_filter.is_some()),
+            Decision::Refused(refusal) => self.of_refusal(*refusal),
+        };
+        match (self.operation.scope, decision) {
+            (Scope::Steps, Decision::Allowed(Grounds::Check | Grounds::Rules | Grounds::Default, _)) => {
+                format!("{reason}; each operation inside {name} needs a permission of its own")
+            }
+            _ => reason,
+        }
+    }
+
+    fn of_grounds(&self, grounds: Grounds, is_restricted: bool) -> String {
+        let rows = if is_restricted { "on the rows that match the row filter" } else { "on all rows" };
+        match grounds {
+            Grounds::AuthOff => "auth is off: every client may do everything".to_owned(),
+            Grounds::Anonymous => match self.caller.auth().and_then(|auth| auth.anonymous_tier) {
+                Some(tier) => {
+                    format!("no login is required, and clients without one have the tier {}", tier.name())
+                }
+                None => "no login is required, and auth.anonymousTier is not set: clients without a login may do \
+                         everything"
+                    .to_owned(),
+            },
+            Grounds::OwnConnection => "it concerns the client's own connection and needs no permission".to_owned(),
+            Grounds::Check => "the permission check of the embedding program allows it, on all rows".to_owned(),
+            Grounds::Rules if self.operation.scope.names_bucket() => format!("{} it, {rows}", self.rules_allow()),
+            Grounds::Rules => format!("{} it", self.rules_allow()),
+            Grounds::Default => {
+                let target = self.target();
+                format!("no rule of its roles covers {target}, and the default of the permissions is to allow")
+            }
+        }
+    }
+
+    fn of_refusal(&self, refusal: Refusal) -> String {
+        let (name, target) = (self.operation.name, self.target());
+        let (has, source) = self.caller.tier_and_source();
+        let has = has.map_or("none", Tier::name);
+        match refusal {
+            Refusal::NotLoggedIn => "a login is required".to_owned(),
+            Refusal::AnonymousTier(tier) => {
+                format!("{name} needs the tier {}, and clients without a login have {has} ({source})", tier.name())
+            }
+            Refusal::RoleTier(tier) => format!(
+                "{name} needs the tier {}, and the session has {has} ({source}); no rule lifts the tier of a built-in role",
+                tier.name()
+            ),
+            Refusal::DefaultTier(tier) => format!(
+                "{name} needs the tier {}, the session has {has} ({source}), and no rule of its roles covers {target}{}",
+                tier.name(),
+                self.elsewhere()
+            ),
+            Refusal::SystemBucket => "the bucket belongs to the program that embeds the server".to_owned(),
+            Refusal::Check => "the permission check of the embedding program refuses it".to_owned(),
+            Refusal::Default => format!(
+                "no rule of its roles covers {target}, and the default of the permissions is to deny{}",
+                self.elsewhere()
+            ),
+            Refusal::AllRows => {
+                format!("{name} concerns all rows, and {} it only on rows that match a filter", self.rules_allow())
+            }
+        }
+    }
+
+    fn target(&self) -> String {
+        let name = self.operation.name;
+        match self.bucket {
+            Some(bucket) => format!("{name} on \"{bucket}\""),
+            None if self.operation.scope.names_bucket() => format!("{name} on other buckets than those it names"),
+            None => name.to_owned(),
+        }
+    }
+
+    fn rules_allow(&self) -> String {
+        let one = |grant: &&Grant| format!("{} (role \"{}\")", grant.index, grant.rule.role());
+        let list: Vec<String> = self.rules.iter().map(one).collect();
+        match &list[..] {
+            [only] => format!("rule {only} allows"),
+            several => format!("the rules {} allow", several.join(", ")),
+        }
+    }
+
+    /// Where the rules of the session allow the operation.
+    fn elsewhere(&self) -> String {
+        let Some(login) = self.caller.login() else { return String::new() };
+        match login.grants.buckets(self.operation.name) {
+            buckets if buckets.is_empty() => String::new(),
+            buckets => format!("; its rules name {}", buckets.join(", ")),
+        }
+    }
+}
+
+impl Explanation {
+    pub(crate) fn to_json(&self) -> Json {
+        let rule = |(index, rule): &(usize, Json)| {
+            let mut json = json!({"index": index});
+            if let (Some(members), Json::Object(rule)) = (json.as_object_mut(), rule) {
+                members.extend(rule.clone());
+            }
+            json
+        };
+        json!({
+            "allowed": self.is_allowed,
+            "tier": {
+                "required": self.required_tier.map(Tier::name),
+                "has": self.tier.map(Tier::name),
+                "source": self.tier_source,
+            },
+            "rules": self.rules.iter().map(rule).collect::<Vec<_>>(),
+            "rowFilter": self.row_filter,
+            "decidedBy": self.decided_by,
+            "reason": self.reason,
+        })
+    }
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = if self.is_allowed { "allowed" } else { "not allowed" };
+        let target = self.bucket.as_ref().map(|bucket| format!(" on \"{bucket}\"")).unwrap_or_default();
+        writeln!(f, "{}{target}: {verdict}", self.operation)?;
+        writeln!(f, "  reason:  {}", self.reason)?;
+        let name = |tier: Option<Tier>| tier.map_or("none", Tier::name);
+        writeln!(
+            f,
+            "  tier:    {} needed, {} given ({})",
+            name(self.required_tier),
+            name(self.tier),
+            self.tier_source
+        )?;
+        for (index, rule) in &self.rules {
+            writeln!(f, "  rule {index:<3} {rule}")?;
+        }
+        match &self.row_filter {
+            Some(filter) => writeln!(f, "  rows:    {filter}"),
+            None if self.is_allowed => writeln!(f, "  rows:    all"),
+            None => Ok(()),
+        }
+    }
+}
