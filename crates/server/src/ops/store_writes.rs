@@ -156,8 +156,8 @@ pub(super) fn write(
     let pending = match retry {
         None => call.server.store.write_with(options, work),
         Some(retry) => {
-            let user = call.caller.user_id().unwrap_or_default().to_owned();
-            call.server.store.write_with(options, move |draft| retry.run(&user, &shown, work, draft))
+            let owner = key_owner(call);
+            call.server.store.write_with(options, move |draft| retry.run(&owner, &shown, work, draft))
         }
     };
     let span = tracing::debug_span!(target: "tidewire::request", "store_commit");
@@ -171,6 +171,20 @@ pub(super) fn owner(call: &Call<'_>) -> u64 {
         None if call.connection.is_local() => WriteOptions::default().owner,
         None => call.server.hash_owner(RateKey::Address(call.connection.address)),
         Some(user) => call.server.hash_owner(RateKey::User(user)),
+    }
+}
+
+/// Returns the owner of idempotency keys: the user, or the address of a client without a login, so that such clients do not get the
+/// replies to each other's writes. An in-process client without a login is the program itself.
+fn key_owner(call: &Call<'_>) -> String {
+    /// Begins the names of owners that are no users.
+    const NO_USER: char = '\0';
+    match call.caller.user_id() {
+        None if call.connection.is_local() => format!("{NO_USER}program"),
+        None => format!("{NO_USER}address {}", call.connection.address),
+        // A user id is any text, and must not be another owner.
+        Some(user) if user.starts_with(NO_USER) => format!("{NO_USER}{user}"),
+        Some(user) => user.to_owned(),
     }
 }
 
@@ -195,12 +209,12 @@ impl Retry {
     /// Runs a write, or returns its earlier reply if it was run before.
     fn run(
         self,
-        user: &str,
+        owner: &str,
         shown: &[Shown],
         work: impl FnOnce(&mut Draft) -> Result<Data, StoreError>,
         draft: &mut Draft,
     ) -> Result<Data, StoreError> {
-        let reply = draft.once(user, &self.key, &self.request, |draft| work(draft).map(|data| data.to_json()))?;
+        let reply = draft.once(owner, &self.key, &self.request, |draft| work(draft).map(|data| data.to_json()))?;
         shown.iter().try_for_each(|shown| shown.check(&reply))?;
         Ok(reply.into())
     }

@@ -1,6 +1,7 @@
 //! A server to talk to, and a client that is not ours to talk to it.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
@@ -10,9 +11,9 @@ use serde_json::{Value as Json, json};
 use tidewire::{Server, ServerOptions, Session, TokenValidator, Validation};
 use tidewire_store::{Clock, Store, StoreOptions};
 use tidewire_testkit::{PATIENCE, wait_until_async};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio_tungstenite::tungstenite::Message;
-use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async_with_config};
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, client_async, connect_async_with_config};
 
 /// Options of a server on a port of its own, which asks nobody for signs of life.
 pub(crate) fn options() -> ServerOptions {
@@ -62,6 +63,18 @@ impl Client {
     pub(crate) async fn connect_to(url: &str) -> Self {
         // Without delay: where time is paused, it does not wait for what the system holds back.
         let (socket, _) = connect_async_with_config(url, None, true).await.unwrap();
+        Self::welcomed(socket).await
+    }
+
+    /// Connects from another address of this machine.
+    pub(crate) async fn connect_from(address: IpAddr, server: &Server) -> Self {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind((address, 0).into()).unwrap();
+        let stream = MaybeTlsStream::Plain(socket.connect(server.address()).await.unwrap());
+        Self::welcomed(client_async(server.url(), stream).await.unwrap().0).await
+    }
+
+    async fn welcomed(socket: WebSocketStream<MaybeTlsStream<TcpStream>>) -> Self {
         let mut client = Self { socket, welcome: Json::Null, next_id: 1, pushed: VecDeque::new() };
         client.welcome = client.receive().await;
         assert_eq!(client.welcome["type"], "welcome");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value as Json, json};
-use tidewire::{Auth, StaticToken, StaticTokens};
+use tidewire::{Auth, Session, StaticToken, StaticTokens, TokenValidator, Validation};
 use tidewire_store::Store;
 
 use crate::client::{Ask as _, Client, options, serve_store};
@@ -306,9 +306,53 @@ async fn a_write_that_is_sent_again_is_done_once() {
         assert_eq!(client.ask(operation, params).await, first, "{operation}");
         assert_eq!(client.ask("store.count", json!({"bucket": "tides"})).await, count, "{operation}");
     }
-    // Whoever is not logged in is one with all who are not.
+    // Whoever is not logged in is one with all of the same address who are not.
     let mut other = Client::connect(&server).await;
     assert_eq!(other.ask("store.insert", insert("k", "Hook")).await, first);
+}
+
+/// Clients without a login once got the replies to each other's writes.
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_of_clients_without_a_login_are_those_of_their_address() {
+    let (server, mut client) = serve_tides().await;
+    let insert = |port: &str| json!({"bucket": "tides", "data": {"port": port, "level": 1}, "idempotencyKey": "k"});
+    let first = client.ask("store.insert", insert("Hook")).await;
+    let mut other = Client::connect_from([127, 0, 0, 2].into(), &server).await;
+    // It is neither the same write nor a conflict.
+    assert_eq!(other.ask("store.insert", insert("Brest")).await, tide(2, "Brest", 1));
+    assert_eq!(other.ask("store.insert", insert("Brest")).await, tide(2, "Brest", 1));
+    // The program itself is none of them.
+    let local = server.client(None);
+    assert_eq!(local.request::<Json>("store.insert", insert("Cork")).await.unwrap(), tide(3, "Cork", 1));
+    assert_eq!(client.ask("store.insert", insert("Hook")).await, first);
+}
+
+/// An address is no user, and a user who is called like one is not that address.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_user_id_has_the_keys_of_an_address() {
+    let mut options = options();
+    let names = ["", "127.0.0.1", "\0address 127.0.0.1", "\0\0address 127.0.0.1", "\0program"];
+    let mut auth = Auth::new(Arc::new(Named));
+    auth.required = false;
+    options.auth = Some(auth);
+    let (server, mut nobody) = serve_tides_with(options).await;
+    let insert = json!({"bucket": "tides", "data": {"port": "Hook", "level": 1}, "idempotencyKey": "k"});
+    assert_eq!(nobody.ask("store.insert", insert.clone()).await, tide(1, "Hook", 1));
+    assert_eq!(server.client(None).request::<Json>("store.insert", insert.clone()).await.unwrap(), tide(2, "Hook", 1));
+    for (number, name) in (3..).zip(names) {
+        let mut client = Client::connect(&server).await;
+        client.ask("auth.login", json!({"token": format!("t{name}")})).await;
+        assert_eq!(client.ask("store.insert", insert.clone()).await, tide(number, "Hook", 1), "{name:?}");
+    }
+}
+
+/// Knows everybody by a token that is `t` and the user id.
+struct Named;
+
+impl TokenValidator for Named {
+    fn validate<'a>(&'a self, token: &'a str, _: u64) -> Validation<'a> {
+        Box::pin(async move { Ok(Some(Session::new(&token[1..], ["writer"]))) })
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
