@@ -33,7 +33,7 @@ use crate::session::caller::Caller;
 use crate::session::connection::Connection;
 use crate::session::rate_limit::RateKey;
 use crate::state::ServerState;
-use crate::{Code, RequestError};
+use crate::RequestError;
 
 /// What a request is answered with.
 pub(crate) type Outcome = Result<Data, RequestError>;

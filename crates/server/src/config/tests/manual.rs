@@ -89,7 +89,9 @@ fn documented_defaults_are_the_defaults() {
     let defaults = format!("{:?}", world.load(&[]).unwrap());
     // Without a token there is no auth, and its settings have no effect.
     let with_token = |mut file: Json| {
-        file["auth"]["tokens"] = json!({"t": {"userId": "u"}});
+        file["auth"]["tokens"] = json!({"0f1e2d3c4b5a69788796a5b4c3d2e1f0": {"userId": "u"}});
+        // Without warnings, whose columns would differ.
+        file["auth"]["permissions"] = json!({"default": "deny"});
         format!("{:?}", world.config(&file))
     };
     let defaults_of_auth = with_token(json!({}));

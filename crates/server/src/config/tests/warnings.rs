@@ -78,7 +78,7 @@ fn a_reachable_server_without_auth_or_rate_limit_is_warned_about() {
     let tokens =
         |required: bool| json!({"required": required, "tokens": {STRONG: {"userId": "u"}}, "permissions": permissions});
     let anonymous = "c.json:1:21: `auth.required`: clients without a login may do everything, more than logged-in users; set `auth.anonymousTier` to \"read\" or \"write\" to limit them";
-    let bounded = "c.json:1:106: `auth.anonymousTier`: `permissions` do not apply to clients without a login: they have read access to all rows";
+    let bounded = "c.json:1:137: `auth.anonymousTier`: `permissions` do not apply to clients without a login: they have read access to all rows";
     let mut reading = tokens(false);
     reading["anonymousTier"] = json!("read");
     let limit = json!({"maxRequests": 1, "windowMs": 1});
@@ -123,7 +123,10 @@ fn limits_that_contradict_each_other_are_warned_about() {
 
 #[test]
 fn a_token_that_can_be_guessed_is_warned_about() {
-    let of = |token: &str| warnings(&json!({"auth": {"tokens": {token: {"userId": "ann"}}}}), &[]);
+    let of = |token: &str| {
+        let auth = json!({"tokens": {token: {"userId": "ann"}}, "permissions": {"default": "deny"}});
+        warnings(&json!({ "auth": auth }), &[])
+    };
     let text = "`auth.tokens.*`: the token of \"ann\" can be guessed: it has about 0 bits of strength, expected 128; create one \
                 with `openssl rand -hex 32`";
     assert_eq!(of("x"), [format!("c.json:1:24: {text}")]);
@@ -162,7 +165,7 @@ fn auth_that_restricts_less_than_it_seems_is_warned_about() {
                       rows are hidden";
     let useless = "c.json:1:26: `auth.anonymousTier`: clients must log in, so the setting has no effect; set `auth.required` to \
                    false to admit clients without a login";
-    let open = "c.json:1:85: `auth.required`: clients without a login may do everything, more than logged-in users; set \
+    let open = "c.json:1:116: `auth.required`: clients without a login may do everything, more than logged-in users; set \
                 `auth.anonymousTier` to \"read\" or \"write\" to limit them";
     let tokens = json!({STRONG: {"userId": "u"}});
     let allow = json!({"default": "allow"});
