@@ -242,6 +242,7 @@ async fn limits_before_the_login_apply_and_throttled_addresses_are_logged() {
     let dir = WorkDir::new();
     let auth = json!({
         "tokens": {TOKEN: {"userId": "ann", "roles": ["writer"]}},
+        "permissions": {"default": "deny"},
         "loginRateLimit": {"maxAttempts": 2},
         "beforeLogin": {"maxPayloadBytes": 1000},
     });
