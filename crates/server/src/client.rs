@@ -13,6 +13,7 @@ use std::task::{Context, Poll, Waker};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json, json};
+use tidewire_conn::Held;
 
 use crate::ops::handler::{Response, handle};
 use crate::protocol::disconnect::Disconnect;
@@ -324,6 +325,10 @@ impl PushSink for LocalSink {
 
     fn take_back(&self, _: u64) -> bool {
         false
+    }
+
+    fn hold(&self, _: usize) -> Option<Held> {
+        None
     }
 
     fn close(&self, _: Disconnect) {

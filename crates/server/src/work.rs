@@ -8,7 +8,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use tidewire_pool::{BuildError, Context, Key, Message, Pool};
 use tokio::sync::oneshot;
@@ -34,6 +34,26 @@ type Job = Option<Box<dyn FnOnce() + Send>>;
 #[derive(Debug)]
 pub(crate) struct WorkPool {
     pool: Pool<Job>,
+    /// The number of requests that wait or are worked on. That of the pool may include some that have just ended.
+    depth: Arc<AtomicUsize>,
+    /// The number of requests that were not run because of the memory limit.
+    refused: AtomicU64,
+}
+
+/// A request that waits or is worked on.
+struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    fn new(depth: &Arc<AtomicUsize>) -> Self {
+        depth.fetch_add(1, Relaxed);
+        Self(Arc::clone(depth))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
 }
 
 /// Whether the result of some work is still wanted.
@@ -72,7 +92,7 @@ impl WorkPool {
             .key_messages(MAX_WAITING_PER_CONNECTION)
             .niceness(NICENESS)
             .start(handle)?;
-        Ok(Self { pool })
+        Ok(Self { pool, depth: Arc::default(), refused: AtomicU64::new(0) })
     }
 
     /// Does work for a connection when its earlier work is done. Dropping the future cancels it.
@@ -84,7 +104,9 @@ impl WorkPool {
         let (reply, result) = oneshot::channel();
         let cancelled = Cancelled::default();
         let guard = CancelOnDrop(cancelled.clone());
+        let counted = Counted::new(&self.depth);
         let job = move || {
+            let _counted = counted;
             if !cancelled.is_cancelled() {
                 // The caller may have gone away meanwhile.
                 let _ = reply.send(work(&cancelled));
@@ -101,7 +123,7 @@ impl WorkPool {
 
     /// The number of requests that wait or are worked on.
     pub(crate) fn depth(&self) -> usize {
-        self.pool.depth()
+        self.depth.load(Relaxed)
     }
 
     /// The number of requests that were begun here.
@@ -109,9 +131,16 @@ impl WorkPool {
         self.pool.stats().submitted
     }
 
-    /// The number of requests that were refused because too many waited.
+    /// Refuses a request because the connections hold more memory than they may.
+    pub(crate) fn refuse(&self) -> RequestError {
+        self.refused.fetch_add(1, Relaxed);
+        let message = "the connections of the server hold too much memory: try again later; this request was not run";
+        RequestError::new(Code::Backpressure, message)
+    }
+
+    /// The number of requests that were refused because too many waited, or because of the memory limit.
     pub(crate) fn rejected(&self) -> u64 {
-        self.pool.stats().rejected
+        self.pool.stats().rejected + self.refused.load(Relaxed)
     }
 }
 

@@ -135,6 +135,8 @@ struct State {
     owes_notice: bool,
     /// It ends, and the peer is not waited for.
     given_up: bool,
+    /// It has let others run before it because the memory limit is exceeded.
+    has_yielded: bool,
 }
 
 /// On whose account a connection ends.
@@ -236,6 +238,13 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<CloseReason<P>> {
         self.register(context);
+        // Connections that are being closed run first, and release what they hold. Once, so that no connection waits for another.
+        self.state.has_yielded =
+            !self.state.has_yielded && self.context.is_memory_exceeded() && !self.queues.outbox.has_signals();
+        if self.state.has_yielded {
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         if self.replies.len() > 1 {
             self.replies.poll_ahead(context);
         }
@@ -272,7 +281,6 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                 return Poll::Ready(*reason);
             }
             if self.context.is_memory_exceeded() {
-                // Connections that are being closed run first, and release what they hold.
                 break;
             }
         }

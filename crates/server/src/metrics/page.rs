@@ -99,7 +99,11 @@ impl Page {
             ),
             ("requests_timed_out", "Requests that missed their deadline", count(&counters.timed_out)),
             ("requests_on_pool", "Requests that were costly and ran on the pool", server.work.submitted()),
-            ("requests_pool_full", "Requests not run because too many waited for the pool", server.work.rejected()),
+            (
+                "requests_pool_full",
+                "Costly requests not run: too many waited, or the memory limit was exceeded",
+                server.work.rejected(),
+            ),
             ("requests_slow", "Requests that were logged as slow", count(&counters.slow)),
             ("logins_failed", "Logins that failed", count(&counters.logins_failed)),
             (

@@ -27,13 +27,14 @@ use tidewire_store::Filter;
 
 pub(crate) use self::server::server_stats;
 use self::table::OperationId;
+use crate::RequestError;
 use crate::protocol::reply::Data;
 use crate::protocol::request::{Params, Request};
 use crate::session::caller::Caller;
 use crate::session::connection::Connection;
 use crate::session::rate_limit::RateKey;
 use crate::state::ServerState;
-use crate::RequestError;
+use crate::work::Cancelled;
 
 /// What a request is answered with.
 pub(crate) type Outcome = Result<Data, RequestError>;
@@ -129,14 +130,28 @@ const MAX_INLINE_ENTRIES: usize = 500;
 
 /// Answers with a listing: on this thread if it has few entries, else on the pool.
 fn listing(call: &Call<'_>, entries: usize, make: impl FnOnce(&ServerState) -> Outcome + Send + 'static) -> Handled {
-    if entries <= MAX_INLINE_ENTRIES { make(call.server).map(Answer::Now) } else { Ok(on_pool(call, make)) }
+    if entries <= MAX_INLINE_ENTRIES {
+        return make(call.server).map(Answer::Now);
+    }
+    Ok(on_pool(call, |server, _| make(server)))
 }
 
-/// Answers on the pool.
-fn on_pool(call: &Call<'_>, make: impl FnOnce(&ServerState) -> Outcome + Send + 'static) -> Answer {
-    let server = Arc::clone(call.server);
-    let made = call.server.work.run(call.connection.number, move |_| make(&server));
-    Answer::later(async move { made.await? })
+/// Answers on the pool. The memory of the answer is the connection's from the moment that it is made, and none is made while the
+/// connections hold more than they may: those that are being closed have to release their memory first.
+fn on_pool(call: &Call<'_>, make: impl FnOnce(&ServerState, &Cancelled) -> Outcome + Send + 'static) -> Answer {
+    let (server, sink) = (Arc::clone(call.server), Arc::clone(&call.connection.sink));
+    let made = call.server.work.run(call.connection.number, move |cancelled| {
+        if server.memory.used() > server.memory.max_bytes() {
+            return Err(server.work.refuse());
+        }
+        let data = make(&server, cancelled)?;
+        let held = sink.hold(data.written_bytes());
+        Ok((data, held))
+    });
+    Answer::later(async move {
+        let (data, _held) = made.await??;
+        Ok(data)
+    })
 }
 
 /// Checks whether a caller may use an operation on a target. Returns the filter of the rows that it may touch; none for all rows.

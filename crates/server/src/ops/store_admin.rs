@@ -86,7 +86,7 @@ pub(super) fn list_queries(call: &Call<'_>) -> Handled {
     call.admit_to(Target::Everything)?;
     let caller = call.caller.has_row_filters().then(|| call.caller.clone());
     // A definition may be large.
-    Ok(on_pool(call, move |server| list_all_queries(server, caller.as_ref())))
+    Ok(on_pool(call, move |server, _| list_all_queries(server, caller.as_ref())))
 }
 
 /// Lists all queries. A caller from whom rows are hidden sees those to which it may subscribe, and the definitions of those that

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value as Json, json};
 use tidewire_store::{Bucket, Budget, Exceeded, Filter, Parameters, Query, Row, Snapshot};
 
-use super::{Answer, Call, Handled, Target, check_conditions};
+use super::{Answer, Call, Handled, Target, check_conditions, on_pool};
 use crate::RequestError;
 use crate::protocol::reply::{Data, append_rows};
 use crate::protocol::request::Params;
@@ -188,12 +188,11 @@ fn read(
         Err(Failed::Exceeded(Exceeded::Work)) => {}
         done => return Ok(Answer::Now(done?)),
     }
-    let done = call.server.work.run(call.connection.number, move |cancelled| {
+    Ok(on_pool(call, move |_, cancelled| {
         let cancelled = cancelled.clone();
         let budget = Budget::unlimited().stop_when(move || cancelled.is_cancelled());
         run_within(&run, &query, &snapshot, now, max_bytes, budget).map_err(RequestError::from)
-    });
-    Ok(Answer::later(async move { done.await? }))
+    }))
 }
 
 /// The memory that a read may take besides its result, as a multiple of the limit of the result, and at least.

@@ -37,6 +37,14 @@ impl Data {
         Self::Written(text)
     }
 
+    /// The memory of the text, if it is written already.
+    pub(crate) fn written_bytes(&self) -> usize {
+        match self {
+            Self::Written(text) => text.capacity(),
+            _ => 0,
+        }
+    }
+
     /// A list of values between two texts, of at most `max` bytes. It is not built any further than that.
     pub(crate) fn list(
         before: &str,

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
-use tidewire_conn::{Message, PushError, PushHandle, PushPolicy, PushPriority, ReplyTicket, Slot};
+use tidewire_conn::{Held, Message, PushError, PushHandle, PushPolicy, PushPriority, ReplyTicket, Slot};
 use tidewire_live::Mode;
 use tokio::time::Instant;
 
@@ -62,6 +62,10 @@ impl PushSink for SocketSink {
 
     fn take_back(&self, subscription: u64) -> bool {
         self.handle.take_back(Slot(subscription))
+    }
+
+    fn hold(&self, bytes: usize) -> Option<Held> {
+        self.handle.account().map(|account| account.hold(bytes))
     }
 
     fn close(&self, disconnect: Disconnect) {

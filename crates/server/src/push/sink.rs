@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use tidewire_conn::Held;
+
 use crate::protocol::disconnect::Disconnect;
 
 /// The transport of a connection, as its subscriptions and the request path see it.
@@ -14,6 +16,9 @@ pub(crate) trait PushSink: fmt::Debug + Send + Sync {
 
     /// Drops the unsent pushes of a subscription that has ended, or whose rows have changed. Returns whether there were any.
     fn take_back(&self, subscription: u64) -> bool;
+
+    /// Records memory that is kept on behalf of the connection, until the result is dropped. None if the transport has no limit.
+    fn hold(&self, bytes: usize) -> Option<Held>;
 
     /// Ends the connection.
     fn close(&self, disconnect: Disconnect);

@@ -133,10 +133,17 @@ fn permissions_of_the_file_apply() {
     assert_eq!(no_rule.access("store.get", Some("c")), Access::Denied);
 }
 
+/// Asserts the first error of each `auth` object.
+fn assert_errors(world: &World, cases: &[(&str, &str)]) {
+    for (auth, line) in cases {
+        assert_eq!(world.errors_of("c.json", format!("{{\"auth\": {auth}}}"))[0], *line, "{auth}");
+    }
+}
+
 #[test]
 fn errors_of_auth_are_reported() {
-    let world = World::new().variable("SECRET", SECRET).variable("SHORT", "s3cret");
-    for (auth, line) in [
+    let world = World::new().variable("SECRET", SECRET);
+    let cases = [
         (
             r#"{"tokens": {"t": {"userId": "u"}}, "jwt": {"secretEnv": "SECRET"}}"#,
             "c.json:1:52: `auth`: `tokens` and `jwt` exclude each other; give only one of them",
@@ -170,6 +177,24 @@ fn errors_of_auth_are_reported() {
             r#"{"tokens": {"t": {"userId": "u"}, "t": {"userId": "v"}}}"#,
             "c.json:1:44: duplicate key `auth.tokens.*`, first given in line 1",
         ),
+        (
+            r#"{"tokens": {"sha256:12": {"userId": "u"}}}"#,
+            "c.json:1:35: `auth.tokens.*`: the token of \"u\" begins with `sha256:`; expected 64 hexadecimal digits after it: `printf %s TOKEN | sha256sum`",
+        ),
+    ];
+    assert_errors(&world, &cases);
+    let flag =
+        "--auth: this version has no built-in identity; configure `auth.tokens` or `auth.jwt` instead, or remove it";
+    assert_eq!(world.errors(&["--auth", "--admin-secret", "s"]), [flag]);
+    // The variable overrides the file.
+    let file = world.file("c.json", r#"{"auth": {"builtIn": true}}"#);
+    assert!(world.variable("TIDEWIRE_AUTH", "no").load(&["-c", &file]).is_ok());
+}
+
+#[test]
+fn errors_of_jwt_are_reported() {
+    let world = World::new().variable("SECRET", SECRET).variable("SHORT", "s3cret");
+    let cases = [
         (r#"{"jwt": {"secret": 17}}"#, "c.json:1:29: expected a string for `auth.jwt.secret`, got a number"),
         (
             r#"{"jwt": {"secret": "s", "secretEnv": "SECRET"}}"#,
@@ -208,10 +233,6 @@ fn errors_of_auth_are_reported() {
             "c.json:1:18: `auth.jwt`: user and roles are read from the same claim \"roles\"; use two claims",
         ),
         (
-            r#"{"tokens": {"sha256:12": {"userId": "u"}}}"#,
-            "c.json:1:35: `auth.tokens.*`: the token of \"u\" begins with `sha256:`; expected 64 hexadecimal digits after it: `printf %s TOKEN | sha256sum`",
-        ),
-        (
             r#"{"jwt": {"jwksFile": "/dev/null"}}"#,
             "c.json:1:31: `auth.jwt.jwksFile`: invalid key set: EOF while parsing a value at line 1 column 0; expected an object with a list \"keys\" (JWKS)",
         ),
@@ -235,15 +256,8 @@ fn errors_of_auth_are_reported() {
             r#"{"jwt": {"algorithm": "RS256", "publicKeyFile": "no.pem"}}"#,
             "c.json:1:58: `auth.jwt.publicKeyFile`: cannot read the file no.pem: No such file or directory (os error 2)",
         ),
-    ] {
-        assert_eq!(world.errors_of("c.json", format!("{{\"auth\": {auth}}}"))[0], line, "{auth}");
-    }
-    let flag =
-        "--auth: this version has no built-in identity; configure `auth.tokens` or `auth.jwt` instead, or remove it";
-    assert_eq!(world.errors(&["--auth", "--admin-secret", "s"]), [flag]);
-    // The variable overrides the file.
-    let file = world.file("c.json", r#"{"auth": {"builtIn": true}}"#);
-    assert!(world.variable("TIDEWIRE_AUTH", "no").load(&["-c", &file]).is_ok());
+    ];
+    assert_errors(&world, &cases);
 }
 
 #[test]

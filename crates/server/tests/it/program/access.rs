@@ -11,8 +11,8 @@ fn file(dir: &WorkDir, auth: &Json) {
 fn boats() -> Json {
     json!({
         "tokens": {
-            "77ab03d9": {"userId": "ann", "roles": ["member"]},
-            "1f0c8a52": {"userId": "ada", "roles": ["admin"]},
+            "77ab03d9c1e2485f9a0b1c2d3e4f5061": {"userId": "ann", "roles": ["member"]},
+            "1f0c8a5277ab03d9c1e2485f9a0b1c2d": {"userId": "ada", "roles": ["admin"]},
         },
         "permissions": {"default": "deny", "rules": [
             {"role": "member", "allow": "store.*", "buckets": ["boats"], "where": {"owner": "{{ session.userId }}"}},
@@ -56,7 +56,7 @@ fn check_lists_what_clients_may_do() {
 #[test]
 fn the_start_and_check_warn_of_what_is_open() {
     let dir = WorkDir::new();
-    file(&dir, &json!({"required": false, "tokens": {"77ab03d9": {"userId": "ann"}}}));
+    file(&dir, &json!({"required": false, "tokens": {"77ab03d9c1e2485f9a0b1c2d3e4f5061": {"userId": "ann"}}}));
     let check = dir.run(&["--config", "c.json", "--check"]);
     assert_eq!(check.code, Some(0));
     let expected: Vec<String> =

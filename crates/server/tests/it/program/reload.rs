@@ -28,7 +28,8 @@ fn token(user_id: &str) -> String {
 }
 
 fn settings(tokens: &Json) -> Json {
-    json!({"engine": "memory", "rateLimit": {"maxRequests": 1000, "windowMs": 1000}, "auth": {"tokens": tokens}})
+    let auth = json!({"tokens": tokens, "permissions": {"default": "allow"}});
+    json!({"engine": "memory", "rateLimit": {"maxRequests": 1000, "windowMs": 1000}, "auth": auth})
 }
 
 async fn log_in(server: &ServerProcess, token: &str) -> Result<Client, String> {
@@ -207,7 +208,8 @@ async fn a_key_that_is_removed_from_the_key_set_ends_its_sessions() {
     let mut set: Json = serde_json::from_str(&read("jwks.json")).unwrap();
     let dir = WorkDir::new();
     dir.file("jwks.json", set.to_string());
-    dir.file("c.json", json!({"engine": "memory", "auth": {"jwt": {"jwksFile": "jwks.json"}}}).to_string());
+    let auth = json!({"jwt": {"jwksFile": "jwks.json"}, "permissions": {"default": "allow"}});
+    dir.file("c.json", json!({"engine": "memory", "auth": auth}).to_string());
     let server = dir.start(&["--config", "c.json"]);
     let mut clients = Vec::new();
     for name in ["rs256.jwt", "es256.jwt", "eddsa.jwt"] {
