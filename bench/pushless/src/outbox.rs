@@ -43,6 +43,10 @@ impl<F: FrameLike> Outbox<F> {
         Err(PushError::Closed)
     }
 
+    pub(crate) fn push_next(&self, _: Slot, _: F, _: Option<ReplyTicket>) -> Result<(), PushError> {
+        Err(PushError::Closed)
+    }
+
     pub(crate) fn push_ahead(&self, _: F) {}
 
     pub(crate) fn wake(&self) {
