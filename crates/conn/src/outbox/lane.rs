@@ -96,8 +96,8 @@ impl<F> Lane<F> {
         taken
     }
 
-    /// Gives back the room of frames that were taken, if nobody waits for it. Otherwise returns the line, to which it is to be
-    /// [added](Line::add) without the lock, and which is then to be [left](Self::leave).
+    /// Gives back the capacity of frames that were taken. If pushers wait for it, returns their line instead: the capacity is to be
+    /// [added](Line::add) to it without the lock, and then the line is to be [left](Self::leave).
     pub(super) fn give_back(&mut self, frames: usize, bytes: usize) -> Option<Arc<Line>> {
         if self.line.is_some() {
             return Some(self.join());
@@ -173,7 +173,7 @@ impl Line {
         true
     }
 
-    /// Gives back the room of frames. Whoever is woken may run at once.
+    /// Gives back the capacity of frames. Pushers that are woken may run at once.
     pub(super) fn add(&self, frames: usize, bytes: usize) {
         self.frames.add_permits(frames);
         self.bytes.add_permits(bytes);

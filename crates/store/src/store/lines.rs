@@ -2,7 +2,7 @@
 //!
 //! An owner is charged for its items. Queued items are bounded by number and bytes, in total and per owner. An item for which there
 //! is no capacity is *outside*: it waits in the line of its owner, and can be canceled by its ticket. Capacity goes to the owners
-//! with outside items by turns. An owner at its own bound has no turn, and therefore delays nobody else.
+//! with outside items by turns. An owner at its own bound has no turn, and therefore delays no other.
 //!
 //! Queued items are served by [`Turns`]. An owner may have several flows of items, which share what is the owner's: the cost of an
 //! item counts once for each flow of its owner that has items. So a second flow gives an owner no larger share.

@@ -110,7 +110,7 @@ impl<T> Turns<T> {
         if !is_idle {
             self.add_turn(start, flow);
         } else if self.order.is_empty() {
-            // Nothing waits, so there is nobody to whom any flow owes a turn.
+            // Nothing waits, so it does not matter how much work each flow has had.
             self.now = self.now.max(start);
             self.forget(|_| true);
         } else if self.flows.len() > self.order.len() + MAX_IDLE_FLOWS {
