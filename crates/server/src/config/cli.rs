@@ -15,6 +15,7 @@ Examples:
   tidewire --port 0 --engine memory         serve on a free port, store nothing
   tidewire --config tidewire.json --check   check a configuration file, and list what clients may do
   TIDEWIRE_PORT=9000 tidewire -c app.toml -H 0.0.0.0
+  tidewire check-access --help              explain why a client may or may not use an operation
   tidewire backup /backup/monday            copy the data of a stopped server
   TIDEWIRE_TOKEN=... tidewire revoke mara   end the sessions of a user, and refuse its logins";
 
@@ -42,8 +43,8 @@ Example:
 Exit codes: 0 if the user is revoked, 1 if the server cannot be reached or refuses it, 2 for invalid arguments.";
 
 const CHECK_ACCESS_HELP: &str = "\
-Without --role, --user and --metadata the question is about a client that has not logged in. The exit code is 0 if the operation \
-is allowed, 1 if it is not, and 2 for invalid arguments or settings. A running server answers the same question for a user or a \
+Without --role, --user and --metadata the answer is for a client that has not logged in. The exit code is 0 if the operation \
+is allowed, 1 if it is not, and 2 for invalid arguments or settings. A running server answers the same for a user or a \
 connection: see the admin operation `auth.explain`.
 
 Examples:
@@ -134,7 +135,7 @@ fn metadata(text: &str) -> Result<Map<String, Json>, String> {
     serde_json::from_str(text).map_err(|error| format!("expected a JSON object, such as {{\"team\":\"red\"}}: {error}"))
 }
 
-/// The flags of all commands.
+/// The flags of commands that use the data directory.
 #[derive(Debug, Clone, Default, Args)]
 pub(super) struct StorageFlags {
     /// The configuration file, .json or .toml
@@ -152,7 +153,7 @@ pub(super) struct Flags {
     #[command(flatten)]
     pub(super) storage: StorageFlags,
 
-    /// Check the settings, print all errors or what clients may do, and exit
+    /// Check the settings, print all errors, or warnings and what clients may do, and exit
     #[arg(long, help_heading = "Running")]
     pub(super) check: bool,
     /// The name of the server, sent to clients [default: tidewire]
@@ -184,7 +185,8 @@ pub(super) struct Flags {
     /// The address of /metrics and of the details of /health, apart from the port of clients [default: none]
     #[arg(long, value_name = "ADDRESS:PORT", help_heading = "Listening")]
     pub(super) admin_listen: Option<String>,
-    /// The proxies whose X-Forwarded-For is believed: addresses or networks, separated by commas [default: none]
+    /// The proxies whose Forwarded and X-Forwarded-* headers name the client: addresses or networks, separated by commas
+    /// [default: none]
     #[arg(long, value_name = "NETWORKS", help_heading = "Listening")]
     pub(super) trusted_proxies: Option<String>,
 
@@ -213,7 +215,7 @@ pub(super) struct Flags {
     /// The largest number of connections [default: 100000]
     #[arg(long, value_name = "N", help_heading = "Limits", allow_negative_numbers = true)]
     pub(super) max_connections: Option<String>,
-    /// The largest number of connections of one IP address [default: no limit]
+    /// The largest number of sockets of one IP address (IPv6: of a /64) [default: no limit]
     #[arg(long, value_name = "N", help_heading = "Limits", allow_negative_numbers = true)]
     pub(super) max_connections_per_ip: Option<String>,
 
@@ -227,7 +229,7 @@ pub(super) struct Flags {
     /// the server's own host]
     #[arg(long, value_name = "ORIGINS", help_heading = "Access")]
     pub(super) allowed_origins: Option<String>,
-    /// The names of the server that browser pages may use without a login, separated by commas [default: none]
+    /// The names under which browser pages may reach the server if no login is required, separated by commas [default: none]
     #[arg(long, value_name = "HOSTS", help_heading = "Access")]
     pub(super) allowed_hosts: Option<String>,
     /// Leave the details out of errors
