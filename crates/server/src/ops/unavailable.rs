@@ -10,8 +10,9 @@ use crate::{Code, RequestError};
 const MAX_NAME: usize = 48;
 
 /// The prefixes of operations that need a part of the server, and what to say without it.
-const PARTS: [(&str, Capabilities, &str); 4] = [
+const PARTS: [(&str, Capabilities, &str); 5] = [
     ("auth.", Capabilities::AUTH, "this server has no logins"),
+    ("server.revoke", Capabilities::AUTH, "this server has no logins"),
     ("audit.", Capabilities::AUDIT, "this version keeps no audit log"),
     ("procedures.", Capabilities::PROCEDURES, "this version has no procedures"),
     ("server.backup", Capabilities::BACKUP, "this server has no backup directory: set \"backupDir\""),
