@@ -4,8 +4,7 @@
 //! is no capacity is *outside*: it waits in the line of its owner, and can be canceled by its ticket. Capacity goes to the owners
 //! with outside items by turns. An owner at its own bound has no turn, and therefore delays no other.
 //!
-//! Queued items are served by [`Turns`]. An owner may have several flows of items, which share what is the owner's: the cost of an
-//! item counts once for each flow of its owner that has items. So a second flow gives an owner no larger share.
+//! Queued items are served by [`Turns`].
 
 use std::collections::{HashMap, VecDeque};
 
@@ -82,8 +81,6 @@ struct Line<T> {
     queued: usize,
     /// The sum of their charges.
     charged: usize,
-    /// The number of flows that have queued items, or are being served.
-    flows: u32,
     /// Whether the owner is in [`Lines::entering`].
     is_entering: bool,
 }
@@ -97,7 +94,7 @@ struct Entry<T> {
 
 impl<T> Line<T> {
     fn new() -> Self {
-        Self { outside: VecDeque::new(), queued: 0, charged: 0, flows: 0, is_entering: false }
+        Self { outside: VecDeque::new(), queued: 0, charged: 0, is_entering: false }
     }
 
     fn has_capacity(&self, bounds: &Bounds, bytes: usize) -> bool {
@@ -110,7 +107,7 @@ impl<T> Line<T> {
     }
 
     fn is_empty(&self) -> bool {
-        self.outside.is_empty() && self.queued == 0 && self.flows == 0
+        self.outside.is_empty() && self.queued == 0
     }
 }
 
@@ -157,11 +154,10 @@ impl<T> Lines<T> {
         self.queued.items += 1;
         self.queued.bytes += bytes;
         self.queued.charged += charge;
-        let is_new_flow = self.turns.push(flow, (bytes, item));
+        self.turns.push(flow, (bytes, item));
         if let Some(line) = self.by_owner.get_mut(&flow.owner) {
             line.queued += 1;
             line.charged += charge;
-            line.flows += u32::from(is_new_flow);
         }
     }
 
@@ -183,14 +179,7 @@ impl<T> Lines<T> {
 
     /// Charges the owner of the last item that was taken, once.
     pub(super) fn finish(&mut self, cost: u64) {
-        let Some(Flow { owner, .. }) = self.turns.serving() else { return };
-        let flows = self.by_owner.get(&owner).map_or(1, |line| line.flows);
-        if self.turns.finish(cost.saturating_mul(flows.into()))
-            && let Some(line) = self.by_owner.get_mut(&owner)
-        {
-            line.flows -= 1;
-            self.tidy(owner);
-        }
+        self.turns.finish(cost);
     }
 
     /// Takes an outside item out of its line. Returns `None` if it is queued or was taken.
