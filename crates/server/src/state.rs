@@ -188,10 +188,12 @@ impl ServerState {
         config.get("bucket").and_then(Json::as_str).map(str::to_owned)
     }
 
-    /// Computes the programmatic query of a subscription on a thread that may block.
+    /// Computes the programmatic query of a subscription on a thread that may block, unless that is scheduled already.
     pub(crate) fn compute_later(self: &Arc<Self>, subscription: u64) {
-        let server = Arc::clone(self);
-        drop(self.runtime.spawn_blocking(move || server.programmatic.compute_for(subscription)));
+        if self.programmatic.schedule(subscription) {
+            let server = Arc::clone(self);
+            drop(self.runtime.spawn_blocking(move || server.programmatic.compute_scheduled(subscription)));
+        }
     }
 
     /// Validates further logins by this validator, and ends the connections whose session it does not keep. Their users may log in

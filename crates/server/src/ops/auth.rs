@@ -105,8 +105,10 @@ fn record_failure(server: &ServerState, connection: &Connection, reason: &'stati
 /// Replaces the login of a connection. Called by the owner of the connection, so no subscription is polled meanwhile, and none shows
 /// rows of another user.
 fn change_login(server: &ServerState, connection: &Arc<Connection>, login: Option<Arc<Login>>) {
-    review(connection, &Caller::new(server.auth.clone(), login.clone()));
-    connection.set_login(login);
+    if login.is_some() || connection.login().is_some() {
+        review(connection, &Caller::new(server.auth.clone(), login.clone()));
+        connection.set_login(login);
+    }
 }
 
 fn session_json(session: &Session) -> Json {

@@ -30,6 +30,7 @@ use self::table::OperationId;
 use crate::RequestError;
 use crate::protocol::reply::Data;
 use crate::protocol::request::{Params, Request};
+use crate::session::address_limit::network;
 use crate::session::caller::Caller;
 use crate::session::connection::Connection;
 use crate::session::rate_limit::RateKey;
@@ -180,7 +181,7 @@ fn check_conditions(server: &ServerState, filter: &Filter) -> Result<(), Request
 #[inline]
 fn limit_rate(server: &ServerState, connection: &Connection, caller: &Caller) -> Result<(), RequestError> {
     let Some(rate_limiter) = &server.rate_limiter else { return Ok(()) };
-    let address = RateKey::Address(connection.address);
+    let address = RateKey::Address(network(connection.address));
     let key = caller.user_id().map_or(address, RateKey::User);
     rate_limiter.take(key, server.store.now()).map_err(|retry_after| {
         server.counters.rate_limited.fetch_add(1, Relaxed);

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use super::subscribe::{Subscribed, permit_query, reopen};
+use super::subscribe::{QueryTarget, Subscribed, permit_query, reopen};
 use super::table::OperationId;
 use crate::push::subscription::Source;
 use crate::session::caller::Caller;
 use crate::session::connection::Connection;
+use crate::{Code, RequestError};
 
 /// Reviews the subscriptions of a connection for another caller. Those that it may not have end, and those that show it other rows
 /// begin anew with the whole result. Unsent pushes of both are dropped.
@@ -16,22 +17,31 @@ use crate::session::connection::Connection;
 pub(super) fn review(connection: &Arc<Connection>, caller: &Caller) {
     let (server, operation) = (&connection.server, OperationId::subscribe());
     for subscription in connection.subscriptions() {
-        let query = Subscribed::from(&subscription.source);
+        let source = &subscription.source;
+        if let Source::Named { name, bucket, .. } = source
+            && server.bucket_of_query(name).as_deref() != Some(bucket)
+        {
+            // The permission would be that for another bucket. Live queries end it too, but perhaps after the reply.
+            subscription.end(RequestError::new(Code::QueryNotDefined, format!("query \"{name}\" is not defined")));
+            continue;
+        }
         let permitted = caller.check_tier(Some(operation));
-        let row_filter = match permitted.and_then(|()| permit_query(server, caller, operation, &query)) {
+        let target = QueryTarget::from(source);
+        let row_filter = match permitted.and_then(|()| permit_query(server, caller, operation, target)) {
             Ok(row_filter) => row_filter,
             Err(error) => {
                 subscription.end(error);
                 continue;
             }
         };
-        if let Source::Programmatic { .. } = &subscription.source {
+        if let Source::Programmatic { .. } = source {
             if let Some(login) = server.programmatic.change_caller(subscription.number, caller.clone()) {
                 subscription.change_login(login);
                 server.compute_later(subscription.number);
             }
-        } else if !subscription.has_row_filter(row_filter.as_ref()) {
-            let reopening = reopen(connection, query, subscription.mode, caller.clone(), row_filter.clone());
+        } else if !subscription.shows(row_filter.as_ref()) {
+            let reopening =
+                reopen(connection, Subscribed::from(source), subscription.mode, caller.clone(), row_filter.clone());
             subscription.reopen(reopening, row_filter);
         }
     }

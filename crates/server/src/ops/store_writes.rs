@@ -11,6 +11,7 @@ use super::{Answer, Call, Handled, Target, check_conditions};
 use crate::RequestError;
 use crate::protocol::reply::Data;
 use crate::protocol::request::Params;
+use crate::session::address_limit::network;
 use crate::session::decision::Refusal;
 use crate::session::rate_limit::RateKey;
 
@@ -169,7 +170,7 @@ pub(super) fn write(
 pub(super) fn owner(call: &Call<'_>) -> u64 {
     match call.caller.user_id() {
         None if call.connection.is_local() => WriteOptions::default().owner,
-        None => call.server.hash_owner(RateKey::Address(call.connection.address)),
+        None => call.server.hash_owner(RateKey::Address(network(call.connection.address))),
         Some(user) => call.server.hash_owner(RateKey::User(user)),
     }
 }

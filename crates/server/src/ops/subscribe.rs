@@ -26,7 +26,7 @@ pub(super) fn subscribe(call: &Call<'_>) -> Handled {
     if let Subscribed::Inline(query) = &subscribe.query {
         check_conditions(call.server, &query.filter)?;
     }
-    let row_filter = permit_query(call.server, &call.caller, call.operation, &subscribe.query)
+    let row_filter = permit_query(call.server, &call.caller, call.operation, subscribe.query.target())
         .inspect_err(|_| call.progress.set(super::Progress::Refused))?;
     call.admit()?;
     let (connection, caller, operation) = (Arc::clone(call.connection), call.caller.clone(), call.operation);
@@ -39,11 +39,14 @@ pub(super) fn unsubscribe(call: &Call<'_>) -> Handled {
     let number = id.strip_prefix("sub-").and_then(|number| number.parse().ok());
     // A number can be written in several ways, and only one of them is the id.
     let number = number.filter(|number: &u64| *id == format!("sub-{number}"));
-    if number.is_some_and(|number| call.connection.unsubscribe(number)) {
-        return Ok(Data::text("{\"unsubscribed\":true}").into());
-    }
-    let shown: String = id.chars().take(64).collect();
-    Err(RequestError::new(Code::NotFound, format!("this connection has no subscription \"{shown}\"")))
+    let (connection, shown) = (Arc::clone(call.connection), id.chars().take(64).collect::<String>());
+    // Later, because the owner of the connection must do it: this may run on the pool.
+    Ok(Answer::later(async move {
+        if number.is_some_and(|number| connection.unsubscribe(number)) {
+            return Ok(Data::text("{\"unsubscribed\":true}"));
+        }
+        Err(RequestError::new(Code::NotFound, format!("this connection has no subscription \"{shown}\"")))
+    }))
 }
 
 /// The parameters of `store.subscribe`.
@@ -61,11 +64,36 @@ pub(super) enum Subscribed {
     Inline(Box<Query>),
 }
 
+/// What permissions depend on.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum QueryTarget<'a> {
+    Bucket(&'a str),
+    Named(&'a str),
+}
+
+impl Subscribed {
+    fn target(&self) -> QueryTarget<'_> {
+        match self {
+            Self::Inline(query) => QueryTarget::Bucket(&query.bucket),
+            Self::Named { name, .. } => QueryTarget::Named(name),
+        }
+    }
+}
+
+impl<'a> From<&'a Source> for QueryTarget<'a> {
+    fn from(source: &'a Source) -> Self {
+        match source {
+            Source::Inline(query) => Self::Bucket(&query.bucket),
+            Source::Named { name, .. } | Source::Programmatic { name, .. } => Self::Named(name),
+        }
+    }
+}
+
 impl From<&Source> for Subscribed {
     fn from(source: &Source) -> Self {
         match source {
             Source::Inline(query) => Self::Inline(query.clone()),
-            Source::Named { name, params } => {
+            Source::Named { name, params, .. } => {
                 Self::Named { name: name.to_string(), params: params.iter().cloned().collect() }
             }
             Source::Programmatic { name, params } => Self::Named { name: name.to_string(), params: (**params).clone() },
@@ -103,8 +131,7 @@ impl Subscribe {
 
 /// Checks whether a caller may subscribe to a named query. Returns the filter of the rows that it may see; none for all rows.
 pub(super) fn permit_named(server: &ServerState, caller: &Caller, name: &str) -> Result<Option<Filter>, RequestError> {
-    let query = Subscribed::Named { name: name.to_owned(), params: Map::new() };
-    permit_query(server, caller, OperationId::subscribe(), &query)
+    permit_query(server, caller, OperationId::subscribe(), QueryTarget::Named(name))
 }
 
 /// Checks whether a caller may subscribe to a query. Returns the filter of the rows that it may see; none for all rows.
@@ -112,11 +139,11 @@ pub(super) fn permit_query(
     server: &ServerState,
     caller: &Caller,
     operation: OperationId,
-    query: &Subscribed,
+    target: QueryTarget<'_>,
 ) -> Result<Option<Filter>, RequestError> {
-    let name = match query {
-        Subscribed::Inline(query) => return permit(caller, operation, Target::Bucket(&query.bucket)),
-        Subscribed::Named { name, .. } => name,
+    let name = match target {
+        QueryTarget::Bucket(bucket) => return permit(caller, operation, Target::Bucket(bucket)),
+        QueryTarget::Named(name) => name,
     };
     if let Some(buckets) = server.programmatic.buckets(name) {
         if buckets.is_empty() {
@@ -167,7 +194,11 @@ async fn open(
     };
     let data = first.data(events.take_first(), server.options.max_result_bytes)?;
     let source = match query {
-        Subscribed::Named { name, params } => Source::Named { name: name.into(), params: params.into_iter().collect() },
+        Subscribed::Named { name, params } => {
+            // If it is not defined any more, the subscription is about to end.
+            let bucket = server.bucket_of_query(&name).unwrap_or_default().into();
+            Source::Named { name: name.into(), bucket, params: params.into_iter().collect() }
+        }
         Subscribed::Inline(query) => Source::Inline(query),
     };
     let opening = Opening { number, source, mode, is_extended, row_filter, permit };
@@ -196,7 +227,7 @@ async fn evaluate(
                 server.live.subscribe_named(name, params.clone(), row_filter.clone(), options).await?
             }
         };
-        let now = permit_query(server, caller, operation, query)?;
+        let now = permit_query(server, caller, operation, query.target())?;
         if now == row_filter {
             return Ok((events, row_filter));
         }

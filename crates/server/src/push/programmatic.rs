@@ -73,6 +73,8 @@ struct Subscriber {
     caller: Caller,
     /// The number of the login of the caller, counted from 0.
     login: u64,
+    /// Whether a computation is scheduled that has not begun.
+    is_scheduled: bool,
     /// Held while a result is computed and handed to the subscription, so that results come in order. The subscription can still
     /// end meanwhile.
     turn: Arc<Mutex<()>>,
@@ -118,21 +120,33 @@ impl ProgrammaticQueries {
     }
 
     /// Computes the query of this subscription whenever something has changed from now on. Something may have changed since its
-    /// first result, so it is to be [computed](Self::compute_for) once more.
+    /// first result, so it is to be [computed](Self::compute_scheduled) once more.
     pub(crate) fn subscribe(&self, subscription: &Arc<Subscription>, caller: Caller) {
         let mut subscribers = self.shared.subscribers();
         subscribers.by_number.retain(|_, subscriber| subscriber.subscription.strong_count() > 0);
-        let subscriber =
-            Subscriber { subscription: Arc::downgrade(subscription), caller, login: 0, turn: Arc::default() };
+        let subscriber = Subscriber {
+            subscription: Arc::downgrade(subscription),
+            caller,
+            login: 0,
+            is_scheduled: false,
+            turn: Arc::default(),
+        };
         subscribers.by_number.insert(subscription.number, subscriber);
     }
 
-    /// Computes the query of a subscription. May block.
-    pub(crate) fn compute_for(&self, number: u64) {
-        self.shared.compute_if(number, |_| true);
+    /// Notes that the query of a subscription is to be computed. Returns false if there is none, or if that was noted before.
+    pub(crate) fn schedule(&self, number: u64) -> bool {
+        let mut subscribers = self.shared.subscribers();
+        let Some(subscriber) = subscribers.by_number.get_mut(&number) else { return false };
+        !std::mem::replace(&mut subscriber.is_scheduled, true)
     }
 
-    /// Changes the caller of a subscription. Returns the number of its login. The query is to be [computed](Self::compute_for) again;
+    /// Computes the query of a subscription for which that was [scheduled](Self::schedule). May block.
+    pub(crate) fn compute_scheduled(&self, number: u64) {
+        self.shared.compute_if(number, |_| true, true);
+    }
+
+    /// Changes the caller of a subscription. Returns the number of its login. The query is to be [computed](Self::compute_scheduled) again;
     /// results for earlier logins may still come.
     pub(crate) fn change_caller(&self, number: u64, caller: Caller) -> Option<u64> {
         let mut subscribers = self.shared.subscribers();
@@ -198,7 +212,7 @@ impl Shared {
             let concerned: HashSet<&str> =
                 self.queries.iter().filter(|(_, known)| is_concerned(known)).map(|(name, _)| name.as_str()).collect();
             for number in numbers {
-                self.compute_if(number, |name| concerned.contains(name));
+                self.compute_if(number, |name| concerned.contains(name), false);
             }
         }
     }
@@ -218,7 +232,7 @@ impl Shared {
         }
     }
 
-    fn compute_if(&self, number: u64, is_concerned: impl Fn(&str) -> bool) {
+    fn compute_if(&self, number: u64, is_concerned: impl Fn(&str) -> bool, is_scheduled: bool) {
         let mut subscribers = self.subscribers();
         let Some(subscriber) = subscribers.by_number.get(&number) else { return };
         let Some(subscription) = subscriber.subscription.upgrade() else {
@@ -233,8 +247,12 @@ impl Shared {
         }
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         // The caller is read under the turn: a result for the previous login must not come after one for the current.
-        let known = |subscriber: &Subscriber| (subscriber.caller.clone(), subscriber.login);
-        let caller = self.subscribers().by_number.get(&number).map(known);
+        let begin = |subscriber: &mut Subscriber| {
+            // Only now, so that no more than one computation waits for its turn.
+            subscriber.is_scheduled &= !is_scheduled;
+            (subscriber.caller.clone(), subscriber.login)
+        };
+        let caller = self.subscribers().by_number.get_mut(&number).map(begin);
         if let Some((caller, login)) = caller.filter(|_| !subscription.has_ended()) {
             subscription.compute(login, self.compute(name, params, &caller));
         }

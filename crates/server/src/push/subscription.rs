@@ -30,6 +30,8 @@ use crate::{Code, RequestError};
 pub(crate) enum Source {
     Named {
         name: Box<str>,
+        /// The bucket that it reads.
+        bucket: Box<str>,
         /// A list, since it takes less memory than a map: it is read only when the login of the connection changes.
         params: Box<[(String, Json)]>,
     },
@@ -268,9 +270,10 @@ impl Subscription {
         self.wake_by_ref();
     }
 
-    /// Whether these are the rows that the subscriber may see; none for all.
-    pub(crate) fn has_row_filter(&self, row_filter: Option<&Filter>) -> bool {
-        self.feed().row_filter.as_deref() == row_filter
+    /// Whether it shows these rows; none for all. One that is being reopened does not show them yet, and does so for its caller.
+    pub(crate) fn shows(&self, row_filter: Option<&Filter>) -> bool {
+        let feed = self.feed();
+        feed.row_filter.as_deref() == row_filter && !matches!(feed.events, Events::Reopening(_))
     }
 
     /// Begins anew with other events, of which the first is the whole result. Called by the owner of the sink, so nothing is polled

@@ -91,10 +91,13 @@ impl Connection {
         }
     }
 
-    /// Replaces the login.
+    /// Replaces the login. A connection that has ended has none.
     pub(crate) fn set_login(&self, login: Option<Arc<Login>>) {
         self.set_session_expiry(login.as_deref());
-        self.state().login = login;
+        let mut state = self.state();
+        if state.closed.is_none() {
+            state.login = login;
+        }
     }
 
     /// Lets the subscriptions depend on this session from now on.

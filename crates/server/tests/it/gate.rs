@@ -27,7 +27,8 @@ impl Gate {
         self.waiting.load(SeqCst)
     }
 
-    fn pass(&self) {
+    /// Waits while it is shut.
+    pub(crate) fn pass(&self) {
         let mut is_shut = self.is_shut.lock().unwrap();
         if *is_shut {
             self.waiting.fetch_add(1, SeqCst);

@@ -1,13 +1,17 @@
 //! Sessions that are revoked, and subscriptions whose owner is another.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use serde_json::{Map, Value as Json, json};
 use tidewire::{Auth, ProgrammaticQuery, RequestError, Rule, Session, TokenValidator, Validation, View};
 use tidewire_store::Answer;
+use tidewire_testkit::{PATIENCE, wait_until_async};
+use tokio::sync::Notify;
 
 use crate::client::Client;
+use crate::gate::Gate;
 use crate::house::{House, ids, object, only, own_rows, tokens, user};
 use crate::page::{metric, wait_for};
 use crate::raw::Raw;
@@ -272,10 +276,15 @@ async fn nothing_for_other_eyes_comes_after_the_reply() {
 
 /// A client that subscribes to the deltas of all boats as a seer, and reads nothing while 200 boats of bob are inserted.
 async fn late_reader(house: &House) -> (Raw, String) {
+    late_reader_of(house, json!({"config": {"bucket": "boats"}})).await
+}
+
+async fn late_reader_of(house: &House, mut query: Json) -> (Raw, String) {
     let mut raw = Raw::small(&house.server).await;
     raw.send(r#"{"id":1,"type":"auth.login","token":"sea"}"#).await;
     assert_eq!(raw.json().await["type"], "result");
-    raw.send(r#"{"id":2,"type":"store.subscribe","config":{"bucket":"boats"},"mode":"delta"}"#).await;
+    (query["id"], query["type"], query["mode"]) = (json!(2), json!("store.subscribe"), json!("delta"));
+    raw.send(&query.to_string()).await;
     let subscription = raw.json().await["data"]["subscriptionId"].as_str().unwrap().to_owned();
     let before = metric(&house.server, "live_events_total").await;
     for number in 0..200 {
@@ -369,4 +378,98 @@ async fn a_login_that_times_out_changes_nothing() {
     house.write(|draft| draft.insert("boats", object(json!({"id": "b", "owner": "bob"})))).await;
     house.write(|draft| draft.insert("boats", object(json!({"id": "a", "owner": "ann"})))).await;
     assert_eq!(seen(&client.push().await), ["a"]);
+}
+
+/// The query is gone when the login changes, and live queries may not have ended the subscription yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_queued_delta_of_an_undefined_query_comes_after_a_login() {
+    let house = harbour(true).await;
+    let (mut raw, _) = late_reader_of(&house, json!({"query": "boats"})).await;
+    raw.send(r#"{"id":3,"type":"store.undefineQuery","name":"boats"}"#).await;
+    let pushed = pushed_after(&mut raw, &json!({"id": 4, "type": "auth.login", "token": "ann"})).await;
+    assert!(!pushed.iter().any(|push| push.to_string().contains("bobs")), "{pushed:?}");
+}
+
+/// However often a client logs in, one computation of its programmatic query runs and one waits.
+#[tokio::test(flavor = "multi_thread")]
+async fn logins_do_not_queue_computations() {
+    let gate = Arc::new(Gate::default());
+    let query = Arc::new(Counted { calls: AtomicUsize::new(0), gate: Arc::clone(&gate) });
+    let auth = only(tokens([user("ann", &["member"])]), [Rule::new("member", ["store.*"])]);
+    let house = House::open_with(auth, |options| {
+        options.queries.insert("counted".to_owned(), Arc::clone(&query) as Arc<dyn ProgrammaticQuery>);
+    })
+    .await;
+    house.bucket("boats", []).await;
+    let mut client = house.client("ann").await;
+    client.ask("store.subscribe", json!({"query": "counted"})).await;
+    let shut = gate.shut();
+    for _ in 0..100 {
+        client.ask("auth.login", json!({"token": "ann"})).await;
+    }
+    wait_until_async("a computation waits", PATIENCE, async || gate.waiting() == 1).await;
+    let before = query.calls.load(SeqCst);
+    drop(shut);
+    house.write(|draft| draft.insert("boats", object(json!({"id": "end"})))).await;
+    // The last result comes after all that was queued.
+    while client.push().await["data"] != 1 {}
+    assert!(query.calls.load(SeqCst) <= before + 3, "{} of {before}", query.calls.load(SeqCst));
+}
+
+/// The number of boats.
+#[derive(Debug)]
+struct Counted {
+    calls: AtomicUsize,
+    gate: Arc<Gate>,
+}
+
+impl ProgrammaticQuery for Counted {
+    fn buckets(&self) -> Vec<String> {
+        vec!["boats".to_owned()]
+    }
+
+    fn answer(&self, view: &View<'_>, _: &Map<String, Json>) -> Result<Json, RequestError> {
+        self.calls.fetch_add(1, SeqCst);
+        self.gate.pass();
+        match view.query(&json!({"bucket": "boats"}))? {
+            Answer::Records(records) => Ok(json!(records.len())),
+            Answer::Value(other) => panic!("records were expected, not {other:?}"),
+        }
+    }
+}
+
+/// A session that begins on a connection which was closed meanwhile can be revoked.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_login_on_a_closed_connection_does_not_begin() {
+    let (entered, release) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let house =
+        House::open(Auth::new(Arc::new(Waits { entered: Arc::clone(&entered), release: Arc::clone(&release) }))).await;
+    let client = house.server.client(Some(Session::new("ann", ["writer"])));
+    let login = tokio::spawn({
+        let client = client.clone();
+        async move { client.request::<Json>("auth.login", json!({"token": "bob"})).await }
+    });
+    entered.notified().await;
+    assert_eq!(house.server.revoke_user("ann"), 1);
+    release.notify_one();
+    let _ = login.await.unwrap();
+    // It would try again and again to end a session that a closed connection has.
+    assert_eq!(house.server.revoke_user("bob"), 0);
+    drop(client);
+}
+
+/// Lets a test act while a login is validated.
+struct Waits {
+    entered: Arc<Notify>,
+    release: Arc<Notify>,
+}
+
+impl TokenValidator for Waits {
+    fn validate<'a>(&'a self, token: &'a str, _: u64) -> Validation<'a> {
+        Box::pin(async move {
+            self.entered.notify_one();
+            self.release.notified().await;
+            Ok(Some(Session::new(token, ["writer"])))
+        })
+    }
 }
