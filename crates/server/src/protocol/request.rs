@@ -38,12 +38,17 @@ pub(crate) struct Request<'a> {
 
 impl Request<'_> {
     /// Returns an upper estimate of the memory that the parsed parameters take. A value of a few characters, such as an element of
-    /// a long array of numbers, takes many times its text.
+    /// a long array of numbers, takes many times its text. In a short text values are not counted, which takes as long as parsing
+    /// it: every second character may be one.
     pub(crate) fn memory(&self) -> usize {
+        const SHORT_TEXT: usize = 512;
         *self.memory.get_or_init(|| {
             let is_separator = |byte: &u8| matches!(byte, b',' | b':' | b'[' | b'{');
             let memory_of = |text: &str| {
-                let values = text.bytes().filter(|byte| is_separator(byte)).count();
+                let values = match text.len() {
+                    len @ ..=SHORT_TEXT => len / 2,
+                    _ => text.bytes().filter(|byte| is_separator(byte)).count(),
+                };
                 text.len().saturating_add(values.saturating_mul(size_of::<Json>()))
             };
             self.params.0.iter().map(|(name, text)| name.len() + memory_of(text)).sum()

@@ -6,7 +6,9 @@
 //!
 //! Queued items are served by [`Turns`].
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+
+use hashbrown::HashMap;
 
 use super::turns::{Flow, Turns};
 

@@ -11,8 +11,10 @@
 //! have a turn for each of them, whatever they cost.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{BinaryHeap, VecDeque};
 use std::hash::Hash;
+
+use hashbrown::HashMap;
 
 use super::lines::Owner;
 
