@@ -21,6 +21,7 @@ mod lines;
 mod pending;
 mod queue;
 mod recover;
+mod reply;
 mod stats;
 mod transfer;
 mod turns;

@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
-use tokio::sync::oneshot;
-
 use super::queue::Outside;
+use super::reply::Reply;
 use crate::{EngineError, StoreError};
 
 /// A write in flight. Await it, or [`wait`](Self::wait) for it on a thread that may block.
@@ -19,7 +18,7 @@ use crate::{EngineError, StoreError};
 pub struct Pending<T> {
     /// Present if the queue was full. Canceling after the write has entered does nothing.
     outside: Option<Outside>,
-    reply: oneshot::Receiver<Result<T, WriteError>>,
+    reply: Reply<Result<T, WriteError>>,
 }
 
 /// Why a write was not done, or is not known to be.
@@ -55,7 +54,7 @@ pub enum WriteError {
 }
 
 impl<T> Pending<T> {
-    pub(super) fn new(outside: Option<Outside>, reply: oneshot::Receiver<Result<T, WriteError>>) -> Self {
+    pub(super) fn new(outside: Option<Outside>, reply: Reply<Result<T, WriteError>>) -> Self {
         Self { outside, reply }
     }
 

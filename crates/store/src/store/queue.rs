@@ -8,6 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
 use std::time::Instant;
 
 use tokio::sync::oneshot;
@@ -15,6 +16,7 @@ use tokio::sync::oneshot;
 use super::WriteOptions;
 use super::lines::{Bounds, Lines, Owner, Ticket, Usage};
 use super::pending::{Pending, WriteError};
+use super::reply::{ReplySender, reply};
 use super::turns::Flow;
 use crate::{Backup, Cause, Checkpoint, Draft, EngineError, State, StoreError};
 
@@ -39,14 +41,15 @@ pub(super) trait Job: Send {
 
     fn cause(&self) -> Cause;
 
-    /// Answers the caller with the result, or with the reason why the write was not stored.
-    fn end(self: Box<Self>, kept: Result<(), WriteError>);
+    /// Answers the caller with the result, or with the reason why the write was not stored. Returns its waker, which must be woken.
+    #[must_use]
+    fn end(self: Box<Self>, kept: Result<(), WriteError>) -> Option<Waker>;
 }
 
 struct Once<F, T> {
     work: Option<F>,
     result: Option<Result<T, WriteError>>,
-    reply: oneshot::Sender<Result<T, WriteError>>,
+    reply: ReplySender<Result<T, WriteError>>,
     cause: Cause,
 }
 
@@ -73,10 +76,9 @@ where
         self.cause
     }
 
-    fn end(self: Box<Self>, kept: Result<(), WriteError>) {
+    fn end(self: Box<Self>, kept: Result<(), WriteError>) -> Option<Waker> {
         let Self { result, reply, .. } = *self;
-        // The caller may have gone away.
-        let _ = reply.send(kept.and_then(|()| result.unwrap_or(Err(WriteError::Closed))));
+        reply.send(kept.and_then(|()| result.unwrap_or(Err(WriteError::Closed))))
     }
 }
 
@@ -149,7 +151,7 @@ impl Queue {
         T: Send + 'static,
     {
         let WriteOptions { cause, owner, bytes } = options;
-        let (reply, receiver) = oneshot::channel();
+        let (reply, receiver) = reply();
         let job = Message::Write(Box::new(Once { work: Some(work), result: None, reply, cause }));
         let ticket = self.submit(Flow { owner, origin: cause.origin }, bytes, job);
         let outside = ticket.map(|ticket| Outside { queue: Arc::clone(self), owner, ticket });

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use super::history::Commit;
 use super::pending::WriteError;
 use super::queue::{Job, Message, Taken};
+use super::reply::wake_all;
 use super::writes::KeptWrites;
 use super::{Shared, Snapshot};
 use crate::draft::Sweep;
@@ -178,7 +179,7 @@ impl Writer {
         }
         if let Some(cause) = &self.stopped {
             self.shared.counters.refused.fetch_add(1, Relaxed);
-            job.end(Err(WriteError::Stopped(Arc::clone(cause))));
+            wake_all(Vec::from_iter(job.end(Err(WriteError::Stopped(Arc::clone(cause))))));
             return;
         }
         self.head.reset_read_work();
@@ -226,9 +227,7 @@ impl Writer {
     fn give_up_group(&mut self) {
         tracing::error!("a write panicked while it changed the state: its group is given up");
         self.reset_head();
-        for job in std::mem::take(&mut self.group).jobs {
-            job.end(Err(WriteError::Panicked));
-        }
+        answer(std::mem::take(&mut self.group).jobs, &Err(WriteError::Panicked));
     }
 
     fn reset_head(&mut self) {
@@ -241,9 +240,7 @@ impl Writer {
         let Group { jobs, commits, .. } = std::mem::take(&mut self.group);
         let kept = if commits.is_empty() { Ok(()) } else { self.keep(commits) };
         *self.shared.engine_stats() = self.engine.stats();
-        for job in jobs {
-            job.end(kept.clone());
-        }
+        answer(jobs, &kept);
         kept
     }
 
@@ -420,6 +417,11 @@ impl Writer {
             self.checkpoint_after = Instant::now().checked_add(CHECKPOINT_RETRY);
         }
     }
+}
+
+/// Answers all callers, and then wakes them.
+fn answer(jobs: Vec<Box<dyn Job>>, kept: &Result<(), WriteError>) {
+    wake_all(jobs.into_iter().filter_map(|job| job.end(kept.clone())).collect());
 }
 
 /// All rows of persistent buckets in insertion order, definitions first. A row contains its key.
