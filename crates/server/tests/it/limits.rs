@@ -108,7 +108,7 @@ async fn writes_in_flight_are_limited_in_bytes() {
     let mut raw = raw.split((0..WRITES).flat_map(|id| frame(TEXT, write(id).as_bytes())).collect());
     // One more has been read, and waits.
     let page = wait_for(&server, "4 MiB are in flight, and not more", |page| {
-        page.get("memory_used_bytes") > 4 << 20 && page.get("store_writes_waiting") == (4 << 20) / 60_200
+        page.get("memory_used_bytes") > 4 << 20 && page.get("store_writes_waiting") == (4 << 20) / 61_000
     })
     .await;
     assert!(page.get("memory_used_bytes") < 6 << 20, "{} bytes", page.get("memory_used_bytes"));
