@@ -250,7 +250,7 @@ mod tests {
         fn push(&mut self, number: u64, is_whole: bool) {
             let query = self.queries[&number];
             // A whole result in place of deltas does not replace an earlier one, because deltas may be queued between them.
-            let replaced = self.replaceable(number).filter(|_| number % 2 == 0);
+            let replaced = self.replaceable(number).filter(|_| number.is_multiple_of(2));
             let others = self.queued() - replaced.map_or(0, |at| self.buffer[at].left);
             let decision = self.flow.offer(number, query.size, others, LIMIT);
             let (buffer, now) = (self.state(), self.now);
