@@ -10,23 +10,21 @@ use super::{object, run, store};
 #[test]
 fn a_whole_result_is_delivered_to_one_that_joined_later() {
     run(async {
-        for joins in ["first", "resumed"] {
+        for is_resumed in [false, true] {
             let store = store(StoreOptions::default()).await;
             let live = Live::new(store.clone());
             let _delta = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap();
             store.insert("b", object(json!({"id": 1}))).await.unwrap();
-            let mut joined = match joins {
-                "first" => live.subscribe(Query::all("b"), Mode::Whole).await.unwrap(),
-                _ => {
-                    let mark = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap().mark();
-                    live.subscribe(Query::all("b"), SubscribeOptions::from(Mode::Whole).since(mark)).await.unwrap()
-                }
-            };
+            let mut options = SubscribeOptions::from(Mode::Whole);
+            if is_resumed {
+                options = options.since(live.subscribe(Query::all("b"), Mode::Delta).await.unwrap().mark());
+            }
+            let mut joined = live.subscribe(Query::all("b"), options).await.unwrap();
             store.delete("b", json!(1), None).await.unwrap();
             live.settled().await.unwrap();
             let event = joined.try_next().unwrap();
             let is_empty = matches!(&event, Some(Event::Whole { whole: Whole::Json(json), .. }) if json == "[]");
-            assert!(is_empty, "{joins}: {event:?}");
+            assert!(is_empty, "{is_resumed}: {event:?}");
         }
     });
 }
