@@ -143,7 +143,7 @@ fn referring_to<T>(draft: &mut Draft, references: Option<&ReferenceFilter>, work
     }
 }
 
-/// Submits a write that was admitted to the writer. It has its place in the order of its owner's writes when this returns; its
+/// Submits a write that was admitted to the writer. Its place among the writes of its connection is fixed when this returns; its
 /// reply comes when it is durable.
 pub(super) fn write(
     call: &Call<'_>,

@@ -134,7 +134,7 @@ impl ProgrammaticQueries {
         subscribers.by_number.insert(subscription.number, subscriber);
     }
 
-    /// Notes that the query of a subscription is to be computed. Returns false if there is none, or if that was noted before.
+    /// Schedules a computation for a subscription. Returns false if there is no such subscription, or if one is scheduled already.
     pub(crate) fn schedule(&self, number: u64) -> bool {
         let mut subscribers = self.shared.subscribers();
         let Some(subscriber) = subscribers.by_number.get_mut(&number) else { return false };

@@ -19,7 +19,7 @@ pub(crate) fn network(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Admits up to so many at a time from one address.
+/// A limit of permits per address.
 #[derive(Debug)]
 pub(crate) struct AddressLimit {
     max: usize,

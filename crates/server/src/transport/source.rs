@@ -24,7 +24,7 @@ pub(super) struct Source {
 pub(super) enum Forwarding {
     /// They come from a trusted proxy and name the client.
     Trusted,
-    /// Anybody may have written them.
+    /// They come from a peer that is not trusted, and are ignored.
     Untrusted,
     /// They are not needed: the PROXY protocol has named the client, or its address does not matter.
     Unused,

@@ -12,7 +12,7 @@ use crate::{EngineError, StoreError};
 
 /// A write in flight. Await it, or [`wait`](Self::wait) for it on a thread that may block.
 ///
-/// It has its place in the order of its owner's writes from the beginning. Dropping it cancels the write only while the queue has
+/// Its place among the writes of its owner and origin is fixed from the beginning. Dropping it cancels the write only while the queue has
 /// no capacity for it; afterwards the write is done anyway.
 #[must_use = "the result is known only by waiting for it, and a write outside a full queue is canceled when this is dropped"]
 pub struct Pending<T> {

@@ -14,7 +14,7 @@ pub(super) fn reply<T>() -> (ReplySender<T>, Reply<T>) {
     (ReplySender(Arc::clone(&slot)), Reply(slot))
 }
 
-/// Sends the reply. Dropping it tells the receiver that there is none.
+/// The sender of a reply. If it is dropped without a reply, the receiver gets `None`.
 pub(super) struct ReplySender<T>(Arc<Slot<T>>);
 
 /// The reply, when it is there. `None` if there is none.
