@@ -1,4 +1,4 @@
-//! The handle of a client.
+//! The handle to a connection.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -7,47 +7,51 @@ use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
-use crate::connection::{Asked, Connection, Refused, Replies, Reply, Shared, after, later};
+use crate::connection::{
+    Connection, PendingRequest, PipelineReplies, Rejected, ReplySender, Shared, State, after, later,
+};
 use crate::observe;
 use crate::{
     ClientStats, Error, FromValue, Invocation, Options, Outcome, Pipeline, Request, Slots, States, Status, WhenFull,
     read_reply,
 };
 
-/// A client of one server. Clones share its connection; when the last one is dropped, it closes.
+/// A handle to the connection to one server. Clones share the connection, and dropping the last one closes it.
 ///
-/// Whatever is asked from any number of tasks goes over one connection, in the order of asking, and is written together.
+/// Any number of tasks can use it at the same time. Requests are written in the order of their submission, those that are submitted at the same time
+/// together.
 #[derive(Debug)]
 pub struct Client {
     shared: Arc<Shared>,
-    /// How long its requests may take.
+    /// The timeout of requests made with this handle.
     timeout: Duration,
 }
 
 impl Client {
-    /// A client, and its connection, which has to be [run](Connection::run). It is the connection that sends, receives and keeps
-    /// deadlines: as long as it is not run, requests wait, and so does [`close`](Self::close).
+    /// Creates a client and the driver of its connection, which must be [run](Connection::run).
+    ///
+    /// Nothing is sent, and no deadline is kept, until the connection runs: requests and [`close`](Self::close) wait.
     pub fn new(options: Options) -> (Self, Connection) {
         let shared = Arc::new(Shared::new(options));
-        shared.handles.fetch_add(1, SeqCst);
         let timeout = shared.options.timeout;
         (Self { shared: Arc::clone(&shared), timeout }, Connection::new(shared))
     }
 
-    /// A client whose connection runs on a task of its own, on the runtime of tokio that this is called on.
+    /// Creates a client whose connection runs on a new task of the current tokio runtime.
     ///
-    /// The client can be used on other runtimes as well, while that one runs; when it is shut down, the client is closed.
+    /// It connects in the background: the first requests wait for the connection. The client can be used on other runtimes as
+    /// well, as long as this one runs; when this one shuts down, the client is closed.
     ///
     /// # Panics
     ///
-    /// Outside of a runtime.
+    /// If it is called outside of a tokio runtime.
     pub fn start(options: Options) -> Self {
         let (client, connection) = Self::new(options);
         tokio::spawn(connection.run());
         client
     }
 
-    /// The same client, for requests that may take so long, from their submission.
+    /// Returns a handle to the same connection whose requests have this timeout, from their submission.
     #[must_use]
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         let mut client = self.clone();
@@ -55,13 +59,24 @@ impl Client {
         client
     }
 
-    /// Sends a request, and gives what its reply means. What is built with a [`Command`](crate::Command) says of what type that is:
-    /// `command.returning::<T>()`.
+    /// Sends a request and returns its reply, converted to `T`.
+    ///
+    /// Functions in [`commands`](crate::commands) choose a type; [`returning`](Request::returning) chooses another. A
+    /// [`Command`](crate::Command) takes the type that the result is assigned to.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::outcome`] says whether the server may have executed the command.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future does not affect other requests. A request that is not written yet is not sent any more, or is
+    /// sent and its reply dropped.
     pub async fn send<T: FromValue>(&self, request: impl Into<Request<T>>) -> Result<T, Error> {
         let command = request.into().into_command();
         command.check()?;
         let bytes = command.as_bytes();
-        let exchange = self.exchange(bytes, 1, Reply::one());
+        let exchange = self.exchange(bytes, 1, ReplySender::one());
         let reply = if self.shared.options.is_observed() {
             observe::observed(&self.shared.options, bytes, 1, async { exchange.await? }).await
         } else {
@@ -70,35 +85,41 @@ impl Client {
         read_reply(reply?)
     }
 
-    /// Sends several requests in one go, and gives a result for each. Others' requests do not come in between; the server may still
-    /// execute some of them and not others.
+    /// Sends the commands of a pipeline together and returns a result for each.
+    ///
+    /// No request of this client comes between them, but requests of other clients may: it is not a transaction. An error of one
+    /// command does not affect the others. If the connection is lost, the commands without a reply have the error.
+    ///
+    /// # Errors
+    ///
+    /// If a command cannot be sent. Then none is.
     pub async fn pipeline<S: Slots>(&self, pipeline: Pipeline<S>) -> Result<S::Results, Error> {
         pipeline.check()?;
         let (bytes, len) = (pipeline.as_bytes(), pipeline.len());
         let exchanged = if len == 0 {
-            Ok(Replies { values: Vec::new(), fault: None })
+            Ok(PipelineReplies { values: Vec::new(), error: None })
         } else if self.shared.options.is_observed() {
-            let exchange = self.exchange(bytes, len, Reply::many(len));
+            let exchange = self.exchange(bytes, len, ReplySender::pipeline(len));
             observe::observed(&self.shared.options, bytes, len, exchange).await
         } else {
-            self.exchange(bytes, len, Reply::many(len)).await
+            self.exchange(bytes, len, ReplySender::pipeline(len)).await
         };
-        let Replies { values, fault } =
-            exchanged.unwrap_or_else(|fault| Replies { values: Vec::new(), fault: Some(fault) });
-        // There are as many values as commands, unless there is a fault.
-        let fault = || fault.clone().unwrap_or(Error::Closed { outcome: Outcome::MaybeExecuted });
+        let PipelineReplies { values, error } =
+            exchanged.unwrap_or_else(|error| PipelineReplies { values: Vec::new(), error: Some(error) });
+        // There are as many values as commands, unless there is an error.
+        let missing = || error.clone().unwrap_or(Error::Closed { outcome: Outcome::MaybeExecuted });
         let mut values = values.into_iter();
-        Ok(S::read(len, || values.next().ok_or_else(fault)))
+        Ok(S::read(len, || values.next().ok_or_else(missing)))
     }
 
-    /// Runs a script: by its digest, and as a whole if the server does not have it. Both have one deadline.
+    /// Runs a script by its digest, and sends its source if the server does not have it. Both have one deadline.
     pub async fn invoke<T: FromValue>(&self, invocation: &Invocation<T>) -> Result<T, Error> {
         let deadline = after(self.timeout);
         match self.send(invocation.by_digest().returning::<T>()).await {
             Err(error) => match invocation.after(&error) {
-                Some(whole) => {
+                Some(command) => {
                     let rest = self.with_timeout(deadline.saturating_duration_since(Instant::now()));
-                    rest.send(whole.returning::<T>()).await
+                    rest.send(command.returning::<T>()).await
                 }
                 None => Err(error),
             },
@@ -106,79 +127,83 @@ impl Client {
         }
     }
 
-    /// Sends encoded commands, and gives what has become of them.
+    /// Submits encoded commands and waits for their replies.
     async fn exchange<T>(
         &self,
         bytes: &[u8],
-        count: usize,
-        (reply, receiver): (Reply, oneshot::Receiver<T>),
+        commands: usize,
+        (reply, receiver): (ReplySender, oneshot::Receiver<T>),
     ) -> Result<T, Error> {
-        match self.submit(bytes, count, reply) {
+        match self.submit(bytes, commands, reply) {
             Ok(None) => {}
-            Ok(Some((asked, reply))) => self.shared.submit_in_turn(asked, reply).await?,
-            Err(refused) => {
-                // Whoever asks again at once is not to keep those from running who would make it possible.
+            Ok(Some(request)) => self.shared.submit_in_turn(bytes, request).await?,
+            Err(error) => {
+                // A task that retries in a loop must not starve the actor, on which its success depends.
                 tokio::task::coop::consume_budget().await;
-                return Err(refused);
+                return Err(error);
             }
         }
-        let mut asking = Asking { shared: &self.shared, is_over: false };
+        let mut guard = AbandonGuard { shared: &self.shared, has_ended: false };
         let replied = receiver.await;
-        asking.is_over = true;
-        // Whoever drops a request without a word has ended, and so has it.
+        guard.has_ended = true;
+        // The actor sends a reply or an error to every request, unless the runtime has dropped it.
         replied.map_err(|_| Error::Closed { outcome: Outcome::MaybeExecuted })
     }
 
-    /// Queues a request. Gives it back if it has to wait for room.
-    fn submit<'a>(&self, bytes: &'a [u8], count: usize, reply: Reply) -> Result<Option<(Asked<'a>, Reply)>, Error> {
+    /// Queues a request. Returns it if it has to wait for a permit.
+    fn submit(&self, bytes: &[u8], commands: usize, reply: ReplySender) -> Result<Option<PendingRequest>, Error> {
         let submitted = Instant::now();
-        let asked = Asked { bytes, count, submitted, deadline: later(submitted, self.timeout) };
-        match self.shared.submit(asked, reply) {
+        let request = PendingRequest::new(bytes.len(), commands, submitted, later(submitted, self.timeout), reply);
+        match self.shared.queue.submit(bytes, request) {
             Ok(()) => Ok(None),
-            Err(Refused::Because(error)) => Err(error),
-            Err(Refused::Full(_)) if self.shared.options.when_full == WhenFull::Fail => {
-                self.shared.count(|stats| stats.refused += 1);
+            Err(Rejected::Error(error)) => Err(error),
+            Err(Rejected::Full(_)) if self.shared.options.when_full == WhenFull::Fail => {
+                self.shared.counters.count(|stats| stats.refused += 1);
                 Err(Error::QueueFull)
             }
-            Err(Refused::Full(reply)) => Ok(Some((asked, reply))),
+            Err(Rejected::Full(request)) => Ok(Some(request)),
         }
     }
 
-    /// What the connection is doing, now and from now on.
+    /// Returns a receiver of the newest status of the connection.
     pub fn status(&self) -> watch::Receiver<Status> {
         self.shared.status.subscribe()
     }
 
-    /// What it has done so far, and has in hand.
+    /// Returns a stream of all states of the connection, beginning with the present one.
+    pub fn states(&self) -> States {
+        self.shared.status.states()
+    }
+
+    /// Returns the statistics of the client.
     pub fn stats(&self) -> ClientStats {
         self.shared.stats()
     }
 
-    /// Every state from now on, the present one first.
-    pub fn states(&self) -> States {
-        States::new(self.shared.states())
-    }
-
-    /// Takes nothing more, waits until what was asked is answered, or for so long, and ends the connection.
-    pub async fn close(&self, within: Duration) {
-        self.shared.close(after(within));
+    /// Closes the client: rejects new requests, waits for the replies to those in flight, and closes the connection.
+    ///
+    /// After `grace`, requests still in flight end with [`Error::Closed`]. Attempts to connect are interrupted. If the client is
+    /// closed several times, the shortest time counts.
+    pub async fn close(&self, grace: Duration) {
+        self.shared.queue.close(after(grace));
         let mut status = self.status();
-        // The sender is in our hands, so that it cannot end before.
-        let _ = status.wait_for(|status| status.state == crate::State::Closed).await;
+        // It cannot fail, because `shared` has the sender.
+        let _ = status.wait_for(|status| status.state == State::Closed).await;
     }
 }
 
-/// Somebody who waits for a reply. Whoever goes away meanwhile says so: what was not sent has no claim to its room any more. It is
-/// dropped after the way by which the reply would come.
-struct Asking<'a> {
+/// Notifies the queue if the caller drops its future before the reply: a request that was not sent needs its permit no more.
+///
+/// It is dropped after the receiver of the reply, so that the queue finds the request without a caller.
+struct AbandonGuard<'a> {
     shared: &'a Shared,
-    is_over: bool,
+    has_ended: bool,
 }
 
-impl Drop for Asking<'_> {
+impl Drop for AbandonGuard<'_> {
     fn drop(&mut self) {
-        if !self.is_over {
-            self.shared.leave();
+        if !self.has_ended {
+            self.shared.queue.abandon();
         }
     }
 }
@@ -193,7 +218,7 @@ impl Clone for Client {
 impl Drop for Client {
     fn drop(&mut self) {
         if self.shared.handles.fetch_sub(1, SeqCst) == 1 {
-            self.shared.close(after(self.shared.options.timeout));
+            self.shared.queue.close(after(self.shared.options.timeout));
         }
     }
 }

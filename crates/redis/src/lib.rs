@@ -69,13 +69,13 @@ mod resp;
 mod script;
 mod sharing;
 mod slow;
-mod state;
 mod stats;
+mod sync;
 mod url;
 
 pub use client::Client;
 pub use command::{Command, CommandError, ToArgument, ToPair};
-pub use connection::Connection;
+pub use connection::{Connection, State, States, Status};
 pub use convert::{FromValue, Ignore, Serde};
 pub use credentials::{Credentials, LoginError, LoginFuture};
 pub use error::{ConversionError, Error, ErrorCode, Fault, Outcome, Phase, ServerError};
@@ -91,6 +91,5 @@ pub use resp::{
 pub use script::{Invocation, Script};
 pub use sharing::{Harm, NotShared};
 pub use slow::{Slow, SlowCommand};
-pub use state::{State, States, Status};
 pub use stats::{ClientStats, Latency, TimeoutStats};
 pub use url::UrlError;

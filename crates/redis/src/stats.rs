@@ -1,55 +1,67 @@
 //! Statistics of a client.
 
+use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::Phase;
+use crate::sync::lock;
 
-/// How many classes a [`Latency`] has.
-const CLASSES: usize = 26;
+/// The number of buckets of a [`Latency`].
+const BUCKETS: usize = 26;
 
-/// What a client has done so far, and has in hand. Counts never go back.
+/// What a client has done so far, and what it is doing. Made by [`Client::stats`](crate::Client::stats).
 ///
-/// The connection counts for itself and tells when it has nothing to do, so that under load the figures are a moment old.
+/// Counters never decrease. The connection publishes its counters when it waits for the socket, so under load they are a moment
+/// old.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct ClientStats {
-    /// Requests that were wholly written; a pipeline is one.
+    /// Requests wholly written. A pipeline is one request.
     pub requests: u64,
-    /// Replies that came, also those that nobody waited for any more; a pipeline has several.
+    /// Replies read, including those whose caller has gone away. A pipeline has one for each command.
     pub replies: u64,
-    /// Pushes that came.
+    /// Pushes read.
     pub pushes: u64,
     /// Bytes written, without handshakes.
     pub bytes_out: u64,
     /// Bytes read, without handshakes.
     pub bytes_in: u64,
-    /// Attempts to connect, whatever came of them.
+    /// Attempts to connect, successful or not.
     pub attempts: u64,
-    /// Connections that were lost, and made anew if that is wanted.
+    /// Open connections that were lost.
     pub lost: u64,
-    /// Requests that were refused because there was no room.
+    /// Requests rejected with [`Error::QueueFull`](crate::Error::QueueFull).
     pub refused: u64,
-    /// Requests that were late.
+    /// Requests that timed out.
     pub timeouts: TimeoutStats,
-    /// How long requests waited until a connection took them.
+    /// The time from submission until a connection took the request.
     pub queue_latency: Latency,
-    /// How long it took from there until they were wholly written.
+    /// The time from there until the request was wholly written.
     pub write_latency: Latency,
-    /// How long it took from there to the last reply.
+    /// The time from there until the last reply was read.
     pub reply_latency: Latency,
-    /// Commands under way now: those in the queue, being written, or with a reply to come.
+    /// Commands in flight now: queued, being written, or without a reply.
     pub in_flight: usize,
-    /// Bytes of them.
+    /// The bytes of these commands.
     pub in_flight_bytes: usize,
-    /// Requests that no connection has taken yet; a pipeline is one.
+    /// Requests in the queue now. A pipeline is one request.
     pub queued: usize,
 }
 
-/// What a connection counts for itself.
+/// The counters of a client.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    /// Counted directly, because these events are rare. What the connection counts is zero here.
+    rare: Mutex<ClientStats>,
+    /// As the connection has published them.
+    connection: Mutex<ConnectionStats>,
+}
+
+/// What a connection counts on its own task, without a lock.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Tally {
+pub(crate) struct ConnectionStats {
     pub(crate) requests: u64,
     pub(crate) replies: u64,
     pub(crate) pushes: u64,
@@ -60,39 +72,58 @@ pub(crate) struct Tally {
     pub(crate) reply_latency: Latency,
 }
 
-impl ClientStats {
-    /// With what the connection has told.
-    pub(crate) fn with(self, tally: &Tally) -> Self {
-        Self {
-            requests: tally.requests,
-            replies: tally.replies,
-            pushes: tally.pushes,
-            bytes_out: tally.bytes_out,
-            bytes_in: tally.bytes_in,
-            queue_latency: tally.queue_latency,
-            write_latency: tally.write_latency,
-            reply_latency: tally.reply_latency,
-            ..self
+impl Counters {
+    /// Counts an event that is rare.
+    pub(crate) fn count(&self, add: impl FnOnce(&mut ClientStats)) {
+        add(&mut lock(&self.rare));
+    }
+
+    pub(crate) fn count_timeout(&self, phase: Phase) {
+        self.count(|stats| stats.timeouts.count(phase));
+    }
+
+    /// Returns what was last published, for the next connection to go on with.
+    pub(crate) fn connection(&self) -> ConnectionStats {
+        *lock(&self.connection)
+    }
+
+    pub(crate) fn publish(&self, stats: &ConnectionStats) {
+        *lock(&self.connection) = *stats;
+    }
+
+    /// Returns all counters. The figures of the queue are zero.
+    pub(crate) fn snapshot(&self) -> ClientStats {
+        let connection = self.connection();
+        ClientStats {
+            requests: connection.requests,
+            replies: connection.replies,
+            pushes: connection.pushes,
+            bytes_out: connection.bytes_out,
+            bytes_in: connection.bytes_in,
+            queue_latency: connection.queue_latency,
+            write_latency: connection.write_latency,
+            reply_latency: connection.reply_latency,
+            ..*lock(&self.rare)
         }
     }
 }
 
-/// Requests that were late, by what they were waiting for.
+/// Requests that timed out, by the phase they were in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct TimeoutStats {
-    /// For room, or for their turn.
+    /// Waiting for a permit or in the queue.
     pub queued: u64,
-    /// For a connection.
+    /// Waiting for a connection.
     pub connecting: u64,
-    /// For the socket to take them.
+    /// Partly written.
     pub writing: u64,
-    /// For their reply.
+    /// Waiting for the reply.
     pub waiting: u64,
 }
 
 impl TimeoutStats {
-    pub(crate) fn count(&mut self, phase: Phase) {
+    fn count(&mut self, phase: Phase) {
         *match phase {
             Phase::Queued => &mut self.queued,
             Phase::Connecting => &mut self.connecting,
@@ -102,87 +133,87 @@ impl TimeoutStats {
     }
 }
 
-/// Those that began together, and end one after the other at the same time.
+/// Records requests that began and ended at the same moments as one entry, because they were written or answered together.
 #[derive(Default)]
-pub(crate) struct Together {
+pub(crate) struct LatencyGroup {
     since: Option<Instant>,
     count: u32,
 }
 
-impl Together {
-    /// One more has ended.
+impl LatencyGroup {
+    /// Adds a request that ends now.
     #[inline]
     pub(crate) fn add(&mut self, since: Instant, now: Instant, latency: &mut Latency) {
         if self.since != Some(since) {
-            self.end(now, latency);
+            self.finish(now, latency);
             self.since = Some(since);
         }
         self.count += 1;
     }
 
-    /// All have: says how long they took.
-    pub(crate) fn end(&mut self, now: Instant, latency: &mut Latency) {
+    /// Records the requests added last.
+    pub(crate) fn finish(&mut self, now: Instant, latency: &mut Latency) {
         if let Some(since) = self.since.take() {
             latency.record_all(now.saturating_duration_since(since), std::mem::take(&mut self.count));
         }
     }
 }
 
-/// How long something took: how often, altogether, at most, and by classes that double.
+/// A histogram of durations, with buckets that double.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Latency {
     count: u64,
     sum: Duration,
     max: Duration,
-    classes: [u64; CLASSES],
+    buckets: [u64; BUCKETS],
 }
 
 impl Latency {
-    pub(crate) fn record(&mut self, took: Duration) {
-        self.record_all(took, 1);
+    pub(crate) fn record(&mut self, duration: Duration) {
+        self.record_all(duration, 1);
     }
 
-    /// The same, for so many that took equally long.
-    pub(crate) fn record_all(&mut self, took: Duration, count: u32) {
+    /// Records the same duration `count` times.
+    fn record_all(&mut self, duration: Duration, count: u32) {
         self.count += u64::from(count);
-        self.sum = self.sum.saturating_add(took.saturating_mul(count));
-        self.max = self.max.max(took);
-        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        let class = (u64::BITS - micros.leading_zeros()) as usize;
-        self.classes[class.min(CLASSES - 1)] += u64::from(count);
+        self.sum = self.sum.saturating_add(duration.saturating_mul(count));
+        self.max = self.max.max(duration);
+        let micros = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
+        let bucket = (u64::BITS - micros.leading_zeros()) as usize;
+        self.buckets[bucket.min(BUCKETS - 1)] += u64::from(count);
     }
 
-    /// How often.
+    /// Returns the number of durations.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Altogether.
+    /// Returns the sum of all durations.
     pub fn sum(&self) -> Duration {
         self.sum
     }
 
-    /// The longest.
+    /// Returns the longest duration.
     pub fn max(&self) -> Duration {
         self.max
     }
 
-    /// The classes: below how long, and how often. The first is below 1 µs and each goes to twice the one before; the last has all
-    /// above half a minute, too.
-    pub fn classes(&self) -> impl Iterator<Item = (Duration, u64)> + '_ {
-        self.classes.iter().enumerate().map(|(class, count)| (Duration::from_micros(1 << class), *count))
+    /// Returns the buckets: the upper bound of each, which it excludes, and its count. The first bound is 1 µs and each is twice
+    /// the one before. The last bucket also has all durations above its bound, which is half a minute.
+    pub fn buckets(&self) -> impl Iterator<Item = (Duration, u64)> + '_ {
+        self.buckets.iter().enumerate().map(|(bucket, count)| (Duration::from_micros(1 << bucket), *count))
     }
 
-    /// Below this, or at the longest, were so many of them, from 0 to 1: right to a factor of two.
-    pub fn quantile(&self, part: f64) -> Duration {
-        #[expect(clippy::cast_precision_loss, reason = "it is right to a factor of two")]
-        let wanted = part.clamp(0.0, 1.0) * self.count as f64;
+    /// Returns an upper bound of the quantile `q`, from 0 to 1, which is at most twice its true value.
+    pub fn quantile(&self, q: f64) -> Duration {
+        #[expect(clippy::cast_precision_loss, reason = "the result is exact to a factor of two only")]
+        let rank = q.clamp(0.0, 1.0) * self.count as f64;
         let mut seen = 0;
-        for (below, count) in self.classes() {
+        for (bound, count) in self.buckets() {
             seen += count;
             #[expect(clippy::cast_precision_loss, reason = "as above")]
-            if count > 0 && seen as f64 >= wanted {
-                return below.min(self.max);
+            if count > 0 && seen as f64 >= rank {
+                return bound.min(self.max);
             }
         }
         self.max
@@ -194,23 +225,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_fall_into_classes_that_double() {
+    fn buckets_double() {
         let mut latency = Latency::default();
         assert_eq!(latency.quantile(0.5), Duration::ZERO);
         for (micros, below) in [(0, 1), (1, 2), (2, 4), (3, 4), (4, 8), (1023, 1024), (1024, 2048)] {
-            let before: Vec<_> = latency.classes().collect();
+            let before: Vec<_> = latency.buckets().collect();
             latency.record(Duration::from_micros(micros));
-            let changed = latency.classes().zip(before).find(|(now, before)| now != before).unwrap().0;
+            let changed = latency.buckets().zip(before).find(|(now, before)| now != before).unwrap().0;
             assert_eq!(changed.0, Duration::from_micros(below), "{micros}");
         }
         latency.record(Duration::MAX);
         assert_eq!((latency.count(), latency.max(), latency.sum()), (8, Duration::MAX, Duration::MAX));
-        assert_eq!(latency.classes().last().unwrap().1, 1);
+        assert_eq!(latency.buckets().last().unwrap().1, 1);
         assert_eq!(latency.quantile(0.5), Duration::from_micros(4));
-        assert_eq!(latency.quantile(7.0), Duration::from_micros(1 << (CLASSES - 1)));
-        let (mut one_by_one, mut together) = (Latency::default(), Latency::default());
+        assert_eq!(latency.quantile(7.0), Duration::from_micros(1 << (BUCKETS - 1)));
+        let (mut one_by_one, mut at_once) = (Latency::default(), Latency::default());
         (0..3).for_each(|_| one_by_one.record(Duration::from_millis(7)));
-        together.record_all(Duration::from_millis(7), 3);
-        assert_eq!(one_by_one, together);
+        at_once.record_all(Duration::from_millis(7), 3);
+        assert_eq!(one_by_one, at_once);
     }
 }

@@ -1,20 +1,20 @@
-//! Deadlines that no duration overflows.
+//! Deadlines that do not overflow.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Later than anything that is waited for: thirty years.
-const NEVER: Duration = Duration::from_hours(24 * 365 * 30);
+/// The longest time that is added to a clock: thirty years. Longer durations mean that there is no deadline.
+const MAX_WAIT: Duration = Duration::from_hours(24 * 365 * 30);
 
-/// The moment after so long. Somebody who waits for ever says so with a duration that no clock can add.
+/// Returns the deadline `duration` from now.
 pub(crate) fn after(duration: Duration) -> Instant {
     later(Instant::now(), duration)
 }
 
-/// The same from another moment on.
+/// Returns the deadline `duration` after `from`.
 pub(crate) fn later(from: Instant, duration: Duration) -> Instant {
-    from + duration.min(NEVER)
+    from + duration.min(MAX_WAIT)
 }
 
 #[cfg(test)]
@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn for_ever_is_a_moment_too() {
+    fn the_longest_duration_does_not_overflow() {
         assert!(after(Duration::MAX) > after(Duration::from_hours(24)));
     }
 }

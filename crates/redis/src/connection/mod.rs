@@ -3,25 +3,26 @@
 //! # The path of a command
 //!
 //! 1. A command is encoded while it is built (`command.rs`, `commands/`), inline while it is small (`buffer.rs`). `sharing.rs`
-//!    refuses commands that would harm other tasks on the connection.
-//! 2. The client submits it. One critical section (`queue`) checks whether requests are accepted now and whether the budget
-//!    allows it (`budget`), and appends its bytes to those that wait (`batch`). The first submission after the actor found the
-//!    queue empty wakes it.
-//! 3. While the connection is open (`serving`), the actor takes all waiting bytes and requests by a swap, writes the bytes at
+//!    rejects commands that would harm other tasks on the connection.
+//! 2. The client submits it. One critical section (`queue`) checks the `gate` and appends its bytes to the pending ones (`batch`).
+//!    The first submission after the actor found the queue empty wakes it.
+//! 3. While the connection is open (`serving`), the actor takes all pending bytes and requests by a swap, writes the bytes at
 //!    once (`output`), and records the requests in flight in order, with their deadlines.
-//! 4. Input goes through the decoder (`resp/`). Each reply belongs to the oldest request in flight. Its budget is returned before
-//!    its task is woken.
-//! 5. That task converts the reply to the requested type (`request.rs`, `convert/`).
-//! 6. When the connection is lost, every waiting request learns whether a byte of it was written. The actor then reconnects
-//!    (`transport`) and publishes every state.
+//! 4. Input goes through the decoder (`resp/`). Each reply belongs to the oldest request in flight. Its permit is returned before
+//!    its caller is woken.
+//! 5. The caller converts the reply to the requested type (`request.rs`, `convert/`).
+//! 6. When the connection is lost, every request in flight ends with an error that says whether a byte of it was written. The
+//!    actor then reconnects (`transport`) and publishes every state (`status`).
 
 mod batch;
-mod budget;
 mod clock;
+mod gate;
 mod output;
 mod queue;
+mod request;
 mod serving;
-mod submission;
+mod shared;
+mod status;
 mod transport;
 
 use std::sync::Arc;
@@ -30,27 +31,33 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 pub(crate) use self::clock::{after, later};
-pub(crate) use self::queue::{Asked, Refused, Shared};
+pub(crate) use self::queue::Rejected;
+pub(crate) use self::request::{PendingRequest, PipelineReplies, ReplySender};
 use self::serving::{End, Serving};
-pub(crate) use self::submission::{Replies, Reply};
-use self::transport::{Entered, Refusal};
-use crate::{Error, Fault, Outcome, Phase, State, WhileDown};
+pub(crate) use self::shared::Shared;
+pub use self::status::{State, States, Status};
+use self::transport::{ConnectError, Established};
+use crate::{Error, Fault, Outcome, Phase, WhileDown};
 
-/// The connection of a client, to be [run](Self::run) by whoever has it.
+/// The driver of a client's connection. It does nothing until it is [run](Self::run).
+///
+/// Dropping it closes the client: requests in flight end with [`Error::Closed`].
 #[must_use = "nothing is sent unless it is run"]
 pub struct Connection {
     shared: Arc<Shared>,
-    /// Attempts since a connection was last a steady one.
+    /// Attempts to connect since a connection last stayed open for `steady_after`.
     attempts: u32,
-    /// What it ends with.
+    /// The error for the final status, if it is not there yet.
     last_error: Option<Arc<Fault>>,
 }
 
-/// Why there will be no further connection.
-enum Over {
-    /// Somebody closed it, or there is nobody left.
+/// Why an attempt to connect or an open connection has ended.
+enum Ended {
+    /// The client was closed, or its last handle was dropped.
     Closed,
-    /// The server does not let us in, or it is not to be tried again.
+    /// Another attempt may succeed.
+    Failed(Fault),
+    /// Another attempt would fail in the same way.
     Refused(Fault),
 }
 
@@ -59,146 +66,147 @@ impl Connection {
         Self { shared, attempts: 0, last_error: None }
     }
 
-    /// Connects, sends and receives, connects anew when it has to, and ends when the client is closed or nobody has it any more.
+    /// Connects, sends, receives and reconnects. Returns when the client has been closed, its last handle has been dropped, or the
+    /// server has refused the login.
     pub async fn run(mut self) {
-        if let Over::Refused(error) = self.run_on().await {
-            self.last_error = Some(Arc::new(error));
-        }
-    }
-
-    async fn run_on(&mut self) -> Over {
         let mut state = State::Connecting;
         loop {
-            // First the gate: whoever sees the state finds that it is so.
+            // The gate before the state: see `status`.
             if self.shared.options.while_down != WhileDown::Fail || state == State::Connecting {
-                self.shared.open_gate();
+                self.shared.queue.open();
             }
-            self.shared.enter(state);
-            let failure = match self.attempt().await {
-                Ok(entered) => {
-                    self.shared.open_gate();
-                    self.shared.transition(|status| {
-                        status.state = State::Open;
-                        status.generation += 1;
-                    });
-                    let since = Instant::now();
-                    let end = Serving::new(entered, Arc::clone(&self.shared)).run().await;
-                    if matches!(end, End::Lost(_)) {
-                        self.shared.count(|stats| stats.lost += 1);
-                    }
-                    if since.elapsed() >= self.shared.options.steady_after {
-                        self.attempts = 0;
-                    }
-                    match end {
-                        End::Closed => return Over::Closed,
-                        // It was to end anyway, and only its last replies are missing.
-                        End::Lost(error) if self.shared.closing().is_some() => {
-                            self.last_error = Some(Arc::new(error));
-                            return Over::Closed;
-                        }
-                        End::Lost(error) => error,
-                    }
-                }
-                Err(Attempt::Closed) => return Over::Closed,
-                Err(Attempt::Failed(error)) => error,
-                Err(Attempt::Refused(error)) => {
-                    self.tell(&error, true);
-                    self.shared.shut_gate(&error);
-                    return Over::Refused(error);
-                }
+            self.shared.status.set_state(state);
+            let (failure, is_final) = match self.connect_and_serve().await {
+                Ended::Closed => return,
+                Ended::Failed(failure) => (failure, !self.shared.options.reconnect),
+                Ended::Refused(failure) => (failure, true),
             };
-            self.tell(&failure, !self.shared.options.reconnect);
-            if !self.shared.options.reconnect {
-                self.shared.shut_gate(&failure);
-                return Over::Refused(failure);
+            self.log(&failure, is_final);
+            if is_final || self.shared.options.while_down != WhileDown::Queue {
+                self.fail_pending(&failure);
             }
-            if self.shared.options.while_down != WhileDown::Queue {
-                self.shared.shut_gate(&failure);
+            if is_final {
+                self.last_error = Some(Arc::new(failure));
+                return;
             }
-            self.shared.transition(|status| {
+            self.shared.status.update(|status| {
                 status.state = State::Failed;
                 status.last_error = Some(Arc::new(failure));
             });
-            if self.pause().await.is_err() {
-                return Over::Closed;
+            if self.back_off().await.is_none() {
+                return;
             }
             state = State::Reconnecting;
         }
     }
 
-    /// Tells what went wrong, with the sources, which say why. If nobody will try again, somebody has to know.
-    fn tell(&self, fault: &Fault, is_for_good: bool) {
-        let (address, error) = (&self.shared.options.address, fault as &dyn std::error::Error);
-        if is_for_good {
-            tracing::warn!(?address, error, "there is no connection to Redis, and the client is closed");
-        } else {
-            tracing::debug!(?address, error, "a connection to Redis failed");
+    async fn connect_and_serve(&mut self) -> Ended {
+        let established = match self.connect().await {
+            Ok(established) => established,
+            Err(ended) => return ended,
+        };
+        self.shared.queue.open();
+        self.shared.status.update(|status| {
+            status.state = State::Open;
+            status.generation += 1;
+        });
+        let since = Instant::now();
+        let end = Serving::new(established, Arc::clone(&self.shared)).run().await;
+        if since.elapsed() >= self.shared.options.steady_after {
+            self.attempts = 0;
+        }
+        match end {
+            End::Closed => Ended::Closed,
+            End::Lost(error) => {
+                self.shared.counters.count(|stats| stats.lost += 1);
+                if self.shared.queue.is_closing() {
+                    self.last_error = Some(Arc::new(error));
+                    return Ended::Closed;
+                }
+                Ended::Failed(error)
+            }
         }
     }
 
-    /// Connects and shakes hands, in the time that there is for it.
-    async fn attempt(&self) -> Result<Entered, Attempt> {
-        self.shared.count(|stats| stats.attempts += 1);
+    /// Rejects new requests, and ends the pending ones, none of which was sent.
+    fn fail_pending(&self, failure: &Fault) {
+        let error = Error::Lost { outcome: Outcome::NeverSent, source: failure.clone() };
+        for request in self.shared.queue.fail(error.clone()).requests {
+            self.shared.fail(request, error.clone());
+        }
+    }
+
+    fn log(&self, failure: &Fault, is_final: bool) {
+        let (address, error) = (&self.shared.options.address, failure as &dyn std::error::Error);
+        if is_final {
+            tracing::warn!(?address, error, "connection to Redis failed, client closed");
+        } else {
+            tracing::debug!(?address, error, "connection to Redis failed");
+        }
+    }
+
+    /// Connects and does the handshake, within the connect timeout.
+    async fn connect(&self) -> Result<Established, Ended> {
+        self.shared.counters.count(|stats| stats.attempts += 1);
         let options = &self.shared.options;
         let connecting = tokio::time::timeout(options.connect_timeout, transport::connect(options));
-        match self.meanwhile(connecting).await {
-            None => Err(Attempt::Closed),
-            Some(Ok(Ok(entered))) => Ok(entered),
-            Some(Ok(Err(Refusal::Failed(error)))) => Err(Attempt::Failed(error)),
-            Some(Ok(Err(Refusal::Refused(error)))) => Err(Attempt::Refused(error)),
-            Some(Err(_)) => Err(Attempt::Failed(Fault::ConnectTimedOut)),
+        match self.unless_closed(connecting).await {
+            None => Err(Ended::Closed),
+            Some(Ok(connected)) => connected.map_err(|error| match error {
+                ConnectError::Failed(error) => Ended::Failed(error),
+                ConnectError::Refused(error) => Ended::Refused(error),
+            }),
+            Some(Err(_)) => Err(Ended::Failed(Fault::ConnectTimedOut)),
         }
     }
 
-    /// Waits before the next attempt: not at all before the first.
-    async fn pause(&mut self) -> Result<(), Closed> {
+    /// Waits before the next attempt. The first attempt after a steady connection has no delay.
+    async fn back_off(&mut self) -> Option<()> {
         let options = &self.shared.options;
         let longest = options.min_backoff.saturating_mul(1 << self.attempts.saturating_sub(1).min(20));
         let longest = longest.min(options.max_backoff);
-        let pause =
+        let delay =
             if self.attempts == 0 { Duration::ZERO } else { longest.mul_f64(fastrand::f64().mul_add(0.5, 0.5)) };
         self.attempts = self.attempts.saturating_add(1);
-        self.meanwhile(tokio::time::sleep(pause)).await.ok_or(Closed)
+        self.unless_closed(tokio::time::sleep(delay)).await
     }
 
-    /// Waits for something while there is no connection: requests end at their deadlines, and a close is heeded at once.
-    async fn meanwhile<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+    /// Waits for `work` while there is no connection. Meanwhile pending requests end at their deadlines. Returns `None` as soon as
+    /// the client is closed.
+    async fn unless_closed<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         let mut work = std::pin::pin!(work);
         loop {
-            if self.shared.closing().is_some() {
+            if self.shared.queue.is_closing() {
                 return None;
             }
-            self.shared.sweep();
-            let next = self.shared.expire(Instant::now(), Phase::Connecting);
+            self.shared.queue.reclaim();
+            let (expired, next) = self.shared.queue.take_expired(Instant::now());
+            for request in expired {
+                self.shared.time_out(request, Phase::Connecting);
+            }
+            let expiry = async {
+                match next {
+                    Some(deadline) => sleep_until(deadline).await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 done = &mut work => return Some(done),
-                () = sleep_until(next.unwrap_or_else(|| after(Duration::from_hours(1)))) => {}
-                () = self.shared.changed(next) => {}
+                () = expiry => {}
+                () = self.shared.queue.changed(next) => {}
             }
         }
     }
 }
 
-/// What came of an attempt to connect.
-enum Attempt {
-    /// It may be tried again.
-    Failed(Fault),
-    /// It would be refused again.
-    Refused(Fault),
-    /// Nobody wants it any more.
-    Closed,
-}
-
-struct Closed;
-
-/// However it ends, also unrun or with its task: nobody waits for a connection that there will not be.
+/// Runs however the connection ends, also if it was never run or its task was aborted: no request waits for ever.
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.shared.close(Instant::now());
-        for request in self.shared.take().requests {
-            self.shared.end(request, Error::Closed { outcome: Outcome::NeverSent });
+        self.shared.queue.close(Instant::now());
+        for request in self.shared.queue.take().requests {
+            self.shared.fail(request, Error::Closed { outcome: Outcome::NeverSent });
         }
-        self.shared.transition(|status| {
+        self.shared.status.update(|status| {
             status.state = State::Closed;
             status.last_error = self.last_error.take().or(status.last_error.take());
         });

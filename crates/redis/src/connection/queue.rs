@@ -1,388 +1,260 @@
-//! The queue between the tasks that send requests and the actor.
+//! The queue between the callers and the actor of a connection.
+//!
+//! One critical section checks the gate, takes a permit and appends the request. Requests are therefore written in the order in
+//! which their submissions returned, and no request is accepted after a close.
+//!
+//! # Waking the actor
+//!
+//! `actor` holds the waker of the actor while the actor has seen everything in the queue. It is registered in the critical section
+//! that takes the requests, and taken by the first change after that: a request, a close, or a reason to drop abandoned requests.
+//! So a change is either seen by the actor or wakes it, and further changes wake nobody until the actor looks again.
 
-use std::sync::atomic::AtomicUsize;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 
-use tokio::sync::{Notify, Semaphore, broadcast, watch};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 use super::batch::Batch;
-use super::budget::{Budget, Weight};
-use super::submission::{Reply, Submission};
-use crate::stats::Tally;
-use crate::{ClientStats, Error, Fault, Options, Outcome, Phase, State, Status};
+use super::gate::{Gate, Permit, Waiters};
+use super::request::PendingRequest;
+use crate::Error;
+use crate::sync::lock;
 
-/// How many states somebody may be behind before they miss some.
-const STATES: usize = 64;
-
-/// One of so many has gone away: then they are looked for.
-const WORTH: usize = 64;
-
-/// What handles and the actor share.
-pub(crate) struct Shared {
-    pub(crate) options: Options,
-    pub(crate) status: watch::Sender<Status>,
-    /// The same one by one. Sent to while the status is locked, so that both are in the same order.
-    states: broadcast::Sender<Status>,
-    queue: Mutex<Queue>,
-    /// Those who wait for room, one behind the other.
-    line: Semaphore,
-    /// Wakes the first of them.
-    room: Notify,
-    /// What is counted where it is rare.
-    stats: Mutex<ClientStats>,
-    /// What the actor has told.
-    tally: Mutex<Tally>,
-    /// How many can ask.
-    pub(crate) handles: AtomicUsize,
+/// Requests that no connection has taken yet.
+pub(crate) struct Queue {
+    state: Mutex<State>,
+    waiters: Waiters,
 }
 
-struct Queue {
-    waiting: Batch,
-    /// No deadline of these is earlier. There may be no request any more that has it.
-    first: Option<Instant>,
-    budget: Budget,
-    /// There was no room for somebody since those who have gone away were last looked for.
-    is_short: bool,
-    /// How many have gone away since then. What they asked may still take room.
-    gone: usize,
+struct State {
     gate: Gate,
-    /// When it is to have ended, if it is to.
+    pending: Batch,
+    /// No pending request has an earlier deadline. The request that had this one may have ended.
+    earliest_deadline: Option<Instant>,
+    /// When the connection must have ended, if it is closing.
     closing: Option<Instant>,
-    /// Who is to be woken when something is queued. It is there while the actor does not know of anything.
     actor: Option<Waker>,
 }
 
-/// What becomes of new requests.
-enum Gate {
-    Open,
-    /// There is no connection, for this reason.
-    Failed(Error),
-    Closed,
+/// Why a request was not queued.
+pub(crate) enum Rejected {
+    /// There is no permit for it now.
+    Full(PendingRequest),
+    /// No request is accepted now.
+    Error(Error),
 }
 
-/// A request that is to be queued.
-#[derive(Clone, Copy)]
-pub(crate) struct Asked<'a> {
-    /// One command or several, as they are written.
-    pub(crate) bytes: &'a [u8],
-    /// How many.
-    pub(crate) count: usize,
-    pub(crate) submitted: Instant,
-    pub(crate) deadline: Instant,
-}
-
-/// What the actor has to know.
-pub(super) struct Look {
-    /// When what still waits may have its first deadline.
-    pub(super) first: Option<Instant>,
-    /// Those who have gone away are to be looked for.
-    pub(super) is_to_sweep: bool,
-    /// By when it is to have ended, if it is to.
+/// What the actor has to know besides the requests it takes.
+pub(super) struct Signals {
+    /// The earliest deadline of the requests that stay in the queue.
+    pub(super) earliest_deadline: Option<Instant>,
+    /// Whether abandoned requests are to be dropped.
+    pub(super) should_reclaim: bool,
+    /// When the connection must have ended, if it is closing.
     pub(super) closing: Option<Instant>,
 }
 
-/// Why a request was not queued.
-pub(crate) enum Refused {
-    /// There is no room now, and this still waits for its reply.
-    Full(Reply),
-    Because(Error),
+/// The figures of the queue for statistics.
+pub(super) struct Usage {
+    pub(super) queued: usize,
+    pub(super) in_flight: Permit,
 }
 
-impl Shared {
-    pub(crate) fn new(options: Options) -> Self {
-        let status = Status { state: State::Init, generation: 0, last_error: None };
-        let queue = Queue {
-            waiting: Batch::default(),
-            first: None,
-            budget: Budget::new(options.max_requests, options.max_bytes),
-            is_short: false,
-            gone: 0,
-            gate: Gate::Open,
+impl Queue {
+    pub(super) fn new(limit: Permit) -> Self {
+        let state = State {
+            gate: Gate::new(limit),
+            pending: Batch::default(),
+            earliest_deadline: None,
             closing: None,
             actor: None,
         };
-        Self {
-            options,
-            status: watch::Sender::new(status),
-            states: broadcast::Sender::new(STATES),
-            queue: Mutex::new(queue),
-            line: Semaphore::new(1),
-            room: Notify::new(),
-            stats: Mutex::default(),
-            tally: Mutex::default(),
-            handles: AtomicUsize::new(0),
+        Self { state: Mutex::new(state), waiters: Waiters::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Queues a request, if there is a permit for it and no caller waits for one.
+    pub(crate) fn submit(&self, bytes: &[u8], request: PendingRequest) -> Result<(), Rejected> {
+        let state = self.lock();
+        if state.gate.has_waiters() {
+            state.gate.check().map_err(Rejected::Error)?;
+            return Err(Rejected::Full(request));
         }
+        push(state, bytes, request)
     }
 
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Queues a request, if there is room and nobody waits for some.
-    pub(crate) fn submit(&self, asked: Asked<'_>, reply: Reply) -> Result<(), Refused> {
-        let queue = self.queue();
-        if queue.budget.waiting > 0 && matches!(queue.gate, Gate::Open) {
-            return Err(Refused::Full(reply));
-        }
-        push(queue, asked, reply)
-    }
-
-    /// Queues a request when there is room, in the order of asking.
-    pub(crate) async fn submit_in_turn(&self, asked: Asked<'_>, reply: Reply) -> Result<(), Error> {
-        let _counted = self.count_in();
-        timeout_at(asked.deadline, self.submit_first(asked, reply)).await.unwrap_or_else(|_| {
-            self.count(|stats| stats.timeouts.count(Phase::Queued));
-            Err(Error::TimedOut { phase: Phase::Queued })
-        })
-    }
-
-    async fn submit_first(&self, asked: Asked<'_>, mut reply: Reply) -> Result<(), Error> {
-        // It is never closed. Whoever is first looks for themselves whether there is still something to wait for.
-        let _first = self.line.acquire().await;
+    /// Queues a request once there is a permit for it, in order of arrival.
+    pub(super) async fn submit_in_turn(&self, bytes: &[u8], mut request: PendingRequest) -> Result<(), Error> {
+        let _waiting = self.add_waiter();
+        let _turn = self.waiters.turn().await;
         loop {
-            match push(self.queue(), asked, reply) {
+            match push(self.lock(), bytes, request) {
                 Ok(()) => return Ok(()),
-                Err(Refused::Because(error)) => return Err(error),
-                Err(Refused::Full(unanswered)) => reply = unanswered,
+                Err(Rejected::Error(error)) => return Err(error),
+                Err(Rejected::Full(rejected)) => request = rejected,
             }
-            // What was given back since the look has left its word.
-            self.room.notified().await;
+            self.waiters.released().await;
         }
     }
 
-    /// One more waits for room, until this is dropped.
-    fn count_in(&self) -> impl Drop {
-        struct Counted<'a>(&'a Shared);
-        impl Drop for Counted<'_> {
+    /// Counts a waiting caller until the guard is dropped.
+    fn add_waiter(&self) -> impl Drop {
+        struct Waiting<'a>(&'a Queue);
+        impl Drop for Waiting<'_> {
             fn drop(&mut self) {
-                self.0.queue().budget.waiting -= 1;
+                self.0.lock().gate.remove_waiter();
             }
         }
-        self.queue().budget.waiting += 1;
-        Counted(self)
+        self.lock().gate.add_waiter();
+        Waiting(self)
     }
 
-    /// Gives back the room of what has ended.
-    pub(super) fn give_back(&self, weight: Weight) {
-        if self.queue().budget.give_back(weight) {
-            self.room.notify_one();
+    /// Returns the permits of requests that have ended.
+    pub(super) fn release(&self, permit: Permit) {
+        if self.lock().gate.release(permit) {
+            self.waiters.notify();
         }
     }
 
-    /// Takes all that waits to a batch that is empty and gives its room, if there is one. Whoever queues something after this wakes
-    /// the actor.
-    pub(super) fn look(&self, empty: Option<&mut Batch>, context: &Context<'_>) -> Look {
-        let mut queue = self.queue();
+    /// Swaps the pending requests with an empty batch, if there is one, and registers the actor to be woken by the next change.
+    pub(super) fn poll_take(&self, empty: Option<&mut Batch>, context: &Context<'_>) -> Signals {
+        let mut state = self.lock();
         if let Some(empty) = empty {
-            std::mem::swap(&mut queue.waiting, empty);
-            queue.first = None;
+            std::mem::swap(&mut state.pending, empty);
+            state.earliest_deadline = None;
         }
-        queue.register(context);
-        Look { first: queue.first, is_to_sweep: queue.is_to_sweep(), closing: queue.closing }
+        state.register(context);
+        Signals {
+            earliest_deadline: state.earliest_deadline,
+            should_reclaim: state.gate.should_reclaim(),
+            closing: state.closing,
+        }
     }
 
-    /// All that waits.
+    /// Takes the pending requests.
     pub(super) fn take(&self) -> Batch {
-        let mut queue = self.queue();
-        queue.first = None;
-        std::mem::take(&mut queue.waiting)
+        let mut state = self.lock();
+        state.earliest_deadline = None;
+        std::mem::take(&mut state.pending)
     }
 
-    /// Puts back what was not sent, before all that came since.
+    /// Returns unsent requests to the front of the queue.
     pub(super) fn put_back(&self, unsent: Batch) {
-        let mut queue = self.queue();
-        queue.first = unsent.first_deadline().into_iter().chain(queue.first).min();
-        queue.waiting.prepend(unsent);
+        let mut state = self.lock();
+        state.earliest_deadline = unsent.earliest_deadline().into_iter().chain(state.earliest_deadline).min();
+        state.pending.prepend(unsent);
     }
 
-    /// Ends what has waited too long. Returns when to look again.
-    pub(super) fn expire(&self, now: Instant, phase: Phase) -> Option<Instant> {
-        let mut queue = self.queue();
-        if queue.first.is_none_or(|first| first > now) {
-            return queue.first;
+    /// Takes the requests whose deadline has passed. Also returns the next deadline.
+    pub(super) fn take_expired(&self, now: Instant) -> (Vec<PendingRequest>, Option<Instant>) {
+        let mut state = self.lock();
+        if state.earliest_deadline.is_none_or(|earliest| earliest > now) {
+            return (Vec::new(), state.earliest_deadline);
         }
-        let late = queue.waiting.take_out(|request| request.deadline > now);
-        let next = queue.waiting.first_deadline();
-        queue.first = next;
-        drop(queue);
-        for request in late {
-            self.time_out(request, phase);
-        }
-        next
+        let expired = state.pending.remove(|request| request.deadline <= now);
+        state.earliest_deadline = state.pending.earliest_deadline();
+        (expired, state.earliest_deadline)
     }
 
-    /// Somebody has gone away before their request has ended.
-    pub(crate) fn leave(&self) {
-        let mut queue = self.queue();
-        queue.gone += 1;
-        let is_to_sweep = queue.is_to_sweep();
-        wake(queue, is_to_sweep);
+    /// Notes that a caller has gone away before its request has ended.
+    pub(crate) fn abandon(&self) {
+        let mut state = self.lock();
+        state.gate.abandon();
+        let should_reclaim = state.gate.should_reclaim();
+        wake_if(state, should_reclaim);
     }
 
-    /// If there is no room because of those who have gone away, drops what they asked. Returns whether that was so.
-    pub(super) fn sweep(&self) -> bool {
-        let mut queue = self.queue();
-        if !queue.is_to_sweep() {
+    /// Drops the pending requests of callers that have gone away, if other callers lack their permits. Returns whether they do.
+    pub(super) fn reclaim(&self) -> bool {
+        let mut state = self.lock();
+        if !state.gate.should_reclaim() {
             return false;
         }
-        // Whoever waits for room does not ask again before there is some.
-        (queue.is_short, queue.gone) = (queue.budget.waiting > 0, 0);
-        let unwanted = queue.waiting.take_out(Submission::is_wanted);
-        drop(queue);
-        for request in unwanted {
-            self.give_back(request.weight);
+        state.gate.start_reclaim();
+        let abandoned = state.pending.remove(|request| !request.has_caller());
+        drop(state);
+        for request in abandoned {
+            self.release(request.permit);
         }
         true
     }
 
-    /// Requests are taken from now on.
-    pub(super) fn open_gate(&self) {
-        let mut queue = self.queue();
-        if !matches!(queue.gate, Gate::Closed) {
-            queue.gate = Gate::Open;
-        }
-    }
-
-    /// Waits until something has an earlier deadline than this, or those who have gone away are to be looked for, or it is to be
-    /// closed.
-    pub(super) async fn changed(&self, first: Option<Instant>) {
+    /// Waits until a request has an earlier deadline than this, abandoned requests are to be dropped, or the connection is closing.
+    pub(super) async fn changed(&self, earliest_deadline: Option<Instant>) {
         std::future::poll_fn(|context| {
-            let mut queue = self.queue();
-            queue.register(context);
-            let is_earlier = queue.first.is_some_and(|new| first.is_none_or(|first| new < first));
-            let is_changed = is_earlier || queue.is_to_sweep() || queue.closing.is_some();
+            let mut state = self.lock();
+            state.register(context);
+            let is_earlier =
+                state.earliest_deadline.is_some_and(|new| earliest_deadline.is_none_or(|earliest| new < earliest));
+            let is_changed = is_earlier || state.gate.should_reclaim() || state.closing.is_some();
             if is_changed { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
     }
 
-    /// Requests are refused from now on, and those that wait end. Whatever the fault was, it was not an answer to them.
-    pub(super) fn shut_gate(&self, fault: &Fault) {
-        let error = Error::Lost { outcome: Outcome::NeverSent, source: fault.clone() };
-        let mut queue = self.queue();
-        if !matches!(queue.gate, Gate::Closed) {
-            queue.gate = Gate::Failed(error.clone());
-        }
-        drop(queue);
-        self.room.notify_one();
-        for request in self.take().requests {
-            self.end(request, error.clone());
-        }
+    /// Accepts requests from now on.
+    pub(super) fn open(&self) {
+        self.lock().gate.open();
     }
 
-    /// Nothing more is taken; by then it is to have ended.
-    pub(crate) fn close(&self, by: Instant) {
-        let mut queue = self.queue();
-        queue.gate = Gate::Closed;
-        queue.closing = Some(queue.closing.map_or(by, |closing| closing.min(by)));
-        wake(queue, true);
-        self.room.notify_one();
+    /// Rejects requests with this error from now on. Returns the pending ones, which end with the same error.
+    pub(super) fn fail(&self, error: Error) -> Batch {
+        self.lock().gate.fail(error);
+        self.waiters.notify();
+        self.take()
     }
 
-    /// By when it is to have ended, if it is to.
-    pub(super) fn closing(&self) -> Option<Instant> {
-        self.queue().closing
+    /// Rejects requests for good. The connection must have ended by this deadline, or by an earlier one that was set before.
+    pub(crate) fn close(&self, deadline: Instant) {
+        let mut state = self.lock();
+        state.gate.close();
+        state.closing = Some(state.closing.map_or(deadline, |closing| closing.min(deadline)));
+        wake_if(state, true);
+        self.waiters.notify();
     }
 
-    /// Ends what will have no reply. Its room is there before somebody can ask again.
-    pub(super) fn end(&self, request: Submission, error: Error) {
-        self.give_back(request.weight);
-        request.fail(error);
+    pub(super) fn is_closing(&self) -> bool {
+        self.lock().closing.is_some()
     }
 
-    /// Ends what is late and was not sent.
-    pub(super) fn time_out(&self, request: Submission, phase: Phase) {
-        if request.is_wanted() {
-            self.count(|stats| stats.timeouts.count(phase));
-        }
-        self.end(request, Error::TimedOut { phase });
-    }
-
-    /// Counts something that is rare.
-    pub(crate) fn count(&self, add: impl FnOnce(&mut ClientStats)) {
-        add(&mut self.stats.lock().unwrap_or_else(PoisonError::into_inner));
-    }
-
-    /// What the actor has counted so far. It tells when it rests.
-    pub(crate) fn tally(&self) -> MutexGuard<'_, Tally> {
-        self.tally.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn stats(&self) -> ClientStats {
-        let mut stats = self.stats.lock().unwrap_or_else(PoisonError::into_inner).with(&self.tally());
-        let queue = self.queue();
-        let Weight { requests, bytes } = queue.budget.used();
-        (stats.queued, stats.in_flight, stats.in_flight_bytes) = (queue.waiting.requests.len(), requests, bytes);
-        stats
-    }
-
-    pub(crate) fn enter(&self, state: State) {
-        self.transition(|status| status.state = state);
-    }
-
-    pub(crate) fn transition(&self, change: impl FnOnce(&mut Status)) {
-        self.status.send_modify(|status| {
-            change(status);
-            // Nobody has to listen.
-            let _ = self.states.send(status.clone());
-        });
-    }
-
-    /// The state now, and all that follow.
-    pub(crate) fn states(&self) -> (Status, broadcast::Receiver<Status>) {
-        let status = self.status.borrow();
-        (status.clone(), self.states.subscribe())
+    pub(super) fn usage(&self) -> Usage {
+        let state = self.lock();
+        Usage { queued: state.pending.requests.len(), in_flight: state.gate.in_flight() }
     }
 }
 
-/// Queues a request, if there is room.
-fn push(mut queue: MutexGuard<'_, Queue>, asked: Asked<'_>, reply: Reply) -> Result<(), Refused> {
-    match &queue.gate {
-        Gate::Open => {}
-        Gate::Failed(error) => return Err(Refused::Because(error.clone())),
-        Gate::Closed => return Err(Refused::Because(Error::Closed { outcome: Outcome::NeverSent })),
-    }
-    let Asked { bytes, count, submitted, deadline } = asked;
-    let Some(weight) = queue.budget.take(count, bytes.len()) else {
-        queue.is_short = true;
-        let is_to_sweep = queue.is_to_sweep();
-        wake(queue, is_to_sweep);
-        return Err(Refused::Full(reply));
+/// Queues a request, if there is a permit for it.
+fn push(mut state: MutexGuard<'_, State>, bytes: &[u8], mut request: PendingRequest) -> Result<(), Rejected> {
+    state.gate.check().map_err(Rejected::Error)?;
+    let Some(permit) = state.gate.admit(request.permit) else {
+        let should_reclaim = state.gate.should_reclaim();
+        wake_if(state, should_reclaim);
+        return Err(Rejected::Full(request));
     };
-    let request = Submission { len: bytes.len(), left: count, weight, submitted, deadline, reply: Some(reply) };
-    queue.waiting.push(request, bytes);
-    queue.first = Some(queue.first.map_or(deadline, |first| first.min(deadline)));
-    wake(queue, true);
+    request.permit = permit;
+    let deadline = request.deadline;
+    state.earliest_deadline = Some(state.earliest_deadline.map_or(deadline, |earliest| earliest.min(deadline)));
+    state.pending.push(request, bytes);
+    wake_if(state, true);
     Ok(())
 }
 
-/// Wakes the actor, if it is to be woken and does not know yet.
-fn wake(mut queue: MutexGuard<'_, Queue>, is_to_wake: bool) {
-    let actor = queue.actor.take_if(|_| is_to_wake);
-    drop(queue);
+/// Unlocks, and wakes the actor if it is to be woken and is not awake already.
+fn wake_if(mut state: MutexGuard<'_, State>, should_wake: bool) {
+    let actor = state.actor.take_if(|_| should_wake);
+    drop(state);
     if let Some(actor) = actor {
         actor.wake();
     }
 }
 
-impl Queue {
-    /// Whether there is no room, and enough of it is taken for those who have gone away that they are worth looking for.
-    fn is_to_sweep(&self) -> bool {
-        self.is_short && self.gone > self.budget.used().requests / WORTH
-    }
-
-    /// Who is to be woken.
+impl State {
     fn register(&mut self, context: &Context<'_>) {
         if self.actor.as_ref().is_none_or(|actor| !actor.will_wake(context.waker())) {
             self.actor = Some(context.waker().clone());
         }
-    }
-}
-
-impl std::fmt::Debug for Shared {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").field("status", &*self.status.borrow()).finish_non_exhaustive()
     }
 }

@@ -1,6 +1,6 @@
-//! A connection while it is open: queued requests are written together, and replies go to their requests in order.
+//! An open connection: pending requests are written together, and replies go to their requests in order.
 //!
-//! At most half of the requests in flight are answered at a time. If all tasks were answered at once, all would send their next
+//! At most half of the requests in flight are answered at a time. If all callers were answered at once, all would send their next
 //! request at once: client and server would take turns, each idle while the other works. With half of them, one half is on the
 //! server while the tasks of the other half run. Before the actor takes new requests it yields once, so that requests of tasks
 //! that were woken together are written together. With a single task it does not yield.
@@ -10,93 +10,96 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::BytesMut;
 use tokio::io::AsyncWrite;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::batch::{Batch, KEPT};
-use super::budget::Weight;
-use super::clock::after;
+use super::batch::{Batch, MAX_IDLE_BUFFER_BYTES};
+use super::clock::{after, later};
+use super::gate::Permit;
 use super::output::Output;
-use super::queue::Shared;
-use super::submission::{Reply, Submission};
-use super::transport::{Entered, Stream};
-use crate::stats::{Tally, Together};
-use crate::{Decoder, Error, Fault, Message, Outcome, Phase, State, Value, WhileDown, encode_command};
+use super::request::{PendingRequest, ReplySender};
+use super::shared::Shared;
+use super::status::State;
+use super::transport::{Established, Stream};
+use crate::resp::{Decoder, Message, encode_command};
+use crate::stats::{ConnectionStats, LatencyGroup};
+use crate::{Error, Fault, Outcome, Phase, Value, WhileDown};
 
-/// With so much to write, nothing more is taken from the queue.
-const ENOUGH: usize = 256 * 1024;
-/// How much is read at a time, at most, unless a reply is longer.
-const MOST: usize = 128 * 1024;
-/// The room that is made to read to, at least.
-const ROOM: usize = 16 * 1024;
-/// The room that there is to be, at least.
-const LEAST: usize = 1024;
-/// So many are answered together, however many wait: less is not worth a write of its own.
-const FEW: usize = 16;
-/// The room for requests that is kept when there are none.
-const FEW_KEPT: usize = 1024;
-/// After so many turns other tasks have theirs.
-const TURNS: usize = 32;
+/// With more unwritten bytes than this, no requests are taken from the queue.
+const MAX_UNWRITTEN_BYTES: usize = 256 * 1024;
+/// Limit of one read, unless a reply is longer.
+const MAX_READ_BYTES: usize = 128 * 1024;
+/// Minimum capacity that is allocated for the input.
+const MIN_INPUT_BYTES: usize = 16 * 1024;
+/// Minimum free capacity of the input before a read.
+const MIN_READ_BYTES: usize = 1024;
+/// Requests that are answered together, even if they are more than half of those in flight. Fewer are not worth a write.
+const MIN_ANSWERED: usize = 16;
+/// Capacity for requests that is kept when there are none.
+const MAX_IDLE_REQUESTS: usize = 1024;
+/// Turns of one poll, after which other tasks run.
+const MAX_TURNS: usize = 32;
 
-/// Why a connection is open no longer.
+/// Why an open connection has ended.
 pub(super) enum End {
     Lost(Fault),
     Closed,
 }
 
-/// A connection while it is open.
+/// An open connection.
 pub(super) struct Serving {
     stream: Stream,
     shared: Arc<Shared>,
     decoder: Decoder,
     input: BytesMut,
-    /// How much was read last.
+    /// The length of the last read.
     last_read: usize,
     output: Output,
-    /// What is in the output or was sent, in order.
-    awaiting: VecDeque<Awaiting>,
-    /// How many of them, from the last, are not wholly written.
+    /// The requests in the output or on the wire, in order.
+    in_flight: VecDeque<InFlight>,
+    /// The number of requests at the end of `in_flight` that are not wholly written.
     unwritten: usize,
-    /// What was taken from the queue, and its room when it is empty.
+    /// The requests taken from the queue. Empty between polls, for its capacity.
     taken: Batch,
-    /// What was answered, and its room when it is empty.
-    answered: Vec<(Reply, Value)>,
-    /// When the first deadline may be.
-    alarm: Option<Pin<Box<Sleep>>>,
-    /// By when the server has to say something: a reply is overdue, and it was asked for a sign of life.
-    probe: Option<Instant>,
-    /// By when it is to have ended, if it is to.
+    /// The requests whose last reply has come. Empty between polls, for its capacity.
+    answered: Vec<(ReplySender, Value)>,
+    /// Fires at the earliest deadline, or before it.
+    timer: Option<Pin<Box<Sleep>>>,
+    /// When the server must have sent something: a reply is overdue, and a probe was sent.
+    probe_deadline: Option<Instant>,
+    /// When the connection must have ended, if it is closing.
     closing: Option<Instant>,
-    /// Several ask at the same time.
-    has_company: bool,
-    /// It has let others go first.
-    has_waited: bool,
-    /// What is counted, and whether there is something to tell.
-    tally: Tally,
-    is_news: bool,
+    /// Whether several tasks use the connection at the same time.
+    is_busy: bool,
+    /// Whether the actor has yielded since it last took requests.
+    has_yielded: bool,
+    stats: ConnectionStats,
+    /// Whether `stats` have changed since they were published.
+    has_new_stats: bool,
 }
 
-/// A request that waits for its reply.
-struct Awaiting {
-    request: Submission,
-    /// Where it begins in the stream.
+/// A request in the output or on the wire.
+struct InFlight {
+    request: PendingRequest,
+    /// The position of its first byte in the output.
     start: u64,
-    /// When it was taken from the queue; when it was written, once it is.
+    /// When it was taken from the queue, or when it was written, once it is.
     since: Instant,
 }
 
-impl Awaiting {
+impl InFlight {
     fn end(&self) -> u64 {
         self.start + self.request.len as u64
     }
 }
 
 impl Serving {
-    pub(super) fn new(entered: Entered, shared: Arc<Shared>) -> Self {
-        let Entered { stream, input, decoder } = entered;
-        let tally = *shared.tally();
+    pub(super) fn new(established: Established, shared: Arc<Shared>) -> Self {
+        let Established { stream, input, decoder } = established;
+        let stats = shared.counters.connection();
         Self {
             stream,
             shared,
@@ -104,178 +107,178 @@ impl Serving {
             input,
             last_read: 0,
             output: Output::default(),
-            awaiting: VecDeque::new(),
+            in_flight: VecDeque::new(),
             unwritten: 0,
             taken: Batch::default(),
             answered: Vec::new(),
-            alarm: None,
-            probe: None,
+            timer: None,
+            probe_deadline: None,
             closing: None,
-            has_company: false,
-            has_waited: false,
-            tally,
-            is_news: false,
+            is_busy: false,
+            has_yielded: false,
+            stats,
+            has_new_stats: false,
         }
     }
 
-    /// Serves until the connection is lost or closed. All that was asked has ended then, but for what may be sent on another one.
+    /// Serves until the connection is lost or closed. All requests taken from the queue have ended then, except those that return to
+    /// it because another connection may send them.
     pub(super) async fn run(mut self) -> End {
-        // What came with the last word of the handshake is nobody's reply.
-        let ended = match self.dispatch() {
+        // A reply after those of the handshake belongs to no request.
+        let ended = match self.deliver() {
             Ok(_) => std::future::poll_fn(|context| self.poll(context)).await,
             Err(fault) => Err(fault),
         };
-        // What has come is given, also when nothing more can be written.
-        while let Ok(1..) = self.dispatch() {}
-        self.is_news = true;
-        self.publish();
+        // Replies that were read are delivered, even if the socket has failed.
+        while let Ok(1..) = self.deliver() {}
+        self.has_new_stats = true;
+        self.publish_stats();
         match ended {
             Ok(()) => {
-                self.end_all(|_, outcome| Error::Closed { outcome });
-                // It has been told all that it was to be told.
+                self.fail_all(|_, outcome| Error::Closed { outcome });
+                // Nothing is lost if it fails: all requests have ended.
                 let _ = std::future::poll_fn(|context| Pin::new(&mut self.stream).poll_shutdown(context)).await;
                 End::Closed
             }
             Err(fault) => {
-                let unsent = self.unsent();
-                self.end_all(|index, outcome| match &fault {
-                    // It is the reply to the oldest that cannot be read.
+                let unsent = self.take_unsent();
+                self.fail_all(|index, outcome| match &fault {
+                    // The reply that cannot be decoded belongs to the oldest request.
                     Fault::Protocol(error) if index == 0 => Error::Protocol(*error),
                     fault => Error::Lost { outcome, source: fault.clone() },
                 });
-                self.refuse_or_keep(unsent, &fault);
+                self.requeue_or_fail(unsent, &fault);
                 End::Lost(fault)
             }
         }
     }
 
-    /// Ends all that waits for replies.
-    fn end_all(&mut self, error: impl Fn(usize, Outcome) -> Error) {
+    /// Ends all requests in flight. The error is made from the index of the request and its outcome.
+    fn fail_all(&mut self, error: impl Fn(usize, Outcome) -> Error) {
         let written = self.output.written();
-        for (index, waiting) in std::mem::take(&mut self.awaiting).into_iter().enumerate() {
-            let outcome = if waiting.start < written { Outcome::MaybeExecuted } else { Outcome::NeverSent };
-            self.shared.end(waiting.request, error(index, outcome));
+        for (index, sent) in std::mem::take(&mut self.in_flight).into_iter().enumerate() {
+            let outcome = if sent.start < written { Outcome::MaybeExecuted } else { Outcome::NeverSent };
+            self.shared.fail(sent.request, error(index, outcome));
         }
     }
 
-    /// The connection is lost, and this was not sent: it is told so, or waits for the next one.
-    fn refuse_or_keep(&self, mut unsent: Batch, fault: &Fault) {
-        let keeps = self.shared.options.while_down == WhileDown::Queue && self.shared.options.reconnect;
-        // What was asked by ourselves is of no use on another connection.
-        for request in unsent.take_out(|request| keeps && request.is_wanted()) {
-            self.shared.end(request, Error::Lost { outcome: Outcome::NeverSent, source: fault.clone() });
+    /// Returns unsent requests to the queue, if they may wait for the next connection, and fails the others.
+    fn requeue_or_fail(&self, mut unsent: Batch, fault: &Fault) {
+        let requeues = self.shared.options.while_down == WhileDown::Queue && self.shared.options.reconnect;
+        for request in unsent.remove(|request| !requeues || !request.has_caller()) {
+            self.shared.fail(request, Error::Lost { outcome: Outcome::NeverSent, source: fault.clone() });
         }
-        self.shared.put_back(unsent);
+        self.shared.queue.put_back(unsent);
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
-        for _ in 0..TURNS {
-            // Whoever asks first wakes the actor, which would run before others have asked that were answered together with them. So
-            // they are let go first, and all that they ask is written together.
-            let is_time = std::mem::take(&mut self.has_waited) || !self.has_company;
-            if is_time {
+        for _ in 0..MAX_TURNS {
+            // The first of the tasks that were answered together wakes the actor. The actor lets the others run before it takes
+            // their requests, and writes all of them together.
+            let is_turn = std::mem::take(&mut self.has_yielded) || !self.is_busy;
+            if is_turn {
                 self.write(context)?;
-                self.gather(context);
+                self.take_pending(context);
                 self.write(context)?;
-                if self.closing.is_some() && self.awaiting.is_empty() && self.output.is_empty() {
+                if self.closing.is_some() && self.in_flight.is_empty() && self.output.is_empty() {
                     return Poll::Ready(Ok(()));
                 }
             }
             match self.read(context)? {
-                // The rest of the replies is read after what is asked now was written: the server has something to do meanwhile.
-                Some(1..) if self.has_company => break,
+                // The other replies are delivered after the next write, so that the server has work meanwhile.
+                Some(1..) if self.is_busy => break,
                 Some(_) => {}
-                None if is_time => return self.rest(context),
+                None if is_turn => return self.wait(context),
                 None => break,
             }
         }
-        self.has_waited = true;
-        // There may be no rest for long, and deadlines are kept nevertheless.
+        self.has_yielded = true;
         context.waker().wake_by_ref();
-        self.rest(context)
+        // Also under constant load, deadlines are kept.
+        self.wait(context)
     }
 
-    /// Takes what is queued, and not too much of it.
-    fn gather(&mut self, context: &Context<'_>) {
-        let wants_more = self.output.unwritten().len() < ENOUGH;
-        let look = self.shared.look(wants_more.then_some(&mut self.taken), context);
-        if let Some(by) = look.closing {
+    /// Takes the pending requests, unless enough bytes are unwritten.
+    fn take_pending(&mut self, context: &Context<'_>) {
+        let takes_more = self.output.unwritten().len() < MAX_UNWRITTEN_BYTES;
+        let signals = self.shared.queue.poll_take(takes_more.then_some(&mut self.taken), context);
+        if let Some(deadline) = signals.closing {
             if self.closing.is_none() {
-                self.shared.enter(State::Closing);
+                self.shared.status.set_state(State::Closing);
             }
-            self.closing = look.closing;
-            self.wake_by(by);
+            self.closing = signals.closing;
+            self.wake_by(deadline);
         }
-        if let Some(first) = look.first {
-            self.wake_by(first);
+        if let Some(deadline) = signals.earliest_deadline {
+            self.wake_by(deadline);
         }
-        if look.is_to_sweep && self.shared.sweep() {
-            self.drop_unsent(|request| request.is_wanted() || request.reply.is_none());
+        if signals.should_reclaim && self.shared.queue.reclaim() {
+            self.remove_unsent(|request| !request.has_caller() && request.reply.is_some());
         }
         if self.taken.requests.is_empty() {
             return;
         }
-        // One look at the clock for all that is taken together.
+        // The clock is read once for all.
         let now = Instant::now();
-        for request in self.taken.take_out(|request| request.deadline > now && request.is_wanted()) {
+        for request in self.taken.remove(|request| request.deadline <= now || !request.has_caller()) {
             self.shared.time_out(request, Phase::Queued);
         }
-        self.has_company = self.taken.requests.len() > 1;
-        self.is_news = true;
+        self.is_busy = self.taken.requests.len() > 1;
+        self.has_new_stats = true;
         for request in &self.taken.requests {
-            self.tally.queue_latency.record(now.saturating_duration_since(request.submitted));
+            self.stats.queue_latency.record(now.saturating_duration_since(request.submitted));
         }
-        if let Some(first) = self.taken.first_deadline() {
-            self.wake_by(first);
+        if let Some(deadline) = self.taken.earliest_deadline() {
+            self.wake_by(deadline);
         }
         let mut taken = std::mem::take(&mut self.taken);
-        self.enlist(&mut taken, now);
+        self.send(&mut taken, now);
         self.taken = taken;
     }
 
-    /// Puts requests into the output, and empties the batch.
-    fn enlist(&mut self, batch: &mut Batch, now: Instant) {
+    /// Moves the requests of a batch to the output.
+    fn send(&mut self, batch: &mut Batch, now: Instant) {
         let mut start = self.output.end();
         self.output.put(&mut batch.bytes);
         self.unwritten += batch.requests.len();
         for request in batch.requests.drain(..) {
             let len = request.len as u64;
-            self.awaiting.push_back(Awaiting { request, start, since: now });
+            self.in_flight.push_back(InFlight { request, start, since: now });
             start += len;
         }
     }
 
-    /// The first of which nothing was written.
+    /// Returns the index of the first request of which no byte was written.
     fn first_unsent(&self) -> usize {
         let written = self.output.written();
-        self.awaiting.partition_point(|waiting| waiting.start < written)
+        self.in_flight.partition_point(|sent| sent.start < written)
     }
 
-    /// Takes back what is in the output and of which nothing was written.
-    fn unsent(&mut self) -> Batch {
+    /// Takes the requests of which no byte was written back out of the output.
+    fn take_unsent(&mut self) -> Batch {
         let first = self.first_unsent();
-        let start = self.awaiting.get(first).map_or(self.output.end(), |waiting| waiting.start);
-        let requests: VecDeque<_> = self.awaiting.drain(first..).map(|waiting| waiting.request).collect();
+        let start = self.in_flight.get(first).map_or(self.output.end(), |unsent| unsent.start);
+        let requests: VecDeque<_> = self.in_flight.drain(first..).map(|unsent| unsent.request).collect();
         self.unwritten -= requests.len();
         Batch { requests, bytes: self.output.cut(start) }
     }
 
-    /// Takes those out of the output that are not to stay and of which nothing was written.
-    fn drop_unsent(&mut self, stays: impl Fn(&Submission) -> bool) {
-        if self.awaiting.range(self.first_unsent()..).all(|waiting| stays(&waiting.request)) {
+    /// Removes the requests for which the predicate holds and of which no byte was written.
+    fn remove_unsent(&mut self, is_removed: impl Fn(&PendingRequest) -> bool) {
+        if !self.in_flight.range(self.first_unsent()..).any(|unsent| is_removed(&unsent.request)) {
             return;
         }
-        let mut unsent = self.unsent();
-        for request in unsent.take_out(stays) {
+        let mut unsent = self.take_unsent();
+        for request in unsent.remove(is_removed) {
             self.shared.time_out(request, Phase::Queued);
         }
-        self.enlist(&mut unsent, Instant::now());
+        self.send(&mut unsent, Instant::now());
     }
 
-    /// Looks at deadlines then, if not before.
+    /// Sets the timer to this deadline, unless it fires earlier.
     fn wake_by(&mut self, deadline: Instant) {
-        if self.alarm.as_ref().is_none_or(|alarm| alarm.deadline() > deadline) {
-            self.alarm = Some(Box::pin(sleep_until(deadline)));
+        if self.timer.as_ref().is_none_or(|timer| timer.deadline() > deadline) {
+            self.timer = Some(Box::pin(sleep_until(deadline)));
         }
     }
 
@@ -287,8 +290,8 @@ impl Serving {
                 Poll::Ready(Ok(0)) => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
                 Poll::Ready(Ok(count)) => {
                     self.output.flush(count);
-                    self.tally.bytes_out += count as u64;
-                    self.is_news = true;
+                    self.stats.bytes_out += count as u64;
+                    self.has_new_stats = true;
                     self.note_written();
                 }
                 Poll::Ready(Err(error)) => return Err(error.into()),
@@ -297,191 +300,191 @@ impl Serving {
         Ok(())
     }
 
-    /// From now on, what is wholly written waits for the server.
+    /// Counts the requests that are wholly written now.
     fn note_written(&mut self) {
         let (written, now) = (self.output.written(), Instant::now());
-        let (first, mut together) = (self.awaiting.len() - self.unwritten, Together::default());
-        for waiting in self.awaiting.range_mut(first..).take_while(|waiting| waiting.end() <= written) {
-            if !waiting.request.is_ours() {
-                self.tally.requests += 1;
-                together.add(waiting.since, now, &mut self.tally.write_latency);
+        let (first, mut latencies) = (self.in_flight.len() - self.unwritten, LatencyGroup::default());
+        for sent in self.in_flight.range_mut(first..).take_while(|sent| sent.end() <= written) {
+            if !sent.request.is_probe() {
+                self.stats.requests += 1;
+                latencies.add(sent.since, now, &mut self.stats.write_latency);
             }
-            waiting.since = now;
+            sent.since = now;
             self.unwritten -= 1;
         }
-        together.end(now, &mut self.tally.write_latency);
+        latencies.finish(now, &mut self.stats.write_latency);
     }
 
-    /// Reads once, unless replies are left from the last time. Returns how many requests were answered, or nothing if there is
+    /// Delivers replies that were read before, or else reads once. Returns the number of requests answered, or `None` if there is
     /// nothing to read.
     fn read(&mut self, context: &mut Context<'_>) -> Result<Option<usize>, Fault> {
         if !self.input.is_empty() {
-            let answered = self.dispatch()?;
+            let answered = self.deliver()?;
             if answered > 0 {
                 return Ok(Some(answered));
             }
         }
-        self.make_room();
+        self.reserve_input();
         match tokio_util::io::poll_read_buf(Pin::new(&mut self.stream), context, &mut self.input) {
             Poll::Pending => Ok(None),
             Poll::Ready(Ok(0)) => Err(Fault::EndOfStream),
             Poll::Ready(Ok(count)) => {
                 self.last_read = count;
-                self.tally.bytes_in += count as u64;
-                self.is_news = true;
-                self.probe = None;
-                self.dispatch().map(Some)
+                self.stats.bytes_in += count as u64;
+                self.has_new_stats = true;
+                self.probe_deadline = None;
+                self.deliver().map(Some)
             }
             Poll::Ready(Err(error)) => Err(error.into()),
         }
     }
 
-    /// Makes room to read to, for twice of what came last. What was made for a large reply is not kept for ever.
-    fn make_room(&mut self) {
-        let wanted = (2 * self.last_read).clamp(LEAST, MOST);
+    /// Reserves twice the length of the last read. A buffer that has grown for a large reply is freed.
+    fn reserve_input(&mut self) {
+        let wanted = (2 * self.last_read).clamp(MIN_READ_BYTES, MAX_READ_BYTES);
         if self.input.capacity() - self.input.len() >= wanted {
             return;
         }
-        let is_fresh = self.input.is_empty();
-        self.input.reserve(wanted.max(ROOM));
-        if is_fresh && self.input.capacity() > KEPT && !self.decoder.is_midway(&self.input) {
-            self.input = BytesMut::with_capacity(wanted.max(ROOM));
+        let was_empty = self.input.is_empty();
+        self.input.reserve(wanted.max(MIN_INPUT_BYTES));
+        if was_empty && self.input.capacity() > MAX_IDLE_BUFFER_BYTES && !self.decoder.is_midway(&self.input) {
+            self.input = BytesMut::with_capacity(wanted.max(MIN_INPUT_BYTES));
         }
     }
 
-    /// Gives each reply to whoever it is for. Returns how many requests were answered.
-    ///
-    /// Where many wait, it is half of them at most: what these ask next is written before the other half is answered, and so the
-    /// server always has something to do while their tasks run, and they while it does.
-    fn dispatch(&mut self) -> Result<usize, Fault> {
-        let most = (self.awaiting.len() / 2).max(FEW);
-        let (mut freed, mut together, now) = (Weight::default(), Together::default(), Instant::now());
-        let decoded = self.decode(most, |waiting, tally| {
-            freed += waiting.request.weight;
-            if !waiting.request.is_ours() {
-                together.add(waiting.since, now, &mut tally.reply_latency);
+    /// Delivers replies to their callers, at most half of those in flight (see the module). Returns the number of requests answered.
+    fn deliver(&mut self) -> Result<usize, Fault> {
+        let limit = (self.in_flight.len() / 2).max(MIN_ANSWERED);
+        let (mut released, mut latencies, now) = (Permit::default(), LatencyGroup::default(), Instant::now());
+        let decoded = self.decode(limit, |sent, stats| {
+            released.add(sent.request.permit);
+            if !sent.request.is_probe() {
+                latencies.add(sent.since, now, &mut stats.reply_latency);
             }
         });
-        together.end(now, &mut self.tally.reply_latency);
-        // Before the replies: whoever has one may ask again at once, and finds the room.
-        self.shared.give_back(freed);
-        let count = self.answered.len();
-        self.has_company |= count > 1;
+        latencies.finish(now, &mut self.stats.reply_latency);
+        // Before the replies, so that a caller that sends again at once finds a permit.
+        self.shared.queue.release(released);
+        let answered = self.answered.len();
+        self.is_busy |= answered > 1;
         for (reply, value) in self.answered.drain(..) {
-            reply.answer(value);
+            reply.finish(value);
         }
-        decoded.map(|()| count)
+        decoded.map(|()| answered)
     }
 
-    /// Finds out whom each reply is for, of so many at most.
-    fn decode(&mut self, most: usize, mut end: impl FnMut(&Awaiting, &mut Tally)) -> Result<(), Fault> {
+    /// Decodes replies until `limit` requests are answered, and calls `on_answered` for each.
+    fn decode(
+        &mut self,
+        limit: usize,
+        mut on_answered: impl FnMut(&InFlight, &mut ConnectionStats),
+    ) -> Result<(), Fault> {
         let written = self.output.written();
-        while self.answered.len() < most
+        while self.answered.len() < limit
             && let Some(message) = self.decoder.decode(&mut self.input)?
         {
             let Message::Reply(value) = message else {
-                self.tally.pushes += 1;
+                self.stats.pushes += 1;
                 continue;
             };
-            self.tally.replies += 1;
-            let asked = self.awaiting.front_mut().filter(|first| first.start < written);
-            let Some(waiting) = asked else { return Err(Fault::StrayReply) };
-            let request = &mut waiting.request;
-            request.left -= 1;
-            if request.left > 0 {
+            self.stats.replies += 1;
+            let oldest = self.in_flight.front_mut().filter(|oldest| oldest.start < written);
+            let Some(sent) = oldest else { return Err(Fault::StrayReply) };
+            let request = &mut sent.request;
+            request.replies_left -= 1;
+            if request.replies_left > 0 {
                 if let Some(reply) = &mut request.reply {
-                    reply.keep(value);
+                    reply.push(value);
                 }
                 continue;
             }
             if let Some(reply) = request.reply.take() {
                 self.answered.push((reply, value));
             }
-            end(waiting, &mut self.tally);
-            self.awaiting.pop_front();
-            // It may be that the server does not wait for the end of a request.
-            self.unwritten = self.unwritten.min(self.awaiting.len());
+            on_answered(sent, &mut self.stats);
+            self.in_flight.pop_front();
+            // A server may answer before it has read the whole request.
+            self.unwritten = self.unwritten.min(self.in_flight.len());
         }
         Ok(())
     }
 
-    /// Tells what was counted.
-    fn publish(&mut self) {
-        if std::mem::take(&mut self.is_news) {
-            *self.shared.tally() = self.tally;
+    fn publish_stats(&mut self) {
+        if std::mem::take(&mut self.has_new_stats) {
+            self.shared.counters.publish(&self.stats);
         }
     }
 
-    /// Nothing moves: looks at deadlines, and waits.
-    fn rest(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
-        self.publish();
-        if self.awaiting.is_empty() && self.awaiting.capacity() > FEW_KEPT {
-            // After a flood.
-            self.awaiting.shrink_to(FEW_KEPT);
-            self.taken.requests.shrink_to(FEW_KEPT);
-            self.answered.shrink_to(FEW_KEPT);
+    /// Publishes statistics and waits for the timer, which ends requests at their deadlines.
+    fn wait(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
+        self.publish_stats();
+        if self.in_flight.is_empty() && self.in_flight.capacity() > MAX_IDLE_REQUESTS {
+            self.in_flight.shrink_to(MAX_IDLE_REQUESTS);
+            self.taken.requests.shrink_to(MAX_IDLE_REQUESTS);
+            self.answered.shrink_to(MAX_IDLE_REQUESTS);
         }
         loop {
-            let Some(alarm) = &mut self.alarm else { return Poll::Pending };
-            ready!(alarm.as_mut().poll(context));
+            let Some(timer) = &mut self.timer else { return Poll::Pending };
+            ready!(timer.as_mut().poll(context));
             let now = Instant::now();
-            if self.closing.is_some_and(|by| by <= now) {
+            if self.closing.is_some_and(|deadline| deadline <= now) {
                 return Poll::Ready(Ok(()));
             }
-            if self.probe.is_some_and(|probe| probe <= now) {
+            if self.probe_deadline.is_some_and(|deadline| deadline <= now) {
                 return Poll::Ready(Err(Fault::Silent));
             }
             if self.expire(now) {
-                // What it asks for is written in another turn.
+                // The probe is written by the next poll.
                 context.waker().wake_by_ref();
             }
         }
     }
 
-    /// Ends what has taken too long. What was sent still has its replies to come, which are nobody's; what was not is not sent any
-    /// more. Returns whether the server is asked for a sign of life, because a reply is overdue.
+    /// Ends requests whose deadline has passed. The replies to those that were sent will be dropped, and the others are not sent.
+    /// Returns whether it has sent a probe, because a reply is overdue.
     fn expire(&mut self, now: Instant) -> bool {
-        let queued = self.shared.expire(now, Phase::Queued);
-        self.drop_unsent(|request| request.deadline > now);
+        let (expired, next_pending) = self.shared.queue.take_expired(now);
+        for request in expired {
+            self.shared.time_out(request, Phase::Queued);
+        }
+        self.remove_unsent(|request| request.deadline <= now);
         let written = self.output.written();
         let mut is_overdue = false;
-        for waiting in &mut self.awaiting {
-            if waiting.request.deadline > now {
+        for sent in &mut self.in_flight {
+            if sent.request.deadline > now {
                 continue;
             }
-            let phase = if waiting.end() <= written { Phase::Waiting } else { Phase::Writing };
-            if let Some(reply) = waiting.request.reply.take() {
+            let phase = if sent.end() <= written { Phase::Waiting } else { Phase::Writing };
+            if let Some(reply) = sent.request.reply.take() {
                 is_overdue = true;
-                self.shared.count(|stats| stats.timeouts.count(phase));
+                self.shared.counters.count_timeout(phase);
                 reply.fail(Error::TimedOut { phase });
             }
         }
-        let asks = is_overdue && self.probe.is_none();
-        if asks {
-            self.probe = Some(after(self.shared.options.connect_timeout));
-            self.enlist(&mut ping(now), now);
+        let sends_probe = is_overdue && self.probe_deadline.is_none();
+        if sends_probe {
+            self.probe_deadline = Some(after(self.shared.options.connect_timeout));
+            self.send(&mut probe(now), now);
         }
-        let deadlines = self.awaiting.iter().filter(|waiting| waiting.request.reply.is_some());
-        let next = deadlines.map(|waiting| waiting.request.deadline).min();
-        let next = [next, queued, self.probe, self.closing].into_iter().flatten().min();
-        self.alarm = next.map(|next| Box::pin(sleep_until(next)));
-        asks
+        let deadlines = self.in_flight.iter().filter(|sent| sent.request.reply.is_some());
+        let next_sent = deadlines.map(|sent| sent.request.deadline).min();
+        let next = [next_sent, next_pending, self.probe_deadline, self.closing].into_iter().flatten().min();
+        self.timer = next.map(|next| Box::pin(sleep_until(next)));
+        sends_probe
     }
 }
 
-/// However it ends, also with its task: nobody waits for replies that will not come, and their room is given back.
+/// Runs however the connection ends, also if its task was aborted: no caller waits for ever, and all permits are returned.
 impl Drop for Serving {
     fn drop(&mut self) {
-        self.end_all(|_, outcome| Error::Closed { outcome });
+        self.fail_all(|_, outcome| Error::Closed { outcome });
     }
 }
 
-/// A question for which nobody waits but ourselves.
-fn ping(now: Instant) -> Batch {
-    let mut bytes = Vec::new();
-    encode_command(&["PING"], &mut bytes);
-    let deadline = after(std::time::Duration::MAX);
-    let request =
-        Submission { len: bytes.len(), left: 1, weight: Weight::default(), submitted: now, deadline, reply: None };
-    Batch { requests: VecDeque::from([request]), bytes }
+/// A `PING` that shows whether the server is alive.
+fn probe(now: Instant) -> Batch {
+    let mut batch = Batch::default();
+    encode_command(&["PING"], &mut batch.bytes);
+    batch.requests.push_back(PendingRequest::probe(batch.bytes.len(), now, later(now, Duration::MAX)));
+    batch
 }

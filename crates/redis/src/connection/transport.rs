@@ -1,4 +1,4 @@
-//! Sockets to a server, and the handshake on them.
+//! Opens a socket to a server and does the handshake.
 
 use std::io;
 use std::pin::Pin;
@@ -16,46 +16,46 @@ use crate::{
     encode_command,
 };
 
-/// A socket to a server that has let us in.
-pub(crate) enum Stream {
+/// A socket to a server.
+pub(super) enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
 
-/// A conversation with a server that has let us in.
-pub(crate) struct Entered {
-    pub(crate) stream: Stream,
-    /// What was read behind the last word of the handshake, as far as it was understood: a push may follow at once.
-    pub(crate) input: BytesMut,
-    pub(crate) decoder: Decoder,
+/// A connection after its handshake.
+pub(super) struct Established {
+    pub(super) stream: Stream,
+    /// Input after the last reply of the handshake: a push may follow at once.
+    pub(super) input: BytesMut,
+    pub(super) decoder: Decoder,
 }
 
-/// Why there is none.
-pub(crate) enum Refusal {
-    /// It may be another time.
+/// Why there is no connection.
+pub(super) enum ConnectError {
+    /// Another attempt may succeed.
     Failed(Fault),
-    /// The server does not let us in.
+    /// The server has refused the login or the database, and would do so again.
     Refused(Fault),
 }
 
-impl From<io::Error> for Refusal {
+impl From<io::Error> for ConnectError {
     fn from(error: io::Error) -> Self {
         Self::Failed(error.into())
     }
 }
 
-/// Connects, and says who we are.
-pub(crate) async fn connect(options: &Options) -> Result<Entered, Refusal> {
-    // Asked first: a server drops those who connect and do not say who they are.
-    let given = match &options.credentials {
-        Some(credentials) => Some(login(credentials).await.map_err(|source| Refusal::Failed(Fault::NoLogin(source)))?),
+/// Connects and does the handshake.
+pub(super) async fn connect(options: &Options) -> Result<Established, ConnectError> {
+    // Before the socket is opened: servers drop connections that do not authenticate for long.
+    let provided = match &options.credentials {
+        Some(provider) => Some(login(provider).await.map_err(|error| ConnectError::Failed(Fault::NoLogin(error)))?),
         None => None,
     };
     let stream = match &options.address {
         Address::Tcp { host, port } => {
             let socket = TcpStream::connect((host.as_str(), *port)).await?;
             socket.set_nodelay(true)?;
-            // The kernel looks at the user time-out when it asks, so it has to ask again soon.
+            // The kernel checks the user timeout when it sends a probe, so the interval of probes has to be short.
             let keepalive =
                 socket2::TcpKeepalive::new().with_time(Duration::from_secs(30)).with_interval(Duration::from_secs(10));
             let socket_options = socket2::SockRef::from(&socket);
@@ -66,56 +66,57 @@ pub(crate) async fn connect(options: &Options) -> Result<Entered, Refusal> {
         }
         Address::Unix(path) => Stream::Unix(UnixStream::connect(path).await?),
     };
-    let mut entered = Entered { stream, input: BytesMut::new(), decoder: Decoder::new(options.decoder) };
-    match entered.greet(options, given.as_ref().or(options.login.as_ref())).await {
-        Ok(()) => Ok(entered),
-        // The next time it may be somebody else.
-        Err(Refusal::Refused(Fault::Refused(said))) if given.is_some() && is_of_login(&said) => {
-            Err(Refusal::Failed(Fault::Refused(said)))
+    let mut established = Established { stream, input: BytesMut::new(), decoder: Decoder::new(options.decoder) };
+    match established.handshake(options, provided.as_ref().or(options.login.as_ref())).await {
+        Ok(()) => Ok(established),
+        // The provider may return another login the next time.
+        Err(ConnectError::Refused(Fault::Refused(error))) if provided.is_some() && is_about_login(&error) => {
+            Err(ConnectError::Failed(Fault::Refused(error)))
         }
-        Err(refusal) => Err(refusal),
+        Err(error) => Err(error),
     }
 }
 
-/// Asks on a task of its own, which ends with this: a provider that panics makes an attempt fail, and not the client end.
-async fn login(credentials: &Arc<dyn Credentials>) -> Result<Login, LoginError> {
-    let mut asking = JoinSet::new();
-    let credentials = Arc::clone(credentials);
-    asking.spawn(async move { credentials.login().await });
-    match asking.join_next().await {
+/// Calls the provider on a task of its own, which is aborted with this future. A provider that panics fails one attempt and does
+/// not end the client.
+async fn login(provider: &Arc<dyn Credentials>) -> Result<Login, LoginError> {
+    let mut task = JoinSet::new();
+    let provider = Arc::clone(provider);
+    task.spawn(async move { provider.login().await });
+    match task.join_next().await {
         Some(Ok(login)) => login,
         Some(Err(panicked)) => Err(Arc::new(panicked)),
         None => Err(Arc::new(io::Error::from(io::ErrorKind::NotFound))),
     }
 }
 
-/// Not to be let in is for good, unless it is the server that is not ready: then it may be another time.
-fn refusal(said: ServerError) -> Refusal {
-    let is_full = said.code == ErrorCode::Err && said.message.starts_with("max number of clients");
-    let is_for_now = is_full || said.code.is_temporary();
-    let fault = Fault::Refused(said);
-    if is_for_now { Refusal::Failed(fault) } else { Refusal::Refused(fault) }
+/// A refused handshake is final, unless the server is not ready or has too many clients.
+fn refused(error: ServerError) -> ConnectError {
+    let is_full = error.code == ErrorCode::Err && error.message.starts_with("max number of clients");
+    let is_temporary = is_full || error.code.is_temporary();
+    let fault = Fault::Refused(error);
+    if is_temporary { ConnectError::Failed(fault) } else { ConnectError::Refused(fault) }
 }
 
-/// Whether it is who we are that a server does not like, and not what we ask for.
-fn is_of_login(said: &ServerError) -> bool {
-    let is_old = said.message.starts_with("invalid password") || said.message.starts_with("AUTH");
-    match said.code {
+/// Whether the server refused the user or the password, and not the name or the database.
+fn is_about_login(error: &ServerError) -> bool {
+    match error.code {
         ErrorCode::WrongPassword | ErrorCode::NoAuth | ErrorCode::NoPermission => true,
-        ErrorCode::Err => is_old,
+        // Before Redis 6.
+        ErrorCode::Err => error.message.starts_with("invalid password") || error.message.starts_with("AUTH"),
         _ => false,
     }
 }
 
-/// Whether a server does not know what was asked, or not this version of the protocol.
-fn is_unknown(said: &ServerError) -> bool {
-    let is_unknown = said.message.to_ascii_lowercase().starts_with("unknown command");
-    said.code == ErrorCode::NoProtocol || said.code == ErrorCode::Err && is_unknown
+/// Whether the server does not know `HELLO`, or not RESP3.
+fn is_unknown_command(error: &ServerError) -> bool {
+    let is_unknown = error.message.to_ascii_lowercase().starts_with("unknown command");
+    error.code == ErrorCode::NoProtocol || error.code == ErrorCode::Err && is_unknown
 }
 
-impl Entered {
-    /// Says who we are, in RESP3 if the server knows it.
-    async fn greet(&mut self, options: &Options, login: Option<&Login>) -> Result<(), Refusal> {
+impl Established {
+    /// Authenticates, sets the name and the database, and switches to RESP3 if the server has it.
+    async fn handshake(&mut self, options: &Options, login: Option<&Login>) -> Result<(), ConnectError> {
         let mut hello: Vec<&str> = vec!["HELLO", "3"];
         let login = login.map(|login| (login.user.as_deref().unwrap_or("default"), &*login.password));
         if let Some((user, password)) = login {
@@ -124,59 +125,59 @@ impl Entered {
         if let Some(name) = &options.name {
             hello.extend(["SETNAME", name]);
         }
-        match self.ask(&hello).await? {
+        match self.call(&hello).await? {
             Ok(_) => {}
-            Err(error) if is_unknown(&error) => {
+            Err(error) if is_unknown_command(&error) => {
                 if let Some((user, password)) = login {
-                    // Servers that know no users know this.
-                    let words = ["AUTH", user, password];
+                    // Servers without users take the password alone.
+                    let with_user = ["AUTH", user, password];
                     let without_user = ["AUTH", password];
-                    self.demand(if user == "default" { &without_user } else { &words }).await?;
+                    self.require(if user == "default" { &without_user } else { &with_user }).await?;
                 }
                 if let Some(name) = &options.name {
-                    self.demand(&["CLIENT", "SETNAME", name]).await?;
+                    self.require(&["CLIENT", "SETNAME", name]).await?;
                 }
             }
-            Err(error) => return Err(refusal(error)),
+            Err(error) => return Err(refused(error)),
         }
         if options.database > 0 {
-            self.demand(&["SELECT", &options.database.to_string()]).await?;
+            self.require(&["SELECT", &options.database.to_string()]).await?;
         }
-        // Old servers do not know it, and nobody misses it.
-        for (what, value) in [("LIB-NAME", "tidewire-redis"), ("LIB-VER", env!("CARGO_PKG_VERSION"))] {
-            match self.ask(&["CLIENT", "SETINFO", what, value]).await? {
-                // One that knows no `HELLO` may not have said before that it wants a password.
-                Err(error) if error.code == ErrorCode::NoAuth => return Err(refusal(error)),
+        // Servers before Redis 7.2 do not know it. It is a label for `CLIENT LIST`, so an error does no harm.
+        for (attribute, value) in [("LIB-NAME", "tidewire-redis"), ("LIB-VER", env!("CARGO_PKG_VERSION"))] {
+            match self.call(&["CLIENT", "SETINFO", attribute, value]).await? {
+                // A server without `HELLO` may not have asked for a password before.
+                Err(error) if error.code == ErrorCode::NoAuth => return Err(refused(error)),
                 Ok(_) | Err(_) => {}
             }
         }
         Ok(())
     }
 
-    /// What the server answers, which may be an error.
-    async fn ask(&mut self, command: &[&str]) -> Result<Result<Value, ServerError>, Refusal> {
+    /// Sends a command and returns its reply, which may be an error of the server.
+    async fn call(&mut self, command: &[&str]) -> Result<Result<Value, ServerError>, ConnectError> {
         let mut output = BytesMut::new();
         encode_command(command, &mut output);
         self.stream.write_all(&output).await?;
         loop {
-            match self.decoder.decode(&mut self.input).map_err(|error| Refusal::Failed(error.into()))? {
+            match self.decoder.decode(&mut self.input).map_err(|error| ConnectError::Failed(error.into()))? {
                 Some(Message::Reply(value)) => {
-                    let refused = value.as_error().map(|text| ServerError::parse(text));
-                    return Ok(refused.map_or(Ok(value), Err));
+                    let error = value.as_error().map(|text| ServerError::parse(text));
+                    return Ok(error.map_or(Ok(value), Err));
                 }
                 Some(Message::Push(_)) => {}
                 None => {
                     if self.stream.read_buf(&mut self.input).await? == 0 {
-                        return Err(Refusal::Failed(Fault::EndOfStream));
+                        return Err(ConnectError::Failed(Fault::EndOfStream));
                     }
                 }
             }
         }
     }
 
-    /// The same, where an error means that we are not let in.
-    async fn demand(&mut self, command: &[&str]) -> Result<Value, Refusal> {
-        self.ask(command).await?.map_err(refusal)
+    /// Sends a command for which an error of the server means that the handshake is refused.
+    async fn require(&mut self, command: &[&str]) -> Result<Value, ConnectError> {
+        self.call(command).await?.map_err(refused)
     }
 }
 

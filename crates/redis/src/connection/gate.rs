@@ -1,0 +1,226 @@
+//! Admission: whether requests are accepted now, and how many may be in flight.
+//!
+//! A request is in flight from its admission until it ends: in the queue, while it is written, and until its last reply has come.
+//! For that time it holds a [`Permit`] for its commands and its bytes. A permit is returned exactly once:
+//!
+//! - when the last reply has been decoded, before the caller is woken, so that the caller can use the permit again at once;
+//! - when a request ends of which no byte was written: at its deadline, when the connection is lost or closed, or when its caller
+//!   has gone away and other callers wait for permits;
+//! - when the connection is lost that the request was written to.
+//!
+//! A request that was written and has timed out keeps its permit until its reply has come. Otherwise callers that give up could
+//! send without bound to a server that does not answer.
+//!
+//! # Waiting for a permit
+//!
+//! While callers wait, new requests line up behind them, so a large request is not overtaken by small ones for ever. The
+//! semaphore of [`Waiters`] admits one caller at a time in order of arrival, and only this caller waits for `released`. No wake-up
+//! is lost: a release after its failed attempt leaves a notification that the next wait consumes. If it is cancelled instead, the
+//! next caller attempts as soon as it has the semaphore, before it waits.
+
+use tokio::sync::{Notify, Semaphore};
+
+use crate::{Error, Outcome};
+
+/// Abandoned requests are dropped when they are more than one in this number of the commands in flight. Looking for them costs
+/// a pass over the queue, so it must be worth it.
+const RECLAIM_RATIO: usize = 64;
+
+/// The part of the budget that a request needs, and holds while it is in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Permit {
+    pub(crate) commands: usize,
+    pub(crate) bytes: usize,
+}
+
+/// Decides which requests are accepted. It has no lock and does not wait: it is a part of the state of the queue.
+#[derive(Debug)]
+pub(super) struct Gate {
+    state: GateState,
+    limit: Permit,
+    in_flight: Permit,
+    /// Callers that wait for a permit.
+    waiting: usize,
+    /// Whether a request found no permit since abandoned requests were last dropped.
+    is_exhausted: bool,
+    /// Callers that have gone away since then. Their requests may still hold permits.
+    abandoned: usize,
+}
+
+#[derive(Debug)]
+enum GateState {
+    Open,
+    /// There is no connection, for this reason.
+    Failed(Error),
+    Closed,
+}
+
+impl Gate {
+    /// An open gate. Limits of zero count as one, since nothing could be sent otherwise.
+    pub(super) fn new(limit: Permit) -> Self {
+        let limit = Permit { commands: limit.commands.max(1), bytes: limit.bytes.max(1) };
+        Self {
+            state: GateState::Open,
+            limit,
+            in_flight: Permit::default(),
+            waiting: 0,
+            is_exhausted: false,
+            abandoned: 0,
+        }
+    }
+
+    /// Returns why no request is accepted now, whatever the budget.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        match &self.state {
+            GateState::Open => Ok(()),
+            GateState::Failed(error) => Err(error.clone()),
+            GateState::Closed => Err(Error::Closed { outcome: Outcome::NeverSent }),
+        }
+    }
+
+    /// Takes a permit, if the budget allows it. A request larger than the whole budget gets all of it.
+    pub(super) fn admit(&mut self, needed: Permit) -> Option<Permit> {
+        let permit =
+            Permit { commands: needed.commands.min(self.limit.commands), bytes: needed.bytes.min(self.limit.bytes) };
+        let fits = permit.commands <= self.limit.commands - self.in_flight.commands
+            && permit.bytes <= self.limit.bytes - self.in_flight.bytes;
+        self.is_exhausted |= !fits;
+        fits.then(|| {
+            self.in_flight.add(permit);
+            permit
+        })
+    }
+
+    /// Returns a permit. True if a waiting caller is to be notified.
+    pub(super) fn release(&mut self, permit: Permit) -> bool {
+        self.in_flight.commands -= permit.commands;
+        self.in_flight.bytes -= permit.bytes;
+        self.waiting > 0 && permit != Permit::default()
+    }
+
+    pub(super) fn in_flight(&self) -> Permit {
+        self.in_flight
+    }
+
+    pub(super) fn has_waiters(&self) -> bool {
+        self.waiting > 0
+    }
+
+    pub(super) fn add_waiter(&mut self) {
+        self.waiting += 1;
+    }
+
+    pub(super) fn remove_waiter(&mut self) {
+        self.waiting -= 1;
+    }
+
+    /// Accepts requests again, unless the gate is closed.
+    pub(super) fn open(&mut self) {
+        if !matches!(self.state, GateState::Closed) {
+            self.state = GateState::Open;
+        }
+    }
+
+    /// Rejects requests with this error, unless the gate is closed.
+    pub(super) fn fail(&mut self, error: Error) {
+        if !matches!(self.state, GateState::Closed) {
+            self.state = GateState::Failed(error);
+        }
+    }
+
+    /// Rejects requests for good.
+    pub(super) fn close(&mut self) {
+        self.state = GateState::Closed;
+    }
+
+    /// Counts a caller that has gone away before its request has ended.
+    pub(super) fn abandon(&mut self) {
+        self.abandoned += 1;
+    }
+
+    /// Whether requests lack permits, and abandoned requests may hold enough of them.
+    pub(super) fn should_reclaim(&self) -> bool {
+        self.is_exhausted && self.abandoned > self.in_flight.commands / RECLAIM_RATIO
+    }
+
+    /// Notes that abandoned requests are being dropped. Callers that wait do not attempt again before a release, so the
+    /// gate stays exhausted for them.
+    pub(super) fn start_reclaim(&mut self) {
+        (self.is_exhausted, self.abandoned) = (self.has_waiters(), 0);
+    }
+}
+
+impl Permit {
+    /// Adds the permit of another request, to return both at once.
+    pub(super) fn add(&mut self, other: Self) {
+        self.commands += other.commands;
+        self.bytes += other.bytes;
+    }
+}
+
+/// The callers that wait for a permit, in order of arrival.
+#[derive(Debug)]
+pub(super) struct Waiters {
+    turn: Semaphore,
+    released: Notify,
+}
+
+impl Waiters {
+    pub(super) fn new() -> Self {
+        Self { turn: Semaphore::new(1), released: Notify::new() }
+    }
+
+    /// Waits until all earlier callers have been admitted or have gone away. The turn ends when the guard is dropped.
+    pub(super) async fn turn(&self) -> impl Drop {
+        self.turn.acquire().await.expect("the semaphore is never closed")
+    }
+
+    /// Waits until a permit is released or the gate changes. For the caller whose turn it is.
+    pub(super) async fn released(&self) {
+        self.released.notified().await;
+    }
+
+    /// Lets the caller whose turn it is attempt again.
+    pub(super) fn notify(&self) {
+        self.released.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn permit(commands: usize, bytes: usize) -> Permit {
+        Permit { commands, bytes }
+    }
+
+    #[test]
+    fn a_request_larger_than_the_budget_gets_all_of_it() {
+        let mut gate = Gate::new(permit(4, 10));
+        let large = gate.admit(permit(100, 5)).expect("the budget is unused");
+        assert_eq!((large, gate.admit(permit(1, 1))), (permit(4, 5), None));
+        gate.release(large);
+        let small = gate.admit(permit(1, 1)).expect("the budget is unused");
+        assert_eq!(gate.admit(permit(1, 1000)), None);
+        gate.release(small);
+        assert_eq!(gate.admit(permit(1, 1000)), Some(permit(1, 10)));
+    }
+
+    #[test]
+    fn a_budget_of_zero_admits_one_request() {
+        assert!(Gate::new(permit(0, 0)).admit(permit(1, 1)).is_some());
+    }
+
+    #[test]
+    fn a_closed_gate_stays_closed() {
+        let mut gate = Gate::new(permit(1, 1));
+        gate.fail(Error::QueueFull);
+        assert!(matches!(gate.check(), Err(Error::QueueFull)));
+        gate.open();
+        assert!(gate.check().is_ok());
+        gate.close();
+        gate.open();
+        gate.fail(Error::QueueFull);
+        assert!(matches!(gate.check(), Err(Error::Closed { outcome: Outcome::NeverSent })));
+    }
+}
