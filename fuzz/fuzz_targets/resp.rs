@@ -1,17 +1,17 @@
-//! Any replies, in any pieces: no panic, bounded memory, the same messages or error as in one piece, and what was understood is
-//! understood again when it is said anew.
+//! Any replies, split anywhere: no panic, bounded memory, the same messages or error as without splits, and decoded messages can be
+//! encoded and decoded again.
 
 #![no_main]
 
 use bytes::{BufMut, BytesMut};
 use libfuzzer_sys::fuzz_target;
 use tidewire_fuzz::split;
-use tidewire_redis::{DecodeError, Decoder, DecoderOptions, Message, Version};
+use tidewire_redis::resp::{DecodeError, Decoder, DecoderOptions, Message, Version};
 
-/// The room for a first read, the read-ahead, and what the reader makes itself.
-const ROOM: usize = (64 << 10) + (4 << 10) + 64;
+/// Memory for a first read, the read-ahead, and what the reader reserves itself.
+const MAX_INPUT_BYTES: usize = (64 << 10) + (4 << 10) + 64;
 
-/// Messages, written anew so that not-a-number is equal to itself, and how the stream ended.
+/// Returns the messages, encoded so that not-a-number is equal to itself, and how the stream ended.
 fn hear(options: DecoderOptions, wire: &[u8], sizes: &[u8]) -> (BytesMut, usize, Result<(), DecodeError>) {
     let (mut decoder, mut input, mut anew, mut messages) = (Decoder::new(options), BytesMut::new(), BytesMut::new(), 0);
     let (mut rest, mut sizes) = (wire, sizes.iter().cycle());
@@ -33,7 +33,7 @@ fn hear(options: DecoderOptions, wire: &[u8], sizes: &[u8]) -> (BytesMut, usize,
                 Err(error) => return (anew, messages, Err(error)),
             }
         }
-        assert!(input.capacity() <= ROOM.max(2 * wire.len()), "{} bytes", input.capacity());
+        assert!(input.capacity() <= MAX_INPUT_BYTES.max(2 * wire.len()), "{} bytes", input.capacity());
     }
     (anew, messages, decoder.finish(&input))
 }
@@ -44,18 +44,16 @@ fn write(message: &Message, output: &mut BytesMut) {
 
 fuzz_target!(|data: &[u8]| {
     let Some(([bulk, elements, depth, flags], sizes, wire)) = split(data) else { return };
-    let mut options = DecoderOptions::default();
-    options.keep_attributes = flags & 1 > 0;
+    let mut options = DecoderOptions::default().keep_attributes(flags & 1 > 0);
     if flags & 2 > 0 {
-        (options.max_bulk, options.max_elements) = (bulk.into(), elements.into());
-        (options.max_depth, options.max_line) = (depth.into(), usize::from(flags));
+        options = options.max_bulk(bulk.into()).max_elements(elements.into());
+        options = options.max_depth(depth.into()).max_line(flags.into());
     }
     let whole = hear(options, wire, &[]);
     assert_eq!(whole, hear(options, wire, &sizes));
     assert_eq!(whole, hear(options, wire, &[1]));
 
-    // A double may be longer than it was, so without limits.
-    let mut options = DecoderOptions::default();
-    options.keep_attributes = true;
+    // Without limits, because the encoding of a double may be longer than the original.
+    let options = DecoderOptions::default().keep_attributes(true);
     assert_eq!(hear(options, &whole.0, &sizes), (whole.0.clone(), whole.1, Ok(())));
 });

@@ -11,7 +11,8 @@ use tidewire_conn::{
     Batch, Codec, ConnectionContext, ConnectionId, FrameLike, Protocol, PushHandle, PushPolicy, PushPriority, Reply,
     ServiceOrder, Shutdown, Supervisor,
 };
-use tidewire_redis::{DecodeError, Decoder, Message, Value, Version};
+use tidewire_redis::Value;
+use tidewire_redis::resp::{DecodeError, Decoder, Message, Version};
 use tokio::net::TcpListener;
 
 /// A command, a reply, or a message of a channel.

@@ -39,6 +39,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     client.close(Duration::from_secs(1)).await;
     watching.await?;
     let stats = client.stats();
-    println!("{} requests, {} attempts to connect, {} connections lost", stats.requests, stats.attempts, stats.lost);
+    println!(
+        "{} requests, {} attempts to connect, {} connections lost",
+        stats.requests, stats.connect_attempts, stats.connections_lost
+    );
     Ok(())
 }

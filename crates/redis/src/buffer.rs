@@ -1,46 +1,46 @@
-//! The bytes of a command, stored inline while they are few.
+//! The bytes of a command, stored inline while it is small.
 
 use crate::resp::encode_argument;
 
-/// What a small command needs: a key, and a value of 64 bytes. It costs no allocation.
-const SMALL: usize = 112;
+/// Inline capacity: a `SET` with a value of 64 bytes needs no allocation.
+const INLINE_BYTES: usize = 112;
 
-/// What stands around the longest argument.
-const AROUND: usize = "$536870912\r\n\r\n".len();
+/// Bytes around the longest argument.
+const OVERHEAD: usize = "$536870912\r\n\r\n".len();
 
-/// An argument of so few bytes has a length of two digits at most.
-const FEW: usize = 99;
+/// The longest short argument, whose length has at most two digits.
+const MAX_SHORT_BYTES: usize = 99;
 
-/// What stands around one.
-const AROUND_FEW: usize = "$99\r\n\r\n".len();
+/// Bytes around a short argument.
+const SHORT_OVERHEAD: usize = "$99\r\n\r\n".len();
 
-/// Bytes that begin with room for a head.
+/// Encoded arguments, after space for the header of the command.
 #[derive(Clone)]
 pub(crate) struct Buffer {
-    small: [u8; SMALL],
-    /// How many of these there are.
+    inline: [u8; INLINE_BYTES],
+    /// The length of `inline`.
     len: usize,
-    /// All of them, once they are too many for that.
-    large: Vec<u8>,
+    /// All bytes, once they do not fit inline. Empty before.
+    heap: Vec<u8>,
 }
 
 impl Buffer {
-    /// Room for the head of the most arguments.
+    /// The length of the longest header.
     pub(crate) const HEAD: usize = "*1048576\r\n".len();
 
     pub(crate) fn new() -> Self {
-        Self { small: [0; SMALL], len: Self::HEAD, large: Vec::new() }
+        Self { inline: [0; INLINE_BYTES], len: Self::HEAD, heap: Vec::new() }
     }
 
     #[inline]
     pub(crate) fn as_slice(&self) -> &[u8] {
-        if self.large.is_empty() { &self.small[..self.len] } else { &self.large }
+        if self.heap.is_empty() { &self.inline[..self.len] } else { &self.heap }
     }
 
-    /// Writes how many arguments there are. Returns where the head begins.
+    /// Writes the header, which has the number of arguments. Returns its first index.
     #[inline]
     pub(crate) fn write_head(&mut self, arguments: usize) -> usize {
-        let head = if self.large.is_empty() { &mut self.small[..] } else { &mut self.large };
+        let head = if self.heap.is_empty() { &mut self.inline[..] } else { &mut self.heap };
         let head = &mut head[..Self::HEAD];
         head[Self::HEAD - 2..].copy_from_slice(b"\r\n");
         let (mut left, mut at) = (arguments, Self::HEAD - 3);
@@ -55,59 +55,59 @@ impl Buffer {
 
     #[inline]
     pub(crate) fn push(&mut self, argument: &[u8]) {
-        if argument.len() > FEW {
-            self.push_large(argument);
-        } else if self.large.is_empty() && argument.len() + AROUND_FEW <= SMALL - self.len {
-            self.len += write_few(argument, &mut self.small[self.len..]);
+        if argument.len() > MAX_SHORT_BYTES {
+            self.push_long(argument);
+        } else if self.heap.is_empty() && argument.len() + SHORT_OVERHEAD <= INLINE_BYTES - self.len {
+            self.len += write_short(argument, &mut self.inline[self.len..]);
         } else {
             // One append of a hundred bytes costs less than three of a few.
-            let mut written = [0; FEW + AROUND_FEW];
-            let len = write_few(argument, &mut written);
+            let mut written = [0; MAX_SHORT_BYTES + SHORT_OVERHEAD];
+            let len = write_short(argument, &mut written);
             self.grow(len);
-            self.large.extend_from_slice(&written[..len]);
+            self.heap.extend_from_slice(&written[..len]);
         }
     }
 
-    /// Adds the arguments of another one.
+    /// Appends the arguments of another buffer.
     pub(crate) fn append(&mut self, other: &Self) {
         let arguments = &other.as_slice()[Self::HEAD..];
         self.grow(arguments.len());
-        self.large.extend_from_slice(arguments);
+        self.heap.extend_from_slice(arguments);
     }
 
-    fn push_large(&mut self, argument: &[u8]) {
-        // At once, so that a large value is not moved for the two bytes that follow it.
-        self.grow(argument.len() + AROUND);
-        encode_argument(argument, &mut self.large);
+    fn push_long(&mut self, argument: &[u8]) {
+        // Reserved at once, so that a large value is not moved for the two bytes after it.
+        self.grow(argument.len() + OVERHEAD);
+        encode_argument(argument, &mut self.heap);
     }
 
-    /// Makes room elsewhere.
+    /// Reserves memory on the heap, and moves inline bytes there.
     fn grow(&mut self, additional: usize) {
-        if self.large.is_empty() {
-            self.large.reserve((self.len + additional).max(2 * SMALL));
-            self.large.extend_from_slice(&self.small[..self.len]);
+        if self.heap.is_empty() {
+            self.heap.reserve((self.len + additional).max(2 * INLINE_BYTES));
+            self.heap.extend_from_slice(&self.inline[..self.len]);
         } else {
-            self.large.reserve(additional);
+            self.heap.reserve(additional);
         }
     }
 }
 
-/// Writes an argument of a few bytes. Returns how many bytes it takes.
+/// Encodes a short argument. Returns its encoded length.
 #[inline]
-fn write_few(argument: &[u8], room: &mut [u8]) -> usize {
+fn write_short(argument: &[u8], output: &mut [u8]) -> usize {
     let len = argument.len();
-    room[0] = b'$';
+    output[0] = b'$';
     let at = if len < 10 {
-        room[1] = digit(len);
+        output[1] = digit(len);
         2
     } else {
-        (room[1], room[2]) = (digit(len / 10), digit(len % 10));
+        (output[1], output[2]) = (digit(len / 10), digit(len % 10));
         3
     };
-    room[at..at + 2].copy_from_slice(b"\r\n");
+    output[at..at + 2].copy_from_slice(b"\r\n");
     let end = at + 2 + len;
-    room[at + 2..end].copy_from_slice(argument);
-    room[end..end + 2].copy_from_slice(b"\r\n");
+    output[at + 2..end].copy_from_slice(argument);
+    output[end..end + 2].copy_from_slice(b"\r\n");
     end + 2
 }
 

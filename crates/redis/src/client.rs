@@ -10,11 +10,9 @@ use tokio::time::Instant;
 use crate::connection::{
     Connection, PendingRequest, PipelineReplies, Rejected, ReplySender, Shared, State, after, later,
 };
-use crate::observe;
-use crate::{
-    ClientStats, Error, FromValue, Invocation, Options, Outcome, Pipeline, Request, Slots, States, Status, WhenFull,
-    read_reply,
-};
+use crate::observe::{ClientStats, observed};
+use crate::request::read_reply;
+use crate::{Error, FromValue, Invocation, Options, Outcome, Pipeline, ReplyTypes, Request, States, Status, WhenFull};
 
 /// A handle to the connection to one server. Clones share the connection, and dropping the last one closes it.
 ///
@@ -78,7 +76,7 @@ impl Client {
         let bytes = command.as_bytes();
         let exchange = self.exchange(bytes, 1, ReplySender::one());
         let reply = if self.shared.options.is_observed() {
-            observe::observed(&self.shared.options, bytes, 1, async { exchange.await? }).await
+            observed(&self.shared.options, bytes, 1, async { exchange.await? }).await
         } else {
             exchange.await?
         };
@@ -93,14 +91,14 @@ impl Client {
     /// # Errors
     ///
     /// If a command cannot be sent. Then none is.
-    pub async fn pipeline<S: Slots>(&self, pipeline: Pipeline<S>) -> Result<S::Results, Error> {
+    pub async fn pipeline<S: ReplyTypes>(&self, pipeline: Pipeline<S>) -> Result<S::Results, Error> {
         pipeline.check()?;
         let (bytes, len) = (pipeline.as_bytes(), pipeline.len());
         let exchanged = if len == 0 {
             Ok(PipelineReplies { values: Vec::new(), error: None })
         } else if self.shared.options.is_observed() {
             let exchange = self.exchange(bytes, len, ReplySender::pipeline(len));
-            observe::observed(&self.shared.options, bytes, len, exchange).await
+            observed(&self.shared.options, bytes, len, exchange).await
         } else {
             self.exchange(bytes, len, ReplySender::pipeline(len)).await
         };
@@ -116,7 +114,7 @@ impl Client {
     pub async fn invoke<T: FromValue>(&self, invocation: &Invocation<T>) -> Result<T, Error> {
         let deadline = after(self.timeout);
         match self.send(invocation.by_digest().returning::<T>()).await {
-            Err(error) => match invocation.after(&error) {
+            Err(error) => match invocation.fallback(&error) {
                 Some(command) => {
                     let rest = self.with_timeout(deadline.saturating_duration_since(Instant::now()));
                     rest.send(command.returning::<T>()).await
@@ -158,7 +156,7 @@ impl Client {
             Ok(()) => Ok(None),
             Err(Rejected::Error(error)) => Err(error),
             Err(Rejected::Full(_)) if self.shared.options.when_full == WhenFull::Fail => {
-                self.shared.counters.count(|stats| stats.refused += 1);
+                self.shared.counters.count(|stats| stats.rejected += 1);
                 Err(Error::QueueFull)
             }
             Err(Rejected::Full(request)) => Ok(Some(request)),

@@ -1,4 +1,4 @@
-//! A command, encoded while it is built.
+//! Commands, encoded while they are built.
 
 use std::borrow::Cow;
 use std::fmt::{self, Debug, Formatter};
@@ -9,9 +9,11 @@ use bytes::{Bytes, BytesMut};
 
 use crate::buffer::Buffer;
 use crate::request::Request;
-use crate::sharing::{self, NotShared};
+use crate::sharing::{self, NotShareable};
 
-/// Any command, with its arguments.
+/// A command with its arguments.
+///
+/// It is encoded while it is built. An error, such as a name of two words, is reported when the command is sent.
 ///
 /// ```
 /// use tidewire_redis::Command;
@@ -21,21 +23,21 @@ use crate::sharing::{self, NotShared};
 /// ```
 #[derive(Clone)]
 pub struct Command {
-    /// The encoded command, from `start` on. What stands before is room for a longer head.
+    /// The encoded command, from `start` on. The bytes before it are reserved for a longer header.
     buffer: Buffer,
     start: usize,
     arguments: usize,
-    /// What is wrong with it, if anything is. It is told when it is to be sent.
-    problem: Option<CommandError>,
+    /// The first error, reported when the command is sent.
+    error: Option<CommandError>,
 }
 
 /// Why a command cannot be sent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommandError {
-    /// The name is not one word.
+    /// The name is empty or more than one word.
     #[error(
-        "\"{}\" is not the name of a command: it is one word, and what follows are arguments, as in \
+        "expected one word as the name of a command, got \"{}\"; pass a subcommand as an argument, as in \
          Command::new(\"CLIENT\").arg(\"INFO\")",
         name.escape_debug()
     )]
@@ -44,52 +46,64 @@ pub enum CommandError {
         name: Box<str>,
     },
     /// An argument is longer than servers accept. They would close the connection.
-    #[error("an argument of {len} bytes: servers accept {} at most", Command::MAX_ARGUMENT)]
+    #[error("an argument has {len} bytes, but servers accept at most {}; split the value", Command::MAX_ARGUMENT_BYTES)]
     ArgumentTooLong {
-        /// Its length in bytes.
+        /// The length in bytes.
         len: usize,
     },
     /// There are more arguments than servers accept. They would close the connection.
-    #[error("more than {} arguments: servers accept no more, use several commands", Command::MAX_ARGUMENTS)]
+    #[error("servers accept at most {} arguments; use several commands", Command::MAX_ARGUMENTS)]
     TooManyArguments,
-    /// Something cannot be written as [`Fields`](crate::Fields).
-    #[error("{} cannot be written as fields: {problem}", field.as_deref().unwrap_or("this"))]
+    /// A value cannot be written as [`Fields`](crate::Fields).
+    #[error("{} cannot be written as a field of a hash: {problem}", FieldName(field.as_deref()))]
     Fields {
-        /// The field, if it is one alone.
+        /// The path of the field, or `None` for the value as a whole.
         field: Option<Box<str>>,
-        /// What is wrong with it.
+        /// Why it cannot be written.
         problem: Box<str>,
     },
-    /// It would harm others on the same connection.
+    /// The command cannot be sent over a connection that other tasks share.
     #[error("{0}")]
-    NotShared(&'static NotShared),
+    NotShareable(&'static NotShareable),
 }
 
-/// What can be an argument: exactly one string of bytes.
+/// Names the field in an error.
+struct FieldName<'a>(Option<&'a str>);
+
+impl fmt::Display for FieldName<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(name) => write!(f, "`{name}`"),
+            None => f.write_str("the value"),
+        }
+    }
+}
+
+/// A type that can be an argument of a command: strings, bytes and numbers.
 ///
-/// There is none for `bool`, as every command has its own words for yes and no. Several arguments, or perhaps none, are for
-/// [`Command::args`], which also takes an `Option`.
+/// `bool` is not one, because commands have different words for true and false. [`Command::args`] takes any number of arguments,
+/// and also an `Option`.
 pub trait ToArgument {
-    /// Calls `f` with the bytes.
+    /// Calls `f` with the bytes of the argument.
     fn with_bytes<R>(&self, f: impl FnOnce(&[u8]) -> R) -> R;
 }
 
-/// What can be two arguments: a field and its value.
+/// A type that can be two arguments, such as a field and its value.
 pub trait ToPair {
-    /// Adds both.
+    /// Appends both arguments.
     fn add_to(&self, command: &mut Command);
 }
 
 impl Command {
-    /// The longest argument, in bytes. It is the default of servers, too.
-    pub const MAX_ARGUMENT: usize = 512 * 1024 * 1024;
+    /// The longest argument in bytes, which is the default limit of servers.
+    pub const MAX_ARGUMENT_BYTES: usize = 512 * 1024 * 1024;
 
-    /// The most arguments, with the name. Older servers have this limit.
+    /// The largest number of arguments, including the name, which is the limit of older servers.
     pub const MAX_ARGUMENTS: usize = 1024 * 1024;
 
-    /// A command without arguments. The name is one word; a subcommand is the first argument.
+    /// Creates a command without arguments. The name is one word; a subcommand is the first argument.
     pub fn new(name: &str) -> Self {
-        let mut command = Self { buffer: Buffer::new(), start: Buffer::HEAD, arguments: 0, problem: None };
+        let mut command = Self { buffer: Buffer::new(), start: Buffer::HEAD, arguments: 0, error: None };
         if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_graphic()) && !is_word(name) {
             command.fail(CommandError::Name { name: name.into() });
         }
@@ -97,14 +111,14 @@ impl Command {
         command
     }
 
-    /// Adds an argument.
+    /// Appends an argument.
     #[must_use]
     pub fn arg(mut self, argument: impl ToArgument) -> Self {
         self.push(argument);
         self
     }
 
-    /// Adds all of these. An `Option` adds one or none.
+    /// Appends arguments. An `Option` is one or none.
     #[must_use]
     pub fn args(mut self, arguments: impl IntoIterator<Item: ToArgument>) -> Self {
         for argument in arguments {
@@ -114,7 +128,7 @@ impl Command {
         self
     }
 
-    /// Adds pairs, of a map or of a slice of tuples.
+    /// Appends pairs of arguments, from a map or a slice of tuples.
     #[must_use]
     pub fn pairs(mut self, pairs: impl IntoIterator<Item: ToPair>) -> Self {
         for pair in pairs {
@@ -123,13 +137,13 @@ impl Command {
         self
     }
 
-    /// Adds a word if it applies.
+    /// Appends a word if `is_set`.
     #[must_use]
-    pub fn flag(self, word: &str, applies: bool) -> Self {
-        self.args(applies.then_some(word))
+    pub fn flag(self, word: &str, is_set: bool) -> Self {
+        self.args(is_set.then_some(word))
     }
 
-    /// Adds a word and its value, if there is one.
+    /// Appends a word and its value, if there is a value.
     #[must_use]
     pub fn option(self, word: &str, value: Option<impl ToArgument>) -> Self {
         match value {
@@ -138,16 +152,16 @@ impl Command {
         }
     }
 
-    /// Adds an argument in place.
+    /// Appends an argument in place.
     pub fn push(&mut self, argument: impl ToArgument) {
         self.add(argument);
         self.start = self.buffer.write_head(self.arguments);
     }
 
-    /// The same, before the head says so.
+    /// Appends an argument without updating the header.
     fn add(&mut self, argument: impl ToArgument) {
         argument.with_bytes(|bytes| {
-            if bytes.len() > Self::MAX_ARGUMENT {
+            if bytes.len() > Self::MAX_ARGUMENT_BYTES {
                 self.fail(CommandError::ArgumentTooLong { len: bytes.len() });
             } else if self.count(1) {
                 self.buffer.push(bytes);
@@ -155,52 +169,52 @@ impl Command {
         });
     }
 
-    /// The command as a request for this type.
+    /// Makes a request whose reply is converted to `T`.
     pub fn returning<T>(self) -> Request<T> {
         Request::new(self)
     }
 
-    /// The name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         let word = self.buffer.as_slice()[Buffer::HEAD..].split(|byte| *byte == b'\n').nth(1).unwrap_or_default();
-        // Only a name that was refused can have line breaks, and be cut short here.
+        // Only an invalid name has line breaks, and is cut here.
         str::from_utf8(word.trim_ascii_end()).unwrap_or("")
     }
 
-    /// The encoded command.
+    /// Returns the encoded command.
     pub fn as_bytes(&self) -> &[u8] {
         &self.buffer.as_slice()[self.start..]
     }
 
-    /// The bytes of the encoded command.
+    /// Returns the length of the encoded command in bytes.
     pub fn size(&self) -> usize {
         self.as_bytes().len()
     }
 
-    /// What is wrong with the command, if anything is. So is what would [harm](NotShared) others on the same connection.
+    /// Checks whether the command can be sent over a shared connection.
     pub fn check(&self) -> Result<(), CommandError> {
-        if let Some(problem) = &self.problem {
-            return Err(problem.clone());
+        if let Some(error) = &self.error {
+            return Err(error.clone());
         }
-        sharing::refusal(self.as_bytes()).map_or(Ok(()), |refused| Err(CommandError::NotShared(refused)))
+        sharing::find_rejection(self.as_bytes()).map_or(Ok(()), |rejection| Err(CommandError::NotShareable(rejection)))
     }
 
-    /// Adds arguments that were encoded apart.
+    /// Appends arguments that are encoded already.
     pub(crate) fn append_arguments(&mut self, other: &Arguments) {
-        if let Some(problem) = &other.0.problem {
-            self.fail(problem.clone());
+        if let Some(error) = &other.0.error {
+            self.fail(error.clone());
         } else if self.count(other.0.arguments) {
             self.buffer.append(&other.0.buffer);
             self.start = self.buffer.write_head(self.arguments);
         }
     }
 
-    /// Keeps the first problem.
-    fn fail(&mut self, problem: CommandError) {
-        self.problem.get_or_insert(problem);
+    /// Keeps the first error.
+    fn fail(&mut self, error: CommandError) {
+        self.error.get_or_insert(error);
     }
 
-    /// Counts so many more. False if they are too many.
+    /// Counts arguments. Returns false if there are too many.
     fn count(&mut self, more: usize) -> bool {
         if self.arguments + more > Self::MAX_ARGUMENTS {
             self.fail(CommandError::TooManyArguments);
@@ -211,13 +225,13 @@ impl Command {
     }
 }
 
-/// Whether a name is one word, in whatever letters.
+/// Whether a name that is not ASCII is one word.
 #[cold]
 fn is_word(name: &str) -> bool {
     !name.contains(|c: char| c.is_whitespace() || c.is_control())
 }
 
-/// Without the arguments: they may be secret.
+/// Does not show the arguments, which may be secret.
 impl Debug for Command {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.debug_struct("Command")
@@ -228,13 +242,13 @@ impl Debug for Command {
     }
 }
 
-/// Arguments that are not yet those of a command.
+/// Encoded arguments without a command.
 #[derive(Clone)]
 pub(crate) struct Arguments(Command);
 
 impl Arguments {
     pub(crate) fn new() -> Self {
-        Self(Command { buffer: Buffer::new(), start: Buffer::HEAD, arguments: 0, problem: None })
+        Self(Command { buffer: Buffer::new(), start: Buffer::HEAD, arguments: 0, error: None })
     }
 
     pub(crate) fn push(&mut self, argument: impl ToArgument) {
@@ -288,19 +302,19 @@ macro_rules! argument_as_digits {
 
 argument_as_digits! { i8, i16, i32, i64, i128, isize, u8, u16, u32, u64, u128, usize }
 
-/// The most that a double has in digits: a sign, `0.`, and 1074 places at most, of which the shortest form uses 324 or fewer.
-const DOUBLE: usize = 352;
+/// The longest double in bytes: a sign, `0.`, and at most 1074 decimals, of which the shortest form has 324 or fewer.
+const MAX_DOUBLE_BYTES: usize = 352;
 
 macro_rules! argument_as_decimal {
     ($($type:ty),* $(,)?) => {$(
-        /// The shortest decimal that is read as the same number. It has no exponent: `1e21` is written with its zeros.
+        /// The shortest decimal that is parsed as the same number, without an exponent: `1e21` has all its zeros.
         impl ToArgument for $type {
             fn with_bytes<R>(&self, f: impl FnOnce(&[u8]) -> R) -> R {
-                let mut text = [0; DOUBLE];
+                let mut text = [0; MAX_DOUBLE_BYTES];
                 let mut rest = &mut text[..];
                 let written = write!(rest, "{self}");
-                debug_assert!(written.is_ok(), "{self} is longer than any number");
-                let len = DOUBLE - rest.len();
+                debug_assert!(written.is_ok(), "{self} is longer than any double");
+                let len = MAX_DOUBLE_BYTES - rest.len();
                 f(&text[..len])
             }
         }
@@ -344,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_built_from_all_kinds() {
+    fn arguments_of_all_types_are_encoded() {
         let command = Command::new("X")
             .arg(b"\x01")
             .arg(-5)
@@ -362,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_no_exponent() {
+    fn doubles_have_no_exponent() {
         assert_eq!(
             (argument(1.0), argument(-0.1_f32), argument(1e21)),
             ("1".into(), "-0.1".into(), format!("1{:021}", 0))
@@ -385,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_arguments_are_refused() {
+    fn too_many_arguments_are_rejected() {
         let command = Command::new("DEL").args(std::iter::repeat_n("", Command::MAX_ARGUMENTS - 1));
         assert_eq!(command.check(), Ok(()));
         assert!(command.as_bytes().starts_with(b"*1048576\r\n$3\r\nDEL\r\n"));
@@ -393,14 +407,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_is_not_secret() {
+    fn debug_does_not_show_arguments() {
         let shown = format!("{:?}", Command::new("AUTH").arg("hunter2"));
         assert_eq!(shown, "Command { name: \"AUTH\", arguments: 1, size: 27, .. }");
     }
 
     proptest! {
         #[test]
-        fn it_is_what_the_codec_writes(arguments in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..120)) {
+        fn a_command_is_encoded_like_the_codec_does(arguments in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..120)) {
             let mut all = vec![b"NAME".to_vec()];
             all.extend(arguments.iter().cloned());
             let mut expected = Vec::new();

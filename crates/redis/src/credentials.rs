@@ -6,15 +6,16 @@ use std::sync::Arc;
 
 use crate::Login;
 
-/// Says who logs in, anew for every attempt to connect: for passwords that are rotated, and tokens that end.
+/// Provides the user and password for every attempt to connect: for passwords that are rotated and tokens that expire.
 ///
-/// With one a refused login is tried again after a pause, because the next one may be another. It is asked on a task of its own, and
-/// its time is a part of [`connect_timeout`](crate::Options::connect_timeout), after which it is asked anew: it must not block. One
-/// that panics has failed.
+/// With a provider, a refused login is tried again with backoff, because the provider may return another one. It is called on a
+/// task of its own, within [`connect_timeout`](crate::Options::connect_timeout), and must not block. A provider that panics fails
+/// the attempt.
 ///
 /// ```
 /// use std::sync::Arc;
-/// use tidewire_redis::{Credentials, Login, LoginError, LoginFuture, Options};
+/// use tidewire_redis::credentials::{Credentials, LoginError, LoginFuture};
+/// use tidewire_redis::{Login, Options};
 ///
 /// struct Environment;
 ///
@@ -22,26 +23,32 @@ use crate::Login;
 ///     fn login(&self) -> LoginFuture<'_> {
 ///         Box::pin(async {
 ///             let password = std::env::var("REDIS_PASSWORD").map_err(|error| Arc::new(error) as LoginError)?;
-///             Ok(Login { user: None, password })
+///             Ok(Login::new(password))
 ///         })
 ///     }
 /// }
 ///
-/// let mut options = Options::default();
-/// options.credentials = Some(Arc::new(Environment));
+/// let options = Options::default().credentials(Environment);
 /// ```
 pub trait Credentials: Send + Sync {
-    /// Who logs in now. A failure is a failed attempt, and is its source.
+    /// Returns the login for the next attempt. An error fails this attempt, as
+    /// [`ConnectionError::Credentials`](crate::ConnectionError::Credentials).
     fn login(&self) -> LoginFuture<'_>;
 }
 
-/// What [`Credentials::login`] returns.
+/// The future returned by [`Credentials::login`].
 pub type LoginFuture<'a> = Pin<Box<dyn Future<Output = Result<Login, LoginError>> + Send + 'a>>;
 
-/// Why [`Credentials`] have nothing to say.
+/// Why a provider has no login.
 pub type LoginError = Arc<dyn std::error::Error + Send + Sync>;
 
-/// Without a word: whatever is in there is secret.
+impl<C: Credentials + ?Sized> Credentials for Arc<C> {
+    fn login(&self) -> LoginFuture<'_> {
+        (**self).login()
+    }
+}
+
+/// Shows nothing of the provider, which has secrets.
 impl fmt::Debug for dyn Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Credentials")

@@ -1,4 +1,4 @@
-//! Errors of requests, by kind, and whether the server may have executed the request.
+//! Errors of requests, and whether the server may have executed the request.
 
 use std::fmt::{self, Display, Formatter};
 use std::io;
@@ -10,44 +10,51 @@ use crate::command::CommandError;
 use crate::credentials::LoginError;
 use crate::resp::{DecodeError, Value};
 
-/// Why a request has no result. It can be cloned, so that all who waited can be told the same.
+/// Why a request has no result.
+///
+/// [`outcome`](Self::outcome) says whether the server may have executed the command, and [`is_retryable`](Self::is_retryable)
+/// whether it is safe and useful to send it again.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The server answered with an error.
     #[error(transparent)]
     Server(#[from] ServerError),
-    /// What came instead of the reply is not RESP. The connection is given up.
-    #[error("the reply cannot be read, and the connection is given up: {0}")]
+    /// The reply could not be decoded. The connection is replaced.
+    #[error("the reply could not be decoded, and the connection was closed: {0}")]
     Protocol(#[from] DecodeError),
-    /// The reply is not of the type that was asked for. The command was executed.
+    /// The reply does not convert to the requested type. The command was executed.
     #[error(transparent)]
     Conversion(#[from] ConversionError),
-    /// The command cannot be sent: to no server, or not over a connection that others share.
+    /// The command cannot be sent, or not over a shared connection.
     #[error(transparent)]
     Command(#[from] CommandError),
     /// The deadline passed.
-    #[error("the deadline passed {phase}: {}", phase.outcome())]
+    #[error("timed out {phase}: {}", phase.outcome())]
     TimedOut {
-        /// What the request waited for when it passed.
+        /// The phase that the request was in.
         phase: Phase,
     },
     /// The client is closed, or was closed before the reply came.
-    #[error("the client is closed: {outcome}; the last error in its status says why, if nobody closed it")]
+    #[error("the client is closed: {outcome}; if it was not closed by the program, `Status::last_error` has the cause")]
     Closed {
         /// Whether the server may have executed the command.
         outcome: Outcome,
     },
-    /// There are as many requests or bytes in flight as the budget allows.
-    #[error("too many requests or bytes are in flight: {}; send less at once or raise the budget", Outcome::NeverSent)]
+    /// The limit of commands or bytes in flight is reached, and [`WhenFull::Fail`](crate::WhenFull::Fail) is set.
+    #[error(
+        "too many commands or bytes are in flight: {}; send fewer at once, or raise `max_in_flight` and \
+         `max_in_flight_bytes`",
+        Outcome::NeverSent
+    )]
     QueueFull,
-    /// There is no connection, or it broke before the reply came.
+    /// There is no connection, or it was lost before the reply came.
     #[error("the connection is lost: {outcome}")]
     Lost {
         /// Whether the server may have executed the command.
         outcome: Outcome,
-        /// What happened to the connection.
-        source: Fault,
+        /// Why there is no connection.
+        source: ConnectionError,
     },
 }
 
@@ -56,69 +63,71 @@ pub enum Error {
 pub enum Outcome {
     /// No byte of it was written. It can be sent again.
     NeverSent,
-    /// Some of it was written. The server may have executed it, or may still do so. Send it again only if that does no harm.
+    /// At least one byte of it was written. The server may have executed it, or may still do so. Send it again only if executing it
+    /// twice does no harm.
     MaybeExecuted,
 }
 
-/// What a request waits for, in the order in which it does.
+/// The phases of a request, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Phase {
-    /// For room in the budget or for those before it.
+    /// Waiting for a permit, or in the queue of an open connection.
     Queued,
-    /// For a connection.
+    /// Waiting for a connection.
     Connecting,
-    /// For the rest of it to be written.
+    /// Partly written.
     Writing,
-    /// For the reply.
+    /// Written, and waiting for the reply.
     Waiting,
 }
 
-/// What happens to connections.
+/// Why a connection was lost or could not be made.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
-pub enum Fault {
+pub enum ConnectionError {
     /// Connecting, reading or writing failed.
     #[error("{0}")]
     Io(#[source] Arc<io::Error>),
     /// The server closed the connection.
     #[error("the server closed the connection")]
     EndOfStream,
-    /// What came is not RESP.
-    #[error("the server does not keep to the protocol: {0}")]
+    /// The server sent something that is not RESP, or a reply above the limits of [`Options::decoder`](crate::Options::decoder).
+    #[error("the input could not be decoded: {0}")]
     Protocol(#[source] DecodeError),
-    /// A reply came that nobody asked for.
-    #[error("the server sent a reply that nobody asked for")]
-    StrayReply,
-    /// The server refused the handshake.
+    /// The server sent a reply that belongs to no request.
+    #[error("the server sent a reply that belongs to no request; it must speak RESP with one reply for each command")]
+    UnexpectedReply,
+    /// The server refused the handshake: the login, the name or the database.
     #[error("the server refused the handshake: {0}")]
     Refused(#[source] ServerError),
-    /// Connecting and the handshake took too long.
-    #[error("there was no connection within the time for connecting")]
+    /// Connecting and the handshake took longer than [`Options::connect_timeout`](crate::Options::connect_timeout).
+    #[error("connecting took longer than `connect_timeout`; check the address and that the server is reachable")]
     ConnectTimedOut,
-    /// Nobody could say who logs in.
-    #[error("nobody could say who logs in: {0}")]
-    NoLogin(LoginError),
-    /// Nothing was heard for too long, not even the reply to a `PING`.
-    #[error("the server is silent: it did not even answer a PING")]
-    Silent,
+    /// The [provider of credentials](crate::credentials::Credentials) failed.
+    #[error("the credential provider failed: {0}")]
+    Credentials(LoginError),
+    /// A reply was overdue, and the server did not answer a `PING` within
+    /// [`Options::connect_timeout`](crate::Options::connect_timeout) either.
+    #[error("the server does not respond: a reply is overdue, and a PING was not answered within `connect_timeout`")]
+    Unresponsive,
 }
 
-/// An error that the server answered with.
+/// An error reply of the server.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct ServerError {
-    /// The first word of it.
+    /// The code, which is the first word of the reply.
     pub code: ErrorCode,
-    /// What follows the first word.
+    /// The text after the code.
     pub message: Box<str>,
 }
 
-/// The first word of an error, which says what kind of error it is.
+/// The code of an error reply.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorCode {
-    /// `ERR`: anything that has no code of its own.
+    /// `ERR`: an error without a code of its own.
     Err,
     /// `WRONGTYPE`: the key holds a value of another type.
     WrongType,
@@ -126,27 +135,27 @@ pub enum ErrorCode {
     NoScript,
     /// `MOVED`: the slot of the key is on another node.
     Moved,
-    /// `ASK`: the key may be on another node, for this once.
+    /// `ASK`: the key may be on another node, for the next command only.
     Ask,
-    /// `OOM`: the server is at its limit of memory.
+    /// `OOM`: the server has reached its memory limit.
     OutOfMemory,
     /// `READONLY`: the server is a replica.
     ReadOnly,
-    /// `NOAUTH`: nobody is logged in.
+    /// `NOAUTH`: the connection is not authenticated.
     NoAuth,
     /// `WRONGPASS`: the user or the password is wrong.
     WrongPassword,
-    /// `NOPERM`: the user may not do this.
+    /// `NOPERM`: the user has no permission for this.
     NoPermission,
     /// `BUSY`: a script has been running for too long.
     Busy,
-    /// `BUSYGROUP`: the consumer group exists.
+    /// `BUSYGROUP`: the consumer group exists already.
     BusyGroup,
-    /// `BUSYKEY`: the target exists.
+    /// `BUSYKEY`: the target key exists already.
     BusyKey,
-    /// `NOGROUP`: there is no such stream or consumer group.
+    /// `NOGROUP`: the stream or consumer group does not exist.
     NoGroup,
-    /// `LOADING`: the server is reading its data from disk.
+    /// `LOADING`: the server is loading its data from disk.
     Loading,
     /// `MASTERDOWN`: the replica has lost its primary.
     MasterDown,
@@ -154,42 +163,42 @@ pub enum ErrorCode {
     ClusterDown,
     /// `TRYAGAIN`: the keys are being moved to another node.
     TryAgain,
-    /// `CROSSSLOT`: the keys are of different slots.
+    /// `CROSSSLOT`: the keys are in different slots.
     CrossSlot,
-    /// `EXECABORT`: a command of the transaction was refused, so none was executed.
+    /// `EXECABORT`: a command of the transaction was rejected, so none was executed.
     ExecAbort,
-    /// `NOPROTO`: the server does not speak this version of the protocol.
+    /// `NOPROTO`: the server does not support this version of the protocol.
     NoProtocol,
-    /// `NOREPLICAS`: too few replicas for a write.
+    /// `NOREPLICAS`: too few replicas are connected for a write.
     NoReplicas,
-    /// `UNKILLABLE`: the script has written something.
+    /// `UNKILLABLE`: the script has written and cannot be killed.
     Unkillable,
     /// `NOTBUSY`: no script is running.
     NotBusy,
-    /// `MISCONF`: the server cannot persist, so it does not write.
+    /// `MISCONF`: the server cannot persist its data and rejects writes.
     Misconfigured,
-    /// Another word.
+    /// Any other code.
     Other(Box<str>),
 }
 
-/// A reply is not what was asked for.
+/// A reply that does not convert to the requested type.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the reply is not {expected} but {found}{place}: the command was executed, ask for another type")]
+#[error("expected {expected}, got {found}{path}; the command was executed, request another type")]
 #[non_exhaustive]
 pub struct ConversionError {
-    /// What was asked for.
+    /// The requested type.
     pub expected: &'static str,
-    /// What came, in short.
+    /// The reply, shortened.
     pub found: Box<str>,
-    place: Place,
+    path: Path,
 }
 
-/// Where in a reply, if it is known. It is one word long, as errors are moved with every reply.
+/// The position of the value in the reply, if it is known. It is one word long, because errors are moved with every reply.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-struct Place(#[expect(clippy::box_collection, reason = "for its size")] Option<Box<String>>);
+struct Path(#[expect(clippy::box_collection, reason = "for its size")] Option<Box<String>>);
 
 impl Error {
-    /// Whether the server may have executed the command. `None` where it answered.
+    /// Returns whether the server may have executed the command. `None` if it answered.
     pub fn outcome(&self) -> Option<Outcome> {
         match self {
             Self::Server(_) | Self::Conversion(_) => None,
@@ -200,10 +209,10 @@ impl Error {
         }
     }
 
-    /// Whether the same command was surely not executed and may succeed later.
+    /// Returns whether the command was certainly not executed and may succeed later.
     ///
-    /// That is so for what was [never sent](Outcome::NeverSent) by a client that is not closed, and for
-    /// [errors that pass](ErrorCode::is_temporary).
+    /// True for requests that were [never sent](Outcome::NeverSent), unless the client is closed, and for
+    /// [temporary errors](ErrorCode::is_temporary) of the server.
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Server(error) => error.code.is_temporary(),
@@ -212,14 +221,14 @@ impl Error {
         }
     }
 
-    /// The code of an error of the server.
+    /// Returns the code of an error reply.
     pub fn code(&self) -> Option<&ErrorCode> {
         if let Self::Server(error) = self { Some(&error.code) } else { None }
     }
 }
 
 impl Phase {
-    /// Whether the server may have executed what waits for this.
+    /// Returns whether the server may have executed a request that timed out in this phase.
     pub fn outcome(self) -> Outcome {
         match self {
             Self::Queued | Self::Connecting => Outcome::NeverSent,
@@ -232,9 +241,9 @@ impl Display for Phase {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Queued => "in the queue",
-            Self::Connecting => "before there was a connection",
-            Self::Writing => "while the command was being written",
-            Self::Waiting => "before the reply came",
+            Self::Connecting => "waiting for a connection",
+            Self::Writing => "while it was written",
+            Self::Waiting => "waiting for the reply",
         })
     }
 }
@@ -248,27 +257,27 @@ impl Display for Outcome {
     }
 }
 
-impl From<DecodeError> for Fault {
+impl From<DecodeError> for ConnectionError {
     fn from(error: DecodeError) -> Self {
         Self::Protocol(error)
     }
 }
 
-impl From<io::Error> for Fault {
+impl From<io::Error> for ConnectionError {
     fn from(error: io::Error) -> Self {
         Self::Io(Arc::new(error))
     }
 }
 
 impl ServerError {
-    /// From what stands in the reply. Bytes that are not UTF-8 are replaced.
+    /// Parses the text of an error reply. Invalid UTF-8 is replaced.
     pub fn parse(text: &[u8]) -> Self {
         let text = String::from_utf8_lossy(text);
         let (code, message) = text.trim_end().split_once(' ').unwrap_or((text.trim_end(), ""));
         Self { code: ErrorCode::parse(code), message: message.into() }
     }
 
-    /// Where `MOVED` and `ASK` point to: a slot, and a host and port. The host may be empty: the one that answered.
+    /// Returns the slot of a `MOVED` or `ASK` error, and the address of its node. An empty host means the host that answered.
     pub fn redirection(&self) -> Option<(u16, &str)> {
         if !matches!(self.code, ErrorCode::Moved | ErrorCode::Ask) {
             return None;
@@ -287,7 +296,7 @@ impl Display for ServerError {
 
 impl std::error::Error for ServerError {}
 
-/// Each code once, so that reading and writing cannot differ.
+/// Defines the text of each code once, for parsing and for printing.
 macro_rules! codes {
     ($($code:ident = $word:literal),* $(,)?) => {
         impl ErrorCode {
@@ -298,7 +307,7 @@ macro_rules! codes {
                 }
             }
 
-            /// The word.
+            /// Returns the code as the server wrote it.
             pub fn as_str(&self) -> &str {
                 match self {
                     $(Self::$code => $word,)*
@@ -338,7 +347,7 @@ codes! {
 }
 
 impl ErrorCode {
-    /// Whether the server did nothing, and may do it later without anybody's help.
+    /// Returns whether the command was not executed and may succeed later without a change.
     pub fn is_temporary(&self) -> bool {
         matches!(self, Self::Busy | Self::Loading | Self::MasterDown | Self::ClusterDown | Self::TryAgain)
     }
@@ -351,39 +360,39 @@ impl Display for ErrorCode {
 }
 
 impl ConversionError {
-    /// That `found` is not what was expected, which is said with its article: "an integer".
+    /// Creates an error for a value of another type. `expected` has an article: "an integer".
     pub fn new(expected: &'static str, found: &Value) -> Self {
         Self::with_text(expected, describe(found))
     }
 
-    /// The same, in words.
+    /// Creates an error from a description of the value.
     pub(crate) fn with_text(expected: &'static str, found: String) -> Self {
-        Self { expected, found: found.into(), place: Place::default() }
+        Self { expected, found: found.into(), path: Path::default() }
     }
 
-    /// Where it is in what was read with [`Serde`](crate::Serde): fields and the numbers of elements, as in `3.ports.0.name`.
-    pub fn place(&self) -> Option<&str> {
-        self.place.0.as_ref().map(|place| place.as_str())
+    /// Returns where the value is in a reply that was read with [`Serde`](crate::Serde): fields and indexes, as in `3.ports.0.name`.
+    pub fn path(&self) -> Option<&str> {
+        self.path.0.as_ref().map(|path| path.as_str())
     }
 
-    /// The same error, in this field or element.
+    /// Prepends a field or index to the path.
     pub(crate) fn within(mut self, step: &str) -> Self {
-        let place = self.place().map_or_else(|| step.to_owned(), |place| format!("{step}.{place}"));
-        self.place = Place(Some(Box::new(place)));
+        let path = self.path().map_or_else(|| step.to_owned(), |path| format!("{step}.{path}"));
+        self.path = Path(Some(Box::new(path)));
         self
     }
 }
 
-impl Display for Place {
+impl Display for Path {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        self.0.as_ref().map_or(Ok(()), |place| write!(f, " at {place}"))
+        self.0.as_ref().map_or(Ok(()), |path| write!(f, " at {path}"))
     }
 }
 
-/// What of a string stands in an error.
+/// The bytes of a string that an error shows.
 const SHOWN: usize = 80;
 
-/// The beginning of a string, without what would disturb a terminal.
+/// Returns the beginning of a string, escaped.
 pub(crate) fn shown(bytes: &[u8]) -> impl Display {
     bytes[..bytes.len().min(SHOWN)].escape_ascii()
 }
@@ -414,7 +423,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_is_its_code_and_the_rest() {
+    fn an_error_reply_is_a_code_and_a_message() {
         let text = "WRONGTYPE Operation against a key holding the wrong kind of value";
         let error = ServerError::parse(text.as_bytes());
         assert_eq!((&error.code, error.to_string().as_str()), (&ErrorCode::WrongType, text));
@@ -427,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_redirection_is_read() {
+    fn redirections_are_parsed() {
         assert_eq!(ServerError::parse(b"MOVED 3999 10.0.0.1:6381").redirection(), Some((3999, "10.0.0.1:6381")));
         assert_eq!(ServerError::parse(b"ASK 1 :6381").redirection(), Some((1, ":6381")));
         for text in ["MOVED", "MOVED x 10.0.0.1:1", "MOVED 70000 a:1", "ERR 1 a:1"] {
@@ -436,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn the_outcome_is_that_of_the_phase() {
+    fn the_outcome_depends_on_the_phase() {
         let at = |phase| Error::TimedOut { phase };
         for (error, outcome, again) in [
             (at(Phase::Queued), Some(Outcome::NeverSent), true),
@@ -453,8 +462,8 @@ mod tests {
     }
 
     #[test]
-    fn messages_say_what_happened() {
-        let lost = Error::Lost { outcome: Outcome::MaybeExecuted, source: Fault::EndOfStream };
+    fn messages_state_the_outcome_and_are_short() {
+        let lost = Error::Lost { outcome: Outcome::MaybeExecuted, source: ConnectionError::EndOfStream };
         assert_eq!(lost.to_string(), "the connection is lost: the command may have been executed");
         let source = std::error::Error::source(&lost).map(ToString::to_string);
         assert_eq!(source.as_deref(), Some("the server closed the connection"));

@@ -1,4 +1,4 @@
-//! The caller's types as fields and values of commands, through serde.
+//! Structs as fields of hashes, through serde.
 
 use std::borrow::Cow;
 use std::fmt::{self, Debug, Display, Formatter};
@@ -10,7 +10,7 @@ use serde::ser::{Impossible, SerializeMap, SerializeSeq, SerializeStruct, Serial
 use crate::command::{CommandError, ToArgument};
 use crate::error::shown;
 
-/// A struct or map as the fields of a hash or of an entry of a stream. [`Serde`](crate::Serde) reads what was written so.
+/// The fields of a struct or map, for a hash or an entry of a stream. [`Serde`](crate::Serde) reads them back.
 ///
 /// ```
 /// use serde::Serialize;
@@ -29,8 +29,9 @@ use crate::error::shown;
 /// # Ok::<(), tidewire_redis::CommandError>(())
 /// ```
 ///
-/// Numbers are written in digits, booleans as 0 and 1, enums as the name of their variant. `None` is not written: delete its field if
-/// there may be one, as `HSET` leaves it as it is. Hashes are flat, so a value that has fields or elements is an error, except bytes.
+/// Numbers are written in digits, booleans as 0 and 1, enums as the name of their variant. `None` is not written, so `HSET` leaves
+/// a field that exists as it is; delete it with `HDEL`. Hashes are flat: a value with fields or elements of its own is an error,
+/// except bytes.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Fields(Vec<Field>);
 
@@ -38,20 +39,20 @@ pub struct Fields(Vec<Field>);
 type Field = (Cow<'static, [u8]>, Vec<u8>);
 
 impl Fields {
-    /// The fields of a struct or of a map.
+    /// Returns the fields of a struct or map.
     pub fn of<T: Serialize + ?Sized>(value: &T) -> Result<Self, CommandError> {
         match value.serialize(Writer)? {
             Written::Fields(fields) => Ok(fields),
-            _ => problem("it is not a struct or map"),
+            _ => problem("it is not a struct or map; use its value as an argument instead"),
         }
     }
 
-    /// How many there are.
+    /// Returns the number of fields.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none. Servers refuse to set nothing.
+    /// Returns whether there are no fields. Servers reject an `HSET` without fields.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -66,7 +67,7 @@ impl IntoIterator for Fields {
     }
 }
 
-/// Without the values: they may be secret.
+/// Does not show the values, which may be secret.
 impl Debug for Fields {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.0.iter().map(|(name, _)| String::from_utf8_lossy(name))).finish()
@@ -83,10 +84,10 @@ fn problem<T>(problem: &str) -> Result<T, CommandError> {
     Err(serde::ser::Error::custom(problem))
 }
 
-/// What something was written as.
+/// A serialized value.
 enum Written {
     Nothing,
-    /// It is a number, and a byte where it is one of several.
+    /// A number, or a byte if it is an element of a sequence.
     Byte(u8),
     Simple(Vec<u8>),
     Fields(Fields),
@@ -97,13 +98,13 @@ impl Written {
         Self::Simple(argument.with_bytes(<[u8]>::to_vec))
     }
 
-    /// The value of a field, if it has one.
+    /// Returns the value of a field, if it is not `None`.
     fn into_value(self) -> Result<Option<Vec<u8>>, CommandError> {
         match self {
             Self::Nothing => Ok(None),
             Self::Byte(byte) => Ok(Some(byte.with_bytes(<[u8]>::to_vec))),
             Self::Simple(value) => Ok(Some(value)),
-            Self::Fields(_) => problem("it has fields of its own, but hashes are flat"),
+            Self::Fields(_) => problem(NESTED),
         }
     }
 }
@@ -236,10 +237,11 @@ impl Serializer for Writer {
     }
 }
 
-const VARIANT: &str = "it is a variant that has fields, but hashes are flat";
-const SEQUENCE: &str = "it is a sequence, but hashes are flat";
+const NESTED: &str = "it has fields of its own, and hashes are flat; store it as JSON or in a hash of its own";
+const VARIANT: &str = "it is a variant with fields, and hashes are flat; store it as JSON";
+const SEQUENCE: &str = "it is a sequence, and hashes are flat; store it as JSON or in a list";
 
-/// Bytes, as serde takes `Vec<u8>` for a sequence. No other sequences are written.
+/// Serializes bytes, because serde serializes `Vec<u8>` as a sequence. Other sequences are errors.
 struct Sequence(Vec<u8>);
 
 impl SerializeSeq for Sequence {
@@ -272,7 +274,7 @@ impl SerializeTuple for Sequence {
     }
 }
 
-/// Fields whose values are simple.
+/// Serializes fields with simple values.
 #[derive(Default)]
 struct Flat {
     fields: Fields,
@@ -313,7 +315,7 @@ impl SerializeMap for Flat {
 
     fn serialize_key<T: Serialize + ?Sized>(&mut self, key: &T) -> Result<(), CommandError> {
         let Ok(Some(key)) = key.serialize(Writer)?.into_value() else {
-            return problem("a key of it is not a string or number");
+            return problem("a key of the map is not a string or number");
         };
         self.key = key;
         Ok(())
@@ -357,7 +359,7 @@ mod tests {
     #[derive(Serialize)]
     struct Pair(u8, u8);
 
-    /// What is written beside the name.
+    /// Returns the field after the name.
     fn more<T: Serialize>(more: T) -> Result<Option<String>, String> {
         let fields = Fields::of(&Boat { name: "Tern", more }).map_err(|error| error.to_string())?;
         let mut fields = fields.into_iter().map(|(name, value)| {
@@ -376,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn simple_values_are_written() {
+    fn simple_values_are_serialized() {
         is(7_u8, "7");
         is(u64::MAX, "18446744073709551615");
         is(i128::MIN, "-170141183460469231731687303715884105728");
@@ -396,25 +398,29 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_flat_is_refused_with_the_name_of_its_field() {
-        fn refused<T: Serialize>(value: T) -> String {
-            more(value).expect_err("it is not flat")
+    fn nested_values_are_errors_that_name_the_field() {
+        fn rejected<T: Serialize>(value: T) -> String {
+            more(value).expect_err("a nested value")
         }
         let inner = || Boat { name: "Inner", more: 1 };
-        let expected = "more cannot be written as fields: it has fields of its own, but hashes are flat";
-        assert_eq!(refused(inner()), expected);
-        assert_eq!(refused(Some(inner())), expected);
-        assert_eq!(refused(BTreeMap::from([("a", 1)])), expected);
-        let expected = "more cannot be written as fields: it is a sequence, but hashes are flat";
-        for said in
-            [refused(vec![1_u16]), refused(["a"]), refused((1_u8, "a")), refused(vec![inner()]), refused(Pair(1, 2))]
-        {
+        let expected = format!("`more` cannot be written as a field of a hash: {NESTED}");
+        assert_eq!(rejected(inner()), expected);
+        assert_eq!(rejected(Some(inner())), expected);
+        assert_eq!(rejected(BTreeMap::from([("a", 1)])), expected);
+        let expected = format!("`more` cannot be written as a field of a hash: {SEQUENCE}");
+        for said in [
+            rejected(vec![1_u16]),
+            rejected(["a"]),
+            rejected((1_u8, "a")),
+            rejected(vec![inner()]),
+            rejected(Pair(1, 2)),
+        ] {
             assert_eq!(said, expected);
         }
-        let expected = "more.more cannot be written as fields: it is a sequence, but hashes are flat";
-        assert_eq!(refused(Boat { name: "Inner", more: [1_i8] }), expected);
-        let expected = "more cannot be written as fields: it is a variant that has fields, but hashes are flat";
-        assert_eq!([refused(Kind::Other(1)), refused(Kind::Named { name: 1 })], [expected; 2]);
+        let expected = format!("`more.more` cannot be written as a field of a hash: {SEQUENCE}");
+        assert_eq!(rejected(Boat { name: "Inner", more: [1_i8] }), expected);
+        let expected = format!("`more` cannot be written as a field of a hash: {VARIANT}");
+        assert_eq!([rejected(Kind::Other(1)), rejected(Kind::Named { name: 1 })], [expected.clone(), expected]);
     }
 
     #[test]
@@ -424,15 +430,17 @@ mod tests {
         assert_eq!(written, Ok(expected));
         assert_eq!(Fields::of(&Some(Boat { name: "Tern", more: 1 })).map(|fields| fields.len()), Ok(2));
         let said = |error: Result<Fields, CommandError>| error.map_err(|error| error.to_string());
-        let expected = Err("this cannot be written as fields: it is not a struct or map".to_owned());
+        let problem = "it is not a struct or map; use its value as an argument instead";
+        let expected = Err(format!("the value cannot be written as a field of a hash: {problem}"));
         assert_eq!(said(Fields::of("text")), expected);
         assert_eq!(said(Fields::of(&None::<Boat<u8>>)), expected);
-        let expected = Err("this cannot be written as fields: a key of it is not a string or number".to_owned());
+        let problem = "a key of the map is not a string or number";
+        let expected = Err(format!("the value cannot be written as a field of a hash: {problem}"));
         assert_eq!(said(Fields::of(&BTreeMap::from([(None::<u8>, 1)]))), expected);
     }
 
     #[test]
-    fn what_is_shown_is_not_secret() {
+    fn debug_does_not_show_values() {
         let fields = Fields::of(&BTreeMap::from([("password", "hunter2")]));
         assert_eq!(format!("{fields:?}"), "Ok([\"password\"])");
     }

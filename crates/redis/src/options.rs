@@ -1,52 +1,73 @@
-//! The settings of a client, each with a default.
+//! The settings of a client.
 
+use std::fmt;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{Credentials, DecoderOptions, Slow};
+use crate::credentials::Credentials;
+use crate::observe::SlowHook;
+use crate::resp::DecoderOptions;
 
 /// The settings of a [`Client`](crate::Client).
+///
+/// ```
+/// use std::time::Duration;
+/// use tidewire_redis::{Login, Options, WhileDown};
+///
+/// let options = Options::from_url("redis://localhost/1")?
+///     .login(Login::new("secret").user("app"))
+///     .timeout(Duration::from_millis(500))
+///     .while_down(WhileDown::Queue);
+/// assert_eq!(options.database, 1);
+/// # Ok::<(), tidewire_redis::UrlError>(())
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Options {
-    /// Where the server is. Default: 127.0.0.1:6379.
+    /// The address of the server. Default: 127.0.0.1:6379, where Redis listens if it is not configured.
     pub address: Address,
-    /// Who logs in. Default: nobody does.
+    /// The user and password. Default: none, as for a server that is not configured.
     pub login: Option<Login>,
-    /// Says who logs in instead, anew for every attempt to connect. Default: nobody, so that a refused login is for good.
+    /// A provider of the user and password, called for every attempt to connect. It replaces `login`. Default: none, so that a
+    /// refused login is final.
     pub credentials: Option<Arc<dyn Credentials>>,
-    /// The database. Default: 0.
+    /// The number of the database. Default: 0, which every server has.
     pub database: u32,
-    /// What the connection calls itself. Default: nothing.
+    /// The name of the connection in `CLIENT LIST`. Default: none.
     pub name: Option<String>,
-    /// How long a connection may take, its handshake included. Default: 5 s.
+    /// The time for connecting, the handshake included. It is also the time that a server has to answer a probe when a reply is
+    /// overdue. Default: 5 s, enough for a retransmitted SYN.
     pub connect_timeout: Duration,
-    /// How long a request may take from its submission, whatever it waits for. Default: 10 s.
+    /// The time for a request, from its submission to its last reply. Default: 10 s, longer than a busy server takes and shorter
+    /// than a user waits.
     pub timeout: Duration,
-    /// What becomes of requests while there is no connection. Default: [`WhileDown::AsStates`].
+    /// What happens to requests while there is no connection. Default: [`WhileDown::WaitForAttempt`].
     pub while_down: WhileDown,
-    /// Whether a connection that is lost is made anew. Default: yes.
+    /// Whether a lost connection is replaced. Default: true. Without it, the first failure closes the client.
     pub reconnect: bool,
-    /// The first pause between attempts to connect, after the first ones; it doubles. Default: 100 ms.
+    /// The delay before the second attempt to reconnect; the first one has none. It doubles with each attempt, and each delay is
+    /// shortened at random by up to a half, so that clients do not reconnect at the same time. Default: 100 ms.
     pub min_backoff: Duration,
-    /// The longest pause. Default: 30 s.
+    /// The longest delay between attempts. Default: 30 s, so that a server that returns is found soon.
     pub max_backoff: Duration,
-    /// A connection that has lasted so long was a good one: pauses begin anew. Default: 10 s.
-    pub steady_after: Duration,
-    /// How many requests may be under way, those of a pipeline counted one by one. Default: 65 536.
-    pub max_requests: usize,
-    /// How many bytes of them. Default: 64 MiB.
-    pub max_bytes: usize,
-    /// What becomes of a request for which there is no room. Default: it waits.
+    /// A connection that stayed open for this time resets the delay. Default: 10 s, so that a server that accepts and
+    /// closes connections at once is not flooded.
+    pub backoff_reset_after: Duration,
+    /// Commands that may be in flight, from submission to reply; those of a pipeline count one by one. Default: 65 536.
+    pub max_in_flight: usize,
+    /// Bytes of commands that may be in flight. Default: 64 MiB.
+    pub max_in_flight_bytes: usize,
+    /// What happens to a request while `max_in_flight` or `max_in_flight_bytes` is reached. Default: [`WhenFull::Wait`].
     pub when_full: WhenFull,
-    /// How long replies may be.
+    /// Limits on replies. A reply above them ends the connection. Default: [`DecoderOptions::default`].
     pub decoder: DecoderOptions,
-    /// Whether every request is a span of `tracing`, with its command's name and without its arguments. Default: no, because it
-    /// costs as much as a fast reply.
+    /// Whether every request has a `tracing` span, with the name of the command and without its arguments. Default: false, because
+    /// a span costs as much as a fast reply.
     pub trace: bool,
-    /// Who is told of slow commands. Default: nobody.
-    pub slow: Option<Slow>,
+    /// A function that is called for slow commands. Default: none.
+    pub slow_hook: Option<SlowHook>,
 }
 
 impl Default for Options {
@@ -59,71 +80,236 @@ impl Default for Options {
             name: None,
             connect_timeout: Duration::from_secs(5),
             timeout: Duration::from_secs(10),
-            while_down: WhileDown::AsStates,
+            while_down: WhileDown::default(),
             reconnect: true,
             min_backoff: Duration::from_millis(100),
             max_backoff: Duration::from_secs(30),
-            steady_after: Duration::from_secs(10),
-            max_requests: 65_536,
-            max_bytes: 64 << 20,
-            when_full: WhenFull::Wait,
+            backoff_reset_after: Duration::from_secs(10),
+            max_in_flight: 65_536,
+            max_in_flight_bytes: 64 << 20,
+            when_full: WhenFull::default(),
             decoder: DecoderOptions::default(),
             trace: false,
-            slow: None,
+            slow_hook: None,
         }
     }
 }
 
-/// Where a server is.
+impl Options {
+    /// Sets [`address`](#structfield.address), such as `("localhost", 6379)`, a `SocketAddr`, or the path of a Unix socket.
+    #[must_use]
+    pub fn address(mut self, address: impl Into<Address>) -> Self {
+        self.address = address.into();
+        self
+    }
+
+    /// Sets [`login`](#structfield.login).
+    #[must_use]
+    pub fn login(mut self, login: Login) -> Self {
+        self.login = Some(login);
+        self
+    }
+
+    /// Sets [`credentials`](#structfield.credentials).
+    #[must_use]
+    pub fn credentials(mut self, credentials: impl Credentials + 'static) -> Self {
+        self.credentials = Some(Arc::new(credentials));
+        self
+    }
+
+    /// Sets [`database`](#structfield.database).
+    #[must_use]
+    pub fn database(mut self, database: u32) -> Self {
+        self.database = database;
+        self
+    }
+
+    /// Sets [`name`](#structfield.name).
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Sets [`connect_timeout`](#structfield.connect_timeout).
+    #[must_use]
+    pub fn connect_timeout(mut self, connect_timeout: Duration) -> Self {
+        self.connect_timeout = connect_timeout;
+        self
+    }
+
+    /// Sets [`timeout`](#structfield.timeout). `Duration::MAX` means that there is no deadline.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Sets [`while_down`](#structfield.while_down).
+    #[must_use]
+    pub fn while_down(mut self, while_down: WhileDown) -> Self {
+        self.while_down = while_down;
+        self
+    }
+
+    /// Sets [`reconnect`](#structfield.reconnect).
+    #[must_use]
+    pub fn reconnect(mut self, reconnect: bool) -> Self {
+        self.reconnect = reconnect;
+        self
+    }
+
+    /// Sets [`min_backoff`](#structfield.min_backoff).
+    #[must_use]
+    pub fn min_backoff(mut self, min_backoff: Duration) -> Self {
+        self.min_backoff = min_backoff;
+        self
+    }
+
+    /// Sets [`max_backoff`](#structfield.max_backoff).
+    #[must_use]
+    pub fn max_backoff(mut self, max_backoff: Duration) -> Self {
+        self.max_backoff = max_backoff;
+        self
+    }
+
+    /// Sets [`backoff_reset_after`](#structfield.backoff_reset_after).
+    #[must_use]
+    pub fn backoff_reset_after(mut self, backoff_reset_after: Duration) -> Self {
+        self.backoff_reset_after = backoff_reset_after;
+        self
+    }
+
+    /// Sets [`max_in_flight`](#structfield.max_in_flight).
+    #[must_use]
+    pub fn max_in_flight(mut self, max_in_flight: usize) -> Self {
+        self.max_in_flight = max_in_flight;
+        self
+    }
+
+    /// Sets [`max_in_flight_bytes`](#structfield.max_in_flight_bytes).
+    #[must_use]
+    pub fn max_in_flight_bytes(mut self, max_in_flight_bytes: usize) -> Self {
+        self.max_in_flight_bytes = max_in_flight_bytes;
+        self
+    }
+
+    /// Sets [`when_full`](#structfield.when_full).
+    #[must_use]
+    pub fn when_full(mut self, when_full: WhenFull) -> Self {
+        self.when_full = when_full;
+        self
+    }
+
+    /// Sets [`decoder`](#structfield.decoder).
+    #[must_use]
+    pub fn decoder(mut self, decoder: DecoderOptions) -> Self {
+        self.decoder = decoder;
+        self
+    }
+
+    /// Sets [`trace`](#structfield.trace).
+    #[must_use]
+    pub fn trace(mut self, trace: bool) -> Self {
+        self.trace = trace;
+        self
+    }
+
+    /// Sets [`slow_hook`](#structfield.slow_hook).
+    #[must_use]
+    pub fn slow_hook(mut self, slow_hook: SlowHook) -> Self {
+        self.slow_hook = Some(slow_hook);
+        self
+    }
+}
+
+/// The address of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Address {
     /// A host and a port.
     Tcp {
-        /// A name or an address.
+        /// A host name or an IP address.
         host: String,
-        /// Usually 6379.
+        /// The port, usually 6379.
         port: u16,
     },
-    /// A socket of this machine.
+    /// The path of a Unix socket.
     Unix(PathBuf),
 }
 
-/// Who logs in.
+impl<H: Into<String>> From<(H, u16)> for Address {
+    fn from((host, port): (H, u16)) -> Self {
+        Self::Tcp { host: host.into(), port }
+    }
+}
+
+impl From<SocketAddr> for Address {
+    fn from(address: SocketAddr) -> Self {
+        Self::from((address.ip().to_string(), address.port()))
+    }
+}
+
+impl From<PathBuf> for Address {
+    fn from(path: PathBuf) -> Self {
+        Self::Unix(path)
+    }
+}
+
+/// A user and its password.
 #[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Login {
-    /// Default: `default`, who is there before any user is defined.
+    /// The user. Default: none, which means `default`, the user of servers without an ACL.
     pub user: Option<String>,
-    /// The password.
+    /// The password. It is not shown by `Debug`.
     pub password: String,
 }
 
-impl std::fmt::Debug for Login {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl Login {
+    /// A login of the default user.
+    pub fn new(password: impl Into<String>) -> Self {
+        Self { user: None, password: password.into() }
+    }
+
+    /// Sets [`user`](#structfield.user).
+    #[must_use]
+    pub fn user(mut self, user: impl Into<String>) -> Self {
+        self.user = Some(user.into());
+        self
+    }
+}
+
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Login").field("user", &self.user).finish_non_exhaustive()
     }
 }
 
-/// What becomes of requests while there is no connection.
+/// What happens to requests while there is no connection.
+///
+/// Before the first connection, requests wait for the first attempt in any case. Requests that were written when the connection was
+/// lost fail in any case, and are never sent again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum WhileDown {
-    /// They are refused between two attempts to connect, and wait while one is made.
+    /// Requests wait while an attempt to connect is running, and fail between attempts.
     #[default]
-    AsStates,
-    /// They are refused until there is a connection again.
+    WaitForAttempt,
+    /// Requests fail until there is a connection.
     Fail,
-    /// They wait until there is one, or until their deadline. So do those that were not sent when the connection was lost.
+    /// Requests wait until there is a connection, or until their deadline. So do those that were queued and not written when the
+    /// connection was lost.
     Queue,
 }
 
-/// What becomes of a request for which there is no room.
+/// What happens to a request while too many commands or bytes are in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum WhenFull {
-    /// It waits for room, until its deadline.
+    /// It waits, in order of submission and until its deadline.
     #[default]
     Wait,
-    /// It is refused.
+    /// It fails with [`Error::QueueFull`](crate::Error::QueueFull).
     Fail,
 }

@@ -1,4 +1,4 @@
-//! Pipelines: several commands that are sent together, each with its own result.
+//! Pipelines: commands that are sent together, each with its own result.
 
 use std::fmt::{self, Debug, Formatter};
 use std::marker::PhantomData;
@@ -9,19 +9,19 @@ use crate::error::Error;
 use crate::request::{Request, read_reply};
 use crate::resp::Value;
 
-/// Commands that are written in one go. `S` says what the results are: a tuple of types, or a `Vec` of one type.
+/// Commands that are sent together. `S` is the type of their replies: a tuple of up to twelve types, or a `Vec` of one type.
 ///
-/// Other commands may be executed between them: it is not a transaction. Each has its own result, so an error of one hides
-/// nothing of the others.
+/// It is not a transaction: the server may execute commands of other clients between them. Each command has its own result, and an
+/// error of one does not affect the others.
 ///
 /// ```
 /// use tidewire_redis::{Pipeline, commands};
 ///
-/// // One type each: the results are a tuple.
+/// // Different types: the results are a tuple.
 /// let fixed = Pipeline::new().then(commands::incr("visits")).then(commands::get("name").returning::<Option<String>>());
 /// assert_eq!(fixed.len(), 2);
 ///
-/// // As many as there are keys: the results are a vector.
+/// // One type: the results are a vector.
 /// let vector: Pipeline<Vec<_>> = ["a", "b", "c"].into_iter().map(commands::get).collect();
 /// assert_eq!(vector.len(), 3);
 /// ```
@@ -29,31 +29,31 @@ use crate::resp::Value;
 pub struct Pipeline<S> {
     encoded: Vec<u8>,
     len: usize,
-    problem: Option<CommandError>,
+    error: Option<CommandError>,
     results: PhantomData<fn() -> S>,
 }
 
-/// What a command is expected to need, and the room that is made for all of them at once, at most.
-const USUAL: usize = 40;
-const MOST: usize = 64 << 10;
+/// Memory to reserve for each command of an iterator, and for all of them.
+const COMMAND_BYTES: usize = 40;
+const MAX_RESERVED_BYTES: usize = 64 << 10;
 
-/// What the results of a pipeline are: a tuple of up to twelve types, or a `Vec` of one.
-pub trait Slots {
-    /// A `Result` for each.
+/// The types of the replies to a pipeline: a tuple of up to twelve types, or a `Vec` of one type.
+pub trait ReplyTypes {
+    /// A `Result` for each command.
     type Results;
 
-    /// Takes as many replies as there are commands, in their order.
+    /// Converts the replies, which `next` returns in the order of the commands. `len` is the number of commands.
     fn read(len: usize, next: impl FnMut() -> Result<Value, Error>) -> Self::Results;
 }
 
-/// A tuple that one more type can be added to.
+/// A tuple of types to which another type can be appended.
 pub trait Append<T> {
     /// The longer tuple.
-    type Longer: Slots;
+    type Longer: ReplyTypes;
 }
 
 impl Pipeline<()> {
-    /// Without commands. [`then`](Self::then) adds them.
+    /// Creates an empty pipeline, to which [`then`](Self::then) appends commands of different types.
     pub fn new() -> Self {
         Self::empty()
     }
@@ -66,60 +66,60 @@ impl Default for Pipeline<()> {
 }
 
 impl<T> Pipeline<Vec<T>> {
-    /// Without commands, and for as many as are [pushed](Self::push).
+    /// Creates an empty pipeline, to which [`push`](Self::push) appends commands of one type.
     pub fn vector() -> Self {
         Self::empty()
     }
 
-    /// Adds a command.
+    /// Appends a command.
     pub fn push(&mut self, request: impl Into<Request<T>>) {
         self.append(&request.into());
     }
 }
 
 impl<S> Pipeline<S> {
-    /// Adds a command, and the type of its result to the tuple.
+    /// Appends a command, and the type of its reply to the tuple.
     #[expect(clippy::needless_pass_by_value, reason = "requests are made in place")]
     pub fn then<T>(mut self, request: Request<T>) -> Pipeline<S::Longer>
     where
         S: Append<T>,
     {
         self.append(&request);
-        Pipeline { encoded: self.encoded, len: self.len, problem: self.problem, results: PhantomData }
+        Pipeline { encoded: self.encoded, len: self.len, error: self.error, results: PhantomData }
     }
 
-    /// How many commands there are.
+    /// Returns the number of commands.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no commands.
+    /// Returns whether there are no commands.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The encoded commands.
+    /// Returns the encoded commands.
     pub fn as_bytes(&self) -> &[u8] {
         &self.encoded
     }
 
-    /// The bytes of the encoded commands.
+    /// Returns the length of the encoded commands in bytes.
     pub fn size(&self) -> usize {
         self.encoded.len()
     }
 
-    /// What is wrong with the first command with which something is.
+    /// Checks whether the commands can be sent. Returns the error of the first that cannot.
     pub fn check(&self) -> Result<(), CommandError> {
-        self.problem.clone().map_or(Ok(()), Err)
+        self.error.clone().map_or(Ok(()), Err)
     }
 
     fn empty() -> Self {
-        Self { encoded: Vec::new(), len: 0, problem: None, results: PhantomData }
+        Self { encoded: Vec::new(), len: 0, error: None, results: PhantomData }
     }
 
     fn append<T>(&mut self, request: &Request<T>) {
         let command = request.command();
-        self.problem = self.problem.take().or_else(|| command.check().err());
+        self.error = self.error.take().or_else(|| command.check().err());
         self.encoded.extend_from_slice(command.as_bytes());
         self.len += 1;
     }
@@ -129,7 +129,7 @@ impl<T> FromIterator<Request<T>> for Pipeline<Vec<T>> {
     fn from_iter<I: IntoIterator<Item = Request<T>>>(requests: I) -> Self {
         let requests = requests.into_iter();
         let mut pipeline = Self::empty();
-        pipeline.encoded.reserve(requests.size_hint().0.saturating_mul(USUAL).min(MOST));
+        pipeline.encoded.reserve(requests.size_hint().0.saturating_mul(COMMAND_BYTES).min(MAX_RESERVED_BYTES));
         for request in requests {
             pipeline.append(&request);
         }
@@ -139,18 +139,18 @@ impl<T> FromIterator<Request<T>> for Pipeline<Vec<T>> {
 
 impl<S> Clone for Pipeline<S> {
     fn clone(&self) -> Self {
-        Self { encoded: self.encoded.clone(), len: self.len, problem: self.problem.clone(), results: PhantomData }
+        Self { encoded: self.encoded.clone(), len: self.len, error: self.error.clone(), results: PhantomData }
     }
 }
 
-/// Without the arguments: they may be secret.
+/// Does not show the arguments, which may be secret.
 impl<S> Debug for Pipeline<S> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pipeline").field("len", &self.len).field("size", &self.size()).finish_non_exhaustive()
     }
 }
 
-impl<T: FromValue> Slots for Vec<T> {
+impl<T: FromValue> ReplyTypes for Vec<T> {
     type Results = Vec<Result<T, Error>>;
 
     fn read(len: usize, mut next: impl FnMut() -> Result<Value, Error>) -> Self::Results {
@@ -160,10 +160,10 @@ impl<T: FromValue> Slots for Vec<T> {
 
 macro_rules! tuples {
     ($($name:ident)*) => {
-        impl<$($name: FromValue),*> Slots for ($($name,)*) {
+        impl<$($name: FromValue),*> ReplyTypes for ($($name,)*) {
             type Results = ($(Result<$name, Error>,)*);
 
-            #[allow(clippy::unused_unit, unused_mut, unused_variables, reason = "of the empty tuple")]
+            #[allow(clippy::unused_unit, unused_mut, unused_variables, reason = "for the empty tuple")]
             fn read(_: usize, mut next: impl FnMut() -> Result<Value, Error>) -> Self::Results {
                 ($(next().and_then(read_reply::<$name>),)*)
             }
@@ -201,8 +201,8 @@ mod tests {
     }
 
     #[test]
-    fn each_slot_has_its_own_result() {
-        fn read<S: Slots>(pipeline: &Pipeline<S>, values: Vec<Value>) -> S::Results {
+    fn each_command_has_its_own_result() {
+        fn read<S: ReplyTypes>(pipeline: &Pipeline<S>, values: Vec<Value>) -> S::Results {
             S::read(pipeline.len(), replies(values))
         }
         let pipeline = Pipeline::new()
@@ -217,16 +217,16 @@ mod tests {
     }
 
     #[test]
-    fn a_vector_has_as_many_results_as_commands() {
+    fn a_vector_has_a_result_for_each_command() {
         let mut pipeline = Pipeline::<Vec<i64>>::vector();
         pipeline.push(Command::new("A"));
         pipeline.push(Command::new("B").returning());
-        let results = <Vec<i64> as Slots>::read(pipeline.len(), replies(vec![1.into()]));
+        let results = <Vec<i64> as ReplyTypes>::read(pipeline.len(), replies(vec![1.into()]));
         assert!(matches!(results[..], [Ok(1), Err(Error::QueueFull)]), "{results:?}");
     }
 
     #[test]
-    fn one_bad_command_is_told() {
+    fn an_invalid_command_is_reported() {
         let bad = Command::new("A B").returning::<i64>();
         let pipeline =
             Pipeline::new().then(Command::new("A").returning::<i64>()).then(bad).then(Command::new("C").into());

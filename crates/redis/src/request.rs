@@ -1,4 +1,4 @@
-//! A command and the type of its result.
+//! A command and the type of its reply.
 
 use std::fmt::{self, Debug, Formatter};
 use std::marker::PhantomData;
@@ -8,7 +8,8 @@ use crate::convert::FromValue;
 use crate::error::{Error, ServerError};
 use crate::resp::Value;
 
-/// A command whose reply becomes a `T`. The functions in [`commands`](crate::commands) make them, and [`Command::returning`].
+/// A command whose reply is converted to `T`. Made by the functions in [`commands`](crate::commands), and by
+/// [`Command::returning`].
 #[must_use = "a request does nothing until it is sent"]
 pub struct Request<T> {
     command: Command,
@@ -16,22 +17,28 @@ pub struct Request<T> {
 }
 
 impl<T> Request<T> {
-    /// A request for this type.
+    /// Makes a request from a command.
     pub fn new(command: Command) -> Self {
         Self { command, result: PhantomData }
     }
 
-    /// The same request for another type.
+    /// Converts the reply to another type.
+    ///
+    /// ```
+    /// use tidewire_redis::{Request, commands};
+    ///
+    /// let get: Request<Option<String>> = commands::get("name").returning();
+    /// ```
     pub fn returning<U>(self) -> Request<U> {
         Request::new(self.command)
     }
 
-    /// The command.
+    /// Returns the command.
     pub fn command(&self) -> &Command {
         &self.command
     }
 
-    /// The command.
+    /// Returns the command.
     pub fn into_command(self) -> Command {
         self.command
     }
@@ -55,7 +62,7 @@ impl<T> From<Command> for Request<T> {
     }
 }
 
-/// The result that a reply means: an error of the server is [`Error::Server`], unless `T` has a place for it.
+/// Converts a reply. An error reply is [`Error::Server`], unless `T` can hold it.
 pub(crate) fn read_reply<T: FromValue>(reply: Value) -> Result<T, Error> {
     match reply.as_error() {
         Some(text) if !T::TAKES_ERRORS => Err(ServerError::parse(text).into()),
@@ -69,7 +76,7 @@ mod tests {
     use crate::convert::Ignore;
 
     #[test]
-    fn an_error_is_an_error_of_the_server_unless_there_is_a_place_for_it() {
+    fn an_error_reply_is_an_error_unless_the_type_can_hold_it() {
         let error = || Value::SimpleError("WRONGTYPE no".into());
         let server = ServerError::parse(b"WRONGTYPE no");
         assert!(matches!(read_reply::<i64>(error()), Err(Error::Server(found)) if found == server));

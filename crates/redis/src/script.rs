@@ -1,4 +1,4 @@
-//! Scripts, which a server caches by their digest.
+//! Lua scripts, which a server caches by their digest.
 
 use std::fmt::{self, Debug, Formatter};
 use std::marker::PhantomData;
@@ -8,7 +8,7 @@ use crate::command::{Arguments, Command, ToArgument};
 use crate::error::{Error, ErrorCode};
 use crate::request::Request;
 
-/// A script in Lua. It is sent by its digest, and as a whole only to a server that does not have it.
+/// A Lua script. [`Client::invoke`](crate::Client::invoke) sends its digest, and its source only if the server does not have it.
 ///
 /// ```
 /// use tidewire_redis::Script;
@@ -18,17 +18,18 @@ use crate::request::Request;
 /// assert!(invocation.by_digest().as_bytes().starts_with(b"*5\r\n$7\r\nEVALSHA\r\n$40\r\n"));
 /// ```
 #[derive(Debug, Clone)]
-pub struct Script(Arc<Source>);
+pub struct Script(Arc<Inner>);
 
 #[derive(Debug)]
-struct Source {
-    text: Box<str>,
+struct Inner {
+    source: Box<str>,
     digest: Box<str>,
 }
 
-/// A script with keys and arguments, and the type of its result.
+/// A call of a script, with keys and arguments, whose reply is converted to `T`.
 ///
-/// Whoever sends it sends [`by_digest`](Self::by_digest) first, and [`after`](Self::after) says whether to send anything else.
+/// [`Client::invoke`](crate::Client::invoke) sends [`by_digest`](Self::by_digest) first, and then the
+/// [`fallback`](Self::fallback) if there is one.
 #[must_use = "a script does nothing until it is sent"]
 pub struct Invocation<T> {
     script: Script,
@@ -39,24 +40,24 @@ pub struct Invocation<T> {
 }
 
 impl Script {
-    /// A script. Its digest is computed here, so keep it.
-    pub fn new(text: impl Into<Box<str>>) -> Self {
-        let text = text.into();
-        let digest = sha1_smol::Sha1::from(text.as_bytes()).digest().to_string().into();
-        Self(Arc::new(Source { text, digest }))
+    /// Creates a script and computes its digest. Keep it to invoke it several times.
+    pub fn new(source: impl Into<Box<str>>) -> Self {
+        let source = source.into();
+        let digest = sha1_smol::Sha1::from(source.as_bytes()).digest().to_string().into();
+        Self(Arc::new(Inner { source, digest }))
     }
 
-    /// What the script is.
-    pub fn text(&self) -> &str {
-        &self.0.text
+    /// Returns the source of the script.
+    pub fn source(&self) -> &str {
+        &self.0.source
     }
 
-    /// The SHA-1 of the script, in hexadecimal digits.
+    /// Returns the SHA-1 digest of the source, in hexadecimal digits.
     pub fn digest(&self) -> &str {
         &self.0.digest
     }
 
-    /// Begins a call whose reply becomes a `T`.
+    /// Makes a call whose reply is converted to `T`.
     pub fn returning<T>(&self) -> Invocation<T> {
         Invocation {
             script: self.clone(),
@@ -67,9 +68,9 @@ impl Script {
         }
     }
 
-    /// Makes the server have the script. The reply is its digest.
+    /// Loads the script into the server. The reply is its digest.
     pub fn load(&self) -> Request<String> {
-        Command::new("SCRIPT").arg("LOAD").arg(self.text()).returning()
+        Command::new("SCRIPT").arg("LOAD").arg(self.source()).returning()
     }
 }
 
@@ -85,7 +86,7 @@ impl<T> Clone for Invocation<T> {
     }
 }
 
-/// Without the keys and arguments: they may be secret.
+/// Does not show the keys and arguments, which may be secret.
 impl<T> Debug for Invocation<T> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.debug_struct("Invocation")
@@ -97,48 +98,48 @@ impl<T> Debug for Invocation<T> {
 }
 
 impl<T> Invocation<T> {
-    /// Adds a key, one of `KEYS`.
+    /// Appends a key, as one of `KEYS`.
     pub fn key(mut self, key: impl ToArgument) -> Self {
         self.keys.push(key);
         self
     }
 
-    /// Adds an argument, one of `ARGV`.
+    /// Appends an argument, as one of `ARGV`.
     pub fn arg(mut self, argument: impl ToArgument) -> Self {
         self.arguments.push(argument);
         self
     }
 
-    /// Adds keys.
+    /// Appends keys.
     pub fn keys(self, keys: impl IntoIterator<Item: ToArgument>) -> Self {
         keys.into_iter().fold(self, Self::key)
     }
 
-    /// Adds arguments.
+    /// Appends arguments.
     pub fn args(self, arguments: impl IntoIterator<Item: ToArgument>) -> Self {
         arguments.into_iter().fold(self, Self::arg)
     }
 
-    /// The script writes nothing, so a replica can run it, too. It needs Redis 7.
+    /// Declares that the script does not write, so that a replica can run it. It needs Redis 7.
     pub fn read_only(mut self) -> Self {
         self.is_read_only = true;
         self
     }
 
-    /// What to send first.
+    /// Returns the command that runs the script by its digest.
     pub fn by_digest(&self) -> Command {
         self.command(if self.is_read_only { "EVALSHA_RO" } else { "EVALSHA" }, self.script.digest())
     }
 
-    /// The script as a whole. The server has it from then on.
-    pub fn as_a_whole(&self) -> Command {
-        self.command(if self.is_read_only { "EVAL_RO" } else { "EVAL" }, self.script.text())
+    /// Returns the command that runs the script by its source. The server caches it.
+    pub fn by_source(&self) -> Command {
+        self.command(if self.is_read_only { "EVAL_RO" } else { "EVAL" }, self.script.source())
     }
 
-    /// What to send after this error of [`by_digest`](Self::by_digest): the script if the server does not have it, and after any
-    /// other error nothing, as it may have been executed.
-    pub fn after(&self, error: &Error) -> Option<Command> {
-        (error.code() == Some(&ErrorCode::NoScript)).then(|| self.as_a_whole())
+    /// Returns the command to send after [`by_digest`](Self::by_digest) failed with this error: the source, if the server does not
+    /// have the script. After any other error there is none, because the script may have been executed.
+    pub fn fallback(&self, error: &Error) -> Option<Command> {
+        (error.code() == Some(&ErrorCode::NoScript)).then(|| self.by_source())
     }
 
     fn command(&self, name: &str, script: &str) -> Command {
@@ -159,23 +160,23 @@ mod tests {
     }
 
     #[test]
-    fn keys_stand_before_arguments_whatever_the_order() {
+    fn keys_come_before_arguments_in_any_order_of_calls() {
         let script = Script::new("return 1");
         assert_eq!(script.digest(), "e0e1f9fabfc9d4800c877a703b823ac0578ff8db");
         let invocation = script.returning::<i64>().arg("x").key("a").arg(2).keys(["b"]);
         let rest = "$1 2 $1 a $1 b $1 x $1 2 ";
         assert_eq!(text(&invocation.by_digest()), format!("*7 $7 EVALSHA $40 {} {rest}", script.digest()));
-        assert_eq!(text(&invocation.as_a_whole()), format!("*7 $4 EVAL $8 return 1 {rest}"));
+        assert_eq!(text(&invocation.by_source()), format!("*7 $4 EVAL $8 return 1 {rest}"));
         let invocation = script.returning::<i64>().read_only();
-        assert_eq!(text(&invocation.as_a_whole()), "*3 $7 EVAL_RO $8 return 1 $1 0 ");
+        assert_eq!(text(&invocation.by_source()), "*3 $7 EVAL_RO $8 return 1 $1 0 ");
     }
 
     #[test]
-    fn only_a_missing_script_is_sent() {
+    fn only_a_missing_script_has_a_fallback() {
         let invocation = Script::new("return 1").returning::<i64>();
         let server = |text: &str| Error::from(ServerError::parse(text.as_bytes()));
-        let after = |error| invocation.after(&error).map(|command| command.name().to_owned());
-        assert_eq!(after(server("NOSCRIPT No matching script.")).as_deref(), Some("EVAL"));
+        let fallback = |error| invocation.fallback(&error).map(|command| command.name().to_owned());
+        assert_eq!(fallback(server("NOSCRIPT No matching script.")).as_deref(), Some("EVAL"));
         for error in [
             server("ERR NOSCRIPT"),
             server("NOSCRIPTS"),
@@ -183,7 +184,7 @@ mod tests {
             Error::TimedOut { phase: Phase::Queued },
             Error::Closed { outcome: Outcome::NeverSent },
         ] {
-            assert_eq!(after(error), None);
+            assert_eq!(fallback(error), None);
         }
     }
 }

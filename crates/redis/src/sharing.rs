@@ -1,9 +1,9 @@
 //! Commands that cannot be sent over a shared connection.
 //!
-//! Replies are matched by their order, and all tasks are one connection to the server. So a command that does not have exactly
-//! one reply would shift the replies of others, a command that changes the state of the connection would change it for everyone
-//! until the next reconnect, and a blocking command would make everyone wait. They are refused by name, before a byte of them is
-//! written.
+//! Replies are matched to requests by their order, and all tasks use one connection. A command without exactly one reply would
+//! shift the replies of other tasks, a command that changes the state of the connection would change it for all tasks until the
+//! next reconnect, and a blocking command would delay all of them. They are rejected by name, with
+//! [`CommandError::NotShareable`](crate::CommandError::NotShareable), before a byte of them is written.
 //!
 //! Related commands that do none of this are allowed: `CLIENT` when it reads (`ID`, `INFO`, `LIST`, `GETNAME`, `GETREDIR`,
 //! `TRACKINGINFO`) or concerns other connections (`KILL`, `PAUSE`, `UNPAUSE`, `UNBLOCK`), and `CLIENT SETINFO`, which only sets a
@@ -13,142 +13,142 @@
 
 use std::fmt::{self, Display, Formatter};
 
-/// A command that cannot go over a connection that others share.
+/// A command that cannot be sent over a shared connection.
 #[derive(Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct NotShared {
-    /// The command, with its subcommand or option if it is only this one: `CLIENT TRACKING`, `XREAD BLOCK`.
+pub struct NotShareable {
+    /// The name of the command, with the subcommand or option that is rejected: `CLIENT TRACKING`, `XREAD BLOCK`.
     pub name: &'static str,
-    /// What it would do to the others.
-    pub harm: Harm,
+    /// What it would do to other tasks.
+    pub hazard: Hazard,
     /// What to do instead.
     pub instead: &'static str,
 }
 
-/// What a command would do to others on the same connection.
+/// What a command would do to other tasks on the same connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Harm {
-    /// It is not answered by exactly one reply, so they would get each other's.
-    Replies,
-    /// It changes the connection, also for them, until the connection is made anew.
-    Connection,
-    /// It may not be answered at once, and they would wait for their replies, too.
-    Waiting,
+pub enum Hazard {
+    /// It does not have exactly one reply, so other tasks would get wrong replies.
+    ReplyOrder,
+    /// It changes the state of the connection for all tasks, until the next reconnect.
+    ConnectionState,
+    /// It may block, and delay the replies of all tasks.
+    Blocking,
 }
 
-impl Display for NotShared {
+impl Display for NotShareable {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        write!(f, "{} is not for a connection that is shared: {}; {}", self.name, self.harm, self.instead)
+        write!(f, "{} cannot be sent over a shared connection: {}; {}", self.name, self.hazard, self.instead)
     }
 }
 
-impl Display for Harm {
+impl Display for Hazard {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Replies => "it has not exactly one reply, and others would get the wrong ones",
-            Self::Connection => "it would change the connection for all, until there is another connection",
-            Self::Waiting => "all would have to wait for it",
+            Self::ReplyOrder => "it does not have exactly one reply, so other tasks would get wrong replies",
+            Self::ConnectionState => "it would change the connection for all tasks, until the next reconnect",
+            Self::Blocking => "it would delay the replies of all tasks",
         })
     }
 }
 
-/// What is refused. A second word is the subcommand, and that of `XREAD` one of its options.
-static REFUSED: [NotShared; 43] = {
-    use Harm::{Connection, Replies, Waiting};
+/// The rejected commands. A second word is a subcommand, and for `XREAD` and `XREADGROUP` an option.
+static REJECTED: [NotShareable; 43] = {
+    use Hazard::{Blocking, ConnectionState, ReplyOrder};
     [
-        row("SUBSCRIBE", Replies, NOT_YET),
-        row("PSUBSCRIBE", Replies, NOT_YET),
-        row("SSUBSCRIBE", Replies, NOT_YET),
-        row("UNSUBSCRIBE", Replies, NOT_YET),
-        row("PUNSUBSCRIBE", Replies, NOT_YET),
-        row("SUNSUBSCRIBE", Replies, NOT_YET),
-        row("MONITOR", Replies, TOOL),
-        row("SYNC", Replies, TOOL),
-        row("PSYNC", Replies, TOOL),
-        row("REPLCONF", Replies, TOOL),
-        row("CLIENT REPLY", Replies, "ask for `Ignore` if the reply does not matter"),
-        row("SELECT", Connection, "set `Options::database`, with a client for each database"),
-        row("AUTH", Connection, "set `Options::login` or `Options::credentials`"),
-        row("HELLO", Connection, "the client says it when it connects, with what `Options` has"),
-        row("RESET", Connection, "start another client for what is to be different"),
-        row("QUIT", Connection, "use `Client::close`"),
-        row("MULTI", Connection, TRANSACTION),
-        row("EXEC", Connection, TRANSACTION),
-        row("DISCARD", Connection, TRANSACTION),
-        row("WATCH", Connection, TRANSACTION),
-        row("UNWATCH", Connection, TRANSACTION),
-        row("READONLY", Connection, NOT_YET),
-        row("READWRITE", Connection, NOT_YET),
-        row("ASKING", Connection, NOT_YET),
-        row("CLIENT SETNAME", Connection, "set `Options::name`"),
-        row("CLIENT TRACKING", Connection, NOT_YET),
-        row("CLIENT CACHING", Connection, NOT_YET),
-        row("CLIENT NO-EVICT", Connection, NOT_YET),
-        row("CLIENT NO-TOUCH", Connection, NOT_YET),
+        row("SUBSCRIBE", ReplyOrder, NOT_YET),
+        row("PSUBSCRIBE", ReplyOrder, NOT_YET),
+        row("SSUBSCRIBE", ReplyOrder, NOT_YET),
+        row("UNSUBSCRIBE", ReplyOrder, NOT_YET),
+        row("PUNSUBSCRIBE", ReplyOrder, NOT_YET),
+        row("SUNSUBSCRIBE", ReplyOrder, NOT_YET),
+        row("MONITOR", ReplyOrder, TOOL),
+        row("SYNC", ReplyOrder, TOOL),
+        row("PSYNC", ReplyOrder, TOOL),
+        row("REPLCONF", ReplyOrder, TOOL),
+        row("CLIENT REPLY", ReplyOrder, "use `Ignore` as the type of a reply that does not matter"),
+        row("SELECT", ConnectionState, "set `Options::database`, and use a client for each database"),
+        row("AUTH", ConnectionState, "set `Options::login` or `Options::credentials`"),
+        row("HELLO", ConnectionState, "the client sends it when it connects, as `Options` says"),
+        row("RESET", ConnectionState, "use another client with other `Options`"),
+        row("QUIT", ConnectionState, "use `Client::close`"),
+        row("MULTI", ConnectionState, TRANSACTION),
+        row("EXEC", ConnectionState, TRANSACTION),
+        row("DISCARD", ConnectionState, TRANSACTION),
+        row("WATCH", ConnectionState, TRANSACTION),
+        row("UNWATCH", ConnectionState, TRANSACTION),
+        row("READONLY", ConnectionState, NOT_YET),
+        row("READWRITE", ConnectionState, NOT_YET),
+        row("ASKING", ConnectionState, NOT_YET),
+        row("CLIENT SETNAME", ConnectionState, "set `Options::name`"),
+        row("CLIENT TRACKING", ConnectionState, NOT_YET),
+        row("CLIENT CACHING", ConnectionState, NOT_YET),
+        row("CLIENT NO-EVICT", ConnectionState, NOT_YET),
+        row("CLIENT NO-TOUCH", ConnectionState, NOT_YET),
         // These two are Valkey's.
-        row("CLIENT CAPA", Connection, NOT_YET),
-        row("CLIENT IMPORT-SOURCE", Connection, NOT_YET),
-        row("BLPOP", Waiting, "use LPOP, and ask again"),
-        row("BRPOP", Waiting, "use RPOP, and ask again"),
-        row("BLMPOP", Waiting, "use LMPOP, and ask again"),
-        row("BLMOVE", Waiting, "use LMOVE, and ask again"),
-        row("BRPOPLPUSH", Waiting, "use LMOVE, and ask again"),
-        row("BZPOPMIN", Waiting, "use ZPOPMIN, and ask again"),
-        row("BZPOPMAX", Waiting, "use ZPOPMAX, and ask again"),
-        row("BZMPOP", Waiting, "use ZMPOP, and ask again"),
-        row("XREAD BLOCK", Waiting, "leave BLOCK out, and ask again"),
-        row("XREADGROUP BLOCK", Waiting, "leave BLOCK out, and ask again"),
-        // Without anything to wait for they say what the commands before them have reached, which may be anybody's.
-        row("WAIT", Waiting, NOT_YET),
-        row("WAITAOF", Waiting, NOT_YET),
+        row("CLIENT CAPA", ConnectionState, NOT_YET),
+        row("CLIENT IMPORT-SOURCE", ConnectionState, NOT_YET),
+        row("BLPOP", Blocking, "use LPOP and poll"),
+        row("BRPOP", Blocking, "use RPOP and poll"),
+        row("BLMPOP", Blocking, "use LMPOP and poll"),
+        row("BLMOVE", Blocking, "use LMOVE and poll"),
+        row("BRPOPLPUSH", Blocking, "use LMOVE and poll"),
+        row("BZPOPMIN", Blocking, "use ZPOPMIN and poll"),
+        row("BZPOPMAX", Blocking, "use ZPOPMAX and poll"),
+        row("BZMPOP", Blocking, "use ZMPOP and poll"),
+        row("XREAD BLOCK", Blocking, "omit BLOCK and poll"),
+        row("XREADGROUP BLOCK", Blocking, "omit BLOCK and poll"),
+        // Even if they do not block, they report on the last write of the connection, which may be of another task.
+        row("WAIT", Blocking, NOT_YET),
+        row("WAITAOF", Blocking, NOT_YET),
     ]
 };
 
 const NOT_YET: &str = "it is not supported yet";
-const TOOL: &str = "use a tool that is made for it, such as redis-cli";
-const TRANSACTION: &str = "use a `Script`, which nothing comes between";
+const TOOL: &str = "use a tool such as redis-cli";
+const TRANSACTION: &str = "use a `Script`, which is atomic";
 
-const fn row(name: &'static str, harm: Harm, instead: &'static str) -> NotShared {
-    NotShared { name, harm, instead }
+const fn row(name: &'static str, hazard: Hazard, instead: &'static str) -> NotShareable {
+    NotShareable { name, hazard, instead }
 }
 
-/// For two letters, the lengths of the names that begin with them, as bits. Nearly every other command is told from them by this.
+/// For each pair of first letters, a bit set of the lengths of rejected names. It rules out nearly every other command.
 static LENGTHS: [u16; 1 << 10] = {
     let mut lengths = [0; 1 << 10];
     let mut index = 0;
-    while index < REFUSED.len() {
-        let name = REFUSED[index].name.as_bytes();
+    while index < REJECTED.len() {
+        let name = REJECTED[index].name.as_bytes();
         let mut len = 0;
         while len < name.len() && name[len] != b' ' {
             len += 1;
         }
-        lengths[beginning(name[0], name[1])] |= 1 << len;
+        lengths[prefix(name[0], name[1])] |= 1 << len;
         index += 1;
     }
     lengths
 };
 
-/// Where two letters stand, whatever their case.
-const fn beginning(first: u8, second: u8) -> usize {
+/// Returns the index of a pair of letters, whatever their case.
+const fn prefix(first: u8, second: u8) -> usize {
     (first as usize & 31) << 5 | (second as usize & 31)
 }
 
-/// Why an encoded command is refused, if it is.
-pub(crate) fn refusal(command: &[u8]) -> Option<&'static NotShared> {
+/// Returns the reason if an encoded command is rejected.
+pub(crate) fn find_rejection(command: &[u8]) -> Option<&'static NotShareable> {
     let name = match command {
-        // Nearly always there are fewer than ten arguments, and fewer than ten letters.
+        // Nearly all commands have fewer than ten arguments, and a name of fewer than ten letters.
         [_, _, b'\r', _, _, len, b'\r', _, rest @ ..] => rest.get(..digit(*len))?,
         _ => Words::of(command)?.next()?,
     };
     let ([first, second, ..], len @ ..16) = (name, name.len()) else { return None };
-    if LENGTHS[beginning(*first, *second)] & 1 << len == 0 { None } else { find(Words::of(command)?) }
+    if LENGTHS[prefix(*first, *second)] & 1 << len == 0 { None } else { find(Words::of(command)?) }
 }
 
-fn find(mut words: Words<'_>) -> Option<&'static NotShared> {
+fn find(mut words: Words<'_>) -> Option<&'static NotShareable> {
     let name = words.next()?;
     let first = name.first()?.to_ascii_uppercase();
-    REFUSED.iter().filter(|row| row.name.as_bytes()[0] == first).find(|row| match row.name.split_once(' ') {
+    REJECTED.iter().filter(|row| row.name.as_bytes()[0] == first).find(|row| match row.name.split_once(' ') {
         None => is(name, row.name),
         Some((command, "BLOCK")) => is(name, command) && blocks(words.clone()),
         Some((command, second)) => is(name, command) && words.clone().next().is_some_and(|word| is(word, second)),
@@ -204,7 +204,7 @@ fn digit(byte: u8) -> usize {
     (byte & 15).into()
 }
 
-/// What stands in the first line after its first byte, and what follows the line.
+/// Splits the input after its first line. The line is without its first byte.
 fn after_line(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let end = bytes.iter().position(|byte| *byte == b'\r')?;
     Some((bytes.get(1..end)?, bytes.get(end + 2..)?))
@@ -221,27 +221,27 @@ mod tests {
     }
 
     #[track_caller]
-    fn refused(words: &str) -> Option<&'static str> {
+    fn rejected(words: &str) -> Option<&'static str> {
         match command(words).check() {
             Ok(()) => None,
-            Err(CommandError::NotShared(row)) => Some(row.name),
+            Err(CommandError::NotShareable(row)) => Some(row.name),
             Err(other) => panic!("{words}: {other}"),
         }
     }
 
     #[test]
-    fn whatever_is_in_the_table_is_found_however_it_is_written() {
-        for row in &REFUSED {
-            assert_eq!(refused(row.name), Some(row.name));
-            assert_eq!(refused(&row.name.to_lowercase()), Some(row.name));
-            assert_eq!(refused(&format!("{} more than one", row.name)), Some(row.name));
+    fn all_rejected_commands_are_found_in_any_case() {
+        for row in &REJECTED {
+            assert_eq!(rejected(row.name), Some(row.name));
+            assert_eq!(rejected(&row.name.to_lowercase()), Some(row.name));
+            assert_eq!(rejected(&format!("{} more than one", row.name)), Some(row.name));
             assert!(row.name.split(' ').all(|word| word.len() < 16), "{row:?}");
         }
-        assert_eq!(refused("sElEcT 3"), Some("SELECT"));
+        assert_eq!(rejected("sElEcT 3"), Some("SELECT"));
     }
 
     #[test]
-    fn what_is_like_them_passes() {
+    fn similar_commands_are_accepted() {
         for words in [
             "GET k",
             "SET SELECT AUTH",
@@ -266,36 +266,39 @@ mod tests {
             "XREADGROUP GROUP streams BLOCK STREAMS s >",
             "ACOMMANDWITHALONGNAME",
         ] {
-            assert_eq!(refused(words), None, "{words}");
+            assert_eq!(rejected(words), None, "{words}");
         }
-        // Names that are long enough to have their bit thrown away.
-        assert_eq!(refused(&"s".repeat(64 + 6)), None);
+        // A length whose bit would overflow.
+        assert_eq!(rejected(&"s".repeat(64 + 6)), None);
     }
 
     #[test]
-    fn options_are_found_wherever_they_stand() {
+    fn options_are_found_at_any_position() {
         for words in ["XREAD BLOCK 0 STREAMS s 0", "xread count 5 block 10 streams s 0"] {
-            assert_eq!(refused(words), Some("XREAD BLOCK"), "{words}");
+            assert_eq!(rejected(words), Some("XREAD BLOCK"), "{words}");
         }
         for words in ["XREADGROUP GROUP g c BLOCK 0 STREAMS s >", "XREADGROUP BLOCK 0 GROUP STREAMS c STREAMS s >"] {
-            assert_eq!(refused(words), Some("XREADGROUP BLOCK"), "{words}");
+            assert_eq!(rejected(words), Some("XREADGROUP BLOCK"), "{words}");
         }
-        assert_eq!(refused("XREADGROUP GROUP streams c NOACK BLOCK 0 STREAMS s >"), Some("XREADGROUP BLOCK"));
+        assert_eq!(rejected("XREADGROUP GROUP streams c NOACK BLOCK 0 STREAMS s >"), Some("XREADGROUP BLOCK"));
     }
 
     #[test]
-    fn it_is_said_what_why_and_what_instead() {
-        let said = |words| command(words).check().map_err(|error| error.to_string());
-        let select = "SELECT is not for a connection that is shared: it would change the connection for all, until there is \
-                      another connection; set `Options::database`, with a client for each database";
-        assert_eq!(said("select 1"), Err(select.to_owned()));
-        let pop =
-            "BLPOP is not for a connection that is shared: all would have to wait for it; use LPOP, and ask again";
-        assert_eq!(said("BLPOP l 0"), Err(pop.to_owned()));
+    fn errors_say_what_to_do_instead() {
+        let error = |words| command(words).check().unwrap_err().to_string();
+        assert_eq!(
+            error("select 1"),
+            "SELECT cannot be sent over a shared connection: it would change the connection for all tasks, until the next \
+             reconnect; set `Options::database`, and use a client for each database"
+        );
+        assert_eq!(
+            error("BLPOP l 0"),
+            "BLPOP cannot be sent over a shared connection: it would delay the replies of all tasks; use LPOP and poll"
+        );
     }
 
     #[test]
-    fn a_name_that_is_none_is_said_first() {
+    fn an_invalid_name_is_reported_first() {
         assert!(matches!(Command::new("SELECT 1").check(), Err(CommandError::Name { .. })));
     }
 }

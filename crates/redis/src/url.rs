@@ -1,6 +1,6 @@
-//! Options as a URL.
+//! Options from a URL.
 //!
-//! No error quotes a part of the URL that may contain a password: an `@`, `/`, `?` or `#` that was not encoded splits it, and the
+//! No error quotes a part of the URL that may contain a password: an `@`, `/`, `?` or `#` that is not encoded splits it, and the
 //! pieces end up in the port, the database or a parameter.
 
 use std::net::Ipv6Addr;
@@ -10,105 +10,106 @@ use std::time::Duration;
 
 use crate::{Address, Login, Options, WhenFull, WhileDown};
 
-/// Why a URL is none of a Redis server.
+/// Why a URL cannot be parsed. No error quotes a part of the URL that may contain a password.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UrlError {
-    /// It does not begin with a scheme.
-    #[error("no scheme: expected redis://host or unix:///path")]
+    /// There is no scheme.
+    #[error("the URL has no scheme; expected redis://host or unix:///path")]
     NoScheme,
-    /// Its scheme is another.
-    #[error("the scheme {scheme:?} is not known: expected redis:// or unix://")]
+    /// The scheme is unknown.
+    #[error("unknown scheme {scheme:?}; expected redis:// or unix://")]
     Scheme {
         /// The scheme.
         scheme: String,
     },
-    /// It asks for TLS.
-    #[error(
-        "rediss:// asks for TLS, which this version does not have: use redis://, or a TLS tunnel beside the client"
-    )]
+    /// The scheme is `rediss`, and TLS is not supported.
+    #[error("rediss:// needs TLS, which is not supported; use redis:// through a TLS tunnel")]
     Tls,
     /// There is an `@` after the host.
     #[error(
-        "an '@' after the host: in a user or password write '/' as %2F, '?' as %3F, '#' as %23, and elsewhere '@' as %40"
+        "unexpected '@' after the host; in a user or password write '/' as %2F, '?' as %3F and '#' as %23, and '@' elsewhere \
+         as %40"
     )]
     StrayAt,
     /// There is a fragment.
-    #[error("a '#', which a URL of Redis does not have: within a part write it as %23")]
+    #[error("unexpected '#'; write it as %23")]
     Fragment,
     /// A percent sign is not followed by two hexadecimal digits.
-    #[error("the {part} has a '%' without two hexadecimal digits after it: write '%' as %25")]
+    #[error("expected two hexadecimal digits after '%' in the {part}; write '%' as %25")]
     Percent {
-        /// Where.
+        /// The part of the URL.
         part: &'static str,
     },
-    /// What is encoded is not text.
+    /// A part is not UTF-8 once it is decoded.
     #[error("the {part} is not UTF-8 once it is decoded")]
     Utf8 {
-        /// Where.
+        /// The part of the URL.
         part: &'static str,
     },
     /// There is no host.
-    #[error("no host: expected redis://host")]
+    #[error("the URL has no host; expected redis://host")]
     NoHost,
-    /// The host cannot be one.
-    #[error("the host has a space, a control character or a bracket that is not closed")]
+    /// The host is invalid.
+    #[error(
+        "the host has a space, a control character or a bracket that is not closed; expected a name or an IP address"
+    )]
     Host,
-    /// The host is an address of IPv6 and is none, or has no brackets.
-    #[error("the host is not an IPv6 address in brackets, like [::1]")]
+    /// The host is an invalid IPv6 address, or has no brackets.
+    #[error("expected an IPv6 address in brackets as the host, like [::1]")]
     Ipv6,
-    /// The port is none.
-    #[error("the port is not a number from 1 to 65535")]
+    /// The port is invalid.
+    #[error("expected a number from 1 to 65535 as the port")]
     Port,
-    /// The database is none.
-    #[error("the database, after the host's '/', is not a number from 0 to 4294967295")]
+    /// The database is invalid.
+    #[error("expected a number from 0 to 4294967295 as the database, after the '/' that follows the host")]
     Database,
-    /// A socket of this machine has no path.
-    #[error("no path: expected unix:///path/of/the.sock")]
+    /// There is no path of a Unix socket.
+    #[error("the URL has no path; expected unix:///path/to/redis.sock")]
     NoPath,
-    /// A socket of this machine has a host.
-    #[error("unix:// has no host: three slashes come before the path, as in unix:///run/redis.sock")]
+    /// There is a host in a `unix` URL.
+    #[error("unexpected host in a unix:// URL; expected three slashes before the path, as in unix:///run/redis.sock")]
     UnixHost,
     /// A parameter has no value.
-    #[error("parameter {position} has no '=': expected name=value")]
+    #[error("parameter {position} has no '='; expected name=value")]
     NoValue {
-        /// Which one, from 1.
+        /// Its position, from 1.
         position: usize,
     },
-    /// A parameter is not known.
-    #[error("parameter {position} is not known: did you mean {nearest:?}?")]
+    /// A parameter is unknown.
+    #[error("unknown parameter at position {position}; did you mean {nearest:?}?")]
     Unknown {
-        /// Which one, from 1.
+        /// Its position, from 1.
         position: usize,
-        /// What it is most like.
+        /// The parameter with the most similar name.
         nearest: &'static str,
     },
-    /// Something is said twice.
-    #[error("{name:?} is given twice")]
+    /// A setting is given twice.
+    #[error("{name:?} is given twice; remove one of them")]
     Twice {
-        /// What.
+        /// The name of the parameter.
         name: &'static str,
     },
-    /// A parameter has another value than it can have.
-    #[error("the parameter {name:?} is not {expected}")]
+    /// The value of a parameter is invalid.
+    #[error("expected {expected} as the value of {name:?}")]
     Value {
-        /// Which.
+        /// The name of the parameter.
         name: &'static str,
-        /// What it can be.
+        /// The values that it can have.
         expected: &'static str,
     },
 }
 
 impl Options {
-    /// The options that a URL says, and defaults for the others.
+    /// Parses a URL. Options that it does not have keep their defaults.
     ///
     /// * `redis://[user][:password]@host[:port][/database]`
     /// * `unix:///path`
     ///
-    /// Both may have parameters: `db`, `user`, `password`, `name`, `connect_timeout_ms`, `timeout_ms`, `while_down` (`as_states`,
-    /// `fail`, `queue`), `reconnect` (`true`, `false`), `min_backoff_ms`, `max_backoff_ms`, `steady_after_ms`, `max_requests`,
-    /// `max_bytes`, `when_full` (`wait`, `fail`), `max_bulk`, `max_elements`, `max_depth`, `max_line`, `trace`. Every part may be
-    /// percent-encoded, and what has a meaning in a URL has to be.
+    /// Both can have parameters: `db`, `user`, `password`, `name`, `connect_timeout_ms`, `timeout_ms`, `while_down` (`wait_for_attempt`,
+    /// `fail`, `queue`), `reconnect` (`true`, `false`), `min_backoff_ms`, `max_backoff_ms`, `backoff_reset_after_ms`, `max_in_flight`,
+    /// `max_in_flight_bytes`, `when_full` (`wait`, `fail`), `max_bulk`, `max_elements`, `max_depth`, `max_line`, `trace`. Parts can be
+    /// percent-encoded, and characters with a meaning in URLs must be.
     ///
     /// ```
     /// use tidewire_redis::{Address, Options};
@@ -148,7 +149,7 @@ impl FromStr for Options {
     }
 }
 
-/// What follows `redis://`. Returns the parameters, and says which are given already.
+/// Parses what follows `redis://`. Returns the query, and adds the parameters that the URL has given before it.
 fn tcp<'a>(rest: &'a str, options: &mut Options, given: &mut Vec<&'static str>) -> Result<Option<&'a str>, UrlError> {
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
     let (authority, rest) = rest.split_at(end);
@@ -156,14 +157,14 @@ fn tcp<'a>(rest: &'a str, options: &mut Options, given: &mut Vec<&'static str>) 
         return Err(UrlError::StrayAt);
     }
     let (path, query) = path_and_query(rest)?;
-    let place = match authority.rsplit_once('@') {
-        Some((who, place)) => {
-            options.login = login(who)?;
-            place
+    let host_and_port = match authority.rsplit_once('@') {
+        Some((user_info, host_and_port)) => {
+            options.login = login(user_info)?;
+            host_and_port
         }
         None => authority,
     };
-    let (host, port) = host_and_port(place)?;
+    let (host, port) = parse_host_and_port(host_and_port)?;
     options.address = Address::Tcp { host, port };
     let database = decoded(path.strip_prefix('/').unwrap_or(path), "database")?;
     if !database.is_empty() {
@@ -177,7 +178,7 @@ fn tcp<'a>(rest: &'a str, options: &mut Options, given: &mut Vec<&'static str>) 
     Ok(query)
 }
 
-/// What follows `unix://`. Returns the parameters.
+/// Parses what follows `unix://`. Returns the query.
 fn unix<'a>(rest: &'a str, options: &mut Options) -> Result<Option<&'a str>, UrlError> {
     let (path, query) = path_and_query(rest)?;
     match path {
@@ -195,8 +196,8 @@ fn path_and_query(rest: &str) -> Result<(&str, Option<&str>), UrlError> {
     Ok(rest.split_once('?').map_or((rest, None), |(path, query)| (path, Some(query))))
 }
 
-fn login(who: &str) -> Result<Option<Login>, UrlError> {
-    let (user, password) = who.split_once(':').unwrap_or((who, ""));
+fn login(user_info: &str) -> Result<Option<Login>, UrlError> {
+    let (user, password) = user_info.split_once(':').unwrap_or((user_info, ""));
     let (user, password) = (decoded(user, "user")?, decoded(password, "password")?);
     if user.is_empty() && password.is_empty() {
         return Ok(None);
@@ -204,11 +205,11 @@ fn login(who: &str) -> Result<Option<Login>, UrlError> {
     Ok(Some(Login { user: (!user.is_empty()).then_some(user), password }))
 }
 
-fn host_and_port(place: &str) -> Result<(String, u16), UrlError> {
-    let (host, port) = if let Some(bracketed) = place.strip_prefix('[') {
+fn parse_host_and_port(text: &str) -> Result<(String, u16), UrlError> {
+    let (host, port) = if let Some(bracketed) = text.strip_prefix('[') {
         let (address, port) = bracketed.split_once(']').ok_or(UrlError::Host)?;
         let address = decoded(address, "host")?;
-        // Behind a percent sign is the interface of a local address.
+        // A link-local address has its interface after a percent sign.
         let bare = address.split_once('%').map_or(&*address, |(bare, _)| bare);
         bare.parse::<Ipv6Addr>().map_err(|_| UrlError::Ipv6)?;
         let port = match port {
@@ -217,7 +218,7 @@ fn host_and_port(place: &str) -> Result<(String, u16), UrlError> {
         };
         (address, port)
     } else {
-        let (host, port) = place.split_once(':').map_or((place, None), |(host, port)| (host, Some(port)));
+        let (host, port) = text.split_once(':').map_or((text, None), |(host, port)| (host, Some(port)));
         if port.is_some_and(|port| port.contains(':')) {
             return Err(UrlError::Ipv6);
         }
@@ -233,7 +234,7 @@ fn host_and_port(place: &str) -> Result<(String, u16), UrlError> {
     Ok((host, port))
 }
 
-/// A parameter: its name, what it can be, and what it does. `None` if the value is not what it can be.
+/// The name of a parameter, a description of its values, and a function that sets it, or returns `None` if the value is invalid.
 type Parameter = (&'static str, &'static str, fn(&mut Options, &str) -> Option<()>);
 
 const COUNT: &str = "a whole number";
@@ -242,11 +243,11 @@ const MILLIS: &str = "a number of milliseconds";
 const PARAMETERS: &[Parameter] = &[
     ("db", "a number from 0 to 4294967295", |options, text| number(text).map(|value| options.database = value)),
     ("user", "text", |options, text| {
-        options.login.get_or_insert_with(nobody).user = Some(text.to_owned());
+        options.login.get_or_insert_with(|| Login::new("")).user = Some(text.to_owned());
         Some(())
     }),
     ("password", "text", |options, text| {
-        text.clone_into(&mut options.login.get_or_insert_with(nobody).password);
+        text.clone_into(&mut options.login.get_or_insert_with(|| Login::new("")).password);
         Some(())
     }),
     ("name", "text", |options, text| {
@@ -255,9 +256,9 @@ const PARAMETERS: &[Parameter] = &[
     }),
     ("connect_timeout_ms", MILLIS, |options, text| millis(text).map(|value| options.connect_timeout = value)),
     ("timeout_ms", MILLIS, |options, text| millis(text).map(|value| options.timeout = value)),
-    ("while_down", "as_states, fail or queue", |options, text| {
+    ("while_down", "wait_for_attempt, fail or queue", |options, text| {
         options.while_down = match text {
-            "as_states" => WhileDown::AsStates,
+            "wait_for_attempt" => WhileDown::WaitForAttempt,
             "fail" => WhileDown::Fail,
             "queue" => WhileDown::Queue,
             _ => return None,
@@ -267,9 +268,9 @@ const PARAMETERS: &[Parameter] = &[
     ("reconnect", "true or false", |options, text| text.parse().ok().map(|value| options.reconnect = value)),
     ("min_backoff_ms", MILLIS, |options, text| millis(text).map(|value| options.min_backoff = value)),
     ("max_backoff_ms", MILLIS, |options, text| millis(text).map(|value| options.max_backoff = value)),
-    ("steady_after_ms", MILLIS, |options, text| millis(text).map(|value| options.steady_after = value)),
-    ("max_requests", COUNT, |options, text| number(text).map(|value| options.max_requests = value)),
-    ("max_bytes", COUNT, |options, text| number(text).map(|value| options.max_bytes = value)),
+    ("backoff_reset_after_ms", MILLIS, |options, text| millis(text).map(|value| options.backoff_reset_after = value)),
+    ("max_in_flight", COUNT, |options, text| number(text).map(|value| options.max_in_flight = value)),
+    ("max_in_flight_bytes", COUNT, |options, text| number(text).map(|value| options.max_in_flight_bytes = value)),
     ("when_full", "wait or fail", |options, text| {
         options.when_full = match text {
             "wait" => WhenFull::Wait,
@@ -300,10 +301,6 @@ fn parameters(query: &str, options: &mut Options, mut given: Vec<&'static str>) 
     Ok(())
 }
 
-fn nobody() -> Login {
-    Login { user: None, password: String::new() }
-}
-
 fn nearest(name: &str) -> &'static str {
     let name = name.to_lowercase();
     let names = PARAMETERS.iter().map(|(known, ..)| *known);
@@ -314,7 +311,7 @@ fn millis(text: &str) -> Option<Duration> {
     number(text).map(Duration::from_millis)
 }
 
-/// Digits and nothing else: no sign, which `parse` alone would take.
+/// Parses digits. Unlike `parse`, it accepts no sign.
 fn number<T: FromStr>(text: &str) -> Option<T> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
 }
@@ -339,7 +336,7 @@ fn decoded(text: &str, part: &'static str) -> Result<String, UrlError> {
 mod tests {
     use super::*;
 
-    /// The address, the user and password, the database.
+    /// Returns the address, the user and password, and the database.
     fn parts(url: &str) -> (String, Option<(Option<String>, String)>, u32) {
         let options = Options::from_url(url).unwrap_or_else(|error| panic!("{url}: {error}"));
         let address = match options.address {
@@ -350,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_say_where_who_and_which_database() {
+    fn addresses_logins_and_databases_are_parsed() {
         let login =
             |user: &str, password: &str| Some(((!user.is_empty()).then(|| user.to_owned()), password.to_owned()));
         for (url, address, who, database) in [
@@ -378,28 +375,33 @@ mod tests {
     }
 
     #[test]
-    fn every_parameter_is_an_option() {
+    fn parameters_set_options() {
         let options = Options::from_url(
             "redis://h?db=1&user=u&password=p&name=n&connect_timeout_ms=2&timeout_ms=3&while_down=queue&reconnect=false&\
-             min_backoff_ms=4&max_backoff_ms=5&steady_after_ms=6&max_requests=7&max_bytes=8&when_full=fail&max_bulk=9&\
+             min_backoff_ms=4&max_backoff_ms=5&backoff_reset_after_ms=6&max_in_flight=7&max_in_flight_bytes=8&when_full=fail&max_bulk=9&\
              max_elements=10&max_depth=11&max_line=12&trace=true&",
         );
         let options = options.unwrap();
         assert_eq!((options.database, options.name.as_deref(), options.reconnect), (1, Some("n"), false));
         assert_eq!((options.while_down, options.when_full, options.trace), (WhileDown::Queue, WhenFull::Fail, true));
-        let times =
-            [options.connect_timeout, options.timeout, options.min_backoff, options.max_backoff, options.steady_after];
+        let times = [
+            options.connect_timeout,
+            options.timeout,
+            options.min_backoff,
+            options.max_backoff,
+            options.backoff_reset_after,
+        ];
         assert_eq!(times, [2, 3, 4, 5, 6].map(Duration::from_millis));
         let decoder = options.decoder;
-        let counts = [options.max_requests, options.max_bytes, decoder.max_bulk, decoder.max_elements];
+        let counts = [options.max_in_flight, options.max_in_flight_bytes, decoder.max_bulk, decoder.max_elements];
         assert_eq!((counts, decoder.max_depth, decoder.max_line), ([7, 8, 9, 10], 11, 12));
-        let defaults: Options = "redis://h?while_down=as_states&when_full=wait&reconnect=true".parse().unwrap();
-        assert_eq!((defaults.while_down, defaults.when_full), (WhileDown::AsStates, WhenFull::Wait));
+        let defaults: Options = "redis://h?while_down=wait_for_attempt&when_full=wait&reconnect=true".parse().unwrap();
+        assert_eq!((defaults.while_down, defaults.when_full), (WhileDown::WaitForAttempt, WhenFull::Wait));
         assert!(Options::from_url("redis://h?while_down=fail").is_ok_and(|it| it.while_down == WhileDown::Fail));
     }
 
     #[test]
-    fn what_is_malformed_is_named_and_no_password_is() {
+    fn errors_name_the_part_and_quote_no_password() {
         let value = |name, expected| UrlError::Value { name, expected };
         for (url, expected) in [
             ("", UrlError::NoScheme),
@@ -452,9 +454,9 @@ mod tests {
             ("redis://h?timeout_ms=1s", value("timeout_ms", MILLIS)),
             ("redis://h?timeout_ms=", value("timeout_ms", MILLIS)),
             ("redis://h?reconnect=yes", value("reconnect", "true or false")),
-            ("redis://h?while_down=hang", value("while_down", "as_states, fail or queue")),
+            ("redis://h?while_down=hang", value("while_down", "wait_for_attempt, fail or queue")),
             ("redis://h?when_full=hang", value("when_full", "wait or fail")),
-            ("redis://h?max_requests=-1", value("max_requests", COUNT)),
+            ("redis://h?max_in_flight=-1", value("max_in_flight", COUNT)),
         ] {
             let error = Options::from_url(url).expect_err(url);
             assert_eq!(error, expected, "{url}");
@@ -463,13 +465,13 @@ mod tests {
     }
 
     #[test]
-    fn a_password_is_not_shown() {
+    fn debug_does_not_show_the_password() {
         let options = Options::from_url("redis://u:hunter2@h").unwrap();
         assert!(!format!("{options:?}").contains("hunter"));
     }
 
     #[test]
-    fn anything_is_read_without_a_panic() {
+    fn parsing_never_panics() {
         proptest::proptest!(|(url in "(redis|unix)://[a-z%@:/?&=#\\[\\]0-9 é.]{0,40}")| {
             if let Err(error) = Options::from_url(&url) {
                 assert!(!error.to_string().is_empty());

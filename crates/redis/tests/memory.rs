@@ -4,7 +4,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use bytes::{BufMut, Bytes, BytesMut};
-use tidewire_redis::{Command, Decoder, DecoderOptions, FromValue, Message, Value, commands};
+use tidewire_redis::resp::{Decoder, DecoderOptions, Message};
+use tidewire_redis::{Command, FromValue, Value, commands};
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };

@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::LazyLock;
 
 use bytes::BytesMut;
-use tidewire_redis::encode_command;
+use tidewire_redis::resp::encode_command;
 
 /// As many keys as the widest command asks for.
 const COUNT: usize = 1000;

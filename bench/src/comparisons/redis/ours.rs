@@ -1,7 +1,7 @@
 //! Our own client.
 
 use bytes::Bytes;
-use tidewire_redis::{Address, Client, Options, Pipeline, commands};
+use tidewire_redis::{Client, Options, Pipeline, commands};
 
 use super::peer::{Peer, WORKS};
 
@@ -13,9 +13,7 @@ impl Peer for Ours {
     type Text = Bytes;
 
     async fn connect(port: u16) -> Self {
-        let mut options = Options::default();
-        options.address = Address::Tcp { host: "127.0.0.1".into(), port };
-        Self(Client::start(options))
+        Self(Client::start(Options::default().address(("127.0.0.1", port))))
     }
 
     async fn get(&mut self, key: &'static str) -> Bytes {

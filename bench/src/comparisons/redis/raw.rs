@@ -2,7 +2,8 @@
 
 use bytes::BytesMut;
 use tidewire_bench::{Meter, Metric, Sample};
-use tidewire_redis::{Value, Version, encode_command};
+use tidewire_redis::Value;
+use tidewire_redis::resp::{Version, encode_command};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 

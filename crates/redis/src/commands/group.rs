@@ -12,25 +12,25 @@ use crate::error::ConversionError;
 use crate::request::Request;
 use crate::resp::Value;
 
-/// Which entries a new group is given.
+/// The entries that a group delivers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GroupStart {
-    /// All.
+    /// All entries.
     Beginning,
-    /// Those that are added from now on.
+    /// Entries added from now on.
     Now,
-    /// Those after this.
+    /// Entries after this ID.
     After(StreamId),
 }
 
-/// Which entries a consumer wants.
+/// The entries that a consumer reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GroupRead {
-    /// Those that nobody was given.
+    /// Entries that were not delivered to any consumer.
     New,
-    /// Those after this that it was given and has not acknowledged.
+    /// Entries after this ID that were delivered to the consumer and are not acknowledged.
     Pending(StreamId),
 }
 
@@ -38,64 +38,59 @@ pub enum GroupRead {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct XreadgroupOptions {
-    /// At most so many of each stream. By default all.
+    /// The largest number of entries of each stream. Default: all.
     pub count: Option<u64>,
-    /// Entries are acknowledged as they are given. They are lost if the reply is.
+    /// Acknowledges entries when they are delivered, so that they are lost if the reply is. Default: false.
     pub no_ack: bool,
 }
 
-/// An entry that was given and not acknowledged.
+/// An entry that was delivered and is not acknowledged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pending {
-    /// Where it is.
+    /// The ID.
     pub id: StreamId,
-    /// Who has it.
+    /// The consumer it was delivered to.
     pub consumer: Bytes,
-    /// Since when.
+    /// The time since it was last delivered.
     pub idle: Duration,
-    /// How often it was given.
+    /// How often it was delivered.
     pub deliveries: u64,
 }
 
-/// How much a group has not acknowledged.
+/// A summary of the pending entries of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PendingSummary {
-    /// How many entries.
+    /// The number of pending entries.
     pub count: u64,
-    /// The first and the last.
+    /// The smallest and the largest ID.
     pub range: Option<(StreamId, StreamId)>,
-    /// How many each consumer has.
+    /// The number of pending entries of each consumer.
     pub consumers: Vec<(Bytes, u64)>,
 }
 
-/// What [`xautoclaim`] found.
+/// The reply to [`xautoclaim`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claimed {
-    /// Where to go on. [`StreamId::ZERO`] if all were looked at.
+    /// The start of the next call. [`StreamId::ZERO`] if all entries were examined.
     pub next: StreamId,
-    /// What the consumer has now.
+    /// The entries that were transferred.
     pub entries: Vec<StreamEntry>,
-    /// What is not in the stream any more. Before Redis 7 it is not told.
+    /// The IDs of entries that do not exist any more. Empty before Redis 7.
     pub deleted: Vec<StreamId>,
 }
 
 impl XreadgroupOptions {
-    /// The defaults.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// At most so many of each stream.
+    /// Sets [`count`](#structfield.count).
     #[must_use]
     pub fn count(mut self, count: u64) -> Self {
         self.count = Some(count);
         self
     }
 
-    /// Acknowledge entries as they are given.
+    /// Sets [`no_ack`](#structfield.no_ack).
     #[must_use]
-    pub fn no_ack(mut self) -> Self {
-        self.no_ack = true;
+    pub fn no_ack(mut self, no_ack: bool) -> Self {
+        self.no_ack = no_ack;
         self
     }
 }
@@ -147,12 +142,12 @@ impl FromValue for Claimed {
     }
 }
 
-/// Before Redis 7, null stands for entries that were deleted.
+/// Before Redis 7, null stands for a deleted entry.
 fn without_nulls(entries: Vec<Option<StreamEntry>>) -> Vec<StreamEntry> {
     entries.into_iter().flatten().collect()
 }
 
-/// Makes a group. It is an error with the code [`BusyGroup`](crate::ErrorCode::BusyGroup) if there is one.
+/// Creates a consumer group. If it exists, the error code is [`BusyGroup`](crate::ErrorCode::BusyGroup).
 pub fn xgroup_create(
     key: impl ToArgument,
     group: impl ToArgument,
@@ -162,27 +157,27 @@ pub fn xgroup_create(
     Command::new("XGROUP").arg("CREATE").arg(key).arg(group).arg(start).flag("MKSTREAM", make_stream).returning()
 }
 
-/// Sets which entries a group is given next.
+/// Sets the entries that a group delivers next.
 pub fn xgroup_setid(key: impl ToArgument, group: impl ToArgument, start: GroupStart) -> Request<()> {
     Command::new("XGROUP").arg("SETID").arg(key).arg(group).arg(start).returning()
 }
 
-/// Removes a group. False if there is none.
+/// Deletes a group. Returns false if it does not exist.
 pub fn xgroup_destroy(key: impl ToArgument, group: impl ToArgument) -> Request<bool> {
     Command::new("XGROUP").arg("DESTROY").arg(key).arg(group).returning()
 }
 
-/// Makes a consumer. False if there is one.
+/// Creates a consumer. Returns false if it exists.
 pub fn xgroup_createconsumer(key: impl ToArgument, group: impl ToArgument, consumer: impl ToArgument) -> Request<bool> {
     Command::new("XGROUP").arg("CREATECONSUMER").arg(key).arg(group).arg(consumer).returning()
 }
 
-/// Removes a consumer, and returns how many entries it has not acknowledged. Nobody can claim them any more.
+/// Deletes a consumer and returns the number of its pending entries, which cannot be claimed any more.
 pub fn xgroup_delconsumer(key: impl ToArgument, group: impl ToArgument, consumer: impl ToArgument) -> Request<u64> {
     Command::new("XGROUP").arg("DELCONSUMER").arg(key).arg(group).arg(consumer).returning()
 }
 
-/// Gives entries to a consumer. `None` if there are none. It does not wait for any.
+/// Delivers entries to a consumer. `None` if there are none. It does not block.
 pub fn xreadgroup<K: ToArgument>(
     group: impl ToArgument,
     consumer: impl ToArgument,
@@ -202,29 +197,31 @@ pub fn xreadgroup<K: ToArgument>(
         .returning()
 }
 
-/// Acknowledges entries, and returns how many were pending.
+/// Acknowledges entries and returns how many were pending.
 pub fn xack(key: impl ToArgument, group: impl ToArgument, ids: impl IntoIterator<Item = StreamId>) -> Request<u64> {
     Command::new("XACK").arg(key).arg(group).args(ids).returning()
 }
 
-/// How much is not acknowledged.
+/// Returns a summary of the pending entries.
 pub fn xpending(key: impl ToArgument, group: impl ToArgument) -> Request<PendingSummary> {
     Command::new("XPENDING").arg(key).arg(group).returning()
 }
 
-/// What is not acknowledged for at least so long, from one entry to another, at most so many.
+/// Returns the pending entries from `start` to `end`, both inclusive, that are idle for at least `idle`, and at most `count` of
+/// them.
 pub fn xpending_range(
     key: impl ToArgument,
     group: impl ToArgument,
     idle: Duration,
-    (first, last): (StreamId, StreamId),
+    start: StreamId,
+    end: StreamId,
     count: u64,
 ) -> Request<Vec<Pending>> {
     let command = Command::new("XPENDING").arg(key).arg(group).arg("IDLE").arg(milliseconds(idle));
-    command.arg(first).arg(last).arg(count).returning()
+    command.arg(start).arg(end).arg(count).returning()
 }
 
-/// Gives entries to another consumer that were not acknowledged for at least so long.
+/// Transfers pending entries that are idle for at least `idle` to another consumer. `None` stands for an entry that was deleted.
 pub fn xclaim(
     key: impl ToArgument,
     group: impl ToArgument,
@@ -235,7 +232,7 @@ pub fn xclaim(
     Command::new("XCLAIM").arg(key).arg(group).arg(consumer).arg(milliseconds(idle)).args(ids).returning()
 }
 
-/// Gives entries to another consumer that were not acknowledged for at least so long, from one on.
+/// Transfers pending entries that are idle for at least `idle` to another consumer, beginning at `start`.
 pub fn xautoclaim(
     key: impl ToArgument,
     group: impl ToArgument,

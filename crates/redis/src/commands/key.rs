@@ -11,17 +11,17 @@ use crate::error::ConversionError;
 use crate::request::Request;
 use crate::resp::Value;
 
-/// When a new time to live is accepted.
+/// The condition for a new expiry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ExpireIf {
-    /// The key has none (`NX`).
+    /// The key has no expiry (`NX`).
     None,
-    /// The key has one (`XX`).
+    /// The key has an expiry (`XX`).
     Some,
-    /// It is longer than that of the key. For ever is the longest (`GT`).
+    /// The new expiry is later. A key without one counts as the latest (`GT`).
     Longer,
-    /// It is shorter than that of the key (`LT`).
+    /// The new expiry is earlier (`LT`).
     Shorter,
 }
 
@@ -36,19 +36,19 @@ impl ExpireIf {
     }
 }
 
-/// How long a key will live.
+/// The time to live of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TimeToLive {
-    /// There is no such key.
+    /// The key does not exist.
     NoKey,
-    /// For ever.
+    /// The key does not expire.
     Never,
-    /// For so long.
+    /// The key expires after this time.
     In(Duration),
 }
 
-/// Milliseconds, as `PTTL` returns them.
+/// From milliseconds, as `PTTL` returns them.
 impl FromValue for TimeToLive {
     fn from_value(value: Value) -> Result<Self, ConversionError> {
         let error = ConversionError::new("a time to live", &value);
@@ -60,45 +60,40 @@ impl FromValue for TimeToLive {
     }
 }
 
-/// A part of a scan: where to go on, and what was found. The scan ends with a part whose cursor is 0.
+/// One page of a scan: the cursor of the next page, and the elements. The last page has the cursor 0.
 pub type Scanned<T> = (u64, Vec<T>);
 
-/// Options of `SCAN` and its relatives.
+/// Options of `SCAN`, `HSCAN`, `SSCAN` and `ZSCAN`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct ScanOptions {
-    /// Only what matches this pattern. By default everything.
+    /// Returns only elements that match this glob pattern. Default: all.
     pub pattern: Option<Bytes>,
-    /// About how many to look at in one call. The default is that of the server: 10.
+    /// The approximate number of elements that one call examines. Default: that of the server, which is 10.
     pub count: Option<u32>,
-    /// Only keys of this type. `SCAN` alone knows it.
-    pub kind: Option<Bytes>,
+    /// Returns only keys of this type, such as `string` or `hash`. It applies to `SCAN` only. Default: all.
+    pub key_type: Option<Bytes>,
 }
 
 impl ScanOptions {
-    /// The defaults.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Only what matches.
+    /// Sets [`pattern`](#structfield.pattern).
     #[must_use]
-    pub fn matching(mut self, pattern: impl Into<Bytes>) -> Self {
+    pub fn pattern(mut self, pattern: impl Into<Bytes>) -> Self {
         self.pattern = Some(pattern.into());
         self
     }
 
-    /// Look at about so many in one call.
+    /// Sets [`count`](#structfield.count).
     #[must_use]
     pub fn count(mut self, count: u32) -> Self {
         self.count = Some(count);
         self
     }
 
-    /// Only keys of this type: `string`, `hash`.
+    /// Sets [`key_type`](#structfield.key_type).
     #[must_use]
-    pub fn kind(mut self, kind: impl Into<Bytes>) -> Self {
-        self.kind = Some(kind.into());
+    pub fn key_type(mut self, key_type: impl Into<Bytes>) -> Self {
+        self.key_type = Some(key_type.into());
         self
     }
 
@@ -107,99 +102,99 @@ impl ScanOptions {
     }
 }
 
-/// Deletes keys, and returns how many there were.
+/// Deletes keys and returns how many existed.
 pub fn del(keys: impl IntoIterator<Item: ToArgument>) -> Request<u64> {
     Command::new("DEL").args(keys).returning()
 }
 
-/// Deletes keys, and returns how many there were. Their memory is freed in the background.
+/// Deletes keys and returns how many existed. Memory is freed in the background.
 pub fn unlink(keys: impl IntoIterator<Item: ToArgument>) -> Request<u64> {
     Command::new("UNLINK").args(keys).returning()
 }
 
-/// Whether there is such a key.
+/// Returns whether a key exists.
 pub fn exists(key: impl ToArgument) -> Request<bool> {
     Command::new("EXISTS").arg(key).returning()
 }
 
-/// How many of the keys there are.
+/// Returns how many of the keys exist.
 pub fn exists_count(keys: impl IntoIterator<Item: ToArgument>) -> Request<u64> {
     Command::new("EXISTS").args(keys).returning()
 }
 
-/// The type of a key: `string`, `none`.
+/// Returns the type of a key, such as `string`, or `none` if it does not exist.
 pub fn key_type(key: impl ToArgument) -> Request<String> {
     Command::new("TYPE").arg(key).returning()
 }
 
-/// Lets a key live for so long. False if there is none.
+/// Sets the time to live of a key. Returns false if it does not exist.
 pub fn expire(key: impl ToArgument, after: Duration) -> Request<bool> {
     Command::new("PEXPIRE").arg(key).arg(milliseconds(after)).returning()
 }
 
-/// Lets a key live for so long. False if there is none, or the condition does not hold.
+/// Sets the time to live of a key on a condition. Returns false if the key does not exist or the condition does not hold.
 pub fn expire_if(key: impl ToArgument, after: Duration, condition: ExpireIf) -> Request<bool> {
     Command::new("PEXPIRE").arg(key).arg(milliseconds(after)).arg(condition.word()).returning()
 }
 
-/// Lets a key live until then. False if there is none.
+/// Sets the time when a key expires. Returns false if it does not exist.
 pub fn expire_at(key: impl ToArgument, time: SystemTime) -> Request<bool> {
     Command::new("PEXPIREAT").arg(key).arg(unix_milliseconds(time)).returning()
 }
 
-/// Lets a key live until then. False if there is none, or the condition does not hold.
+/// Sets the time when a key expires on a condition. Returns false if the key does not exist or the condition does not hold.
 pub fn expire_at_if(key: impl ToArgument, time: SystemTime, condition: ExpireIf) -> Request<bool> {
     Command::new("PEXPIREAT").arg(key).arg(unix_milliseconds(time)).arg(condition.word()).returning()
 }
 
-/// Lets a key live for ever. False if there is none, or it does so already.
+/// Removes the expiry of a key. Returns false if the key does not exist or has none.
 pub fn persist(key: impl ToArgument) -> Request<bool> {
     Command::new("PERSIST").arg(key).returning()
 }
 
-/// How long a key will live.
+/// Returns the time to live of a key.
 pub fn ttl(key: impl ToArgument) -> Request<TimeToLive> {
     Command::new("PTTL").arg(key).returning()
 }
 
-/// Renames a key, and overwrites what has the new name.
+/// Renames a key, and overwrites an existing key of the new name.
 pub fn rename(key: impl ToArgument, new: impl ToArgument) -> Request<()> {
     Command::new("RENAME").arg(key).arg(new).returning()
 }
 
-/// Renames a key. False if there is one of the new name.
+/// Renames a key. Returns false if a key of the new name exists.
 pub fn renamenx(key: impl ToArgument, new: impl ToArgument) -> Request<bool> {
     Command::new("RENAMENX").arg(key).arg(new).returning()
 }
 
-/// Copies a key. False if there is one of the new name and it is not to be replaced.
+/// Copies a key. Returns false if a key of the new name exists and `replace` is false.
 pub fn copy(key: impl ToArgument, new: impl ToArgument, replace: bool) -> Request<bool> {
     Command::new("COPY").arg(key).arg(new).flag("REPLACE", replace).returning()
 }
 
-/// Marks keys as used, and returns how many there are.
+/// Updates the last access time of keys and returns how many exist.
 pub fn touch(keys: impl IntoIterator<Item: ToArgument>) -> Request<u64> {
     Command::new("TOUCH").args(keys).returning()
 }
 
-/// Some of the keys. Begin with the cursor 0.
+/// Returns some of the keys. Start with the cursor 0.
 pub fn scan(cursor: u64, options: &ScanOptions) -> Request<Scanned<Bytes>> {
-    options.add_to(Command::new("SCAN").arg(cursor)).option("TYPE", options.kind.as_ref()).returning()
+    options.add_to(Command::new("SCAN").arg(cursor)).option("TYPE", options.key_type.as_ref()).returning()
 }
 
-/// Any key.
+/// Returns a random key.
 pub fn randomkey() -> Request<Option<Bytes>> {
     Command::new("RANDOMKEY").returning()
 }
 
-/// The value of a key, for [`restore`].
+/// Returns the serialized value of a key, for [`restore`].
 pub fn dump(key: impl ToArgument) -> Request<Option<Bytes>> {
     Command::new("DUMP").arg(key).returning()
 }
 
-/// Makes a key of what [`dump`] returned. It lives for ever if no time is given; no time at all is a millisecond.
+/// Creates a key from a value that [`dump`] returned. Without a time to live it does not expire; zero is sent as one millisecond.
 pub fn restore(key: impl ToArgument, after: Option<Duration>, dumped: impl ToArgument, replace: bool) -> Request<()> {
-    // For the server 0 is for ever.
+    // For the server, 0 means no expiry.
     let after = after.map_or(0, |after| milliseconds(after).max(1));
     Command::new("RESTORE").arg(key).arg(after).arg(dumped).flag("REPLACE", replace).returning()
 }

@@ -1,18 +1,17 @@
-//! The common commands, each as a [`Request`](crate::Request) with the type of its reply.
+//! Functions for the common commands. Each returns a [`Request`](crate::Request) with the type of its reply.
 //!
-//! [`returning`](crate::Request::returning) chooses another type, and [`Command`] builds any other command. Commands that block a
-//! connection or change its state are not here, because all tasks share the connection.
+//! [`Request::returning`](crate::Request::returning) chooses another type, and [`Command`] builds any other command. Commands that
+//! block a connection or change its state are not here, because all tasks share the connection.
 //!
 //! ```
 //! use std::time::Duration;
 //! use tidewire_redis::commands::{self, SetOptions};
 //!
-//! let set = commands::set_with("k", "v", SetOptions::new().expire_in(Duration::from_secs(60)).if_absent());
+//! let set = commands::set_with("k", "v", SetOptions::default().expire_in(Duration::from_secs(60)).if_absent());
 //! assert_eq!(set.command().as_bytes(), b"*6\r\n$3\r\nSET\r\n$1\r\nk\r\n$1\r\nv\r\n$2\r\nNX\r\n$2\r\nPX\r\n$5\r\n60000\r\n");
 //! ```
 //!
-//! Times are sent in milliseconds where a command has two forms. Fractions of a millisecond are rounded up, so that a short time
-//! to live is not zero.
+//! Times are sent in milliseconds. Fractions of a millisecond are rounded up, so that a short time to live is not zero.
 
 mod group;
 mod hash;
@@ -40,18 +39,18 @@ pub use sorted_set::*;
 pub use stream::*;
 pub use string::*;
 
-/// Whole milliseconds, rounded up.
+/// Returns whole milliseconds, rounded up.
 fn milliseconds(duration: Duration) -> u128 {
     duration.as_nanos().div_ceil(1_000_000)
 }
 
-/// Whole milliseconds since 1970. What was before that has expired as surely as what was then.
+/// Returns whole milliseconds since 1970. Earlier times count as 1970: both are in the past.
 fn unix_milliseconds(time: SystemTime) -> u128 {
     milliseconds(time.duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
 impl Command {
-    /// Adds how many there are, and all of them.
+    /// Appends the number of arguments, and the arguments.
     fn counted(self, arguments: impl IntoIterator<Item: ToArgument, IntoIter: ExactSizeIterator>) -> Self {
         let arguments = arguments.into_iter();
         self.arg(arguments.len()).args(arguments)

@@ -1,24 +1,24 @@
-//! Scripts and functions. [`Script`](crate::Script) does most of what is needed for the former.
+//! Scripts and functions. See also [`Script`](crate::Script).
 
 use crate::command::{Command, ToArgument};
 use crate::request::Request;
 
-/// Whether the server has the scripts with these digests, in their order.
+/// Returns whether the server has scripts with these digests, in the order of the digests.
 pub fn script_exists(digests: impl IntoIterator<Item: ToArgument>) -> Request<Vec<bool>> {
     Command::new("SCRIPT").arg("EXISTS").args(digests).returning()
 }
 
-/// Makes the server forget all scripts.
+/// Removes all scripts from the server.
 pub fn script_flush() -> Request<()> {
     Command::new("SCRIPT").arg("FLUSH").returning()
 }
 
-/// Ends the script that is running, unless it has written something.
+/// Ends the running script, unless it has written.
 pub fn script_kill() -> Request<()> {
     Command::new("SCRIPT").arg("KILL").returning()
 }
 
-/// Loads a library of functions, and returns its name.
+/// Loads a library of functions and returns its name.
 pub fn function_load(library: impl ToArgument, replace: bool) -> Request<String> {
     Command::new("FUNCTION").arg("LOAD").flag("REPLACE", replace).arg(library).returning()
 }
@@ -42,7 +42,7 @@ pub fn fcall<T>(
     Command::new("FCALL").arg(function).counted(keys).args(arguments).returning()
 }
 
-/// Calls a function that writes nothing. A replica can do so, too.
+/// Calls a function that does not write, so that a replica can run it.
 pub fn fcall_ro<T>(
     function: impl ToArgument,
     keys: impl IntoIterator<Item: ToArgument, IntoIter: ExactSizeIterator>,

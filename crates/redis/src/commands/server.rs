@@ -9,7 +9,7 @@ use crate::error::ConversionError;
 use crate::request::Request;
 use crate::resp::Value;
 
-/// What the clock of the server shows.
+/// The time of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ServerTime(pub SystemTime);
 
@@ -22,32 +22,32 @@ impl FromValue for ServerTime {
     }
 }
 
-/// Whether the server answers.
+/// Checks that the server answers.
 pub fn ping() -> Request<Ignore> {
     Command::new("PING").returning()
 }
 
-/// The same message back.
+/// Returns the message.
 pub fn echo(message: impl ToArgument) -> Request<bytes::Bytes> {
     Command::new("ECHO").arg(message).returning()
 }
 
-/// What the clock of the server shows.
+/// Returns the time of the server.
 pub fn time() -> Request<ServerTime> {
     Command::new("TIME").returning()
 }
 
-/// How many keys there are.
+/// Returns the number of keys.
 pub fn dbsize() -> Request<u64> {
     Command::new("DBSIZE").returning()
 }
 
-/// Facts about the server, of a section or of the usual ones.
+/// Returns information about the server, of one section or of the default ones.
 pub fn info(section: Option<&str>) -> Request<String> {
     Command::new("INFO").args(section).returning()
 }
 
-/// Settings whose names match.
+/// Returns the settings whose names match a pattern.
 pub fn config_get(pattern: impl ToArgument) -> Request<HashMap<String, String>> {
     Command::new("CONFIG").arg("GET").arg(pattern).returning()
 }
@@ -67,17 +67,17 @@ pub fn flushall() -> Request<()> {
     Command::new("FLUSHALL").returning()
 }
 
-/// The number that the server knows the connection by.
+/// Returns the ID of the connection on the server.
 pub fn client_id() -> Request<u64> {
     Command::new("CLIENT").arg("ID").returning()
 }
 
-/// Sends a message to a channel, and returns how many connections of this server got it.
+/// Publishes a message to a channel and returns the number of receivers on this server.
 pub fn publish(channel: impl ToArgument, message: impl ToArgument) -> Request<u64> {
     Command::new("PUBLISH").arg(channel).arg(message).returning()
 }
 
-/// The memory that a key takes, in bytes.
+/// Returns the memory that a key uses, in bytes.
 pub fn memory_usage(key: impl ToArgument) -> Request<Option<u64>> {
     Command::new("MEMORY").arg("USAGE").arg(key).returning()
 }

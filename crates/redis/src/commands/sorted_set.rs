@@ -9,15 +9,15 @@ use super::string::Existence;
 use crate::command::{Command, ToArgument};
 use crate::request::Request;
 
-/// Options of `ZADD`. By default members are added and scores replaced, and what is returned is how many are new.
+/// Options of `ZADD`. By default it adds members and replaces scores, and returns the number of new members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct ZaddOptions {
-    /// Only new members, or only those that there are.
+    /// Only adds new members, or only updates existing ones. Default: both.
     pub condition: Option<Existence>,
-    /// Replace a score only by a greater or by a smaller one. New members are added in any case.
+    /// Replaces a score only by a greater or by a smaller one. New members are added in any case. Default: by any.
     pub change: Option<ScoreChange>,
-    /// Count changed scores, too.
+    /// Also counts members whose score has changed. Default: false.
     pub count_changed: bool,
 }
 
@@ -25,50 +25,40 @@ pub struct ZaddOptions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ScoreChange {
-    /// Greater ones.
+    /// Greater ones (`GT`).
     Greater,
-    /// Smaller ones.
+    /// Smaller ones (`LT`).
     Smaller,
 }
 
+/// A part of a result, for `LIMIT`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limit {
+    /// The number of members to skip.
+    pub offset: u64,
+    /// The number of members to return, at most.
+    pub count: u64,
+}
+
 impl ZaddOptions {
-    /// The defaults.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Only new members.
+    /// Sets [`condition`](#structfield.condition).
     #[must_use]
-    pub fn if_absent(mut self) -> Self {
-        self.condition = Some(Existence::Absent);
+    pub fn condition(mut self, condition: Existence) -> Self {
+        self.condition = Some(condition);
         self
     }
 
-    /// Only members that there are.
+    /// Sets [`change`](#structfield.change).
     #[must_use]
-    pub fn if_present(mut self) -> Self {
-        self.condition = Some(Existence::Present);
+    pub fn change(mut self, change: ScoreChange) -> Self {
+        self.change = Some(change);
         self
     }
 
-    /// Only greater scores.
+    /// Sets [`count_changed`](#structfield.count_changed).
     #[must_use]
-    pub fn if_greater(mut self) -> Self {
-        self.change = Some(ScoreChange::Greater);
-        self
-    }
-
-    /// Only smaller scores.
-    #[must_use]
-    pub fn if_smaller(mut self) -> Self {
-        self.change = Some(ScoreChange::Smaller);
-        self
-    }
-
-    /// Count changed scores, too.
-    #[must_use]
-    pub fn count_changed(mut self) -> Self {
-        self.count_changed = true;
+    pub fn count_changed(mut self, count_changed: bool) -> Self {
+        self.count_changed = count_changed;
         self
     }
 
@@ -81,13 +71,13 @@ impl ZaddOptions {
     }
 }
 
-/// An end of a range of scores.
+/// A bound of a range of scores.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum ScoreBound {
-    /// This score is in the range. Infinite ones are everything.
+    /// The range includes this score, which may be infinite.
     Including(f64),
-    /// This score is just not in the range.
+    /// The range excludes this score.
     Excluding(f64),
 }
 
@@ -103,7 +93,7 @@ impl ToArgument for ScoreBound {
             Self::Including(score) => score.with_bytes(f),
             Self::Excluding(score) => {
                 let mut text = String::from("(");
-                // A string takes whatever is written to it.
+                // Writing to a string cannot fail.
                 let _ = write!(text, "{score}");
                 f(text.as_bytes())
             }
@@ -111,7 +101,7 @@ impl ToArgument for ScoreBound {
     }
 }
 
-/// Adds members with their scores, and returns how many are new. The pairs are a member and its score.
+/// Adds members, each with its score, and returns how many are new.
 pub fn zadd<M: ToArgument>(
     key: impl ToArgument,
     members: impl IntoIterator<Item = (M, f64)>,
@@ -125,106 +115,106 @@ pub fn zadd<M: ToArgument>(
     command.returning()
 }
 
-/// Adds to the score of a member, and returns the sum.
+/// Increments the score of a member and returns the result.
 pub fn zincrby(key: impl ToArgument, by: f64, member: impl ToArgument) -> Request<f64> {
     Command::new("ZINCRBY").arg(key).arg(by).arg(member).returning()
 }
 
-/// Removes members, and returns how many there were.
+/// Removes members and returns how many existed.
 pub fn zrem(key: impl ToArgument, members: impl IntoIterator<Item: ToArgument>) -> Request<u64> {
     Command::new("ZREM").arg(key).args(members).returning()
 }
 
-/// The score of a member.
+/// Returns the score of a member.
 pub fn zscore(key: impl ToArgument, member: impl ToArgument) -> Request<Option<f64>> {
     Command::new("ZSCORE").arg(key).arg(member).returning()
 }
 
-/// The scores of members, in their order.
+/// Returns the scores of members, in the order of the members.
 pub fn zmscore(key: impl ToArgument, members: impl IntoIterator<Item: ToArgument>) -> Request<Vec<Option<f64>>> {
     Command::new("ZMSCORE").arg(key).args(members).returning()
 }
 
-/// How many members there are.
+/// Returns the number of members.
 pub fn zcard(key: impl ToArgument) -> Request<u64> {
     Command::new("ZCARD").arg(key).returning()
 }
 
-/// How many members have a score in the range.
+/// Returns the number of members with a score in the range.
 pub fn zcount(key: impl ToArgument, min: impl Into<ScoreBound>, max: impl Into<ScoreBound>) -> Request<u64> {
     Command::new("ZCOUNT").arg(key).arg(min.into()).arg(max.into()).returning()
 }
 
-/// How many members have a smaller score.
+/// Returns the rank of a member by ascending score, from 0.
 pub fn zrank(key: impl ToArgument, member: impl ToArgument) -> Request<Option<u64>> {
     Command::new("ZRANK").arg(key).arg(member).returning()
 }
 
-/// How many members have a greater score.
+/// Returns the rank of a member by descending score, from 0.
 pub fn zrevrank(key: impl ToArgument, member: impl ToArgument) -> Request<Option<u64>> {
     Command::new("ZREVRANK").arg(key).arg(member).returning()
 }
 
-/// Members from one rank to another, and their scores. Both ranks are in it; negative ones count from the end.
-pub fn zrange(key: impl ToArgument, first: i64, last: i64) -> Request<Vec<(Bytes, f64)>> {
-    Command::new("ZRANGE").arg(key).arg(first).arg(last).arg("WITHSCORES").returning()
+/// Returns the members with ranks from `start` to `stop`, both inclusive, and their scores. Negative ranks count from the end.
+pub fn zrange(key: impl ToArgument, start: i64, stop: i64) -> Request<Vec<(Bytes, f64)>> {
+    Command::new("ZRANGE").arg(key).arg(start).arg(stop).arg("WITHSCORES").returning()
 }
 
-/// Members from one rank to another by descending score, and their scores. Both ranks are in it.
-pub fn zrevrange(key: impl ToArgument, first: i64, last: i64) -> Request<Vec<(Bytes, f64)>> {
-    Command::new("ZREVRANGE").arg(key).arg(first).arg(last).arg("WITHSCORES").returning()
+/// Returns the members with ranks from `start` to `stop` by descending score, both inclusive, and their scores.
+pub fn zrevrange(key: impl ToArgument, start: i64, stop: i64) -> Request<Vec<(Bytes, f64)>> {
+    Command::new("ZREVRANGE").arg(key).arg(start).arg(stop).arg("WITHSCORES").returning()
 }
 
-/// Members that have a score in the range, and their scores. A limit is an offset and a count.
+/// Returns the members with a score in the range, and their scores.
 pub fn zrangebyscore(
     key: impl ToArgument,
     min: impl Into<ScoreBound>,
     max: impl Into<ScoreBound>,
-    limit: Option<(u64, u64)>,
+    limit: Option<Limit>,
 ) -> Request<Vec<(Bytes, f64)>> {
     limited(Command::new("ZRANGEBYSCORE").arg(key).arg(min.into()).arg(max.into()), limit)
 }
 
-/// Members that have a score in the range, by descending score, and their scores. A limit is an offset and a count.
+/// Returns the members with a score in the range by descending score, and their scores.
 pub fn zrevrangebyscore(
     key: impl ToArgument,
     max: impl Into<ScoreBound>,
     min: impl Into<ScoreBound>,
-    limit: Option<(u64, u64)>,
+    limit: Option<Limit>,
 ) -> Request<Vec<(Bytes, f64)>> {
     limited(Command::new("ZREVRANGEBYSCORE").arg(key).arg(max.into()).arg(min.into()), limit)
 }
 
-fn limited(command: Command, limit: Option<(u64, u64)>) -> Request<Vec<(Bytes, f64)>> {
+fn limited(command: Command, limit: Option<Limit>) -> Request<Vec<(Bytes, f64)>> {
     let command = command.arg("WITHSCORES");
     match limit {
-        Some((offset, count)) => command.arg("LIMIT").arg(offset).arg(count),
+        Some(limit) => command.arg("LIMIT").arg(limit.offset).arg(limit.count),
         None => command,
     }
     .returning()
 }
 
-/// Removes members from one rank to another, and returns how many.
-pub fn zremrangebyrank(key: impl ToArgument, first: i64, last: i64) -> Request<u64> {
-    Command::new("ZREMRANGEBYRANK").arg(key).arg(first).arg(last).returning()
+/// Removes the members with ranks from `start` to `stop`, both inclusive, and returns how many.
+pub fn zremrangebyrank(key: impl ToArgument, start: i64, stop: i64) -> Request<u64> {
+    Command::new("ZREMRANGEBYRANK").arg(key).arg(start).arg(stop).returning()
 }
 
-/// Removes members that have a score in the range, and returns how many.
+/// Removes the members with a score in the range, and returns how many.
 pub fn zremrangebyscore(key: impl ToArgument, min: impl Into<ScoreBound>, max: impl Into<ScoreBound>) -> Request<u64> {
     Command::new("ZREMRANGEBYSCORE").arg(key).arg(min.into()).arg(max.into()).returning()
 }
 
-/// Takes the members with the smallest scores.
+/// Removes and returns the members with the smallest scores.
 pub fn zpopmin(key: impl ToArgument, count: u64) -> Request<Vec<(Bytes, f64)>> {
     Command::new("ZPOPMIN").arg(key).arg(count).returning()
 }
 
-/// Takes the members with the greatest scores.
+/// Removes and returns the members with the largest scores.
 pub fn zpopmax(key: impl ToArgument, count: u64) -> Request<Vec<(Bytes, f64)>> {
     Command::new("ZPOPMAX").arg(key).arg(count).returning()
 }
 
-/// Makes a sorted set of what is in any of these, with the sums of the scores, and returns its size.
+/// Stores the union of sorted sets, with the sums of the scores, and returns its size.
 pub fn zunionstore(
     target: impl ToArgument,
     keys: impl IntoIterator<Item: ToArgument, IntoIter: ExactSizeIterator>,
@@ -232,7 +222,7 @@ pub fn zunionstore(
     Command::new("ZUNIONSTORE").arg(target).counted(keys).returning()
 }
 
-/// Makes a sorted set of what is in all of these, with the sums of the scores, and returns its size.
+/// Stores the intersection of sorted sets, with the sums of the scores, and returns its size.
 pub fn zinterstore(
     target: impl ToArgument,
     keys: impl IntoIterator<Item: ToArgument, IntoIter: ExactSizeIterator>,
@@ -240,7 +230,7 @@ pub fn zinterstore(
     Command::new("ZINTERSTORE").arg(target).counted(keys).returning()
 }
 
-/// Some of the members and their scores. Begin with the cursor 0.
+/// Returns some of the members and their scores. Start with the cursor 0.
 pub fn zscan(key: impl ToArgument, cursor: u64, options: &ScanOptions) -> Request<Scanned<(Bytes, f64)>> {
     options.add_to(Command::new("ZSCAN").arg(key).arg(cursor)).returning()
 }

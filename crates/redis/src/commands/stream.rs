@@ -10,58 +10,58 @@ use crate::error::ConversionError;
 use crate::request::Request;
 use crate::resp::Value;
 
-/// Where an entry is in its stream.
+/// The ID of an entry of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct StreamId {
-    /// When it was added, by the clock of the server.
+    /// When the entry was added, by the clock of the server, in milliseconds since 1970.
     pub milliseconds: u64,
-    /// Which of those that were added in the same millisecond it is.
+    /// The number of the entry within its millisecond.
     pub sequence: u64,
 }
 
 /// An entry of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamEntry {
-    /// Where it is.
+    /// The ID.
     pub id: StreamId,
-    /// What it says, in the order in which it was written. Nothing if it was deleted while it was pending.
+    /// The fields, in the order in which they were written. Empty if the entry was deleted while it was pending.
     pub fields: Vec<(Bytes, Bytes)>,
 }
 
 /// Entries by stream.
 pub type Streams = Vec<(Bytes, Vec<StreamEntry>)>;
 
-/// What is to be removed from the beginning of a stream.
+/// Which of the oldest entries of a stream are removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Trim {
-    /// What is more than about so many entries. That costs much less than exactly so many.
+    /// Entries in excess of about this number. It costs much less than the exact number.
     ToAbout(u64),
-    /// What is more than so many entries.
+    /// Entries in excess of this number.
     To(u64),
-    /// What is before about this entry.
+    /// Entries before about this ID.
     BeforeAbout(StreamId),
-    /// What is before this entry.
+    /// Entries before this ID.
     Before(StreamId),
 }
 
-/// Options of `XADD`. By default the server makes the identifier and the stream, and removes nothing.
+/// Options of `XADD`. By default the server chooses the ID, creates the stream if it does not exist, and removes nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct XaddOptions {
-    /// Where the entry is to be. It must be after the last.
+    /// The ID of the entry, which must be larger than that of the last one. Default: chosen by the server.
     pub id: Option<StreamId>,
-    /// What is to be removed.
+    /// Removes old entries. Default: none.
     pub trim: Option<Trim>,
-    /// Only if there is such a stream.
+    /// Adds the entry only if the stream exists. Default: false.
     pub only_existing: bool,
 }
 
 impl StreamId {
-    /// Before every entry.
+    /// The smallest ID, before every entry.
     pub const ZERO: Self = Self { milliseconds: 0, sequence: 0 };
 
-    /// After every entry.
+    /// The largest ID.
     pub const MAX: Self = Self { milliseconds: u64::MAX, sequence: u64::MAX };
 }
 
@@ -92,7 +92,7 @@ impl FromValue for StreamId {
             let (milliseconds, sequence) = str::from_utf8(bytes).ok()?.split_once('-')?;
             Some(Self { milliseconds: milliseconds.parse().ok()?, sequence: sequence.parse().ok()? })
         });
-        id.ok_or_else(|| ConversionError::new("the identifier of an entry", &value))
+        id.ok_or_else(|| ConversionError::new("the ID of an entry", &value))
     }
 }
 
@@ -104,29 +104,24 @@ impl FromValue for StreamEntry {
 }
 
 impl XaddOptions {
-    /// The defaults.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Where the entry is to be.
+    /// Sets [`id`](#structfield.id).
     #[must_use]
     pub fn id(mut self, id: StreamId) -> Self {
         self.id = Some(id);
         self
     }
 
-    /// What is to be removed.
+    /// Sets [`trim`](#structfield.trim).
     #[must_use]
     pub fn trim(mut self, trim: Trim) -> Self {
         self.trim = Some(trim);
         self
     }
 
-    /// Only if there is such a stream.
+    /// Sets [`only_existing`](#structfield.only_existing).
     #[must_use]
-    pub fn only_existing(mut self) -> Self {
-        self.only_existing = true;
+    pub fn only_existing(mut self, only_existing: bool) -> Self {
+        self.only_existing = only_existing;
         self
     }
 }
@@ -142,7 +137,7 @@ impl Trim {
     }
 }
 
-/// Adds an entry, and returns its identifier. `None` if there is no such stream and none is to be made.
+/// Appends an entry and returns its ID. `None` if the stream does not exist and `only_existing` is set.
 pub fn xadd(
     key: impl ToArgument,
     fields: impl IntoIterator<Item: ToPair>,
@@ -159,27 +154,27 @@ pub fn xadd(
     command.pairs(fields).returning()
 }
 
-/// How many entries there are.
+/// Returns the number of entries.
 pub fn xlen(key: impl ToArgument) -> Request<u64> {
     Command::new("XLEN").arg(key).returning()
 }
 
-/// Entries from one to another, at most so many. Both are in it.
-pub fn xrange(key: impl ToArgument, first: StreamId, last: StreamId, count: Option<u64>) -> Request<Vec<StreamEntry>> {
-    Command::new("XRANGE").arg(key).arg(first).arg(last).option("COUNT", count).returning()
+/// Returns the entries from `start` to `end`, both inclusive, and at most `count` of them.
+pub fn xrange(key: impl ToArgument, start: StreamId, end: StreamId, count: Option<u64>) -> Request<Vec<StreamEntry>> {
+    Command::new("XRANGE").arg(key).arg(start).arg(end).option("COUNT", count).returning()
 }
 
-/// Entries from one back to another, at most so many. Both are in it.
+/// Returns the entries from `end` back to `start`, both inclusive, and at most `count` of them.
 pub fn xrevrange(
     key: impl ToArgument,
-    last: StreamId,
-    first: StreamId,
+    end: StreamId,
+    start: StreamId,
     count: Option<u64>,
 ) -> Request<Vec<StreamEntry>> {
-    Command::new("XREVRANGE").arg(key).arg(last).arg(first).option("COUNT", count).returning()
+    Command::new("XREVRANGE").arg(key).arg(end).arg(start).option("COUNT", count).returning()
 }
 
-/// Entries of streams after these, at most so many of each. `None` if there are none. It does not wait for any.
+/// Returns entries after the given IDs, at most `count` of each stream. `None` if there are none. It does not block.
 pub fn xread<K: ToArgument>(
     streams: impl IntoIterator<Item = (K, StreamId)>,
     count: Option<u64>,
@@ -188,12 +183,12 @@ pub fn xread<K: ToArgument>(
     Command::new("XREAD").option("COUNT", count).arg("STREAMS").args(keys).args(ids).returning()
 }
 
-/// Deletes entries, and returns how many there were.
+/// Deletes entries and returns how many existed.
 pub fn xdel(key: impl ToArgument, ids: impl IntoIterator<Item = StreamId>) -> Request<u64> {
     Command::new("XDEL").arg(key).args(ids).returning()
 }
 
-/// Removes entries from the beginning, and returns how many.
+/// Removes the oldest entries and returns how many.
 pub fn xtrim(key: impl ToArgument, trim: Trim) -> Request<u64> {
     trim.add_to(Command::new("XTRIM").arg(key)).returning()
 }

@@ -8,79 +8,71 @@ use super::{milliseconds, unix_milliseconds};
 use crate::command::{Command, ToArgument, ToPair};
 use crate::request::Request;
 
-/// How long a key is to live.
+/// The expiry of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Expiry {
-    /// From now on.
+    /// After this time.
     In(Duration),
-    /// Until then, by the clock of the server.
+    /// At this time, by the clock of the server.
     At(SystemTime),
-    /// As long as before. Without this, a `SET` makes a key live for ever.
+    /// As before. Without it, `SET` removes the expiry.
     Keep,
-    /// For ever. Only [`getex`] needs to be told.
+    /// Never. This is the default of `SET`, so only [`getex`] needs it.
     Never,
 }
 
-/// Options of `SET`. By default the key is set in any case and lives for ever.
+/// Options of `SET`. By default it sets the key unconditionally and without an expiry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct SetOptions {
-    /// Only if there is such a key, or only if there is none.
+    /// Sets the key only if it exists, or only if it does not. Default: none.
     pub condition: Option<Existence>,
-    /// How long it is to live.
+    /// The expiry of the key. Default: none, which is [`Expiry::Never`].
     pub expiry: Option<Expiry>,
 }
 
-/// Whether something has to exist.
+/// Whether a key or member must exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Existence {
-    /// Only if there is none.
+    /// It must not exist (`NX`).
     Absent,
-    /// Only if there is one.
+    /// It must exist (`XX`).
     Present,
 }
 
 impl SetOptions {
-    /// The defaults.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Only if there is no such key.
+    /// Sets [`condition`](#structfield.condition).
     #[must_use]
-    pub fn if_absent(mut self) -> Self {
-        self.condition = Some(Existence::Absent);
+    pub fn condition(mut self, condition: Existence) -> Self {
+        self.condition = Some(condition);
         self
     }
 
-    /// Only if there is such a key.
+    /// Sets [`expiry`](#structfield.expiry).
     #[must_use]
-    pub fn if_present(mut self) -> Self {
-        self.condition = Some(Existence::Present);
+    pub fn expiry(mut self, expiry: Expiry) -> Self {
+        self.expiry = Some(expiry);
         self
     }
 
-    /// Let it live for so long.
+    /// Sets the key only if it does not exist.
     #[must_use]
-    pub fn expire_in(mut self, duration: Duration) -> Self {
-        self.expiry = Some(Expiry::In(duration));
-        self
+    pub fn if_absent(self) -> Self {
+        self.condition(Existence::Absent)
     }
 
-    /// Let it live until then.
+    /// Sets the key only if it exists.
     #[must_use]
-    pub fn expire_at(mut self, time: SystemTime) -> Self {
-        self.expiry = Some(Expiry::At(time));
-        self
+    pub fn if_present(self) -> Self {
+        self.condition(Existence::Present)
     }
 
-    /// Let it live as long as it would have.
+    /// Sets the expiry to a time from now.
     #[must_use]
-    pub fn keep_ttl(mut self) -> Self {
-        self.expiry = Some(Expiry::Keep);
-        self
+    pub fn expire_in(self, duration: Duration) -> Self {
+        self.expiry(Expiry::In(duration))
     }
 }
 
@@ -104,34 +96,34 @@ impl Expiry {
     }
 }
 
-/// The value of a key.
+/// Returns the value of a key.
 pub fn get(key: impl ToArgument) -> Request<Option<Bytes>> {
     Command::new("GET").arg(key).returning()
 }
 
-/// The value of a key, whose life is changed.
+/// Returns the value of a key and sets its expiry.
 pub fn getex(key: impl ToArgument, expiry: Expiry) -> Request<Option<Bytes>> {
     let command = Command::new("GETEX").arg(key);
-    // It keeps the time to live when nothing is said.
+    // GETEX without an option keeps the expiry.
     if expiry == Expiry::Keep { command } else { expiry.add_to(command) }.returning()
 }
 
-/// The value of a key, which is deleted.
+/// Returns the value of a key and deletes it.
 pub fn getdel(key: impl ToArgument) -> Request<Option<Bytes>> {
     Command::new("GETDEL").arg(key).returning()
 }
 
-/// Sets a key, for ever.
+/// Sets the value of a key, without an expiry.
 pub fn set(key: impl ToArgument, value: impl ToArgument) -> Request<()> {
     Command::new("SET").arg(key).arg(value).returning()
 }
 
-/// Sets a key. False if the condition does not hold.
+/// Sets the value of a key. Returns false if the condition does not hold.
 pub fn set_with(key: impl ToArgument, value: impl ToArgument, options: SetOptions) -> Request<bool> {
     set_command(key, value, options, false).returning()
 }
 
-/// Sets a key, and returns what it was before. With a condition, this does not say whether the key was set.
+/// Sets the value of a key and returns its previous value. With a condition, the reply does not say whether the key was set.
 pub fn set_get(key: impl ToArgument, value: impl ToArgument, options: SetOptions) -> Request<Option<Bytes>> {
     set_command(key, value, options, true).returning()
 }
@@ -139,83 +131,83 @@ pub fn set_get(key: impl ToArgument, value: impl ToArgument, options: SetOptions
 fn set_command(key: impl ToArgument, value: impl ToArgument, options: SetOptions, get: bool) -> Command {
     let command = Command::new("SET").arg(key).arg(value).args(options.condition.map(Existence::word)).flag("GET", get);
     match options.expiry {
-        // For ever is what it does when nothing is said.
+        // SET without an option removes the expiry.
         None | Some(Expiry::Never) => command,
         Some(expiry) => expiry.add_to(command),
     }
 }
 
-/// The values of keys, in their order.
+/// Returns the values of keys, in the order of the keys.
 pub fn mget(keys: impl IntoIterator<Item: ToArgument>) -> Request<Vec<Option<Bytes>>> {
     Command::new("MGET").args(keys).returning()
 }
 
-/// Sets keys, all at once.
+/// Sets several keys atomically.
 pub fn mset(pairs: impl IntoIterator<Item: ToPair>) -> Request<()> {
     Command::new("MSET").pairs(pairs).returning()
 }
 
-/// Sets keys if none of them exists.
+/// Sets several keys atomically if none of them exists.
 pub fn msetnx(pairs: impl IntoIterator<Item: ToPair>) -> Request<bool> {
     Command::new("MSETNX").pairs(pairs).returning()
 }
 
-/// Adds one, and returns the sum.
+/// Increments a number by one and returns the result.
 pub fn incr(key: impl ToArgument) -> Request<i64> {
     Command::new("INCR").arg(key).returning()
 }
 
-/// Adds, and returns the sum.
+/// Increments a number and returns the result.
 pub fn incrby(key: impl ToArgument, by: i64) -> Request<i64> {
     Command::new("INCRBY").arg(key).arg(by).returning()
 }
 
-/// Adds, and returns the sum.
+/// Increments a floating point number and returns the result.
 pub fn incrbyfloat(key: impl ToArgument, by: f64) -> Request<f64> {
     Command::new("INCRBYFLOAT").arg(key).arg(by).returning()
 }
 
-/// Subtracts one, and returns the difference.
+/// Decrements a number by one and returns the result.
 pub fn decr(key: impl ToArgument) -> Request<i64> {
     Command::new("DECR").arg(key).returning()
 }
 
-/// Subtracts, and returns the difference.
+/// Decrements a number and returns the result.
 pub fn decrby(key: impl ToArgument, by: i64) -> Request<i64> {
     Command::new("DECRBY").arg(key).arg(by).returning()
 }
 
-/// Appends, and returns the new length.
+/// Appends to a value and returns its new length.
 pub fn append(key: impl ToArgument, value: impl ToArgument) -> Request<u64> {
     Command::new("APPEND").arg(key).arg(value).returning()
 }
 
-/// The length of a value, which is 0 if there is none.
+/// Returns the length of a value in bytes, or 0 if the key does not exist.
 pub fn strlen(key: impl ToArgument) -> Request<u64> {
     Command::new("STRLEN").arg(key).returning()
 }
 
-/// A part of a value, from one byte to another. Both are in it; negative ones count from the end.
-pub fn getrange(key: impl ToArgument, first: i64, last: i64) -> Request<Bytes> {
-    Command::new("GETRANGE").arg(key).arg(first).arg(last).returning()
+/// Returns the bytes of a value from `start` to `stop`, both inclusive. Negative positions count from the end.
+pub fn getrange(key: impl ToArgument, start: i64, stop: i64) -> Request<Bytes> {
+    Command::new("GETRANGE").arg(key).arg(start).arg(stop).returning()
 }
 
-/// Overwrites a part of a value, and returns the new length.
+/// Overwrites a part of a value and returns its new length.
 pub fn setrange(key: impl ToArgument, offset: u64, value: impl ToArgument) -> Request<u64> {
     Command::new("SETRANGE").arg(key).arg(offset).arg(value).returning()
 }
 
-/// A bit of a value.
+/// Returns a bit of a value.
 pub fn getbit(key: impl ToArgument, offset: u64) -> Request<bool> {
     Command::new("GETBIT").arg(key).arg(offset).returning()
 }
 
-/// Sets a bit of a value, and returns what it was.
+/// Sets a bit of a value and returns its previous state.
 pub fn setbit(key: impl ToArgument, offset: u64, bit: bool) -> Request<bool> {
     Command::new("SETBIT").arg(key).arg(offset).arg(u8::from(bit)).returning()
 }
 
-/// How many bits are set.
+/// Returns the number of bits that are set.
 pub fn bitcount(key: impl ToArgument) -> Request<u64> {
     Command::new("BITCOUNT").arg(key).returning()
 }

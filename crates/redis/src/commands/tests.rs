@@ -1,4 +1,4 @@
-//! The encoding of commands that are more than a name and its arguments, and the conversion of unusual replies.
+//! The encoding of options, and the conversion of unusual replies.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -30,11 +30,11 @@ fn id(milliseconds: u64, sequence: u64) -> StreamId {
 #[test]
 fn options_of_set() {
     let second = Duration::from_secs(1);
-    is(set_with("k", "v", SetOptions::new()), "SET k v");
-    is(set_with("k", "v", SetOptions::new().if_present().keep_ttl()), "SET k v XX KEEPTTL");
-    is(set_get("k", "v", SetOptions::new().if_absent().expire_in(second)), "SET k v NX GET PX 1000");
-    is(set_with("k", 1, SetOptions::new().expire_at(UNIX_EPOCH + second)), "SET k 1 PXAT 1000");
-    is(set_with("k", 1, SetOptions { expiry: Some(Expiry::Never), ..SetOptions::new() }), "SET k 1");
+    is(set_with("k", "v", SetOptions::default()), "SET k v");
+    is(set_with("k", "v", SetOptions::default().if_present().expiry(Expiry::Keep)), "SET k v XX KEEPTTL");
+    is(set_get("k", "v", SetOptions::default().if_absent().expire_in(second)), "SET k v NX GET PX 1000");
+    is(set_with("k", 1, SetOptions::default().expiry(Expiry::At(UNIX_EPOCH + second))), "SET k 1 PXAT 1000");
+    is(set_with("k", 1, SetOptions::default().expiry(Expiry::Never)), "SET k 1");
     is(getex("k", Expiry::Never), "GETEX k PERSIST");
     is(getex("k", Expiry::Keep), "GETEX k");
 }
@@ -62,11 +62,11 @@ fn times_to_live() {
 
 #[test]
 fn scores_stand_before_members() {
-    is(zadd("k", [("a", 1.0), ("b", f64::INFINITY)], ZaddOptions::new()), "ZADD k 1 a inf b");
-    let options = ZaddOptions::new().if_present().if_greater().count_changed();
+    is(zadd("k", [("a", 1.0), ("b", f64::INFINITY)], ZaddOptions::default()), "ZADD k 1 a inf b");
+    let options = ZaddOptions::default().condition(Existence::Present).change(ScoreChange::Greater).count_changed(true);
     is(zadd("k", [("a", 1e20)], options), "ZADD k XX GT CH 100000000000000000000 a");
     is(
-        zrangebyscore("k", ScoreBound::Excluding(1.5), f64::INFINITY, Some((0, 10))),
+        zrangebyscore("k", ScoreBound::Excluding(1.5), f64::INFINITY, Some(Limit { offset: 0, count: 10 })),
         "ZRANGEBYSCORE k (1.5 inf WITHSCORES LIMIT 0 10",
     );
     is(zunionstore("t", ["a", "b"]), "ZUNIONSTORE t 2 a b");
@@ -76,14 +76,14 @@ fn scores_stand_before_members() {
 fn streams_stand_before_their_positions() {
     is(xread([("a", StreamId::ZERO), ("b", id(5, 1))], Some(10)), "XREAD COUNT 10 STREAMS a b 0-0 5-1");
     let streams = [("a", GroupRead::New), ("b", GroupRead::Pending(id(1, 2)))];
-    let options = XreadgroupOptions::new().count(3).no_ack();
+    let options = XreadgroupOptions::default().count(3).no_ack(true);
     is(xreadgroup("g", "c", streams, options), "XREADGROUP GROUP g c COUNT 3 NOACK STREAMS a b > 1-2");
-    let options = XaddOptions::new().trim(Trim::ToAbout(100)).only_existing();
+    let options = XaddOptions::default().trim(Trim::ToAbout(100)).only_existing(true);
     is(xadd("s", [("f", 1)], options), "XADD s NOMKSTREAM MAXLEN ~ 100 * f 1");
-    is(xadd("s", [("f", 1)], XaddOptions::new().id(StreamId::MAX)), &format!("XADD s {} f 1", StreamId::MAX));
+    is(xadd("s", [("f", 1)], XaddOptions::default().id(StreamId::MAX)), &format!("XADD s {} f 1", StreamId::MAX));
     is(xgroup_create("s", "g", GroupStart::Now, true), "XGROUP CREATE s g $ MKSTREAM");
     is(
-        xpending_range("s", "g", Duration::from_secs(1), (StreamId::ZERO, id(9, 9)), 5),
+        xpending_range("s", "g", Duration::from_secs(1), StreamId::ZERO, id(9, 9), 5),
         "XPENDING s g IDLE 1000 0-0 9-9 5",
     );
 }
@@ -92,8 +92,11 @@ fn streams_stand_before_their_positions() {
 fn hashes_scans_and_functions() {
     is(hset("k", [("f", "v"), ("g", "w")]), "HSET k f v g w");
     is(hexpire("k", Duration::from_secs(1), ["f", "g"]), "HPEXPIRE k 1000 FIELDS 2 f g");
-    is(scan(0, &ScanOptions::new().matching("a*").count(100).kind("hash")), "SCAN 0 MATCH a* COUNT 100 TYPE hash");
-    is(hscan("k", 7, &ScanOptions::new().kind("hash")), "HSCAN k 7");
+    is(
+        scan(0, &ScanOptions::default().pattern("a*").count(100).key_type("hash")),
+        "SCAN 0 MATCH a* COUNT 100 TYPE hash",
+    );
+    is(hscan("k", 7, &ScanOptions::default().key_type("hash")), "HSCAN k 7");
     is(fcall::<i64>("f", ["a"], [1, 2]), "FCALL f 1 a 1 2");
     is(lmove("a", End::Left, "b", End::Right), "LMOVE a b LEFT RIGHT");
 }

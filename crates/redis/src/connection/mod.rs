@@ -37,7 +37,7 @@ use self::serving::{End, Serving};
 pub(crate) use self::shared::Shared;
 pub use self::status::{State, States, Status};
 use self::transport::{ConnectError, Established};
-use crate::{Error, Fault, Outcome, Phase, WhileDown};
+use crate::{ConnectionError, Error, Outcome, Phase, WhileDown};
 
 /// The driver of a client's connection. It does nothing until it is [run](Self::run).
 ///
@@ -45,10 +45,10 @@ use crate::{Error, Fault, Outcome, Phase, WhileDown};
 #[must_use = "nothing is sent unless it is run"]
 pub struct Connection {
     shared: Arc<Shared>,
-    /// Attempts to connect since a connection last stayed open for `steady_after`.
+    /// Attempts to connect since a connection last stayed open for `backoff_reset_after`.
     attempts: u32,
     /// The error for the final status, if it is not there yet.
-    last_error: Option<Arc<Fault>>,
+    last_error: Option<Arc<ConnectionError>>,
 }
 
 /// Why an attempt to connect or an open connection has ended.
@@ -56,9 +56,9 @@ enum Ended {
     /// The client was closed, or its last handle was dropped.
     Closed,
     /// Another attempt may succeed.
-    Failed(Fault),
+    Failed(ConnectionError),
     /// Another attempt would fail in the same way.
-    Refused(Fault),
+    Refused(ConnectionError),
 }
 
 impl Connection {
@@ -112,13 +112,13 @@ impl Connection {
         });
         let since = Instant::now();
         let end = Serving::new(established, Arc::clone(&self.shared)).run().await;
-        if since.elapsed() >= self.shared.options.steady_after {
+        if since.elapsed() >= self.shared.options.backoff_reset_after {
             self.attempts = 0;
         }
         match end {
             End::Closed => Ended::Closed,
             End::Lost(error) => {
-                self.shared.counters.count(|stats| stats.lost += 1);
+                self.shared.counters.count(|stats| stats.connections_lost += 1);
                 if self.shared.queue.is_closing() {
                     self.last_error = Some(Arc::new(error));
                     return Ended::Closed;
@@ -129,14 +129,14 @@ impl Connection {
     }
 
     /// Rejects new requests, and ends the pending ones, none of which was sent.
-    fn fail_pending(&self, failure: &Fault) {
+    fn fail_pending(&self, failure: &ConnectionError) {
         let error = Error::Lost { outcome: Outcome::NeverSent, source: failure.clone() };
         for request in self.shared.queue.fail(error.clone()).requests {
             self.shared.fail(request, error.clone());
         }
     }
 
-    fn log(&self, failure: &Fault, is_final: bool) {
+    fn log(&self, failure: &ConnectionError, is_final: bool) {
         let (address, error) = (&self.shared.options.address, failure as &dyn std::error::Error);
         if is_final {
             tracing::warn!(?address, error, "connection to Redis failed, client closed");
@@ -147,7 +147,7 @@ impl Connection {
 
     /// Connects and does the handshake, within the connect timeout.
     async fn connect(&self) -> Result<Established, Ended> {
-        self.shared.counters.count(|stats| stats.attempts += 1);
+        self.shared.counters.count(|stats| stats.connect_attempts += 1);
         let options = &self.shared.options;
         let connecting = tokio::time::timeout(options.connect_timeout, transport::connect(options));
         match self.unless_closed(connecting).await {
@@ -156,7 +156,7 @@ impl Connection {
                 ConnectError::Failed(error) => Ended::Failed(error),
                 ConnectError::Refused(error) => Ended::Refused(error),
             }),
-            Some(Err(_)) => Err(Ended::Failed(Fault::ConnectTimedOut)),
+            Some(Err(_)) => Err(Ended::Failed(ConnectionError::ConnectTimedOut)),
         }
     }
 

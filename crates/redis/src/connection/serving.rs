@@ -24,9 +24,9 @@ use super::request::{PendingRequest, ReplySender};
 use super::shared::Shared;
 use super::status::State;
 use super::transport::{Established, Stream};
+use crate::observe::{ConnectionStats, LatencyGroup};
 use crate::resp::{Decoder, Message, encode_command};
-use crate::stats::{ConnectionStats, LatencyGroup};
-use crate::{Error, Fault, Outcome, Phase, Value, WhileDown};
+use crate::{ConnectionError, Error, Outcome, Phase, Value, WhileDown};
 
 /// With more unwritten bytes than this, no requests are taken from the queue.
 const MAX_UNWRITTEN_BYTES: usize = 256 * 1024;
@@ -45,7 +45,7 @@ const MAX_TURNS: usize = 32;
 
 /// Why an open connection has ended.
 pub(super) enum End {
-    Lost(Fault),
+    Lost(ConnectionError),
     Closed,
 }
 
@@ -127,7 +127,7 @@ impl Serving {
         // A reply after those of the handshake belongs to no request.
         let ended = match self.deliver() {
             Ok(_) => std::future::poll_fn(|context| self.poll(context)).await,
-            Err(fault) => Err(fault),
+            Err(error) => Err(error),
         };
         // Replies that were read are delivered, even if the socket has failed.
         while let Ok(1..) = self.deliver() {}
@@ -140,15 +140,15 @@ impl Serving {
                 let _ = std::future::poll_fn(|context| Pin::new(&mut self.stream).poll_shutdown(context)).await;
                 End::Closed
             }
-            Err(fault) => {
+            Err(lost) => {
                 let unsent = self.take_unsent();
-                self.fail_all(|index, outcome| match &fault {
+                self.fail_all(|index, outcome| match &lost {
                     // The reply that cannot be decoded belongs to the oldest request.
-                    Fault::Protocol(error) if index == 0 => Error::Protocol(*error),
-                    fault => Error::Lost { outcome, source: fault.clone() },
+                    ConnectionError::Protocol(error) if index == 0 => Error::Protocol(*error),
+                    lost => Error::Lost { outcome, source: lost.clone() },
                 });
-                self.requeue_or_fail(unsent, &fault);
-                End::Lost(fault)
+                self.requeue_or_fail(unsent, &lost);
+                End::Lost(lost)
             }
         }
     }
@@ -163,15 +163,15 @@ impl Serving {
     }
 
     /// Returns unsent requests to the queue, if they may wait for the next connection, and fails the others.
-    fn requeue_or_fail(&self, mut unsent: Batch, fault: &Fault) {
+    fn requeue_or_fail(&self, mut unsent: Batch, lost: &ConnectionError) {
         let requeues = self.shared.options.while_down == WhileDown::Queue && self.shared.options.reconnect;
         for request in unsent.remove(|request| !requeues || !request.has_caller()) {
-            self.shared.fail(request, Error::Lost { outcome: Outcome::NeverSent, source: fault.clone() });
+            self.shared.fail(request, Error::Lost { outcome: Outcome::NeverSent, source: lost.clone() });
         }
         self.shared.queue.put_back(unsent);
     }
 
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), ConnectionError>> {
         for _ in 0..MAX_TURNS {
             // The first of the tasks that were answered together wakes the actor. The actor lets the others run before it takes
             // their requests, and writes all of them together.
@@ -283,7 +283,7 @@ impl Serving {
     }
 
     /// Writes until all is written or the socket takes no more.
-    fn write(&mut self, context: &mut Context<'_>) -> Result<(), Fault> {
+    fn write(&mut self, context: &mut Context<'_>) -> Result<(), ConnectionError> {
         while !self.output.is_empty() {
             match Pin::new(&mut self.stream).poll_write(context, self.output.unwritten()) {
                 Poll::Pending => break,
@@ -317,7 +317,7 @@ impl Serving {
 
     /// Delivers replies that were read before, or else reads once. Returns the number of requests answered, or `None` if there is
     /// nothing to read.
-    fn read(&mut self, context: &mut Context<'_>) -> Result<Option<usize>, Fault> {
+    fn read(&mut self, context: &mut Context<'_>) -> Result<Option<usize>, ConnectionError> {
         if !self.input.is_empty() {
             let answered = self.deliver()?;
             if answered > 0 {
@@ -327,7 +327,7 @@ impl Serving {
         self.reserve_input();
         match tokio_util::io::poll_read_buf(Pin::new(&mut self.stream), context, &mut self.input) {
             Poll::Pending => Ok(None),
-            Poll::Ready(Ok(0)) => Err(Fault::EndOfStream),
+            Poll::Ready(Ok(0)) => Err(ConnectionError::EndOfStream),
             Poll::Ready(Ok(count)) => {
                 self.last_read = count;
                 self.stats.bytes_in += count as u64;
@@ -353,7 +353,7 @@ impl Serving {
     }
 
     /// Delivers replies to their callers, at most half of those in flight (see the module). Returns the number of requests answered.
-    fn deliver(&mut self) -> Result<usize, Fault> {
+    fn deliver(&mut self) -> Result<usize, ConnectionError> {
         let limit = (self.in_flight.len() / 2).max(MIN_ANSWERED);
         let (mut released, mut latencies, now) = (Permit::default(), LatencyGroup::default(), Instant::now());
         let decoded = self.decode(limit, |sent, stats| {
@@ -378,7 +378,7 @@ impl Serving {
         &mut self,
         limit: usize,
         mut on_answered: impl FnMut(&InFlight, &mut ConnectionStats),
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ConnectionError> {
         let written = self.output.written();
         while self.answered.len() < limit
             && let Some(message) = self.decoder.decode(&mut self.input)?
@@ -389,7 +389,7 @@ impl Serving {
             };
             self.stats.replies += 1;
             let oldest = self.in_flight.front_mut().filter(|oldest| oldest.start < written);
-            let Some(sent) = oldest else { return Err(Fault::StrayReply) };
+            let Some(sent) = oldest else { return Err(ConnectionError::UnexpectedReply) };
             let request = &mut sent.request;
             request.replies_left -= 1;
             if request.replies_left > 0 {
@@ -416,7 +416,7 @@ impl Serving {
     }
 
     /// Publishes statistics and waits for the timer, which ends requests at their deadlines.
-    fn wait(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
+    fn wait(&mut self, context: &mut Context<'_>) -> Poll<Result<(), ConnectionError>> {
         self.publish_stats();
         if self.in_flight.is_empty() && self.in_flight.capacity() > MAX_IDLE_REQUESTS {
             self.in_flight.shrink_to(MAX_IDLE_REQUESTS);
@@ -431,7 +431,7 @@ impl Serving {
                 return Poll::Ready(Ok(()));
             }
             if self.probe_deadline.is_some_and(|deadline| deadline <= now) {
-                return Poll::Ready(Err(Fault::Silent));
+                return Poll::Ready(Err(ConnectionError::Unresponsive));
             }
             if self.expire(now) {
                 // The probe is written by the next poll.

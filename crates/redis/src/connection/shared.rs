@@ -9,8 +9,8 @@ use super::gate::Permit;
 use super::queue::{Queue, Usage};
 use super::request::PendingRequest;
 use super::status::StatusSender;
-use crate::stats::Counters;
-use crate::{ClientStats, Error, Options, Phase};
+use crate::observe::{ClientStats, Counters};
+use crate::{Error, Options, Phase};
 
 pub(crate) struct Shared {
     pub(crate) options: Options,
@@ -23,7 +23,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(options: Options) -> Self {
-        let limit = Permit { commands: options.max_requests, bytes: options.max_bytes };
+        let limit = Permit { commands: options.max_in_flight, bytes: options.max_in_flight_bytes };
         Self {
             options,
             status: StatusSender::new(),

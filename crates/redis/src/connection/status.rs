@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::sync::watch;
 
-use crate::Fault;
+use crate::ConnectionError;
 
 /// States that a [`States`] may be behind before it misses the oldest.
 const MAX_BUFFERED_STATES: usize = 64;
@@ -43,7 +43,7 @@ pub struct Status {
     /// The number of connections so far. The first connection has generation 1.
     pub generation: u64,
     /// The last error of the connection, if there was one. It stays after a reconnect.
-    pub last_error: Option<Arc<Fault>>,
+    pub last_error: Option<Arc<ConnectionError>>,
 }
 
 /// A stream of all states of a client's connection, in order. Made by [`Client::states`](crate::Client::states).

@@ -11,10 +11,9 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinSet;
 
-use crate::{
-    Address, Credentials, Decoder, ErrorCode, Fault, Login, LoginError, Message, Options, ServerError, Value,
-    encode_command,
-};
+use crate::credentials::{Credentials, LoginError};
+use crate::resp::{Decoder, Message, encode_command};
+use crate::{Address, ConnectionError, ErrorCode, Login, Options, ServerError, Value};
 
 /// A socket to a server.
 pub(super) enum Stream {
@@ -33,9 +32,9 @@ pub(super) struct Established {
 /// Why there is no connection.
 pub(super) enum ConnectError {
     /// Another attempt may succeed.
-    Failed(Fault),
+    Failed(ConnectionError),
     /// The server has refused the login or the database, and would do so again.
-    Refused(Fault),
+    Refused(ConnectionError),
 }
 
 impl From<io::Error> for ConnectError {
@@ -48,7 +47,9 @@ impl From<io::Error> for ConnectError {
 pub(super) async fn connect(options: &Options) -> Result<Established, ConnectError> {
     // Before the socket is opened: servers drop connections that do not authenticate for long.
     let provided = match &options.credentials {
-        Some(provider) => Some(login(provider).await.map_err(|error| ConnectError::Failed(Fault::NoLogin(error)))?),
+        Some(provider) => {
+            Some(login(provider).await.map_err(|error| ConnectError::Failed(ConnectionError::Credentials(error)))?)
+        }
         None => None,
     };
     let stream = match &options.address {
@@ -70,8 +71,8 @@ pub(super) async fn connect(options: &Options) -> Result<Established, ConnectErr
     match established.handshake(options, provided.as_ref().or(options.login.as_ref())).await {
         Ok(()) => Ok(established),
         // The provider may return another login the next time.
-        Err(ConnectError::Refused(Fault::Refused(error))) if provided.is_some() && is_about_login(&error) => {
-            Err(ConnectError::Failed(Fault::Refused(error)))
+        Err(ConnectError::Refused(ConnectionError::Refused(error))) if provided.is_some() && is_about_login(&error) => {
+            Err(ConnectError::Failed(ConnectionError::Refused(error)))
         }
         Err(error) => Err(error),
     }
@@ -94,8 +95,8 @@ async fn login(provider: &Arc<dyn Credentials>) -> Result<Login, LoginError> {
 fn refused(error: ServerError) -> ConnectError {
     let is_full = error.code == ErrorCode::Err && error.message.starts_with("max number of clients");
     let is_temporary = is_full || error.code.is_temporary();
-    let fault = Fault::Refused(error);
-    if is_temporary { ConnectError::Failed(fault) } else { ConnectError::Refused(fault) }
+    let error = ConnectionError::Refused(error);
+    if is_temporary { ConnectError::Failed(error) } else { ConnectError::Refused(error) }
 }
 
 /// Whether the server refused the user or the password, and not the name or the database.
@@ -168,7 +169,7 @@ impl Established {
                 Some(Message::Push(_)) => {}
                 None => {
                     if self.stream.read_buf(&mut self.input).await? == 0 {
-                        return Err(ConnectError::Failed(Fault::EndOfStream));
+                        return Err(ConnectError::Failed(ConnectionError::EndOfStream));
                     }
                 }
             }

@@ -15,8 +15,8 @@ impl<T: FromValue> FromValue for Vec<T> {
 
 impl<T: FromValue, const N: usize> FromValue for [T; N] {
     fn from_value(value: Value) -> Result<Self, ConversionError> {
-        // The elements are gone when their number is known, so this describes the value before.
-        let error = ConversionError::new("an array of the length that was asked for", &value);
+        // Made first, because the conversion consumes the value.
+        let error = ConversionError::new("an array of the requested length", &value);
         Self::try_from(T::vec_from_value(value)?).map_err(|_| error)
     }
 }
@@ -65,7 +65,7 @@ impl<A: FromValue, B: FromValue> FromValue for (A, B) {
     }
 }
 
-/// The elements of an array that has exactly so many.
+/// Returns the elements of an array with exactly this number of them.
 pub(super) fn exactly<const N: usize>(value: Value, expected: &'static str) -> Result<[Value; N], ConversionError> {
     match value.into_bare() {
         Value::Array(items) | Value::Set(items) => {
@@ -82,12 +82,12 @@ fn elements(value: Value) -> Result<impl Iterator<Item = Value>, ConversionError
     }
 }
 
-/// Pairs, in one of the three forms in which they come.
+/// Pairs in one of three forms.
 pub(super) enum Pairs {
     Map(Vec<(Value, Value)>),
-    /// Arrays of two. An array of keys and values that are all such arrays is taken for this.
+    /// Arrays of two. A flat array whose keys and values are all arrays of two is taken for this.
     Nested(Vec<Value>),
-    /// Keys and values in turn.
+    /// Alternating keys and values.
     Flat(Vec<Value>),
 }
 
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_kept_to() {
+    fn the_length_must_match() {
         let three = || Value::Array(vec![1.into(), 2.into(), 3.into()]);
         assert_eq!(<[u8; 3]>::from_value(Value::Bulk("abc".into())), Ok(*b"abc"));
         assert_eq!(<[i64; 3]>::from_value(three()), Ok([1, 2, 3]));
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_within_has_a_place_or_is_told() {
+    fn an_error_inside_a_reply_is_kept_or_reported() {
         let values = || Value::Array(vec![1.into(), Value::SimpleError("OOM no".into())]);
         let slots = Vec::<Result<i64, crate::ServerError>>::from_value(values()).expect("slots");
         assert!(matches!(&slots[..], [Ok(1), Err(error)] if error.to_string() == "OOM no"), "{slots:?}");

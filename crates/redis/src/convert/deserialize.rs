@@ -1,4 +1,4 @@
-//! Conversion of replies to the caller's types, through serde.
+//! Conversion of replies through serde.
 
 use std::fmt::Display;
 use std::vec;
@@ -13,7 +13,7 @@ use super::collection::Pairs;
 use crate::error::{ConversionError, shown};
 use crate::resp::Value;
 
-/// A reply that is deserialized: a struct from a hash, for instance. The values of a hash are strings; numbers are read from them.
+/// A reply deserialized with serde, such as a struct from a hash. The values of a hash are strings, from which numbers are parsed.
 ///
 /// ```
 /// use serde::Deserialize;
@@ -30,24 +30,24 @@ use crate::resp::Value;
 /// let Serde(boat) = Serde::<Boat>::from_value(fields())?;
 /// assert_eq!(boat, Boat { name: "Tern".into(), draught: 1.2, port: None });
 ///
-/// // As XRANGE answers: an array of identifiers with fields.
+/// // The reply to XRANGE: an array of IDs with fields.
 /// let entries = Value::Array(vec![Value::Array(vec!["1-0".into(), fields()])]);
 /// let Serde(entries) = Serde::<Vec<(String, Boat)>>::from_value(entries)?;
 /// assert_eq!((&*entries[0].0, &*entries[0].1.name), ("1-0", "Tern"));
 ///
 /// let wrong = Value::Map(vec![("name".into(), "Tern".into()), ("draught".into(), "deep".into())]);
 /// let error = Serde::<Boat>::from_value(wrong).unwrap_err();
-/// assert_eq!(error.place(), Some("draught"));
+/// assert_eq!(error.path(), Some("draught"));
 /// # Ok::<(), tidewire_redis::ConversionError>(())
 /// ```
 ///
-/// - Fields that the type does not know are skipped, and an `Option` may be missing.
-/// - There are no empty hashes: of a key that does not exist, `HGETALL` answers that it has no fields. So an empty reply is `None`
-///   if an `Option` as a whole was asked for: `Serde<Option<Boat>>`.
-/// - Enums are read from the name of a variant that has no fields, booleans from 0 and 1, and `Vec<u8>` from a string.
-/// - What is flattened or in an untagged enum is read without knowing its type. Numbers of a hash are strings there.
+/// - Unknown fields are skipped, and an `Option` may be missing.
+/// - `HGETALL` of a key that does not exist replies with no fields. An empty reply is `None` for an `Option` as a whole:
+///   `Serde<Option<Boat>>`.
+/// - Enums are read from the name of a variant without fields, booleans from 0 and 1, and `Vec<u8>` from a string.
+/// - Flattened fields and untagged enums are read without knowing their type, so numbers of a hash are strings there.
 ///
-/// What is written with [`Fields`](crate::Fields) can be read with this.
+/// [`Fields`](crate::Fields) writes what this reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Serde<T>(pub T);
 
@@ -57,16 +57,16 @@ impl<T: DeserializeOwned> FromValue for Serde<T> {
     }
 }
 
-/// What serde says about a type, which has no value to show.
+/// An error of serde, which has a message in place of the value.
 impl serde::de::Error for ConversionError {
     fn custom<T: Display>(message: T) -> Self {
-        Self::with_text("what the type takes", message.to_string())
+        Self::with_text("a value that the type accepts", message.to_string())
     }
 }
 
 struct Source {
     value: Value,
-    /// Whether it is all of the reply.
+    /// Whether it is the reply as a whole.
     is_whole: bool,
 }
 
@@ -77,7 +77,7 @@ impl From<Value> for Source {
 }
 
 impl Source {
-    /// Whether `None` is meant.
+    /// Whether the value is `None`.
     fn is_none(&self) -> bool {
         match self.value.bare() {
             Value::Null => true,
@@ -162,7 +162,7 @@ impl<'de> Deserializer<'de> for Source {
         visitor.visit_newtype_struct(self)
     }
 
-    /// Also from a string, as serde takes `Vec<u8>` for a sequence.
+    /// Also from a string, because serde deserializes `Vec<u8>` as a sequence.
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ConversionError> {
         match self.value.as_bytes() {
             Some(bytes) => {
@@ -178,7 +178,7 @@ impl<'de> Deserializer<'de> for Source {
         self.deserialize_seq(visitor)
     }
 
-    /// Also from a flat array, as RESP2 has no maps.
+    /// Also from a flat array, because RESP2 has no maps.
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ConversionError> {
         let mut all = Vec::new();
         Pairs::new(self.value)?.each(|key, value| {
@@ -213,7 +213,7 @@ impl<'de> Deserializer<'de> for Source {
     forward_to_deserialize_any! { unit unit_struct tuple_struct identifier }
 }
 
-/// The elements of an array. An error says in which it is.
+/// The elements of an array. Errors have the index.
 struct Elements {
     rest: vec::IntoIter<Value>,
     taken: usize,
@@ -226,9 +226,7 @@ impl Elements {
         let visited = visitor.visit_seq(&mut elements)?;
         match elements.rest.len() {
             0 => Ok(visited),
-            _ => {
-                Err(ConversionError::with_text("an array of the length that was asked for", format!("array of {len}")))
-            }
+            _ => Err(ConversionError::with_text("an array of the requested length", format!("array of {len}"))),
         }
     }
 }
@@ -248,10 +246,10 @@ impl<'de> SeqAccess<'de> for Elements {
     }
 }
 
-/// The pairs of a map. An error says in which it is.
+/// The pairs of a map. Errors have the key.
 struct Entries {
     rest: vec::IntoIter<(Value, Value)>,
-    /// What was taken, and its value if that was not.
+    /// The current key, and its value until it is taken.
     taken: (Value, Option<Value>),
 }
 
@@ -324,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_struct_is_read_from_both_protocols() {
+    fn structs_are_deserialized_from_both_protocols() {
         let expected =
             Boat { name: "Tern".into(), crew: 3, kind: Kind::Ketch, ready: true, draught: None, ports: vec![] };
         let flat = fields().into_iter().flat_map(|(key, value)| [key, value]).collect();
@@ -339,12 +337,12 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_said() {
+    fn errors_have_the_path_and_the_type() {
         let mut bad = fields();
         bad[1].1 = "many".into();
         let error = Serde::<Boat>::from_value(Value::Map(bad)).expect_err("not a number");
         assert_eq!((error.expected, &*error.found), ("an integer that fits u8", "bulk string \"many\""));
-        assert!(error.to_string().contains("but bulk string \"many\" at crew: "), "{error}");
+        assert!(error.to_string().contains("got bulk string \"many\" at crew; "), "{error}");
         let error = Serde::<Boat>::from_value(Value::Map(vec![])).expect_err("no name");
         assert!(error.found.contains("missing field `name`"), "{error}");
         assert!(Serde::<Boat>::from_value(Value::Null).is_err());
@@ -352,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_options_and_tuples() {
+    fn maps_options_and_tuples_are_deserialized() {
         let flat = Value::Array(vec!["a".into(), "1".into()]);
         assert_eq!(
             Serde::<BTreeMap<String, i32>>::from_value(flat.clone()),

@@ -1,4 +1,4 @@
-//! Conversion of replies to types. Replies in RESP2 and in RESP3 convert to the same values.
+//! Conversion of replies to types. Replies of RESP2 and RESP3 convert to the same values.
 
 mod collection;
 mod deserialize;
@@ -10,33 +10,34 @@ use crate::resp::Value;
 
 pub use deserialize::Serde;
 
-/// What a reply can become.
+/// A type that replies convert to.
 ///
-/// | type | from |
+/// | type | converts from |
 /// |---|---|
 /// | `()` | `OK` |
-/// | `bool` | a boolean; 0 or 1; `OK` is true and null is false, as `SET` with `NX` answers |
-/// | integers | an integer, a boolean, a double without a fraction, digits in a string; it must fit |
+/// | `bool` | a boolean; 0 or 1; `OK` is true and null is false, as in the reply to `SET` with `NX` |
+/// | integers | an integer, a boolean, a double without a fraction, digits in a string; the number must fit the type |
 /// | `f32`, `f64` | a double, an integer, a boolean, a number in a string |
-/// | `String`, `Vec<u8>`, [`Bytes`](bytes::Bytes) | a string, a number, a boolean as 0 or 1; `Bytes` copies nothing |
+/// | `String`, `Vec<u8>`, [`Bytes`](bytes::Bytes) | a string, a number, a boolean as 0 or 1; `Bytes` does not copy |
 /// | `Option<T>` | null is `None` |
 /// | `Vec<T>`, sets, `[T; N]` | an array or set; a map is an array of pairs |
-/// | maps, `Vec<(K, V)>` | a map, an array of pairs, an array of keys and values in turn |
+/// | maps, `Vec<(K, V)>` | a map, an array of pairs, an array of alternating keys and values |
 /// | tuples of up to eight | an array of this length |
-/// | `Result<T, ServerError>` | an error, or what `T` takes |
-/// | [`Serde<T>`] | whatever can be deserialized to `T` |
+/// | `Result<T, ServerError>` | an error, or what `T` converts from |
+/// | [`Serde<T>`] | what serde can deserialize to `T` |
 /// | [`Ignore`], [`Value`] | anything |
 ///
-/// An error is none of these: it is [`Error::Server`](crate::Error::Server), and a [`ConversionError`] where it stands within
-/// a reply. Attributes are skipped.
+/// An error reply is [`Error::Server`](crate::Error::Server), and an error inside a reply is a [`ConversionError`], unless the type
+/// is a `Result`. Attributes are skipped.
 pub trait FromValue: Sized {
-    /// Whether an error is a value of this type.
+    /// Whether an error reply converts to this type.
     const TAKES_ERRORS: bool = false;
 
-    /// Converts one value.
+    /// Converts a value.
     fn from_value(value: Value) -> Result<Self, ConversionError>;
 
-    /// Converts a value to several of this type. Two types have their own way: bytes come as a string, and pairs may come flat.
+    /// Converts a value to a `Vec` of this type. `u8` overrides it, because bytes are a string, and so do pairs, which may be a flat
+    /// array.
     fn vec_from_value(value: Value) -> Result<Vec<Self>, ConversionError> {
         match value.into_bare() {
             Value::Array(elements) | Value::Set(elements) => elements.into_iter().map(Self::from_value).collect(),
@@ -48,7 +49,7 @@ pub trait FromValue: Sized {
     }
 }
 
-/// Anything but an error, and nothing of it is kept.
+/// Discards any reply that is not an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ignore;
 

@@ -60,7 +60,7 @@ integers! {
     i128,
     isize,
     u8 {
-        /// A string, not an array of numbers.
+        /// From a string, not from an array of numbers.
         fn vec_from_value(value: Value) -> Result<Vec<Self>, ConversionError> {
             Bytes::from_value(value).map(Vec::from)
         }
@@ -76,7 +76,7 @@ impl FromValue for f64 {
     fn from_value(value: Value) -> Result<Self, ConversionError> {
         let found = match value.bare() {
             Value::Double(double) => Some(*double),
-            #[expect(clippy::cast_precision_loss, reason = "as it would be in the text of a double")]
+            #[expect(clippy::cast_precision_loss, reason = "the same as in the text of a double")]
             Value::Integer(integer) => Some(*integer as f64),
             Value::Boolean(value) => Some(f64::from(u8::from(*value))),
             _ => digits(&value).and_then(|text| text.parse().ok()),
@@ -85,11 +85,11 @@ impl FromValue for f64 {
     }
 }
 
-/// The nearest, as of a double. What is finite and too large for 32 bits has none.
+/// The nearest `f32`. A finite number that is too large is an error.
 impl FromValue for f32 {
     fn from_value(value: Value) -> Result<Self, ConversionError> {
         let double = f64::from_value(value)?;
-        #[expect(clippy::cast_possible_truncation, reason = "whoever asks for 32 bits wants them")]
+        #[expect(clippy::cast_possible_truncation, reason = "the caller has requested 32 bits")]
         let float = double as Self;
         if float.is_infinite() && double.is_finite() {
             return Err(ConversionError::new("a number that fits f32", &Value::Double(double)));
@@ -108,7 +108,7 @@ impl FromValue for Bytes {
     }
 }
 
-/// The bytes of what may be a string, in whatever form.
+/// Returns the bytes of a string or number.
 fn bytes_of(value: Value) -> Result<Bytes, ConversionError> {
     match value.into_bare() {
         Value::Simple(bytes) | Value::Bulk(bytes) | Value::Verbatim(_, bytes) | Value::BigNumber(bytes) => Ok(bytes),
@@ -141,13 +141,13 @@ macro_rules! texts {
 
 texts! { Box<str>, Arc<str> }
 
-/// The integer that a double is. From here on RESP2 has an exponent, and there it is none.
+/// Returns the integer of a double without a fraction. From 1e17 on, RESP2 has an exponent, which is not an integer.
 fn whole(double: f64) -> Option<i64> {
     #[expect(clippy::cast_possible_truncation, reason = "it has no fraction and fits")]
     (double.fract() == 0.0 && double.abs() < 1e17).then_some(double as i64)
 }
 
-/// The text of what may be a number.
+/// Returns the text of a value that may be a number.
 fn digits(value: &Value) -> Option<&str> {
     let bytes = match value.bare() {
         Value::BigNumber(digits) => digits,
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_looks_like_a_number_is_one() {
+    fn numbers_convert_from_all_forms() {
         let attributed = Value::Attributed(Box::new(Attributed { attributes: vec![], value: Value::from(5) }));
         all_are(
             &5_u8,
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn booleans_and_ok() {
+    fn booleans_and_ok_convert() {
         all_are(&true, [Value::Boolean(true), 1.into(), Value::Simple("OK".into()), "1".into()]);
         all_are(&false, [Value::Boolean(false), 0.into(), Value::Null, "0".into()]);
         none_is::<bool>([2.into(), "yes".into(), Value::Array(vec![])]);
@@ -218,9 +218,9 @@ mod tests {
     }
 
     #[test]
-    fn an_error_says_what_was_wanted_and_what_came() {
+    fn an_error_has_the_expected_type_and_the_reply() {
         let error = u8::from_value("many".into()).expect_err("no number");
-        let expected = "the reply is not an integer that fits u8 but bulk string \"many\": the command was executed, ask for another type";
+        let expected = "expected an integer that fits u8, got bulk string \"many\"; the command was executed, request another type";
         assert_eq!(error.to_string(), expected);
     }
 }

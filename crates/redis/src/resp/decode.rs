@@ -9,18 +9,18 @@ use memchr::memchr2;
 
 use super::error::{DecodeError, DecodeErrorKind as Kind};
 use super::limits::DecoderOptions;
-use super::line::{self, AROUND, Length};
+use super::line::{self, LINE_OVERHEAD, Length};
 use super::open::{Aggregate, Closed, Open, Pairs};
 use super::value::{Attributed, Message, Value};
 
-/// Takes replies and pushes, of RESP3 and RESP2, from the front of what was read.
+/// A decoder of replies and pushes of RESP3 and RESP2.
 ///
-/// It may be resumed at any byte, with the same input and more at its end. Strings are split off the input, except those in
-/// chunks, which are put together. Commands can be read with it as well: they are arrays of strings.
+/// The input can be split at any byte. Strings are split off the input without a copy, except strings in chunks. It also decodes
+/// commands, which are arrays of strings.
 ///
 /// ```
 /// use bytes::BytesMut;
-/// use tidewire_redis::{Decoder, DecodeErrorKind};
+/// use tidewire_redis::resp::{DecodeErrorKind, Decoder};
 ///
 /// let mut decoder = Decoder::default();
 /// let error = decoder.decode(&mut BytesMut::from("HTTP/1.1 400 Bad Request\r\n")).unwrap_err();
@@ -28,33 +28,33 @@ use super::value::{Attributed, Message, Value};
 /// ```
 #[derive(Debug, Default)]
 pub struct Decoder {
-    /// With which no sum of lengths overflows.
+    /// Clamped, so that no sum of lengths overflows.
     options: DecoderOptions,
     next: Next,
-    /// The bytes at the front of the input that are a part of a line without its end. Zero when nothing of a line was seen.
+    /// Bytes at the front of the input that were searched for the end of a line. Zero at the beginning of a line.
     scanned: usize,
-    /// The aggregates around what comes next, the outermost first.
+    /// The aggregates around the next value, the outermost first.
     open: Vec<Open>,
-    /// Attributes of what comes next. There, but empty, if there were some and they are skipped.
+    /// Attributes of the next value. Empty if they are skipped.
     attributes: Option<Pairs>,
-    /// The chunks of a string so far.
+    /// The chunks of the current string.
     gathered: Vec<u8>,
-    /// The elements of this reply so far, those that are announced included.
+    /// Elements of the current reply, including announced ones.
     elements: usize,
-    /// The bytes that were taken from the input.
+    /// Bytes taken from the input.
     offset: u64,
     failed: Option<DecodeError>,
 }
 
-/// What stands at the front of the input.
+/// What the front of the input is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Next {
-    /// A line.
+    /// The first line of a value.
     #[default]
     Head,
-    /// The rest of a string.
+    /// A string, after its length.
     Body(Blob, usize),
-    /// The line before a chunk.
+    /// The length of a chunk.
     ChunkHead,
     /// A chunk.
     Chunk(usize),
@@ -71,36 +71,41 @@ enum Blob {
 enum Step {
     /// More input is needed.
     Starved,
-    /// Something begins or is over, and no value came of it.
+    /// There is no complete value yet, but more input.
     Onward,
     Value(Value),
     Whole(Message),
 }
 
 const OK: &[u8] = b"+OK\r\n";
-/// The bytes after a string.
+/// Bytes after a string: CR and LF.
 const END: usize = 2;
-/// How many strings are taken together.
-const RUN: usize = 32;
-/// The room that is made for values that are announced, at most: usual replies fit, and nested announcements cost little.
-const ROOM: usize = 1024;
-/// The room that is made for a string that is announced. Beyond it, room grows with what arrives.
-const FIRST_READ: usize = 64 << 10;
-/// The room beyond what is needed, so that what follows a string is read with its end.
-const READ_AHEAD: usize = 4 << 10;
+/// Strings that are split off together.
+const MAX_RUN: usize = 32;
+/// Announced values to reserve memory for: usual replies fit, and nested announcements cost little.
+const MAX_RESERVED_VALUES: usize = 1024;
+/// Memory to reserve for an announced string. Beyond it, memory grows with the input.
+const FIRST_READ_BYTES: usize = 64 << 10;
+/// Memory reserved in addition, so that the end of a string is read together with what follows it.
+const READ_AHEAD_BYTES: usize = 4 << 10;
 
 impl Decoder {
-    /// A decoder with these options, at the beginning of a stream.
+    /// Creates a decoder at the beginning of a stream.
     pub fn new(options: DecoderOptions) -> Self {
-        Self { options: options.within_reason(), ..Self::default() }
+        Self { options: options.clamped(), ..Self::default() }
     }
 
-    /// Takes the next message from the front of `input`; `None` if it is not whole yet. After an error the stream is dead, and
-    /// every further call returns the same error.
+    /// Takes the next message from the front of `input`. Returns `None` if it is incomplete.
     ///
-    /// What is known of an unfinished message is taken from the input, too. So the same decoder must see the whole stream, and
-    /// nobody else may take from the input. It makes room in a full `input` for what is missing of a long string. A reader that
-    /// reads into that room, and reserves some of its own only when there is none, leaves the bound on memory to the decoder.
+    /// The complete parts of an incomplete message are taken from the input, too. So one decoder must see the whole stream, and
+    /// nothing else may take bytes from the input.
+    ///
+    /// A full `input` is grown for the rest of a long string. A reader that reads into the free capacity, and reserves memory itself
+    /// only if there is none, leaves the bound on memory to the decoder.
+    ///
+    /// # Errors
+    ///
+    /// If the input is not RESP or exceeds a limit. The stream cannot be decoded further: every later call returns the same error.
     pub fn decode(&mut self, input: &mut BytesMut) -> Result<Option<Message>, DecodeError> {
         if let Some(failed) = self.failed {
             return Err(failed);
@@ -113,18 +118,22 @@ impl Decoder {
         }
         self.run(input).map_err(|kind| {
             let failed = DecodeError { kind, offset: self.offset };
-            // What was read of the message is of no use any more.
+            // Frees the incomplete message.
             *self = Self { options: self.options, failed: Some(failed), ..Self::default() };
             failed
         })
     }
 
-    /// Whether a message has begun and is not whole, with `input` as the last [`decode`](Self::decode) left it.
+    /// Returns whether the last [`decode`](Self::decode) ended inside a message. `input` is as it was left.
     pub fn is_midway(&self, input: &BytesMut) -> bool {
         !input.is_empty() || self.next != Next::Head || !self.open.is_empty() || self.attributes.is_some()
     }
 
-    /// At the end of the stream: whether it may end here, with `input` as the last [`decode`](Self::decode) left it.
+    /// Checks that the stream may end here. `input` is as the last [`decode`](Self::decode) left it.
+    ///
+    /// # Errors
+    ///
+    /// If the stream ends inside a message, or had an error before.
     pub fn finish(&self, input: &BytesMut) -> Result<(), DecodeError> {
         match self.failed {
             Some(failed) => Err(failed),
@@ -133,7 +142,7 @@ impl Decoder {
         }
     }
 
-    /// Whether nothing is known yet of what comes next.
+    /// Whether nothing of the next value was seen yet.
     fn is_at_head(&self) -> bool {
         self.next == Next::Head && self.scanned == 0 && self.attributes.is_none()
     }
@@ -163,7 +172,7 @@ impl Decoder {
         }
     }
 
-    /// What most replies are: a string, a number, OK. Whatever else there is, also what is wrong, is left to be looked at in full.
+    /// Decodes the most frequent replies: a string, a number, OK. All others, also invalid ones, are left to [`run`](Self::run).
     #[inline]
     fn usual(&mut self, input: &mut BytesMut) -> Option<Value> {
         match input.first()? {
@@ -184,7 +193,7 @@ impl Decoder {
         }
     }
 
-    /// Where the content of a string begins, and its length, if it is all there and nothing is unusual.
+    /// Returns the position of the content of a string, and its length, if the string is complete and valid.
     #[inline]
     fn string(&self, input: &[u8]) -> Option<(usize, usize)> {
         if input.first() != Some(&b'$') {
@@ -192,21 +201,21 @@ impl Decoder {
         }
         let (len, head) = line::short(input)?;
         let len = usize::try_from(len).ok()?;
-        let is_fitting = len <= self.options.max_bulk && head - AROUND <= self.options.max_line;
+        let is_fitting = len <= self.options.max_bulk && head - LINE_OVERHEAD <= self.options.max_line;
         let is_whole = is_fitting && input.get(head + len..head + len + END)? == b"\r\n";
         is_whole.then_some((head, len))
     }
 
-    /// Takes the strings that come next within the innermost aggregate, but for its last element. They are split off together,
-    /// which costs half of what it costs one by one.
+    /// Takes a run of strings of the innermost aggregate, except its last element. Splitting them off together costs half as much
+    /// as one by one.
     fn strings(&mut self, input: &mut BytesMut) {
         if input.first() != Some(&b'$') {
             return;
         }
         let Some(mut open) = self.open.pop() else { return };
-        let mut found = [(0, 0); RUN];
+        let mut found = [(0, 0); MAX_RUN];
         loop {
-            let most = open.known_left().saturating_sub(1).min(RUN);
+            let most = open.known_left().saturating_sub(1).min(MAX_RUN);
             let (mut count, mut end) = (0, 0);
             while count < most
                 && let Some((head, len)) = self.string(&input[end..])
@@ -248,11 +257,11 @@ impl Decoder {
         }
     }
 
-    /// What is told in one line, with `len` bytes of content.
+    /// Decodes a value of one line with `len` bytes of content.
     fn scalar(&mut self, input: &mut BytesMut, first: u8, len: usize) -> Result<Value, Kind> {
         let content = &input[1..=len];
         let value = match first {
-            // The usual ones need no part of the input.
+            // Frequent strings are static and keep no input alive.
             b'+' if content == b"OK" => Value::Simple(Bytes::from_static(b"OK")),
             b'+' if content == b"QUEUED" => Value::Simple(Bytes::from_static(b"QUEUED")),
             b'+' => return Ok(Value::Simple(self.split(input, 1, len))),
@@ -268,7 +277,7 @@ impl Decoder {
             _ if content.is_empty() => Value::Null,
             _ => return Err(Kind::Null),
         };
-        self.skip(input, len + AROUND);
+        self.skip(input, len + LINE_OVERHEAD);
         Ok(value)
     }
 
@@ -277,7 +286,7 @@ impl Decoder {
             Some((number, head)) => (number.cast_signed(), head),
             None => match self.line(input)? {
                 None => return Ok(Step::Starved),
-                Some(len) => (line::integer(&input[1..=len])?, len + AROUND),
+                Some(len) => (line::integer(&input[1..=len])?, len + LINE_OVERHEAD),
             },
         };
         self.skip(input, head);
@@ -307,20 +316,20 @@ impl Decoder {
         }
         self.skip(input, head);
         self.next = Next::Body(blob, len);
-        make_room(input, len + END);
+        grow(input, len + END);
         Ok(Step::Starved)
     }
 
     fn body(&mut self, input: &mut BytesMut, blob: Blob, len: usize) -> Result<Step, Kind> {
         if input.len() < len + END {
-            make_room(input, len + END);
+            grow(input, len + END);
             return Ok(Step::Starved);
         }
         self.next = Next::Head;
         self.take(input, 0, blob, len).map(Step::Value)
     }
 
-    /// The string after the `head`, all of which is there.
+    /// Takes a complete string, after `head` bytes.
     fn take(&mut self, input: &mut BytesMut, head: usize, blob: Blob, len: usize) -> Result<Value, Kind> {
         let body = &input[head..];
         if body[len..len + END] != *b"\r\n" {
@@ -360,7 +369,7 @@ impl Decoder {
 
     fn chunk(&mut self, input: &mut BytesMut, len: usize) -> Result<Step, Kind> {
         if input.len() < len + END {
-            make_room(input, len + END);
+            grow(input, len + END);
             return Ok(Step::Starved);
         }
         if input[len..len + END] != *b"\r\n" {
@@ -378,7 +387,7 @@ impl Decoder {
         let left = match length {
             Length::Of(len) => {
                 let values = usize::try_from(len).unwrap_or(usize::MAX).saturating_mul(aggregate.width());
-                // They might follow each other without end.
+                // Attributes count even if they are empty, because they could follow each other without end.
                 let extra = usize::from(aggregate == Aggregate::Attributes);
                 self.count(values.saturating_add(extra))?;
                 Some(values)
@@ -394,9 +403,9 @@ impl Decoder {
             return Err(Kind::TooDeep { max: self.options.max_depth });
         }
         self.skip(input, head);
-        // No value is shorter than three bytes. Most are longer, and values that came may be followed by more.
-        let room = left.unwrap_or(0).min(ROOM).min(input.len() / AROUND + 1);
-        let open = Open::new(aggregate, left, room, self.attributes.take());
+        // No value is shorter than three bytes, so this is enough for those that have arrived.
+        let capacity = left.unwrap_or(0).min(MAX_RESERVED_VALUES).min(input.len() / LINE_OVERHEAD + 1);
+        let open = Open::new(aggregate, left, capacity, self.attributes.take());
         if left == Some(0) {
             return Ok(self.close(open));
         }
@@ -404,7 +413,7 @@ impl Decoder {
         Ok(Step::Onward)
     }
 
-    /// The end of an aggregate that has no length.
+    /// Ends a streamed aggregate.
     fn end(&mut self, input: &mut BytesMut, len: usize) -> Result<Step, Kind> {
         let Some(open) = self.open.pop_if(|open| open.is_streamed() && len == 0) else { return Err(Kind::StrayEnd) };
         if self.attributes.is_some() {
@@ -413,11 +422,11 @@ impl Decoder {
         if open.is_odd() {
             return Err(Kind::OddMap);
         }
-        self.skip(input, AROUND);
+        self.skip(input, LINE_OVERHEAD);
         Ok(self.close(open))
     }
 
-    /// Puts a value to where it belongs.
+    /// Adds a value to the innermost aggregate, or returns it as a message.
     fn place(&mut self, mut value: Value) -> Result<Step, Kind> {
         if let Some(attributes) = self.attributes.take()
             && self.options.keep_attributes
@@ -456,20 +465,20 @@ impl Decoder {
         }
     }
 
-    /// Counts elements of this reply.
+    /// Counts elements of the current reply.
     fn count(&mut self, elements: usize) -> Result<(), Kind> {
         let max = self.options.max_elements;
         self.elements = self.elements.saturating_add(elements);
         if self.elements > max { Err(Kind::TooManyElements { max }) } else { Ok(()) }
     }
 
-    /// The length of a string, if it may be that long.
+    /// Checks the length of a string against the limit.
     fn fitting(&self, len: u64) -> Result<usize, Kind> {
         let max = self.options.max_bulk;
         usize::try_from(len).ok().filter(|&len| len <= max).ok_or(Kind::BulkTooLong { len, max })
     }
 
-    /// The length that the line at the front states, and the bytes of that line.
+    /// Parses the line at the front as a length. Also returns the length of the line itself.
     #[inline]
     fn length(&mut self, input: &[u8]) -> Result<Option<(Length, usize)>, Kind> {
         if let Some((len, head)) = self.short(input) {
@@ -477,19 +486,19 @@ impl Decoder {
         }
         let Some(len) = self.line(input)? else { return Ok(None) };
         let length = line::length(&input[1..=len]).ok_or(Kind::Length { first: input[0] })?;
-        Ok(Some((length, len + AROUND)))
+        Ok(Some((length, len + LINE_OVERHEAD)))
     }
 
-    /// The number at the front, if it is short, all there, and within the limit, and was not looked at before.
+    /// Parses the line at the front as a short number, if it is complete and was not searched before.
     #[inline]
     fn short(&self, input: &[u8]) -> Option<(u64, usize)> {
         if self.scanned > 0 {
             return None;
         }
-        line::short(input).filter(|(_, head)| head - AROUND <= self.options.max_line)
+        line::short(input).filter(|(_, head)| head - LINE_OVERHEAD <= self.options.max_line)
     }
 
-    /// The length of the line at the front, without its type and its end, once it is all there.
+    /// Returns the length of the content of the line at the front, once it is complete.
     fn line(&mut self, input: &[u8]) -> Result<Option<usize>, Kind> {
         let max = self.options.max_line;
         let from = self.scanned.max(1);
@@ -516,7 +525,7 @@ impl Decoder {
         self.offset += len as u64;
     }
 
-    /// Takes `len` bytes without a copy, with those before them and the end after them.
+    /// Takes `len` bytes after `before` bytes without a copy, and skips the bytes around them.
     #[inline]
     fn split(&mut self, input: &mut BytesMut, before: usize, len: usize) -> Bytes {
         let whole = before + len + END;
@@ -532,10 +541,10 @@ impl Decoder {
     }
 }
 
-/// Where the first CR or LF is.
+/// Returns the position of the first CR or LF.
 #[inline]
 fn line_break(bytes: &[u8]) -> Option<usize> {
-    // Most lines are shorter than what a search by vectors needs to begin.
+    // Most lines are too short for a vectorized search to pay.
     let near = bytes.len().min(16);
     match bytes[..near].iter().position(|&byte| byte == b'\r' || byte == b'\n') {
         None => memchr2(b'\r', b'\n', &bytes[near..]).map(|at| near + at),
@@ -543,13 +552,13 @@ fn line_break(bytes: &[u8]) -> Option<usize> {
     }
 }
 
-/// Makes room in a full `input` that is to hold `whole` bytes: twice what has arrived, at most what is needed, and the
-/// read-ahead. `BytesMut::reserve` would double beyond that.
-fn make_room(input: &mut BytesMut, whole: usize) {
+/// Grows a full `input` that will hold `whole` bytes: to twice what has arrived, at most to what is needed, and the read-ahead.
+/// `BytesMut::reserve` would double beyond that.
+fn grow(input: &mut BytesMut, whole: usize) {
     if input.len() < input.capacity() {
         return;
     }
-    let target = whole.min(input.len().saturating_mul(2).max(FIRST_READ)).saturating_add(READ_AHEAD);
+    let target = whole.min(input.len().saturating_mul(2).max(FIRST_READ_BYTES)).saturating_add(READ_AHEAD_BYTES);
     if !input.try_reclaim(target - input.len()) {
         let mut larger = BytesMut::with_capacity(target);
         larger.extend_from_slice(input);
@@ -564,7 +573,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_seen_of_a_line_is_not_looked_at_again() {
+    fn a_line_is_searched_once() {
         for first in [b'+', b'-', b':', b'(', b',', b'$', b'*', b'%'] {
             let (mut decoder, mut input) = (Decoder::default(), BytesMut::new());
             input.put_u8(first);
@@ -582,9 +591,9 @@ mod tests {
         }
     }
 
-    /// Only what is missing of one string is left in the input.
+    /// Only the beginning of an incomplete string stays in the input.
     #[test]
-    fn what_was_understood_has_left_the_input() {
+    fn complete_parts_leave_the_input() {
         let (mut decoder, mut input) = (Decoder::default(), BytesMut::from("*3\r\n%1\r\n+k\r\n:1\r\n$5\r\nab"));
         assert_eq!(decoder.decode(&mut input), Ok(None));
         assert_eq!(input, "ab");

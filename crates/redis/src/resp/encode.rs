@@ -7,14 +7,14 @@ use bytes::{BufMut, BytesMut};
 use super::line::is_big_number;
 use super::value::{Message, Value};
 
-/// Which of the two protocols a peer understands.
+/// A version of the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Version {
-    /// What every peer understands. Maps become arrays of twice the length, sets and pushes arrays, doubles and big numbers
-    /// strings, booleans 0 or 1; attributes are left out.
+    /// RESP2, which every peer understands. Maps are encoded as arrays of twice the length, sets and pushes as arrays, doubles and
+    /// big numbers as strings, booleans as 0 or 1. Attributes are omitted.
     Resp2,
-    /// What a peer understands after `HELLO 3`.
+    /// RESP3, which a peer understands after `HELLO 3`.
     #[default]
     Resp3,
 }
@@ -23,24 +23,24 @@ pub enum Version {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EncodeError {
-    /// A string or error of one line has several.
-    #[error("a simple string or error contains a CR or LF: use a bulk string or, with RESP3, a blob error")]
+    /// A simple string or error contains a line break.
+    #[error("a simple string or error contains a CR or LF; use a bulk string or, in RESP3, a blob error")]
     LineBreak,
-    /// A big number is none.
-    #[error("a big number is not made of digits")]
+    /// A big number is not made of digits.
+    #[error("invalid big number; expected digits")]
     BigNumber,
 }
 
-/// What can be encoded to: `Vec<u8>` and `BytesMut`.
+/// A buffer to encode to: `Vec<u8>` or `BytesMut`.
 pub trait Output {
-    /// Makes room for this many bytes more.
-    fn make_room(&mut self, additional: usize);
+    /// Reserves memory for this number of bytes.
+    fn reserve_bytes(&mut self, additional: usize);
     /// Appends bytes.
     fn append(&mut self, bytes: &[u8]);
 }
 
 impl Output for Vec<u8> {
-    fn make_room(&mut self, additional: usize) {
+    fn reserve_bytes(&mut self, additional: usize) {
         self.reserve(additional);
     }
 
@@ -51,7 +51,7 @@ impl Output for Vec<u8> {
 }
 
 impl Output for BytesMut {
-    fn make_room(&mut self, additional: usize) {
+    fn reserve_bytes(&mut self, additional: usize) {
         self.reserve(additional);
     }
 
@@ -61,22 +61,22 @@ impl Output for BytesMut {
     }
 }
 
-/// Appends a command, its name first. Room is made once.
+/// Appends a command, whose first argument is its name. Memory is reserved once.
 ///
 /// ```
 /// let mut output = Vec::new();
-/// tidewire_redis::encode_command(&["SET", "k", ""], &mut output);
+/// tidewire_redis::resp::encode_command(&["SET", "k", ""], &mut output);
 /// assert_eq!(output, b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$0\r\n\r\n");
 /// ```
 pub fn encode_command<A: AsRef<[u8]>>(arguments: &[A], output: &mut impl Output) {
-    output.make_room(command_len(arguments));
+    output.reserve_bytes(command_len(arguments));
     put_head(b'*', arguments.len(), output);
     for argument in arguments {
         encode_argument(argument.as_ref(), output);
     }
 }
 
-/// The bytes of an encoded command.
+/// Returns the length of an encoded command.
 fn command_len<A: AsRef<[u8]>>(arguments: &[A]) -> usize {
     let arguments_len = |argument: &A| {
         let len = argument.as_ref().len();
@@ -85,13 +85,13 @@ fn command_len<A: AsRef<[u8]>>(arguments: &[A]) -> usize {
     head_len(arguments.len()) + arguments.iter().map(arguments_len).sum::<usize>()
 }
 
-/// Appends an argument of a command, or its name.
+/// Appends one argument of a command.
 pub(crate) fn encode_argument(argument: &[u8], output: &mut impl Output) {
     put_blob(b'$', argument, output);
 }
 
 impl Value {
-    /// Appends the value. After an error `output` is as before.
+    /// Appends the encoded value. `output` is unchanged after an error.
     pub fn encode(&self, version: Version, output: &mut BytesMut) -> Result<(), EncodeError> {
         let before = output.len();
         let encoded = put_value(self, version, output);
@@ -103,7 +103,7 @@ impl Value {
 }
 
 impl Message {
-    /// Appends the message. After an error `output` is as before.
+    /// Appends the encoded message. `output` is unchanged after an error.
     pub fn encode(&self, version: Version, output: &mut BytesMut) -> Result<(), EncodeError> {
         match self {
             Self::Reply(value) => value.encode(version, output),
@@ -120,7 +120,7 @@ impl Message {
     }
 }
 
-/// Recursive: a value is dropped that way, too, and these are our own.
+/// Recursive, like dropping a value.
 fn put_value(value: &Value, version: Version, output: &mut BytesMut) -> Result<(), EncodeError> {
     let is_new = version == Version::Resp3;
     match value {
@@ -201,7 +201,7 @@ fn put_blob(first: u8, content: &[u8], output: &mut impl Output) {
 fn put_head(first: u8, len: usize, output: &mut impl Output) {
     let mut digits = itoa::Buffer::new();
     let digits = digits.format(len).as_bytes();
-    // Three appends of a few bytes cost more than one.
+    // One append costs less than three.
     let mut head = [0; 24];
     let end = 1 + digits.len();
     head[0] = first;
@@ -210,18 +210,18 @@ fn put_head(first: u8, len: usize, output: &mut impl Output) {
     output.append(&head[..end + 2]);
 }
 
-/// The bytes of the line before something of this length.
+/// Returns the length of the header of a value of this length.
 fn head_len(len: usize) -> usize {
     len.checked_ilog10().map_or(1, |log| log as usize + 1) + 3
 }
 
-/// The shortest text that is read as the same number.
+/// Returns the shortest text that is parsed as the same number.
 fn double(value: f64, text: &mut [u8; 32]) -> &[u8] {
     if value.is_nan() {
         return b"nan";
     }
     let mut rest = &mut text[..];
-    // At most 24 bytes: a sign, 17 digits, a point and an exponent. So it fits, and nothing is cut.
+    // At most 24 bytes: a sign, 17 digits, a point and an exponent.
     let written = write!(rest, "{value:?}");
     debug_assert!(written.is_ok(), "{value} is longer than any double");
     let left = rest.len();
@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn room_is_made_once_and_exactly() {
+    fn memory_is_reserved_exactly() {
         for arguments in [vec![], vec![vec![b'a'; 9], vec![b'b'; 10], vec![], vec![b'c'; 12_345]], vec![vec![]; 100]] {
             let mut output = Vec::new();
             encode_command(&arguments, &mut output);
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn doubles_are_short_and_fit() {
+    fn doubles_have_their_shortest_form() {
         for (value, expected) in [
             (1.0, "1.0"),
             (-2.5, "-2.5"),

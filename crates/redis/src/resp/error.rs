@@ -1,13 +1,13 @@
 //! Errors in the input of a decoder.
 
-/// What is wrong with a stream. It cannot be read any further.
+/// Why a stream cannot be decoded any further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{kind} (byte {offset} of the stream)")]
+#[error("{kind} (at byte {offset} of the stream)")]
 #[non_exhaustive]
 pub struct DecodeError {
-    /// What is wrong.
+    /// The kind of error.
     pub kind: DecodeErrorKind,
-    /// Where: the bytes of the stream before it.
+    /// The number of bytes of the stream before the error.
     pub offset: u64,
 }
 
@@ -16,92 +16,92 @@ pub struct DecodeError {
 #[non_exhaustive]
 pub enum DecodeErrorKind {
     /// No value begins with this byte.
-    #[error("no value begins with '{}': this does not speak RESP", byte.escape_ascii())]
+    #[error("no value begins with '{}'; the peer does not speak RESP", byte.escape_ascii())]
     UnknownType {
         /// The byte.
         byte: u8,
     },
     /// A carriage return or a line feed without the other.
-    #[error("a line has a lone CR or LF: lines end with CR LF")]
+    #[error("expected CR LF at the end of a line, got one of them alone")]
     LineBreak,
-    /// A line is above the limit.
-    #[error("a line is longer than {max} bytes")]
+    /// A line is longer than the limit.
+    #[error("a line is longer than `max_line`, {max} bytes")]
     LineTooLong {
         /// The limit.
         max: usize,
     },
-    /// A length is not one.
-    #[error("the length of a '{}' is not a number that it can have", first.escape_ascii())]
+    /// A length is invalid.
+    #[error("invalid length of a '{}'; expected digits", first.escape_ascii())]
     Length {
-        /// The first byte of what has the length.
+        /// The first byte of the value.
         first: u8,
     },
-    /// A string is above the limit.
-    #[error("a string of {len} bytes was announced: at most {max} are accepted")]
+    /// A string is longer than the limit.
+    #[error("a string has {len} bytes, more than `max_bulk`, {max}")]
     BulkTooLong {
-        /// The announced length; of a string in chunks, those up to here together.
+        /// The announced length. For a string in chunks, the sum so far.
         len: u64,
         /// The limit.
         max: usize,
     },
-    /// A string is not followed by the end of a line.
-    #[error("a string is not followed by CR LF: its length is wrong")]
+    /// A string is not followed by CR LF.
+    #[error("expected CR LF after a string; its length is wrong")]
     BulkEnd,
-    /// An aggregate, or those of a reply together, are above the limit.
-    #[error("a reply has more than {max} elements")]
+    /// A reply has more elements than the limit.
+    #[error("a reply has more elements than `max_elements`, {max}")]
     TooManyElements {
         /// The limit.
         max: usize,
     },
-    /// Aggregates are nested too deeply.
-    #[error("a reply is nested deeper than {max} levels")]
+    /// Aggregates are nested more deeply than the limit.
+    #[error("a reply is nested more deeply than `max_depth`, {max} levels")]
     TooDeep {
         /// The limit.
         max: usize,
     },
-    /// An integer is none.
-    #[error("an integer is not made of digits")]
+    /// An integer is not made of digits.
+    #[error("invalid integer; expected digits")]
     Integer,
     /// An integer does not fit 64 bits.
     #[error("an integer does not fit 64 bits")]
     IntegerRange,
-    /// A double is none, or is finite and does not fit.
-    #[error("a double is not a number that fits one")]
+    /// A double is not a number, or is finite and does not fit.
+    #[error("invalid double; expected a decimal number that fits 64 bits")]
     Double,
-    /// A big number is none.
-    #[error("a big number is not made of digits")]
+    /// A big number is not made of digits.
+    #[error("invalid big number; expected digits")]
     BigNumber,
     /// A boolean is neither `t` nor `f`.
-    #[error("a boolean is neither t nor f")]
+    #[error("invalid boolean; expected t or f")]
     Boolean,
-    /// A null is followed by something.
-    #[error("a null has a content")]
+    /// A null is not followed by CR LF.
+    #[error("expected CR LF after a null")]
     Null,
     /// A verbatim string does not begin with its format.
-    #[error("a verbatim string does not begin with three letters and a colon")]
+    #[error("expected a format of three bytes and a colon at the beginning of a verbatim string")]
     Verbatim,
-    /// Within a string in chunks there is something else.
-    #[error("a string in chunks goes on with '{}' instead of ';'", byte.escape_ascii())]
+    /// A string in chunks continues with another value.
+    #[error("expected ';' before the next chunk of a string, got '{}'", byte.escape_ascii())]
     ChunkExpected {
-        /// How it goes on.
+        /// The byte in place of `;`.
         byte: u8,
     },
-    /// A chunk without a string that it belongs to.
-    #[error("a chunk belongs to no string")]
+    /// A chunk that is not part of a string.
+    #[error("unexpected chunk outside of a string")]
     StrayChunk,
-    /// An end without an aggregate of unknown length.
-    #[error("an end of nothing, or of what has a length")]
+    /// An end that is not the end of a streamed aggregate.
+    #[error("unexpected end outside of a streamed aggregate")]
     StrayEnd,
     /// A map ends after a key.
-    #[error("a map ends between a key and its value")]
+    #[error("a map ends after a key; expected its value")]
     OddMap,
     /// An aggregate ends after attributes.
-    #[error("attributes are followed by no value")]
+    #[error("an aggregate ends after attributes; expected their value")]
     StrayAttributes,
-    /// A push within a reply.
-    #[error("a push within a reply")]
+    /// A push inside a reply.
+    #[error("unexpected push inside a reply")]
     NestedPush,
-    /// The stream ended too early.
-    #[error("the stream ended within a reply")]
+    /// The stream ended inside a reply.
+    #[error("the stream ended inside a reply")]
     Truncated,
 }

@@ -1,22 +1,23 @@
 //! Limits on the input of a decoder.
 
-/// The deepest nesting that can be set: values are dropped level by level, on the stack.
-const DEEPEST: usize = 512;
+/// The largest value of `max_depth`: nested values are dropped recursively, on the stack.
+const MAX_DEPTH: usize = 512;
 
-/// What a [`Decoder`](super::Decoder) accepts.
+/// The settings of a [`Decoder`](super::Decoder).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DecoderOptions {
-    /// The longest string, in chunks or not. Default: 512 MiB, which is what Redis keeps under a key by default.
+    /// The longest string in bytes, in chunks or not. Default: 512 MiB, the default limit of Redis.
     pub max_bulk: usize,
-    /// The most elements of one reply, those of nested aggregates together; a pair counts twice, and an attribute for one more.
-    /// Default: 1 048 576, or some 40 MiB beside the strings. Whoever reads more at once should scan instead.
+    /// The number of elements of one reply, nested ones included. A pair of a map counts twice, and an attribute adds one. Default:
+    /// 1 048 576, which is about 40 MiB without the strings. Use `SCAN` and its relatives to read more.
     pub max_elements: usize,
-    /// How deep aggregates may be nested, at most 512. Default: 64, far beyond what Redis or a sensible script answers.
+    /// The levels of nested aggregates, at most 512. Default: 64, more than any reply of Redis or a sensible script has.
     pub max_depth: usize,
-    /// The longest line: a simple string, an error, a number. Default: 64 KiB, which is what Redis accepts itself.
+    /// The longest line in bytes: a simple string, an error, a number. Default: 64 KiB, the limit of Redis.
     pub max_line: usize,
-    /// Whether values keep their attributes. Default: no, because a client asks for a value, and they are hints.
+    /// Whether values keep their attributes, as [`Value::Attributed`](crate::Value::Attributed). Default: false, because attributes
+    /// are hints, and most code expects the bare value.
     pub keep_attributes: bool,
 }
 
@@ -27,11 +28,48 @@ impl Default for DecoderOptions {
 }
 
 impl DecoderOptions {
-    /// With which no sum of lengths overflows and no drop overflows the stack.
-    pub(super) fn within_reason(mut self) -> Self {
-        self.max_bulk = self.max_bulk.min(usize::MAX / 4);
-        self.max_line = self.max_line.min(usize::MAX / 4);
-        self.max_depth = self.max_depth.min(DEEPEST);
+    /// Sets [`max_bulk`](#structfield.max_bulk).
+    #[must_use]
+    pub fn max_bulk(mut self, max_bulk: usize) -> Self {
+        self.max_bulk = max_bulk;
         self
+    }
+
+    /// Sets [`max_elements`](#structfield.max_elements).
+    #[must_use]
+    pub fn max_elements(mut self, max_elements: usize) -> Self {
+        self.max_elements = max_elements;
+        self
+    }
+
+    /// Sets [`max_depth`](#structfield.max_depth).
+    #[must_use]
+    pub fn max_depth(mut self, max_depth: usize) -> Self {
+        self.max_depth = max_depth;
+        self
+    }
+
+    /// Sets [`max_line`](#structfield.max_line).
+    #[must_use]
+    pub fn max_line(mut self, max_line: usize) -> Self {
+        self.max_line = max_line;
+        self
+    }
+
+    /// Sets [`keep_attributes`](#structfield.keep_attributes).
+    #[must_use]
+    pub fn keep_attributes(mut self, keep_attributes: bool) -> Self {
+        self.keep_attributes = keep_attributes;
+        self
+    }
+
+    /// Lowers the limits so that no sum of lengths overflows, and no drop overflows the stack.
+    pub(super) fn clamped(self) -> Self {
+        Self {
+            max_bulk: self.max_bulk.min(usize::MAX / 4),
+            max_line: self.max_line.min(usize::MAX / 4),
+            max_depth: self.max_depth.min(MAX_DEPTH),
+            ..self
+        }
     }
 }

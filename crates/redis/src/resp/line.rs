@@ -2,25 +2,25 @@
 
 use super::error::DecodeErrorKind;
 
-/// How long something is.
+/// The length of a string or aggregate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Length {
-    /// This many bytes, elements or pairs; what does not fit is the largest there is.
+    /// This number of bytes, elements or pairs. A number that does not fit is `u64::MAX`.
     Of(u64),
-    /// Until it ends: `?`.
+    /// Unknown, until its end: `?`.
     Streamed,
-    /// It is not there at all: `-1`.
+    /// Null: `-1`.
     Null,
 }
 
-/// The bytes of a line that are not its content: its type, CR and LF.
-pub(super) const AROUND: usize = 3;
+/// Bytes of a line besides its content: the type, CR and LF.
+pub(super) const LINE_OVERHEAD: usize = 3;
 
-/// What fits 64 bits without a check at every digit, and is longer than any length that is accepted.
+/// Digits that fit 64 bits without a check at each of them. No accepted length is longer.
 const SHORT: usize = 18;
 
-/// A number of a few digits at the front of `input`, after the type, and the bytes of the whole line. `None` if it is anything
-/// else, or not all there.
+/// Parses a short number at the front of `input`, after the type byte. Also returns the length of the line. `None` if it is anything
+/// else, or incomplete.
 #[inline]
 pub(super) fn short(input: &[u8]) -> Option<(u64, usize)> {
     let mut number = 0;
@@ -35,7 +35,7 @@ pub(super) fn short(input: &[u8]) -> Option<(u64, usize)> {
     None
 }
 
-/// The length that a line states.
+/// Parses a length.
 pub(super) fn length(line: &[u8]) -> Option<Length> {
     match line {
         b"?" => Some(Length::Streamed),
@@ -56,7 +56,7 @@ pub(super) fn double(line: &[u8]) -> Result<f64, DecodeErrorKind> {
     if rest.eq_ignore_ascii_case(b"inf") {
         return Ok(if is_negative { f64::NEG_INFINITY } else { f64::INFINITY });
     }
-    // The C library writes a sign before it, depending on how it came about.
+    // The C library may write a sign before it.
     if rest.eq_ignore_ascii_case(b"nan") {
         return Ok(f64::NAN);
     }
@@ -70,7 +70,7 @@ pub(super) fn is_big_number(line: &[u8]) -> bool {
     !rest.is_empty() && rest.iter().all(u8::is_ascii_digit)
 }
 
-/// Whether there is a minus, and what comes after the sign.
+/// Returns whether there is a minus, and the text after the sign.
 fn signed(line: &[u8]) -> (bool, &[u8]) {
     match line {
         [b'-', rest @ ..] => (true, rest),
@@ -79,7 +79,7 @@ fn signed(line: &[u8]) -> (bool, &[u8]) {
     }
 }
 
-/// A number that is made of digits only; the largest there is, if it is more than fits.
+/// Parses digits. A number that does not fit is `u64::MAX`.
 fn digits(line: &[u8]) -> Option<u64> {
     let is_number = !line.is_empty() && line.iter().all(u8::is_ascii_digit);
     let add = |number: u64, byte: &u8| number.saturating_mul(10).saturating_add((byte - b'0').into());
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_short_number_is_read_as_the_whole_line_would_be() {
+    fn short_numbers_are_parsed_like_lines() {
         assert_eq!(short(b"$0\r\n"), Some((0, 4)));
         assert_eq!(short(b"*12\r\nrest"), Some((12, 5)));
         assert_eq!(short(b":999999999999999999\r\n"), Some((999_999_999_999_999_999, 21)));
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_are_those_of_64_bits() {
+    fn integers_have_64_bits() {
         for (line, expected) in [
             ("0", Ok(0)),
             ("-0", Ok(0)),
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn doubles_are_decimal_or_have_a_name() {
+    fn doubles_are_decimal_infinite_or_nan() {
         for (line, expected) in [
             ("1.23", 1.23),
             ("10", 10.0),

@@ -1,11 +1,11 @@
-//! Aggregates that are not complete yet.
+//! Incomplete aggregates.
 
 use super::value::Value;
 
 /// Keys and values.
 pub(super) type Pairs = Vec<(Value, Value)>;
 
-/// The aggregates, by the byte they begin with.
+/// The types of aggregates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Aggregate {
     Array,
@@ -16,7 +16,7 @@ pub(super) enum Aggregate {
 }
 
 impl Aggregate {
-    /// How many values one of its elements is.
+    /// Returns the number of values of one element.
     pub(super) fn width(self) -> usize {
         match self {
             Self::Map | Self::Attributes => 2,
@@ -24,31 +24,31 @@ impl Aggregate {
         }
     }
 
-    /// Whether it may come without a length.
+    /// Whether its length may be unknown.
     pub(super) fn may_be_streamed(self) -> bool {
         matches!(self, Self::Array | Self::Set | Self::Map)
     }
 }
 
-/// An aggregate that is being read.
+/// An aggregate whose elements are being decoded.
 #[derive(Debug)]
 pub(super) struct Open {
     aggregate: Aggregate,
-    /// How many values are to come; `None` if its end will be said.
+    /// The number of values to come. `None` if it is streamed.
     left: Option<usize>,
     items: Items,
-    /// What was said about the aggregate itself.
+    /// The attributes of the aggregate itself.
     pub(super) attributes: Option<Pairs>,
 }
 
 #[derive(Debug)]
 enum Items {
     Single(Vec<Value>),
-    /// And the key whose value is to come.
+    /// Pairs, and a key whose value is to come.
     Paired(Pairs, Option<Value>),
 }
 
-/// An aggregate that is complete.
+/// A complete aggregate.
 #[derive(Debug)]
 pub(super) enum Closed {
     Value(Value),
@@ -57,16 +57,16 @@ pub(super) enum Closed {
 }
 
 impl Open {
-    /// With room for `room` values, which is no more than are announced.
-    pub(super) fn new(aggregate: Aggregate, left: Option<usize>, room: usize, attributes: Option<Pairs>) -> Self {
+    /// Creates an aggregate with memory for `capacity` values.
+    pub(super) fn new(aggregate: Aggregate, left: Option<usize>, capacity: usize, attributes: Option<Pairs>) -> Self {
         let items = match aggregate.width() {
-            1 => Items::Single(Vec::with_capacity(room)),
-            _ => Items::Paired(Vec::with_capacity(room / 2), None),
+            1 => Items::Single(Vec::with_capacity(capacity)),
+            _ => Items::Paired(Vec::with_capacity(capacity / 2), None),
         };
         Self { aggregate, left, items, attributes }
     }
 
-    /// Appends a value; there is one to come. Returns whether it was the last.
+    /// Appends a value. Returns whether it was the last.
     #[inline]
     pub(super) fn push(&mut self, value: Value) -> bool {
         match &mut self.items {
@@ -85,12 +85,12 @@ impl Open {
         }
     }
 
-    /// How many values are known to come.
+    /// Returns the number of values to come, or zero if it is streamed.
     pub(super) fn known_left(&self) -> usize {
         self.left.unwrap_or(0)
     }
 
-    /// Appends values; more than these are to come.
+    /// Appends values, which do not include the last one.
     pub(super) fn push_all(&mut self, values: impl ExactSizeIterator<Item = Value>) {
         match (&mut self.items, &mut self.left) {
             (Items::Single(items), Some(left)) => {
@@ -107,7 +107,7 @@ impl Open {
         self.left.is_none()
     }
 
-    /// Whether the value of a key is to come.
+    /// Whether a key has no value yet.
     pub(super) fn is_odd(&self) -> bool {
         matches!(self.items, Items::Paired(_, Some(_)))
     }

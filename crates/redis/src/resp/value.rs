@@ -4,13 +4,13 @@ use std::fmt::{self, Debug, Formatter};
 
 use bytes::Bytes;
 
-/// A value of RESP3. Those of RESP2 are among them.
+/// A value of RESP3, which includes the values of RESP2.
 ///
-/// Strings that were decoded are parts of what was read, not copies: one that is kept for long keeps the whole read in memory.
+/// Decoded strings are slices of the input: a string that is kept for long keeps the whole read in memory.
 #[derive(Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Value {
-    /// Nothing: `_`, and the null string and null array of RESP2.
+    /// Null: `_`, and the null string and null array of RESP2.
     Null,
     /// `#t` or `#f`.
     Boolean(bool),
@@ -18,49 +18,49 @@ pub enum Value {
     Integer(i64),
     /// A floating point number, which may be infinite or not a number.
     Double(f64),
-    /// An integer of any size, as decimal digits that may have a sign.
+    /// An integer of any size, as decimal digits with an optional sign.
     BigNumber(Bytes),
-    /// A short string without line breaks, like `OK`.
+    /// A simple string without line breaks, like `OK`.
     Simple(Bytes),
-    /// A string of bytes, also one that came in chunks.
+    /// A string of bytes, also one received in chunks.
     Bulk(Bytes),
-    /// A string and three letters that say what it is: `txt` or `mkd`.
+    /// A string with a format of three letters: `txt` or `mkd`.
     Verbatim([u8; 3], Bytes),
-    /// An error in one line. Its first word is its code.
+    /// An error without line breaks. Its first word is its code.
     SimpleError(Bytes),
     /// An error of any bytes. Its first word is its code.
     BlobError(Bytes),
     /// Values in order.
     Array(Vec<Value>),
-    /// Values that are meant to be distinct, in the order in which they came.
+    /// Values that should be distinct, in the order of the reply.
     Set(Vec<Value>),
-    /// Keys and values, in the order in which they came.
+    /// Keys and values, in the order of the reply.
     Map(Vec<(Value, Value)>),
-    /// A value that has attributes, if they [are kept](super::DecoderOptions::keep_attributes).
+    /// A value with attributes, if the decoder [keeps them](super::DecoderOptions::keep_attributes).
     Attributed(Box<Attributed>),
 }
 
-/// A value, and what was said about it before it.
+/// A value with attributes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attributed {
-    /// What is said about the value.
+    /// The attributes.
     pub attributes: Vec<(Value, Value)>,
-    /// The value, which is not itself [`Value::Attributed`] when it was decoded.
+    /// The value. A decoder never nests [`Value::Attributed`].
     pub value: Value,
 }
 
-/// What comes from a server: the reply to the oldest command that has none, or something that nobody asked for.
+/// A message from a server: the reply to the oldest command in flight, or a push.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Message {
     /// A reply, which may be an error.
     Reply(Value),
-    /// A push. Its first element names its kind: `message`, `invalidate`. Attributes before it are skipped.
+    /// A push. Its first element is its kind: `message`, `invalidate`. Its attributes are skipped.
     Push(Vec<Value>),
 }
 
 impl Value {
-    /// The bytes of a string, whichever of the three kinds it is.
+    /// Returns the bytes of a simple, bulk or verbatim string.
     pub fn as_bytes(&self) -> Option<&Bytes> {
         match self.bare() {
             Self::Simple(bytes) | Self::Bulk(bytes) | Self::Verbatim(_, bytes) => Some(bytes),
@@ -68,7 +68,7 @@ impl Value {
         }
     }
 
-    /// The text of an error, of either kind.
+    /// Returns the text of an error.
     pub fn as_error(&self) -> Option<&Bytes> {
         match self.bare() {
             Self::SimpleError(text) | Self::BlobError(text) => Some(text),
@@ -76,7 +76,7 @@ impl Value {
         }
     }
 
-    /// The value without its attributes.
+    /// Returns the value without its attributes.
     pub fn bare(&self) -> &Self {
         let mut value = self;
         while let Self::Attributed(attributed) = value {
@@ -85,7 +85,7 @@ impl Value {
         value
     }
 
-    /// The value without its attributes.
+    /// Returns the value without its attributes.
     #[must_use]
     pub fn into_bare(self) -> Self {
         let mut value = self;
@@ -95,7 +95,7 @@ impl Value {
         value
     }
 
-    /// What kind of value it is, in words for a message.
+    /// Returns the name of the type, for messages.
     pub fn type_name(&self) -> &'static str {
         match self.bare() {
             Self::Null => "null",
@@ -135,7 +135,7 @@ impl From<i64> for Value {
     }
 }
 
-/// Close to how it is written in Rust, with the first byte of its type where several look alike. Of a long string, the beginning.
+/// Similar to a Rust literal, with the type byte where types look alike. Long strings are cut.
 impl Debug for Value {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
@@ -160,7 +160,7 @@ impl Debug for Value {
     }
 }
 
-/// What of a string is shown. Enough for an error or a small record, and little enough for a line of a log.
+/// Bytes of a string that are shown: enough for an error or a small record, and not too much for a log line.
 const SHOWN: usize = 256;
 
 fn text(f: &mut Formatter<'_>, sign: &str, bytes: &[u8]) -> fmt::Result {
@@ -173,14 +173,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_is_a_string_and_a_word() {
+    fn values_are_small() {
         assert!(size_of::<Value>() <= 40, "{}", size_of::<Value>());
         assert!(size_of::<Message>() <= 40, "{}", size_of::<Message>());
         assert!(size_of::<Option<Message>>() <= 40, "{}", size_of::<Option<Message>>());
     }
 
     #[test]
-    fn it_is_shown_in_short() {
+    fn debug_is_short() {
         let map = Value::Map(vec![
             ("k\n".into(), Value::Array(vec![1.into(), Value::Null, Value::Double(0.5), Value::Boolean(true)])),
             (Value::Simple("OK".into()), Value::SimpleError("ERR no".into())),
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_are_looked_through() {
+    fn accessors_skip_attributes() {
         let attributed = |value| Value::Attributed(Box::new(Attributed { attributes: vec![], value }));
         let string = attributed(attributed("a".into()));
         assert_eq!(string.as_bytes().map(|bytes| &bytes[..]), Some(&b"a"[..]));

@@ -21,8 +21,7 @@ async fn mute() -> Scripted {
 #[tokio::test]
 async fn whoever_waits_for_room_is_told_of_a_close_when_it_begins() {
     let server = mute().await;
-    let mut options = options(server.port());
-    (options.max_requests, options.timeout) = (1, Duration::MAX);
+    let options = options(server.port()).max_in_flight(1).timeout(Duration::MAX);
     let client = Client::start(options);
     let first = ask(&client, command(&["PING"]));
     wait_until_async("it is sent", PATIENCE, async || client.stats().requests == 1).await;
@@ -50,8 +49,7 @@ async fn whoever_waits_for_room_is_told_of_a_close_when_it_begins() {
 async fn a_client_that_is_closed_says_so_and_not_that_it_is_full() {
     let server = mute().await;
     for when_full in [WhenFull::Fail, WhenFull::Wait] {
-        let mut options = options(server.port());
-        (options.max_requests, options.when_full, options.timeout) = (1, when_full, Duration::MAX);
+        let options = options(server.port()).max_in_flight(1).when_full(when_full).timeout(Duration::MAX);
         let client = Client::start(options);
         let first = ask(&client, command(&["PING"]));
         wait_until_async("it is sent", PATIENCE, async || client.stats().requests == 1).await;
@@ -65,16 +63,19 @@ async fn a_client_that_is_closed_says_so_and_not_that_it_is_full() {
         client.close(Duration::ZERO).await;
         closing.await.unwrap();
         assert!(first.await.unwrap().is_err());
-        assert_eq!(client.stats().refused, 0);
+        assert_eq!(client.stats().rejected, 0);
     }
 }
 
 #[tokio::test]
 async fn whoever_goes_away_in_an_outage_leaves_their_room_at_once() {
     let port = RedisServer::start().port();
-    let mut options = options(port);
-    (options.max_requests, options.timeout, options.while_down) = (1, Duration::MAX, WhileDown::Queue);
-    (options.min_backoff, options.max_backoff) = (Duration::from_hours(1), Duration::from_hours(1));
+    let options = options(port)
+        .max_in_flight(1)
+        .timeout(Duration::MAX)
+        .while_down(WhileDown::Queue)
+        .min_backoff(Duration::from_hours(1))
+        .max_backoff(Duration::from_hours(1));
     let client = Client::start(options);
     let mut states = client.states();
     // The second failure is followed by the long pause.
@@ -107,8 +108,7 @@ struct Stuck {
 impl Stuck {
     async fn new() -> Self {
         let server = Scripted::deaf().await;
-        let mut options = options(server.port());
-        (options.max_requests, options.timeout) = (2, Duration::MAX);
+        let options = options(server.port()).max_in_flight(2).timeout(Duration::MAX);
         let client = Client::start(options);
         let long = command(&["SET", "k", &"v".repeat(32 << 20)]);
         let size = long.command().size();
@@ -160,11 +160,10 @@ async fn whoever_goes_away_after_one_who_could_leave_no_room_leaves_theirs() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_waits_for_room_when_the_connection_is_lost_is_told_or_served() {
-    for while_down in [WhileDown::AsStates, WhileDown::Fail, WhileDown::Queue] {
+    for while_down in [WhileDown::WaitForAttempt, WhileDown::Fail, WhileDown::Queue] {
         let server = RedisServer::start();
         let proxy = FaultProxy::start(server.addr());
-        let mut options = options(proxy.addr().port());
-        (options.max_requests, options.while_down) = (2, while_down);
+        let options = options(proxy.addr().port()).max_in_flight(2).while_down(while_down);
         let client = Client::start(options);
         for turn in 0..30 {
             client.status().wait_for(|status| status.state == State::Open).await.unwrap();
@@ -189,8 +188,7 @@ async fn whoever_waits_for_room_when_the_connection_is_lost_is_told_or_served() 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_request_gets_its_turn_among_small_ones() {
     let server = RedisServer::start();
-    let mut options = options(server.port());
-    options.max_requests = 8;
+    let options = options(server.port()).max_in_flight(8);
     let client = Client::start(options);
     let mut small = JoinSet::new();
     for _ in 0..32 {
@@ -212,8 +210,7 @@ async fn a_large_request_gets_its_turn_among_small_ones() {
 #[tokio::test]
 async fn whoever_is_refused_and_asks_again_at_once_does_not_keep_others_from_running() {
     let server = RedisServer::start();
-    let mut options = options(server.port());
-    (options.max_requests, options.when_full) = (1, WhenFull::Fail);
+    let options = options(server.port()).max_in_flight(1).when_full(WhenFull::Fail);
     let (client, connection) = Client::new(options);
     let first = ask(&client, command(&["PING"]));
     wait_until_async("it has the room", PATIENCE, async || client.stats().in_flight == 1).await;
@@ -230,8 +227,7 @@ async fn whoever_is_refused_and_asks_again_at_once_does_not_keep_others_from_run
 #[tokio::test]
 async fn what_was_sent_and_is_late_keeps_its_room_until_its_reply_has_come() {
     let server = RedisServer::start();
-    let mut options = options(server.port());
-    (options.max_requests, options.connect_timeout) = (3, PATIENCE);
+    let options = options(server.port()).max_in_flight(3).connect_timeout(PATIENCE);
     let client = Client::start(options);
     client.status().wait_for(|status| status.state == State::Open).await.unwrap();
     server.pause();

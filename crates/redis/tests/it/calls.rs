@@ -8,7 +8,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use tidewire_redis::commands::*;
 use tidewire_redis::{
-    Client, Error, ErrorCode, FromValue, Ignore, Invocation, Pipeline, Request, Script, Serde, Slots, Value,
+    Client, Error, ErrorCode, FromValue, Ignore, Invocation, Pipeline, ReplyTypes, Request, Script, Serde, Value,
 };
 use tokio::runtime::{Builder, Runtime};
 
@@ -40,7 +40,7 @@ impl Caller {
         }
     }
 
-    fn pipeline<S: Slots>(&self, pipeline: Pipeline<S>) -> S::Results {
+    fn pipeline<S: ReplyTypes>(&self, pipeline: Pipeline<S>) -> S::Results {
         self.runtime.block_on(self.client.pipeline(pipeline)).expect("replies")
     }
 
@@ -97,14 +97,14 @@ fn strings() {
         c.is(get("k"), None);
         c.is(set("k", "v"), ());
         c.is(get("k"), some("v"));
-        c.is(set_with("k", "w", SetOptions::new().if_absent()), false);
-        c.is(set_with("k", "w", SetOptions::new().if_present().expire_in(HOUR)), true);
-        c.is(set_get("k", "x", SetOptions::new().keep_ttl()), some("w"));
+        c.is(set_with("k", "w", SetOptions::default().if_absent()), false);
+        c.is(set_with("k", "w", SetOptions::default().if_present().expire_in(HOUR)), true);
+        c.is(set_get("k", "x", SetOptions::default().expiry(Expiry::Keep)), some("w"));
         assert!(matches!(c.ok(ttl("k")), TimeToLive::In(left) if left <= HOUR));
         c.is(getex("k", Expiry::Keep), some("x"));
         c.is(getex("k", Expiry::Never), some("x"));
         c.is(ttl("k"), TimeToLive::Never);
-        c.is(set_with("k", "y", SetOptions::new().expire_at(SystemTime::now() + HOUR)), true);
+        c.is(set_with("k", "y", SetOptions::default().expiry(Expiry::At(SystemTime::now() + HOUR))), true);
         c.is(getdel("k"), some("y"));
         c.is(mset([("a", 1), ("b", 2)]), ());
         c.is(msetnx(&HashMap::from([("b", "x"), ("c", "x")])), false);
@@ -150,7 +150,7 @@ fn keys() {
         let dumped = c.ok(dump("a")).expect("a key");
         c.is(restore("d", Some(HOUR), &dumped, false), ());
         c.is(restore("d", None, &dumped, true), ());
-        let (cursor, found) = c.ok(scan(0, &ScanOptions::new().matching("[cd]").count(1000).kind("string")));
+        let (cursor, found) = c.ok(scan(0, &ScanOptions::default().pattern("[cd]").count(1000).key_type("string")));
         assert_eq!((cursor, found.into_iter().collect::<HashSet<_>>()), (0, set_of(["c", "d"])));
         c.is(del(["a", "none"]), 1_u64);
         c.is(unlink(["c", "d"]), 2_u64);
@@ -183,7 +183,7 @@ fn hashes() {
         c.is(hkeys("h").returning::<HashSet<String>>(), HashSet::from(["name".to_owned(), "crew".to_owned()]));
         c.is(hvals("h"), all(["Tern", "5"]));
         let pairs = vec![("name".into(), "Tern".into()), ("crew".into(), "5".into())];
-        c.is(hscan("h", 0, &ScanOptions::new().count(10)), (0, pairs));
+        c.is(hscan("h", 0, &ScanOptions::default().count(10)), (0, pairs));
         assert_eq!(c.ok(hrandfield("h", -3)).len(), 3);
     });
 }
@@ -232,7 +232,7 @@ fn sets() {
         c.is(sdiffstore("u", ["s", "t"]), 1_u64);
         c.is(smove("s", "t", "a"), true);
         assert_eq!(c.ok(srandmember("t", -9)).len(), 9);
-        c.is(sscan("s", 0, &ScanOptions::new()), (0, all(["b"])));
+        c.is(sscan("s", 0, &ScanOptions::default()), (0, all(["b"])));
         c.is(spop("s"), some("b"));
         c.is(spop("s"), None);
         assert_eq!(c.ok(spop_many("t", 3)).len(), 3);
@@ -242,13 +242,17 @@ fn sets() {
 #[test]
 fn sorted_sets() {
     in_both(|c| {
-        c.is(zadd("z", [("a", 1.0), ("b", 2.5), ("c", f64::INFINITY)], ZaddOptions::new()), 3_u64);
-        let greater = ZaddOptions::new().if_present().if_greater().count_changed();
+        c.is(zadd("z", [("a", 1.0), ("b", 2.5), ("c", f64::INFINITY)], ZaddOptions::default()), 3_u64);
+        let greater =
+            ZaddOptions::default().condition(Existence::Present).change(ScoreChange::Greater).count_changed(true);
         c.is(zadd("z", [("a", 0.0), ("b", 3.0), ("x", 1.0)], greater), 1_u64);
         c.is(zrange("z", 0, -1), scored([("a", 1.0), ("b", 3.0), ("c", f64::INFINITY)]));
         c.is(zrange("none", 0, -1), vec![]);
         c.is(zrevrange("z", 0, 0), scored([("c", f64::INFINITY)]));
-        c.is(zrangebyscore("z", ScoreBound::Excluding(1.0), 10.0, Some((0, 5))), scored([("b", 3.0)]));
+        c.is(
+            zrangebyscore("z", ScoreBound::Excluding(1.0), 10.0, Some(Limit { offset: 0, count: 5 })),
+            scored([("b", 3.0)]),
+        );
         c.is(zrevrangebyscore("z", 3.0, f64::NEG_INFINITY, None), scored([("b", 3.0), ("a", 1.0)]));
         c.is(zscore("z", "c"), Some(f64::INFINITY));
         c.is(zscore("z", "none"), None);
@@ -258,7 +262,7 @@ fn sorted_sets() {
         c.is(zcount("z", 0.0, ScoreBound::Excluding(3.0)), 1_u64);
         c.is(zrank("z", "b"), Some(1));
         c.is(zrevrank("z", "none"), None);
-        c.is(zscan("z", 0, &ScanOptions::new().matching("a")), (0, scored([("a", 1.5)])));
+        c.is(zscan("z", 0, &ScanOptions::default().pattern("a")), (0, scored([("a", 1.5)])));
         c.is(zunionstore("u", ["z", "none"]), 3_u64);
         c.is(zinterstore("u", ["z", "z"]), 3_u64);
         c.is(zpopmin("u", 1), scored([("a", 3.0)]));
@@ -274,9 +278,9 @@ fn sorted_sets() {
 fn streams_and_groups() {
     let id = |milliseconds| StreamId { milliseconds, sequence: 0 };
     let entry = |milliseconds| StreamEntry { id: id(milliseconds), fields: vec![("f".into(), "v".into())] };
-    let at = |milliseconds| XaddOptions::new().id(id(milliseconds));
+    let at = |milliseconds| XaddOptions::default().id(id(milliseconds));
     in_both(|c| {
-        c.is(xadd("s", [("f", "v")], XaddOptions::new().only_existing()), None);
+        c.is(xadd("s", [("f", "v")], XaddOptions::default().only_existing(true)), None);
         for milliseconds in 1..=3 {
             c.is(xadd("s", [("f", "v")], at(milliseconds)), Some(id(milliseconds)));
         }
@@ -289,15 +293,15 @@ fn streams_and_groups() {
         c.is(xgroup_create("s", "g", GroupStart::Beginning, false), ());
         let again = c.send(xgroup_create("s", "g", GroupStart::Now, false)).expect_err("it exists");
         assert_eq!(again.code(), Some(&ErrorCode::BusyGroup));
-        let none = c.send(xreadgroup("none", "c", [("s", GroupRead::New)], XreadgroupOptions::new()));
+        let none = c.send(xreadgroup("none", "c", [("s", GroupRead::New)], XreadgroupOptions::default()));
         assert_eq!(none.expect_err("no group").code(), Some(&ErrorCode::NoGroup));
         c.is(xgroup_createconsumer("s", "g", "c"), true);
         c.is(xpending("s", "g"), PendingSummary { count: 0, range: None, consumers: vec![] });
-        let two = XreadgroupOptions::new().count(2);
+        let two = XreadgroupOptions::default().count(2);
         c.is(xreadgroup("g", "c", [("s", GroupRead::New)], two), Some(vec![("s".into(), vec![entry(1), entry(2)])]));
         let summary = PendingSummary { count: 2, range: Some((id(1), id(2))), consumers: vec![("c".into(), 2)] };
         c.is(xpending("s", "g"), summary);
-        let pending = c.ok(xpending_range("s", "g", Duration::ZERO, (id(0), StreamId::MAX), 10));
+        let pending = c.ok(xpending_range("s", "g", Duration::ZERO, id(0), StreamId::MAX, 10));
         assert_eq!(
             (pending.len(), pending[1].id, &pending[1].consumer[..], pending[1].deliveries),
             (2, id(2), &b"c"[..], 1)
@@ -315,7 +319,7 @@ fn streams_and_groups() {
         c.is(xgroup_delconsumer("s", "g", "e"), 0_u64);
         c.is(xgroup_setid("s", "g", GroupStart::After(id(2))), ());
         c.is(
-            xreadgroup("g", "c", [("s", GroupRead::New)], XreadgroupOptions::new().no_ack()),
+            xreadgroup("g", "c", [("s", GroupRead::New)], XreadgroupOptions::default().no_ack(true)),
             Some(vec![("s".into(), vec![entry(3)])]),
         );
         c.is(xreadgroup("g", "c", [("s", GroupRead::New)], two), None);

@@ -45,9 +45,8 @@ fn is_of(values: Vec<Result<String, Error>>, name: &str) {
 #[tokio::test]
 async fn a_call_can_be_given_up_at_any_point() {
     let server = RedisServer::start();
-    for max_requests in [1, 5, 1000] {
-        let mut options = options(server.port());
-        options.max_requests = max_requests;
+    for max_in_flight in [1, 5, 1000] {
+        let options = options(server.port()).max_in_flight(max_in_flight);
         // Also before there is a connection.
         let client = Client::start(options);
         for polls in 0..24 {
@@ -77,8 +76,7 @@ async fn a_call_can_be_given_up_at_any_point() {
 
 /// Callers of all kinds at once, some of whom give up, are late, or lose their connection; pushes come in between.
 async fn storm(server: &RedisServer, has_pushes: bool) {
-    let mut options = options(server.port());
-    (options.max_requests, options.timeout) = (64, PATIENCE);
+    let options = options(server.port()).max_in_flight(64).timeout(PATIENCE);
     let client = Client::start(options);
     let stop = Arc::new(AtomicBool::new(false));
     let mut callers = JoinSet::new();
@@ -135,7 +133,7 @@ async fn storm(server: &RedisServer, has_pushes: bool) {
         served += caller.unwrap();
     }
     let stats = client.stats();
-    assert!(served > 0 && stats.lost > 0 && (stats.pushes > 0) == has_pushes, "{served} {stats:?}");
+    assert!(served > 0 && stats.connections_lost > 0 && (stats.pushes > 0) == has_pushes, "{served} {stats:?}");
     wait_until_async("all room is given back", PATIENCE, async || client.stats().in_flight == 0).await;
     client.status().wait_for(|status| status.state == State::Open).await.unwrap();
     assert_eq!(client.send(command(&["ECHO", "end"])).await.unwrap(), Value::Bulk("end".into()));

@@ -1,7 +1,8 @@
 //! Commands, as a server reads them.
 
 use bytes::BytesMut;
-use tidewire_redis::{Decoder, Message, Value, encode_command};
+use tidewire_redis::Value;
+use tidewire_redis::resp::{Decoder, Message, encode_command};
 
 #[test]
 fn a_command_is_an_array_of_strings() {

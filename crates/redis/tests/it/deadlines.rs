@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-use tidewire_redis::{Client, Error, Fault, Outcome, Phase, Script, State, WhileDown};
+use tidewire_redis::{Client, ConnectionError, Error, Outcome, Phase, Script, State, WhileDown};
 use tidewire_testkit::{PATIENCE, RedisServer, wait_until_async};
 
 use crate::servers::{Scripted, command, greeting, options};
@@ -12,8 +12,7 @@ use crate::servers::{Scripted, command, greeting, options};
 #[tokio::test]
 async fn whoever_stands_behind_a_request_that_is_stuck_keeps_their_own_deadline() {
     let server = Scripted::deaf().await;
-    let mut options = options(server.port());
-    options.timeout = Duration::MAX;
+    let options = options(server.port()).timeout(Duration::MAX);
     let client = Client::start(options);
     // More than sockets take.
     let long = command(&["SET", "k", &"v".repeat(32 << 20)]);
@@ -91,9 +90,11 @@ async fn a_script_that_the_server_does_not_have_is_sent_within_the_same_deadline
 #[tokio::test]
 async fn whoever_queues_in_an_outage_keeps_their_own_deadline() {
     let port = RedisServer::start().port();
-    let mut options = options(port);
-    (options.timeout, options.while_down) = (Duration::MAX, WhileDown::Queue);
-    (options.min_backoff, options.max_backoff) = (Duration::from_hours(1), Duration::from_hours(1));
+    let options = options(port)
+        .timeout(Duration::MAX)
+        .while_down(WhileDown::Queue)
+        .min_backoff(Duration::from_hours(1))
+        .max_backoff(Duration::from_hours(1));
     let client = Client::start(options);
     let mut states = client.states();
     // The second failure is followed by the long pause.
@@ -119,8 +120,7 @@ async fn whoever_queues_in_an_outage_keeps_their_own_deadline() {
 #[tokio::test]
 async fn a_server_that_reads_nothing_is_late_with_the_writing_and_found_out() {
     let server = Scripted::deaf().await;
-    let mut options = options(server.port());
-    options.connect_timeout = Duration::from_millis(200);
+    let options = options(server.port()).connect_timeout(Duration::from_millis(200));
     let client = Client::start(options);
     let mut states = client.states();
     while states.next().await.unwrap().state != State::Open {}
@@ -130,5 +130,5 @@ async fn a_server_that_reads_nothing_is_late_with_the_writing_and_found_out() {
     assert!(matches!(late, Error::TimedOut { phase: Phase::Writing }), "{late:?}");
     let failed = states.next().await.unwrap();
     let error = failed.last_error.unwrap();
-    assert!(matches!(&*error, Fault::Silent), "{error:?}");
+    assert!(matches!(&*error, ConnectionError::Unresponsive), "{error:?}");
 }

@@ -37,13 +37,12 @@ impl Left {
             .await;
         })
         .await;
-        let mut options = options(server.port());
-        options.connect_timeout = Duration::MAX;
-        (options.min_backoff, options.max_backoff) = (Duration::from_hours(1), Duration::from_hours(1));
-        if state == State::Failed {
-            // Nobody listens there.
-            options.address = crate::servers::options(RedisServer::start().port()).address;
-        }
+        // Nothing listens on the port of a server that was dropped.
+        let port = if state == State::Failed { RedisServer::start().port() } else { server.port() };
+        let options = options(port)
+            .connect_timeout(Duration::MAX)
+            .min_backoff(Duration::from_hours(1))
+            .max_backoff(Duration::from_hours(1));
         let (client, connection) = Client::new(options);
         let mut left = Self { client, connection: Some(connection), _server: server };
         if state == State::Init {

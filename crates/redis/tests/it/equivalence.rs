@@ -2,7 +2,8 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tidewire_redis::{DecoderOptions, Message, Value};
+use tidewire_redis::Value;
+use tidewire_redis::resp::{DecoderOptions, Message};
 
 use crate::naive;
 use crate::wire::{Odd, any_message, any_value, encoded, hear, keeping};
@@ -71,11 +72,10 @@ proptest! {
             let at = at.index(wire.len());
             if is_kept { wire[at] = byte } else { wire.remove(at); }
         }
-        let mut options = DecoderOptions::default();
         let (bulk, elements, depth, line, is_limited, keep) = limits;
-        options.keep_attributes = keep;
+        let mut options = DecoderOptions::default().keep_attributes(keep);
         if is_limited {
-            (options.max_bulk, options.max_elements, options.max_depth, options.max_line) = (bulk, elements, depth, line);
+            options = options.max_bulk(bulk).max_elements(elements).max_depth(depth).max_line(line);
         }
         let (expected, end) = naive::decode(options, &wire);
         let whole = hear(options, &wire, &[]);

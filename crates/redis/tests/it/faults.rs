@@ -3,15 +3,15 @@
 
 use std::time::Duration;
 
-use tidewire_redis::{Address, Client, Error, Fault, Login, Options, Outcome, Phase, State, WhileDown, commands};
+use tidewire_redis::{Client, ConnectionError, Error, Login, Options, Outcome, Phase, State, WhileDown, commands};
 use tidewire_testkit::{Cut, Direction, End, FaultProxy, Faults, PATIENCE, RedisServer};
 
 fn options(proxy: &FaultProxy) -> Options {
-    let mut options = Options::default();
-    options.address = Address::Tcp { host: "127.0.0.1".into(), port: proxy.addr().port() };
-    (options.min_backoff, options.max_backoff) = (Duration::from_millis(1), Duration::from_millis(20));
-    options.timeout = PATIENCE;
-    options
+    Options::default()
+        .address(("127.0.0.1", proxy.addr().port()))
+        .min_backoff(Duration::from_millis(1))
+        .max_backoff(Duration::from_millis(20))
+        .timeout(PATIENCE)
 }
 
 /// Asks for an echo; a reply is the right one.
@@ -56,8 +56,7 @@ async fn a_conversation_is_cut_at_every_byte() {
 async fn a_peer_that_is_silent_is_found_out_and_its_late_replies_are_nobodys() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.addr());
-    let mut options = options(&proxy);
-    (options.timeout, options.connect_timeout) = (Duration::from_millis(100), Duration::from_millis(100));
+    let options = options(&proxy).timeout(Duration::from_millis(100)).connect_timeout(Duration::from_millis(100));
     let client = Client::start(options);
     works(&client, 0).await;
     proxy.inject(Faults { half_open: true, ..Faults::default() });
@@ -72,8 +71,7 @@ async fn a_peer_that_is_silent_is_found_out_and_its_late_replies_are_nobodys() {
 async fn a_reply_that_comes_late_goes_to_nobody() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.addr());
-    let mut options = options(&proxy);
-    options.timeout = Duration::from_millis(100);
+    let options = options(&proxy).timeout(Duration::from_millis(100));
     let client = Client::start(options);
     works(&client, 0).await;
     server.pause();
@@ -108,16 +106,13 @@ async fn whoever_goes_away_leaves_others_their_replies() {
 async fn a_wrong_password_is_not_tried_again() {
     let server = RedisServer::options().password("right").start();
     let proxy = FaultProxy::start(server.addr());
-    let mut wrong = options(&proxy);
-    wrong.login = Some(Login { user: None, password: "wrong".into() });
-    let client = Client::start(wrong.clone());
+    let client = Client::start(options(&proxy).login(Login::new("wrong")));
     assert!(ask(&client, 1).await.is_err());
     let mut status = client.status();
     let status = status.wait_for(|status| status.state == State::Closed).await.unwrap();
-    assert!(matches!(status.last_error.as_deref(), Some(Fault::Refused(_))), "{status:?}");
+    assert!(matches!(status.last_error.as_deref(), Some(ConnectionError::Refused(_))), "{status:?}");
     assert_eq!(proxy.accepted(), 1);
-    wrong.login = Some(Login { user: None, password: "right".into() });
-    works(&Client::start(wrong), 2).await;
+    works(&Client::start(options(&proxy).login(Login::new("right"))), 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -125,8 +120,7 @@ async fn what_is_asked_in_an_outage_waits_or_fails_as_it_was_chosen() {
     let mut server = RedisServer::start();
     for (choice, waits) in [(WhileDown::Queue, true), (WhileDown::Fail, false)] {
         let proxy = FaultProxy::start(server.addr());
-        let mut options = options(&proxy);
-        options.while_down = choice;
+        let options = options(&proxy).while_down(choice);
         let client = Client::start(options);
         works(&client, 0).await;
         server.kill();
@@ -178,8 +172,7 @@ async fn a_thousand_faults() {
     let mut random = fastrand::Rng::with_seed(seed);
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.addr());
-    let mut options = options(&proxy);
-    (options.min_backoff, options.max_backoff) = (Duration::from_micros(100), Duration::from_millis(2));
+    let options = options(&proxy).min_backoff(Duration::from_micros(100)).max_backoff(Duration::from_millis(2));
     let client = Client::start(options);
     let mut workers = Vec::new();
     let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));

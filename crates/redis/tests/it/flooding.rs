@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-use tidewire_redis::{Client, DecodeErrorKind, Error, Fault, Outcome, Phase, State, Value, WhileDown};
+use tidewire_redis::resp::DecodeErrorKind;
+use tidewire_redis::{Client, ConnectionError, Error, Outcome, Phase, State, Value, WhileDown};
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -68,8 +69,7 @@ async fn pushes_without_end_keep_nobody_from_asking_when_several_have_asked_toge
 #[tokio::test]
 async fn replies_without_end_go_to_nobody() {
     let server = flooding("+OK\r\n").await;
-    let mut options = options(server.port());
-    options.while_down = WhileDown::Fail;
+    let options = options(server.port()).while_down(WhileDown::Fail);
     let client = Client::start(options);
     let mut states = client.states();
     for _ in 0..5 {
@@ -80,7 +80,7 @@ async fn replies_without_end_go_to_nobody() {
             }
         };
         let error = failed.last_error.unwrap();
-        assert!(matches!(&*error, Fault::StrayReply), "{error:?}");
+        assert!(matches!(&*error, ConnectionError::UnexpectedReply), "{error:?}");
     }
 }
 
@@ -92,12 +92,14 @@ async fn pushes_without_end_in_the_handshake_do_not_outlast_the_time_for_it() {
         }
     })
     .await;
-    let mut options = options(server.port());
-    options.connect_timeout = Duration::from_millis(50);
+    let options = options(server.port()).connect_timeout(Duration::from_millis(50));
     let client = Client::start(options);
     let error =
         tokio::time::timeout(PATIENCE / 4, client.send(command(&["PING"]))).await.expect("it ends").unwrap_err();
-    assert!(matches!(error, Error::Lost { outcome: Outcome::NeverSent, source: Fault::ConnectTimedOut }), "{error:?}");
+    assert!(
+        matches!(error, Error::Lost { outcome: Outcome::NeverSent, source: ConnectionError::ConnectTimedOut }),
+        "{error:?}"
+    );
 }
 
 #[tokio::test]
@@ -148,9 +150,8 @@ async fn a_length_that_is_announced_and_does_not_come_costs_its_request_and_noth
         (None, _) => "+a\r\n".to_owned(),
     })
     .await;
-    let mut options = options(server.port());
     // Whoever says no more than that is silent soon.
-    (options.connect_timeout, options.while_down) = (Duration::from_millis(200), WhileDown::Queue);
+    let options = options(server.port()).connect_timeout(Duration::from_millis(200)).while_down(WhileDown::Queue);
     let client = Client::start(options);
     for generation in [1, 2] {
         client.status().wait_for(|status| status.generation == generation).await.unwrap();

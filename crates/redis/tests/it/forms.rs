@@ -5,7 +5,8 @@ use std::fmt::Debug;
 
 use bytes::{Bytes, BytesMut};
 use proptest::prelude::*;
-use tidewire_redis::{Decoder, FromValue, Message, Serde, Value, Version};
+use tidewire_redis::resp::{Decoder, Message, Version};
+use tidewire_redis::{FromValue, Serde, Value};
 
 /// As it comes over a connection of this version.
 fn over(version: Version, value: &Value) -> Value {

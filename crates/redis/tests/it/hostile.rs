@@ -1,7 +1,8 @@
 //! What no server should say.
 
 use bytes::{BufMut, BytesMut};
-use tidewire_redis::{DecodeErrorKind as Kind, Decoder, DecoderOptions, Message, Value};
+use tidewire_redis::Value;
+use tidewire_redis::resp::{DecodeErrorKind as Kind, Decoder, DecoderOptions, Message};
 
 use crate::wire::{hear, keeping};
 
@@ -92,8 +93,7 @@ fn every_fault_has_its_kind_and_place() {
 
 #[test]
 fn limits_can_be_reached_and_not_passed() {
-    let mut options = DecoderOptions::default();
-    (options.max_bulk, options.max_elements, options.max_depth, options.max_line) = (4, 6, 3, 5);
+    let options = DecoderOptions::default().max_bulk(4).max_elements(6).max_depth(3).max_line(5);
     for wire in [
         "$4\r\nabcd\r\n",
         "$?\r\n;2\r\nab\r\n;2\r\ncd\r\n;0\r\n",
@@ -128,7 +128,7 @@ fn limits_can_be_reached_and_not_passed() {
     ] {
         assert_eq!(wrong(options, wire.as_bytes()).0, kind, "{wire:?}");
     }
-    options.max_line = 1;
+    let options = options.max_line(1);
     assert_eq!(wrong(options, b"+OK\r\n").0, Kind::LineTooLong { max: 1 });
     assert_eq!(wrong(options, b"$10\r\n").0, Kind::LineTooLong { max: 1 });
 }
@@ -140,15 +140,13 @@ fn nesting_without_end_ends_at_the_limit() {
         assert_eq!(wrong(DecoderOptions::default(), wire.as_bytes()).0, Kind::TooDeep { max: 64 }, "{level:?}");
     }
     // Nor can a limit be set that the drop of a value does not survive.
-    let mut options = DecoderOptions::default();
-    options.max_depth = usize::MAX;
+    let options = DecoderOptions::default().max_depth(usize::MAX);
     assert_eq!(wrong(options, "*1\r\n".repeat(100_000).as_bytes()).0, Kind::TooDeep { max: 512 });
 }
 
 #[test]
 fn no_limit_overflows() {
-    let mut options = DecoderOptions::default();
-    (options.max_bulk, options.max_elements, options.max_line) = (usize::MAX, usize::MAX, usize::MAX);
+    let options = DecoderOptions::default().max_bulk(usize::MAX).max_elements(usize::MAX).max_line(usize::MAX);
     for wire in ["$999999999999999999\r\na", "*99999999999999999999\r\n:1\r\n", "%18446744073709551615\r\n:1\r\n"] {
         assert_eq!(wrong(options, wire.as_bytes()).0, Kind::Truncated, "{wire:?}");
     }
@@ -158,8 +156,7 @@ fn no_limit_overflows() {
 
 #[test]
 fn long_lines_and_strings_may_come_byte_by_byte() {
-    let mut options = DecoderOptions::default();
-    options.max_line = 1 << 20;
+    let options = DecoderOptions::default().max_line(1 << 20);
     let line = vec![b'0'; 1 << 18];
     let count = line.len();
     for (head, tail) in

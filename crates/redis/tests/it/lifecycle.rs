@@ -85,8 +85,7 @@ async fn a_client_that_is_killed_by_the_server_connects_once_more() {
 #[tokio::test]
 async fn a_server_that_pauses_its_clients_answers_them_afterwards() {
     let server = RedisServer::start();
-    let mut options = options(server.port());
-    options.timeout = Duration::from_millis(100);
+    let options = options(server.port()).timeout(Duration::from_millis(100));
     let client = Client::start(options);
     ping(&client).await.unwrap();
     server.cli(["CLIENT", "PAUSE", "60000", "WRITE"]);
@@ -101,9 +100,8 @@ async fn a_server_that_pauses_its_clients_answers_them_afterwards() {
 #[tokio::test]
 async fn a_close_does_not_wait_beyond_its_time() {
     let server = mute().await;
-    let mut options = options(server.port());
     // Nothing but the close itself ends the wait.
-    options.timeout = Duration::MAX;
+    let options = options(server.port()).timeout(Duration::MAX);
     let client = Client::start(options);
     let pending = asked(&client).await;
     let closed = tokio::time::timeout(PATIENCE / 4, client.close(Duration::from_millis(20))).await;
@@ -125,9 +123,10 @@ async fn a_second_close_can_be_more_impatient() {
 #[tokio::test]
 async fn a_close_interrupts_a_pause_between_attempts() {
     let port = RedisServer::start().port();
-    let mut options = options(port);
-    (options.min_backoff, options.max_backoff) = (Duration::from_hours(1), Duration::from_hours(2));
-    options.while_down = WhileDown::Queue;
+    let options = options(port)
+        .min_backoff(Duration::from_hours(1))
+        .max_backoff(Duration::from_hours(2))
+        .while_down(WhileDown::Queue);
     let client = Client::start(options);
     let mut states = client.states();
     // The second failure is followed by the long pause.
@@ -204,8 +203,7 @@ async fn a_connection_that_is_not_run_or_is_stopped_ends_what_waits_for_it() {
 #[tokio::test]
 async fn without_reconnection_a_failure_closes() {
     let mut server = RedisServer::start();
-    let mut options = options(server.port());
-    (options.reconnect, options.while_down) = (false, WhileDown::Queue);
+    let options = options(server.port()).reconnect(false).while_down(WhileDown::Queue);
     let client = Client::start(options);
     ping(&client).await.unwrap();
     server.kill();
@@ -217,8 +215,7 @@ async fn without_reconnection_a_failure_closes() {
 #[tokio::test]
 async fn somebody_may_wait_for_ever() {
     let server = RedisServer::start();
-    let mut options = options(server.port());
-    (options.timeout, options.connect_timeout) = (Duration::MAX, Duration::MAX);
+    let options = options(server.port()).timeout(Duration::MAX).connect_timeout(Duration::MAX);
     let client = Client::start(options);
     assert_eq!(ping(&client).await.unwrap(), Value::Simple("PONG".into()));
     client.close(Duration::MAX).await;
@@ -260,8 +257,7 @@ async fn a_pipeline_that_is_cut_anywhere_ends_once_and_has_the_replies_that_came
 async fn where_there_is_no_room_one_fails_or_waits() {
     let server = mute().await;
     for when_full in [WhenFull::Fail, WhenFull::Wait] {
-        let mut options = options(server.port());
-        (options.max_requests, options.when_full) = (1, when_full);
+        let options = options(server.port()).max_in_flight(1).when_full(when_full);
         let client = Client::start(options);
         let first = asked(&client).await;
         let second = asked(&client).await;
@@ -281,8 +277,7 @@ async fn where_there_is_no_room_one_fails_or_waits() {
 #[tokio::test]
 async fn whoever_waits_for_room_does_so_until_their_deadline() {
     let server = mute().await;
-    let mut options = options(server.port());
-    (options.max_bytes, options.timeout) = (20, Duration::from_millis(50));
+    let options = options(server.port()).max_in_flight_bytes(20).timeout(Duration::from_millis(50));
     let client = Client::start(options);
     client.status().wait_for(|status| status.state == State::Open).await.unwrap();
     let (first, second) = tokio::join!(ping(&client), ping(&client));
@@ -294,8 +289,7 @@ async fn whoever_waits_for_room_does_so_until_their_deadline() {
 async fn all_room_is_given_back_whatever_happens() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.addr());
-    let mut options = options(proxy.addr().port());
-    (options.max_requests, options.max_bytes, options.when_full) = (4, 100, WhenFull::Fail);
+    let options = options(proxy.addr().port()).max_in_flight(4).max_in_flight_bytes(100).when_full(WhenFull::Fail);
     let client = Client::start(options);
     let client = Arc::new(client);
     for turn in 0..100_u64 {

@@ -4,19 +4,19 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidewire_redis::{
-    Address, Client, Credentials, Error, Fault, Login, LoginError, LoginFuture, Options, State, Value, WhileDown,
-};
+use tidewire_redis::credentials::{Credentials, LoginError, LoginFuture};
+use tidewire_redis::{Client, ConnectionError, Error, Login, Options, State, Value, WhileDown};
 use tidewire_testkit::{PATIENCE, RedisServer};
 
 use crate::servers::command;
 
 fn options(port: u16) -> Options {
-    let mut options = Options::default();
-    options.address = Address::Tcp { host: "127.0.0.1".into(), port };
-    (options.min_backoff, options.max_backoff) = (Duration::from_millis(1), Duration::from_millis(5));
-    (options.timeout, options.while_down) = (PATIENCE, WhileDown::Queue);
-    options
+    Options::default()
+        .address(("127.0.0.1", port))
+        .min_backoff(Duration::from_millis(1))
+        .max_backoff(Duration::from_millis(5))
+        .timeout(PATIENCE)
+        .while_down(WhileDown::Queue)
 }
 
 async fn whoami(client: &Client) -> Result<Value, Error> {
@@ -49,7 +49,7 @@ impl Credentials for Vault {
             let password = self.password.lock().unwrap().clone();
             let password =
                 password.ok_or_else(|| Arc::new(std::io::Error::other("the vault is empty")) as LoginError)?;
-            Ok(Login { user: Some("app".into()), password })
+            Ok(Login::new(password).user("app"))
         })
     }
 }
@@ -58,22 +58,20 @@ impl Credentials for Vault {
 async fn a_provider_is_asked_for_every_attempt_until_it_is_right() {
     let server = RedisServer::options().user("app", "on >first ~* +@all").start();
     let vault = Arc::new(Vault::default());
-    let mut options = options(server.port());
-    options.credentials = Some(Arc::clone(&vault) as _);
     // It is the provider that counts.
-    options.login = Some(Login { user: None, password: "ignored".into() });
+    let options = options(server.port()).credentials(Arc::clone(&vault)).login(Login::new("ignored"));
     assert!(format!("{options:?}").contains("Credentials"));
     let client = Client::start(options);
 
     vault.asked(3).await;
     let mut status = client.status();
     let failed = status.wait_for(|status| status.state == State::Failed).await.unwrap().clone();
-    assert!(matches!(failed.last_error.as_deref(), Some(Fault::NoLogin(_))), "{failed:?}");
+    assert!(matches!(failed.last_error.as_deref(), Some(ConnectionError::Credentials(_))), "{failed:?}");
 
     vault.put("wrong");
     vault.asked(3).await;
     let failed = status.wait_for(|status| status.state == State::Failed).await.unwrap().clone();
-    assert!(matches!(failed.last_error.as_deref(), Some(Fault::Refused(_))), "{failed:?}");
+    assert!(matches!(failed.last_error.as_deref(), Some(ConnectionError::Refused(_))), "{failed:?}");
 
     vault.put("first");
     assert_eq!(whoami(&client).await.unwrap(), Value::Bulk("app".into()));
@@ -90,15 +88,14 @@ async fn a_provider_is_asked_for_every_attempt_until_it_is_right() {
 #[tokio::test]
 async fn without_a_provider_a_refused_login_is_for_good_also_on_reconnect() {
     let server = RedisServer::options().user("app", "on >first ~* +@all").start();
-    let mut options = options(server.port());
-    options.login = Some(Login { user: Some("app".into()), password: "first".into() });
+    let options = options(server.port()).login(Login::new("first").user("app"));
     let client = Client::start(options);
     assert_eq!(whoami(&client).await.unwrap(), Value::Bulk("app".into()));
     server.cli(["ACL", "SETUSER", "app", "resetpass", ">second"]);
     server.cli(["CLIENT", "KILL", "USER", "app"]);
     let mut status = client.status();
     let status = status.wait_for(|status| status.state == State::Closed).await.unwrap();
-    assert!(matches!(status.last_error.as_deref(), Some(Fault::Refused(_))), "{status:?}");
+    assert!(matches!(status.last_error.as_deref(), Some(ConnectionError::Refused(_))), "{status:?}");
 }
 
 #[tokio::test]
@@ -106,8 +103,7 @@ async fn what_no_login_can_mend_is_for_good_with_a_provider_too() {
     let server = RedisServer::options().user("app", "on >first ~* +@all").start();
     let vault = Arc::new(Vault::default());
     vault.put("first");
-    let mut options = options(server.port());
-    (options.credentials, options.database) = (Some(vault as _), 1_000_000);
+    let options = options(server.port()).credentials(vault).database(1_000_000);
     let client = Client::start(options);
     assert!(whoami(&client).await.is_err());
     client.status().wait_for(|status| status.state == State::Closed).await.unwrap();
@@ -127,7 +123,7 @@ impl Credentials for Unreliable {
             if is_first {
                 std::future::pending::<()>().await;
             }
-            Ok(Login { user: Some("app".into()), password: "first".into() })
+            Ok(Login::new("first").user("app"))
         })
     }
 }
@@ -136,11 +132,9 @@ impl Credentials for Unreliable {
 async fn a_provider_that_hangs_or_panics_is_asked_again() {
     let server = RedisServer::options().user("app", "on >first ~* +@all").start();
     for hangs in [true, false] {
-        let mut options = options(server.port());
-        if hangs {
-            options.connect_timeout = Duration::from_millis(50);
-        }
-        options.credentials = Some(Arc::new(Unreliable { asked: AtomicUsize::new(0), hangs }));
+        let connect_timeout = if hangs { Duration::from_millis(50) } else { PATIENCE };
+        let provider = Unreliable { asked: AtomicUsize::new(0), hangs };
+        let options = options(server.port()).connect_timeout(connect_timeout).credentials(provider);
         let client = Client::start(options);
         let mut states = client.states();
         let who = tokio::time::timeout(PATIENCE, whoami(&client)).await.expect("it ends");
@@ -153,9 +147,9 @@ async fn a_provider_that_hangs_or_panics_is_asked_again() {
         };
         let error = failed.last_error.unwrap();
         let is_told = if hangs {
-            matches!(&*error, Fault::ConnectTimedOut)
+            matches!(&*error, ConnectionError::ConnectTimedOut)
         } else {
-            matches!(&*error, Fault::NoLogin(source) if source.to_string().contains("panicked"))
+            matches!(&*error, ConnectionError::Credentials(source) if source.to_string().contains("panicked"))
         };
         assert!(is_told, "{hangs} {error:?}");
     }

@@ -16,7 +16,7 @@ mod lifecycle;
 mod logins;
 mod naive;
 mod observing;
-mod oddities;
+
 mod pauses;
 mod peers;
 mod scripts;
@@ -27,4 +27,5 @@ mod structs;
 mod truth;
 mod types;
 mod unsent;
+mod unusual_options;
 mod wire;

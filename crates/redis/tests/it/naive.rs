@@ -1,7 +1,8 @@
 //! A decoder that is as simple as can be: recursive, on the whole input, with copies.
 
 use bytes::Bytes;
-use tidewire_redis::{Attributed, DecodeErrorKind as Kind, DecoderOptions, Message, Value};
+use tidewire_redis::Value;
+use tidewire_redis::resp::{Attributed, DecodeErrorKind as Kind, DecoderOptions, Message};
 
 /// All messages of a whole stream, and how it ended.
 pub(crate) fn decode(options: DecoderOptions, wire: &[u8]) -> (Vec<Message>, Result<(), Kind>) {

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidewire_redis::{Client, ClientStats, Pipeline, Slow, State, Value, WhenFull, WhileDown};
+use tidewire_redis::observe::{ClientStats, SlowHook};
+use tidewire_redis::{Client, Pipeline, State, Value, WhenFull, WhileDown};
 use tidewire_testkit::{PATIENCE, RedisServer};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -29,7 +30,7 @@ async fn what_was_done_is_counted() {
     let many: Pipeline<Vec<_>> = [get.clone(), get.clone(), get].into_iter().collect();
     client.pipeline(many.clone()).await.unwrap();
     let seen = stats(&client, "replies are counted", |stats| stats.replies == 4).await;
-    assert_eq!((seen.requests, seen.pushes, seen.attempts, seen.lost), (2, 0, 1, 0));
+    assert_eq!((seen.requests, seen.pushes, seen.connect_attempts, seen.connections_lost), (2, 0, 1, 0));
     assert_eq!(seen.bytes_out, (set.command().size() + many.size()) as u64);
     assert_eq!(seen.bytes_in, ("+OK\r\n".len() + 3 * "$1\r\nv\r\n".len()) as u64);
     let counts = [seen.queue_latency, seen.write_latency, seen.reply_latency].map(|latency| latency.count());
@@ -42,7 +43,7 @@ async fn what_was_done_is_counted() {
     client.status().wait_for(|status| status.generation == 2).await.unwrap();
     client.send(command(&["DEBUG", "PROTOCOL", "push"])).await.unwrap();
     let seen = stats(&client, "a push is counted", |stats| stats.pushes == 1).await;
-    assert_eq!((seen.requests, seen.replies, seen.attempts, seen.lost), (3, 5, 2, 1));
+    assert_eq!((seen.requests, seen.replies, seen.connect_attempts, seen.connections_lost), (3, 5, 2, 1));
 }
 
 #[tokio::test]
@@ -51,9 +52,7 @@ async fn what_is_under_way_late_or_refused_is_counted() {
     let asked = AtomicUsize::new(0);
     let answer = move || if asked.fetch_add(1, Relaxed) == 2 { "+PONG\r\n".repeat(3) } else { String::new() };
     let server = Scripted::answering(move |words, _| greeting(words).unwrap_or_else(&answer)).await;
-    let mut options = options(server.port());
-    (options.max_requests, options.when_full) = (2, WhenFull::Fail);
-    options.timeout = Duration::from_millis(200);
+    let options = options(server.port()).max_in_flight(2).when_full(WhenFull::Fail).timeout(Duration::from_millis(200));
     let (client, connection) = Client::new(options);
     let ask = || {
         let client = client.clone();
@@ -63,7 +62,7 @@ async fn what_is_under_way_late_or_refused_is_counted() {
     let seen = stats(&client, "both are queued", |stats| stats.queued == 2).await;
     assert_eq!((seen.in_flight, seen.in_flight_bytes), (2, 2 * command(&["PING"]).command().size()));
     assert!(client.send(command(&["PING"])).await.is_err());
-    assert_eq!(client.stats().refused, 1);
+    assert_eq!(client.stats().rejected, 1);
     tokio::spawn(connection.run());
     let seen = stats(&client, "both are sent", |stats| stats.requests == 2).await;
     assert_eq!((seen.in_flight, seen.queued), (2, 0));
@@ -78,14 +77,13 @@ async fn what_is_under_way_late_or_refused_is_counted() {
 #[tokio::test]
 async fn what_was_late_without_a_connection_is_counted_as_such() {
     let port = RedisServer::start().port();
-    let mut options = options(port);
-    (options.while_down, options.timeout) = (WhileDown::Queue, Duration::from_millis(20));
+    let options = options(port).while_down(WhileDown::Queue).timeout(Duration::from_millis(20));
     let client = Client::start(options);
     client.status().wait_for(|status| status.state == State::Failed).await.unwrap();
     assert!(client.send(command(&["PING"])).await.is_err());
     let seen = client.stats();
     assert_eq!((seen.timeouts.connecting, seen.requests, seen.in_flight), (1, 0, 0));
-    assert!(seen.attempts > 0);
+    assert!(seen.connect_attempts > 0);
 }
 
 #[tokio::test]
@@ -93,13 +91,12 @@ async fn slow_commands_are_told_to_whoever_asked_on_their_own_task() {
     let server = RedisServer::start();
     let told = Arc::new(Mutex::new(Vec::new()));
     for (after, is_told) in [(Duration::ZERO, true), (Duration::from_hours(1), false)] {
-        let mut options = options(server.port());
         let heard = Arc::clone(&told);
-        options.slow = Some(Slow::after(after, move |slow| {
+        let hook = SlowHook::new(after, move |slow| {
             let line = (slow.name.to_owned(), slow.commands, slow.bytes, slow.error.is_some(), tokio::task::id());
             heard.lock().unwrap().push(line);
-        }));
-        let client = Client::start(options);
+        });
+        let client = Client::start(options(server.port()).slow_hook(hook));
         let many: Pipeline<Vec<_>> = [command(&["GET", "a"]), command(&["PING"])].into_iter().collect();
         let bytes = many.size();
         let asker = tokio::spawn(async move {
@@ -146,8 +143,7 @@ async fn requests_are_spans_if_it_is_wanted() {
     let spans = Spans::default();
     let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(spans.clone()));
     for is_wanted in [false, true] {
-        let mut options = options(server.port());
-        options.trace = is_wanted;
+        let options = options(server.port()).trace(is_wanted);
         let client = Client::start(options);
         assert_eq!(client.send(command(&["ECHO", "secret"])).await.unwrap(), Value::Bulk("secret".into()));
         client.close(PATIENCE).await;
@@ -201,8 +197,7 @@ async fn why_there_is_no_connection_is_told() {
     {
         let events = Events::default();
         let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(events.clone()));
-        let mut options = options(port);
-        options.reconnect = reconnect;
+        let options = options(port).reconnect(reconnect);
         let client = Client::start(options);
         client.send(command(&["PING"])).await.unwrap_err();
         let told = events.0.lock().unwrap().clone();

@@ -11,9 +11,9 @@ use crate::servers::{command, options};
 const HOUR: Duration = Duration::from_hours(1);
 
 /// A client that is connected, and pauses for an hour at least before its third attempt.
-async fn client(server: &RedisServer, steady_after: Duration) -> Client {
-    let mut options = options(server.port());
-    (options.min_backoff, options.max_backoff, options.steady_after) = (2 * HOUR, 2 * HOUR, steady_after);
+async fn client(server: &RedisServer, backoff_reset_after: Duration) -> Client {
+    let options =
+        options(server.port()).min_backoff(2 * HOUR).max_backoff(2 * HOUR).backoff_reset_after(backoff_reset_after);
     let client = Client::start(options);
     client.status().wait_for(|status| status.state == State::Open).await.unwrap();
     client
@@ -54,8 +54,7 @@ async fn a_connection_that_was_not_steady_makes_pauses_go_on() {
 async fn pauses_double_up_to_the_longest_and_are_shortened_at_random() {
     // Nobody listens there any more, so attempts fail at once, and only pauses take time.
     let port = RedisServer::start().port();
-    let mut options = options(port);
-    (options.min_backoff, options.max_backoff) = (Duration::from_millis(100), Duration::from_secs(30));
+    let options = options(port).min_backoff(Duration::from_millis(100)).max_backoff(Duration::from_secs(30));
     let client = Client::start(options);
     let mut states = client.states();
     let mut pauses = Vec::new();

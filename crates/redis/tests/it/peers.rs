@@ -3,8 +3,10 @@
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
+use tidewire_redis::resp::DecoderOptions;
 use tidewire_redis::{
-    Client, Command, Error, Fault, Login, Options, Outcome, Phase, Pipeline, State, Value, WhileDown, commands,
+    Client, Command, ConnectionError, Error, Login, Options, Outcome, Phase, Pipeline, State, Value, WhileDown,
+    commands,
 };
 use tidewire_testkit::{PATIENCE, RedisServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -34,7 +36,7 @@ async fn a_server_of_http_is_found_out_and_tried_again() {
     assert!(source(&error).contains("'H'"), "{}", source(&error));
     let mut status = client.status();
     let status = status.wait_for(|status| status.state == State::Failed).await.unwrap();
-    assert!(matches!(status.last_error.as_deref(), Some(Fault::Protocol(_))), "{status:?}");
+    assert!(matches!(status.last_error.as_deref(), Some(ConnectionError::Protocol(_))), "{status:?}");
     assert_eq!(status.generation, 0);
 }
 
@@ -47,14 +49,13 @@ async fn a_server_that_is_silent_or_closes_at_once_is_given_up_and_tried_again()
             }
         })
         .await;
-        let mut options = options(server.port());
-        options.connect_timeout = Duration::from_millis(30);
+        let options = options(server.port()).connect_timeout(Duration::from_millis(30));
         let client = Client::start(options);
         let error = client.send(command(&["PING"])).await.unwrap_err();
         assert!(matches!(error, Error::Lost { outcome: Outcome::NeverSent, .. }), "{error:?}");
         let mut status = client.status();
         let failed = status.wait_for(|status| status.state == State::Failed).await.unwrap().clone();
-        let is_late = matches!(failed.last_error.as_deref(), Some(Fault::ConnectTimedOut));
+        let is_late = matches!(failed.last_error.as_deref(), Some(ConnectionError::ConnectTimedOut));
         assert_eq!(is_late, is_silent, "{failed:?}");
         tidewire_testkit::wait_until_async("it is tried again", PATIENCE, async || server.accepted() > 3).await;
     }
@@ -75,9 +76,7 @@ async fn a_server_that_knows_no_hello_is_spoken_to_in_resp2() {
             }
         })
         .await;
-        let mut options = options(server.port());
-        options.login = Some(Login { user: None, password: "p".into() });
-        (options.name, options.database) = (Some("n".into()), 3);
+        let options = options(server.port()).login(Login::new("p")).name("n").database(3);
         let client = Client::start(options);
         assert_eq!(client.send(command(&["GET", "a"])).await.unwrap(), Value::Null);
         let said = said.lock().unwrap().clone();
@@ -100,8 +99,7 @@ async fn a_server_that_is_not_ready_is_tried_again_and_one_that_refuses_is_not()
             None => "+PONG\r\n".to_owned(),
         })
         .await;
-        let mut options = options(server.port());
-        options.while_down = WhileDown::Queue;
+        let options = options(server.port()).while_down(WhileDown::Queue);
         let client = Client::start(options);
         let ended = client.send(command(&["PING"])).await;
         if is_for_good {
@@ -130,7 +128,7 @@ async fn an_old_server_that_wants_a_password_and_gets_none_does_not_let_us_in() 
     assert!(matches!(error, Error::Lost { outcome: Outcome::NeverSent, .. }), "{error:?}");
     let mut status = client.status();
     let closed = status.wait_for(|status| status.state == State::Closed).await.unwrap();
-    assert!(matches!(closed.last_error.as_deref(), Some(Fault::Refused(_))), "{closed:?}");
+    assert!(matches!(closed.last_error.as_deref(), Some(ConnectionError::Refused(_))), "{closed:?}");
 }
 
 #[tokio::test]
@@ -168,8 +166,7 @@ async fn replies_that_have_come_are_given_also_when_nothing_can_be_written_any_m
         let _ = stream.write_all("+OK\r\n".repeat(ASKED).as_bytes()).await;
     })
     .await;
-    let mut options = options(server.port());
-    options.while_down = WhileDown::Fail;
+    let options = options(server.port()).while_down(WhileDown::Fail);
     let client = Client::start(options);
     client.status().wait_for(|status| status.state == State::Open).await.unwrap();
     let mut asked = JoinSet::new();
@@ -191,8 +188,7 @@ async fn replies_that_have_come_are_given_also_when_nothing_can_be_written_any_m
 #[tokio::test]
 async fn a_reply_above_the_limit_is_an_error_of_the_oldest_request_alone() {
     let server = RedisServer::start();
-    let mut options = options(server.port());
-    options.decoder.max_bulk = 1000;
+    let options = options(server.port()).decoder(DecoderOptions::default().max_bulk(1000));
     let client = Client::start(options);
     client.send(command(&["SETRANGE", "long", "1000", "x"])).await.unwrap();
     let (before, long, after) = tokio::join!(
@@ -207,7 +203,7 @@ async fn a_reply_above_the_limit_is_an_error_of_the_oldest_request_alone() {
     assert!(matches!(after, Error::Lost { outcome: Outcome::MaybeExecuted, .. }), "{after:?}");
     let mut status = client.status();
     let open = status.wait_for(|status| status.generation == 2).await.unwrap().clone();
-    assert!(matches!(open.last_error.as_deref(), Some(Fault::Protocol(_))), "{open:?}");
+    assert!(matches!(open.last_error.as_deref(), Some(ConnectionError::Protocol(_))), "{open:?}");
     assert_eq!(client.send(command(&["ECHO", "again"])).await.unwrap(), Value::Bulk("again".into()));
 }
 

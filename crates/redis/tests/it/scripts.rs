@@ -43,7 +43,7 @@ async fn a_script_that_is_missing_in_a_pipeline_is_an_error_of_its_slot_alone() 
     let (.., found, _) = client.pipeline(pipeline()).await.unwrap();
     assert_eq!(found.unwrap(), 1);
     client.send(commands::script_flush()).await.unwrap();
-    let whole = Pipeline::new().then(count.as_a_whole().returning::<i64>()).then(count.by_digest().returning::<i64>());
+    let whole = Pipeline::new().then(count.by_source().returning::<i64>()).then(count.by_digest().returning::<i64>());
     let (first, second) = client.pipeline(whole).await.unwrap();
     assert_eq!((first.unwrap(), second.unwrap()), (2, 3));
 }

@@ -4,7 +4,8 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use bytes::BytesMut;
-use tidewire_redis::{Decoder, DecoderOptions, Message, Value, encode_command};
+use tidewire_redis::Value;
+use tidewire_redis::resp::{Decoder, DecoderOptions, Message, encode_command};
 use tidewire_testkit::{PATIENCE, RedisServer};
 
 struct Conversation {
@@ -47,8 +48,7 @@ impl Conversation {
 #[test]
 fn every_type_of_a_real_server_is_understood() {
     let server = RedisServer::options().config("enable-debug-command yes").start();
-    let mut options = DecoderOptions::default();
-    options.keep_attributes = true;
+    let options = DecoderOptions::default().keep_attributes(true);
     let mut redis = Conversation::with(&server, options);
     let items = |of: fn(i64) -> Value| (0..3).map(of).collect::<Vec<_>>();
 

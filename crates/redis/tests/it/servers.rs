@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use bytes::BytesMut;
-use tidewire_redis::{Address, Command, Decoder, Message, Options, Request, Value};
+use tidewire_redis::resp::{Decoder, Message};
+use tidewire_redis::{Command, Options, Request, Value};
 use tidewire_testkit::{PATIENCE, RedisServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -111,11 +112,11 @@ pub(crate) fn greeting(words: &[String]) -> Option<String> {
 
 /// Options of a client that tries again soon, and waits for long.
 pub(crate) fn options(port: u16) -> Options {
-    let mut options = Options::default();
-    options.address = Address::Tcp { host: "127.0.0.1".into(), port };
-    (options.min_backoff, options.max_backoff) = (Duration::from_millis(1), Duration::from_millis(20));
-    options.timeout = PATIENCE;
-    options
+    Options::default()
+        .address(("127.0.0.1", port))
+        .min_backoff(Duration::from_millis(1))
+        .max_backoff(Duration::from_millis(20))
+        .timeout(PATIENCE)
 }
 
 /// A request for the reply as it is.

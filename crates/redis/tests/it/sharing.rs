@@ -1,6 +1,7 @@
 //! Commands that would harm others on the same connection.
 
-use tidewire_redis::{Client, Command, CommandError, Error, Harm, Ignore, Outcome, Pipeline, commands};
+use tidewire_redis::sharing::Hazard;
+use tidewire_redis::{Client, Command, CommandError, Error, Ignore, Outcome, Pipeline, commands};
 use tidewire_testkit::{PATIENCE, RedisServer, wait_until_async};
 
 use crate::servers::options;
@@ -11,17 +12,17 @@ fn command(words: &str) -> Command {
 }
 
 /// What it would do, if it is refused for that.
-fn harm(error: &Error) -> Harm {
+fn harm(error: &Error) -> Hazard {
     match error {
-        Error::Command(CommandError::NotShared(refused)) => refused.harm,
+        Error::Command(CommandError::NotShareable(refused)) => refused.hazard,
         other => panic!("{other:?}"),
     }
 }
 
 /// As they are sent by those who do not know better. Each would do what it is refused for.
-const HARMFUL: [(Harm, &[&str]); 3] = [
+const HARMFUL: [(Hazard, &[&str]); 3] = [
     (
-        Harm::Replies,
+        Hazard::ReplyOrder,
         &[
             "SUBSCRIBE a b",
             "PSUBSCRIBE a*",
@@ -38,7 +39,7 @@ const HARMFUL: [(Harm, &[&str]); 3] = [
         ],
     ),
     (
-        Harm::Connection,
+        Hazard::ConnectionState,
         &[
             "SELECT 1",
             "select 1",
@@ -64,7 +65,7 @@ const HARMFUL: [(Harm, &[&str]); 3] = [
         ],
     ),
     (
-        Harm::Waiting,
+        Hazard::Blocking,
         &[
             "BLPOP none 0",
             "BRPOP none 0",

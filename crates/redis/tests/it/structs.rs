@@ -64,7 +64,7 @@ async fn what_is_written_is_read_again() {
 
         // Of a stream, whose entries are nested.
         let id = StreamId { milliseconds: 1, sequence: 0 };
-        client.send(xadd("boats", Fields::of(&tern).unwrap(), XaddOptions::new().id(id))).await.unwrap();
+        client.send(xadd("boats", Fields::of(&tern).unwrap(), XaddOptions::default().id(id))).await.unwrap();
         let all = xrange("boats", StreamId::ZERO, StreamId::MAX, None);
         let Serde(entries) = client.send(all.returning::<Serde<Vec<(String, Boat)>>>()).await.unwrap();
         assert_eq!(entries, [("1-0".to_owned(), tern)]);
@@ -125,7 +125,7 @@ async fn all_forms_in_which_a_server_says_it_are_the_same() {
 }
 
 #[tokio::test]
-async fn what_is_missing_or_wrong_is_said_with_its_place() {
+async fn what_is_missing_or_wrong_is_said_with_its_path() {
     #[derive(Debug, PartialEq, Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Port {
@@ -136,7 +136,7 @@ async fn what_is_missing_or_wrong_is_said_with_its_place() {
 
     fn said<T>(result: Result<T, Error>) -> (Option<String>, String) {
         match result.err() {
-            Some(Error::Conversion(error)) => (error.place().map(str::to_owned), error.to_string()),
+            Some(Error::Conversion(error)) => (error.path().map(str::to_owned), error.to_string()),
             other => panic!("{other:?}"),
         }
     }
@@ -146,8 +146,8 @@ async fn what_is_missing_or_wrong_is_said_with_its_place() {
         let read = || client.send(hgetall("port").returning::<Serde<Port>>());
 
         // Without the key there is nothing, which only an option can be.
-        let (place, text) = said(read().await);
-        assert!(place.is_none() && text.contains("missing field `name`"), "{text}");
+        let (path, text) = said(read().await);
+        assert!(path.is_none() && text.contains("missing field `name`"), "{text}");
         let port = || client.send(hgetall("port").returning::<Serde<Option<Port>>>());
         assert_eq!(port().await.unwrap(), Serde(None));
 
@@ -156,12 +156,9 @@ async fn what_is_missing_or_wrong_is_said_with_its_place() {
         assert_eq!((read().await.unwrap(), port().await.unwrap()), (Serde(hull()), Serde(Some(hull()))));
 
         client.send(hset("port", [("depth", "deep")])).await.unwrap();
-        let (place, text) = said(read().await);
-        assert_eq!(place.as_deref(), Some("depth"));
-        assert!(
-            text.starts_with("the reply is not an integer that fits u8 but bulk string \"deep\" at depth: "),
-            "{text}"
-        );
+        let (path, text) = said(read().await);
+        assert_eq!(path.as_deref(), Some("depth"));
+        assert!(text.starts_with("expected an integer that fits u8, got bulk string \"deep\" at depth; "), "{text}");
 
         client.send(hset("port", [("depth", "9"), ("piers", "4")])).await.unwrap();
         let (_, text) = said(read().await);
@@ -169,15 +166,15 @@ async fn what_is_missing_or_wrong_is_said_with_its_place() {
 
         for name in ["Hull", "Bath"] {
             let depth = if name == "Bath" { "300" } else { "3" };
-            let request = xadd("ports", [("name", name), ("depth", depth)], XaddOptions::new());
+            let request = xadd("ports", [("name", name), ("depth", depth)], XaddOptions::default());
             client.send(request).await.unwrap();
         }
         let ports = xrange("ports", StreamId::ZERO, StreamId::MAX, None).returning::<Serde<Vec<(String, Port)>>>();
-        let (place, text) = said(client.send(ports).await);
-        assert_eq!(place.as_deref(), Some("1.1.depth"), "{text}");
+        let (path, text) = said(client.send(ports).await);
+        assert_eq!(path.as_deref(), Some("1.1.depth"), "{text}");
 
         let kinds = Script::new("return {'sloop', 'raft'}").returning::<Serde<Vec<Kind>>>();
-        let (place, text) = said(client.invoke(&kinds).await);
-        assert!(place.as_deref() == Some("1") && text.contains("unknown variant `raft`"), "{text}");
+        let (path, text) = said(client.invoke(&kinds).await);
+        assert!(path.as_deref() == Some("1") && text.contains("unknown variant `raft`"), "{text}");
     }
 }

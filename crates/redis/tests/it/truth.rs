@@ -13,9 +13,10 @@ use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
 use fastrand::Rng;
+use tidewire_redis::observe::ClientStats;
+use tidewire_redis::resp::Decoder;
 use tidewire_redis::{
-    Address, Client, ClientStats, Command, Decoder, Error, Options, Outcome, Pipeline, Request, State, WhenFull,
-    WhileDown,
+    Address, Client, Command, Error, Options, Outcome, Pipeline, Request, State, WhenFull, WhileDown,
 };
 use tidewire_testkit::PATIENCE;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -349,13 +350,15 @@ async fn play(seed: u64, while_down: WhileDown, is_unix: bool) -> [usize; 3] {
         let port = listener.local_addr().unwrap().port();
         (Listener::Tcp(listener), Address::Tcp { host: "127.0.0.1".into(), port })
     };
-    let mut options = Options::default();
-    (options.address, options.while_down) = (address, while_down);
-    (options.min_backoff, options.max_backoff) = (Duration::from_micros(100), Duration::from_millis(2));
-    options.connect_timeout = Duration::from_millis(*random.choice(&[50, 5000]).unwrap());
-    options.max_requests = *random.choice(&[1, 3, 8, 64]).unwrap();
-    options.max_bytes = *random.choice(&[100, 10_000, 500_000, 64 << 20]).unwrap();
-    options.when_full = if random.u8(..4) == 0 { WhenFull::Fail } else { WhenFull::Wait };
+    let options = Options::default()
+        .address(address)
+        .while_down(while_down)
+        .min_backoff(Duration::from_micros(100))
+        .max_backoff(Duration::from_millis(2))
+        .connect_timeout(Duration::from_millis(*random.choice(&[50, 5000]).unwrap()))
+        .max_in_flight(*random.choice(&[1, 3, 8, 64]).unwrap())
+        .max_in_flight_bytes(*random.choice(&[100, 10_000, 500_000, 64 << 20]).unwrap())
+        .when_full(if random.u8(..4) == 0 { WhenFull::Fail } else { WhenFull::Wait });
     let client = Client::start(options);
 
     let (ended, is_calm, is_over) =
@@ -411,7 +414,7 @@ async fn whoever_asks_is_told_the_truth_whatever_happens() {
         .unwrap_or_else(|| fastrand::u64(..1 << 40));
     println!("TIDEWIRE_SEED={seed}");
     let mut plays = JoinSet::new();
-    for (number, while_down) in [WhileDown::AsStates, WhileDown::Fail, WhileDown::Queue].into_iter().enumerate() {
+    for (number, while_down) in [WhileDown::WaitForAttempt, WhileDown::Fail, WhileDown::Queue].into_iter().enumerate() {
         for round in 0..4 {
             plays.spawn(play(seed + (number * 4 + round) as u64, while_down, round % 2 == 0));
         }

@@ -1,7 +1,8 @@
 //! Every type, as it stands in the specification of RESP3 and as servers write it.
 
 use bytes::{Bytes, BytesMut};
-use tidewire_redis::{Attributed, Decoder, DecoderOptions, EncodeError, Message, Value, Version};
+use tidewire_redis::Value;
+use tidewire_redis::resp::{Attributed, Decoder, DecoderOptions, EncodeError, Message, Version};
 
 use crate::wire::{hear, keeping};
 

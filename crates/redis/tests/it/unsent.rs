@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidewire_redis::{Client, Error, Fault, Outcome, Phase, Request, Value, WhileDown};
+use tidewire_redis::{Client, ConnectionError, Error, Outcome, Phase, Request, Value, WhileDown};
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -96,8 +96,7 @@ async fn cut_once(cut: &Arc<Notify>, heard: &Heard, hears: bool) -> Scripted {
 async fn what_was_not_sent_is_the_first_on_the_next_connection() {
     let (heard, cut) = (Heard::default(), Arc::new(Notify::new()));
     let server = cut_once(&cut, &heard, true).await;
-    let mut options = options(server.port());
-    (options.while_down, options.connect_timeout) = (WhileDown::Queue, PATIENCE);
+    let options = options(server.port()).while_down(WhileDown::Queue).connect_timeout(PATIENCE);
     let (client, connection) = Client::new(options);
     let hasty = client.with_timeout(Duration::from_secs(1));
     let stuck = ask(&hasty, long(), 1).await;
@@ -118,9 +117,10 @@ async fn what_was_not_sent_is_the_first_on_the_next_connection() {
 async fn what_was_not_sent_keeps_its_deadline_while_it_waits_for_the_next_connection() {
     let (heard, cut) = (Heard::default(), Arc::new(Notify::new()));
     let server = cut_once(&cut, &heard, false).await;
-    let mut options = options(server.port());
-    options.while_down = WhileDown::Queue;
-    (options.min_backoff, options.max_backoff) = (Duration::from_hours(1), Duration::from_hours(1));
+    let options = options(server.port())
+        .while_down(WhileDown::Queue)
+        .min_backoff(Duration::from_hours(1))
+        .max_backoff(Duration::from_hours(1));
     let (client, connection) = Client::new(options);
     let hasty = client.with_timeout(Duration::from_secs(1));
     let stuck = ask(&client, long(), 1).await;
@@ -145,13 +145,15 @@ async fn a_reply_is_not_that_of_a_request_that_was_not_sent() {
         std::future::pending::<()>().await;
     })
     .await;
-    let mut options = options(server.port());
-    options.while_down = WhileDown::Fail;
+    let options = options(server.port()).while_down(WhileDown::Fail);
     let (client, connection) = Client::new(options);
     let first = ask(&client, long(), 1).await;
     let second = ask(&client, command(&["INCR", "a"]), 2).await;
     tokio::spawn(connection.run());
     assert_eq!(first.await.unwrap().unwrap(), Value::Simple("FIRST".into()));
     let second = second.await.unwrap().unwrap_err();
-    assert!(matches!(second, Error::Lost { outcome: Outcome::NeverSent, source: Fault::StrayReply }), "{second:?}");
+    assert!(
+        matches!(second, Error::Lost { outcome: Outcome::NeverSent, source: ConnectionError::UnexpectedReply }),
+        "{second:?}"
+    );
 }

@@ -3,7 +3,8 @@
 use bytes::{BufMut, Bytes, BytesMut};
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tidewire_redis::{Attributed, DecodeError, Decoder, DecoderOptions, Message, Value, Version};
+use tidewire_redis::Value;
+use tidewire_redis::resp::{Attributed, DecodeError, Decoder, DecoderOptions, Message, Version};
 
 /// What came of a stream: messages, and the error or what an end would have been.
 pub(crate) type Heard = (Vec<Message>, Result<(), DecodeError>);
@@ -34,9 +35,7 @@ pub(crate) fn hear(options: DecoderOptions, wire: &[u8], sizes: &[usize]) -> Hea
 
 /// With attributes.
 pub(crate) fn keeping() -> DecoderOptions {
-    let mut options = DecoderOptions::default();
-    options.keep_attributes = true;
-    options
+    DecoderOptions::default().keep_attributes(true)
 }
 
 /// As the encoder writes it.

@@ -29,11 +29,11 @@ pub struct ClientStats {
     /// Bytes read, without handshakes.
     pub bytes_in: u64,
     /// Attempts to connect, successful or not.
-    pub attempts: u64,
+    pub connect_attempts: u64,
     /// Open connections that were lost.
-    pub lost: u64,
+    pub connections_lost: u64,
     /// Requests rejected with [`Error::QueueFull`](crate::Error::QueueFull).
-    pub refused: u64,
+    pub rejected: u64,
     /// Requests that timed out.
     pub timeouts: TimeoutStats,
     /// The time from submission until a connection took the request.

@@ -1,20 +1,22 @@
-//! Spans and the hook for slow commands. All of it runs on the task that sends the request.
+//! Observes a request. All of it runs on the task that sends the request.
 
 use std::pin::Pin;
 
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use crate::{Error, Options, SlowCommand, slow};
+use super::slow_hook::{self, SlowCommand};
+use crate::{Error, Options};
 
 impl Options {
-    /// Whether somebody looks at requests.
+    /// Whether requests have spans or a hook.
     pub(crate) fn is_observed(&self) -> bool {
-        self.trace || self.slow.is_some()
+        self.trace || self.slow_hook.is_some()
     }
 }
 
-/// Sends, in a span if so, and tells if it was slow. In a box, so that those at whom nobody looks do not have to make room for it.
+/// Awaits the exchange in a span, if they are on, and calls the hook if it was slow. Boxed, so that the future of a request that is
+/// not observed stays small.
 pub(crate) fn observed<'a, T: Send + 'a>(
     options: &'a Options,
     commands: &'a [u8],
@@ -26,7 +28,7 @@ pub(crate) fn observed<'a, T: Send + 'a>(
         let span = if options.trace {
             tracing::debug_span!(
                 "redis",
-                command = slow::name(commands),
+                command = slow_hook::name(commands),
                 commands = count,
                 bytes = commands.len(),
                 error = tracing::field::Empty,
@@ -39,9 +41,9 @@ pub(crate) fn observed<'a, T: Send + 'a>(
         if let Some(error) = error {
             span.record("error", tracing::field::display(error));
         }
-        if let Some(slow) = &options.slow {
-            let (name, bytes, elapsed) = (slow::name(commands), commands.len(), since.elapsed());
-            slow.tell(SlowCommand { name, commands: count, bytes, elapsed, error });
+        if let Some(hook) = &options.slow_hook {
+            let (name, bytes, elapsed) = (slow_hook::name(commands), commands.len(), since.elapsed());
+            hook.observe(SlowCommand { name, commands: count, bytes, elapsed, error });
         }
         ended
     })
