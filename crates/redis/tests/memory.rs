@@ -56,7 +56,7 @@ fn what_is_announced_costs_nothing() {
     let deep = "*1048000\r\n%1\r\n".to_owned() + &"*1\r\n".repeat(50);
     let attributes = "|500000\r\n".to_owned() + &"|1\r\n".repeat(50);
     for (wire, most) in [
-        // As it could be, but is not there: the room for a first read, and a few values.
+        // Memory for a first read and a few values, although the announced data does not arrive.
         ("$536870912\r\n", 70 << 10),
         ("*3\r\n$536870912\r\nabc", 70 << 10),
         ("=536870912\r\ntxt:", 70 << 10),
@@ -83,7 +83,7 @@ fn what_is_announced_costs_nothing() {
     }
 }
 
-/// Room grows with what has arrived, to what is needed and a little more.
+/// Memory grows with what has arrived, up to what is needed and the read-ahead.
 #[test]
 fn a_string_costs_no_more_than_twice_what_has_arrived() {
     const LEN: usize = 3_000_000;
@@ -92,14 +92,14 @@ fn a_string_costs_no_more_than_twice_what_has_arrived() {
     let mut arrived = 0;
     while arrived < LEN + 2 {
         assert_eq!(decoder.decode(&mut input), Ok(None));
-        let room = input.capacity() - input.len();
-        assert!(room > 0, "there is no room at {arrived}");
+        let free = input.capacity() - input.len();
+        assert!(free > 0, "no free capacity at {arrived}");
         assert!(
             input.capacity() <= (2 * arrived).clamp(64 << 10, LEN + 2) + (4 << 10),
             "{} at {arrived}",
             input.capacity()
         );
-        let n = room.min(10_000).min(LEN + 2 - arrived);
+        let n = free.min(10_000).min(LEN + 2 - arrived);
         input.put_bytes(b'x', n);
         arrived += n;
     }

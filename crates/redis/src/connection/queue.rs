@@ -7,7 +7,7 @@
 //!
 //! `actor` holds the waker of the actor while the actor has seen everything in the queue. It is registered in the critical section
 //! that takes the requests, and taken by the first change after that: a request, a close, or a reason to drop abandoned requests.
-//! So a change is either seen by the actor or wakes it, and further changes wake nobody until the actor looks again.
+//! So a change is either seen by the actor or wakes it, and further changes do not wake it until it looks again.
 
 use std::sync::{Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};

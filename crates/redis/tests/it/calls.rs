@@ -1,4 +1,4 @@
-//! Every call, as a real server answers it, in both protocols: the types are what it says.
+//! All functions of `commands` against a real server, in both protocols: the types of the replies are right.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
@@ -385,7 +385,7 @@ fn the_server_itself() {
 }
 
 #[test]
-fn a_pipeline_has_a_result_for_each() {
+fn a_pipeline_has_a_result_for_each_command() {
     in_both(|c| {
         c.ok(rpush("l", ["a"]));
         let (set, wrong, text, ignored) = c.pipeline(

@@ -1,4 +1,4 @@
-//! Commands, as a server reads them.
+//! The encoding of commands.
 
 use bytes::BytesMut;
 use tidewire_redis::Value;

@@ -8,7 +8,7 @@ use tidewire_testkit::RedisServer;
 use crate::servers::{command, options};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn replies_go_to_whoever_asked() {
+async fn each_task_gets_its_own_replies() {
     let server = RedisServer::start();
     let client = Client::start(options(server.port()));
     let mut tasks = Vec::new();
@@ -33,7 +33,7 @@ async fn replies_go_to_whoever_asked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_was_away_is_found_again() {
+async fn the_client_reconnects_to_a_restarted_server() {
     let mut server = RedisServer::start();
     let client = Client::start(options(server.port()));
     client.send(command(&["SET", "a", "1"])).await.unwrap();

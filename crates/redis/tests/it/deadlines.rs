@@ -1,4 +1,4 @@
-//! Nobody waits beyond their deadline, and what is late is not sent.
+//! Deadlines are kept, and requests past their deadline are not sent.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -10,7 +10,7 @@ use tidewire_testkit::{PATIENCE, RedisServer, wait_until_async};
 use crate::servers::{Scripted, command, greeting, options};
 
 #[tokio::test]
-async fn whoever_stands_behind_a_request_that_is_stuck_keeps_their_own_deadline() {
+async fn deadlines_are_kept_behind_a_stuck_request() {
     let server = Scripted::deaf().await;
     let options = options(server.port()).timeout(Duration::MAX);
     let client = Client::start(options);
@@ -40,7 +40,7 @@ async fn whoever_stands_behind_a_request_that_is_stuck_keeps_their_own_deadline(
 }
 
 #[tokio::test]
-async fn what_is_late_is_not_sent() {
+async fn a_request_past_its_deadline_is_not_sent() {
     let heard = Arc::new(AtomicUsize::new(0));
     let server = Scripted::answering({
         let heard = Arc::clone(&heard);
@@ -63,7 +63,7 @@ async fn what_is_late_is_not_sent() {
 }
 
 #[tokio::test]
-async fn a_script_that_the_server_does_not_have_is_sent_within_the_same_deadline() {
+async fn the_source_of_a_script_is_sent_within_the_same_deadline() {
     let server = Scripted::answering(|words, _| match &*words[0] {
         "EVALSHA" => "-NOSCRIPT No matching script.\r\n".to_owned(),
         // The whole script is never answered.
@@ -88,7 +88,7 @@ async fn a_script_that_the_server_does_not_have_is_sent_within_the_same_deadline
 }
 
 #[tokio::test]
-async fn whoever_queues_in_an_outage_keeps_their_own_deadline() {
+async fn deadlines_are_kept_in_an_outage() {
     let port = RedisServer::start().port();
     let options = options(port)
         .timeout(Duration::MAX)
@@ -118,7 +118,7 @@ async fn whoever_queues_in_an_outage_keeps_their_own_deadline() {
 }
 
 #[tokio::test]
-async fn a_server_that_reads_nothing_is_late_with_the_writing_and_found_out() {
+async fn a_server_that_does_not_read_is_detected() {
     let server = Scripted::deaf().await;
     let options = options(server.port()).connect_timeout(Duration::from_millis(200));
     let client = Client::start(options);

@@ -1,11 +1,11 @@
-//! Whatever is said, and however it is cut, it is heard as it was said; and anything else as a simple decoder hears it.
+//! Property tests of the decoder: any input, split anywhere, is decoded like by a simple decoder of the whole input.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tidewire_redis::Value;
 use tidewire_redis::resp::{DecoderOptions, Message};
 
-use crate::naive;
+use crate::reference_decoder;
 use crate::wire::{Odd, any_message, any_value, encoded, hear, keeping};
 
 /// As text: not a number is not equal to itself.
@@ -27,7 +27,7 @@ fn without_attributes(value: Value) -> Value {
 
 proptest! {
     #[test]
-    fn a_message_is_the_same_at_every_split(message in any_message(), choices in vec(any::<u8>(), 1..20)) {
+    fn a_message_can_be_split_at_every_byte(message in any_message(), choices in vec(any::<u8>(), 1..20)) {
         let mut odd = Odd { choices: choices.iter().cycle(), output: Vec::new() };
         odd.message(&message);
         for wire in [encoded(&message), odd.output] {
@@ -40,7 +40,7 @@ proptest! {
     }
 
     #[test]
-    fn many_messages_are_the_same_in_any_pieces(
+    fn many_messages_can_be_split_anywhere(
         messages in vec(any_message(), 0..40),
         sizes in vec(1..100_usize, 1..10),
     ) {
@@ -55,7 +55,7 @@ proptest! {
     }
 
     #[test]
-    fn anything_is_heard_as_by_a_naive_decoder(
+    fn any_input_is_decoded_like_by_the_reference_decoder(
         messages in vec(any_message(), 1..4),
         choices in vec(any::<u8>(), 1..20),
         // Bytes are replaced or taken out: mostly by those that mean something.
@@ -77,7 +77,7 @@ proptest! {
         if is_limited {
             options = options.max_bulk(bulk).max_elements(elements).max_depth(depth).max_line(line);
         }
-        let (expected, end) = naive::decode(options, &wire);
+        let (expected, end) = reference_decoder::decode(options, &wire);
         let whole = hear(options, &wire, &[]);
         prop_assert_eq!((text(&whole.0), whole.1.map_err(|error| error.kind)), (text(&expected), end));
         for sizes in [&[1][..], &[size]] {
@@ -87,7 +87,7 @@ proptest! {
     }
 
     #[test]
-    fn runs_of_strings_are_the_same_in_any_pieces(
+    fn runs_of_strings_can_be_split_anywhere(
         lens in vec(0..20_usize, 0..200),
         at in any::<prop::sample::Index>(),
         other in any_value(),
@@ -108,7 +108,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn large_messages_are_the_same_in_any_pieces(
+    fn large_messages_can_be_split_anywhere(
         lens in vec(prop_oneof![0..100_usize, 60_000..300_000_usize], 0..6),
         items in vec(any_value(), 0..10),
         repeated in 0..500_usize,

@@ -1,5 +1,5 @@
-//! Faults of the network and of the server. After each: every request has ended once, nobody has got another's reply, and the
-//! client works again.
+//! Faults of the network and of the server. After each: every request has ended once, no request has the reply of another, and
+//! the client works again.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ async fn works(client: &Client, number: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_conversation_is_cut_at_every_byte() {
+async fn the_connection_can_be_cut_at_every_byte() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.addr());
     let client = Client::start(options(&proxy));
@@ -53,7 +53,7 @@ async fn a_conversation_is_cut_at_every_byte() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_peer_that_is_silent_is_found_out_and_its_late_replies_are_nobodys() {
+async fn a_half_open_connection_is_detected_and_its_late_replies_dropped() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.addr());
     let options = options(&proxy).timeout(Duration::from_millis(100)).connect_timeout(Duration::from_millis(100));
@@ -68,7 +68,7 @@ async fn a_peer_that_is_silent_is_found_out_and_its_late_replies_are_nobodys() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reply_that_comes_late_goes_to_nobody() {
+async fn a_late_reply_is_dropped() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.addr());
     let options = options(&proxy).timeout(Duration::from_millis(100));
@@ -83,7 +83,7 @@ async fn a_reply_that_comes_late_goes_to_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_goes_away_leaves_others_their_replies() {
+async fn cancelled_requests_do_not_shift_replies() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.addr());
     let client = Client::start(options(&proxy));
@@ -103,7 +103,7 @@ async fn whoever_goes_away_leaves_others_their_replies() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wrong_password_is_not_tried_again() {
+async fn a_wrong_password_is_final() {
     let server = RedisServer::options().password("right").start();
     let proxy = FaultProxy::start(server.addr());
     let client = Client::start(options(&proxy).login(Login::new("wrong")));
@@ -116,7 +116,7 @@ async fn a_wrong_password_is_not_tried_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_asked_in_an_outage_waits_or_fails_as_it_was_chosen() {
+async fn while_down_decides_about_requests_in_an_outage() {
     let mut server = RedisServer::start();
     for (choice, waits) in [(WhileDown::Queue, true), (WhileDown::Fail, false)] {
         let proxy = FaultProxy::start(server.addr());
@@ -142,7 +142,7 @@ async fn what_is_asked_in_an_outage_waits_or_fails_as_it_was_chosen() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_close_lets_what_was_asked_be_answered() {
+async fn close_waits_for_requests_in_flight() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.addr());
     let client = Client::start(options(&proxy));

@@ -1,4 +1,4 @@
-//! Servers that say too much, too little at a time, or too often the same: others have their turns, and deadlines are kept.
+//! Servers that send too much, or too little at a time: other tasks run, and deadlines are kept.
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
@@ -26,7 +26,7 @@ async fn flooding(text: &'static str) -> Scripted {
 }
 
 #[tokio::test]
-async fn pushes_without_end_keep_nobody_from_their_deadline_or_from_closing() {
+async fn endless_pushes_delay_neither_deadlines_nor_close() {
     let server = flooding(">2\r\n+message\r\n$5\r\nhello\r\n").await;
     let client = Client::start(options(server.port()));
     wait_until_async("pushes come", PATIENCE, async || client.stats().pushes > 10_000).await;
@@ -40,7 +40,7 @@ async fn pushes_without_end_keep_nobody_from_their_deadline_or_from_closing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pushes_without_end_keep_nobody_from_asking_when_several_have_asked_together() {
+async fn endless_pushes_do_not_delay_requests_of_several_tasks() {
     let server = Scripted::start(|mut stream, _| async move {
         let heard = AtomicUsize::new(0);
         answer(&mut stream, |words| match greeting(words) {
@@ -67,7 +67,7 @@ async fn pushes_without_end_keep_nobody_from_asking_when_several_have_asked_toge
 }
 
 #[tokio::test]
-async fn replies_without_end_go_to_nobody() {
+async fn endless_replies_are_dropped() {
     let server = flooding("+OK\r\n").await;
     let options = options(server.port()).while_down(WhileDown::Fail);
     let client = Client::start(options);
@@ -85,7 +85,7 @@ async fn replies_without_end_go_to_nobody() {
 }
 
 #[tokio::test]
-async fn pushes_without_end_in_the_handshake_do_not_outlast_the_time_for_it() {
+async fn endless_pushes_do_not_extend_the_connect_timeout() {
     let server = Scripted::start(|mut stream, _| async move {
         while stream.write_all(b">1\r\n+hello\r\n").await.is_ok() {
             tokio::task::yield_now().await;
@@ -103,7 +103,7 @@ async fn pushes_without_end_in_the_handshake_do_not_outlast_the_time_for_it() {
 }
 
 #[tokio::test]
-async fn a_server_may_say_everything_byte_by_byte() {
+async fn replies_can_arrive_byte_by_byte() {
     let server = Scripted::start(|mut stream, _| async move {
         stream.set_nodelay(true).unwrap();
         let (mut heard, mut asked) = (Vec::new(), 0);
@@ -139,7 +139,7 @@ async fn a_server_may_say_everything_byte_by_byte() {
 }
 
 #[tokio::test]
-async fn a_length_that_is_announced_and_does_not_come_costs_its_request_and_nothing_else() {
+async fn an_announced_length_without_data_affects_only_its_request() {
     let server = Scripted::answering(|words, connection| match (greeting(words), connection) {
         (Some(reply), _) => reply,
         // Nor is there a sign of life, when it is asked for.
@@ -150,7 +150,7 @@ async fn a_length_that_is_announced_and_does_not_come_costs_its_request_and_noth
         (None, _) => "+a\r\n".to_owned(),
     })
     .await;
-    // Whoever says no more than that is silent soon.
+    // So that the peer soon counts as unresponsive.
     let options = options(server.port()).connect_timeout(Duration::from_millis(200)).while_down(WhileDown::Queue);
     let client = Client::start(options);
     for generation in [1, 2] {

@@ -1,4 +1,4 @@
-//! What is said in RESP2 and in RESP3 becomes the same.
+//! Replies of RESP2 and RESP3 convert to the same values.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Debug;

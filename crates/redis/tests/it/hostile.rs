@@ -1,4 +1,4 @@
-//! What no server should say.
+//! Invalid input and limits of the decoder.
 
 use bytes::{BufMut, BytesMut};
 use tidewire_redis::Value;
@@ -14,7 +14,7 @@ fn wrong(options: DecoderOptions, wire: &[u8]) -> (Kind, u64) {
 }
 
 #[test]
-fn every_fault_has_its_kind_and_place() {
+fn errors_have_a_kind_and_an_offset() {
     let length = |first| Kind::Length { first };
     let max_bulk = 512 << 20;
     let max_elements = 1 << 20;
@@ -92,7 +92,7 @@ fn every_fault_has_its_kind_and_place() {
 }
 
 #[test]
-fn limits_can_be_reached_and_not_passed() {
+fn limits_can_be_reached_and_not_exceeded() {
     let options = DecoderOptions::default().max_bulk(4).max_elements(6).max_depth(3).max_line(5);
     for wire in [
         "$4\r\nabcd\r\n",
@@ -134,7 +134,7 @@ fn limits_can_be_reached_and_not_passed() {
 }
 
 #[test]
-fn nesting_without_end_ends_at_the_limit() {
+fn endless_nesting_ends_at_the_limit() {
     for level in ["*1\r\n", "*?\r\n", "~1\r\n", "%1\r\n_\r\n", "|1\r\n_\r\n", "%1\r\n", "|1\r\n"] {
         let wire = level.repeat(100_000);
         assert_eq!(wrong(DecoderOptions::default(), wire.as_bytes()).0, Kind::TooDeep { max: 64 }, "{level:?}");
@@ -155,7 +155,7 @@ fn no_limit_overflows() {
 }
 
 #[test]
-fn long_lines_and_strings_may_come_byte_by_byte() {
+fn long_lines_and_strings_can_arrive_byte_by_byte() {
     let options = DecoderOptions::default().max_line(1 << 20);
     let line = vec![b'0'; 1 << 18];
     let count = line.len();
@@ -173,7 +173,7 @@ fn long_lines_and_strings_may_come_byte_by_byte() {
 }
 
 #[test]
-fn a_reply_of_many_elements_may_come_byte_by_byte() {
+fn a_reply_of_many_elements_can_arrive_byte_by_byte() {
     let wire = format!("*200000\r\n{}", "$1\r\nx\r\n".repeat(200_000));
     let heard = hear(DecoderOptions::default(), wire.as_bytes(), &[1]);
     let [Message::Reply(Value::Array(items))] = &heard.0[..] else { panic!("{:?}", heard.1) };

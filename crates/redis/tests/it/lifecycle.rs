@@ -1,4 +1,4 @@
-//! States, closing, and the room that requests take.
+//! States, closing, and permits.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +33,7 @@ async fn asked(client: &Client) -> tokio::task::JoinHandle<Result<Value, Error>>
 }
 
 #[tokio::test]
-async fn states_are_seen_one_by_one_and_in_order() {
+async fn states_are_streamed_in_order() {
     let mut server = RedisServer::start();
     let (client, connection) = Client::new(options(server.port()));
     let mut states = client.states();
@@ -71,7 +71,7 @@ async fn states_are_seen_one_by_one_and_in_order() {
 }
 
 #[tokio::test]
-async fn a_client_that_is_killed_by_the_server_connects_once_more() {
+async fn a_client_killed_by_the_server_reconnects_once() {
     let server = RedisServer::start();
     let client = Client::start(options(server.port()));
     for generation in 1..10 {
@@ -83,7 +83,7 @@ async fn a_client_that_is_killed_by_the_server_connects_once_more() {
 }
 
 #[tokio::test]
-async fn a_server_that_pauses_its_clients_answers_them_afterwards() {
+async fn a_client_pause_of_the_server_delays_requests() {
     let server = RedisServer::start();
     let options = options(server.port()).timeout(Duration::from_millis(100));
     let client = Client::start(options);
@@ -92,13 +92,13 @@ async fn a_server_that_pauses_its_clients_answers_them_afterwards() {
     let late = client.send(command(&["SET", "a", "1"])).await.unwrap_err();
     assert!(matches!(late, Error::TimedOut { phase: Phase::Waiting }), "{late:?}");
     server.cli(["CLIENT", "UNPAUSE"]);
-    // The late reply is nobody's, and the next ones are whose they are.
+    // The late reply is dropped, and the next replies go to their requests.
     let value = client.send(command(&["ECHO", "2"])).await.unwrap();
     assert_eq!((value, client.status().borrow().generation), (Value::Bulk("2".into()), 1));
 }
 
 #[tokio::test]
-async fn a_close_does_not_wait_beyond_its_time() {
+async fn close_waits_no_longer_than_the_grace_period() {
     let server = mute().await;
     // Nothing but the close itself ends the wait.
     let options = options(server.port()).timeout(Duration::MAX);
@@ -112,7 +112,7 @@ async fn a_close_does_not_wait_beyond_its_time() {
 }
 
 #[tokio::test]
-async fn a_second_close_can_be_more_impatient() {
+async fn a_second_close_can_shorten_the_grace_period() {
     let server = mute().await;
     let client = Client::start(options(server.port()));
     let pending = asked(&client).await;
@@ -121,7 +121,7 @@ async fn a_second_close_can_be_more_impatient() {
 }
 
 #[tokio::test]
-async fn a_close_interrupts_a_pause_between_attempts() {
+async fn close_interrupts_a_backoff_delay() {
     let port = RedisServer::start().port();
     let options = options(port)
         .min_backoff(Duration::from_hours(1))
@@ -144,7 +144,7 @@ async fn a_close_interrupts_a_pause_between_attempts() {
 }
 
 #[tokio::test]
-async fn a_connection_that_is_lost_while_it_closes_has_not_failed_but_closed() {
+async fn a_connection_lost_while_closing_is_closed() {
     let mut server = RedisServer::start();
     let client = Client::start(options(server.port()));
     ping(&client).await.unwrap();
@@ -166,7 +166,7 @@ async fn a_connection_that_is_lost_while_it_closes_has_not_failed_but_closed() {
 }
 
 #[tokio::test]
-async fn the_last_handle_closes() {
+async fn dropping_the_last_handle_closes_the_connection() {
     let server = RedisServer::start();
     let client = Client::start(options(server.port()));
     let other = client.clone();
@@ -179,7 +179,7 @@ async fn the_last_handle_closes() {
 }
 
 #[tokio::test]
-async fn a_connection_that_is_not_run_or_is_stopped_ends_what_waits_for_it() {
+async fn dropping_the_connection_ends_all_requests() {
     let (client, connection) = Client::new(options(1));
     let pending = tokio::spawn({
         let client = client.clone();
@@ -201,7 +201,7 @@ async fn a_connection_that_is_not_run_or_is_stopped_ends_what_waits_for_it() {
 }
 
 #[tokio::test]
-async fn without_reconnection_a_failure_closes() {
+async fn without_reconnect_a_failure_closes_the_client() {
     let mut server = RedisServer::start();
     let options = options(server.port()).reconnect(false).while_down(WhileDown::Queue);
     let client = Client::start(options);
@@ -213,7 +213,7 @@ async fn without_reconnection_a_failure_closes() {
 }
 
 #[tokio::test]
-async fn somebody_may_wait_for_ever() {
+async fn timeouts_can_be_unlimited() {
     let server = RedisServer::start();
     let options = options(server.port()).timeout(Duration::MAX).connect_timeout(Duration::MAX);
     let client = Client::start(options);
@@ -222,7 +222,7 @@ async fn somebody_may_wait_for_ever() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pipeline_that_is_cut_anywhere_ends_once_and_has_the_replies_that_came() {
+async fn a_pipeline_cut_anywhere_keeps_the_replies_that_came() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.addr());
     let client = Client::start(options(proxy.addr().port()));
@@ -254,7 +254,7 @@ async fn a_pipeline_that_is_cut_anywhere_ends_once_and_has_the_replies_that_came
 }
 
 #[tokio::test]
-async fn where_there_is_no_room_one_fails_or_waits() {
+async fn when_full_decides_about_requests_without_a_permit() {
     let server = mute().await;
     for when_full in [WhenFull::Fail, WhenFull::Wait] {
         let options = options(server.port()).max_in_flight(1).when_full(when_full);
@@ -267,7 +267,7 @@ async fn where_there_is_no_room_one_fails_or_waits() {
         } else {
             assert!(!second.is_finished());
             client.close(Duration::ZERO).await;
-            // It gets the room of the first, and is told that it is too late.
+            // It gets the permit of the first request after its deadline.
             assert!(matches!(second.await.unwrap(), Err(Error::Closed { outcome: Outcome::NeverSent })));
         }
         assert!(matches!(first.await.unwrap(), Err(Error::Closed { outcome: Outcome::MaybeExecuted })));
@@ -275,7 +275,7 @@ async fn where_there_is_no_room_one_fails_or_waits() {
 }
 
 #[tokio::test]
-async fn whoever_waits_for_room_does_so_until_their_deadline() {
+async fn waiting_for_a_permit_ends_at_the_deadline() {
     let server = mute().await;
     let options = options(server.port()).max_in_flight_bytes(20).timeout(Duration::from_millis(50));
     let client = Client::start(options);
@@ -286,7 +286,7 @@ async fn whoever_waits_for_room_does_so_until_their_deadline() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn all_room_is_given_back_whatever_happens() {
+async fn all_permits_are_returned_after_faults() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.addr());
     let options = options(proxy.addr().port()).max_in_flight(4).max_in_flight_bytes(100).when_full(WhenFull::Fail);
@@ -322,7 +322,7 @@ async fn all_room_is_given_back_whatever_happens() {
         match results {
             Ok(values) => break assert_eq!(values.len(), 4),
             Err(Error::Lost { .. }) => {}
-            // Those who went away leave their room when their reply has come.
+            // Cancelled requests return their permits when their replies have come.
             Err(Error::QueueFull) => tokio::task::yield_now().await,
             Err(other) => panic!("{other:?}"),
         }

@@ -1,4 +1,4 @@
-//! Passwords that change.
+//! Logins that change.
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -55,7 +55,7 @@ impl Credentials for Vault {
 }
 
 #[tokio::test]
-async fn a_provider_is_asked_for_every_attempt_until_it_is_right() {
+async fn the_provider_is_called_for_every_attempt() {
     let server = RedisServer::options().user("app", "on >first ~* +@all").start();
     let vault = Arc::new(Vault::default());
     // It is the provider that counts.
@@ -86,7 +86,7 @@ async fn a_provider_is_asked_for_every_attempt_until_it_is_right() {
 }
 
 #[tokio::test]
-async fn without_a_provider_a_refused_login_is_for_good_also_on_reconnect() {
+async fn without_a_provider_a_login_refused_on_reconnect_is_final() {
     let server = RedisServer::options().user("app", "on >first ~* +@all").start();
     let options = options(server.port()).login(Login::new("first").user("app"));
     let client = Client::start(options);
@@ -99,7 +99,7 @@ async fn without_a_provider_a_refused_login_is_for_good_also_on_reconnect() {
 }
 
 #[tokio::test]
-async fn what_no_login_can_mend_is_for_good_with_a_provider_too() {
+async fn with_a_provider_other_refusals_are_final() {
     let server = RedisServer::options().user("app", "on >first ~* +@all").start();
     let vault = Arc::new(Vault::default());
     vault.put("first");
@@ -129,7 +129,7 @@ impl Credentials for Unreliable {
 }
 
 #[tokio::test]
-async fn a_provider_that_hangs_or_panics_is_asked_again() {
+async fn a_provider_that_hangs_or_panics_is_called_again() {
     let server = RedisServer::options().user("app", "on >first ~* +@all").start();
     for hangs in [true, false] {
         let connect_timeout = if hangs { Duration::from_millis(50) } else { PATIENCE };

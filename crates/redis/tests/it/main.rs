@@ -1,12 +1,11 @@
 //! The client and its parts, through the public interface.
 
-mod budget;
 mod calls;
-mod cancelling;
+mod cancellation;
+mod closing;
 mod commands;
 mod connection;
 mod deadlines;
-mod ending;
 mod equivalence;
 mod faults;
 mod flooding;
@@ -14,17 +13,18 @@ mod forms;
 mod hostile;
 mod lifecycle;
 mod logins;
-mod naive;
-mod observing;
+mod observability;
+mod permits;
+mod reference_decoder;
 
-mod pauses;
+mod backoff;
+mod outcomes;
 mod peers;
 mod scripts;
 mod server;
 mod servers;
 mod sharing;
 mod structs;
-mod truth;
 mod types;
 mod unsent;
 mod unusual_options;

@@ -1,4 +1,4 @@
-//! What a client makes of peers: those that are not Redis, old ones, and those that say something strange.
+//! Peers that are old, unusual, or not Redis at all.
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
@@ -23,7 +23,7 @@ fn source(error: &Error) -> String {
 }
 
 #[tokio::test]
-async fn a_server_of_http_is_found_out_and_tried_again() {
+async fn an_http_server_is_detected_and_retried() {
     let server = Scripted::start(|mut stream, _| async move {
         let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
         let _ = stream.read_to_end(&mut Vec::new()).await;
@@ -41,7 +41,7 @@ async fn a_server_of_http_is_found_out_and_tried_again() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_silent_or_closes_at_once_is_given_up_and_tried_again() {
+async fn a_server_that_is_silent_or_closes_is_retried() {
     for is_silent in [true, false] {
         let server = Scripted::start(move |mut stream, _| async move {
             if is_silent {
@@ -62,7 +62,7 @@ async fn a_server_that_is_silent_or_closes_at_once_is_given_up_and_tried_again()
 }
 
 #[tokio::test]
-async fn a_server_that_knows_no_hello_is_spoken_to_in_resp2() {
+async fn a_server_without_hello_uses_resp2() {
     for refusal in ["-ERR unknown command 'HELLO'\r\n", "-NOPROTO unsupported protocol version\r\n"] {
         let said = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
         let heard = std::sync::Arc::clone(&said);
@@ -85,7 +85,7 @@ async fn a_server_that_knows_no_hello_is_spoken_to_in_resp2() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_ready_is_tried_again_and_one_that_refuses_is_not() {
+async fn a_server_that_is_not_ready_is_retried_and_a_refusal_is_final() {
     for (words, is_for_good) in [
         ("-ERR max number of clients reached\r\n", false),
         ("-LOADING Redis is loading the dataset in memory\r\n", false),
@@ -116,7 +116,7 @@ async fn a_server_that_is_not_ready_is_tried_again_and_one_that_refuses_is_not()
 }
 
 #[tokio::test]
-async fn an_old_server_that_wants_a_password_and_gets_none_does_not_let_us_in() {
+async fn an_old_server_without_the_password_refuses_the_handshake() {
     // It looks at the name of a command before it looks at who asks.
     let server = Scripted::answering(|words, _| match &*words[0] {
         "HELLO" => "-ERR unknown command `HELLO`, with args beginning with: `3`, \r\n".to_owned(),
@@ -132,7 +132,7 @@ async fn an_old_server_that_wants_a_password_and_gets_none_does_not_let_us_in() 
 }
 
 #[tokio::test]
-async fn a_reply_that_nobody_asked_for_goes_to_nobody() {
+async fn an_unexpected_reply_goes_to_no_request() {
     // Two replies to the first command on the first connection.
     let server = Scripted::answering(move |words, connection| match (greeting(words), connection) {
         (Some(reply), _) => reply,
@@ -152,9 +152,9 @@ async fn a_reply_that_nobody_asked_for_goes_to_nobody() {
 }
 
 #[tokio::test]
-async fn replies_that_have_come_are_given_also_when_nothing_can_be_written_any_more() {
+async fn replies_are_delivered_after_a_write_error() {
     const ASKED: usize = 100;
-    // It answers all at once, and is gone before somebody can ask again.
+    // It answers all requests at once, and closes before another one can be sent.
     let server = Scripted::start(|mut stream, _| async move {
         let heard = AtomicUsize::new(0);
         answer(&mut stream, |words| match greeting(words) {
@@ -186,7 +186,7 @@ async fn replies_that_have_come_are_given_also_when_nothing_can_be_written_any_m
 }
 
 #[tokio::test]
-async fn a_reply_above_the_limit_is_an_error_of_the_oldest_request_alone() {
+async fn a_reply_above_the_limit_fails_only_its_request() {
     let server = RedisServer::start();
     let options = options(server.port()).decoder(DecoderOptions::default().max_bulk(1000));
     let client = Client::start(options);
@@ -208,7 +208,7 @@ async fn a_reply_above_the_limit_is_an_error_of_the_oldest_request_alone() {
 }
 
 #[tokio::test]
-async fn a_reply_that_is_nobodys_any_more_fails_nobody_elses_request_as_its_own() {
+async fn an_invalid_late_reply_is_not_the_error_of_another_request() {
     // The first reply comes when a second command is there, and cannot be read.
     let server = Scripted::answering(move |words, _| match greeting(words) {
         Some(reply) => reply,
@@ -227,7 +227,7 @@ async fn a_reply_that_is_nobodys_any_more_fails_nobody_elses_request_as_its_own(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pushes_between_replies_are_no_replies() {
+async fn pushes_between_replies_are_skipped() {
     let server = RedisServer::options().config("enable-debug-command yes").start();
     let client = Client::start(options(server.port()));
     for turn in 0..200 {
@@ -247,7 +247,7 @@ async fn pushes_between_replies_are_no_replies() {
 }
 
 #[tokio::test]
-async fn a_socket_of_this_machine_is_as_good() {
+async fn unix_sockets_work() {
     let mut server = RedisServer::start();
     let url = format!("unix://{}?db=2&name=local&min_backoff_ms=1", server.unix_socket().display());
     let client = Client::start(Options::from_url(&url).unwrap());
@@ -262,7 +262,7 @@ async fn a_socket_of_this_machine_is_as_good() {
 }
 
 #[tokio::test]
-async fn what_comes_with_the_last_word_of_the_handshake_goes_to_nobody() {
+async fn input_after_the_handshake_goes_to_no_request() {
     let server = Scripted::answering(move |words, connection| match greeting(words) {
         Some(reply) if words.iter().any(|word| word == "LIB-VER") && connection == 0 => reply + "+STRAY\r\n",
         Some(reply) => reply,
@@ -291,7 +291,7 @@ fn timers(port: u16) -> Vec<(String, u64)> {
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn a_connection_on_which_nobody_waits_is_kept_alive() {
+async fn an_idle_connection_has_keepalive() {
     let server = RedisServer::start();
     let client = Client::start(options(server.port()));
     client.send(command(&["PING"])).await.unwrap();

@@ -1,4 +1,4 @@
-//! Scripts that the server has, does not have, or forgets, over a client.
+//! Scripts that the server has, does not have, or forgets.
 
 use tidewire_redis::{Client, Command, Error, ErrorCode, Pipeline, Script, commands};
 use tidewire_testkit::RedisServer;
@@ -6,7 +6,7 @@ use tidewire_testkit::RedisServer;
 use crate::servers::options;
 
 #[tokio::test]
-async fn a_script_is_run_once_whether_the_server_has_it_or_not() {
+async fn a_script_runs_once_if_it_is_cached_or_not() {
     let server = RedisServer::start();
     let client = Client::start(options(server.port()));
     let counting = Script::new("return redis.call('INCR', KEYS[1])");
@@ -25,7 +25,7 @@ async fn a_script_is_run_once_whether_the_server_has_it_or_not() {
 }
 
 #[tokio::test]
-async fn a_script_that_is_missing_in_a_pipeline_is_an_error_of_its_slot_alone() {
+async fn a_missing_script_in_a_pipeline_is_the_error_of_one_command() {
     let server = RedisServer::start();
     let client = Client::start(options(server.port()));
     let script = Script::new("return redis.call('INCR', KEYS[1])");

@@ -1,4 +1,4 @@
-//! What a real server says: each of the types it has, in both protocols.
+//! All types of a real server, in both protocols.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -46,7 +46,7 @@ impl Conversation {
 }
 
 #[test]
-fn every_type_of_a_real_server_is_understood() {
+fn all_types_of_a_real_server_are_decoded() {
     let server = RedisServer::options().config("enable-debug-command yes").start();
     let options = DecoderOptions::default().keep_attributes(true);
     let mut redis = Conversation::with(&server, options);
@@ -86,7 +86,7 @@ fn every_type_of_a_real_server_is_understood() {
 }
 
 #[test]
-fn a_real_push_comes_between_replies() {
+fn a_real_push_is_decoded_between_replies() {
     let server = RedisServer::start();
     let mut redis = Conversation::with(&server, DecoderOptions::default());
     redis.ask("HELLO 3");

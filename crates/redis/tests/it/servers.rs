@@ -1,4 +1,4 @@
-//! Servers that are not Redis, or say what a test has them say, and what is said to them.
+//! Scripted servers, and shared helpers.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Commands that would harm others on the same connection.
+//! Commands that cannot be sent over a shared connection.
 
 use tidewire_redis::sharing::Hazard;
 use tidewire_redis::{Client, Command, CommandError, Error, Ignore, Outcome, Pipeline, commands};
@@ -85,7 +85,7 @@ const HARMFUL: [(Hazard, &[&str]); 3] = [
 ];
 
 #[tokio::test]
-async fn what_would_harm_others_is_refused_and_they_are_unharmed() {
+async fn rejected_commands_do_not_affect_other_tasks() {
     let server = RedisServer::start();
     let client = Client::start(options(server.port()));
     let mut number = 0;
@@ -137,7 +137,7 @@ const HARMLESS: [&str; 17] = [
 ];
 
 #[test]
-fn whatever_a_server_has_of_this_kind_is_refused_or_harmless() {
+fn all_hazardous_commands_of_a_real_server_are_rejected() {
     let server = RedisServer::start();
     for category in ["blocking", "pubsub", "connection", "transaction"] {
         for listed in server.cli(["ACL", "CAT", category]).split_whitespace() {

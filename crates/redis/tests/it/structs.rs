@@ -1,4 +1,4 @@
-//! Structs of users, written to a real server and read from it, in both protocols.
+//! Structs written to a real server and read back, in both protocols.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -54,7 +54,7 @@ fn tern() -> Boat {
 }
 
 #[tokio::test]
-async fn what_is_written_is_read_again() {
+async fn structs_round_trip() {
     for (server, _) in old_and_new() {
         let client = Client::start(options(server.port()));
         let tern = tern();
@@ -76,7 +76,7 @@ async fn what_is_written_is_read_again() {
 }
 
 #[tokio::test]
-async fn all_forms_in_which_a_server_says_it_are_the_same() {
+async fn all_forms_of_a_reply_deserialize_to_the_same_value() {
     #[derive(Debug, PartialEq, Deserialize)]
     struct Harbour {
         name: String,
@@ -125,7 +125,7 @@ async fn all_forms_in_which_a_server_says_it_are_the_same() {
 }
 
 #[tokio::test]
-async fn what_is_missing_or_wrong_is_said_with_its_path() {
+async fn deserialization_errors_have_a_path() {
     #[derive(Debug, PartialEq, Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Port {

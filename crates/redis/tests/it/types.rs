@@ -1,4 +1,4 @@
-//! Every type, as it stands in the specification of RESP3 and as servers write it.
+//! All types, as in the specification of RESP3 and as servers encode them.
 
 use bytes::{Bytes, BytesMut};
 use tidewire_redis::Value;
@@ -75,7 +75,7 @@ fn strings_in_chunks() {
 }
 
 #[test]
-fn the_nulls_of_resp2() {
+fn nulls_of_resp2_are_decoded() {
     assert_eq!(reply("$-1\r\n"), Value::Null);
     assert_eq!(reply("*-1\r\n"), Value::Null);
     assert_eq!(reply("*2\r\n$-1\r\n*-1\r\n"), Value::Array(vec![Value::Null, Value::Null]));
@@ -96,7 +96,7 @@ fn aggregates() {
 }
 
 #[test]
-fn aggregates_without_a_length() {
+fn streamed_aggregates_are_decoded() {
     assert_eq!(reply("*?\r\n.\r\n"), Value::Array(vec![]));
     assert_eq!(reply("*?\r\n:1\r\n*?\r\n:2\r\n.\r\n.\r\n"), Value::Array(vec![1.into(), Value::Array(vec![2.into()])]));
     assert_eq!(
@@ -130,7 +130,7 @@ fn attributes_belong_to_the_value_after_them() {
 }
 
 #[test]
-fn a_push_may_come_between_replies() {
+fn a_push_is_decoded_between_replies() {
     let wire = b"+a\r\n>2\r\n+message\r\n*1\r\n$1\r\nx\r\n|1\r\n+a\r\n+b\r\n>0\r\n*1\r\n:1\r\n";
     let push = Message::Push(vec![simple("message"), Value::Array(vec!["x".into()])]);
     let expected =
@@ -140,7 +140,7 @@ fn a_push_may_come_between_replies() {
 }
 
 #[test]
-fn strings_are_parts_of_the_input() {
+fn strings_are_slices_of_the_input() {
     let mut input = BytesMut::from("*3\r\n$5\r\nhello\r\n+simple\r\n$5\r\nworld\r\n");
     let range = input.as_ptr_range();
     let Some(Message::Reply(Value::Array(items))) = Decoder::default().decode(&mut input).unwrap() else { panic!() };
@@ -151,7 +151,7 @@ fn strings_are_parts_of_the_input() {
 }
 
 #[test]
-fn a_peer_that_knows_resp2_only_is_told_the_same() {
+fn all_values_are_encoded_in_resp2() {
     let value = Value::Array(vec![
         Value::Map(vec![(simple("k"), Value::Double(1.5))]),
         Value::Set(vec![Value::Boolean(true), Value::Boolean(false)]),
@@ -171,7 +171,7 @@ fn a_peer_that_knows_resp2_only_is_told_the_same() {
 }
 
 #[test]
-fn what_would_break_the_stream_is_not_encoded() {
+fn invalid_values_are_not_encoded() {
     let mut output = BytesMut::from("before");
     for (value, expected) in [
         (Value::Simple("a\r\n+b".into()), EncodeError::LineBreak),

@@ -1,4 +1,4 @@
-//! What was taken for a connection and not sent: it is taken back, and the rest stays in order.
+//! Requests that a connection has taken and not sent: they are taken back, and the others keep their order.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -46,7 +46,7 @@ fn long() -> Request<Value> {
 }
 
 #[tokio::test]
-async fn what_is_late_behind_a_request_that_is_stuck_is_not_sent() {
+async fn a_request_past_its_deadline_behind_a_stuck_one_is_not_sent() {
     let (heard, goes_on) = (Heard::default(), Arc::new(Notify::new()));
     let server = Scripted::start({
         let (heard, goes_on) = (Arc::clone(&heard), Arc::clone(&goes_on));
@@ -72,7 +72,7 @@ async fn what_is_late_behind_a_request_that_is_stuck_is_not_sent() {
     goes_on.notify_one();
     assert!(stuck.await.unwrap().is_ok() && last.await.unwrap().is_ok());
     assert_eq!(*heard.lock().unwrap(), ["SET long", "INCR last"]);
-    wait_until_async("all room is given back", PATIENCE, async || client.stats().in_flight == 0).await;
+    wait_until_async("all permits are returned", PATIENCE, async || client.stats().in_flight == 0).await;
 }
 
 /// A server whose first connection reads nothing and is cut on demand. The others hear, or hang up at once.
@@ -93,7 +93,7 @@ async fn cut_once(cut: &Arc<Notify>, heard: &Heard, hears: bool) -> Scripted {
 }
 
 #[tokio::test]
-async fn what_was_not_sent_is_the_first_on_the_next_connection() {
+async fn unsent_requests_are_first_on_the_next_connection() {
     let (heard, cut) = (Heard::default(), Arc::new(Notify::new()));
     let server = cut_once(&cut, &heard, true).await;
     let options = options(server.port()).while_down(WhileDown::Queue).connect_timeout(PATIENCE);
@@ -114,7 +114,7 @@ async fn what_was_not_sent_is_the_first_on_the_next_connection() {
 }
 
 #[tokio::test]
-async fn what_was_not_sent_keeps_its_deadline_while_it_waits_for_the_next_connection() {
+async fn unsent_requests_keep_their_deadline() {
     let (heard, cut) = (Heard::default(), Arc::new(Notify::new()));
     let server = cut_once(&cut, &heard, false).await;
     let options = options(server.port())
@@ -136,7 +136,7 @@ async fn what_was_not_sent_keeps_its_deadline_while_it_waits_for_the_next_connec
 }
 
 #[tokio::test]
-async fn a_reply_is_not_that_of_a_request_that_was_not_sent() {
+async fn a_reply_does_not_go_to_an_unsent_request() {
     let server = Scripted::start(|mut stream, _| async move {
         greet(&mut stream).await;
         // It has heard the beginning of the first request, and of the second nothing.

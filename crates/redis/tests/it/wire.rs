@@ -1,4 +1,4 @@
-//! Streams, cut anywhere, and values written in every way that RESP3 has for them.
+//! Helpers: streams split anywhere, and values in all forms of RESP3.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use proptest::collection::vec;

@@ -1,8 +1,8 @@
-//! Whatever happens to a connection, a server reads whole commands, each once and in the order of asking, and whoever asks is told the
-//! truth about theirs.
+//! Under random faults, a server reads whole commands, each once and in the order of submission, and every caller gets the true
+//! outcome of its request.
 //!
-//! The peer reads in small pieces, stalls, answers late or before it has heard all, and cuts, while callers ask in bursts, give up
-//! and are late, with little room. What it does follows from a seed.
+//! The peer reads in small pieces, stalls, answers late or before it has read everything, and cuts connections. Meanwhile callers send
+//! bursts, cancel and time out, with few permits. All of it follows from a seed.
 
 use std::collections::HashSet;
 use std::future::poll_fn;
@@ -91,7 +91,7 @@ struct Scene {
     heard: Arc<Mutex<Heard>>,
     /// How many requests have ended.
     ended: watch::Receiver<usize>,
-    /// Nobody asks any more: all is read and answered.
+    /// Set when no more requests are sent: everything is read and answered.
     is_calm: watch::Receiver<bool>,
 }
 
@@ -268,7 +268,7 @@ impl Listener {
 type Told = (Name, Result<String, Error>);
 type Asking = Pin<Box<dyn Future<Output = Vec<Told>> + Send>>;
 
-/// Somebody who asks in bursts.
+/// A caller that sends requests in bursts.
 struct Caller {
     client: Client,
     number: u8,
@@ -284,7 +284,7 @@ impl Caller {
             if self.random.bool() {
                 self.client.status().wait_for(|status| status.state == State::Open).await.unwrap();
             }
-            // Asked in this order; some give up after so many turns.
+            // Submitted in this order; some are cancelled after a number of polls.
             let mut burst = Vec::new();
             for _ in 0..self.random.usize(1..8) {
                 let turns = if self.random.u8(..6) == 0 { self.random.usize(1..6) } else { usize::MAX };
@@ -380,7 +380,7 @@ async fn play(seed: u64, while_down: WhileDown, is_unix: bool) -> [usize; 3] {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(PATIENCE, idle).await.expect("all room is given back");
+    tokio::time::timeout(PATIENCE, idle).await.expect("all permits are returned");
     client.close(PATIENCE).await;
     is_over.send_replace(true);
     tokio::time::timeout(PATIENCE, peers).await.expect("all is read").unwrap();
@@ -407,7 +407,7 @@ async fn play(seed: u64, while_down: WhileDown, is_unix: bool) -> [usize; 3] {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_asks_is_told_the_truth_whatever_happens() {
+async fn outcomes_are_true_under_random_faults() {
     let seed = std::env::var("TIDEWIRE_SEED")
         .ok()
         .and_then(|seed| seed.parse().ok())

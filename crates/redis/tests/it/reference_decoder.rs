@@ -1,4 +1,4 @@
-//! A decoder that is as simple as can be: recursive, on the whole input, with copies.
+//! A decoder for comparison that is as simple as possible: recursive, on the whole input, with copies.
 
 use bytes::Bytes;
 use tidewire_redis::Value;

@@ -1,4 +1,4 @@
-//! The pauses between attempts to connect.
+//! The delays between attempts to connect.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ async fn client(server: &RedisServer, backoff_reset_after: Duration) -> Client {
 }
 
 #[tokio::test]
-async fn a_connection_that_was_steady_makes_pauses_begin_anew() {
+async fn a_steady_connection_resets_the_backoff() {
     let server = RedisServer::start();
     let client = client(&server, Duration::ZERO).await;
     for generation in 2..6 {
@@ -32,7 +32,7 @@ async fn a_connection_that_was_steady_makes_pauses_begin_anew() {
 }
 
 #[tokio::test]
-async fn a_connection_that_was_not_steady_makes_pauses_go_on() {
+async fn a_short_connection_does_not_reset_the_backoff() {
     let server = RedisServer::start();
     let client = client(&server, HOUR).await;
     let mut states = client.states();
@@ -51,8 +51,8 @@ async fn a_connection_that_was_not_steady_makes_pauses_go_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pauses_double_up_to_the_longest_and_are_shortened_at_random() {
-    // Nobody listens there any more, so attempts fail at once, and only pauses take time.
+async fn delays_double_up_to_the_limit_with_jitter() {
+    // Nothing listens on this port, so attempts fail at once, and only the delays take time.
     let port = RedisServer::start().port();
     let options = options(port).min_backoff(Duration::from_millis(100)).max_backoff(Duration::from_secs(30));
     let client = Client::start(options);
@@ -76,17 +76,17 @@ async fn pauses_double_up_to_the_longest_and_are_shortened_at_random() {
 }
 
 #[tokio::test]
-async fn whoever_asks_again_at_once_in_an_outage_does_not_keep_it_from_ending() {
+async fn retrying_in_an_outage_does_not_prevent_the_reconnect() {
     let server = RedisServer::start();
     let client = Client::start(options(server.port()));
     for generation in 2..7 {
         client.send(command(&["PING"])).await.unwrap();
         server.cli(["CLIENT", "KILL", "TYPE", "normal"]);
-        // On one thread: it is refused at once, and there is no connection unless this makes room for others.
+        // On one thread: requests are rejected at once, and the connection can only be made if this task yields.
         let mut asked = 0;
         while client.send(command(&["PING"])).await.is_err() || client.status().borrow().generation < generation {
             asked += 1;
-            assert!(asked < 5_000_000, "nobody else runs");
+            assert!(asked < 5_000_000, "other tasks do not run");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Closing, dropping and shutting down, whatever the connection is doing.
+//! Closing, dropping and shutting down, in every state of the connection.
 
 use std::time::Duration;
 
@@ -91,7 +91,7 @@ fn ask(client: &Client, word: &'static str) -> JoinHandle<Result<Value, Error>> 
 }
 
 #[tokio::test]
-async fn a_close_ends_every_state_once_and_for_all_who_ask_for_it() {
+async fn close_ends_the_connection_in_every_state() {
     for state in STATES {
         let mut left = Left::in_state(state).await;
         let client = left.client.clone();
@@ -131,7 +131,7 @@ async fn a_close_ends_every_state_once_and_for_all_who_ask_for_it() {
 }
 
 #[tokio::test]
-async fn the_last_handle_closes_in_every_state() {
+async fn dropping_the_last_handle_closes_in_every_state() {
     for state in STATES {
         let mut left = Left::in_state(state).await;
         let mut status = left.client.status();
@@ -148,7 +148,7 @@ async fn the_last_handle_closes_in_every_state() {
 }
 
 #[test]
-fn a_runtime_that_is_shut_down_ends_what_waits_for_it() {
+fn shutting_down_the_runtime_ends_all_requests() {
     let server = RedisServer::start();
     let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (first, second) = (runtime(), runtime());
@@ -170,7 +170,7 @@ fn a_runtime_that_is_shut_down_ends_what_waits_for_it() {
 }
 
 #[tokio::test]
-async fn a_close_waits_for_replies_that_come_in_time() {
+async fn close_waits_for_replies_within_the_grace_period() {
     let server = RedisServer::start();
     let client = Client::start(options(server.port()));
     client.status().wait_for(|status| status.state == State::Open).await.unwrap();
@@ -192,7 +192,7 @@ async fn a_close_waits_for_replies_that_come_in_time() {
 }
 
 #[tokio::test]
-async fn a_connection_that_is_stopped_has_nothing_queued() {
+async fn an_aborted_connection_leaves_an_empty_queue() {
     let server = Scripted::deaf().await;
     let (client, connection) = Client::new(options(server.port()));
     let running = tokio::spawn(connection.run());

@@ -1,4 +1,4 @@
-//! What a client tells about itself.
+//! Statistics, spans, logs and the slow hook.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -21,7 +21,7 @@ async fn stats(client: &Client, what: &str, is_so: impl Fn(&ClientStats) -> bool
 }
 
 #[tokio::test]
-async fn what_was_done_is_counted() {
+async fn requests_and_connections_are_counted() {
     let server = RedisServer::options().config("enable-debug-command yes").start();
     let client = Client::start(options(server.port()));
     assert_eq!(client.stats(), ClientStats::default());
@@ -47,8 +47,8 @@ async fn what_was_done_is_counted() {
 }
 
 #[tokio::test]
-async fn what_is_under_way_late_or_refused_is_counted() {
-    // Two have no answer until somebody asks again, as the client does when a reply is overdue.
+async fn requests_in_flight_timeouts_and_rejections_are_counted() {
+    // Two requests have no reply until another one is sent, as the client does when a reply is overdue.
     let asked = AtomicUsize::new(0);
     let answer = move || if asked.fetch_add(1, Relaxed) == 2 { "+PONG\r\n".repeat(3) } else { String::new() };
     let server = Scripted::answering(move |words, _| greeting(words).unwrap_or_else(&answer)).await;
@@ -67,7 +67,7 @@ async fn what_is_under_way_late_or_refused_is_counted() {
     let seen = stats(&client, "both are sent", |stats| stats.requests == 2).await;
     assert_eq!((seen.in_flight, seen.queued), (2, 0));
     assert!(one.await.unwrap().is_err() && two.await.unwrap().is_err());
-    // What is late keeps its room until its reply has come.
+    // A request that timed out keeps its permit until its reply has come.
     let seen = stats(&client, "late replies have come", |stats| stats.replies == 3).await;
     assert_eq!((seen.timeouts.waiting, seen.timeouts.connecting, seen.in_flight), (2, 0, 0));
     // What the client asks by itself is not in these.
@@ -75,7 +75,7 @@ async fn what_is_under_way_late_or_refused_is_counted() {
 }
 
 #[tokio::test]
-async fn what_was_late_without_a_connection_is_counted_as_such() {
+async fn timeouts_without_a_connection_are_counted() {
     let port = RedisServer::start().port();
     let options = options(port).while_down(WhileDown::Queue).timeout(Duration::from_millis(20));
     let client = Client::start(options);
@@ -87,7 +87,7 @@ async fn what_was_late_without_a_connection_is_counted_as_such() {
 }
 
 #[tokio::test]
-async fn slow_commands_are_told_to_whoever_asked_on_their_own_task() {
+async fn the_slow_hook_runs_on_the_task_of_the_caller() {
     let server = RedisServer::start();
     let told = Arc::new(Mutex::new(Vec::new()));
     for (after, is_told) in [(Duration::ZERO, true), (Duration::from_hours(1), false)] {
@@ -138,7 +138,7 @@ impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Spans {
 }
 
 #[tokio::test]
-async fn requests_are_spans_if_it_is_wanted() {
+async fn requests_have_spans_if_trace_is_set() {
     let server = RedisServer::start();
     let spans = Spans::default();
     let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(spans.clone()));
@@ -158,7 +158,7 @@ async fn requests_are_spans_if_it_is_wanted() {
     }
 }
 
-/// Keeps what is told of connections, as text.
+/// Collects the events about connections as text.
 #[derive(Clone, Default)]
 struct Events(Arc<Mutex<String>>);
 
@@ -187,13 +187,13 @@ impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Events {
 }
 
 #[tokio::test]
-async fn why_there_is_no_connection_is_told() {
+async fn connection_failures_are_logged() {
     let port = RedisServer::start().port();
     let server = RedisServer::options().password("right").start();
-    let (nobody, guarded) = (port, server.port());
+    let (unused, guarded) = (port, server.port());
     // Whatever is not tried again is a warning.
     for (port, reconnect, level, cause) in
-        [(nobody, true, "DEBUG", "refused"), (nobody, false, "WARN", "refused"), (guarded, true, "WARN", "NOAUTH")]
+        [(unused, true, "DEBUG", "refused"), (unused, false, "WARN", "refused"), (guarded, true, "WARN", "NOAUTH")]
     {
         let events = Events::default();
         let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(events.clone()));

@@ -1,4 +1,4 @@
-//! Callers who give up, at any point: nobody else notices.
+//! Requests that are cancelled at any point: other requests are not affected.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ fn is_of(values: Vec<Result<String, Error>>, name: &str) {
 }
 
 #[tokio::test]
-async fn a_call_can_be_given_up_at_any_point() {
+async fn a_request_can_be_cancelled_at_any_await() {
     let server = RedisServer::start();
     for max_in_flight in [1, 5, 1000] {
         let options = options(server.port()).max_in_flight(max_in_flight);
@@ -69,7 +69,7 @@ async fn a_call_can_be_given_up_at_any_point() {
             assert_eq!(stays.unwrap(), name, "a reply went to another request");
             is_of(all.unwrap(), &name);
         }
-        wait_until_async("all room is given back", PATIENCE, async || client.stats().in_flight == 0).await;
+        wait_until_async("all permits are returned", PATIENCE, async || client.stats().in_flight == 0).await;
         assert_eq!((client.stats().in_flight_bytes, client.status().borrow().generation), (0, 1));
     }
 }
@@ -134,24 +134,24 @@ async fn storm(server: &RedisServer, has_pushes: bool) {
     }
     let stats = client.stats();
     assert!(served > 0 && stats.connections_lost > 0 && (stats.pushes > 0) == has_pushes, "{served} {stats:?}");
-    wait_until_async("all room is given back", PATIENCE, async || client.stats().in_flight == 0).await;
+    wait_until_async("all permits are returned", PATIENCE, async || client.stats().in_flight == 0).await;
     client.status().wait_for(|status| status.state == State::Open).await.unwrap();
     assert_eq!(client.send(command(&["ECHO", "end"])).await.unwrap(), Value::Bulk("end".into()));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_gives_up_among_others_takes_no_reply_and_no_room_with_them() {
+async fn cancelled_requests_take_no_reply_and_no_permit_of_others() {
     storm(&RedisServer::options().config("enable-debug-command yes").start(), true).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_gives_up_among_others_takes_no_reply_and_no_room_with_them_in_resp2() {
+async fn cancelled_requests_take_no_reply_and_no_permit_of_others_in_resp2() {
     let server = RedisServer::options().config("rename-command HELLO \"\"").start();
     storm(&server, false).await;
 }
 
 #[tokio::test]
-async fn what_is_given_up_before_it_is_sent_is_not_sent() {
+async fn a_request_cancelled_in_the_queue_is_not_sent() {
     let server = RedisServer::start();
     let (client, connection) = Client::new(options(server.port()));
     assert!(give_up_after(1, client.send(command(&["INCR", "a"]))).await.is_none());

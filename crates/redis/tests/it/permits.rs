@@ -1,4 +1,4 @@
-//! Room: whoever waits for it gets it in their turn, or is told why not.
+//! Permits: the order in which they are granted, and when they are returned.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ async fn mute() -> Scripted {
 }
 
 #[tokio::test]
-async fn whoever_waits_for_room_is_told_of_a_close_when_it_begins() {
+async fn a_close_rejects_requests_that_wait_for_a_permit() {
     let server = mute().await;
     let options = options(server.port()).max_in_flight(1).timeout(Duration::MAX);
     let client = Client::start(options);
@@ -33,9 +33,9 @@ async fn whoever_waits_for_room_is_told_of_a_close_when_it_begins() {
         let client = client.clone();
         async move { client.close(Duration::MAX).await }
     });
-    // The first is not answered, so there is no room, and nobody who came later waits for any.
+    // The first request is not answered, so there is no permit, and the others do not wait for one any more.
     for other in others {
-        let ended = tokio::time::timeout(PATIENCE / 4, other).await.expect("it is told at once").unwrap();
+        let ended = tokio::time::timeout(PATIENCE / 4, other).await.expect("it fails at once").unwrap();
         assert!(matches!(ended, Err(Error::Closed { outcome: Outcome::NeverSent })), "{ended:?}");
     }
     assert_eq!((client.status().borrow().state, client.stats().in_flight), (State::Closing, 1));
@@ -46,7 +46,7 @@ async fn whoever_waits_for_room_is_told_of_a_close_when_it_begins() {
 }
 
 #[tokio::test]
-async fn a_client_that_is_closed_says_so_and_not_that_it_is_full() {
+async fn a_closed_client_reports_closed_and_not_full() {
     let server = mute().await;
     for when_full in [WhenFull::Fail, WhenFull::Wait] {
         let options = options(server.port()).max_in_flight(1).when_full(when_full).timeout(Duration::MAX);
@@ -68,7 +68,7 @@ async fn a_client_that_is_closed_says_so_and_not_that_it_is_full() {
 }
 
 #[tokio::test]
-async fn whoever_goes_away_in_an_outage_leaves_their_room_at_once() {
+async fn an_abandoned_request_returns_its_permit_in_an_outage() {
     let port = RedisServer::start().port();
     let options = options(port)
         .max_in_flight(1)
@@ -91,13 +91,14 @@ async fn whoever_goes_away_in_an_outage_leaves_their_room_at_once() {
         tokio::task::yield_now().await;
     }
     gone.abort();
-    wait_until_async("the next has the room", PATIENCE / 4, async || client.stats().in_flight_bytes == len).await;
+    wait_until_async("the next request has the permit", PATIENCE / 4, async || client.stats().in_flight_bytes == len)
+        .await;
     client.close(Duration::ZERO).await;
     assert!(matches!(waits.await.unwrap(), Err(Error::Closed { outcome: Outcome::NeverSent })));
     assert_eq!(client.stats().in_flight, 0);
 }
 
-/// A client with room for two, whose first request is more than sockets take: the server does not read, and it is half written.
+/// A client with two permits. Its first request is larger than the socket buffers, and the server does not read: it is half written.
 struct Stuck {
     client: Client,
     request: JoinHandle<Result<Value, Error>>,
@@ -119,7 +120,7 @@ impl Stuck {
 }
 
 #[tokio::test]
-async fn whoever_goes_away_behind_a_request_that_is_stuck_leaves_their_room_at_once() {
+async fn an_abandoned_request_returns_its_permit_behind_a_stuck_one() {
     let Stuck { client, request: stuck, size: first, _server } = Stuck::new().await;
     let gone = ask(&client, command(&["PING"]));
     wait_until_async("it is queued", PATIENCE, async || client.stats().queued == 1).await;
@@ -130,7 +131,8 @@ async fn whoever_goes_away_behind_a_request_that_is_stuck_leaves_their_room_at_o
         tokio::task::yield_now().await;
     }
     gone.abort();
-    wait_until_async("the next has the room", PATIENCE / 4, async || client.stats().in_flight_bytes == both).await;
+    wait_until_async("the next request has the permit", PATIENCE / 4, async || client.stats().in_flight_bytes == both)
+        .await;
     client.close(Duration::ZERO).await;
     assert!(matches!(waits.await.unwrap(), Err(Error::Closed { outcome: Outcome::NeverSent })));
     assert!(matches!(stuck.await.unwrap(), Err(Error::Closed { outcome: Outcome::MaybeExecuted })));
@@ -138,7 +140,7 @@ async fn whoever_goes_away_behind_a_request_that_is_stuck_leaves_their_room_at_o
 }
 
 #[tokio::test]
-async fn whoever_goes_away_after_one_who_could_leave_no_room_leaves_theirs() {
+async fn an_abandoned_request_returns_its_permit_after_one_that_cannot() {
     let Stuck { client, request: stuck, size: first, _server } = Stuck::new().await;
     let gone = ask(&client, command(&["PING"]));
     wait_until_async("it is queued", PATIENCE, async || client.stats().queued == 1).await;
@@ -152,14 +154,15 @@ async fn whoever_goes_away_after_one_who_could_leave_no_room_leaves_theirs() {
         // A part of the first is sent, and so the rest has to be.
         leaves.abort();
     }
-    wait_until_async("the next has the room", PATIENCE / 4, async || client.stats().in_flight_bytes == both).await;
+    wait_until_async("the next request has the permit", PATIENCE / 4, async || client.stats().in_flight_bytes == both)
+        .await;
     client.close(Duration::ZERO).await;
     assert!(matches!(waits.await.unwrap(), Err(Error::Closed { outcome: Outcome::NeverSent })));
     assert_eq!(client.stats().in_flight, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_waits_for_room_when_the_connection_is_lost_is_told_or_served() {
+async fn waiting_requests_fail_or_are_served_when_the_connection_is_lost() {
     for while_down in [WhileDown::WaitForAttempt, WhileDown::Fail, WhileDown::Queue] {
         let server = RedisServer::start();
         let proxy = FaultProxy::start(server.addr());
@@ -186,7 +189,7 @@ async fn whoever_waits_for_room_when_the_connection_is_lost_is_told_or_served() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_large_request_gets_its_turn_among_small_ones() {
+async fn a_large_request_is_not_starved_by_small_ones() {
     let server = RedisServer::start();
     let options = options(server.port()).max_in_flight(8);
     let client = Client::start(options);
@@ -199,7 +202,7 @@ async fn a_large_request_gets_its_turn_among_small_ones() {
             }
         });
     }
-    // It needs more than all the room there is, while there are always others who need one part of it.
+    // It needs all permits, while there are always other requests that need one.
     let large: Pipeline<Vec<Value>> = std::iter::repeat_n(command(&["PING"]), 20).collect();
     for _ in 0..20 {
         let served = tokio::time::timeout(PATIENCE, client.pipeline(large.clone())).await;
@@ -208,24 +211,24 @@ async fn a_large_request_gets_its_turn_among_small_ones() {
 }
 
 #[tokio::test]
-async fn whoever_is_refused_and_asks_again_at_once_does_not_keep_others_from_running() {
+async fn retrying_a_rejected_request_does_not_starve_other_tasks() {
     let server = RedisServer::start();
     let options = options(server.port()).max_in_flight(1).when_full(WhenFull::Fail);
     let (client, connection) = Client::new(options);
     let first = ask(&client, command(&["PING"]));
-    wait_until_async("it has the room", PATIENCE, async || client.stats().in_flight == 1).await;
+    wait_until_async("it has the permit", PATIENCE, async || client.stats().in_flight == 1).await;
     tokio::spawn(connection.run());
-    // On one thread: the first can only be answered if this makes room for others.
+    // On one thread: the first request can only be answered if this task yields.
     let mut asked = 0;
     while matches!(client.send(command(&["PING"])).await, Err(Error::QueueFull)) {
         asked += 1;
-        assert!(asked < 5_000_000, "nobody else runs");
+        assert!(asked < 5_000_000, "other tasks do not run");
     }
     assert!(first.await.unwrap().is_ok());
 }
 
 #[tokio::test]
-async fn what_was_sent_and_is_late_keeps_its_room_until_its_reply_has_come() {
+async fn a_request_that_timed_out_keeps_its_permit_until_its_reply() {
     let server = RedisServer::start();
     let options = options(server.port()).max_in_flight(3).connect_timeout(PATIENCE);
     let client = Client::start(options);
@@ -244,6 +247,6 @@ async fn what_was_sent_and_is_late_keeps_its_room_until_its_reply_has_come() {
     assert_eq!([late().await, late().await], [Phase::Queued, Phase::Queued]);
     assert_eq!(client.stats().in_flight, 3);
     server.resume();
-    wait_until_async("all room is given back", PATIENCE, async || client.stats().in_flight == 0).await;
+    wait_until_async("all permits are returned", PATIENCE, async || client.stats().in_flight == 0).await;
     assert_eq!(client.send(command(&["GET", "a"])).await.unwrap(), Value::Bulk("3".into()));
 }
