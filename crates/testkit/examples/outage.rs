@@ -21,7 +21,7 @@ pub(crate) fn main() {
     redis.restart();
     println!("restarted       -> {}", ask(&proxy, "STRLEN tide").expect("the server answers again"));
 
-    proxy.inject(Faults { half_open: true, ..Faults::default() });
+    proxy.inject(Faults::default().half_open(true));
     let silence = ask(&proxy, "GET tide").expect_err("nothing comes back");
     println!("half-open       -> {silence}");
     assert_eq!(silence.kind(), ErrorKind::WouldBlock);

@@ -1,22 +1,22 @@
-//! Throw-away certificates for TLS tests.
+//! Certificates for TLS tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 
-/// PEM files: an authority, and a server and a client that it vouches for.
+/// PEM files: a certificate authority, and certificates of a server and a client that it has signed.
 #[derive(Debug, Clone)]
 pub struct Certificates {
-    /// The authority's certificate, to be trusted by both sides.
+    /// The certificate of the authority, trusted by both sides.
     pub authority: PathBuf,
     /// The server's certificate, for `localhost` and `127.0.0.1`.
     pub server: PathBuf,
     /// The server's private key.
     pub server_key: PathBuf,
-    /// The same server's certificate for `tide.example`.
+    /// A certificate of the same server for `tide.example`.
     pub named: PathBuf,
-    /// The private key to that.
+    /// The private key of `named`.
     pub named_key: PathBuf,
     /// A client's certificate.
     pub client: PathBuf,
@@ -25,11 +25,11 @@ pub struct Certificates {
 }
 
 impl Certificates {
-    /// Makes new ones in `dir`.
+    /// Generates certificates in `dir`.
     ///
     /// # Panics
     ///
-    /// When they cannot be made or written.
+    /// If they cannot be generated or written.
     pub fn generate(dir: &Path) -> Self {
         Self::try_generate(dir).unwrap_or_else(|error| panic!("no test certificates in {}: {error}", dir.display()))
     }

@@ -1,16 +1,15 @@
-//! The test kit of Tidewire: real servers, real faults, real kills.
+//! Tools for tests: real servers, network faults and child processes.
 //!
 //! * [`RedisServer`]: a real `redis-server` on a port of its own, which can be stopped, killed, paused and restarted.
-//! * [`FaultProxy`]: a TCP proxy that delays, throttles, cuts, goes silent and refuses.
+//! * [`FaultProxy`]: a TCP proxy that delays, throttles, cuts, stalls and refuses connections.
 //! * [`Process`]: a child process that a test kills; [`rerun`] makes one from a test of the same binary.
 //! * [`CountingAllocator`]: counts the bytes that a test binary holds.
-//! * [`wait_until`], [`wait_until_async`]: wait for a condition instead of for time.
+//! * [`wait_until`], [`wait_until_async`]: wait for a condition, not for time.
 //!
-//! Every process started here dies with the process that started it, also when that one panics, aborts or is killed. Processes
-//! that it forks itself are not tracked.
+//! Every process started here ends with the process that started it, even if that one panics, aborts or is killed. Processes that it
+//! forks itself are not tracked.
 //!
-//! Nothing returns an error: a failure is for the reader of the test's output, so it panics with a message that says what was
-//! expected and what to do.
+//! Nothing returns an error: a failure panics, with a message that says what was expected and what to do.
 //!
 //! ```
 //! use std::{io::Read, net::TcpStream, time::Duration};
@@ -19,15 +18,15 @@
 //! let redis = RedisServer::start();
 //! assert_eq!(redis.cli(["SET", "greeting", "hello"]), "OK");
 //!
-//! // The first three bytes of whatever the server says come through, then the connection ends.
+//! // The connection is closed after three bytes from the server.
 //! let proxy = FaultProxy::start(redis.addr());
-//! proxy.inject(Faults { cut: Some(Cut::after(3, Direction::ToClient)), ..Faults::default() });
+//! proxy.inject(Faults::default().cut(Cut::after(3, Direction::ToClient)));
 //!
 //! let mut client = TcpStream::connect(proxy.addr()).unwrap();
 //! std::io::Write::write_all(&mut client, b"GET greeting\r\n").unwrap();
-//! let mut heard = Vec::new();
-//! client.read_to_end(&mut heard).unwrap();
-//! assert_eq!(heard, b"$5\r");
+//! let mut received = Vec::new();
+//! client.read_to_end(&mut received).unwrap();
+//! assert_eq!(received, b"$5\r");
 //! ```
 
 #[cfg(not(target_os = "linux"))]

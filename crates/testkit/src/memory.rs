@@ -1,4 +1,4 @@
-//! The memory that a process holds, counted by its allocator.
+//! An allocator that counts the memory of a process.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -11,8 +11,8 @@ fn add(bytes: usize) {
     PEAK.fetch_max(LIVE.fetch_add(bytes, Relaxed) + bytes, Relaxed);
 }
 
-/// The system's allocator, which counts the bytes that are allocated and not freed. A test binary installs it and asks
-/// [`live_bytes`](Self::live_bytes); its tests must not run at the same time, since they share the count.
+/// The system allocator, with a count of the bytes that are allocated and not freed. A test binary installs it and calls
+/// [`live_bytes`](Self::live_bytes). Its tests must not run at the same time, because they share the count.
 ///
 /// ```
 /// use tidewire_testkit::CountingAllocator;
@@ -29,7 +29,7 @@ fn add(bytes: usize) {
 pub struct CountingAllocator;
 
 impl CountingAllocator {
-    /// The bytes that are allocated now, as they were asked for.
+    /// Returns the bytes that are allocated now, as requested, without the overhead of the allocator.
     pub fn live_bytes(&self) -> usize {
         LIVE.load(Relaxed)
     }

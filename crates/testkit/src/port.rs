@@ -1,4 +1,4 @@
-//! A loopback port that is reserved, not guessed.
+//! Reserved loopback ports.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -6,9 +6,9 @@ use socket2::{Domain, Socket, Type};
 
 /// A free loopback port, reserved until this is dropped.
 ///
-/// Reserved means that a socket is bound to it which never listens. The kernel hands such a port to nobody who asks for
-/// any port, yet lets a server that sets `SO_REUSEADDR` (redis-server, std and tokio all do) bind it by number: now, and
-/// again after a restart. While no server listens, connecting to it is refused.
+/// A socket is bound to it that never listens. The kernel does not assign such a port to a bind to port 0, but a server that sets
+/// `SO_REUSEADDR` (redis-server, std and tokio all do) can bind it by number, also after a restart. While no server listens,
+/// connecting to it is refused.
 #[derive(Debug)]
 pub struct Port {
     addr: SocketAddr,
@@ -16,11 +16,11 @@ pub struct Port {
 }
 
 impl Port {
-    /// Reserves a port that is free now.
+    /// Reserves a free port.
     ///
     /// # Panics
     ///
-    /// When the loopback interface has none left.
+    /// If the loopback interface has no free port.
     pub fn reserve() -> Self {
         let reserve = || {
             let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
@@ -35,12 +35,12 @@ impl Port {
         }
     }
 
-    /// `127.0.0.1` and the port.
+    /// Returns the address, `127.0.0.1` and the port.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// The number of the port.
+    /// Returns the number of the port.
     pub fn number(&self) -> u16 {
         self.addr.port()
     }

@@ -1,8 +1,8 @@
-//! Child processes that tests kill, and that never outlive the test.
+//! Child processes that tests can kill, and that never outlive the test.
 //!
-//! Dropping a [`Process`] kills it, which covers a test that returns or panics. For a test that is killed or aborts, the kernel
-//! does it: `PR_SET_PDEATHSIG` delivers SIGKILL when the parent *thread* dies. The threads of tests come and go while a server
-//! may be shared by many tests, so one thread that lives as long as the process spawns all children.
+//! Dropping a [`Process`] kills it, which covers tests that return or panic. For a test that is killed or aborts, the kernel kills it:
+//! `PR_SET_PDEATHSIG` sends SIGKILL when the parent *thread* ends. Tests run on short-lived threads and may share a server, so one
+//! thread that lives as long as the process spawns all children.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,13 +21,12 @@ use nix::unistd::{Pid, getpid, getppid};
 
 use crate::wait::{PATIENCE, wait_until};
 
-/// How much of a child's output is kept: enough to see why it failed, however much it talks.
+/// Lines of output that are kept, enough to see why a child failed.
 const KEPT_LINES: usize = 1000;
 const LINE_LIMIT: u64 = 64 * 1024;
 
-/// How long the end of the output is waited for once the child has ended. Only a grandchild that holds the pipes open
-/// makes it take longer, and is not waited for.
-const LAST_WORDS: Duration = Duration::from_secs(5);
+/// The time to wait for the end of the output after the child has ended. It takes longer only if a grandchild holds the pipes open.
+const OUTPUT_GRACE: Duration = Duration::from_secs(5);
 
 /// Names the test that a rerun process was started for.
 const RERUN: &str = "TIDEWIRE_TESTKIT_RERUN";
@@ -46,14 +45,18 @@ impl Process {
     ///
     /// # Panics
     ///
-    /// When the program cannot be started.
+    /// If the program cannot be started.
     #[track_caller]
     pub fn spawn(command: Command) -> Self {
         let program = command.get_program().to_string_lossy().into_owned();
         Self::try_spawn(command).unwrap_or_else(|error| panic!("cannot start {program}: {error}"))
     }
 
-    /// Starts `command`, or says why it cannot be started.
+    /// Starts `command`.
+    ///
+    /// # Errors
+    ///
+    /// If the program cannot be started.
     pub fn try_spawn(mut command: Command) -> io::Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let program = command.get_program().to_string_lossy().into_owned();
@@ -65,14 +68,14 @@ impl Process {
         ];
         output.lock().open = pipes.len();
         for (name, pipe) in pipes.into_iter().filter_map(|(name, pipe)| Some((name, pipe?))) {
-            // Not joined: a grandchild may hold the pipe open for longer than anybody wants to wait.
+            // Not joined, because a grandchild may hold the pipe open.
             let output = Arc::clone(&output);
             thread::spawn(move || output.read(name, pipe));
         }
         Ok(Self { program, child, output })
     }
 
-    /// The id of the process.
+    /// Returns the ID of the process.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -82,7 +85,7 @@ impl Process {
     ///
     /// # Panics
     ///
-    /// When the output ends or a minute passes without such a line.
+    /// If the output ends or a minute passes without such a line.
     #[track_caller]
     pub fn wait_for_line(&self, text: &str) -> String {
         match self.output.wait_for(text, PATIENCE) {
@@ -91,69 +94,68 @@ impl Process {
         }
     }
 
-    /// What it has printed so far: its last thousand lines.
+    /// Returns the last thousand lines of its output.
     pub fn output(&self) -> String {
-        self.output.of(|_| true)
+        self.output.lines_of(|_| true)
     }
 
-    /// Of [`output`](Self::output), what came from its standard output.
+    /// Returns the part of [`output`](Self::output) from standard output.
     pub fn stdout(&self) -> String {
-        self.output.of(|pipe| pipe == Pipe::Stdout)
+        self.output.lines_of(|pipe| pipe == Pipe::Stdout)
     }
 
-    /// Of [`output`](Self::output), what came from its standard error.
+    /// Returns the part of [`output`](Self::output) from standard error.
     pub fn stderr(&self) -> String {
-        self.output.of(|pipe| pipe == Pipe::Stderr)
+        self.output.lines_of(|pipe| pipe == Pipe::Stderr)
     }
 
-    /// Asks it to end (SIGTERM).
+    /// Sends SIGTERM.
     pub fn terminate(&self) {
         self.signal(Signal::SIGTERM);
     }
 
-    /// Asks it to end as a terminal does (SIGINT).
+    /// Sends SIGINT, like Ctrl-C in a terminal.
     pub fn interrupt(&self) {
         self.signal(Signal::SIGINT);
     }
 
-    /// Asks it to read its settings again, as daemons take it (SIGHUP).
+    /// Sends SIGHUP, on which daemons reload their settings.
     pub fn hangup(&self) {
         self.signal(Signal::SIGHUP);
     }
 
-    /// Ends it at once (SIGKILL) and waits until it is gone.
+    /// Sends SIGKILL, and waits until the process has ended.
     pub fn kill(&mut self) {
         // Both fail only for a child that has been waited for already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Stops it where it is (SIGSTOP); returns when it has stopped.
+    /// Pauses the process with SIGSTOP. Returns when it has stopped.
     pub fn pause(&self) {
         self.signal(Signal::SIGSTOP);
         wait_until("the process has stopped", PATIENCE, || matches!(state(self.pid()), Some('T' | 'Z') | None));
     }
 
-    /// Lets a paused process go on (SIGCONT).
+    /// Continues a paused process with SIGCONT.
     pub fn resume(&self) {
         self.signal(Signal::SIGCONT);
     }
 
-    /// How it ended, if it has.
+    /// Returns the exit status, if the process has ended.
     ///
     /// # Panics
     ///
-    /// Never, as long as nobody else waits for the children of this process.
+    /// If something else has waited for the process.
     pub fn exited(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("the child is ours to wait for")
     }
 
-    /// Waits until it has ended by itself. Then [`output`](Self::output) has all it printed, unless a process that it
-    /// left behind could still print.
+    /// Waits until the process has ended. [`output`](Self::output) is complete then, unless a grandchild still runs.
     ///
     /// # Panics
     ///
-    /// When that takes longer than a minute.
+    /// If that takes longer than a minute.
     #[track_caller]
     pub fn wait(&mut self) -> ExitStatus {
         let mut status = None;
@@ -161,13 +163,13 @@ impl Process {
             status = self.exited();
             status.is_some()
         });
-        self.output.wait_for_end(LAST_WORDS);
+        self.output.wait_for_end(OUTPUT_GRACE);
         status.expect("wait_until returned")
     }
 
     fn signal(&self, signal: Signal) {
         match kill(pid(self.child.id()), signal) {
-            // A process that has just ended is a normal thing to signal.
+            // The process may have just ended.
             Ok(()) | Err(Errno::ESRCH) => {}
             Err(error) => panic!("cannot send {signal} to {}: {error}", self.program),
         }
@@ -186,9 +188,9 @@ impl fmt::Debug for Process {
     }
 }
 
-/// The command that runs one test of this test binary, named with its module path, in a process of its own.
+/// Returns a command that runs one test of this test binary, named with its module path, in a new process.
 ///
-/// The test asks [`is_rerun`] which of the two it is:
+/// The test calls [`is_rerun`] to know whether it is in that process:
 ///
 /// ```no_run
 /// use tidewire_testkit::{Process, is_rerun, rerun};
@@ -197,35 +199,35 @@ impl fmt::Debug for Process {
 /// fn survives_a_kill() {
 ///     if is_rerun() {
 ///         println!("writing");
-///         loop { /* work that the other half interrupts */ }
+///         loop { /* work that is interrupted */ }
 ///     }
 ///     let mut child = Process::spawn(rerun("survives_a_kill"));
 ///     child.wait_for_line("writing");
 ///     child.kill();
-///     // … look at what it left behind
+///     // … check what it left behind
 /// }
 /// ```
 ///
 /// # Panics
 ///
-/// When the path of this executable is unknown.
+/// If the path of this executable is unknown.
 pub fn rerun(test: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("this executable has a path"));
     command.args([test, "--exact", "--nocapture"]).env(RERUN, test);
     command
 }
 
-/// Whether this process was started by [`rerun`].
+/// Returns whether this process was started by [`rerun`].
 pub fn is_rerun() -> bool {
     std::env::var_os(RERUN).is_some()
 }
 
-/// Whether a process with this id runs (a zombie that nobody has waited for does not).
+/// Returns whether a process with this ID runs. A zombie does not.
 pub fn is_running(pid: u32) -> bool {
     !matches!(state(pid), None | Some('Z' | 'X'))
 }
 
-/// The state letter in /proc/PID/stat, which follows the parenthesised name; the name may hold anything.
+/// Returns the state letter in /proc/PID/stat. It follows the name in parentheses, which can contain anything.
 fn state(pid: u32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(") ")?.1.chars().next()
@@ -237,7 +239,7 @@ fn pid(id: u32) -> Pid {
 
 type Reply = SyncSender<io::Result<Child>>;
 
-/// Spawns on the thread that lives as long as this process, with SIGKILL as its parting gift.
+/// Spawns a child that is killed when this process ends, see the module.
 pub(crate) fn spawn_tied(mut command: Command) -> io::Result<Child> {
     static SPAWNER: LazyLock<SyncSender<(Command, Reply)>> = LazyLock::new(|| {
         let (requests, queue) = sync_channel::<(Command, Reply)>(0);
@@ -245,7 +247,7 @@ pub(crate) fn spawn_tied(mut command: Command) -> io::Result<Child> {
             .name("testkit-spawner".into())
             .spawn(move || {
                 while let Ok((mut command, reply)) = queue.recv() {
-                    // The caller waits for the reply, so it is there.
+                    // It cannot fail, because the caller waits for the reply.
                     let _ = reply.send(command.spawn());
                 }
             })
@@ -270,7 +272,7 @@ pub(crate) fn spawn_tied(mut command: Command) -> io::Result<Child> {
     answer.recv().expect("the spawner answers")
 }
 
-/// Where a line came from.
+/// The source of a line.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pipe {
     Stdout,
@@ -287,9 +289,9 @@ struct Output {
 #[derive(Default)]
 struct Lines {
     kept: VecDeque<(Pipe, String)>,
-    /// How many lines there were before the kept ones.
+    /// The number of lines before the kept ones.
     dropped: usize,
-    /// Pipes that may still bring more.
+    /// The number of pipes that are still open.
     open: usize,
 }
 
@@ -315,10 +317,10 @@ impl Output {
         self.changed.notify_all();
     }
 
-    fn of(&self, is_meant: impl Fn(Pipe) -> bool) -> String {
+    fn lines_of(&self, is_included: impl Fn(Pipe) -> bool) -> String {
         let lines = self.lock();
-        let meant = lines.kept.iter().filter(|(pipe, _)| is_meant(*pipe));
-        meant.map(|(_, line)| line.as_str()).collect::<Vec<_>>().join("\n")
+        let included = lines.kept.iter().filter(|(pipe, _)| is_included(*pipe));
+        included.map(|(_, line)| line.as_str()).collect::<Vec<_>>().join("\n")
     }
 
     fn wait_for_end(&self, deadline: Duration) {

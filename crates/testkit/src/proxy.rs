@@ -27,72 +27,117 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::port::Port;
 
-/// What is held per direction of a connection: 64 reads of at most 16 KiB, so that a delay costs no throughput before
-/// a megabyte is under way. A full queue stops reading, which the sender sees as back-pressure.
+/// Limits of the queue per direction of a connection: 64 reads of at most 16 KiB, so that a delay costs no throughput below a
+/// megabyte in flight. A full queue stops reading, which the sender sees as backpressure.
 const CHUNK: usize = 16 * 1024;
 const QUEUE: usize = 64;
 
-/// A throttled connection goes and rests by turns of about this: shorter rests than the timer's millisecond would come
-/// out longer than they are.
+/// A throttled connection pauses after about this time. Shorter pauses would be rounded up to the millisecond of the timer.
 const TURN: Duration = Duration::from_millis(10);
 
-/// The pause after an accept that failed, as it does when there are no file descriptors left.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
+/// The delay after a failed accept, as when there are no file descriptors left.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(10);
 
-/// What a [`FaultProxy`] does to its connections. The default is nothing.
+/// The faults of a [`FaultProxy`]. The default is none.
 #[derive(Debug, Clone, Copy, Default)]
+#[non_exhaustive]
 pub struct Faults {
-    /// Every byte arrives this much later, in both directions.
+    /// The delay of every byte, in both directions. Default: zero.
     pub delay: Duration,
-    /// No more than this goes through per second, in each direction of each connection.
+    /// The limit in bytes per second, in each direction of each connection. Default: none.
     pub bytes_per_second: Option<NonZeroU64>,
-    /// Each connection is ended after a number of bytes, counted from the injection, or from its own start if later.
+    /// Ends each connection after a number of bytes, counted from the injection, or from its own start if later. Default: never.
     pub cut: Option<Cut>,
-    /// Nothing moves and nothing is closed, as if the peer had lost its power: connecting succeeds, bytes pile up,
-    /// closing is not passed on. Healing lets everything go on from where it was.
+    /// Stalls all connections without closing them, as if the peer had lost power: connecting succeeds, bytes pile up, a close is
+    /// not passed on. Healing continues from there. Default: false.
     pub half_open: bool,
-    /// New connections are refused. Those that exist stay.
+    /// Refuses new connections. Existing ones stay. Default: false.
     pub refuse: bool,
 }
 
-/// Where a connection is cut. See [`Faults::cut`].
+impl Faults {
+    /// Sets [`delay`](#structfield.delay).
+    #[must_use]
+    pub fn delay(mut self, delay: Duration) -> Self {
+        self.delay = delay;
+        self
+    }
+
+    /// Sets [`bytes_per_second`](#structfield.bytes_per_second).
+    #[must_use]
+    pub fn bytes_per_second(mut self, bytes_per_second: NonZeroU64) -> Self {
+        self.bytes_per_second = Some(bytes_per_second);
+        self
+    }
+
+    /// Sets [`cut`](#structfield.cut).
+    #[must_use]
+    pub fn cut(mut self, cut: Cut) -> Self {
+        self.cut = Some(cut);
+        self
+    }
+
+    /// Sets [`half_open`](#structfield.half_open).
+    #[must_use]
+    pub fn half_open(mut self, half_open: bool) -> Self {
+        self.half_open = half_open;
+        self
+    }
+
+    /// Sets [`refuse`](#structfield.refuse).
+    #[must_use]
+    pub fn refuse(mut self, refuse: bool) -> Self {
+        self.refuse = refuse;
+        self
+    }
+}
+
+/// Where a connection is cut. See [`Faults::cut`](Faults#structfield.cut).
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub struct Cut {
-    /// How many bytes still go through.
+    /// The number of bytes that still go through.
     pub after: u64,
-    /// Which bytes are counted.
+    /// The direction in which bytes are counted.
     pub direction: Direction,
-    /// How both sides see it end.
+    /// How the connection ends. Default: [`End::Close`].
     pub end: End,
 }
 
 impl Cut {
-    /// Closes the connection after exactly `bytes` have gone in that direction.
+    /// Ends the connection after exactly `bytes` in this direction.
     pub fn after(bytes: u64, direction: Direction) -> Self {
         Self { after: bytes, direction, end: End::Close }
     }
+
+    /// Sets [`end`](#structfield.end).
+    #[must_use]
+    pub fn end(mut self, end: End) -> Self {
+        self.end = end;
+        self
+    }
 }
 
-/// The way a byte goes.
+/// The direction of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
-    /// From whoever connected to the proxy.
+    /// From the client to the server.
     ToServer,
-    /// From the server behind the proxy.
+    /// From the server to the client.
     ToClient,
 }
 
 /// How a connection ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// An orderly end of stream (FIN) after all that went through. What a side still sends is thrown away until it
-    /// closes too, so one that never reads does not notice; [`FaultProxy::open`] counts the connection until then.
+    /// An orderly end of stream (FIN). What a side still sends is discarded until it closes too, so a side that never reads does not
+    /// notice; [`FaultProxy::open`] counts the connection until then.
     Close,
     /// A reset (RST). As with any reset, bytes just before it may be lost.
     Reset,
 }
 
-/// A TCP proxy before a server, with faults on demand. It ends, with all its connections, on drop.
+/// A TCP proxy in front of a server that injects faults. Dropping it ends all connections.
 ///
 /// See the [crate's example](crate).
 #[derive(Debug)]
@@ -144,45 +189,45 @@ impl FaultProxy {
         Self { addr, orders, counters, thread: Some(thread) }
     }
 
-    /// Where to connect instead of to the server.
+    /// Returns the address of the proxy.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Replaces the faults with these, for the connections there are and those to come.
+    /// Replaces the faults, for existing and new connections.
     pub fn inject(&self, faults: Faults) {
         self.order(Order::Inject(faults));
     }
 
-    /// No faults any more.
+    /// Removes all faults.
     pub fn heal(&self) {
         self.inject(Faults::default());
     }
 
-    /// Ends every connection there is, now.
+    /// Ends all connections now.
     pub fn cut(&self, end: End) {
         self.order(Order::Cut(end));
     }
 
-    /// How many connections were accepted so far.
+    /// Returns the number of connections accepted so far.
     pub fn accepted(&self) -> u64 {
         self.counters.accepted.load(Relaxed)
     }
 
-    /// How many connections are open.
+    /// Returns the number of open connections.
     pub fn open(&self) -> usize {
         self.counters.open.load(Relaxed)
     }
 
-    /// How many bytes went through in that direction, on all connections.
+    /// Returns the number of bytes that went through in a direction, on all connections.
     pub fn bytes(&self, direction: Direction) -> u64 {
         self.counters.bytes(direction).load(Relaxed)
     }
 
     fn order(&self, order: Order) {
         let (done, acknowledged) = sync_channel(1);
-        // Not `blocking_send`, which panics on a thread of a tokio runtime, where this is as welcome. The queue is
-        // empty: whoever sent before waited for the answer.
+        // Not `blocking_send`, which panics on a thread of a tokio runtime. The queue is nearly always empty, because each
+        // sender waits for the acknowledgement.
         let mut order = (order, done);
         while let Err(mpsc::error::TrySendError::Full(again)) = self.orders.try_send(order) {
             order = again;
@@ -194,7 +239,7 @@ impl FaultProxy {
 
 impl Drop for FaultProxy {
     fn drop(&mut self) {
-        // The accept loop ends when nobody can send orders any more.
+        // The accept loop ends when there is no sender of orders.
         self.orders = mpsc::channel(1).0;
         let ended = self.thread.take().is_none_or(|thread| thread.join().is_ok());
         assert!(ended || thread::panicking(), "the fault proxy panicked");
@@ -210,13 +255,13 @@ impl Counters {
     }
 }
 
-/// What the connections go by.
+/// The state that all connections watch.
 #[derive(Debug, Clone, Copy, Default)]
 struct Plan {
     faults: Faults,
-    /// Raised by every injection; byte counts start anew.
+    /// Incremented by every injection, which resets byte counts.
     injection: u64,
-    /// Raised by every order to cut.
+    /// Incremented by every order to cut.
     cuts: u64,
     end: Option<End>,
 }
@@ -267,14 +312,14 @@ async fn accept(
             }
             incoming = incoming => match incoming {
                 Ok((client, _)) => admit(&mut connections, client),
-                Err(_) => sleep(ACCEPT_AGAIN).await,
+                Err(_) => sleep(ACCEPT_RETRY_DELAY).await,
             },
             Some(ended) = connections.join_next() => ended.expect("a connection does not panic"),
         }
     }
 }
 
-/// A connection that waits to be accepted, whether or not the runtime has heard of it yet.
+/// Accepts a pending connection, even if the runtime has not been notified of it yet.
 fn waiting(listener: &TcpListener) -> io::Result<TcpStream> {
     let (socket, _) = SockRef::from(listener).accept()?;
     socket.set_nonblocking(true)?;
@@ -313,7 +358,7 @@ async fn serve(
         Ok(server) => server,
         Err(end) => return finish(client, end).await,
     };
-    // Fails only for a socket that is dead already, which the first read tells better.
+    // Fails only for a dead socket, which the first read reports.
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
 
     let end = {
@@ -364,7 +409,7 @@ async fn pump(
 
     let write = async move {
         let (mut injection, mut passed) = (plan.borrow().injection, 0);
-        // What went through at a throttled rate: how long that should have taken, and until when it is rested from.
+        // For throttling: the time that the bytes so far should have taken, and the end of the current pause.
         let (mut owed, mut rested) = (Duration::ZERO, Instant::now());
         while let Some((read, chunk)) = queued.recv().await {
             let mut rest = chunk.as_slice();
@@ -439,7 +484,7 @@ async fn finish(mut stream: TcpStream, end: End) {
             let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
         }
         End::Close => {
-            // Closing with unread bytes would reset, so the peer is heard out before.
+            // Closing with unread bytes would reset the connection, so they are read before.
             let _ = stream.shutdown().await;
             let mut unread = [0; 1024];
             while matches!(stream.read(&mut unread).await, Ok(1..)) {}

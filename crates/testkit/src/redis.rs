@@ -18,47 +18,52 @@ use crate::port::Port;
 use crate::process::{Process, spawn_tied};
 use crate::wait::{PATIENCE, wait_until};
 
-/// How a [`RedisServer`] is to be started. Made by [`RedisServer::options`].
-#[derive(Debug, Default)]
+/// The settings of a [`RedisServer`]. Made by [`RedisServer::options`].
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
 #[must_use = "nothing runs before `start`"]
 pub struct RedisOptions {
-    password: Option<String>,
-    users: Vec<(String, String)>,
-    tls: bool,
-    config: Vec<String>,
+    /// The password of the default user. Default: none.
+    pub password: Option<String>,
+    /// ACL users and their rules, such as `on >secret ~* +@all`. Default: none.
+    pub users: Vec<(String, String)>,
+    /// Whether the server also listens for TLS, on [`RedisServer::tls_addr`]. A certificate of the client is optional; the config
+    /// line `tls-auth-clients yes` requires it. Default: false.
+    pub tls: bool,
+    /// Lines of redis.conf, which override ours. Default: none.
+    pub config: Vec<String>,
 }
 
 impl RedisOptions {
-    /// The password of the default user.
-    pub fn password(mut self, password: &str) -> Self {
+    /// Sets [`password`](#structfield.password).
+    pub fn password(mut self, password: impl Into<String>) -> Self {
         self.password = Some(password.into());
         self
     }
 
-    /// An ACL user and its rules, such as `on >secret ~* +@all`.
-    pub fn user(mut self, name: &str, rules: &str) -> Self {
+    /// Adds one of the [`users`](#structfield.users).
+    pub fn user(mut self, name: impl Into<String>, rules: impl Into<String>) -> Self {
         self.users.push((name.into(), rules.into()));
         self
     }
 
-    /// Listens for TLS too, on [`RedisServer::tls_addr`]. Clients may show a certificate; `tls-auth-clients yes` as a
-    /// [config line](Self::config) makes them.
-    pub fn tls(mut self) -> Self {
-        self.tls = true;
+    /// Sets [`tls`](#structfield.tls).
+    pub fn tls(mut self, tls: bool) -> Self {
+        self.tls = tls;
         self
     }
 
-    /// A line of redis.conf, after ours and so stronger than they are.
-    pub fn config(mut self, line: &str) -> Self {
+    /// Adds a line to [`config`](#structfield.config).
+    pub fn config(mut self, line: impl Into<String>) -> Self {
         self.config.push(line.into());
         self
     }
 
-    /// Starts the server; returns when it answers.
+    /// Starts the server. Returns when it answers.
     ///
     /// # Panics
     ///
-    /// When redis-server is missing or refuses to start, with what it said.
+    /// If redis-server is missing or does not start, with its output.
     #[track_caller]
     pub fn start(self) -> RedisServer {
         let dir = tempfile::Builder::new().prefix("tidewire-redis-").tempdir().expect("a temporary directory");
@@ -77,7 +82,8 @@ impl RedisOptions {
             socket = quoted(&server.unix_socket().display().to_string()),
             dir = quoted(&server.dir.path().display().to_string()),
         );
-        let mut line = |text: std::fmt::Arguments<'_>| writeln!(conf, "{text}").expect("a String takes everything");
+        let mut line =
+            |text: std::fmt::Arguments<'_>| writeln!(conf, "{text}").expect("writing to a string cannot fail");
         if let Some(password) = &self.password {
             line(format_args!("requirepass {}", quoted(password)));
         }
@@ -98,10 +104,10 @@ impl RedisOptions {
     }
 }
 
-/// A redis-server process on loopback ports and a unix socket of its own, with its own directory.
+/// A redis-server process with its own loopback ports, Unix socket and directory.
 ///
-/// Ports, socket and directory stay the same from start to drop, through any number of restarts. Nothing is saved to
-/// disk unless a config line such as `appendonly yes` asks for it.
+/// Ports, socket and directory stay the same through restarts. Nothing is saved to disk without a config line such as
+/// `appendonly yes`.
 #[derive(Debug)]
 pub struct RedisServer {
     // Dropped first, before the directory it works in.
@@ -123,36 +129,36 @@ impl RedisServer {
         Self::options().start()
     }
 
-    /// Chooses how to start it.
+    /// Returns the default options, to be changed and [started](RedisOptions::start).
     pub fn options() -> RedisOptions {
         RedisOptions::default()
     }
 
-    /// Where it listens for plain TCP.
+    /// Returns the address for plain TCP.
     pub fn addr(&self) -> SocketAddr {
         self.port.addr()
     }
 
-    /// The port of [`addr`](Self::addr).
+    /// Returns the port of [`addr`](Self::addr).
     pub fn port(&self) -> u16 {
         self.port.number()
     }
 
-    /// Where it listens for TLS.
+    /// Returns the address for TLS.
     ///
     /// # Panics
     ///
-    /// When it was started without [`RedisOptions::tls`].
+    /// If it was started without [`RedisOptions::tls`].
     #[track_caller]
     pub fn tls_addr(&self) -> SocketAddr {
         self.tls().0.addr()
     }
 
-    /// The certificates of its TLS side, and one for a client.
+    /// Returns the certificates for TLS, including one for a client.
     ///
     /// # Panics
     ///
-    /// When it was started without [`RedisOptions::tls`].
+    /// If it was started without [`RedisOptions::tls`].
     #[track_caller]
     pub fn certificates(&self) -> &Certificates {
         &self.tls().1
@@ -160,29 +166,29 @@ impl RedisServer {
 
     #[track_caller]
     fn tls(&self) -> &(Port, Certificates) {
-        self.tls.as_ref().expect("the server was started without TLS: use RedisServer::options().tls()")
+        self.tls.as_ref().expect("the server was started without TLS: use RedisServer::options().tls(true)")
     }
 
-    /// Its unix socket.
+    /// Returns the path of the Unix socket.
     pub fn unix_socket(&self) -> PathBuf {
         self.dir.path().join("redis.sock")
     }
 
-    /// The id of its process.
+    /// Returns the ID of the process.
     ///
     /// # Panics
     ///
-    /// When it is stopped.
+    /// If it is stopped.
     #[track_caller]
     pub fn pid(&self) -> u32 {
         self.running().pid()
     }
 
-    /// What it has logged since it was last started.
+    /// Returns the log since the last start.
     ///
     /// # Panics
     ///
-    /// When it is stopped.
+    /// If it is stopped.
     #[track_caller]
     pub fn log(&self) -> String {
         self.running().output()
@@ -193,11 +199,11 @@ impl RedisServer {
         self.process.as_ref().expect("the server is stopped: restart() it first")
     }
 
-    /// Runs one command as the default user, with redis-cli, and returns what that prints.
+    /// Runs one command as the default user with redis-cli, and returns its output. An error reply is returned as text.
     ///
     /// # Panics
     ///
-    /// When the server cannot be reached or does not answer within a minute. An error reply is returned as text.
+    /// If the server cannot be reached or does not answer within a minute.
     #[track_caller]
     pub fn cli<I: IntoIterator<Item: AsRef<OsStr>>>(&self, command: I) -> String {
         let mut cli = Command::new("redis-cli");
@@ -206,7 +212,7 @@ impl RedisServer {
             cli.env("REDISCLI_AUTH", password);
         }
         cli.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let child = spawn_tied(cli).unwrap_or_else(|error| panic!("cannot run redis-cli: {error}. {HOW_TO_GET_IT}"));
+        let child = spawn_tied(cli).unwrap_or_else(|error| panic!("cannot run redis-cli: {error}. {INSTALL_HINT}"));
         let (done, output) = sync_channel(1);
         // Ends with the server at the latest, because then redis-cli does.
         thread::spawn(move || done.send(child.wait_with_output()));
@@ -216,42 +222,42 @@ impl RedisServer {
         String::from_utf8_lossy(&output.stdout).trim_end().to_owned()
     }
 
-    /// Ends it as an operator would (SIGTERM); returns when it has ended.
+    /// Stops the server with SIGTERM. Returns when it has ended.
     pub fn stop(&mut self) {
         if let Some(mut process) = self.process.take() {
             process.terminate();
-            // A paused process takes the signal only once it goes on.
+            // A paused process handles the signal only when it continues.
             process.resume();
             process.wait();
         }
     }
 
-    /// Ends it with no warning (SIGKILL).
+    /// Kills the server with SIGKILL.
     pub fn kill(&mut self) {
         self.process = None;
     }
 
-    /// Stops it in its tracks: its sockets stay open, connecting succeeds, nothing is answered.
+    /// Pauses the process: its sockets stay open, connecting succeeds, and nothing is answered.
     ///
     /// # Panics
     ///
-    /// When it is stopped.
+    /// If it is stopped.
     #[track_caller]
     pub fn pause(&self) {
         self.running().pause();
     }
 
-    /// Lets it go on after [`pause`](Self::pause).
+    /// Continues after [`pause`](Self::pause).
     ///
     /// # Panics
     ///
-    /// When it is stopped.
+    /// If it is stopped.
     #[track_caller]
     pub fn resume(&self) {
         self.running().resume();
     }
 
-    /// Starts it again on the same ports and directory, after stopping it if it runs; returns when it answers.
+    /// Stops the server if it runs, and starts it again on the same ports and directory. Returns when it answers.
     ///
     /// # Panics
     ///
@@ -267,7 +273,7 @@ impl RedisServer {
         let mut command = Command::new("redis-server");
         command.arg(self.dir.path().join("redis.conf"));
         let mut process = Process::try_spawn(command)
-            .unwrap_or_else(|error| panic!("cannot start redis-server: {error}. {HOW_TO_GET_IT}"));
+            .unwrap_or_else(|error| panic!("cannot start redis-server: {error}. {INSTALL_HINT}"));
         wait_until("redis-server answers", PATIENCE, || {
             if process.exited().is_some() {
                 let status = process.wait();
@@ -278,8 +284,8 @@ impl RedisServer {
         self.process = Some(process);
     }
 
-    /// Whether commands are served. All listeners are bound before the first command is, so the unix socket speaks for
-    /// the others; an error such as NOAUTH is as good an answer as PONG, unless data is still being loaded.
+    /// Whether commands are served. All listeners are bound before the first command is served, so it is enough to ask on the Unix
+    /// socket. An error such as NOAUTH counts as an answer, unless data is still being loaded.
     fn answers(&self) -> io::Result<bool> {
         let mut socket = UnixStream::connect(self.unix_socket())?;
         socket.set_read_timeout(Some(PATIENCE))?;
@@ -290,10 +296,10 @@ impl RedisServer {
     }
 }
 
-const HOW_TO_GET_IT: &str = "It comes with the Debian package redis-server, which `make test` installs; \
+const INSTALL_HINT: &str = "It comes with the Debian package redis-server, which `make test` installs; \
      on another system install Redis so that it is on the PATH";
 
-/// As redis.conf wants a value that may hold anything.
+/// Quotes a value for redis.conf.
 fn quoted(value: &str) -> String {
     format!("\"{}\"", value.replace('\\', "\\\\").replace('"', "\\\""))
 }

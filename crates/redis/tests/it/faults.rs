@@ -39,7 +39,7 @@ async fn the_connection_can_be_cut_at_every_byte() {
     let client = Client::start(options(&proxy));
     for bytes in 0..40 {
         works(&client, 0).await;
-        proxy.inject(Faults { cut: Some(Cut::after(bytes, Direction::ToClient)), ..Faults::default() });
+        proxy.inject(Faults::default().cut(Cut::after(bytes, Direction::ToClient)));
         let (one, two, three) = tokio::join!(ask(&client, 1), ask(&client, 22), ask(&client, 333));
         proxy.heal();
         for ended in [one, two, three] {
@@ -59,7 +59,7 @@ async fn a_half_open_connection_is_detected_and_its_late_replies_dropped() {
     let options = options(&proxy).timeout(Duration::from_millis(100)).connect_timeout(Duration::from_millis(100));
     let client = Client::start(options);
     works(&client, 0).await;
-    proxy.inject(Faults { half_open: true, ..Faults::default() });
+    proxy.inject(Faults::default().half_open(true));
     let late = ask(&client, 1).await.unwrap_err();
     assert!(matches!(late, Error::TimedOut { phase: Phase::Waiting }), "{late:?}");
     client.status().wait_for(|status| status.state != State::Open).await.unwrap();
@@ -203,7 +203,7 @@ async fn a_thousand_faults() {
             0 => proxy.cut(End::Reset),
             1 => proxy.cut(End::Close),
             _ => {
-                proxy.inject(Faults { cut: Some(cut), ..Faults::default() });
+                proxy.inject(Faults::default().cut(cut));
             }
         }
         // Some are healed before they are felt, and some after.

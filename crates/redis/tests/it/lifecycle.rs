@@ -231,7 +231,7 @@ async fn a_pipeline_cut_anywhere_keeps_the_replies_that_came() {
     for direction in [Direction::ToClient, Direction::ToServer] {
         for bytes in (0..=pipeline.size() as u64).step_by(5) {
             client.status().wait_for(|status| status.state == State::Open).await.unwrap();
-            proxy.inject(Faults { cut: Some(Cut::after(bytes, direction)), ..Faults::default() });
+            proxy.inject(Faults::default().cut(Cut::after(bytes, direction)));
             let results = client.pipeline(pipeline.clone()).await.unwrap();
             let came = results.iter().take_while(|result| result.is_ok()).count();
             let (replies, lost) = results.split_at(came);
@@ -294,10 +294,10 @@ async fn all_permits_are_returned_after_faults() {
     let client = Arc::new(client);
     for turn in 0..100_u64 {
         client.status().wait_for(|status| status.state == State::Open).await.unwrap();
-        proxy.inject(Faults {
-            cut: Some(Cut::after(turn % 30, if turn % 2 == 0 { Direction::ToClient } else { Direction::ToServer })),
-            ..Faults::default()
-        });
+        proxy.inject(
+            Faults::default()
+                .cut(Cut::after(turn % 30, if turn % 2 == 0 { Direction::ToClient } else { Direction::ToServer })),
+        );
         let mut tasks = tokio::task::JoinSet::new();
         for number in 0..6 {
             let client = Arc::clone(&client);

@@ -244,7 +244,7 @@ async fn a_peer_that_vanished_is_given_up() {
     let server = serve(beating(50, 50)).await;
     let proxy = FaultProxy::start(server.address());
     let mut client = Client::connect_to(&format!("ws://{}/", proxy.addr())).await;
-    proxy.inject(Faults { half_open: true, ..Faults::default() });
+    proxy.inject(Faults::default().half_open(true));
     // What it says does not arrive, and nobody tells the server that it has gone.
     pong(&mut client, json!(1e300)).await;
     is_left_with(&server, 0).await;

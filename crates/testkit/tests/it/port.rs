@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use tidewire_testkit::{PATIENCE, Port, wait_until};
 
 #[test]
-fn a_reserved_port_refuses_until_somebody_listens_by_number() {
+fn a_reserved_port_refuses_until_a_server_binds_it() {
     let port = Port::reserve();
     assert_eq!(TcpStream::connect(port.addr()).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     for _ in 0..3 {
@@ -22,7 +22,7 @@ fn a_reserved_port_refuses_until_somebody_listens_by_number() {
 }
 
 #[test]
-fn nobody_who_asks_for_any_port_gets_a_reserved_one() {
+fn a_reserved_port_is_not_assigned_to_others() {
     let reserved: Vec<Port> = (0..500).map(|_| Port::reserve()).collect();
     let numbers: HashSet<u16> = reserved.iter().map(Port::number).collect();
     assert_eq!(numbers.len(), reserved.len());

@@ -28,7 +28,7 @@ fn a_line_that_never_comes_is_reported_with_what_came_instead() {
 }
 
 #[test]
-fn once_it_has_ended_its_last_words_are_there() {
+fn the_output_is_complete_after_wait() {
     for _ in 0..20 {
         let mut process = shell("echo so long; echo farewell >&2");
         process.wait();
@@ -38,7 +38,7 @@ fn once_it_has_ended_its_last_words_are_there() {
 }
 
 #[test]
-fn a_talkative_child_costs_bounded_memory() {
+fn the_memory_for_output_is_bounded() {
     let mut process = shell("seq 1 200000; echo done");
     process.wait_for_line("done");
     process.wait();
@@ -46,7 +46,7 @@ fn a_talkative_child_costs_bounded_memory() {
 }
 
 #[test]
-fn it_is_asked_to_end_or_killed() {
+fn signals_end_a_process() {
     let mut asked = shell("trap 'echo bye; exit 7' TERM; echo ready; while :; do sleep 0.01; done");
     asked.wait_for_line("ready");
     asked.terminate();
@@ -72,7 +72,7 @@ fn a_child_outlives_the_thread_that_started_it() {
 }
 
 #[test]
-fn dropping_it_kills_it_also_in_a_panic() {
+fn a_drop_kills_the_process_also_in_a_panic() {
     let process = shell("exec sleep 1000");
     let pid = process.pid();
     let panicked = panic::catch_unwind(panic::AssertUnwindSafe(move || {
@@ -85,7 +85,7 @@ fn dropping_it_kills_it_also_in_a_panic() {
 
 /// The outer test kills or fails its own rerun, in which a server and a child run, and looks for survivors.
 #[test]
-fn nothing_survives_a_test_that_dies() {
+fn no_child_survives_its_test() {
     const HOW: &str = "HOW_TO_DIE";
     if is_rerun() {
         let redis = RedisServer::start();
@@ -105,7 +105,7 @@ fn nothing_survives_a_test_that_dies() {
     for how in ["panic", "abort", "exit", "kill"] {
         // Who dies without unwinding leaves its directory behind; here that goes with ours.
         let folder = tempfile::tempdir().unwrap();
-        let mut command = rerun("process::nothing_survives_a_test_that_dies");
+        let mut command = rerun("process::no_child_survives_its_test");
         command.env(HOW, how).env("TMPDIR", folder.path());
         let mut test = Process::spawn(command);
         let pids = ["redis is ", "child is "].map(|what| test.wait_for_line(what).parse().unwrap());

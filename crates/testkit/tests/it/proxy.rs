@@ -78,7 +78,7 @@ fn cuts_at_exactly_the_nth_byte_in_either_direction() {
     let server = Server::start();
     for after in [0, 1, 7, 16 * 1024, 100_000] {
         for direction in [Direction::ToServer, Direction::ToClient] {
-            server.proxy.inject(Faults { cut: Some(Cut::after(after, direction)), ..Faults::default() });
+            server.proxy.inject(Faults::default().cut(Cut::after(after, direction)));
             let (client, served) = server.connect();
             let (mut sender, mut receiver) = match direction {
                 Direction::ToServer => (client, served),
@@ -104,7 +104,7 @@ fn a_cut_counts_from_its_injection() {
     let (mut client, mut served) = server.connect();
     client.write_all(b"before").unwrap();
     expect(&mut served, b"before");
-    server.proxy.inject(Faults { cut: Some(Cut::after(3, Direction::ToServer)), ..Faults::default() });
+    server.proxy.inject(Faults::default().cut(Cut::after(3, Direction::ToServer)));
     client.write_all(b"afterwards").unwrap();
     assert_eq!(read_all(&mut served).0, b"aft");
 }
@@ -112,8 +112,8 @@ fn a_cut_counts_from_its_injection() {
 #[test]
 fn a_reset_is_seen_as_one_by_both_sides() {
     let server = Server::start();
-    let cut = Cut { end: End::Reset, ..Cut::after(1, Direction::ToServer) };
-    server.proxy.inject(Faults { cut: Some(cut), ..Faults::default() });
+    let cut = Cut::after(1, Direction::ToServer).end(End::Reset);
+    server.proxy.inject(Faults::default().cut(cut));
     let (mut client, mut served) = server.connect();
     client.write_all(b"xyz").unwrap();
     for side in [&mut client, &mut served] {
@@ -136,10 +136,10 @@ fn all_connections_are_cut_on_demand() {
 }
 
 #[test]
-fn half_open_swallows_bytes_and_closes_until_healed() {
+fn half_open_stalls_bytes_and_closes_until_healed() {
     let server = Server::start();
     let (mut client, mut served) = server.connect();
-    server.proxy.inject(Faults { half_open: true, ..Faults::default() });
+    server.proxy.inject(Faults::default().half_open(true));
 
     client.write_all(b"into the void").unwrap();
     drop(client);
@@ -155,10 +155,10 @@ fn half_open_swallows_bytes_and_closes_until_healed() {
 }
 
 #[test]
-fn half_open_exerts_back_pressure_as_a_dead_peer_does() {
+fn half_open_exerts_backpressure() {
     let server = Server::start();
     let (client, mut served) = server.connect();
-    let faults = Faults { half_open: true, ..Faults::default() };
+    let faults = Faults::default().half_open(true);
     server.proxy.inject(faults);
     client.set_nonblocking(true).unwrap();
     let chunk = vec![0; 64 * 1024];
@@ -186,7 +186,7 @@ fn refuses_new_connections_and_keeps_the_old() {
     let server = Server::start();
     let (mut client, mut served) = server.connect();
     for _ in 0..3 {
-        server.proxy.inject(Faults { refuse: true, ..Faults::default() });
+        server.proxy.inject(Faults::default().refuse(true));
         assert_eq!(TcpStream::connect(server.addr()).unwrap_err().kind(), ErrorKind::ConnectionRefused);
         client.write_all(b"old").unwrap();
         expect(&mut served, b"old");
@@ -196,11 +196,11 @@ fn refuses_new_connections_and_keeps_the_old() {
 }
 
 #[test]
-fn an_order_finds_connections_that_were_just_made() {
+fn faults_apply_to_pending_connections() {
     let server = Server::start();
     for _ in 0..20 {
         let mut kept = TcpStream::connect(server.addr()).unwrap();
-        server.proxy.inject(Faults { refuse: true, ..Faults::default() });
+        server.proxy.inject(Faults::default().refuse(true));
         kept.write_all(b"let in before").unwrap();
         expect(&mut server.listener.accept().unwrap().0, b"let in before");
         server.proxy.heal();
@@ -222,12 +222,12 @@ fn a_dead_server_resets_the_client() {
 
 /// Only lower bounds are checked: a loaded machine is never too fast.
 #[test]
-fn delay_and_throttle_take_their_time() {
+fn delay_and_throttle_are_kept() {
     let server = Server::start();
     let (mut client, mut served) = server.connect();
 
     let delay = Duration::from_millis(50);
-    server.proxy.inject(Faults { delay, ..Faults::default() });
+    server.proxy.inject(Faults::default().delay(delay));
     let start = Instant::now();
     client.write_all(b"ping").unwrap();
     expect(&mut served, b"ping");
@@ -235,7 +235,7 @@ fn delay_and_throttle_take_their_time() {
     expect(&mut client, b"pong");
     assert!(start.elapsed() >= 2 * delay);
 
-    server.proxy.inject(Faults { bytes_per_second: NonZeroU64::new(100_000), ..Faults::default() });
+    server.proxy.inject(Faults::default().bytes_per_second(NonZeroU64::new(100_000).unwrap()));
     let start = Instant::now();
     client.write_all(&[b'x'; 10_000]).unwrap();
     expect(&mut served, &[b'x'; 10_000]);
@@ -246,10 +246,10 @@ fn delay_and_throttle_take_their_time() {
 }
 
 #[test]
-fn what_is_delayed_arrives_whole_and_in_order() {
+fn delayed_bytes_arrive_in_order() {
     let server = Server::start();
     let (mut client, mut served) = server.connect();
-    server.proxy.inject(Faults { delay: Duration::from_millis(20), ..Faults::default() });
+    server.proxy.inject(Faults::default().delay(Duration::from_millis(20)));
     let sent: Vec<u8> = (0..1_000_000_u32).map(|n| (n % 253) as u8).collect();
     let expected = sent.clone();
     let sending = thread::spawn(move || client.write_all(&sent).map(|()| client));
@@ -258,10 +258,10 @@ fn what_is_delayed_arrives_whole_and_in_order() {
 }
 
 #[test]
-fn healing_lets_go_of_what_is_delayed() {
+fn healing_releases_delayed_bytes() {
     let server = Server::start();
     let (mut client, mut served) = server.connect();
-    let faults = Faults { delay: Duration::from_hours(1), ..Faults::default() };
+    let faults = Faults::default().delay(Duration::from_hours(1));
     server.proxy.inject(faults);
     client.write_all(b"late").unwrap();
     // Each order is a turn of the proxy's, in which it takes what it sees.
@@ -272,11 +272,11 @@ fn healing_lets_go_of_what_is_delayed() {
 }
 
 #[test]
-fn can_be_ordered_about_inside_a_runtime() {
+fn faults_can_be_injected_inside_a_runtime() {
     let server = Server::start();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        server.proxy.inject(Faults { refuse: true, ..Faults::default() });
+        server.proxy.inject(Faults::default().refuse(true));
         assert!(tokio::net::TcpStream::connect(server.addr()).await.is_err());
         server.proxy.heal();
         tokio::net::TcpStream::connect(server.addr()).await.unwrap();

@@ -25,7 +25,7 @@ fn tcp(addr: SocketAddr) -> TcpStream {
 }
 
 #[test]
-fn killed_and_restarted_it_is_on_the_same_port_with_nothing_in_it() {
+fn a_restarted_server_is_empty_on_the_same_port() {
     let mut redis = RedisServer::start();
     let (addr, pid) = (redis.addr(), redis.pid());
     let mut client = tcp(addr);
@@ -42,7 +42,7 @@ fn killed_and_restarted_it_is_on_the_same_port_with_nothing_in_it() {
 }
 
 #[test]
-fn what_it_was_told_to_keep_survives_a_kill() {
+fn persisted_data_survives_a_kill() {
     let mut redis = RedisServer::options().config("appendonly yes").config("appendfsync always").start();
     assert_eq!(redis.cli(["SET", "a", "two words"]), "OK");
     redis.kill();
@@ -51,7 +51,7 @@ fn what_it_was_told_to_keep_survives_a_kill() {
 }
 
 #[test]
-fn stopped_it_ends_in_order_also_when_paused() {
+fn stop_is_orderly_also_when_paused() {
     let mut redis = RedisServer::options().config("appendonly yes").config("appendfsync no").start();
     redis.cli(["SET", "a", "1"]);
     redis.pause();
@@ -61,7 +61,7 @@ fn stopped_it_ends_in_order_also_when_paused() {
 }
 
 #[test]
-fn paused_it_accepts_and_says_nothing() {
+fn a_paused_server_accepts_and_does_not_answer() {
     let redis = RedisServer::start();
     redis.pause();
     let mut client = tcp(redis.addr());
@@ -98,7 +98,7 @@ fn unix_socket() {
 
 #[test]
 fn tls_with_a_client_certificate() {
-    let redis = RedisServer::options().tls().config("tls-auth-clients yes").start();
+    let redis = RedisServer::options().tls(true).config("tls-auth-clients yes").start();
     let files = redis.certificates();
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(&files.authority).unwrap()).unwrap();
@@ -128,12 +128,12 @@ fn a_server_that_cannot_start_says_why() {
 }
 
 #[test]
-fn without_redis_server_a_test_fails_with_how_to_get_it() {
+fn without_redis_server_the_panic_says_how_to_install_it() {
     if is_rerun() {
         RedisServer::start();
         return;
     }
-    let mut command = rerun("redis::without_redis_server_a_test_fails_with_how_to_get_it");
+    let mut command = rerun("redis::without_redis_server_the_panic_says_how_to_install_it");
     command.env("PATH", "");
     let mut test = Process::spawn(command);
     test.wait_for_line("`make test` installs");

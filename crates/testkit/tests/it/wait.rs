@@ -14,13 +14,13 @@ fn returns_when_the_condition_holds() {
 }
 
 #[test]
-fn says_what_it_waited_for() {
+fn a_timeout_names_the_condition() {
     let panic = catch_unwind(|| wait_until("pigs fly", Duration::from_millis(5), || false)).unwrap_err();
-    assert_eq!(panic.downcast_ref::<String>().unwrap(), "waited 5ms in vain until pigs fly");
+    assert_eq!(panic.downcast_ref::<String>().unwrap(), "timed out after 5ms waiting until pigs fly");
 }
 
 #[test]
-fn the_async_one_lets_other_tasks_run() {
+fn the_async_wait_does_not_block_other_tasks() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
         let other = tokio::spawn(async { 7 });

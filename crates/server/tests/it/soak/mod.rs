@@ -184,11 +184,11 @@ fn script(chance: &mut Chance, scale: usize) -> Vec<(usize, Incident)> {
     for _ in 0..CUTS * scale {
         let end = *chance.pick(&[End::Close, End::Reset]);
         let direction = *chance.pick(&[Direction::ToClient, Direction::ToServer]);
-        let cut = Cut { after: chance.below(20_000) as u64, direction, end };
+        let cut = Cut::after(chance.below(20_000) as u64, direction).end(end);
         incidents.push(match chance.below(4) {
-            0 => Incident::Inject(Faults { cut: Some(cut), ..Faults::default() }),
-            1 => Incident::Inject(Faults { half_open: true, ..Faults::default() }),
-            2 => Incident::Inject(Faults { refuse: true, ..Faults::default() }),
+            0 => Incident::Inject(Faults::default().cut(cut)),
+            1 => Incident::Inject(Faults::default().half_open(true)),
+            2 => Incident::Inject(Faults::default().refuse(true)),
             _ => Incident::Cut(end),
         });
     }
