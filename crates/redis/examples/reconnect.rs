@@ -1,4 +1,4 @@
-//! A server that is killed and comes back, as its client sees it.
+//! A server that is killed and restarted, as its client sees it.
 //!
 //! ```sh
 //! cargo run -p tidewire-redis --example reconnect
@@ -12,13 +12,13 @@ use tidewire_testkit::RedisServer;
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut server = RedisServer::start();
-    let client = Client::start(Options::from_url(&format!("redis://{}?timeout_ms=1000", server.addr()))?);
+    let client = Client::start(Options::default().address(server.addr()).timeout(Duration::from_secs(1)));
 
     let mut states = client.states();
     let watching = tokio::spawn(async move {
         while let Some(status) = states.next().await {
-            let why = status.last_error.map(|fault| format!(", last fault: {fault}")).unwrap_or_default();
-            println!("    {:?}, connection {}{why}", status.state, status.generation);
+            let error = status.last_error.map(|error| format!(", last error: {error}")).unwrap_or_default();
+            println!("    {:?}, connection {}{error}", status.state, status.generation);
         }
     });
 

@@ -1,5 +1,6 @@
-//! The client and its parts, through the public interface.
+//! The client and its parts, through the public API.
 
+mod backoff;
 mod calls;
 mod cancellation;
 mod closing;
@@ -14,12 +15,11 @@ mod hostile;
 mod lifecycle;
 mod logins;
 mod observability;
-mod permits;
-mod reference_decoder;
-
-mod backoff;
 mod outcomes;
 mod peers;
+mod permits;
+mod readme;
+mod reference_decoder;
 mod scripts;
 mod server;
 mod servers;
