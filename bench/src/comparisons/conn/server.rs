@@ -10,7 +10,6 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::codec::{Framed, LengthDelimitedCodec};
 
-use super::unused::WITHOUT_PUSH;
 use super::{allow_files, runtime};
 use crate::role::Role;
 
@@ -47,14 +46,13 @@ pub(super) const ALL: &[(&str, Serve)] = &[
     }),
 ];
 
-pub(super) const ROLE: Role =
-    Role { name: "conn-server", play: |arguments| serve(arguments, ALL.iter().chain([&WITHOUT_PUSH])) };
+pub(super) const ROLE: Role = Role { name: "conn-server", play: |arguments| serve(arguments, ALL) };
 
 /// Plays the role of the server that the arguments name.
-pub(crate) fn serve<'a>(arguments: &[String], servers: impl IntoIterator<Item = &'a (&'static str, Serve)>) {
+pub(crate) fn serve(arguments: &[String], servers: &[(&str, Serve)]) {
     let [name, connections] = arguments else { panic!("the server is told its name and a number") };
     allow_files(2 * connections.parse::<usize>().expect("a number of connections"));
-    let (_, serve) = servers.into_iter().find(|(known, _)| known == name).expect("there is such a server");
+    let (_, serve) = servers.iter().find(|(known, _)| known == name).expect("there is such a server");
     runtime().block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
         println!("listening on {}", listener.local_addr().expect("it is bound"));

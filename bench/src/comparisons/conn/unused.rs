@@ -1,10 +1,9 @@
-//! The cost of the push feature for a connection without pushes: the instructions per request, counted by valgrind, of the actor
-//! and of the same actor built with an outbox that is always empty.
+//! The instructions per request of a connection without pushes, counted by valgrind: an actor that can be pushed to against
+//! loops that cannot.
 //!
 //! Valgrind counts instructions of the server process, not of the kernel. One server answers n requests and another 2n; the
 //! difference excludes startup and shutdown.
 
-use std::convert::Infallible;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::Command;
@@ -12,16 +11,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tidewire_bench::{Contender, Metric, Sample, Workload};
-use tidewire_bench_pushless::{ConnectionContext, Frame, LengthDelimited, Protocol, Reply, Supervisor};
 use tidewire_testkit::Process;
 
 use super::super::Effort;
-use super::server::{self, FRAME, ROLE, Serve};
-
-/// The server that nobody can push to.
-pub(super) const WITHOUT_PUSH: (&str, Serve) = ("without push", |listener| {
-    tokio::spawn(async move { Supervisor::with_protocol(Echo).build().serve(listener).await });
-});
+use super::server::{self, FRAME, ROLE};
 
 /// The server is asleep by then, also under valgrind, so that every request finds it so.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -38,16 +31,15 @@ pub(super) fn push(effort: Effort) -> Workload {
         })
         .needing("valgrind")
     };
-    let names = [WITHOUT_PUSH.0].into_iter().chain(server::ALL.iter().map(|&(name, _)| name));
     Workload {
         name: "conn-push-unused",
         about: format!(
-            "{requests} requests on one connection, one at a time, to a server of one thread that never pushes: what it executes \
-             itself, without the kernel. The first is the actor with an outbox that is always empty."
+            "{requests} requests on one connection, one at a time, to a server with one thread that never pushes: the \
+             instructions of the server process, without the kernel. Only tidewire-conn can push."
         ),
         operation: "request",
         metrics: &[Metric::Instructions],
-        contenders: names.map(contender).collect(),
+        contenders: server::ALL.iter().map(|&(name, _)| contender(name)).collect(),
     }
 }
 
@@ -74,20 +66,4 @@ fn instructions(name: &str, requests: u64) -> u64 {
     server.wait();
     let counted = server.wait_for_line("Collected :");
     counted.trim().parse().unwrap_or_else(|_| panic!("valgrind has counted {counted:?}"))
-}
-
-struct Echo;
-
-impl Protocol for Echo {
-    type Frame = Frame;
-    type Codec = LengthDelimited;
-    type ProtocolError = Infallible;
-
-    fn codec(&self) -> LengthDelimited {
-        LengthDelimited::default()
-    }
-
-    fn on_frame(&self, frame: Frame, _: &mut ConnectionContext) -> Reply<Frame, Infallible> {
-        Reply::Frame(frame)
-    }
 }
