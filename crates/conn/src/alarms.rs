@@ -7,13 +7,14 @@
 //! until the first alarm, and ends with the last one.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::outbox::Outbox;
+use crate::sync::lock;
 use crate::{ConnectionId, FrameLike};
 
 pub(crate) struct Alarms<F: FrameLike> {
@@ -33,10 +34,6 @@ impl<F: FrameLike> Alarms<F> {
         Self { state: Mutex::new(State { pending: BTreeMap::new(), driver: None }), earlier: Notify::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<F>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Sets the alarm of a connection, in place of the one set before. Called from within a runtime.
     pub(crate) fn set(
         self: &Arc<Self>,
@@ -45,7 +42,7 @@ impl<F: FrameLike> Alarms<F> {
         at: Instant,
         outbox: &Arc<Outbox<F>>,
     ) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if let Some(before) = before {
             state.pending.remove(&(before, id));
         }
@@ -59,7 +56,7 @@ impl<F: FrameLike> Alarms<F> {
     }
 
     pub(crate) fn cancel(&self, id: ConnectionId, at: Instant) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.pending.remove(&(at, id));
         if state.pending.is_empty() {
             self.earlier.notify_one();
@@ -80,7 +77,7 @@ impl<F: FrameLike> Alarms<F> {
     /// Lets all alarms go off that are due, and tells when the next one is.
     fn ring(&self, now: Instant) -> Option<Instant> {
         let mut due = Vec::new();
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let next = loop {
             match state.pending.first_entry() {
                 Some(first) if first.key().0 <= now => due.extend(first.remove().upgrade()),
@@ -106,7 +103,7 @@ struct HandOver<'a, F: FrameLike>(&'a Alarms<F>);
 
 impl<F: FrameLike> Drop for HandOver<'_, F> {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
+        let mut state = lock(&self.0.state);
         let left = std::mem::take(&mut state.pending);
         if !left.is_empty() {
             state.driver = None;

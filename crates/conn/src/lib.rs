@@ -69,6 +69,7 @@ mod registry;
 mod session;
 mod stats;
 mod supervisor;
+mod sync;
 mod timeouts;
 #[cfg(feature = "tls")]
 mod tls;

@@ -14,10 +14,11 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicIsize, AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use crate::ConnectionId;
 use crate::session::Facts;
+use crate::sync::lock;
 
 /// The total counts an account in multiples of this.
 pub(crate) const STEP_BYTES: usize = 4096;
@@ -93,7 +94,7 @@ impl MemoryLimit {
     }
 
     pub(crate) fn register(&self, supervisor: Weak<dyn Accounts>) {
-        let mut supervisors = self.0.supervisors.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut supervisors = lock(&self.0.supervisors);
         supervisors.retain(|supervisor| supervisor.strong_count() > 0);
         supervisors.push(supervisor);
     }
@@ -114,7 +115,7 @@ impl MemoryLimit {
 
     #[cold]
     fn close_largest(&self) {
-        let supervisors = self.0.supervisors.lock().unwrap_or_else(PoisonError::into_inner);
+        let supervisors = lock(&self.0.supervisors);
         let mut holders = Vec::new();
         if self.is_exceeded() {
             supervisors.iter().filter_map(Weak::upgrade).for_each(|supervisor| supervisor.append_to(&mut holders));

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use crate::outbox::Outbox;
+use crate::sync::lock;
 use crate::{FrameLike, PushHandle, PushPolicy, PushPriority, Session};
 
 /// Names a connection, for as long as the process lives.
@@ -33,28 +34,24 @@ impl<F: FrameLike> SessionRegistry<F> {
         Self::default()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Arc<Sessions<F>>> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A handle to a live connection.
     pub fn get(&self, id: &ConnectionId) -> Option<PushHandle<F>> {
-        live(self.lock().get(id)?).map(PushHandle::new)
+        live(lock(&self.sessions).get(id)?).map(PushHandle::new)
     }
 
     /// Lists a connection.
     pub fn insert(&self, id: ConnectionId, handle: &PushHandle<F>) {
-        Arc::make_mut(&mut self.lock()).insert(id, Arc::downgrade(&handle.0));
+        Arc::make_mut(&mut lock(&self.sessions)).insert(id, Arc::downgrade(&handle.0));
     }
 
     /// Strikes a connection off.
     pub fn remove(&self, id: &ConnectionId) {
-        Arc::make_mut(&mut self.lock()).remove(id);
+        Arc::make_mut(&mut lock(&self.sessions)).remove(id);
     }
 
     /// How many connections are live.
     pub fn len(&self) -> usize {
-        self.lock().values().filter(|session| live(session).is_some()).count()
+        lock(&self.sessions).values().filter(|session| live(session).is_some()).count()
     }
 
     /// Whether none is.
@@ -64,7 +61,7 @@ impl<F: FrameLike> SessionRegistry<F> {
 
     /// The live connections at one moment, in the order in which they came.
     pub fn list(&self) -> Vec<Session<F>> {
-        live_sessions(&self.lock()).collect()
+        live_sessions(&lock(&self.sessions)).collect()
     }
 
     /// Pushes a frame to every live connection for which `frame` makes one, dropping it where there is no room. Returns to how
@@ -73,7 +70,7 @@ impl<F: FrameLike> SessionRegistry<F> {
         let mut reached = 0;
         // Not under the lock, as `frame` may look at the registry. And one by one, so that each is looked at while it is in the
         // cache.
-        let sessions = Arc::clone(&self.lock());
+        let sessions = Arc::clone(&lock(&self.sessions));
         for session in live_sessions(&sessions) {
             if let Some(frame) = frame(&session) {
                 let pushed = session.outbox().push_or_drop(frame, priority, PushPolicy::DropIfFull, None);

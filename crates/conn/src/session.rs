@@ -5,13 +5,14 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::memory::{Account, MemoryAccount, MemoryLimit};
 use crate::outbox::Outbox;
+use crate::sync::lock;
 use crate::timeouts::later;
 use crate::{ConnectionId, FrameLike, PushHandle};
 
@@ -142,7 +143,7 @@ impl<F: FrameLike> Session<F> {
     /// What the protocol [shared](ConnectionContext::share), if it is of this type.
     pub fn data<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
         let facts = self.outbox.facts()?;
-        let data = facts.data.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let data = lock(&facts.data).clone();
         data?.downcast().ok()
     }
 
@@ -301,7 +302,7 @@ impl ConnectionContext {
     /// Shows something to whoever lists the connections, in place of what was shown before: see [`Session::data`].
     pub fn share<T: Any + Send + Sync>(&self, data: T) {
         // What was shown goes after the lock has: it may look there when it is dropped.
-        let before = self.facts.data.lock().unwrap_or_else(PoisonError::into_inner).replace(Arc::new(data));
+        let before = lock(&self.facts.data).replace(Arc::new(data));
         drop(before);
     }
 

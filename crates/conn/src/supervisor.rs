@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -27,6 +27,7 @@ use crate::outbox::Outbox;
 use crate::push::{PushOptions, PushQueues};
 use crate::session::Facts;
 use crate::stats::Counts;
+use crate::sync::lock;
 use crate::timeouts::later;
 use crate::{ConnectionContext, ConnectionId, FairnessConfig, MemoryLimit, Protocol, SessionRegistry, Stats, Timeouts};
 
@@ -387,7 +388,7 @@ impl<P: Protocol> Supervisor<P> {
     pub async fn shutdown(&self, shutdown: Shutdown) {
         let deadline = later(Instant::now(), shutdown.deadline);
         let grace = deadline.min(later(Instant::now(), shutdown.grace));
-        *self.shared.grace.lock().unwrap_or_else(PoisonError::into_inner) = shutdown.grace.min(shutdown.deadline);
+        *lock(&self.shared.grace) = shutdown.grace.min(shutdown.deadline);
         for (phase, until) in [(Phase::Notice, grace), (Phase::Closing, deadline)] {
             self.enter(phase);
             if tokio::time::timeout_at(until, self.empty()).await.is_ok() {
@@ -420,16 +421,16 @@ impl<P: Protocol> Supervisor<P> {
 
 impl<P: Protocol> Shared<P> {
     pub(crate) fn grace(&self) -> Duration {
-        *self.grace.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.grace)
     }
 
     fn running(&self) -> Vec<Arc<Outbox<P::Frame>>> {
-        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = lock(&self.running);
         running.values().filter_map(Weak::upgrade).collect()
     }
 
     fn admitted(&self) -> MutexGuard<'_, Admitted> {
-        self.admitted.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.admitted)
     }
 
     fn count_in(&self, address: IpAddr) -> Result<(), Refused> {
@@ -581,7 +582,7 @@ impl<P: Protocol> Permit<P> {
         let facts = Arc::new(Facts::new(self.id, self.peer, self.shared.memory.clone()));
         let queues = PushQueues::of_connection(Arc::clone(push), *fairness, Arc::clone(&facts));
         registry.insert(self.id, &queues.handle());
-        let running = running.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = lock(running);
         { running }.insert(self.id, Arc::downgrade(&queues.outbox));
         let context = ConnectionContext::new(facts, data);
         Some(Actor::new(socket, already_read, Arc::clone(&self.shared), codec, context, queues))
@@ -626,7 +627,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Future for Run<P, S> {
 impl<P: Protocol> Drop for Permit<P> {
     fn drop(&mut self) {
         self.shared.registry.remove(&self.id);
-        self.shared.running.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+        lock(&self.shared.running).remove(&self.id);
         if !self.is_used {
             self.shared.counts.ended("dropped");
         }

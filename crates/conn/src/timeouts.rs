@@ -90,10 +90,10 @@ impl Timeout {
 /// How many bytes are read and discarded at most while an ended connection waits for its peer to close.
 pub(crate) const MAX_DISCARDED_BYTES: usize = 1 << 20;
 
-/// As far ahead as a clock goes, or nearly.
+/// Adds a duration to an instant. A longer one counts as thirty years, which no clock overflows at.
 pub(crate) fn later(now: Instant, duration: Duration) -> Instant {
-    const AGES: Duration = Duration::from_hours(24 * 365 * 30);
-    now + duration.min(AGES)
+    const MAX: Duration = Duration::from_hours(24 * 365 * 30);
+    now + duration.min(MAX)
 }
 
 impl fmt::Display for Timeout {

@@ -7,7 +7,7 @@ use std::fmt;
 use std::io;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use super::request::Responder;
 use super::{ClientOptions, ClientProtocol, Connect, Connected, Incoming, Pushed};
+use crate::sync::lock;
 use crate::{
     Batch, CloseReason, Codec, ConnectionContext, FrameLike, Part, Protocol, PushHandle, Reply, Shutdown, Supervisor,
 };
@@ -206,10 +207,6 @@ struct Own<F> {
 }
 
 type SharedTable<F> = Arc<Mutex<Table<F>>>;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Whose an expected reply is.
 enum Whose<F> {

@@ -22,13 +22,14 @@ mod lane;
 use std::collections::hash_map::{Entry, HashMap};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Waker;
 
 use self::lane::{Lane, Line, Queued};
 use crate::memory::{Account, Holder, STEP_BYTES};
 use crate::push::{Lost, PushOptions};
 use crate::session::Facts;
+use crate::sync::lock;
 use crate::{ConnectionId, FrameLike, PushError, PushPolicy, PushPriority, ReplyTicket, Slot};
 
 pub(crate) struct Outbox<F> {
@@ -730,8 +731,3 @@ impl<F> Queues<F> {
 
 /// So many places an empty queue may keep.
 const IDLE: usize = 8;
-
-/// Nothing of ours panics with a lock held; a frame's own code is not run under one.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
