@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::outbox::Outbox;
+use crate::mailbox::Mailbox;
 use crate::sync::lock;
 use crate::{ConnectionId, FrameLike};
 
@@ -24,7 +24,7 @@ pub(crate) struct Alarms<F: FrameLike> {
 }
 
 struct State<F: FrameLike> {
-    pending: BTreeMap<(Instant, ConnectionId), Weak<Outbox<F>>>,
+    pending: BTreeMap<(Instant, ConnectionId), Weak<Mailbox<F>>>,
     /// Who drives the clock.
     driver: Option<JoinHandle<()>>,
 }
@@ -40,13 +40,13 @@ impl<F: FrameLike> Alarms<F> {
         id: ConnectionId,
         before: Option<Instant>,
         at: Instant,
-        outbox: &Arc<Outbox<F>>,
+        mailbox: &Arc<Mailbox<F>>,
     ) {
         let mut state = lock(&self.state);
         if let Some(before) = before {
             state.pending.remove(&(before, id));
         }
-        state.pending.insert((at, id), Arc::downgrade(outbox));
+        state.pending.insert((at, id), Arc::downgrade(mailbox));
         let is_first = state.pending.first_key_value().is_some_and(|(&(_, first), _)| first == id);
         if state.driver.as_ref().is_none_or(JoinHandle::is_finished) {
             state.driver = Some(tokio::spawn(Arc::clone(self).drive()));
@@ -90,8 +90,8 @@ impl<F: FrameLike> Alarms<F> {
             state.driver = None;
         }
         drop(state);
-        for outbox in due {
-            outbox.ring();
+        for mailbox in due {
+            mailbox.set_off_alarm();
         }
         next
     }
@@ -109,8 +109,8 @@ impl<F: FrameLike> Drop for HandOver<'_, F> {
             state.driver = None;
         }
         drop(state);
-        for outbox in left.into_values().filter_map(|outbox| outbox.upgrade()) {
-            outbox.ring();
+        for mailbox in left.into_values().filter_map(|mailbox| mailbox.upgrade()) {
+            mailbox.set_off_alarm();
         }
     }
 }

@@ -61,6 +61,7 @@ mod client;
 mod codec;
 mod fragment;
 mod frame;
+mod mailbox;
 mod memory;
 mod outbox;
 mod protocol;

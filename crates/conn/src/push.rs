@@ -3,12 +3,13 @@
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Semaphore, mpsc};
 
+use crate::mailbox::Mailbox;
 use crate::outbox::Outbox;
 use crate::session::Facts;
 use crate::{Counters, FrameLike, MemoryAccount, ReplyTicket};
@@ -181,22 +182,22 @@ pub struct PushStats {
 }
 
 /// Pushes frames to one connection. Clones push to the same one; none of them keeps it alive.
-pub struct PushHandle<F: FrameLike>(pub(crate) Arc<Outbox<F>>);
+pub struct PushHandle<F: FrameLike>(pub(crate) Arc<Mailbox<F>>);
 
 impl<F: FrameLike> PushHandle<F> {
-    pub(crate) fn new(outbox: Arc<Outbox<F>>) -> Self {
-        outbox.handles.fetch_add(1, Relaxed);
-        Self(outbox)
+    pub(crate) fn new(mailbox: Arc<Mailbox<F>>) -> Self {
+        mailbox.add_handle();
+        Self(mailbox)
     }
 
     /// Queues an urgent frame; waits while the queue is full.
     pub async fn push_high_priority(&self, frame: F) -> Result<(), PushError> {
-        self.0.push(frame, PushPriority::High).await
+        self.0.outbox.push(frame, PushPriority::High).await.map(|must_wake| self.0.wake_if(must_wake))
     }
 
     /// Queues a frame; waits while the queue is full.
     pub async fn push_low_priority(&self, frame: F) -> Result<(), PushError> {
-        self.0.push(frame, PushPriority::Low).await
+        self.0.outbox.push(frame, PushPriority::Low).await.map(|must_wake| self.0.wake_if(must_wake))
     }
 
     /// Queues a frame without waiting; if the queue is full, the policy decides. To a connection that has gone it is
@@ -228,12 +229,12 @@ impl<F: FrameLike> PushHandle<F> {
     /// How many bytes of pushed frames wait, in lanes and slots, and for replies. In a lane, a frame that is larger than all the room
     /// of it counts for that room.
     pub fn queued_bytes(&self) -> usize {
-        self.0.queued_bytes()
+        self.0.outbox.queued_bytes()
     }
 
     /// The size of all frames that wait, but for the one in this slot, which a newer frame would replace.
     pub fn queued_bytes_besides(&self, slot: Slot) -> usize {
-        self.0.queued_bytes_besides(slot)
+        self.0.outbox.queued_bytes_besides(slot)
     }
 
     /// What has gone through the connection when it last waited for its peer: whether a slow one takes anything at all.
@@ -243,7 +244,7 @@ impl<F: FrameLike> PushHandle<F> {
 
     /// The memory account of the connection. None for bare [`PushQueues`].
     pub fn account(&self) -> Option<MemoryAccount> {
-        self.0.shared_facts().map(MemoryAccount)
+        self.0.facts().cloned().map(MemoryAccount)
     }
 
     /// Pushes that are never written before a certain reply. If the ticket is that of another connection, they are pushes like
@@ -255,7 +256,7 @@ impl<F: FrameLike> PushHandle<F> {
     /// Ends the connection: replies that are not complete are dropped, nothing more is queued or handled, what is queued is
     /// written, and then this last frame.
     pub fn close(&self, last: Option<F>) {
-        self.0.leave(last);
+        self.0.close(last);
     }
 
     /// Asks the actor of the connection to run [`Protocol::on_wake`](crate::Protocol::on_wake) on its own task, soon. Any number
@@ -267,7 +268,7 @@ impl<F: FrameLike> PushHandle<F> {
 
     /// Whether the connection has gone, or is about to go and takes no more.
     pub fn is_closed(&self) -> bool {
-        self.0.is_closed()
+        self.0.outbox.is_closed()
     }
 }
 
@@ -307,9 +308,7 @@ impl<F: FrameLike> Clone for PushHandle<F> {
 
 impl<F: FrameLike> Drop for PushHandle<F> {
     fn drop(&mut self) {
-        if self.0.handles.fetch_sub(1, SeqCst) == 1 {
-            self.0.wake();
-        }
+        self.0.remove_handle();
     }
 }
 
@@ -351,7 +350,7 @@ impl Default for FairnessConfig {
 /// # }
 /// ```
 pub struct PushQueues<F: FrameLike> {
-    pub(crate) outbox: Arc<Outbox<F>>,
+    pub(crate) mailbox: Arc<Mailbox<F>>,
     fairness: FairnessConfig,
     /// Urgent frames since another one had its turn, and since when.
     run: u32,
@@ -369,20 +368,22 @@ impl<F: FrameLike> PushQueues<F> {
             low: PushOptions::<F>::room(low_capacity),
             ..PushOptions::new()
         };
-        let queues = Self::new(Outbox::new(Arc::new(options), None), FairnessConfig::default());
+        let mailbox = Mailbox::new(Outbox::new(Arc::new(options), None), None);
+        let queues = Self::new(mailbox, FairnessConfig::default());
         let handle = queues.handle();
         (queues, handle)
     }
 
-    /// The queues of a connection. It counts as one of those who push, so it is not woken when the others go.
+    /// Creates the queues of a connection. They count as a handle, so that the actor is not woken when the last other is dropped.
     pub(crate) fn of_connection(options: Arc<PushOptions<F>>, fairness: FairnessConfig, facts: Arc<Facts>) -> Self {
-        let outbox = Outbox::new(options, Some(facts));
-        outbox.handles.fetch_add(1, Relaxed);
-        Self::new(outbox, fairness)
+        let outbox = Outbox::new(options, Some(MemoryAccount(Arc::clone(&facts))));
+        let mailbox = Mailbox::new(outbox, Some(facts));
+        mailbox.add_handle();
+        Self::new(mailbox, fairness)
     }
 
-    fn new(outbox: Outbox<F>, fairness: FairnessConfig) -> Self {
-        Self { outbox: Arc::new(outbox), fairness, run: 0, since: None, slots_next: false, used: false }
+    fn new(mailbox: Mailbox<F>, fairness: FairnessConfig) -> Self {
+        Self { mailbox: Arc::new(mailbox), fairness, run: 0, since: None, slots_next: false, used: false }
     }
 
     /// The same queues with another fairness.
@@ -393,9 +394,13 @@ impl<F: FrameLike> PushQueues<F> {
         queues
     }
 
+    pub(crate) fn outbox(&self) -> &Outbox<F> {
+        &self.mailbox.outbox
+    }
+
     /// A handle that pushes to these queues.
     pub fn handle(&self) -> PushHandle<F> {
-        PushHandle::new(Arc::clone(&self.outbox))
+        PushHandle::new(Arc::clone(&self.mailbox))
     }
 
     /// The next frame, urgent ones first but for the fair share of the others. None when all handles are gone and nothing is
@@ -405,11 +410,11 @@ impl<F: FrameLike> PushQueues<F> {
     }
 
     pub(crate) fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<(PushPriority, F)>> {
-        self.outbox.register(Some(context.waker().clone()));
+        self.mailbox.set_waker(Some(context.waker().clone()));
         // Looked at before the queues: what the last handle pushed was queued before it went.
-        let abandoned = self.outbox.handles.load(SeqCst) == 0;
+        let abandoned = !self.mailbox.has_handles();
         // Lowered before the look, so that what comes after it wakes again.
-        self.outbox.lower();
+        self.outbox().take_ready();
         match self.try_recv() {
             Some(found) => Poll::Ready(Some(found)),
             None if abandoned => Poll::Ready(None),
@@ -458,14 +463,14 @@ impl<F: FrameLike> PushQueues<F> {
 
     fn take(&mut self, order: &[PushPriority], answered: u64) -> Option<(PushPriority, F)> {
         self.used = true;
-        self.outbox.take(order, &mut self.slots_next, answered)
+        self.mailbox.outbox.take(order, &mut self.slots_next, answered)
     }
 
     /// The connection falls idle.
     pub(crate) fn rest(&mut self) {
         // If nothing was taken, nothing has grown.
         if std::mem::take(&mut self.used) {
-            self.outbox.shrink();
+            self.outbox().shrink();
         }
     }
 
@@ -479,7 +484,7 @@ impl<F: FrameLike> PushQueues<F> {
 
 impl<F: FrameLike> Drop for PushQueues<F> {
     fn drop(&mut self) {
-        self.outbox.close();
+        self.outbox().close();
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 
-use crate::outbox::Outbox;
+use crate::mailbox::Mailbox;
 use crate::sync::lock;
 use crate::{FrameLike, PushHandle, PushPolicy, PushPriority, Session};
 
@@ -26,7 +26,7 @@ pub struct SessionRegistry<F: FrameLike> {
 }
 
 /// In the order in which they came.
-type Sessions<F> = BTreeMap<ConnectionId, Weak<Outbox<F>>>;
+type Sessions<F> = BTreeMap<ConnectionId, Weak<Mailbox<F>>>;
 
 impl<F: FrameLike> SessionRegistry<F> {
     /// An empty registry.
@@ -73,7 +73,7 @@ impl<F: FrameLike> SessionRegistry<F> {
         let sessions = Arc::clone(&lock(&self.sessions));
         for session in live_sessions(&sessions) {
             if let Some(frame) = frame(&session) {
-                let pushed = session.outbox().push_or_drop(frame, priority, PushPolicy::DropIfFull, None);
+                let pushed = session.mailbox().push_or_drop(frame, priority, PushPolicy::DropIfFull, None);
                 reached += usize::from(pushed.is_ok());
             }
         }
@@ -85,8 +85,8 @@ fn live_sessions<F: FrameLike>(sessions: &Sessions<F>) -> impl Iterator<Item = S
     sessions.iter().filter_map(|(&id, session)| Some(Session::new(id, live(session)?)))
 }
 
-fn live<F: FrameLike>(session: &Weak<Outbox<F>>) -> Option<Arc<Outbox<F>>> {
-    session.upgrade().filter(|outbox| !outbox.is_closed())
+fn live<F: FrameLike>(session: &Weak<Mailbox<F>>) -> Option<Arc<Mailbox<F>>> {
+    session.upgrade().filter(|mailbox| !mailbox.outbox.is_closed())
 }
 
 impl<F: FrameLike> Default for SessionRegistry<F> {

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::mailbox::Mailbox;
 use crate::memory::{Account, MemoryAccount, MemoryLimit};
-use crate::outbox::Outbox;
 use crate::sync::lock;
 use crate::timeouts::later;
 use crate::{ConnectionId, FrameLike, PushHandle};
@@ -106,12 +106,12 @@ impl std::ops::AddAssign for Counters {
 /// A live connection, as the [registry](crate::SessionRegistry) lists it. It keeps the connection neither alive nor listed.
 pub struct Session<F: FrameLike> {
     id: ConnectionId,
-    outbox: Arc<Outbox<F>>,
+    mailbox: Arc<Mailbox<F>>,
 }
 
 impl<F: FrameLike> Session<F> {
-    pub(crate) fn new(id: ConnectionId, outbox: Arc<Outbox<F>>) -> Self {
-        Self { id, outbox }
+    pub(crate) fn new(id: ConnectionId, mailbox: Arc<Mailbox<F>>) -> Self {
+        Self { id, mailbox }
     }
 
     /// Its name.
@@ -121,34 +121,34 @@ impl<F: FrameLike> Session<F> {
 
     /// Pushes to it.
     pub fn handle(&self) -> PushHandle<F> {
-        PushHandle::new(Arc::clone(&self.outbox))
+        PushHandle::new(Arc::clone(&self.mailbox))
     }
 
     /// Whom it connects to. None if the handle that was [inserted](crate::SessionRegistry::insert) is that of bare
     /// [`PushQueues`](crate::PushQueues), which nobody connects.
     pub fn peer(&self) -> Option<SocketAddr> {
-        self.outbox.facts().map(|facts| facts.peer)
+        self.mailbox.facts().map(|facts| facts.peer)
     }
 
     /// When it began; none for bare queues.
     pub fn since(&self) -> Option<Instant> {
-        self.outbox.facts().map(|facts| facts.since)
+        self.mailbox.facts().map(|facts| facts.since)
     }
 
     /// What has gone through it, as of the last time its actor rested; nothing for bare queues.
     pub fn counters(&self) -> Counters {
-        self.outbox.facts().map(|facts| facts.traffic.counters()).unwrap_or_default()
+        self.mailbox.facts().map(|facts| facts.traffic.counters()).unwrap_or_default()
     }
 
     /// What the protocol [shared](ConnectionContext::share), if it is of this type.
     pub fn data<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
-        let facts = self.outbox.facts()?;
+        let facts = self.mailbox.facts()?;
         let data = lock(&facts.data).clone();
         data?.downcast().ok()
     }
 
-    pub(crate) fn outbox(&self) -> &Outbox<F> {
-        &self.outbox
+    pub(crate) fn mailbox(&self) -> &Mailbox<F> {
+        &self.mailbox
     }
 }
 

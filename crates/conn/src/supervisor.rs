@@ -22,8 +22,8 @@ use tokio::time::Instant;
 
 use crate::actor::{Actor, Limits};
 use crate::alarms::Alarms;
+use crate::mailbox::Mailbox;
 use crate::memory::{Accounts, Holder};
-use crate::outbox::Outbox;
 use crate::push::{PushOptions, PushQueues};
 use crate::session::Facts;
 use crate::stats::Counts;
@@ -213,7 +213,7 @@ pub(crate) struct Shared<P: Protocol> {
     ids: AtomicU64,
     admitted: Mutex<Admitted>,
     /// All that run, whether or not they are listed.
-    running: Mutex<HashMap<ConnectionId, Weak<Outbox<P::Frame>>>>,
+    running: Mutex<HashMap<ConnectionId, Weak<Mailbox<P::Frame>>>>,
     /// How long peers are served after they were told of a shutdown.
     grace: Mutex<Duration>,
     /// Rung when a connection has ended, and when the phase changes.
@@ -369,7 +369,7 @@ impl<P: Protocol> Supervisor<P> {
     pub fn stats(&self) -> Stats {
         let mut stats =
             Stats { connections: self.count(), push: self.shared.push.stats(), ..self.shared.counts.stats() };
-        for facts in self.shared.running().iter().filter_map(|outbox| outbox.facts()) {
+        for facts in self.shared.running().iter().filter_map(|mailbox| mailbox.facts()) {
             if !facts.settled.load(Relaxed) {
                 stats.traffic += facts.traffic.counters();
             }
@@ -403,8 +403,8 @@ impl<P: Protocol> Supervisor<P> {
     fn enter(&self, phase: Phase) {
         self.shared.phase.0.fetch_max(phase as u8, SeqCst);
         self.shared.changed.notify_waiters();
-        for outbox in self.shared.running() {
-            outbox.wake();
+        for mailbox in self.shared.running() {
+            mailbox.wake();
         }
     }
 
@@ -424,7 +424,7 @@ impl<P: Protocol> Shared<P> {
         *lock(&self.grace)
     }
 
-    fn running(&self) -> Vec<Arc<Outbox<P::Frame>>> {
+    fn running(&self) -> Vec<Arc<Mailbox<P::Frame>>> {
         let running = lock(&self.running);
         running.values().filter_map(Weak::upgrade).collect()
     }
@@ -464,8 +464,8 @@ impl<P: Protocol> Shared<P> {
 
 impl<P: Protocol> Accounts for Shared<P> {
     fn append_to(&self, holders: &mut Vec<Arc<dyn Holder>>) {
-        let holds = |outbox: &Arc<Outbox<P::Frame>>| outbox.facts().is_some_and(|facts| facts.account.bytes() > 0);
-        holders.extend(self.running().into_iter().filter(holds).map(|outbox| outbox as Arc<dyn Holder>));
+        let holds = |mailbox: &Arc<Mailbox<P::Frame>>| mailbox.facts().is_some_and(|facts| facts.account.bytes() > 0);
+        holders.extend(self.running().into_iter().filter(holds).map(|mailbox| mailbox as Arc<dyn Holder>));
     }
 }
 
@@ -583,7 +583,7 @@ impl<P: Protocol> Permit<P> {
         let queues = PushQueues::of_connection(Arc::clone(push), *fairness, Arc::clone(&facts));
         registry.insert(self.id, &queues.handle());
         let running = lock(running);
-        { running }.insert(self.id, Arc::downgrade(&queues.outbox));
+        { running }.insert(self.id, Arc::downgrade(&queues.mailbox));
         let context = ConnectionContext::new(facts, data);
         Some(Actor::new(socket, already_read, Arc::clone(&self.shared), codec, context, queues))
     }

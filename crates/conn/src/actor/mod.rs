@@ -231,7 +231,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     }
 
     fn end_serving(&mut self, reason: &CloseReason<P>) {
-        self.queues.outbox.close();
+        self.queues.outbox().close();
         self.lose_unfinished();
         self.tell_end(reason);
     }
@@ -240,7 +240,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         self.register(context);
         // Connections that are being closed run first, and release what they hold. Once, so that no connection waits for another.
         self.state.has_yielded =
-            !self.state.has_yielded && self.context.is_memory_exceeded() && !self.queues.outbox.has_signals();
+            !self.state.has_yielded && self.context.is_memory_exceeded() && !self.queues.mailbox.has_signals();
         if self.state.has_yielded {
             context.waker().wake_by_ref();
             return Poll::Pending;
@@ -260,7 +260,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             if phase > self.phase {
                 self.enter(phase);
             }
-            if self.queues.outbox.has_signals()
+            if self.queues.mailbox.has_signals()
                 && let Some(reason) = self.heed_signals()
             {
                 return Poll::Ready(reason);
@@ -294,7 +294,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     /// Seldom another one than before, so it costs a comparison.
     fn register(&mut self, context: &Context<'_>) {
         if self.waker.as_ref().is_none_or(|waker| !waker.will_wake(context.waker())) {
-            self.queues.outbox.register(Some(context.waker().clone()));
+            self.queues.mailbox.set_waker(Some(context.waker().clone()));
             self.waker = Some(context.waker().clone());
         }
     }
@@ -303,7 +303,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     /// it ends at once.
     #[cold]
     fn heed_signals(&mut self) -> Option<CloseReason<P>> {
-        if self.queues.outbox.take_over_limit() {
+        if self.queues.mailbox.take_over_limit() {
             if !self.is_written() || self.ending.is_some() {
                 // A frame may be written in part, so nothing can follow it.
                 return Some(self.ending.take().map_or(CloseReason::MemoryLimit, |reason| *reason));
@@ -311,12 +311,12 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             self.end(CloseReason::MemoryLimit);
             self.release();
         }
-        if self.queues.outbox.is_leaving() && self.leaving.replace(Leaving::Handle) != Some(Leaving::Handle) {
+        if self.queues.mailbox.is_close_requested() && self.leaving.replace(Leaving::Handle) != Some(Leaving::Handle) {
             self.replies.clear();
         }
-        if self.queues.outbox.take_woken() && self.ending.is_none() {
+        if self.queues.mailbox.take_wake_request() && self.ending.is_none() {
             // This turn looks at the outbox in any case, or the first with room does: a push from the hook need not wake this task.
-            self.queues.outbox.raise();
+            self.queues.outbox().set_ready();
             self.shared.protocol.on_wake(&mut self.context);
         }
         None
@@ -327,7 +327,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         self.input = BytesMut::new();
         self.parked.clear();
         self.replies.clear();
-        self.queues.outbox.close();
+        self.queues.outbox().close();
         self.lose_unfinished();
         self.unfinished.reply = None;
     }
@@ -349,7 +349,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         self.phase = phase;
         if phase == Phase::Closing {
             self.context.set_closing();
-            self.queues.outbox.refuse();
+            self.queues.outbox().refuse();
             self.leaving.get_or_insert(Leaving::Shutdown);
         }
     }
@@ -417,7 +417,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         let State { heard_out, backlog, owes_notice, .. } = self.state;
         let has_nothing = !backlog && !owes_notice && self.replies.is_empty() && self.parked.is_empty();
         let goes_on = !heard_out && self.leaving.is_none() && self.failed.is_none() && self.ending.is_none();
-        has_nothing && goes_on && !self.codec.is_leaving() && !self.queues.outbox.is_ready() && self.is_written()
+        has_nothing && goes_on && !self.codec.is_leaving() && !self.queues.outbox().is_ready() && self.is_written()
     }
 
     /// Whether replies must not be interrupted, and one is on its way.
@@ -469,10 +469,10 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         }
         let is_handled = self.leaving == Some(Leaving::Handle) && self.unfinished.reply.is_none()
             || is_answered && !self.state.backlog;
-        if !is_handled || self.queues.outbox.is_ready() {
+        if !is_handled || self.queues.outbox().is_ready() {
             return false;
         }
-        match (self.leaving, self.queues.outbox.last()) {
+        match (self.leaving, self.queues.outbox().take_last()) {
             (Some(Leaving::Handle), Some(last)) => {
                 self.send_whole(last);
                 self.end_silently(CloseReason::Handle);
@@ -498,7 +498,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     /// Whether there was anything. A connection to which nobody pushes pays for a look at a flag.
     #[inline]
     fn gather_pushes(&mut self) -> bool {
-        if !self.queues.outbox.is_ready() {
+        if !self.queues.outbox().is_ready() {
             return false;
         }
         self.gather_queued()
@@ -507,11 +507,11 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     #[cold]
     #[inline(never)]
     fn gather_queued(&mut self) -> bool {
-        if self.ending.is_some() || self.holds() || !self.queues.outbox.lower() {
+        if self.ending.is_some() || self.holds() || !self.queues.outbox().take_ready() {
             return false;
         }
         let limit = self.share(!self.replies.is_empty() || !self.input.is_empty());
-        let (frames, bytes) = self.queues.outbox.queued();
+        let (frames, bytes) = self.queues.outbox().in_lanes();
         // So that it need not grow step by step. Larger frames are seldom copied.
         if frames > 1 && bytes / frames < Batch::SHARE_FROM {
             self.batch.reserve((bytes + frames * OVERHEAD).min(limit));
@@ -537,13 +537,13 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             }
         }
         // There may be more, for which the flag has been lowered.
-        self.queues.outbox.raise();
+        self.queues.outbox().set_ready();
         progress
     }
 
     /// Nothing is left to take, unless it waits for a reply. Whoever is told may push, and then there is another turn.
     fn tell_drained(&mut self) -> bool {
-        let is_drained = self.queues.outbox.drained();
+        let is_drained = self.queues.outbox().take_drained();
         if is_drained {
             self.shared.protocol.on_drained(&mut self.context);
         }
@@ -551,7 +551,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     }
 
     fn gather_replies(&mut self, context: &mut Context<'_>) -> bool {
-        let limit = self.share(P::ORDER == ServiceOrder::RepliesFirst && self.queues.outbox.is_ready());
+        let limit = self.share(P::ORDER == ServiceOrder::RepliesFirst && self.queues.outbox().is_ready());
         let mut progress = false;
         for _ in 0..FRAMES {
             if progress && self.batch.len() >= limit || self.ending.is_some() {
@@ -673,7 +673,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             && !self.replies.is_last()
             && (is_first || self.batch.len() < batch)
             // The pushes that are held have their turn before the next request.
-            && !(self.holds() && self.queues.outbox.is_ready())
+            && !(self.holds() && self.queues.outbox().is_ready())
     }
 
     fn handle(&mut self, frame: P::Frame, context: &mut Context<'_>) {
@@ -719,7 +719,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
 
     fn command_end(&mut self) {
         self.context.answered += 1;
-        self.queues.outbox.release(self.context.answered);
+        self.queues.outbox().release(self.context.answered);
         self.shared.protocol.on_command_end(&mut self.context);
     }
 
@@ -785,7 +785,7 @@ impl<P: Protocol, S> Actor<P, S> {
     fn lose_unfinished(&mut self) {
         let Unfinished { high, low, .. } = &mut self.unfinished;
         for unfinished in [high.take(), low.take()].into_iter().flatten() {
-            self.queues.outbox.lose(unfinished.0);
+            self.queues.outbox().lose(unfinished.0);
         }
     }
 
@@ -806,12 +806,12 @@ impl<P: Protocol, S> Actor<P, S> {
 impl<P: Protocol, S> Drop for Actor<P, S> {
     /// Whoever ran the connection may stop, or be stopped.
     fn drop(&mut self) {
-        self.queues.outbox.close();
+        self.queues.outbox().close();
         self.lose_unfinished();
         self.record(0);
         self.tell_end(&CloseReason::Dropped);
         // The waker is the whole task, and a handle may be kept for long.
-        self.queues.outbox.register(None);
+        self.queues.mailbox.set_waker(None);
         if let Some(alarm) = self.alarm {
             self.shared.alarms.cancel(self.context.id(), alarm);
         }

@@ -73,7 +73,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
 
     /// Notes whether the alarm went off, which it does once.
     fn hear_alarm(&mut self) {
-        if self.queues.outbox.is_rung() {
+        if self.queues.mailbox.take_alarm() {
             self.alarm = None;
             self.watch.rung = true;
         }
@@ -101,7 +101,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             Tick::Next { frame, after } => {
                 self.context.tick_within(after);
                 match frame {
-                    Some(frame) if self.holds() => self.queues.outbox.push_ahead(frame),
+                    Some(frame) if self.holds() => self.queues.outbox().push_own(frame),
                     Some(frame) => self.send_whole(frame),
                     None => {}
                 }
@@ -171,7 +171,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     /// Sets an alarm, unless an earlier one is set already.
     pub(super) fn set_alarm(&mut self, at: Instant) {
         if self.alarm.is_none_or(|alarm| at < alarm) {
-            self.shared.alarms.set(self.context.id(), self.alarm, at, &self.queues.outbox);
+            self.shared.alarms.set(self.context.id(), self.alarm, at, &self.queues.mailbox);
             self.alarm = Some(at);
         }
     }
@@ -190,7 +190,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         let Parting { until, is_shut, discarded } = parting;
         // Whether shutting it down succeeds or not, the socket is dropped in the end.
         *is_shut = *is_shut || Pin::new(&mut self.socket).poll_shutdown(context).is_ready();
-        if self.queues.outbox.is_rung() {
+        if self.queues.mailbox.take_alarm() {
             self.alarm = None;
             if Instant::now() >= *until {
                 return Poll::Ready(());

@@ -63,7 +63,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             Ok(Some(part)) => *self.unfinished.of(source) = Some(Box::new((frame, part))),
             Err(error) => {
                 if matches!(source, Source::Push(_)) {
-                    self.queues.outbox.lose(frame);
+                    self.queues.outbox().lose(frame);
                 }
                 self.end(CloseReason::Encode(error));
             }

@@ -11,76 +11,76 @@ use tokio::sync::{AcquireError, Semaphore};
 
 use crate::Slot;
 
-/// With so many places a lane begins; an idle one keeps them.
-const FIRST: usize = 8;
+/// The first allocation of a lane, in frames. An idle lane keeps it.
+const INITIAL_CAPACITY: usize = 8;
 
 pub(super) struct Lane<F> {
     frames: VecDeque<Queued<F>>,
-    /// What they weigh.
+    /// The sum of their weights.
     bytes: usize,
-    /// None of it, while there is a line.
-    room: Room,
-    line: Option<Arc<Line>>,
-    /// How many use the line. It is there while there are any.
+    /// Zero while there are waiters: then they have it.
+    free: Capacity,
+    waiters: Option<Arc<Waiters>>,
+    /// The number of users of `waiters`, which exists while there are any.
     users: usize,
 }
 
-/// A frame in a lane, and what it weighs there.
+/// A frame in a lane, with the bytes that it takes up there.
 pub(super) struct Queued<F> {
     pub(super) frame: F,
     pub(super) weight: u32,
-    /// The slot that it belongs to, if it does.
+    /// The slot that it belongs to, if any.
     pub(super) slot: Option<Slot>,
 }
 
 #[derive(Clone, Copy)]
-struct Room {
+struct Capacity {
     frames: usize,
     bytes: usize,
 }
 
-/// Those who wait for room.
-pub(super) struct Line {
+/// Pushers that wait for capacity, with all of the lane's free capacity.
+pub(super) struct Waiters {
     frames: Semaphore,
     bytes: Semaphore,
 }
 
 impl<F> Lane<F> {
     pub(super) fn new(frames: usize, bytes: usize) -> Self {
-        Self { frames: VecDeque::new(), bytes: 0, room: Room { frames, bytes }, line: None, users: 0 }
+        Self { frames: VecDeque::new(), bytes: 0, free: Capacity { frames, bytes }, waiters: None, users: 0 }
     }
 
-    /// Takes room for a frame of that weight, if there is room that nobody waits for.
+    /// Reserves capacity for a frame of that weight, unless the lane is full or pushers wait.
     pub(super) fn try_reserve(&mut self, weight: u32) -> bool {
         let bytes = weight as usize;
-        if let Some(line) = &self.line {
-            return line.try_reserve(weight);
+        if let Some(waiters) = &self.waiters {
+            return waiters.try_reserve(weight);
         }
-        let fits = self.room.frames > 0 && self.room.bytes >= bytes;
+        let fits = self.free.frames > 0 && self.free.bytes >= bytes;
         if fits {
-            self.room.frames -= 1;
-            self.room.bytes -= bytes;
+            self.free.frames -= 1;
+            self.free.bytes -= bytes;
         }
         fits
     }
 
-    /// Appends a frame that has its room.
+    /// Appends a frame whose capacity is reserved.
     pub(super) fn push(&mut self, queued: Queued<F>) {
         if self.frames.capacity() == 0 {
-            self.frames.reserve_exact(FIRST);
+            self.frames.reserve_exact(INITIAL_CAPACITY);
         }
         self.bytes += queued.weight as usize;
         self.frames.push_back(queued);
     }
 
-    /// Takes the first frame. Its room is to be [given back](Self::give_back).
+    /// Takes the first frame. Its capacity is to be [given back](Self::give_back).
     pub(super) fn pop(&mut self) -> Option<Queued<F>> {
         let queued = self.frames.pop_front()?;
         self.bytes -= queued.weight as usize;
         Some(queued)
     }
 
-    /// Takes out the frames of a slot. Their room is to be [given back](Self::give_back).
+    /// Takes out the frames of a slot. Their capacity is to be [given back](Self::give_back).
     pub(super) fn take_back(&mut self, slot: Slot) -> Vec<Queued<F>> {
         let mut taken = Vec::new();
         if self.frames.iter().any(|queued| queued.slot == Some(slot)) {
@@ -96,48 +96,47 @@ impl<F> Lane<F> {
         taken
     }
 
-    /// Gives back the capacity of frames that were taken. If pushers wait for it, returns their line instead: the capacity is to be
-    /// [added](Line::add) to it without the lock, and then the line is to be [left](Self::leave).
-    pub(super) fn give_back(&mut self, frames: usize, bytes: usize) -> Option<Arc<Line>> {
-        if self.line.is_some() {
+    /// Gives back the capacity of frames that were taken. If pushers wait for it, returns them instead: the capacity is to be
+    /// [added](Waiters::add) without the lock, followed by [`leave`](Self::leave).
+    pub(super) fn give_back(&mut self, frames: usize, bytes: usize) -> Option<Arc<Waiters>> {
+        if self.waiters.is_some() {
             return Some(self.join());
         }
-        self.room.frames += frames;
-        self.room.bytes += bytes;
+        self.free.frames += frames;
+        self.free.bytes += bytes;
         None
     }
 
-    /// Uses the line until it is [left](Self::leave).
-    pub(super) fn join(&mut self) -> Arc<Line> {
+    /// Moves the free capacity to the waiters until the last user has [left](Self::leave).
+    pub(super) fn join(&mut self) -> Arc<Waiters> {
         self.users += 1;
-        let Room { frames, bytes } = &mut self.room;
-        let line = self.line.get_or_insert_with(|| {
+        let Capacity { frames, bytes } = &mut self.free;
+        let waiters = self.waiters.get_or_insert_with(|| {
             let (frames, bytes) = (std::mem::take(frames), std::mem::take(bytes));
-            Arc::new(Line { frames: Semaphore::new(frames), bytes: Semaphore::new(bytes) })
+            Arc::new(Waiters { frames: Semaphore::new(frames), bytes: Semaphore::new(bytes) })
         });
-        Arc::clone(line)
+        Arc::clone(waiters)
     }
 
     pub(super) fn leave(&mut self) {
         self.users -= 1;
         if self.users == 0
-            && let Some(line) = self.line.take()
+            && let Some(waiters) = self.waiters.take()
         {
-            // Whoever waited has left, with the room that it took or without.
-            self.room.frames += line.frames.forget_permits(usize::MAX);
-            self.room.bytes += line.bytes.forget_permits(usize::MAX);
+            self.free.frames += waiters.frames.forget_permits(usize::MAX);
+            self.free.bytes += waiters.bytes.forget_permits(usize::MAX);
         }
     }
 
-    pub(super) fn line(&self) -> Option<Arc<Line>> {
-        self.line.clone()
+    pub(super) fn waiters(&self) -> Option<Arc<Waiters>> {
+        self.waiters.clone()
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }
 
-    /// How many frames there are, and what they weigh.
+    /// Returns the number of frames, and their weight.
     pub(super) fn queued(&self) -> (usize, usize) {
         (self.frames.len(), self.bytes)
     }
@@ -147,16 +146,16 @@ impl<F> Lane<F> {
         self.frames.drain(..).map(|queued| queued.frame)
     }
 
-    /// Gives back memory when nothing is queued, but for a little.
+    /// Releases the memory of an empty lane, except for the first allocation.
     pub(super) fn shrink(&mut self) {
-        if self.frames.is_empty() && self.frames.capacity() > FIRST {
+        if self.frames.is_empty() && self.frames.capacity() > INITIAL_CAPACITY {
             self.frames = VecDeque::new();
         }
     }
 }
 
-impl Line {
-    /// Waits for room for a frame of that weight, and takes it.
+impl Waiters {
+    /// Waits for capacity for a frame of that weight, and reserves it.
     pub(super) async fn reserve(&self, weight: u32) -> Result<(), AcquireError> {
         let frame = self.frames.acquire().await?;
         let bytes = self.bytes.acquire_many(weight).await?;
@@ -179,7 +178,7 @@ impl Line {
         self.bytes.add_permits(bytes);
     }
 
-    /// Nobody waits any more.
+    /// Fails all pushers that wait.
     pub(super) fn close(&self) {
         self.frames.close();
         self.bytes.close();

@@ -1,0 +1,181 @@
+//! The mailbox of a connection: what its actor shares with other tasks.
+//!
+//! Other tasks hold it by handles. They leave frames in its [`Outbox`] and signals for the actor, wake the actor, and read the public
+//! facts of the connection. Bare [`PushQueues`](crate::PushQueues) have a mailbox without a connection: its outbox works, and
+//! signals have no effect.
+
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::task::Waker;
+
+use crate::memory::{Account, Holder};
+use crate::outbox::Outbox;
+use crate::session::Facts;
+use crate::sync::lock;
+use crate::{ConnectionId, FrameLike, PushError, PushPolicy, PushPriority, ReplyTicket, Slot};
+
+pub(crate) struct Mailbox<F> {
+    pub(crate) outbox: Outbox<F>,
+    /// None for bare queues.
+    facts: Option<Arc<Facts>>,
+    /// [`CLOSE`], [`WAKE`], [`OVER_LIMIT`] and [`ALARM`], in one word so that the actor looks at them with one load per turn.
+    signals: AtomicU8,
+    /// Wakes the actor.
+    waker: Mutex<Option<Waker>>,
+    /// The number of handles that can push.
+    handles: AtomicUsize,
+}
+
+/// A handle has closed the connection. Never cleared.
+const CLOSE: u8 = 1;
+/// A handle asks for [`Protocol::on_wake`](crate::Protocol::on_wake). The actor clears it before it runs the hook, so a request
+/// that comes later sets it again and leads to another run.
+const WAKE: u8 = 2;
+/// The memory limit is exceeded, and the connection is to be closed. The actor clears it.
+const OVER_LIMIT: u8 = 4;
+/// The alarm of the connection went off. The actor clears it when it has nothing else to do.
+const ALARM: u8 = 8;
+
+impl<F: FrameLike> Mailbox<F> {
+    pub(crate) fn new(outbox: Outbox<F>, facts: Option<Arc<Facts>>) -> Self {
+        Self { outbox, facts, signals: AtomicU8::new(0), waker: Mutex::new(None), handles: AtomicUsize::new(0) }
+    }
+
+    pub(crate) fn facts(&self) -> Option<&Arc<Facts>> {
+        self.facts.as_ref()
+    }
+
+    /// Returns the number of the request that a ticket names. Zero if there is no ticket, or if it belongs to another connection.
+    fn request(&self, after: Option<ReplyTicket>) -> u64 {
+        let own = after.filter(|ticket| self.facts().is_some_and(|facts| facts.id == ticket.connection));
+        own.map_or(0, |ticket| ticket.request)
+    }
+
+    /// Queues a frame without waiting; if there is no capacity, the policy decides.
+    pub(crate) fn push_or_drop(
+        &self,
+        frame: F,
+        priority: PushPriority,
+        policy: PushPolicy,
+        after: Option<ReplyTicket>,
+    ) -> Result<(), PushError> {
+        let pushed = self.outbox.push_or_drop(frame, priority, policy, self.request(after));
+        pushed.map(|must_wake| self.wake_if(must_wake))
+    }
+
+    /// Queues a frame of a slot at the end of the low lane.
+    pub(crate) fn push_next(&self, slot: Slot, frame: F, after: Option<ReplyTicket>) -> Result<(), PushError> {
+        self.outbox.push_next(slot, frame, self.request(after)).map(|must_wake| self.wake_if(must_wake))
+    }
+
+    /// Puts a frame into a slot, in place of the one that may be there.
+    pub(crate) fn push_latest(&self, slot: Slot, frame: F, after: Option<ReplyTicket>) -> Result<(), PushError> {
+        self.outbox.push_latest(slot, frame, self.request(after)).map(|must_wake| self.wake_if(must_wake))
+    }
+
+    /// Takes out all frames of a slot. Returns whether there were any.
+    pub(crate) fn take_back(&self, slot: Slot) -> bool {
+        let (has_taken, must_wake) = self.outbox.take_back(slot);
+        self.wake_if(must_wake);
+        has_taken
+    }
+
+    /// Wakes the actor if the outbox says so.
+    pub(crate) fn wake_if(&self, must_wake: bool) {
+        if must_wake {
+            self.wake();
+        }
+    }
+
+    /// Wakes the actor.
+    pub(crate) fn wake(&self) {
+        // Not under the lock: a task that is woken may run at once.
+        let waker = lock(&self.waker).clone();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Sets the waker of the actor. The actor removes it when it ends, since it keeps the whole task alive.
+    pub(crate) fn set_waker(&self, waker: Option<Waker>) {
+        let before = std::mem::replace(&mut *lock(&self.waker), waker);
+        drop(before);
+    }
+
+    /// Closes the connection when everything queued is written, and then this last frame. Only the first call has an effect.
+    pub(crate) fn close(&self, last: Option<F>) {
+        if self.outbox.finish(last) {
+            self.signals.fetch_or(CLOSE, SeqCst);
+            self.wake();
+        }
+    }
+
+    /// Asks the actor to run [`Protocol::on_wake`](crate::Protocol::on_wake). Requests that it has not yet taken count as one.
+    pub(crate) fn request_wake(&self) {
+        // Always a write, so that the hook sees all that was written before the request.
+        if self.signals.fetch_or(WAKE, SeqCst) & WAKE == 0 {
+            self.wake();
+        }
+    }
+
+    /// Sets off the alarm of the connection.
+    pub(crate) fn set_off_alarm(&self) {
+        self.signals.fetch_or(ALARM, SeqCst);
+        self.wake();
+    }
+
+    /// Whether there is a signal other than an alarm.
+    pub(crate) fn has_signals(&self) -> bool {
+        self.signals.load(SeqCst) & !ALARM != 0
+    }
+
+    /// Whether a handle has closed the connection.
+    pub(crate) fn is_close_requested(&self) -> bool {
+        self.signals.load(SeqCst) & CLOSE != 0
+    }
+
+    /// Whether the hook is to run. Returns true once for all requests so far.
+    pub(crate) fn take_wake_request(&self) -> bool {
+        self.take(WAKE)
+    }
+
+    /// Whether the memory limit closes the connection. Returns true once.
+    pub(crate) fn take_over_limit(&self) -> bool {
+        self.take(OVER_LIMIT)
+    }
+
+    /// Whether the alarm went off. Returns true once.
+    pub(crate) fn take_alarm(&self) -> bool {
+        self.take(ALARM)
+    }
+
+    fn take(&self, signal: u8) -> bool {
+        self.signals.load(SeqCst) & signal != 0 && self.signals.fetch_and(!signal, SeqCst) & signal != 0
+    }
+
+    pub(crate) fn add_handle(&self) {
+        self.handles.fetch_add(1, Relaxed);
+    }
+
+    /// Wakes the receiver if this was the last handle.
+    pub(crate) fn remove_handle(&self) {
+        if self.handles.fetch_sub(1, SeqCst) == 1 {
+            self.wake();
+        }
+    }
+
+    pub(crate) fn has_handles(&self) -> bool {
+        self.handles.load(SeqCst) > 0
+    }
+}
+
+impl<F: FrameLike> Holder for Mailbox<F> {
+    fn account(&self) -> Option<(ConnectionId, &Account)> {
+        self.facts().map(|facts| (facts.id, &facts.account))
+    }
+
+    fn close_for_memory(&self) {
+        self.signals.fetch_or(OVER_LIMIT, SeqCst);
+        self.wake();
+    }
+}
