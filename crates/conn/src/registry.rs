@@ -8,7 +8,7 @@ use crate::mailbox::Mailbox;
 use crate::sync::lock;
 use crate::{FrameLike, PushHandle, PushPolicy, PushPriority, Session};
 
-/// Names a connection, for as long as the process lives.
+/// The id of a connection, unique in its supervisor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(pub u64);
 
@@ -18,60 +18,100 @@ impl fmt::Display for ConnectionId {
     }
 }
 
-/// Finds live connections by their id. It keeps none of them alive, and lists none that has gone, whoever still holds a handle
-/// to it.
+/// Finds live connections by their id. It does not keep them alive, and does not list connections that have ended, even if there
+/// are still handles to them.
+///
+/// A supervisor registers its connections itself. Others can [insert](Self::insert) handles, also of bare
+/// [`PushQueues`](crate::PushQueues).
 pub struct SessionRegistry<F: FrameLike> {
-    /// Whoever goes through them all takes the map as it is, and frees the lock; who changes it meanwhile changes a copy.
-    sessions: Mutex<Arc<Sessions<F>>>,
+    /// In the order in which they were admitted. An iteration takes a snapshot and releases the lock; a change meanwhile copies the
+    /// map.
+    entries: Mutex<Arc<Entries<F>>>,
 }
 
-/// In the order in which they came.
-type Sessions<F> = BTreeMap<ConnectionId, Weak<Mailbox<F>>>;
+type Entries<F> = BTreeMap<ConnectionId, Entry<F>>;
+
+/// The connection of an id. Both are the same unless a user of the registry has inserted or removed the id.
+struct Entry<F> {
+    /// What the registry lists.
+    listed: Weak<Mailbox<F>>,
+    /// The connection that the supervisor runs, which it wakes and counts whether or not it is listed.
+    running: Weak<Mailbox<F>>,
+}
 
 impl<F: FrameLike> SessionRegistry<F> {
-    /// An empty registry.
+    /// Creates an empty registry.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A handle to a live connection.
+    /// Returns a handle to a live connection.
     pub fn get(&self, id: &ConnectionId) -> Option<PushHandle<F>> {
-        live(lock(&self.sessions).get(id)?).map(PushHandle::new)
+        lock(&self.entries).get(id)?.live().map(PushHandle::new)
     }
 
-    /// Lists a connection.
+    /// Lists a handle under an id, in place of the one that was listed.
     pub fn insert(&self, id: ConnectionId, handle: &PushHandle<F>) {
-        Arc::make_mut(&mut lock(&self.sessions)).insert(id, Arc::downgrade(&handle.0));
+        Arc::make_mut(&mut lock(&self.entries)).entry(id).or_default().listed = Arc::downgrade(&handle.0);
     }
 
-    /// Strikes a connection off.
+    /// Removes an id from the list. A connection that runs is not affected.
     pub fn remove(&self, id: &ConnectionId) {
-        Arc::make_mut(&mut lock(&self.sessions)).remove(id);
+        let mut entries = lock(&self.entries);
+        let entries = Arc::make_mut(&mut entries);
+        if let Some(entry) = entries.get_mut(id) {
+            entry.listed = Weak::new();
+            if entry.running.strong_count() == 0 {
+                entries.remove(id);
+            }
+        }
     }
 
-    /// How many connections are live.
+    /// Registers a connection that the supervisor runs.
+    pub(crate) fn add_running(&self, id: ConnectionId, mailbox: &Arc<Mailbox<F>>) {
+        let entry = Entry { listed: Arc::downgrade(mailbox), running: Arc::downgrade(mailbox) };
+        Arc::make_mut(&mut lock(&self.entries)).insert(id, entry);
+    }
+
+    /// Removes a connection that has ended.
+    pub(crate) fn remove_running(&self, id: ConnectionId) {
+        Arc::make_mut(&mut lock(&self.entries)).remove(&id);
+    }
+
+    /// Returns all connections that run, listed or not.
+    pub(crate) fn running(&self) -> Vec<Arc<Mailbox<F>>> {
+        lock(&self.entries).values().filter_map(|entry| entry.running.upgrade()).collect()
+    }
+
+    /// Returns those of these connections that run, listed or not.
+    pub(crate) fn find_running(&self, ids: &[ConnectionId]) -> Vec<Arc<Mailbox<F>>> {
+        let entries = lock(&self.entries);
+        ids.iter().filter_map(|id| entries.get(id)?.running.upgrade()).collect()
+    }
+
+    /// Returns the number of live connections.
     pub fn len(&self) -> usize {
-        lock(&self.sessions).values().filter(|session| live(session).is_some()).count()
+        lock(&self.entries).values().filter(|entry| entry.live().is_some()).count()
     }
 
-    /// Whether none is.
+    /// Whether there is no live connection.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The live connections at one moment, in the order in which they came.
+    /// Returns the live connections at one moment, in the order in which they were admitted.
     pub fn list(&self) -> Vec<Session<F>> {
-        live_sessions(&lock(&self.sessions)).collect()
+        live_sessions(&lock(&self.entries)).collect()
     }
 
-    /// Pushes a frame to every live connection for which `frame` makes one, dropping it where there is no room. Returns to how
-    /// many it was pushed or dropped for. Frames that share their body are cheap to make many of.
+    /// Pushes a frame to every live connection for which `frame` makes one. Where the queue is full, the frame is dropped. Returns
+    /// the number of connections that it was pushed or dropped for. Frames that share their body are cheap to make many of.
     pub fn broadcast(&self, priority: PushPriority, mut frame: impl FnMut(&Session<F>) -> Option<F>) -> usize {
         let mut reached = 0;
-        // Not under the lock, as `frame` may look at the registry. And one by one, so that each is looked at while it is in the
-        // cache.
-        let sessions = Arc::clone(&lock(&self.sessions));
-        for session in live_sessions(&sessions) {
+        // Not under the lock, because `frame` may use the registry. And one by one, so that each connection is used while it is in
+        // the cache.
+        let entries = Arc::clone(&lock(&self.entries));
+        for session in live_sessions(&entries) {
             if let Some(frame) = frame(&session) {
                 let pushed = session.mailbox().push_or_drop(frame, priority, PushPolicy::DropIfFull, None);
                 reached += usize::from(pushed.is_ok());
@@ -81,22 +121,70 @@ impl<F: FrameLike> SessionRegistry<F> {
     }
 }
 
-fn live_sessions<F: FrameLike>(sessions: &Sessions<F>) -> impl Iterator<Item = Session<F>> {
-    sessions.iter().filter_map(|(&id, session)| Some(Session::new(id, live(session)?)))
+fn live_sessions<F: FrameLike>(entries: &Entries<F>) -> impl Iterator<Item = Session<F>> {
+    entries.iter().filter_map(|(&id, entry)| Some(Session::new(id, entry.live()?)))
 }
 
-fn live<F: FrameLike>(session: &Weak<Mailbox<F>>) -> Option<Arc<Mailbox<F>>> {
-    session.upgrade().filter(|mailbox| !mailbox.outbox.is_closed())
+impl<F: FrameLike> Entry<F> {
+    /// Returns the listed connection, unless it has ended.
+    fn live(&self) -> Option<Arc<Mailbox<F>>> {
+        self.listed.upgrade().filter(|mailbox| !mailbox.outbox.is_closed())
+    }
+}
+
+impl<F> Clone for Entry<F> {
+    fn clone(&self) -> Self {
+        Self { listed: Weak::clone(&self.listed), running: Weak::clone(&self.running) }
+    }
+}
+
+impl<F> Default for Entry<F> {
+    fn default() -> Self {
+        Self { listed: Weak::new(), running: Weak::new() }
+    }
 }
 
 impl<F: FrameLike> Default for SessionRegistry<F> {
     fn default() -> Self {
-        Self { sessions: Mutex::default() }
+        Self { entries: Mutex::default() }
     }
 }
 
 impl<F: FrameLike> fmt::Debug for SessionRegistry<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SessionRegistry").field("len", &self.len()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Frame, PushQueues};
+
+    const ID: ConnectionId = ConnectionId(1);
+
+    #[test]
+    fn an_inserted_handle_is_listed_until_its_queues_are_dropped() {
+        let registry = SessionRegistry::<Frame>::new();
+        let (queues, handle) = PushQueues::bounded(1, 1);
+        registry.insert(ID, &handle);
+        assert_eq!((registry.len(), registry.running().len()), (1, 0));
+        drop(queues);
+        assert!(registry.is_empty() && registry.get(&ID).is_none());
+        registry.remove(&ID);
+        assert!(lock(&registry.entries).is_empty());
+    }
+
+    #[test]
+    fn removing_a_running_connection_hides_it_and_nothing_more() {
+        let registry = SessionRegistry::<Frame>::new();
+        let (queues, handle) = PushQueues::bounded(1, 1);
+        registry.add_running(ID, &queues.mailbox);
+        registry.remove(&ID);
+        assert_eq!((registry.len(), registry.running().len(), registry.find_running(&[ID]).len()), (0, 1, 1));
+        registry.insert(ID, &handle);
+        assert_eq!(registry.len(), 1);
+        registry.remove_running(ID);
+        assert!(lock(&registry.entries).is_empty());
     }
 }

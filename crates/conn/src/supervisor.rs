@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -145,20 +145,20 @@ impl<P: Protocol> Builder<P> {
 
     /// The supervisor of a server with these settings.
     pub fn build(self) -> Supervisor<P> {
+        let registry = Arc::new(SessionRegistry::new());
         let shared = Arc::new(Shared {
             protocol: self.protocol,
             push: Arc::new(self.push),
             fairness: self.fairness,
             limits: self.limits,
             timeouts: self.timeouts,
-            alarms: Arc::new(Alarms::new()),
+            alarms: Arc::new(Alarms::new(Arc::clone(&registry))),
             counts: Counts::default(),
             connections: self.connections,
             per_address: self.per_address,
-            registry: SessionRegistry::new(),
+            registry,
             ids: AtomicU64::new(0),
             admitted: Mutex::default(),
-            running: Mutex::default(),
             grace: Mutex::default(),
             changed: Notify::new(),
             phase: SharedPhase::default(),
@@ -209,11 +209,10 @@ pub(crate) struct Shared<P: Protocol> {
     pub(crate) counts: Counts,
     connections: usize,
     per_address: usize,
-    registry: SessionRegistry<P::Frame>,
+    /// All connections that run: what a shutdown wakes, and what stats and the memory limit look at.
+    registry: Arc<SessionRegistry<P::Frame>>,
     ids: AtomicU64,
     admitted: Mutex<Admitted>,
-    /// All that run, whether or not they are listed.
-    running: Mutex<HashMap<ConnectionId, Weak<Mailbox<P::Frame>>>>,
     /// How long peers are served after they were told of a shutdown.
     grace: Mutex<Duration>,
     /// Rung when a connection has ended, and when the phase changes.
@@ -369,7 +368,7 @@ impl<P: Protocol> Supervisor<P> {
     pub fn stats(&self) -> Stats {
         let mut stats =
             Stats { connections: self.count(), push: self.shared.push.stats(), ..self.shared.counts.stats() };
-        for facts in self.shared.running().iter().filter_map(|mailbox| mailbox.facts()) {
+        for facts in self.shared.registry.running().iter().filter_map(|mailbox| mailbox.facts()) {
             if !facts.settled.load(Relaxed) {
                 stats.traffic += facts.traffic.counters();
             }
@@ -403,7 +402,7 @@ impl<P: Protocol> Supervisor<P> {
     fn enter(&self, phase: Phase) {
         self.shared.phase.0.fetch_max(phase as u8, SeqCst);
         self.shared.changed.notify_waiters();
-        for mailbox in self.shared.running() {
+        for mailbox in self.shared.registry.running() {
             mailbox.wake();
         }
     }
@@ -422,11 +421,6 @@ impl<P: Protocol> Supervisor<P> {
 impl<P: Protocol> Shared<P> {
     pub(crate) fn grace(&self) -> Duration {
         *lock(&self.grace)
-    }
-
-    fn running(&self) -> Vec<Arc<Mailbox<P::Frame>>> {
-        let running = lock(&self.running);
-        running.values().filter_map(Weak::upgrade).collect()
     }
 
     fn admitted(&self) -> MutexGuard<'_, Admitted> {
@@ -465,7 +459,7 @@ impl<P: Protocol> Shared<P> {
 impl<P: Protocol> Accounts for Shared<P> {
     fn append_to(&self, holders: &mut Vec<Arc<dyn Holder>>) {
         let holds = |mailbox: &Arc<Mailbox<P::Frame>>| mailbox.facts().is_some_and(|facts| facts.account.bytes() > 0);
-        holders.extend(self.running().into_iter().filter(holds).map(|mailbox| mailbox as Arc<dyn Holder>));
+        holders.extend(self.registry.running().into_iter().filter(holds).map(|mailbox| mailbox as Arc<dyn Holder>));
     }
 }
 
@@ -573,7 +567,7 @@ impl<P: Protocol> Permit<P> {
         data: Option<Box<dyn Any + Send>>,
     ) -> Option<Actor<P, S>> {
         self.is_used = true;
-        let Shared { protocol, push, fairness, registry, running, .. } = &*self.shared;
+        let Shared { protocol, push, fairness, registry, .. } = &*self.shared;
         let Ok(codec) = catch_unwind(AssertUnwindSafe(|| protocol.codec())) else {
             tracing::error!(connection = %self.id, "the protocol panicked when it was asked for a codec");
             self.shared.counts.ended("panic");
@@ -581,9 +575,7 @@ impl<P: Protocol> Permit<P> {
         };
         let facts = Arc::new(Facts::new(self.id, self.peer, self.shared.memory.clone()));
         let queues = PushQueues::of_connection(Arc::clone(push), *fairness, Arc::clone(&facts));
-        registry.insert(self.id, &queues.handle());
-        let running = lock(running);
-        { running }.insert(self.id, Arc::downgrade(&queues.mailbox));
+        registry.add_running(self.id, &queues.mailbox);
         let context = ConnectionContext::new(facts, data);
         Some(Actor::new(socket, already_read, Arc::clone(&self.shared), codec, context, queues))
     }
@@ -626,8 +618,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Future for Run<P, S> {
 
 impl<P: Protocol> Drop for Permit<P> {
     fn drop(&mut self) {
-        self.shared.registry.remove(&self.id);
-        lock(&self.shared.running).remove(&self.id);
+        self.shared.registry.remove_running(self.id);
         if !self.is_used {
             self.shared.counts.ended("dropped");
         }

@@ -171,7 +171,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     /// Sets an alarm, unless an earlier one is set already.
     pub(super) fn set_alarm(&mut self, at: Instant) {
         if self.alarm.is_none_or(|alarm| at < alarm) {
-            self.shared.alarms.set(self.context.id(), self.alarm, at, &self.queues.mailbox);
+            self.shared.alarms.set(self.context.id(), self.alarm, at);
             self.alarm = Some(at);
         }
     }
