@@ -131,8 +131,8 @@ pub(crate) struct Watch {
     pub(crate) stalled: Option<Instant>,
     /// For replies to a peer that has closed its side.
     pub(crate) half_closed: Option<Box<Instant>>,
-    /// The alarm went off, and the connection has not rested since.
-    pub(crate) rung: bool,
+    /// The alarm went off, and the connection has not been idle since.
+    pub(crate) had_alarm: bool,
     /// When it was last heard, or could not be, for want of reading.
     pub(crate) heard: Instant,
     /// When it was last asked for a sign of life.
@@ -151,7 +151,7 @@ impl Watch {
             assembling: None,
             stalled: None,
             half_closed: None,
-            rung: false,
+            had_alarm: false,
             heard: now,
             asked: now,
             listening: true,

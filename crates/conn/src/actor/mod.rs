@@ -4,88 +4,78 @@
 //!
 //! 1. The supervisor admits the connection with a permit. Its actor runs after the TLS or WebSocket handshake, if there is one
 //!    (`tls.rs`, `websocket/`).
-//! 2. The actor reads into a buffer that all connections of a thread share, so an idle connection holds no buffer.
+//! 2. The actor reads into a buffer that all connections of a thread share, so an idle connection holds no buffer (`input`).
 //! 3. The codec takes a whole frame out of the input. The body is split off, not copied.
 //! 4. The application's [`Protocol`] answers with frames, or with a future or stream that the actor polls. `replies` keeps the
 //!    replies in the order of the requests.
 //! 5. The outbox takes the frames that other tasks push (`outbox/`, `push.rs`).
 //! 6. The actor gathers pushes and replies into one batch, writes it, and flushes once (`sending`, `batch.rs`).
-//! 7. When there is nothing to do, the actor rests (`resting`): it releases its buffers, and sets an alarm if it waits for the
+//! 7. When there is nothing to do, the actor is idle (`idle`): it releases its buffers, and sets an alarm if it waits for the
 //!    peer (`alarms.rs`, `timeouts.rs`).
+//!
+//! `lifecycle` has the stages from the beginning of a connection to its end, and `linger` the end of its stream.
 //!
 //! # Fairness
 //!
 //! Pushes, replies and input are served in the order that the protocol chooses. Each has a share of every turn that began with
-//! room in the batch: while others wait, pushes or replies that come first fill at most three quarters of it, and every kind gets
-//! at least one frame. So a high-priority push waits for one batch at most, and a flood of one kind does not stop the others.
+//! capacity in the batch: while others wait, pushes or replies that come first fill at most three quarters of it, and every kind
+//! gets at least one frame. So a high-priority push waits for one batch at most, and a flood of one kind does not stop the others.
 //!
 //! A peer that does not read fills the batch. Then the actor takes nothing from the outbox, whose pushers wait, and handles no
 //! request. It still decodes input, up to the read-ahead limit: a frame that only shows that the peer is alive is reported to the
-//! protocol ([`Protocol::on_waiting`]), and the other frames wait. The codec's control frames are encoded when the batch has room
-//! again.
+//! protocol ([`Protocol::on_waiting`]), and the other frames wait. The codec's control frames are encoded when the batch has
+//! capacity again.
 //!
 //! # Timeouts
 //!
 //! Timeouts are checked only after an alarm, because by then the runtime has polled the sockets and input that has arrived counts
-//! first. Ticks are the exception: a connection that never rests runs them when it yields to other tasks.
+//! first. Ticks are the exception: a connection that is never idle runs them when it yields to other tasks.
 
+mod idle;
+mod input;
+mod lifecycle;
+mod linger;
 mod parked;
 mod replies;
-mod resting;
 mod sending;
 
-use std::cell::Cell;
-use std::io;
-use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, Waker};
 
-use bytes::BytesMut;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
-use self::parked::Parked;
+use self::input::Input;
+use self::lifecycle::{Lifecycle, Linger};
 use self::replies::{Replies, Step};
-use self::resting::Parting;
 use self::sending::{Source, Unfinished};
 use crate::batch::Batch;
 use crate::memory::STEP_BYTES;
-use crate::protocol::ReplyInTurn;
 use crate::push::PushQueues;
 use crate::supervisor::{Phase, Shared};
-use crate::timeouts::Watch;
-use crate::{CloseReason, Codec, ConnectionContext, FrameLike, Protocol, Reply, ServiceOrder};
+use crate::timeouts::{Watch, later};
+use crate::{CloseReason, Codec, ConnectionContext, Protocol, ServiceOrder};
 
-/// How much is read at a time, into a buffer that all connections of a thread share: an idle connection holds none.
-const READ: usize = 16 * 1024;
-/// After so many turns other tasks have theirs.
-const TURNS: usize = 16;
-/// And after so many batches: a peer that reads as fast as it is written to must not keep the thread for itself.
-const BATCHES: u64 = 4;
-/// So many frames of a kind are gathered in a turn at most, in case they have no bytes.
-const FRAMES: usize = 4096;
+/// After this many turns the actor yields to other tasks.
+const MAX_TURNS_PER_POLL: usize = 16;
+/// After this many batches too: a peer that reads as fast as it is written to must not keep the thread for itself.
+const MAX_BATCHES_PER_POLL: u64 = 4;
+/// Limit of the frames of a kind that are gathered in a turn, in case they have no bytes.
+const MAX_FRAMES_PER_TURN: usize = 4096;
+/// An estimate of the bytes that a codec adds to a small frame.
+const FRAME_OVERHEAD_BYTES: usize = 8;
 
-/// What a codec adds to a small frame, or somewhat more.
-const OVERHEAD: usize = 8;
-
-thread_local! {
-    /// Taken while it is used: a socket may run another connection when it is read.
-    static SCRATCH: Cell<Option<Box<[u8]>>> = const { Cell::new(None) };
-}
-
-/// What bounds an actor.
+/// The limits of an actor.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// How many bytes are gathered before they are written.
+    /// The number of bytes that are gathered before they are written.
     pub(crate) batch: usize,
-    /// How many bytes are read ahead of the requests that are being handled.
+    /// The number of bytes that are read ahead of the requests that are being handled.
     pub(crate) read_ahead: usize,
-    /// How many requests are handled at once.
+    /// The number of requests that are handled at once.
     pub(crate) in_flight: usize,
-    /// How many bytes of replies may be ready before their turn. Above it no further request is handled.
+    /// The number of bytes of replies that may be ready before their turn. Above it no further request is handled.
     pub(crate) ready_bytes: usize,
 }
 
@@ -95,60 +85,29 @@ pub(crate) struct Actor<P: Protocol, S> {
     codec: P::Codec,
     context: ConnectionContext,
     queues: PushQueues<P::Frame>,
-    input: BytesMut,
+    lifecycle: Lifecycle<CloseReason<P>>,
+    input: Input<P::Frame>,
     batch: Batch,
-    /// Whole frames that wait until their requests may be handled.
-    parked: Parked<P::Frame>,
+    /// Bytes were written since the socket was last flushed.
+    needs_flush: bool,
     replies: Replies<P>,
     unfinished: Unfinished<P::Frame>,
     watch: Watch,
-    /// For when an alarm is set.
+    /// When the alarm goes off that is set.
     alarm: Option<Instant>,
-    /// Whom the outbox wakes.
+    /// The waker that the mailbox has.
     waker: Option<Waker>,
-    /// Nothing more is decoded, and when all that was asked is answered the connection ends for this reason.
-    failed: Option<Box<CloseReason<P>>>,
-    /// Nothing more is read or handled, and when all is written the connection ends for this reason.
-    ending: Option<Box<CloseReason<P>>>,
-    /// How much of a shutdown it has seen.
+    /// The phase of a shutdown that the actor has entered.
     phase: Phase,
-    /// What it still has is written, and then it ends.
-    leaving: Option<Leaving>,
-    state: State,
-    /// What it holds, as recorded in its account, in multiples of [`STEP_BYTES`].
-    recorded_steps: u32,
-    /// The connection has ended, and its stream has yet to.
-    parting: Option<Box<Parting>>,
-}
-
-#[derive(Debug, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own, and all combinations occur")]
-struct State {
-    /// The peer sends nothing more.
-    heard_out: bool,
-    unflushed: bool,
-    /// Whole frames may be left in the input.
-    backlog: bool,
-    /// The protocol knows of the connection, and not yet of its end.
-    begun: bool,
-    /// The peer has yet to be told of a shutdown.
+    /// The protocol has yet to announce the shutdown to the peer.
     owes_notice: bool,
-    /// It ends, and the peer is not waited for.
-    given_up: bool,
-    /// It has let others run before it because the memory limit is exceeded.
+    /// The last poll let other connections run first because the memory limit is exceeded.
     has_yielded: bool,
+    /// The bytes that are recorded in the account of the connection, in multiples of [`STEP_BYTES`].
+    recorded_steps: u32,
 }
 
-/// On whose account a connection ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Leaving {
-    /// The server shuts down: what has been read is still answered.
-    Shutdown,
-    /// Somebody closed it by a handle.
-    Handle,
-}
-
-/// Whether a step got anywhere.
+/// Whether a step got anywhere, or why the connection ends at once.
 type Progress<P> = Result<bool, CloseReason<P>>;
 
 impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
@@ -170,78 +129,61 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             codec,
             context,
             queues,
-            input: BytesMut::from(already_read),
+            lifecycle: Lifecycle::Starting,
+            input: Input::new(already_read),
             batch: Batch::default(),
-            parked: Parked::default(),
+            needs_flush: false,
             replies: Replies::new(),
             unfinished: Unfinished::default(),
             watch,
             alarm: None,
             waker: None,
-            failed: None,
-            ending: None,
             phase: Phase::Open,
-            leaving: None,
-            state: State::default(),
+            owes_notice: false,
+            has_yielded: false,
             recorded_steps: 0,
-            parting: None,
         }
     }
 
-    /// Runs the connection to its end. The protocol is told exactly once, however it ends.
+    /// Runs the connection to its end.
     ///
-    /// No `async fn`, since its future would have room for the actor twice.
+    /// Not an `async fn`, because its future would hold the actor twice.
     pub(crate) fn poll_run(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        if self.parting.is_none() {
-            let reason = match self.set_up() {
-                Ok(()) => {
-                    let polled = catch_unwind(AssertUnwindSafe(|| self.poll(context)));
-                    match polled.unwrap_or(Poll::Ready(CloseReason::Panic)) {
-                        Poll::Ready(reason) => reason,
-                        Poll::Pending => {
-                            self.record_held();
-                            return Poll::Pending;
-                        }
-                    }
-                }
-                Err(reason) => reason,
+        if !self.lifecycle.is_lingering() {
+            let polled = catch_unwind(AssertUnwindSafe(|| {
+                self.start();
+                self.poll(context)
+            }));
+            let Poll::Ready(reason) = polled.unwrap_or(Poll::Ready(CloseReason::Panic)) else {
+                self.record_held();
+                return Poll::Pending;
             };
-            self.end_serving(&reason);
             if matches!(reason, CloseReason::Io(_)) {
+                self.end(&reason, None);
                 return Poll::Ready(());
             }
-            self.part();
+            let deadline = later(Instant::now(), self.shared.timeouts.linger);
+            self.end(&reason, Some(Linger { deadline, is_shut_down: false, discarded: 0 }));
+            self.prepare_to_linger(deadline);
         }
         self.poll_linger(context)
     }
 
-    /// Tells the protocol, unless it knows.
-    fn set_up(&mut self) -> Result<(), CloseReason<P>> {
-        if std::mem::replace(&mut self.state.begun, true) {
-            return Ok(());
-        }
-        let setup = catch_unwind(AssertUnwindSafe(|| {
-            let handle = self.queues.handle();
-            self.shared.protocol.on_connection_setup(handle, &mut self.context);
+    /// Tells the protocol of the connection, the first time.
+    fn start(&mut self) {
+        if self.lifecycle.start() {
+            self.shared.protocol.on_connection_setup(self.queues.handle(), &mut self.context);
             for frame in self.shared.protocol.greeting(&mut self.context) {
                 self.send_whole(frame);
             }
-        }));
-        setup.map_err(|_| CloseReason::Panic)
-    }
-
-    fn end_serving(&mut self, reason: &CloseReason<P>) {
-        self.queues.outbox().close();
-        self.lose_unfinished();
-        self.tell_end(reason);
+        }
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<CloseReason<P>> {
         self.register(context);
         // Connections that are being closed run first, and release what they hold. Once, so that no connection waits for another.
-        self.state.has_yielded =
-            !self.state.has_yielded && self.context.is_memory_exceeded() && !self.queues.mailbox.has_signals();
-        if self.state.has_yielded {
+        self.has_yielded = !self.has_yielded && self.context.is_memory_exceeded() && !self.queues.mailbox.has_signals();
+        if self.has_yielded {
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -249,49 +191,44 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             self.replies.poll_ahead(context);
         }
         let written = self.context.counters.bytes_out;
-        for _ in 0..TURNS {
-            if self.context.counters.bytes_out - written > BATCHES * self.shared.limits.batch as u64 {
+        for _ in 0..MAX_TURNS_PER_POLL {
+            if self.context.counters.bytes_out - written > MAX_BATCHES_PER_POLL * self.shared.limits.batch as u64 {
                 break;
             }
-            let phase = self.shared.phase.get();
-            if phase == Phase::Aborted {
-                return Poll::Ready(self.ending.take().map_or(CloseReason::Shutdown, |reason| *reason));
-            }
-            if phase > self.phase {
-                self.enter(phase);
-            }
-            if self.queues.mailbox.has_signals()
-                && let Some(reason) = self.heed_signals()
-            {
-                return Poll::Ready(reason);
-            }
-            let moved = match self.turn(context) {
-                Ok(false) => self.rest(),
-                moved => moved,
-            };
-            match moved {
-                // That its last words could not be written is not why it ends.
-                Err(reason) => return Poll::Ready(self.ending.take().map_or(reason, |ending| *ending)),
+            match self.turn_or_idle(context) {
+                // That the output of a closing connection could not be written is not why it ends.
+                Err(reason) => return Poll::Ready(self.lifecycle.take_reason().unwrap_or(reason)),
                 Ok(false) => return Poll::Pending,
                 Ok(true) => {}
             }
             if self.is_written()
-                && let Some(reason) = self.ending.take()
+                && let Some(reason) = self.lifecycle.take_reason()
             {
-                return Poll::Ready(*reason);
+                return Poll::Ready(reason);
             }
             if self.context.is_memory_exceeded() {
                 break;
             }
         }
         if self.context.tick.is_some() {
-            self.tick_unrested();
+            self.tick_while_busy();
         }
         context.waker().wake_by_ref();
         Poll::Pending
     }
 
-    /// Seldom another one than before, so it costs a comparison.
+    fn turn_or_idle(&mut self, context: &mut Context<'_>) -> Progress<P> {
+        let phase = self.shared.phase.get();
+        if phase > self.phase {
+            self.enter(phase)?;
+        }
+        if self.queues.mailbox.has_signals() {
+            self.heed_signals()?;
+        }
+        if self.turn(context)? { Ok(true) } else { self.idle() }
+    }
+
+    /// Gives the mailbox the waker of this task. It seldom changes, so this costs a comparison.
     fn register(&mut self, context: &Context<'_>) {
         if self.waker.as_ref().is_none_or(|waker| !waker.will_wake(context.waker())) {
             self.queues.mailbox.set_waker(Some(context.waker().clone()));
@@ -299,160 +236,169 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         }
     }
 
-    /// A handle has closed the connection, or asks for the protocol's hook; or the memory limit closes it. Returns why it ends, if
-    /// it ends at once.
+    /// Heeds the memory limit, and handles that close the connection or ask for [`Protocol::on_wake`].
     #[cold]
-    fn heed_signals(&mut self) -> Option<CloseReason<P>> {
+    fn heed_signals(&mut self) -> Result<(), CloseReason<P>> {
         if self.queues.mailbox.take_over_limit() {
-            if !self.is_written() || self.ending.is_some() {
+            if !self.is_written() || !self.lifecycle.is_serving() {
                 // A frame may be written in part, so nothing can follow it.
-                return Some(self.ending.take().map_or(CloseReason::MemoryLimit, |reason| *reason));
+                return Err(CloseReason::MemoryLimit);
             }
-            self.end(CloseReason::MemoryLimit);
+            self.close(CloseReason::MemoryLimit);
             self.release();
         }
-        if self.queues.mailbox.is_close_requested() && self.leaving.replace(Leaving::Handle) != Some(Leaving::Handle) {
+        if self.queues.mailbox.is_close_requested() && self.lifecycle.flush() {
             self.replies.clear();
         }
-        if self.queues.mailbox.take_wake_request() && self.ending.is_none() {
-            // This turn looks at the outbox in any case, or the first with room does: a push from the hook need not wake this task.
+        if self.queues.mailbox.take_wake_request() && self.lifecycle.is_serving() {
+            // The next turn with capacity looks at the outbox anyway: a push from the hook need not wake this task.
             self.queues.outbox().set_ready();
             self.shared.protocol.on_wake(&mut self.context);
         }
-        None
+        Ok(())
     }
 
     /// Drops all that waits to be handled or encoded. The connection is ending.
     fn release(&mut self) {
-        self.input = BytesMut::new();
-        self.parked.clear();
+        self.input.clear();
         self.replies.clear();
         self.queues.outbox().close();
         self.lose_unfinished();
         self.unfinished.reply = None;
     }
 
-    /// Records in its account what the connection holds, beside the outbox.
+    /// Records in its account what the connection holds, except for the outbox.
     fn record_held(&mut self) {
-        let held = self.input.capacity()
+        let held = self.input.bytes.capacity()
             + self.codec.held_bytes()
-            + self.parked.bytes()
+            + self.input.parked.bytes()
             + self.replies.ready_bytes()
             + self.unfinished.held_bytes()
             + self.batch.held_bytes();
         self.record(held);
     }
 
-    /// A shutdown has come further.
-    fn enter(&mut self, phase: Phase) {
-        self.state.owes_notice |= self.phase == Phase::Open;
+    /// Enters the next phase of a shutdown.
+    #[cold]
+    fn enter(&mut self, phase: Phase) -> Result<(), CloseReason<P>> {
+        if phase == Phase::Aborted {
+            return Err(CloseReason::Shutdown);
+        }
+        self.owes_notice |= self.phase == Phase::Open;
         self.phase = phase;
         if phase == Phase::Closing {
             self.context.set_closing();
             self.queues.outbox().refuse();
-            self.leaving.get_or_insert(Leaving::Shutdown);
+            self.lifecycle.drain();
         }
+        Ok(())
     }
 
-    /// Nothing more is handled or gathered; what is gathered is written, and a last word.
-    fn end(&mut self, reason: CloseReason<P>) {
-        if self.ending.is_none()
+    /// Closes the connection, with the protocol's last word.
+    fn close(&mut self, reason: CloseReason<P>) {
+        if self.lifecycle.is_serving()
             && !matches!(reason, CloseReason::Peer)
             && let Some(frame) = self.shared.protocol.last_word(&reason, &mut self.context)
         {
             self.send_whole(frame);
         }
-        self.end_silently(reason);
+        self.close_silently(reason);
     }
 
-    /// The last word has been said.
-    fn end_silently(&mut self, reason: CloseReason<P>) {
+    /// Closes the connection with this last frame, or with the protocol's last word.
+    fn close_with(&mut self, last: Option<P::Frame>, reason: CloseReason<P>) {
+        match last {
+            Some(last) => {
+                self.send_whole(last);
+                self.close_silently(reason);
+            }
+            None => self.close(reason),
+        }
+    }
+
+    /// Closes the connection without a last word.
+    fn close_silently(&mut self, reason: CloseReason<P>) {
         self.replies.clear();
-        self.ending.get_or_insert_with(|| Box::new(reason));
+        self.lifecycle.close(reason);
     }
 
     fn is_written(&self) -> bool {
-        self.batch.is_empty() && !self.state.unflushed
+        self.batch.is_empty() && !self.needs_flush
     }
 
     fn turn(&mut self, context: &mut Context<'_>) -> Progress<P> {
-        let room = self.batch.len() < self.shared.limits.batch;
+        let has_capacity = self.batch.len() < self.shared.limits.batch;
         let mut progress = false;
-        if room && self.ending.is_none() {
-            if P::HOLD_PUSHES || P::ORDER == ServiceOrder::RepliesFirst {
-                progress |= self.gather_replies(context);
-                progress |= self.give_notice();
-                progress |= self.gather_pushes();
-            } else {
-                progress |= self.give_notice();
-                progress |= self.gather_pushes();
-                progress |= self.gather_replies(context);
+        if self.lifecycle.is_serving() {
+            if has_capacity {
+                if P::HOLD_PUSHES || P::ORDER == ServiceOrder::RepliesFirst {
+                    progress |= self.gather_replies(context);
+                    progress |= self.give_notice();
+                    progress |= self.gather_pushes();
+                } else {
+                    progress |= self.give_notice();
+                    progress |= self.gather_pushes();
+                    progress |= self.gather_replies(context);
+                }
+                progress |= self.handle_input(context, true);
+                progress |= self.close_if_done();
+            } else if self.input.may_have_frame {
+                progress |= self.handle_input(context, false);
             }
-            progress |= self.handle_input(context, true);
-            progress |= self.is_finished();
-        } else if self.state.backlog && self.ending.is_none() {
-            progress |= self.handle_input(context, false);
         }
         match self.write(context) {
             Ok(written) => progress |= written,
             Err(reason) => {
                 if P::HEAR_OUT {
-                    self.hear_out(context);
+                    self.handle_arrived(context);
                 }
                 return Err(reason);
             }
         }
         let has_read = self.read(context)?;
         progress |= has_read;
-        if progress && !has_read && room && self.is_quiet() {
+        if progress && !has_read && has_capacity && self.is_quiet() {
             // Another turn would find nothing, and whatever comes now wakes the actor.
             return Ok(false);
         }
-        // An end with nothing left to write is an end now.
-        Ok(progress || self.ending.is_some() && self.is_written())
+        // A connection that is closing with nothing left to write ends now.
+        Ok(progress || !self.lifecycle.is_serving() && self.is_written())
     }
 
-    /// Whether all is done that can be done before something comes. Of what may be left in the input no frame is whole.
+    /// Whether everything is done until something arrives. The input has no whole frame.
     fn is_quiet(&self) -> bool {
-        let State { heard_out, backlog, owes_notice, .. } = self.state;
-        let has_nothing = !backlog && !owes_notice && self.replies.is_empty() && self.parked.is_empty();
-        let goes_on = !heard_out && self.leaving.is_none() && self.failed.is_none() && self.ending.is_none();
-        has_nothing && goes_on && !self.codec.is_leaving() && !self.queues.outbox().is_ready() && self.is_written()
+        let Input { parked, has_ended, may_have_frame, .. } = &self.input;
+        let is_handled = !may_have_frame && !self.owes_notice && self.replies.is_empty() && parked.is_empty();
+        let goes_on = !has_ended && self.lifecycle.is_open() && !self.codec.is_leaving();
+        is_handled && goes_on && !self.queues.outbox().is_ready() && self.is_written()
     }
 
-    /// Whether replies must not be interrupted, and one is on its way.
-    fn holds(&self) -> bool {
+    /// Whether pushes wait because replies must not be interrupted, and one is in progress.
+    fn holds_pushes(&self) -> bool {
         P::HOLD_PUSHES && !self.replies.is_empty()
     }
 
+    /// Announces a shutdown to the peer.
     fn give_notice(&mut self) -> bool {
-        if !self.state.owes_notice || self.holds() || self.ending.is_some() {
+        if !self.owes_notice || self.holds_pushes() || !self.lifecycle.is_serving() {
             return false;
         }
-        self.state.owes_notice = false;
+        self.owes_notice = false;
         if let Some(frame) = self.shared.protocol.on_shutdown(self.shared.grace(), &mut self.context) {
             self.send_whole(frame);
         }
         true
     }
 
-    /// Nothing can be written any more. What has arrived is handled all the same.
-    fn hear_out(&mut self, context: &mut Context<'_>) {
-        while self.input.len() < self.shared.limits.read_ahead
-            && matches!(self.poll_read(context), Poll::Ready(Ok(1..)))
-        {}
-        self.batch.clear();
-        self.handle_input(context, true);
-    }
-
-    /// Whether there is nothing left to do: for a peer that has left, a server that shuts down, a codec that is done.
-    fn is_finished(&mut self) -> bool {
-        if self.ending.is_some() {
+    /// Closes the connection if its stage, its peer or its codec has nothing left to do. Returns whether it is closing.
+    fn close_if_done(&mut self) -> bool {
+        if !self.lifecycle.is_serving() {
             return true;
         }
-        let is_answered = self.replies.is_empty() && self.parked.is_empty() && self.unfinished.reply.is_none();
-        if is_answered && let Some(reason) = self.failed.take() {
-            self.end(*reason);
+        let is_sent = self.unfinished.reply.is_none();
+        let is_answered = is_sent && self.replies.is_empty() && self.input.parked.is_empty();
+        if is_answered && let Some(reason) = self.lifecycle.take_failure() {
+            self.close(reason);
             self.codec.control(&mut self.batch, true);
             return true;
         }
@@ -461,41 +407,38 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             self.codec.control(&mut self.batch, true);
         }
         if self.codec.is_over() {
-            self.end_silently(if peer_left { CloseReason::Peer } else { CloseReason::Handle });
+            self.close_silently(if peer_left { CloseReason::Peer } else { CloseReason::Handle });
             return true;
         }
-        if self.leaving.is_none() && !self.state.heard_out {
+        let is_handled = is_answered && !self.input.may_have_frame;
+        let is_done = match self.lifecycle {
+            Lifecycle::Open => is_handled && self.input.has_ended,
+            Lifecycle::Draining => is_handled,
+            Lifecycle::Flushing => is_sent,
+            _ => false,
+        };
+        if !is_done || self.queues.outbox().is_ready() {
             return false;
         }
-        let is_handled = self.leaving == Some(Leaving::Handle) && self.unfinished.reply.is_none()
-            || is_answered && !self.state.backlog;
-        if !is_handled || self.queues.outbox().is_ready() {
-            return false;
-        }
-        match (self.leaving, self.queues.outbox().take_last()) {
-            (Some(Leaving::Handle), Some(last)) => {
-                self.send_whole(last);
-                self.end_silently(CloseReason::Handle);
+        match self.lifecycle {
+            Lifecycle::Flushing => self.close_with(self.queues.outbox().take_last(), CloseReason::Handle),
+            Lifecycle::Draining => self.close(CloseReason::Shutdown),
+            _ => {
+                // All frames have been handled; the rest of the input is not a whole frame.
+                let finished = self.codec.finish(&self.input.bytes);
+                self.close(finished.map_or_else(CloseReason::Decode, |()| CloseReason::Peer));
             }
-            (Some(Leaving::Handle), None) => self.end(CloseReason::Handle),
-            (Some(Leaving::Shutdown), _) => self.end(CloseReason::Shutdown),
-            (None, _) if self.state.heard_out => {
-                // All that it sent has been handled; what is left is no whole frame.
-                let reason = self.codec.finish(&self.input).map_or_else(CloseReason::Decode, |()| CloseReason::Peer);
-                self.end(reason);
-            }
-            (None, _) => {}
         }
-        self.ending.is_some()
+        true
     }
 
-    /// How many bytes the kind that is served first may fill of a batch.
+    /// Returns the bytes of a batch that the kind which is served first may fill.
     fn share(&self, others_wait: bool) -> usize {
         let batch = self.shared.limits.batch;
         if others_wait { batch / 4 * 3 } else { batch }
     }
 
-    /// Whether there was anything. A connection to which nobody pushes pays for a look at a flag.
+    /// Encodes queued pushes. Returns whether there were any. A connection without pushes pays one load.
     #[inline]
     fn gather_pushes(&mut self) -> bool {
         if !self.queues.outbox().is_ready() {
@@ -507,24 +450,24 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     #[cold]
     #[inline(never)]
     fn gather_queued(&mut self) -> bool {
-        if self.ending.is_some() || self.holds() || !self.queues.outbox().take_ready() {
+        if !self.lifecycle.is_serving() || self.holds_pushes() || !self.queues.outbox().take_ready() {
             return false;
         }
-        let limit = self.share(!self.replies.is_empty() || !self.input.is_empty());
+        let limit = self.share(!self.replies.is_empty() || !self.input.bytes.is_empty());
         let (frames, bytes) = self.queues.outbox().in_lanes();
-        // So that it need not grow step by step. Larger frames are seldom copied.
+        // So that the batch does not grow step by step. Larger frames are seldom copied.
         if frames > 1 && bytes / frames < Batch::SHARE_FROM {
-            self.batch.reserve((bytes + frames * OVERHEAD).min(limit));
+            self.batch.reserve((bytes + frames * FRAME_OVERHEAD_BYTES).min(limit));
         }
         let mut progress = false;
-        for _ in 0..FRAMES {
-            if progress && self.batch.len() >= limit || self.ending.is_some() {
+        for _ in 0..MAX_FRAMES_PER_TURN {
+            if progress && self.batch.len() >= limit || !self.lifecycle.is_serving() {
                 break;
             }
             let Unfinished { high, low, .. } = &self.unfinished;
             let Some((priority, frame)) = self.queues.try_next(high.is_some(), low.is_some(), self.context.answered)
             else {
-                return self.tell_drained() || progress;
+                return self.report_drained() || progress;
             };
             match frame {
                 Some(frame) => self.send(frame, Source::Push(priority)),
@@ -532,17 +475,17 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             }
             progress = true;
             if self.codec.is_over() {
-                // It ended the conversation, and what is behind it cannot be sent.
+                // The frame ended the conversation, and nothing can be sent after it.
                 break;
             }
         }
-        // There may be more, for which the flag has been lowered.
+        // There may be more frames, and `take_ready` has cleared the flag.
         self.queues.outbox().set_ready();
         progress
     }
 
-    /// Nothing is left to take, unless it waits for a reply. Whoever is told may push, and then there is another turn.
-    fn tell_drained(&mut self) -> bool {
+    /// Tells the protocol that the outbox is drained, if it is. The hook may push, so there is another turn.
+    fn report_drained(&mut self) -> bool {
         let is_drained = self.queues.outbox().take_drained();
         if is_drained {
             self.shared.protocol.on_drained(&mut self.context);
@@ -550,11 +493,12 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         is_drained
     }
 
+    /// Encodes replies that are ready. Returns whether there were any.
     fn gather_replies(&mut self, context: &mut Context<'_>) -> bool {
         let limit = self.share(P::ORDER == ServiceOrder::RepliesFirst && self.queues.outbox().is_ready());
         let mut progress = false;
-        for _ in 0..FRAMES {
-            if progress && self.batch.len() >= limit || self.ending.is_some() {
+        for _ in 0..MAX_FRAMES_PER_TURN {
+            if progress && self.batch.len() >= limit || !self.lifecycle.is_serving() {
                 break;
             }
             if self.unfinished.reply.is_some() {
@@ -567,211 +511,26 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             match step {
                 Step::Frame(frame) => self.send(frame, Source::Reply),
                 Step::Decide(decide) => self.decide(decide),
-                Step::End => self.command_end(),
+                Step::End => self.end_request(),
                 Step::Panicked => self.answer_panic(),
                 Step::Close(None) => {
-                    self.command_end();
-                    self.end(CloseReason::Handler);
+                    self.end_request();
+                    self.close(CloseReason::Handler);
                 }
                 Step::Close(Some(frame)) => {
                     self.send_whole(frame);
-                    self.command_end();
-                    self.end_silently(CloseReason::Handler);
+                    self.end_request();
+                    self.close_silently(CloseReason::Handler);
                 }
-                // What came before it is written.
-                Step::Failed(error) => self.end(CloseReason::Protocol(error)),
+                Step::Failed(error) => self.close(CloseReason::Protocol(error)),
             }
         }
         progress
-    }
-
-    /// Decodes the input. Handles the frames while the batch `has_room`; otherwise they wait, and nothing is added to the batch.
-    fn handle_input(&mut self, context: &mut Context<'_>, has_room: bool) -> bool {
-        let mut progress = false;
-        self.state.backlog = !self.input.is_empty();
-        if has_room {
-            // For frames that were decoded while it had none.
-            self.codec.control(&mut self.batch, false);
-        }
-        loop {
-            if has_room && !self.parked.is_empty() {
-                while self.may_handle(!progress)
-                    && let Some(frame) = self.parked.pop()
-                {
-                    progress = true;
-                    self.handle(frame, context);
-                }
-            }
-            if !self.may_decode(!progress || !has_room) {
-                break;
-            }
-            if let Some(limit) = self.context.input_limit {
-                // The frame before this one may have changed it.
-                self.codec.set_max_frame(limit.get());
-            }
-            let length = self.input.len();
-            match self.codec.decode(&mut self.input) {
-                Ok(None) => {
-                    self.state.backlog = false;
-                    if self.input.len() < length {
-                        // It was a frame all the same, for the codec itself.
-                        self.watch.frame = None;
-                    }
-                }
-                Ok(Some(frame)) => {
-                    progress = true;
-                    self.context.counters.frames_in += 1;
-                    self.watch.first_frame = false;
-                    self.watch.frame = None;
-                    if has_room && self.parked.is_empty() && self.may_handle(true) {
-                        self.handle(frame, context);
-                    } else if self.shared.protocol.on_waiting(&frame, &mut self.context) {
-                        self.parked.note_consumed(frame.size());
-                    } else {
-                        self.parked.push(frame);
-                    }
-                }
-                Err(error) => {
-                    // What was asked before is answered.
-                    progress = true;
-                    self.failed = Some(Box::new(CloseReason::Decode(error)));
-                }
-            }
-            if has_room {
-                self.codec.control(&mut self.batch, false);
-            }
-            if self.codec.is_leaving() {
-                progress = true;
-            }
-            if !self.state.backlog {
-                break;
-            }
-        }
-        self.state.backlog &= !self.input.is_empty();
-        progress
-    }
-
-    /// Whether there may be a whole frame in the input, and it may be decoded: at once, or if the batch has room.
-    fn may_decode(&self, at_once: bool) -> bool {
-        let batch = self.shared.limits.batch;
-        !self.input.is_empty()
-            && self.ending.is_none()
-            && self.failed.is_none()
-            && self.leaving != Some(Leaving::Handle)
-            && !self.codec.is_leaving()
-            && self.parked.bytes() < self.read_ahead()
-            && (at_once || self.batch.len() < batch)
-    }
-
-    /// Whether another request may be handled.
-    fn may_handle(&self, is_first: bool) -> bool {
-        let Limits { batch, in_flight, ready_bytes, .. } = self.shared.limits;
-        self.ending.is_none()
-            && self.leaving != Some(Leaving::Handle)
-            && self.replies.len() < in_flight
-            && self.replies.ready_bytes() <= ready_bytes
-            && !self.replies.is_last()
-            && (is_first || self.batch.len() < batch)
-            // The pushes that are held have their turn before the next request.
-            && !(self.holds() && self.queues.outbox().is_ready())
-    }
-
-    fn handle(&mut self, frame: P::Frame, context: &mut Context<'_>) {
-        self.context.requests += 1;
-        let Self { shared, context: own, .. } = self;
-        match catch_unwind(AssertUnwindSafe(|| shared.protocol.on_frame(frame, own))) {
-            Err(_) => self.replies.push_panicked(),
-            Ok(Reply::None) if self.replies.is_empty() => self.command_end(),
-            Ok(Reply::Frame(frame)) if self.replies.is_empty() => {
-                self.send(frame, Source::Reply);
-                if self.unfinished.reply.is_some() {
-                    self.replies.push(Reply::None, context);
-                } else {
-                    self.command_end();
-                }
-            }
-            Ok(reply) => self.replies.push(reply, context),
-        }
-        if self.replies.len() == 1 {
-            // It may be there already, and then the next request goes into the same batch.
-            self.gather_replies(context);
-        }
-    }
-
-    /// All before it is answered. What came after it has not been handled, unless a future gave it.
-    #[cold]
-    fn decide(&mut self, decide: ReplyInTurn<P::Frame, P::ProtocolError>) {
-        let requests = std::mem::replace(&mut self.context.requests, self.context.answered + 1);
-        let own = &mut self.context;
-        let decided = catch_unwind(AssertUnwindSafe(|| decide(own)));
-        self.context.requests = requests;
-        self.replies.decided(decided.ok());
-    }
-
-    fn answer_panic(&mut self) {
-        self.shared.counts.panics.fetch_add(1, Relaxed);
-        tracing::error!(connection = %self.context.id(), "the handler of a request panicked");
-        match self.shared.protocol.on_panic(&mut self.context) {
-            Some(frame) => self.send(frame, Source::Reply),
-            None => self.end(CloseReason::Panic),
-        }
-    }
-
-    fn command_end(&mut self) {
-        self.context.answered += 1;
-        self.queues.outbox().release(self.context.answered);
-        self.shared.protocol.on_command_end(&mut self.context);
-    }
-
-    fn read(&mut self, context: &mut Context<'_>) -> Progress<P> {
-        if !self.is_listening() {
-            return Ok(false);
-        }
-        match self.poll_read(context) {
-            Poll::Pending => Ok(false),
-            Poll::Ready(Err(error)) => Err(CloseReason::Io(error)),
-            Poll::Ready(Ok(length)) => {
-                self.context.counters.bytes_in += length as u64;
-                self.state.heard_out = length == 0;
-                // Whether there is a whole frame in it is seen when there is room for its reply.
-                self.state.backlog |= length > 0;
-                if self.shared.timeouts.needs_hearing() {
-                    self.watch.heard = Instant::now();
-                }
-                Ok(true)
-            }
-        }
-    }
-
-    /// Whether there is reason to read. What is read ahead of unfinished replies, of a peer that does not read, or of requests
-    /// whose replies fill batch after batch, is limited. A frame that is not whole may be longer, as far as its codec allows.
-    fn is_listening(&self) -> bool {
-        let Limits { batch, in_flight, .. } = self.shared.limits;
-        let waiting = self.state.backlog || self.replies.len() >= in_flight || self.batch.len() >= batch;
-        let has_enough = waiting && self.input.len() + self.parked.bytes() >= self.read_ahead();
-        let hears = !self.state.heard_out && self.failed.is_none() && !self.codec.is_leaving();
-        hears && self.ending.is_none() && self.leaving.is_none() && !has_enough
-    }
-
-    /// How many bytes are read ahead of the requests that are being handled.
-    fn read_ahead(&self) -> usize {
-        let own = self.context.input_limit.map_or(usize::MAX, NonZeroUsize::get);
-        self.shared.limits.read_ahead.min(own)
-    }
-
-    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        let mut scratch = SCRATCH.take().unwrap_or_else(|| vec![0; READ].into_boxed_slice());
-        let mut buffer = ReadBuf::new(&mut scratch);
-        let polled = Pin::new(&mut self.socket).poll_read(context, &mut buffer);
-        let length = buffer.filled().len();
-        self.input.extend_from_slice(buffer.filled());
-        SCRATCH.set(Some(scratch));
-        polled.map_ok(|()| length)
     }
 }
 
 impl<P: Protocol, S> Actor<P, S> {
-    /// Records in its account that it holds so much.
+    /// Records in its account the bytes that the connection holds.
     fn record(&mut self, held: usize) {
         let steps = u32::try_from(held / STEP_BYTES).unwrap_or(u32::MAX);
         if steps != self.recorded_steps {
@@ -781,7 +540,7 @@ impl<P: Protocol, S> Actor<P, S> {
         }
     }
 
-    /// Pushes that were written in part are lost.
+    /// Counts pushes that were encoded in part as unsent.
     fn lose_unfinished(&mut self) {
         let Unfinished { high, low, .. } = &mut self.unfinished;
         for unfinished in [high.take(), low.take()].into_iter().flatten() {
@@ -789,14 +548,17 @@ impl<P: Protocol, S> Actor<P, S> {
         }
     }
 
-    fn tell_end(&mut self, reason: &CloseReason<P>) {
-        let Self { shared, context, state, .. } = self;
-        if !std::mem::take(&mut state.begun) {
+    /// Ends the connection, and tells the protocol unless it has been told.
+    fn end(&mut self, reason: &CloseReason<P>, linger: Option<Linger>) {
+        self.queues.outbox().close();
+        self.lose_unfinished();
+        if !self.lifecycle.end(linger) {
             return;
         }
+        let Self { shared, context, .. } = self;
         shared.counts.ended(reason.label());
         context.settle(&shared.counts.traffic);
-        tracing::debug!(connection = %context.id(), %reason, "a connection has ended");
+        tracing::debug!(connection = %context.id(), %reason, "connection ended");
         if catch_unwind(AssertUnwindSafe(|| shared.protocol.on_connection_closed(reason, context))).is_err() {
             tracing::error!(connection = %context.id(), "on_connection_closed panicked");
         }
@@ -804,13 +566,11 @@ impl<P: Protocol, S> Actor<P, S> {
 }
 
 impl<P: Protocol, S> Drop for Actor<P, S> {
-    /// Whoever ran the connection may stop, or be stopped.
+    /// Ends a connection whose task was aborted.
     fn drop(&mut self) {
-        self.queues.outbox().close();
-        self.lose_unfinished();
         self.record(0);
-        self.tell_end(&CloseReason::Dropped);
-        // The waker is the whole task, and a handle may be kept for long.
+        self.end(&CloseReason::Dropped, None);
+        // The waker keeps the whole task alive, and a handle may be kept for long.
         self.queues.mailbox.set_waker(None);
         if let Some(alarm) = self.alarm {
             self.shared.alarms.cancel(self.context.id(), alarm);

@@ -178,8 +178,8 @@ impl<P: Protocol> Replies<P> {
         })))
     }
 
-    /// Gives back memory when there are none.
-    pub(super) fn rest(&mut self) {
+    /// Releases the memory of an empty queue.
+    pub(super) fn shrink(&mut self) {
         if self.queue.is_empty() {
             self.queue = VecDeque::new();
         }

@@ -13,8 +13,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::{Actor, Progress};
 use crate::{CloseReason, Codec, FrameLike, Part, Protocol, PushPriority};
 
-/// How many slices one write takes at most.
-const SLICES: usize = 32;
+/// Limit of the slices of one write.
+const MAX_SLICES_PER_WRITE: usize = 32;
 
 /// Frames that the codec has encoded in part, at most one of each kind.
 pub(super) struct Unfinished<F> {
@@ -23,7 +23,7 @@ pub(super) struct Unfinished<F> {
     pub(super) reply: Option<Box<(F, Part)>>,
 }
 
-/// Where a frame comes from, and who can go on meanwhile.
+/// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
     Push(PushPriority),
@@ -65,7 +65,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                 if matches!(source, Source::Push(_)) {
                     self.queues.outbox().lose(frame);
                 }
-                self.end(CloseReason::Encode(error));
+                self.close(CloseReason::Encode(error));
             }
         }
     }
@@ -79,24 +79,24 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                 *unfinished = None;
                 self.context.counters.frames_out += 1;
             }
-            Err(error) => self.end(CloseReason::Encode(error)),
+            Err(error) => self.close(CloseReason::Encode(error)),
         }
     }
 
-    /// Encodes a frame that nothing can overtake.
+    /// Encodes a frame in one part, so that no other frame comes before its end.
     pub(super) fn send_whole(&mut self, mut frame: P::Frame) {
         self.shared.protocol.before_send(&mut frame, &mut self.context);
         match self.codec.encode(&frame, &mut self.batch) {
             Ok(()) => self.context.counters.frames_out += 1,
-            // Of all frames these are the protocol's own, and one of them may be the last word about just this.
+            // Without a last word, because this frame may be one.
             Err(error) => {
-                tracing::warn!(connection = %self.context.id(), %error, "a frame of the protocol's own cannot be sent");
-                self.ending.get_or_insert_with(|| Box::new(CloseReason::Encode(error)));
+                tracing::warn!(connection = %self.context.id(), %error, "frame of the protocol cannot be encoded");
+                self.lifecycle.close(CloseReason::Encode(error));
             }
         }
     }
 
-    /// Writes the batch, as far as the socket takes it, and flushes once when all is written.
+    /// Writes as much of the batch as the socket accepts, and flushes once when all is written.
     pub(super) fn write(&mut self, context: &mut Context<'_>) -> Progress<P> {
         let mut progress = false;
         while !self.batch.is_empty() {
@@ -104,7 +104,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             let written = if let Some(only) = self.batch.only_slice() {
                 socket.poll_write(context, only)
             } else {
-                let mut slices = [IoSlice::new(&[]); SLICES];
+                let mut slices = [IoSlice::new(&[]); MAX_SLICES_PER_WRITE];
                 let count = self.batch.slices(&mut slices);
                 socket.poll_write_vectored(context, &slices[..count])
             };
@@ -115,19 +115,19 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                 Poll::Ready(Ok(written)) => {
                     self.batch.advance(written);
                     self.context.counters.bytes_out += written as u64;
-                    self.state.unflushed = true;
+                    self.needs_flush = true;
                     self.watch.stalled = None;
                     self.watch.half_closed = None;
                     progress = true;
                 }
             }
         }
-        if self.state.unflushed {
+        if self.needs_flush {
             match Pin::new(&mut self.socket).poll_flush(context) {
                 Poll::Pending => {}
                 Poll::Ready(Err(error)) => return Err(CloseReason::Io(error)),
                 Poll::Ready(Ok(())) => {
-                    self.state.unflushed = false;
+                    self.needs_flush = false;
                     progress = true;
                 }
             }

@@ -1,0 +1,247 @@
+//! Reading from the socket, decoding frames, and handling requests.
+
+use std::cell::Cell;
+use std::io;
+use std::num::NonZeroUsize;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll};
+
+use bytes::BytesMut;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Instant;
+
+use super::parked::Parked;
+use super::sending::Source;
+use super::{Actor, Limits, Progress};
+use crate::protocol::ReplyInTurn;
+use crate::{CloseReason, Codec, FrameLike, Protocol, Reply};
+
+/// The size of the read buffer. All connections of a thread share one, so an idle connection has none.
+const READ_BUFFER_BYTES: usize = 16 * 1024;
+
+thread_local! {
+    /// Taken while it is used, because reading a socket may run another connection.
+    static READ_BUFFER: Cell<Option<Box<[u8]>>> = const { Cell::new(None) };
+}
+
+/// What was read and not yet handled.
+pub(super) struct Input<F> {
+    /// Bytes that are not decoded.
+    pub(super) bytes: BytesMut,
+    /// Frames that wait until their requests may be handled.
+    pub(super) parked: Parked<F>,
+    /// The peer has closed its side.
+    pub(super) has_ended: bool,
+    /// The bytes may contain a whole frame. If not, decoding waits for more of them.
+    pub(super) may_have_frame: bool,
+}
+
+impl<F: FrameLike> Input<F> {
+    pub(super) fn new(already_read: &[u8]) -> Self {
+        let bytes = BytesMut::from(already_read);
+        Self { bytes, parked: Parked::default(), has_ended: false, may_have_frame: false }
+    }
+
+    /// Reads what the socket has, up to the size of the read buffer. Returns the number of bytes.
+    pub(super) fn poll_read(
+        &mut self,
+        socket: &mut (impl AsyncRead + Unpin),
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<usize>> {
+        let mut scratch = READ_BUFFER.take().unwrap_or_else(|| vec![0; READ_BUFFER_BYTES].into_boxed_slice());
+        let mut buffer = ReadBuf::new(&mut scratch);
+        let polled = Pin::new(socket).poll_read(context, &mut buffer);
+        let length = buffer.filled().len();
+        self.bytes.extend_from_slice(buffer.filled());
+        READ_BUFFER.set(Some(scratch));
+        polled.map_ok(|()| length)
+    }
+
+    /// Drops everything that is not handled.
+    pub(super) fn clear(&mut self) {
+        self.bytes = BytesMut::new();
+        self.parked.clear();
+    }
+}
+
+impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
+    pub(super) fn read(&mut self, context: &mut Context<'_>) -> Progress<P> {
+        if !self.is_listening() {
+            return Ok(false);
+        }
+        match self.input.poll_read(&mut self.socket, context) {
+            Poll::Pending => Ok(false),
+            Poll::Ready(Err(error)) => Err(CloseReason::Io(error)),
+            Poll::Ready(Ok(length)) => {
+                self.context.counters.bytes_in += length as u64;
+                self.input.has_ended = length == 0;
+                self.input.may_have_frame |= length > 0;
+                if self.shared.timeouts.needs_hearing() {
+                    self.watch.heard = Instant::now();
+                }
+                Ok(true)
+            }
+        }
+    }
+
+    /// Whether to read. There is a limit on what is read while frames wait, because requests are in flight or the peer does not read.
+    /// A single frame may be longer, as far as its codec allows.
+    pub(super) fn is_listening(&self) -> bool {
+        let Limits { batch, in_flight, .. } = self.shared.limits;
+        let Input { bytes, parked, has_ended, may_have_frame } = &self.input;
+        let waits = *may_have_frame || self.replies.len() >= in_flight || self.batch.len() >= batch;
+        let has_enough = waits && bytes.len() + parked.bytes() >= self.read_ahead();
+        !has_ended && !has_enough && self.lifecycle.may_read() && !self.codec.is_leaving()
+    }
+
+    /// Returns the limit of bytes that are read ahead of the requests that are being handled.
+    fn read_ahead(&self) -> usize {
+        let own = self.context.input_limit.map_or(usize::MAX, NonZeroUsize::get);
+        self.shared.limits.read_ahead.min(own)
+    }
+
+    /// Handles what has arrived when nothing can be written any more.
+    pub(super) fn handle_arrived(&mut self, context: &mut Context<'_>) {
+        while self.input.bytes.len() < self.shared.limits.read_ahead
+            && matches!(self.input.poll_read(&mut self.socket, context), Poll::Ready(Ok(1..)))
+        {}
+        self.batch.clear();
+        self.handle_input(context, true);
+    }
+
+    /// Decodes the input. Handles the frames while the batch `has_capacity`; otherwise they wait, and nothing is added to the batch.
+    pub(super) fn handle_input(&mut self, context: &mut Context<'_>, has_capacity: bool) -> bool {
+        let mut progress = false;
+        self.input.may_have_frame = !self.input.bytes.is_empty();
+        if has_capacity {
+            // For frames that were decoded while it had none.
+            self.codec.control(&mut self.batch, false);
+        }
+        loop {
+            if has_capacity && !self.input.parked.is_empty() {
+                while self.may_handle(!progress)
+                    && let Some(frame) = self.input.parked.pop()
+                {
+                    progress = true;
+                    self.handle(frame, context);
+                }
+            }
+            if !self.may_decode(!progress || !has_capacity) {
+                break;
+            }
+            if let Some(limit) = self.context.input_limit {
+                // The frame before this one may have changed it.
+                self.codec.set_max_frame(limit.get());
+            }
+            let length = self.input.bytes.len();
+            match self.codec.decode(&mut self.input.bytes) {
+                Ok(None) => {
+                    self.input.may_have_frame = false;
+                    if self.input.bytes.len() < length {
+                        // The codec has handled a frame of its own.
+                        self.watch.frame = None;
+                    }
+                }
+                Ok(Some(frame)) => {
+                    progress = true;
+                    self.context.counters.frames_in += 1;
+                    self.watch.first_frame = false;
+                    self.watch.frame = None;
+                    if has_capacity && self.input.parked.is_empty() && self.may_handle(true) {
+                        self.handle(frame, context);
+                    } else if self.shared.protocol.on_waiting(&frame, &mut self.context) {
+                        self.input.parked.note_consumed(frame.size());
+                    } else {
+                        self.input.parked.push(frame);
+                    }
+                }
+                Err(error) => {
+                    progress = true;
+                    self.lifecycle.answer(CloseReason::Decode(error));
+                }
+            }
+            if has_capacity {
+                self.codec.control(&mut self.batch, false);
+            }
+            if self.codec.is_leaving() {
+                progress = true;
+            }
+            if !self.input.may_have_frame {
+                break;
+            }
+        }
+        self.input.may_have_frame &= !self.input.bytes.is_empty();
+        progress
+    }
+
+    /// Whether there may be a whole frame in the input, and it may be decoded: at once, or if the batch has capacity.
+    fn may_decode(&self, at_once: bool) -> bool {
+        !self.input.bytes.is_empty()
+            && self.lifecycle.may_decode()
+            && !self.codec.is_leaving()
+            && self.input.parked.bytes() < self.read_ahead()
+            && (at_once || self.batch.len() < self.shared.limits.batch)
+    }
+
+    /// Whether another request may be handled.
+    fn may_handle(&self, is_first: bool) -> bool {
+        let Limits { batch, in_flight, ready_bytes, .. } = self.shared.limits;
+        self.lifecycle.may_handle()
+            && self.replies.len() < in_flight
+            && self.replies.ready_bytes() <= ready_bytes
+            && !self.replies.is_last()
+            && (is_first || self.batch.len() < batch)
+            // The pushes that are held have their turn before the next request.
+            && !(self.holds_pushes() && self.queues.outbox().is_ready())
+    }
+
+    fn handle(&mut self, frame: P::Frame, context: &mut Context<'_>) {
+        self.context.requests += 1;
+        let Self { shared, context: own, .. } = self;
+        match catch_unwind(AssertUnwindSafe(|| shared.protocol.on_frame(frame, own))) {
+            Err(_) => self.replies.push_panicked(),
+            Ok(Reply::None) if self.replies.is_empty() => self.end_request(),
+            Ok(Reply::Frame(frame)) if self.replies.is_empty() => {
+                self.send(frame, Source::Reply);
+                if self.unfinished.reply.is_some() {
+                    self.replies.push(Reply::None, context);
+                } else {
+                    self.end_request();
+                }
+            }
+            Ok(reply) => self.replies.push(reply, context),
+        }
+        if self.replies.len() == 1 {
+            // It may be ready, and then the next request goes into the same batch.
+            self.gather_replies(context);
+        }
+    }
+
+    /// Decides a reply whose turn has come. No later request has been handled, unless a future gave this reply.
+    #[cold]
+    pub(super) fn decide(&mut self, decide: ReplyInTurn<P::Frame, P::ProtocolError>) {
+        let requests = std::mem::replace(&mut self.context.requests, self.context.answered + 1);
+        let own = &mut self.context;
+        let decided = catch_unwind(AssertUnwindSafe(|| decide(own)));
+        self.context.requests = requests;
+        self.replies.decided(decided.ok());
+    }
+
+    pub(super) fn answer_panic(&mut self) {
+        self.shared.counts.panics.fetch_add(1, Relaxed);
+        tracing::error!(connection = %self.context.id(), "the handler of a request panicked");
+        match self.shared.protocol.on_panic(&mut self.context) {
+            Some(frame) => self.send(frame, Source::Reply),
+            None => self.close(CloseReason::Panic),
+        }
+    }
+
+    /// The last frame of a reply has been encoded.
+    pub(super) fn end_request(&mut self) {
+        self.context.answered += 1;
+        self.queues.outbox().release(self.context.answered);
+        self.shared.protocol.on_command_end(&mut self.context);
+    }
+}

@@ -1,0 +1,293 @@
+//! The stages of a connection.
+//!
+//! ```text
+//! Starting ─► Open ─► Draining ─► Answering ─► Flushing ─► Closing ─► Closed ─► Lingering ─► Ended
+//!             └─────────────────────────────────────┘                    │                     ▲
+//!                             serving                                    └── the socket failed ┘
+//! ```
+//!
+//! A connection moves to the right only, and may skip stages.
+//!
+//! | stage | entered when | reads | decodes | handles | sends | left when |
+//! |---|---|---|---|---|---|---|
+//! | Open | the protocol is told of the connection | yes | yes | yes | yes | the peer has closed its side and is answered |
+//! | Draining | the server shuts down | no | yes | yes | yes | requests are answered and pushes are sent |
+//! | Answering | the input cannot be decoded | no | no | yes | yes | requests are answered |
+//! | Flushing | a handle closes the connection | no | no | no | yes | pushes are sent |
+//! | Closing | there is a reason to end | no | no | no | no | the output is written |
+//! | Closed | nothing more can or need be written | no | no | no | no | the protocol is told of the end |
+//! | Lingering | our side is being closed | discards | no | no | no | the peer has closed its side, or the deadline has passed |
+//!
+//! **Every path reaches the end.** Each serving stage can be left by [`close`](Lifecycle::close), which every error, timeout, tick and
+//! handler leads to. `Closing` is left when the output is written, the socket fails, or the peer has not read for the write timeout.
+//! `Lingering` has a deadline. The end of a shutdown, and dropping the actor, leave any stage.
+//!
+//! **The protocol is told of the end exactly once.** `on_connection_closed` is called only after [`end`](Lifecycle::end) has returned
+//! true. It does so in the stages between `Starting`, in which the protocol does not know the connection, and `Lingering`, and
+//! leaves them for good. It is called when the actor is dropped, if not before, so the call is not missed either.
+
+use tokio::time::Instant;
+
+/// The stage of a connection, with `R` as the reason for its end.
+#[derive(Debug)]
+pub(super) enum Lifecycle<R> {
+    /// The protocol does not know the connection yet.
+    Starting,
+    /// Everything is served.
+    Open,
+    /// Nothing more is read. What was read is answered.
+    Draining,
+    /// Nothing more is decoded. What was decoded is answered, and then the connection closes for this reason.
+    Answering(Box<R>),
+    /// Nothing more is handled. Pushes are sent.
+    Flushing,
+    /// Nothing more is sent. What was sent is written, if the connection `waits` for a peer that does not read.
+    Closing { reason: Box<R>, waits: bool },
+    /// Nothing more is written.
+    Closed,
+    /// The protocol has been told of the end. The peer may not have closed its side.
+    Lingering(Box<Linger>),
+    /// Nothing is left to do.
+    Ended,
+}
+
+/// The wait for the peer to close its side.
+#[derive(Debug)]
+pub(super) struct Linger {
+    pub(super) deadline: Instant,
+    /// Our side is closed.
+    pub(super) is_shut_down: bool,
+    /// Bytes that were read and discarded.
+    pub(super) discarded: usize,
+}
+
+impl<R> Lifecycle<R> {
+    /// Whether nothing has happened that ends the connection.
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self, Self::Open)
+    }
+
+    pub(super) fn may_read(&self) -> bool {
+        self.is_open()
+    }
+
+    pub(super) fn may_decode(&self) -> bool {
+        matches!(self, Self::Open | Self::Draining)
+    }
+
+    pub(super) fn may_handle(&self) -> bool {
+        matches!(self, Self::Open | Self::Draining | Self::Answering(_))
+    }
+
+    /// Whether replies and pushes may be sent.
+    pub(super) fn is_serving(&self) -> bool {
+        matches!(self, Self::Open | Self::Draining | Self::Answering(_) | Self::Flushing)
+    }
+
+    /// Whether the connection is closing and does not wait for the peer.
+    pub(super) fn is_abandoned(&self) -> bool {
+        matches!(self, Self::Closing { waits: false, .. })
+    }
+
+    pub(super) fn is_lingering(&self) -> bool {
+        matches!(self, Self::Lingering(_))
+    }
+
+    /// `Starting` → `Open`. Returns whether the protocol is to be told of the connection, which is once.
+    pub(super) fn start(&mut self) -> bool {
+        self.advance_if(matches!(self, Self::Starting), Self::Open)
+    }
+
+    /// The server shuts down: `Open` → `Draining`.
+    pub(super) fn drain(&mut self) {
+        self.advance_if(self.is_open(), Self::Draining);
+    }
+
+    /// The input cannot be decoded: `Open`, `Draining` → `Answering`.
+    pub(super) fn answer(&mut self, reason: R) {
+        self.advance_if(self.may_decode(), Self::Answering(Box::new(reason)));
+    }
+
+    /// A handle closes the connection: `Open`, `Draining`, `Answering` → `Flushing`. Returns whether it was in one of these.
+    pub(super) fn flush(&mut self) -> bool {
+        self.advance_if(self.may_handle(), Self::Flushing)
+    }
+
+    /// Everything is answered: `Answering` → `Flushing`. Returns the reason to close for, if it was in this stage.
+    pub(super) fn take_failure(&mut self) -> Option<R> {
+        if matches!(self, Self::Answering(_))
+            && let Self::Answering(reason) = std::mem::replace(self, Self::Flushing)
+        {
+            return Some(*reason);
+        }
+        None
+    }
+
+    /// There is a reason to end: any serving stage → `Closing`.
+    pub(super) fn close(&mut self, reason: R) {
+        self.advance_if(self.is_serving(), Self::Closing { reason: Box::new(reason), waits: true });
+    }
+
+    /// Stops waiting for the peer, if the connection is `Closing`.
+    pub(super) fn abandon(&mut self) {
+        if let Self::Closing { waits, .. } = self {
+            *waits = false;
+        }
+    }
+
+    /// `Closing` → `Closed`. Returns the reason to end for, if it was in this stage.
+    pub(super) fn take_reason(&mut self) -> Option<R> {
+        if matches!(self, Self::Closing { .. })
+            && let Self::Closing { reason, .. } = std::mem::replace(self, Self::Closed)
+        {
+            return Some(*reason);
+        }
+        None
+    }
+
+    /// Any stage → `Lingering` or `Ended`. Returns whether the protocol is to be told of the end, which is once.
+    #[must_use]
+    pub(super) fn end(&mut self, linger: Option<Linger>) -> bool {
+        let next = linger.map_or(Self::Ended, |linger| Self::Lingering(Box::new(linger)));
+        !matches!(std::mem::replace(self, next), Self::Starting | Self::Lingering(_) | Self::Ended)
+    }
+
+    fn advance_if(&mut self, condition: bool, next: Self) -> bool {
+        if condition {
+            *self = next;
+        }
+        condition
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn linger() -> Linger {
+        Linger { deadline: Instant::now(), is_shut_down: false, discarded: 0 }
+    }
+
+    /// Every stage, from left to right.
+    fn stages() -> [Lifecycle<&'static str>; 9] {
+        [
+            Lifecycle::Starting,
+            Lifecycle::Open,
+            Lifecycle::Draining,
+            Lifecycle::Answering(Box::new("decode")),
+            Lifecycle::Flushing,
+            Lifecycle::Closing { reason: Box::new("peer"), waits: true },
+            Lifecycle::Closed,
+            Lifecycle::Lingering(Box::new(linger())),
+            Lifecycle::Ended,
+        ]
+    }
+
+    fn position(stage: &Lifecycle<&'static str>) -> usize {
+        stages().iter().position(|other| std::mem::discriminant(other) == std::mem::discriminant(stage)).unwrap()
+    }
+
+    type Transition = fn(&mut Lifecycle<&'static str>);
+
+    /// Every transition except the end.
+    const TRANSITIONS: [Transition; 8] = [
+        |stage| {
+            stage.start();
+        },
+        |stage| stage.drain(),
+        |stage| stage.answer("decode"),
+        |stage| {
+            stage.flush();
+        },
+        |stage| {
+            stage.take_failure();
+        },
+        |stage| stage.close("handler"),
+        |stage| stage.abandon(),
+        |stage| {
+            stage.take_reason();
+        },
+    ];
+
+    #[test]
+    fn no_transition_leads_to_an_earlier_stage() {
+        for transition in TRANSITIONS {
+            for mut stage in stages() {
+                let before = position(&stage);
+                transition(&mut stage);
+                assert!(position(&stage) >= before, "{before} became {stage:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_later_stage_may_do_no_more_than_an_earlier_one() {
+        for may in [
+            Lifecycle::may_read,
+            Lifecycle::may_decode,
+            Lifecycle::may_handle,
+            Lifecycle::is_serving as fn(&Lifecycle<&'static str>) -> bool,
+        ] {
+            let [starting, serving @ ..] = stages();
+            assert!(!may(&starting), "the protocol does not know the connection");
+            assert!(may(&serving[0]));
+            assert!(serving.iter().map(may).is_sorted_by(|earlier, later| earlier >= later));
+        }
+    }
+
+    #[test]
+    fn the_protocol_is_told_of_the_end_once() {
+        // Every sequence of four transitions, with an end before each of them, and an actor that is dropped.
+        for sequence in 0..TRANSITIONS.len().pow(4) {
+            for end_before in 0..=4 {
+                let mut stage = Lifecycle::Starting;
+                assert!(stage.start() && !stage.start());
+                let mut told = 0;
+                for step in 0..4 {
+                    if step == end_before {
+                        told += usize::from(stage.end((sequence % 2 == 0).then(linger)));
+                    }
+                    TRANSITIONS[sequence >> (3 * step) & 7](&mut stage);
+                }
+                told += usize::from(stage.end(None));
+                assert_eq!(told, 1, "sequence {sequence:o}, ended before {end_before}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_connection_that_has_not_begun_has_no_end() {
+        let mut stage = Lifecycle::<&str>::Starting;
+        assert!(!stage.end(None));
+        assert!(!stage.start());
+    }
+
+    #[test]
+    fn the_first_reason_to_close_stays() {
+        let mut stage = Lifecycle::Open;
+        stage.close("timeout");
+        stage.close("handler");
+        assert!(!stage.is_abandoned());
+        stage.abandon();
+        assert!(stage.is_abandoned());
+        assert_eq!(stage.take_reason(), Some("timeout"));
+        assert_eq!(stage.take_reason(), None);
+        assert!(matches!(stage, Lifecycle::Closed));
+    }
+
+    #[test]
+    fn a_handle_overrides_a_shutdown_and_undecodable_input_and_not_the_reverse() {
+        let mut stage = Lifecycle::Open;
+        stage.drain();
+        assert!(stage.may_decode() && !stage.may_read());
+        stage.answer("decode");
+        stage.drain();
+        assert!(stage.may_handle() && !stage.may_decode());
+        assert!(stage.flush());
+        assert!(stage.is_serving() && !stage.may_handle());
+        stage.drain();
+        stage.answer("decode");
+        assert!(!stage.flush() && matches!(stage, Lifecycle::Flushing));
+        assert_eq!(stage.take_failure(), None);
+    }
+}
