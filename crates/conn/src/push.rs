@@ -356,7 +356,7 @@ pub struct PushQueues<F: FrameLike> {
     run: u32,
     since: Option<Instant>,
     slots_next: bool,
-    /// Something was looked for since it last rested.
+    /// The queues were looked at since they last shrank.
     used: bool,
 }
 
@@ -428,8 +428,8 @@ impl<F: FrameLike> PushQueues<F> {
         Some((priority, frame?))
     }
 
-    /// What is written next, when so many requests have been answered, if there is anything: a frame of that priority, or the rest of
-    /// the one that has been begun.
+    /// Returns what is to be written next when `answered` requests have been answered: a frame of that priority, or none for the next
+    /// part of the one that has been begun.
     pub(crate) fn try_next(
         &mut self,
         high_begun: bool,
@@ -466,9 +466,9 @@ impl<F: FrameLike> PushQueues<F> {
         self.mailbox.outbox.take(order, &mut self.slots_next, answered)
     }
 
-    /// The connection falls idle.
-    pub(crate) fn rest(&mut self) {
-        // If nothing was taken, nothing has grown.
+    /// Releases memory that an idle connection does not need.
+    pub(crate) fn shrink(&mut self) {
+        // Queues that were not used have not grown.
         if std::mem::take(&mut self.used) {
             self.outbox().shrink();
         }

@@ -16,16 +16,17 @@ use crate::sync::lock;
 use crate::timeouts::later;
 use crate::{ConnectionId, FrameLike, PushHandle};
 
-/// The part of a connection that others may look at while it runs.
+/// The public facts of a connection, for other tasks.
 pub(crate) struct Facts {
     pub(crate) id: ConnectionId,
     pub(crate) peer: SocketAddr,
     pub(crate) since: Instant,
     pub(crate) traffic: Traffic,
-    /// What it counted is counted with what has ended.
+    /// The traffic is part of the total of connections that have ended.
     pub(crate) settled: AtomicBool,
-    /// The grace period of a shutdown has ended. Here rather than in the context, where it would take a word.
+    /// The grace period of a shutdown has ended. Not in the context, because it would take a word there.
     pub(crate) closing: AtomicBool,
+    /// What the protocol shares with other tasks.
     pub(crate) data: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
     pub(crate) account: Account,
 }
@@ -45,7 +46,7 @@ impl Facts {
     }
 }
 
-/// What has gone through a connection, counted by its actor alone.
+/// The traffic of a connection, counted by its actor only.
 #[derive(Debug, Default)]
 pub(crate) struct Traffic {
     frames_in: AtomicU64,
@@ -62,7 +63,7 @@ impl Traffic {
         self.bytes_out.store(counters.bytes_out, Relaxed);
     }
 
-    /// Adds what a connection that has ended had counted.
+    /// Adds the traffic of a connection that has ended.
     pub(crate) fn add(&self, counters: &Counters) {
         self.frames_in.fetch_add(counters.frames_in, Relaxed);
         self.frames_out.fetch_add(counters.frames_out, Relaxed);
@@ -301,12 +302,12 @@ impl ConnectionContext {
 
     /// Shows something to whoever lists the connections, in place of what was shown before: see [`Session::data`].
     pub fn share<T: Any + Send + Sync>(&self, data: T) {
-        // What was shown goes after the lock has: it may look there when it is dropped.
+        // The old value is dropped after the lock has been released: its drop may use the session.
         let before = lock(&self.facts.data).replace(Arc::new(data));
         drop(before);
     }
 
-    /// The connection has ended: what it counted goes to the others that have.
+    /// Adds the traffic to that of connections that have ended.
     pub(crate) fn settle(&self, ended: &Traffic) {
         self.publish();
         self.facts.settled.store(true, Relaxed);

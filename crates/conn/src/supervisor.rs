@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -198,7 +198,7 @@ pub struct Supervisor<P: Protocol> {
     shared: Arc<Shared<P>>,
 }
 
-/// What all connections have in common.
+/// The state that all connections of a supervisor share.
 pub(crate) struct Shared<P: Protocol> {
     pub(crate) protocol: P,
     push: Arc<PushOptions<P::Frame>>,
@@ -213,28 +213,28 @@ pub(crate) struct Shared<P: Protocol> {
     registry: Arc<SessionRegistry<P::Frame>>,
     ids: AtomicU64,
     admitted: Mutex<Admitted>,
-    /// How long peers are served after they were told of a shutdown.
+    /// How long peers are served after a shutdown was announced.
     grace: Mutex<Duration>,
-    /// Rung when a connection has ended, and when the phase changes.
+    /// Notified when a connection has ended, and when the phase changes.
     changed: Notify,
     pub(crate) phase: SharedPhase,
     memory: MemoryLimit,
 }
 
-/// How many connections there are.
+/// The number of connections, in total and by address.
 #[derive(Debug, Default)]
 struct Admitted {
     all: usize,
     by_address: HashMap<IpAddr, usize>,
 }
 
-/// How far a shutdown has come.
+/// The phase of a shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Phase {
     Open = 0,
-    /// Peers are told, and served until the grace is over.
+    /// The shutdown is announced to peers, which are served until the grace period is over.
     Notice = 1,
-    /// Nothing more is read. What has been asked is answered, what is queued is written, and connections end.
+    /// Nothing more is read. Requests that were read are answered, queued pushes are written, and connections end.
     Closing = 2,
     /// Connections end at once.
     Aborted = 3,
@@ -361,7 +361,7 @@ impl<P: Protocol> Supervisor<P> {
 
     /// How many connections are admitted and have not ended.
     pub fn count(&self) -> usize {
-        self.shared.admitted().all
+        lock(&self.shared.admitted).all
     }
 
     /// What has happened on all connections so far.
@@ -423,12 +423,8 @@ impl<P: Protocol> Shared<P> {
         *lock(&self.grace)
     }
 
-    fn admitted(&self) -> MutexGuard<'_, Admitted> {
-        lock(&self.admitted)
-    }
-
     fn count_in(&self, address: IpAddr) -> Result<(), Refused> {
-        let mut admitted = self.admitted();
+        let mut admitted = lock(&self.admitted);
         if self.phase.get() != Phase::Open {
             return Err(Refused::ShuttingDown);
         }
@@ -445,7 +441,7 @@ impl<P: Protocol> Shared<P> {
     }
 
     fn count_out(&self, address: IpAddr) {
-        let mut admitted = self.admitted();
+        let mut admitted = lock(&self.admitted);
         admitted.all -= 1;
         if let Entry::Occupied(mut own) = admitted.by_address.entry(address) {
             *own.get_mut() -= 1;
@@ -475,17 +471,17 @@ impl<P: Protocol> fmt::Debug for Supervisor<P> {
     }
 }
 
-/// Leave to connect. It counts until it is dropped or its connection has ended.
+/// A permit for one connection, which counts until it is dropped or its connection has ended.
 pub struct Permit<P: Protocol> {
     shared: Arc<Shared<P>>,
     id: ConnectionId,
     peer: SocketAddr,
-    /// There is, or was, a connection, whose end is counted elsewhere.
+    /// The permit was used for a connection, which counts its own end, or for a handshake that failed.
     is_used: bool,
 }
 
 impl<P: Protocol> Permit<P> {
-    /// The name the connection will have.
+    /// Returns the id that the connection will have.
     pub fn id(&self) -> ConnectionId {
         self.id
     }
@@ -495,7 +491,7 @@ impl<P: Protocol> Permit<P> {
         self,
         upgrade: impl Future<Output = io::Result<(S, Vec<u8>)>>,
     ) -> impl Future<Output = ()> {
-        // Boxed, so that a connection does not hold on to what it needed then.
+        // Boxed, so that the memory is released when the upgrade is done.
         let upgraded = Box::pin(self.upgraded(upgrade));
         async {
             if let Some((permit, socket, already_read)) = upgraded.await {
@@ -531,11 +527,11 @@ impl<P: Protocol> Permit<P> {
         }
     }
 
-    /// Its socket did not become what it was to become.
+    /// Counts and logs an upgrade that failed.
     fn fail(mut self, error: &io::Error) {
         self.is_used = true;
         self.shared.counts.ended("handshake");
-        tracing::debug!(connection = %self.id, peer = %self.peer, %error, "a connection was not upgraded");
+        tracing::debug!(connection = %self.id, peer = %self.peer, %error, "handshake failed");
     }
 
     /// Runs the connection to its end, on the task that polls this. `already_read` is what was read from the socket before,
@@ -559,7 +555,7 @@ impl<P: Protocol> Permit<P> {
         Run::New(self, socket, already_read, data)
     }
 
-    /// Makes the actor of the connection, if the protocol has a codec for it.
+    /// Creates the actor of the connection. None if the protocol panicked.
     fn begin<S: AsyncRead + AsyncWrite + Unpin>(
         &mut self,
         socket: S,
@@ -569,7 +565,7 @@ impl<P: Protocol> Permit<P> {
         self.is_used = true;
         let Shared { protocol, push, fairness, registry, .. } = &*self.shared;
         let Ok(codec) = catch_unwind(AssertUnwindSafe(|| protocol.codec())) else {
-            tracing::error!(connection = %self.id, "the protocol panicked when it was asked for a codec");
+            tracing::error!(connection = %self.id, "Protocol::codec panicked");
             self.shared.counts.ended("panic");
             return None;
         };
@@ -588,7 +584,7 @@ enum Run<P: Protocol, S> {
     New(Permit<P>, S, Vec<u8>, Option<Box<dyn Any + Send>>),
     Running {
         actor: Actor<P, S>,
-        /// Dropped last: whoever sees the count fall finds that the connection has ended.
+        /// Dropped after the actor, so that a connection has ended before the count falls.
         _permit: Permit<P>,
     },
     Ended,

@@ -87,10 +87,10 @@ impl Timeout {
     }
 }
 
-/// How many bytes are read and discarded at most while an ended connection waits for its peer to close.
+/// Limit of the bytes that an ended connection reads and discards while it lingers.
 pub(crate) const MAX_DISCARDED_BYTES: usize = 1 << 20;
 
-/// Adds a duration to an instant. A longer one counts as thirty years, which no clock overflows at.
+/// Adds a duration to an instant. The duration is limited to thirty years, so that the sum does not overflow.
 pub(crate) fn later(now: Instant, duration: Duration) -> Instant {
     const MAX: Duration = Duration::from_hours(24 * 365 * 30);
     now + duration.min(MAX)
@@ -116,8 +116,7 @@ pub(crate) enum Due {
     End(Timeout),
 }
 
-/// What the time-outs of a connection look at: since when it waits, for each thing that it waits for. What is seldom waited for
-/// stands in a box, so that it takes little where it is not.
+/// What a connection waits for, and since when. Rarely used instants are boxed.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(crate) struct Watch {

@@ -13,7 +13,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     pub(super) fn idle(&mut self) -> Progress<P> {
         self.context.publish();
         self.replies.shrink();
-        self.queues.rest();
+        self.queues.shrink();
         // An idle connection holds no buffers.
         if self.input.bytes.is_empty() {
             self.input.bytes = BytesMut::new();

@@ -11,13 +11,13 @@ use crate::FrameLike;
 pub(super) struct Parked<F>(Option<Box<Waiting<F>>>);
 
 struct Waiting<F> {
-    /// Each with the bytes that it counts for.
+    /// Each with the bytes that it counts as.
     frames: VecDeque<(F, usize)>,
     bytes: usize,
 }
 
 impl<F: FrameLike> Parked<F> {
-    /// Appends a frame. It counts with its place, in case it has no bytes.
+    /// Appends a frame. Its entry in the queue counts too, in case it has no bytes.
     pub(super) fn push(&mut self, frame: F) {
         let waiting = self.0.get_or_insert_with(|| Box::new(Waiting { frames: VecDeque::new(), bytes: 0 }));
         let bytes = frame.size().saturating_add(size_of::<(F, usize)>());

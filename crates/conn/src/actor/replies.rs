@@ -18,12 +18,12 @@ use crate::{FrameLike, Protocol, Reply};
 
 pub(super) struct Replies<P: Protocol> {
     queue: VecDeque<Pending<P>>,
-    /// The size of the frames in it.
+    /// The size of the frames in the queue.
     ready_bytes: usize,
 }
 
 enum Pending<P: Protocol> {
-    /// Nothing is left of it but its end, if there are none.
+    /// The frames that are left. Without any, the reply is complete.
     Frames(VecDeque<P::Frame>),
     Future(ReplyFuture<P::Frame, P::ProtocolError>, Option<Arc<Flag>>),
     Stream(ReplyStream<P::Frame, P::ProtocolError>),
@@ -33,14 +33,14 @@ enum Pending<P: Protocol> {
     Failed(P::ProtocolError),
 }
 
-/// What comes next of the replies.
+/// The next step of the replies.
 pub(super) enum Step<P: Protocol> {
     Frame(P::Frame),
-    /// The reply is to be decided now, and [given back](Replies::decided).
+    /// The reply is to be decided now, and passed to [`Replies::decided`].
     Decide(ReplyInTurn<P::Frame, P::ProtocolError>),
     /// The reply is complete.
     End,
-    /// The reply panicked, and nothing more comes of it but an [`End`](Self::End).
+    /// The reply panicked. An [`End`](Self::End) follows.
     Panicked,
     /// The connection is to be closed.
     Close(Option<P::Frame>),
@@ -48,9 +48,10 @@ pub(super) enum Step<P: Protocol> {
     Failed(P::ProtocolError),
 }
 
-/// Whether a future that is polled ahead of its turn is worth polling again.
+/// The waker of a future that is polled ahead of its turn.
 struct Flag {
-    raised: AtomicBool,
+    /// The future is worth polling again.
+    is_set: AtomicBool,
     actor: Waker,
 }
 
@@ -60,7 +61,7 @@ impl Wake for Flag {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.raised.store(true, SeqCst);
+        self.is_set.store(true, SeqCst);
         self.actor.wake_by_ref();
     }
 }
@@ -83,12 +84,12 @@ impl<P: Protocol> Replies<P> {
         self.ready_bytes
     }
 
-    /// Whether nothing can follow the last of them, since it ends the connection, or nothing may before it is decided.
+    /// Whether no request may be handled after the last reply: it ends the connection, or it is to be decided first.
     pub(super) fn is_last(&self) -> bool {
         matches!(self.queue.back(), Some(Pending::Close(_) | Pending::Failed(_) | Pending::InTurn(_)))
     }
 
-    /// Appends a reply. It is begun at once.
+    /// Appends a reply, and polls it at once.
     pub(super) fn push(&mut self, reply: Reply<P::Frame, P::ProtocolError>, context: &mut Context<'_>) {
         let mut pending = Pending::from(reply);
         if !self.queue.is_empty() {
@@ -103,7 +104,7 @@ impl<P: Protocol> Replies<P> {
         self.queue.push_back(Pending::Panicked);
     }
 
-    /// The reply whose turn it is has been decided, or has panicked.
+    /// Sets the first reply to what was decided, or to a panic.
     pub(super) fn decided(&mut self, reply: Option<Reply<P::Frame, P::ProtocolError>>) {
         if let Some(first) = self.queue.front_mut() {
             *first = reply.map_or(Pending::Panicked, Pending::from);
@@ -111,7 +112,7 @@ impl<P: Protocol> Replies<P> {
         }
     }
 
-    /// Polls those whose turn it is not.
+    /// Polls the futures that are not first and have been woken.
     pub(super) fn poll_ahead(&mut self, context: &mut Context<'_>) {
         for pending in self.queue.iter_mut().skip(1).filter(|pending| matches!(pending, Pending::Future(..))) {
             pending.poll_ahead(context);
@@ -119,11 +120,11 @@ impl<P: Protocol> Replies<P> {
         }
     }
 
-    /// The next step of the reply whose turn it is, or nothing if there is none. If the peer wants no more, streams end, which
-    /// might have no end of their own.
-    pub(super) fn poll_next(&mut self, context: &mut Context<'_>, wants_no_more: bool) -> Poll<Option<Step<P>>> {
+    /// Returns the next step of the first reply, or none if there is no reply. If the peer is leaving, streams end, because they
+    /// might not end by themselves.
+    pub(super) fn poll_next(&mut self, context: &mut Context<'_>, peer_leaves: bool) -> Poll<Option<Step<P>>> {
         let Some(first) = self.queue.front_mut() else { return Poll::Ready(None) };
-        let over = || Pending::Frames(VecDeque::new());
+        let complete = || Pending::Frames(VecDeque::new());
         let step = loop {
             break match first {
                 Pending::Frames(frames) => frames.pop_front().map(|frame| {
@@ -139,7 +140,7 @@ impl<P: Protocol> Replies<P> {
                     self.ready_bytes += first.ready_bytes();
                     continue;
                 }
-                Pending::Stream(_) if wants_no_more => None,
+                Pending::Stream(_) if peer_leaves => None,
                 Pending::Stream(stream) => {
                     match catch_unwind(AssertUnwindSafe(|| stream.as_mut().poll_next(context))) {
                         Ok(Poll::Pending) => return Poll::Pending,
@@ -152,21 +153,21 @@ impl<P: Protocol> Replies<P> {
                         }
                     }
                 }
-                Pending::InTurn(_) => match std::mem::replace(first, over()) {
+                Pending::InTurn(_) => match std::mem::replace(first, complete()) {
                     Pending::InTurn(decide) => Some(Step::Decide(decide)),
                     _ => None,
                 },
                 Pending::Panicked => {
-                    *first = over();
+                    *first = complete();
                     Some(Step::Panicked)
                 }
                 Pending::Close(frame) => {
                     let frame = frame.take();
                     self.ready_bytes -= frame.as_ref().map_or(0, FrameLike::size);
-                    *first = over();
+                    *first = complete();
                     Some(Step::Close(frame))
                 }
-                Pending::Failed(_) => match std::mem::replace(first, over()) {
+                Pending::Failed(_) => match std::mem::replace(first, complete()) {
                     Pending::Failed(error) => Some(Step::Failed(error)),
                     _ => None,
                 },
@@ -192,7 +193,7 @@ impl<P: Protocol> Replies<P> {
 }
 
 impl<P: Protocol> Pending<P> {
-    /// The size of its frames.
+    /// Returns the size of its frames.
     fn ready_bytes(&self) -> usize {
         match self {
             Self::Frames(frames) => frames.iter().map(FrameLike::size).sum(),
@@ -208,12 +209,12 @@ impl<P: Protocol> Pending<P> {
     fn poll_ahead(&mut self, context: &mut Context<'_>) {
         let Self::Future(future, flag) = self else { return };
         let known = flag.take().filter(|flag| flag.actor.will_wake(context.waker()));
-        if known.as_ref().is_some_and(|flag| !flag.raised.swap(false, SeqCst)) {
+        if known.as_ref().is_some_and(|flag| !flag.is_set.swap(false, SeqCst)) {
             *flag = known;
             return;
         }
         let current =
-            known.unwrap_or_else(|| Arc::new(Flag { raised: AtomicBool::new(false), actor: context.waker().clone() }));
+            known.unwrap_or_else(|| Arc::new(Flag { is_set: AtomicBool::new(false), actor: context.waker().clone() }));
         let waker = Waker::from(Arc::clone(&current));
         let mut context = Context::from_waker(&waker);
         match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(&mut context))) {

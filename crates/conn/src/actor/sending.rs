@@ -41,7 +41,7 @@ impl<F> Unfinished<F> {
 }
 
 impl<F: FrameLike> Unfinished<F> {
-    /// The size of the frames, which stay in memory until their last part is encoded.
+    /// Returns the size of the frames, which stay in memory until their last part is encoded.
     pub(super) fn held_bytes(&self) -> usize {
         let Self { high, low, reply } = self;
         [high, low, reply].into_iter().flatten().map(|unfinished| unfinished.0.size()).sum()
