@@ -837,3 +837,16 @@ async fn what_is_pushed_after_the_reply_does_not_overtake_what_was_tied_to_it() 
         assert_eq!(String::from_utf8(body).unwrap(), expected);
     }
 }
+
+/// A request was in flight when the input could not be decoded. A handle that closed the connection then lost its last frame.
+#[tokio::test(start_paused = true)]
+async fn a_handle_closes_a_connection_whose_input_cannot_be_decoded() {
+    let mut line = Line::<false, false>::new(|b| b);
+    line.send("never").await;
+    let (handle, _) = line.tickets.recv().await.unwrap();
+    line.far.write_all(&[0xff; 4]).await.unwrap();
+    turns().await;
+    handle.close(Some(frame("bye")));
+    assert_eq!(line.receive().await.as_deref(), Some("bye"));
+    assert_eq!(line.ends.recv().await.unwrap().0, "handle");
+}
