@@ -3,18 +3,17 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tidewire_conn::{FragmentOptions, Fragmented, LengthDelimited, LengthDelimitedOptions, LengthPrefix};
+use tidewire_conn::codec::{FragmentOptions, Fragmented, LengthDelimited, LengthDelimitedOptions, LengthPrefix};
 use tidewire_fuzz::{hear, split};
 
 fuzz_target!(|data: &[u8]| {
     let Some(([max_message, max_assemblies, max_held], sizes, wire)) = split(data) else { return };
-    let mut inner = LengthDelimitedOptions::default();
     // One byte, so that a fuzzer finds whole fragments soon.
-    (inner.prefix, inner.max_frame) = (LengthPrefix::One, 255);
-    let mut options = FragmentOptions::default();
-    options.max_message = usize::from(max_message);
-    options.max_assemblies = usize::from(max_assemblies % 4);
-    options.max_held = usize::from(max_held);
+    let inner = LengthDelimitedOptions::default().prefix(LengthPrefix::One).max_frame(255);
+    let options = FragmentOptions::default()
+        .max_message(usize::from(max_message))
+        .max_assemblies(usize::from(max_assemblies % 4))
+        .max_held(usize::from(max_held));
     let codec = || Fragmented::new(LengthDelimited::new(inner).expect("it fits the prefix"), options);
     let bound = 255 + 1 + 4096;
     let whole = hear(codec(), wire, &[], usize::MAX);

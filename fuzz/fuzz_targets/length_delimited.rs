@@ -3,20 +3,19 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tidewire_conn::{ByteOrder, LengthDelimited, LengthDelimitedOptions, LengthPrefix};
+use tidewire_conn::codec::{ByteOrder, LengthDelimited, LengthDelimitedOptions, LengthPrefix};
 use tidewire_fuzz::{hear, split};
 
 fuzz_target!(|data: &[u8]| {
     let Some(([prefix, order, max_frame], sizes, wire)) = split(data) else { return };
-    let mut options = LengthDelimitedOptions::default();
-    options.prefix = match prefix % 4 {
+    let prefix = match prefix % 4 {
         0 => LengthPrefix::One,
         1 => LengthPrefix::Two,
         2 => LengthPrefix::Four,
         _ => LengthPrefix::Eight,
     };
-    options.order = if order % 2 == 0 { ByteOrder::Big } else { ByteOrder::Little };
-    options.max_frame = usize::from(max_frame) + 1;
+    let order = if order % 2 == 0 { ByteOrder::Big } else { ByteOrder::Little };
+    let options = LengthDelimitedOptions::default().prefix(prefix).order(order).max_frame(usize::from(max_frame) + 1);
     let Ok(codec) = LengthDelimited::new(options) else { return };
     let bound = options.max_frame + 8 + 4096;
     let whole = hear(codec.clone(), wire, &[], usize::MAX);

@@ -4,16 +4,17 @@
 
 use bytes::BytesMut;
 use libfuzzer_sys::fuzz_target;
-use tidewire_conn::{Codec, Message, WebSocket, WebSocketOptions};
+use tidewire_conn::codec::Codec;
+use tidewire_conn::websocket::{Message, WebSocket, WebSocketOptions};
 use tidewire_fuzz::{hear, split};
 
 fuzz_target!(|data: &[u8]| {
     let Some(([role, max_frame, max_message, max_fragments], sizes, wire)) = split(data) else { return };
     let is_server = role % 2 == 0;
-    let mut options = WebSocketOptions::default();
-    options.max_frame = max_frame.into();
-    options.max_message = usize::from(max_message) * 2;
-    options.max_fragments = max_fragments.into();
+    let options = WebSocketOptions::default()
+        .max_frame(max_frame.into())
+        .max_message(usize::from(max_message) * 2)
+        .max_fragments(max_fragments.into());
     let bound = options.max_frame + 14 + 4096;
 
     let run = |sizes, bound| {

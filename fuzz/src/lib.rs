@@ -3,7 +3,7 @@
 use std::io::IoSlice;
 
 use bytes::{BufMut, BytesMut};
-use tidewire_conn::{Batch, Codec};
+use tidewire_conn::codec::{Batch, Codec};
 
 /// What came of a stream.
 #[derive(Debug, PartialEq)]

@@ -1,29 +1,16 @@
-//! A chat: whatever a member says is pushed to all others. One of them does not read, and holds up nobody.
+//! A chat: every message of a member is pushed to all others. One of them does not read, and delays no other member.
 //!
 //! `cargo run -p tidewire-conn --example chat`
 
 use std::convert::Infallible;
-use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use tidewire_conn::{
-    ConnectionContext, Frame, Head, LengthDelimited, Protocol, PushPriority, Reply, SessionRegistry, Shutdown,
-    Supervisor,
-};
+use tidewire_conn::codec::LengthDelimited;
+use tidewire_conn::{ConnectionContext, Frame, Head, Protocol, PushPriority, Reply, Shutdown, Supervisor};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-#[derive(Default)]
-struct Chat {
-    /// Known once the server is built.
-    members: Arc<OnceLock<Supervisor<Chat>>>,
-}
-
-impl Chat {
-    fn members(&self) -> Option<&SessionRegistry<Frame>> {
-        self.members.get().map(Supervisor::sessions)
-    }
-}
+struct Chat;
 
 impl Protocol for Chat {
     type Frame = Frame;
@@ -35,10 +22,9 @@ impl Protocol for Chat {
     }
 
     fn on_frame(&self, said: Frame, context: &mut ConnectionContext) -> Reply<Frame, Infallible> {
-        let Some(members) = self.members() else { return Reply::None };
-        // Each gets a head of its own, and all share the body.
+        // All frames share the body; only the head is copied.
         let head = Head::new(format!("{} says: ", context.id()).as_bytes()).unwrap_or_default();
-        let heard = members.broadcast(PushPriority::Low, |member| {
+        let heard = context.sessions().broadcast(PushPriority::Low, |member| {
             (member.id() != context.id()).then(|| Frame::new(head, said.body().clone()))
         });
         Reply::Frame(Frame::from(Bytes::from(format!("heard by {heard}"))))
@@ -51,10 +37,7 @@ pub(crate) fn main() {
 }
 
 async fn chat() -> std::io::Result<()> {
-    let protocol = Chat::default();
-    let members = Arc::clone(&protocol.members);
-    let server = Supervisor::with_protocol(protocol).push_capacities(4, 4).build();
-    members.set(server.clone()).expect("set once");
+    let server = Supervisor::builder(Chat).low_priority_capacity(4).build();
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let addr = listener.local_addr()?;
     let serving = tokio::spawn({

@@ -8,7 +8,8 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tidewire_conn::{ConnectionContext, Frame, LengthDelimited, Protocol, Reply, Shutdown, Supervisor, Timeouts};
+use tidewire_conn::codec::LengthDelimited;
+use tidewire_conn::{ConnectionContext, Frame, Protocol, Reply, Shutdown, Supervisor, Timeouts};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -43,9 +44,8 @@ pub(crate) fn main() {
 }
 
 async fn echo(serve_at: Option<String>) -> std::io::Result<()> {
-    let mut timeouts = Timeouts::default();
-    (timeouts.heartbeat, timeouts.idle) = (Some(Duration::from_mins(1)), Some(Duration::from_mins(2)));
-    let server = Supervisor::with_protocol(Echo).timeouts(timeouts).max_connections(1000).build();
+    let timeouts = Timeouts::default().heartbeat(Duration::from_mins(1)).idle(Duration::from_mins(2));
+    let server = Supervisor::builder(Echo).timeouts(timeouts).max_connections(1000).build();
     let listener = TcpListener::bind(serve_at.as_deref().unwrap_or("127.0.0.1:0")).await?;
     let addr = listener.local_addr()?;
     println!("echoing on {addr}");

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_core::Stream;
-use tidewire_conn::{ConnectionContext, Frame, LengthDelimited, Protocol, PushHandle, Reply, Shutdown, Supervisor};
+use tidewire_conn::codec::LengthDelimited;
+use tidewire_conn::{ConnectionContext, Frame, Protocol, PushHandle, Reply, Shutdown, Supervisor};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -58,7 +59,7 @@ pub(crate) fn main() {
 async fn feed() -> std::io::Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let mut client = TcpStream::connect(listener.local_addr()?).await?;
-    let server = Supervisor::with_protocol(Feed).build();
+    let server = Supervisor::builder(Feed).build();
     let serving = tokio::spawn({
         let server = server.clone();
         async move { server.serve(listener).await }

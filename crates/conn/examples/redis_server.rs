@@ -7,9 +7,10 @@ use std::convert::Infallible;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::{Bytes, BytesMut};
+use tidewire_conn::codec::{Batch, Codec};
 use tidewire_conn::{
-    Batch, Codec, ConnectionContext, ConnectionId, FrameLike, Protocol, PushHandle, PushPolicy, PushPriority, Reply,
-    ServiceOrder, Shutdown, Supervisor,
+    ConnectionContext, ConnectionId, FrameLike, Protocol, PushHandle, PushPolicy, PushPriority, Reply, ServiceOrder,
+    Shutdown, Supervisor,
 };
 use tidewire_redis::Value;
 use tidewire_redis::resp::{DecodeError, Decoder, Message, Version};
@@ -93,7 +94,7 @@ fn ok() -> Value {
 }
 
 impl Store {
-    fn answer(&self, command: &[Bytes], context: &ConnectionContext) -> Vec<Message> {
+    fn answer(&self, command: &[Bytes], context: &ConnectionContext<Said>) -> Vec<Message> {
         let Some((name, arguments)) = command.split_first() else {
             return vec![Message::Reply(error("ERR a command is an array of strings"))];
         };
@@ -122,7 +123,7 @@ impl Store {
         vec![Message::Reply(value)]
     }
 
-    fn subscribe(&self, channels: &[Bytes], context: &ConnectionContext) -> Vec<Message> {
+    fn subscribe(&self, channels: &[Bytes], context: &ConnectionContext<Said>) -> Vec<Message> {
         let Some(handle) = context.data.as_ref().and_then(|data| data.downcast_ref::<PushHandle<Said>>()) else {
             return vec![Message::Reply(error("ERR the connection is about to end"))];
         };
@@ -158,15 +159,15 @@ impl Protocol for Store {
         Resp { decoder: Decoder::default(), version: Version::Resp2, output: BytesMut::new() }
     }
 
-    fn on_connection_setup(&self, handle: PushHandle<Said>, context: &mut ConnectionContext) {
+    fn on_connection_setup(&self, handle: PushHandle<Said>, context: &mut ConnectionContext<Said>) {
         context.data = Some(Box::new(handle));
     }
 
-    fn on_frame(&self, command: Said, context: &mut ConnectionContext) -> Reply<Said, Infallible> {
+    fn on_frame(&self, command: Said, context: &mut ConnectionContext<Said>) -> Reply<Said, Infallible> {
         Reply::Frames(self.answer(&words(&command.0), context).into_iter().map(Said).collect())
     }
 
-    fn on_connection_closed(&self, _: &tidewire_conn::CloseReason<Self>, context: &mut ConnectionContext) {
+    fn on_connection_closed(&self, _: &tidewire_conn::CloseReason<Self>, context: &mut ConnectionContext<Said>) {
         lock(&self.channels).retain(|_, listeners| {
             listeners.remove(&context.id());
             !listeners.is_empty()
@@ -176,7 +177,7 @@ impl Protocol for Store {
 
 /// Serves until the future is done.
 pub(crate) async fn serve(listener: TcpListener, until: impl Future<Output = ()>) -> std::io::Result<()> {
-    let server = Supervisor::with_protocol(Store::default()).build();
+    let server = Supervisor::builder(Store::default()).build();
     let serving = server.serve(listener);
     tokio::select! {
         served = serving => served,

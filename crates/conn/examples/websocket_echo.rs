@@ -6,11 +6,11 @@
 
 use std::convert::Infallible;
 
-use tidewire_conn::{
-    Client, ClientHandshake, ClientOptions, ClientProtocol, CloseCode, CloseReason, ConnectionContext, Incoming,
-    Message, Protocol, Reply, Shutdown, Supervisor, TcpConnector, WebSocket, WebSocketConnector, WebSocketOptions,
-    accept_websocket,
+use tidewire_conn::client::{Client, ClientOptions, ClientProtocol, Incoming, TcpConnector};
+use tidewire_conn::websocket::{
+    self, ClientHandshake, CloseCode, Message, WebSocket, WebSocketConnector, WebSocketOptions,
 };
+use tidewire_conn::{CloseReason, ConnectionContext, Protocol, Reply, Shutdown, Supervisor};
 use tokio::net::TcpListener;
 
 /// The largest message that is echoed.
@@ -27,7 +27,7 @@ impl Protocol for Echo {
         WebSocket::server(options())
     }
 
-    fn on_frame(&self, message: Message, _: &mut ConnectionContext) -> Reply<Message, Infallible> {
+    fn on_frame(&self, message: Message, _: &mut ConnectionContext<Message>) -> Reply<Message, Infallible> {
         match message {
             Message::Text(_) | Message::Binary(_) => Reply::Frame(message),
             // The codec answers pings and closes.
@@ -35,7 +35,7 @@ impl Protocol for Echo {
         }
     }
 
-    fn last_word(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext) -> Option<Message> {
+    fn last_word(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext<Message>) -> Option<Message> {
         match reason {
             CloseReason::Shutdown => Some(Message::close(CloseCode::AWAY, "the server is going down")),
             // What is wrong with a message, the codec says itself.
@@ -45,9 +45,7 @@ impl Protocol for Echo {
 }
 
 fn options() -> WebSocketOptions {
-    let mut options = WebSocketOptions::default();
-    (options.max_frame, options.max_message, options.max_fragments) = (LARGEST, LARGEST, LARGEST);
-    options
+    WebSocketOptions::default().max_frame(LARGEST).max_message(LARGEST).max_fragments(LARGEST)
 }
 
 #[tokio::main]
@@ -63,9 +61,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 async fn serve(addr: &str) -> std::io::Result<()> {
     let listener = TcpListener::bind(addr).await?;
     println!("listening on {}", listener.local_addr()?);
-    let server = Supervisor::with_protocol(Echo).build();
+    let server = Supervisor::builder(Echo).build();
     let serving = server.serve_with(listener, async |mut socket| {
-        let already_read = accept_websocket(&mut socket, |_| None).await?;
+        let already_read = websocket::accept(&mut socket, |_| None).await?;
         Ok((socket, already_read))
     });
     tokio::select! {
@@ -111,9 +109,8 @@ async fn cases(host: &str) -> Result<(), Box<dyn std::error::Error>> {
 /// Connects, echoes until the server closes, and returns the first message.
 async fn echo_back(host: &str, path: &str) -> Result<Option<Message>, Box<dyn std::error::Error>> {
     let connector = WebSocketConnector::new(TcpConnector::new(host), ClientHandshake::new(host, path)?);
-    let mut options = ClientOptions::default();
-    options.reconnect = false;
-    let (client, mut pushes, connection) = Client::new(EchoBack, connector, options);
+    let options = ClientOptions::default().reconnect(false);
+    let (client, mut pushes, connection) = Client::builder(EchoBack, connector).options(options).build();
     let running = tokio::spawn(connection.run());
     let mut first = None;
     while let Some(pushed) = pushes.recv().await {

@@ -17,7 +17,7 @@ use bytes::{Buf, Bytes, BytesMut};
 /// ```
 /// use std::io::{IoSlice, Write};
 /// use bytes::Bytes;
-/// use tidewire_conn::Batch;
+/// use tidewire_conn::codec::Batch;
 ///
 /// let mut batch = Batch::default();
 /// batch.put(b"copied, ");

@@ -1,8 +1,13 @@
-//! Codecs: bytes to frames and back, without I/O or a clock, so that every split of the input can be tested.
+//! Codecs: bytes to frames and back.
+//!
+//! A [`Codec`] has no I/O and no clock, so that every split of the input can be tested. [`LengthDelimited`] is for frames with a
+//! length prefix, [`Fragmented`] cuts large frames into pieces, and [`WebSocket`](crate::websocket::WebSocket) is a codec too.
 
 use bytes::{Buf, BytesMut};
 
-use crate::{Batch, Frame, FrameLike};
+pub use crate::batch::Batch;
+pub use crate::fragment::{FragmentError, FragmentOptions, Fragmented};
+use crate::{Frame, FrameLike};
 
 /// A core without I/O: bytes to frames and back. Resumable at any byte.
 pub trait Codec: Send + 'static {
@@ -96,14 +101,15 @@ pub struct Part {
 ///
 /// ```
 /// use bytes::{Bytes, BytesMut};
-/// use tidewire_conn::{Codec, Frame, LengthDelimited};
+/// use tidewire_conn::Frame;
+/// use tidewire_conn::codec::{Codec, LengthDelimited};
 ///
 /// let mut codec = LengthDelimited::default();
 /// let mut input = BytesMut::from(&b"\0\0\0\x04tide\0\0"[..]);
 /// assert_eq!(codec.decode(&mut input)?, Some(Frame::from(Bytes::from_static(b"tide"))));
 /// assert_eq!(codec.decode(&mut input)?, None);
 /// assert!(codec.finish(&input).is_err());
-/// # Ok::<(), tidewire_conn::LengthDelimitedError>(())
+/// # Ok::<(), tidewire_conn::codec::LengthDelimitedError>(())
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct LengthDelimited {
@@ -111,17 +117,40 @@ pub struct LengthDelimited {
     options: LengthDelimitedOptions,
 }
 
-/// How [`LengthDelimited`] frames look.
+/// Options of [`LengthDelimited`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LengthDelimitedOptions {
-    /// How wide the length is. Default: [`Four`](LengthPrefix::Four) bytes, which no sensible limit outgrows.
+    /// The width of the length prefix. Default: [`Four`](LengthPrefix::Four) bytes, enough for any sensible limit.
     pub prefix: LengthPrefix,
-    /// In which order the bytes of the length come. Default: [`Big`](ByteOrder::Big), the order of the network.
+    /// The byte order of the length prefix. Default: [`Big`](ByteOrder::Big), the network byte order.
     pub order: ByteOrder,
-    /// The largest frame, sent or received, without its prefix. Default: 1 MiB: far above a usual message, and a thousand
-    /// peers that all send the largest frame fit in 1 GiB.
+    /// Limit of a frame, sent or received, without its prefix, in bytes. Default: 1 MiB, far above a usual message, and a
+    /// thousand peers that all send the largest frame fit in 1 GiB.
     pub max_frame: usize,
+}
+
+impl LengthDelimitedOptions {
+    /// Sets [`prefix`](#structfield.prefix).
+    #[must_use]
+    pub fn prefix(mut self, prefix: LengthPrefix) -> Self {
+        self.prefix = prefix;
+        self
+    }
+
+    /// Sets [`order`](#structfield.order).
+    #[must_use]
+    pub fn order(mut self, order: ByteOrder) -> Self {
+        self.order = order;
+        self
+    }
+
+    /// Sets [`max_frame`](#structfield.max_frame).
+    #[must_use]
+    pub fn max_frame(mut self, max_frame: usize) -> Self {
+        self.max_frame = max_frame;
+        self
+    }
 }
 
 impl Default for LengthDelimitedOptions {

@@ -18,7 +18,8 @@
 
 use bytes::{Buf, Bytes, BytesMut};
 
-use crate::{Batch, Codec, Frame, Head, Part};
+use crate::codec::{Batch, Codec, Part};
+use crate::{Frame, Head};
 
 const FIRST: u8 = 0b01;
 const LAST: u8 = 0b10;
@@ -27,7 +28,8 @@ const LAST: u8 = 0b10;
 ///
 /// ```
 /// use bytes::{Bytes, BytesMut};
-/// use tidewire_conn::{Batch, Codec, Fragmented, FragmentOptions, Frame, LengthDelimited};
+/// use tidewire_conn::Frame;
+/// use tidewire_conn::codec::{Batch, Codec, FragmentOptions, Fragmented, LengthDelimited};
 ///
 /// let mut codec = Fragmented::new(LengthDelimited::default(), FragmentOptions::default());
 /// let large = Frame::from(Bytes::from(vec![7; 100_000]));
@@ -62,23 +64,54 @@ struct Assembly {
     payload: BytesMut,
 }
 
-/// Settings of [`Fragmented`].
+/// Options of [`Fragmented`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FragmentOptions {
-    /// How many bytes of a message are in a fragment. Default: 16 KiB, so that four of them fill a batch.
-    pub fragment: usize,
-    /// The largest message, sent or received. Default: 64 MiB.
+    /// Size of a fragment, in bytes of its message. Default: 16 KiB, so that four of them fill a batch.
+    pub fragment_bytes: usize,
+    /// Limit of a message, sent or received, in bytes. Default: 64 MiB, far more than an unfragmented frame may have.
     pub max_message: usize,
-    /// How many messages may be incomplete at a time. Default: 8; an actor of ours sends four at most.
+    /// Limit of the messages that are incomplete at one time. Default: 8, twice as many as our own actor sends.
     pub max_assemblies: usize,
-    /// How many bytes incomplete messages may hold together; their buffers may be twice as large. Default: 64 MiB.
+    /// Limit of the bytes that incomplete messages hold together; their buffers may be twice as large. Default: 64 MiB, one
+    /// message of the largest size.
     pub max_held: usize,
+}
+
+impl FragmentOptions {
+    /// Sets [`fragment_bytes`](#structfield.fragment_bytes).
+    #[must_use]
+    pub fn fragment_bytes(mut self, fragment_bytes: usize) -> Self {
+        self.fragment_bytes = fragment_bytes;
+        self
+    }
+
+    /// Sets [`max_message`](#structfield.max_message).
+    #[must_use]
+    pub fn max_message(mut self, max_message: usize) -> Self {
+        self.max_message = max_message;
+        self
+    }
+
+    /// Sets [`max_assemblies`](#structfield.max_assemblies).
+    #[must_use]
+    pub fn max_assemblies(mut self, max_assemblies: usize) -> Self {
+        self.max_assemblies = max_assemblies;
+        self
+    }
+
+    /// Sets [`max_held`](#structfield.max_held).
+    #[must_use]
+    pub fn max_held(mut self, max_held: usize) -> Self {
+        self.max_held = max_held;
+        self
+    }
 }
 
 impl Default for FragmentOptions {
     fn default() -> Self {
-        Self { fragment: 16 * 1024, max_message: 64 << 20, max_assemblies: 8, max_held: 64 << 20 }
+        Self { fragment_bytes: 16 * 1024, max_message: 64 << 20, max_assemblies: 8, max_held: 64 << 20 }
     }
 }
 
@@ -197,7 +230,7 @@ impl Header {
 impl<C: Codec<Frame = Frame>> Fragmented<C> {
     /// Fragments over the frames of another codec, whose limit must leave room for a fragment and 13 bytes.
     pub fn new(inner: C, options: FragmentOptions) -> Self {
-        let options = FragmentOptions { fragment: options.fragment.max(1), ..options };
+        let options = options.fragment_bytes(options.fragment_bytes.max(1));
         Self { inner, options, sent: 0, begun: 0, assemblies: Vec::new(), held: 0 }
     }
 
@@ -328,7 +361,7 @@ impl<C: Codec<Frame = Frame>> Codec for Fragmented<C> {
     }
 
     fn encode_part(&mut self, frame: &Frame, part: Part, output: &mut Batch) -> Result<Option<Part>, Self::Error> {
-        let FragmentOptions { fragment, max_message: max, .. } = self.options;
+        let FragmentOptions { fragment_bytes, max_message: max, .. } = self.options;
         let Part { mut message, offset } = part;
         let total = frame.len();
         if total > max {
@@ -336,7 +369,7 @@ impl<C: Codec<Frame = Frame>> Codec for Fragmented<C> {
         }
         // With a byte before it, the longest head is too long for one piece.
         let fits = frame.head().len() < Head::CAPACITY;
-        let flags = match (offset == 0, total - offset <= fragment) {
+        let flags = match (offset == 0, total - offset <= fragment_bytes) {
             (true, true) if fits => FIRST | LAST,
             (true, _) => FIRST,
             (false, true) => LAST,
@@ -349,7 +382,7 @@ impl<C: Codec<Frame = Frame>> Codec for Fragmented<C> {
         #[expect(clippy::cast_possible_truncation, reason = "a number may come again when its message is long whole")]
         let header = Header { flags, message: message as u32, total: total as u64 };
         let (header, header_len) = header.bytes();
-        let (piece, taken) = Self::piece(frame, offset, fragment, &header[..header_len]);
+        let (piece, taken) = Self::piece(frame, offset, fragment_bytes, &header[..header_len]);
         self.inner.encode(&piece, output)?;
         Ok((flags & LAST == 0).then_some(Part { message, offset: offset + taken }))
     }
@@ -375,12 +408,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{LengthDelimited, LengthDelimitedError};
+    use crate::codec::{LengthDelimited, LengthDelimitedError};
 
     type Error = FragmentError<LengthDelimitedError>;
 
-    fn codec(fragment: usize) -> Fragmented<LengthDelimited> {
-        Fragmented::new(LengthDelimited::default(), FragmentOptions { fragment, ..FragmentOptions::default() })
+    fn codec(fragment_bytes: usize) -> Fragmented<LengthDelimited> {
+        Fragmented::new(LengthDelimited::default(), FragmentOptions::default().fragment_bytes(fragment_bytes))
     }
 
     fn bytes(batch: &Batch) -> Vec<u8> {
@@ -477,8 +510,7 @@ mod tests {
 
     #[test]
     fn what_incomplete_messages_hold_is_limited() {
-        let mut options = FragmentOptions::default();
-        (options.max_assemblies, options.max_held) = (3, 100);
+        let options = FragmentOptions::default().max_assemblies(3).max_held(100);
         let mut receiver = Fragmented::new(LengthDelimited::default(), options);
         let many: Vec<_> = (1..=4).map(|message| first(message, 1000)).collect();
         assert_eq!(decode_fragments(&mut receiver, &[&many[0], &many[1], &many[2]]), Ok(vec![]));

@@ -1,19 +1,30 @@
-//! Connection actors for framed protocols: frames in, frames out, and any task may push to a live connection at any time.
+//! Connection actors for framed protocols: frames in, frames out, and any task can push to a live connection at any time.
 //!
-//! Each connection is an actor that owns its socket for life. A [`Protocol`] says what frames are and how they are answered;
-//! a [`PushHandle`] pushes frames by [priority](PushPriority), with backpressure; a [`SessionRegistry`] finds the live
-//! connections; a [`Supervisor`] admits, counts and ends them.
+//! Each connection is an actor that owns its socket for life. A [`Protocol`] answers frames, a [`PushHandle`] pushes frames by
+//! [priority](PushPriority) and with backpressure, a [`SessionRegistry`] lists the live connections, and a [`Supervisor`] admits,
+//! counts and closes them.
+//!
+//! | Module | |
+//! |---|---|
+//! | this one | servers: protocols, replies, pushes, sessions, limits |
+//! | [`codec`] | frames and bytes: length-delimited frames, fragments, and the trait for your own |
+//! | [`websocket`] | RFC 6455: messages, codec and handshakes, for servers and clients |
+//! | [`client`] | connections to a server, with requests and reconnects |
+//! | `tls` | TLS for servers and clients (feature `tls`) |
+//!
+//! # Example
 //!
 //! ```
 //! use std::convert::Infallible;
-//! use bytes::Bytes;
-//! use tidewire_conn::{ConnectionContext, Frame, LengthDelimited, Protocol, Reply, Shutdown, Supervisor};
+//! use tidewire_conn::codec::LengthDelimited;
+//! use tidewire_conn::{ConnectionContext, Frame, Protocol, PushPriority, Reply, Shutdown, Supervisor};
 //! use tokio::io::{AsyncReadExt, AsyncWriteExt};
 //! use tokio::net::{TcpListener, TcpStream};
 //!
-//! struct Echo;
+//! /// Echoes a frame to its sender, and pushes it to all other connections.
+//! struct Shout;
 //!
-//! impl Protocol for Echo {
+//! impl Protocol for Shout {
 //!     type Frame = Frame;
 //!     type Codec = LengthDelimited;
 //!     type ProtocolError = Infallible;
@@ -22,7 +33,9 @@
 //!         LengthDelimited::default()
 //!     }
 //!
-//!     fn on_frame(&self, frame: Frame, _: &mut ConnectionContext) -> Reply<Frame, Infallible> {
+//!     fn on_frame(&self, frame: Frame, context: &mut ConnectionContext) -> Reply<Frame, Infallible> {
+//!         let sender = context.id();
+//!         context.sessions().broadcast(PushPriority::Low, |other| (other.id() != sender).then(|| frame.clone()));
 //!         Reply::Frame(frame)
 //!     }
 //! }
@@ -30,7 +43,7 @@
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> std::io::Result<()> {
 //! let listener = TcpListener::bind("127.0.0.1:0").await?;
 //! let addr = listener.local_addr()?;
-//! let server = Supervisor::with_protocol(Echo).build();
+//! let server = Supervisor::builder(Shout).max_connections(1000).build();
 //! let serving = tokio::spawn({
 //!     let server = server.clone();
 //!     async move { server.serve(listener).await }
@@ -42,23 +55,16 @@
 //! client.read_exact(&mut echo).await?;
 //! assert_eq!(&echo, b"\0\0\0\x05hello");
 //!
-//! // Any task may push.
-//! for session in server.sessions().list() {
-//!     session.handle().push_high_priority(Frame::from(Bytes::from_static(b"news!"))).await?;
-//! }
-//! client.read_exact(&mut echo).await?;
-//! assert_eq!(&echo, b"\0\0\0\x05news!");
-//!
 //! server.shutdown(Shutdown::default()).await;
-//! serving.await.unwrap()
+//! serving.await?
 //! # }
 //! ```
 
 mod actor;
 mod alarms;
 mod batch;
-mod client;
-mod codec;
+pub mod client;
+pub mod codec;
 mod fragment;
 mod frame;
 mod mailbox;
@@ -73,16 +79,9 @@ mod supervisor;
 mod sync;
 mod timeouts;
 #[cfg(feature = "tls")]
-mod tls;
-mod websocket;
+pub mod tls;
+pub mod websocket;
 
-pub use batch::Batch;
-pub use client::{
-    Client, ClientOptions, ClientProtocol, ClientStats, Connect, Connected, Connection, Incoming, Outcome, Pushed,
-    Pushes, RequestError, TcpConnector, WebSocketConnector,
-};
-pub use codec::{ByteOrder, Codec, LengthDelimited, LengthDelimitedError, LengthDelimitedOptions, LengthPrefix, Part};
-pub use fragment::{FragmentError, FragmentOptions, Fragmented};
 pub use frame::{Frame, FrameLike, Head, HeadTooLong};
 pub use memory::{Held, MemoryAccount, MemoryLimit};
 pub use protocol::{CloseReason, Protocol, Reply, ReplyFuture, ReplyInTurn, ReplyStream, ServiceOrder, Tick};
@@ -94,12 +93,8 @@ pub use session::{ConnectionContext, Counters, ReplyTicket, Session};
 pub use stats::Stats;
 pub use supervisor::{Builder, Permit, Refused, Shutdown, Supervisor};
 pub use timeouts::{Timeout, Timeouts};
-#[cfg(feature = "tls")]
-pub use tls::{
-    Authorities, ClientCertificates, Identity, TlsClientOptions, TlsConnector, TlsError, TlsServer, TlsServerOptions,
-};
-pub use websocket::{
-    ClientHandshake, ClientHandshakeError, CloseCode, CloseFrame, Message, ServerHandshake, ServerHandshakeError, Text,
-    UpgradeRequest, Upgraded, WebSocket, WebSocketError, WebSocketOptions, accept_websocket, check_upgrade,
-    close_websocket, connect_websocket,
-};
+
+/// Compiles the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use futures_core::Stream;
 
-use crate::{Codec, ConnectionContext, FrameLike, PushHandle, Timeout};
+use crate::codec::Codec;
+use crate::{ConnectionContext, FrameLike, PushHandle, Timeout};
 
 /// A framed protocol, as a server speaks it. One value serves all connections; what belongs to one of them is in its
 /// [`ConnectionContext`].
@@ -39,12 +40,12 @@ pub trait Protocol: Send + Sync + 'static {
     fn codec(&self) -> Self::Codec;
 
     /// A connection begins: the place to keep the handle.
-    fn on_connection_setup(&self, handle: PushHandle<Self::Frame>, context: &mut ConnectionContext) {
+    fn on_connection_setup(&self, handle: PushHandle<Self::Frame>, context: &mut ConnectionContext<Self::Frame>) {
         let _ = (handle, context);
     }
 
     /// What is said first, before anything is read.
-    fn greeting(&self, context: &mut ConnectionContext) -> Vec<Self::Frame> {
+    fn greeting(&self, context: &mut ConnectionContext<Self::Frame>) -> Vec<Self::Frame> {
         let _ = context;
         Vec::new()
     }
@@ -52,7 +53,11 @@ pub trait Protocol: Send + Sync + 'static {
     /// A frame has come. Frames of a connection are handled one at a time, or as many at once as
     /// [`max_in_flight`](crate::Builder::max_in_flight) says, and answered in order; meanwhile it is read on, as far as the
     /// read-ahead goes.
-    fn on_frame(&self, frame: Self::Frame, context: &mut ConnectionContext) -> Reply<Self::Frame, Self::ProtocolError>;
+    fn on_frame(
+        &self,
+        frame: Self::Frame,
+        context: &mut ConnectionContext<Self::Frame>,
+    ) -> Reply<Self::Frame, Self::ProtocolError>;
 
     /// Called for a frame that has to wait: requests before it are in flight, or the peer has not read the replies before it. A
     /// heartbeat can be recorded now. Returns whether the frame needs no further handling; then it does not reach
@@ -60,45 +65,45 @@ pub trait Protocol: Send + Sync + 'static {
     ///
     /// Frames that wait are limited by [`read_ahead_bytes`](crate::Builder::read_ahead_bytes). Frames behind that limit have not
     /// been read.
-    fn on_waiting(&self, frame: &Self::Frame, context: &mut ConnectionContext) -> bool {
+    fn on_waiting(&self, frame: &Self::Frame, context: &mut ConnectionContext<Self::Frame>) -> bool {
         let _ = (frame, context);
         false
     }
 
     /// A frame, pushed or in reply, is about to be written: the place for sequence numbers. Every frame is encoded for its own
     /// connection, the head of its own and the body shared, so a broadcast passes here for each receiver.
-    fn before_send(&self, frame: &mut Self::Frame, context: &mut ConnectionContext) {
+    fn before_send(&self, frame: &mut Self::Frame, context: &mut ConnectionContext<Self::Frame>) {
         let _ = (frame, context);
     }
 
     /// The last frame of a reply has been handed to the codec.
-    fn on_command_end(&self, context: &mut ConnectionContext) {
+    fn on_command_end(&self, context: &mut ConnectionContext<Self::Frame>) {
         let _ = context;
     }
 
     /// Everything that was pushed has been handed to the codec, or taken back, and nothing waits for a reply either: the place to push
     /// what was held back. Once each time that it comes to this, and never for a connection that nobody pushed to.
-    fn on_drained(&self, context: &mut ConnectionContext) {
+    fn on_drained(&self, context: &mut ConnectionContext<Self::Frame>) {
         let _ = context;
     }
 
     /// A [handle](PushHandle::wake) asked for it since it last ran. It runs also while the peer does not read, and before replies and
     /// pushes are gathered: what it pushes to its own connection goes into the same batch if there is room. It does not run any more
     /// once the connection is ending.
-    fn on_wake(&self, context: &mut ConnectionContext) {
+    fn on_wake(&self, context: &mut ConnectionContext<Self::Frame>) {
         let _ = context;
     }
 
     /// A handler, or the future, stream or decision that it returned, has panicked. With a frame, that request ends with it and the
     /// connection goes on; without, the connection ends. Default: it ends, since the request would stay without an answer.
-    fn on_panic(&self, context: &mut ConnectionContext) -> Option<Self::Frame> {
+    fn on_panic(&self, context: &mut ConnectionContext<Self::Frame>) -> Option<Self::Frame> {
         let _ = context;
         None
     }
 
     /// Nothing has been heard from the peer for a [heartbeat](crate::Timeouts::heartbeat), or for another one, and everything
     /// has been written. A frame is written before all else: a ping.
-    fn on_idle(&self, silent: Duration, context: &mut ConnectionContext) -> Option<Self::Frame> {
+    fn on_idle(&self, silent: Duration, context: &mut ConnectionContext<Self::Frame>) -> Option<Self::Frame> {
         let _ = (silent, context);
         None
     }
@@ -106,20 +111,20 @@ pub trait Protocol: Send + Sync + 'static {
     /// It is time for a [tick](crate::Timeouts::tick), whatever the connection does: also if it is never silent, and if the peer does
     /// not read. It returns when the next one comes; [`ConnectionContext::tick_within`] brings that forward. Default:
     /// [`Tick::Stop`].
-    fn on_tick(&self, context: &mut ConnectionContext) -> Tick<Self::Frame> {
+    fn on_tick(&self, context: &mut ConnectionContext<Self::Frame>) -> Tick<Self::Frame> {
         let _ = context;
         Tick::Stop
     }
 
     /// The server is about to shut down: a frame tells the peer. It is served for the grace period, which may be zero.
-    fn on_shutdown(&self, grace: Duration, context: &mut ConnectionContext) -> Option<Self::Frame> {
+    fn on_shutdown(&self, grace: Duration, context: &mut ConnectionContext<Self::Frame>) -> Option<Self::Frame> {
         let _ = (grace, context);
         None
     }
 
     /// The connection is about to end for this reason, and a last frame can still be written. Not asked when the peer has left or
     /// the socket failed, nor when whoever closed the connection gave a last frame of its own.
-    fn last_word(&self, reason: &CloseReason<Self>, context: &mut ConnectionContext) -> Option<Self::Frame>
+    fn last_word(&self, reason: &CloseReason<Self>, context: &mut ConnectionContext<Self::Frame>) -> Option<Self::Frame>
     where
         Self: Sized,
     {
@@ -128,7 +133,7 @@ pub trait Protocol: Send + Sync + 'static {
     }
 
     /// The connection has ended.
-    fn on_connection_closed(&self, reason: &CloseReason<Self>, context: &mut ConnectionContext)
+    fn on_connection_closed(&self, reason: &CloseReason<Self>, context: &mut ConnectionContext<Self::Frame>)
     where
         Self: Sized,
     {
@@ -172,10 +177,10 @@ pub type ReplyFuture<F, E> = Pin<Box<dyn Future<Output = Result<Reply<F, E>, E>>
 pub type ReplyStream<F, E> = Pin<Box<dyn Stream<Item = Result<F, E>> + Send>>;
 
 /// A reply that is decided when all before it is answered.
-pub type ReplyInTurn<F, E> = Box<dyn FnOnce(&mut ConnectionContext) -> Reply<F, E> + Send>;
+pub type ReplyInTurn<F, E> = Box<dyn FnOnce(&mut ConnectionContext<F>) -> Reply<F, E> + Send>;
 
 /// What a handler answers to a frame.
-pub enum Reply<F, E> {
+pub enum Reply<F: FrameLike, E> {
     /// Nothing.
     None,
     /// One frame.
@@ -195,7 +200,7 @@ pub enum Reply<F, E> {
     Close(Option<F>),
 }
 
-impl<F, E> Reply<F, E> {
+impl<F: FrameLike, E> Reply<F, E> {
     /// A frame that a future will give.
     pub fn future(future: impl Future<Output = Result<F, E>> + Send + 'static) -> Self {
         Self::later(async { future.await.map(Self::Frame) })
@@ -212,12 +217,12 @@ impl<F, E> Reply<F, E> {
     }
 
     /// A reply that is decided when all before it is answered.
-    pub fn in_turn(decide: impl FnOnce(&mut ConnectionContext) -> Self + Send + 'static) -> Self {
+    pub fn in_turn(decide: impl FnOnce(&mut ConnectionContext<F>) -> Self + Send + 'static) -> Self {
         Self::InTurn(Box::new(decide))
     }
 }
 
-impl<F, E> fmt::Debug for Reply<F, E> {
+impl<F: FrameLike, E> fmt::Debug for Reply<F, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::None => "None",

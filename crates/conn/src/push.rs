@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::Semaphore;
 
 use crate::mailbox::Mailbox;
 use crate::outbox::Outbox;
@@ -61,15 +61,17 @@ impl From<PushError> for io::Error {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u64);
 
+/// Receives frames that are lost. Returns false if it cannot take one.
+pub(crate) type OnLost<F> = Box<dyn Fn(F, Lost) -> bool + Send + Sync>;
+
 /// How much may wait for one connection, and what becomes of the rest.
-#[derive(Debug)]
 pub(crate) struct PushOptions<F> {
     pub(crate) high: usize,
     pub(crate) low: usize,
     pub(crate) slots: usize,
     pub(crate) slot_bytes: usize,
     pub(crate) bytes: usize,
-    pub(crate) dead_letters: Option<mpsc::Sender<F>>,
+    pub(crate) on_lost: Option<OnLost<F>>,
     pub(crate) keep_unsent: bool,
     pub(crate) counters: PushCounters,
 }
@@ -112,7 +114,7 @@ impl<F: FrameLike> PushOptions<F> {
             slots: Self::SLOTS,
             slot_bytes: Self::SLOT_BYTES,
             bytes: Self::BYTES,
-            dead_letters: None,
+            on_lost: None,
             keep_unsent: false,
             counters: PushCounters::default(),
         }
@@ -132,8 +134,8 @@ impl<F: FrameLike> PushOptions<F> {
         if why == (Lost::Dropped { warn: true }) && self.may_warn() {
             tracing::warn!(dropped = counter.load(Relaxed), "a frame was dropped: the connection's push queue is full");
         }
-        if let Some(dead_letters) = self.dead_letters.as_ref().filter(|_| kept)
-            && dead_letters.try_send(frame).is_err()
+        if let Some(on_lost) = self.on_lost.as_ref().filter(|_| kept)
+            && !on_lost(frame, why)
         {
             let undelivered = self.counters.undelivered.fetch_add(1, Relaxed) + 1;
             if self.may_warn() {
@@ -318,14 +320,32 @@ impl<F: FrameLike> fmt::Debug for PushHandle<F> {
     }
 }
 
-/// How urgent and other frames share the way out.
+/// How high-priority and low-priority frames share a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct FairnessConfig {
-    /// After so many urgent frames in a row, one other has its turn. Default: 16. Zero means strict order: urgent ones
-    /// always first.
+    /// A low-priority frame is written after this many high-priority frames in a row. Zero means strict priority. Default: 16,
+    /// the default capacity of the high-priority queue, so that only a sustained flood is interrupted.
     pub max_high_before_low: usize,
-    /// After so long with urgent frames only, one other has its turn. Default: none.
+    /// A low-priority frame is written when only high-priority frames were written for this long. Default: none, because it
+    /// costs a look at the clock for each frame.
     pub time_slice: Option<Duration>,
+}
+
+impl FairnessConfig {
+    /// Sets [`max_high_before_low`](#structfield.max_high_before_low).
+    #[must_use]
+    pub fn max_high_before_low(mut self, max_high_before_low: usize) -> Self {
+        self.max_high_before_low = max_high_before_low;
+        self
+    }
+
+    /// Sets [`time_slice`](#structfield.time_slice).
+    #[must_use]
+    pub fn time_slice(mut self, time_slice: Duration) -> Self {
+        self.time_slice = Some(time_slice);
+        self
+    }
 }
 
 impl Default for FairnessConfig {
@@ -386,12 +406,11 @@ impl<F: FrameLike> PushQueues<F> {
         Self { mailbox: Arc::new(mailbox), fairness, run: 0, since: None, slots_next: false, used: false }
     }
 
-    /// The same queues with another fairness.
+    /// Sets how the priorities share the queues. Default: [`FairnessConfig::default`].
     #[must_use]
-    pub fn with_fairness(self, fairness: FairnessConfig) -> Self {
-        let mut queues = self;
-        queues.fairness = fairness;
-        queues
+    pub fn fairness(mut self, fairness: FairnessConfig) -> Self {
+        self.fairness = fairness;
+        self
     }
 
     pub(crate) fn outbox(&self) -> &Outbox<F> {

@@ -14,7 +14,7 @@ use crate::mailbox::Mailbox;
 use crate::memory::{Account, MemoryAccount, MemoryLimit};
 use crate::sync::lock;
 use crate::timeouts::later;
-use crate::{ConnectionId, FrameLike, PushHandle};
+use crate::{ConnectionId, Frame, FrameLike, PushHandle, SessionRegistry};
 
 /// The public facts of a connection, for other tasks.
 pub(crate) struct Facts {
@@ -172,8 +172,9 @@ const SHORTEST_TICK: Duration = Duration::from_millis(1);
 
 /// What belongs to one connection.
 #[non_exhaustive]
-pub struct ConnectionContext {
+pub struct ConnectionContext<F: FrameLike = Frame> {
     facts: Arc<Facts>,
+    sessions: Arc<SessionRegistry<F>>,
     pub(crate) counters: Counters,
     /// Requests so far, the current one included.
     pub(crate) requests: u64,
@@ -189,7 +190,7 @@ pub struct ConnectionContext {
     pub data: Option<Box<dyn Any + Send>>,
 }
 
-impl ConnectionContext {
+impl<F: FrameLike> ConnectionContext<F> {
     /// The memory account of the connection.
     pub fn account(&self) -> MemoryAccount {
         MemoryAccount(Arc::clone(&self.facts))
@@ -207,9 +208,10 @@ impl ConnectionContext {
         }
     }
 
-    pub(crate) fn new(facts: Arc<Facts>, data: Option<Box<dyn Any + Send>>) -> Self {
+    pub(crate) fn new(facts: Arc<Facts>, sessions: Arc<SessionRegistry<F>>, data: Option<Box<dyn Any + Send>>) -> Self {
         Self {
             facts,
+            sessions,
             counters: Counters::default(),
             requests: 0,
             answered: 0,
@@ -223,6 +225,11 @@ impl ConnectionContext {
     /// Its name.
     pub fn id(&self) -> ConnectionId {
         self.facts.id
+    }
+
+    /// Returns the live connections of the supervisor, this one included: to push to others from a hook.
+    pub fn sessions(&self) -> &SessionRegistry<F> {
+        &self.sessions
     }
 
     /// Whom it connects to.
@@ -259,7 +266,7 @@ impl ConnectionContext {
     }
 
     /// Limits the input of this connection from the next frame on, for example until its peer has logged in: a frame may have
-    /// `bytes`, if the codec [can be told](crate::Codec::set_max_frame), and no more is read while frames of so many bytes wait for
+    /// `bytes`, if the codec [can be told](crate::codec::Codec::set_max_frame), and no more is read while frames of so many bytes wait for
     /// requests in flight. The [read-ahead](crate::Builder::read_ahead_bytes) applies too, if it is less. A later call replaces the
     /// limit. Callable from every hook.
     pub fn limit_input(&mut self, bytes: usize) {
@@ -319,7 +326,7 @@ impl ConnectionContext {
     }
 }
 
-impl fmt::Debug for ConnectionContext {
+impl<F: FrameLike> fmt::Debug for ConnectionContext<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConnectionContext").field("id", &self.id()).field("peer", &self.peer()).finish_non_exhaustive()
     }

@@ -24,14 +24,14 @@ use crate::actor::{Actor, Limits};
 use crate::alarms::Alarms;
 use crate::mailbox::Mailbox;
 use crate::memory::{Accounts, Holder};
-use crate::push::{PushOptions, PushQueues};
+use crate::push::{Lost, PushOptions, PushQueues};
 use crate::session::Facts;
 use crate::stats::Counts;
 use crate::sync::lock;
 use crate::timeouts::later;
 use crate::{ConnectionContext, ConnectionId, FairnessConfig, MemoryLimit, Protocol, SessionRegistry, Stats, Timeouts};
 
-/// Settings of a server for one protocol, each with a default.
+/// Builds a [`Supervisor`]: see [`Supervisor::builder`].
 pub struct Builder<P: Protocol> {
     protocol: P,
     push: PushOptions<P::Frame>,
@@ -44,106 +44,129 @@ pub struct Builder<P: Protocol> {
 }
 
 impl<P: Protocol> Builder<P> {
-    /// How urgent and other pushes share the way out. Default: [`FairnessConfig::default`].
+    /// Sets how high-priority and low-priority pushes share a connection. Default: [`FairnessConfig::default`].
     #[must_use]
-    pub fn with_fairness(self, fairness: FairnessConfig) -> Self {
+    pub fn fairness(self, fairness: FairnessConfig) -> Self {
         Self { fairness, ..self }
     }
 
-    /// Where frames go that a dropping policy drops. A full queue is counted and logged. Default: nowhere, they are counted.
+    /// Sets where frames go that a [policy](crate::PushPolicy) drops. A frame that does not fit there is counted and logged.
+    /// Default: none, dropped frames are only counted.
     #[must_use]
-    pub fn with_push_dlq(mut self, dead_letters: mpsc::Sender<P::Frame>) -> Self {
-        self.push.dead_letters = Some(dead_letters);
+    pub fn dead_letters(self, dead_letters: mpsc::Sender<P::Frame>) -> Self {
+        self.on_lost(move |frame, _| dead_letters.try_send(frame).is_ok())
+    }
+
+    /// Sets what receives lost frames.
+    pub(crate) fn on_lost(mut self, on_lost: impl Fn(P::Frame, Lost) -> bool + Send + Sync + 'static) -> Self {
+        self.push.on_lost = Some(Box::new(on_lost));
         self
     }
 
-    /// Also sends to the dead letters what was queued when a connection ended. Default: off, because it is seldom wanted
-    /// when the peer has left.
+    /// Sets whether frames that are queued when a connection ends go to the [dead letters](Self::dead_letters) too. Default:
+    /// false, because frames for a peer that has left are rarely of use.
     #[must_use]
-    pub fn keep_unsent(mut self) -> Self {
-        self.push.keep_unsent = true;
+    pub fn keep_unsent(mut self, keep_unsent: bool) -> Self {
+        self.push.keep_unsent = keep_unsent;
         self
     }
 
-    /// How many urgent and other frames may wait for one connection, at least one each. Default: 16 and 256.
+    /// Sets the capacity of the high-priority queue of a connection, in frames, at least one. Default: 16, because urgent frames
+    /// are few: when 16 wait, the peer does not read.
     #[must_use]
-    pub fn push_capacities(mut self, high: usize, low: usize) -> Self {
-        (self.push.high, self.push.low) = (PushOptions::<P::Frame>::room(high), PushOptions::<P::Frame>::room(low));
+    pub fn high_priority_capacity(mut self, frames: usize) -> Self {
+        self.push.high = PushOptions::<P::Frame>::room(frames);
         self
     }
 
-    /// How many [slots](crate::PushHandle::push_latest) one connection may have, and how many bytes they may hold together.
-    /// Default: 4096 slots and 16 MiB.
+    /// Sets the capacity of the low-priority queue of a connection, in frames, at least one. Default: 256, enough for a burst,
+    /// and few enough to notice a slow consumer.
     #[must_use]
-    pub fn slot_capacities(mut self, slots: usize, bytes: usize) -> Self {
-        (self.push.slots, self.push.slot_bytes) = (slots, bytes);
+    pub fn low_priority_capacity(mut self, frames: usize) -> Self {
+        self.push.low = PushOptions::<P::Frame>::room(frames);
         self
     }
 
-    /// How many bytes of pushed frames may wait for one connection, of each priority. Default: 1 MiB.
+    /// Sets the limit of pushed frames that wait for a connection, in bytes, for each priority. Default: 1 MiB, so that ten
+    /// thousand stalled connections fit into memory.
     #[must_use]
     pub fn push_bytes(mut self, bytes: usize) -> Self {
         self.push.bytes = PushOptions::<P::Frame>::room(bytes);
         self
     }
 
-    /// How many bytes are gathered before they are written: what an urgent push waits for at most. Default: 64 KiB, a socket
-    /// buffer's worth.
+    /// Sets the limit of [slots](crate::PushHandle::push_latest) of a connection. Default: 4096, more than the subscriptions of
+    /// a busy page.
+    #[must_use]
+    pub fn max_slots(mut self, slots: usize) -> Self {
+        self.push.slots = slots;
+        self
+    }
+
+    /// Sets the limit of the frames in the slots of a connection, in bytes. Default: 16 MiB, 4 KiB for each slot.
+    #[must_use]
+    pub fn slot_bytes(mut self, bytes: usize) -> Self {
+        self.push.slot_bytes = bytes;
+        self
+    }
+
+    /// Sets the size of a batch, in bytes: no frame is added to a larger one. A high-priority push waits for one batch at most.
+    /// Default: 64 KiB, about the size of a socket buffer.
     #[must_use]
     pub fn batch_bytes(mut self, bytes: usize) -> Self {
         self.limits.batch = bytes.max(1);
         self
     }
 
-    /// How many bytes are read ahead of a reply that takes its time. Default: 64 KiB.
+    /// Sets the limit of input that is read ahead of requests in flight, in bytes. Default: 64 KiB; the rest waits with the peer.
     #[must_use]
     pub fn read_ahead_bytes(mut self, bytes: usize) -> Self {
         self.limits.read_ahead = bytes.max(1);
         self
     }
 
-    /// How many requests of a connection are handled at once; they are answered in their order. A reply that is there before its
-    /// turn is kept. Default: one.
+    /// Sets how many requests of a connection are handled concurrently. They are answered in order: a reply that is ready before
+    /// its turn is kept. Default: 1, because not every protocol may run two handlers of a connection at once.
     #[must_use]
     pub fn max_in_flight(mut self, requests: usize) -> Self {
         self.limits.in_flight = requests.max(1);
         self
     }
 
-    /// Limit of the replies of a connection that are ready before their turn, in bytes. Above it no further request is handled until
-    /// the peer has read. One reply may be larger. Default: 32 MiB.
+    /// Sets the limit of the replies of a connection that are ready before their turn, in bytes. Above it no further request is
+    /// handled until the peer has read. One reply may be larger. Default: 32 MiB.
     #[must_use]
     pub fn ready_reply_bytes(mut self, bytes: usize) -> Self {
         self.limits.ready_bytes = bytes;
         self
     }
 
-    /// Limit of the memory that the connections hold together; several supervisors may share it. Above it the connection that holds
-    /// the most is closed with [`CloseReason::MemoryLimit`](crate::CloseReason::MemoryLimit). Default: none.
+    /// Sets the limit of the memory that the connections hold together; several supervisors may share it. Above it the connection
+    /// that holds the most is closed with [`CloseReason::MemoryLimit`](crate::CloseReason::MemoryLimit). Default: no limit.
     #[must_use]
     pub fn memory_limit(self, memory: MemoryLimit) -> Self {
         Self { memory, ..self }
     }
 
-    /// How long a connection waits for its peer. Default: [`Timeouts::default`].
+    /// Sets how long a connection waits for its peer. Default: [`Timeouts::default`].
     #[must_use]
     pub fn timeouts(self, timeouts: Timeouts) -> Self {
         Self { timeouts, ..self }
     }
 
-    /// How many connections there may be. Default: 10 000, below the usual limit on files.
+    /// Sets the limit of connections. Default: 10 000, below the usual limit of open files.
     #[must_use]
     pub fn max_connections(self, connections: usize) -> Self {
         Self { connections, ..self }
     }
 
-    /// How many connections one address may have. Default: as many as there may be.
+    /// Sets the limit of connections from one IP address. Default: no limit, because clients behind a proxy share an address.
     #[must_use]
     pub fn max_connections_per_address(self, per_address: usize) -> Self {
         Self { per_address, ..self }
     }
 
-    /// The supervisor of a server with these settings.
+    /// Returns the supervisor. It serves when [`Supervisor::serve`] or a [`Permit`] is run.
     pub fn build(self) -> Supervisor<P> {
         let registry = Arc::new(SessionRegistry::new());
         let shared = Arc::new(Shared {
@@ -177,14 +200,32 @@ impl<P: Protocol> fmt::Debug for Builder<P> {
     }
 }
 
-/// How a server [shuts down](Supervisor::shutdown).
+/// Options of a [graceful shutdown](Supervisor::shutdown).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Shutdown {
-    /// How long peers are served after they were told. Default: none, they are told and nothing more is read.
+    /// How long peers are served after the notice. Default: zero, because only a protocol whose clients react to the notice
+    /// gains from it.
     pub grace: Duration,
-    /// After so long, the grace included, connections are ended whatever they do. Default: 5 s.
+    /// When connections that have not ended are aborted, from the beginning of the shutdown. Default: 5 s, within the time that
+    /// service managers give a process.
     pub deadline: Duration,
+}
+
+impl Shutdown {
+    /// Sets [`grace`](#structfield.grace).
+    #[must_use]
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.grace = grace;
+        self
+    }
+
+    /// Sets [`deadline`](#structfield.deadline).
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
 }
 
 impl Default for Shutdown {
@@ -270,8 +311,8 @@ pub enum Refused {
 }
 
 impl<P: Protocol> Supervisor<P> {
-    /// The settings of a server that speaks this protocol.
-    pub fn with_protocol(protocol: P) -> Builder<P> {
+    /// Returns a builder of a server that speaks this protocol. Every setting has a default.
+    pub fn builder(protocol: P) -> Builder<P> {
         Builder {
             protocol,
             push: PushOptions::new(),
@@ -306,12 +347,13 @@ impl<P: Protocol> Supervisor<P> {
     /// [first frame](Timeouts::first_frame) has; if it fails, that connection ends.
     ///
     /// ```no_run
-    /// # use tidewire_conn::{accept_websocket, Message, Protocol, Supervisor, WebSocket};
+    /// # use tidewire_conn::{Protocol, Supervisor};
+    /// # use tidewire_conn::websocket::{self, Message, WebSocket};
     /// # async fn serve(server: Supervisor<impl Protocol<Codec = WebSocket, Frame = Message>>) -> std::io::Result<()> {
     /// let listener = tokio::net::TcpListener::bind("127.0.0.1:7000").await?;
     /// server
     ///     .serve_with(listener, async |mut socket| {
-    ///         let already_read = accept_websocket(&mut socket, |_| None).await?;
+    ///         let already_read = websocket::accept(&mut socket, |_| None).await?;
     ///         Ok((socket, already_read))
     ///     })
     ///     .await
@@ -572,7 +614,7 @@ impl<P: Protocol> Permit<P> {
         let facts = Arc::new(Facts::new(self.id, self.peer, self.shared.memory.clone()));
         let queues = PushQueues::of_connection(Arc::clone(push), *fairness, Arc::clone(&facts));
         registry.add_running(self.id, &queues.mailbox);
-        let context = ConnectionContext::new(facts, data);
+        let context = ConnectionContext::new(facts, Arc::clone(registry), data);
         Some(Actor::new(socket, already_read, Arc::clone(&self.shared), codec, context, queues))
     }
 }

@@ -5,35 +5,42 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long a connection waits for its peer. All connections of a supervisor share one clock; one that waits for nothing costs
-/// nothing.
+/// How long a connection waits for its peer. Where a field is `None`, it waits without a limit.
+///
+/// ```
+/// use std::time::Duration;
+/// use tidewire_conn::Timeouts;
+///
+/// let timeouts = Timeouts::default().heartbeat(Duration::from_secs(20)).idle(Duration::from_secs(60)).first_frame(None);
+/// # assert_eq!((timeouts.idle, timeouts.first_frame), (Some(Duration::from_secs(60)), None));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Timeouts {
-    /// From the beginning to the first whole frame, whatever its size. Default: 10 s; an honest client has something to say
-    /// when it connects, and one that only listens is rare.
+    /// From the beginning to the first whole frame, whatever its size. Default: 10 s, because an honest client sends something
+    /// when it connects; one that only listens is rare.
     pub first_frame: Option<Duration>,
-    /// From the first byte of a frame, or of a message that comes in several, to its last. Default: 60 s, enough for a megabyte on a bad line, and the end of those who
-    /// send a byte at a time.
+    /// From the first byte of a frame, or of a message of several frames, to its last byte. Default: 60 s, enough for a megabyte
+    /// over a slow network, and a limit for peers that send one byte at a time.
     pub frame: Option<Duration>,
-    /// After so long without a byte from the peer, [`Protocol::on_idle`](crate::Protocol::on_idle) is asked, and again every
-    /// time that it has passed, at most once a millisecond. Default: none, because not every protocol has a ping.
+    /// Calls [`Protocol::on_idle`](crate::Protocol::on_idle) after this time without a byte from the peer, and again each time
+    /// it has passed, at most once per millisecond. Default: none, because not every protocol has a ping.
     pub heartbeat: Option<Duration>,
-    /// So long after the beginning, [`Protocol::on_tick`](crate::Protocol::on_tick) is asked for the first time; it says when again.
-    /// Default: none, because it is for those who keep time themselves.
+    /// Calls [`Protocol::on_tick`](crate::Protocol::on_tick) for the first time this long after the beginning; the hook returns
+    /// when the next tick comes. Default: none, because only protocols with timers of their own need it.
     pub tick: Option<Duration>,
-    /// After so long without a byte from the peer, the connection ends. Without a heartbeat, a peer whose request is being
-    /// answered is not idle, nor is one that has not yet read what was written: that is a matter of `write_stall`. Default:
-    /// none, because a subscriber may listen for hours; with a heartbeat, twice or thrice that.
+    /// Closes the connection after this time without a byte from the peer. Without a heartbeat, a peer whose request is being
+    /// answered is not idle, nor is one that has not yet read its replies: `write_stall` applies to that one. Default: none,
+    /// because a subscriber may listen for hours; with a heartbeat, set two or three times the heartbeat.
     pub idle: Option<Duration>,
-    /// After so long in which the peer took no byte of what is written, the connection ends. A stream that keeps what it is given,
-    /// such as TLS, takes it in the peer's place, as far as it does. Default: 30 s.
+    /// Closes the connection after this time in which the peer took no byte of the output. Bytes that a stream buffers, such as
+    /// TLS, count as taken. Default: 30 s, longer than a network takes to recover from packet loss.
     pub write_stall: Option<Duration>,
-    /// How long a peer that has closed its side is kept while nothing can be written to it: it may be gone altogether, which
-    /// is not known before. One that takes what is written is given all its replies. Default: 30 s.
+    /// Closes the connection of a peer that has closed its side, after this time in which it took no byte: it may be gone. A
+    /// peer that reads gets all its replies. Default: 30 s, as `write_stall`.
     pub half_closed: Option<Duration>,
-    /// How long an ended connection waits for the peer to close its side, so that our last words are not lost to a reset.
-    /// Default: 1 s.
+    /// How long an ended connection waits for the peer to close its side, so that the last frames are not lost to a reset.
+    /// Default: 1 s, several round trips.
     pub linger: Duration,
 }
 
@@ -53,6 +60,62 @@ impl Default for Timeouts {
 }
 
 impl Timeouts {
+    /// Sets [`first_frame`](#structfield.first_frame).
+    #[must_use]
+    pub fn first_frame(mut self, first_frame: impl Into<Option<Duration>>) -> Self {
+        self.first_frame = first_frame.into();
+        self
+    }
+
+    /// Sets [`frame`](#structfield.frame).
+    #[must_use]
+    pub fn frame(mut self, frame: impl Into<Option<Duration>>) -> Self {
+        self.frame = frame.into();
+        self
+    }
+
+    /// Sets [`heartbeat`](#structfield.heartbeat).
+    #[must_use]
+    pub fn heartbeat(mut self, heartbeat: Duration) -> Self {
+        self.heartbeat = Some(heartbeat);
+        self
+    }
+
+    /// Sets [`tick`](#structfield.tick).
+    #[must_use]
+    pub fn tick(mut self, tick: Duration) -> Self {
+        self.tick = Some(tick);
+        self
+    }
+
+    /// Sets [`idle`](#structfield.idle).
+    #[must_use]
+    pub fn idle(mut self, idle: Duration) -> Self {
+        self.idle = Some(idle);
+        self
+    }
+
+    /// Sets [`write_stall`](#structfield.write_stall).
+    #[must_use]
+    pub fn write_stall(mut self, write_stall: impl Into<Option<Duration>>) -> Self {
+        self.write_stall = write_stall.into();
+        self
+    }
+
+    /// Sets [`half_closed`](#structfield.half_closed).
+    #[must_use]
+    pub fn half_closed(mut self, half_closed: impl Into<Option<Duration>>) -> Self {
+        self.half_closed = half_closed.into();
+        self
+    }
+
+    /// Sets [`linger`](#structfield.linger).
+    #[must_use]
+    pub fn linger(mut self, linger: Duration) -> Self {
+        self.linger = linger;
+        self
+    }
+
     /// Whether it matters when the peer was last heard.
     pub(crate) fn needs_hearing(&self) -> bool {
         self.idle.is_some() || self.heartbeat.is_some()

@@ -19,7 +19,7 @@ use tokio_rustls::rustls::sign::CertifiedKey;
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, ServerConfig};
 use tokio_rustls::{TlsAcceptor, client, server};
 
-use crate::{Connect, Connected};
+use crate::client::{Connect, Connected};
 
 /// Why there is no TLS.
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +48,7 @@ pub enum TlsError {
     Rustls(#[from] rustls::Error),
 }
 
-/// Who one is: a chain of certificates, one's own first, and the key to it.
+/// A certificate chain, the own certificate first, and its private key.
 #[derive(Debug)]
 pub struct Identity {
     chain: Vec<CertificateDer<'static>>,
@@ -56,7 +56,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Out of the text of PEM files.
+    /// Reads an identity from the contents of PEM files.
     pub fn from_pem(chain: &[u8], key: &[u8]) -> Result<Self, TlsError> {
         let chain = CertificateDer::pem_slice_iter(chain).collect::<Result<Vec<_>, _>>()?;
         if chain.is_empty() {
@@ -72,14 +72,20 @@ impl Identity {
     }
 }
 
-/// Whom one trusts to vouch for others.
-#[derive(Debug)]
+impl Clone for Identity {
+    fn clone(&self) -> Self {
+        Self { chain: self.chain.clone(), key: self.key.clone_key() }
+    }
+}
+
+/// Certificate authorities that are trusted.
+#[derive(Debug, Clone)]
 pub struct Authorities {
     roots: RootCertStore,
 }
 
 impl Authorities {
-    /// Those in the text of a PEM file.
+    /// Reads authorities from the contents of a PEM file.
     pub fn from_pem(certificates: &[u8]) -> Result<Self, TlsError> {
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(certificates) {
@@ -88,7 +94,7 @@ impl Authorities {
         Self::of(roots)
     }
 
-    /// Those that this system trusts.
+    /// Returns the authorities that the system trusts.
     pub fn of_system() -> Result<Self, TlsError> {
         let found = rustls_native_certs::load_native_certs();
         for error in &found.errors {
@@ -104,29 +110,52 @@ impl Authorities {
     }
 }
 
-/// Which clients may connect.
-#[derive(Debug, Default)]
+/// Whether clients need a certificate.
+#[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub enum ClientCertificates {
-    /// All; they are not asked who they are.
+    /// Clients are not asked for a certificate.
     #[default]
     NotAsked,
-    /// All, and those that show a certificate show one of these authorities.
+    /// Clients may send a certificate, which one of these authorities must have signed.
     Optional(Authorities),
-    /// Those that show a certificate of these authorities.
+    /// Clients must send a certificate that one of these authorities has signed.
     Required(Authorities),
 }
 
-/// How a server speaks TLS, beside who it is.
-#[derive(Debug, Default)]
+/// Options of a [`TlsServer`].
+#[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct TlsServerOptions {
-    /// Who it is to clients that ask for one of these names (SNI). Default: the same to all.
+    /// Identities for clients that ask for one of these names (SNI). Default: none, because most servers have one name.
     pub by_name: Vec<(String, Identity)>,
-    /// Protocols that it speaks, the preferred first (ALPN). Default: none, and clients are not asked.
+    /// Application protocols, the preferred one first (ALPN). Default: none, and nothing is negotiated.
     pub alpn: Vec<Vec<u8>>,
-    /// Which clients may connect. Default: all.
+    /// Whether clients need a certificate. Default: [`NotAsked`](ClientCertificates::NotAsked), because most clients have none.
     pub clients: ClientCertificates,
+}
+
+impl TlsServerOptions {
+    /// Sets [`by_name`](#structfield.by_name).
+    #[must_use]
+    pub fn by_name(mut self, by_name: impl Into<Vec<(String, Identity)>>) -> Self {
+        self.by_name = by_name.into();
+        self
+    }
+
+    /// Sets [`alpn`](#structfield.alpn).
+    #[must_use]
+    pub fn alpn(mut self, alpn: impl Into<Vec<Vec<u8>>>) -> Self {
+        self.alpn = alpn.into();
+        self
+    }
+
+    /// Sets [`clients`](#structfield.clients).
+    #[must_use]
+    pub fn clients(mut self, clients: ClientCertificates) -> Self {
+        self.clients = clients;
+        self
+    }
 }
 
 /// The server's side of TLS. Clones share its settings, also after they were [replaced](Self::replace).
@@ -204,16 +233,39 @@ impl ResolvesServerCert for ByName {
     }
 }
 
-/// How a client speaks TLS.
-#[derive(Debug, Default)]
+/// Options of a [`TlsConnector`].
+#[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct TlsClientOptions {
-    /// Whom it trusts. Default: whom the system trusts.
+    /// Authorities that sign the certificates of servers. Default: none, which means those of the system.
     pub authorities: Option<Authorities>,
-    /// Who it is, to servers that ask. Default: nobody.
+    /// The certificate for servers that ask for one. Default: none, because most servers do not ask.
     pub identity: Option<Identity>,
-    /// Protocols that it speaks, the preferred first (ALPN). Default: none.
+    /// Application protocols, the preferred one first (ALPN). Default: none, and nothing is negotiated.
     pub alpn: Vec<Vec<u8>>,
+}
+
+impl TlsClientOptions {
+    /// Sets [`authorities`](#structfield.authorities).
+    #[must_use]
+    pub fn authorities(mut self, authorities: Authorities) -> Self {
+        self.authorities = Some(authorities);
+        self
+    }
+
+    /// Sets [`identity`](#structfield.identity).
+    #[must_use]
+    pub fn identity(mut self, identity: Identity) -> Self {
+        self.identity = Some(identity);
+        self
+    }
+
+    /// Sets [`alpn`](#structfield.alpn).
+    #[must_use]
+    pub fn alpn(mut self, alpn: impl Into<Vec<Vec<u8>>>) -> Self {
+        self.alpn = alpn.into();
+        self
+    }
 }
 
 /// Connects by another connector, and speaks TLS there.

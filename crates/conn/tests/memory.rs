@@ -4,9 +4,8 @@ use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};
 
 use bytes::Bytes;
-use tidewire_conn::{
-    ConnectionContext, Frame, LengthDelimited, Protocol, PushPolicy, PushPriority, Reply, Slot, Supervisor,
-};
+use tidewire_conn::codec::LengthDelimited;
+use tidewire_conn::{ConnectionContext, Frame, Protocol, PushPolicy, PushPriority, Reply, Slot, Supervisor};
 use tidewire_testkit::{CountingAllocator, PATIENCE, wait_until_async};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -41,7 +40,7 @@ impl Protocol for Echo {
 async fn serve() -> (Supervisor<Echo>, u16) {
     let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let supervisor = Supervisor::with_protocol(Echo).build();
+    let supervisor = Supervisor::builder(Echo).build();
     let serving = supervisor.clone();
     tokio::spawn(async move { serving.serve(listener).await });
     (supervisor, port)

@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tempfile::TempDir;
-use tidewire_conn::{
-    Authorities, Client, ClientCertificates, ClientHandshake, ClientOptions, ClientProtocol, Connect,
-    ConnectionContext, Frame, Identity, Incoming, LengthDelimited, Message, Protocol, Reply, RequestError, Supervisor,
-    TcpConnector, Timeouts, TlsClientOptions, TlsConnector, TlsError, TlsServer, TlsServerOptions, WebSocket,
-    WebSocketConnector, WebSocketOptions, accept_websocket,
+use tidewire_conn::client::{Client, ClientOptions, ClientProtocol, Connect, Incoming, RequestError, TcpConnector};
+use tidewire_conn::codec::LengthDelimited;
+use tidewire_conn::tls::{
+    Authorities, ClientCertificates, Identity, TlsClientOptions, TlsConnector, TlsError, TlsServer, TlsServerOptions,
 };
+use tidewire_conn::websocket::{self, ClientHandshake, Message, WebSocket, WebSocketConnector, WebSocketOptions};
+use tidewire_conn::{ConnectionContext, Frame, Protocol, Reply, Supervisor, Timeouts};
 use tidewire_testkit::{Certificates, PATIENCE, wait_until_async};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -69,9 +70,7 @@ impl Setting {
     }
 
     fn client(&self) -> TlsClientOptions {
-        let mut options = TlsClientOptions::default();
-        options.authorities = Some(self.authorities());
-        options
+        TlsClientOptions::default().authorities(self.authorities())
     }
 
     /// A server with these options, and where it listens.
@@ -91,9 +90,8 @@ impl Setting {
     }
 
     async fn serve_tls(tls: TlsServer, limit: Duration) -> (Supervisor<Echo>, String) {
-        let mut timeouts = Timeouts::default();
-        timeouts.first_frame = Some(limit);
-        let supervisor = Supervisor::with_protocol(Echo).timeouts(timeouts).build();
+        let timeouts = Timeouts::default().first_frame(limit);
+        let supervisor = Supervisor::builder(Echo).timeouts(timeouts).build();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap().to_string();
         let serving = supervisor.clone();
@@ -109,9 +107,8 @@ impl Setting {
 }
 
 async fn ask<C: Connect>(connector: C) -> Result<Frame, RequestError> {
-    let mut options = ClientOptions::default();
-    (options.reconnect, options.request) = (false, Duration::from_mins(1));
-    let (client, _pushes, connection) = Client::new(Asking, connector, options);
+    let options = ClientOptions::default().reconnect(false).request_timeout(Duration::from_mins(1));
+    let (client, _pushes, connection) = Client::builder(Asking, connector).options(options).build();
     tokio::spawn(connection.run());
     client.request(Frame::from(Bytes::from_static(b"hello"))).await
 }
@@ -138,9 +135,9 @@ async fn a_request_is_answered_and_the_wrong_name_is_noticed() {
 async fn a_server_is_who_it_is_asked_for_and_speaks_what_both_do() {
     let setting = Setting::new();
     let Certificates { named, named_key, .. } = &setting.certificates;
-    let mut options = TlsServerOptions::default();
-    options.by_name = vec![("tide.example".to_owned(), Setting::identity(named, named_key))];
-    options.alpn = vec![b"tide/2".to_vec(), b"tide/1".to_vec()];
+    let options = TlsServerOptions::default()
+        .by_name([("tide.example".to_owned(), Setting::identity(named, named_key))])
+        .alpn([b"tide/2".to_vec(), b"tide/1".to_vec()]);
     let (_supervisor, addr) = setting.serve(options).await;
     for name in ["tide.example", "localhost"] {
         let mut client = setting.client();
@@ -155,8 +152,7 @@ async fn a_server_is_who_it_is_asked_for_and_speaks_what_both_do() {
 #[tokio::test]
 async fn a_server_may_demand_a_certificate() {
     let setting = Setting::new();
-    let mut options = TlsServerOptions::default();
-    options.clients = ClientCertificates::Required(setting.authorities());
+    let options = TlsServerOptions::default().clients(ClientCertificates::Required(setting.authorities()));
     let (supervisor, addr) = setting.serve(options).await;
     let nobody = TlsConnector::new(TcpConnector::new(addr.clone()), "localhost", setting.client()).unwrap();
     // With TLS 1.3 the client learns of it only when it reads.
@@ -173,8 +169,7 @@ async fn a_server_may_demand_a_certificate() {
     assert_eq!(ask(connector).await.unwrap().body(), "hello");
 
     // Or ask for one and take those without.
-    let mut options = TlsServerOptions::default();
-    options.clients = ClientCertificates::Optional(setting.authorities());
+    let options = TlsServerOptions::default().clients(ClientCertificates::Optional(setting.authorities()));
     let (_supervisor, addr) = setting.serve(options).await;
     for options in [known(), setting.client()] {
         let connector = TlsConnector::new(TcpConnector::new(addr.clone()), "localhost", options).unwrap();
@@ -212,8 +207,7 @@ fn what_is_no_identity_is_refused() {
     let mixed = Identity::from_pem(&read(server), &read(client_key)).unwrap();
     assert!(matches!(TlsServer::new(mixed, TlsServerOptions::default()), Err(TlsError::Rustls(_))));
     assert!(matches!(Authorities::from_pem(b"nothing"), Err(TlsError::NoAuthority)));
-    let mut options = TlsClientOptions::default();
-    options.authorities = Some(Authorities::from_pem(&read(authority)).unwrap());
+    let options = TlsClientOptions::default().authorities(Authorities::from_pem(&read(authority)).unwrap());
     let refused = TlsConnector::new(TcpConnector::new("127.0.0.1:1"), "no name", options);
     assert!(matches!(refused, Err(TlsError::Name { name }) if name == "no name"));
 }
@@ -230,7 +224,7 @@ impl Protocol for WebEcho {
         WebSocket::server(WebSocketOptions::default())
     }
 
-    fn on_frame(&self, message: Message, _: &mut ConnectionContext) -> Reply<Message, Infallible> {
+    fn on_frame(&self, message: Message, _: &mut ConnectionContext<Message>) -> Reply<Message, Infallible> {
         Reply::Frame(message)
     }
 }
@@ -255,14 +249,14 @@ async fn a_websocket_over_tls() -> io::Result<()> {
     let setting = Setting::new();
     let Certificates { server, server_key, .. } = &setting.certificates;
     let tls = TlsServer::new(Setting::identity(server, server_key), TlsServerOptions::default()).unwrap();
-    let supervisor = Supervisor::with_protocol(WebEcho).build();
+    let supervisor = Supervisor::builder(WebEcho).build();
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let addr = listener.local_addr()?.to_string();
     let upgrade = move |socket| {
         let tls = tls.clone();
         async move {
             let mut socket = tls.accept(socket).await?;
-            let already_read = accept_websocket(&mut socket, |_| None).await?;
+            let already_read = websocket::accept(&mut socket, |_| None).await?;
             Ok((socket, already_read))
         }
     };
@@ -270,7 +264,7 @@ async fn a_websocket_over_tls() -> io::Result<()> {
 
     let secure = TlsConnector::new(TcpConnector::new(addr), "localhost", setting.client()).unwrap();
     let connector = WebSocketConnector::new(secure, ClientHandshake::new("localhost", "/").unwrap());
-    let (client, _pushes, connection) = Client::new(WebAsking, connector, ClientOptions::default());
+    let (client, _pushes, connection) = Client::builder(WebAsking, connector).build();
     tokio::spawn(connection.run());
     let large = Message::binary(vec![7; 500_000]);
     assert_eq!(client.request(large.clone()).await.unwrap(), large);
@@ -285,9 +279,8 @@ async fn a_replaced_certificate_is_for_new_connections() {
     let (_supervisor, addr) = Setting::serve_tls(tls.clone(), Duration::from_mins(1)).await;
     let connector =
         |setting: &Setting| TlsConnector::new(TcpConnector::new(addr.clone()), "localhost", setting.client()).unwrap();
-    let mut options = ClientOptions::default();
-    (options.reconnect, options.request) = (false, Duration::from_mins(1));
-    let (client, _pushes, connection) = Client::new(Asking, connector(&old), options);
+    let options = ClientOptions::default().reconnect(false).request_timeout(Duration::from_mins(1));
+    let (client, _pushes, connection) = Client::builder(Asking, connector(&old)).options(options).build();
     tokio::spawn(connection.run());
     let hello = || Frame::from(Bytes::from_static(b"hello"));
     assert_eq!(client.request(hello()).await.unwrap().body(), "hello");

@@ -8,10 +8,11 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow, bail};
 use serde_json::{Value as Json, json};
 use tidewire::config::{RevokeCommand, ServerUrl};
-use tidewire_conn::{
-    Client, ClientHandshake, ClientOptions, ClientProtocol, Connect, Connected, Incoming, Message, Pushes,
-    TcpConnector, TlsClientOptions, TlsConnector, WebSocket, WebSocketConnector, WebSocketOptions,
+use tidewire_conn::client::{
+    Client, ClientOptions, ClientProtocol, Connect, Connected, Incoming, Pushes, TcpConnector,
 };
+use tidewire_conn::tls::{TlsClientOptions, TlsConnector};
+use tidewire_conn::websocket::{ClientHandshake, Message, WebSocket, WebSocketConnector, WebSocketOptions};
 
 /// How long connecting may take, handshakes included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -72,9 +73,9 @@ impl Remote {
         let connected = tokio::time::timeout(CONNECT_TIMEOUT, connector.connect()).await;
         let connected = connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
         let connected = connected.with_context(|| format!("cannot connect to {url}"))?;
-        let mut options = ClientOptions::default();
-        options.reconnect = false;
-        let (client, mut pushes, connection) = Client::new(Requests, Made(Mutex::new(Some(connected))), options);
+        let (client, mut pushes, connection) = Client::builder(Requests, Made(Mutex::new(Some(connected))))
+            .options(ClientOptions::default().reconnect(false))
+            .build();
         tokio::spawn(connection.run());
         let welcome = tokio::time::timeout(CONNECT_TIMEOUT, pushes.recv()).await.ok().flatten();
         let welcome = welcome.and_then(|welcome| json(&welcome.frame)).filter(|welcome| welcome["type"] == "welcome");

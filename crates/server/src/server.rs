@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidewire_conn::{Identity, Shutdown, Supervisor, Timeouts, TlsError, TlsServer, TlsServerOptions};
+use tidewire_conn::tls::{Identity, TlsError, TlsServer, TlsServerOptions};
+use tidewire_conn::{Shutdown, Supervisor, Timeouts};
 use tidewire_store::{Store, SystemBucketError, SystemBuckets};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -271,8 +272,7 @@ impl Server {
     /// Dropping the future ends the grace period.
     pub async fn stop(mut self, grace: Duration) {
         self.stopping.send_replace(Phase::Stopping);
-        let mut shutdown = Shutdown::default();
-        (shutdown.grace, shutdown.deadline) = (grace, grace.saturating_add(CLOSE_TIMEOUT));
+        let shutdown = Shutdown::default().grace(grace).deadline(grace.saturating_add(CLOSE_TIMEOUT));
         tokio::select! {
             () = self.supervisor.shutdown(shutdown) => {}
             never = self.close_after(grace.saturating_add(REPLY_TIMEOUT)) => match never {},
@@ -307,18 +307,17 @@ impl Drop for Server {
 
 fn supervisor(state: &Arc<ServerState>) -> Supervisor<WebSocketProtocol> {
     let options = &state.options;
-    let mut timeouts = Timeouts::default();
-    timeouts.first_frame = None;
-    timeouts.half_closed = Some(LEFT_TIMEOUT);
-    timeouts.tick = Some(options.heartbeat.interval);
+    let timeouts = Timeouts::default().first_frame(None).half_closed(LEFT_TIMEOUT).tick(options.heartbeat.interval);
     let buffered = options.backpressure.max_buffered_bytes;
     let slots = options.connection_limits.max_subscriptions_per_connection.max(1);
-    Supervisor::with_protocol(WebSocketProtocol::new(state))
+    Supervisor::builder(WebSocketProtocol::new(state))
         .max_connections(options.max_connections)
         .max_in_flight(MAX_IN_FLIGHT)
-        .push_capacities(MAX_NOTICES, MAX_DELTAS)
+        .high_priority_capacity(MAX_NOTICES)
+        .low_priority_capacity(MAX_DELTAS)
         .push_bytes(buffered)
-        .slot_capacities(slots, buffered)
+        .max_slots(slots)
+        .slot_bytes(buffered)
         .memory_limit(state.memory.clone())
         .timeouts(timeouts)
         .build()
@@ -335,7 +334,5 @@ async fn listen(host: &str, port: u16) -> Result<(TcpListener, SocketAddr), Star
 pub(crate) fn tls(files: &crate::TlsFiles) -> Result<TlsServer, StartError> {
     let read = |file: &PathBuf| std::fs::read(file).map_err(|source| StartError::Read { file: file.clone(), source });
     let identity = Identity::from_pem(&read(&files.certificate)?, &read(&files.key)?)?;
-    let mut options = TlsServerOptions::default();
-    options.alpn = vec![b"http/1.1".to_vec()];
-    Ok(TlsServer::new(identity, options)?)
+    Ok(TlsServer::new(identity, TlsServerOptions::default().alpn([b"http/1.1".to_vec()]))?)
 }

@@ -12,7 +12,8 @@ use std::net::{TcpListener, TcpStream};
 use bytes::Bytes;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use tidewire_bench::{Contender, Meter, Metric, Sample, Workload, on_core, pin_process};
-use tidewire_conn::{ConnectionContext, Frame, Head, LengthDelimited, Protocol, PushPriority, Reply, Supervisor};
+use tidewire_conn::codec::LengthDelimited;
+use tidewire_conn::{ConnectionContext, Frame, Head, Protocol, PushPriority, Reply, Supervisor};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 
@@ -303,7 +304,7 @@ struct Ours<F: Framing> {
 
 impl<F: Framing> Tasks for Ours<F> {
     fn spawn(connections: Vec<tokio::net::TcpStream>) -> Self {
-        let supervisor = Supervisor::with_protocol(F::protocol()).build();
+        let supervisor = Supervisor::builder(F::protocol()).build();
         let head = |receiver| String::from_utf8(head(receiver).into()).expect("it is text");
         let heads = (0..connections.len()).map(head).collect();
         for socket in connections {

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tidewire_bench::{Contender, Metric, Sample, Workload, on_core};
-use tidewire_conn::{FragmentOptions, Fragmented, Frame, LengthDelimited, LengthDelimitedOptions, Supervisor};
+use tidewire_conn::codec::{FragmentOptions, Fragmented, LengthDelimited, LengthDelimitedOptions};
+use tidewire_conn::{Frame, Supervisor};
 use tokio::runtime;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
@@ -54,9 +55,8 @@ fn fragmented() -> Cut {
 
 /// The same bytes, but for the fragments.
 fn whole() -> Cut {
-    let (mut inner, mut options) = (LengthDelimitedOptions::default(), FragmentOptions::default());
-    (inner.max_frame, options.fragment) = (2 * LARGE, LARGE);
-    Fragmented::new(LengthDelimited::new(inner).expect("four bytes are enough"), options)
+    let inner = LengthDelimited::new(LengthDelimitedOptions::default().max_frame(2 * LARGE));
+    Fragmented::new(inner.expect("four bytes are enough"), FragmentOptions::default().fragment_bytes(LARGE))
 }
 
 /// What else is written, and thereby for how long.
@@ -74,7 +74,7 @@ fn run(codec: fn() -> Cut, beside: Beside) -> Sample {
             let (socket, receiver) = pair();
             let reading = thread::spawn(move || on_core(load_core.unwrap_or(0), || read_all(receiver)));
             let seen = Seen::default();
-            let server = Supervisor::with_protocol(Pushed::new(codec)).push_bytes(QUEUED);
+            let server = Supervisor::builder(Pushed::new(codec)).push_bytes(QUEUED);
             let handle = push_to(server, Watched { socket, watcher: seen.clone() }).await;
 
             if let Beside::Stream { frames } = beside {

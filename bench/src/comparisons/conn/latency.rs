@@ -10,9 +10,8 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use tidewire_bench::{Contender, Meter, Metric, Sample, Workload, on_core};
-use tidewire_conn::{
-    Builder, Codec, ConnectionContext, Frame, LengthDelimited, Protocol, PushHandle, Reply, Supervisor,
-};
+use tidewire_conn::codec::{Codec, LengthDelimited};
+use tidewire_conn::{Builder, ConnectionContext, Frame, Protocol, PushHandle, Reply, Supervisor};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};
@@ -191,7 +190,7 @@ struct Ours {
 
 impl Pusher for Ours {
     async fn serve(socket: Watched<Arc<Written>>) -> Self {
-        let server = Supervisor::with_protocol(Pushed::new(LengthDelimited::default));
+        let server = Supervisor::builder(Pushed::new(LengthDelimited::default));
         Self { handle: push_to(server, socket).await, body: Bytes::from_static(&[b'x'; BODY]) }
     }
 

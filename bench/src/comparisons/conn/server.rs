@@ -5,7 +5,8 @@ use std::{future, net};
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use futures_util::{FutureExt as _, SinkExt, StreamExt as _};
-use tidewire_conn::{ConnectionContext, Frame, LengthDelimited, Protocol, Reply, Supervisor};
+use tidewire_conn::codec::LengthDelimited;
+use tidewire_conn::{ConnectionContext, Frame, Protocol, Reply, Supervisor};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::codec::{Framed, LengthDelimitedCodec};
@@ -42,7 +43,7 @@ pub(super) const ALL: &[(&str, Serve)] = &[
     ("raw loop", |listener| accept(listener, raw)),
     ("Framed", |listener| accept(listener, framed)),
     ("tidewire-conn", |listener| {
-        tokio::spawn(async move { Supervisor::with_protocol(Echo).build().serve(listener).await });
+        tokio::spawn(async move { Supervisor::builder(Echo).build().serve(listener).await });
     }),
 ];
 

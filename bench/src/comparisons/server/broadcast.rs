@@ -2,12 +2,9 @@
 
 use std::convert::Infallible;
 use std::future;
-use std::sync::{Arc, OnceLock};
 
-use tidewire_conn::{
-    ConnectionContext, Message, Protocol, PushPriority, Reply, Supervisor, Timeouts, WebSocket, WebSocketOptions,
-    accept_websocket,
-};
+use tidewire_conn::websocket::{self, Message, WebSocket, WebSocketOptions};
+use tidewire_conn::{ConnectionContext, Protocol, PushPriority, Reply, Supervisor, Timeouts};
 use tokio::net::TcpListener;
 
 use super::super::conn::{allow_files, runtime};
@@ -32,14 +29,10 @@ fn play(arguments: &[String]) {
     runtime().block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
         println!("listening on {}", listener.local_addr().expect("it is bound"));
-        let all = Arc::new(OnceLock::new());
-        let mut timeouts = Timeouts::default();
-        // Who listens says nothing.
-        (timeouts.first_frame, timeouts.idle) = (None, None);
-        let supervisor = Supervisor::with_protocol(Broadcast(Arc::clone(&all))).timeouts(timeouts).build();
-        assert!(all.set(supervisor.clone()).is_ok(), "it is set once");
+        // Clients that only listen send no frame.
+        let supervisor = Supervisor::builder(Broadcast).timeouts(Timeouts::default().first_frame(None)).build();
         let upgrade = async |mut socket| {
-            let already_read = accept_websocket(&mut socket, |_| None).await?;
+            let already_read = websocket::accept(&mut socket, |_| None).await?;
             Ok((socket, already_read))
         };
         tokio::spawn(async move { supervisor.serve_with(listener, upgrade).await });
@@ -47,9 +40,7 @@ fn play(arguments: &[String]) {
     });
 }
 
-/// Knows all connections.
-#[derive(Clone)]
-struct Broadcast(Arc<OnceLock<Supervisor<Self>>>);
+struct Broadcast;
 
 impl Protocol for Broadcast {
     type Frame = Message;
@@ -60,10 +51,10 @@ impl Protocol for Broadcast {
         WebSocket::server(WebSocketOptions::default())
     }
 
-    fn on_frame(&self, message: Message, context: &mut ConnectionContext) -> Reply<Message, Infallible> {
-        let (Message::Text(body), Some(supervisor)) = (message, self.0.get()) else { return Reply::None };
+    fn on_frame(&self, message: Message, context: &mut ConnectionContext<Message>) -> Reply<Message, Infallible> {
+        let Message::Text(body) = message else { return Reply::None };
         let speaker = context.id();
-        supervisor.sessions().broadcast(PushPriority::Low, |session| {
+        context.sessions().broadcast(PushPriority::Low, |session| {
             // They are numbered from one, in the order in which they came, and the first is the speaker.
             let listener = session.id().0 - 1;
             (session.id() != speaker)

@@ -3,7 +3,8 @@
 use std::convert::Infallible;
 
 use bytes::Bytes;
-use tidewire_conn::{ConnectionContext, Message, Protocol, Reply, Text, WebSocket, WebSocketOptions};
+use tidewire_conn::websocket::{Message, Text, WebSocket, WebSocketOptions};
+use tidewire_conn::{ConnectionContext, Protocol, Reply};
 
 use super::super::conn::burst::{Framing, LENGTH, receive};
 use crate::role::Role;
@@ -43,7 +44,7 @@ impl Protocol for Silent {
         WebSocket::server(WebSocketOptions::default())
     }
 
-    fn on_frame(&self, _: Message, _: &mut ConnectionContext) -> Reply<Message, Infallible> {
+    fn on_frame(&self, _: Message, _: &mut ConnectionContext<Message>) -> Reply<Message, Infallible> {
         Reply::None
     }
 }

@@ -9,10 +9,8 @@ use std::net;
 use bytes::BytesMut;
 use fastwebsockets::{FragmentCollector, OpCode};
 use futures_util::{FutureExt as _, SinkExt as _, StreamExt as _};
-use tidewire_conn::{
-    ClientHandshake, ConnectionContext, Message, Protocol, Reply, Supervisor, WebSocket, WebSocketOptions,
-    accept_websocket,
-};
+use tidewire_conn::websocket::{self, ClientHandshake, Message, WebSocket, WebSocketOptions};
+use tidewire_conn::{ConnectionContext, Protocol, Reply, Supervisor};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_tungstenite::WebSocketStream;
@@ -63,7 +61,7 @@ fn exchange(count: usize) -> (Vec<u8>, Vec<u8>) {
 /// As it is meant to be used by those who have many connections: a small buffer each, and one flush when nothing more is there
 /// to be read.
 async fn tungstenite(mut socket: TcpStream) {
-    if accept_websocket(&mut socket, |_| None).await.is_err() {
+    if websocket::accept(&mut socket, |_| None).await.is_err() {
         return;
     }
     let config = WebSocketConfig::default().read_buffer_size(4096);
@@ -88,7 +86,7 @@ async fn tungstenite(mut socket: TcpStream) {
 
 /// It writes a frame at a time and cannot be asked whether there is another one, so the socket does both.
 async fn fast(mut socket: TcpStream) {
-    if accept_websocket(&mut socket, |_| None).await.is_err() {
+    if websocket::accept(&mut socket, |_| None).await.is_err() {
         return;
     }
     let socket = fastwebsockets::WebSocket::after_handshake(Coalesced::new(socket), fastwebsockets::Role::Server);
@@ -109,10 +107,10 @@ async fn fast(mut socket: TcpStream) {
 fn ours(listener: TcpListener) {
     tokio::spawn(async move {
         let upgrade = async |mut socket| {
-            let already_read = accept_websocket(&mut socket, |_| None).await?;
+            let already_read = websocket::accept(&mut socket, |_| None).await?;
             Ok((socket, already_read))
         };
-        Supervisor::with_protocol(Echo).build().serve_with(listener, upgrade).await
+        Supervisor::builder(Echo).build().serve_with(listener, upgrade).await
     });
 }
 
@@ -127,7 +125,7 @@ impl Protocol for Echo {
         WebSocket::server(WebSocketOptions::default())
     }
 
-    fn on_frame(&self, message: Message, _: &mut ConnectionContext) -> Reply<Message, Infallible> {
+    fn on_frame(&self, message: Message, _: &mut ConnectionContext<Message>) -> Reply<Message, Infallible> {
         match message {
             Message::Text(_) | Message::Binary(_) => Reply::Frame(message),
             _ => Reply::None,

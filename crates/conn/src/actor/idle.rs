@@ -5,8 +5,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
 use super::{Actor, Progress};
+use crate::codec::Codec;
 use crate::timeouts::Due;
-use crate::{CloseReason, Codec, Protocol, Tick};
+use crate::{CloseReason, Protocol, Tick};
 
 impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     /// Prepares to wait. Returns whether there is something to do after all, because a timeout or tick was due.

@@ -15,8 +15,9 @@ use tokio::time::Instant;
 use super::parked::Parked;
 use super::sending::Source;
 use super::{Actor, Limits, Progress};
+use crate::codec::Codec;
 use crate::protocol::ReplyInTurn;
-use crate::{CloseReason, Codec, FrameLike, Protocol, Reply};
+use crate::{CloseReason, FrameLike, Protocol, Reply};
 
 /// The size of the read buffer. All connections of a thread share one, so an idle connection has none.
 const READ_BUFFER_BYTES: usize = 16 * 1024;

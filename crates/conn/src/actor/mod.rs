@@ -51,11 +51,12 @@ use self::lifecycle::{Lifecycle, Linger};
 use self::replies::{Replies, Step};
 use self::sending::{Source, Unfinished};
 use crate::batch::Batch;
+use crate::codec::Codec;
 use crate::memory::STEP_BYTES;
 use crate::push::PushQueues;
 use crate::supervisor::{Phase, Shared};
 use crate::timeouts::{Watch, later};
-use crate::{CloseReason, Codec, ConnectionContext, Protocol, ServiceOrder};
+use crate::{CloseReason, ConnectionContext, Protocol, ServiceOrder};
 
 /// After this many turns the actor yields to other tasks.
 const MAX_TURNS_PER_POLL: usize = 16;
@@ -83,7 +84,7 @@ pub(crate) struct Actor<P: Protocol, S> {
     socket: S,
     shared: Arc<Shared<P>>,
     codec: P::Codec,
-    context: ConnectionContext,
+    context: ConnectionContext<P::Frame>,
     queues: PushQueues<P::Frame>,
     lifecycle: Lifecycle<CloseReason<P>>,
     input: Input<P::Frame>,
@@ -116,7 +117,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         already_read: &[u8],
         shared: Arc<Shared<P>>,
         codec: P::Codec,
-        mut context: ConnectionContext,
+        mut context: ConnectionContext<P::Frame>,
         queues: PushQueues<P::Frame>,
     ) -> Self {
         let watch = Watch::new(context.since());

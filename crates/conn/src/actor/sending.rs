@@ -11,7 +11,8 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{Actor, Progress};
-use crate::{CloseReason, Codec, FrameLike, Part, Protocol, PushPriority};
+use crate::codec::{Codec, Part};
+use crate::{CloseReason, FrameLike, Protocol, PushPriority};
 
 /// Limit of the slices of one write.
 const MAX_SLICES_PER_WRITE: usize = 32;

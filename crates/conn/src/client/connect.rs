@@ -6,8 +6,6 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
-use crate::{ClientHandshake, connect_websocket};
-
 /// How a client reaches its server, again and again.
 pub trait Connect: Send + Sync + 'static {
     /// What it connects with.
@@ -67,29 +65,5 @@ impl Connect for TcpConnector {
         socket.set_nodelay(true)?;
         let peer = socket.peer_addr()?;
         Ok(Connected::new(socket, peer))
-    }
-}
-
-/// Connects by another connector, and asks for a WebSocket there.
-#[derive(Debug, Clone)]
-pub struct WebSocketConnector<C> {
-    inner: C,
-    handshake: ClientHandshake,
-}
-
-impl<C: Connect> WebSocketConnector<C> {
-    /// With this handshake, whose key is new at every attempt.
-    pub fn new(inner: C, handshake: ClientHandshake) -> Self {
-        Self { inner, handshake }
-    }
-}
-
-impl<C: Connect> Connect for WebSocketConnector<C> {
-    type Socket = C::Socket;
-
-    async fn connect(&self) -> io::Result<Connected<C::Socket>> {
-        let mut connected = self.inner.connect().await?.silent()?;
-        let (_, already_read) = connect_websocket(&mut connected.socket, self.handshake.again()).await?;
-        Ok(Connected { already_read, ..connected })
     }
 }

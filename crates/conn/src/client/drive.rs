@@ -15,11 +15,11 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::request::Responder;
-use super::{ClientOptions, ClientProtocol, Connect, Connected, Incoming, Pushed};
+use super::{ClientOptions, ClientProtocol, Connect, Connected, Incoming, Pushed, RequestError};
+use crate::codec::{Batch, Codec, Part};
+use crate::push::Lost;
 use crate::sync::lock;
-use crate::{
-    Batch, CloseReason, Codec, ConnectionContext, FrameLike, Part, Protocol, PushHandle, Reply, Shutdown, Supervisor,
-};
+use crate::{CloseReason, ConnectionContext, FrameLike, Protocol, PushHandle, Reply, Shutdown, Supervisor};
 
 /// A frame on its way to the server, with whoever waits for its reply.
 pub(super) struct Outgoing<F> {
@@ -48,6 +48,14 @@ impl<F> Outgoing<F> {
 
     pub(super) fn without_reply(frame: F) -> Self {
         Self { frame, number: 0, expects: Cell::default() }
+    }
+
+    /// Returns the frame, which is lost. If it was dropped from a full queue, its request ends with that error.
+    pub(super) fn into_lost(self, lost: Lost) -> F {
+        if let (Lost::Dropped { .. }, Expects::Reply(responder)) = (lost, self.expects.take()) {
+            responder.refuse(RequestError::QueueFull);
+        }
+        self.frame
     }
 }
 
@@ -115,7 +123,7 @@ impl<C: Codec> Codec for Carrier<C> {
             }
             (Err(error), Whose::Theirs(responder)) => {
                 tracing::debug!(%error, "a request cannot be sent");
-                responder.refuse();
+                responder.refuse(RequestError::Unsendable);
                 Ok(None)
             }
             (Err(error), Whose::Nobodys) => Err(error),
@@ -258,18 +266,22 @@ impl<P: ClientProtocol> Protocol for Side<P> {
         Carrier { codec: self.protocol.codec(), table }
     }
 
-    fn on_connection_setup(&self, handle: PushHandle<Self::Frame>, context: &mut ConnectionContext) {
+    fn on_connection_setup(&self, handle: PushHandle<Self::Frame>, context: &mut ConnectionContext<Self::Frame>) {
         let table = lock(&self.table).take().unwrap_or_else(|| Arc::new(Mutex::new(Table::new())));
         let pushes = lock(&self.pushes).clone();
         context.data = Some(Box::new(Own { table, pushes, next_number: 0, heard: false }));
         self.link.send_replace(Link::Up(handle));
     }
 
-    fn greeting(&self, _: &mut ConnectionContext) -> Vec<Self::Frame> {
+    fn greeting(&self, _: &mut ConnectionContext<Self::Frame>) -> Vec<Self::Frame> {
         self.protocol.greeting().into_iter().map(|frame| self.own(frame)).collect()
     }
 
-    fn on_frame(&self, incoming: Self::Frame, context: &mut ConnectionContext) -> Reply<Self::Frame, Infallible> {
+    fn on_frame(
+        &self,
+        incoming: Self::Frame,
+        context: &mut ConnectionContext<Self::Frame>,
+    ) -> Reply<Self::Frame, Infallible> {
         let frame = incoming.frame;
         let connection = context.id().0;
         let Some(own) = own::<P::Frame>(context) else { return Reply::Close(None) };
@@ -289,7 +301,7 @@ impl<P: ClientProtocol> Protocol for Side<P> {
         Reply::None
     }
 
-    fn before_send(&self, outgoing: &mut Self::Frame, context: &mut ConnectionContext) {
+    fn before_send(&self, outgoing: &mut Self::Frame, context: &mut ConnectionContext<Self::Frame>) {
         let Some(own) = own::<P::Frame>(context) else { return };
         if !matches!(outgoing.expects.get_mut(), Expects::Nothing) {
             own.next_number += 1;
@@ -298,11 +310,11 @@ impl<P: ClientProtocol> Protocol for Side<P> {
         }
     }
 
-    fn on_idle(&self, silent: Duration, _: &mut ConnectionContext) -> Option<Self::Frame> {
+    fn on_idle(&self, silent: Duration, _: &mut ConnectionContext<Self::Frame>) -> Option<Self::Frame> {
         self.protocol.on_idle(silent).map(|frame| self.own(frame))
     }
 
-    fn on_connection_closed(&self, reason: &CloseReason<Self>, context: &mut ConnectionContext) {
+    fn on_connection_closed(&self, reason: &CloseReason<Self>, context: &mut ConnectionContext<Self::Frame>) {
         tracing::debug!(%reason, "the connection to the server has ended");
         self.link.send_replace(Link::Down);
         if let Some(own) = own::<P::Frame>(context) {
@@ -314,7 +326,7 @@ impl<P: ClientProtocol> Protocol for Side<P> {
     }
 }
 
-fn own<F: Send + 'static>(context: &mut ConnectionContext) -> Option<&mut Own<F>> {
+fn own<F: FrameLike>(context: &mut ConnectionContext<Outgoing<F>>) -> Option<&mut Own<F>> {
     context.data.as_mut()?.downcast_mut()
 }
 
@@ -359,7 +371,7 @@ impl<P: ClientProtocol, C: Connect> Connection<P, C> {
         let mut pauses = Pauses::new(&self.options);
         loop {
             let connected = tokio::select! {
-                connected = connect(&self.connector, self.options.connect) => connected,
+                connected = connect(&self.connector, self.options.connect_timeout) => connected,
                 _ = self.closed.recv() => return,
             };
             let began = Instant::now();

@@ -1,13 +1,15 @@
-//! Clients: the same actor, connecting out.
+//! Clients: the same actor, connecting to a server.
 //!
-//! A [`Client`] is a handle, a [`Connection`] drives it. All clones share one connection, and requests that wait at the same time
-//! are sent in one batch.
+//! A [`ClientProtocol`] tells replies from pushes, a [`Connect`] makes connections, and [`Client::builder`] makes a client of both:
+//! a [`Client`] is a cloneable handle, a [`Connection`] drives it. All clones share one connection, and requests that wait at the
+//! same time are sent in one batch.
 //!
-//! The [`request::Responder`] of a request travels with it: into the outbox, from there into the table of requests in flight, and
-//! out of it with the reply. Wherever it is dropped, the request ends, so every request ends exactly once. A request is either
-//! sent or given up, decided by one atomic step, so an error is never wrong about whether the server may have seen it. A request
-//! is never sent twice.
+//! A request is never sent twice, and ends exactly once: with its reply, or with a [`RequestError`] that says whether the server may
+//! have executed it.
 
+// The responder of a request travels with it: into the outbox, from there into the table of requests in flight, and out of it with
+// the reply. Wherever it is dropped, the request ends. A request is either sent or given up, decided by one atomic step, so an error
+// is never wrong about whether the server may have seen the request.
 mod connect;
 mod drive;
 mod request;
@@ -19,12 +21,13 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::Instant;
 
-pub use self::connect::{Connect, Connected, TcpConnector, WebSocketConnector};
+pub use self::connect::{Connect, Connected, TcpConnector};
 pub use self::drive::Connection;
 use self::drive::{Link, Outgoing, Side};
 use self::request::Waiting;
 pub use self::request::{Outcome, RequestError};
-use crate::{Codec, FrameLike, PushHandle, Supervisor, Timeouts};
+use crate::codec::Codec;
+use crate::{FrameLike, PushError, PushHandle, PushPolicy, PushPriority, Supervisor, Timeouts};
 
 /// A framed protocol, as a client speaks it.
 pub trait ClientProtocol: Send + Sync + 'static {
@@ -83,54 +86,158 @@ pub enum Incoming {
     Nothing,
 }
 
-/// Settings of a client, each with a default.
+/// Options of a [`Client`].
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct ClientOptions {
-    /// How long a request may take in all: to find room, to find a connection, to be sent and to be answered. Default: 10 s.
-    pub request: Duration,
-    /// How many requests may be unanswered; more wait. One that was given up counts until its reply comes. Default: 1024.
+    /// Limit of a request: the time to find capacity and a connection, to be sent and to be answered. Default: 10 s, longer than
+    /// a reconnect usually takes.
+    pub request_timeout: Duration,
+    /// Limit of the requests in flight; further requests wait. A request that was given up counts until its reply comes.
+    /// Default: 1024, more than a server answers in one round trip.
     pub max_in_flight: usize,
-    /// How many pushes may wait to be received. When there are more, nothing is read until there is room: replies then wait
-    /// behind the pushes before them, so receive pushes on a task of their own. Default: 1024.
-    pub pushes: usize,
-    /// How long connecting may take, handshakes included. Default: 10 s.
-    pub connect: Duration,
-    /// Whether a connection that broke, or could not be made, is made again. Default: yes.
+    /// Limit of the pushes that wait to be received. At the limit the client stops reading until one is received, and replies
+    /// wait behind the pushes: receive pushes on a task of their own. Default: 1024, enough for a burst.
+    pub push_capacity: usize,
+    /// Limit of an attempt to connect, handshakes included. Default: 10 s, longer than a handshake takes on a slow network.
+    pub connect_timeout: Duration,
+    /// Whether the client connects again when a connection breaks or cannot be made. Default: true, because servers restart.
     pub reconnect: bool,
-    /// The pause before the second attempt to connect is up to this, and doubles with every failure. Pauses are random, from
-    /// nothing to the limit, so that a thousand clients do not come back at once. Default: 100 ms.
+    /// Upper bound of the pause before the second attempt to connect; it doubles with every failure. Pauses are random, from zero
+    /// to the bound, so that a thousand clients do not reconnect at once. Default: 100 ms.
     pub backoff: Duration,
-    /// The longest pause. Default: 10 s.
+    /// Upper bound of all pauses. Default: 10 s, so that a client is back soon after an outage.
     pub max_backoff: Duration,
-    /// How long a connection waits for the server. Default: as for a server, but for the first frame, for which a client that
-    /// has asked nothing does not wait.
+    /// Timeouts of the connection. Default: [`Timeouts::default`] without `first_frame`, because a server need not send anything
+    /// before it is asked.
     pub timeouts: Timeouts,
+}
+
+impl ClientOptions {
+    /// Sets [`request_timeout`](#structfield.request_timeout).
+    #[must_use]
+    pub fn request_timeout(mut self, request_timeout: Duration) -> Self {
+        self.request_timeout = request_timeout;
+        self
+    }
+
+    /// Sets [`max_in_flight`](#structfield.max_in_flight).
+    #[must_use]
+    pub fn max_in_flight(mut self, max_in_flight: usize) -> Self {
+        self.max_in_flight = max_in_flight;
+        self
+    }
+
+    /// Sets [`push_capacity`](#structfield.push_capacity).
+    #[must_use]
+    pub fn push_capacity(mut self, push_capacity: usize) -> Self {
+        self.push_capacity = push_capacity;
+        self
+    }
+
+    /// Sets [`connect_timeout`](#structfield.connect_timeout).
+    #[must_use]
+    pub fn connect_timeout(mut self, connect_timeout: Duration) -> Self {
+        self.connect_timeout = connect_timeout;
+        self
+    }
+
+    /// Sets [`reconnect`](#structfield.reconnect).
+    #[must_use]
+    pub fn reconnect(mut self, reconnect: bool) -> Self {
+        self.reconnect = reconnect;
+        self
+    }
+
+    /// Sets [`backoff`](#structfield.backoff).
+    #[must_use]
+    pub fn backoff(mut self, backoff: Duration) -> Self {
+        self.backoff = backoff;
+        self
+    }
+
+    /// Sets [`max_backoff`](#structfield.max_backoff).
+    #[must_use]
+    pub fn max_backoff(mut self, max_backoff: Duration) -> Self {
+        self.max_backoff = max_backoff;
+        self
+    }
+
+    /// Sets [`timeouts`](#structfield.timeouts).
+    #[must_use]
+    pub fn timeouts(mut self, timeouts: Timeouts) -> Self {
+        self.timeouts = timeouts;
+        self
+    }
 }
 
 impl Default for ClientOptions {
     fn default() -> Self {
         Self {
-            request: Duration::from_secs(10),
+            request_timeout: Duration::from_secs(10),
             max_in_flight: 1024,
-            pushes: 1024,
-            connect: Duration::from_secs(10),
+            push_capacity: 1024,
+            connect_timeout: Duration::from_secs(10),
             reconnect: true,
             backoff: Duration::from_millis(100),
             max_backoff: Duration::from_secs(10),
-            timeouts: Timeouts { first_frame: None, ..Timeouts::default() },
+            timeouts: Timeouts::default().first_frame(None),
         }
     }
 }
 
-/// Asks a server, over a connection that is made again when it breaks. Clones share it; when the last one is dropped, it is
-/// closed.
+/// Options of one request, or of one frame without a reply: see [`Client::request_with`] and [`Client::send_with`].
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct RequestOptions {
+    /// The queue of the frame. Default: [`Low`](PushPriority::Low), so that urgent frames can overtake.
+    pub priority: PushPriority,
+    /// What happens if that queue is full. It does not concern [`max_in_flight`](ClientOptions::max_in_flight) or a missing
+    /// connection, which are waited for. Default: `None`, which means that the frame waits for capacity until the timeout.
+    pub policy: Option<PushPolicy>,
+    /// Limit of the request, or of the wait for capacity if there is no reply. Default: `None`, which means
+    /// [`ClientOptions::request_timeout`].
+    pub timeout: Option<Duration>,
+}
+
+impl RequestOptions {
+    /// Sets [`priority`](#structfield.priority).
+    #[must_use]
+    pub fn priority(mut self, priority: PushPriority) -> Self {
+        self.priority = priority;
+        self
+    }
+
+    /// Sets [`policy`](#structfield.policy).
+    #[must_use]
+    pub fn policy(mut self, policy: PushPolicy) -> Self {
+        self.policy = Some(policy);
+        self
+    }
+
+    /// Sets [`timeout`](#structfield.timeout).
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+}
+
+impl Default for RequestOptions {
+    fn default() -> Self {
+        Self { priority: PushPriority::Low, policy: None, timeout: None }
+    }
+}
+
+/// A client of a server, over a connection that is made again when it breaks. Clones share the connection, which is closed when
+/// the last of them is dropped.
 ///
 /// ```
 /// # use std::convert::Infallible;
 /// # use tidewire_conn::{ConnectionContext, Frame, Protocol, Reply, Supervisor};
 /// use bytes::Bytes;
-/// use tidewire_conn::{Client, ClientOptions, ClientProtocol, Incoming, LengthDelimited, TcpConnector};
+/// use tidewire_conn::client::{Client, ClientProtocol, Incoming, TcpConnector};
+/// use tidewire_conn::codec::LengthDelimited;
 ///
 /// struct Words;
 ///
@@ -158,8 +265,8 @@ impl Default for ClientOptions {
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
 /// # let addr = listener.local_addr()?.to_string();
-/// # tokio::spawn(async move { Supervisor::with_protocol(Echo).build().serve(listener).await });
-/// let (client, _pushes, connection) = Client::new(Words, TcpConnector::new(addr), ClientOptions::default());
+/// # tokio::spawn(async move { Supervisor::builder(Echo).build().serve(listener).await });
+/// let (client, _pushes, connection) = Client::builder(Words, TcpConnector::new(addr)).build();
 /// let running = tokio::spawn(connection.run());
 /// let reply = client.request(Frame::from(Bytes::from_static(b"hello"))).await?;
 /// assert_eq!(reply.body(), "hello");
@@ -182,60 +289,129 @@ struct Shared<P: ClientProtocol> {
     link: watch::Receiver<Link<P::Frame>>,
 }
 
-impl<P: ClientProtocol> Client<P> {
-    /// A client, what it is pushed, and the connection that is to be [run](Connection::run).
-    pub fn new<C: Connect>(
-        protocol: P,
-        connector: C,
-        options: ClientOptions,
-    ) -> (Self, Pushes<P::Frame>, Connection<P, C>) {
+/// Builds a [`Client`]: see [`Client::builder`].
+pub struct ClientBuilder<P: ClientProtocol, C> {
+    protocol: P,
+    connector: C,
+    options: ClientOptions,
+    dead_letters: Option<mpsc::Sender<P::Frame>>,
+    keep_unsent: bool,
+}
+
+impl<P: ClientProtocol, C: Connect> ClientBuilder<P, C> {
+    /// Sets the options. Default: [`ClientOptions::default`].
+    #[must_use]
+    pub fn options(self, options: ClientOptions) -> Self {
+        Self { options, ..self }
+    }
+
+    /// Sets where frames go that a [policy](RequestOptions::policy) drops. A frame that does not fit there is counted and logged.
+    /// Default: none, dropped frames are only counted.
+    #[must_use]
+    pub fn dead_letters(mut self, dead_letters: mpsc::Sender<P::Frame>) -> Self {
+        self.dead_letters = Some(dead_letters);
+        self
+    }
+
+    /// Sets whether frames that are queued when a connection ends go to the [dead letters](Self::dead_letters) too. Default:
+    /// false, because a caller of [`Client::request`] gets an error for its frame.
+    #[must_use]
+    pub fn keep_unsent(self, keep_unsent: bool) -> Self {
+        Self { keep_unsent, ..self }
+    }
+
+    /// Returns the client, the receiver of pushes, and the connection, which makes progress while it is [run](Connection::run).
+    pub fn build(self) -> (Client<P>, Pushes<P::Frame>, Connection<P, C>) {
+        let Self { protocol, connector, options, dead_letters, keep_unsent } = self;
         let (told, link) = watch::channel(Link::Down);
-        let (push, pushes) = mpsc::channel(options.pushes.clamp(1, Semaphore::MAX_PERMITS));
+        let (push, pushes) = mpsc::channel(options.push_capacity.clamp(1, Semaphore::MAX_PERMITS));
         let (alive, closed) = mpsc::channel(1);
-        let side = Side::new(protocol, push, told);
-        let supervisor = Supervisor::with_protocol(side).timeouts(options.timeouts).build();
+        let supervisor = Supervisor::builder(Side::new(protocol, push, told))
+            .timeouts(options.timeouts)
+            .keep_unsent(keep_unsent)
+            .on_lost(move |outgoing, lost| {
+                let frame = outgoing.into_lost(lost);
+                dead_letters.as_ref().is_none_or(|dead_letters| dead_letters.try_send(frame).is_ok())
+            })
+            .build();
         let in_flight = Arc::new(Semaphore::new(options.max_in_flight.clamp(1, Semaphore::MAX_PERMITS)));
         let connection = Connection::new(supervisor.clone(), connector, options, closed);
         let shared = Arc::new(Shared { supervisor, options, in_flight, link });
-        (Self { shared, alive }, Pushes { pushes }, connection)
+        (Client { shared, alive }, Pushes { pushes }, connection)
+    }
+}
+
+impl<P: ClientProtocol, C> fmt::Debug for ClientBuilder<P, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientBuilder").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl<P: ClientProtocol> Client<P> {
+    /// Returns a builder of a client that speaks this protocol and connects by this connector. Every setting has a default.
+    pub fn builder<C: Connect>(protocol: P, connector: C) -> ClientBuilder<P, C> {
+        let options = ClientOptions::default();
+        ClientBuilder { protocol, connector, options, dead_letters: None, keep_unsent: false }
     }
 
-    /// Sends a request and waits for its reply, as long as [`ClientOptions::request`] says.
+    /// Sends a request and waits for its reply, with the default [`RequestOptions`].
+    ///
+    /// Dropping the future gives the request up: it is not sent if it has not been, and its reply is discarded.
     pub async fn request(&self, request: P::Frame) -> Result<P::Frame, RequestError> {
-        self.request_within(request, self.shared.options.request).await
+        self.request_with(request, RequestOptions::default()).await
     }
 
-    /// Sends a request and waits for its reply, for so long in all. Dropping this gives it up: it is not sent if it has not
-    /// been, and its reply concerns nobody else.
-    pub async fn request_within(&self, request: P::Frame, limit: Duration) -> Result<P::Frame, RequestError> {
+    /// Sends a request with these options, and waits for its reply, as [`request`](Self::request) does.
+    ///
+    /// If the queue is full, every [policy](RequestOptions::policy) ends it with [`RequestError::QueueFull`]; those that drop
+    /// also count the request, and pass it to the [dead letters](ClientBuilder::dead_letters).
+    pub async fn request_with(&self, request: P::Frame, options: RequestOptions) -> Result<P::Frame, RequestError> {
         let waiting = Waiting::default();
         let asking = async {
             let room = Arc::clone(&self.shared.in_flight).acquire_owned().await.map_err(|_| RequestError::Closed)?;
             let handle = self.handle().await?;
             let (outgoing, reply) = waiting.ask(request, room);
-            // If the connection has gone meanwhile, the request is dropped, and ends thereby.
-            let _ = handle.push_low_priority(outgoing).await;
+            // If the connection is gone, the request has been dropped, and the reply is an error that says so.
+            if push(&handle, outgoing, options).await == Err(PushError::QueueFull) {
+                return Err(RequestError::QueueFull);
+            }
             drop(handle);
             reply.await
         };
-        // A limit so large that no clock has it is none.
-        let asked = match Instant::now().checked_add(limit) {
-            Some(deadline) => tokio::time::timeout_at(deadline, asking).await,
-            None => Ok(asking.await),
-        };
-        asked.unwrap_or_else(|_| Err(RequestError::TimedOut { outcome: waiting.give_up() }))
+        let asked = self.within(options, asking).await;
+        asked.unwrap_or_else(|| Err(RequestError::TimedOut { outcome: waiting.give_up() }))
     }
 
-    /// Sends a frame that has no reply. Waits for a connection and for room, as long as [`ClientOptions::request`] says; that it
-    /// returns does not mean that it has been sent.
+    /// Sends a frame that has no reply, with the default [`RequestOptions`].
+    ///
+    /// Returns when the frame is queued, which does not mean that it has been sent.
     pub async fn send(&self, frame: P::Frame) -> Result<(), RequestError> {
+        self.send_with(frame, RequestOptions::default()).await
+    }
+
+    /// Sends a frame that has no reply with these options, as [`send`](Self::send) does.
+    ///
+    /// If the queue is full, a [policy](RequestOptions::policy) that drops the frame returns `Ok`, as
+    /// [`PushHandle::try_push`] does.
+    pub async fn send_with(&self, frame: P::Frame, options: RequestOptions) -> Result<(), RequestError> {
         let sending = async {
             let handle = self.handle().await?;
-            let pushed = handle.push_low_priority(Outgoing::without_reply(frame)).await;
-            pushed.map_err(|_| RequestError::Lost { outcome: Outcome::NeverSent })
+            push(&handle, Outgoing::without_reply(frame), options).await.map_err(|error| match error {
+                PushError::QueueFull => RequestError::QueueFull,
+                PushError::Closed => RequestError::Lost { outcome: Outcome::NeverSent },
+            })
         };
-        let sent = tokio::time::timeout(self.shared.options.request, sending).await;
+        let sent = self.within(options, sending).await;
         sent.unwrap_or(Err(RequestError::TimedOut { outcome: Outcome::NeverSent }))
+    }
+
+    /// Runs `work` until the timeout of the request. Returns `None` if it was not done by then.
+    async fn within<T>(&self, options: RequestOptions, work: impl Future<Output = T>) -> Option<T> {
+        // A timeout beyond the range of the clock is none.
+        match Instant::now().checked_add(options.timeout.unwrap_or(self.shared.options.request_timeout)) {
+            Some(deadline) => tokio::time::timeout_at(deadline, work).await.ok(),
+            None => Some(work.await),
+        }
     }
 
     /// Waits until there is a connection.
@@ -260,6 +436,18 @@ impl<P: ClientProtocol> Client<P> {
             Ok(Link::Up(handle)) => Ok(handle.clone()),
             _ => Err(RequestError::Closed),
         }
+    }
+}
+
+async fn push<F: FrameLike>(
+    handle: &PushHandle<Outgoing<F>>,
+    outgoing: Outgoing<F>,
+    options: RequestOptions,
+) -> Result<(), PushError> {
+    match (options.policy, options.priority) {
+        (Some(policy), priority) => handle.try_push(outgoing, priority, policy),
+        (None, PushPriority::High) => handle.push_high_priority(outgoing).await,
+        (None, PushPriority::Low) => handle.push_low_priority(outgoing).await,
     }
 }
 

@@ -43,6 +43,9 @@ pub enum RequestError {
         /// What is known of it.
         outcome: Outcome,
     },
+    /// The queue of the connection was full, and its [policy](super::RequestOptions::policy) was not to wait. It was never sent.
+    #[error("the queue of the connection is full; the request was not sent")]
+    QueueFull,
     /// It cannot be encoded. It was never sent.
     #[error("the request cannot be sent: it is not what the protocol can say")]
     Unsendable,
@@ -56,7 +59,7 @@ impl RequestError {
     pub fn outcome(&self) -> Outcome {
         match *self {
             Self::TimedOut { outcome } | Self::Lost { outcome } => outcome,
-            Self::Unsendable | Self::Closed => Outcome::NeverSent,
+            Self::QueueFull | Self::Unsendable | Self::Closed => Outcome::NeverSent,
         }
     }
 }
@@ -130,8 +133,8 @@ impl<F> Responder<F> {
         self.reply.send(Ok(reply)).is_ok()
     }
 
-    /// Nothing of it can be sent. It does not matter whether anybody still waits.
-    pub(super) fn refuse(self) {
-        let _ = self.reply.send(Err(RequestError::Unsendable));
+    /// Ends a request of which nothing has been sent. Its caller may have given it up.
+    pub(super) fn refuse(self, error: RequestError) {
+        let _ = self.reply.send(Err(error));
     }
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::{CloseCode, Message, WebSocket, WebSocketOptions};
+use crate::codec::{Batch, Codec};
 use crate::timeouts::MAX_DISCARDED_BYTES;
-use crate::{Batch, Codec};
 
 /// Closes a stream that has been upgraded to a WebSocket, as its server: for a client that is not admitted. Sends a close frame
 /// with this code and reason, closes the sending side, and discards what still comes, at most 1 MiB, until the client has closed its
@@ -16,7 +16,7 @@ use crate::{Batch, Codec};
 ///
 /// Fails if the stream does, if the reason is longer than 123 bytes, and with [`TimedOut`](io::ErrorKind::TimedOut) if all that
 /// takes longer than `limit`. The stream is dropped in any case.
-pub async fn close_websocket<S: AsyncRead + AsyncWrite + Unpin>(
+pub async fn close<S: AsyncRead + AsyncWrite + Unpin>(
     mut stream: S,
     code: CloseCode,
     reason: impl Into<Cow<'static, str>>,

@@ -14,8 +14,9 @@ use bytes::{Buf, Bytes, BytesMut};
 use super::header::{Begun, CONTROL_MAX, Header, Opcode, Rules};
 use super::mask::{self, Key};
 use super::utf8::{NotUtf8, Utf8};
-use crate::codec::make_room;
-use crate::{Batch, CloseCode, CloseFrame, Codec, Frame, Message, Text, WebSocketError};
+use super::{CloseCode, CloseFrame, Message, Text, WebSocketError};
+use crate::Frame;
+use crate::codec::{Batch, Codec, make_room};
 
 /// A WebSocket, from the end of the handshake on.
 ///
@@ -31,7 +32,8 @@ use crate::{Batch, CloseCode, CloseFrame, Codec, Frame, Message, Text, WebSocket
 ///
 /// ```
 /// use bytes::BytesMut;
-/// use tidewire_conn::{Batch, Codec, Message, WebSocket, WebSocketOptions};
+/// use tidewire_conn::codec::{Batch, Codec};
+/// use tidewire_conn::websocket::{Message, WebSocket, WebSocketOptions};
 ///
 /// let mut server = WebSocket::server(WebSocketOptions::default());
 /// let mut input = BytesMut::from(&b"\x81\x84\x01\x02\x03\x04ukga"[..]);
@@ -41,7 +43,7 @@ use crate::{Batch, CloseCode, CloseFrame, Codec, Frame, Message, Text, WebSocket
 /// let mut output = Batch::default();
 /// server.encode(&message, &mut output)?;
 /// assert_eq!(output.len(), 6);
-/// # Ok::<(), tidewire_conn::WebSocketError>(())
+/// # Ok::<(), tidewire_conn::websocket::WebSocketError>(())
 /// ```
 pub struct WebSocket {
     role: Role,
@@ -59,18 +61,41 @@ pub struct WebSocket {
     pings: Vec<u8>,
 }
 
-/// What a [`WebSocket`] accepts. There is no limit to what is sent.
+/// Limits of the input of a [`WebSocket`]. Output is not limited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WebSocketOptions {
-    /// The largest frame. Default: 1 MiB, as much as a message may have: how senders cut theirs is up to them.
+    /// Limit of a frame, in bytes. Default: 1 MiB, as for a message, because a sender may send it in one frame.
     pub max_frame: usize,
-    /// The largest message, of all its fragments. Default: 1 MiB: far above a usual message, and a thousand peers that all send
-    /// the largest message fit in 1 GiB.
+    /// Limit of a message with all its fragments, in bytes. Default: 1 MiB, far above a usual message, and a thousand peers that
+    /// all send the largest message fit in 1 GiB.
     pub max_message: usize,
-    /// The most fragments that a message may have. Default: 1024: the largest message in pieces of a kilobyte, smaller than any
-    /// usual buffer, while a peer that sends a message byte by byte is soon stopped.
+    /// Limit of the fragments of a message. Default: 1024, the largest message in fragments of a kilobyte, which is smaller than
+    /// usual buffers; a peer that sends one byte per fragment is soon stopped.
     pub max_fragments: usize,
+}
+
+impl WebSocketOptions {
+    /// Sets [`max_frame`](#structfield.max_frame).
+    #[must_use]
+    pub fn max_frame(mut self, max_frame: usize) -> Self {
+        self.max_frame = max_frame;
+        self
+    }
+
+    /// Sets [`max_message`](#structfield.max_message).
+    #[must_use]
+    pub fn max_message(mut self, max_message: usize) -> Self {
+        self.max_message = max_message;
+        self
+    }
+
+    /// Sets [`max_fragments`](#structfield.max_fragments).
+    #[must_use]
+    pub fn max_fragments(mut self, max_fragments: usize) -> Self {
+        self.max_fragments = max_fragments;
+        self
+    }
 }
 
 impl Default for WebSocketOptions {

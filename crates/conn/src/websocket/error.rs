@@ -1,9 +1,9 @@
 //! Errors of a WebSocket, and the close codes that report them to the peer.
 
+use super::CloseCode;
 use super::header::CONTROL_MAX;
-use crate::CloseCode;
 
-/// What can be wrong with what a [`WebSocket`](crate::WebSocket) reads or is to write.
+/// What can be wrong with what a [`WebSocket`](crate::websocket::WebSocket) reads or is to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WebSocketError {

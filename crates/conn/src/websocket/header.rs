@@ -4,7 +4,7 @@
 //! the same error however it is split, and before the payload of an invalid frame is awaited.
 
 use super::mask::Key;
-use crate::{WebSocketError, WebSocketOptions};
+use super::{WebSocketError, WebSocketOptions};
 
 /// The longest payload of a control frame.
 pub(super) const CONTROL_MAX: usize = 125;

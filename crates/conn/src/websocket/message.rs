@@ -8,10 +8,10 @@ use bytes::Bytes;
 
 use crate::{Frame, FrameLike, Head, HeadTooLong};
 
-/// What a [`WebSocket`](crate::WebSocket) reads and writes.
+/// What a [`WebSocket`](crate::websocket::WebSocket) reads and writes.
 ///
 /// ```
-/// use tidewire_conn::{CloseCode, Message};
+/// use tidewire_conn::websocket::{CloseCode, Message};
 ///
 /// assert_eq!(Message::text("the tide is up").as_text(), Some("the tide is up"));
 /// assert_eq!(Message::binary(vec![1, 2]).as_text(), None);
@@ -76,7 +76,7 @@ impl FrameLike for Message {
 ///
 /// ```
 /// use bytes::Bytes;
-/// use tidewire_conn::Text;
+/// use tidewire_conn::websocket::Text;
 ///
 /// let news = Text::try_from(Bytes::from_static(br#"{"tide":"up"}"#))?;
 /// let one = news.clone().with_head("7:")?;

@@ -1,13 +1,15 @@
-//! The WebSocket protocol (RFC 6455), for servers and clients, without I/O or a clock.
+//! The WebSocket protocol (RFC 6455), for servers and clients.
 //!
-//! [`WebSocket`] turns bytes into [`Message`]s and back once a connection is a WebSocket; the handshakes make it one. Extensions
-//! are neither offered nor accepted, so the reserved bits of a frame are errors.
+//! [`WebSocket`] is the codec of an established connection: it turns bytes into [`Message`]s and back. A server does the handshake by
+//! [`accept`], or by [`check_upgrade`] if it has an HTTP library; a client connects by a [`WebSocketConnector`]. Codec and handshakes
+//! have no I/O and no clock. Extensions are neither offered nor accepted, so the reserved bits of a frame are errors.
 //!
 //! Input is checked as it arrives: a stream fails where it breaks a rule, not at the end of the frame, and with the same error
 //! however it is split. Memory grows with the bytes that have arrived, not with the announced length.
 
 mod close;
 mod codec;
+mod connector;
 mod error;
 mod handshake;
 mod header;
@@ -18,12 +20,13 @@ mod tests;
 mod upgrade;
 mod utf8;
 
-pub use close::close_websocket;
+pub use close::close;
 pub use codec::{WebSocket, WebSocketOptions};
+pub use connector::WebSocketConnector;
 pub use error::WebSocketError;
 pub use handshake::{
     ClientHandshake, ClientHandshakeError, ServerHandshake, ServerHandshakeError, UpgradeRequest, Upgraded,
     check_upgrade,
 };
 pub use message::{CloseCode, CloseFrame, Message, Text};
-pub use upgrade::{accept_websocket, connect_websocket};
+pub use upgrade::{accept, connect};

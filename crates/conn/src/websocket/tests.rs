@@ -8,7 +8,8 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 use super::*;
-use crate::{Batch, Codec, Frame, Head};
+use crate::codec::{Batch, Codec};
+use crate::{Frame, Head};
 
 const KEY: [u8; 4] = [0x1f, 0x80, 0xa7, 0x03];
 

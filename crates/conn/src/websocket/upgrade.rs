@@ -12,8 +12,8 @@ use super::{ClientHandshake, ServerHandshake, ServerHandshakeError, UpgradeReque
 ///
 /// Returns the bytes that were read after the request, for [`Permit::run`](crate::Permit::run). It has no timeout of its own:
 /// [`Supervisor::serve_with`](crate::Supervisor::serve_with) has one. Servers that have an HTTP library use
-/// [`check_upgrade`](crate::check_upgrade).
-pub async fn accept_websocket<S: AsyncRead + AsyncWrite + Unpin>(
+/// [`check_upgrade`](crate::websocket::check_upgrade).
+pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
     socket: &mut S,
     choose: impl FnOnce(&UpgradeRequest) -> Option<String>,
 ) -> io::Result<Vec<u8>> {
@@ -42,7 +42,7 @@ pub async fn accept_websocket<S: AsyncRead + AsyncWrite + Unpin>(
 }
 
 /// Asks a server to speak WebSocket. Returns its answer, and what was read of the WebSocket already.
-pub async fn connect_websocket<S: AsyncRead + AsyncWrite + Unpin>(
+pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
     socket: &mut S,
     mut handshake: ClientHandshake,
 ) -> io::Result<(Upgraded, Vec<u8>)> {

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use tidewire_conn::codec::LengthDelimited;
 use tidewire_conn::{
-    ConnectionContext, Frame, Head, LengthDelimited, Protocol, PushHandle, PushPolicy, PushPriority, Reply,
-    ReplyTicket, ServiceOrder, Slot, Supervisor,
+    ConnectionContext, Frame, Head, Protocol, PushHandle, PushPolicy, PushPriority, Reply, ReplyTicket, ServiceOrder,
+    Slot, Supervisor,
 };
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::net::{TcpListener, TcpStream};
@@ -76,7 +77,7 @@ impl<const HOLD: bool, const REPLIES_FIRST: bool> Setting<HOLD, REPLIES_FIRST> {
         let (told, tickets) = mpsc::channel(100);
         let choices = Choices { release: Arc::default(), waits: AtomicUsize::new(0), told };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        Self { supervisor: Supervisor::with_protocol(choices).build(), listener, tickets }
+        Self { supervisor: Supervisor::builder(choices).build(), listener, tickets }
     }
 
     async fn connect(&self) -> Client {
@@ -230,8 +231,7 @@ async fn what_was_tied_is_counted_when_the_connection_ends() {
     handle.after(ticket).push_latest(Slot(1), frame("tied")).unwrap();
     handle.after(ticket).try_push(frame("tied"), PushPriority::Low, PushPolicy::DropIfFull).unwrap();
     let supervisor = setting.supervisor.clone();
-    let mut shutdown = tidewire_conn::Shutdown::default();
-    shutdown.deadline = std::time::Duration::from_millis(10);
+    let shutdown = tidewire_conn::Shutdown::default().deadline(std::time::Duration::from_millis(10));
     supervisor.shutdown(shutdown).await;
     assert_eq!(supervisor.stats().push.unsent, 2);
 }

@@ -5,10 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::BytesMut;
-use tidewire_conn::{
-    Client, ClientOptions, ClientProtocol, Codec, Connect, Connected, Frame, Incoming, LengthDelimited, Outcome,
-    Pushes, RequestError, TcpConnector,
+use tidewire_conn::Frame;
+use tidewire_conn::client::{
+    Client, ClientOptions, ClientProtocol, Connect, Connected, Incoming, Outcome, Pushes, RequestError, RequestOptions,
+    TcpConnector,
 };
+use tidewire_conn::codec::{Codec, LengthDelimited};
 use tidewire_testkit::{End, FaultProxy, PATIENCE, wait_until_async};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
@@ -109,11 +111,9 @@ struct Line<P: ClientProtocol> {
     connections: tokio::sync::mpsc::Receiver<Far>,
 }
 
-fn line<P: ClientProtocol<Frame = Frame>>(protocol: P, settings: impl FnOnce(&mut ClientOptions)) -> Line<P> {
+fn line<P: ClientProtocol<Frame = Frame>>(protocol: P, options: ClientOptions) -> Line<P> {
     let (told, connections) = tokio::sync::mpsc::channel(1);
-    let mut options = ClientOptions::default();
-    settings(&mut options);
-    let (client, pushes, connection) = Client::new(protocol, ToTest(told), options);
+    let (client, pushes, connection) = Client::builder(protocol, ToTest(told)).options(options).build();
     tokio::spawn(connection.run());
     Line { client, pushes, connections }
 }
@@ -131,7 +131,7 @@ impl<P: ClientProtocol<Frame = Frame>> Line<P> {
 
 #[tokio::test(start_paused = true)]
 async fn replies_find_their_requests_by_number() {
-    let mut line = line(Numbered { greeting: true }, |_| {});
+    let mut line = line(Numbered { greeting: true }, ClientOptions::default());
     let (one, two) = (line.ask("one"), line.ask("two"));
     let mut far = line.next_connection().await;
     assert_eq!(far.receive().await.as_deref(), Some("hello-there"));
@@ -151,7 +151,7 @@ async fn replies_find_their_requests_by_number() {
 /// A request that was given up keeps its place, so that its reply goes to nobody else.
 #[tokio::test(start_paused = true)]
 async fn a_late_reply_shifts_no_other() {
-    let mut line = line(InOrder, |_| {});
+    let mut line = line(InOrder, ClientOptions::default());
     let mut far = {
         let given_up = line.ask("given up");
         let mut far = line.next_connection().await;
@@ -160,7 +160,8 @@ async fn a_late_reply_shifts_no_other() {
         assert!(given_up.await.unwrap_err().is_cancelled());
         far
     };
-    let timed_out = line.client.request_within(frame("too slow"), Duration::from_secs(1)).await;
+    let timed_out =
+        line.client.request_with(frame("too slow"), RequestOptions::default().timeout(Duration::from_secs(1))).await;
     assert_eq!(timed_out, Err(RequestError::TimedOut { outcome: Outcome::MaybeExecuted }));
     let third = line.ask("third");
     assert_eq!(far.receive().await.as_deref(), Some("too slow"));
@@ -174,7 +175,7 @@ async fn a_late_reply_shifts_no_other() {
 
 #[tokio::test(start_paused = true)]
 async fn a_lost_connection_says_what_may_have_been_executed() {
-    let mut line = line(Numbered { greeting: false }, |options| options.max_in_flight = 2);
+    let mut line = line(Numbered { greeting: false }, ClientOptions::default().max_in_flight(2));
     let sent = line.ask("sent");
     let mut far = line.next_connection().await;
     assert_eq!(far.receive().await.as_deref(), Some("1 sent"));
@@ -194,11 +195,12 @@ async fn a_lost_connection_says_what_may_have_been_executed() {
 /// It has not been sent when its time is over, and is not sent after that.
 #[tokio::test(start_paused = true)]
 async fn what_timed_out_unsent_is_never_sent() {
-    let mut line = line(Numbered { greeting: false }, |options| options.max_in_flight = 1);
+    let mut line = line(Numbered { greeting: false }, ClientOptions::default().max_in_flight(1));
     let first = line.ask("first");
     let mut far = line.next_connection().await;
     assert_eq!(far.receive().await.as_deref(), Some("1 first"));
-    let waited = line.client.request_within(frame("no room"), Duration::from_secs(1)).await;
+    let waited =
+        line.client.request_with(frame("no room"), RequestOptions::default().timeout(Duration::from_secs(1))).await;
     assert_eq!(waited, Err(RequestError::TimedOut { outcome: Outcome::NeverSent }));
     far.send("1 reply").await;
     assert_eq!(first.await.unwrap().unwrap(), frame("1 reply"));
@@ -207,12 +209,13 @@ async fn what_timed_out_unsent_is_never_sent() {
 /// The socket takes no more, so that it stays in the queue, and is taken out of it.
 #[tokio::test(start_paused = true)]
 async fn what_timed_out_in_the_queue_is_never_sent() {
-    let mut line = line(Numbered { greeting: false }, |_| {});
+    let mut line = line(Numbered { greeting: false }, ClientOptions::default());
     let mut far = line.next_connection().await;
     let large: &'static str = "x".repeat(300_000).leak();
     let stuck = line.ask(large);
     tokio::task::yield_now().await;
-    let never = line.client.request_within(frame("never"), Duration::from_secs(1)).await;
+    let never =
+        line.client.request_with(frame("never"), RequestOptions::default().timeout(Duration::from_secs(1))).await;
     assert_eq!(never, Err(RequestError::TimedOut { outcome: Outcome::NeverSent }));
     assert!(far.receive().await.unwrap().starts_with("1 x"));
     far.send("1 reply").await;
@@ -226,7 +229,7 @@ async fn what_timed_out_in_the_queue_is_never_sent() {
 /// Nobody receives the pushes: reading stops, memory does not grow, and what was pushed is not lost.
 #[tokio::test(start_paused = true)]
 async fn pushes_that_nobody_receives_stop_the_reading() {
-    let mut line = line(Numbered { greeting: false }, |options| options.pushes = 2);
+    let mut line = line(Numbered { greeting: false }, ClientOptions::default().push_capacity(2));
     let mut far = line.next_connection().await;
     let pushed = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&pushed);
@@ -250,7 +253,7 @@ async fn pushes_that_nobody_receives_stop_the_reading() {
 /// The last client that goes closes the connection, and says so.
 #[tokio::test(start_paused = true)]
 async fn the_last_client_closes_the_connection() {
-    let mut line = line(Numbered { greeting: false }, |_| {});
+    let mut line = line(Numbered { greeting: false }, ClientOptions::default());
     let mut far = line.next_connection().await;
     line.client.connected().await.unwrap();
     line.client.send(frame("no reply wanted")).await.unwrap();
@@ -266,7 +269,7 @@ async fn the_last_client_closes_the_connection() {
 #[tokio::test(start_paused = true)]
 async fn a_connection_that_is_not_run_ends_all_requests() {
     let (told, _connections) = tokio::sync::mpsc::channel(1);
-    let (client, mut pushes, connection) = Client::new(InOrder, ToTest(told), ClientOptions::default());
+    let (client, mut pushes, connection) = Client::builder(InOrder, ToTest(told)).build();
     let asking = tokio::spawn({
         let client = client.clone();
         async move { client.request(frame("hello")).await }
@@ -283,9 +286,9 @@ async fn a_connection_that_is_not_run_ends_all_requests() {
 async fn every_request_ends_once_while_the_line_breaks() {
     let server = Server::start().await;
     let proxy = FaultProxy::start(server.addr);
-    let mut options = ClientOptions::default();
-    (options.backoff, options.request) = (Duration::from_millis(1), Duration::from_mins(1));
-    let (client, _pushes, connection) = Client::new(InOrder, TcpConnector::new(proxy.addr().to_string()), options);
+    let options = ClientOptions::default().backoff(Duration::from_millis(1)).request_timeout(Duration::from_mins(1));
+    let (client, _pushes, connection) =
+        Client::builder(InOrder, TcpConnector::new(proxy.addr().to_string())).options(options).build();
     tokio::spawn(connection.run());
     let lost = Arc::new(AtomicUsize::new(0));
     let asking: Vec<_> = (0..20)

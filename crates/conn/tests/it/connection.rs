@@ -212,8 +212,7 @@ async fn a_shutdown_ends_the_idle_the_waiting_and_the_stuck() {
     waiting.send("wait").await;
     let (mut stuck, _) = server.connected().await;
     stuck.send("stream").await;
-    let mut shutdown = Shutdown::default();
-    shutdown.deadline = Duration::from_millis(100);
+    let shutdown = Shutdown::default().deadline(Duration::from_millis(100));
     server.supervisor.shutdown(shutdown).await;
     assert_eq!(server.supervisor.count(), 0);
     for _ in 0..3 {
@@ -236,9 +235,9 @@ async fn a_shutdown_gives_notice_and_grace() {
     let mut server = Server::start().await;
     server.supervisor.protocol().gives_notice.store(true, Ordering::SeqCst);
     let (mut client, handle) = server.connected().await;
-    let mut shutdown = Shutdown::default();
-    assert_eq!((shutdown.grace, shutdown.deadline), (Duration::ZERO, Duration::from_secs(5)));
-    (shutdown.grace, shutdown.deadline) = (Duration::from_mins(1), Duration::from_mins(2));
+    let default = Shutdown::default();
+    assert_eq!((default.grace, default.deadline), (Duration::ZERO, Duration::from_secs(5)));
+    let shutdown = default.grace(Duration::from_mins(1)).deadline(Duration::from_mins(2));
     let supervisor = server.supervisor.clone();
     let shutting = tokio::spawn(async move { supervisor.shutdown(shutdown).await });
     assert_eq!(client.receive().await.as_deref(), Some("going down"));

@@ -4,9 +4,10 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use tidewire_conn::codec::LengthDelimited;
 use tidewire_conn::{
-    Builder, ConnectionContext, Frame, LengthDelimited, Protocol, PushHandle, PushPolicy, PushPriority, Reply,
-    ReplyTicket, Shutdown, Slot, Supervisor,
+    Builder, ConnectionContext, Frame, Protocol, PushHandle, PushPolicy, PushPriority, Reply, ReplyTicket, Shutdown,
+    Slot, Supervisor,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::Notify;
@@ -85,7 +86,7 @@ struct Connection {
 impl Connection {
     /// It has been served.
     async fn begin(room: usize, settings: impl FnOnce(Builder<Holding>) -> Builder<Holding>) -> Self {
-        let supervisor = settings(Supervisor::with_protocol(Holding::default())).build();
+        let supervisor = settings(Supervisor::builder(Holding::default())).build();
         let (near, far) = tokio::io::duplex(room);
         let permit = supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap();
         tokio::spawn(permit.run(near, Vec::new()));
@@ -150,7 +151,8 @@ async fn it_is_told_once_for_all_that_was_pushed() {
 /// Each is pushed when the one before it is gone, from inside the actor.
 #[tokio::test]
 async fn what_was_held_back_is_pushed_from_inside() {
-    let mut connection = Connection::begin(1000, |builder| builder.push_capacities(1, 1)).await;
+    let mut connection =
+        Connection::begin(1000, |builder| builder.high_priority_capacity(1).low_priority_capacity(1)).await;
     connection.protocol().held_back.lock().unwrap().extend(["two", "three", "four"]);
     push(&connection.protocol().handle(), "one");
     connection.expect(&["one", "two", "three", "four"]).await;

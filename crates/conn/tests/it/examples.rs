@@ -4,6 +4,9 @@ mod chat;
 mod echo;
 #[path = "../../examples/heartbeat.rs"]
 mod heartbeat;
+#[path = "../../examples/websocket.rs"]
+#[expect(dead_code, reason = "its main serves until the process ends")]
+mod websocket;
 
 #[test]
 fn the_chat_runs() {
@@ -18,4 +21,23 @@ fn the_echo_runs() {
 #[test]
 fn the_heartbeat_runs() {
     heartbeat::main();
+}
+
+#[tokio::test]
+async fn the_websocket_example_echoes() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    tokio::spawn(websocket::serve(listener));
+    crate::websocket::Client::connect(addr).await.ask("hello").await;
+}
+
+/// The example is shown in the README of the crate and in the manual.
+#[test]
+fn the_documentation_shows_the_websocket_example() {
+    let example = include_str!("../../examples/websocket.rs").replace("pub(crate) ", "");
+    let (_, code) = example.split_once("\n\n").unwrap();
+    for page in ["README.md", "../../docs/conn.md"] {
+        let text = std::fs::read_to_string(format!("{}/{page}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+        assert!(text.contains(code), "{page} shows another version of examples/websocket.rs");
+    }
 }

@@ -3,10 +3,8 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use tidewire_conn::{
-    Codec, ConnectionContext, FragmentOptions, Fragmented, Frame, LengthDelimited, Protocol, Reply, Supervisor,
-    Timeouts,
-};
+use tidewire_conn::codec::{Codec, FragmentOptions, Fragmented, LengthDelimited};
+use tidewire_conn::{ConnectionContext, Frame, Protocol, Reply, Supervisor, Timeouts};
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -52,7 +50,7 @@ struct Client {
 
 impl Client {
     async fn send(&mut self, frame: &Frame) {
-        let mut batch = tidewire_conn::Batch::default();
+        let mut batch = tidewire_conn::codec::Batch::default();
         self.codec.encode(frame, &mut batch).unwrap();
         while !batch.is_empty() {
             let mut slices = [std::io::IoSlice::new(&[]); 16];
@@ -76,7 +74,7 @@ async fn connect(timeouts: Timeouts) -> (Supervisor<Large>, Client) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let socket = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (accepted, peer) = listener.accept().await.unwrap();
-    let supervisor = Supervisor::with_protocol(Large).push_bytes(64 << 20).timeouts(timeouts).build();
+    let supervisor = Supervisor::builder(Large).push_bytes(64 << 20).timeouts(timeouts).build();
     tokio::spawn(supervisor.admit(peer).unwrap().run(accepted, Vec::new()));
     (supervisor, Client { socket, codec: codec(), input: bytes::BytesMut::new() })
 }
@@ -120,9 +118,7 @@ async fn a_large_request_is_put_together() {
 /// Other frames come and go, and yet its time runs out.
 #[tokio::test]
 async fn a_message_that_is_never_finished_ends_its_connection() {
-    let mut timeouts = Timeouts::default();
-    timeouts.frame = Some(Duration::from_millis(50));
-    let (supervisor, mut client) = connect(timeouts).await;
+    let (supervisor, mut client) = connect(Timeouts::default().frame(Duration::from_millis(50))).await;
     client.socket.write_all(b"\0\0\0\x0e\x01\0\0\0\x01\0\0\0\0\0\0\0\x09x").await.unwrap();
     wait_until_async("it has ended", PATIENCE, async || {
         // It fails when the server has left.

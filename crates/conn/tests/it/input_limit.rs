@@ -4,9 +4,8 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidewire_conn::{
-    CloseCode, ConnectionContext, Message, Protocol, PushHandle, Reply, Supervisor, WebSocket, WebSocketOptions,
-};
+use tidewire_conn::websocket::{CloseCode, Message, WebSocket, WebSocketOptions};
+use tidewire_conn::{ConnectionContext, Protocol, PushHandle, Reply, Supervisor};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::Notify;
 
@@ -29,11 +28,11 @@ impl Protocol for Guarded {
         WebSocket::server(WebSocketOptions::default())
     }
 
-    fn on_connection_setup(&self, _: PushHandle<Message>, context: &mut ConnectionContext) {
+    fn on_connection_setup(&self, _: PushHandle<Message>, context: &mut ConnectionContext<Message>) {
         context.limit_input(BEFORE);
     }
 
-    fn on_frame(&self, message: Message, context: &mut ConnectionContext) -> Reply<Message, Infallible> {
+    fn on_frame(&self, message: Message, context: &mut ConnectionContext<Message>) -> Reply<Message, Infallible> {
         let text = message.as_text().unwrap_or_default();
         match text {
             "open" => context.limit_input(AFTER),
@@ -60,7 +59,7 @@ fn connect(supervisor: &Supervisor<Guarded>) -> DuplexStream {
 
 fn guarded() -> (Supervisor<Guarded>, Arc<Notify>) {
     let release = Arc::new(Notify::new());
-    (Supervisor::with_protocol(Guarded { release: Arc::clone(&release) }).build(), release)
+    (Supervisor::builder(Guarded { release: Arc::clone(&release) }).build(), release)
 }
 
 /// A masked frame with this first byte, whose mask changes nothing.

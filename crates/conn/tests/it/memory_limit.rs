@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use bytes::Bytes;
+use tidewire_conn::codec::{LengthDelimited, LengthDelimitedOptions};
 use tidewire_conn::{
-    Builder, CloseReason, ConnectionContext, Frame, LengthDelimited, LengthDelimitedOptions, MemoryLimit, Protocol,
-    PushHandle, PushPolicy, PushPriority, Reply, Slot, Supervisor,
+    Builder, CloseReason, ConnectionContext, Frame, MemoryLimit, Protocol, PushHandle, PushPolicy, PushPriority, Reply,
+    Slot, Supervisor,
 };
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -42,9 +43,7 @@ impl Protocol for Sizes {
     type ProtocolError = Infallible;
 
     fn codec(&self) -> LengthDelimited {
-        let mut options = LengthDelimitedOptions::default();
-        options.max_frame = 64 * MIB;
-        LengthDelimited::new(options).unwrap()
+        LengthDelimited::new(LengthDelimitedOptions::default().max_frame(64 * MIB)).unwrap()
     }
 
     fn on_frame(&self, request: Frame, _: &mut ConnectionContext) -> Reply<Frame, Infallible> {
@@ -82,7 +81,7 @@ impl Server {
     async fn sharing(limit: &MemoryLimit, settings: impl FnOnce(Builder<Sizes>) -> Builder<Sizes>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let supervisor = settings(Supervisor::with_protocol(Sizes::new())).memory_limit(limit.clone()).build();
+        let supervisor = settings(Supervisor::builder(Sizes::new())).memory_limit(limit.clone()).build();
         let serving = supervisor.clone();
         tokio::spawn(async move { serving.serve(listener).await });
         Self { supervisor, address, limit: limit.clone() }
@@ -196,7 +195,8 @@ async fn a_reply_that_is_not_read_counts_until_its_last_byte() {
 /// The actor of a connection that does not read is not even woken by them.
 #[tokio::test(flavor = "multi_thread")]
 async fn queued_pushes_count() {
-    let server = Server::start(17 * MIB, |builder| builder.push_bytes(64 * MIB).slot_capacities(64, 64 * MIB)).await;
+    let server =
+        Server::start(17 * MIB, |builder| builder.push_bytes(64 * MIB).max_slots(64).slot_bytes(64 * MIB)).await;
     let mut idle = server.connect().await;
     let mut stalled = server.connect().await;
     let handle = server.newest();

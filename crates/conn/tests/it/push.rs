@@ -27,9 +27,36 @@ async fn urgent_frames_are_written_first() {
     }
 }
 
+/// All frames wait before the first one is written, as above: 12 of high and 5 of low priority.
+async fn written_order(fairness: FairnessConfig) -> String {
+    let server = Server::with(|builder| builder.fairness(fairness)).await;
+    let (mut client, handle) = server.connected().await;
+    for number in 0..12 {
+        push(&handle, &format!("h{number}"), PushPriority::High).unwrap();
+    }
+    for number in 0..5 {
+        push(&handle, &format!("l{number}"), PushPriority::Low).unwrap();
+    }
+    let mut order = Vec::new();
+    for _ in 0..17 {
+        order.push(client.receive().await.unwrap());
+    }
+    order.join(" ")
+}
+
+#[tokio::test]
+async fn low_priority_frames_are_written_in_the_share_that_the_builder_sets() {
+    let fairness = FairnessConfig::default().max_high_before_low(3);
+    assert_eq!(written_order(fairness).await, "h0 h1 h2 l0 h3 h4 h5 l1 h6 h7 h8 l2 h9 h10 h11 l3 l4");
+    let strict = FairnessConfig::default().max_high_before_low(0);
+    assert_eq!(written_order(strict).await, "h0 h1 h2 h3 h4 h5 h6 h7 h8 h9 h10 h11 l0 l1 l2 l3 l4");
+    let sliced = strict.time_slice(Duration::ZERO);
+    assert_eq!(written_order(sliced).await, "h0 l0 h1 l1 h2 l2 h3 l3 h4 l4 h5 h6 h7 h8 h9 h10 h11");
+}
+
 async fn order(fairness: FairnessConfig, high: usize, low: usize) -> String {
     let (queues, handle) = PushQueues::<String>::bounded(high, low);
-    let mut queues = queues.with_fairness(fairness);
+    let mut queues = queues.fairness(fairness);
     for _ in 0..high {
         handle.push_high_priority("h".into()).await.unwrap();
     }
@@ -49,9 +76,9 @@ async fn other_frames_have_their_fair_share() {
     let default = FairnessConfig::default();
     assert_eq!((default.max_high_before_low, default.time_slice), (16, None));
     assert_eq!(order(default, 40, 2).await, format!("{0}l{0}l{1}", "h".repeat(16), "h".repeat(8)));
-    let strict = FairnessConfig { max_high_before_low: 0, time_slice: None };
+    let strict = FairnessConfig::default().max_high_before_low(0);
     assert_eq!(order(strict, 40, 2).await, format!("{}ll", "h".repeat(40)));
-    let sliced = FairnessConfig { max_high_before_low: 0, time_slice: Some(Duration::ZERO) };
+    let sliced = strict.time_slice(Duration::ZERO);
     assert_eq!(order(sliced, 3, 3).await, "hlhlhl");
 }
 
@@ -68,7 +95,7 @@ async fn an_urgent_push_overtakes_a_stream() {
 
 #[tokio::test]
 async fn a_slow_reader_makes_pushers_wait_and_its_end_releases_them() {
-    let server = Server::with(|builder| builder.push_capacities(2, 2)).await;
+    let server = Server::with(|builder| builder.high_priority_capacity(2).low_priority_capacity(2)).await;
     let (client, handle) = server.connected().await;
     let big = "x".repeat(90_000);
     // The socket buffers, the batch and the queue take some. Then it is full, and stays so whenever the actor had its turn.
@@ -99,7 +126,10 @@ async fn a_slow_reader_makes_pushers_wait_and_its_end_releases_them() {
 #[tokio::test]
 async fn dropped_frames_reach_the_dead_letters() {
     let (dead, mut letters) = mpsc::channel(2);
-    let server = Server::with(|builder| builder.push_capacities(1, 1).with_push_dlq(dead).keep_unsent()).await;
+    let server = Server::with(|builder| {
+        builder.high_priority_capacity(1).low_priority_capacity(1).dead_letters(dead).keep_unsent(true)
+    })
+    .await;
     let (client, handle) = server.connected().await;
     // One is queued, and without waiting nothing is written.
     push(&handle, "queued", PushPriority::Low).unwrap();
@@ -176,33 +206,43 @@ async fn what_is_queued_beside_a_stream_is_written_by_priority() {
     assert_eq!(client.receive().await.unwrap().parse::<u32>().unwrap(), numbers + 1, "nothing of the stream is lost");
 }
 
-/// Urgent, other and streaming producers at once: everything arrives, each in its own order.
+/// Several producers push at both priorities beside a stream without an end. Everything arrives, and the frames of each producer
+/// and priority are in order, as are those of the stream.
 #[tokio::test(flavor = "multi_thread")]
-async fn concurrent_producers_lose_nothing() {
+async fn concurrent_producers_keep_their_order_beside_a_stream() {
+    const PRODUCERS: usize = 4;
+    const FRAMES: usize = 500;
     let server = Server::start().await;
     let (mut client, handle) = server.connected().await;
-    let producer = |name: &'static str, priority| {
-        let handle = handle.clone();
-        tokio::spawn(async move {
-            for number in 0..1000 {
-                let frame = frame(format!("{name} {number}"));
-                match priority {
-                    PushPriority::High => handle.push_high_priority(frame).await.unwrap(),
-                    PushPriority::Low => handle.push_low_priority(frame).await.unwrap(),
+    client.send("stream").await;
+    let producers: Vec<_> = (0..PRODUCERS)
+        .map(|producer| {
+            let handle = handle.clone();
+            tokio::spawn(async move {
+                for number in 0..FRAMES {
+                    handle.push_low_priority(frame(format!("low {producer} {number}"))).await.unwrap();
+                    handle.push_high_priority(frame(format!("high {producer} {number}"))).await.unwrap();
                 }
-            }
+            })
         })
-    };
-    let names = [("high", PushPriority::High), ("low", PushPriority::Low), ("other", PushPriority::Low)];
-    let producers = names.map(|(name, priority)| producer(name, priority));
-    let mut next = std::collections::HashMap::from(names.map(|(name, _)| (name.to_owned(), 0)));
-    for _ in 0..3000 {
+        .collect();
+    let mut next = std::collections::HashMap::new();
+    let (mut pushed, mut streamed) = (0, 0);
+    while pushed < 2 * PRODUCERS * FRAMES {
         let received = client.receive().await.unwrap();
-        let (name, number) = received.split_once(' ').unwrap();
-        let expected = next.get_mut(name).unwrap();
-        assert_eq!(number.parse::<u32>().unwrap(), *expected);
+        if let Ok(number) = received.parse::<u64>() {
+            streamed += 1;
+            assert_eq!(number, streamed, "the stream is out of order");
+            continue;
+        }
+        let (source, number) = received.rsplit_once(' ').unwrap();
+        let expected = next.entry(source.to_owned()).or_insert(0);
+        assert_eq!(number.parse::<usize>().unwrap(), *expected, "{source} is out of order");
         *expected += 1;
+        pushed += 1;
     }
+    assert!(next.len() == 2 * PRODUCERS && next.values().all(|count| *count == FRAMES));
+    assert!(streamed > 0, "the stream waited for the pushes");
     for producer in producers {
         producer.await.unwrap();
     }

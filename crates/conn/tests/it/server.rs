@@ -6,10 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tidewire_conn::{
-    Builder, CloseReason, ConnectionContext, Frame, LengthDelimited, LengthDelimitedOptions, Protocol, PushHandle,
-    Reply, Supervisor,
-};
+use tidewire_conn::codec::{LengthDelimited, LengthDelimitedOptions};
+use tidewire_conn::{Builder, CloseReason, ConnectionContext, Frame, Protocol, PushHandle, Reply, Supervisor};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc};
@@ -40,9 +38,7 @@ impl Protocol for Words {
     type ProtocolError = Planned;
 
     fn codec(&self) -> LengthDelimited {
-        let mut options = LengthDelimitedOptions::default();
-        options.max_frame = 100_000;
-        LengthDelimited::new(options).unwrap()
+        LengthDelimited::new(LengthDelimitedOptions::default().max_frame(100_000)).unwrap()
     }
 
     fn on_connection_setup(&self, _: PushHandle<Frame>, context: &mut ConnectionContext) {
@@ -183,7 +179,7 @@ impl Server {
             answers_panics: AtomicBool::new(false),
             gives_notice: AtomicBool::new(false),
         };
-        let supervisor = settings(Supervisor::with_protocol(words)).build();
+        let supervisor = settings(Supervisor::builder(words)).build();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let serving = supervisor.clone();

@@ -38,15 +38,15 @@ fn registry(registry: &SessionRegistry<Packet>, id: ConnectionId, handle: &PushH
 }
 
 fn settings<P: Protocol>(protocol: P, dead_letters: mpsc::Sender<P::Frame>) -> Supervisor<P> {
-    let fairness = FairnessConfig { max_high_before_low: 16, time_slice: Some(Duration::from_micros(100)) };
-    Supervisor::with_protocol(protocol).with_fairness(fairness).with_push_dlq(dead_letters).build()
+    let fairness = FairnessConfig::default().max_high_before_low(16).time_slice(Duration::from_micros(100));
+    Supervisor::builder(protocol).fairness(fairness).dead_letters(dead_letters).build()
 }
 
 fn hooks<P: Protocol>(
     protocol: &P,
     handle: PushHandle<P::Frame>,
     frame: &mut P::Frame,
-    context: &mut ConnectionContext,
+    context: &mut ConnectionContext<P::Frame>,
 ) {
     protocol.on_connection_setup(handle, context);
     protocol.before_send(frame, context);

@@ -7,9 +7,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use tidewire_conn::codec::LengthDelimited;
 use tidewire_conn::{
-    CloseReason, ConnectionContext, Frame, LengthDelimited, Protocol, PushPolicy, PushPriority, Reply, Supervisor,
-    Tick, Timeouts,
+    CloseReason, ConnectionContext, Frame, Protocol, PushPolicy, PushPriority, Reply, Supervisor, Tick, Timeouts,
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 use tokio::sync::{Notify, mpsc};
@@ -95,12 +95,11 @@ type Ends = mpsc::Receiver<(String, u64)>;
 /// The first tick comes after five seconds; of the time-outs there are none.
 fn supervisor<const HOLD: bool>(plan: fn(usize) -> Tick<Frame>) -> (Supervisor<Ticking<HOLD>>, Ends) {
     let (told, ends) = mpsc::channel(10);
-    let mut timeouts = Timeouts::default();
-    (timeouts.first_frame, timeouts.write_stall, timeouts.half_closed) = (None, None, None);
-    timeouts.tick = Some(Duration::from_secs(5));
+    let timeouts =
+        Timeouts::default().first_frame(None).write_stall(None).half_closed(None).tick(Duration::from_secs(5));
     let ticks = AtomicUsize::new(0);
     let ticking = Ticking { plan, ticks, release: Arc::default(), start: Instant::now(), ends: told };
-    (Supervisor::with_protocol(ticking).timeouts(timeouts).build(), ends)
+    (Supervisor::builder(ticking).timeouts(timeouts).build(), ends)
 }
 
 impl<const HOLD: bool> Connection<HOLD> {
@@ -186,9 +185,8 @@ async fn who_talks_all_the_time_has_ticks() {
 
 #[tokio::test(start_paused = true)]
 async fn without_a_first_tick_there_is_none() {
-    let mut timeouts = Timeouts::default();
+    let timeouts = Timeouts::default().first_frame(None);
     assert_eq!(timeouts.tick, None);
-    timeouts.first_frame = None;
     let (told, mut ends) = mpsc::channel(1);
     let plan = |_| Tick::Close(None);
     let ticking = Ticking::<false> {
@@ -198,7 +196,7 @@ async fn without_a_first_tick_there_is_none() {
         start: Instant::now(),
         ends: told,
     };
-    let supervisor = Supervisor::with_protocol(ticking).timeouts(timeouts).build();
+    let supervisor = Supervisor::builder(ticking).timeouts(timeouts).build();
     let (near, _far) = tokio::io::duplex(1000);
     tokio::spawn(supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap().run(near, Vec::new()));
     tokio::time::sleep(Duration::from_hours(1)).await;

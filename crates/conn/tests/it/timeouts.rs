@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tidewire_conn::{CloseReason, ConnectionContext, Frame, LengthDelimited, Protocol, Reply, Supervisor, Timeouts};
+use tidewire_conn::codec::LengthDelimited;
+use tidewire_conn::{CloseReason, ConnectionContext, Frame, Protocol, Reply, Supervisor, Timeouts};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -57,12 +58,10 @@ struct Connection {
 }
 
 impl Connection {
-    fn begin(settings: impl FnOnce(&mut Timeouts)) -> Self {
+    fn begin(timeouts: Timeouts) -> Self {
         let (told, ends) = mpsc::channel(10);
-        let mut timeouts = Timeouts::default();
-        settings(&mut timeouts);
         let patient = Patient { ends: told, start: Instant::now(), pings: Arc::default() };
-        let supervisor = Supervisor::with_protocol(patient).timeouts(timeouts).build();
+        let supervisor = Supervisor::builder(patient).timeouts(timeouts).build();
         let (near, far) = tokio::io::duplex(1000);
         let permit = supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap();
         tokio::spawn(permit.run(near, Vec::new()));
@@ -89,12 +88,12 @@ impl Connection {
 
 #[tokio::test(start_paused = true)]
 async fn who_says_nothing_is_sent_away() {
-    let mut connection = Connection::begin(|_| {});
+    let mut connection = Connection::begin(Timeouts::default());
     assert_eq!(connection.receive().await, "first_frame");
     assert_eq!(connection.end().await, ("first_frame".to_owned(), 10));
     assert_eq!(connection.supervisor.stats().ended["first_frame"], 1);
 
-    let mut quiet = Connection::begin(|timeouts| timeouts.first_frame = None);
+    let mut quiet = Connection::begin(Timeouts::default().first_frame(None));
     tokio::time::sleep(Duration::from_hours(1)).await;
     quiet.send("hello").await;
     assert_eq!(quiet.receive().await, "hello");
@@ -103,7 +102,7 @@ async fn who_says_nothing_is_sent_away() {
 /// A byte now and then keeps nobody.
 #[tokio::test(start_paused = true)]
 async fn who_never_finishes_a_frame_is_sent_away() {
-    let mut connection = Connection::begin(|_| {});
+    let mut connection = Connection::begin(Timeouts::default());
     connection.send("hello").await;
     assert_eq!(connection.receive().await, "hello");
     connection.far.write_all(b"\0\0\0\x64").await.unwrap();
@@ -119,7 +118,7 @@ async fn who_never_finishes_a_frame_is_sent_away() {
 /// The beginning of the next frame comes with the end of the last: each has its own time.
 #[tokio::test(start_paused = true)]
 async fn who_finishes_its_frames_is_kept() {
-    let mut connection = Connection::begin(|_| {});
+    let mut connection = Connection::begin(Timeouts::default());
     connection.far.write_all(b"\0\0").await.unwrap();
     for _ in 0..30 {
         tokio::time::sleep(Duration::from_secs(9)).await;
@@ -130,10 +129,8 @@ async fn who_finishes_its_frames_is_kept() {
 
 #[tokio::test(start_paused = true)]
 async fn the_silent_are_asked_and_then_left() {
-    let mut connection = Connection::begin(|timeouts| {
-        timeouts.heartbeat = Some(Duration::from_secs(10));
-        timeouts.idle = Some(Duration::from_secs(25));
-    });
+    let mut connection =
+        Connection::begin(Timeouts::default().heartbeat(Duration::from_secs(10)).idle(Duration::from_secs(25)));
     connection.send("hello").await;
     assert_eq!(connection.receive().await, "hello");
     assert_eq!(connection.receive().await, "ping 10");
@@ -148,20 +145,20 @@ async fn the_silent_are_asked_and_then_left() {
 /// Who waits for an answer has nothing to say.
 #[tokio::test(start_paused = true)]
 async fn who_waits_for_a_reply_is_not_idle() {
-    let mut connection = Connection::begin(|timeouts| timeouts.idle = Some(Duration::from_secs(5)));
+    let mut connection = Connection::begin(Timeouts::default().idle(Duration::from_secs(5)));
     connection.send("never").await;
     tokio::time::sleep(Duration::from_hours(1)).await;
     assert_eq!(connection.supervisor.count(), 1);
     assert!(connection.ends.try_recv().is_err());
 
-    let mut idle = Connection::begin(|timeouts| timeouts.idle = Some(Duration::from_secs(5)));
+    let mut idle = Connection::begin(Timeouts::default().idle(Duration::from_secs(5)));
     idle.send("hello").await;
     assert_eq!(idle.end().await, ("idle".to_owned(), 5));
 }
 
 #[tokio::test(start_paused = true)]
 async fn who_does_not_read_is_left() {
-    let mut connection = Connection::begin(|_| {});
+    let mut connection = Connection::begin(Timeouts::default());
     connection.send("large").await;
     // As long as it reads a little, it is given time.
     for _ in 0..10 {
@@ -174,7 +171,7 @@ async fn who_does_not_read_is_left() {
 /// It may have left for good, which only a write would tell.
 #[tokio::test(start_paused = true)]
 async fn who_closed_its_side_is_not_answered_for_ever() {
-    let mut connection = Connection::begin(|_| {});
+    let mut connection = Connection::begin(Timeouts::default());
     connection.send("never").await;
     connection.far.shutdown().await.unwrap();
     assert_eq!(connection.end().await, ("half_closed".to_owned(), 30));
@@ -184,7 +181,7 @@ async fn who_closed_its_side_is_not_answered_for_ever() {
 /// Both ends are still open, and the supervisor waits for nobody longer than this.
 #[tokio::test(start_paused = true)]
 async fn lingering_has_an_end() {
-    let mut connection = Connection::begin(|_| {});
+    let mut connection = Connection::begin(Timeouts::default());
     connection.end().await;
     assert_eq!(connection.supervisor.count(), 1);
     let start = Instant::now();
@@ -198,8 +195,7 @@ async fn lingering_has_an_end() {
 #[tokio::test]
 async fn a_slow_peer_on_a_socket_is_sent_away_alone() {
     let mut server = Server::with(|builder| {
-        let mut timeouts = Timeouts::default();
-        timeouts.frame = Some(Duration::from_millis(50));
+        let timeouts = Timeouts::default().frame(Duration::from_millis(50));
         builder.timeouts(timeouts)
     })
     .await;

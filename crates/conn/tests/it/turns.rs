@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use tidewire_conn::codec::LengthDelimited;
 use tidewire_conn::{
-    CloseReason, ConnectionContext, Frame, LengthDelimited, Protocol, PushHandle, PushPolicy, PushPriority, Reply,
-    Shutdown, Supervisor,
+    CloseReason, ConnectionContext, Frame, Protocol, PushHandle, PushPolicy, PushPriority, Reply, Shutdown, Supervisor,
 };
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
@@ -113,7 +113,7 @@ impl Connection {
     fn begin(in_flight: usize) -> Self {
         let (told, ends) = mpsc::channel(10);
         let turns = Turns { notes: Arc::default(), release: Arc::default(), waits: Arc::default(), ends: told };
-        let supervisor = Supervisor::with_protocol(turns).max_in_flight(in_flight).build();
+        let supervisor = Supervisor::builder(turns).max_in_flight(in_flight).build();
         let (near, far) = tokio::io::duplex(1 << 16);
         let permit = supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap();
         tokio::spawn(permit.run(near, Vec::new()));

@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, O
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use tidewire_conn::codec::LengthDelimited;
 use tidewire_conn::{
-    Builder, CloseReason, ConnectionContext, Frame, LengthDelimited, Protocol, PushHandle, PushPolicy, PushPriority,
-    Reply, Shutdown, Supervisor, Tick, Timeouts,
+    Builder, CloseReason, ConnectionContext, Frame, Protocol, PushHandle, PushPolicy, PushPriority, Reply, Shutdown,
+    Supervisor, Tick, Timeouts,
 };
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::net::{TcpListener, TcpStream};
@@ -141,7 +142,7 @@ impl Server {
             release: Arc::default(),
             ends: told,
         };
-        let supervisor = settings(Supervisor::with_protocol(waking)).build();
+        let supervisor = settings(Supervisor::builder(waking)).build();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let serving = supervisor.clone();
@@ -240,8 +241,7 @@ async fn the_hook_runs_while_the_peer_does_not_read() {
 
 #[tokio::test]
 async fn the_hook_does_not_run_after_the_end() {
-    let mut timeouts = Timeouts::default();
-    timeouts.linger = PATIENCE;
+    let timeouts = Timeouts::default().linger(PATIENCE);
     let mut server = Server::with(Plan::Count, |builder| builder.timeouts(timeouts)).await;
     let (client, handle) = server.connect().await;
     handle.close(None);
@@ -279,9 +279,7 @@ async fn requests_read_before_the_end_of_the_grace_period_are_handled_after_it()
     wait_until_async("both are read", PATIENCE, async || server.waking().parked.load(SeqCst) == 2).await;
     let supervisor = server.supervisor.clone();
     let shutdown = tokio::spawn(async move {
-        let mut shutdown = Shutdown::default();
-        shutdown.deadline = PATIENCE;
-        supervisor.shutdown(shutdown).await;
+        supervisor.shutdown(Shutdown::default().deadline(PATIENCE)).await;
     });
     wait_until_async("the grace period has ended", PATIENCE, async || handle.is_closed()).await;
     server.waking().release.notify_one();

@@ -1,13 +1,15 @@
 //! `WebSocket` over real sockets, with a client that writes whatever it likes.
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use tidewire_conn::websocket::{self, ClientHandshake, CloseCode, Message, Text, WebSocket, WebSocketOptions};
 use tidewire_conn::{
-    Builder, ClientHandshake, CloseCode, CloseReason, ConnectionContext, Message, Protocol, PushPriority, Reply,
-    Shutdown, Supervisor, Text, Timeouts, WebSocket, WebSocketOptions, accept_websocket, close_websocket,
-    connect_websocket,
+    Builder, CloseReason, ConnectionContext, Protocol, PushPriority, Reply, Shutdown, Supervisor, Timeouts,
 };
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -21,23 +23,22 @@ impl Protocol for Echo {
     type ProtocolError = Infallible;
 
     fn codec(&self) -> WebSocket {
-        let mut options = WebSocketOptions::default();
-        (options.max_frame, options.max_message, options.max_fragments) = (10_000, 20_000, 10);
-        WebSocket::server(options)
+        WebSocket::server(WebSocketOptions::default().max_frame(10_000).max_message(20_000).max_fragments(10))
     }
 
-    fn on_frame(&self, message: Message, _: &mut ConnectionContext) -> Reply<Message, Infallible> {
+    fn on_frame(&self, message: Message, _: &mut ConnectionContext<Message>) -> Reply<Message, Infallible> {
         match message {
+            Message::Text(text) if text.body() == "stream" => Reply::stream(Numbers(0)),
             Message::Text(_) | Message::Binary(_) => Reply::Frame(message),
             _ => Reply::None,
         }
     }
 
-    fn on_idle(&self, _: Duration, _: &mut ConnectionContext) -> Option<Message> {
+    fn on_idle(&self, _: Duration, _: &mut ConnectionContext<Message>) -> Option<Message> {
         Some(Message::Ping(Bytes::from_static(b"there?")))
     }
 
-    fn last_word(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext) -> Option<Message> {
+    fn last_word(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext<Message>) -> Option<Message> {
         match reason {
             CloseReason::Shutdown => Some(Message::close(CloseCode::AWAY, "")),
             CloseReason::TimedOut(_) => Some(Message::close(CloseCode::POLICY, "")),
@@ -46,20 +47,32 @@ impl Protocol for Echo {
     }
 }
 
+/// A stream of messages that never ends.
+struct Numbers(u64);
+
+impl futures_core::Stream for Numbers {
+    type Item = Result<Message, Infallible>;
+
+    fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0 += 1;
+        Poll::Ready(Some(Ok(Message::text(format!("{:0100}", self.0)))))
+    }
+}
+
 struct Server {
     supervisor: Supervisor<Echo>,
-    addr: std::net::SocketAddr,
+    addr: SocketAddr,
 }
 
 impl Server {
     async fn start(settings: impl FnOnce(Builder<Echo>) -> Builder<Echo>) -> Self {
-        let supervisor = settings(Supervisor::with_protocol(Echo)).build();
+        let supervisor = settings(Supervisor::builder(Echo)).build();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let serving = supervisor.clone();
         tokio::spawn(async move {
             let upgrade = async |mut socket| {
-                let already_read = accept_websocket(&mut socket, |_| None).await?;
+                let already_read = websocket::accept(&mut socket, |_| None).await?;
                 Ok((socket, already_read))
             };
             serving.serve_with(listener, upgrade).await
@@ -67,27 +80,16 @@ impl Server {
         Self { supervisor, addr }
     }
 
-    /// A client that has shaken hands, with these bytes right behind its request.
     async fn connect_with(&self, first: &[u8]) -> Client {
-        let mut socket = TcpStream::connect(self.addr).await.unwrap();
-        let request = "GET /chat HTTP/1.1\r\nHost: tide.example\r\nUpgrade: websocket\r\nConnection: keep-alive, Upgrade\r\n\
-                       Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n";
-        socket.write_all(&[request.as_bytes(), first].concat()).await.unwrap();
-        let mut head = Vec::new();
-        while !head.ends_with(b"\r\n\r\n") {
-            head.push(socket.read_u8().await.unwrap());
-        }
-        let head = String::from_utf8(head).unwrap();
-        assert!(head.starts_with("HTTP/1.1 101 ") && head.contains("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="), "{head}");
-        Client(socket)
+        Client::connect_with(self.addr, first).await
     }
 
     async fn connect(&self) -> Client {
-        self.connect_with(b"").await
+        Client::connect(self.addr).await
     }
 }
 
-struct Client(TcpStream);
+pub(crate) struct Client(TcpStream);
 
 /// A masked frame.
 fn masked(first: u8, payload: &[u8]) -> Vec<u8> {
@@ -105,6 +107,25 @@ fn masked(first: u8, payload: &[u8]) -> Vec<u8> {
 }
 
 impl Client {
+    /// Connects, shakes hands, and sends these bytes right behind the request.
+    async fn connect_with(addr: SocketAddr, first: &[u8]) -> Self {
+        let mut socket = TcpStream::connect(addr).await.unwrap();
+        let request = "GET /chat HTTP/1.1\r\nHost: tide.example\r\nUpgrade: websocket\r\nConnection: keep-alive, Upgrade\r\n\
+                       Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n";
+        socket.write_all(&[request.as_bytes(), first].concat()).await.unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(socket.read_u8().await.unwrap());
+        }
+        let head = String::from_utf8(head).unwrap();
+        assert!(head.starts_with("HTTP/1.1 101 ") && head.contains("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="), "{head}");
+        Self(socket)
+    }
+
+    pub(crate) async fn connect(addr: SocketAddr) -> Self {
+        Self::connect_with(addr, b"").await
+    }
+
     async fn send(&mut self, first: u8, payload: &[u8]) {
         self.0.write_all(&masked(first, payload)).await.unwrap();
     }
@@ -130,7 +151,7 @@ impl Client {
         assert_eq!(self.receive().await, None, "an end, not a reset");
     }
 
-    async fn ask(&mut self, text: &str) {
+    pub(crate) async fn ask(&mut self, text: &str) {
         self.send(0x81, text.as_bytes()).await;
         assert_eq!(self.receive().await.unwrap(), (0x81, text.as_bytes().to_vec()));
     }
@@ -193,10 +214,8 @@ async fn bad_input_ends_its_own_connection_with_the_right_code() {
 #[tokio::test]
 async fn handshakes_that_are_none_are_refused_in_http() {
     let server = Server::start(|builder| {
-        let mut timeouts = Timeouts::default();
         // Long enough for all but the last of these on a busy machine.
-        timeouts.first_frame = Some(Duration::from_secs(3));
-        builder.timeouts(timeouts)
+        builder.timeouts(Timeouts::default().first_frame(Duration::from_secs(3)))
     })
     .await;
     for (request, answer) in [
@@ -223,8 +242,7 @@ async fn handshakes_that_are_none_are_refused_in_http() {
 #[tokio::test]
 async fn a_message_that_is_never_finished_ends_its_connection() {
     let server = Server::start(|builder| {
-        let mut timeouts = Timeouts::default();
-        timeouts.frame = Some(Duration::from_millis(200));
+        let timeouts = Timeouts::default().frame(Duration::from_millis(200));
         builder.timeouts(timeouts)
     })
     .await;
@@ -243,8 +261,7 @@ async fn a_message_that_is_never_finished_ends_its_connection() {
 #[tokio::test]
 async fn a_silent_peer_is_pinged_over_the_wire() {
     let server = Server::start(|builder| {
-        let mut timeouts = Timeouts::default();
-        timeouts.heartbeat = Some(Duration::from_millis(50));
+        let timeouts = Timeouts::default().heartbeat(Duration::from_millis(50));
         builder.timeouts(timeouts)
     })
     .await;
@@ -306,7 +323,7 @@ impl Protocol for Agreed {
         WebSocket::server(WebSocketOptions::default())
     }
 
-    fn on_frame(&self, _: Message, context: &mut ConnectionContext) -> Reply<Message, Infallible> {
+    fn on_frame(&self, _: Message, context: &mut ConnectionContext<Message>) -> Reply<Message, Infallible> {
         let agreed: &String = context.data.as_ref().unwrap().downcast_ref().unwrap();
         Reply::Frame(Message::text(agreed.clone()))
     }
@@ -319,18 +336,18 @@ async fn a_subprotocol_is_agreed_on_and_handed_over() {
     let serving = tokio::spawn(async move {
         let (mut socket, peer) = listener.accept().await.unwrap();
         let mut agreed = String::new();
-        let already_read = accept_websocket(&mut socket, |request| {
+        let already_read = websocket::accept(&mut socket, |request| {
             agreed = request.subprotocols().find(|offered| *offered == "tide.2")?.to_owned();
             Some(agreed.clone())
         });
         let already_read = already_read.await.unwrap();
-        let permit = Supervisor::with_protocol(Agreed).build().admit(peer).unwrap();
+        let permit = Supervisor::builder(Agreed).build().admit(peer).unwrap();
         permit.run_with(socket, already_read, Some(Box::new(agreed))).await;
     });
     let mut socket = TcpStream::connect(addr).await.unwrap();
     let handshake = ClientHandshake::new("tide.example", "/").unwrap();
-    let handshake = handshake.with_subprotocol("tide.1").unwrap().with_subprotocol("tide.2").unwrap();
-    let (upgraded, already_read) = connect_websocket(&mut socket, handshake).await.unwrap();
+    let handshake = handshake.subprotocol("tide.1").unwrap().subprotocol("tide.2").unwrap();
+    let (upgraded, already_read) = websocket::connect(&mut socket, handshake).await.unwrap();
     assert_eq!((upgraded.subprotocol.as_deref(), already_read.len()), (Some("tide.2"), 0));
     let mut client = Client(socket);
     client.send(0x81, b"what?").await;
@@ -351,7 +368,7 @@ async fn a_client_that_is_not_admitted_is_told_why() {
     let (mut client, stream) = pair().await;
     // Unread bytes would reset the connection.
     client.send(0x81, b"hello").await;
-    let closing = tokio::spawn(close_websocket(stream, CloseCode::new(4003), "too many", PATIENCE));
+    let closing = tokio::spawn(websocket::close(stream, CloseCode::new(4003), "too many", PATIENCE));
     assert_eq!(client.receive().await.unwrap(), (0x88, b"\x0f\xa3too many".to_vec()));
     assert_eq!(client.receive().await, None, "an end, not a reset");
     client.send(0x88, b"\x0f\xa3").await;
@@ -362,12 +379,12 @@ async fn a_client_that_is_not_admitted_is_told_why() {
 #[tokio::test]
 async fn a_client_that_does_not_close_its_side_is_not_waited_for() {
     let (mut client, stream) = pair().await;
-    let closed = close_websocket(stream, CloseCode::AWAY, "", Duration::from_millis(10)).await;
+    let closed = websocket::close(stream, CloseCode::AWAY, "", Duration::from_millis(10)).await;
     assert_eq!(closed.unwrap_err().kind(), std::io::ErrorKind::TimedOut);
     client.expect_close(CloseCode::AWAY).await;
 
     let (mut client, stream) = pair().await;
-    let closing = tokio::spawn(close_websocket(stream, CloseCode::AWAY, "", PATIENCE));
+    let closing = tokio::spawn(websocket::close(stream, CloseCode::AWAY, "", PATIENCE));
     // It goes on sending, until it is cut off.
     let flood = vec![0; 64 * 1024];
     while client.0.write_all(&flood).await.is_ok() {}
@@ -377,7 +394,30 @@ async fn a_client_that_does_not_close_its_side_is_not_waited_for() {
 #[tokio::test]
 async fn a_reason_that_is_too_long_is_an_error() {
     let (mut client, stream) = pair().await;
-    let closed = close_websocket(stream, CloseCode::AWAY, "x".repeat(124), PATIENCE).await;
+    let closed = websocket::close(stream, CloseCode::AWAY, "x".repeat(124), PATIENCE).await;
     assert_eq!(closed.unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
     assert_eq!(client.receive().await, None);
+}
+
+/// The stream never ends, so the ping arrives only if it is written between two frames of the stream.
+#[tokio::test]
+async fn a_pushed_ping_is_written_between_the_frames_of_a_stream() {
+    let server = Server::start(|builder| builder).await;
+    let mut client = server.connect().await;
+    client.send(0x81, b"stream").await;
+    let expected = |number: u64| (0x81, format!("{number:0100}").into_bytes());
+    assert_eq!(client.receive().await, Some(expected(1)));
+    let handle = server.supervisor.sessions().list().pop().unwrap().handle();
+    handle.push_high_priority(Message::Ping(Bytes::from_static(b"heartbeat"))).await.unwrap();
+    let mut number = 1;
+    loop {
+        number += 1;
+        match client.receive().await.unwrap() {
+            (0x89, payload) => break assert_eq!(payload, b"heartbeat"),
+            frame => assert_eq!(frame, expected(number)),
+        }
+        assert!(number < 1_000_000, "the ping waits for the end of the stream");
+    }
+    // The stream goes on where it was.
+    assert_eq!(client.receive().await, Some(expected(number)));
 }

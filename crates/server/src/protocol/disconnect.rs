@@ -1,6 +1,6 @@
 //! Close codes: why the server ends a connection, and whether its client should reconnect.
 
-use tidewire_conn::{CloseCode, Message};
+use tidewire_conn::websocket::{CloseCode, Message};
 
 /// Why the server ends a connection: the close code and reason that the client receives.
 ///

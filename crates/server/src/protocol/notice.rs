@@ -1,7 +1,7 @@
 //! Messages of the server that answer no request and belong to no subscription.
 
 use serde_json::{Value as Json, json};
-use tidewire_conn::Message;
+use tidewire_conn::websocket::Message;
 
 /// The first message of every connection.
 pub(crate) fn welcome(now: u64, requires_auth: bool) -> Message {

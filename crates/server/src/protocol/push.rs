@@ -3,7 +3,7 @@
 //! A push is a head that names the subscription, and a body that all subscribers of a query share.
 
 use bytes::Bytes;
-use tidewire_conn::{Message, Text};
+use tidewire_conn::websocket::{Message, Text};
 
 use super::reply::{append_error, utf8};
 use crate::RequestError;

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use serde_json::{Value as Json, json};
-use tidewire_conn::{Message, Text};
+use tidewire_conn::websocket::{Message, Text};
 use tidewire_store::{OperationResult, Row};
 
 use super::request::Id;

@@ -8,7 +8,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
-use tidewire_conn::{Held, Message, PushError, PushHandle, PushPolicy, PushPriority, ReplyTicket, Slot};
+use tidewire_conn::websocket::Message;
+use tidewire_conn::{Held, PushError, PushHandle, PushPolicy, PushPriority, ReplyTicket, Slot};
 use tidewire_live::Mode;
 use tokio::time::Instant;
 

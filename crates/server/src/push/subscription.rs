@@ -13,7 +13,7 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use bytes::Bytes;
 use serde_json::{Map, Value as Json};
-use tidewire_conn::Text;
+use tidewire_conn::websocket::Text;
 use tidewire_live::{End, Event, First, Mark, Mode, Subscription as LiveSubscription, Whole};
 use tidewire_store::{Filter, Query};
 

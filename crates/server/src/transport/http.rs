@@ -18,7 +18,8 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, Version};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tidewire_conn::{Permit, Refused, ServerHandshakeError, Supervisor, check_upgrade, close_websocket};
+use tidewire_conn::websocket::{self, ServerHandshakeError, check_upgrade};
+use tidewire_conn::{Permit, Refused, Supervisor};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Semaphore, watch};
 
@@ -282,7 +283,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let Ok(_permit) = closing.try_acquire() else { return };
-    if let Err(error) = close_websocket(stream, disconnect.close_code(), disconnect.reason, CLOSE_TIMEOUT).await {
+    if let Err(error) = websocket::close(stream, disconnect.close_code(), disconnect.reason, CLOSE_TIMEOUT).await {
         tracing::debug!(%peer, %error, "close frame not acknowledged");
     }
 }

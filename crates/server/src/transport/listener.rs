@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use tidewire_conn::{Shutdown, Supervisor, TlsServer};
+use tidewire_conn::tls::TlsServer;
+use tidewire_conn::{Shutdown, Supervisor};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 

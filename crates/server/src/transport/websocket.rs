@@ -8,10 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use tidewire_conn::{
-    CloseReason, ConnectionContext, Message, Protocol, PushHandle, Reply, ServiceOrder, Tick, WebSocket,
-    WebSocketOptions,
-};
+use tidewire_conn::websocket::{Message, WebSocket, WebSocketOptions};
+use tidewire_conn::{CloseReason, ConnectionContext, Protocol, PushHandle, Reply, ServiceOrder, Tick};
 use tokio::time::Instant;
 
 use crate::metrics::operations::Ended;
@@ -76,7 +74,7 @@ impl SocketState {
 }
 
 /// The state of a connection, which it has from its set-up to its end.
-fn state(context: &mut ConnectionContext) -> Option<&mut SocketState> {
+fn state(context: &mut ConnectionContext<Message>) -> Option<&mut SocketState> {
     context.data.as_mut()?.downcast_mut()
 }
 
@@ -95,7 +93,7 @@ impl WebSocketProtocol {
     }
 
     /// Handles a message that is within the limits: now, or in its turn.
-    fn receive(&self, message: Message, context: &mut ConnectionContext) -> Reply<Message, Infallible> {
+    fn receive(&self, message: Message, context: &mut ConnectionContext<Message>) -> Reply<Message, Infallible> {
         let text = match &message {
             Message::Text(text) => text.body(),
             Message::Binary(_) => return Reply::Close(Some(Disconnect::BINARY_NOT_SUPPORTED.frame())),
@@ -124,7 +122,7 @@ impl WebSocketProtocol {
         self.serve(&request, context)
     }
 
-    fn serve(&self, request: &Request<'_>, context: &mut ConnectionContext) -> Reply<Message, Infallible> {
+    fn serve(&self, request: &Request<'_>, context: &mut ConnectionContext<Message>) -> Reply<Message, Infallible> {
         let (ticket, account) = (context.ticket(), context.account());
         let Some(SocketState { connection, pusher, in_flight, .. }) = state(context) else {
             return Reply::Close(None);
@@ -162,7 +160,7 @@ impl WebSocketProtocol {
 
     /// Serves a message on the pool, because parsing it takes long. What it asks for is not known before, so it waits for the
     /// requests in flight, and those behind it wait for it.
-    fn serve_large(&self, message: Message, context: &mut ConnectionContext) -> Reply<Message, Infallible> {
+    fn serve_large(&self, message: Message, context: &mut ConnectionContext<Message>) -> Reply<Message, Infallible> {
         if context.in_flight() > 0 {
             return self.in_turn(message, context);
         }
@@ -202,7 +200,7 @@ impl WebSocketProtocol {
     }
 
     /// Handles a message when the requests in flight are answered.
-    fn in_turn(&self, message: Message, context: &mut ConnectionContext) -> Reply<Message, Infallible> {
+    fn in_turn(&self, message: Message, context: &mut ConnectionContext<Message>) -> Reply<Message, Infallible> {
         let (protocol, held) = (self.clone(), context.account().hold(size_of(&message)));
         Reply::in_turn(move |context| {
             drop(held);
@@ -212,7 +210,7 @@ impl WebSocketProtocol {
 
     /// Counts a message of a client that has not logged in. Returns the reply if its address has sent too many. A pong counts, and
     /// is not refused: it has no reply, and the client would be taken for dead.
-    fn limit_before_login(&self, message: &Message, context: &mut ConnectionContext) -> Option<Message> {
+    fn limit_before_login(&self, message: &Message, context: &mut ConnectionContext<Message>) -> Option<Message> {
         let Message::Text(_) = message else { return None };
         let SocketState { connection, .. } = state(context).filter(|state| state.is_before_login())?;
         let limits = self.server.before_login.as_ref()?;
@@ -227,7 +225,7 @@ impl WebSocketProtocol {
     }
 
     /// Limits a connection until its first login, if it has to log in.
-    fn begin_before_login(&self, context: &mut ConnectionContext) {
+    fn begin_before_login(&self, context: &mut ConnectionContext<Message>) {
         let Some(auth) = self.server.auth.as_ref().filter(|auth| auth.required) else { return };
         context.limit_input(auth.before_login.max_payload_bytes.min(self.server.options.max_payload_bytes));
         if let Some(timeout) = auth.login_timeout {
@@ -237,7 +235,7 @@ impl WebSocketProtocol {
 
     /// Lifts the limits before a login, if this was the first one. The client has not read the reply to it yet, so none of its large
     /// messages comes too early.
-    fn end_before_login(&self, context: &mut ConnectionContext) {
+    fn end_before_login(&self, context: &mut ConnectionContext<Message>) {
         if let Some(state) = state(context)
             && state.is_before_login()
             && state.connection.login().is_some()
@@ -248,7 +246,7 @@ impl WebSocketProtocol {
     }
 
     /// When the client has to have logged in. None if it has, if it need not, or if it may take its time.
-    fn login_deadline(&self, context: &mut ConnectionContext) -> Option<Instant> {
+    fn login_deadline(&self, context: &mut ConnectionContext<Message>) -> Option<Instant> {
         let timeout = self.server.auth.as_ref()?.login_timeout?;
         let since = context.since();
         state(context).filter(|state| state.is_before_login()).and_then(|_| since.checked_add(timeout))
@@ -295,7 +293,7 @@ fn parse(message: &Message) -> Result<ClientMessage<'_>, RequestError> {
 }
 
 /// Whether a request must wait for those in flight: unless all of them, and this one, are writes, and take at most `max_bytes` of memory.
-fn must_wait(request: &Request<'_>, max_bytes: usize, context: &mut ConnectionContext) -> bool {
+fn must_wait(request: &Request<'_>, max_bytes: usize, context: &mut ConnectionContext<Message>) -> bool {
     let is_write = request.operation.is_some_and(|operation| operation.effect == Effect::Write);
     let is_first = context.in_flight() == 0;
     let Some(state) = state(context) else { return false };
@@ -306,7 +304,7 @@ fn must_wait(request: &Request<'_>, max_bytes: usize, context: &mut ConnectionCo
     !(is_write && state.only_writes && state.in_flight.bytes().saturating_add(request.memory()) <= max_bytes)
 }
 
-fn hear_pong(timestamp: f64, context: &mut ConnectionContext) {
+fn hear_pong(timestamp: f64, context: &mut ConnectionContext<Message>) {
     if let Some(state) = state(context) {
         state.heartbeat.pong(timestamp);
     }
@@ -320,13 +318,11 @@ impl Protocol for WebSocketProtocol {
     const ORDER: ServiceOrder = ServiceOrder::RepliesFirst;
 
     fn codec(&self) -> WebSocket {
-        let mut options = WebSocketOptions::default();
         let max = self.server.options.max_payload_bytes;
-        (options.max_frame, options.max_message) = (max, max);
-        WebSocket::server(options)
+        WebSocket::server(WebSocketOptions::default().max_frame(max).max_message(max))
     }
 
-    fn on_connection_setup(&self, handle: PushHandle<Message>, context: &mut ConnectionContext) {
+    fn on_connection_setup(&self, handle: PushHandle<Message>, context: &mut ConnectionContext<Message>) {
         let sink = Arc::new(SocketSink::new(handle));
         let options = &self.server.options;
         let pusher = Pusher::new(Arc::clone(&sink), options.backpressure.max_buffered_bytes);
@@ -347,11 +343,11 @@ impl Protocol for WebSocketProtocol {
         self.begin_before_login(context);
     }
 
-    fn greeting(&self, _: &mut ConnectionContext) -> Vec<Message> {
+    fn greeting(&self, _: &mut ConnectionContext<Message>) -> Vec<Message> {
         vec![notice::welcome(self.server.store.now(), self.server.requires_auth())]
     }
 
-    fn on_frame(&self, message: Message, context: &mut ConnectionContext) -> Reply<Message, Infallible> {
+    fn on_frame(&self, message: Message, context: &mut ConnectionContext<Message>) -> Reply<Message, Infallible> {
         match self.limit_before_login(&message, context) {
             Some(refused) => Reply::Frame(refused),
             None => self.receive(message, context),
@@ -359,7 +355,7 @@ impl Protocol for WebSocketProtocol {
     }
 
     /// A pong counts also while it is behind a request that takes long.
-    fn on_waiting(&self, message: &Message, context: &mut ConnectionContext) -> bool {
+    fn on_waiting(&self, message: &Message, context: &mut ConnectionContext<Message>) -> bool {
         let Message::Text(text) = message else { return false };
         let text = text.body();
         if text.len() > MAX_PONG || !text.contains("pong") {
@@ -370,7 +366,7 @@ impl Protocol for WebSocketProtocol {
         true
     }
 
-    fn on_command_end(&self, context: &mut ConnectionContext) {
+    fn on_command_end(&self, context: &mut ConnectionContext<Message>) {
         self.end_before_login(context);
         let cause = state(context).and_then(|state| state.pusher.cause());
         if cause.is_some_and(|ticket| context.is_answered(ticket))
@@ -381,7 +377,7 @@ impl Protocol for WebSocketProtocol {
     }
 
     /// A subscription has something to push.
-    fn on_wake(&self, context: &mut ConnectionContext) {
+    fn on_wake(&self, context: &mut ConnectionContext<Message>) {
         let sent = context.counters().bytes_out;
         let Some(SocketState { connection, pusher, .. }) = state(context) else { return };
         let health = pusher.deliver(connection, sent);
@@ -390,14 +386,14 @@ impl Protocol for WebSocketProtocol {
         }
     }
 
-    fn on_drained(&self, context: &mut ConnectionContext) {
+    fn on_drained(&self, context: &mut ConnectionContext<Message>) {
         let sent = context.counters().bytes_out;
         if let Some(SocketState { connection, pusher, .. }) = state(context) {
             pusher.refresh(connection, sent);
         }
     }
 
-    fn on_tick(&self, context: &mut ConnectionContext) -> Tick<Message> {
+    fn on_tick(&self, context: &mut ConnectionContext<Message>) -> Tick<Message> {
         let (now, sent) = (Instant::now(), context.counters().bytes_out);
         let output = Output { written: sent, unsent: context.unsent_bytes() as u64 };
         let until_login = self.login_deadline(context).map(|deadline| deadline.saturating_duration_since(now));
@@ -421,12 +417,12 @@ impl Protocol for WebSocketProtocol {
         Tick::Next { frame, after: until_login.map_or(after, |rest| after.min(rest)) }
     }
 
-    fn on_shutdown(&self, grace: Duration, _: &mut ConnectionContext) -> Option<Message> {
+    fn on_shutdown(&self, grace: Duration, _: &mut ConnectionContext<Message>) -> Option<Message> {
         let grace = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
         (grace > 0).then(|| notice::shutdown(grace))
     }
 
-    fn last_word(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext) -> Option<Message> {
+    fn last_word(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext<Message>) -> Option<Message> {
         match reason {
             CloseReason::Shutdown => Some(Disconnect::SERVER_SHUTDOWN.frame()),
             CloseReason::Handle => Some(Disconnect::NORMAL_CLOSURE.frame()),
@@ -437,7 +433,7 @@ impl Protocol for WebSocketProtocol {
         }
     }
 
-    fn on_connection_closed(&self, reason: &CloseReason<Self>, context: &mut ConnectionContext) {
+    fn on_connection_closed(&self, reason: &CloseReason<Self>, context: &mut ConnectionContext<Message>) {
         if matches!(reason, CloseReason::Panic) {
             self.server.counters.panics.fetch_add(1, Relaxed);
             tracing::error!(connection = %context.id(), "connection ended by a panic");

@@ -13,9 +13,9 @@ use super::{HeadReader, HeadTooLarge, MAX_HEAD, MAX_HEADERS, accept_key, fields,
 ///
 /// ```
 /// use bytes::BytesMut;
-/// use tidewire_conn::{ClientHandshake, ServerHandshake};
+/// use tidewire_conn::websocket::{ClientHandshake, ServerHandshake};
 ///
-/// let mut client = ClientHandshake::new("tide.example", "/chat")?.with_subprotocol("v1")?;
+/// let mut client = ClientHandshake::new("tide.example", "/chat")?.subprotocol("v1")?;
 /// let mut to_server = BytesMut::from(&client.request()[..]);
 ///
 /// let request = ServerHandshake::new().decode(&mut to_server)?.expect("all of it has come");
@@ -131,7 +131,7 @@ impl ClientHandshake {
     }
 
     /// Offers a subprotocol, after those that were offered before.
-    pub fn with_subprotocol(mut self, subprotocol: &str) -> Result<Self, ClientHandshakeError> {
+    pub fn subprotocol(mut self, subprotocol: &str) -> Result<Self, ClientHandshakeError> {
         if !is_token(subprotocol.as_bytes()) || self.subprotocols.iter().any(|offered| offered == subprotocol) {
             return Err(ClientHandshakeError::InvalidSubprotocol { subprotocol: subprotocol.into() });
         }
@@ -140,7 +140,7 @@ impl ClientHandshake {
     }
 
     /// Adds a header, such as `Origin`, `Authorization` or `Cookie`.
-    pub fn with_header(mut self, name: &str, value: &str) -> Result<Self, ClientHandshakeError> {
+    pub fn header(mut self, name: &str, value: &str) -> Result<Self, ClientHandshakeError> {
         const OURS: [&str; 5] = ["host", "upgrade", "connection", "content-length", "transfer-encoding"];
         let lowercase = name.to_ascii_lowercase();
         let is_ours = OURS.contains(&&*lowercase) || lowercase.starts_with("sec-websocket-");
@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     fn client() -> ClientHandshake {
-        let mut client = ClientHandshake::new("tide", "/").unwrap().with_subprotocol("v1").unwrap();
+        let mut client = ClientHandshake::new("tide", "/").unwrap().subprotocol("v1").unwrap();
         client.key = "dGhlIHNhbXBsZSBub25jZQ==".into();
         client
     }
@@ -270,16 +270,16 @@ mod tests {
             assert!(ClientHandshake::new("tide", path).is_err(), "{path:?}");
         }
         for subprotocol in ["", "a b", "a,b", "a\r\nX: y", "v1"] {
-            assert!(client().with_subprotocol(subprotocol).is_err(), "{subprotocol:?}");
+            assert!(client().subprotocol(subprotocol).is_err(), "{subprotocol:?}");
         }
         for name in ["", "a b", "a:", "a\r\nX", "Host", "UPGRADE", "Connection", "Sec-WebSocket-Key", "Content-Length"]
         {
-            assert!(client().with_header(name, "").is_err(), "{name:?}");
+            assert!(client().header(name, "").is_err(), "{name:?}");
         }
         for value in ["a\r\nX: y", "a\nX: y", "\0", "\x7f", "ä"] {
-            assert!(client().with_header("X", value).is_err(), "{value:?}");
+            assert!(client().header("X", value).is_err(), "{value:?}");
         }
-        assert!(client().with_header("X", "all\tthe \"rest\" ~").is_ok());
+        assert!(client().header("X", "all\tthe \"rest\" ~").is_ok());
     }
 
     #[test]

@@ -135,8 +135,8 @@ mod tests {
     #[test]
     fn both_sides_agree() {
         let client = ClientHandshake::new("tide:80", "/chat?room=7").unwrap();
-        let client = client.with_subprotocol("v1").unwrap().with_subprotocol("v2").unwrap();
-        let mut client = client.with_header("Origin", "https://tide.example").unwrap();
+        let client = client.subprotocol("v1").unwrap().subprotocol("v2").unwrap();
+        let mut client = client.header("Origin", "https://tide.example").unwrap();
         let mut input = BytesMut::from(&client.request()[..]);
         let request = ServerHandshake::new().decode(&mut input).unwrap().unwrap();
         assert!(input.is_empty());

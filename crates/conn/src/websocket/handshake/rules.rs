@@ -19,7 +19,7 @@ const KEYS: GeneralPurpose =
 /// [`NotUpgrade`](ServerHandshakeError::NotUpgrade) for every request that is none, whatever else it lacks.
 ///
 /// ```
-/// use tidewire_conn::{ServerHandshakeError, check_upgrade};
+/// use tidewire_conn::websocket::{ServerHandshakeError, check_upgrade};
 ///
 /// let mut headers: Vec<(&str, &[u8])> = vec![
 ///     ("host", b"tide.example"),

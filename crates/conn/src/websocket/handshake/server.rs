@@ -14,7 +14,7 @@ use super::{
 ///
 /// ```
 /// use bytes::BytesMut;
-/// use tidewire_conn::{ServerHandshake, ServerHandshakeError};
+/// use tidewire_conn::websocket::{ServerHandshake, ServerHandshakeError};
 ///
 /// let mut input = BytesMut::from(&b"GET / HTTP/1.1\r\nHost: tide.example\r\n\r\n"[..]);
 /// let refused = ServerHandshake::new().decode(&mut input).unwrap_err();

@@ -8,6 +8,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use bytes::BytesMut;
+use tidewire_conn::codec::{Batch, Codec, LengthDelimited, LengthDelimitedError};
 use tidewire_conn::*;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 use tokio::sync::{Notify, mpsc};
@@ -142,7 +143,7 @@ impl<const H: bool, const R: bool> Line<H, R> {
     fn with_setup(setup: Option<Frame>, settings: impl FnOnce(Builder<Rig<H, R>>) -> Builder<Rig<H, R>>) -> Self {
         let (mut rig, ends, tickets) = rig();
         rig.setup = setup;
-        let supervisor = settings(Supervisor::with_protocol(rig)).build();
+        let supervisor = settings(Supervisor::builder(rig)).build();
         let (near, far) = tokio::io::duplex(1000);
         let permit = supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap();
         let task = tokio::spawn(permit.run(near, Vec::new()));
@@ -162,12 +163,6 @@ impl<const H: bool, const R: bool> Line<H, R> {
     }
 }
 
-fn timeouts(set: impl FnOnce(&mut Timeouts)) -> Timeouts {
-    let mut timeouts = Timeouts::default();
-    set(&mut timeouts);
-    timeouts
-}
-
 async fn turns() {
     for _ in 0..20 {
         tokio::task::yield_now().await;
@@ -176,7 +171,7 @@ async fn turns() {
 
 #[tokio::test(start_paused = true)]
 async fn an_endless_timeout_kills_nobody() {
-    let mut line = Line::<false, false>::new(|b| b.timeouts(timeouts(|t| t.idle = Some(Duration::MAX))));
+    let mut line = Line::<false, false>::new(|b| b.timeouts(Timeouts::default().idle(Duration::MAX)));
     line.send("hello").await;
     assert_eq!(line.receive().await.as_deref(), Some("hello"));
     turns().await;
@@ -185,7 +180,7 @@ async fn an_endless_timeout_kills_nobody() {
 
 #[tokio::test(start_paused = true)]
 async fn an_endless_linger_does_not_panic() {
-    let mut line = Line::<false, false>::new(|b| b.timeouts(timeouts(|t| t.linger = Duration::MAX)));
+    let mut line = Line::<false, false>::new(|b| b.timeouts(Timeouts::default().linger(Duration::MAX)));
     line.send("close").await;
     assert_eq!(line.receive().await.as_deref(), Some("bye"));
     assert_eq!(line.receive().await, None);
@@ -196,8 +191,7 @@ async fn an_endless_linger_does_not_panic() {
 #[tokio::test(start_paused = true)]
 async fn an_endless_grace_is_cut_by_the_deadline() {
     let line = Line::<false, false>::new(|b| b);
-    let mut shutdown = Shutdown::default();
-    shutdown.grace = Duration::MAX;
+    let shutdown = Shutdown::default().grace(Duration::MAX);
     let supervisor = line.supervisor.clone();
     tokio::spawn(async move { supervisor.shutdown(shutdown).await }).await.expect("no panic");
 }
@@ -205,8 +199,7 @@ async fn an_endless_grace_is_cut_by_the_deadline() {
 #[tokio::test(start_paused = true)]
 async fn an_endless_deadline_waits() {
     let line = Line::<false, false>::new(|b| b);
-    let mut shutdown = Shutdown::default();
-    shutdown.deadline = Duration::MAX;
+    let shutdown = Shutdown::default().deadline(Duration::MAX);
     let supervisor = line.supervisor.clone();
     tokio::spawn(async move { supervisor.shutdown(shutdown).await }).await.expect("no panic");
 }
@@ -240,7 +233,7 @@ async fn a_first_frame_behind_a_full_batch_is_a_first_frame() {
 /// "A peer whose request is being answered is not idle": this one reads its answer.
 #[tokio::test(start_paused = true)]
 async fn who_reads_its_reply_is_not_idle() {
-    let mut line = Line::<false, false>::new(|b| b.timeouts(timeouts(|t| t.idle = Some(Duration::from_secs(5)))));
+    let mut line = Line::<false, false>::new(|b| b.timeouts(Timeouts::default().idle(Duration::from_secs(5))));
     line.send("large").await;
     for _ in 0..20 {
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -253,10 +246,7 @@ async fn who_reads_its_reply_is_not_idle() {
 #[tokio::test(start_paused = true)]
 async fn who_has_not_come_to_the_ping_yet_is_not_idle() {
     let mut line = Line::<false, false>::new(|b| {
-        b.timeouts(timeouts(|t| {
-            t.heartbeat = Some(Duration::from_secs(10));
-            t.idle = Some(Duration::from_secs(25));
-        }))
+        b.timeouts(Timeouts::default().heartbeat(Duration::from_secs(10)).idle(Duration::from_secs(25)))
     });
     line.send("large").await;
     for _ in 0..60 {
@@ -288,8 +278,7 @@ async fn who_closed_its_side_and_reads_is_given_its_reply() {
 async fn what_has_arrived_counts_first() {
     use std::io::Write;
     let (rig, mut ends, mut tickets) = rig::<false, false>();
-    let supervisor =
-        Supervisor::with_protocol(rig).timeouts(timeouts(|t| t.frame = Some(Duration::from_secs(1)))).build();
+    let supervisor = Supervisor::builder(rig).timeouts(Timeouts::default().frame(Duration::from_secs(1))).build();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (socket, peer) = listener.accept().await.unwrap();
@@ -310,10 +299,7 @@ async fn what_has_arrived_counts_first() {
 #[tokio::test(start_paused = true)]
 async fn a_full_read_ahead_is_no_shelter_from_the_heartbeat() {
     let mut line = Line::<false, false>::new(|b| {
-        b.timeouts(timeouts(|t| {
-            t.heartbeat = Some(Duration::from_secs(10));
-            t.idle = Some(Duration::from_secs(25));
-        }))
+        b.timeouts(Timeouts::default().heartbeat(Duration::from_secs(10)).idle(Duration::from_secs(25)))
     });
     line.send("never").await;
     line.far.write_all(&vec![0; 66_000]).await.unwrap();
@@ -328,8 +314,7 @@ fn alarms_survive_the_runtime_that_drove_them() {
     let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (one, two) = (runtime(), runtime());
     let (rig, mut ends, _tickets) = rig::<false, false>();
-    let supervisor =
-        Supervisor::with_protocol(rig).timeouts(timeouts(|t| t.first_frame = Some(Duration::from_secs(2)))).build();
+    let supervisor = Supervisor::builder(rig).timeouts(Timeouts::default().first_frame(Duration::from_secs(2))).build();
     let connect = |runtime: &tokio::runtime::Runtime| {
         let (near, far) = tokio::io::duplex(1000);
         let permit = supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap();
@@ -405,8 +390,7 @@ async fn a_held_reply_is_not_interrupted_by_a_notice() {
     let mut line = Line::<true, false>::new(|b| b);
     line.send("two").await;
     assert_eq!(line.receive().await.as_deref(), Some("one"));
-    let mut shutdown = Shutdown::default();
-    (shutdown.grace, shutdown.deadline) = (Duration::from_secs(10), Duration::from_secs(20));
+    let shutdown = Shutdown::default().grace(Duration::from_secs(10)).deadline(Duration::from_secs(20));
     let supervisor = line.supervisor.clone();
     tokio::spawn(async move { supervisor.shutdown(shutdown).await });
     turns().await;
@@ -418,7 +402,7 @@ async fn a_held_reply_is_not_interrupted_by_a_notice() {
 /// The same for a ping.
 #[tokio::test(start_paused = true)]
 async fn a_held_reply_is_not_interrupted_by_a_ping() {
-    let mut line = Line::<true, false>::new(|b| b.timeouts(timeouts(|t| t.heartbeat = Some(Duration::from_secs(10)))));
+    let mut line = Line::<true, false>::new(|b| b.timeouts(Timeouts::default().heartbeat(Duration::from_secs(10))));
     line.send("two").await;
     assert_eq!(line.receive().await.as_deref(), Some("one"));
     tokio::time::sleep(Duration::from_secs(11)).await;
@@ -430,7 +414,7 @@ async fn a_held_reply_is_not_interrupted_by_a_ping() {
 #[tokio::test]
 async fn a_panic_leaves_no_reset() {
     let (rig, _ends, _tickets) = rig::<false, false>();
-    let supervisor = Supervisor::with_protocol(rig).build();
+    let supervisor = Supervisor::builder(rig).build();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut client = tokio::net::TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (socket, peer) = listener.accept().await.unwrap();
@@ -495,7 +479,7 @@ impl Protocol for Goodbyes {
 /// written."
 #[tokio::test(start_paused = true)]
 async fn a_codec_that_is_over_by_what_it_wrote_ends_the_connection() {
-    let supervisor = Supervisor::with_protocol(Goodbyes).timeouts(timeouts(|t| t.first_frame = None)).build();
+    let supervisor = Supervisor::builder(Goodbyes).timeouts(Timeouts::default().first_frame(None)).build();
     let (near, mut far) = tokio::io::duplex(1000);
     tokio::spawn(supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap().run(near, Vec::new()));
     turns().await;
@@ -508,7 +492,7 @@ async fn a_codec_that_is_over_by_what_it_wrote_ends_the_connection() {
 /// The registry that the supervisor shows can be written by anyone, and is what a shutdown wakes by.
 #[tokio::test(start_paused = true)]
 async fn a_connection_that_was_struck_off_hears_of_a_shutdown() {
-    let line = Line::<false, false>::new(|b| b.timeouts(timeouts(|t| t.first_frame = None)));
+    let line = Line::<false, false>::new(|b| b.timeouts(Timeouts::default().first_frame(None)));
     turns().await;
     line.supervisor.sessions().remove(&ConnectionId(1));
     let shutting = line.supervisor.shutdown(Shutdown::default());
@@ -599,7 +583,7 @@ impl Wake for Alarm {
 #[tokio::test]
 async fn a_handle_does_not_keep_the_task() {
     let (rig, _ends, _tickets) = rig::<false, false>();
-    let supervisor = Supervisor::with_protocol(rig).build();
+    let supervisor = Supervisor::builder(rig).build();
     let (near, far) = tokio::io::duplex(1000);
     let mut run = Box::pin(supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap().run(near, Vec::new()));
     let task = Arc::new(Alarm(AtomicBool::new(false)));
@@ -631,10 +615,7 @@ async fn all_that_are_admitted_end() {
 #[tokio::test(start_paused = true)]
 async fn pings_do_not_pile_up() {
     let mut line = Line::<false, false>::new(|b| {
-        b.timeouts(timeouts(|t| {
-            t.heartbeat = Some(Duration::from_secs(1));
-            t.write_stall = None;
-        }))
+        b.timeouts(Timeouts::default().heartbeat(Duration::from_secs(1)).write_stall(None))
     });
     line.send("large").await;
     tokio::time::sleep(Duration::from_hours(1)).await;
@@ -653,7 +634,7 @@ fn a_heartbeat_of_zero_does_not_spin() {
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let mut line = Line::<false, false>::new(|b| b.timeouts(timeouts(|t| t.heartbeat = Some(Duration::ZERO))));
+            let mut line = Line::<false, false>::new(|b| b.timeouts(Timeouts::default().heartbeat(Duration::ZERO)));
             let mut pings = 0;
             let until = Instant::now() + Duration::from_millis(200);
             while Instant::now() < until {
@@ -673,7 +654,7 @@ fn a_heartbeat_of_zero_does_not_spin() {
 async fn the_clock_ends_with_the_last_alarm() {
     let metrics = tokio::runtime::Handle::current().metrics();
     let before = metrics.num_alive_tasks();
-    let mut line = Line::<false, false>::new(|b| b.timeouts(timeouts(|t| t.idle = Some(Duration::from_hours(1000)))));
+    let mut line = Line::<false, false>::new(|b| b.timeouts(Timeouts::default().idle(Duration::from_hours(1000))));
     line.send("hello").await;
     line.receive().await.unwrap();
     turns().await;
@@ -716,7 +697,7 @@ fn shared_data_may_look_back_when_it_goes() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let cell = Arc::new(OnceLock::new());
-            let supervisor = Supervisor::with_protocol(Sharer(Arc::clone(&cell))).build();
+            let supervisor = Supervisor::builder(Sharer(Arc::clone(&cell))).build();
             let _ = cell.set(supervisor.clone());
             let (near, mut far) = tokio::io::duplex(1000);
             tokio::spawn(supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap().run(near, Vec::new()));
@@ -756,7 +737,7 @@ async fn a_thousand_in_flight_are_not_polled_a_million_times() {
     const N: usize = 1000;
     let polls = Arc::new(AtomicUsize::new(0));
     let crowd = Crowd { polls: Arc::clone(&polls), gates: Mutex::default() };
-    let supervisor = Supervisor::with_protocol(crowd).max_in_flight(N).build();
+    let supervisor = Supervisor::builder(crowd).max_in_flight(N).build();
     let (near, mut far) = tokio::io::duplex(100_000);
     tokio::spawn(supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap().run(near, Vec::new()));
     far.write_all(&b"\0\0\0\x01a".repeat(N)).await.unwrap();
@@ -827,7 +808,7 @@ impl Protocol for Tying {
 /// Whoever ties no more what it pushes, since the reply has been given, had what it pushed then written before what was tied.
 #[tokio::test]
 async fn what_is_pushed_after_the_reply_does_not_overtake_what_was_tied_to_it() {
-    let supervisor = Supervisor::with_protocol(Tying).build();
+    let supervisor = Supervisor::builder(Tying).build();
     let (near, mut far) = tokio::io::duplex(100_000);
     tokio::spawn(supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap().run(near, Vec::new()));
     far.write_all(b"\0\0\0\x05hello").await.unwrap();

@@ -7,11 +7,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::BytesMut;
+use tidewire_conn::client::{Client, ClientOptions, ClientProtocol, Connect, Connected, Incoming, Outcome, Pushes};
+use tidewire_conn::codec::{Batch, Codec, FragmentOptions, Fragmented, LengthDelimited};
+use tidewire_conn::websocket::{CloseCode, Message, ServerHandshake, WebSocket, WebSocketOptions};
 use tidewire_conn::{
-    Batch, Client, ClientOptions, ClientProtocol, CloseCode, CloseReason, Codec, Connect, Connected, ConnectionContext,
-    FragmentOptions, Fragmented, Frame, Incoming, LengthDelimited, Message, Outcome, Protocol, PushHandle, PushPolicy,
-    PushPriority, Pushes, Reply, ReplyTicket, ServerHandshake, Shutdown, Slot, Supervisor, Timeouts, WebSocket,
-    WebSocketOptions,
+    CloseReason, ConnectionContext, Frame, Protocol, PushHandle, PushPolicy, PushPriority, Reply, ReplyTicket,
+    Shutdown, Slot, Supervisor, Timeouts,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::mpsc;
@@ -58,11 +59,9 @@ struct Line {
     connections: mpsc::Receiver<Far>,
 }
 
-fn line(greeting: bool, settings: impl FnOnce(&mut ClientOptions)) -> Line {
+fn line(greeting: bool, options: ClientOptions) -> Line {
     let (told, connections) = mpsc::channel(1);
-    let mut options = ClientOptions::default();
-    settings(&mut options);
-    let (client, pushes, connection) = Client::new(InOrder { greeting }, ToTest(told), options);
+    let (client, pushes, connection) = Client::builder(InOrder { greeting }, ToTest(told)).options(options).build();
     tokio::spawn(connection.run());
     Line { client, pushes, connections }
 }
@@ -70,7 +69,7 @@ fn line(greeting: bool, settings: impl FnOnce(&mut ClientOptions)) -> Line {
 /// One caller's frame that the codec refuses ends the connection, and with it everybody's requests.
 #[tokio::test(start_paused = true)]
 async fn a_request_that_cannot_be_encoded_concerns_itself_only() {
-    let mut line = line(false, |_| {});
+    let mut line = line(false, ClientOptions::default());
     let mut far = line.connections.recv().await.unwrap();
     let client = line.client.clone();
     let innocent = tokio::spawn(async move { client.request(frame("innocent")).await });
@@ -86,7 +85,7 @@ async fn a_request_that_cannot_be_encoded_concerns_itself_only() {
 /// Somebody keeps the pushes and receives none: closing takes five seconds, and the farewell is never said.
 #[tokio::test(start_paused = true)]
 async fn a_full_queue_of_pushes_does_not_stop_the_farewell() {
-    let mut line = line(false, |options| options.pushes = 1);
+    let mut line = line(false, ClientOptions::default().push_capacity(1));
     let mut far = line.connections.recv().await.unwrap();
     far.send("push-1").await;
     far.send("push-2").await;
@@ -102,7 +101,7 @@ async fn a_full_queue_of_pushes_does_not_stop_the_farewell() {
 /// The second that a connection lingers counts as if it had been of use, so the pauses never grow.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_talks_rubbish_is_left_alone_more_and_more() {
-    let mut line = line(false, |_| {});
+    let mut line = line(false, ClientOptions::default());
     let began = tokio::time::Instant::now();
     let mut kept = Vec::new();
     while began.elapsed() < Duration::from_mins(2) {
@@ -128,9 +127,9 @@ impl Connect for Unreachable {
 /// Any other duration of the crate may be as long as durations go.
 #[tokio::test(start_paused = true)]
 async fn a_huge_backoff_does_not_panic() {
-    let mut options = ClientOptions::default();
-    (options.backoff, options.max_backoff) = (Duration::MAX, Duration::MAX);
-    let (client, _pushes, connection) = Client::new(InOrder { greeting: false }, Unreachable, options);
+    let options = ClientOptions::default().backoff(Duration::MAX).max_backoff(Duration::MAX);
+    let (client, _pushes, connection) =
+        Client::builder(InOrder { greeting: false }, Unreachable).options(options).build();
     let running = tokio::spawn(connection.run());
     tokio::time::sleep(Duration::from_secs(1)).await;
     drop(client);
@@ -140,7 +139,7 @@ async fn a_huge_backoff_does_not_panic() {
 /// Where replies come in order, the greeting's would be taken for that of the first request.
 #[tokio::test(start_paused = true)]
 async fn the_reply_to_a_greeting_is_nobodys() {
-    let mut line = line(true, |_| {});
+    let mut line = line(true, ClientOptions::default());
     let mut far = line.connections.recv().await.unwrap();
     let client = line.client.clone();
     let asking = tokio::spawn(async move { client.request(frame("GET a")).await });
@@ -154,7 +153,7 @@ async fn the_reply_to_a_greeting_is_nobodys() {
 /// The reply has arrived. The next request finds that the server has left, and nobody looks for what it said before.
 #[tokio::test(start_paused = true)]
 async fn a_reply_that_has_come_is_delivered_when_writing_fails() {
-    let mut line = line(false, |_| {});
+    let mut line = line(false, ClientOptions::default());
     let mut far = line.connections.recv().await.unwrap();
     let client = line.client.clone();
     let one = tokio::spawn(async move { client.request(frame("one")).await });
@@ -192,7 +191,7 @@ impl Protocol for Sockets {
         WebSocket::server(WebSocketOptions::default())
     }
 
-    fn on_frame(&self, message: Message, _: &mut ConnectionContext) -> Reply<Message, Infallible> {
+    fn on_frame(&self, message: Message, _: &mut ConnectionContext<Message>) -> Reply<Message, Infallible> {
         match message.as_text() {
             Some("wait") => {
                 let release = Arc::clone(&self.release);
@@ -224,7 +223,7 @@ impl Browser {
     fn connect(in_flight: usize) -> Self {
         let release = Arc::new(tokio::sync::Notify::new());
         let supervisor =
-            Supervisor::with_protocol(Sockets { release: Arc::clone(&release) }).max_in_flight(in_flight).build();
+            Supervisor::builder(Sockets { release: Arc::clone(&release) }).max_in_flight(in_flight).build();
         let (near, far) = tokio::io::duplex(100_000);
         tokio::spawn(supervisor.admit(peer()).unwrap().run(near, Vec::new()));
         Self { socket: far, release, supervisor }
@@ -375,7 +374,7 @@ struct Running {
 }
 
 async fn run(settings: impl FnOnce(tidewire_conn::Builder<Plain>) -> tidewire_conn::Builder<Plain>) -> Running {
-    let supervisor = settings(Supervisor::with_protocol(Plain::default()).push_bytes(64 << 20)).build();
+    let supervisor = settings(Supervisor::builder(Plain::default()).push_bytes(64 << 20)).build();
     let (near, far) = tokio::io::duplex(10_000);
     let task = tokio::spawn(supervisor.admit(peer()).unwrap().run(near, Vec::new()));
     tokio::task::yield_now().await;
@@ -421,7 +420,7 @@ async fn a_push_in_parts_is_counted_when_the_task_is_aborted() {
 #[tokio::test(start_paused = true)]
 async fn a_push_that_cannot_be_encoded_is_counted() {
     let (dead, mut letters) = mpsc::channel(9);
-    let running = run(|builder| builder.push_bytes(128 << 20).with_push_dlq(dead).keep_unsent()).await;
+    let running = run(|builder| builder.push_bytes(128 << 20).dead_letters(dead).keep_unsent(true)).await;
     push(&running.handle, frame("x".repeat((64 << 20) + 1)));
     running.task.await.unwrap();
     drop(running.far);
@@ -499,7 +498,7 @@ async fn a_close_does_not_cut_a_reply() {
 /// place of is in its way, so that a slot is full of itself.
 #[tokio::test(start_paused = true)]
 async fn slots_hold_no_more_than_they_may() {
-    let mut running = run(|builder| builder.slot_capacities(10, 1000)).await;
+    let mut running = run(|builder| builder.max_slots(10).slot_bytes(1000)).await;
     ask(&mut running.far, "wait").await;
     let ticket = running.supervisor.protocol().tickets.lock().unwrap()[0];
     // Until here it is not written, because the batch is full.
@@ -524,7 +523,7 @@ async fn slots_hold_no_more_than_they_may() {
 /// The closure itself runs in the loop that accepts.
 #[tokio::test]
 async fn an_upgrade_that_panics_concerns_its_own_connection() {
-    let supervisor = Supervisor::with_protocol(Plain::default()).build();
+    let supervisor = Supervisor::builder(Plain::default()).build();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
     let first = Arc::new(AtomicUsize::new(0));

@@ -2,7 +2,8 @@
 
 use futures_util::{SinkExt as _, StreamExt as _};
 use serde_json::{Value as Json, json};
-use tidewire_conn::{Authorities, Connect as _, TcpConnector, TlsClientOptions, TlsConnector};
+use tidewire_conn::client::{Connect as _, TcpConnector};
+use tidewire_conn::tls::{Authorities, TlsClientOptions, TlsConnector};
 use tidewire_testkit::{Certificates, PATIENCE, Process, wait_until};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
@@ -147,12 +148,12 @@ async fn settings_that_need_a_restart_are_named() {
     server.stop();
 }
 
-type Socket = WebSocketStream<<TlsConnector<TcpConnector> as tidewire_conn::Connect>::Socket>;
+type Socket = WebSocketStream<<TlsConnector<TcpConnector> as tidewire_conn::client::Connect>::Socket>;
 
 /// Connects, trusting the authority of these certificates only, and reads the welcome.
 async fn connect(address: &str, certificates: &Certificates) -> Result<Socket, String> {
-    let mut options = TlsClientOptions::default();
-    options.authorities = Some(Authorities::from_pem(&std::fs::read(&certificates.authority).unwrap()).unwrap());
+    let authorities = Authorities::from_pem(&std::fs::read(&certificates.authority).unwrap()).unwrap();
+    let options = TlsClientOptions::default().authorities(authorities);
     let connector = TlsConnector::new(TcpConnector::new(address), "localhost", options).unwrap();
     let socket = connector.connect().await.map_err(|error| error.to_string())?.socket;
     let (mut socket, _) = tokio_tungstenite::client_async("wss://localhost/", socket).await.unwrap();

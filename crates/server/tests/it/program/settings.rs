@@ -4,7 +4,8 @@ use std::process::Command;
 
 use futures_util::StreamExt as _;
 use serde_json::{Value as Json, json};
-use tidewire_conn::{Authorities, Connect as _, TcpConnector, TlsClientOptions, TlsConnector};
+use tidewire_conn::client::{Connect as _, TcpConnector};
+use tidewire_conn::tls::{Authorities, TlsClientOptions, TlsConnector};
 use tidewire_testkit::{Certificates, PATIENCE, Process, wait_until_async};
 
 use super::{ServerProcess, WorkDir, log, warnings};
@@ -38,8 +39,8 @@ async fn a_certificate_enables_tls() {
     let process = Process::spawn(dir.command(&["--port", "0", "--tls-cert", cert, "--tls-key", key]));
     let rest = process.wait_for_line("wss://");
     let address = rest.trim_end_matches('/').to_owned();
-    let mut options = TlsClientOptions::default();
-    options.authorities = Some(Authorities::from_pem(&std::fs::read(&certificates.authority).unwrap()).unwrap());
+    let authorities = Authorities::from_pem(&std::fs::read(&certificates.authority).unwrap()).unwrap();
+    let options = TlsClientOptions::default().authorities(authorities);
     let connector = TlsConnector::new(TcpConnector::new(address), "localhost", options).unwrap();
     let socket = connector.connect().await.unwrap().socket;
     let (mut socket, _) = tokio_tungstenite::client_async("wss://localhost/", socket).await.unwrap();

@@ -1,0 +1,30 @@
+//! A connector for clients that speak WebSocket.
+
+use std::io;
+
+use super::{ClientHandshake, connect};
+use crate::client::{Connect, Connected};
+
+/// Connects by another connector, and asks for a WebSocket there.
+#[derive(Debug, Clone)]
+pub struct WebSocketConnector<C> {
+    inner: C,
+    handshake: ClientHandshake,
+}
+
+impl<C: Connect> WebSocketConnector<C> {
+    /// With this handshake, whose key is new at every attempt.
+    pub fn new(inner: C, handshake: ClientHandshake) -> Self {
+        Self { inner, handshake }
+    }
+}
+
+impl<C: Connect> Connect for WebSocketConnector<C> {
+    type Socket = C::Socket;
+
+    async fn connect(&self) -> io::Result<Connected<C::Socket>> {
+        let mut connected = self.inner.connect().await?.silent()?;
+        let (_, already_read) = connect(&mut connected.socket, self.handshake.again()).await?;
+        Ok(Connected { already_read, ..connected })
+    }
+}
