@@ -1,0 +1,78 @@
+//! Frames that are queued when a connection ends, and the dead letters.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use tidewire_conn::codec::LengthDelimited;
+use tidewire_conn::{ConnectionContext, Frame, Protocol, PushPolicy, PushPriority, Reply, Slot, Supervisor};
+use tidewire_testkit::{PATIENCE, wait_until_async};
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+
+use crate::server::frame;
+
+/// Never answers, and holds pushes until it has: whatever is pushed after a request stays queued.
+struct Silent;
+
+impl Protocol for Silent {
+    type Frame = Frame;
+    type Codec = LengthDelimited;
+    type ProtocolError = Infallible;
+
+    const HOLD_PUSHES: bool = true;
+
+    fn codec(&self) -> LengthDelimited {
+        LengthDelimited::default()
+    }
+
+    fn on_frame(&self, _: Frame, _: &mut ConnectionContext) -> Reply<Frame, Infallible> {
+        Reply::future(std::future::pending())
+    }
+}
+
+/// Ends a connection with queued frames by a reset of the peer. Returns the dead letters, and how many frames were counted as
+/// unsent.
+async fn lose(keep_unsent: bool) -> (Vec<Frame>, u64) {
+    let (dead, mut letters) = mpsc::channel(100);
+    let server = Supervisor::builder(Silent).dead_letters(dead).keep_unsent(keep_unsent).build();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let serving = server.clone();
+    tokio::spawn(async move { serving.serve(listener).await });
+
+    client.write_all(b"\0\0\0\x04wait").await.unwrap();
+    wait_until_async("the request is in flight", PATIENCE, async || {
+        server.sessions().list().iter().any(|session| session.counters().frames_in == 1)
+    })
+    .await;
+    let handle = server.sessions().list().pop().unwrap().handle();
+    for (text, priority) in [
+        ("low 1", PushPriority::Low),
+        ("high 1", PushPriority::High),
+        ("low 2", PushPriority::Low),
+        ("high 2", PushPriority::High),
+    ] {
+        handle.try_push(frame(text), priority, PushPolicy::ReturnErrorIfFull).unwrap();
+    }
+    handle.push_latest(Slot(1), frame("replaced")).unwrap();
+    handle.push_latest(Slot(1), frame("latest")).unwrap();
+    // A close with this option is a reset.
+    client.set_zero_linger().unwrap();
+    drop(client);
+    wait_until_async("the connection has ended", PATIENCE, async || server.count() == 0).await;
+    let letters = std::iter::from_fn(|| letters.try_recv().ok()).collect();
+    (letters, server.stats().push.unsent)
+}
+
+#[tokio::test]
+async fn frames_that_are_queued_at_the_end_reach_the_dead_letters() {
+    let (letters, unsent) = tokio::time::timeout(Duration::from_mins(1), lose(true)).await.unwrap();
+    assert_eq!(letters, ["high 1", "high 2", "low 1", "low 2", "latest"].map(frame));
+    assert_eq!(unsent, 5);
+}
+
+#[tokio::test]
+async fn frames_that_are_queued_at_the_end_are_only_counted_by_default() {
+    assert_eq!(lose(false).await, (Vec::new(), 5));
+}
