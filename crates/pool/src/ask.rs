@@ -12,9 +12,9 @@ use std::task::{Context, Poll, Waker};
 use crate::sync::{Mutex, lock};
 use crate::{Reason, SubmitError};
 
-/// Answers the asker of one message. Part of the payload; see [`Pool::ask`](crate::Pool::ask).
+/// The sending half of a question: part of the payload, for the handler to answer. See [`Pool::ask`](crate::Pool::ask).
 ///
-/// Dropped without an answer, it tells the asker so.
+/// If it is dropped without an answer, the asker gets [`AskError::Unanswered`].
 #[derive(Debug)]
 pub struct Reply<R> {
     cell: Arc<Cell<R>>,
@@ -79,7 +79,8 @@ struct Cell<R> {
 enum State<R> {
     Open(Option<Waker>),
     Ended(Result<R, Silence>),
-    Taken,
+    /// The asker has its answer, or has gone.
+    Closed,
 }
 
 /// A question and the future of its answer.
@@ -90,7 +91,8 @@ pub(crate) fn question<R: Send + 'static>() -> (Reply<R>, Arc<dyn Asked>, Answer
 }
 
 impl<R> Reply<R> {
-    /// Answers. The value comes back if the question was answered before, or has ended without an answer.
+    /// Answers the question. Returns the value if nobody waits for it: the asker has dropped its future, for example after a
+    /// timeout, or the question has already ended, with an answer or without.
     ///
     /// It takes `&mut self` because the handler has the message by reference, so that it can be tried again.
     pub fn send(&mut self, value: R) -> Result<(), R> {
@@ -99,6 +101,11 @@ impl<R> Reply<R> {
             Some(Ok(value)) => Err(value),
             Some(Err(_)) => unreachable!("what was put in comes back"),
         }
+    }
+
+    /// Returns whether the asker still waits. A handler checks it before an expensive computation; once false, it stays false.
+    pub fn is_wanted(&self) -> bool {
+        self.cell.is_open()
     }
 }
 
@@ -109,6 +116,10 @@ impl<R> Drop for Reply<R> {
 }
 
 impl<R> Cell<R> {
+    fn is_open(&self) -> bool {
+        matches!(*lock(&self.state), State::Open(_))
+    }
+
     /// Ends the question, if it has not ended; otherwise `how` comes back.
     fn end(&self, how: Result<R, Silence>) -> Option<Result<R, Silence>> {
         let mut state = lock(&self.state);
@@ -136,7 +147,7 @@ impl<R: Send> Asked for Question<R> {
     }
 
     fn is_open(&self) -> bool {
-        matches!(*lock(&self.cell.state), State::Open(_))
+        self.cell.is_open()
     }
 }
 
@@ -194,10 +205,18 @@ impl<R> Future for Answer<R> {
             *waker = Some(context.waker().clone());
             return Poll::Pending;
         }
-        match std::mem::replace(&mut *state, State::Taken) {
+        match std::mem::replace(&mut *state, State::Closed) {
             State::Ended(how) => Poll::Ready(how),
-            State::Open(_) | State::Taken => unreachable!("an answer is awaited once"),
+            State::Open(_) | State::Closed => unreachable!("an answer is awaited once"),
         }
+    }
+}
+
+impl<R> Drop for Answer<R> {
+    fn drop(&mut self) {
+        // An answer that came too late is dropped after the lock: its drop is the application's code.
+        let state = std::mem::replace(&mut *lock(&self.cell.state), State::Closed);
+        drop(state);
     }
 }
 

@@ -164,10 +164,13 @@ impl<P: Send + 'static> Pool<P> {
         self.engine.try_submit(self.engine.envelope(message, None)).map_err(Into::into)
     }
 
-    /// Submits a message that carries a [`Reply`], and awaits the answer. It ends without one if the message is not
-    /// accepted, becomes a dead letter or is returned by a shutdown, or if the handler drops the reply: never does it
-    /// wait in vain, unless a handler does. A reply may be passed on in follow-ups: should one of them not be handled, the
-    /// question ends with the last of them.
+    /// Submits a message that carries a [`Reply`], and awaits the answer.
+    ///
+    /// It fails if the message is not accepted, becomes a dead letter or is returned by a shutdown, or if the handler drops the
+    /// reply. A reply may be passed on in follow-ups: if one of them is not handled, the question ends with the last of them.
+    ///
+    /// Cancellation: if the future is dropped, for example after a timeout, a message that is queued is still handled.
+    /// [`Reply::is_wanted`] is then false, and [`Reply::send`] returns the value to the handler.
     ///
     /// ```
     /// use tidewire_pool::{Context, Message, Pool, Reply};
@@ -177,7 +180,11 @@ impl<P: Send + 'static> Pool<P> {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() {
     /// let handler = |message: &mut Message<Double>, _: &mut Context<'_, Double>| {
     ///     let Double(number, reply) = &mut message.payload;
-    ///     reply.send(*number * 2).map_err(|_| "nobody waits any more")
+    ///     if reply.is_wanted() {
+    ///         // The asker may leave while the answer is computed. That is no error.
+    ///         _ = reply.send(*number * 2);
+    ///     }
+    ///     Ok::<(), std::convert::Infallible>(())
     /// };
     /// let pool = Pool::builder().workers(1).start(handler).unwrap();
     /// let answer = pool.ask(|reply| Message::new(7, Double(21, reply))).await;

@@ -3,14 +3,17 @@
 //! `make model`
 #![cfg(loom)]
 
+use std::collections::HashSet;
 use std::convert::Infallible;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll, Wake, Waker};
 use std::time::Duration;
 
 use loom::model::Builder;
 use loom::sync::Mutex;
 use loom::thread;
-use tidewire_pool::{Context, Handler, Message, Overflow, Placement, Pool};
+use tidewire_pool::{Context, Handler, Message, Overflow, Placement, Pool, Reply};
 
 /// Explores; `preemptions` keeps it within minutes.
 fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
@@ -93,4 +96,68 @@ fn a_shutdown_in_the_middle_loses_nothing() {
         drop(pool);
         assert_eq!(seen.lock().unwrap().len() + returned, usize::from(accepted));
     });
+}
+
+struct Unpark(thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// A handler that answers with 7, and what it was told: whether the answer was wanted, and what `send` returned.
+type Told = Arc<Mutex<Option<(bool, Result<(), u32>)>>>;
+
+fn answering() -> (Told, impl Handler<Reply<u32>>) {
+    let told = Told::default();
+    let log = Arc::clone(&told);
+    let handler = move |message: &mut Message<Reply<u32>>, _: &mut Context<'_, Reply<u32>>| {
+        let wanted = message.payload.is_wanted();
+        *log.lock().unwrap() = Some((wanted, message.payload.send(7)));
+        Ok::<(), Infallible>(())
+    };
+    (told, handler)
+}
+
+/// Questions: the wake-up of an asker is not lost. It would wait for ever.
+#[test]
+fn an_asker_gets_its_answer() {
+    explore(2, || {
+        let (told, handler) = answering();
+        let pool = Pool::builder().workers(1).start(handler).unwrap();
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        let mut asking = pin!(pool.ask(|reply| Message::new(1, reply)));
+        let answer = loop {
+            match asking.as_mut().poll(&mut TaskContext::from_waker(&waker)) {
+                Poll::Ready(answer) => break answer,
+                Poll::Pending => thread::park(),
+            }
+        };
+        assert_eq!(answer.unwrap(), 7);
+        pool.drain(FOREVER);
+        assert_eq!(*told.lock().unwrap(), Some((true, Ok(()))));
+    });
+}
+
+/// Questions: an asker leaves at any moment. A handler that answers too late gets its answer back.
+#[test]
+fn an_asker_that_leaves_closes_its_question() {
+    let outcomes = Arc::new(std::sync::Mutex::new(HashSet::new()));
+    let seen = Arc::clone(&outcomes);
+    explore(2, move || {
+        let (told, handler) = answering();
+        let pool = Pool::builder().workers(1).start(handler).unwrap();
+        let has_left = {
+            let mut asking = pin!(pool.ask(|reply| Message::new(1, reply)));
+            asking.as_mut().poll(&mut TaskContext::from_waker(Waker::noop())).is_pending()
+        };
+        pool.drain(FOREVER);
+        let (wanted, sent) = told.lock().unwrap().take().unwrap();
+        assert!(wanted || sent == Err(7), "a closed question takes no answer");
+        assert!(has_left || sent == Ok(()), "the asker has its answer");
+        seen.lock().unwrap().insert((wanted, sent));
+    });
+    let expected = [(false, Err(7)), (true, Err(7)), (true, Ok(()))];
+    assert_eq!(*outcomes.lock().unwrap(), HashSet::from(expected), "it left before, between and after the two calls");
 }

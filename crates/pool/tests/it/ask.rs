@@ -166,6 +166,37 @@ fn questions_are_merged_without_end() {
     assert_eq!(pool.stats().merged, 100_000);
 }
 
+/// The handler gets its value back, and can know before it computes it.
+#[tokio::test]
+async fn a_question_closes_when_its_asker_leaves() {
+    let gate = Gate::<()>::shut();
+    let (sender, results) = std::sync::mpsc::channel();
+    let handler = {
+        let gate = gate.clone();
+        move |message: &mut Message<Reply<u32>>, _: &mut Context<'_, Reply<u32>>| {
+            let wanted = message.payload.is_wanted();
+            gate.pass();
+            sender
+                .send((wanted, message.payload.is_wanted(), message.payload.send(1)))
+                .map_err(|_| "the test has ended")
+        }
+    };
+    let pool = Pool::builder().workers(1).start(handler).unwrap();
+    let ask = || pool.ask(|reply| Message::new(1, reply));
+
+    let mut dropped = Box::pin(ask());
+    assert!(dropped.as_mut().poll(&mut TaskContext::from_waker(Waker::noop())).is_pending());
+    wait_until("it is being handled", PATIENCE, || gate.inside() == 1);
+    let timed_out = tokio::time::timeout(Duration::from_millis(1), ask()).await;
+    assert!(timed_out.is_err());
+    drop(dropped);
+    gate.lift();
+    assert_eq!(results.recv().unwrap(), (true, false, Err(1)), "its asker left while it was being handled");
+    assert_eq!(results.recv().unwrap(), (false, false, Err(1)), "its asker left while it was queued");
+    assert_eq!(ask().await.unwrap(), 1);
+    assert_eq!(results.recv().unwrap(), (true, true, Ok(())));
+}
+
 #[test]
 fn an_answer_nobody_waits_for_comes_back() {
     let (told, results) = std::sync::mpsc::channel();
