@@ -1,4 +1,11 @@
-use tidewire_pool::{TraceContext, TraceError};
+use std::collections::HashMap;
+use std::sync::mpsc;
+use std::thread::{self, ThreadId};
+
+use tidewire_pool::{Context, Key, Message, Observed, Pool, TraceContext, TraceError};
+use tidewire_testkit::{PATIENCE, wait_until};
+
+use crate::gate::Gate;
 
 #[test]
 fn hostile_headers_are_refused() {
@@ -39,4 +46,120 @@ fn children_of_none_are_none() {
     let root = TraceContext::root();
     assert_ne!(root, TraceContext::root());
     assert_eq!(root.to_string().parse(), Ok(root));
+}
+
+/// What a handler sees of the trace of a message.
+struct Seen {
+    key: Key,
+    payload: u32,
+    thread: ThreadId,
+    message: TraceContext,
+    current: TraceContext,
+    context: TraceContext,
+}
+
+fn seen(message: &Message<u32>, context: &Context<'_, u32>) -> Seen {
+    Seen {
+        key: message.key,
+        payload: message.payload,
+        thread: thread::current().id(),
+        message: message.trace,
+        current: TraceContext::current(),
+        context: context.trace(),
+    }
+}
+
+/// Every message has a follow-up of another key, which may be handled on another thread.
+#[test]
+fn every_worker_thread_sees_the_trace_of_its_message() {
+    let (sender, results) = mpsc::channel();
+    let handler = move |message: &mut Message<u32>, context: &mut Context<'_, u32>| {
+        sender.send(seen(message, context)).map_err(|_| "the test has ended")?;
+        match message.payload {
+            0 => context.submit(Message::new(message.key.0 + 1000, 1)).map_err(|_| "full"),
+            _ => Ok(()),
+        }
+    };
+    let pool = Pool::builder().workers(4).start(Observed::new(handler)).unwrap();
+    let traces: HashMap<Key, TraceContext> = (0..200).map(|key| (Key(key), TraceContext::root())).collect();
+    for (&key, &trace) in &traces {
+        // Every second message belongs to no trace, so that a worker which kept the last one would be noticed.
+        let trace = if key.0 % 2 == 0 { trace } else { TraceContext::NONE };
+        pool.submit(Message::new(key, 0).trace(trace)).unwrap();
+    }
+    assert!(pool.drain(PATIENCE).returned.is_empty());
+    drop(pool);
+
+    let (first, second): (Vec<Seen>, Vec<Seen>) = results.iter().partition(|seen| seen.payload == 0);
+    assert_eq!((first.len(), second.len()), (200, 200));
+    let mut spans = HashMap::new();
+    for seen in &first {
+        assert_eq!(seen.current, seen.context);
+        if seen.key.0 % 2 == 0 {
+            assert_eq!(seen.message, traces[&seen.key]);
+            assert_eq!(seen.current.trace_id(), seen.message.trace_id());
+        } else {
+            assert!(seen.message.is_none() && !seen.current.is_none());
+        }
+        assert_ne!(seen.current.span_id(), seen.message.span_id());
+        spans.insert(seen.current.trace_id(), seen.current);
+    }
+    assert_eq!(spans.len(), 200, "messages of no trace begin a new one each");
+    for seen in &second {
+        assert_eq!(
+            seen.message,
+            spans[&seen.message.trace_id()],
+            "the span of the message that caused it is its parent"
+        );
+        assert_eq!((seen.current, seen.current.trace_id()), (seen.context, seen.message.trace_id()));
+    }
+    assert!(TraceContext::current().is_none());
+}
+
+/// The thread that handled the first message of a key is stuck with another key when the second one comes.
+#[test]
+fn a_key_that_moves_to_another_thread_keeps_the_trace_of_its_message() {
+    let gate = Gate::<()>::shut();
+    let (sender, results) = mpsc::channel();
+    let handler = {
+        let gate = gate.clone();
+        move |message: &mut Message<u32>, context: &mut Context<'_, u32>| {
+            sender.send(seen(message, context)).map_err(|_| "the test has ended")?;
+            if message.payload == 0 {
+                gate.pass();
+            }
+            Ok::<(), &str>(())
+        }
+    };
+    let pool = Pool::builder().workers(2).start(Observed::new(handler)).unwrap();
+    let submit = |key, payload| {
+        let trace = TraceContext::root();
+        pool.submit(Message::new(key, payload).trace(trace)).unwrap();
+        trace
+    };
+    let next = || results.recv_timeout(PATIENCE).unwrap();
+
+    // Keys 1 and 3 have the same home. Whichever worker handles key 1 first, it is stuck before key 1 comes again.
+    let mut threads = Vec::new();
+    for round in 1..100 {
+        let trace = submit(1, 1);
+        let seen = next();
+        assert_eq!((seen.message, seen.current.trace_id()), (trace, trace.trace_id()));
+        threads.push(seen.thread);
+        submit(3, 0);
+        let stuck = next();
+        wait_until("a worker is stuck", PATIENCE, || gate.inside() == 1);
+        let trace = submit(1, 2);
+        let seen = next();
+        assert_eq!((seen.payload, seen.message, seen.current.trace_id()), (2, trace, trace.trace_id()));
+        assert_ne!(seen.thread, stuck.thread);
+        threads.push(seen.thread);
+        gate.lift();
+        wait_until("it goes on", PATIENCE, || pool.stats().handled == 3 * round);
+        gate.shut_again();
+        if threads.iter().any(|&thread| thread != threads[0]) {
+            break;
+        }
+    }
+    assert!(threads.iter().any(|&thread| thread != threads[0]), "the key never moved");
 }
