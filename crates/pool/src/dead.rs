@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::time::Duration;
 
 use crate::Message;
 use crate::sync::{Mutex, lock};
@@ -12,24 +13,33 @@ use crate::sync::{Mutex, lock};
 pub struct DeadLetter<P> {
     /// The message, as the handler last saw it.
     pub message: Message<P>,
-    /// Why it is dead.
+    /// Why it was not handled.
     pub reason: Reason,
-    /// How often it was handed to the handler.
+    /// The number of attempts, including those that a decorator refused.
     pub attempts: u32,
 }
 
-/// Why a message is dead.
+/// Why a message became a dead letter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
-    /// The handler returned an error, and no attempt was left.
+    /// The handler returned an error, and no attempt was left. Contains the text of the error.
     Failed(String),
-    /// The handler panicked.
+    /// The handler panicked. Contains the text of the panic.
     Panicked(String),
-    /// Its turn came after its deadline.
+    /// A [`Shedding`](crate::Shedding) handler refused it, because the queue was not draining.
+    Shed {
+        /// The time from its submission to the refusal.
+        waited: Duration,
+    },
+    /// The circuit [breaker](crate::Breaker) was open at its last attempt.
+    BreakerOpen,
+    /// Its deadline passed before its turn came.
     Expired,
     /// It was the oldest in a full queue under [`Overflow::DropOldest`](crate::Overflow::DropOldest).
     Displaced,
+    /// An attempt failed, and the pool was shut down before the next one.
+    ShutDown,
 }
 
 impl fmt::Display for Reason {
@@ -37,8 +47,11 @@ impl fmt::Display for Reason {
         match self {
             Self::Failed(error) => write!(f, "the handler failed: {error}"),
             Self::Panicked(text) => write!(f, "the handler panicked: {text}"),
+            Self::Shed { waited } => write!(f, "shed after waiting {waited:?}: the queue does not drain"),
+            Self::BreakerOpen => f.write_str("the circuit breaker is open"),
             Self::Expired => f.write_str("its deadline passed before its turn came"),
             Self::Displaced => f.write_str("it was displaced from a full queue"),
+            Self::ShutDown => f.write_str("the pool was shut down before the next attempt"),
         }
     }
 }

@@ -7,22 +7,28 @@ use std::time::{Duration, Instant};
 use crate::ask::Asked;
 use crate::engine::Engine;
 use crate::room::Amount;
-use crate::{Key, Message, SubmitError, TraceContext};
+use crate::{Key, Message, Reason, SubmitError, TraceContext};
 
 /// Handles messages, on the threads of a pool.
 ///
 /// It is shared by all workers. The message comes by reference, because it may have to be tried again or kept as a dead
 /// letter; take out of the payload what must be owned.
 pub trait Handler<P>: Send + Sync + 'static {
-    /// What can go wrong. It is logged, and kept as text in a dead letter.
+    /// The error of a failed attempt. It is logged, and a dead letter has its [`reason`](Self::reason).
     type Error: Display;
 
-    /// Whether the handler asks [how long a message waited](Context::waited). Only then is the clock read when a message is
-    /// submitted. A decorator passes on what it or its inner handler wants.
+    /// Whether the handler uses [`Context::waited`]. Only then is the clock read when a message is submitted. A decorator
+    /// sets it if it needs the time itself, or if its inner handler does.
     const TIMED: bool = false;
 
     /// Handles one message. Follow-up messages are submitted through the context.
     fn handle(&self, message: &mut Message<P>, context: &mut Context<'_, P>) -> Result<(), Self::Error>;
+
+    /// Returns the reason that a dead letter gives for this error: by default [`Reason::Failed`] with its text. A decorator
+    /// passes on the reason of its inner handler.
+    fn reason(error: Self::Error) -> Reason {
+        Reason::Failed(error.to_string())
+    }
 }
 
 /// A function is a handler.
@@ -95,13 +101,13 @@ impl<P: Send + 'static> Context<'_, P> {
     }
 }
 
-/// A handler whose error is text: what the pool keeps.
+/// A [`Handler`] with its error type erased.
 pub(crate) trait Deliver<P>: Send + Sync {
-    fn deliver(&self, message: &mut Message<P>, context: &mut Context<'_, P>) -> Result<(), String>;
+    fn deliver(&self, message: &mut Message<P>, context: &mut Context<'_, P>) -> Result<(), Reason>;
 }
 
 impl<P, H: Handler<P>> Deliver<P> for H {
-    fn deliver(&self, message: &mut Message<P>, context: &mut Context<'_, P>) -> Result<(), String> {
-        self.handle(message, context).map_err(|error| error.to_string())
+    fn deliver(&self, message: &mut Message<P>, context: &mut Context<'_, P>) -> Result<(), Reason> {
+        self.handle(message, context).map_err(H::reason)
     }
 }

@@ -51,8 +51,9 @@
 //! use tidewire_pool::{Breaker, BreakerOptions, Observed, Pool, PoolMetrics, Shedding, SheddingOptions};
 //!
 //! # let handler = |_: &mut Message<()>, _: &mut Context<'_, ()>| Ok::<(), std::convert::Infallible>(());
-//! let breaker = Breaker::new(BreakerOptions::default());
-//! let handler = Observed::new(Shedding::new(breaker.guard(handler), SheddingOptions::default()));
+//! let breaker = Breaker::new(BreakerOptions::default().failures(10));
+//! let shedding = Shedding::new(SheddingOptions::default());
+//! let handler = Observed::new(shedding.guard(breaker.guard(handler)));
 //! let pool = Pool::builder().observer(Arc::new(PoolMetrics::new("orders"))).start(handler)?;
 //! # Ok::<(), tidewire_pool::BuildError>(())
 //! ```
@@ -89,7 +90,8 @@ pub use observe::{Event, Observed, Observer, PoolMetrics};
 pub use options::{BuildError, Builder, Merge, Overflow, Placement, Retry};
 pub use pool::{Pool, Shutdown, Stats, SubmitError, Submitted};
 pub use resilience::{
-    Breaker, BreakerError, BreakerOptions, BreakerState, Guarded, Shedding, SheddingError, SheddingOptions,
+    Breaker, BreakerError, BreakerHandler, BreakerOptions, BreakerState, Shedding, SheddingError, SheddingHandler,
+    SheddingOptions,
 };
 pub use simulation::Simulation;
 pub use trace::{TraceContext, TraceError};

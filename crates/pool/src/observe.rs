@@ -3,7 +3,7 @@
 use metrics::{Counter, Gauge, Histogram};
 use tracing::field::Empty;
 
-use crate::{Context, Handler, Message};
+use crate::{Context, Handler, Message, Reason};
 
 /// A handler with a span and metrics around each message; see the [table](crate#metrics-and-spans).
 ///
@@ -47,6 +47,7 @@ impl<P: Send + 'static, H: Handler<P>> Handler<P> for Observed<H> {
             span_id = format_args!("{:016x}", own.span_id()),
             parent_id = Empty,
             status = Empty,
+            error = Empty,
         );
         if !parent.is_none() {
             span.record("parent_id", format_args!("{:016x}", parent.span_id()));
@@ -62,9 +63,16 @@ impl<P: Send + 'static, H: Handler<P>> Handler<P> for Observed<H> {
             let _current = own.enter();
             span.in_scope(|| self.inner.handle(message, context))
         };
-        outcome.ok = result.is_ok();
+        match &result {
+            Ok(()) => outcome.ok = true,
+            Err(error) => _ = span.record("error", tracing::field::display(error)),
+        }
         self.service.record(context.now().saturating_duration_since(start));
         result
+    }
+
+    fn reason(error: Self::Error) -> Reason {
+        H::reason(error)
     }
 }
 

@@ -53,30 +53,40 @@ impl<P> std::fmt::Debug for Overflow<P> {
     }
 }
 
-/// How a message is tried again whose handler returned an error. The other messages of its key wait meanwhile. If a follow-up
-/// has taken over its room and there is no other, it is not tried again.
+/// When a message whose handler returned an error is tried again. The other messages of its key wait for it.
+///
+/// A message that passed its budget on to a follow-up needs other budget to be tried again. If the pool is full, it becomes a
+/// dead letter.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Retry {
-    /// How often it is handed to the handler in all.
+    /// The number of attempts, the first one included.
     pub attempts: u32,
-    /// The pause after the first failure; it doubles from one to the next.
+    /// The pause after the first failed attempt. Each further pause is twice as long. Default: 10 ms, long enough for a lock or
+    /// a leader to change and short enough for a caller.
     pub first_pause: Duration,
-    /// No pause is longer.
+    /// The maximum of a pause. Default: 10 s, so that the end of an outage is noticed within seconds.
     pub longest_pause: Duration,
 }
 
 impl Retry {
-    /// So many attempts in all, pausing 10 ms (long enough for a lock or a leader to change, short enough for a caller),
-    /// then twice as long each time, up to 10 s (an outage is noticed within seconds of its end).
+    /// Creates a policy with this number of attempts, the first one included.
     pub fn new(attempts: u32) -> Self {
         Self { attempts, first_pause: Duration::from_millis(10), longest_pause: Duration::from_secs(10) }
     }
 
-    /// Sets the pauses.
+    /// Sets [`first_pause`](#structfield.first_pause).
     #[must_use]
-    pub fn pauses(self, first: Duration, longest: Duration) -> Self {
-        Self { first_pause: first, longest_pause: longest, ..self }
+    pub fn first_pause(mut self, pause: Duration) -> Self {
+        self.first_pause = pause;
+        self
+    }
+
+    /// Sets [`longest_pause`](#structfield.longest_pause).
+    #[must_use]
+    pub fn longest_pause(mut self, pause: Duration) -> Self {
+        self.longest_pause = pause;
+        self
     }
 
     pub(crate) fn pause_after(&self, attempts: u32) -> Duration {

@@ -118,7 +118,7 @@ impl<P: Send + 'static> Engine<P> {
         }
         if let Some(envelope) = unretried {
             self.give_back(Amount::new(1, envelope.bytes));
-            self.bury(envelope, Reason::Failed("the pool was shut down before the next attempt".into()));
+            self.bury(envelope, Reason::ShutDown);
         }
         turn.is_some()
     }
@@ -170,16 +170,16 @@ impl<P: Send + 'static> Engine<P> {
             }
             // Here, because dropping a payload may panic too.
             *slot = None;
-            Ok::<(), String>(())
+            Ok::<(), Reason>(())
         }));
         let (left, final_attempt) = (context.room, context.final_attempt);
         drop(context);
         match result {
             Ok(Ok(())) => self.handled(hand.worker),
-            Ok(Err(error)) => {
+            Ok(Err(reason)) => {
                 // If a follow-up has taken over its room, it needs some to be kept.
                 let has_room = || left.is_some() || self.room.try_take(room);
-                if self.failed(error, !final_attempt, has_room, hand) {
+                if self.failed(reason, !final_attempt, has_room, hand) {
                     self.shards[hand.worker].worker.busy.store(false, Ordering::Relaxed);
                     return;
                 }
@@ -203,18 +203,18 @@ impl<P: Send + 'static> Engine<P> {
 
     /// Decides whether a message that failed is tried again.
     #[cold]
-    fn failed(&self, error: String, again: bool, has_room: impl FnOnce() -> bool, hand: &mut Hand<P>) -> bool {
+    fn failed(&self, reason: Reason, again: bool, has_room: impl FnOnce() -> bool, hand: &mut Hand<P>) -> bool {
         count(&self.counters.failed);
         let attempts = hand.envelope.as_ref().map_or(0, |envelope| envelope.attempts);
         let retry = self.retry.filter(|retry| again && attempts < retry.attempts && has_room());
-        tracing::warn!(key = hand.key.0, attempts, again = retry.is_some(), error, "a message failed");
+        tracing::warn!(key = hand.key.0, attempts, again = retry.is_some(), %reason, "message failed");
         if let Some(retry) = retry {
             count(&self.counters.retried);
             self.observe(Event::Retried);
             hand.due = Some(later(self.clock.now(), retry.pause_after(attempts)));
             return true;
         }
-        self.bury_held(hand, Reason::Failed(error));
+        self.bury_held(hand, reason);
         false
     }
 

@@ -13,19 +13,44 @@ use std::time::{Duration, Instant};
 
 use crate::clock::later;
 use crate::sync::{Mutex, lock};
-use crate::{Context, Handler, Message};
+use crate::{Context, Handler, Message, Reason};
 
-/// When a [`Breaker`] opens and closes.
+/// Settings of a [`Breaker`].
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct BreakerOptions {
-    /// So many failures in a row open it. Default: 5, since a single one may be the message's fault.
+    /// The number of consecutive failures that open the breaker. Default: 5, because a single failure may be the fault of its
+    /// message.
     pub failures: u32,
-    /// How long it stays open. Default: 1 s: long enough to relieve what is behind, short enough to notice that it is back.
+    /// The time that the breaker stays open. Default: 1 s, long enough to relieve the failing service and short enough to
+    /// notice its recovery.
     pub pause: Duration,
-    /// So many successes in a row close it after the pause; no more than that are tried at once. Default: 3. At least one
-    /// is tried.
+    /// The number of consecutive successes that close the breaker after the pause, and the number of messages that are tried
+    /// at once until then. Default: 3, because one success may be luck. 0 counts as 1.
     pub probes: u32,
+}
+
+impl BreakerOptions {
+    /// Sets [`failures`](#structfield.failures).
+    #[must_use]
+    pub fn failures(mut self, failures: u32) -> Self {
+        self.failures = failures;
+        self
+    }
+
+    /// Sets [`pause`](#structfield.pause).
+    #[must_use]
+    pub fn pause(mut self, pause: Duration) -> Self {
+        self.pause = pause;
+        self
+    }
+
+    /// Sets [`probes`](#structfield.probes).
+    #[must_use]
+    pub fn probes(mut self, probes: u32) -> Self {
+        self.probes = probes;
+        self
+    }
 }
 
 impl Default for BreakerOptions {
@@ -34,25 +59,26 @@ impl Default for BreakerOptions {
     }
 }
 
-/// What a [`Breaker`] does with the next message.
+/// The state of a [`Breaker`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BreakerState {
-    /// Lets it through.
+    /// Messages are handled.
     Closed,
-    /// Refuses it.
+    /// Messages are refused.
     Open,
-    /// Lets a few through, to see.
+    /// A few messages are handled as probes, the others are refused.
     HalfOpen,
 }
 
-/// A circuit breaker around a handler: after a row of failures it fails messages at once, without bothering what is behind.
+/// A circuit breaker around a handler. After several consecutive failures it refuses messages without calling the handler.
 ///
-/// Refused messages fail like any other, so under a [`Retry`](crate::Retry) policy they are tried again later, in order.
-/// Clones share the state: keep one beside the pool and ask it before submitting, to refuse early.
+/// A refused message fails like any other. Under a [`Retry`](crate::Retry) policy it is tried again later, in order; without,
+/// it becomes a dead letter with [`Reason::BreakerOpen`]. Clones share the state, so an application can keep one and check the
+/// [`state`](Self::state) before it submits.
 ///
 /// ```
-/// use tidewire_pool::{Breaker, BreakerOptions, BreakerState, Context, Message, Pool};
+/// use tidewire_pool::{Breaker, BreakerOptions, BreakerState, Context, Message, Pool, Reason};
 ///
 /// let broken = |_: &mut Message<()>, _: &mut Context<'_, ()>| Err::<(), _>("no answer from the database");
 /// let breaker = Breaker::new(BreakerOptions::default());
@@ -63,7 +89,7 @@ pub enum BreakerState {
 /// while pool.step() {}
 /// assert_eq!(breaker.state(pool.now()), BreakerState::Open);
 /// let last = pool.dead_letters().take(6).pop().unwrap();
-/// assert_eq!(last.reason.to_string(), "the handler failed: not tried: the circuit breaker is open");
+/// assert_eq!(last.reason, Reason::BreakerOpen);
 /// ```
 #[derive(Debug, Clone)]
 pub struct Breaker {
@@ -79,17 +105,17 @@ enum State {
 }
 
 impl Breaker {
-    /// A closed breaker.
+    /// Creates a closed breaker.
     pub fn new(options: BreakerOptions) -> Self {
         Self { options, state: Arc::new(Mutex::new(State::Closed { failures: 0 })) }
     }
 
-    /// Puts it around a handler.
-    pub fn guard<H>(&self, inner: H) -> Guarded<H> {
-        Guarded { inner, breaker: self.clone() }
+    /// Puts the breaker around a handler.
+    pub fn guard<H>(&self, inner: H) -> BreakerHandler<H> {
+        BreakerHandler { inner, breaker: self.clone() }
     }
 
-    /// What it would do with a message at that time.
+    /// Returns the state at this time.
     pub fn state(&self, now: Instant) -> BreakerState {
         match &*lock(&self.state) {
             State::Closed { .. } => BreakerState::Closed,
@@ -124,7 +150,7 @@ impl Breaker {
             State::Closed { failures } => {
                 *failures += 1;
                 if *failures >= self.options.failures {
-                    tracing::warn!(failures = *failures, "the circuit breaker opens");
+                    tracing::warn!(failures = *failures, "circuit breaker opened");
                     *state = opened;
                 }
             }
@@ -132,29 +158,29 @@ impl Breaker {
                 *running = running.saturating_sub(1);
                 *successes += 1;
                 if *successes >= self.options.probes {
-                    tracing::info!("the circuit breaker closes");
+                    tracing::info!("circuit breaker closed");
                     *state = State::Closed { failures: 0 };
                 }
             }
             State::HalfOpen { .. } => *state = opened,
-            // It was let through before the breaker opened.
+            // This attempt began before the breaker opened.
             State::Open { .. } => {}
         }
     }
 }
 
-/// A handler behind a [`Breaker`].
+/// A handler with a [`Breaker`] around it, returned by [`Breaker::guard`].
 #[derive(Debug)]
-pub struct Guarded<H> {
+pub struct BreakerHandler<H> {
     inner: H,
     breaker: Breaker,
 }
 
-/// Why a guarded handler failed.
+/// The error of a [`BreakerHandler`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum BreakerError<E> {
-    /// The breaker is open: the handler was not called.
+    /// The breaker is open; the handler was not called.
     Open,
     /// The handler failed.
     Failed(E),
@@ -163,7 +189,7 @@ pub enum BreakerError<E> {
 impl<E: fmt::Display> fmt::Display for BreakerError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Open => f.write_str("not tried: the circuit breaker is open"),
+            Self::Open => f.write_str("the circuit breaker is open"),
             Self::Failed(error) => error.fmt(f),
         }
     }
@@ -171,7 +197,7 @@ impl<E: fmt::Display> fmt::Display for BreakerError<E> {
 
 impl<E: std::error::Error + 'static> std::error::Error for BreakerError<E> {}
 
-impl<P: Send + 'static, H: Handler<P>> Handler<P> for Guarded<H> {
+impl<P: Send + 'static, H: Handler<P>> Handler<P> for BreakerHandler<H> {
     type Error = BreakerError<H::Error>;
     const TIMED: bool = H::TIMED;
 
@@ -186,6 +212,13 @@ impl<P: Send + 'static, H: Handler<P>> Handler<P> for Guarded<H> {
         drop(attempt);
         self.breaker.ended(result.is_ok(), context.now());
         result.map_err(BreakerError::Failed)
+    }
+
+    fn reason(error: Self::Error) -> Reason {
+        match error {
+            BreakerError::Open => Reason::BreakerOpen,
+            BreakerError::Failed(error) => H::reason(error),
+        }
     }
 }
 

@@ -3,5 +3,5 @@
 mod breaker;
 mod shedding;
 
-pub use breaker::{Breaker, BreakerError, BreakerOptions, BreakerState, Guarded};
-pub use shedding::{Shedding, SheddingError, SheddingOptions};
+pub use breaker::{Breaker, BreakerError, BreakerHandler, BreakerOptions, BreakerState};
+pub use shedding::{Shedding, SheddingError, SheddingHandler, SheddingOptions};

@@ -9,21 +9,38 @@
 //! messages are handled in time.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::clock::later;
 use crate::sync::{Mutex, lock};
-use crate::{Context, Handler, Message};
+use crate::{Context, Handler, Message, Reason};
 
-/// When a [`Shedding`] handler sheds.
+/// Settings of [`Shedding`].
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct SheddingOptions {
-    /// A delay that is fine for ever. Default: 5 ms, as in the RFC.
+    /// The queue delay that is always acceptable. Default: 5 ms, as in the RFC.
     pub target: Duration,
-    /// How long the delay may stay above the target. Default: 100 ms, as in the RFC: a burst that drains within a round
-    /// trip harms nobody.
+    /// The time for which the queue delay may stay above the target. Default: 100 ms, as in the RFC: a burst that drains within
+    /// a round trip does no harm.
     pub interval: Duration,
+}
+
+impl SheddingOptions {
+    /// Sets [`target`](#structfield.target).
+    #[must_use]
+    pub fn target(mut self, target: Duration) -> Self {
+        self.target = target;
+        self
+    }
+
+    /// Sets [`interval`](#structfield.interval).
+    #[must_use]
+    pub fn interval(mut self, interval: Duration) -> Self {
+        self.interval = interval;
+        self
+    }
 }
 
 impl Default for SheddingOptions {
@@ -32,55 +49,80 @@ impl Default for SheddingOptions {
     }
 }
 
-/// A handler that sheds messages when they wait for too long.
+/// Load shedding around a handler. While the queue does not drain, messages that waited for too long are refused without calling
+/// the handler.
 ///
-/// What is shed fails and is not retried, so it becomes a dead letter, and whoever asked is told.
-#[derive(Debug)]
-pub struct Shedding<H> {
-    inner: H,
+/// A shed message is not retried. It becomes a dead letter with [`Reason::Shed`], and a caller of [`Pool::ask`](crate::Pool::ask)
+/// gets that reason. Clones share the state, so an application can keep one and refuse requests before it submits them:
+///
+/// ```
+/// use std::time::Instant;
+/// use tidewire_pool::{Context, Message, Pool, Shedding, SheddingOptions};
+///
+/// let shedding = Shedding::new(SheddingOptions::default());
+/// let handler = |_: &mut Message<()>, _: &mut Context<'_, ()>| Ok::<(), String>(());
+/// let pool = Pool::builder().start(shedding.guard(handler)).unwrap();
+///
+/// // In an HTTP layer: 503 with a `Retry-After` in whole seconds, rounded up.
+/// let retry_after = shedding.retry_after(Instant::now()).map(|delay| delay.as_millis().div_ceil(1000));
+/// assert_eq!(retry_after, None, "nothing waits");
+/// ```
+#[derive(Debug, Clone)]
+pub struct Shedding {
     options: SheddingOptions,
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// The interval being watched: when it ends, and the smallest delay in it.
+    /// The end of the current interval, and the smallest delay in it.
     interval: Option<(Instant, Duration)>,
-    /// What the last whole interval showed.
+    /// Whether the smallest delay of the last complete interval was above the target.
     overloaded: bool,
+    /// The delay of the last message, and when it was measured.
+    last: Option<(Instant, Duration)>,
 }
 
-/// Why a shedding handler failed.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum SheddingError<E> {
-    /// The message had waited too long while too much was waiting; the handler was not called.
-    Shed(Duration),
-    /// The handler failed.
-    Failed(E),
-}
-
-impl<E: fmt::Display> fmt::Display for SheddingError<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Shed(waited) => write!(f, "shed: it waited {waited:?} while the queue did not drain"),
-            Self::Failed(error) => error.fmt(f),
-        }
-    }
-}
-
-impl<E: std::error::Error + 'static> std::error::Error for SheddingError<E> {}
-
-impl<H> Shedding<H> {
-    /// Puts it around a handler.
-    pub fn new(inner: H, options: SheddingOptions) -> Self {
-        Self { inner, options, state: Mutex::default() }
+impl Shedding {
+    /// Creates load shedding that has not seen a message.
+    pub fn new(options: SheddingOptions) -> Self {
+        Self { options, state: Arc::default() }
     }
 
-    /// Whether to shed a message that waited so long.
+    /// Puts load shedding around a handler.
+    pub fn guard<H>(&self, inner: H) -> SheddingHandler<H> {
+        SheddingHandler { inner, shedding: self.clone() }
+    }
+
+    /// Returns the queue delay: how long the last message waited before a worker took it, a shed one included.
+    ///
+    /// It is zero if the last message was taken longer ago than it had waited, and longer ago than
+    /// [`interval`](SheddingOptions#structfield.interval): the messages that were queued behind it should be handled by then.
+    pub fn queue_delay(&self, now: Instant) -> Duration {
+        self.delay(&lock(&self.state), now)
+    }
+
+    /// Returns how long a client should wait before its next attempt, or `None` if there is no overload.
+    ///
+    /// That is the [queue delay](Self::queue_delay), but at least the rest of the interval at whose end the overload is measured
+    /// again.
+    pub fn retry_after(&self, now: Instant) -> Option<Duration> {
+        let state = lock(&self.state);
+        let delay = self.delay(&state, now);
+        let (end, _) = state.interval.filter(|_| state.overloaded && delay > self.options.target)?;
+        Some(delay.max(end.saturating_duration_since(now)))
+    }
+
+    fn delay(&self, state: &State, now: Instant) -> Duration {
+        let current = |&(at, delay): &(Instant, Duration)| now < later(at, delay.max(self.options.interval));
+        state.last.filter(current).map_or(Duration::ZERO, |(_, delay)| delay)
+    }
+
+    /// Records the delay of a message, and returns whether to shed it.
     fn sheds(&self, waited: Duration, now: Instant) -> bool {
         let SheddingOptions { target, interval } = self.options;
         let mut state = lock(&self.state);
+        state.last = Some((now, waited));
         match &mut state.interval {
             Some((end, smallest)) if now < *end => *smallest = waited.min(*smallest),
             ended => {
@@ -93,19 +135,57 @@ impl<H> Shedding<H> {
     }
 }
 
-impl<P: Send + 'static, H: Handler<P>> Handler<P> for Shedding<H> {
+/// A handler with [`Shedding`] around it, returned by [`Shedding::guard`].
+#[derive(Debug)]
+pub struct SheddingHandler<H> {
+    inner: H,
+    shedding: Shedding,
+}
+
+/// The error of a [`SheddingHandler`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum SheddingError<E> {
+    /// The message waited for too long while the queue did not drain; the handler was not called.
+    Shed {
+        /// The time from its submission to the refusal.
+        waited: Duration,
+    },
+    /// The handler failed.
+    Failed(E),
+}
+
+impl<E: fmt::Display> fmt::Display for SheddingError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Shed { waited } => Reason::Shed { waited: *waited }.fmt(f),
+            Self::Failed(error) => error.fmt(f),
+        }
+    }
+}
+
+impl<E: std::error::Error + 'static> std::error::Error for SheddingError<E> {}
+
+impl<P: Send + 'static, H: Handler<P>> Handler<P> for SheddingHandler<H> {
     type Error = SheddingError<H::Error>;
     const TIMED: bool = true;
 
     fn handle(&self, message: &mut Message<P>, context: &mut Context<'_, P>) -> Result<(), Self::Error> {
-        // A retry waits by design, so only a first attempt is judged.
+        // The delay of a retry is a pause, so only a first attempt counts.
         if context.attempt() == 1
             && let Some(waited) = context.waited()
-            && self.sheds(waited, context.now())
+            && self.shedding.sheds(waited, context.now())
         {
             context.do_not_retry();
-            return Err(SheddingError::Shed(waited));
+            return Err(SheddingError::Shed { waited });
         }
         self.inner.handle(message, context).map_err(SheddingError::Failed)
+    }
+
+    fn reason(error: Self::Error) -> Reason {
+        match error {
+            SheddingError::Shed { waited } => Reason::Shed { waited },
+            SheddingError::Failed(error) => H::reason(error),
+        }
     }
 }

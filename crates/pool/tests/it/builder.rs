@@ -31,7 +31,7 @@ fn bad_settings_are_refused_by_name() {
         (builder().name("a\0b"), "name has a NUL in it: \"a\\0b\""),
         (builder().retry(Retry::new(0)), "retry.attempts is 0: a message is handed to the handler at least once"),
         (
-            builder().retry(Retry::new(2).pauses(second * 2, second)),
+            builder().retry(Retry::new(2).first_pause(second * 2).longest_pause(second)),
             "retry.first_pause is 2s, longer than retry.longest_pause, 1s",
         ),
     ] {

@@ -55,7 +55,7 @@ fn without_a_policy_an_error_is_final() {
 fn retries_keep_the_order_of_the_key_and_hold_up_no_other() {
     for placement in [Placement::Moving, Placement::Pinned] {
         let seen = Arc::default();
-        let retry = Retry::new(4).pauses(Duration::from_millis(20), Duration::from_millis(30));
+        let retry = Retry::new(4).first_pause(Duration::from_millis(20)).longest_pause(Duration::from_millis(30));
         let builder = Pool::builder().workers(2).placement(placement).retry(retry);
         let mut pool = builder.simulate(0, moody(Arc::clone(&seen))).unwrap();
         let start = pool.now();
@@ -75,7 +75,7 @@ fn retries_keep_the_order_of_the_key_and_hold_up_no_other() {
 
 #[test]
 fn attempts_are_counted_out_on_real_threads() {
-    let retry = Retry::new(3).pauses(Duration::from_millis(1), Duration::from_millis(1));
+    let retry = Retry::new(3).first_pause(Duration::from_millis(1)).longest_pause(Duration::from_millis(1));
     for placement in [Placement::Moving, Placement::Pinned] {
         let pool = Pool::builder().workers(2).placement(placement).retry(retry).start(moody(Arc::default())).unwrap();
         for key in 0..20 {
@@ -106,7 +106,8 @@ fn a_key_is_tried_again_though_those_who_held_it_are_stuck() {
         }
     };
     let pause = Duration::from_millis(200);
-    let pool = Pool::builder().workers(3).retry(Retry::new(2).pauses(pause, pause)).start(handler).unwrap();
+    let pool =
+        Pool::builder().workers(3).retry(Retry::new(2).first_pause(pause).longest_pause(pause)).start(handler).unwrap();
     pool.submit(Message::new(1, 1)).unwrap();
     wait_until("it has failed", PATIENCE, || pool.stats().retried == 1);
     pool.submit(Message::new(2, 0)).unwrap();

@@ -83,6 +83,7 @@ fn a_span_per_message_is_the_child_of_its_context_and_parent_of_its_follow_ups()
     assert_eq!(second["trace_id"], first["trace_id"]);
     assert_eq!(second["parent_id"], first["span_id"]);
     assert_eq!((second["key"].as_str(), second["status"].as_str()), ("8", "error"));
+    assert_eq!((first.get("error"), second["error"].as_str()), (None, "nothing left"));
 }
 
 #[test]

@@ -3,8 +3,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tidewire_pool::{
-    Breaker, BreakerOptions, BreakerState, Context, Handler, Message, Pool, Reason, Retry, Shedding, SheddingOptions,
-    Simulation,
+    AskError, Breaker, BreakerOptions, BreakerState, Context, Handler, Message, Observed, Pool, Reason, Reply, Retry,
+    Shedding, SheddingOptions, Simulation,
 };
 
 /// A handler that fails while told to, and counts its calls.
@@ -39,7 +39,7 @@ fn the_breaker_opens_probes_and_closes() {
     send(&mut pool, 20..30);
     assert_eq!(calls.load(Ordering::SeqCst), 5, "nothing is tried while it is open");
     let refused = pool.dead_letters().take(100).pop().unwrap();
-    assert_eq!(refused.reason, Reason::Failed("not tried: the circuit breaker is open".into()));
+    assert_eq!(refused.reason, Reason::BreakerOpen);
 
     pool.advance(Duration::from_secs(1));
     assert_eq!(breaker.state(pool.now()), BreakerState::HalfOpen);
@@ -66,7 +66,7 @@ fn the_breaker_opens_probes_and_closes() {
 fn what_an_open_breaker_refuses_is_retried_in_order() {
     let (handler, broken, _) = switch();
     let breaker = Breaker::new(BreakerOptions::default());
-    let retry = Retry::new(100).pauses(Duration::from_millis(100), Duration::from_millis(100));
+    let retry = Retry::new(100).first_pause(Duration::from_millis(100)).longest_pause(Duration::from_millis(100));
     let mut pool = Pool::builder().workers(1).retry(retry).simulate(0, breaker.guard(handler)).unwrap();
     for number in 20..40 {
         pool.submit(Message::new(u64::from(number), number)).unwrap();
@@ -81,21 +81,18 @@ fn what_an_open_breaker_refuses_is_retried_in_order() {
 #[test]
 fn no_setting_is_too_long_or_too_small() {
     let (handler, _, calls) = switch();
-    let mut options = BreakerOptions::default();
-    (options.failures, options.pause, options.probes) = (1, Duration::MAX, 0);
+    let options = BreakerOptions::default().failures(1).pause(Duration::MAX).probes(0);
     let breaker = Breaker::new(options);
-    let mut shedding = SheddingOptions::default();
-    (shedding.target, shedding.interval) = (Duration::MAX, Duration::MAX);
-    let retry = Retry::new(2).pauses(Duration::MAX, Duration::MAX);
-    let handler = Shedding::new(breaker.guard(handler), shedding);
+    let shedding = Shedding::new(SheddingOptions::default().target(Duration::MAX).interval(Duration::MAX));
+    let retry = Retry::new(2).first_pause(Duration::MAX).longest_pause(Duration::MAX);
+    let handler = shedding.guard(breaker.guard(handler));
     let mut pool = Pool::builder().workers(1).retry(retry).simulate(0, handler).unwrap();
     send(&mut pool, [1, 2]);
     assert_eq!((pool.stats().panicked, pool.stats().retried, calls.load(Ordering::SeqCst)), (0, 2, 1));
     assert_eq!(breaker.state(pool.now()), BreakerState::Open);
 
-    (options.pause, options.probes) = (Duration::ZERO, 0);
     let (handler, broken, _) = switch();
-    let breaker = Breaker::new(options);
+    let breaker = Breaker::new(options.pause(Duration::ZERO));
     let mut pool = Pool::builder().workers(1).simulate(0, breaker.guard(handler)).unwrap();
     send(&mut pool, [1]);
     broken.store(false, Ordering::SeqCst);
@@ -103,7 +100,20 @@ fn no_setting_is_too_long_or_too_small() {
     assert_eq!(breaker.state(pool.now()), BreakerState::Closed, "one probe is tried at least");
 }
 
-/// Steps a pool at a steady pace: every millisecond so many messages arrive and one is handled.
+/// Steps a pool at a steady pace: every millisecond `arrivals` messages are submitted and one is handled.
+fn load(pool: &mut Simulation<u64>, arrivals: u64, milliseconds: u64) {
+    for millisecond in 0..milliseconds {
+        for _ in 0..arrivals {
+            pool.submit(Message::new(1, millisecond)).unwrap();
+        }
+        // Shedding a message takes no time.
+        let handled = pool.stats().handled;
+        while pool.stats().handled == handled && pool.step() {}
+        pool.advance(Duration::from_millis(1));
+    }
+}
+
+/// Returns the number of shed messages, and how long the last handled one waited.
 fn overload(arrivals: u64, milliseconds: u64) -> (u64, Duration) {
     let handled_wait = Arc::new(std::sync::Mutex::new(Duration::ZERO));
     let worst = Arc::clone(&handled_wait);
@@ -111,16 +121,9 @@ fn overload(arrivals: u64, milliseconds: u64) -> (u64, Duration) {
         *worst.lock().unwrap() = context.waited().unwrap();
         Ok::<(), String>(())
     };
-    let mut pool = Pool::builder().workers(1).simulate(0, Shedding::new(handler, SheddingOptions::default())).unwrap();
-    for millisecond in 0..milliseconds {
-        for _ in 0..arrivals {
-            pool.submit(Message::new(1, millisecond)).unwrap();
-        }
-        // What is shed takes no time.
-        let handled = pool.stats().handled;
-        while pool.stats().handled == handled && pool.step() {}
-        pool.advance(Duration::from_millis(1));
-    }
+    let shedding = Shedding::new(SheddingOptions::default());
+    let mut pool = Pool::builder().workers(1).simulate(0, shedding.guard(handler)).unwrap();
+    load(&mut pool, arrivals, milliseconds);
     let last = *handled_wait.lock().unwrap();
     (pool.stats().dead_lettered, last)
 }
@@ -137,7 +140,8 @@ fn a_queue_that_drains_is_left_alone_and_one_that_does_not_is_shed() {
 #[test]
 fn a_burst_is_not_shed() {
     let handler = |_: &mut Message<u64>, _: &mut Context<'_, u64>| Ok::<(), String>(());
-    let mut pool = Pool::builder().workers(1).simulate(0, Shedding::new(handler, SheddingOptions::default())).unwrap();
+    let shedding = Shedding::new(SheddingOptions::default());
+    let mut pool = Pool::builder().workers(1).simulate(0, shedding.guard(handler)).unwrap();
     for number in 0..90 {
         pool.submit(Message::new(number, number)).unwrap();
     }
@@ -150,8 +154,8 @@ fn a_burst_is_not_shed() {
 #[test]
 fn what_is_shed_is_not_retried() {
     let handler = |_: &mut Message<u64>, _: &mut Context<'_, u64>| Ok::<(), String>(());
-    let shedding = Shedding::new(handler, SheddingOptions::default());
-    let mut pool = Pool::builder().workers(1).retry(Retry::new(5)).simulate(0, shedding).unwrap();
+    let shedding = Shedding::new(SheddingOptions::default());
+    let mut pool = Pool::builder().workers(1).retry(Retry::new(5)).simulate(0, shedding.guard(handler)).unwrap();
     for number in 0..3 {
         pool.submit(Message::new(number, number)).unwrap();
     }
@@ -162,5 +166,71 @@ fn what_is_shed_is_not_retried() {
     let letters = pool.dead_letters().take(10);
     assert_eq!(letters.len(), 2);
     assert_eq!(letters[0].attempts, 1);
-    assert_eq!(letters[0].reason.to_string(), "the handler failed: shed: it waited 2s while the queue did not drain");
+    assert_eq!(letters[0].reason, Reason::Shed { waited: Duration::from_secs(2) });
+    assert_eq!(letters[0].reason.to_string(), "shed after waiting 2s: the queue does not drain");
+}
+
+#[test]
+fn shedding_tells_clients_how_long_to_wait() {
+    let ms = Duration::from_millis;
+    let handler = |_: &mut Message<u64>, _: &mut Context<'_, u64>| Ok::<(), String>(());
+    let shedding = Shedding::new(SheddingOptions::default().target(ms(5)).interval(ms(100)));
+    let mut pool = Pool::builder().workers(1).simulate(0, shedding.guard(handler)).unwrap();
+    assert_eq!((shedding.queue_delay(pool.now()), shedding.retry_after(pool.now())), (ms(0), None));
+
+    // Two messages arrive per millisecond and one is handled, so the delay grows by a millisecond every two.
+    load(&mut pool, 2, 90);
+    assert_eq!(shedding.queue_delay(pool.now()), ms(45));
+    assert_eq!(shedding.retry_after(pool.now()), None, "it may be a burst: an interval has not passed");
+
+    // The first interval contains the delays of the start, the second ends after 200 ms and does not.
+    load(&mut pool, 2, 110);
+    assert_eq!((shedding.queue_delay(pool.now()), shedding.retry_after(pool.now())), (ms(100), None));
+    load(&mut pool, 2, 1);
+    assert_eq!(shedding.retry_after(pool.now()), Some(ms(99)), "until the overload is measured again");
+    assert!(pool.stats().dead_lettered > 80, "and messages are shed");
+    load(&mut pool, 2, 60);
+    let delay = shedding.queue_delay(pool.now());
+    assert!(delay > ms(5) && delay <= ms(10), "{delay:?}");
+    assert_eq!(shedding.retry_after(pool.now()), Some(ms(39)));
+
+    while pool.step() {}
+    pool.advance(ms(100));
+    assert_eq!(
+        (shedding.queue_delay(pool.now()), shedding.retry_after(pool.now())),
+        (ms(0), None),
+        "the queue is empty"
+    );
+}
+
+/// A handler that takes long measures the delay rarely: it counts for as long as it was.
+#[test]
+fn a_long_queue_delay_counts_until_it_has_passed() {
+    let handler = |_: &mut Message<u64>, _: &mut Context<'_, u64>| Ok::<(), String>(());
+    let shedding = Shedding::new(SheddingOptions::default());
+    let mut pool = Pool::builder().workers(1).simulate(0, shedding.guard(handler)).unwrap();
+    for number in 0..2 {
+        pool.submit(Message::new(1, number)).unwrap();
+        pool.advance(Duration::from_secs(3));
+        pool.step();
+    }
+    pool.advance(Duration::from_secs(2));
+    assert_eq!(shedding.queue_delay(pool.now()), Duration::from_secs(3));
+    assert_eq!(shedding.retry_after(pool.now()), Some(Duration::from_secs(3)));
+    pool.advance(Duration::from_secs(1));
+    assert_eq!((shedding.queue_delay(pool.now()), shedding.retry_after(pool.now())), (Duration::ZERO, None));
+}
+
+/// An outer decorator keeps the reason of an inner one, and an asker gets it.
+#[test]
+fn reasons_pass_through_decorators() {
+    let handler = |_: &mut Message<Reply<()>>, _: &mut Context<'_, Reply<()>>| Err::<(), _>("broken");
+    let breaker = Breaker::new(BreakerOptions::default().failures(1));
+    let shedding = Shedding::new(SheddingOptions::default());
+    let handler = Observed::new(shedding.guard(breaker.guard(handler)));
+    let mut pool = Pool::builder().workers(1).simulate(0, handler).unwrap();
+    for expected in [Reason::Failed("broken".into()), Reason::BreakerOpen] {
+        let reason = pool.ask(|reply| Message::new(1, reply)).unwrap_err();
+        assert!(matches!(reason, AskError::DeadLettered(reason) if reason == expected));
+    }
 }

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tidewire_pool::{Context, Message, Overflow, Placement, Pool, Retry, SubmitError};
+use tidewire_pool::{Context, Message, Overflow, Placement, Pool, Reason, Retry, SubmitError};
 use tidewire_testkit::{PATIENCE, wait_until};
 
 use crate::gate::Gate;
@@ -199,14 +199,15 @@ fn a_retry_that_comes_after_the_end_is_a_dead_letter() {
     wait_until("it is being handled", PATIENCE, || gate.inside() == 1);
     assert_eq!(pool.abort().running, 1);
     gate.lift();
-    wait_until("it is accounted for", PATIENCE, || pool.stats().dead_lettered == 1);
-    assert_eq!(pool.stats().returned, 0);
+    wait_until("it is a dead letter", PATIENCE, || pool.dead_letters().len() == 1);
+    assert_eq!(pool.dead_letters().take(1)[0].reason, Reason::ShutDown);
+    assert_eq!((pool.stats().dead_lettered, pool.stats().returned), (1, 0));
 }
 
 #[test]
 fn held_messages_are_returned() {
     let handler = |_: &mut Message<u32>, _: &mut Context<'_, u32>| Err::<(), _>("again");
-    let retry = Retry::new(2).pauses(Duration::from_hours(1), Duration::from_hours(1));
+    let retry = Retry::new(2).first_pause(Duration::from_hours(1)).longest_pause(Duration::from_hours(1));
     for placement in PLACEMENTS {
         let pool = Pool::builder().workers(2).placement(placement).retry(retry).start(handler).unwrap();
         for number in 0..3 {
@@ -323,7 +324,7 @@ proptest! {
             .overflow(overflow)
             .dead_letters(5);
         let pauses = Duration::from_micros(100);
-        let builder = if retries { builder.retry(Retry::new(2).pauses(pauses, pauses)) } else { builder };
+        let builder = if retries { builder.retry(Retry::new(2).first_pause(pauses).longest_pause(pauses)) } else { builder };
         let pool = builder.start(handler).unwrap();
 
         let attempts = AtomicU64::new(0);
