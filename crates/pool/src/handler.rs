@@ -51,9 +51,9 @@ pub struct Context<'a, P> {
     pub(crate) room: Option<Amount>,
     pub(crate) trace: TraceContext,
     pub(crate) attempt: u32,
-    pub(crate) submitted: Option<Instant>,
+    pub(crate) submitted: u64,
     pub(crate) final_attempt: bool,
-    /// Whoever asked, for follow-ups to share.
+    /// The asker of the message being handled, which follow-ups share.
     pub(crate) asker: Option<Arc<dyn Asked>>,
 }
 
@@ -90,12 +90,13 @@ impl<P: Send + 'static> Context<'_, P> {
         self.final_attempt = true;
     }
 
-    /// How long the message waited since it was submitted, if the handler is [timed](Handler::TIMED).
+    /// Returns the time since the message was submitted, if the handler is [timed](Handler::TIMED).
     pub fn waited(&self) -> Option<Duration> {
-        self.submitted.map(|submitted| self.now().saturating_duration_since(submitted))
+        let waited = || Duration::from_nanos(self.engine.clock.nanos().saturating_sub(self.submitted));
+        self.engine.timed.then(waited)
     }
 
-    /// The time of the pool, which is virtual in a [`Simulation`](crate::Simulation).
+    /// Returns the time of the pool, which is virtual in a [`Simulation`](crate::Simulation).
     pub fn now(&self) -> Instant {
         self.engine.clock.now()
     }

@@ -6,22 +6,22 @@ use std::time::Instant;
 use crate::ask::Asked;
 use crate::{Key, TraceContext};
 
-/// Something to be handled, and how.
+/// A payload for the handler, with its key, trace context and deadline.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Message<P> {
     /// Messages with the same key are handled one at a time, in order.
     pub key: Key,
-    /// What caused it.
+    /// The trace that it belongs to, and the span that caused it.
     pub trace: TraceContext,
-    /// When its turn comes after this, it is not handled but becomes a dead letter.
+    /// If its turn comes after this time, it is not handled but becomes a dead letter.
     pub deadline: Option<Instant>,
-    /// The application's part, which the pool does not look at.
+    /// The application's data, which the pool does not interpret.
     pub payload: P,
 }
 
 impl<P> Message<P> {
-    /// A message without a deadline, caused by whatever this thread is [handling](TraceContext::current).
+    /// Creates a message without a deadline, in the [current](TraceContext::current) trace context of this thread.
     pub fn new(key: impl Into<Key>, payload: P) -> Self {
         Self { key: key.into(), trace: TraceContext::current(), deadline: None, payload }
     }
@@ -32,7 +32,7 @@ impl<P> Message<P> {
         Self { deadline: Some(deadline), ..self }
     }
 
-    /// Sets what caused it.
+    /// Sets the trace context.
     #[must_use]
     pub fn trace(self, trace: TraceContext) -> Self {
         Self { trace, ..self }
@@ -40,13 +40,63 @@ impl<P> Message<P> {
 }
 
 /// A message that the pool has accepted.
+///
+/// It is moved from one core to another, which is most of the cost of a message, so it is small: parts that most messages do not
+/// have are in a box.
 pub(crate) struct Envelope<P> {
-    pub(crate) message: Message<P>,
-    /// What it takes of the room for bytes.
+    pub(crate) key: Key,
+    pub(crate) payload: P,
+    /// Its part of the budget for bytes.
     pub(crate) bytes: usize,
-    /// How often it was handed to the handler.
+    /// When it was submitted, by [`Clock::nanos`](crate::clock::Clock::nanos), if the handler is timed.
+    pub(crate) submitted: u64,
+    rare: Option<Box<Rare>>,
+}
+
+/// The parts of an envelope that most messages do not have.
+#[derive(Default)]
+struct Rare {
+    trace: TraceContext,
+    deadline: Option<Instant>,
+    attempts: u32,
+    asker: Option<Arc<dyn Asked>>,
+}
+
+/// A message outside its envelope.
+pub(crate) struct Delivery<P> {
+    pub(crate) message: Message<P>,
+    /// The number of attempts to handle it.
     pub(crate) attempts: u32,
-    /// Set only where the handler wants to know how long it waited.
-    pub(crate) submitted: Option<Instant>,
     pub(crate) asker: Option<Arc<dyn Asked>>,
+}
+
+impl<P> Envelope<P> {
+    #[inline]
+    pub(crate) fn seal(delivery: Delivery<P>, bytes: usize, submitted: u64) -> Self {
+        let Delivery { message: Message { key, trace, deadline, payload }, attempts, asker } = delivery;
+        let is_plain = trace.is_none() && deadline.is_none() && attempts == 0 && asker.is_none();
+        let rare = if is_plain { None } else { Some(Box::new(Rare { trace, deadline, attempts, asker })) };
+        Self { key, payload, bytes, submitted, rare }
+    }
+
+    #[inline]
+    pub(crate) fn open(self) -> Delivery<P> {
+        let Rare { trace, deadline, attempts, asker } = self.rare.map(|rare| *rare).unwrap_or_default();
+        Delivery { message: Message { key: self.key, trace, deadline, payload: self.payload }, attempts, asker }
+    }
+
+    pub(crate) fn asker(&mut self) -> &mut Option<Arc<dyn Asked>> {
+        &mut self.rare.get_or_insert_default().asker
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(target_pointer_width = "64")]
+    fn an_envelope_adds_four_words_to_a_payload() {
+        assert_eq!(size_of::<Envelope<u64>>(), 8 + 4 * 8);
+    }
 }

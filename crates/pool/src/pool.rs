@@ -129,7 +129,7 @@ impl<P: Send + 'static> Pool<P> {
 
     pub(crate) fn start<H: Handler<P>>(options: Builder<P>, handler: H) -> Result<Self, BuildError> {
         let (name, niceness) = (options.name.clone(), options.niceness);
-        let engine = Arc::new(Engine::new(options, handler, Clock::System));
+        let engine = Arc::new(Engine::new(options, handler, Clock::system()));
         let pool = Self { engine: Arc::clone(&engine), threads: Mutex::default() };
         for worker in 0..engine.workers() {
             let engine = Arc::clone(&engine);
@@ -149,19 +149,18 @@ impl<P: Send + 'static> Pool<P> {
     ///
     /// A handler submits through its [`Context`](crate::Context) instead, which never blocks.
     pub fn submit(&self, message: Message<P>) -> Result<Submitted, SubmitError<P>> {
-        let envelope = self.engine.envelope(message, None);
-        self.engine.submit_blocking(envelope).map_err(Into::into)
+        self.engine.submit_blocking(message)
     }
 
     /// As [`submit`](Self::submit), but under [`Overflow::Wait`](crate::Overflow::Wait) it waits without blocking. Dropped
     /// before it is done, the message is not submitted.
     pub async fn submit_async(&self, message: Message<P>) -> Result<Submitted, SubmitError<P>> {
-        self.engine.submit(self.engine.envelope(message, None)).await.map_err(Into::into)
+        self.engine.submit(message, None).await
     }
 
     /// As [`submit`](Self::submit), but never waits.
     pub fn try_submit(&self, message: Message<P>) -> Result<Submitted, SubmitError<P>> {
-        self.engine.try_submit(self.engine.envelope(message, None)).map_err(Into::into)
+        self.engine.try_submit(message, None)
     }
 
     /// Submits a message that carries a [`Reply`], and awaits the answer.
@@ -193,9 +192,7 @@ impl<P: Send + 'static> Pool<P> {
     /// ```
     pub async fn ask<R: Send + 'static>(&self, message: impl FnOnce(Reply<R>) -> Message<P>) -> Result<R, AskError<P>> {
         let (reply, asker, answer) = question();
-        let envelope = self.engine.envelope(message(reply), Some(asker));
-        let submitted = self.engine.submit(envelope).await;
-        submitted.map_err(|refusal| AskError::NotSubmitted(refusal.into()))?;
+        self.engine.submit(message(reply), Some(asker)).await.map_err(AskError::NotSubmitted)?;
         answer.await.map_err(Into::into)
     }
 

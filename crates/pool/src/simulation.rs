@@ -63,15 +63,14 @@ impl<P: Send + 'static> Simulation<P> {
     /// Submits a message. It never waits, also not under [`Overflow::Wait`](crate::Overflow::Wait): nobody else could make
     /// room.
     pub fn submit(&mut self, message: Message<P>) -> Result<Submitted, SubmitError<P>> {
-        self.engine.try_submit(self.engine.envelope(message, None)).map_err(Into::into)
+        self.engine.try_submit(message, None)
     }
 
     /// Submits a message that carries a [`Reply`], and steps until it is answered. If nothing is left to be done before that,
     /// nobody ever will: it is [unanswered](AskError::Unanswered).
     pub fn ask<R: Send + 'static>(&mut self, message: impl FnOnce(Reply<R>) -> Message<P>) -> Result<R, AskError<P>> {
         let (reply, asker, mut answer) = question();
-        let submitted = self.engine.try_submit(self.engine.envelope(message(reply), Some(asker)));
-        submitted.map_err(|refusal| AskError::NotSubmitted(refusal.into()))?;
+        self.engine.try_submit(message(reply), Some(asker)).map_err(AskError::NotSubmitted)?;
         let mut context = Context::from_waker(Waker::noop());
         loop {
             if let Poll::Ready(answer) = Pin::new(&mut answer).poll(&mut context) {
@@ -88,13 +87,13 @@ impl<P: Send + 'static> Simulation<P> {
         let workers = self.engine.workers();
         let first = self.random.usize(..workers);
         let choice = self.random.usize(..);
-        let taken = (0..workers).any(|offset| self.engine.next_of((first + offset) % workers, choice, &mut self.hand));
-        if taken {
-            self.engine.handle(&mut self.hand);
-            self.engine.settle(&mut self.hand);
-            self.engine.flush(&mut self.hand);
-        }
-        taken
+        let mut homes = (0..workers).map(|offset| (first + offset) % workers);
+        let next = homes.find_map(|home| self.engine.next_of(home, choice, &mut self.hand));
+        let Some(envelope) = next else { return false };
+        self.engine.handle(envelope, &mut self.hand);
+        self.engine.settle(&mut self.hand);
+        self.engine.flush(&mut self.hand);
+        true
     }
 
     /// Steps until nothing is left, and moves time whenever something is to be tried again later. Returns how many steps and

@@ -4,14 +4,14 @@
 pub(crate) use std::{
     sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     sync::{Condvar, Mutex, MutexGuard},
-    thread,
+    thread, thread_local,
 };
 
 #[cfg(loom)]
 pub(crate) use loom::{
     sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     sync::{Condvar, Mutex, MutexGuard},
-    thread,
+    thread, thread_local,
 };
 
 use std::sync::PoisonError;

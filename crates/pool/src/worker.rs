@@ -16,11 +16,11 @@ pub(crate) fn run<P: Send + 'static>(engine: &Engine<P>, home: usize) {
     let mut hand = Hand::of(home);
     let mut searching = true;
     while !engine.is_closed() {
-        if engine.next(home, &mut hand) {
+        if let Some(envelope) = engine.next(home, &mut hand) {
             if std::mem::take(&mut searching) && engine.idle.found() {
                 engine.hand_over(home);
             }
-            engine.handle(&mut hand);
+            engine.handle(envelope, &mut hand);
             continue;
         }
         engine.flush(&mut hand);

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::{Engine, Phase, count};
 use crate::ask::Silence;
+use crate::message::Delivery;
 use crate::room::Amount;
 use crate::sync::{Ordering, lock};
 use crate::{Event, Message};
@@ -52,10 +53,11 @@ impl<P: Send + 'static> Engine<P> {
             self.give_back(Amount::new(1, envelope.bytes));
             self.observe(Event::Returned);
             self.observe(Event::Ended);
-            if let Some(asker) = envelope.asker {
+            let Delivery { message, asker, .. } = envelope.open();
+            if let Some(asker) = asker {
                 asker.ended(Silence::Returned);
             }
-            envelope.message
+            message
         });
         returned.collect()
     }

@@ -52,7 +52,7 @@ use crate::ask::Silence;
 use crate::clock::Clock;
 use crate::handler::Deliver;
 use crate::idle::Idle;
-use crate::message::Envelope;
+use crate::message::{Delivery, Envelope};
 use crate::options::OnDeadLetter;
 use crate::room::{Amount, Room};
 use crate::stripe::{Stripe, Tracking};
@@ -72,7 +72,7 @@ pub(crate) struct Engine<P> {
     overflow: Overflow<P>,
     retry: Option<Retry>,
     handler: Box<dyn Deliver<P>>,
-    timed: bool,
+    pub(crate) timed: bool,
     pub(crate) clock: Clock,
     pub(crate) idle: Idle,
     phase: AtomicUsize,
@@ -221,9 +221,9 @@ impl<P: Send + 'static> Engine<P> {
         }
     }
 
-    /// Makes a dead letter of a message whose room is given back elsewhere.
-    fn bury(&self, envelope: Envelope<P>, reason: Reason) {
-        let Envelope { message, attempts, asker, .. } = envelope;
+    /// Makes a dead letter of a message whose budget is returned elsewhere.
+    fn bury(&self, delivery: Delivery<P>, reason: Reason) {
+        let Delivery { message, attempts, asker } = delivery;
         let told = asker.map(|asker| (asker, Silence::DeadLettered(reason.clone())));
         let mut letter = DeadLetter { message, reason, attempts };
         if let Some(hook) = &self.on_dead_letter {

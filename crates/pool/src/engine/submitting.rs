@@ -5,7 +5,7 @@
 //! budget: the bound always holds.
 #![expect(
     clippy::inline_always,
-    reason = "a message is large, and a call that is not inlined copies it: measured 1.2 to 1.8 times the CPU"
+    reason = "a call that is not inlined copies the message: measured 1.2 to 1.8 times the CPU"
 )]
 
 use std::future::{Future, poll_fn};
@@ -15,9 +15,9 @@ use std::task::{Poll, Wake, Waker};
 
 use super::{Engine, Phase, count};
 use crate::ask::{Asked, both};
-use crate::message::Envelope;
+use crate::message::{Delivery, Envelope};
 use crate::room::{Amount, Room, Scope};
-use crate::sync::{Ordering, lock, thread};
+use crate::sync::{Ordering, lock, thread, thread_local};
 use crate::{Event, Key, Merge, Message, Overflow, Placement, Reason, SubmitError, Submitted};
 
 /// Who submits.
@@ -30,115 +30,134 @@ enum Origin {
     },
 }
 
-/// A message that was not accepted.
-pub(crate) struct Refusal<P> {
-    envelope: Envelope<P>,
-    why: Why,
+/// A message that is being submitted. It is passed by reference, because moving it in and out of results costs as much as queueing
+/// it.
+struct Offer<P> {
+    key: Key,
+    bytes: usize,
+    /// Taken out when it is accepted.
+    envelope: Option<Envelope<P>>,
 }
 
+/// Why a message was not accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Why {
+enum Refusal {
     Full(Scope),
     TooLarge,
     Closed,
 }
 
-impl<P> From<Refusal<P>> for SubmitError<P> {
-    fn from(Refusal { envelope, why }: Refusal<P>) -> Self {
-        match why {
-            Why::Full(_) => Self::Full(envelope.message),
-            Why::TooLarge => Self::TooLarge(envelope.message),
-            Why::Closed => Self::Closed(envelope.message),
-        }
-    }
-}
-
-/// How often a thread that may block lets others run, before it blocks: room comes in batches, and soon if handlers are quick.
+/// How often a thread that may block yields before it blocks: budget is returned in batches, and soon if handlers are quick.
 const YIELDS: u32 = if cfg!(loom) { 0 } else { 16 };
 
 impl<P: Send + 'static> Engine<P> {
-    #[inline]
-    pub(crate) fn envelope(&self, message: Message<P>, asker: Option<Arc<dyn Asked>>) -> Envelope<P> {
-        let bytes = (self.size)(&message.payload);
-        Envelope { message, bytes, attempts: 0, submitted: self.timed.then(|| self.clock.now()), asker }
+    #[inline(always)]
+    fn prepare(&self, message: Message<P>, asker: Option<Arc<dyn Asked>>) -> Offer<P> {
+        let (key, bytes) = (message.key, (self.size)(&message.payload));
+        let submitted = if self.timed { self.clock.nanos() } else { 0 };
+        let envelope = Envelope::seal(Delivery { message, attempts: 0, asker }, bytes, submitted);
+        Offer { key, bytes, envelope: Some(envelope) }
     }
 
     /// Accepts a message or not, without waiting.
-    pub(crate) fn try_submit(&self, envelope: Envelope<P>) -> Result<Submitted, Refusal<P>> {
-        self.counted(self.offer(envelope))
+    pub(crate) fn try_submit(
+        &self,
+        message: Message<P>,
+        asker: Option<Arc<dyn Asked>>,
+    ) -> Result<Submitted, SubmitError<P>> {
+        let mut offer = self.prepare(message, asker);
+        let ended = self.accept(&mut offer);
+        self.counted(ended, offer)
     }
 
-    /// As [`try_submit`](Self::try_submit), but waits for room if that is the policy.
-    pub(crate) async fn submit(&self, envelope: Envelope<P>) -> Result<Submitted, Refusal<P>> {
-        match self.offer(envelope) {
-            Err(refusal) if self.may_wait(&refusal) => self.wait(refusal.envelope).await,
-            ended => self.counted(ended),
+    /// As [`try_submit`](Self::try_submit), but waits for budget if that is the policy.
+    pub(crate) async fn submit(
+        &self,
+        message: Message<P>,
+        asker: Option<Arc<dyn Asked>>,
+    ) -> Result<Submitted, SubmitError<P>> {
+        let mut offer = self.prepare(message, asker);
+        let mut ended = self.accept(&mut offer);
+        if self.may_wait(ended) {
+            ended = self.wait(&mut offer).await;
         }
+        self.counted(ended, offer)
     }
 
     /// As [`submit`](Self::submit), on a thread that may block.
     #[inline]
-    pub(crate) fn submit_blocking(&self, envelope: Envelope<P>) -> Result<Submitted, Refusal<P>> {
-        match self.offer(envelope) {
-            Err(refusal) if self.may_wait(&refusal) => {
-                let wanted = Amount::new(1, refusal.envelope.bytes);
-                for _ in 0..YIELDS {
-                    if self.room.fits(wanted) {
-                        break;
-                    }
-                    thread::yield_now();
-                }
-                block_on(self.wait(refusal.envelope))
-            }
-            ended => self.counted(ended),
+    pub(crate) fn submit_blocking(&self, message: Message<P>) -> Result<Submitted, SubmitError<P>> {
+        let mut offer = self.prepare(message, None);
+        let mut ended = self.accept(&mut offer);
+        if self.may_wait(ended) {
+            ended = self.wait_blocking(&mut offer);
         }
+        self.counted(ended, offer)
     }
 
-    fn may_wait(&self, refusal: &Refusal<P>) -> bool {
-        matches!((&self.overflow, refusal.why), (Overflow::Wait, Why::Full(_)))
+    fn may_wait(&self, ended: Result<Submitted, Refusal>) -> bool {
+        matches!((ended, &self.overflow), (Err(Refusal::Full(_)), Overflow::Wait))
     }
 
-    async fn wait(&self, envelope: Envelope<P>) -> Result<Submitted, Refusal<P>> {
-        let mut envelope = Some(envelope);
+    async fn wait(&self, offer: &mut Offer<P>) -> Result<Submitted, Refusal> {
         let mut place = None;
-        let waiting = poll_fn(|context| {
-            // Twice: after registering, what became free before that would not be told.
+        poll_fn(|context| {
+            // Offered again after registering, because budget that was returned before that wakes nobody.
             for registered in [false, true] {
-                let Some(offered) = envelope.take() else { break };
-                match self.offer(offered) {
-                    Err(Refusal { envelope: back, why: Why::Full(scope) })
-                        if matches!(self.overflow, Overflow::Wait) =>
-                    {
-                        envelope = Some(back);
-                        if !registered {
-                            Place::hold(&mut place, &self.room, scope).register(context.waker());
-                        }
+                match self.accept(offer) {
+                    Err(Refusal::Full(scope)) if !registered => {
+                        Place::hold(&mut place, &self.room, scope).register(context.waker());
                     }
+                    Err(Refusal::Full(_)) => {}
                     ended => return Poll::Ready(ended),
                 }
             }
             Poll::Pending
-        });
-        let ended = waiting.await;
-        self.counted(ended)
+        })
+        .await
     }
 
-    fn counted(&self, ended: Result<Submitted, Refusal<P>>) -> Result<Submitted, Refusal<P>> {
-        match &ended {
-            Ok(Submitted::Queued | Submitted::Displacing(_)) => self.observe(Event::Submitted),
+    #[cold]
+    fn wait_blocking(&self, offer: &mut Offer<P>) -> Result<Submitted, Refusal> {
+        for _ in 0..YIELDS {
+            if self.room.fits(Amount::new(1, offer.bytes)) {
+                break;
+            }
+            thread::yield_now();
+        }
+        block_on(self.wait(offer))
+    }
+
+    /// Counts the end of a submission.
+    #[inline(always)]
+    fn counted(&self, ended: Result<Submitted, Refusal>, offer: Offer<P>) -> Result<Submitted, SubmitError<P>> {
+        match ended {
             Ok(Submitted::Merged) => {
                 count(&self.counters.merged);
                 self.observe(Event::Merged);
+                Ok(Submitted::Merged)
             }
-            Err(_) => {
-                count(&self.counters.rejected);
-                self.observe(Event::Rejected);
+            Ok(submitted) => {
+                self.observe(Event::Submitted);
+                Ok(submitted)
             }
+            Err(refusal) => Err(self.refused(refusal, offer)),
         }
-        ended
     }
 
-    /// Accepts a follow-up if it has room: that of the message being handled, or free room.
+    #[cold]
+    fn refused(&self, refusal: Refusal, offer: Offer<P>) -> SubmitError<P> {
+        count(&self.counters.rejected);
+        self.observe(Event::Rejected);
+        let message = offer.envelope.expect("only an accepted message is taken out").open().message;
+        match refusal {
+            Refusal::Full(_) => SubmitError::Full(message),
+            Refusal::TooLarge => SubmitError::TooLarge(message),
+            Refusal::Closed => SubmitError::Closed(message),
+        }
+    }
+
+    /// Accepts a follow-up if there is budget for it: that of the message being handled, or unused budget.
     pub(crate) fn follow_up(
         &self,
         message: Message<P>,
@@ -146,65 +165,54 @@ impl<P: Send + 'static> Engine<P> {
         own: &mut Option<Amount>,
         asker: Option<Arc<dyn Asked>>,
     ) -> Result<(), SubmitError<P>> {
-        let envelope = self.envelope(message, asker);
-        let refuse = |envelope, why| {
-            count(&self.counters.rejected);
-            self.observe(Event::Rejected);
-            Err(Refusal { envelope, why }.into())
-        };
-        if envelope.bytes > self.largest() {
-            return refuse(envelope, Why::TooLarge);
-        }
-        let wanted = Amount::new(1, envelope.bytes);
-        // Its own room first, enlarged if need be.
-        let inherited = own.filter(|own| {
-            let more = envelope.bytes.saturating_sub(own.bytes());
-            more == 0 || self.room.try_take(Amount::new(0, more))
-        });
-        if inherited.is_none() && !self.room.try_take(wanted) {
-            return refuse(envelope, if self.is_closed() { Why::Closed } else { Why::Full(Scope::Total) });
-        }
-        let bytes = envelope.bytes;
-        let replaces = inherited.map(|own| (key, own.bytes()));
-        match self.place(envelope, Origin::Handler { replaces }) {
-            Ok(()) => {
-                if let Some(own_room) = inherited {
-                    *own = None;
-                    let surplus = own_room.bytes().saturating_sub(bytes);
-                    if surplus > 0 {
-                        self.give_back(Amount::new(0, surplus));
-                    }
-                }
-                self.observe(Event::Submitted);
-                Ok(())
-            }
-            Err(Refusal { envelope, why }) => {
-                let taken = match inherited {
-                    Some(own_room) => Amount::new(0, bytes.saturating_sub(own_room.bytes())),
-                    None => wanted,
-                };
-                if taken != Amount::default() {
-                    self.give_back(taken);
-                }
-                refuse(envelope, why)
-            }
-        }
+        let mut offer = self.prepare(message, asker);
+        let ended = self.accept_follow_up(&mut offer, key, own);
+        self.counted(ended, offer).map(|_| ())
     }
 
-    /// More bytes than this never have room.
+    fn accept_follow_up(&self, offer: &mut Offer<P>, key: Key, own: &mut Option<Amount>) -> Result<Submitted, Refusal> {
+        let bytes = offer.bytes;
+        if bytes > self.largest() {
+            return Err(Refusal::TooLarge);
+        }
+        // The budget of the message being handled first, enlarged if need be.
+        let inherited = own.filter(|own| {
+            let more = bytes.saturating_sub(own.bytes());
+            more == 0 || self.room.try_take(Amount::new(0, more))
+        });
+        if inherited.is_none() && !self.room.try_take(Amount::new(1, bytes)) {
+            return Err(if self.is_closed() { Refusal::Closed } else { Refusal::Full(Scope::Total) });
+        }
+        let replaces = inherited.map(|own| (key, own.bytes()));
+        let placed = self.place(offer, Origin::Handler { replaces });
+        let unused = match (placed, inherited) {
+            (Ok(()), Some(inherited)) => {
+                *own = None;
+                Amount::new(0, inherited.bytes().saturating_sub(bytes))
+            }
+            (Ok(()), None) => Amount::default(),
+            (Err(_), Some(inherited)) => Amount::new(0, bytes.saturating_sub(inherited.bytes())),
+            (Err(_), None) => Amount::new(1, bytes),
+        };
+        if unused != Amount::default() {
+            self.give_back(unused);
+        }
+        placed.map(|()| Submitted::Queued)
+    }
+
+    /// The size of the largest message that can be accepted.
     fn largest(&self) -> usize {
         self.key_limit.map_or(self.room.limit().bytes(), |limit| limit.bytes)
     }
 
     #[inline(always)]
-    fn offer(&self, envelope: Envelope<P>) -> Result<Submitted, Refusal<P>> {
-        let bytes = envelope.bytes;
-        if bytes > self.largest() {
-            return Err(Refusal { envelope, why: Why::TooLarge });
+    fn accept(&self, offer: &mut Offer<P>) -> Result<Submitted, Refusal> {
+        if offer.bytes > self.largest() {
+            return Err(Refusal::TooLarge);
         }
-        let wanted = Amount::new(1, bytes);
+        let wanted = Amount::new(1, offer.bytes);
         let refusal = if self.room.try_take(wanted) {
-            match self.place(envelope, Origin::Outside) {
+            match self.place(offer, Origin::Outside) {
                 Ok(()) => return Ok(Submitted::Queued),
                 Err(refusal) => {
                     self.give_back(wanted);
@@ -212,52 +220,56 @@ impl<P: Send + 'static> Engine<P> {
                 }
             }
         } else {
-            Refusal { envelope, why: Why::Full(Scope::Total) }
+            Refusal::Full(Scope::Total)
         };
-        // One that waits looks here after it has registered, and closing wakes those who have: so it learns of the end.
+        self.overflow(offer, refusal)
+    }
+
+    #[cold]
+    fn overflow(&self, offer: &mut Offer<P>, refusal: Refusal) -> Result<Submitted, Refusal> {
+        // A waiting submission reads this after it has registered, and closing wakes all that have, so it notices the end.
         if self.phase() != Phase::Open {
-            return Err(Refusal { why: Why::Closed, ..refusal });
+            return Err(Refusal::Closed);
         }
         match (&self.overflow, refusal) {
-            (Overflow::DropOldest, Refusal { envelope, why: Why::Full(scope) }) => self.displace(envelope, scope),
-            (Overflow::Coalesce(merge), Refusal { envelope, why: Why::Full(scope) }) => {
-                self.coalesce(envelope, scope, &**merge)
-            }
-            (_, refusal) => Err(refusal),
+            (Overflow::DropOldest, Refusal::Full(scope)) => self.displace(offer, scope),
+            (Overflow::Coalesce(merge), Refusal::Full(scope)) => self.coalesce(offer, scope, &**merge),
+            _ => Err(refusal),
         }
     }
 
-    /// Queues a message whose room is taken, unless its key has no room or the pool has closed.
+    /// Queues a message whose budget is taken, unless its key is full or the pool has closed.
     #[inline(always)]
-    fn place(&self, envelope: Envelope<P>, origin: Origin) -> Result<(), Refusal<P>> {
-        let home = self.home(envelope.message.key);
-        let shard = &self.shards[home];
-        let Some(limit) = self.key_limit else { return self.append(home, envelope, origin) };
+    fn place(&self, offer: &mut Offer<P>, origin: Origin) -> Result<(), Refusal> {
+        let home = self.home(offer.key);
+        let Some(limit) = self.key_limit else { return self.append(home, offer, origin) };
 
+        let shard = &self.shards[home];
         let mut stripe = lock(&shard.stripe);
         shard.sort_in(&mut stripe);
-        let (mut messages, mut bytes) = stripe.load(envelope.message.key);
+        let (mut messages, mut bytes) = stripe.load(offer.key);
         if let Origin::Handler { replaces: Some((key, size)) } = origin
-            && key == envelope.message.key
+            && key == offer.key
         {
             (messages, bytes) = (messages - 1, bytes - size);
         }
-        if messages + 1 > limit.messages || bytes + envelope.bytes > limit.bytes {
-            let scope = Scope::Key(envelope.message.key);
-            return Err(Refusal { envelope, why: Why::Full(scope) });
+        if messages + 1 > limit.messages || bytes + offer.bytes > limit.bytes {
+            return Err(Refusal::Full(Scope::Key(offer.key)));
         }
-        self.append(home, envelope, origin)
+        self.append(home, offer, origin)
     }
 
     #[inline(always)]
-    fn append(&self, home: usize, envelope: Envelope<P>, origin: Origin) -> Result<(), Refusal<P>> {
+    fn append(&self, home: usize, offer: &mut Offer<P>, origin: Origin) -> Result<(), Refusal> {
         let shard = &self.shards[home];
         let mut intake = lock(&shard.intake);
         let last = if origin == Origin::Outside { Phase::Open } else { Phase::Draining };
         if intake.phase > last {
-            return Err(Refusal { envelope, why: Why::Closed });
+            return Err(Refusal::Closed);
         }
-        intake.queue.push_back(envelope);
+        if let Some(envelope) = offer.envelope.take() {
+            intake.queue.push_back(envelope);
+        }
         intake.accepted += 1;
         shard.pending.store(intake.queue.len(), Ordering::Relaxed);
         let wake = match self.placement {
@@ -271,6 +283,7 @@ impl<P: Send + 'static> Engine<P> {
         Ok(())
     }
 
+    #[cold]
     fn wake(&self, home: usize) {
         match self.placement {
             Placement::Moving => self.idle.wake_any(home),
@@ -279,31 +292,29 @@ impl<P: Send + 'static> Engine<P> {
     }
 
     /// Makes room by dropping older messages.
-    fn displace(&self, envelope: Envelope<P>, scope: Scope) -> Result<Submitted, Refusal<P>> {
-        let (key, wanted) = (envelope.message.key, Amount::new(1, envelope.bytes));
-        let (mut envelope, mut scope, mut dropped) = (envelope, scope, 0);
+    fn displace(&self, offer: &mut Offer<P>, mut scope: Scope) -> Result<Submitted, Refusal> {
+        let wanted = Amount::new(1, offer.bytes);
+        let mut dropped = 0;
         loop {
-            let Some(victim) = self.victim(key, scope) else { return Err(Refusal { envelope, why: Why::Full(scope) }) };
+            let Some(victim) = self.victim(offer.key, scope) else { return Err(Refusal::Full(scope)) };
             dropped += 1;
-            let room = Amount::new(1, victim.bytes);
+            let budget = Amount::new(1, victim.bytes);
             count(&self.counters.displaced);
             self.observe(Event::Displaced);
-            self.bury(victim, Reason::Displaced);
-            // Last, because a pool that drains is empty when all room is back.
-            self.give_back(room);
+            self.bury(victim.open(), Reason::Displaced);
+            // Last, because a pool that drains is empty when all budget is back.
+            self.give_back(budget);
 
             if !self.room.try_take(wanted) {
                 scope = Scope::Total;
                 continue;
             }
-            match self.place(envelope, Origin::Outside) {
+            match self.place(offer, Origin::Outside) {
                 Ok(()) => return Ok(Submitted::Displacing(dropped)),
-                Err(Refusal { envelope: back, why }) => {
+                Err(refusal) => {
                     self.give_back(wanted);
-                    match why {
-                        Why::Full(other) => (envelope, scope) = (back, other),
-                        Why::TooLarge | Why::Closed => return Err(Refusal { envelope: back, why }),
-                    }
+                    let Refusal::Full(other) = refusal else { return Err(refusal) };
+                    scope = other;
                 }
             }
         }
@@ -325,24 +336,28 @@ impl<P: Send + 'static> Engine<P> {
         })
     }
 
-    /// Merges a message into the newest of its key. The bytes of both have room before they are merged.
-    fn coalesce(&self, envelope: Envelope<P>, scope: Scope, merge: &Merge<P>) -> Result<Submitted, Refusal<P>> {
-        let full = |envelope| Err(Refusal { envelope, why: Why::Full(scope) });
-        let (key, bytes) = (envelope.message.key, envelope.bytes);
-        let Some(mut extra) = Extra::take(self, bytes) else { return full(envelope) };
+    /// Merges a message into the newest of its key. The budget for the bytes of both is taken before they are merged.
+    fn coalesce(&self, offer: &mut Offer<P>, scope: Scope, merge: &Merge<P>) -> Result<Submitted, Refusal> {
+        let full = Err(Refusal::Full(scope));
+        let (key, bytes) = (offer.key, offer.bytes);
+        let Some(mut extra) = Extra::take(self, bytes) else { return full };
         let shard = &self.shards[self.home(key)];
         let mut stripe = lock(&shard.stripe);
         shard.sort_in(&mut stripe);
         let key_full = self.key_limit.is_some_and(|limit| stripe.load(key).1 + bytes > limit.bytes);
-        let Some(queued) = stripe.newest(key).filter(|_| !key_full) else { return full(envelope) };
-        merge(&mut queued.message.payload, envelope.message.payload);
-        queued.asker = match (queued.asker.take(), envelope.asker) {
-            (Some(first), Some(second)) => Some(both(first, second)),
-            (first, second) => first.or(second),
-        };
-        // A function that makes more of two payloads than they were is taken for one that adds them up.
+        let Some(queued) = stripe.newest(key).filter(|_| !key_full) else { return full };
+        let Some(Delivery { message, asker, .. }) = offer.envelope.take().map(Envelope::open) else { return full };
+        merge(&mut queued.payload, message.payload);
+        if let Some(second) = asker {
+            let asker = queued.asker();
+            *asker = Some(match asker.take() {
+                Some(first) => both(first, second),
+                None => second,
+            });
+        }
+        // If a function makes more of two payloads than they were, their sum counts.
         let before = queued.bytes;
-        let after = (self.size)(&queued.message.payload).min(before + bytes);
+        let after = (self.size)(&queued.payload).min(before + bytes);
         queued.bytes = after;
         stripe.resize(key, before, after);
         drop(stripe);
@@ -403,8 +418,12 @@ impl Drop for Place<'_> {
 
 /// Drives a future on this thread.
 fn block_on<F: Future>(future: F) -> F::Output {
+    // One per thread, so that waiting allocates nothing.
+    thread_local! {
+        static WAKER: Waker = Waker::from(Arc::new(Unpark(thread::current())));
+    }
     let mut future = pin!(future);
-    let waker = unpark_this_thread();
+    let waker = WAKER.with(Waker::clone);
     loop {
         if let Poll::Ready(output) = future.as_mut().poll(&mut std::task::Context::from_waker(&waker)) {
             return output;
@@ -419,19 +438,4 @@ impl Wake for Unpark {
     fn wake(self: Arc<Self>) {
         self.0.unpark();
     }
-}
-
-/// Made once per thread.
-#[cfg(not(loom))]
-fn unpark_this_thread() -> Waker {
-    thread_local! {
-        static WAKER: Waker = Waker::from(Arc::new(Unpark(thread::current())));
-    }
-    WAKER.with(Waker::clone)
-}
-
-/// The model checker starts its threads anew for every interleaving.
-#[cfg(loom)]
-fn unpark_this_thread() -> Waker {
-    Waker::from(Arc::new(Unpark(thread::current())))
 }

@@ -1,11 +1,10 @@
 //! Workers: taking a message, calling the handler, and settling the result.
 //!
-//! A message has a hundred bytes or more, so it is copied once on its way to the handler and then stays in the [`Hand`] of its
-//! worker. That took the CPU time per message from about 165 to 110 ns. It is the reason for the out-parameters and the forced
-//! inlining on this path, and on no other.
+//! Copies are a large part of the cost of a message. An envelope is returned alone, never in a tuple or a result, because each of these
+//! has another layout and copies it. This and the forced inlining are for this path, and for no other.
 #![expect(
     clippy::inline_always,
-    reason = "a message is large, and a call that is not inlined copies it: measured 1.2 to 1.8 times the CPU"
+    reason = "a call that is not inlined copies the message: measured 1.2 to 1.8 times the CPU"
 )]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,56 +12,53 @@ use std::time::{Duration, Instant};
 
 use super::{Engine, Phase, Shard, count, quietly};
 use crate::clock::later;
-use crate::message::Envelope;
+use crate::message::{Delivery, Envelope};
 use crate::room::{Amount, Scope};
 use crate::stripe::{Stripe, Turn};
 use crate::sync::{Ordering, Padded, lock};
-use crate::{Context, Event, Key, Placement, Reason};
+use crate::{Context, Event, Key, Message, Placement, Reason};
 
-/// What a worker holds: a key, the message of it that is being handled, and room to give back. It stays in one place, because
-/// a message is large to move.
+/// What a worker holds: a key whose message it handles, and budget to return.
 pub(crate) struct Hand<P> {
     worker: usize,
     /// The shard of the key whose turn it is, until that is settled.
     held: Option<(usize, Turn)>,
     key: Key,
     bytes: usize,
-    /// Absent when it has ended.
-    envelope: Option<Envelope<P>>,
-    /// When it is to be tried again.
-    due: Option<Instant>,
+    /// The message if it failed, and when it is to be tried again.
+    retry: Option<(Envelope<P>, Instant)>,
     release: Amount,
 }
 
 impl<P> Hand<P> {
     pub(crate) fn of(worker: usize) -> Self {
-        Self { worker, held: None, key: Key(0), bytes: 0, envelope: None, due: None, release: Amount::default() }
+        Self { worker, held: None, key: Key(0), bytes: 0, retry: None, release: Amount::default() }
     }
 }
 
 impl<P: Send + 'static> Engine<P> {
     /// Settles the last message of a worker and takes its next, from its own shard or, if keys move, from any.
     #[inline]
-    pub(crate) fn next(&self, home: usize, hand: &mut Hand<P>) -> bool {
+    pub(crate) fn next(&self, home: usize, hand: &mut Hand<P>) -> Option<Envelope<P>> {
         if hand.held.is_some_and(|(shard, _)| shard != home) {
             self.settle(hand);
         }
-        let take = |shard: &Shard<P>, stripe: &mut Stripe<P>, slot: &mut _| self.take(shard, stripe, slot);
-        if self.visit(home, hand, take) {
-            return true;
+        let take = |shard: &Shard<P>, stripe: &mut Stripe<P>, turn: &mut Turn| self.take(shard, stripe, turn);
+        let next = self.visit(home, hand, take);
+        if next.is_some() || self.placement == Placement::Pinned {
+            return next;
         }
-        let mut others = (home + 1..self.shards.len()).chain(0..home);
-        self.placement == Placement::Moving && others.any(|other| self.visit(other, hand, take))
+        (home + 1..self.shards.len()).chain(0..home).find_map(|other| self.visit(other, hand, take))
     }
 
     /// As [`next`](Self::next) of one shard, of any of its keys if keys move: for a simulation.
-    pub(crate) fn next_of(&self, shard: usize, choice: usize, hand: &mut Hand<P>) -> bool {
+    pub(crate) fn next_of(&self, shard: usize, choice: usize, hand: &mut Hand<P>) -> Option<Envelope<P>> {
         let now = self.clock.now();
-        self.visit(shard, hand, |shard, stripe, slot| {
+        self.visit(shard, hand, |shard, stripe, turn| {
             shard.sort_in(stripe);
             match self.placement {
-                Placement::Moving => stripe.next_of(choice, now, slot),
-                Placement::Pinned => stripe.next(|| now, slot),
+                Placement::Moving => stripe.next_of(choice, now, turn),
+                Placement::Pinned => stripe.next(|| now, turn),
             }
         })
     }
@@ -79,14 +75,14 @@ impl<P: Send + 'static> Engine<P> {
         &self,
         number: usize,
         hand: &mut Hand<P>,
-        take: impl FnOnce(&Shard<P>, &mut Stripe<P>, &mut Option<Envelope<P>>) -> Option<Turn>,
-    ) -> bool {
+        take: impl FnOnce(&Shard<P>, &mut Stripe<P>, &mut Turn) -> Option<Envelope<P>>,
+    ) -> Option<Envelope<P>> {
         let shard = &self.shards[number];
         let settled = hand.held.take();
         let (mut unretried, mut held) = (None, false);
         let mut stripe = lock(&shard.stripe);
         if let Some((_, turn)) = settled {
-            match hand.envelope.take().zip(hand.due.take()) {
+            match hand.retry.take() {
                 // Read under the lock under which closing clears the stripe: nothing is put back after that.
                 Some((envelope, _)) if self.phase() == Phase::Closed => {
                     stripe.done(turn, hand.bytes);
@@ -100,11 +96,12 @@ impl<P: Send + 'static> Engine<P> {
             }
         }
         let key = hand.key;
-        let turn = take(shard, &mut stripe, &mut hand.envelope);
-        if let (Some(turn), Some(envelope)) = (turn, &hand.envelope) {
+        let mut turn = Turn::UNTRACKED;
+        let next = take(shard, &mut stripe, &mut turn);
+        if let Some(envelope) = &next {
             hand.held = Some((number, turn));
             self.shards[hand.worker].worker.busy.store(true, Ordering::Relaxed);
-            (hand.key, hand.bytes) = (envelope.message.key, envelope.bytes);
+            (hand.key, hand.bytes) = (envelope.key, envelope.bytes);
         }
         // A worker that leaves work behind makes sure that somebody looks after it; a key that is held, that somebody
         // sleeps no longer than it is.
@@ -118,78 +115,72 @@ impl<P: Send + 'static> Engine<P> {
         }
         if let Some(envelope) = unretried {
             self.give_back(Amount::new(1, envelope.bytes));
-            self.bury(envelope, Reason::ShutDown);
+            self.bury(envelope.open(), Reason::ShutDown);
         }
-        turn.is_some()
+        next
     }
 
     /// The next message of a shard that may be handled now.
     #[inline(always)]
-    fn take(&self, shard: &Shard<P>, stripe: &mut Stripe<P>, slot: &mut Option<Envelope<P>>) -> Option<Turn> {
+    fn take(&self, shard: &Shard<P>, stripe: &mut Stripe<P>, turn: &mut Turn) -> Option<Envelope<P>> {
         loop {
             if stripe.arrivals().is_empty() && shard.pending.load(Ordering::Relaxed) > 0 {
                 shard.swap(stripe);
             }
-            let turn = stripe.next(|| self.clock.now(), slot);
-            // What has arrived may all have been of keys that are being handled.
-            if turn.is_some() || shard.pending.load(Ordering::Relaxed) == 0 {
-                return turn;
+            let next = stripe.next(|| self.clock.now(), turn);
+            // All arrivals may have been of keys that are being handled.
+            if next.is_some() || shard.pending.load(Ordering::Relaxed) == 0 {
+                return next;
             }
         }
     }
 
     /// Hands a message to the handler, and decides what becomes of it.
     #[inline]
-    pub(crate) fn handle(&self, hand: &mut Hand<P>) {
-        let Some(envelope) = &mut hand.envelope else { return };
-        let room = Amount::new(1, hand.bytes);
+    pub(crate) fn handle(&self, envelope: Envelope<P>, hand: &mut Hand<P>) {
+        let budget = Amount::new(1, hand.bytes);
+        let submitted = envelope.submitted;
+        let Delivery { message, attempts, asker } = envelope.open();
 
-        if envelope.message.deadline.is_some_and(|deadline| self.clock.now() > deadline) {
+        if message.deadline.is_some_and(|deadline| self.clock.now() > deadline) {
             count(&self.counters.expired);
             self.observe(Event::Expired);
-            self.bury_held(hand, Reason::Expired);
+            self.bury(Delivery { message, attempts, asker }, Reason::Expired);
             self.shards[hand.worker].worker.busy.store(false, Ordering::Relaxed);
-            return self.release(room, hand);
+            return self.release(budget, hand);
         }
 
-        envelope.attempts += 1;
         let mut context = Context {
             engine: self,
             key: hand.key,
-            room: Some(room),
-            trace: envelope.message.trace,
-            attempt: envelope.attempts,
-            submitted: envelope.submitted,
+            room: Some(budget),
+            trace: message.trace,
+            attempt: attempts + 1,
+            submitted,
             final_attempt: false,
-            asker: envelope.asker.clone(),
+            asker,
         };
-        let slot = &mut hand.envelope;
+        let mut slot = Some(message);
         let result = catch_unwind(AssertUnwindSafe(|| {
-            if let Some(envelope) = slot {
-                self.handler.deliver(&mut envelope.message, &mut context)?;
+            if let Some(message) = &mut slot {
+                self.handler.deliver(message, &mut context)?;
             }
             // Here, because dropping a payload may panic too.
-            *slot = None;
+            slot = None;
             Ok::<(), Reason>(())
         }));
-        let (left, final_attempt) = (context.room, context.final_attempt);
-        drop(context);
+        let left = context.room;
         match result {
             Ok(Ok(())) => self.handled(hand.worker),
-            Ok(Err(reason)) => {
-                // If a follow-up has taken over its room, it needs some to be kept.
-                let has_room = || left.is_some() || self.room.try_take(room);
-                if self.failed(reason, !final_attempt, has_room, hand) {
-                    self.shards[hand.worker].worker.busy.store(false, Ordering::Relaxed);
-                    return;
-                }
-            }
-            Err(panic) => self.panicked(panic, hand),
+            Ok(Err(reason)) => self.failed(reason, slot, context, hand),
+            Err(panic) => self.panicked(panic, slot, context, hand),
         }
-        // Before its room is given back: a pool that holds nothing has no worker that is busy, unless a follow-up has taken
-        // the room over and ended first. Then this is what a drain waits for, and it is told by giving back nothing.
+        // Before its budget is returned: a pool that holds nothing has no worker that is busy, unless a follow-up has taken the
+        // budget over and ended first. Then a drain waits for this worker, and returning nothing wakes it.
         self.shards[hand.worker].worker.busy.store(false, Ordering::Relaxed);
         match left {
+            // It keeps its budget.
+            _ if hand.retry.is_some() => {}
             Some(left) => self.release(left, hand),
             None => self.give_back(Amount::default()),
         }
@@ -203,39 +194,43 @@ impl<P: Send + 'static> Engine<P> {
 
     /// Decides whether a message that failed is tried again.
     #[cold]
-    fn failed(&self, reason: Reason, again: bool, has_room: impl FnOnce() -> bool, hand: &mut Hand<P>) -> bool {
+    fn failed(&self, reason: Reason, message: Option<Message<P>>, context: Context<'_, P>, hand: &mut Hand<P>) {
         count(&self.counters.failed);
-        let attempts = hand.envelope.as_ref().map_or(0, |envelope| envelope.attempts);
-        let retry = self.retry.filter(|retry| again && attempts < retry.attempts && has_room());
-        tracing::warn!(key = hand.key.0, attempts, again = retry.is_some(), %reason, "message failed");
+        let Some(message) = message else { return };
+        let Context { key, room, attempt, submitted, final_attempt, asker, .. } = context;
+        // If a follow-up has taken over its budget, it needs other budget to be kept.
+        let has_budget = || room.is_some() || self.room.try_take(Amount::new(1, hand.bytes));
+        let retry = self.retry.filter(|retry| !final_attempt && attempt < retry.attempts && has_budget());
+        tracing::warn!(key = key.0, attempts = attempt, again = retry.is_some(), %reason, "message failed");
+        let delivery = Delivery { message, attempts: attempt, asker };
         if let Some(retry) = retry {
             count(&self.counters.retried);
             self.observe(Event::Retried);
-            hand.due = Some(later(self.clock.now(), retry.pause_after(attempts)));
-            return true;
+            let due = later(self.clock.now(), retry.pause_after(attempt));
+            hand.retry = Some((Envelope::seal(delivery, hand.bytes, submitted), due));
+        } else {
+            self.bury(delivery, reason);
         }
-        self.bury_held(hand, reason);
-        false
     }
 
     #[cold]
-    fn panicked(&self, panic: Box<dyn std::any::Any + Send>, hand: &mut Hand<P>) {
+    fn panicked(
+        &self,
+        panic: Box<dyn std::any::Any + Send>,
+        message: Option<Message<P>>,
+        context: Context<'_, P>,
+        hand: &Hand<P>,
+    ) {
         count(&self.counters.panicked);
         let text = panic_text(&*panic);
-        tracing::error!(key = hand.key.0, panic = text, "the handler of a message panicked");
+        tracing::error!(key = hand.key.0, panic = text, "message handler panicked");
         quietly(|| drop(panic));
-        if hand.envelope.is_some() {
-            self.bury_held(hand, Reason::Panicked(text));
+        if let Some(message) = message {
+            let Context { attempt: attempts, asker, .. } = context;
+            self.bury(Delivery { message, attempts, asker }, Reason::Panicked(text));
         } else {
-            // It was the drop of its payload that panicked, after it was handled.
+            // The drop of its payload panicked, after it was handled.
             self.handled(hand.worker);
-        }
-    }
-
-    #[cold]
-    fn bury_held(&self, hand: &mut Hand<P>, reason: Reason) {
-        if let Some(envelope) = hand.envelope.take() {
-            self.bury(envelope, reason);
         }
     }
 
