@@ -10,7 +10,7 @@ use crate::servers::{command, options};
 
 const HOUR: Duration = Duration::from_hours(1);
 
-/// A client that is connected, and pauses for an hour at least before its third attempt.
+/// An open client that waits at least an hour before its third attempt.
 async fn client(server: &RedisServer, backoff_reset_after: Duration) -> Client {
     let options =
         options(server.port()).min_backoff(2 * HOUR).max_backoff(2 * HOUR).backoff_reset_after(backoff_reset_after);
@@ -36,12 +36,12 @@ async fn a_short_connection_does_not_reset_the_backoff() {
     let server = RedisServer::start();
     let client = client(&server, HOUR).await;
     let mut states = client.states();
-    // The first attempt is made at once, whatever was before.
+    // The first attempt has no delay in any case.
     server.cli(["CLIENT", "KILL", "TYPE", "normal"]);
     while states.next().await.unwrap().generation != 2 {}
     server.cli(["CLIENT", "KILL", "TYPE", "normal"]);
     while states.next().await.unwrap().state != State::Failed {}
-    // Nothing is under way now, so the clock goes to the end of the pause.
+    // No other timer is pending, so the paused clock advances to the end of the delay.
     tokio::time::pause();
     let since = Instant::now();
     assert_eq!(states.next().await.unwrap().state, State::Reconnecting);

@@ -44,14 +44,14 @@ impl Caller {
         self.runtime.block_on(self.client.pipeline(pipeline)).expect("replies")
     }
 
-    /// The result, and whether the whole script was sent.
+    /// Returns the result, and whether the source of the script was sent.
     fn invoke<T: FromValue>(&self, invocation: &Invocation<T>) -> (Result<T, Error>, bool) {
         let before = self.whole_scripts();
         let result = self.runtime.block_on(self.client.invoke(invocation));
         (result, self.whole_scripts() > before)
     }
 
-    /// How many scripts the server was given as a whole.
+    /// Returns the number of scripts that the server has loaded from source.
     fn whole_scripts(&self) -> u32 {
         let calls = |line: &str| {
             let calls = line.strip_prefix("cmdstat_eval:calls=").or(line.strip_prefix("cmdstat_eval_ro:calls="))?;
@@ -344,7 +344,7 @@ fn scripts_and_functions() {
         c.is(script.load(), script.digest());
         assert!(matches!(c.invoke(&invocation), (Ok((_, 7, 3)), false)));
 
-        // An error of the script is no reason to send it again.
+        // A script that fails is not sent again.
         let failing = Script::new("redis.call('INCR', KEYS[1]) return redis.error_reply('MINE no')");
         c.ok(failing.load());
         let (result, was_sent) = c.invoke(&failing.returning::<Ignore>().key("m"));

@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 
 use crate::servers::{command, options};
 
-/// Polls so often, with turns for others in between, and gives up then. Returns whether it had ended.
+/// Polls a future a number of times, yields in between, and drops it. Returns whether it was ready.
 async fn give_up_after<T>(polls: usize, work: impl Future<Output = T>) -> Option<T> {
     let mut work = std::pin::pin!(work);
     for _ in 0..polls {
@@ -74,7 +74,7 @@ async fn a_request_can_be_cancelled_at_any_await() {
     }
 }
 
-/// Callers of all kinds at once, some of whom give up, are late, or lose their connection; pushes come in between.
+/// Concurrent callers, some of which cancel, time out or lose their connection, with pushes between the replies.
 async fn storm(server: &RedisServer, has_pushes: bool) {
     let options = options(server.port()).max_in_flight(64).timeout(PATIENCE);
     let client = Client::start(options);

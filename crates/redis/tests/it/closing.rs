@@ -9,11 +9,11 @@ use tokio::task::JoinHandle;
 
 use crate::servers::{Scripted, command, greeting, options};
 
-/// The states in which a client can be left.
+/// The states to test.
 const STATES: [State; 6] =
     [State::Init, State::Connecting, State::Open, State::Failed, State::Reconnecting, State::Closing];
 
-/// A client in a state in which it stays, as long as it is left alone. It ends after that with its server.
+/// A client that stays in a state until it is closed.
 struct Left {
     client: Client,
     /// Not run yet.
@@ -23,7 +23,7 @@ struct Left {
 
 impl Left {
     async fn in_state(state: State) -> Self {
-        // The first connection shakes hands, and dies of the first command if it is to fail.
+        // The first connection completes the handshake, and is closed at the first command if it should fail.
         let server = Scripted::start(move |mut stream, number| async move {
             if number > 0 || state == State::Connecting {
                 let _ = stream.read_to_end(&mut Vec::new()).await;
@@ -52,7 +52,7 @@ impl Left {
         let client = &left.client;
         let mut states = client.states();
         match state {
-            // The second failure is followed by the long pause.
+            // The second failure is followed by the long delay.
             State::Failed => {
                 for _ in 0..2 {
                     while states.next().await.unwrap().state != State::Failed {}
@@ -105,7 +105,7 @@ async fn close_ends_the_connection_in_every_state() {
             async move { tokio::join!(client.close(Duration::ZERO), client.close(Duration::MAX), client.close(PATIENCE)) }
         });
         tokio::task::yield_now().await;
-        // What was never run ends when it is.
+        // A connection that was not run ends when it is run.
         left.run();
         tokio::time::timeout(PATIENCE / 4, closing).await.expect("it is closed").unwrap();
         let error = pending.await.unwrap().unwrap_err();
@@ -138,7 +138,7 @@ async fn dropping_the_last_handle_closes_in_every_state() {
         left.run();
         let Left { client, _server, .. } = left;
         if state == State::Closing {
-            // Others hold it until it is closed.
+            // Clones exist until it is closed.
             client.close(Duration::ZERO).await;
         }
         drop(client);

@@ -14,7 +14,7 @@ async fn deadlines_are_kept_behind_a_stuck_request() {
     let server = Scripted::deaf().await;
     let options = options(server.port()).timeout(Duration::MAX);
     let client = Client::start(options);
-    // More than sockets take.
+    // Larger than the socket buffers.
     let long = command(&["SET", "k", &"v".repeat(32 << 20)]);
     let stuck = tokio::spawn({
         let client = client.clone();
@@ -30,7 +30,7 @@ async fn deadlines_are_kept_behind_a_stuck_request() {
         let late = late.unwrap().unwrap_err();
         assert!(matches!(late, Error::TimedOut { phase: Phase::Queued }), "{late:?}");
     }
-    // It is late while the client closes, and before that has to be over.
+    // Its deadline passes while the client closes, before the end of the grace period.
     let late = ask(100);
     tokio::task::yield_now().await;
     let closed = tokio::time::timeout(PATIENCE / 4, client.close(Duration::from_millis(400))).await;
@@ -57,7 +57,7 @@ async fn a_request_past_its_deadline_is_not_sent() {
         let late = hasty.send(command(&["INCR", "a"])).await.unwrap_err();
         assert!(matches!(late, Error::TimedOut { phase: Phase::Queued }), "{late:?}");
     }
-    // It is heard after all that was sent before.
+    // The server reads it after everything that was sent before.
     client.send(command(&["PING"])).await.unwrap();
     assert_eq!((heard.load(SeqCst), client.stats().timeouts.queued), (0, 10));
 }
@@ -66,7 +66,7 @@ async fn a_request_past_its_deadline_is_not_sent() {
 async fn the_source_of_a_script_is_sent_within_the_same_deadline() {
     let server = Scripted::answering(|words, _| match &*words[0] {
         "EVALSHA" => "-NOSCRIPT No matching script.\r\n".to_owned(),
-        // The whole script is never answered.
+        // The source of the script is never answered.
         _ => greeting(words).unwrap_or_default(),
     })
     .await;
@@ -97,7 +97,7 @@ async fn deadlines_are_kept_in_an_outage() {
         .max_backoff(Duration::from_hours(1));
     let client = Client::start(options);
     let mut states = client.states();
-    // The second failure is followed by the long pause.
+    // The second failure is followed by the long delay.
     for _ in 0..2 {
         while states.next().await.unwrap().state != State::Failed {}
     }
@@ -124,7 +124,7 @@ async fn a_server_that_does_not_read_is_detected() {
     let client = Client::start(options);
     let mut states = client.states();
     while states.next().await.unwrap().state != State::Open {}
-    // More than sockets take.
+    // Larger than the socket buffers.
     let long = command(&["SET", "k", &"v".repeat(32 << 20)]);
     let late = client.with_timeout(Duration::from_millis(300)).send(long).await.unwrap_err();
     assert!(matches!(late, Error::TimedOut { phase: Phase::Writing }), "{late:?}");

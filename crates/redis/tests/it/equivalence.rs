@@ -8,7 +8,7 @@ use tidewire_redis::resp::{DecoderOptions, Message};
 use crate::reference_decoder;
 use crate::wire::{Odd, any_message, any_value, encoded, hear, keeping};
 
-/// As text: not a number is not equal to itself.
+/// Compares as text, because NaN is not equal to itself.
 fn text(messages: &[Message]) -> String {
     format!("{messages:?}")
 }
@@ -58,7 +58,7 @@ proptest! {
     fn any_input_is_decoded_like_by_the_reference_decoder(
         messages in vec(any_message(), 1..4),
         choices in vec(any::<u8>(), 1..20),
-        // Bytes are replaced or taken out: mostly by those that mean something.
+        // Bytes are replaced or removed, mostly by bytes with a meaning in RESP.
         damages in vec((any::<prop::sample::Index>(), prop::sample::select(&b"$*:%~>|=!+-(,#_.;?\r\n0129tfinae:"[..]), any::<bool>()), 0..4),
         limits in (0..40_usize, 0..30_usize, 0..5_usize, 0..40_usize, any::<bool>(), any::<bool>()),
         size in 1..10_usize,

@@ -14,7 +14,7 @@ fn options(proxy: &FaultProxy) -> Options {
         .timeout(PATIENCE)
 }
 
-/// Asks for an echo; a reply is the right one.
+/// Sends an ECHO and checks that the reply is its own.
 async fn ask(client: &Client, number: u64) -> Result<(), Error> {
     let value = client.send(commands::echo(number)).await?;
     assert_eq!(value, number.to_string(), "a reply went to another request");
@@ -206,7 +206,7 @@ async fn a_thousand_faults() {
                 proxy.inject(Faults::default().cut(cut));
             }
         }
-        // Some are healed before they are felt, and some after.
+        // Some faults are healed before they take effect, and some after.
         if random.bool() {
             let _ = ask(&client, 1 << 61 | fault).await;
         }

@@ -10,13 +10,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::servers::{Scripted, answer, command, greeting, options};
 
-/// A server that shakes hands and then says this without end.
+/// A server that completes the handshake and then repeats this without end.
 async fn flooding(text: &'static str) -> Scripted {
     let bytes = text.repeat(1000);
     Scripted::start(move |mut stream, _| {
         let bytes = bytes.clone();
         async move {
-            // It hears the last word of the handshake, and then nothing any more.
+            // It reads the last command of the handshake, and nothing after it.
             answer(&mut stream, |words| greeting(words).filter(|_| words.iter().all(|word| word != "LIB-VER"))).await;
             let _ = stream.write_all(b"+OK\r\n").await;
             while stream.write_all(bytes.as_bytes()).await.is_ok() {}
@@ -108,7 +108,7 @@ async fn replies_can_arrive_byte_by_byte() {
         stream.set_nodelay(true).unwrap();
         let (mut heard, mut asked) = (Vec::new(), 0);
         loop {
-            // Three words of the handshake, and then pairs.
+            // Three commands of the handshake, and then pairs of commands.
             let reply = match asked {
                 0 => "%1\r\n$5\r\nproto\r\n:3\r\n".to_owned(),
                 1 | 2 => "+OK\r\n".to_owned(),
@@ -142,7 +142,7 @@ async fn replies_can_arrive_byte_by_byte() {
 async fn an_announced_length_without_data_affects_only_its_request() {
     let server = Scripted::answering(|words, connection| match (greeting(words), connection) {
         (Some(reply), _) => reply,
-        // Nor is there a sign of life, when it is asked for.
+        // The probe is not answered either.
         (None, _) if words[0] == "PING" => String::new(),
         (None, 0) => "$536870912\r\nab".to_owned(),
         (None, 1) => "*1048576\r\n".to_owned(),

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use tidewire_redis::resp::{Decoder, Message, Version};
 use tidewire_redis::{FromValue, Serde, Value};
 
-/// As it comes over a connection of this version.
+/// Returns the value after encoding and decoding in this version.
 fn over(version: Version, value: &Value) -> Value {
     let mut bytes = BytesMut::new();
     value.encode(version, &mut bytes).expect("it can be said");

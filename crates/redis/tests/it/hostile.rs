@@ -6,7 +6,7 @@ use tidewire_redis::resp::{DecodeErrorKind as Kind, Decoder, DecoderOptions, Mes
 
 use crate::wire::{hear, keeping};
 
-/// What is wrong with a stream and where, in one piece and byte by byte.
+/// Decodes an invalid stream, whole and byte by byte. Returns the kind of error and its offset.
 fn wrong(options: DecoderOptions, wire: &[u8]) -> (Kind, u64) {
     let whole = hear(options, wire, &[]).1.expect_err("there is something wrong");
     assert_eq!(hear(options, wire, &[1]).1, Err(whole), "{}", wire.escape_ascii());
@@ -139,7 +139,7 @@ fn endless_nesting_ends_at_the_limit() {
         let wire = level.repeat(100_000);
         assert_eq!(wrong(DecoderOptions::default(), wire.as_bytes()).0, Kind::TooDeep { max: 64 }, "{level:?}");
     }
-    // Nor can a limit be set that the drop of a value does not survive.
+    // The limit is clamped, so that dropping the value does not overflow the stack.
     let options = DecoderOptions::default().max_depth(usize::MAX);
     assert_eq!(wrong(options, "*1\r\n".repeat(100_000).as_bytes()).0, Kind::TooDeep { max: 512 });
 }

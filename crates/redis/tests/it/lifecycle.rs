@@ -12,12 +12,12 @@ async fn ping(client: &Client) -> Result<Value, Error> {
     client.send(command(&["PING"])).await
 }
 
-/// A server that shakes hands and then says nothing.
+/// A server that completes the handshake and then answers nothing.
 async fn mute() -> Scripted {
     Scripted::answering(|words, _| greeting(words).unwrap_or_default()).await
 }
 
-/// Asks, and waits until the question is on its way.
+/// Sends a request, and waits until it is written.
 async fn asked(client: &Client) -> tokio::task::JoinHandle<Result<Value, Error>> {
     let mut status = client.status();
     status.wait_for(|status| status.state == State::Open).await.unwrap();
@@ -25,7 +25,7 @@ async fn asked(client: &Client) -> tokio::task::JoinHandle<Result<Value, Error>>
         let client = client.clone();
         async move { ping(&client).await }
     });
-    // On one thread: first it asks, then the connection sends.
+    // On one thread: the request is submitted before the connection sends.
     for _ in 0..10 {
         tokio::task::yield_now().await;
     }
@@ -129,7 +129,7 @@ async fn close_interrupts_a_backoff_delay() {
         .while_down(WhileDown::Queue);
     let client = Client::start(options);
     let mut states = client.states();
-    // The second failure is followed by the long pause.
+    // The second failure is followed by the long delay.
     for _ in 0..2 {
         while states.next().await.unwrap().state != State::Failed {}
     }
@@ -302,7 +302,7 @@ async fn all_permits_are_returned_after_faults() {
         for number in 0..6 {
             let client = Arc::clone(&client);
             tasks.spawn(async move {
-                // Some go away.
+                // Some are cancelled.
                 if number % 3 == 0 {
                     let _ = tokio::time::timeout(Duration::ZERO, ping(&client)).await;
                 } else {
@@ -313,7 +313,7 @@ async fn all_permits_are_returned_after_faults() {
         tasks.join_all().await;
         proxy.heal();
     }
-    // What needs all of it is served.
+    // A request that needs all permits is served.
     let pipeline: Pipeline<Vec<_>> = (0..4).map(|_| commands::ping()).collect();
     let mut status = client.status();
     loop {

@@ -23,7 +23,7 @@ async fn whoami(client: &Client) -> Result<Value, Error> {
     client.send(command(&["ACL", "WHOAMI"])).await
 }
 
-/// A password that others change; none is a failure.
+/// A provider whose password can be changed. Without one it fails.
 #[derive(Default)]
 struct Vault {
     password: Mutex<Option<String>>,
@@ -35,7 +35,7 @@ impl Vault {
         *self.password.lock().unwrap() = Some(password.to_owned());
     }
 
-    /// Waits until it was asked so often again.
+    /// Waits until it was called this number of times more.
     async fn asked(&self, times: usize) {
         let until = self.asked.load(SeqCst) + times;
         tidewire_testkit::wait_until_async("it is asked", PATIENCE, async || self.asked.load(SeqCst) >= until).await;
@@ -58,7 +58,7 @@ impl Credentials for Vault {
 async fn the_provider_is_called_for_every_attempt() {
     let server = RedisServer::options().user("app", "on >first ~* +@all").start();
     let vault = Arc::new(Vault::default());
-    // It is the provider that counts.
+    // The provider replaces the login.
     let options = options(server.port()).credentials(Arc::clone(&vault)).login(Login::new("ignored"));
     assert!(format!("{options:?}").contains("Credentials"));
     let client = Client::start(options);
@@ -109,7 +109,7 @@ async fn with_a_provider_other_refusals_are_final() {
     client.status().wait_for(|status| status.state == State::Closed).await.unwrap();
 }
 
-/// Fails in its own way at first.
+/// A provider that hangs or panics at the first call.
 struct Unreliable {
     asked: AtomicUsize,
     hangs: bool,

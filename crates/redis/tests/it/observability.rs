@@ -14,7 +14,7 @@ use tracing_subscriber::layer::{Context, SubscriberExt as _};
 
 use crate::servers::{Scripted, command, greeting, options};
 
-/// The figures, once they are so.
+/// Returns the statistics once the condition holds.
 async fn stats(client: &Client, what: &str, is_so: impl Fn(&ClientStats) -> bool) -> ClientStats {
     tidewire_testkit::wait_until_async(what, PATIENCE, async || is_so(&client.stats())).await;
     client.stats()
@@ -38,7 +38,7 @@ async fn requests_and_connections_are_counted() {
     assert!(seen.reply_latency.max() > Duration::ZERO && seen.reply_latency.sum() >= seen.reply_latency.max());
     assert_eq!((seen.in_flight, seen.in_flight_bytes, seen.queued), (0, 0, 0));
 
-    // Counts outlast the connection that counted.
+    // Counters survive a reconnect.
     server.cli(["CLIENT", "KILL", "TYPE", "normal"]);
     client.status().wait_for(|status| status.generation == 2).await.unwrap();
     client.send(command(&["DEBUG", "PROTOCOL", "push"])).await.unwrap();
@@ -70,7 +70,7 @@ async fn requests_in_flight_timeouts_and_rejections_are_counted() {
     // A request that timed out keeps its permit until its reply has come.
     let seen = stats(&client, "late replies have come", |stats| stats.replies == 3).await;
     assert_eq!((seen.timeouts.waiting, seen.timeouts.connecting, seen.in_flight), (2, 0, 0));
-    // What the client asks by itself is not in these.
+    // Probes are not counted as requests.
     assert_eq!((seen.requests, seen.write_latency.count(), seen.reply_latency.count()), (2, 2, 2));
 }
 
@@ -115,7 +115,7 @@ async fn the_slow_hook_runs_on_the_task_of_the_caller() {
     }
 }
 
-/// Keeps the spans of requests, as text.
+/// Collects the spans of requests as text.
 #[derive(Clone, Default)]
 struct Spans(Arc<Mutex<Vec<String>>>);
 
@@ -191,7 +191,7 @@ async fn connection_failures_are_logged() {
     let port = RedisServer::start().port();
     let server = RedisServer::options().password("right").start();
     let (unused, guarded) = (port, server.port());
-    // Whatever is not tried again is a warning.
+    // A final failure is a warning.
     for (port, reconnect, level, cause) in
         [(unused, true, "DEBUG", "refused"), (unused, false, "WARN", "refused"), (guarded, true, "WARN", "NOAUTH")]
     {

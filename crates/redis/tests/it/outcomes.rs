@@ -24,27 +24,27 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// How many ask at the same time.
+/// Concurrent callers.
 const CALLERS: u8 = 4;
-/// How often each of them asks for several things at once.
+/// Bursts of each caller.
 const BURSTS: usize = 12;
 
-/// Who a command is of, and where it belongs. It is written in its key.
+/// The caller and the position of a command, encoded in its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Name {
     caller: u8,
     /// The number of the request among those of its caller.
     turn: u32,
-    /// The number of the command in its request, and how many there are.
+    /// The number of the command in its request, and the number of commands of the request.
     part: u8,
     of: u8,
     /// The length of its value.
     len: u32,
 }
 
-/// How long the command is up to the end of its key.
+/// The length of a command up to the end of its key.
 const HEAD: usize = "*3\r\n$3\r\nSET\r\n$20\r\n01234567890123456789\r\n".len();
-/// What is said by the client itself.
+/// The commands of the client itself.
 const PING: &[u8] = b"*1\r\n$4\r\nPING\r\n";
 
 impl Name {
@@ -52,7 +52,7 @@ impl Name {
         format!("{:02x}{:08x}{:02x}{:02x}{:06x}", self.caller, self.turn, self.part, self.of, self.len)
     }
 
-    /// What is found at the beginning of a command, if that is there.
+    /// Parses the beginning of a command, if it is complete.
     fn parse(bytes: &[u8]) -> Option<Self> {
         let key = str::from_utf8(bytes.get(HEAD - 22..HEAD - 2)?).ok()?;
         let number = |from: usize, to: usize| u32::from_str_radix(key.get(from..to)?, 16).ok();
@@ -60,7 +60,7 @@ impl Name {
         Some(Self { caller: short(0)?, turn: number(2, 10)?, part: short(10)?, of: short(12)?, len: number(14, 20)? })
     }
 
-    /// A value that is like no other.
+    /// Returns a unique value.
     fn value(self) -> Vec<u8> {
         let mut value = vec![0; self.len as usize];
         Rng::with_seed(u64::from(self.turn) << 16 | u64::from(self.caller) << 8 | u64::from(self.part))
@@ -77,19 +77,19 @@ impl Name {
     }
 }
 
-/// What all peers have heard, and what is wrong with it.
+/// What all connections of the peer have read, and the errors in it.
 #[derive(Default)]
 struct Heard {
-    /// Also those whose end did not come.
+    /// Includes commands that were cut.
     names: HashSet<Name>,
     wrong: Vec<String>,
 }
 
-/// How the peers know what goes on.
+/// The state that the connections of the peer share.
 #[derive(Clone)]
 struct Scene {
     heard: Arc<Mutex<Heard>>,
-    /// How many requests have ended.
+    /// The number of requests that have ended.
     ended: watch::Receiver<usize>,
     /// Set when no more requests are sent: everything is read and answered.
     is_calm: watch::Receiver<bool>,
@@ -98,7 +98,7 @@ struct Scene {
 trait Socket: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Socket for T {}
 
-/// One connection at the peer.
+/// A connection of the peer.
 struct Peer {
     socket: Box<dyn Socket>,
     scene: Scene,
@@ -106,7 +106,7 @@ struct Peer {
     input: BytesMut,
     /// Replies that were not sent yet.
     replies: Vec<u8>,
-    /// What came last, and of each caller.
+    /// The last command, and the last one of each caller.
     last: Option<Name>,
     turns: [Option<u32>; CALLERS as usize],
     /// The command at the front of the input, once it is known.
@@ -125,7 +125,7 @@ impl Peer {
         Self { socket, scene, random, input, replies: Vec::new(), last: None, turns, current: None }
     }
 
-    /// Reads and answers until it has enough, or the client has.
+    /// Reads and answers until a random end, or until the client closes.
     async fn run(mut self) {
         if self.greet().await.is_none() {
             return;
@@ -152,7 +152,7 @@ impl Peer {
                     Ok(count @ 1..) => count,
                     _ => return,
                 },
-                // Replies that were held back are wanted when nothing more comes.
+                // Delayed replies are sent when no more input comes.
                 () = tokio::task::yield_now(), if !self.replies.is_empty() => 0,
                 _ = self.scene.is_calm.changed(), if !is_calm => 0,
             };
@@ -175,7 +175,7 @@ impl Peer {
         Some(())
     }
 
-    /// Does nothing until some have ended who ask.
+    /// Stalls until some requests have ended.
     async fn stall(&mut self) {
         let until = *self.scene.ended.borrow() + self.random.usize(1..12);
         tokio::select! {
@@ -184,7 +184,7 @@ impl Peer {
         }
     }
 
-    /// Takes a command from the input and answers it. False if it is not all there.
+    /// Takes a command from the input and answers it. Returns false if it is incomplete.
     fn hear(&mut self) -> bool {
         if self.current.is_none() && self.input.starts_with(PING) {
             self.input.advance(PING.len());
@@ -214,7 +214,7 @@ impl Peer {
         is_whole
     }
 
-    /// Checks that a command comes once and in its turn.
+    /// Checks that a command is read once and in order.
     fn note(&mut self, name: Name) {
         let is_new = self.scene.heard.lock().unwrap().names.insert(name);
         self.check(is_new, "it came before");
@@ -235,7 +235,7 @@ impl Peer {
     }
 }
 
-/// Accepts until it is over, and has all that was sent read.
+/// Accepts connections until the end, and reads everything that was sent.
 async fn accept(listener: Listener, scene: Scene, seed: u64, mut is_over: watch::Receiver<bool>) {
     let mut open = JoinSet::new();
     for number in 1.. {
@@ -264,7 +264,7 @@ impl Listener {
     }
 }
 
-/// What became of a command.
+/// The outcome of a command.
 type Told = (Name, Result<String, Error>);
 type Asking = Pin<Box<dyn Future<Output = Vec<Told>> + Send>>;
 
@@ -339,7 +339,7 @@ impl Caller {
     }
 }
 
-/// How many were served, never sent, and perhaps executed.
+/// The numbers of commands that were served, never sent, and maybe executed.
 async fn play(seed: u64, while_down: WhileDown, is_unix: bool) -> [usize; 3] {
     let mut random = Rng::with_seed(seed);
     let path = std::env::temp_dir().join(format!("tidewire-truth-{}-{seed}", std::process::id()));

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 
 use crate::servers::{Scripted, answer, command, greeting, options};
 
-/// What an error was before it befell a request.
+/// Returns the error of the connection.
 fn source(error: &Error) -> String {
     match error {
         Error::Lost { source, .. } => source.to_string(),
@@ -117,7 +117,7 @@ async fn a_server_that_is_not_ready_is_retried_and_a_refusal_is_final() {
 
 #[tokio::test]
 async fn an_old_server_without_the_password_refuses_the_handshake() {
-    // It looks at the name of a command before it looks at who asks.
+    // It checks the name of a command before the authentication.
     let server = Scripted::answering(|words, _| match &*words[0] {
         "HELLO" => "-ERR unknown command `HELLO`, with args beginning with: `3`, \r\n".to_owned(),
         _ => "-NOAUTH Authentication required.\r\n".to_owned(),
@@ -142,7 +142,7 @@ async fn an_unexpected_reply_goes_to_no_request() {
     .await;
     let client = Client::start(options(server.port()));
     assert_eq!(client.send(command(&["ECHO", "1"])).await.unwrap(), Value::Simple("1".into()));
-    // Whether it is sent before the stray reply is read is not known; what is known is that it does not get that reply.
+    // It may or may not be sent before the unexpected reply is read, but it does not get that reply.
     match client.send(command(&["ECHO", "2"])).await {
         Ok(value) => assert_eq!(value, Value::Simple("2".into())),
         Err(error) => assert!(matches!(error, Error::Lost { .. }), "{error:?}"),
@@ -209,11 +209,11 @@ async fn a_reply_above_the_limit_fails_only_its_request() {
 
 #[tokio::test]
 async fn an_invalid_late_reply_is_not_the_error_of_another_request() {
-    // The first reply comes when a second command is there, and cannot be read.
+    // The first reply comes after the second command, and is invalid.
     let server = Scripted::answering(move |words, _| match greeting(words) {
         Some(reply) => reply,
         None if words.iter().any(|word| word == "next") => "?\r\n".to_owned(),
-        // Nor is there a sign of life, when it is asked for.
+        // The probe is not answered either.
         None => String::new(),
     })
     .await;
@@ -231,7 +231,7 @@ async fn pushes_between_replies_are_skipped() {
     let server = RedisServer::options().config("enable-debug-command yes").start();
     let client = Client::start(options(server.port()));
     for turn in 0..200 {
-        // It has the server send a push, and a reply after it.
+        // It makes the server send a push before a reply.
         let push = Command::new("DEBUG").arg("PROTOCOL").arg("push").returning::<String>();
         let pipeline = Pipeline::new().then(commands::echo(turn)).then(push.clone()).then(commands::echo(-turn));
         let ((one, reply, two), other, three) = tokio::join!(
@@ -275,7 +275,7 @@ async fn input_after_the_handshake_goes_to_no_request() {
     assert_eq!(client.send(command(&["PING"])).await.unwrap(), Value::Simple("PONG".into()));
 }
 
-/// The timers of sockets to this port that are running: `02` is the one of keep-alive, and how long it still runs, in hundredths.
+/// Returns the running timers of sockets to this port, and the time left in hundredths of a second. `02` is keepalive.
 #[cfg(target_os = "linux")]
 fn timers(port: u16) -> Vec<(String, u64)> {
     let sockets = std::fs::read_to_string("/proc/net/tcp").unwrap();
@@ -295,7 +295,7 @@ async fn an_idle_connection_has_keepalive() {
     let server = RedisServer::start();
     let client = Client::start(options(server.port()));
     client.send(command(&["PING"])).await.unwrap();
-    // Another timer may run until the last word is acknowledged.
+    // Another timer may run until the last segment is acknowledged.
     let is_kept_alive = async || matches!(&timers(server.port())[..], [(timer, ..=3000)] if timer == "02");
     tidewire_testkit::wait_until_async("it is kept alive", PATIENCE, is_kept_alive).await;
 }

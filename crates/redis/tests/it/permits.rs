@@ -13,7 +13,7 @@ fn ask(client: &Client, command: Request<Value>) -> JoinHandle<Result<Value, Err
     tokio::spawn(async move { client.send(command).await })
 }
 
-/// A server that shakes hands and then says nothing.
+/// A server that completes the handshake and then answers nothing.
 async fn mute() -> Scripted {
     Scripted::answering(|words, _| greeting(words).unwrap_or_default()).await
 }
@@ -78,7 +78,7 @@ async fn an_abandoned_request_returns_its_permit_in_an_outage() {
         .max_backoff(Duration::from_hours(1));
     let client = Client::start(options);
     let mut states = client.states();
-    // The second failure is followed by the long pause.
+    // The second failure is followed by the long delay.
     for _ in 0..2 {
         while states.next().await.unwrap().state != State::Failed {}
     }
@@ -151,7 +151,7 @@ async fn an_abandoned_request_returns_its_permit_after_one_that_cannot() {
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }
-        // A part of the first is sent, and so the rest has to be.
+        // The first request is partly written, so the rest of it must be.
         leaves.abort();
     }
     wait_until_async("the next request has the permit", PATIENCE / 4, async || client.stats().in_flight_bytes == both)

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use tidewire_redis::Value;
 use tidewire_redis::resp::{Attributed, DecodeErrorKind as Kind, DecoderOptions, Message};
 
-/// All messages of a whole stream, and how it ended.
+/// Decodes a whole stream. Returns its messages and how it ended.
 pub(crate) fn decode(options: DecoderOptions, wire: &[u8]) -> (Vec<Message>, Result<(), Kind>) {
     let (mut naive, mut messages) = (Naive { options, rest: wire, elements: 0 }, Vec::new());
     while !naive.rest.is_empty() {
@@ -64,11 +64,11 @@ impl<'a> Naive<'a> {
         }
     }
 
-    /// A value that must come.
+    /// Decodes a required value.
     fn value(&mut self, depth: usize) -> Result<Value, Kind> {
         match self.item(depth) {
             Ok(Item::Value(value)) => Ok(value),
-            // It is an end that does not belong here, before it is one after attributes.
+            // An unexpected end is reported before missing attributes.
             Ok(_) | Err(Kind::StrayAttributes) => Err(Kind::StrayEnd),
             Err(kind) => Err(kind),
         }
@@ -211,7 +211,7 @@ impl<'a> Naive<'a> {
         if len > max as u64 { Err(Kind::BulkTooLong { len, max }) } else { Ok(()) }
     }
 
-    /// A length that is a number.
+    /// Parses a numeric length.
     fn length(&mut self) -> Result<Option<usize>, Kind> {
         let line = self.line()?;
         if line.is_empty() || !line.iter().all(u8::is_ascii_digit) {
@@ -237,7 +237,7 @@ impl<'a> Naive<'a> {
         Naive { rest: self.rest, ..*self }.line()
     }
 
-    /// The content of the next line.
+    /// Returns the content of the next line.
     fn line(&mut self) -> Result<&'a [u8], Kind> {
         let max = self.options.max_line;
         let end = self.rest.iter().position(|byte| b"\r\n".contains(byte));

@@ -17,7 +17,7 @@ async fn a_script_runs_once_if_it_is_cached_or_not() {
         }
         assert_eq!(client.invoke(&count).await.unwrap(), expected);
     }
-    // An error of its own is no reason to send it again.
+    // A script that fails is not sent again.
     let failing = Script::new("redis.call('INCR', KEYS[1]) return redis.error_reply('MINE no')");
     let failure = client.invoke(&failing.returning::<i64>().key("m")).await.unwrap_err();
     assert_eq!(failure.code(), Some(&ErrorCode::Other("MINE".into())));
@@ -38,7 +38,7 @@ async fn a_missing_script_in_a_pipeline_is_the_error_of_one_command() {
     let (before, missing, after) = client.pipeline(pipeline()).await.unwrap();
     assert_eq!((before.unwrap(), after.unwrap()), (1, 1));
     assert!(matches!(&missing, Err(Error::Server(error)) if error.code == ErrorCode::NoScript), "{missing:?}");
-    // Loaded before, or sent as a whole, it is there.
+    // It is cached after it was loaded or sent by source.
     client.send(script.load()).await.unwrap();
     let (.., found, _) = client.pipeline(pipeline()).await.unwrap();
     assert_eq!(found.unwrap(), 1);

@@ -26,7 +26,7 @@ impl Conversation {
             if let Some(message) = self.decoder.decode(&mut self.input).unwrap() {
                 return message;
             }
-            // A few bytes at a time, so that everything is cut somewhere.
+            // A few bytes at a time, so that everything is split somewhere.
             let mut piece = [0; 7];
             let n = self.stream.read(&mut piece).unwrap();
             assert!(n > 0, "the server has gone");

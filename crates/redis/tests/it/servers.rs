@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-/// A server on a port of its own, until it is dropped.
+/// A scripted server on its own port. It ends when it is dropped.
 pub(crate) struct Scripted {
     addr: SocketAddr,
     accepted: Arc<AtomicUsize>,
@@ -21,7 +21,7 @@ pub(crate) struct Scripted {
 }
 
 impl Scripted {
-    /// Does that with every connection.
+    /// Serves every connection with this function, which gets the number of the connection.
     pub(crate) async fn start<F>(serve: impl Fn(TcpStream, usize) -> F + Send + 'static) -> Self
     where
         F: Future<Output = ()> + Send + 'static,
@@ -39,7 +39,7 @@ impl Scripted {
         Self { addr, accepted, _tasks: tasks }
     }
 
-    /// Answers every command: it is given its words, and the number of the connection.
+    /// Answers every command with this function, which gets its words and the number of the connection.
     pub(crate) async fn answering(answer: impl Fn(&[String], usize) -> String + Send + Sync + 'static) -> Self {
         let answer = Arc::new(answer);
         Self::start(move |mut stream, number| {
@@ -49,7 +49,7 @@ impl Scripted {
         .await
     }
 
-    /// Shakes hands, and then reads nothing any more.
+    /// Completes the handshake, and then does not read any more.
     pub(crate) async fn deaf() -> Self {
         Self::start(|mut stream, _| async move {
             let (mut decoder, mut input) = (Decoder::default(), BytesMut::new());
@@ -72,19 +72,19 @@ impl Scripted {
         self.addr.port()
     }
 
-    /// How many connections there have been.
+    /// Returns the number of connections so far.
     pub(crate) fn accepted(&self) -> usize {
         self.accepted.load(SeqCst)
     }
 }
 
-/// A real server that does not know `HELLO`, so that it is spoken to in RESP2, and one that does, and which of them is the old one.
+/// Returns a real server without `HELLO`, for RESP2, and one with it. The flag is true for the former.
 pub(crate) fn old_and_new() -> [(RedisServer, bool); 2] {
     let old = RedisServer::options().config("rename-command HELLO \"\"").start();
     [(old, true), (RedisServer::start(), false)]
 }
 
-/// Answers every command on a connection, until it ends or there is no answer.
+/// Answers the commands on a connection, until it ends or the function returns `None`.
 pub(crate) async fn answer(stream: &mut TcpStream, answer: impl Fn(&[String]) -> Option<String>) {
     let (mut decoder, mut input) = (Decoder::default(), BytesMut::new());
     loop {
@@ -101,7 +101,7 @@ pub(crate) async fn answer(stream: &mut TcpStream, answer: impl Fn(&[String]) ->
     }
 }
 
-/// What a server says to the words of a handshake, in RESP3; nothing to others.
+/// Returns the reply to a command of the handshake, in RESP3. `None` for other commands.
 pub(crate) fn greeting(words: &[String]) -> Option<String> {
     match &*words[0] {
         "HELLO" => Some("%1\r\n+proto\r\n:3\r\n".to_owned()),
@@ -110,7 +110,7 @@ pub(crate) fn greeting(words: &[String]) -> Option<String> {
     }
 }
 
-/// Options of a client that tries again soon, and waits for long.
+/// Returns options with a short backoff and a long timeout.
 pub(crate) fn options(port: u16) -> Options {
     Options::default()
         .address(("127.0.0.1", port))
@@ -119,7 +119,7 @@ pub(crate) fn options(port: u16) -> Options {
         .timeout(PATIENCE)
 }
 
-/// A request for the reply as it is.
+/// Returns a request for the unconverted reply.
 pub(crate) fn command(words: &[&str]) -> Request<Value> {
     Command::new(words[0]).args(&words[1..]).returning()
 }

@@ -11,7 +11,7 @@ fn command(words: &str) -> Command {
     Command::new(words.next().unwrap()).args(words)
 }
 
-/// What it would do, if it is refused for that.
+/// Returns the hazard of a rejected command.
 fn harm(error: &Error) -> Hazard {
     match error {
         Error::Command(CommandError::NotShareable(refused)) => refused.hazard,
@@ -19,7 +19,7 @@ fn harm(error: &Error) -> Hazard {
     }
 }
 
-/// As they are sent by those who do not know better. Each would do what it is refused for.
+/// Rejected commands with typical arguments, and their hazards.
 const HARMFUL: [(Hazard, &[&str]); 3] = [
     (
         Hazard::ReplyOrder,
@@ -113,8 +113,7 @@ async fn rejected_commands_do_not_affect_other_tasks() {
     assert!(!client.send(commands::exists("n")).await.unwrap());
 }
 
-/// What servers have beside those: it answers once, at once, and leaves the connection as it is. Subcommands are let through with
-/// their command.
+/// Other commands of servers that have one immediate reply and do not change the connection, with their subcommands.
 const HARMLESS: [&str; 17] = [
     "ping",
     "echo",

@@ -62,7 +62,7 @@ async fn structs_round_trip() {
         let Serde(boat) = client.send(hgetall("boat").returning::<Serde<Boat>>()).await.unwrap();
         assert_eq!(boat, tern);
 
-        // Of a stream, whose entries are nested.
+        // From a stream, whose entries are nested.
         let id = StreamId { milliseconds: 1, sequence: 0 };
         client.send(xadd("boats", Fields::of(&tern).unwrap(), XaddOptions::default().id(id))).await.unwrap();
         let all = xrange("boats", StreamId::ZERO, StreamId::MAX, None);
@@ -145,7 +145,7 @@ async fn deserialization_errors_have_a_path() {
         let client = Client::start(options(server.port()));
         let read = || client.send(hgetall("port").returning::<Serde<Port>>());
 
-        // Without the key there is nothing, which only an option can be.
+        // Without the key there are no fields, which only an `Option` accepts.
         let (path, text) = said(read().await);
         assert!(path.is_none() && text.contains("missing field `name`"), "{text}");
         let port = || client.send(hgetall("port").returning::<Serde<Option<Port>>>());

@@ -6,7 +6,7 @@ use tidewire_redis::resp::{Attributed, Decoder, DecoderOptions, EncodeError, Mes
 
 use crate::wire::{hear, keeping};
 
-/// The only reply of a stream, in one piece and byte by byte.
+/// Decodes the only reply of a stream, whole and byte by byte.
 fn reply(wire: &str) -> Value {
     replies(keeping(), wire).pop().unwrap()
 }

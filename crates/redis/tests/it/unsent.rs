@@ -12,16 +12,16 @@ use tokio::task::JoinHandle;
 
 use crate::servers::{Scripted, answer, command, greeting, options};
 
-/// The names of the commands that a server has heard, and their first arguments.
+/// The names and first arguments of the commands that a server has read.
 type Heard = Arc<Mutex<Vec<String>>>;
 
-/// Shakes hands, and hears nothing more.
+/// Completes the handshake, and reads nothing after it.
 async fn greet(stream: &mut TcpStream) {
     answer(stream, |words| greeting(words).filter(|_| words.iter().all(|word| word != "LIB-VER"))).await;
     stream.write_all(b"+OK\r\n").await.unwrap();
 }
 
-/// Answers everything, and notes what it is.
+/// Answers and records all commands.
 async fn hear(stream: &mut TcpStream, heard: &Heard) {
     answer(stream, |words| {
         let is_greeting = greeting(words);
@@ -40,7 +40,7 @@ async fn ask(client: &Client, request: Request<Value>, queued: usize) -> JoinHan
     asked
 }
 
-/// More than sockets take.
+/// Larger than the socket buffers.
 fn long() -> Request<Value> {
     command(&["SET", "long", &"v".repeat(32 << 20)])
 }
@@ -65,7 +65,7 @@ async fn a_request_past_its_deadline_behind_a_stuck_one_is_not_sent() {
     let stuck = ask(&client, long(), 1).await;
     let late = ask(&hasty, command(&["INCR", "late"]), 2).await;
     let last = ask(&client, command(&["INCR", "last"]), 3).await;
-    // It takes all of them together.
+    // The connection takes all of them together.
     tokio::spawn(connection.run());
     let late = late.await.unwrap().unwrap_err();
     assert!(matches!(late, Error::TimedOut { phase: Phase::Queued }), "{late:?}");
@@ -75,7 +75,7 @@ async fn a_request_past_its_deadline_behind_a_stuck_one_is_not_sent() {
     wait_until_async("all permits are returned", PATIENCE, async || client.stats().in_flight == 0).await;
 }
 
-/// A server whose first connection reads nothing and is cut on demand. The others hear, or hang up at once.
+/// A server whose first connection does not read and is cut on demand. The others read, or are closed at once.
 async fn cut_once(cut: &Arc<Notify>, heard: &Heard, hears: bool) -> Scripted {
     let (heard, cut) = (Arc::clone(heard), Arc::clone(cut));
     Scripted::start(move |mut stream, number| {
@@ -104,7 +104,7 @@ async fn unsent_requests_are_first_on_the_next_connection() {
     tokio::spawn(connection.run());
     wait_until_async("it is being sent", PATIENCE, async || client.stats().bytes_out > 0).await;
     let queued = ask(&client, command(&["INCR", "queued"]), 1).await;
-    // The server is to be asked for a sign of life now. That is of no use on the next connection.
+    // A probe is queued now. It is not sent on the next connection.
     let late = stuck.await.unwrap().unwrap_err();
     assert!(matches!(late, Error::TimedOut { phase: Phase::Writing }), "{late:?}");
     cut.notify_one();
@@ -139,7 +139,7 @@ async fn unsent_requests_keep_their_deadline() {
 async fn a_reply_does_not_go_to_an_unsent_request() {
     let server = Scripted::start(|mut stream, _| async move {
         greet(&mut stream).await;
-        // It has heard the beginning of the first request, and of the second nothing.
+        // The server has read the beginning of the first request, and nothing of the second.
         stream.readable().await.unwrap();
         stream.write_all(b"+FIRST\r\n+SECOND\r\n").await.unwrap();
         std::future::pending::<()>().await;

@@ -51,7 +51,7 @@ async fn every_request_ends_with_unusual_options() {
         let works_for = |is_ok| works.is_none_or(|works| works == is_ok);
         assert!(works_for(one.is_ok()) && works_for(two.is_ok()), "{what}: {one:?} {two:?}");
         if works == Some(true) {
-            // The first attempt after a loss is made at once.
+            // The first attempt after a loss has no delay.
             server.cli(["CLIENT", "KILL", "TYPE", "normal"]);
             client.status().wait_for(|status| status.generation == 2).await.unwrap();
         }

@@ -6,10 +6,10 @@ use proptest::prelude::*;
 use tidewire_redis::Value;
 use tidewire_redis::resp::{Attributed, DecodeError, Decoder, DecoderOptions, Message, Version};
 
-/// What came of a stream: messages, and the error or what an end would have been.
+/// The messages of a stream, and the error or the result of `finish`.
 pub(crate) type Heard = (Vec<Message>, Result<(), DecodeError>);
 
-/// Feeds `wire` in pieces of these sizes, over and over; without sizes, all at once.
+/// Decodes `wire` in pieces of these sizes, repeated. Without sizes, all at once.
 pub(crate) fn hear(options: DecoderOptions, wire: &[u8], sizes: &[usize]) -> Heard {
     let (mut decoder, mut input, mut messages) = (Decoder::new(options), BytesMut::new(), Vec::new());
     let (mut rest, mut sizes) = (wire, sizes.iter().cycle());
@@ -33,12 +33,12 @@ pub(crate) fn hear(options: DecoderOptions, wire: &[u8], sizes: &[usize]) -> Hea
     (messages, decoder.finish(&input))
 }
 
-/// With attributes.
+/// Options that keep attributes.
 pub(crate) fn keeping() -> DecoderOptions {
     DecoderOptions::default().keep_attributes(true)
 }
 
-/// As the encoder writes it.
+/// Encodes a message.
 pub(crate) fn encoded(message: &Message) -> Vec<u8> {
     let mut output = BytesMut::new();
     message.encode(Version::Resp3, &mut output).unwrap();
@@ -81,7 +81,7 @@ pub(crate) fn any_value() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Writes values in unusual ways, as the next of `choices` says.
+/// Encodes values in unusual forms, as `choices` say.
 pub(crate) struct Odd<'a> {
     pub(crate) choices: std::iter::Cycle<std::slice::Iter<'a, u8>>,
     pub(crate) output: Vec<u8>,
@@ -110,7 +110,7 @@ impl Odd<'_> {
         self.output.extend_from_slice(b"\r\n");
     }
 
-    /// Returns whether an end is to be said.
+    /// Returns whether the aggregate needs an end.
     fn head(&mut self, first: char, len: usize) -> bool {
         let is_streamed = self.choice(2) == 0;
         self.line(if is_streamed { format!("{first}?") } else { format!("{first}{len:03}") });
