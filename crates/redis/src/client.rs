@@ -16,8 +16,7 @@ use crate::{Error, FromValue, Invocation, Options, Outcome, Pipeline, ReplyTypes
 
 /// A handle to the connection to one server. Clones share the connection, and dropping the last one closes it.
 ///
-/// Any number of tasks can use it at the same time. Requests are written in the order of their submission, those that are submitted at the same time
-/// together.
+/// Any number of tasks can use it at the same time. Requests are written in the order of their submission.
 #[derive(Debug)]
 pub struct Client {
     shared: Arc<Shared>,

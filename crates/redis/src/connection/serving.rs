@@ -121,8 +121,8 @@ impl Serving {
         }
     }
 
-    /// Serves until the connection is lost or closed. All requests taken from the queue have ended then, except those that return to
-    /// it because another connection may send them.
+    /// Serves until the connection is lost or closed. All requests taken from the queue have ended then, or have returned to it
+    /// because another connection may send them.
     pub(super) async fn run(mut self) -> End {
         // A reply after those of the handshake belongs to no request.
         let ended = match self.deliver() {
@@ -352,7 +352,7 @@ impl Serving {
         }
     }
 
-    /// Delivers replies to their callers, at most half of those in flight (see the module). Returns the number of requests answered.
+    /// Delivers replies to at most half of the requests in flight, see the module. Returns the number of requests answered.
     fn deliver(&mut self) -> Result<usize, ConnectionError> {
         let limit = (self.in_flight.len() / 2).max(MIN_ANSWERED);
         let (mut released, mut latencies, now) = (Permit::default(), LatencyGroup::default(), Instant::now());
