@@ -9,27 +9,27 @@ pub use crate::batch::Batch;
 pub use crate::fragment::{FragmentError, FragmentOptions, Fragmented};
 use crate::{Frame, FrameLike};
 
-/// A core without I/O: bytes to frames and back. Resumable at any byte.
+/// Decodes bytes to frames and encodes frames to bytes, without I/O. Decoding resumes at any byte.
 pub trait Codec: Send + 'static {
-    /// What it reads and writes.
+    /// The unit that is decoded and encoded.
     type Frame: FrameLike;
-    /// Why it cannot.
+    /// The error of invalid input, or of a frame that cannot be encoded.
     type Error: std::error::Error + Send + Sync + 'static;
 
-    /// Takes the next frame from the front of `input`; `None` if it is not whole yet. After an error the connection is over.
+    /// Takes the next frame from the front of `input`. Returns `None` if it is incomplete. After an error the connection is closed.
     ///
-    /// It may make room in `input` for what is still missing. A reader that reads into that room, and reserves some of its own
-    /// only when there is none, leaves the bound on memory to the codec.
+    /// It may reserve capacity in `input` for the rest of a frame. A reader that reserves only when there is no capacity leaves the
+    /// bound on memory to the codec.
     fn decode(&mut self, input: &mut BytesMut) -> Result<Option<Self::Frame>, Self::Error>;
 
-    /// At the end of the stream: whether `input` may end here.
+    /// Called at the end of the stream. Returns an error if `input` must not end here.
     fn finish(&mut self, input: &BytesMut) -> Result<(), Self::Error>;
 
-    /// Appends a frame to what is written next. After an error `output` is as before.
+    /// Appends a frame to the output. After an error `output` is unchanged.
     fn encode(&mut self, frame: &Self::Frame, output: &mut Batch) -> Result<(), Self::Error>;
 
-    /// Appends a part of a frame, from where the last part ended, and tells where the next one begins; `None` when the frame is
-    /// complete. Other frames may be encoded between two parts. By default a frame has one part.
+    /// Appends the next part of a frame. Returns where the following part begins, or `None` when the frame is complete. Other frames
+    /// may be encoded between two parts. Default: a frame has one part.
     fn encode_part(
         &mut self,
         frame: &Self::Frame,
@@ -40,18 +40,18 @@ pub trait Codec: Send + 'static {
         self.encode(frame, output).map(|()| None)
     }
 
-    /// Names the oldest message that is being put together out of several frames, if there is one. Each has another name.
+    /// Returns a number of the oldest message that is being assembled from several frames, different for each message.
     fn assembling(&self) -> Option<u64> {
         None
     }
 
-    /// Whether a frame has begun and is not whole, with `input` as the last [`decode`](Self::decode) left it.
+    /// Whether a frame is incomplete, with `input` as the last [`decode`](Self::decode) left it.
     fn is_midway(&self, input: &BytesMut) -> bool {
         !input.is_empty()
     }
 
-    /// Appends the codec's own frames: answers to pings, its part of a closing handshake, the close frame after an error. Called
-    /// after runs of [`decode`](Self::decode), but not while the peer does not read: the codec must limit what it keeps until then.
+    /// Appends control frames of the codec: replies to pings, its part of a closing handshake, the close frame after an error. Called
+    /// after [`decode`](Self::decode), but not while the peer does not read: the codec must limit what it keeps until then.
     /// The close frame may be appended only if `is_last`: when all requests have been answered.
     fn control(&mut self, output: &mut Batch, is_last: bool) {
         let _ = (output, is_last);
@@ -69,14 +69,13 @@ pub trait Codec: Send + 'static {
         let _ = bytes;
     }
 
-    /// Whether the peer has said its last word, or what ends the conversation. Then nothing more is decoded, replies are completed
-    /// but for streams, and the codec may say its own.
+    /// Whether the peer has begun a closing handshake, or has broken the protocol. Then nothing more is decoded, streams are cut off,
+    /// other replies are completed, and the codec may append its own close frame.
     fn is_leaving(&self) -> bool {
         false
     }
 
-    /// Whether the conversation is over by its own rules. Then nothing more is read, and the connection ends when everything is
-    /// written.
+    /// Whether the closing handshake is complete. Then nothing more is read, and the connection ends when all output is written.
     fn is_over(&self) -> bool {
         false
     }
@@ -91,13 +90,13 @@ pub struct Part {
     pub offset: usize,
 }
 
-/// Frames that are each preceded by their length.
+/// A codec of frames with a length prefix.
 ///
-/// A decoded frame has an empty head, and a body that is a part of the input, not a copy: a small frame that is kept for long
-/// keeps the whole read in memory.
+/// A decoded frame has an empty head, and a body that is a slice of the input, not a copy: a small frame that is kept for long keeps
+/// the whole read in memory.
 ///
-/// An announced length above the limit is an error at once. Below it, room is made as bytes arrive, never for more than twice
-/// those, so that a length alone costs nothing, and never for more than the largest frame and a little read-ahead.
+/// An announced length above the limit is an error at once. Below it, capacity is reserved as bytes arrive, at most twice their
+/// number, so a length alone costs no memory, and never more than the largest frame and 4 KiB.
 ///
 /// ```
 /// use bytes::{Bytes, BytesMut};

@@ -10,49 +10,48 @@ use futures_core::Stream;
 use crate::codec::Codec;
 use crate::{ConnectionContext, FrameLike, PushHandle, Timeout};
 
-/// A framed protocol, as a server speaks it. One value serves all connections; what belongs to one of them is in its
+/// A framed protocol, as a server speaks it. One value serves all connections; the state of a connection is in its
 /// [`ConnectionContext`].
 ///
-/// The methods run inside the actor and must be quick: what takes time is returned as [`Reply::Future`] or
-/// [`Reply::Stream`]. A panic in one of them ends that connection and nothing else; for requests, see
-/// [`on_panic`](Self::on_panic).
+/// The methods run on the task of the connection and must be quick: return slow work as [`Reply::Future`] or [`Reply::Stream`]. A
+/// panic in a method ends that connection only; for requests, see [`on_panic`](Self::on_panic).
 pub trait Protocol: Send + Sync + 'static {
-    /// What is read and written.
+    /// The unit that is read and written.
     type Frame: FrameLike;
-    /// How frames become bytes.
+    /// The codec between frames and bytes.
     type Codec: Codec<Frame = Self::Frame>;
-    /// Why a handler gives up on its connection.
+    /// The error of a reply, which closes its connection.
     type ProtocolError: std::error::Error + Send + Sync + 'static;
 
-    /// What is written first when there is more than one kind. Default: pushes, so that they overtake long replies.
+    /// Whether pushes or replies are written first. Default: pushes, so that they overtake long replies.
     const ORDER: ServiceOrder = ServiceOrder::PushesFirst;
 
-    /// Whether pushes are held while a request is being answered, and written between the last frame of its reply and the
-    /// next request: for protocols whose replies must not be interrupted. A reply must not wait for room to push to its own
-    /// connection then. Default: no.
+    /// Whether pushes are held while a request is in flight, and written between the last frame of its reply and the next request:
+    /// for protocols whose replies must not be interrupted. A reply must not wait for capacity to push to its own connection
+    /// then. Default: false.
     const HOLD_PUSHES: bool = false;
 
-    /// Whether what has arrived is still handled when nothing can be written any more: for those who wait for answers that may be
-    /// among it. Default: no, since nobody would hear of what comes of it.
+    /// Whether input that has arrived is still handled when a write has failed: for clients, whose replies may be in it. Default:
+    /// false, because a server could not reply.
     const HEAR_OUT: bool = false;
 
-    /// The codec of a new connection.
+    /// Returns the codec of a new connection.
     fn codec(&self) -> Self::Codec;
 
-    /// A connection begins: the place to keep the handle.
+    /// Called when a connection begins. Keep the handle to push later.
     fn on_connection_setup(&self, handle: PushHandle<Self::Frame>, context: &mut ConnectionContext<Self::Frame>) {
         let _ = (handle, context);
     }
 
-    /// What is said first, before anything is read.
+    /// Returns the frames that are sent before anything is read.
     fn greeting(&self, context: &mut ConnectionContext<Self::Frame>) -> Vec<Self::Frame> {
         let _ = context;
         Vec::new()
     }
 
-    /// A frame has come. Frames of a connection are handled one at a time, or as many at once as
-    /// [`max_in_flight`](crate::Builder::max_in_flight) says, and answered in order; meanwhile it is read on, as far as the
-    /// read-ahead goes.
+    /// Handles a frame. Frames of a connection are answered in order. They are handled one at a time, or concurrently up to
+    /// [`max_in_flight`](crate::Builder::max_in_flight); input behind them is read up to
+    /// [`read_ahead_bytes`](crate::Builder::read_ahead_bytes).
     fn on_frame(
         &self,
         frame: Self::Frame,
@@ -70,60 +69,59 @@ pub trait Protocol: Send + Sync + 'static {
         false
     }
 
-    /// A frame, pushed or in reply, is about to be written: the place for sequence numbers. Every frame is encoded for its own
-    /// connection, the head of its own and the body shared, so a broadcast passes here for each receiver.
+    /// Called before a frame, pushed or in reply, is encoded: the place to set sequence numbers. A broadcast calls it for each
+    /// receiver, whose frame has its own head and shares the body.
     fn before_send(&self, frame: &mut Self::Frame, context: &mut ConnectionContext<Self::Frame>) {
         let _ = (frame, context);
     }
 
-    /// The last frame of a reply has been handed to the codec.
+    /// Called when the last frame of a reply has been encoded: the place to reset sequence numbers.
     fn on_command_end(&self, context: &mut ConnectionContext<Self::Frame>) {
         let _ = context;
     }
 
-    /// Everything that was pushed has been handed to the codec, or taken back, and nothing waits for a reply either: the place to push
-    /// what was held back. Once each time that it comes to this, and never for a connection that nobody pushed to.
+    /// Called when the outbox has become empty: all pushes have been encoded or taken back, and none waits for a reply. The place to
+    /// push what was held back. Never called for a connection without pushes.
     fn on_drained(&self, context: &mut ConnectionContext<Self::Frame>) {
         let _ = context;
     }
 
-    /// A [handle](PushHandle::wake) asked for it since it last ran. It runs also while the peer does not read, and before replies and
-    /// pushes are gathered: what it pushes to its own connection goes into the same batch if there is room. It does not run any more
-    /// once the connection is ending.
+    /// Called after [`PushHandle::wake`], also while the peer does not read. It runs before replies and pushes are gathered, so its
+    /// pushes to its own connection go into the same batch if they fit. Not called once the connection is ending.
     fn on_wake(&self, context: &mut ConnectionContext<Self::Frame>) {
         let _ = context;
     }
 
-    /// A handler, or the future, stream or decision that it returned, has panicked. With a frame, that request ends with it and the
-    /// connection goes on; without, the connection ends. Default: it ends, since the request would stay without an answer.
+    /// Called when [`on_frame`](Self::on_frame), or the future, stream or closure that it returned, has panicked. A frame is the
+    /// reply to the request, and the connection goes on. Default: none, and the connection is closed, because the request would
+    /// have no reply.
     fn on_panic(&self, context: &mut ConnectionContext<Self::Frame>) -> Option<Self::Frame> {
         let _ = context;
         None
     }
 
-    /// Nothing has been heard from the peer for a [heartbeat](crate::Timeouts::heartbeat), or for another one, and everything
-    /// has been written. A frame is written before all else: a ping.
+    /// Called when nothing has arrived for a [heartbeat](crate::Timeouts::heartbeat), and again after each further one, if all output
+    /// has been written. A frame, such as a ping, is written before any other.
     fn on_idle(&self, silent: Duration, context: &mut ConnectionContext<Self::Frame>) -> Option<Self::Frame> {
         let _ = (silent, context);
         None
     }
 
-    /// It is time for a [tick](crate::Timeouts::tick), whatever the connection does: also if it is never silent, and if the peer does
-    /// not read. It returns when the next one comes; [`ConnectionContext::tick_within`] brings that forward. Default:
-    /// [`Tick::Stop`].
+    /// Called at a [tick](crate::Timeouts::tick), also if the connection is never idle or the peer does not read. Returns when the
+    /// next tick comes; [`ConnectionContext::tick_within`] brings it forward. Default: [`Tick::Stop`].
     fn on_tick(&self, context: &mut ConnectionContext<Self::Frame>) -> Tick<Self::Frame> {
         let _ = context;
         Tick::Stop
     }
 
-    /// The server is about to shut down: a frame tells the peer. It is served for the grace period, which may be zero.
+    /// Called when the server begins to shut down. A frame notifies the peer, which is served for the grace period.
     fn on_shutdown(&self, grace: Duration, context: &mut ConnectionContext<Self::Frame>) -> Option<Self::Frame> {
         let _ = (grace, context);
         None
     }
 
-    /// The connection is about to end for this reason, and a last frame can still be written. Not asked when the peer has left or
-    /// the socket failed, nor when whoever closed the connection gave a last frame of its own.
+    /// Returns a last frame for a connection that is about to end. Not called if the peer has left, if the socket has failed, or if
+    /// the connection was closed with a last frame.
     fn last_word(&self, reason: &CloseReason<Self>, context: &mut ConnectionContext<Self::Frame>) -> Option<Self::Frame>
     where
         Self: Sized,
@@ -132,7 +130,7 @@ pub trait Protocol: Send + Sync + 'static {
         None
     }
 
-    /// The connection has ended.
+    /// Called once when the connection has ended.
     fn on_connection_closed(&self, reason: &CloseReason<Self>, context: &mut ConnectionContext<Self::Frame>)
     where
         Self: Sized,
@@ -141,82 +139,81 @@ pub trait Protocol: Send + Sync + 'static {
     }
 }
 
-/// What is written first. Control frames of the codec come before either.
+/// The order of pushes and replies. Control frames of the codec come first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ServiceOrder {
-    /// Urgent pushes, others in their fair share, replies. While a reply waits, it has a quarter of every batch.
+    /// Pushes by priority and fair share, then replies. While replies wait, they get a quarter of every batch.
     PushesFirst,
-    /// Replies, urgent pushes, others in their fair share. While a push waits, it has a quarter of every batch.
+    /// Replies, then pushes by priority and fair share. While pushes wait, they get a quarter of every batch.
     RepliesFirst,
 }
 
-/// What a protocol does when it is time for it; see [`Protocol::on_tick`].
+/// The result of [`Protocol::on_tick`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Tick<F> {
     /// The connection goes on.
     Next {
-        /// Written before all else that waits; with [`HOLD_PUSHES`](Protocol::HOLD_PUSHES) when the request has been answered. If the
-        /// peer does not read, it waits with what is already encoded, however much that is.
+        /// Written before any other frame; with [`HOLD_PUSHES`](Protocol::HOLD_PUSHES) after the reply in progress. Output that is
+        /// already encoded comes first.
         frame: Option<F>,
-        /// When the next tick comes, from now on, but not before a millisecond has passed.
+        /// Time to the next tick, at least a millisecond.
         after: Duration,
     },
-    /// The connection ends, with this last frame or with a [last word](Protocol::last_word). Nothing that is queued is written, nor
-    /// is the peer waited for if it does not read: it is presumed to be dead, or not welcome.
+    /// The connection is closed, with this last frame or with a [last word](Protocol::last_word). Queued frames are not written, and
+    /// a peer that does not read is not waited for.
     Close(Option<F>),
-    /// The connection goes on, and there are no more ticks unless [asked for](ConnectionContext::tick_within).
+    /// The connection goes on without ticks, until [`ConnectionContext::tick_within`] is called.
     Stop,
 }
 
-/// A reply that comes later.
+/// The future of a reply: see [`Reply::Future`].
 pub type ReplyFuture<F, E> = Pin<Box<dyn Future<Output = Result<Reply<F, E>, E>> + Send>>;
 
-/// Frames that come later.
+/// The stream of a reply: see [`Reply::Stream`].
 pub type ReplyStream<F, E> = Pin<Box<dyn Stream<Item = Result<F, E>> + Send>>;
 
-/// A reply that is decided when all before it is answered.
+/// The closure of a reply: see [`Reply::InTurn`].
 pub type ReplyInTurn<F, E> = Box<dyn FnOnce(&mut ConnectionContext<F>) -> Reply<F, E> + Send>;
 
-/// What a handler answers to a frame.
+/// The reply to a frame.
 pub enum Reply<F: FrameLike, E> {
-    /// Nothing.
+    /// No frame.
     None,
     /// One frame.
     Frame(F),
-    /// Several.
+    /// Several frames.
     Frames(Vec<F>),
-    /// A reply that comes later. The next request waits for it, unless several may be in flight; pushes do not.
+    /// A future of a reply. Other requests wait for it unless several may be in flight; pushes do not wait.
     Future(ReplyFuture<F, E>),
-    /// Frames as they come. Pushes may overtake them. With several requests in flight, a stream is first asked when all before
-    /// it is answered.
+    /// A stream of frames. Pushes may overtake them. The stream is first polled when all requests before it have been answered.
     Stream(ReplyStream<F, E>),
-    /// A reply that is decided when all before it is answered: at once, if nothing is in flight. No frame after it is handled before
-    /// that, so it sees the connection as if requests were handled one at a time. It must be quick, as a handler, and may give any
-    /// reply. A future that gives one does so when its own turn has come; what came after it may have been handled by then.
+    /// A closure that is called when all requests before it have been answered: at once, if none is in flight. No later frame is
+    /// handled before that, so it sees the connection as if requests were handled one at a time. It must be quick, and may return
+    /// any reply. If a future returns it, later frames may have been handled already.
     InTurn(ReplyInTurn<F, E>),
-    /// A last frame or none, and the end of the connection.
+    /// A last frame or none, after which the connection is closed.
     Close(Option<F>),
 }
 
 impl<F: FrameLike, E> Reply<F, E> {
-    /// A frame that a future will give.
+    /// Replies with the frame of a future.
     pub fn future(future: impl Future<Output = Result<F, E>> + Send + 'static) -> Self {
         Self::later(async { future.await.map(Self::Frame) })
     }
 
-    /// A reply that a future will give: nothing, several frames, a close.
+    /// Replies with the reply of a future: no frame, several, a close.
     pub fn later(future: impl Future<Output = Result<Self, E>> + Send + 'static) -> Self {
         Self::Future(Box::pin(future))
     }
 
-    /// Frames that a stream will give.
+    /// Replies with the frames of a stream.
     pub fn stream(stream: impl Stream<Item = Result<F, E>> + Send + 'static) -> Self {
         Self::Stream(Box::pin(stream))
     }
 
-    /// A reply that is decided when all before it is answered.
+    /// Replies with the result of a closure, called when all requests before it have been answered.
     pub fn in_turn(decide: impl FnOnce(&mut ConnectionContext<F>) -> Self + Send + 'static) -> Self {
         Self::InTurn(Box::new(decide))
     }
@@ -236,38 +233,38 @@ impl<F: FrameLike, E> fmt::Debug for Reply<F, E> {
     }
 }
 
-/// Why a connection has ended.
+/// The reason for the end of a connection.
 #[non_exhaustive]
 pub enum CloseReason<P: Protocol> {
-    /// The peer closed it, in order.
+    /// The peer closed the connection.
     Peer,
-    /// A handler or a [tick](Protocol::on_tick) closed it.
+    /// A reply or a [tick](Protocol::on_tick) closed the connection.
     Handler,
-    /// A [handle](PushHandle::close) closed it, or a frame that was pushed or replied ended the conversation.
+    /// A [handle](PushHandle::close), or a frame such as a WebSocket close, closed the connection.
     Handle,
-    /// The server shuts down.
+    /// The server shut down.
     Shutdown,
     /// The socket failed.
     Io(io::Error),
-    /// The peer sent what is no frame, or broke off in the middle of one.
+    /// The input was invalid, or ended within a frame.
     Decode(<P::Codec as Codec>::Error),
     /// A frame could not be encoded.
     Encode(<P::Codec as Codec>::Error),
     /// A reply failed.
     Protocol(P::ProtocolError),
-    /// A handler, the future, stream or decision that it returned, or another method of the protocol panicked.
+    /// A method of the protocol, or a future, stream or closure of a reply, panicked.
     Panic,
-    /// The peer took too long.
+    /// A timeout was reached.
     TimedOut(Timeout),
     /// The [memory limit](crate::MemoryLimit) was exceeded, and this connection held the most. What was queued is dropped.
     /// [`Protocol::last_word`] is asked only if all output had been written: otherwise a frame may have been written in part.
     MemoryLimit,
-    /// The task that ran it was aborted, or its runtime ended.
+    /// The task of the connection was aborted, or its runtime was shut down.
     Dropped,
 }
 
 impl<P: Protocol> CloseReason<P> {
-    /// A word for it, as [`Stats::ended`](crate::Stats::ended) counts it.
+    /// Returns the label of the reason in [`Stats::ended`](crate::Stats::ended).
     pub fn label(&self) -> &'static str {
         match self {
             Self::Peer => "peer",
@@ -294,8 +291,8 @@ impl<P: Protocol> fmt::Display for CloseReason<P> {
             Self::Handle => f.write_str("a handle closed the connection"),
             Self::Shutdown => f.write_str("the server shuts down"),
             Self::Io(error) => write!(f, "the socket failed: {error}"),
-            Self::Decode(error) => write!(f, "the peer sent no frame: {error}"),
-            Self::Encode(error) => write!(f, "a frame could not be sent: {error}"),
+            Self::Decode(error) => write!(f, "invalid input: {error}"),
+            Self::Encode(error) => write!(f, "a frame could not be encoded: {error}"),
             Self::Protocol(error) => write!(f, "a reply failed: {error}"),
             Self::Panic => f.write_str("the protocol panicked"),
             Self::TimedOut(timeout) => write!(f, "{timeout}"),

@@ -14,16 +14,16 @@ use crate::outbox::Outbox;
 use crate::session::Facts;
 use crate::{Counters, FrameLike, MemoryAccount, ReplyTicket};
 
-/// How urgent a pushed frame is.
+/// The priority of a pushed frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PushPriority {
-    /// Written before anything else that waits.
+    /// Written before other frames that wait.
     High,
-    /// Written when nothing urgent waits, or in its fair share.
+    /// Written when no high-priority frame waits, or in its [fair share](FairnessConfig).
     Low,
 }
 
-/// What [`PushHandle::try_push`] does with a frame for which there is no room.
+/// What [`PushHandle::try_push`] does when the queue is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PushPolicy {
     /// Returns [`PushError::QueueFull`].
@@ -38,10 +38,10 @@ pub enum PushPolicy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PushError {
-    /// There is no room for it now.
+    /// The queue of the connection is full.
     #[error("the connection's push queue is full")]
     QueueFull,
-    /// The connection has gone.
+    /// The connection has ended.
     #[error("the connection is closed")]
     Closed,
 }
@@ -61,7 +61,7 @@ impl From<PushError> for io::Error {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u64);
 
-/// Receives frames that are lost. Returns false if it cannot take one.
+/// Receives lost frames. Returns false if it could not take the frame.
 pub(crate) type OnLost<F> = Box<dyn Fn(F, Lost) -> bool + Send + Sync>;
 
 /// How much may wait for one connection, and what becomes of the rest.
@@ -169,17 +169,17 @@ impl<F: FrameLike> PushOptions<F> {
     }
 }
 
-/// What became of pushed frames that were not written.
+/// Counters of pushed frames that were not written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct PushStats {
-    /// Dropped by a policy because there was no room.
+    /// Frames that a policy dropped because the queue was full.
     pub dropped: u64,
-    /// Queued when their connection ended.
+    /// Frames that were queued when their connection ended.
     pub unsent: u64,
-    /// Replaced in their slot by a newer frame.
+    /// Frames that a newer one replaced in their slot.
     pub replaced: u64,
-    /// Meant for the dead letters, which had no room for them or were gone.
+    /// Frames that the dead letters could not take, because the queue was full or closed.
     pub undelivered: u64,
 }
 

@@ -170,7 +170,7 @@ pub struct ReplyTicket {
 /// A tick does not follow another one sooner, nor a call of [`ConnectionContext::tick_within`].
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
 
-/// What belongs to one connection.
+/// The state of one connection, which every hook of its [`Protocol`](crate::Protocol) gets. `F` is the type of its frames.
 #[non_exhaustive]
 pub struct ConnectionContext<F: FrameLike = Frame> {
     facts: Arc<Facts>,
@@ -186,7 +186,7 @@ pub struct ConnectionContext<F: FrameLike = Frame> {
     pub(crate) unsent_bytes: usize,
     /// The limit of a frame that is read, and of frames that wait, if the protocol has set one.
     pub(crate) input_limit: Option<NonZeroUsize>,
-    /// Whatever the application keeps with it, for its own eyes.
+    /// State of the protocol for this connection.
     pub data: Option<Box<dyn Any + Send>>,
 }
 
@@ -222,22 +222,22 @@ impl<F: FrameLike> ConnectionContext<F> {
         }
     }
 
-    /// Its name.
+    /// Returns the id of the connection.
     pub fn id(&self) -> ConnectionId {
         self.facts.id
     }
 
-    /// Returns the live connections of the supervisor, this one included: to push to others from a hook.
+    /// Returns the registry of the live connections of the supervisor, this one included: to push to others from a hook.
     pub fn sessions(&self) -> &SessionRegistry<F> {
         &self.sessions
     }
 
-    /// Whom it connects to.
+    /// Returns the address of the peer.
     pub fn peer(&self) -> SocketAddr {
         self.facts.peer
     }
 
-    /// When it began.
+    /// Returns when the connection began.
     pub fn since(&self) -> Instant {
         self.facts.since
     }
@@ -265,9 +265,8 @@ impl<F: FrameLike> ConnectionContext<F> {
         self.tick = Some(self.tick.map_or(at, |before| before.min(at)));
     }
 
-    /// Limits the input of this connection from the next frame on, for example until its peer has logged in: a frame may have
-    /// `bytes`, if the codec [can be told](crate::codec::Codec::set_max_frame), and no more is read while frames of so many bytes wait for
-    /// requests in flight. The [read-ahead](crate::Builder::read_ahead_bytes) applies too, if it is less. A later call replaces the
+    /// Limits the input of this connection from the next frame on, for example until its peer has logged in. `bytes` limits a frame,
+    /// if the codec [supports it](crate::codec::Codec::set_max_frame), and the frames that wait for requests in flight. The [read-ahead](crate::Builder::read_ahead_bytes) applies too, if it is less. A later call replaces the
     /// limit. Callable from every hook.
     pub fn limit_input(&mut self, bytes: usize) {
         self.input_limit = NonZeroUsize::new(bytes.max(1));

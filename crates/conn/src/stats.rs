@@ -28,23 +28,23 @@ const ENDS: [&str; 17] = [
     "write_stall",
 ];
 
-/// What has happened on all connections of a supervisor so far.
+/// Counters of all connections of a supervisor.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Connections that there are now.
+    /// Connections that are admitted and have not ended.
     pub connections: usize,
     /// Connections that were admitted.
     pub admitted: u64,
     /// Connections that were refused.
     pub refused: u64,
-    /// Connections that have ended, by the [label](crate::CloseReason::label) of the reason. Every label is there.
+    /// Connections that have ended, by the [label](crate::CloseReason::label) of the reason. Has every label.
     pub ended: BTreeMap<&'static str, u64>,
-    /// Requests whose handler panicked, whether or not the connection went on.
+    /// Requests that panicked, whether or not the connection went on.
     pub panics: u64,
-    /// What went through them, those that have ended included.
+    /// Traffic of all connections, those that have ended included.
     pub traffic: Counters,
-    /// What became of pushed frames that were not written.
+    /// Pushed frames that were not written.
     pub push: PushStats,
 }
 

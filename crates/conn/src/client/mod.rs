@@ -31,48 +31,48 @@ use crate::{FrameLike, PushError, PushHandle, PushPolicy, PushPriority, Supervis
 
 /// A framed protocol, as a client speaks it.
 pub trait ClientProtocol: Send + Sync + 'static {
-    /// What is read and written.
+    /// The unit that is read and written.
     type Frame: FrameLike;
-    /// How frames become bytes.
+    /// The codec between frames and bytes.
     type Codec: Codec<Frame = Self::Frame>;
 
-    /// The codec of a new connection.
+    /// Returns the codec of a new connection.
     fn codec(&self) -> Self::Codec;
 
-    /// What a frame from the server is.
+    /// Tells whether a frame from the server is a reply or a push.
     fn classify(&self, frame: &Self::Frame) -> Incoming;
 
-    /// Gives a request the number by which its reply will be known: see [`Incoming::Reply`]. Not needed where replies come in
-    /// the order of the requests.
+    /// Writes the number of a request into its frame, so that its reply can be found: see [`Incoming::Reply`]. Not needed if
+    /// replies come in the order of requests.
     fn number(&self, request: &mut Self::Frame, number: u64) {
         let _ = (request, number);
     }
 
-    /// The first words on every new connection: who we are, what we subscribe to. See [`is_answered`](Self::is_answered).
+    /// Returns the first frames of every new connection, such as a login. See [`is_answered`](Self::is_answered).
     fn greeting(&self) -> Vec<Self::Frame> {
         Vec::new()
     }
 
-    /// Nothing has been heard for a [heartbeat](Timeouts::heartbeat): a ping.
+    /// Called when nothing has arrived for a [heartbeat](Timeouts::heartbeat). A frame, such as a ping, is sent.
     fn on_idle(&self, silent: Duration) -> Option<Self::Frame> {
         let _ = silent;
         None
     }
 
-    /// Whether the server replies to a frame of the protocol's own, a [greeting](Self::greeting) or a [ping](Self::on_idle): then
-    /// its reply is expected in its turn or by its number, and goes to nobody.
+    /// Whether the server replies to a frame of the protocol itself, a [greeting](Self::greeting) or a [ping](Self::on_idle). That
+    /// reply is expected, in order or by number, and discarded.
     fn is_answered(&self, frame: &Self::Frame) -> bool {
         let _ = frame;
         false
     }
 
-    /// The last word, when the client leaves on its own account.
+    /// Returns the last frame, when the client closes the connection.
     fn farewell(&self) -> Option<Self::Frame> {
         None
     }
 }
 
-/// What a frame from the server is.
+/// The kind of a frame from the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Incoming {
@@ -80,9 +80,9 @@ pub enum Incoming {
     NextReply,
     /// The reply to the request with this [number](ClientProtocol::number).
     Reply(u64),
-    /// Nobody asked for it: it goes to the [`Pushes`].
+    /// A push, which goes to the [`Pushes`].
     Push,
-    /// Nobody needs it, a pong for instance.
+    /// A frame that is discarded, such as a pong.
     Nothing,
 }
 
@@ -414,17 +414,17 @@ impl<P: ClientProtocol> Client<P> {
         }
     }
 
-    /// Waits until there is a connection.
+    /// Waits until the client is connected.
     pub async fn connected(&self) -> Result<(), RequestError> {
         self.handle().await.map(drop)
     }
 
-    /// Whether there is a connection now.
+    /// Whether the client is connected.
     pub fn is_connected(&self) -> bool {
         matches!(*self.shared.link.borrow(), Link::Up(_))
     }
 
-    /// What has happened on its connections so far.
+    /// Returns the counters of all its connections.
     pub fn stats(&self) -> ClientStats {
         let stats = self.shared.supervisor.stats();
         ClientStats { unexpected_replies: self.shared.supervisor.protocol().unexpected_replies(), connections: stats }
@@ -463,32 +463,32 @@ impl<P: ClientProtocol> fmt::Debug for Client<P> {
     }
 }
 
-/// What has happened on the connections of a client.
+/// Counters of the connections of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ClientStats {
-    /// Replies that nobody waited for: their requests were given up, or there never was one.
+    /// Replies whose request was given up, or never existed.
     pub unexpected_replies: u64,
-    /// Of each connection that was made, as a server counts them.
+    /// Counters of all connections, as those of a server.
     pub connections: crate::Stats,
 }
 
-/// What a server pushes to a client, in order.
+/// The receiver of the pushes of a server, in order.
 pub struct Pushes<F> {
     pushes: mpsc::Receiver<Pushed<F>>,
 }
 
-/// A frame that nobody asked for.
+/// A frame that the server pushed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pushed<F> {
-    /// What was pushed.
+    /// The frame.
     pub frame: F,
-    /// Over which connection, counted from one. When it changes, something may have been missed.
+    /// The number of the connection, counted from one. When it changes, pushes may have been lost in between.
     pub connection: u64,
 }
 
 impl<F> Pushes<F> {
-    /// The next one; none when there will be no more connections.
+    /// Returns the next push, or `None` when the connection is no longer run.
     pub async fn recv(&mut self) -> Option<Pushed<F>> {
         self.pushes.recv().await
     }

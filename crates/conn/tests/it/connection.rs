@@ -67,14 +67,14 @@ async fn bad_input_ends_its_own_connection_with_the_right_word() {
     let word = oversized.receive().await.unwrap();
     assert!(word.starts_with("error: "), "{word}");
     assert_eq!(oversized.receive().await, None);
-    assert!(server.next_end().await.starts_with("conn-2: the peer sent no frame"));
+    assert!(server.next_end().await.starts_with("conn-2: invalid input"));
 
     let mut truncated = server.connect().await;
     truncated.0.write_all(b"\0\0\0\x05hel").await.unwrap();
     truncated.0.shutdown().await.unwrap();
     assert!(truncated.receive().await.unwrap().starts_with("error: "));
     assert_eq!(truncated.receive().await, None);
-    assert!(server.next_end().await.starts_with("conn-3: the peer sent no frame"));
+    assert!(server.next_end().await.starts_with("conn-3: invalid input"));
 
     assert_eq!(neighbour.ask("still there").await, "still there");
     drop((oversized, truncated));
