@@ -1,7 +1,7 @@
-//! An echo server: frames of a four-byte length and a body come back as they were sent. Who says nothing for a minute is
-//! pinged, and left after another.
+//! An echo server of frames with a four-byte length. A client that is silent for a minute gets a ping, and is disconnected after
+//! two.
 //!
-//! `cargo run -p tidewire-conn --example echo` shows a conversation; with an address it serves until Ctrl-C:
+//! `cargo run -p tidewire-conn --example echo` runs a server and a client; with an address it serves until Ctrl-C:
 //! `cargo run -p tidewire-conn --example echo -- 127.0.0.1:7000`
 
 use std::convert::Infallible;
@@ -63,13 +63,13 @@ async fn echo(serve_at: Option<String>) -> std::io::Result<()> {
     for word in ["high", "tide"] {
         client.write_u32(u32::try_from(word.len()).expect("a short word")).await?;
         client.write_all(word.as_bytes()).await?;
-        println!("{word} comes back as {}", receive(&mut client).await?);
+        println!("{word} -> {}", receive(&mut client).await?);
     }
     let shutting = tokio::spawn({
         let server = server.clone();
         async move { server.shutdown(Shutdown::default()).await }
     });
-    println!("and at the end comes {}", receive(&mut client).await?);
+    println!("shutdown -> {}", receive(&mut client).await?);
     drop(client);
     shutting.await?;
     serving.await?

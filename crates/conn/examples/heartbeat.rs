@@ -1,4 +1,4 @@
-//! A heartbeat that overtakes a large reply: the server streams without end, and yet its pings arrive.
+//! High-priority pushes that overtake a reply: the pings of the server arrive between the frames of an endless stream.
 //!
 //! `cargo run -p tidewire-conn --example heartbeat`
 
@@ -16,7 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 struct Feed;
 
-/// The same kilobyte again and again, shared by all frames.
+/// A stream of frames that share one kilobyte.
 struct Kilobytes(Bytes);
 
 impl Stream for Kilobytes {
@@ -37,7 +37,7 @@ impl Protocol for Feed {
     }
 
     fn on_connection_setup(&self, handle: PushHandle<Frame>, _: &mut ConnectionContext) {
-        // It ends with the connection: pushing to one that has gone is an error.
+        // The task ends with the connection, because pushing to a closed connection is an error.
         tokio::spawn(async move {
             let ping = Frame::from(Bytes::from_static(b"ping"));
             while handle.push_high_priority(ping.clone()).await.is_ok() {
@@ -72,7 +72,7 @@ async fn feed() -> std::io::Result<()> {
         client.read_exact(&mut frame).await?;
         if frame == b"ping" { pings += 1 } else { kilobytes += 1 }
     }
-    println!("{pings} pings among {kilobytes} kB of a reply without end");
+    println!("{pings} pings among {kilobytes} kB of the stream");
     drop(client);
     server.shutdown(Shutdown::default()).await;
     serving.await?

@@ -1,4 +1,4 @@
-//! Connection actors that speak RESP: a small server for `redis-cli` and `redis-benchmark`, with strings and channels.
+//! A codec of your own: a small RESP server for `redis-cli` and `redis-benchmark`, with strings and channels.
 //!
 //! `cargo run -p tidewire-conn --example redis_server -- 127.0.0.1:7379` serves until Ctrl-C.
 
@@ -26,7 +26,7 @@ impl FrameLike for Said {
     }
 }
 
-/// RESP as a server speaks it: in the version that the client has asked for.
+/// The codec of a RESP server, in the version that the client has selected.
 pub(crate) struct Resp {
     decoder: Decoder,
     version: Version,
@@ -53,7 +53,7 @@ impl Codec for Resp {
 
     fn encode(&mut self, said: &Said, output: &mut Batch) -> Result<(), DecodeError> {
         self.output.clear();
-        // All that is said here has a form in both versions.
+        // All messages of this server can be encoded in both versions.
         let _ = said.0.encode(self.version, &mut self.output);
         output.put(&self.output);
         Ok(())
@@ -64,13 +64,13 @@ impl Codec for Resp {
     }
 }
 
-/// The words of a command; none of what is no command.
+/// Returns the words of a command, or none if the message is not a command.
 fn words(message: &Message) -> Vec<Bytes> {
     let Message::Reply(Value::Array(words)) = message else { return Vec::new() };
     words.iter().filter_map(Value::as_bytes).cloned().collect()
 }
 
-/// Strings by their keys, and who listens to which channel.
+/// Strings by key, and subscribers by channel.
 #[derive(Default)]
 pub(crate) struct Store {
     strings: Mutex<HashMap<Bytes, Bytes>>,
@@ -103,7 +103,7 @@ impl Store {
             (b"PING" | b"ECHO", [text]) => Value::Bulk(text.clone()),
             (b"GET", [key]) => lock(&self.strings).get(key).map_or(Value::Null, |text| Value::Bulk(text.clone())),
             (b"SET", [key, text]) => {
-                // What arrives is a part of a larger read, which a string should not keep.
+                // The input is a slice of a larger read, which a string must not keep in memory.
                 let (key, text) = (Bytes::copy_from_slice(key), Bytes::copy_from_slice(text));
                 lock(&self.strings).insert(key, text);
                 ok()
@@ -116,7 +116,7 @@ impl Store {
             (b"PUBLISH", [channel, text]) => integer(self.publish(channel, text)),
             (b"HELLO", _) => Value::Map(vec![(Value::from("server"), Value::from("tidewire-conn"))]),
             (b"SELECT" | b"CLIENT", _) => ok(),
-            // redis-benchmark and redis-cli ask for these, and go on without.
+            // redis-benchmark and redis-cli send these, and go on without a result.
             (b"CONFIG" | b"COMMAND", _) => Value::Array(Vec::new()),
             _ => error("ERR unknown command or wrong number of arguments"),
         };
@@ -136,7 +136,7 @@ impl Store {
         subscribed.collect()
     }
 
-    /// Pushes a text to all who listen. Whoever does not read misses it.
+    /// Pushes a text to all subscribers. It is dropped for those that do not read.
     fn publish(&self, channel: &Bytes, text: &Bytes) -> usize {
         let listeners: Vec<_> =
             lock(&self.channels).get(channel).into_iter().flatten().map(|(_, handle)| handle.clone()).collect();

@@ -1,8 +1,8 @@
-//! A WebSocket echo: text and binary messages come back as they were sent.
+//! The WebSocket server and client of the conformance tests. For a shorter server, see the example `websocket`.
 //!
 //! `cargo run -p tidewire-conn --example websocket_echo -- serve 127.0.0.1:7000` serves until Ctrl-C;
-//! `cargo run -p tidewire-conn --example websocket_echo -- cases ws://127.0.0.1:9001` is the client that a test suite asks for:
-//! it connects once for every case, and echoes what it is sent.
+//! `cargo run -p tidewire-conn --example websocket_echo -- cases ws://127.0.0.1:9001` runs the client: it connects once
+//! for every case of the test suite, and echoes its messages.
 
 use std::convert::Infallible;
 
@@ -13,7 +13,7 @@ use tidewire_conn::websocket::{
 use tidewire_conn::{CloseReason, ConnectionContext, Protocol, Reply, Shutdown, Supervisor};
 use tokio::net::TcpListener;
 
-/// The largest message that is echoed.
+/// Limit of a message, in bytes.
 const LARGEST: usize = 64 << 20;
 
 struct Echo;
@@ -38,7 +38,7 @@ impl Protocol for Echo {
     fn last_word(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext<Message>) -> Option<Message> {
         match reason {
             CloseReason::Shutdown => Some(Message::close(CloseCode::AWAY, "the server is going down")),
-            // What is wrong with a message, the codec says itself.
+            // The codec sends the close frame after an invalid message.
             _ => None,
         }
     }
@@ -76,7 +76,7 @@ async fn serve(addr: &str) -> std::io::Result<()> {
     }
 }
 
-/// Nothing is asked: whatever comes is a push.
+/// Sends no requests: every message of the server is a push.
 struct EchoBack;
 
 impl ClientProtocol for EchoBack {
