@@ -49,7 +49,7 @@ impl<P> fmt::Debug for AskError<P> {
     }
 }
 
-/// How a question ends that nobody answers.
+/// How a question ends without an answer.
 #[derive(Debug, Clone)]
 pub(crate) enum Silence {
     DeadLettered(Reason),
@@ -134,8 +134,8 @@ impl<R> Cell<R> {
     }
 }
 
-/// Shared by the message that asks and all that follow from it, as any of them may carry the reply. If one of them ends
-/// badly, the question ends with the last of them.
+/// Shared by the message that asks and its follow-ups, because any of them may carry the reply. If one of them is not handled, the
+/// question ends with the last of them.
 struct Question<R> {
     cell: Arc<Cell<R>>,
     silence: Mutex<Option<Silence>>,
@@ -159,7 +159,7 @@ impl<R> Drop for Question<R> {
     }
 }
 
-/// Questions that were merged into one message. Without end, perhaps, so those that have ended make way for new ones.
+/// Questions that were merged into one message. Their number has no bound, so those that have ended are removed.
 struct Merged(Vec<Arc<dyn Asked>>);
 
 impl Asked for Merged {

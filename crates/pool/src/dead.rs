@@ -57,7 +57,7 @@ impl fmt::Display for Reason {
 }
 
 impl<P> DeadLetter<P> {
-    /// The message, to be submitted again: without its deadline, which may have passed.
+    /// Returns the message, to be submitted again, without its deadline, which may have passed.
     pub fn into_message(self) -> Message<P> {
         Message { deadline: None, ..self.message }
     }
@@ -65,7 +65,7 @@ impl<P> DeadLetter<P> {
 
 /// The newest dead letters of a pool.
 ///
-/// When there is no room for another, the oldest is dropped and [counted](crate::Stats::forgotten).
+/// At the [bound](crate::Builder::dead_letters) the oldest is dropped and [counted](crate::Stats::forgotten).
 #[derive(Debug)]
 pub struct DeadLetters<P> {
     capacity: usize,
@@ -77,7 +77,7 @@ impl<P> DeadLetters<P> {
         Self { capacity, letters: Mutex::new(VecDeque::new()) }
     }
 
-    /// Keeps a letter; the one that had to go for it comes back.
+    /// Keeps a letter, and returns the one that was dropped for it.
     pub(crate) fn keep(&self, letter: DeadLetter<P>) -> Option<DeadLetter<P>> {
         if self.capacity == 0 {
             return Some(letter);
@@ -88,23 +88,23 @@ impl<P> DeadLetters<P> {
         forgotten
     }
 
-    /// How many there are.
+    /// Returns the number of dead letters.
     pub fn len(&self) -> usize {
         lock(&self.letters).len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no dead letters.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Shows them, oldest first. The pool cannot keep another one meanwhile, so be quick.
-    pub fn for_each(&self, show: impl FnMut(&DeadLetter<P>)) {
-        lock(&self.letters).iter().for_each(show);
+    /// Calls a function with each dead letter, oldest first. The pool cannot keep another one meanwhile, so it must be quick.
+    pub fn for_each(&self, visit: impl FnMut(&DeadLetter<P>)) {
+        lock(&self.letters).iter().for_each(visit);
     }
 
-    /// Takes the oldest ones out, at most so many: to look at, to drop, or to submit again
-    /// ([`DeadLetter::into_message`]).
+    /// Removes and returns the oldest dead letters, at most this number: to inspect, to drop, or to
+    /// [submit again](DeadLetter::into_message).
     pub fn take(&self, at_most: usize) -> Vec<DeadLetter<P>> {
         let mut letters = lock(&self.letters);
         let count = letters.len().min(at_most);

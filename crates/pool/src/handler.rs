@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::ask::Asked;
+use crate::budget::Amount;
 use crate::engine::Engine;
-use crate::room::Amount;
 use crate::{Key, Message, Reason, SubmitError, TraceContext};
 
 /// Handles messages, on the threads of a pool.
@@ -43,12 +43,12 @@ where
     }
 }
 
-/// What a handler may know and do while it handles a message.
+/// The context of a message that is being handled: its attempt, its trace, and the submission of follow-ups.
 pub struct Context<'a, P> {
     pub(crate) engine: &'a Engine<P>,
     pub(crate) key: Key,
-    /// The room of the message being handled, until a follow-up takes it over.
-    pub(crate) room: Option<Amount>,
+    /// The budget of the message being handled, until a follow-up takes it over.
+    pub(crate) budget: Option<Amount>,
     pub(crate) trace: TraceContext,
     pub(crate) attempt: u32,
     pub(crate) submitted: u64,
@@ -60,32 +60,32 @@ pub struct Context<'a, P> {
 impl<P: Send + 'static> Context<'_, P> {
     /// Submits a follow-up message. It belongs to the trace of the message being handled, unless it has one of its own.
     ///
-    /// It never waits, whatever the overflow policy. The first follow-up takes over the room of the message being handled,
-    /// so a chain of one message after the other always goes on, however full the pool; the others need free room. What
-    /// finds none is refused, and comes back in the error. While the pool drains, follow-ups are still accepted.
+    /// It never waits, and no overflow policy applies. The first follow-up takes over the budget of the message being handled, so
+    /// a chain of messages makes progress however full the pool is; the others need unused budget. A follow-up without budget is
+    /// returned in the error. While the pool drains, follow-ups are still accepted.
     pub fn submit(&mut self, mut message: Message<P>) -> Result<(), SubmitError<P>> {
         if message.trace.is_none() {
             message.trace = self.trace;
         }
-        self.engine.follow_up(message, self.key, &mut self.room, self.asker.clone())
+        self.engine.follow_up(message, self.key, &mut self.budget, self.asker.clone())
     }
 
-    /// The context that follow-ups inherit: the message's own, or that of the span around this handler.
+    /// Returns the trace context that follow-ups inherit: that of the message, or of the span around this handler.
     pub fn trace(&self) -> TraceContext {
         self.trace
     }
 
-    /// Sets what follow-ups inherit: for decorators that open a span.
+    /// Sets the trace context that follow-ups inherit: for decorators that open a span.
     pub fn set_trace(&mut self, trace: TraceContext) {
         self.trace = trace;
     }
 
-    /// Which attempt this is, from 1.
+    /// Returns the number of this attempt, from 1.
     pub fn attempt(&self) -> u32 {
         self.attempt
     }
 
-    /// Should this attempt fail, it is the last: whatever the retry policy, the message becomes a dead letter.
+    /// Makes this attempt the last one: if it fails, the message becomes a dead letter, whatever the retry policy.
     pub fn do_not_retry(&mut self) {
         self.final_attempt = true;
     }

@@ -62,7 +62,13 @@
 //!
 #![doc = include_str!("../metrics.md")]
 
+/// Compiles the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod ask;
+mod budget;
 mod clock;
 mod dead;
 mod engine;
@@ -74,7 +80,6 @@ mod observe;
 mod options;
 mod pool;
 mod resilience;
-mod room;
 mod simulation;
 mod stripe;
 mod sync;

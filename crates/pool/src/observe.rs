@@ -7,9 +7,9 @@ use crate::{Context, Handler, Message, Reason};
 
 /// A handler with a span and metrics around each message; see the [table](crate#metrics-and-spans).
 ///
-/// The span is a child of the message's [trace context](crate::TraceContext): it has an id of its own, which follow-up
-/// messages inherit as their parent and [`TraceContext::current`](crate::TraceContext::current) tells meanwhile. A message
-/// of no trace begins one.
+/// The span is a child of the message's [trace context](crate::TraceContext). It has its own id, which
+/// [`TraceContext::current`](crate::TraceContext::current) returns in the handler and which follow-up messages inherit as their
+/// parent. A message without a trace begins one.
 #[derive(Debug)]
 pub struct Observed<H> {
     inner: H,
@@ -57,7 +57,7 @@ impl<P: Send + 'static, H: Handler<P>> Handler<P> for Observed<H> {
         }
         context.set_trace(own);
         let start = context.now();
-        // Counted as failed unless told otherwise, so that a panic is.
+        // Counted as failed until it has succeeded, so that a panic is counted.
         let mut outcome = Outcome { observed: self, span: &span, ok: false };
         let result = {
             let _current = own.enter();
@@ -90,13 +90,13 @@ impl<H> Drop for Outcome<'_, H> {
     }
 }
 
-/// Is told what happens to the messages of a pool, on the thread on which it happens. It must be quick.
+/// Observes the messages of a pool. It is called on the thread of the event, so it must be quick.
 pub trait Observer: Send + Sync + 'static {
-    /// Something happened to one message.
+    /// Records an event of one message.
     fn observe(&self, event: Event);
 }
 
-/// What can happen to a message, as an [`Observer`] sees it.
+/// An event of a message, for an [`Observer`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
@@ -112,11 +112,11 @@ pub enum Event {
     Expired,
     /// Dropped as the oldest of a full queue; a dead letter.
     Displaced,
-    /// A dead letter, for whatever reason.
+    /// Became a dead letter, for any reason.
     DeadLettered,
-    /// A dead letter was not kept, for want of room.
+    /// A dead letter was dropped because of the bound on them.
     Forgotten,
-    /// Given back by a shutdown.
+    /// Returned by a shutdown.
     Returned,
     /// It has ended: handled, dead-lettered or returned. Happens once to everything that was queued.
     Ended,

@@ -1,44 +1,43 @@
-//! The settings of a pool, each with a default.
+//! Settings of a pool.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::room::{MAX_BYTES, MAX_MESSAGES};
+use crate::budget::{MAX_BYTES, MAX_MESSAGES};
 use crate::{DeadLetter, Handler, Observer, Pool, Simulation};
 
 /// Where the messages of a key are handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Placement {
-    /// An idle worker takes over a whole waiting key, so a hot or slow key never holds up another. The default.
+    /// On any worker: an idle one takes over a waiting key, so a hot or slow key never delays another. The default.
     #[default]
     Moving,
-    /// A key always runs on the same thread, for handlers that keep state per thread. Keys that share a thread with a
-    /// slow one wait for it.
+    /// Always on the same thread, for handlers that keep state per thread. Keys that share a thread with a slow one wait for it.
     Pinned,
 }
 
 /// Merges a new payload into a queued one.
 pub type Merge<P> = dyn Fn(&mut P, P) + Send + Sync;
 
-/// What happens to a message for which there is no room.
+/// What happens to a message that is submitted to a full pool.
 ///
-/// A follow-up message is never subject to it: it has room, or it is refused.
+/// It does not apply to follow-up messages, which are accepted or rejected at once.
 #[non_exhaustive]
 pub enum Overflow<P> {
-    /// It comes back in the error. The default: whoever submits knows best what to do.
+    /// The message is returned in the error. The default, because the submitter knows best what to do.
     Reject,
-    /// [`submit`](crate::Pool::submit) blocks and [`submit_async`](crate::Pool::submit_async) waits until there is room;
-    /// [`try_submit`](crate::Pool::try_submit) rejects. Room comes in batches of up to a 64th of the bound, so a little of it
-    /// may be free for a while before a waiting submission gets it.
+    /// [`submit`](crate::Pool::submit) blocks and [`submit_async`](crate::Pool::submit_async) waits until the pool can accept the
+    /// message; [`try_submit`](crate::Pool::try_submit) rejects it. Workers return budget in batches of up to a 64th of the bound,
+    /// so a pool that is slightly below its bound may still have waiting submissions.
     Wait,
-    /// Older messages become dead letters until there is room: of the same key if it has any queued, else of the key that
-    /// has waited longest, first among those with the same home worker. If nothing is queued, it is rejected. What waits to
-    /// be tried again, and what waits behind it, is not dropped.
+    /// Older messages become dead letters until the pool can accept the message: of the same key if it has any queued, else of
+    /// the key that has waited longest, first among those with the same home worker. If nothing is queued, the message is
+    /// rejected. A message that waits for its next attempt, and the messages behind it, are not dropped.
     DropOldest,
-    /// It is merged into the newest queued message of its key by this function, which gets the queued payload and the new
-    /// one. It is rejected if the key has none queued, or if the bytes of both together have no room. The function runs
-    /// under a lock of the pool: it must be quick, and must not use the pool.
+    /// The message is merged into the newest queued message of its key by this function, which gets the queued payload and the
+    /// new one. The message is rejected if its key has none queued, or if the bytes of both together exceed a bound. The function
+    /// runs under a lock of the pool: it must be quick, and must not use the pool.
     Coalesce(Arc<Merge<P>>),
 }
 
@@ -95,43 +94,43 @@ impl Retry {
     }
 }
 
-/// Why a pool cannot be built. Each names the setting.
+/// Why a pool cannot be built. Each error names the setting.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
     /// A pool has at least one worker.
     #[error("workers is 0: a pool needs at least one")]
     NoWorkers,
-    /// More threads than any machine has cores.
+    /// More workers than are supported.
     #[error("workers is {0}: at most {max} are supported", max = Builder::<()>::MAX_WORKERS)]
     TooManyWorkers(usize),
-    /// A bound of nothing accepts nothing.
+    /// A bound is zero, so nothing could be accepted.
     #[error("{0} is 0: nothing would ever be accepted")]
     ZeroBound(&'static str),
-    /// A bound beyond what is counted.
+    /// A bound is larger than the counters of the pool.
     #[error("{field} is {value}: at most {max} is supported")]
     HugeBound {
         /// The setting.
         field: &'static str,
-        /// What it was set to.
+        /// Its value.
         value: usize,
-        /// The most it can be.
+        /// The largest supported value.
         max: usize,
     },
-    /// A bound per key that could never be reached.
+    /// A bound per key is larger than the bound of the pool.
     #[error("{field} is {value}, more than the {total} of the whole pool: it would have no effect")]
     KeyAboveTotal {
         /// The setting.
         field: &'static str,
-        /// What it was set to.
+        /// Its value.
         value: usize,
         /// The bound of the whole pool.
         total: usize,
     },
-    /// No attempt at all.
+    /// The number of attempts is zero.
     #[error("retry.attempts is 0: a message is handed to the handler at least once")]
     NoAttempts,
-    /// A first pause longer than the longest.
+    /// The first pause is longer than the longest.
     #[error("retry.first_pause is {first:?}, longer than retry.longest_pause, {longest:?}")]
     PausesReversed {
         /// The first pause.
@@ -139,20 +138,20 @@ pub enum BuildError {
         /// The longest pause.
         longest: Duration,
     },
-    /// No thread can be called so.
+    /// The name of a thread cannot contain a NUL.
     #[error("name has a NUL in it: {0:?}")]
     NulInName(String),
-    /// The system refused a thread.
+    /// The operating system did not start a thread.
     #[error("cannot start worker thread {worker}: {source}")]
     Thread {
-        /// Which one.
+        /// The number of the worker.
         worker: usize,
-        /// Why.
+        /// The error of the operating system.
         source: std::io::Error,
     },
 }
 
-/// Settings of a pool, each with a default.
+/// Builds a [`Pool`] or a [`Simulation`]; returned by [`Pool::builder`].
 pub struct Builder<P> {
     pub(crate) workers: usize,
     pub(crate) placement: Placement,
@@ -198,105 +197,106 @@ impl<P> Builder<P> {
 }
 
 impl<P: Send + 'static> Builder<P> {
-    /// How many threads handle messages. Default: one per core, since handlers are meant to compute, not to wait.
+    /// Sets the number of threads that handle messages. Default: one per core, because handlers should compute and not block.
     #[must_use]
     pub fn workers(self, workers: usize) -> Self {
         Self { workers, ..self }
     }
 
-    /// Where a key is handled. Default: [`Placement::Moving`].
+    /// Sets where the messages of a key are handled. Default: [`Placement::Moving`].
     #[must_use]
     pub fn placement(self, placement: Placement) -> Self {
         Self { placement, ..self }
     }
 
-    /// How many messages the pool holds, those being handled included. Default: 65 536, which at a microsecond each is a
-    /// fifteenth of a second of work: a longer queue only makes everybody wait longer.
+    /// Sets the maximum number of messages in the pool, those being handled included. Default: 65 536, which at a microsecond
+    /// each is a fifteenth of a second of work; a longer queue would only add latency.
     #[must_use]
     pub fn messages(self, messages: usize) -> Self {
         Self { messages, ..self }
     }
 
-    /// How many bytes the payloads of the pool may take, as [`size`](Self::size) counts them. Default: 64 MiB, so that a
-    /// forgotten pool never takes the machine down.
+    /// Sets the maximum number of bytes of all payloads in the pool, as [`size`](Self::size) counts them. Default: 64 MiB, so
+    /// that a pool with default settings cannot exhaust the memory.
     #[must_use]
     pub fn bytes(self, bytes: usize) -> Self {
         Self { bytes, ..self }
     }
 
-    /// How many messages one key holds. Default: as many as the pool, because counting per key costs a look-up per message
-    /// at submission. Set it where keys belong to parties that must not starve each other.
+    /// Sets the maximum number of messages of one key. Default: that of the pool, because counting per key costs a look-up for
+    /// each submission. Set it if keys belong to clients that must not starve each other.
     #[must_use]
     pub fn key_messages(self, messages: usize) -> Self {
         Self { key_messages: Some(messages), ..self }
     }
 
-    /// How many bytes one key holds. Default: as many as the pool.
+    /// Sets the maximum number of bytes of one key. Default: that of the pool.
     #[must_use]
     pub fn key_bytes(self, bytes: usize) -> Self {
         Self { key_bytes: Some(bytes), ..self }
     }
 
-    /// How many bytes a payload counts for. Default: the size of its type, which leaves out what it has on the heap.
+    /// Sets the function that returns the bytes of a payload. Default: the size of its type, without its data on the heap.
     #[must_use]
     pub fn size(self, size: fn(&P) -> usize) -> Self {
         Self { size, ..self }
     }
 
-    /// What happens when there is no room. Default: [`Overflow::Reject`].
+    /// Sets what happens to a message that is submitted to a full pool. Default: [`Overflow::Reject`].
     #[must_use]
     pub fn overflow(self, overflow: Overflow<P>) -> Self {
         Self { overflow, ..self }
     }
 
-    /// Tries again what fails. Default: not, because only the application knows what may be done twice.
+    /// Sets when a failed message is tried again. Default: never, because only the application knows which messages may be
+    /// handled twice.
     #[must_use]
     pub fn retry(self, retry: Retry) -> Self {
         Self { retry: Some(retry), ..self }
     }
 
-    /// How many dead letters are kept. Default: 1024, enough to see what goes wrong. 0 keeps none; they are still counted
-    /// and shown to [`on_dead_letter`](Self::on_dead_letter).
+    /// Sets the maximum number of dead letters that are kept. Default: 1024, enough to diagnose an error. 0 keeps none; they are
+    /// still counted and passed to [`on_dead_letter`](Self::on_dead_letter).
     #[must_use]
     pub fn dead_letters(self, capacity: usize) -> Self {
         Self { dead_letters: capacity, ..self }
     }
 
-    /// Is called with every dead letter before it is kept, so that a payload which must answer somebody can. (Whoever
-    /// [asked](crate::Pool::ask) is told without it.) It runs on the worker, or on the thread whose submission displaced
-    /// the message.
+    /// Sets a function that is called with every dead letter before it is kept, for example to answer a client that the payload
+    /// belongs to. Callers of [`Pool::ask`](crate::Pool::ask) get an error without it. It runs on the worker, or on the thread
+    /// whose submission displaced the message. Default: none.
     #[must_use]
     pub fn on_dead_letter(self, hook: impl Fn(&mut DeadLetter<P>) + Send + Sync + 'static) -> Self {
         Self { on_dead_letter: Some(Box::new(hook)), ..self }
     }
 
-    /// Is told what happens to messages; [`PoolMetrics`](crate::PoolMetrics) makes metrics of it. Default: nobody.
+    /// Sets the observer of messages; [`PoolMetrics`](crate::PoolMetrics) is one that records metrics. Default: none.
     #[must_use]
     pub fn observer(self, observer: Arc<dyn Observer>) -> Self {
         Self { observer: Some(observer), ..self }
     }
 
-    /// What its threads are called, with their number behind it. Default: `pool`.
+    /// Sets the prefix of the names of the threads, which is followed by their number. Default: `pool`.
     #[must_use]
     pub fn name(self, name: impl Into<String>) -> Self {
         Self { name: name.into(), ..self }
     }
 
-    /// By how much the scheduling priority of its threads is lower than that of the thread that starts it, on the scale of `nice`.
-    /// For work that must not delay other threads of the process. Has an effect on Linux, where threads have priorities of their
-    /// own. Default: 0.
+    /// Sets by how much the scheduling priority of the threads is lower than that of the thread that starts the pool, on the scale
+    /// of `nice`. Use it for work that must not delay other threads of the process. It has an effect on Linux only, where each
+    /// thread has its own priority. Default: 0, no change.
     #[must_use]
     pub fn niceness(self, niceness: u8) -> Self {
         Self { niceness, ..self }
     }
 
-    /// Starts the workers.
+    /// Starts a pool.
     pub fn start<H: Handler<P>>(self, handler: H) -> Result<Pool<P>, BuildError> {
         Pool::start(self.validated()?, handler)
     }
 
-    /// The same pool without threads, stepped by the caller in virtual time: for tests. The seed decides which key has
-    /// its turn when several could.
+    /// Creates the same pool without threads, which the caller steps in virtual time: for tests. The seed decides which of the
+    /// ready keys is next.
     pub fn simulate<H: Handler<P>>(self, seed: u64, handler: H) -> Result<Simulation<P>, BuildError> {
         Ok(Simulation::new(self.validated()?, seed, handler))
     }

@@ -24,20 +24,20 @@ pub struct Pool<P: Send + 'static> {
 pub enum Submitted {
     /// It is queued.
     Queued,
-    /// It is queued, and so many older ones were dropped for it.
+    /// It is queued, and this number of older messages was dropped for it.
     Displacing(usize),
     /// It was merged into a queued one.
     Merged,
 }
 
-/// Why a message was not accepted. It comes back.
+/// Why a message was not accepted. Each variant contains the message.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum SubmitError<P> {
-    /// There is no room for it now.
+    /// The pool is full.
     #[error("the pool is full: try later, or choose an overflow policy")]
     Full(Message<P>),
-    /// There never will be room: it is larger than the bound on bytes.
+    /// It is larger than the bound on bytes, so it can never be accepted.
     #[error("the message is larger than the bytes the pool may hold")]
     TooLarge(Message<P>),
     /// The pool drains or is closed.
@@ -65,7 +65,7 @@ impl<P> std::fmt::Debug for SubmitError<P> {
     }
 }
 
-/// What a pool has done so far. Each accepted message ends in exactly one of `handled`, `dead_lettered` and `returned`.
+/// Counters of a pool since its start. Each accepted message ends in exactly one of `handled`, `dead_lettered` and `returned`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Stats {
@@ -87,21 +87,21 @@ pub struct Stats {
     pub expired: u64,
     /// Dead because they were the oldest in a full queue.
     pub displaced: u64,
-    /// Dead for whatever reason.
+    /// Dead letters, for any reason.
     pub dead_lettered: u64,
-    /// Dead letters that were not kept, for want of room.
+    /// Dead letters that were dropped because of the bound on them.
     pub forgotten: u64,
-    /// Given back by a shutdown.
+    /// Returned by a shutdown.
     pub returned: u64,
 }
 
-/// What a shutdown left.
+/// The result of a shutdown.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Shutdown<P> {
-    /// What was accepted and not begun.
+    /// The messages that were accepted and not begun.
     pub returned: Vec<Message<P>>,
-    /// How many workers were still in a handler. Their threads end when the handlers return.
+    /// The number of workers that were still in a handler. Their threads end when the handlers return.
     pub running: usize,
 }
 
@@ -122,7 +122,7 @@ fn lower_priority(niceness: u8) {
 fn lower_priority(_: u8) {}
 
 impl<P: Send + 'static> Pool<P> {
-    /// The settings, to start a pool with.
+    /// Returns a builder with default settings.
     pub fn builder() -> Builder<P> {
         Builder::default()
     }
@@ -144,7 +144,7 @@ impl<P: Send + 'static> Pool<P> {
         Ok(pool)
     }
 
-    /// Submits a message. If there is no room, the [overflow policy](crate::Overflow) decides; under
+    /// Submits a message. If the pool is full, the [overflow policy](crate::Overflow) applies; under
     /// [`Overflow::Wait`](crate::Overflow::Wait) this blocks the thread.
     ///
     /// A handler submits through its [`Context`](crate::Context) instead, which never blocks.
@@ -152,8 +152,8 @@ impl<P: Send + 'static> Pool<P> {
         self.engine.submit_blocking(message)
     }
 
-    /// As [`submit`](Self::submit), but under [`Overflow::Wait`](crate::Overflow::Wait) it waits without blocking. Dropped
-    /// before it is done, the message is not submitted.
+    /// As [`submit`](Self::submit), but under [`Overflow::Wait`](crate::Overflow::Wait) it waits without blocking. If the future
+    /// is dropped before it is done, the message is not submitted.
     pub async fn submit_async(&self, message: Message<P>) -> Result<Submitted, SubmitError<P>> {
         self.engine.submit(message, None).await
     }
@@ -196,39 +196,39 @@ impl<P: Send + 'static> Pool<P> {
         answer.await.map_err(Into::into)
     }
 
-    /// What could not be handled.
+    /// Returns the dead letters.
     pub fn dead_letters(&self) -> &DeadLetters<P> {
         &self.engine.dead_letters
     }
 
-    /// How many messages it holds, those being handled included. A worker that is busy may have up to a 64th of the bound
-    /// still to give back.
+    /// Returns the number of messages in the pool, those being handled included. Up to a 64th of the bound may have ended
+    /// already, because busy workers return budget in batches.
     pub fn depth(&self) -> usize {
         self.engine.depth().messages()
     }
 
-    /// How many bytes it holds, as [`Builder::size`] counts them; see [`depth`](Self::depth).
+    /// Returns the number of bytes in the pool, as [`Builder::size`] counts them; see [`depth`](Self::depth).
     pub fn bytes(&self) -> usize {
         self.engine.depth().bytes()
     }
 
-    /// What it has done so far.
+    /// Returns the counters of the pool.
     pub fn stats(&self) -> Stats {
         self.engine.stats()
     }
 
-    /// How many threads it has.
+    /// Returns the number of threads.
     pub fn workers(&self) -> usize {
         self.engine.workers()
     }
 
-    /// Where its keys are handled.
+    /// Returns where the messages of a key are handled.
     pub fn placement(&self) -> Placement {
         self.engine.placement
     }
 
-    /// Shuts down in order. From now on only follow-up messages are accepted. When all is handled, or the time is over,
-    /// nothing is accepted any more, and what was not begun is returned.
+    /// Shuts down gracefully: accepts only follow-up messages, and waits until all messages are handled or the time is over. Then
+    /// the pool is closed, and messages that were not begun are returned.
     ///
     /// It waits no longer than that, even if a handler does not return. A handler that calls it waits for itself.
     pub fn drain(&self, patience: Duration) -> Shutdown<P> {
@@ -236,8 +236,7 @@ impl<P: Send + 'static> Pool<P> {
         self.abort()
     }
 
-    /// Shuts down at once: nothing is accepted any more, and what was not begun is returned. It does not wait for handlers
-    /// that are running.
+    /// Shuts down at once: closes the pool, and returns the messages that were not begun. It does not wait for running handlers.
     pub fn abort(&self) -> Shutdown<P> {
         let returned = self.engine.close();
         let running = self.engine.running();

@@ -60,14 +60,14 @@ impl<P: Send + 'static> Simulation<P> {
         }
     }
 
-    /// Submits a message. It never waits, also not under [`Overflow::Wait`](crate::Overflow::Wait): nobody else could make
-    /// room.
+    /// Submits a message. It never waits, not even under [`Overflow::Wait`](crate::Overflow::Wait), because only the caller could
+    /// free budget.
     pub fn submit(&mut self, message: Message<P>) -> Result<Submitted, SubmitError<P>> {
         self.engine.try_submit(message, None)
     }
 
-    /// Submits a message that carries a [`Reply`], and steps until it is answered. If nothing is left to be done before that,
-    /// nobody ever will: it is [unanswered](AskError::Unanswered).
+    /// Submits a message that carries a [`Reply`], and steps until it is answered. If nothing is left to do before that, the
+    /// question is [unanswered](AskError::Unanswered).
     pub fn ask<R: Send + 'static>(&mut self, message: impl FnOnce(Reply<R>) -> Message<P>) -> Result<R, AskError<P>> {
         let (reply, asker, mut answer) = question();
         self.engine.try_submit(message(reply), Some(asker)).map_err(AskError::NotSubmitted)?;
@@ -82,7 +82,7 @@ impl<P: Send + 'static> Simulation<P> {
         }
     }
 
-    /// Handles one message, if one is ready. The seed decides of which key.
+    /// Handles one message of a key that the seed selects. Returns whether one was ready.
     pub fn step(&mut self) -> bool {
         let workers = self.engine.workers();
         let first = self.random.usize(..workers);
@@ -96,8 +96,8 @@ impl<P: Send + 'static> Simulation<P> {
         true
     }
 
-    /// Steps until nothing is left, and moves time whenever something is to be tried again later. Returns how many steps and
-    /// moves it took, at most `limit`.
+    /// Steps until nothing is left, and advances the time to the next retry whenever no message is ready. Returns the number of
+    /// steps and advances, at most `limit`.
     pub fn run(&mut self, limit: usize) -> usize {
         (0..limit).take_while(|_| self.step_or_advance()).count()
     }
@@ -112,37 +112,37 @@ impl<P: Send + 'static> Simulation<P> {
         true
     }
 
-    /// The virtual time. It has no relation to real time.
+    /// Returns the virtual time. It has no relation to real time.
     pub fn now(&self) -> Instant {
         self.engine.clock.now()
     }
 
-    /// Lets time pass.
+    /// Advances the virtual time.
     pub fn advance(&mut self, by: Duration) {
         self.engine.clock.advance(by);
     }
 
-    /// What could not be handled.
+    /// Returns the dead letters.
     pub fn dead_letters(&self) -> &DeadLetters<P> {
         &self.engine.dead_letters
     }
 
-    /// How many messages it holds.
+    /// Returns the number of messages in the pool.
     pub fn depth(&self) -> usize {
         self.engine.depth().messages()
     }
 
-    /// How many bytes it holds.
+    /// Returns the number of bytes in the pool.
     pub fn bytes(&self) -> usize {
         self.engine.depth().bytes()
     }
 
-    /// What it has done so far.
+    /// Returns the counters of the pool.
     pub fn stats(&self) -> Stats {
         self.engine.stats()
     }
 
-    /// Accepts nothing any more, and takes back what is queued.
+    /// Closes the pool, and returns the queued messages.
     pub fn abort(&mut self) -> Shutdown<P> {
         Shutdown { returned: self.engine.close(), running: 0 }
     }

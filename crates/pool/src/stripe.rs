@@ -52,7 +52,7 @@ const RUNNING: u32 = 1 << 31;
 /// What a stripe remembers of a key that is being handled while it has nothing queued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tracking {
-    /// Nothing. Only one worker takes from the stripe, so nobody else could handle another message of the key.
+    /// Nothing. Only one worker takes from the stripe, so no other could handle another message of the key.
     Nothing,
     /// That it is, in a list as long as there are workers.
     Key,
@@ -376,7 +376,7 @@ impl<P> Stripe<P> {
             let number = *self.ready.front()?;
             match self.queues.get(number as usize).filter(|queue| queue.state == State::Ready) {
                 Some(queue) if queue.head != NIL => return self.pop_of(number),
-                // Emptied before. Removed here, because while workers are stuck nobody else does, and keys would add up.
+                // Emptied before. Removed here, because stuck workers do not, and keys would add up.
                 Some(_) => self.remove(number),
                 None => {}
             }
@@ -469,7 +469,7 @@ impl<P> Stripe<P> {
 }
 
 fn id(index: usize) -> u32 {
-    // The room for messages is limited far below 2^31.
+    // The number of messages is limited far below 2^31.
     u32::try_from(index).expect("a stripe holds fewer than 2^32 messages")
 }
 

@@ -84,7 +84,7 @@ impl TraceContext {
         self.span
     }
 
-    /// Whether whoever began the trace records it.
+    /// Returns whether the trace is recorded by the process that began it.
     pub fn is_sampled(self) -> bool {
         self.flags & 1 == 1
     }

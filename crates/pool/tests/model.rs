@@ -69,7 +69,7 @@ fn order_is_kept_when_keys_move() {
     });
 }
 
-/// The bound: a submitter that waits for room is woken when there is some.
+/// The bound: a submitter that waits for budget is woken when there is some.
 #[test]
 fn a_waiting_submitter_is_woken() {
     explore(2, || {

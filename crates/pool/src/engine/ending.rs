@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::{Engine, Phase, count};
 use crate::ask::Silence;
+use crate::budget::Amount;
 use crate::message::Delivery;
-use crate::room::Amount;
 use crate::sync::{Ordering, lock};
 use crate::{Event, Message};
 
@@ -20,7 +20,7 @@ impl<P: Send + 'static> Engine<P> {
             let mut intake = lock(&shard.intake);
             intake.phase = intake.phase.max(phase);
         }
-        self.room.wake_all();
+        self.budget.wake_all();
     }
 
     /// Accepts only follow-ups from now on, and waits until all is handled or the time is over.
@@ -28,7 +28,7 @@ impl<P: Send + 'static> Engine<P> {
         self.enter(Phase::Draining);
         let deadline = Instant::now().checked_add(patience);
         let mut guard = lock(&self.empty.0);
-        while self.room.held_now().messages() > 0 || self.running() > 0 {
+        while self.budget.held_now().messages() > 0 || self.running() > 0 {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
                 return;

@@ -3,7 +3,7 @@
 //! # The path of a message
 //!
 //! 1. `submit` puts the message into an envelope with its size (`pool.rs`).
-//! 2. One atomic step takes the budget for one message and its bytes (`room.rs`). If the pool is full, the overflow policy
+//! 2. One atomic step takes the budget for one message and its bytes (`budget.rs`). If the pool is full, the overflow policy
 //!    decides: reject, wait, drop the oldest message, or merge (`submitting`).
 //! 3. The message is appended to the intake of its home shard, which is its key modulo the number of workers. A worker is woken
 //!    if none is searching (`idle.rs`).
@@ -31,7 +31,7 @@
 //! A key lives in its home shard, and an idle worker takes its next message from there. Only one message of a key is out at a
 //! time, so no state is handed over between workers. A key exists only while it has a message that waits or is being handled.
 //!
-//! # The budget (`Room`)
+//! # The budget
 //!
 //! A message is in one place at any time: in an intake, queued in a stripe, or held by a worker. It keeps its budget until it has
 //! ended, so the budget in use counts every message of the pool, and a pool whose budget is unused is empty.
@@ -49,12 +49,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::ask::Silence;
+use crate::budget::{Amount, Budget};
 use crate::clock::Clock;
 use crate::handler::Deliver;
 use crate::idle::Idle;
 use crate::message::{Delivery, Envelope};
 use crate::options::OnDeadLetter;
-use crate::room::{Amount, Room};
 use crate::stripe::{Stripe, Tracking};
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex, Ordering, Padded, lock};
 use crate::{
@@ -66,7 +66,7 @@ pub(crate) use working::{Hand, Look};
 pub(crate) struct Engine<P> {
     shards: Vec<Padded<Shard<P>>>,
     pub(crate) placement: Placement,
-    room: Room,
+    budget: Budget,
     key_limit: Option<KeyLimit>,
     size: fn(&P) -> usize,
     overflow: Overflow<P>,
@@ -82,8 +82,8 @@ pub(crate) struct Engine<P> {
     on_dead_letter: Option<Box<OnDeadLetter<P>>>,
     observer: Option<Arc<dyn Observer>>,
     counters: Counters,
-    /// How much a worker may have to give back before it does: a 64th of the room, over all workers. Giving back
-    /// touches what submitters touch, so it is not done for every message.
+    /// The budget that a worker collects before it returns it: a 64th of the bound, over all workers. Submitters use the same
+    /// counter, so it is not returned for every message.
     release_batch: Amount,
 }
 
@@ -92,7 +92,7 @@ struct Shard<P> {
     /// As many as the intake has, for a look without the lock.
     pending: AtomicUsize,
     stripe: Padded<Mutex<Stripe<P>>>,
-    /// Written by the worker whose home it is, and nobody else.
+    /// Written only by the worker whose home it is.
     worker: Padded<Work>,
 }
 
@@ -116,8 +116,8 @@ impl<P> Shard<P> {
 #[derive(Default)]
 struct Work {
     handled: AtomicU64,
-    /// Whether it holds a message that has not been handled. Set under the lock of the stripe that it is taken from, so
-    /// whoever has closed that stripe knows.
+    /// Whether it holds a message that has not been handled. Set under the lock of the stripe from which the message is taken, so
+    /// that it is known after that stripe has been closed.
     busy: AtomicBool,
 }
 
@@ -183,7 +183,7 @@ impl<P: Send + 'static> Engine<P> {
             release_batch: Amount::new(per_worker(options.messages), per_worker(options.bytes)),
             shards: (0..options.workers).map(|_| Padded(shard())).collect(),
             placement: options.placement,
-            room: Room::new(options.messages, options.bytes),
+            budget: Budget::new(options.messages, options.bytes),
             key_limit,
             size: options.size,
             overflow: options.overflow,
@@ -214,7 +214,7 @@ impl<P: Send + 'static> Engine<P> {
     }
 
     fn give_back(&self, amount: Amount) {
-        let left = self.room.give_back(amount);
+        let left = self.budget.give_back(amount);
         if left.messages() == 0 && self.phase() != Phase::Open {
             let _guard = lock(&self.empty.0);
             self.empty.1.notify_all();
@@ -233,7 +233,7 @@ impl<P: Send + 'static> Engine<P> {
         let forgotten = self.dead_letters.keep(letter);
         self.observe(Event::DeadLettered);
         self.observe(Event::Ended);
-        // So late that whoever is told finds the letter, but before one is dropped: that would tell less.
+        // After the letter is kept, so that the asker finds it, and before one is dropped, which would end the question unanswered.
         if let Some((asker, silence)) = told {
             asker.ended(silence);
         }
@@ -245,7 +245,7 @@ impl<P: Send + 'static> Engine<P> {
     }
 
     pub(crate) fn depth(&self) -> Amount {
-        self.room.held()
+        self.budget.held()
     }
 
     pub(crate) fn stats(&self) -> Stats {
@@ -281,7 +281,7 @@ impl<P: Send + 'static> Engine<P> {
     }
 }
 
-/// Runs a piece of the application's code that may panic and has nobody to tell: a panic hook has already told.
+/// Runs the application's code and logs a panic, which has no caller to return to.
 fn quietly(code: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(code)).is_err() {
         tracing::error!("the drop of a payload, the hook of dead letters or the observer panicked");

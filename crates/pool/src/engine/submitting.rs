@@ -15,8 +15,8 @@ use std::task::{Poll, Wake, Waker};
 
 use super::{Engine, Phase, count};
 use crate::ask::{Asked, both};
+use crate::budget::{Amount, Budget, Scope};
 use crate::message::{Delivery, Envelope};
-use crate::room::{Amount, Room, Scope};
 use crate::sync::{Ordering, lock, thread, thread_local};
 use crate::{Event, Key, Merge, Message, Overflow, Placement, Reason, SubmitError, Submitted};
 
@@ -102,11 +102,11 @@ impl<P: Send + 'static> Engine<P> {
     async fn wait(&self, offer: &mut Offer<P>) -> Result<Submitted, Refusal> {
         let mut place = None;
         poll_fn(|context| {
-            // Offered again after registering, because budget that was returned before that wakes nobody.
+            // Offered again after registering, because budget that was returned before that causes no wake-up.
             for registered in [false, true] {
                 match self.accept(offer) {
                     Err(Refusal::Full(scope)) if !registered => {
-                        Place::hold(&mut place, &self.room, scope).register(context.waker());
+                        Place::hold(&mut place, &self.budget, scope).register(context.waker());
                     }
                     Err(Refusal::Full(_)) => {}
                     ended => return Poll::Ready(ended),
@@ -120,7 +120,7 @@ impl<P: Send + 'static> Engine<P> {
     #[cold]
     fn wait_blocking(&self, offer: &mut Offer<P>) -> Result<Submitted, Refusal> {
         for _ in 0..YIELDS {
-            if self.room.fits(Amount::new(1, offer.bytes)) {
+            if self.budget.fits(Amount::new(1, offer.bytes)) {
                 break;
             }
             thread::yield_now();
@@ -178,9 +178,9 @@ impl<P: Send + 'static> Engine<P> {
         // The budget of the message being handled first, enlarged if need be.
         let inherited = own.filter(|own| {
             let more = bytes.saturating_sub(own.bytes());
-            more == 0 || self.room.try_take(Amount::new(0, more))
+            more == 0 || self.budget.try_take(Amount::new(0, more))
         });
-        if inherited.is_none() && !self.room.try_take(Amount::new(1, bytes)) {
+        if inherited.is_none() && !self.budget.try_take(Amount::new(1, bytes)) {
             return Err(if self.is_closed() { Refusal::Closed } else { Refusal::Full(Scope::Total) });
         }
         let replaces = inherited.map(|own| (key, own.bytes()));
@@ -202,7 +202,7 @@ impl<P: Send + 'static> Engine<P> {
 
     /// The size of the largest message that can be accepted.
     fn largest(&self) -> usize {
-        self.key_limit.map_or(self.room.limit().bytes(), |limit| limit.bytes)
+        self.key_limit.map_or(self.budget.limit().bytes(), |limit| limit.bytes)
     }
 
     #[inline(always)]
@@ -211,7 +211,7 @@ impl<P: Send + 'static> Engine<P> {
             return Err(Refusal::TooLarge);
         }
         let wanted = Amount::new(1, offer.bytes);
-        let refusal = if self.room.try_take(wanted) {
+        let refusal = if self.budget.try_take(wanted) {
             match self.place(offer, Origin::Outside) {
                 Ok(()) => return Ok(Submitted::Queued),
                 Err(refusal) => {
@@ -291,7 +291,7 @@ impl<P: Send + 'static> Engine<P> {
         }
     }
 
-    /// Makes room by dropping older messages.
+    /// Drops older messages until there is budget.
     fn displace(&self, offer: &mut Offer<P>, mut scope: Scope) -> Result<Submitted, Refusal> {
         let wanted = Amount::new(1, offer.bytes);
         let mut dropped = 0;
@@ -305,7 +305,7 @@ impl<P: Send + 'static> Engine<P> {
             // Last, because a pool that drains is empty when all budget is back.
             self.give_back(budget);
 
-            if !self.room.try_take(wanted) {
+            if !self.budget.try_take(wanted) {
                 scope = Scope::Total;
                 continue;
             }
@@ -366,7 +366,7 @@ impl<P: Send + 'static> Engine<P> {
     }
 }
 
-/// Room for bytes that is given back when dropped, but for what was spent: also if the code in between panics.
+/// Budget for bytes. The unspent part is returned when dropped, also after a panic.
 struct Extra<'a, P: Send + 'static> {
     engine: &'a Engine<P>,
     bytes: usize,
@@ -374,7 +374,7 @@ struct Extra<'a, P: Send + 'static> {
 
 impl<'a, P: Send + 'static> Extra<'a, P> {
     fn take(engine: &'a Engine<P>, bytes: usize) -> Option<Self> {
-        engine.room.try_take(Amount::new(0, bytes)).then(|| Self { engine, bytes })
+        engine.budget.try_take(Amount::new(0, bytes)).then(|| Self { engine, bytes })
     }
 
     /// A message has changed its size, and has not grown by more than this.
@@ -389,30 +389,30 @@ impl<P: Send + 'static> Drop for Extra<'_, P> {
     }
 }
 
-/// A place in the line of those who wait for room, given up when dropped.
+/// A place in the queue of waiting submitters, given up when dropped.
 struct Place<'a> {
-    room: &'a Room,
+    budget: &'a Budget,
     scope: Scope,
     ticket: u64,
 }
 
 impl<'a> Place<'a> {
-    /// Keeps the place if it is in the right line, else takes one there.
-    fn hold<'p>(place: &'p mut Option<Self>, room: &'a Room, scope: Scope) -> &'p Self {
+    /// Keeps the place if it is in the queue of this bound, else takes one there.
+    fn hold<'p>(place: &'p mut Option<Self>, budget: &'a Budget, scope: Scope) -> &'p Self {
         if place.as_ref().is_some_and(|place| place.scope != scope) {
             *place = None;
         }
-        place.get_or_insert_with(|| Place { room, scope, ticket: room.ticket() })
+        place.get_or_insert_with(|| Place { budget, scope, ticket: budget.ticket() })
     }
 
     fn register(&self, waker: &Waker) {
-        self.room.register(self.scope, self.ticket, waker);
+        self.budget.register(self.scope, self.ticket, waker);
     }
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        self.room.unregister(self.scope, self.ticket);
+        self.budget.unregister(self.scope, self.ticket);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Workers: taking a message, calling the handler, and settling the result.
 //!
-//! Copies are a large part of the cost of a message. An envelope is returned alone, never in a tuple or a result, because each of these
-//! has another layout and copies it. This and the forced inlining are for this path, and for no other.
+//! Copies are a large part of the cost of a message. An envelope is returned alone, never in a tuple or a result, because each
+//! of these has another layout and copies it. This and the forced inlining are for this path, and for no other.
 #![expect(
     clippy::inline_always,
     reason = "a call that is not inlined copies the message: measured 1.2 to 1.8 times the CPU"
@@ -11,9 +11,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use super::{Engine, Phase, Shard, count, quietly};
+use crate::budget::{Amount, Scope};
 use crate::clock::later;
 use crate::message::{Delivery, Envelope};
-use crate::room::{Amount, Scope};
 use crate::stripe::{Stripe, Turn};
 use crate::sync::{Ordering, Padded, lock};
 use crate::{Context, Event, Key, Message, Placement, Reason};
@@ -103,15 +103,15 @@ impl<P: Send + 'static> Engine<P> {
             self.shards[hand.worker].worker.busy.store(true, Ordering::Relaxed);
             (hand.key, hand.bytes) = (envelope.key, envelope.bytes);
         }
-        // A worker that leaves work behind makes sure that somebody looks after it; a key that is held, that somebody
-        // sleeps no longer than it is.
+        // If a worker leaves work behind, another one must look for it. If a key is held, a sleeping worker must wake when it
+        // is due.
         let wake = (held || stripe.has_work()) && self.placement == Placement::Moving && self.idle.lacks_searchers();
         drop(stripe);
         if wake {
             self.idle.wake_any(number);
         }
-        if settled.is_some() && self.key_limit.is_some() && self.room.is_awaited() {
-            self.room.wake(Scope::Key(key), 1);
+        if settled.is_some() && self.key_limit.is_some() && self.budget.is_awaited() {
+            self.budget.wake(Scope::Key(key), 1);
         }
         if let Some(envelope) = unretried {
             self.give_back(Amount::new(1, envelope.bytes));
@@ -153,7 +153,7 @@ impl<P: Send + 'static> Engine<P> {
         let mut context = Context {
             engine: self,
             key: hand.key,
-            room: Some(budget),
+            budget: Some(budget),
             trace: message.trace,
             attempt: attempts + 1,
             submitted,
@@ -169,7 +169,7 @@ impl<P: Send + 'static> Engine<P> {
             slot = None;
             Ok::<(), Reason>(())
         }));
-        let left = context.room;
+        let left = context.budget;
         match result {
             Ok(Ok(())) => self.handled(hand.worker),
             Ok(Err(reason)) => self.failed(reason, slot, context, hand),
@@ -197,9 +197,9 @@ impl<P: Send + 'static> Engine<P> {
     fn failed(&self, reason: Reason, message: Option<Message<P>>, context: Context<'_, P>, hand: &mut Hand<P>) {
         count(&self.counters.failed);
         let Some(message) = message else { return };
-        let Context { key, room, attempt, submitted, final_attempt, asker, .. } = context;
+        let Context { key, budget, attempt, submitted, final_attempt, asker, .. } = context;
         // If a follow-up has taken over its budget, it needs other budget to be kept.
-        let has_budget = || room.is_some() || self.room.try_take(Amount::new(1, hand.bytes));
+        let has_budget = || budget.is_some() || self.budget.try_take(Amount::new(1, hand.bytes));
         let retry = self.retry.filter(|retry| !final_attempt && attempt < retry.attempts && has_budget());
         tracing::warn!(key = key.0, attempts = attempt, again = retry.is_some(), %reason, "message failed");
         let delivery = Delivery { message, attempts: attempt, asker };
@@ -234,9 +234,9 @@ impl<P: Send + 'static> Engine<P> {
         }
     }
 
-    /// Gives room back, now or with more of it.
-    fn release(&self, room: Amount, hand: &mut Hand<P>) {
-        hand.release = hand.release + room;
+    /// Returns budget, now or with the next batch.
+    fn release(&self, budget: Amount, hand: &mut Hand<P>) {
+        hand.release = hand.release + budget;
         let batch = self.release_batch;
         if hand.release.messages() >= batch.messages()
             || hand.release.bytes() >= batch.bytes()
@@ -246,7 +246,7 @@ impl<P: Send + 'static> Engine<P> {
         }
     }
 
-    /// Gives back all that a worker has to.
+    /// Returns all budget that a worker has collected.
     pub(crate) fn flush(&self, hand: &mut Hand<P>) {
         let release = std::mem::take(&mut hand.release);
         if release != Amount::default() {

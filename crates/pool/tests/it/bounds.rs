@@ -24,7 +24,7 @@ fn message(key: u64, text: &str) -> Message<String> {
 fn drained(pool: &Pool<String>, gate: &Gate<String>) -> Vec<String> {
     gate.lift();
     assert!(pool.drain(PATIENCE).returned.is_empty());
-    assert_eq!((pool.depth(), pool.bytes()), (0, 0), "all room is back");
+    assert_eq!((pool.depth(), pool.bytes()), (0, 0), "all budget is back");
     gate.seen()
 }
 
@@ -63,12 +63,12 @@ fn a_key_has_bounds_of_its_own() {
     assert!(matches!(pool.submit(message(1, "123")), Err(SubmitError::Full(_))));
     assert!(matches!(pool.submit(message(1, "1234567890123")), Err(SubmitError::TooLarge(_))));
     pool.submit(message(1, "12")).unwrap();
-    assert_eq!((pool.depth(), pool.bytes()), (4, 23), "what was refused takes no room");
+    assert_eq!((pool.depth(), pool.bytes()), (4, 23), "what was refused takes no budget");
     assert_eq!(drained(&pool, &gate).len(), 4);
 }
 
 #[test]
-fn waiting_submissions_go_on_when_there_is_room() {
+fn waiting_submissions_continue_when_budget_is_returned() {
     for key_bound in [false, true] {
         let builder = Pool::builder().overflow(Overflow::Wait);
         let builder = if key_bound { builder.key_messages(2) } else { builder.messages(2) };
@@ -104,7 +104,7 @@ async fn waiting_does_not_block_the_runtime() {
     assert_eq!(drained(&pool, &gate).len(), 101);
 }
 
-/// A future that gives up must leave the room it was woken for to the next.
+/// A future that gives up must leave the budget it was woken for to the next.
 #[test]
 fn an_abandoned_submission_takes_nothing_with_it() {
     let (pool, gate) = stuck(Pool::builder().messages(1).overflow(Overflow::Wait));
@@ -117,7 +117,7 @@ fn an_abandoned_submission_takes_nothing_with_it() {
     thread::scope(|scope| {
         let patient = scope.spawn(|| pool.submit(message(2, "patient")));
         gate.lift();
-        wait_until("there is room", PATIENCE, || pool.depth() == 0 || patient.is_finished());
+        wait_until("there is budget", PATIENCE, || pool.depth() == 0 || patient.is_finished());
         drop(waiting);
         assert_eq!(patient.join().unwrap().unwrap(), Submitted::Queued);
     });
@@ -262,7 +262,7 @@ fn a_follow_up_never_blocks_whatever_the_policy() {
     for policy in policies {
         for key_bound in [false, true] {
             let (pool, accepted) = follow_ups_on_a_full_pool(policy(), key_bound);
-            assert_eq!(accepted, [true, false, false], "the first has the room of the message that caused it");
+            assert_eq!(accepted, [true, false, false], "the first has the budget of the message that caused it");
             let stats = pool.stats();
             assert_eq!((stats.submitted, stats.handled, stats.displaced, stats.merged), (3, 3, 0, 0));
             assert_eq!((pool.depth(), pool.bytes()), (0, 0));
@@ -293,7 +293,7 @@ fn a_larger_follow_up_needs_the_difference() {
 
 /// More bytes than can be counted would be counted as messages.
 #[test]
-fn a_follow_up_that_never_has_room_is_told_so() {
+fn a_follow_up_larger_than_the_bound_is_refused() {
     let handler = |message: &mut Message<usize>, context: &mut Context<'_, usize>| {
         let error = context.submit(Message::new(message.key, 1 << 40)).map_err(|error| error.to_string());
         assert_eq!(error, Err("the message is larger than the bytes the pool may hold".into()));

@@ -118,9 +118,9 @@ fn a_key_is_tried_again_though_those_who_held_it_are_stuck() {
     pool.drain(PATIENCE);
 }
 
-/// Its first attempt gives its room to a follow-up and fails. It is kept within the bound, or not at all.
+/// Its first attempt gives its budget to a follow-up and fails. It is kept within the bound, or not at all.
 #[test]
-fn a_message_whose_room_moved_on_needs_other_room_to_be_retried() {
+fn a_message_whose_budget_moved_on_needs_other_budget_to_be_retried() {
     let handler = |message: &mut Message<u32>, context: &mut Context<'_, u32>| {
         if message.payload == 1 && context.attempt() == 1 {
             context.submit(Message::new(9, 2)).unwrap();

@@ -68,7 +68,7 @@ fn blocked_submitters_learn_of_the_end() {
     });
 }
 
-/// The room of a handler that does not return stays taken: nobody waits for that.
+/// The budget of a handler that does not return stays taken: nobody waits for that.
 #[test]
 fn waiting_submissions_learn_of_the_end_while_the_pool_is_full() {
     for key_bound in [false, true] {
@@ -109,7 +109,7 @@ fn what_comes_too_late_drops_nothing() {
     wait_until("a worker is stuck", PATIENCE, || gate.inside() == 1);
     thread::scope(|scope| {
         scope.spawn(|| pool.drain(PATIENCE));
-        // These have room; the last one has none.
+        // These have budget; the last one has none.
         wait_until("the pool drains", PATIENCE, || {
             pool.depth() == 2 && pool.submit(Message::new(1, "x".to_owned())).is_err()
         });
@@ -120,7 +120,7 @@ fn what_comes_too_late_drops_nothing() {
     assert_eq!(gate.seen(), ["a", "bcdefg"]);
 }
 
-/// A handler goes on after a follow-up took its room over and has ended. The pool is not empty then.
+/// A handler goes on after a follow-up took its budget over and has ended. The pool is not empty then.
 #[test]
 fn a_drain_waits_for_a_handler_whose_follow_up_has_ended() {
     for placement in PLACEMENTS {
@@ -157,7 +157,7 @@ fn as_many_run_as_are_in_a_handler() {
             let gate = gate.clone();
             move |message: &mut Message<u32>, context: &mut Context<'_, u32>| {
                 if message.payload == 1 {
-                    // Neither the room it has passed on nor what its worker has yet to give back counts.
+                    // Neither the budget it has passed on nor what its worker has yet to give back counts.
                     context.submit(Message::new(1, 0)).map_err(|error| error.to_string())?;
                     gate.pass();
                 }
@@ -353,6 +353,6 @@ proptest! {
         prop_assert_eq!(stats.submitted, accepted.load(Ordering::SeqCst));
         prop_assert_eq!(stats.returned, returned);
         prop_assert!(!drains || returned == 0);
-        wait_until("all room is given back", PATIENCE, || (pool.depth(), pool.bytes()) == (0, 0));
+        wait_until("all budget is given back", PATIENCE, || (pool.depth(), pool.bytes()) == (0, 0));
     }
 }

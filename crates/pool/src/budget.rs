@@ -18,7 +18,7 @@ const BYTES: u32 = 40;
 pub(crate) const MAX_MESSAGES: usize = 1 << 23;
 pub(crate) const MAX_BYTES: usize = 1 << 39;
 
-/// So many messages and bytes.
+/// A number of messages and bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Amount(u64);
 
@@ -52,11 +52,11 @@ pub(crate) enum Scope {
 }
 
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct Budget {
     limit: Amount,
     /// Written with every submission, so it keeps away from what workers read.
     held: Padded<AtomicU64>,
-    /// As many as `waiters` has, for those who give room back and find none.
+    /// The number of `waiters`, to be read without their lock.
     waiting: AtomicUsize,
     waiters: Mutex<Waiters>,
 }
@@ -68,8 +68,8 @@ struct Waiters {
     tickets: u64,
 }
 
-/// A waiter who is never woken: it keeps the map from giving back its memory when the last other one leaves, so that waiting
-/// now and then allocates nothing.
+/// A waiter that is never woken. It keeps the map from freeing its memory when the last other waiter leaves, so that occasional
+/// waiting allocates nothing.
 const NOBODY: (Scope, u64) = (Scope::Total, u64::MAX);
 
 impl Default for Waiters {
@@ -78,7 +78,7 @@ impl Default for Waiters {
     }
 }
 
-impl Room {
+impl Budget {
     pub(crate) fn new(messages: usize, bytes: usize) -> Self {
         Self {
             limit: Amount::new(messages, bytes),
@@ -96,12 +96,12 @@ impl Room {
         Amount(self.held.load(SeqCst))
     }
 
-    /// What is held, for one who has announced that he waits for less of it: a modification, as the argument above wants.
+    /// The amount that is held, read by a modification: for a waiter that has announced itself, as described above.
     pub(crate) fn held_now(&self) -> Amount {
         Amount(self.held.fetch_add(0, SeqCst))
     }
 
-    /// Takes room, if there is enough of both.
+    /// Takes budget, if there is enough of both.
     pub(crate) fn try_take(&self, amount: Amount) -> bool {
         let mut held = self.held.load(SeqCst);
         while self.allows(Amount(held) + amount) {
@@ -122,7 +122,7 @@ impl Room {
         held.messages() <= self.limit.messages() && held.bytes() <= self.limit.bytes()
     }
 
-    /// Gives room back; returns what is held then.
+    /// Returns budget, and the amount that is still held.
     pub(crate) fn give_back(&self, amount: Amount) -> Amount {
         let left = Amount(self.held.fetch_sub(amount.0, SeqCst) - amount.0);
         if self.waiting.load(SeqCst) > 0 {
@@ -131,7 +131,7 @@ impl Room {
         left
     }
 
-    /// Whether anybody waits, for whatever.
+    /// Whether there are waiters, for any bound.
     pub(crate) fn is_awaited(&self) -> bool {
         self.waiting.load(SeqCst) > 0
     }
@@ -151,7 +151,7 @@ impl Room {
         self.held_now();
     }
 
-    /// Ends the waiting of one who got what it wanted or gave up. It may have been woken for room that others can use.
+    /// Removes a waiter that has its budget or has given up. It may have been woken for budget that others can use.
     pub(crate) fn unregister(&self, scope: Scope, ticket: u64) {
         let mut waiters = lock(&self.waiters);
         if waiters.wakers.remove(&(scope, ticket)).is_some() {
@@ -161,7 +161,7 @@ impl Room {
         self.wake(scope, 1);
     }
 
-    /// Wakes those who have waited longest for this bound.
+    /// Wakes the waiters that have waited longest for this bound.
     pub(crate) fn wake(&self, scope: Scope, at_most: usize) {
         for _ in 0..at_most {
             let mut waiters = lock(&self.waiters);
@@ -173,7 +173,7 @@ impl Room {
         }
     }
 
-    /// Wakes everybody, to find that the pool has closed.
+    /// Wakes all waiters, because the pool has closed.
     pub(crate) fn wake_all(&self) {
         let mut all = std::mem::replace(&mut lock(&self.waiters).wakers, Waiters::default().wakers);
         all.remove(&NOBODY);
