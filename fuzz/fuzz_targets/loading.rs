@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use serde_json::json;
-use tidewire_store::{Budget, Embedded, EmbeddedOptions, Engine, Query, Store, StoreOpenError, StoreOptions, Write, WriteSet};
+use tidewire_store::{Budget, Embedded, EmbeddedOptions, Engine, Query, Store, StoreOpenError, StoreOptions, SystemBuckets, Write, WriteSet};
 
 #[path = "../../crates/store/tests/it/engine/disk.rs"]
 mod disk;
@@ -20,9 +20,7 @@ const DEFINITION: &[u8] = br#"{"name":"b","config":{"key":"id","schema":{"id":{"
 const SYSTEM: &[u8] = br#"{"name":"_system","config":{"key":"id","schema":{"id":{"type":"number"}}},"system":true}"#;
 
 fn embedded() -> EmbeddedOptions {
-    let mut options = EmbeddedOptions::default();
-    options.segment_bytes = 64 * 1024;
-    options
+    EmbeddedOptions::default().segment_bytes(64 * 1024)
 }
 
 /// Returns every bucket, row and query of the store as text.
@@ -47,11 +45,9 @@ fn everything(store: &Store) -> String {
 fuzz_target!(|data: &[u8]| {
     let disk = SimDisk::default();
     let open = || {
-        let mut options = StoreOptions::default();
-        options.embedded = embedded();
-        options.sweep_interval = None;
         let config = json!({"key": "id", "schema": {"id": {"type": "number"}, "n": {"type": "number", "unique": true}}});
-        options.system_buckets.declare("_system", &config).expect("it is a definition");
+        let buckets = SystemBuckets::default().declare("_system", &config).expect("it is a definition");
+        let options = StoreOptions::default().embedded(embedded()).sweep_interval(None).system_buckets(buckets);
         Store::open_on(Arc::new(disk.clone()), Path::new("db"), options)
     };
     let (mut engine, _) =

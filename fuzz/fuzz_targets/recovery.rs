@@ -22,8 +22,7 @@ use disk::SimDisk;
 type Told = Vec<(u64, Cause, String, Vec<u8>, Option<Vec<u8>>)>;
 
 fn open(disk: &SimDisk) -> Result<(Embedded, Told), OpenError> {
-    let mut options = EmbeddedOptions::default();
-    options.segment_bytes = 8 * 1024;
+    let options = EmbeddedOptions::default().segment_bytes(8 * 1024);
     let mut told = Told::new();
     let mut tell = |at: u64, cause: Cause, bucket: &str, key: &[u8], row: Option<&[u8]>| {
         told.push((at, cause, bucket.to_owned(), key.to_vec(), row.map(<[u8]>::to_vec)));

@@ -46,11 +46,6 @@ pub struct LiveOptions {
     pub max_bytes: usize,
 }
 
-impl LiveOptions {
-    /// With more threads than this, none has enough to do.
-    pub const MAX_WORKERS: usize = 64;
-}
-
 impl Default for LiveOptions {
     fn default() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -68,7 +63,75 @@ impl Default for LiveOptions {
     }
 }
 
-/// Settings of a subscription. A [`Mode`] converts into settings that have no other than it.
+impl LiveOptions {
+    /// Limit of [`workers`](#structfield.workers): with more threads, none has enough to do.
+    pub const MAX_WORKERS: usize = 64;
+
+    /// Sets [`max_subscriptions`](#structfield.max_subscriptions).
+    #[must_use]
+    pub fn max_subscriptions(mut self, max_subscriptions: usize) -> Self {
+        self.max_subscriptions = max_subscriptions;
+        self
+    }
+
+    /// Sets [`max_deltas`](#structfield.max_deltas).
+    #[must_use]
+    pub fn max_deltas(mut self, max_deltas: usize) -> Self {
+        self.max_deltas = max_deltas;
+        self
+    }
+
+    /// Sets [`queue`](#structfield.queue).
+    #[must_use]
+    pub fn queue(mut self, queue: usize) -> Self {
+        self.queue = queue;
+        self
+    }
+
+    /// Sets [`workers`](#structfield.workers).
+    #[must_use]
+    pub fn workers(mut self, workers: usize) -> Self {
+        self.workers = workers;
+        self
+    }
+
+    /// Sets [`max_result_bytes`](#structfield.max_result_bytes).
+    #[must_use]
+    pub fn max_result_bytes(mut self, max_result_bytes: usize) -> Self {
+        self.max_result_bytes = max_result_bytes;
+        self
+    }
+
+    /// Sets [`evaluation_timeout`](#structfield.evaluation_timeout).
+    #[must_use]
+    pub fn evaluation_timeout(mut self, evaluation_timeout: Duration) -> Self {
+        self.evaluation_timeout = evaluation_timeout;
+        self
+    }
+
+    /// Sets [`max_owner_work`](#structfield.max_owner_work).
+    #[must_use]
+    pub fn max_owner_work(mut self, max_owner_work: u64) -> Self {
+        self.max_owner_work = max_owner_work;
+        self
+    }
+
+    /// Sets [`max_owner_bytes`](#structfield.max_owner_bytes).
+    #[must_use]
+    pub fn max_owner_bytes(mut self, max_owner_bytes: usize) -> Self {
+        self.max_owner_bytes = max_owner_bytes;
+        self
+    }
+
+    /// Sets [`max_bytes`](#structfield.max_bytes).
+    #[must_use]
+    pub fn max_bytes(mut self, max_bytes: usize) -> Self {
+        self.max_bytes = max_bytes;
+        self
+    }
+}
+
+/// Settings of a subscription. A [`Mode`] converts into settings with this mode and the other defaults.
 ///
 /// ```
 /// use std::time::{Duration, Instant};
@@ -79,38 +142,46 @@ impl Default for LiveOptions {
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct SubscribeOptions {
-    pub(crate) mode: Mode,
-    pub(crate) since: Option<Mark>,
-    pub(crate) owner: Option<u64>,
-    pub(crate) deadline: Option<Instant>,
+    /// How changes are delivered. Default: as whole results.
+    pub mode: Mode,
+    /// A mark of an earlier subscription to the same query, to resume from. If the store's history does not reach back to it, the
+    /// subscription begins with the whole result. Default: none.
+    pub since: Option<Mark>,
+    /// The owner, whose subscriptions together are limited in [work](LiveOptions::max_owner_work) and
+    /// [memory](LiveOptions::max_owner_bytes). Default: none, so the subscription counts for the total memory only.
+    pub owner: Option<u64>,
+    /// Deadline for the evaluation of the query. It has an effect if it is earlier than [`LiveOptions::evaluation_timeout`] from
+    /// now. Equal queries that wait are evaluated once, until the latest of their deadlines. Default: none.
+    pub deadline: Option<Instant>,
 }
 
 impl SubscribeOptions {
-    /// Sets how changes are delivered. Default: as whole results.
+    /// Sets [`mode`](#structfield.mode).
     #[must_use]
-    pub fn mode(self, mode: Mode) -> Self {
-        Self { mode, ..self }
+    pub fn mode(mut self, mode: Mode) -> Self {
+        self.mode = mode;
+        self
     }
 
-    /// Resumes from a mark of an earlier subscription to the same query, if the store's history reaches back to it. Otherwise the
-    /// subscription begins with the whole result.
+    /// Sets [`since`](#structfield.since).
     #[must_use]
-    pub fn since(self, mark: impl Into<Option<Mark>>) -> Self {
-        Self { since: mark.into(), ..self }
+    pub fn since(mut self, since: impl Into<Option<Mark>>) -> Self {
+        self.since = since.into();
+        self
     }
 
-    /// Sets the owner, whose subscriptions together are limited in [work](LiveOptions::max_owner_work) and
-    /// [memory](LiveOptions::max_owner_bytes). A subscription without an owner counts for the total memory only.
+    /// Sets [`owner`](#structfield.owner).
     #[must_use]
-    pub fn owner(self, owner: u64) -> Self {
-        Self { owner: Some(owner), ..self }
+    pub fn owner(mut self, owner: u64) -> Self {
+        self.owner = Some(owner);
+        self
     }
 
-    /// Sets a deadline for the evaluation of the query. It has an effect if it is earlier than
-    /// [`LiveOptions::evaluation_timeout`] from now. Equal queries that wait are evaluated once, until the latest of their deadlines.
+    /// Sets [`deadline`](#structfield.deadline).
     #[must_use]
-    pub fn deadline(self, deadline: Instant) -> Self {
-        Self { deadline: Some(deadline), ..self }
+    pub fn deadline(mut self, deadline: Instant) -> Self {
+        self.deadline = Some(deadline);
+        self
     }
 }
 

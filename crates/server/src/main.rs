@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use tidewire::Server;
 use tidewire::config::{self, Command, Config, ConfigErrors, DefinitionError, Engine};
-use tidewire_store::{Cut, Durability, Recovery, Store, StoreOptions};
+use tidewire_store::{Cut, Durability, EmbeddedOptions, Limits, Recovery, Store, StoreOptions, SystemBuckets};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
@@ -124,23 +124,24 @@ fn store_options(config: &Config) -> anyhow::Result<StoreOptions> {
     /// More than the headers of a segment.
     const SEGMENT_OVERHEAD_BYTES: usize = 64 << 10;
 
-    let mut options = StoreOptions::default();
-    options.limits.max_record_bytes = config.max_record_bytes;
-    options.limits.max_store_bytes = config.max_store_bytes;
-    options.limits.max_result_bytes = config.server.max_result_bytes;
+    let limits = Limits::default()
+        .max_record_bytes(config.max_record_bytes)
+        .max_store_bytes(config.max_store_bytes)
+        .max_result_bytes(config.server.max_result_bytes);
+    let mut embedded = EmbeddedOptions::default();
     if let Engine::Embedded { durability, .. } = config.engine {
-        options.embedded.durability = durability;
+        embedded = embedded.durability(durability);
     }
     // A commit may take half of a group: this leaves room for two of the largest records. A group must fit in a segment.
-    let group_bytes = config.max_record_bytes.saturating_mul(4).max(options.embedded.max_group_bytes);
-    let segment_bytes = group_bytes.saturating_add(SEGMENT_OVERHEAD_BYTES);
-    options.embedded.max_group_bytes = group_bytes;
-    options.embedded.segment_bytes = options.embedded.segment_bytes.max(segment_bytes as u64);
+    let group_bytes = config.max_record_bytes.saturating_mul(4).max(embedded.max_group_bytes);
+    let segment_bytes = embedded.segment_bytes.max(group_bytes.saturating_add(SEGMENT_OVERHEAD_BYTES) as u64);
+    let embedded = embedded.max_group_bytes(group_bytes).segment_bytes(segment_bytes);
+    let mut system_buckets = SystemBuckets::default();
     // Without auth the server has nothing of its own to store.
     if config.server.auth.is_some() {
-        Server::declare_buckets(&mut options.system_buckets).context("cannot declare the buckets of the server")?;
+        system_buckets = Server::declare_buckets(system_buckets).context("cannot declare the buckets of the server")?;
     }
-    Ok(options)
+    Ok(StoreOptions::default().limits(limits).embedded(embedded).system_buckets(system_buckets))
 }
 
 fn log_recovery(dir: &Path, recovery: &Recovery) {

@@ -89,9 +89,7 @@ fn failed(from: &Path, data_dir: &Path) -> String {
 
 /// Opens a data directory as it is: expired records are not deleted.
 fn open(dir: &Path) -> Result<(Store, Recovery), StoreOpenError> {
-    let mut options = StoreOptions::default();
-    options.sweep_interval = None;
-    Store::open(dir, options)
+    Store::open(dir, StoreOptions::default().sweep_interval(None))
 }
 
 /// Returns whether a directory has files of the embedded engine. Opening any other directory would create them there.

@@ -13,7 +13,7 @@ const BUCKET: &str = "$revoked_users";
 /// The field that the store itself knows: when a row expires, in milliseconds since 1970.
 const EXPIRES_AT: &str = "_expiresAt";
 
-pub(crate) fn declare(buckets: &mut SystemBuckets) -> Result<(), SystemBucketError> {
+pub(crate) fn declare(buckets: SystemBuckets) -> Result<SystemBuckets, SystemBucketError> {
     buckets.declare(BUCKET, &json!({"key": "userId", "schema": {"userId": {"type": "string"}}}))
 }
 

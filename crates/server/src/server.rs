@@ -128,15 +128,14 @@ impl Server {
     ///
     /// ```
     /// use tidewire::Server;
-    /// use tidewire_store::{Store, StoreOptions};
+    /// use tidewire_store::{Store, StoreOptions, SystemBuckets};
     ///
     /// # let dir = tempfile::tempdir()?;
-    /// let mut options = StoreOptions::default();
-    /// Server::declare_buckets(&mut options.system_buckets)?;
-    /// let (store, _) = Store::open(dir.path(), options)?;
+    /// let buckets = Server::declare_buckets(SystemBuckets::default())?;
+    /// let (store, _) = Store::open(dir.path(), StoreOptions::default().system_buckets(buckets))?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn declare_buckets(buckets: &mut SystemBuckets) -> Result<(), SystemBucketError> {
+    pub fn declare_buckets(buckets: SystemBuckets) -> Result<SystemBuckets, SystemBucketError> {
         revoked_users::declare(buckets)
     }
 

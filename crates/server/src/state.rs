@@ -64,10 +64,10 @@ pub(crate) struct ServerState {
 
 impl ServerState {
     pub(crate) fn new(store: Store, mut options: ServerOptions) -> std::io::Result<Self> {
-        let mut live = LiveOptions::default();
-        live.max_subscriptions = options.connection_limits.max_total_subscriptions;
-        live.max_result_bytes = options.max_result_bytes;
-        live.evaluation_timeout = options.request_timeout;
+        let live = LiveOptions::default()
+            .max_subscriptions(options.connection_limits.max_total_subscriptions)
+            .max_result_bytes(options.max_result_bytes)
+            .evaluation_timeout(options.request_timeout);
         let mut capabilities = Capabilities::default();
         if options.auth.is_some() {
             capabilities = capabilities.with(Capabilities::AUTH);

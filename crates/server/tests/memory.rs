@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 use tidewire::{Server, ServerOptions};
-use tidewire_store::{Store, StoreOptions};
+use tidewire_store::{Limits, Store, StoreOptions};
 use tidewire_testkit::{CountingAllocator, PATIENCE};
 use tokio::io::AsyncWriteExt as _;
 use tokio::sync::{Mutex, MutexGuard};
@@ -46,8 +46,7 @@ struct Target {
 impl Target {
     async fn start() -> Self {
         let turn = MEASURING.lock().await;
-        let mut limits = StoreOptions::default();
-        limits.limits.max_result_bytes = MAX_RESULT_BYTES;
+        let limits = StoreOptions::default().limits(Limits::default().max_result_bytes(MAX_RESULT_BYTES));
         let store = Store::memory(limits);
         let config = json!({"key": "id", "schema": {"id": {"type": "string", "generated": "uuid"}}});
         store.define_bucket("b", config).wait().unwrap();

@@ -6,25 +6,25 @@ use serde_json::{Map, Value as Json};
 
 use crate::RowError;
 
-/// How large records, definitions and the whole store may be.
+/// Limits on records, definitions and the whole store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// The bytes of a record as JSON text, with what is added to it. Default: 1 MiB, as much as a message may have.
+    /// The bytes of a record as JSON text, including generated fields. Default: 1 MiB, the limit of a message.
     pub max_record_bytes: usize,
-    /// How deep a record may be nested; itself is the first level. Never more than 100. Default: 64, half of what JSON readers
-    /// commonly take.
+    /// The nesting depth of a record, which is itself the first level; at most 100. Default: 64, half of what JSON parsers
+    /// commonly accept.
     pub max_depth: usize,
     /// The members of a record, at all levels together; at the first level there are never more than 65535. Default: 10 000.
     pub max_fields: usize,
     /// The bytes of the name of a bucket or query. Default: 255, as in file systems.
     pub max_name_bytes: usize,
-    /// How many buckets and how many queries may be defined. Default: 10 000 of each.
+    /// The number of buckets, and the number of named queries. Default: 10 000.
     pub max_definitions: usize,
-    /// The bytes of all records that a transaction returns, as JSON text. Default: 16 MiB, as many of the largest records.
+    /// The bytes of all records that a transaction returns, as JSON text. Default: 16 MiB, which is 16 of the largest records.
     pub max_result_bytes: usize,
-    /// The time that the reads of one write may take together: all other writes wait for it. It is estimated from the records and
-    /// conditions that they examine, so that it does not depend on the load of the machine. Default: 50 ms.
+    /// The time of all reads of one write, for which all other writes wait. It is estimated from the records and conditions that
+    /// the reads examine, so it does not depend on the load of the machine. Default: 50 ms.
     pub max_transaction_read: Duration,
     /// The memory of the records of all ordinary buckets, without their indexes: see
     /// [`StoreStats::record_bytes`](crate::StoreStats::record_bytes). A write that would grow beyond it is refused; reads,
@@ -65,6 +65,90 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// Sets [`max_record_bytes`](#structfield.max_record_bytes).
+    #[must_use]
+    pub fn max_record_bytes(mut self, max_record_bytes: usize) -> Self {
+        self.max_record_bytes = max_record_bytes;
+        self
+    }
+
+    /// Sets [`max_depth`](#structfield.max_depth).
+    #[must_use]
+    pub fn max_depth(mut self, max_depth: usize) -> Self {
+        self.max_depth = max_depth;
+        self
+    }
+
+    /// Sets [`max_fields`](#structfield.max_fields).
+    #[must_use]
+    pub fn max_fields(mut self, max_fields: usize) -> Self {
+        self.max_fields = max_fields;
+        self
+    }
+
+    /// Sets [`max_name_bytes`](#structfield.max_name_bytes).
+    #[must_use]
+    pub fn max_name_bytes(mut self, max_name_bytes: usize) -> Self {
+        self.max_name_bytes = max_name_bytes;
+        self
+    }
+
+    /// Sets [`max_definitions`](#structfield.max_definitions).
+    #[must_use]
+    pub fn max_definitions(mut self, max_definitions: usize) -> Self {
+        self.max_definitions = max_definitions;
+        self
+    }
+
+    /// Sets [`max_result_bytes`](#structfield.max_result_bytes).
+    #[must_use]
+    pub fn max_result_bytes(mut self, max_result_bytes: usize) -> Self {
+        self.max_result_bytes = max_result_bytes;
+        self
+    }
+
+    /// Sets [`max_transaction_read`](#structfield.max_transaction_read).
+    #[must_use]
+    pub fn max_transaction_read(mut self, max_transaction_read: Duration) -> Self {
+        self.max_transaction_read = max_transaction_read;
+        self
+    }
+
+    /// Sets [`max_store_bytes`](#structfield.max_store_bytes).
+    #[must_use]
+    pub fn max_store_bytes(mut self, max_store_bytes: usize) -> Self {
+        self.max_store_bytes = max_store_bytes;
+        self
+    }
+
+    /// Sets [`max_replies`](#structfield.max_replies).
+    #[must_use]
+    pub fn max_replies(mut self, max_replies: usize) -> Self {
+        self.max_replies = max_replies;
+        self
+    }
+
+    /// Sets [`max_reply_bytes`](#structfield.max_reply_bytes).
+    #[must_use]
+    pub fn max_reply_bytes(mut self, max_reply_bytes: usize) -> Self {
+        self.max_reply_bytes = max_reply_bytes;
+        self
+    }
+
+    /// Sets [`max_user_replies`](#structfield.max_user_replies).
+    #[must_use]
+    pub fn max_user_replies(mut self, max_user_replies: usize) -> Self {
+        self.max_user_replies = max_user_replies;
+        self
+    }
+
+    /// Sets [`max_user_reply_bytes`](#structfield.max_user_reply_bytes).
+    #[must_use]
+    pub fn max_user_reply_bytes(mut self, max_user_reply_bytes: usize) -> Self {
+        self.max_user_reply_bytes = max_user_reply_bytes;
+        self
+    }
+
     /// JSON readers, ours included, take 127 levels, some of which stand around a record in a reply.
     const DEEPEST: usize = 100;
 

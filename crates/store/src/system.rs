@@ -21,11 +21,11 @@ use crate::{
 ///
 /// ```
 /// use serde_json::json;
-/// use tidewire_store::{Store, StoreOptions};
+/// use tidewire_store::{Store, StoreOptions, SystemBuckets};
 ///
-/// let mut options = StoreOptions::default();
-/// options.system_buckets.declare("$audit", &json!({"key": "id", "schema": {"id": {"type": "number"}}}))?;
-/// let store = Store::memory(options);
+/// let audit = json!({"key": "id", "schema": {"id": {"type": "number"}}});
+/// let buckets = SystemBuckets::default().declare("$audit", &audit)?;
+/// let store = Store::memory(StoreOptions::default().system_buckets(buckets));
 /// let record = serde_json::from_value(json!({"id": 1, "event": "login"}))?;
 /// store.write(|draft| draft.system(|draft| draft.insert("$audit", record))).wait()?;
 /// let snapshot = store.snapshot();
@@ -144,7 +144,7 @@ impl SystemBuckets {
     ///
     /// If the store has the bucket with another definition, the declaration replaces it, provided that the stored records fit:
     /// the key is the same field, every record passes the schema, and unique fields are unique. An empty bucket takes any.
-    pub fn declare(&mut self, name: &str, config: &Json) -> Result<(), SystemBucketError> {
+    pub fn declare(mut self, name: &str, config: &Json) -> Result<Self, SystemBucketError> {
         let name_error =
             || SystemBucketError::Name { name: name.chars().take(64).collect(), max: Self::MAX_NAME_BYTES };
         if !is_system_name(name) || name.len() > Self::MAX_NAME_BYTES {
@@ -165,7 +165,7 @@ impl SystemBuckets {
         }
         let row = catalog_row(&name, config).map_err(not_stored(&name))?;
         self.declared.push(Declaration { name, definition: Arc::new(definition), row });
-        Ok(())
+        Ok(self)
     }
 }
 

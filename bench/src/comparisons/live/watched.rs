@@ -76,9 +76,7 @@ impl Watched {
 
 /// Live queries that take as many subscriptions as come.
 pub(super) fn live(store: &Store) -> Live {
-    let mut options = LiveOptions::default();
-    options.max_subscriptions = usize::MAX;
-    Live::with_options(store.clone(), options)
+    Live::with_options(store.clone(), LiveOptions::default().max_subscriptions(usize::MAX))
 }
 
 /// Follows each of these queries by deltas.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tidewire_bench::{Contender, Meter, Metric, Sample, Workload};
-use tidewire_store::StoreOptions;
+use tidewire_store::{EmbeddedOptions, StoreOptions};
 
 use super::super::Effort;
 use super::contender::{self, RowStore, fill, finish, runtime};
@@ -47,8 +47,7 @@ pub(super) fn many(effort: Effort) -> Workload {
                 insert_many(meter, present, inserts, GroupCommit::<Sqlite>::open, |_| {})
             }),
             Contender::new("tidewire-store", move |meter| {
-                let mut options = StoreOptions::default();
-                options.embedded.checkpoint_log_bytes = log;
+                let options = StoreOptions::default().embedded(EmbeddedOptions::default().checkpoint_log_bytes(log));
                 insert_many(
                     meter,
                     present,

@@ -57,9 +57,7 @@ fn hold(arguments: &[String]) {
             assert!(map.len() as u64 == first + end, "all are there");
         }
         "tidewire-store" => {
-            let mut options = StoreOptions::default();
-            options.history_bytes = 0;
-            let store = Ours::without_index(Store::memory(options));
+            let store = Ours::without_index(Store::memory(StoreOptions::default().history_bytes(0)));
             let runtime = runtime();
             fill(&runtime, &store, rows, 0, first);
             let before = resident(process::id());

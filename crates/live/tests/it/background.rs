@@ -47,14 +47,13 @@ struct GateState {
 impl Gate {
     fn options(self: &Arc<Self>) -> StoreOptions {
         let gate = Arc::clone(self);
-        let mut options = StoreOptions::default();
-        options.clock = Clock::new(move || {
+        let options = StoreOptions::default().clock(Clock::new(move || {
             if is_evaluator() {
                 gate.arrivals.fetch_add(1, SeqCst);
                 gate.wait();
             }
             1000
-        });
+        }));
         options
     }
 
@@ -357,13 +356,12 @@ fn live_queries_end_while_a_query_is_evaluated() {
 fn a_panic_costs_one_subscription() {
     run(async {
         let panics = Arc::new(AtomicBool::new(true));
-        let mut options = StoreOptions::default();
         let is_panic = Arc::clone(&panics);
-        options.clock = Clock::new(move || {
+        let clock = Clock::new(move || {
             assert!(!is_evaluator() || !is_panic.load(SeqCst), "as planned");
             1000
         });
-        let store = store(options).await;
+        let store = store(StoreOptions::default().clock(clock)).await;
         let live = Live::new(store.clone());
         let _other = live.subscribe(Query::all("c"), Mode::Delta).await.unwrap();
         assert_eq!(live.subscribe(costly(), Mode::Delta).await.unwrap_err(), LiveError::Panicked);
@@ -379,9 +377,7 @@ fn an_evaluation_has_a_deadline() {
         let live = Live::new(store.clone());
         let options = SubscribeOptions::default().deadline(std::time::Instant::now());
         assert_eq!(live.subscribe(costly(), options).await.unwrap_err(), LiveError::Deadline);
-        let mut options = LiveOptions::default();
-        options.evaluation_timeout = Duration::ZERO;
-        let live = Live::with_options(store, options);
+        let live = Live::with_options(store, LiveOptions::default().evaluation_timeout(Duration::ZERO));
         assert_eq!(live.subscribe(costly(), Mode::Delta).await.unwrap_err(), LiveError::Deadline);
     });
 }
@@ -419,9 +415,7 @@ fn after_a_restart_subscribers_get_whole_results_and_nothing_before() {
 fn a_result_that_is_too_large_is_refused_and_one_that_grows_ends() {
     run(async {
         let store = store(StoreOptions::default()).await;
-        let mut options = LiveOptions::default();
-        options.max_result_bytes = 100_000;
-        let live = Live::with_options(store.clone(), options);
+        let live = Live::with_options(store.clone(), LiveOptions::default().max_result_bytes(100_000));
         let too_large = LiveError::ResultTooLarge { max: 100_000 };
         let groups = query(&json!({"aggregate": {"function": "count", "groupBy": ["id"]}}));
         for query in [Query::all("b"), groups] {
@@ -460,10 +454,8 @@ fn a_result_that_is_too_large_is_refused_and_one_that_grows_ends() {
 fn large_results_come_in_order_and_deltas_follow_them_without_a_gap() {
     run(async {
         let store = store(StoreOptions::default()).await;
-        let mut options = LiveOptions::default();
         // Fewer than there are commits during an encoding, now and then.
-        options.max_deltas = 8;
-        let live = Live::with_options(store.clone(), options);
+        let live = Live::with_options(store.clone(), LiveOptions::default().max_deltas(8));
         let all = query(&json!({"limit": 3000, "sort": {"n": "asc"}}));
         let mut whole = live.subscribe(all.clone(), Mode::Whole).await.unwrap();
         let mut delta = live.subscribe(all.clone(), Mode::Delta).await.unwrap();
@@ -538,9 +530,7 @@ fn a_long_history_is_read_in_the_background() {
 fn an_owner_above_its_work_loses_its_costliest_subscription() {
     run(async {
         let store = store(StoreOptions::default()).await;
-        let mut options = LiveOptions::default();
-        options.max_owner_work = 3_000_000;
-        let live = Live::with_options(store.clone(), options);
+        let live = Live::with_options(store.clone(), LiveOptions::default().max_owner_work(3_000_000));
         let owned = |owner: u64| SubscribeOptions::from(Mode::Delta).owner(owner);
         let mut costly = live.subscribe(costly(), owned(1)).await.unwrap();
         let mut cheap = live.subscribe(query(&json!({"filter": {"id": 1}})), owned(1)).await.unwrap();
@@ -568,9 +558,7 @@ fn an_owner_above_its_work_loses_its_costliest_subscription() {
 fn a_query_above_the_limit_in_one_commit_ends() {
     run(async {
         let store = store(StoreOptions::default()).await;
-        let mut options = LiveOptions::default();
-        options.max_owner_work = 100_000;
-        let live = Live::with_options(store.clone(), options);
+        let live = Live::with_options(store.clone(), LiveOptions::default().max_owner_work(100_000));
         let mut costly = live.subscribe(costly(), Mode::Delta).await.unwrap();
         let mut cheap = live.subscribe(query(&json!({"filter": {"id": {"$lt": 10}}})), Mode::Delta).await.unwrap();
         store.insert_many("b", (0..1000).map(record).collect()).await.unwrap();
@@ -584,9 +572,7 @@ fn a_query_above_the_limit_in_one_commit_ends() {
 fn kept_rows_are_limited_per_owner_and_in_total() {
     run(async {
         let store = store(StoreOptions::default()).await;
-        let mut options = LiveOptions::default();
-        options.max_owner_bytes = 400_000;
-        options.max_bytes = 700_000;
+        let options = LiveOptions::default().max_owner_bytes(400_000).max_bytes(700_000);
         let live = Live::with_options(store.clone(), options);
         let all = |limit: u64| query(&json!({"limit": limit, "fields": ["id"]}));
         let owned = |owner: u64| SubscribeOptions::from(Mode::Delta).owner(owner);

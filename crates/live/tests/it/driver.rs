@@ -191,9 +191,7 @@ fn results_follow_writers_that_do_not_wait_for_them() {
 fn one_that_does_not_look_has_no_backlog_and_slows_nobody() {
     run(async {
         let store = store().await;
-        let mut options = LiveOptions::default();
-        options.max_deltas = 4;
-        let live = Live::with_options(store.clone(), options);
+        let live = Live::with_options(store.clone(), LiveOptions::default().max_deltas(4));
         let mut slow = Seen::new(live.subscribe(query(&json!({})), Mode::Delta).await.unwrap());
         let mut whole = Seen::new(live.subscribe(query(&json!({})), Mode::Whole).await.unwrap());
         let mut quick = Seen::new(live.subscribe(query(&json!({})), Mode::Delta).await.unwrap());
@@ -308,9 +306,7 @@ fn a_subscriber_goes_on_after_a_restart_as_far_as_the_history_reaches() {
 #[test]
 fn whoever_missed_too_much_begins_anew() {
     run(async {
-        let mut options = StoreOptions::default();
-        options.history_bytes = 1;
-        let store = Store::memory(options);
+        let store = Store::memory(StoreOptions::default().history_bytes(1));
         store.define_bucket("b", plain()).await.unwrap();
         store.define_bucket("c", plain()).await.unwrap();
         store.define_query("named", json!({"bucket": "b"})).await.unwrap();
@@ -396,9 +392,7 @@ fn what_a_subscriber_may_see_is_part_of_its_query() {
 fn there_are_no_more_than_may_be_and_those_who_go_make_room() {
     run(async {
         let store = store().await;
-        let mut options = LiveOptions::default();
-        options.max_subscriptions = 2;
-        let live = Live::with_options(store.clone(), options);
+        let live = Live::with_options(store.clone(), LiveOptions::default().max_subscriptions(2));
         let one = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap();
         let _two = live.subscribe(query(&json!({"limit": 1})), Mode::Delta).await.unwrap();
         let refused = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap_err();
@@ -415,9 +409,7 @@ fn there_are_no_more_than_may_be_and_those_who_go_make_room() {
 fn a_commit_that_concerns_many_is_told_to_all_in_order() {
     run(async {
         let store = store().await;
-        let mut options = LiveOptions::default();
-        options.workers = 4;
-        let live = Live::with_options(store.clone(), options);
+        let live = Live::with_options(store.clone(), LiveOptions::default().workers(4));
         let mut all = Vec::new();
         for limit in 1..=300 {
             let query = query(&json!({"filter": {"n": {"$gte": 0}}, "limit": limit}));

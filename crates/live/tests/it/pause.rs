@@ -231,9 +231,7 @@ proptest! {
     fn pauses_at_any_moment_leave_no_gap(steps in vec(step(), 1..60)) {
         run(async {
             let store = store().await;
-            let mut options = LiveOptions::default();
-            options.max_deltas = 3;
-            let live = Live::with_options(store.clone(), options);
+            let live = Live::with_options(store.clone(), LiveOptions::default().max_deltas(3));
             let limited = Query::parse(&json!({"bucket": "b", "sort": {"n": "desc"}, "limit": 4}), &Map::new()).unwrap();
             let mut all = Vec::with_capacity(SUBSCRIBERS);
             for query in [Query::all("b"), limited] {

@@ -253,7 +253,5 @@ impl TokenValidator for Tokens {
 /// A store whose time is told by hand.
 pub(crate) fn store_at(now: &Arc<AtomicU64>) -> Store {
     let now = Arc::clone(now);
-    let mut options = StoreOptions::default();
-    options.clock = Clock::new(move || now.load(SeqCst));
-    Store::memory(options)
+    Store::memory(StoreOptions::default().clock(Clock::new(move || now.load(SeqCst))))
 }

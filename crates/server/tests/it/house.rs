@@ -27,9 +27,7 @@ impl House {
     pub(crate) async fn open_with(auth: Auth, change: impl FnOnce(&mut ServerOptions)) -> Self {
         let time = Arc::new(AtomicU64::new(NOON));
         let told = Arc::clone(&time);
-        let mut of_store = StoreOptions::default();
-        of_store.clock = Clock::new(move || told.load(SeqCst));
-        let store = Store::memory(of_store);
+        let store = Store::memory(StoreOptions::default().clock(Clock::new(move || told.load(SeqCst))));
         let mut options = options();
         options.auth = Some(auth);
         change(&mut options);

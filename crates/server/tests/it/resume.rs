@@ -279,9 +279,7 @@ async fn a_position_that_says_nothing_gives_the_whole() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_history_has_forgotten_gives_the_whole() {
-    let mut store_options = StoreOptions::default();
-    store_options.history_bytes = 4096;
-    let server = serve_store(Store::memory(store_options), options()).await;
+    let server = serve_store(Store::memory(StoreOptions::default().history_bytes(4096)), options()).await;
     let mut client = Client::connect(&server).await;
     client.ask("store.defineBucket", json!({"name": "tides", "config": tides()})).await;
     let subscribed = client.ask("store.subscribe", json!({"config": {"bucket": "tides"}, "pos": true})).await;

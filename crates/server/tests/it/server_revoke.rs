@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 use tidewire::{Auth, Rule, Server, Session};
-use tidewire_store::{Store, StoreOptions};
+use tidewire_store::{Store, StoreOptions, SystemBuckets};
 
 use crate::client::{Client, options, serve_store};
 use crate::faulty_disk::FaultyDisk;
@@ -85,11 +85,11 @@ async fn only_administrators_may_and_parameters_are_checked() {
 
 /// Opens a directory with the buckets of the server, or without them.
 fn open(dir: &Path, is_declared: bool) -> Store {
-    let mut options = StoreOptions::default();
+    let mut buckets = SystemBuckets::default();
     if is_declared {
-        Server::declare_buckets(&mut options.system_buckets).unwrap();
+        buckets = Server::declare_buckets(buckets).unwrap();
     }
-    Store::open(dir, options).unwrap().0
+    Store::open(dir, StoreOptions::default().system_buckets(buckets)).unwrap().0
 }
 
 async fn start(store: &Store, ttl: Duration) -> Server {
@@ -140,8 +140,8 @@ async fn a_time_to_live_of_zero_only_closes_connections() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_revocation_that_cannot_be_stored_holds_until_the_server_stops() {
     let (dir, disk) = (tempfile::tempdir().unwrap(), FaultyDisk::default());
-    let mut options = StoreOptions::default();
-    Server::declare_buckets(&mut options.system_buckets).unwrap();
+    let buckets = Server::declare_buckets(SystemBuckets::default()).unwrap();
+    let options = StoreOptions::default().system_buckets(buckets);
     let (store, _) = Store::open_on(Arc::new(disk.clone()), dir.path(), options).unwrap();
     let server = start(&store, Duration::from_hours(1)).await;
     let (mut ann, mut admin) = (client(&server, "ann").await, client(&server, "adm").await);

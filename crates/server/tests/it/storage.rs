@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 use tidewire::Server;
-use tidewire_store::{Clock, Store, StoreOptions};
+use tidewire_store::{Clock, EmbeddedOptions, Limits, Store, StoreOptions};
 
 use crate::client::{Client, notes, options, serve_store};
 use crate::faulty_disk::FaultyDisk;
@@ -25,9 +25,7 @@ fn open(store_options: StoreOptions) -> (Store, FaultyDisk, TempDir) {
 
 /// Options with segments so small that a test fills them, and no checkpoint unless one is asked for.
 fn small() -> StoreOptions {
-    let mut options = StoreOptions::default();
-    (options.embedded.segment_bytes, options.embedded.checkpoint_log_bytes) = (16 << 10, u64::MAX);
-    options
+    StoreOptions::default().embedded(EmbeddedOptions::default().segment_bytes(16 << 10).checkpoint_log_bytes(u64::MAX))
 }
 
 async fn health(server: &Server) -> (u16, String) {
@@ -160,9 +158,8 @@ async fn a_log_that_is_too_long_slows_writes_and_is_counted() {
 async fn the_metrics_show_the_statistics_of_a_store_in_a_directory() {
     let now = Arc::new(AtomicU64::new(1_000_000));
     let told = Arc::clone(&now);
-    let mut store_options = StoreOptions::default();
-    store_options.clock = Clock::new(move || told.load(SeqCst));
-    store_options.sweep_interval = Some(Duration::from_millis(1));
+    let store_options =
+        StoreOptions::default().clock(Clock::new(move || told.load(SeqCst))).sweep_interval(Duration::from_millis(1));
     let dir = tempfile::tempdir().unwrap();
     let (store, _) = Store::open(dir.path(), store_options).unwrap();
     let server = serve_store(store.clone(), options()).await;
@@ -240,9 +237,7 @@ async fn a_write_does_not_wait_for_the_backlog_of_another_client() {
 /// The queue has capacity for one write, and the writer is blocked.
 #[tokio::test(flavor = "multi_thread")]
 async fn writes_that_wait_and_writes_that_are_given_up_are_counted() {
-    let mut store_options = StoreOptions::default();
-    store_options.queue = 1;
-    let store = Store::memory(store_options);
+    let store = Store::memory(StoreOptions::default().queue(1));
     store.define_bucket("notes", notes()).await.unwrap();
     let server = serve_store(store.clone(), options()).await;
     let release = block_writer(&store).await;
@@ -268,9 +263,7 @@ async fn writes_that_wait_and_writes_that_are_given_up_are_counted() {
 /// The history holds next to nothing, so that the live queries fall out of it when commits come in quick succession.
 #[tokio::test(flavor = "multi_thread")]
 async fn live_queries_that_fall_behind_are_evaluated_anew_and_counted() {
-    let mut store_options = StoreOptions::default();
-    store_options.history_bytes = 1;
-    let store = Store::memory(store_options);
+    let store = Store::memory(StoreOptions::default().history_bytes(1));
     store.define_bucket("notes", notes()).await.unwrap();
     let server = serve_store(store.clone(), options()).await;
     let mut client = Client::connect(&server).await;
@@ -293,9 +286,7 @@ async fn live_queries_that_fall_behind_are_evaluated_anew_and_counted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_store_refuses_inserts_until_records_are_deleted() {
-    let mut store_options = StoreOptions::default();
-    store_options.limits.max_store_bytes = 10_000;
-    let store = Store::memory(store_options);
+    let store = Store::memory(StoreOptions::default().limits(Limits::default().max_store_bytes(10_000)));
     store.define_bucket("notes", notes()).await.unwrap();
     let server = serve_store(store.clone(), options()).await;
     let mut client = Client::connect(&server).await;

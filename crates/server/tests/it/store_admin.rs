@@ -250,9 +250,7 @@ async fn statistics() {
 #[tokio::test(flavor = "multi_thread")]
 async fn statistics_of_a_store_that_keeps() {
     let dir = tempfile::tempdir().unwrap();
-    let mut store_options = StoreOptions::default();
-    store_options.sweep_interval = None;
-    let (store, _) = Store::open(dir.path(), store_options).unwrap();
+    let (store, _) = Store::open(dir.path(), StoreOptions::default().sweep_interval(None)).unwrap();
     let mut options = options();
     options.name = "harbour".to_owned();
     let server = serve_store(store, options).await;

@@ -91,10 +91,8 @@ async fn an_aggregate_is_silent_until_its_value_changes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_makes_room_or_expires_is_pushed() {
     let clock = Arc::new(AtomicU64::new(NOW));
-    let mut store_options = StoreOptions::default();
     let told = Arc::clone(&clock);
-    store_options.clock = Clock::new(move || told.load(SeqCst));
-    store_options.sweep_interval = None;
+    let store_options = StoreOptions::default().clock(Clock::new(move || told.load(SeqCst))).sweep_interval(None);
     let store = Store::memory(store_options);
     let server = serve_store(store.clone(), options()).await;
     let mut client = Client::connect(&server).await;

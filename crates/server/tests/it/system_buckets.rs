@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value as Json, json};
 use tidewire::{Auth, ProgrammaticQuery, RequestError, Server, ServerOptions, Session, View};
-use tidewire_store::{Answer, Store, StoreOptions};
+use tidewire_store::{Answer, Store, StoreOptions, SystemBuckets};
 
 use crate::client::{Ask, Client, Tokens, notes, options, serve_store};
 use crate::house::object;
@@ -12,12 +12,10 @@ use crate::page::metric;
 
 /// A store with two system buckets, `$state` and `_jobs`, with a record in each, and an ordinary one.
 fn store() -> Store {
-    let mut options = StoreOptions::default();
     let config =
         json!({"key": "id", "schema": {"id": {"type": "string"}, "secret": {"type": "string"}}, "indexes": ["secret"]});
-    options.system_buckets.declare("$state", &config).unwrap();
-    options.system_buckets.declare("_jobs", &config).unwrap();
-    let store = Store::memory(options);
+    let buckets = SystemBuckets::default().declare("$state", &config).unwrap().declare("_jobs", &config).unwrap();
+    let store = Store::memory(StoreOptions::default().system_buckets(buckets));
     store.define_bucket("notes", notes()).wait().unwrap();
     for bucket in ["$state", "_jobs"] {
         let record = object(json!({"id": "k", "secret": "tide"}));

@@ -10,9 +10,7 @@ use crate::client::{Ask, Client, options, serve_store};
 pub(crate) const NOW: u64 = 1_000_000;
 
 pub(crate) fn store_options() -> StoreOptions {
-    let mut options = StoreOptions::default();
-    options.clock = Clock::new(|| NOW);
-    options
+    StoreOptions::default().clock(Clock::new(|| NOW))
 }
 
 /// Keys count from 1, `port` has to be there, `level` is a number with an index, no two have the same `code`.

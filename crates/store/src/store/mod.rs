@@ -61,7 +61,7 @@ use crate::{
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct StoreOptions {
-    /// How large things may be.
+    /// Limits on records, definitions and the whole store.
     pub limits: Limits,
     /// Limit of the writes in the queue. One owner can use a quarter of it: see [`WriteOptions::owner`]. Further writes wait
     /// outside: see [`Pending`]. Default: 4096, so that one owner can fill a group.
@@ -69,16 +69,17 @@ pub struct StoreOptions {
     /// Limit of the bytes of the writes in the queue: see [`WriteOptions::bytes`]. One owner can use a quarter of it; a single
     /// larger write is queued alone. Default: 64 MiB, which is 64 of the largest records.
     pub queue_bytes: usize,
-    /// The bytes of the latest commits, which followers read: one that falls further behind begins anew. Default: 64 MiB.
+    /// Limit of the bytes of the newest commits that are kept for followers. A follower that falls further behind gets
+    /// [`FollowError::Behind`] and starts again from a snapshot. Default: 64 MiB, which is seconds of the highest write rate.
     pub history_bytes: usize,
-    /// How often what has expired is deleted; reads do not see it anyway. Default: every second. None: when
-    /// [`Store::sweep`] is called.
+    /// Interval at which expired records are deleted. Reads do not see them in the meantime. `None` means only when
+    /// [`Store::sweep`] is called. Default: one second.
     pub sweep_interval: Option<Duration>,
-    /// The settings of the embedded engine.
+    /// Settings of the embedded engine, which [`Store::open`] uses.
     pub embedded: EmbeddedOptions,
-    /// What tells the time. Default: the clock of the system.
+    /// The clock that timestamps and expiry follow. Default: the clock of the system.
     pub clock: Clock,
-    /// Buckets of the program itself, which ordinary requests do not reach. Default: none.
+    /// Buckets of the embedding program, which ordinary requests do not reach. Default: none.
     pub system_buckets: SystemBuckets,
 }
 
@@ -97,6 +98,64 @@ impl Default for StoreOptions {
     }
 }
 
+impl StoreOptions {
+    /// Sets [`limits`](#structfield.limits).
+    #[must_use]
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Sets [`queue`](#structfield.queue).
+    #[must_use]
+    pub fn queue(mut self, queue: usize) -> Self {
+        self.queue = queue;
+        self
+    }
+
+    /// Sets [`queue_bytes`](#structfield.queue_bytes).
+    #[must_use]
+    pub fn queue_bytes(mut self, queue_bytes: usize) -> Self {
+        self.queue_bytes = queue_bytes;
+        self
+    }
+
+    /// Sets [`history_bytes`](#structfield.history_bytes).
+    #[must_use]
+    pub fn history_bytes(mut self, history_bytes: usize) -> Self {
+        self.history_bytes = history_bytes;
+        self
+    }
+
+    /// Sets [`sweep_interval`](#structfield.sweep_interval).
+    #[must_use]
+    pub fn sweep_interval(mut self, sweep_interval: impl Into<Option<Duration>>) -> Self {
+        self.sweep_interval = sweep_interval.into();
+        self
+    }
+
+    /// Sets [`embedded`](#structfield.embedded).
+    #[must_use]
+    pub fn embedded(mut self, embedded: EmbeddedOptions) -> Self {
+        self.embedded = embedded;
+        self
+    }
+
+    /// Sets [`clock`](#structfield.clock).
+    #[must_use]
+    pub fn clock(mut self, clock: Clock) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// Sets [`system_buckets`](#structfield.system_buckets).
+    #[must_use]
+    pub fn system_buckets(mut self, system_buckets: SystemBuckets) -> Self {
+        self.system_buckets = system_buckets;
+        self
+    }
+}
+
 /// How a write is accounted for: see [`Store::write_with`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -104,44 +163,47 @@ pub struct WriteOptions {
     /// The cause of the write, which is logged with its commit. Writes of one owner with the same origin run in the order in which
     /// they were submitted; those with different origins take turns.
     pub cause: Cause,
-    /// Who is charged for the write, such as a hash of a user id. Owners take turns by the work of their writes, and none of them
-    /// can fill the queue. Default: 0, which is the embedding program.
+    /// The owner that is charged for the write, such as a hash of a user id. Owners get equal shares of the writer, and one owner
+    /// cannot fill the queue. Default: 0, which is the embedding program.
     pub owner: u64,
     /// The memory that the closure of the write holds while it waits. Default: 0, so only the number of writes is bounded.
     pub bytes: usize,
 }
 
 impl WriteOptions {
-    /// With this cause.
+    /// Sets [`cause`](#structfield.cause).
     #[must_use]
-    pub fn cause(self, cause: Cause) -> Self {
-        Self { cause, ..self }
+    pub fn cause(mut self, cause: Cause) -> Self {
+        self.cause = cause;
+        self
     }
 
-    /// With this owner.
+    /// Sets [`owner`](#structfield.owner).
     #[must_use]
-    pub fn owner(self, owner: u64) -> Self {
-        Self { owner, ..self }
+    pub fn owner(mut self, owner: u64) -> Self {
+        self.owner = owner;
+        self
     }
 
-    /// With this much memory.
+    /// Sets [`bytes`](#structfield.bytes).
     #[must_use]
-    pub fn bytes(self, bytes: usize) -> Self {
-        Self { bytes, ..self }
+    pub fn bytes(mut self, bytes: usize) -> Self {
+        self.bytes = bytes;
+        self
     }
 }
 
-/// Tells the time, in milliseconds since 1970.
+/// A clock, in milliseconds since 1970.
 #[derive(Clone)]
 pub struct Clock(Arc<dyn Fn() -> u64 + Send + Sync>);
 
 impl Clock {
-    /// A clock of one's own.
+    /// Creates a clock that calls `now`.
     pub fn new(now: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
         Self(Arc::new(now))
     }
 
-    /// The time.
+    /// Returns the time.
     pub fn now(&self) -> u64 {
         (self.0)()
     }

@@ -7,9 +7,7 @@ use tidewire_store::{Query, Store, StoreOptions};
 use super::{plain, run};
 
 async fn forgetful() -> Store {
-    let mut options = StoreOptions::default();
-    options.history_bytes = 1;
-    super::store(options).await
+    super::store(StoreOptions::default().history_bytes(1)).await
 }
 
 async fn end_of(live: &Live, subscription: &mut Subscription) -> Option<End> {

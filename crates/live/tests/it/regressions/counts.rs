@@ -10,9 +10,7 @@ use super::{object, run, store};
 fn what_a_subscriber_did_not_get_is_no_event() {
     run(async {
         let store = store(StoreOptions::default()).await;
-        let mut options = LiveOptions::default();
-        options.max_deltas = 2;
-        let live = Live::with_options(store.clone(), options);
+        let live = Live::with_options(store.clone(), LiveOptions::default().max_deltas(2));
         let mut slow = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap();
         for id in 0..10 {
             store.insert("b", object(json!({"id": id}))).await.unwrap();

@@ -73,12 +73,8 @@ fn write(store: &Store, seed: u64) {
 #[test]
 fn everybody_has_what_there_is_in_the_end() {
     run(async {
-        let mut options = StoreOptions::default();
-        options.history_bytes = 2000;
-        let store = store(options).await;
-        let mut options = LiveOptions::default();
-        options.max_deltas = 5;
-        let live = Live::with_options(store.clone(), options);
+        let store = store(StoreOptions::default().history_bytes(2000)).await;
+        let live = Live::with_options(store.clone(), LiveOptions::default().max_deltas(5));
         let queries = [json!({}), json!({"filter": {"n": {"$gt": 4}}}), json!({"sort": {"n": "desc"}, "limit": 7})];
         let held = |(place, mode): (usize, Mode)| {
             let mut query = queries[place % queries.len()].clone();

@@ -24,15 +24,14 @@ impl Gate {
         let (arrives, arrived) = channel();
         let (go, goes) = channel();
         let (shut, goes) = (Arc::clone(&is_shut), Mutex::new(goes));
-        let mut options = StoreOptions::default();
-        options.clock = Clock::new(move || {
+        let options = StoreOptions::default().clock(Clock::new(move || {
             if shut.load(Relaxed) && std::thread::current().name() == Some("tidewire-live") {
                 arrives.send(()).unwrap();
                 // A test that has failed sends nothing.
                 let _ = goes.lock().unwrap().recv();
             }
             1000
-        });
+        }));
         (Self { is_shut, arrived, go }, options)
     }
 
@@ -71,9 +70,7 @@ fn a_subscription_that_has_just_ended_makes_room() {
     run(async {
         let (gate, options) = Gate::new();
         let store = store(options).await;
-        let mut options = LiveOptions::default();
-        options.max_subscriptions = 3;
-        let live = Live::with_options(store.clone(), options);
+        let live = Live::with_options(store.clone(), LiveOptions::default().max_subscriptions(3));
         let _dropped = live.subscribe(Query::all("c"), Mode::Delta).await.unwrap();
         gate.shut();
         let subscribe = |limit| live.subscribe(limited(limit), Mode::Delta);

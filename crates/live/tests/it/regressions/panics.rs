@@ -48,9 +48,7 @@ fn run_within_a_minute(test: impl Future<Output = ()> + Send + 'static) {
 fn a_panic_on_a_worker_does_not_stop_the_driver() {
     run_within_a_minute(async {
         let store = store(StoreOptions::default()).await;
-        let mut options = LiveOptions::default();
-        options.workers = 4;
-        let live = Live::with_options(store.clone(), options);
+        let live = Live::with_options(store.clone(), LiveOptions::default().workers(4));
         let mut all = Vec::new();
         for limit in 1..=100 {
             all.push(live.subscribe(query(&json!({"limit": limit})), Mode::Delta).await.unwrap());

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 use tidewire_live::{Delta, Event, First, Live, LiveOptions, Mark, Mode, SubscribeOptions, Subscription, Whole};
-use tidewire_store::{Clock, Pending, Query, Store, StoreOptions};
+use tidewire_store::{Clock, EmbeddedOptions, Pending, Query, Store, StoreOptions};
 
 use crate::follower::{self, Shown};
 use crate::world::{self, Step};
@@ -34,18 +34,16 @@ fn act() -> impl Strategy<Value = Act> {
 }
 
 fn open(dir: &Path, clock: &Arc<AtomicU64>) -> Store {
-    let mut options = StoreOptions::default();
     let clock = Arc::clone(clock);
-    options.clock = Clock::new(move || clock.load(Relaxed));
-    options.sweep_interval = None;
-    options.embedded.segment_bytes = 1 << 16;
+    let options = StoreOptions::default()
+        .clock(Clock::new(move || clock.load(Relaxed)))
+        .sweep_interval(None)
+        .embedded(EmbeddedOptions::default().segment_bytes(1 << 16));
     Store::open(dir, options).unwrap().0
 }
 
 fn follow(store: &Store) -> Live {
-    let mut options = LiveOptions::default();
-    options.workers = 1;
-    Live::with_options(store.clone(), options)
+    Live::with_options(store.clone(), LiveOptions::default().workers(1))
 }
 
 fn write(store: &Store, steps: Vec<Step>) -> Pending<()> {

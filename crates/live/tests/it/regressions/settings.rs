@@ -11,8 +11,7 @@ fn settings_of_any_size_are_taken() {
     run(async {
         for size in [0, usize::MAX] {
             let store = store(StoreOptions::default()).await;
-            let mut options = LiveOptions::default();
-            (options.max_deltas, options.queue, options.workers) = (size, size, size);
+            let options = LiveOptions::default().max_deltas(size).queue(size).workers(size);
             let live = Live::with_options(store.clone(), options);
             let mut subscription = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap();
             store.insert("b", object(json!({"id": 1}))).await.unwrap();

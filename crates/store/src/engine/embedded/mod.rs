@@ -54,19 +54,19 @@ pub use recovery::{Corruption, Cut, OpenError, Recovered, Recovery};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EmbeddedOptions {
-    /// When a commit counts as made. Default: [`Durability::Always`].
+    /// When a commit is acknowledged. Default: [`Durability::Always`], so that no acknowledged commit is lost.
     pub durability: Durability,
-    /// The length of a segment, between 8 KiB and 1 GiB. Default: 16 MiB: a small store takes two of them, and a new one is
-    /// written with zeros in a moment.
+    /// Length of a segment of the log in bytes, between 8 KiB and 1 GiB. Default: 16 MiB. A small store has two segments, and a
+    /// new one is filled with zeros within milliseconds.
     pub segment_bytes: u64,
-    /// The largest group; at most what a segment has room for. A store takes commits of half of it. Default: 8 MiB, so that
-    /// what a request may bring fits in.
+    /// Limit of a group of commits in bytes, and at most the capacity of a segment. A single commit may have half of it. Default:
+    /// 8 MiB, enough for the largest request.
     pub max_group_bytes: usize,
-    /// A checkpoint is due when the log is longer than this and than the last snapshot. Default: 256 MiB, which is replayed in
-    /// about a second.
+    /// Length of the log in bytes from which a checkpoint is due, if the log is also longer than the last snapshot. Default:
+    /// 256 MiB, which is replayed in about a second.
     pub checkpoint_log_bytes: u64,
-    /// Commits are slowed when the log is longer than this, and refused at twice that. Default: 4 GiB: only a checkpoint that
-    /// fails gets it there.
+    /// Length of the log in bytes from which commits are slowed down. At twice the length they are refused. Default: 4 GiB, which
+    /// is reached only if checkpoints fail.
     pub max_log_bytes: u64,
 }
 
@@ -92,6 +92,41 @@ impl Default for EmbeddedOptions {
 }
 
 impl EmbeddedOptions {
+    /// Sets [`durability`](#structfield.durability).
+    #[must_use]
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.durability = durability;
+        self
+    }
+
+    /// Sets [`segment_bytes`](#structfield.segment_bytes).
+    #[must_use]
+    pub fn segment_bytes(mut self, segment_bytes: u64) -> Self {
+        self.segment_bytes = segment_bytes;
+        self
+    }
+
+    /// Sets [`max_group_bytes`](#structfield.max_group_bytes).
+    #[must_use]
+    pub fn max_group_bytes(mut self, max_group_bytes: usize) -> Self {
+        self.max_group_bytes = max_group_bytes;
+        self
+    }
+
+    /// Sets [`checkpoint_log_bytes`](#structfield.checkpoint_log_bytes).
+    #[must_use]
+    pub fn checkpoint_log_bytes(mut self, checkpoint_log_bytes: u64) -> Self {
+        self.checkpoint_log_bytes = checkpoint_log_bytes;
+        self
+    }
+
+    /// Sets [`max_log_bytes`](#structfield.max_log_bytes).
+    #[must_use]
+    pub fn max_log_bytes(mut self, max_log_bytes: u64) -> Self {
+        self.max_log_bytes = max_log_bytes;
+        self
+    }
+
     fn within_limits(mut self) -> Self {
         let page = PAGE as u64;
         self.segment_bytes = self.segment_bytes.clamp(2 * page, MAX_SEGMENT).next_multiple_of(page);

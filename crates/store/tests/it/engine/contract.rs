@@ -87,8 +87,7 @@ fn an_open_directory_is_refused() {
 #[test]
 fn durability_decides_when_a_commit_is_synced() {
     let syncs = |durability| {
-        let mut options = EmbeddedOptions::default();
-        (options.durability, options.segment_bytes) = (durability, 1 << 20);
+        let options = EmbeddedOptions::default().durability(durability).segment_bytes(1 << 20);
         let (mut engine, ..) = open_on(&SimDisk::default(), "db", options).unwrap();
         let before = engine.stats().syncs;
         for _ in 0..10 {

@@ -92,7 +92,5 @@ pub(crate) fn open_on(
 
 /// Options with which a little is enough for everything to happen.
 pub(crate) fn small() -> EmbeddedOptions {
-    let mut options = EmbeddedOptions::default();
-    (options.segment_bytes, options.checkpoint_log_bytes) = (16 * 1024, 16 * 1024);
-    options
+    EmbeddedOptions::default().segment_bytes(16 * 1024).checkpoint_log_bytes(16 * 1024)
 }

@@ -14,9 +14,9 @@ const DIR: &str = "TIDEWIRE_STORE_MODES_DIR";
 
 /// Creates everything that a store creates: a data directory with parents, segments, snapshots, a backup and a restored copy.
 fn create(root: &Path) {
-    let mut options = StoreOptions::default();
-    (options.embedded.segment_bytes, options.embedded.checkpoint_log_bytes) = (64 * 1024, 96 * 1024);
-    options.embedded.max_group_bytes = 32 * 1024;
+    let options = StoreOptions::default().embedded(
+        EmbeddedOptions::default().segment_bytes(64 * 1024).checkpoint_log_bytes(96 * 1024).max_group_bytes(32 * 1024),
+    );
     let (store, _) = Store::open(root.join("parent/data"), options).unwrap();
     store.define_bucket("b", json!({"key": "id", "schema": {"id": {"type": "number"}}})).wait().unwrap();
     for id in 0..100 {

@@ -10,9 +10,7 @@ use super::{clock, define, object};
 #[test]
 fn a_hidden_record_that_has_expired_is_in_nobodys_way() {
     let (clock, time) = clock(1000);
-    let mut options = StoreOptions::default();
-    (options.clock, options.sweep_interval) = (clock, None);
-    let store = Store::memory(options);
+    let store = Store::memory(StoreOptions::default().clock(clock).sweep_interval(None));
     define(&store, &[("b", json!({"key": "id", "schema": {"id": {"type": "number"}}, "ttl": 100}))]);
     store.insert("b", object(json!({"id": 1, "owner": "bob"}))).wait().unwrap();
     time.store(1100, Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! Records that nobody in their right mind would write.
 
 use serde_json::json;
-use tidewire_store::{Store, StoreError, StoreOptions};
+use tidewire_store::{Limits, Store, StoreError, StoreOptions};
 
 use super::{define, object, records, refusal, store};
 
@@ -20,9 +20,7 @@ fn a_record_with_a_thousand_faults_is_not_told_of_all() {
 
 #[test]
 fn a_record_as_deep_as_may_be_is_read_as_it_was_written() {
-    let mut options = StoreOptions::default();
-    options.limits.max_depth = 1000;
-    let store = Store::memory(options);
+    let store = Store::memory(StoreOptions::default().limits(Limits::default().max_depth(1000)));
     define(&store, &[("b", json!({"key": "id", "schema": {"id": {"type": "number"}}}))]);
     for depth in 0..300 {
         let deep = (0..depth).fold(json!(1), |inner, _| json!([inner]));

@@ -1,7 +1,7 @@
 //! Idempotency keys of several users.
 
 use serde_json::{Value as Json, json};
-use tidewire_store::{Store, StoreOptions};
+use tidewire_store::{Limits, Store, StoreOptions};
 
 /// Runs a write that is done once. Returns the reply of the run that was done.
 fn once(store: &Store, user: &str, key: &str, reply: Json) -> Json {
@@ -12,8 +12,8 @@ fn once(store: &Store, user: &str, key: &str, reply: Json) -> Json {
 #[test]
 fn a_flood_of_one_user_does_not_evict_the_replies_of_another() {
     for (max_replies, max_reply_bytes, evictions) in [(50, usize::MAX, 151..=151), (usize::MAX, 20_000, 1..=199)] {
-        let mut options = StoreOptions::default();
-        (options.limits.max_replies, options.limits.max_reply_bytes) = (max_replies, max_reply_bytes);
+        let options =
+            StoreOptions::default().limits(Limits::default().max_replies(max_replies).max_reply_bytes(max_reply_bytes));
         let dir = tempfile::tempdir().unwrap();
         let (store, _) = Store::open(dir.path(), options.clone()).unwrap();
         once(&store, "ann", "payment", json!("first"));

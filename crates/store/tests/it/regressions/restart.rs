@@ -45,8 +45,7 @@ fn a_definition_that_could_not_be_read_again_is_refused() {
 #[test]
 fn a_history_without_bounds_can_be_asked_for() {
     let dir = tempfile::tempdir().unwrap();
-    let mut options = StoreOptions::default();
-    options.history_bytes = usize::MAX;
+    let options = StoreOptions::default().history_bytes(usize::MAX);
     let store = Store::open(dir.path(), options.clone()).unwrap().0;
     define(&store, &[("b", json!({"key": "id", "schema": {"id": {"type": "number"}}}))]);
     store.close().unwrap();

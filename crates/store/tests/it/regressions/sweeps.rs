@@ -12,8 +12,7 @@ use super::{clock, define, object};
 
 fn options() -> (StoreOptions, Arc<AtomicU64>) {
     let (clock, time) = clock(1000);
-    let mut options = StoreOptions::default();
-    (options.clock, options.sweep_interval) = (clock, Some(Duration::from_millis(1)));
+    let options = StoreOptions::default().clock(clock).sweep_interval(Duration::from_millis(1));
     (options, time)
 }
 

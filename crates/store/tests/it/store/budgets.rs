@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use serde_json::{Map, Value as Json, json};
-use tidewire_store::{Budget, Exceeded, Filter, Operation, Query, Store, StoreError, StoreOptions, WriteError};
+use tidewire_store::{Budget, Exceeded, Filter, Limits, Operation, Query, Store, StoreError, StoreOptions, WriteError};
 
 use super::object;
 
@@ -117,8 +117,8 @@ fn a_read_can_be_stopped_within_one_large_record() {
 
 #[test]
 fn reads_of_a_transaction_are_limited_and_the_error_names_the_missing_index() {
-    let mut options = StoreOptions::default();
-    options.limits.max_transaction_read = std::time::Duration::from_millis(1);
+    let options =
+        StoreOptions::default().limits(Limits::default().max_transaction_read(std::time::Duration::from_millis(1)));
     let store = Store::memory(options);
     let config = json!({"key": "id", "schema": {"id": {"type": "number"}, "name": {"type": "string"}}});
     store.define_bucket("b", config).wait().unwrap();

@@ -1,19 +1,15 @@
 //! A store that has reached the limit of its bytes.
 
 use serde_json::json;
-use tidewire_store::{Operation, Pending, Store, StoreError, StoreOptions, SystemBuckets, WriteError};
+use tidewire_store::{Limits, Operation, Pending, Store, StoreError, StoreOptions, SystemBuckets, WriteError};
 
 use super::{ids, object, plain, records};
 
 const MAX: usize = 10_000;
 
 fn limited() -> StoreOptions {
-    let mut options = StoreOptions::default();
-    options.limits.max_store_bytes = MAX;
-    let mut system = SystemBuckets::default();
-    system.declare("_audit", &plain()).unwrap();
-    options.system_buckets = system;
-    options
+    let system_buckets = SystemBuckets::default().declare("_audit", &plain()).unwrap();
+    StoreOptions::default().limits(Limits::default().max_store_bytes(MAX)).system_buckets(system_buckets)
 }
 
 fn insert(store: &Store, id: usize, len: usize) -> Pending<tidewire_store::Row> {

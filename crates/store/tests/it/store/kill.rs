@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::thread;
 
 use serde_json::{Map, Value as Json, json};
-use tidewire_store::{Answer, Cause, Position, Query, Store, StoreOptions, WriteOptions};
+use tidewire_store::{Answer, Cause, EmbeddedOptions, Position, Query, Store, StoreOptions, WriteOptions};
 use tidewire_testkit::{PATIENCE, Process, is_rerun, rerun, wait_until};
 
 use super::object;
@@ -14,8 +14,8 @@ const DIR: &str = "TIDEWIRE_STORE_KILL_DIR";
 const WRITERS: u64 = 4;
 
 fn open(dir: &str) -> Store {
-    let mut options = StoreOptions::default();
-    (options.embedded.segment_bytes, options.embedded.checkpoint_log_bytes) = (64 * 1024, 96 * 1024);
+    let options = StoreOptions::default()
+        .embedded(EmbeddedOptions::default().segment_bytes(64 * 1024).checkpoint_log_bytes(96 * 1024));
     Store::open(dir, options).unwrap().0
 }
 

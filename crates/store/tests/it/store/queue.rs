@@ -33,9 +33,7 @@ impl Order {
 }
 
 fn memory(queue: usize, queue_bytes: usize) -> Store {
-    let mut options = StoreOptions::default();
-    (options.queue, options.queue_bytes) = (queue, queue_bytes);
-    Store::memory(options)
+    Store::memory(StoreOptions::default().queue(queue).queue_bytes(queue_bytes))
 }
 
 #[test]

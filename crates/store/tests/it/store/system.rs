@@ -32,11 +32,8 @@ fn declared() -> StoreOptions {
 }
 
 fn declaring(buckets: &[(&str, Json)]) -> StoreOptions {
-    let mut options = StoreOptions::default();
-    for (name, config) in buckets {
-        options.system_buckets.declare(name, config).unwrap();
-    }
-    options
+    let declare = |declared: SystemBuckets, (name, config): &(&str, Json)| declared.declare(name, config).unwrap();
+    StoreOptions::default().system_buckets(buckets.iter().fold(SystemBuckets::default(), declare))
 }
 
 fn open(dir: &Path) -> Store {
@@ -76,9 +73,7 @@ fn not_defined(bucket: &str) -> StoreError {
 #[test]
 fn a_wrong_declaration_is_refused() {
     let refused = |name: &str, config: Json| {
-        let mut buckets = SystemBuckets::default();
-        buckets.declare("$first", &plain()).unwrap();
-        buckets.declare(name, &config).unwrap_err()
+        SystemBuckets::default().declare("$first", &plain()).unwrap().declare(name, &config).unwrap_err()
     };
     let long = format!("${}", "x".repeat(255));
     for name in ["", "$", "_", "audit", "$buckets", "$queries", "$replies", &long] {
@@ -99,10 +94,7 @@ fn a_wrong_declaration_is_refused() {
     }
     let deep = json!({"key": "id", "schema": {"id": {"type": "number"}, "o": {"type": "object", "default": deep}}});
     assert!(matches!(refused("$x", deep), SystemBucketError::NotStored { .. }));
-    let mut buckets = SystemBuckets::default();
-    for (name, target) in [("$a", "$a"), ("_b", "$a")] {
-        buckets.declare(name, &refers(target)).unwrap();
-    }
+    SystemBuckets::default().declare("$a", &refers("$a")).unwrap().declare("_b", &refers("$a")).unwrap();
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use tidewire_store::{Answer, Cause, Position, Store, StoreOptions, WriteOptions};
+use tidewire_store::{Answer, Cause, EmbeddedOptions, Position, Store, StoreOptions, WriteOptions};
 
 use super::{ids, object, records};
 
@@ -24,10 +24,10 @@ fn copied(name: &str, to: &Path) -> PathBuf {
 }
 
 fn open(dir: &Path) -> (Store, tidewire_store::Recovery) {
-    let mut options = StoreOptions::default();
-    options.embedded.segment_bytes = 8 * 1024;
-    options.sweep_interval = None;
-    options.clock = tidewire_store::Clock::new(|| 1_700_000_100_000);
+    let options = StoreOptions::default()
+        .embedded(EmbeddedOptions::default().segment_bytes(8 * 1024))
+        .sweep_interval(None)
+        .clock(tidewire_store::Clock::new(|| 1_700_000_100_000));
     Store::open(dir, options).unwrap()
 }
 
