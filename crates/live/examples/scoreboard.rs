@@ -19,7 +19,7 @@ pub(crate) fn play(players: &[&'static str], rounds: i64, mut show: impl FnMut(S
     let schema = json!({"name": {"type": "string"}, "score": {"type": "number", "default": 0}});
     store.define_bucket("players", json!({"key": "name", "schema": schema})).wait()?;
     for name in players {
-        store.insert("players", object(json!({"name": name}))).wait()?;
+        store.insert("players", json!({"name": name})).wait()?;
     }
 
     let live = Live::new(store.clone());
@@ -64,7 +64,7 @@ fn score(store: &Store, name: &'static str, rounds: i64) -> Result<()> {
             let score = score.as_ref().and_then(Json::as_i64).unwrap_or(0);
             // Everybody is lucky in a round of their own.
             let points = (round * 7 + name.bytes().map(i64::from).sum::<i64>()) % 5;
-            draft.update("players", &json!(name), object(json!({"score": score + points})), None)
+            draft.update("players", &json!(name), json!({"score": score + points}), None)
         });
         scored.wait()?;
     }
@@ -74,11 +74,4 @@ fn score(store: &Store, name: &'static str, rounds: i64) -> Result<()> {
 fn line(shown: &[Json]) -> String {
     let entry = |record: &Json| format!("{} {}", record["name"].as_str().unwrap_or_default(), record["score"]);
     shown.iter().map(entry).collect::<Vec<_>>().join("  ")
-}
-
-fn object(json: Json) -> Map<String, Json> {
-    match json {
-        Json::Object(members) => members,
-        _ => Map::new(),
-    }
 }

@@ -304,7 +304,7 @@ pub struct LiveStats {
 /// let mut high = live.subscribe(query, Mode::Delta).await?;
 /// assert!(matches!(high.first(), First::Whole(Whole::Json(json)) if json == "[]"));
 ///
-/// store.insert("harbours", serde_json::from_value(json!({"id": 1, "tide": "high"}))?).await?;
+/// store.insert("harbours", json!({"id": 1, "tide": "high"})).await?;
 /// let Event::Delta { delta, .. } = high.next().await? else { unreachable!() };
 /// assert_eq!(delta.encoded(), r#"{"added":[{"id":1}],"changed":[],"removed":[]}"#);
 /// # Ok::<(), Box<dyn std::error::Error>>(())

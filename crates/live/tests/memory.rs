@@ -48,8 +48,8 @@ fn state(rows: usize) -> State {
     let definition = json!({"key": "id", "schema": {"id": {"type": "number"}}});
     let mut draft = Draft::new(State::new(), 1);
     draft.define_bucket("b", &definition).unwrap();
-    let records = (0..rows).map(|id| serde_json::from_value(json!({"id": id, "n": id % 1000, "s": "tide"})).unwrap());
-    draft.insert_many("b", records.collect()).unwrap();
+    let records = (0..rows).map(|id| json!({"id": id, "n": id % 1000, "s": "tide"}));
+    draft.insert_many("b", records).unwrap();
     draft.finish().0
 }
 

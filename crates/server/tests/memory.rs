@@ -64,7 +64,7 @@ impl Target {
         let pad = "x".repeat(bytes.saturating_sub(100));
         for chunk in 0..records / 100 {
             let record = |n: usize| json!({"n": chunk * 100 + n, "pad": pad}).as_object().unwrap().clone();
-            self.store.insert_many("b", (0..100).map(record).collect()).wait().unwrap();
+            self.store.insert_many("b", (0..100).map(record)).wait().unwrap();
         }
     }
 

@@ -21,7 +21,7 @@ pub(crate) const CONDITION: usize = 16;
 /// let store = Store::memory(StoreOptions::default());
 /// store.define_bucket("tides", json!({"key": "id", "schema": {"id": {"type": "number"}}})).wait()?;
 /// for id in 0..1000 {
-///     store.insert("tides", serde_json::from_value(json!({"id": id, "note": "spring tide"}))?).wait()?;
+///     store.insert("tides", json!({"id": id, "note": "spring tide"})).wait()?;
 /// }
 /// let query = Query::parse(&json!({"bucket": "tides", "filter": {"note": {"$contains": "neap"}}}), &Default::default())?;
 /// let snapshot = store.snapshot();

@@ -13,7 +13,7 @@ use crate::{BucketDefinition, Value};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Issue {
-    /// Where: `a.b`, `tags[0]`.
+    /// The path of the field: `a.b`, `tags[0]`. Empty for the record itself.
     pub field: String,
     /// What is wrong.
     pub message: String,
@@ -41,8 +41,9 @@ fn list(issues: &[Issue]) -> String {
     let mut text = String::new();
     for Issue { field, message, .. } in issues {
         let separator = if text.is_empty() { "" } else { "; " };
+        let colon = if field.is_empty() { "" } else { ": " };
         // Writing to a string does not fail.
-        let _ = write!(text, "{separator}{field}: {message}");
+        let _ = write!(text, "{separator}{field}{colon}{message}");
     }
     text
 }

@@ -11,7 +11,7 @@
 //! let config = json!({"key": "id", "schema": {"id": {"type": "number"}, "tide": {"type": "string"}}, "indexes": ["tide"]});
 //! store.define_bucket("harbours", config).wait()?;
 //! for (id, tide) in [(1, "high"), (2, "low"), (3, "high")] {
-//!     store.insert("harbours", serde_json::from_value(json!({"id": id, "tide": tide}))?).wait()?;
+//!     store.insert("harbours", json!({"id": id, "tide": tide})).wait()?;
 //! }
 //! let query = Query::parse(&json!({"bucket": "harbours", "filter": {"tide": "high"}, "fields": ["id"]}), &Default::default())?;
 //! assert_eq!(store.query(&query)?, Answer::Records(vec![json!({"id": 1}), json!({"id": 3})]));
@@ -34,6 +34,7 @@ mod key;
 mod limits;
 mod page;
 mod query;
+mod record;
 mod replies;
 mod row;
 mod schema;
@@ -60,6 +61,7 @@ pub use key::IndexKey;
 pub use limits::Limits;
 pub use page::Page;
 pub use query::{Aggregate, AggregateFunction, Answer, Direction, Query, QueryError};
+pub use record::IntoRecord;
 pub use row::{Field, Row, RowError};
 pub use schema::{BucketDefinition, DefinitionError, FieldRule, Format, Generated, Kind, OnDelete, Reference};
 pub use state::State;

@@ -26,7 +26,7 @@ use crate::{
 /// let audit = json!({"key": "id", "schema": {"id": {"type": "number"}}});
 /// let buckets = SystemBuckets::default().declare("$audit", &audit)?;
 /// let store = Store::memory(StoreOptions::default().system_buckets(buckets));
-/// let record = serde_json::from_value(json!({"id": 1, "event": "login"}))?;
+/// let record = json!({"id": 1, "event": "login"});
 /// store.write(|draft| draft.system(|draft| draft.insert("$audit", record))).wait()?;
 /// let snapshot = store.snapshot();
 /// assert_eq!(snapshot.state.system_bucket("$audit")?.len(), 1);

@@ -317,7 +317,7 @@ mod tests {
     #[test]
     fn what_fails_leaves_nothing_and_is_named() {
         let mut draft = draft();
-        draft.insert("b", serde_json::from_value(json!({"id": 1, "name": "a"})).unwrap()).unwrap();
+        draft.insert("b", json!({"id": 1, "name": "a"})).unwrap();
         let first = json!({"op": "insert", "bucket": "b", "data": {"id": 7}});
         for (second, error) in [
             (json!({"op": "insert", "bucket": "b", "data": {"id": 1}}), "a record 1 exists in bucket \"b\" already"),

@@ -19,7 +19,7 @@ pub(super) fn filled(rows: u64, indexes: &[&str]) -> Store {
     let bucket = json!({"key": "id", "schema": schema, "indexes": indexes});
     store.define_bucket(BUCKET, bucket).wait().expect("a bucket can be defined");
     for first in (0..rows).step_by(usize::try_from(AT_ONCE).expect("64 bits")) {
-        let some = (first..rows.min(first + AT_ONCE)).map(row).collect();
+        let some = (first..rows.min(first + AT_ONCE)).map(row);
         store.insert_many(BUCKET, some).wait().expect("rows are stored");
     }
     store

@@ -18,10 +18,6 @@ const EVALUATOR: &str = "live-evaluate";
 /// Enough records that evaluating a query takes the live thread too long.
 const ROWS: u64 = 4000;
 
-fn object(json: Json) -> Map<String, Json> {
-    serde_json::from_value(json).unwrap()
-}
-
 fn run(test: impl Future<Output = ()>) {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(test);
 }
@@ -88,8 +84,8 @@ fn definition() -> Json {
     json!({"key": "id", "schema": {"id": {"type": "number"}}})
 }
 
-fn record(id: u64) -> Map<String, Json> {
-    object(json!({"id": id, "n": id % 10, "text": "the quick brown fox jumps over the lazy dog".repeat(8)}))
+fn record(id: u64) -> Json {
+    json!({"id": id, "n": id % 10, "text": "the quick brown fox jumps over the lazy dog".repeat(8)})
 }
 
 /// A store with a large bucket `b` and an empty bucket `c`.
@@ -98,7 +94,7 @@ async fn store(options: StoreOptions) -> Store {
     for name in ["b", "c"] {
         store.define_bucket(name, definition()).await.unwrap();
     }
-    store.insert_many("b", (0..ROWS).map(record).collect()).await.unwrap();
+    store.insert_many("b", (0..ROWS).map(record)).await.unwrap();
     store
 }
 
@@ -162,7 +158,7 @@ fn commits_and_other_queries_go_on_while_a_query_is_evaluated() {
         poll(subscribing.as_mut());
         gate.arrived(1).await;
         for id in 0..100 {
-            store.insert("c", object(json!({"id": id}))).await.unwrap();
+            store.insert("c", json!({"id": id})).await.unwrap();
             assert!(matches!(other.next().await, Ok(Event::Delta { .. })));
             store.insert("b", record(ROWS + id)).await.unwrap();
         }
@@ -465,7 +461,7 @@ fn large_results_come_in_order_and_deltas_follow_them_without_a_gap() {
             move || {
                 let mut rng = fastrand::Rng::with_seed(7);
                 for _ in 0..300 {
-                    let patch = object(json!({"n": rng.u64(..10)}));
+                    let patch = json!({"n": rng.u64(..10)});
                     store.update("b", json!(rng.u64(..ROWS)), patch, None).wait().unwrap();
                 }
             }
@@ -516,7 +512,7 @@ fn a_long_history_is_read_in_the_background() {
         let mark = live.subscribe(costly(), Mode::Delta).await.unwrap();
         let (mark, mut result) = (mark.mark(), first(&mark));
         for id in 0..2000 {
-            store.update("b", json!(id), object(json!({"n": 0})), None).await.unwrap();
+            store.update("b", json!(id), json!({"n": 0}), None).await.unwrap();
         }
         store.insert("b", record(ROWS)).await.unwrap();
         let resumed = live.subscribe(costly(), SubscribeOptions::from(Mode::Delta).since(mark)).await.unwrap();
@@ -538,8 +534,8 @@ fn an_owner_above_its_work_loses_its_costliest_subscription() {
         // A commit whose text takes the filter two milliseconds, by the budget's estimate, and then another.
         for id in 1..=2 {
             let text = "x".repeat(1_000_000);
-            store.update("b", json!(id), object(json!({"text": text})), None).await.unwrap();
-            store.update("b", json!(id), object(json!({"text": ""})), None).await.unwrap();
+            store.update("b", json!(id), json!({"text": text}), None).await.unwrap();
+            store.update("b", json!(id), json!({"text": ""}), None).await.unwrap();
         }
         loop {
             match costly.next().await {
@@ -561,7 +557,7 @@ fn a_query_above_the_limit_in_one_commit_ends() {
         let live = Live::with_options(store.clone(), LiveOptions::default().max_owner_work(100_000));
         let mut costly = live.subscribe(costly(), Mode::Delta).await.unwrap();
         let mut cheap = live.subscribe(query(&json!({"filter": {"id": {"$lt": 10}}})), Mode::Delta).await.unwrap();
-        store.insert_many("b", (0..1000).map(record).collect()).await.unwrap();
+        store.insert_many("b", (0..1000).map(record)).await.unwrap();
         assert_eq!(costly.next().await.unwrap_err(), End::TooCostly);
         assert!(live.settled().await.is_ok() && cheap.try_next().is_ok());
         assert_eq!((live.stats().too_costly, live.stats().queries), (1, 1));
@@ -599,7 +595,7 @@ fn kept_rows_are_limited_per_owner_and_in_total() {
         let mut grows = live.subscribe(Query::all("c"), owned(1)).await.unwrap();
         let mut stays = live.subscribe(query(&json!({"filter": {"id": 1}})), owned(1)).await.unwrap();
         for part in 0..4 {
-            let records = (part * 4000..(part + 1) * 4000).map(|id| object(json!({"id": id}))).collect();
+            let records = (part * 4000..(part + 1) * 4000).map(|id| json!({"id": id}));
             store.insert_many("c", records).await.unwrap();
         }
         let end = loop {

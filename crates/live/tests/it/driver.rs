@@ -4,10 +4,6 @@ use serde_json::{Map, Value as Json, json};
 use tidewire_live::{End, Event, First, Live, LiveError, LiveOptions, Mode, SubscribeOptions, Subscription, Whole};
 use tidewire_store::{Answer, Filter, Query, Store, StoreOptions};
 
-fn object(json: Json) -> Map<String, Json> {
-    serde_json::from_value(json).unwrap()
-}
-
 fn query(json: &Json) -> Query {
     let mut query = json.clone();
     query["bucket"] = json!("b");
@@ -25,7 +21,7 @@ async fn store() -> Store {
 }
 
 async fn insert(store: &Store, id: u64, n: u64) {
-    store.insert("b", object(json!({"id": id, "n": n}))).await.unwrap();
+    store.insert("b", json!({"id": id, "n": n})).await.unwrap();
 }
 
 fn run(test: impl Future<Output = ()>) {
@@ -93,8 +89,8 @@ fn a_row_that_comes_changes_and_leaves_is_told() {
         let mut whole = live.subscribe(high, Mode::Whole).await.unwrap();
         insert(&store, 1, 1).await;
         insert(&store, 2, 6).await;
-        store.update("b", json!(2), object(json!({"n": 7})), None).await.unwrap();
-        store.update("b", json!(2), object(json!({"n": 2})), None).await.unwrap();
+        store.update("b", json!(2), json!({"n": 7}), None).await.unwrap();
+        store.update("b", json!(2), json!({"n": 2}), None).await.unwrap();
         let mut told = Vec::new();
         for _ in 0..3 {
             let Event::Delta { delta, .. } = delta.next().await.unwrap() else { panic!("no delta") };
@@ -154,7 +150,7 @@ fn results_follow_writers_that_do_not_wait_for_them() {
                         if rng.u8(..4) == 0 {
                             store.delete("b", json!(id), None).wait().unwrap();
                         } else {
-                            store.insert("b", object(json!({"id": id, "n": n}))).wait().unwrap();
+                            store.insert("b", json!({"id": id, "n": n})).wait().unwrap();
                         }
                     }
                 })
@@ -234,9 +230,9 @@ fn a_subscriber_goes_on_where_it_was() {
             drop(seen);
             insert(&store, 20, 5).await;
             insert(&store, 21, 0).await;
-            store.update("b", json!(9), object(json!({"n": 1})), None).await.unwrap();
+            store.update("b", json!(9), json!({"n": 1}), None).await.unwrap();
             store.delete("b", json!(7), None).await.unwrap();
-            store.insert("b", object(json!({"id": 7, "n": 8}))).await.unwrap();
+            store.insert("b", json!({"id": 7, "n": 8})).await.unwrap();
             store.delete("b", json!(20), None).await.unwrap();
             let resumed = live.subscribe(query.clone(), SubscribeOptions::from(Mode::Delta).since(mark)).await.unwrap();
             let First::Resumed(Some(delta)) = resumed.first() else { panic!("{:?}", resumed.first()) };
@@ -246,7 +242,7 @@ fn a_subscriber_goes_on_where_it_was() {
             let mark: tidewire_live::Mark = resumed.mark().to_string().parse().unwrap();
             let again = live.subscribe(query.clone(), SubscribeOptions::from(Mode::Delta).since(mark)).await.unwrap();
             assert!(matches!(again.first(), First::Resumed(None)));
-            store.update("b", json!(9), object(json!({"n": 9})), None).await.unwrap();
+            store.update("b", json!(9), json!({"n": 9}), None).await.unwrap();
         }
         // With a mark of another query it begins anew; so does what is computed, if it has changed.
         let all = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap();
@@ -344,8 +340,9 @@ fn subscriptions_end_with_what_they_follow() {
         assert_eq!(missing.to_string(), "the parameter params.n is not given");
         let undefined = live.subscribe(Query::all("x"), Mode::Whole).await.unwrap_err();
         assert_eq!(undefined.to_string(), "bucket \"x\" is not defined");
-        let params = object(json!({"n": 1, "extra": 2}));
-        let mut named = live.subscribe_named("named", params, None, Mode::Whole).await.unwrap();
+        let params = json!({"n": 1, "extra": 2});
+        let mut named =
+            live.subscribe_named("named", params.as_object().unwrap().clone(), None, Mode::Whole).await.unwrap();
         let mut dropped = live.subscribe(Query::all("c"), Mode::Delta).await.unwrap();
         let mut closed = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap();
         store.undefine_query("named").await.unwrap();
@@ -378,8 +375,8 @@ fn what_a_subscriber_may_see_is_part_of_its_query() {
         let mut seen = Seen::new(subscription);
         assert_eq!(seen.result.len(), 2);
         // One row becomes visible, and one hidden.
-        store.update("b", json!(1), object(json!({"n": 0})), None).await.unwrap();
-        store.update("b", json!(2), object(json!({"n": 5})), None).await.unwrap();
+        store.update("b", json!(1), json!({"n": 0}), None).await.unwrap();
+        store.update("b", json!(2), json!({"n": 5}), None).await.unwrap();
         live.settled().await.unwrap();
         seen.drain();
         let ids: Vec<&Json> = seen.result.iter().map(|record| &record["id"]).collect();
@@ -489,7 +486,7 @@ fn a_result_that_is_again_what_it_was_is_not_told() {
         let (open, opened) = std::sync::mpsc::sync_channel(1);
         let waker = std::task::Waker::from(std::sync::Arc::new(Gate { opened: opened.into(), reached }));
         assert!(at_gate.poll_event(&mut std::task::Context::from_waker(&waker)).is_pending());
-        store.insert("gate", object(json!({"id": 1}))).await.unwrap();
+        store.insert("gate", json!({"id": 1})).await.unwrap();
         is_reached.recv().unwrap();
         // It comes and goes while nobody looks.
         insert(&store, 1, 1).await;

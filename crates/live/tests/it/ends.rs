@@ -43,7 +43,7 @@ fn equal_queries_are_one_and_share_what_is_encoded() {
     assert_eq!((live.stats().queries, live.stats().subscribers), (1, 2));
 
     let mut draft = Draft::new(state, 0);
-    draft.insert("a", serde_json::from_value(json!({"name": "n", "x": 1, "y": 2})).unwrap()).unwrap();
+    draft.insert("a", json!({"name": "n", "x": 1, "y": 2})).unwrap();
     let committed = live.commit(position(1), &draft.finish().1);
     let [update] = &committed.updates[..] else { panic!("{committed:?}") };
     assert_eq!(live.subscribers(update.query), [1, 2]);
@@ -84,7 +84,7 @@ fn queries_end_with_their_bucket() {
     let other = live.subscribe(5, &other, state.bucket("a").unwrap(), 0).unwrap();
 
     let mut draft = Draft::new(state, 0);
-    draft.insert("a", serde_json::from_value(json!({"name": "n", "x": 5})).unwrap()).unwrap();
+    draft.insert("a", json!({"name": "n", "x": 5})).unwrap();
     draft.drop_bucket("a").unwrap();
     let committed = live.commit(position(1), &draft.finish().1);
     let ended: Vec<&[u64]> = committed.ended.iter().map(|ended| &ended.subscribers[..]).collect();
@@ -127,7 +127,7 @@ fn what_had_expired_when_it_was_first_read_never_shows() {
 
     let mut draft = Draft::new(state, 2500);
     // Too late to be seen by anybody.
-    draft.insert("a", serde_json::from_value(json!({"name": "late", "_expiresAt": 2400})).unwrap()).unwrap();
+    draft.insert("a", json!({"name": "late", "_expiresAt": 2400})).unwrap();
     let (state, changes) = draft.finish();
     assert!(live.commit(position(2), &changes).updates.is_empty());
     let mut draft = Draft::new(state, 2600);
@@ -142,7 +142,7 @@ fn whole_results_are_not_kept_without_bound() {
     let mut state = state(&["a"]);
     let mut draft = Draft::new(state, 0);
     let text = "x".repeat(1 << 19);
-    draft.insert("a", serde_json::from_value(json!({"name": "n", "text": text})).unwrap()).unwrap();
+    draft.insert("a", json!({"name": "n", "text": text})).unwrap();
     state = draft.finish().0;
     let mut live = Matcher::new(position(0));
     for limit in 1..40 {

@@ -10,10 +10,6 @@ use serde_json::{Map, Value as Json, json};
 use tidewire_live::{End, Event, First, Live, LiveOptions, Mode, Subscription, Whole};
 use tidewire_store::{Answer, Query, Store, StoreOptions};
 
-fn object(json: Json) -> Map<String, Json> {
-    serde_json::from_value(json).unwrap()
-}
-
 fn run(test: impl Future<Output = ()>) {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(test);
 }
@@ -25,7 +21,7 @@ async fn store() -> Store {
 }
 
 async fn insert(store: &Store, id: u64) {
-    store.insert("b", object(json!({"id": id, "n": id % 10}))).await.unwrap();
+    store.insert("b", json!({"id": id, "n": id % 10})).await.unwrap();
 }
 
 fn records(whole: &Whole) -> Vec<Json> {
@@ -241,7 +237,7 @@ proptest! {
             }
             for step in steps {
                 match step {
-                    Step::Insert(id) => _ = store.insert("b", object(json!({"id": id, "n": id % 7}))).await.unwrap(),
+                    Step::Insert(id) => _ = store.insert("b", json!({"id": id, "n": id % 7})).await.unwrap(),
                     Step::Delete(id) => _ = store.delete("b", json!(id), None).await.unwrap(),
                     Step::Settle => _ = live.settled().await.unwrap(),
                     Step::Look(one) => all[one].look(),

@@ -32,7 +32,7 @@ fn filled(rows: usize) -> State {
     // In parts, because a draft keeps what it changes.
     for part in (0..rows).collect::<Vec<_>>().chunks(10_000) {
         let mut draft = Draft::new(state, 1);
-        draft.insert_many("b", part.iter().map(|id| record(*id)).collect()).unwrap();
+        draft.insert_many("b", part.iter().map(|id| record(*id))).unwrap();
         state = draft.finish().0;
     }
     state

@@ -66,7 +66,7 @@ impl House {
         let config = json!({"key": "id", "schema": {"id": {"type": "string", "generated": "uuid"}}});
         self.write(move |draft| {
             draft.define_bucket(&name, &config)?;
-            draft.insert_many(&name, records.into_iter().map(object).collect())
+            draft.insert_many(&name, records.into_iter().map(object))
         })
         .await;
     }

@@ -18,9 +18,10 @@ pub use self::references::ReferenceFilter;
 pub(crate) use self::sweep::Sweep;
 use crate::bucket::LAST_NUMBER;
 use crate::check::Issue;
+use crate::record::members;
 use crate::{
-    Answer, Bucket, Budget, Exceeded, Field, Filter, Generated, Limits, NotUnique, Query, Row, RowError, State,
-    StoreError, ValidationError, Value,
+    Answer, Bucket, Budget, Exceeded, Field, Filter, Generated, IntoRecord, Limits, NotUnique, Query, Row, RowError,
+    State, StoreError, ValidationError, Value,
 };
 
 const VERSION: &str = "_version";
@@ -313,36 +314,43 @@ impl Draft {
         self.read_work.set(0);
     }
 
-    /// Inserts a record, in place of the one that has its key, if there is one.
-    pub fn insert(&mut self, bucket: &str, record: Map<String, Json>) -> Result<Row, StoreError> {
+    /// Inserts a record, or replaces the one with the same key.
+    pub fn insert(&mut self, bucket: &str, record: impl IntoRecord) -> Result<Row, StoreError> {
+        let record = members(record, bucket)?;
         self.atomically(|draft| draft.insert_now(bucket, record))
     }
 
     /// Inserts all of these records, or none. A record that is refused is named by its index: see [`StoreError::Record`].
-    pub fn insert_many(&mut self, bucket: &str, records: Vec<Map<String, Json>>) -> Result<Vec<Row>, StoreError> {
+    pub fn insert_many(
+        &mut self,
+        bucket: &str,
+        records: impl IntoIterator<Item = impl IntoRecord>,
+    ) -> Result<Vec<Row>, StoreError> {
         self.bucket(bucket)?;
         self.atomically(|draft| {
             let insert = |(index, record)| {
-                let inserted = draft.insert_now(bucket, record);
+                let inserted = members(record, bucket).and_then(|record| draft.insert_now(bucket, record));
                 inserted.map_err(|source| StoreError::Record { index, source: Box::new(source) })
             };
             records.into_iter().enumerate().map(insert).collect()
         })
     }
 
-    /// Merges these fields into a record, which must have the expected version, if there is one.
+    /// Merges fields into a record. If a version is given, the record must have it.
     pub fn update(
         &mut self,
         bucket: &str,
         key: &Json,
-        patch: Map<String, Json>,
+        patch: impl IntoRecord,
         version: Option<u64>,
     ) -> Result<Row, StoreError> {
+        let patch = members(patch, bucket)?;
         self.atomically(|draft| draft.update_now(bucket, key, patch, version))
     }
 
-    /// Merges a record into the one that has its key, or inserts it.
-    pub fn upsert(&mut self, bucket: &str, record: Map<String, Json>) -> Result<Row, StoreError> {
+    /// Merges a record into the one with the same key, or inserts it.
+    pub fn upsert(&mut self, bucket: &str, record: impl IntoRecord) -> Result<Row, StoreError> {
+        let record = members(record, bucket)?;
         self.atomically(|draft| {
             let key = record.get(&draft.bucket(bucket)?.definition().key).cloned().unwrap_or_default();
             if draft.get(bucket, &key)?.is_some() {
@@ -353,7 +361,7 @@ impl Draft {
         })
     }
 
-    /// Deletes a record, and what refers to it as those references say. Returns whether it was there.
+    /// Deletes a record, and the records that refer to it with `onDelete: cascade`. Returns whether it existed.
     pub fn delete(&mut self, bucket: &str, key: &Json, version: Option<u64>) -> Result<bool, StoreError> {
         let Some(row) = self.get(bucket, key)?.cloned() else { return Ok(false) };
         expect_version(bucket, key, &row, version)?;
@@ -598,10 +606,6 @@ fn expect_version(bucket: &str, key: &Json, row: &Row, expected: Option<u64>) ->
 mod tests {
     use super::*;
 
-    fn object(json: Json) -> Map<String, Json> {
-        serde_json::from_value(json).unwrap()
-    }
-
     fn draft(buckets: &[(&str, Json)]) -> Draft {
         let mut draft = Draft::new(State::new(), 1000);
         for (name, definition) in buckets {
@@ -625,15 +629,15 @@ mod tests {
             "n": {"type": "number", "default": 7},
         }, "ttl": "1s"}),
         )]);
-        let row = draft.insert("b", object(json!({"x": [1], "_version": 9, "n": null}))).unwrap();
+        let row = draft.insert("b", json!({"x": [1], "_version": 9, "n": null})).unwrap();
         let expected = json!({"x": [1], "_version": 1, "n": null, "id": 1, "at": 1000, "_expiresAt": 2000,
             "_createdAt": 1000, "_updatedAt": 1000});
         assert_eq!(Json::Object(row.to_record()), expected);
         // A failed insert uses up a number, and numbers up to the largest that a caller supplied are skipped.
-        draft.insert("b", object(json!({"n": "x"}))).unwrap_err();
-        assert_eq!(draft.insert("b", object(json!({}))).unwrap().to_record()["id"], 3);
-        draft.insert("b", object(json!({"id": 10}))).unwrap();
-        assert_eq!(draft.insert("b", object(json!({}))).unwrap().to_record()["id"], 11);
+        draft.insert("b", json!({"n": "x"})).unwrap_err();
+        assert_eq!(draft.insert("b", json!({})).unwrap().to_record()["id"], 3);
+        draft.insert("b", json!({"id": 10})).unwrap();
+        assert_eq!(draft.insert("b", json!({})).unwrap().to_record()["id"], 11);
         let uuid = json!({"key": "id", "schema": {"id": {"type": "string", "generated": "uuid"}}});
         draft.define_bucket("u", &uuid).unwrap();
         assert_eq!(draft.insert("u", Map::new()).unwrap().to_record()["id"].as_str().unwrap().len(), 36);
@@ -647,22 +651,22 @@ mod tests {
                 "id": {"type": "number"}, "made": {"type": "number", "generated": "timestamp"}, "n": {"type": "number"},
             }}),
         )]);
-        draft.insert("b", object(json!({"id": 1, "n": 1}))).unwrap();
+        draft.insert("b", json!({"id": 1, "n": 1})).unwrap();
         draft.now = 2000;
         let patch = json!({"id": 5, "made": 5, "_createdAt": 5, "_version": 9, "n": 2, "extra": null});
-        let row = draft.update("b", &json!(1), object(patch), Some(1)).unwrap();
+        let row = draft.update("b", &json!(1), patch, Some(1)).unwrap();
         let expected = json!({"id": 1, "n": 2, "made": 1000, "_version": 2, "_createdAt": 1000, "_updatedAt": 2000, "extra": null});
         assert_eq!(Json::Object(row.to_record()), expected);
         let conflict = draft.update("b", &json!(1), Map::new(), Some(1)).unwrap_err();
         assert_eq!(conflict, StoreError::Conflict { bucket: "b".into(), key: json!(1), current: 2 });
         let missing = draft.update("b", &json!("1"), Map::new(), None).unwrap_err();
         assert_eq!(missing, StoreError::NotFound { bucket: "b".into(), key: json!("1") });
-        draft.upsert("b", object(json!({"id": 1, "n": 3}))).unwrap();
-        draft.upsert("b", object(json!({"id": 2, "n": 4}))).unwrap();
+        draft.upsert("b", json!({"id": 1, "n": 3})).unwrap();
+        draft.upsert("b", json!({"id": 2, "n": 4})).unwrap();
         let versions: Vec<_> = records(&draft, "b").iter().map(|record| record["_version"].clone()).collect();
         assert_eq!(versions, [json!(3), json!(1)]);
         // An insert begins anew, in the same place.
-        draft.insert("b", object(json!({"id": 1}))).unwrap();
+        draft.insert("b", json!({"id": 1})).unwrap();
         assert_eq!(records(&draft, "b")[0]["_version"], 1);
     }
 
@@ -675,7 +679,7 @@ mod tests {
             }}),
         )]);
         let some = |names: [&str; 2]| {
-            names.iter().enumerate().map(|(id, name)| object(json!({"id": id, "name": name}))).collect::<Vec<_>>()
+            names.iter().enumerate().map(|(id, name)| json!({"id": id, "name": name})).collect::<Vec<_>>()
         };
         let refused = draft.insert_many("b", some(["a", "a"])).unwrap_err();
         assert_eq!(refused.to_string(), "data[1]: bucket \"b\": a record with name = \"a\" exists already");
@@ -689,24 +693,24 @@ mod tests {
         let mut draft = draft(&[("b", json!({"key": "id", "schema": {"id": {"type": "number"}}, "maxSize": 2}))]);
         for id in 1..=3 {
             draft.now += 1;
-            draft.insert("b", object(json!({"id": id}))).unwrap();
+            draft.insert("b", json!({"id": id})).unwrap();
         }
         let ids = |draft: &Draft| records(draft, "b").iter().map(|record| record["id"].clone()).collect::<Vec<_>>();
         assert_eq!(ids(&draft), [json!(2), json!(3)]);
         // The second is now the youngest, and took nobody's place.
         draft.now += 1;
-        draft.insert("b", object(json!({"id": 2}))).unwrap();
+        draft.insert("b", json!({"id": 2})).unwrap();
         assert_eq!(ids(&draft), [json!(2), json!(3)]);
         draft.now += 1;
-        draft.insert("b", object(json!({"id": 4}))).unwrap();
+        draft.insert("b", json!({"id": 4})).unwrap();
         assert_eq!(ids(&draft), [json!(2), json!(4)]);
     }
 
     #[test]
     fn what_has_expired_is_gone_for_readers_and_swept_later() {
         let mut draft = draft(&[("b", json!({"key": "id", "schema": {"id": {"type": "number"}}, "ttl": 100}))]);
-        draft.insert("b", object(json!({"id": 1}))).unwrap();
-        draft.insert("b", object(json!({"id": 2, "_expiresAt": 5000}))).unwrap();
+        draft.insert("b", json!({"id": 1})).unwrap();
+        draft.insert("b", json!({"id": 2, "_expiresAt": 5000})).unwrap();
         draft.now = 1100;
         let found = |now| draft.state().bucket("b").unwrap().record(&json!(1), || now).is_some();
         assert!(found(1099) && !found(1100));
@@ -723,14 +727,14 @@ mod tests {
                 "id": {"type": "number"}, "team": {"type": "string", "ref": "teams", "onDelete": on_delete},
             }, "indexes": ["team"]});
             let mut draft = draft(&[("teams", team), ("members", member)]);
-            let refused = draft.insert("members", object(json!({"id": 1, "team": "a"}))).unwrap_err();
+            let refused = draft.insert("members", json!({"id": 1, "team": "a"})).unwrap_err();
             assert_eq!(
                 refused.to_string(),
                 "Validation failed for bucket \"members\": team: refers to \"a\", which is not in \"teams\""
             );
-            draft.insert("teams", object(json!({"id": "a"}))).unwrap();
+            draft.insert("teams", json!({"id": "a"})).unwrap();
             for id in 1..=2 {
-                draft.insert("members", object(json!({"id": id, "team": "a"}))).unwrap();
+                draft.insert("members", json!({"id": id, "team": "a"})).unwrap();
             }
             let deleted = draft.delete("teams", &json!("a"), None);
             assert_eq!(deleted.is_ok(), on_delete != "restrict", "{deleted:?}");
@@ -747,10 +751,10 @@ mod tests {
 
     /// A step of a draft, whether or not it succeeds.
     fn step(draft: &mut Draft, kind: u8, id: u8) {
-        let record = || object(json!({"id": id % 6, "name": format!("n{}", id % 5), "to": id % 7, "x": id}));
+        let record = || json!({"id": id % 6, "name": format!("n{}", id % 5), "to": id % 7, "x": id});
         let _ = match kind {
             0..3 => draft.insert("b", record()).map(drop),
-            3 => draft.update("b", &json!(id % 6), object(json!({"x": id, "name": null})), None).map(drop),
+            3 => draft.update("b", &json!(id % 6), json!({"x": id, "name": null}), None).map(drop),
             4 | 5 => draft.delete("b", &json!(id % 6), None).map(drop),
             6 => draft.insert_many("b", vec![record(), record()]).map(drop),
             7 => draft.clear("c"),
@@ -819,13 +823,13 @@ mod tests {
         let mut draft = draft(&[("b", json!({"key": "id", "schema": {"id": {"type": "number"}}}))]);
         for id in 0..1000 {
             let failed = draft.atomically(|draft| {
-                draft.insert("b", object(json!({"id": id}))).unwrap();
+                draft.insert("b", json!({"id": id})).unwrap();
                 Err::<(), ()>(())
             });
             assert!(failed.is_err() && draft.get("b", &json!(id)).unwrap().is_none());
-            draft.insert("b", object(json!({"id": "x"}))).unwrap_err();
+            draft.insert("b", json!({"id": "x"})).unwrap_err();
         }
-        draft.insert("b", object(json!({"id": 7}))).unwrap();
+        draft.insert("b", json!({"id": 7})).unwrap();
         assert_eq!(records(&draft, "b").len(), 1);
         assert!(draft.get("b", &json!(7)).unwrap().is_some());
     }
@@ -837,10 +841,10 @@ mod tests {
             "id": {"type": "number"}, "next": {"type": "number", "ref": "nodes", "onDelete": "cascade"},
         }});
         let mut draft = draft(&[("nodes", node)]);
-        draft.insert("nodes", object(json!({"id": 1, "next": 1}))).unwrap();
-        draft.insert("nodes", object(json!({"id": 2, "next": 1}))).unwrap();
-        draft.insert("nodes", object(json!({"id": 3, "next": 2}))).unwrap();
-        draft.update("nodes", &json!(1), object(json!({"next": 3})), None).unwrap();
+        draft.insert("nodes", json!({"id": 1, "next": 1})).unwrap();
+        draft.insert("nodes", json!({"id": 2, "next": 1})).unwrap();
+        draft.insert("nodes", json!({"id": 3, "next": 2})).unwrap();
+        draft.update("nodes", &json!(1), json!({"next": 3}), None).unwrap();
         assert!(draft.delete("nodes", &json!(2), None).unwrap());
         assert!(records(&draft, "nodes").is_empty());
     }

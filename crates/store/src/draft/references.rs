@@ -199,19 +199,15 @@ impl Draft {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Map, Value as Json, json};
+    use serde_json::{Value as Json, json};
 
     use crate::bucket::examined;
     use crate::{Store, StoreOptions};
 
     const DELETED: usize = 20;
 
-    fn object(json: Json) -> Map<String, Json> {
-        serde_json::from_value(json).unwrap()
-    }
-
     fn insert_all(store: &Store, bucket: &str, records: impl Iterator<Item = Json>) {
-        store.insert_many(bucket, records.map(object).collect()).wait().unwrap();
+        store.insert_many(bucket, records).wait().unwrap();
     }
 
     /// Runs `work` and returns the number of records that the writer reads meanwhile.

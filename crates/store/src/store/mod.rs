@@ -53,8 +53,8 @@ use self::recover::Loader;
 use self::stats::Counters;
 use self::writer::Writer;
 use crate::{
-    Answer, Budget, Cause, Disk, Draft, Embedded, EmbeddedOptions, Engine, EngineError, EngineStats, Files, Limits,
-    Memory, Operation, OperationResult, Position, Query, Recovery, Row, State, StoreError, SystemBuckets,
+    Answer, Budget, Cause, Disk, Draft, Embedded, EmbeddedOptions, Engine, EngineError, EngineStats, Files, IntoRecord,
+    Limits, Memory, Operation, OperationResult, Position, Query, Recovery, Row, State, StoreError, SystemBuckets,
 };
 
 /// Settings of a [`Store`].
@@ -243,7 +243,7 @@ pub struct Snapshot {
 /// # let dir = tempfile::tempdir()?;
 /// let (store, _) = Store::open(dir.path(), StoreOptions::default())?;
 /// store.define_bucket("harbours", json!({"key": "id", "schema": {"id": {"type": "number"}}})).wait()?;
-/// store.insert("harbours", serde_json::from_value(json!({"id": 1, "tide": "high"}))?).wait()?;
+/// store.insert("harbours", json!({"id": 1, "tide": "high"})).wait()?;
 /// store.close()?;
 ///
 /// let (store, _) = Store::open(dir.path(), StoreOptions::default())?;
@@ -425,33 +425,39 @@ impl Store {
         self.write(move |draft| draft.undefine_query(&name))
     }
 
-    /// Inserts a record, in place of the one that has its key, if there is one.
-    pub fn insert(&self, bucket: &str, record: Map<String, Json>) -> Pending<Row> {
+    /// Inserts a record, or replaces the one with the same key.
+    pub fn insert(&self, bucket: &str, record: impl IntoRecord) -> Pending<Row> {
         let bucket = bucket.to_owned();
         self.write(move |draft| draft.insert(&bucket, record))
     }
 
     /// Inserts all of these records, or none: see [`Draft::insert_many`].
-    pub fn insert_many(&self, bucket: &str, records: Vec<Map<String, Json>>) -> Pending<Vec<Row>> {
-        let bucket = bucket.to_owned();
+    pub fn insert_many(&self, bucket: &str, records: impl IntoIterator<Item = impl IntoRecord>) -> Pending<Vec<Row>> {
+        let (bucket, records) = (bucket.to_owned(), Vec::from_iter(records));
         self.write(move |draft| draft.insert_many(&bucket, records))
     }
 
-    /// Merges these fields into a record, which must have the expected version, if one is given.
-    pub fn update(&self, bucket: &str, key: Json, patch: Map<String, Json>, version: Option<u64>) -> Pending<Row> {
-        let bucket = bucket.to_owned();
+    /// Merges fields into a record. If a version is given, the record must have it.
+    pub fn update(
+        &self,
+        bucket: &str,
+        key: impl Into<Json>,
+        patch: impl IntoRecord,
+        version: Option<u64>,
+    ) -> Pending<Row> {
+        let (bucket, key) = (bucket.to_owned(), key.into());
         self.write(move |draft| draft.update(&bucket, &key, patch, version))
     }
 
-    /// Merges a record into the one that has its key, or inserts it.
-    pub fn upsert(&self, bucket: &str, record: Map<String, Json>) -> Pending<Row> {
+    /// Merges a record into the one with the same key, or inserts it.
+    pub fn upsert(&self, bucket: &str, record: impl IntoRecord) -> Pending<Row> {
         let bucket = bucket.to_owned();
         self.write(move |draft| draft.upsert(&bucket, record))
     }
 
-    /// Deletes a record, which must have the expected version, if one is given. Returns whether it was there.
-    pub fn delete(&self, bucket: &str, key: Json, version: Option<u64>) -> Pending<bool> {
-        let bucket = bucket.to_owned();
+    /// Deletes a record. If a version is given, the record must have it. Returns whether it existed.
+    pub fn delete(&self, bucket: &str, key: impl Into<Json>, version: Option<u64>) -> Pending<bool> {
+        let (bucket, key) = (bucket.to_owned(), key.into());
         self.write(move |draft| draft.delete(&bucket, &key, version))
     }
 

@@ -454,7 +454,7 @@ impl Drop for End {
 mod tests {
     use std::time::Duration;
 
-    use serde_json::{Map, Value as Json, json};
+    use serde_json::json;
 
     use crate::state::visits;
     use crate::{Store, StoreOptions};
@@ -475,13 +475,13 @@ mod tests {
         for place in 0..buckets {
             let config = json!({"key": "id", "schema": {"id": number}, "ttl": "1h"});
             store.define_bucket(&format!("b{place}"), config).wait().unwrap();
-            store.insert(&format!("b{place}"), object(json!({"id": 1}))).wait().unwrap();
+            store.insert(&format!("b{place}"), json!({"id": 1})).wait().unwrap();
         }
         let total = || store.write(|_| Ok(visits::total())).wait().unwrap();
         let before = total();
         for id in 0..5 {
-            store.insert("targets", object(json!({"id": id}))).wait().unwrap();
-            store.insert("referring", object(json!({"id": id, "target": id}))).wait().unwrap();
+            store.insert("targets", json!({"id": id})).wait().unwrap();
+            store.insert("referring", json!({"id": id, "target": id})).wait().unwrap();
         }
         store.delete("targets", json!(1), None).wait().unwrap();
         store.delete("b1", json!(1), None).wait().unwrap();
@@ -489,10 +489,6 @@ mod tests {
         store.sweep().wait().unwrap();
         store.drop_bucket("b3").wait().unwrap();
         total() - before
-    }
-
-    fn object(json: Json) -> Map<String, Json> {
-        serde_json::from_value(json).unwrap()
     }
 
     #[test]

@@ -4,7 +4,7 @@ use serde_json::json;
 use tidewire_live::{End, Event, Live, LiveOptions, Mode};
 use tidewire_store::{Query, StoreOptions};
 
-use super::{object, run, store};
+use super::{run, store};
 
 #[test]
 fn what_a_subscriber_did_not_get_is_no_event() {
@@ -13,7 +13,7 @@ fn what_a_subscriber_did_not_get_is_no_event() {
         let live = Live::with_options(store.clone(), LiveOptions::default().max_deltas(2));
         let mut slow = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap();
         for id in 0..10 {
-            store.insert("b", object(json!({"id": id}))).await.unwrap();
+            store.insert("b", json!({"id": id})).await.unwrap();
         }
         live.settled().await.unwrap();
         assert_eq!((live.stats().events, live.stats().conflated), (2, 1));

@@ -4,7 +4,7 @@ use serde_json::{Value as Json, json};
 use tidewire_live::{Event, First, Live, LiveOptions, Mark, Mode, SubscribeOptions, Subscription, Whole};
 use tidewire_store::{Answer, Query, Store, StoreOptions};
 
-use super::{object, run, store};
+use super::{run, store};
 
 /// What one has of a query, also while away.
 struct Held {
@@ -65,7 +65,7 @@ fn write(store: &Store, seed: u64) {
         match rng.u8(..8) {
             0 | 1 => _ = store.delete("b", json!(id), None).wait().unwrap(),
             2 if n == 0 => store.clear("b").wait().unwrap(),
-            _ => _ = store.insert("b", object(json!({"id": id, "n": n}))).wait().unwrap(),
+            _ => _ = store.insert("b", json!({"id": id, "n": n})).wait().unwrap(),
         }
     }
 }

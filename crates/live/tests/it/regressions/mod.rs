@@ -9,12 +9,8 @@ mod resume;
 mod returning;
 mod settings;
 
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Value as Json, json};
 use tidewire_store::{Store, StoreOptions};
-
-fn object(json: Json) -> Map<String, Json> {
-    serde_json::from_value(json).unwrap()
-}
 
 fn plain() -> Json {
     json!({"key": "id", "schema": {"id": {"type": "number"}}})

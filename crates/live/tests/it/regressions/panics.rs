@@ -9,7 +9,7 @@ use serde_json::{Map, Value as Json, json};
 use tidewire_live::{Event, Live, LiveOptions, Mode, Subscription};
 use tidewire_store::{Query, StoreOptions};
 
-use super::{object, run, store};
+use super::{run, store};
 
 struct Panics;
 
@@ -56,7 +56,7 @@ fn a_panic_on_a_worker_does_not_stop_the_driver() {
         for id in 0..3 {
             panics_when_woken(&mut all[10]);
             panics_when_woken(&mut all[99]);
-            store.insert("b", object(json!({"id": id}))).await.unwrap();
+            store.insert("b", json!({"id": id})).await.unwrap();
             live.settled().await.unwrap();
             for (place, subscription) in all.iter_mut().enumerate() {
                 let event = subscription.try_next().unwrap();
@@ -77,7 +77,7 @@ fn a_panic_on_the_live_thread_does_not_end_live_queries() {
         let mut other = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap();
         panics_when_woken(&mut delta);
         panics_when_woken(&mut whole);
-        store.insert("b", object(json!({"id": 1}))).await.unwrap();
+        store.insert("b", json!({"id": 1})).await.unwrap();
         live.settled().await.unwrap();
         for subscription in [&mut delta, &mut whole, &mut other] {
             assert!(subscription.try_next().unwrap().is_some());

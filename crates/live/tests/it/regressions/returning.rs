@@ -4,7 +4,7 @@ use serde_json::json;
 use tidewire_live::{Event, Live, Mode, SubscribeOptions, Whole};
 use tidewire_store::{Query, StoreOptions};
 
-use super::{object, run, store};
+use super::{run, store};
 
 /// The query was followed by deltas alone, and what was remembered as its result was that of its beginning.
 #[test]
@@ -14,7 +14,7 @@ fn a_whole_result_is_delivered_to_one_that_joined_later() {
             let store = store(StoreOptions::default()).await;
             let live = Live::new(store.clone());
             let _delta = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap();
-            store.insert("b", object(json!({"id": 1}))).await.unwrap();
+            store.insert("b", json!({"id": 1})).await.unwrap();
             let mut options = SubscribeOptions::from(Mode::Whole);
             if is_resumed {
                 options = options.since(live.subscribe(Query::all("b"), Mode::Delta).await.unwrap().mark());

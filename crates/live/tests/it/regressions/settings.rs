@@ -4,7 +4,7 @@ use serde_json::json;
 use tidewire_live::{Event, Live, LiveOptions, Mode};
 use tidewire_store::{Query, StoreOptions};
 
-use super::{object, run, store};
+use super::{run, store};
 
 #[test]
 fn settings_of_any_size_are_taken() {
@@ -14,7 +14,7 @@ fn settings_of_any_size_are_taken() {
             let options = LiveOptions::default().max_deltas(size).queue(size).workers(size);
             let live = Live::with_options(store.clone(), options);
             let mut subscription = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap();
-            store.insert("b", object(json!({"id": 1}))).await.unwrap();
+            store.insert("b", json!({"id": 1})).await.unwrap();
             assert!(matches!(subscription.next().await, Ok(Event::Delta { .. })));
         }
     });

@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use serde_json::json;
 use tidewire_store::{Embedded, EmbeddedOptions, Store, StoreOptions};
-use tidewire_testkit::{Process, is_rerun, rerun};
+use tidewire_testkit::{Process, is_rerun, rerun, wait_until};
 
 const TEST: &str = "engine::modes::only_the_user_of_the_process_has_access";
 const DIR: &str = "TIDEWIRE_STORE_MODES_DIR";
@@ -21,9 +22,10 @@ fn create(root: &Path) {
     store.define_bucket("b", json!({"key": "id", "schema": {"id": {"type": "number"}}})).wait().unwrap();
     for id in 0..100 {
         let record = json!({"id": id, "text": "x".repeat(1000)});
-        store.insert("b", serde_json::from_value(record).unwrap()).wait().unwrap();
+        store.insert("b", record).wait().unwrap();
     }
-    store.checkpoint().unwrap();
+    // The writer may run a checkpoint of its own.
+    wait_until("a checkpoint", Duration::from_secs(30), || store.checkpoint().is_ok());
     store.backup(&root.join("backups/one")).unwrap();
     store.close().unwrap();
     Embedded::restore(&root.join("backups/one"), &root.join("copies/one"), EmbeddedOptions::default()).unwrap();

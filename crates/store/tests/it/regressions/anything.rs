@@ -7,7 +7,7 @@ use fastrand::Rng;
 use serde_json::{Value as Json, json};
 use tidewire_store::{Draft, EmbeddedOptions, Store, StoreError, StoreOptions};
 
-use super::{clock, object, records};
+use super::{clock, records};
 
 const BUCKETS: [&str; 3] = ["a", "b", "c"];
 
@@ -59,14 +59,14 @@ fn step(draft: &mut Draft, rng: &mut Rng, drops: bool) -> Result<(), StoreError>
         }
         8 => draft.define_query(rng.choice(["p", "q"]).unwrap(), &json!({"bucket": bucket})),
         9..=14 => draft.delete(bucket, &key, None).map(drop),
-        15..=20 => draft.update(bucket, &key, object(record(rng)), None).map(drop),
-        21..=23 => draft.upsert(bucket, object(record(rng))).map(drop),
+        15..=20 => draft.update(bucket, &key, record(rng), None).map(drop),
+        21..=23 => draft.upsert(bucket, record(rng)).map(drop),
         24 => {
-            let (key, record) = (rng.u8(..9).to_string(), object(record(rng)));
+            let (key, record) = (rng.u8(..9).to_string(), record(rng));
             let work = |draft: &mut Draft| Ok(json!(draft.insert(bucket, record)?.to_record()));
             draft.once("u", &key, "r", work).map(drop)
         }
-        _ => draft.insert(bucket, object(record(rng))).map(drop),
+        _ => draft.insert(bucket, record(rng)).map(drop),
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::json;
 
-use super::{object, store};
+use super::store;
 
 /// A state is published a moment before its commit is in the history.
 #[test]
@@ -14,7 +14,7 @@ fn whoever_has_a_snapshot_can_follow_from_it() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !is_done.load(Ordering::Relaxed) {
-                store.insert("b", object(json!({"id": 1}))).wait().unwrap();
+                store.insert("b", json!({"id": 1})).wait().unwrap();
             }
         });
         let failed = (0..100_000).find_map(|_| store.follow_from(store.snapshot().position).err());

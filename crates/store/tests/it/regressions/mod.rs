@@ -16,12 +16,10 @@ mod transactions;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use serde_json::{Map, Value as Json};
-use tidewire_store::{Clock, Query, Store, StoreError, StoreOptions, WriteError};
+use serde_json::Value as Json;
+use tidewire_store::{Clock, Store, StoreOptions};
 
-fn object(json: Json) -> Map<String, Json> {
-    serde_json::from_value(json).unwrap()
-}
+use crate::store::{records, refusal};
 
 /// A store in memory with these buckets.
 fn store(buckets: &[(&str, Json)]) -> Store {
@@ -41,19 +39,4 @@ fn clock(now: u64) -> (Clock, Arc<AtomicU64>) {
     let time = Arc::new(AtomicU64::new(now));
     let told = Arc::clone(&time);
     (Clock::new(move || told.load(Ordering::Relaxed)), time)
-}
-
-fn records(store: &Store, bucket: &str) -> Vec<Json> {
-    match store.query(&Query::all(bucket)).unwrap() {
-        tidewire_store::Answer::Records(records) => records,
-        tidewire_store::Answer::Value(value) => panic!("{value:?} are no records"),
-    }
-}
-
-/// Why a write was refused.
-fn refusal<T: std::fmt::Debug>(done: Result<T, WriteError>) -> StoreError {
-    match done {
-        Err(WriteError::Refused(error)) => error,
-        other => panic!("{other:?} is no refusal"),
-    }
 }

@@ -3,7 +3,7 @@
 use serde_json::{Map, json};
 use tidewire_store::StoreError;
 
-use super::{object, records, refusal, store};
+use super::{records, refusal, store};
 
 /// Numbers are 64-bit floats: beyond 2^53 two whole ones may be the same key.
 const LAST: u64 = (1 << 53) - 1;
@@ -16,7 +16,7 @@ fn a_number_that_somebody_chose_never_makes_a_bucket_generate_one_that_is_there(
         for _ in 0..3 {
             store.insert("b", Map::new()).wait().unwrap();
         }
-        store.insert("b", object(json!({"id": chosen}))).wait().unwrap();
+        store.insert("b", json!({"id": chosen})).wait().unwrap();
         for _ in 0..3 {
             let before = records(&store, "b").len();
             match store.insert("b", Map::new()).wait() {
@@ -47,17 +47,17 @@ fn a_largest_number_that_was_not_committed_does_not_end_autoincrement() {
         "id": {"type": "number", "generated": "autoincrement"}, "name": {"type": "string", "unique": true},
     }});
     let store = store(&[("b", config)]);
-    store.insert("b", object(json!({"name": "first"}))).wait().unwrap();
+    store.insert("b", json!({"name": "first"})).wait().unwrap();
     let fail = || StoreError::BucketNotDefined { bucket: "none".to_owned() };
     // Rolled back by its own write.
     let write = store.write(move |draft| {
-        draft.insert("b", object(json!({"id": LAST})))?;
+        draft.insert("b", json!({"id": LAST}))?;
         Err::<(), _>(fail())
     });
     refusal(write.wait());
     // Generated after a number that is rolled back with it.
     let write = store.write(move |draft| {
-        draft.insert("b", object(json!({"id": LAST - 1})))?;
+        draft.insert("b", json!({"id": LAST - 1}))?;
         draft.insert("b", Map::new())?;
         Err::<(), _>(fail())
     });
@@ -65,16 +65,16 @@ fn a_largest_number_that_was_not_committed_does_not_end_autoincrement() {
     // Rolled back within a write that goes on, before and after a change of definitions.
     let write = store.write(move |draft| {
         let _ = draft.atomically(|draft| {
-            draft.insert("b", object(json!({"id": LAST - 2})))?;
+            draft.insert("b", json!({"id": LAST - 2}))?;
             draft.define_bucket("c", &json!({"key": "id", "schema": {"id": {"type": "number"}}}))?;
-            draft.insert("b", object(json!({"id": LAST})))?;
+            draft.insert("b", json!({"id": LAST}))?;
             Err::<(), _>(fail())
         });
         Ok(())
     });
     write.wait().unwrap();
     // Refused, alone and in a transaction.
-    refusal(store.insert("b", object(json!({"id": LAST, "name": "first"}))).wait());
+    refusal(store.insert("b", json!({"id": LAST, "name": "first"})).wait());
     let operations = json!([
         {"op": "insert", "bucket": "b", "data": {"id": LAST}},
         {"op": "insert", "bucket": "b", "data": {"name": "first"}},
@@ -89,11 +89,11 @@ fn a_largest_number_that_was_not_committed_does_not_end_autoincrement() {
 fn a_committed_largest_number_is_named_when_no_more_can_be_generated() {
     let config = json!({"key": "id", "schema": {"id": {"type": "number", "generated": "autoincrement"}}});
     let store = store(&[("b", config)]);
-    store.insert("b", object(json!({"id": LAST}))).wait().unwrap();
+    store.insert("b", json!({"id": LAST})).wait().unwrap();
     let refused = refusal(store.insert("b", Map::new()).wait());
     assert!(refused.to_string().contains("9007199254740991"), "{refused}");
     // Numbers that a caller supplies are still accepted.
-    store.insert("b", object(json!({"id": 7}))).wait().unwrap();
+    store.insert("b", json!({"id": 7})).wait().unwrap();
     assert_eq!(records(&store, "b").len(), 2);
 }
 
@@ -103,7 +103,7 @@ fn a_failed_insert_uses_up_its_number() {
         "id": {"type": "number", "generated": "autoincrement"}, "name": {"type": "string", "required": true},
     }});
     let store = store(&[("b", config)]);
-    let insert = |record| store.insert("b", object(record)).wait();
+    let insert = |record| store.insert("b", record).wait();
     assert_eq!(insert(json!({"name": "first"})).unwrap().to_record()["id"], 1);
     refusal(insert(json!({})));
     refusal(insert(json!({"name": 7})));

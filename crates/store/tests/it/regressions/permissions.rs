@@ -5,17 +5,17 @@ use std::sync::atomic::Ordering;
 use serde_json::{Map, json};
 use tidewire_store::{Filter, Store, StoreOptions};
 
-use super::{clock, define, object};
+use super::{clock, define};
 
 #[test]
 fn a_hidden_record_that_has_expired_is_in_nobodys_way() {
     let (clock, time) = clock(1000);
     let store = Store::memory(StoreOptions::default().clock(clock).sweep_interval(None));
     define(&store, &[("b", json!({"key": "id", "schema": {"id": {"type": "number"}}, "ttl": 100}))]);
-    store.insert("b", object(json!({"id": 1, "owner": "bob"}))).wait().unwrap();
+    store.insert("b", json!({"id": 1, "owner": "bob"})).wait().unwrap();
     time.store(1100, Ordering::Relaxed);
     let guard = Filter::parse(&json!({"owner": "ann"}), &Map::new()).unwrap();
-    let record = object(json!({"id": 1, "owner": "ann"}));
+    let record = json!({"id": 1, "owner": "ann"});
     let inserted = store.write(move |draft| draft.guarded(&guard, |draft| draft.upsert("b", record))).wait().unwrap();
     assert_eq!(inserted.to_record()["_version"], 1);
 }

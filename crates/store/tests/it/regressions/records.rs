@@ -3,14 +3,14 @@
 use serde_json::json;
 use tidewire_store::{Limits, Store, StoreError, StoreOptions};
 
-use super::{define, object, records, refusal, store};
+use super::{define, records, refusal, store};
 
 #[test]
 fn a_record_with_a_thousand_faults_is_not_told_of_all() {
     let allowed: Vec<String> = (0..1000).map(|value| format!("value {value}")).collect();
     let tags = json!({"type": "array", "items": {"type": "string", "enum": allowed}});
     let store = store(&[("b", json!({"key": "id", "schema": {"id": {"type": "number"}, "tags": tags}}))]);
-    let record = object(json!({"id": 1, "tags": vec!["x"; 10_000]}));
+    let record = json!({"id": 1, "tags": vec!["x"; 10_000]});
     let refused = refusal(store.insert("b", record).wait());
     let StoreError::Validation(error) = &refused else { panic!("{refused}") };
     assert_eq!(error.issues[0].field, "tags[0]");
@@ -24,12 +24,12 @@ fn a_record_as_deep_as_may_be_is_read_as_it_was_written() {
     define(&store, &[("b", json!({"key": "id", "schema": {"id": {"type": "number"}}}))]);
     for depth in 0..300 {
         let deep = (0..depth).fold(json!(1), |inner, _| json!([inner]));
-        let Ok(row) = store.insert("b", object(json!({"id": 1, "deep": deep}))).wait() else {
+        let Ok(row) = store.insert("b", json!({"id": 1, "deep": deep})).wait() else {
             assert!(depth > 64, "{depth} is not deep");
             break;
         };
         assert_eq!(row.to_record().get("deep"), Some(&deep), "{depth}");
-        let updated = store.update("b", json!(1), object(json!({"n": 1})), None).wait().unwrap().to_record();
+        let updated = store.update("b", json!(1), json!({"n": 1}), None).wait().unwrap().to_record();
         assert_eq!(updated.get("deep"), Some(&deep), "{depth}");
         let once = store.write(move |draft| {
             let work = |draft: &mut tidewire_store::Draft| {
@@ -47,12 +47,12 @@ fn a_record_of_many_that_is_refused_is_named_by_its_index() {
     let schema = json!({"id": {"type": "number"}, "name": {"type": "string", "unique": true}});
     let store = store(&[("b", json!({"key": "id", "schema": schema}))]);
     let names = ["a", "b", "c", "a", "x"];
-    let same: Vec<_> = names.iter().enumerate().map(|(id, name)| object(json!({"id": id, "name": name}))).collect();
+    let same: Vec<_> = names.iter().enumerate().map(|(id, name)| json!({"id": id, "name": name})).collect();
     let refused = refusal(store.insert_many("b", same.clone()).wait());
     assert_eq!(refused.to_string(), "data[3]: bucket \"b\": a record with name = \"a\" exists already");
     let StoreError::Record { index: 3, source } = refused else { panic!("{refused}") };
     assert!(matches!(*source, StoreError::NotUnique { .. }), "{source}");
-    let wrong = vec![object(json!({"id": 1})), object(json!({"id": "x"}))];
+    let wrong = vec![json!({"id": 1}), json!({"id": "x"})];
     let refused = refusal(store.insert_many("b", wrong).wait());
     assert_eq!(refused.to_string(), "data[1]: Validation failed for bucket \"b\": id: must be a number");
     assert!(records(&store, "b").is_empty());

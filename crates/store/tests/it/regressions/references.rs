@@ -3,7 +3,7 @@
 use serde_json::{Value as Json, json};
 use tidewire_store::StoreError;
 
-use super::{object, records, refusal, store};
+use super::{records, refusal, store};
 
 fn people() -> (&'static str, Json) {
     ("people", json!({"key": "id", "schema": {"id": {"type": "number"}}}))
@@ -18,8 +18,8 @@ fn a_record_that_refers_to_another_by_several_fields_does_not_keep_it() {
     for (other, left) in [("set_null", 1), ("cascade", 0)] {
         let schema = json!({"id": {"type": "number"}, "author": person("set_null"), "editor": person(other)});
         let store = store(&[people(), ("posts", json!({"key": "id", "schema": schema}))]);
-        store.insert("people", object(json!({"id": 1}))).wait().unwrap();
-        store.insert("posts", object(json!({"id": 1, "author": 1, "editor": 1}))).wait().unwrap();
+        store.insert("people", json!({"id": 1})).wait().unwrap();
+        store.insert("posts", json!({"id": 1, "author": 1, "editor": 1})).wait().unwrap();
         assert!(store.delete("people", json!(1), None).wait().unwrap());
         let posts = records(&store, "posts");
         assert_eq!(posts.len(), left, "{other}");
@@ -32,15 +32,15 @@ fn a_record_never_refers_to_one_that_made_way_for_it() {
     let parent = json!({"type": "number", "ref": "b", "onDelete": "cascade"});
     let schema = json!({"id": {"type": "number"}, "parent": parent});
     let store = store(&[("b", json!({"key": "id", "schema": schema, "maxSize": 2}))]);
-    store.insert("b", object(json!({"id": 1}))).wait().unwrap();
-    store.insert("b", object(json!({"id": 2, "parent": 1}))).wait().unwrap();
+    store.insert("b", json!({"id": 1})).wait().unwrap();
+    store.insert("b", json!({"id": 2, "parent": 1})).wait().unwrap();
     for parent in [1, 2] {
-        let refused = refusal(store.insert("b", object(json!({"id": 3, "parent": parent}))).wait());
+        let refused = refusal(store.insert("b", json!({"id": 3, "parent": parent})).wait());
         let why = format!("Validation failed for bucket \"b\": parent: refers to {parent}, which is not in \"b\"");
         assert_eq!(refused.to_string(), why);
         assert_eq!(records(&store, "b").len(), 2, "what made way is there again");
     }
-    store.insert("b", object(json!({"id": 3, "parent": 3}))).wait().unwrap();
+    store.insert("b", json!({"id": 3, "parent": 3})).wait().unwrap();
     assert_eq!(records(&store, "b").len(), 1);
 }
 
@@ -50,9 +50,9 @@ fn a_bucket_whose_records_refer_to_each_other_can_be_cleared() {
     let (id, tree) = (json!({"type": "number"}), json!({"type": "number", "ref": "b"}));
     let other = json!({"key": "id", "schema": {"id": id, "tree": tree}});
     let store = store(&[("b", json!({"key": "id", "schema": {"id": id, "parent": parent}})), ("other", other)]);
-    store.insert("b", object(json!({"id": 1}))).wait().unwrap();
-    store.insert("b", object(json!({"id": 2, "parent": 1}))).wait().unwrap();
-    store.insert("other", object(json!({"id": 1, "tree": 2}))).wait().unwrap();
+    store.insert("b", json!({"id": 1})).wait().unwrap();
+    store.insert("b", json!({"id": 2, "parent": 1})).wait().unwrap();
+    store.insert("other", json!({"id": 1, "tree": 2})).wait().unwrap();
     refusal(store.clear("b").wait());
     assert_eq!(records(&store, "b").len(), 2);
     store.delete("other", json!(1), None).wait().unwrap();
@@ -64,8 +64,8 @@ fn a_bucket_whose_records_refer_to_each_other_can_be_cleared() {
 fn a_record_that_its_schema_has_outgrown_does_not_keep_what_it_refers_to() {
     let schema = json!({"id": {"type": "number"}, "author": person("set_null")});
     let store = store(&[people(), ("posts", json!({"key": "id", "schema": schema}))]);
-    store.insert("people", object(json!({"id": 1}))).wait().unwrap();
-    store.insert("posts", object(json!({"id": 1, "author": 1}))).wait().unwrap();
+    store.insert("people", json!({"id": 1})).wait().unwrap();
+    store.insert("posts", json!({"id": 1, "author": 1})).wait().unwrap();
     let added = json!({"addFields": {"title": {"type": "string", "required": true}}});
     store.update_bucket("posts", added).wait().unwrap();
     assert!(store.delete("people", json!(1), None).wait().unwrap());
@@ -78,8 +78,8 @@ fn a_field_that_is_required_keeps_what_it_refers_to() {
     author["required"] = json!(true);
     let schema = json!({"id": {"type": "number"}, "author": author});
     let store = store(&[people(), ("posts", json!({"key": "id", "schema": schema}))]);
-    store.insert("people", object(json!({"id": 1}))).wait().unwrap();
-    store.insert("posts", object(json!({"id": 1, "author": 1}))).wait().unwrap();
+    store.insert("people", json!({"id": 1})).wait().unwrap();
+    store.insert("posts", json!({"id": 1, "author": 1})).wait().unwrap();
     let refused = refusal(store.delete("people", json!(1), None).wait());
     assert_eq!(refused.to_string(), "Validation failed for bucket \"posts\": author: is required");
     assert_eq!(records(&store, "people").len(), 1);
@@ -92,7 +92,7 @@ fn a_bucket_that_others_refer_to_is_not_dropped() {
     let post = json!({"key": "id", "schema": {"id": {"type": "number"}, "author": refers("people"), "editor": refers("people")}});
     let note = json!({"key": "id", "schema": {"id": {"type": "number"}, "by": refers("people")}});
     let store = store(&[("people", person), ("posts", post), ("notes", note)]);
-    store.insert("people", object(json!({"id": 1, "boss": 1}))).wait().unwrap();
+    store.insert("people", json!({"id": 1, "boss": 1})).wait().unwrap();
     let refused = refusal(store.drop_bucket("people").wait());
     assert_eq!(
         refused.to_string(),

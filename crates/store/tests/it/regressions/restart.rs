@@ -3,7 +3,7 @@
 use serde_json::json;
 use tidewire_store::{RowError, Store, StoreError, StoreOptions};
 
-use super::{define, object, records, refusal};
+use super::{define, records, refusal};
 
 #[test]
 fn a_bucket_that_was_changed_dropped_and_defined_in_one_commit_can_be_read() {
@@ -13,14 +13,14 @@ fn a_bucket_that_was_changed_dropped_and_defined_in_one_commit_can_be_read() {
     let schema = json!({"id": {"type": "number"}, "name": {"type": "string", "unique": true}});
     let store = open();
     define(&store, &[("b", json!({"key": "id", "schema": schema}))]);
-    store.insert("b", object(json!({"id": 1, "name": "x"}))).wait().unwrap();
+    store.insert("b", json!({"id": 1, "name": "x"})).wait().unwrap();
     store
         .write(move |draft| {
             draft.delete("b", &json!(1), None)?;
-            draft.insert("b", object(json!({"id": 2, "name": "x"})))?;
+            draft.insert("b", json!({"id": 2, "name": "x"}))?;
             draft.drop_bucket("b")?;
             draft.define_bucket("b", &json!({"key": "name", "schema": {"name": text}}))?;
-            draft.insert("b", object(json!({"name": "y"})))
+            draft.insert("b", json!({"name": "y"}))
         })
         .wait()
         .unwrap();

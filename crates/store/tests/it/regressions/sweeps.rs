@@ -8,7 +8,7 @@ use serde_json::json;
 use tidewire_store::{Store, StoreOptions};
 use tidewire_testkit::{PATIENCE, wait_until};
 
-use super::{clock, define, object};
+use super::{clock, define};
 
 fn options() -> (StoreOptions, Arc<AtomicU64>) {
     let (clock, time) = clock(1000);
@@ -24,8 +24,8 @@ fn what_is_too_much_to_be_swept_at_once_is_swept_in_parts() {
     let (store, _) = Store::open(dir.path(), options).unwrap();
     define(&store, &[("b", json!({"key": "id", "schema": {"id": {"type": "string"}}, "ttl": 100}))]);
     for id in 0..150 {
-        let records = (0..10).map(|place| object(json!({"id": format!("{id}-{place}-{}", "x".repeat(100))})));
-        store.insert_many("b", records.collect()).wait().unwrap();
+        let records = (0..10).map(|place| json!({"id": format!("{id}-{place}-{}", "x".repeat(100))}));
+        store.insert_many("b", records).wait().unwrap();
     }
     time.store(1100, Ordering::Relaxed);
     // The writer looks at the clock when it is asked for something.
@@ -45,9 +45,9 @@ fn many_that_cannot_be_swept_do_not_keep_the_others() {
             ("b", json!({"key": "id", "schema": {"id": id, "target": {"type": "number", "ref": "targets"}}})),
         ],
     );
-    store.insert_many("targets", (0..2500).map(|id| object(json!({"id": id}))).collect()).wait().unwrap();
-    let referring = (0..2400).map(|id| object(json!({"id": id, "target": id})));
-    store.insert_many("b", referring.collect()).wait().unwrap();
+    store.insert_many("targets", (0..2500).map(|id| json!({"id": id}))).wait().unwrap();
+    let referring = (0..2400).map(|id| json!({"id": id, "target": id}));
+    store.insert_many("b", referring).wait().unwrap();
     time.store(1100, Ordering::Relaxed);
     store.write(|_| Ok(())).wait().unwrap();
     wait_until("those that can be are swept", PATIENCE, || store.stats().swept == 100);

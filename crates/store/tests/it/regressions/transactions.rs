@@ -3,7 +3,7 @@
 use serde_json::json;
 use tidewire_store::{Operation, OperationResult, Problem, StoreError, WriteError};
 
-use super::{object, records, store};
+use super::{records, store};
 
 #[test]
 fn a_key_that_is_not_given_is_not_taken_from_another_record_either() {
@@ -14,7 +14,7 @@ fn a_key_that_is_not_given_is_not_taken_from_another_record_either() {
     ] {
         let store = store(&[("b", json!({"key": "id", "schema": {"id": rule}}))]);
         for n in 0..count {
-            store.insert("b", object(json!({"n": n}))).wait().unwrap();
+            store.insert("b", json!({"n": n})).wait().unwrap();
         }
         let before = records(&store, "b");
         let insert = json!({"op": "insert", "bucket": "b", "data": {"n": 7}});
@@ -30,7 +30,7 @@ fn a_key_that_is_not_given_is_not_taken_from_another_record_either() {
 fn what_a_transaction_returns_is_bounded() {
     let store = store(&[("b", json!({"key": "id", "schema": {"id": {"type": "number"}}}))]);
     for id in 0..4 {
-        store.insert("b", object(json!({"id": id, "text": "x".repeat(500_000)}))).wait().unwrap();
+        store.insert("b", json!({"id": id, "text": "x".repeat(500_000)})).wait().unwrap();
     }
     let before = records(&store, "b").len();
     let insert = json!({"op": "insert", "bucket": "b", "data": {"id": 9}});
@@ -54,8 +54,8 @@ fn what_a_transaction_returns_is_bounded() {
 #[test]
 fn a_version_in_a_transaction_is_checked() {
     let store = store(&[("b", json!({"key": "id", "schema": {"id": {"type": "number"}}}))]);
-    store.insert("b", object(json!({"id": 1}))).wait().unwrap();
-    store.update("b", json!(1), object(json!({"n": 1})), None).wait().unwrap();
+    store.insert("b", json!({"id": 1})).wait().unwrap();
+    store.update("b", json!(1), json!({"n": 1}), None).wait().unwrap();
     let transact = |operations: &serde_json::Value| store.transact(Operation::parse_all(operations).unwrap()).wait();
     for stale in [
         json!({"op": "update", "bucket": "b", "key": 1, "data": {"n": 2}, "version": 1}),

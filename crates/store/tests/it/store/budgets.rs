@@ -6,17 +6,14 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use serde_json::{Map, Value as Json, json};
 use tidewire_store::{Budget, Exceeded, Filter, Limits, Operation, Query, Store, StoreError, StoreOptions, WriteError};
 
-use super::object;
-
 /// A store with a bucket of `count` records, each with a text.
 fn store(count: usize, text: &str) -> Store {
     let store = Store::memory(StoreOptions::default());
     let number = json!({"type": "number"});
     let config = json!({"key": "id", "schema": {"id": number, "n": number, "m": number}, "indexes": ["n", ["m", "n"]]});
     store.define_bucket("b", config).wait().unwrap();
-    let record =
-        |id: usize| object(json!({"id": id, "n": id, "m": id % 3, "text": text, "own": format!("{id} {text}")}));
-    store.insert_many("b", (0..count).map(record).collect()).wait().unwrap();
+    let record = |id: usize| json!({"id": id, "n": id, "m": id % 3, "text": text, "own": format!("{id} {text}")});
+    store.insert_many("b", (0..count).map(record)).wait().unwrap();
     store
 }
 
@@ -122,7 +119,7 @@ fn reads_of_a_transaction_are_limited_and_the_error_names_the_missing_index() {
     let store = Store::memory(options);
     let config = json!({"key": "id", "schema": {"id": {"type": "number"}, "name": {"type": "string"}}});
     store.define_bucket("b", config).wait().unwrap();
-    let records = (0..20_000).map(|id| object(json!({"id": id, "name": format!("n{id}")}))).collect();
+    let records = (0..20_000).map(|id| json!({"id": id, "name": format!("n{id}")}));
     store.insert_many("b", records).wait().unwrap();
 
     let scan = json!({"op": "findOne", "bucket": "b", "filter": {"name": "none"}});

@@ -1,16 +1,9 @@
 //! Definitions that are wrong leave nothing behind.
 
-use serde_json::{Value as Json, json};
-use tidewire_store::{Limits, Store, StoreError, WriteError};
+use serde_json::{Map, Value as Json, json};
+use tidewire_store::{Limits, Store, StoreError};
 
-use super::{object, options, plain};
-
-fn refusal<T: std::fmt::Debug>(result: Result<T, WriteError>) -> StoreError {
-    match result {
-        Err(WriteError::Refused(error)) => error,
-        other => panic!("{other:?}"),
-    }
-}
+use super::{options, plain, refusal};
 
 #[test]
 fn wrong_buckets_are_refused_whole() {
@@ -87,7 +80,7 @@ fn wrong_queries_are_refused_whole() {
     assert_eq!(store.snapshot().position, position);
     store.define_query("list", json!({"bucket": "b", "filter": {"id": {"$in": "{{ params.ids }}"}}})).wait().unwrap();
     assert_eq!(
-        store.query_named("list", &object(json!({}))).unwrap_err().to_string(),
+        store.query_named("list", &Map::new()).unwrap_err().to_string(),
         "the parameter params.ids is not given"
     );
 }
@@ -99,7 +92,7 @@ fn the_stores_own_buckets_are_out_of_reach() {
     for name in ["$buckets", "$queries", "$replies"] {
         let undefined = StoreError::BucketNotDefined { bucket: name.to_owned() };
         assert_eq!(store.get(name, &json!("b")), Err(undefined.clone()));
-        assert_eq!(refusal(store.insert(name, object(json!({"name": "b"}))).wait()), undefined);
+        assert_eq!(refusal(store.insert(name, json!({"name": "b"})).wait()), undefined);
         assert_eq!(refusal(store.delete(name, json!("b"), None).wait()), undefined);
         assert_eq!(refusal(store.clear(name).wait()), undefined);
         assert_eq!(refusal(store.drop_bucket(name).wait()), undefined);
@@ -120,7 +113,7 @@ fn limits_are_kept() {
         (json!({"id": 1, "x": [[[]]]}), "a record may be nested 3 deep, and this one is deeper"),
         (json!({"id": 1, "x": {"a": 1, "b": 1, "c": 1, "d": 1}}), "a record of 9 fields: at most 8 are allowed"),
     ] {
-        let refused = refusal(store.insert("b", object(record)).wait()).to_string();
+        let refused = refusal(store.insert("b", record).wait()).to_string();
         assert!(refused.ends_with(expected), "{refused}");
     }
     assert!(matches!(refusal(store.define_bucket("longer", plain()).wait()), StoreError::Name { max: 4, .. }));

@@ -8,7 +8,7 @@ use serde_json::json;
 use tidewire_store::{OpenError, Store, StoreOpenError, StoreOptions, WriteError};
 use tidewire_testkit::{PATIENCE, wait_until};
 
-use super::{ids, object, open, options, plain};
+use super::{ids, open, options, plain};
 use crate::engine::disk::SimDisk;
 
 fn open_on(disk: &SimDisk, options: StoreOptions) -> Store {
@@ -26,13 +26,13 @@ fn a_failed_sync_stops_writes_and_nothing_else() {
     let disk = SimDisk::default();
     let store = open_on(&disk, small());
     store.define_bucket("b", plain()).wait().unwrap();
-    store.insert("b", object(json!({"id": 1}))).wait().unwrap();
+    store.insert("b", json!({"id": 1})).wait().unwrap();
     let (_, mut follower) = store.follow();
     disk.fail_after(1, ErrorKind::Other);
-    let unknown = store.insert("b", object(json!({"id": 2}))).wait().unwrap_err();
+    let unknown = store.insert("b", json!({"id": 2})).wait().unwrap_err();
     assert!(matches!(unknown, WriteError::Unknown(_)), "{unknown:?}");
     for _ in 0..2 {
-        let stopped = store.insert("b", object(json!({"id": 3}))).wait().unwrap_err();
+        let stopped = store.insert("b", json!({"id": 3})).wait().unwrap_err();
         assert!(matches!(&stopped, WriteError::Stopped(_)), "{stopped:?}");
         assert_eq!(stopped.to_string(), "nothing is written since the disk failed: see to it, then restart");
     }
@@ -43,7 +43,7 @@ fn a_failed_sync_stops_writes_and_nothing_else() {
     drop(store);
     let store = open_on(&disk, small());
     assert_eq!(ids(&store, "b")[0], 1);
-    store.insert("b", object(json!({"id": 3}))).wait().unwrap();
+    store.insert("b", json!({"id": 3})).wait().unwrap();
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn a_full_disk_refuses_writes_until_there_is_space() {
     let mut kept = Vec::new();
     let refused = loop {
         let id = kept.len();
-        match store.insert("b", object(json!({"id": id, "x": "x".repeat(1000)}))).wait() {
+        match store.insert("b", json!({"id": id, "x": "x".repeat(1000)})).wait() {
             Ok(_) => kept.push(json!(id)),
             Err(error) => break error,
         }
@@ -65,7 +65,7 @@ fn a_full_disk_refuses_writes_until_there_is_space() {
     assert_eq!(ids(&store, "b"), kept);
     assert!(!store.stats().is_stopped && store.stats().not_kept > 0);
     disk.set_capacity(None);
-    store.insert("b", object(json!({"id": kept.len()}))).wait().unwrap();
+    store.insert("b", json!({"id": kept.len()})).wait().unwrap();
     kept.push(json!(kept.len()));
     store.close().unwrap();
     assert_eq!(ids(&open_on(&disk, small()), "b"), kept);
@@ -81,7 +81,7 @@ fn any_change_of_the_disk_may_fail() {
             return kept;
         }
         for id in 0..60 {
-            if store.insert("b", object(json!({"id": id, "x": "x".repeat(900)}))).wait().is_err() {
+            if store.insert("b", json!({"id": id, "x": "x".repeat(900)})).wait().is_err() {
                 break;
             }
             kept += 1;
@@ -156,7 +156,7 @@ fn durability_by_interval_is_synced_without_being_asked() {
     let store = open_on(&disk, options);
     store.define_bucket("b", plain()).wait().unwrap();
     let syncs = store.stats().engine.syncs;
-    store.insert("b", object(json!({"id": 1}))).wait().unwrap();
+    store.insert("b", json!({"id": 1})).wait().unwrap();
     tidewire_testkit::wait_until("it is synced", tidewire_testkit::PATIENCE, || store.stats().engine.syncs > syncs);
 }
 
@@ -168,7 +168,7 @@ fn a_log_that_is_too_long_slows_writes_then_refuses_them_until_a_checkpoint() {
     (options.embedded.checkpoint_log_bytes, options.embedded.max_log_bytes) = (u64::MAX, 20_000);
     let store = open_on(&disk, options);
     store.define_bucket("b", plain()).wait().unwrap();
-    let insert = |id: u64| store.insert("b", object(json!({"id": id, "x": "x".repeat(1000)}))).wait();
+    let insert = |id: u64| store.insert("b", json!({"id": id, "x": "x".repeat(1000)})).wait();
     let refused = (0..100).find_map(|id| insert(id).err()).expect("it is full by then");
     assert!(matches!(&refused, WriteError::NotKept(cause) if cause.to_string().contains("checkpoint")), "{refused:?}");
     assert!(store.stats().engine.slowed > 0 && !store.stats().is_stopped);
@@ -181,7 +181,7 @@ fn a_checkpoint_that_ends_when_nobody_writes_is_counted() {
     let store = open_on(&SimDisk::default(), small());
     store.define_bucket("b", plain()).wait().unwrap();
     for id in 0..11 {
-        store.insert("b", object(json!({"id": id, "x": "x".repeat(3000)}))).wait().unwrap();
+        store.insert("b", json!({"id": id, "x": "x".repeat(3000)})).wait().unwrap();
     }
     wait_until("the checkpoint is counted", PATIENCE, || store.stats().engine.checkpoints == 1);
     store.checkpoint().unwrap();

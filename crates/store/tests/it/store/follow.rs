@@ -5,7 +5,7 @@ use std::thread;
 use serde_json::json;
 use tidewire_store::{Cause, Commit, FollowError, Position, Store, WriteOptions};
 
-use super::{TestClock, object, open, options, plain};
+use super::{TestClock, open, options, plain};
 
 #[test]
 fn a_follower_sees_every_commit_from_where_it_began() {
@@ -16,7 +16,7 @@ fn a_follower_sees_every_commit_from_where_it_began() {
         for id in 0..2000 {
             writer
                 .write_with(WriteOptions::default().cause(Cause::of(7)), move |draft| {
-                    draft.insert("b", object(json!({"id": id})))
+                    draft.insert("b", json!({"id": id}))
                 })
                 .wait()
                 .unwrap();
@@ -54,7 +54,7 @@ fn one_that_falls_behind_is_told_and_begins_anew() {
     store.define_bucket("b", plain()).wait().unwrap();
     let (_, mut follower) = store.follow();
     let began = follower.position();
-    let insert = |id: u64| store.insert("b", object(json!({"id": id, "x": "x".repeat(200)}))).wait().unwrap();
+    let insert = |id: u64| store.insert("b", json!({"id": id, "x": "x".repeat(200)})).wait().unwrap();
     (0..100).for_each(|id| drop(insert(id)));
     assert_eq!(follower.try_next(), Err(FollowError::Behind { position: began }));
     assert_eq!(store.follow_from(began).unwrap_err(), FollowError::Behind { position: began });
@@ -65,7 +65,7 @@ fn one_that_falls_behind_is_told_and_begins_anew() {
     insert(100);
     assert!(follower.try_next().unwrap().is_some());
     // Nor is a single commit kept that is larger than all that is.
-    store.insert("b", object(json!({"id": 101, "x": "x".repeat(20_000)}))).wait().unwrap();
+    store.insert("b", json!({"id": 101, "x": "x".repeat(20_000)})).wait().unwrap();
     assert!(matches!(follower.try_next(), Err(FollowError::Behind { .. })));
     assert!(store.follow().1.try_next().unwrap().is_none());
 }
@@ -84,10 +84,10 @@ fn a_follower_goes_on_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     store.define_bucket("b", plain()).wait().unwrap();
-    store.insert("b", object(json!({"id": 1, "x": 1}))).wait().unwrap();
+    store.insert("b", json!({"id": 1, "x": 1})).wait().unwrap();
     let position = store.snapshot().position;
-    store.update("b", json!(1), object(json!({"x": 2})), None).wait().unwrap();
-    store.insert("b", object(json!({"id": 2}))).wait().unwrap();
+    store.update("b", json!(1), json!({"x": 2}), None).wait().unwrap();
+    store.insert("b", json!({"id": 2})).wait().unwrap();
     store.delete("b", json!(1), None).wait().unwrap();
     store.clear("b").wait().unwrap();
     store.drop_bucket("b").wait().unwrap();
@@ -133,7 +133,7 @@ fn a_commit_has_its_time_and_cause_after_a_restart() {
         clock.set(6000 + u64::from(id));
         let cause = (0..id).fold(Cause::of(u64::MAX - u64::from(id)), |cause, _| cause.next());
         store
-            .write_with(WriteOptions::default().cause(cause), move |draft| draft.insert("b", object(json!({"id": id}))))
+            .write_with(WriteOptions::default().cause(cause), move |draft| draft.insert("b", json!({"id": id})))
             .wait()
             .unwrap();
     }

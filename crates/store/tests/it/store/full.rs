@@ -3,7 +3,7 @@
 use serde_json::json;
 use tidewire_store::{Limits, Operation, Pending, Store, StoreError, StoreOptions, SystemBuckets, WriteError};
 
-use super::{ids, object, plain, records};
+use super::{ids, plain, records};
 
 const MAX: usize = 10_000;
 
@@ -13,7 +13,7 @@ fn limited() -> StoreOptions {
 }
 
 fn insert(store: &Store, id: usize, len: usize) -> Pending<tidewire_store::Row> {
-    store.insert("b", object(json!({"id": id, "text": "x".repeat(len)})))
+    store.insert("b", json!({"id": id, "text": "x".repeat(len)}))
 }
 
 fn is_full<T>(pending: Pending<T>) -> bool {
@@ -34,7 +34,7 @@ fn a_full_store_refuses_growth_and_nothing_else() {
     assert!(full.record_bytes <= MAX && full.record_bytes > MAX - 1500 && full.refused == 1, "{full:?}");
     assert_eq!(ids(&store, "b"), (0..count).collect::<Vec<_>>(), "a refused write leaves nothing behind");
 
-    let grow = store.update("b", json!(0), object(json!({"text": "x".repeat(3000)})), None);
+    let grow = store.update("b", json!(0), json!({"text": "x".repeat(3000)}), None);
     assert!(is_full(grow));
     assert_eq!(store.stats().record_bytes, full.record_bytes);
     // A write that exchanges bytes is accepted, one that adds some is refused as a whole.
@@ -50,7 +50,7 @@ fn a_full_store_refuses_growth_and_nothing_else() {
     assert_eq!(records(&store, "b")[0]["text"], "x".repeat(500));
     exchange(500).wait().unwrap();
     // System buckets do not count.
-    let audit = object(json!({"id": 1, "text": "x".repeat(MAX)}));
+    let audit = json!({"id": 1, "text": "x".repeat(MAX)});
     store.write(|draft| draft.system(|draft| draft.insert("_audit", audit))).wait().unwrap();
 
     assert!(store.delete("b", json!(1), None).wait().unwrap());
@@ -79,7 +79,7 @@ fn a_store_above_its_limit_is_opened_and_can_shrink() {
     let (store, _) = Store::open(dir.path(), limited()).unwrap();
     assert!(store.stats().record_bytes > MAX);
     assert!(is_full(insert(&store, 30, 10)));
-    store.update("b", json!(0), object(json!({"text": "short"})), None).wait().unwrap();
+    store.update("b", json!(0), json!({"text": "short"}), None).wait().unwrap();
     assert!(store.delete("b", json!(1), None).wait().unwrap());
     assert!(store.stats().record_bytes > MAX, "it is still above its limit");
 }

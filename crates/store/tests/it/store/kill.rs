@@ -7,8 +7,6 @@ use serde_json::{Map, Value as Json, json};
 use tidewire_store::{Answer, Cause, EmbeddedOptions, Position, Query, Store, StoreOptions, WriteOptions};
 use tidewire_testkit::{PATIENCE, Process, is_rerun, rerun, wait_until};
 
-use super::object;
-
 const TEST: &str = "store::kill::what_a_killed_process_acknowledged_is_there";
 const DIR: &str = "TIDEWIRE_STORE_KILL_DIR";
 const WRITERS: u64 = 4;
@@ -34,15 +32,15 @@ fn write(dir: &str) {
             scope.spawn(move || {
                 for n in counter(store, writer) + 1.. {
                     let step = store.write_with(WriteOptions::default().cause(cause(writer)), move |draft| {
-                        draft.upsert("b", object(json!({"id": format!("counter-{writer}"), "n": n})))?;
+                        draft.upsert("b", json!({"id": format!("counter-{writer}"), "n": n}))?;
                         if n % 3 == 0 {
                             draft.delete("b", &json!(format!("{writer}-{}", n - 1)), None)?;
                         }
                         let fill = "x".repeat(usize::try_from(n % 60).unwrap_or(0) * 8);
                         draft.insert(
                             "b",
-                            object(json!({"id": format!("{writer}-{n}"), "group": n % 7,
-                            "name": format!("name {writer}-{n}"), "fill": fill})),
+                            json!({"id": format!("{writer}-{n}"), "group": n % 7,
+                            "name": format!("name {writer}-{n}"), "fill": fill}),
                         )
                     });
                     step.wait().unwrap();

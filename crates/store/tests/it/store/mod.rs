@@ -18,8 +18,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use serde_json::{Map, Value as Json, json};
-use tidewire_store::{Clock, Query, Store, StoreOptions};
+use serde_json::{Value as Json, json};
+use tidewire_store::{Clock, Query, Store, StoreError, StoreOptions, WriteError};
 
 /// A clock that stands still until it is told.
 #[derive(Clone)]
@@ -38,10 +38,6 @@ impl TestClock {
         let now = Arc::clone(&self.0);
         Clock::new(move || now.load(Ordering::Relaxed))
     }
-}
-
-fn object(json: Json) -> Map<String, Json> {
-    serde_json::from_value(json).unwrap()
 }
 
 fn options() -> StoreOptions {
@@ -69,10 +65,18 @@ fn with_each_engine(test: impl Fn(Store, &dyn Fn(Store) -> Store)) {
     });
 }
 
-fn records(store: &Store, bucket: &str) -> Vec<Json> {
+pub(crate) fn records(store: &Store, bucket: &str) -> Vec<Json> {
     match store.query(&Query::all(bucket)).unwrap() {
         tidewire_store::Answer::Records(records) => records,
         tidewire_store::Answer::Value(_) => unreachable!("records were asked for"),
+    }
+}
+
+/// Returns the error of a write that was refused.
+pub(crate) fn refusal<T: std::fmt::Debug>(done: Result<T, WriteError>) -> StoreError {
+    match done {
+        Err(WriteError::Refused(error)) => error,
+        other => panic!("expected a refusal, got {other:?}"),
     }
 }
 

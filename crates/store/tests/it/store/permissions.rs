@@ -5,14 +5,14 @@ use tidewire_store::{
     Answer, Draft, Filter, Operation, OperationResult, Query, ReferenceFilter, Store, StoreError, WriteError,
 };
 
-use super::{ids, object, options};
+use super::{ids, options};
 
 fn store() -> Store {
     let store = Store::memory(options());
     let config = json!({"key": "id", "schema": {"id": {"type": "number"}, "owner": {"type": "string"}}});
     store.define_bucket("b", config).wait().unwrap();
     for (id, owner) in [(1, "ann"), (2, "bob"), (3, "ann")] {
-        store.insert("b", object(json!({"id": id, "owner": owner, "n": id}))).wait().unwrap();
+        store.insert("b", json!({"id": id, "owner": owner, "n": id})).wait().unwrap();
     }
     store
 }
@@ -55,19 +55,19 @@ fn a_write_must_match_before_and_after() {
     for id in [4, 2] {
         for record in [json!({"id": id, "owner": "bob"}), json!({"id": id})] {
             let copy = record.clone();
-            assert_eq!(as_ann(&store, |draft| draft.insert("b", object(record)).map(drop)), forbidden);
-            assert_eq!(as_ann(&store, |draft| draft.upsert("b", object(copy)).map(drop)), forbidden);
+            assert_eq!(as_ann(&store, |draft| draft.insert("b", record).map(drop)), forbidden);
+            assert_eq!(as_ann(&store, |draft| draft.upsert("b", copy).map(drop)), forbidden);
         }
     }
-    let give = |draft: &mut Draft| draft.update("b", &json!(1), object(json!({"owner": "bob"})), None).map(drop);
+    let give = |draft: &mut Draft| draft.update("b", &json!(1), json!({"owner": "bob"}), None).map(drop);
     assert_eq!(as_ann(&store, give), forbidden);
     // A key is taken, like any unique value.
     let taken = || "bucket \"b\": a record with id = 2 exists already".to_owned();
-    let own = || object(json!({"id": 2, "owner": "ann"}));
+    let own = || json!({"id": 2, "owner": "ann"});
     assert_eq!(as_ann(&store, move |draft| draft.insert("b", own())).unwrap_err().to_string(), taken());
     assert_eq!(as_ann(&store, move |draft| draft.upsert("b", own())).unwrap_err().to_string(), taken());
-    as_ann(&store, |draft| draft.insert("b", object(json!({"id": 1, "owner": "ann"})))).unwrap();
-    as_ann(&store, |draft| draft.upsert("b", object(json!({"id": 4, "owner": "ann"})))).unwrap();
+    as_ann(&store, |draft| draft.insert("b", json!({"id": 1, "owner": "ann"}))).unwrap();
+    as_ann(&store, |draft| draft.upsert("b", json!({"id": 4, "owner": "ann"}))).unwrap();
     assert_eq!(ids(&store, "b"), [1, 2, 3, 4]);
 }
 
@@ -116,23 +116,20 @@ fn a_reference_to_a_hidden_record_leads_nowhere() {
         let written = store.write(move |draft| draft.referring_to(&references, |draft| work(draft, of)));
         written.wait().map_err(|error| error.to_string())
     };
-    let insert = |draft: &mut Draft, of: u64| draft.insert("notes", object(json!({"id": of, "of": of}))).map(drop);
+    let insert = |draft: &mut Draft, of: u64| draft.insert("notes", json!({"id": of, "of": of})).map(drop);
     let error = |of: u64| format!("Validation failed for bucket \"notes\": of: refers to {of}, which is not in \"b\"");
     for of in [2, 9] {
         assert_eq!(write(insert, of), Err(error(of)));
     }
     assert_eq!(write(insert, 1), Ok(()));
-    let change =
-        |draft: &mut Draft, of: u64| draft.update("notes", &json!(1), object(json!({"of": of})), None).map(drop);
+    let change = |draft: &mut Draft, of: u64| draft.update("notes", &json!(1), json!({"of": of}), None).map(drop);
     for of in [2, 9] {
         assert_eq!(write(change, of), Err(error(of)));
     }
     // A bucket without a filter has no hidden records, and a reference that was there before may stay.
-    let next = |draft: &mut Draft, id: u64| draft.insert("notes", object(json!({"id": id, "next": 1}))).map(drop);
+    let next = |draft: &mut Draft, id: u64| draft.insert("notes", json!({"id": id, "next": 1})).map(drop);
     assert_eq!(write(next, 5), Ok(()));
-    store.insert("notes", object(json!({"id": 7, "of": 2}))).wait().unwrap();
-    let keep = |draft: &mut Draft, of: u64| {
-        draft.update("notes", &json!(7), object(json!({"of": of, "n": 1})), None).map(drop)
-    };
+    store.insert("notes", json!({"id": 7, "of": 2})).wait().unwrap();
+    let keep = |draft: &mut Draft, of: u64| draft.update("notes", &json!(7), json!({"of": of, "n": 1}), None).map(drop);
     assert_eq!(write(keep, 2), Ok(()));
 }

@@ -7,7 +7,7 @@ use serde_json::json;
 use tidewire_store::{Cause, Pending, Query, Store, StoreOptions, WriteOptions};
 
 use super::writes::hold;
-use super::{ids, object, open, options, plain};
+use super::{ids, open, options, plain};
 
 /// Records the order in which writes run.
 #[derive(Clone, Default)]
@@ -74,7 +74,7 @@ fn the_origins_of_an_owner_take_turns() {
 fn an_owner_of_costly_writes_has_fewer_turns() {
     let (store, order) = (Store::memory(options()), Order::default());
     store.define_bucket("b", plain()).wait().unwrap();
-    store.insert_many("b", (0..1000).map(|id| object(json!({"id": id}))).collect()).wait().unwrap();
+    store.insert_many("b", (0..1000).map(|id| json!({"id": id}))).wait().unwrap();
     let release = hold(&store);
     let costly = |number: usize| {
         let (order, filter) = (order.clone(), json!({"bucket": "b", "filter": {"n": 1}}));
@@ -159,7 +159,7 @@ fn a_write_outside_a_full_queue_enters_without_being_polled() {
     let store = memory(4, usize::MAX);
     store.define_bucket("b", plain()).wait().unwrap();
     let release = hold(&store);
-    let mut pending: Vec<_> = (0..10).map(|id| store.insert("b", object(json!({"id": id})))).collect();
+    let mut pending: Vec<_> = (0..10).map(|id| store.insert("b", json!({"id": id}))).collect();
     release.send(()).unwrap();
     pending.pop().unwrap().wait().unwrap();
     assert_eq!(ids(&store, "b"), (0..10).collect::<Vec<_>>());
@@ -188,7 +188,7 @@ fn a_checkpoint_has_its_place_after_the_writes_of_the_program() {
     let store = open(dir.path());
     store.define_bucket("b", plain()).wait().unwrap();
     let release = hold(&store);
-    let pending: Vec<_> = (0..3).map(|id| store.insert("b", object(json!({"id": id})))).collect();
+    let pending: Vec<_> = (0..3).map(|id| store.insert("b", json!({"id": id}))).collect();
     let before = store.snapshot().position.sequence;
     let checkpoint = std::thread::scope(|scope| {
         let checkpoint = scope.spawn(|| store.checkpoint().unwrap());
@@ -220,7 +220,7 @@ fn groups(count: usize, write: impl Fn(&Store, usize) -> Pending<()>) -> u64 {
 #[test]
 fn a_group_is_bounded_in_bytes_and_in_time() {
     let insert = |store: &Store, id: usize, len: usize| {
-        store.write(move |draft| draft.insert("b", object(json!({"id": id, "text": "x".repeat(len)}))).map(drop))
+        store.write(move |draft| draft.insert("b", json!({"id": id, "text": "x".repeat(len)})).map(drop))
     };
     let of_large = groups(8, |store, id| insert(store, id, 600_000));
     assert!(of_large >= 4, "{of_large} groups");
@@ -230,7 +230,7 @@ fn a_group_is_bounded_in_bytes_and_in_time() {
             while start.elapsed() < Duration::from_millis(20) {
                 std::thread::yield_now();
             }
-            draft.insert("b", object(json!({"id": id}))).map(drop)
+            draft.insert("b", json!({"id": id})).map(drop)
         })
     });
     assert_eq!(of_slow, 4);

@@ -10,7 +10,7 @@ use tidewire_store::{
 };
 use tidewire_testkit::{PATIENCE, Process, is_rerun, rerun, wait_until};
 
-use super::{TestClock, ids, object, plain};
+use super::{TestClock, ids, plain};
 
 fn audit() -> Json {
     json!({"key": "id", "schema": {
@@ -56,7 +56,7 @@ fn with_each_engine(test: impl Fn(Store, &dyn Fn(Store) -> Store)) {
 }
 
 fn insert(store: &Store, bucket: &'static str, record: Json) -> Result<Row, WriteError> {
-    store.write(move |draft| draft.system(|draft| draft.insert(bucket, object(record)))).wait()
+    store.write(move |draft| draft.system(|draft| draft.insert(bucket, record))).wait()
 }
 
 /// The records of a system bucket.
@@ -127,7 +127,7 @@ fn ordinary_requests_do_not_reach_them() {
 /// Runs every operation of a draft on a name that is not to be found.
 fn refuse_every_operation(store: &Store, name: &'static str, key: &Json) {
     type Work = Box<dyn FnOnce(&mut Draft) -> Result<(), StoreError> + Send>;
-    let record = || object(json!({"id": 1, "name": "admin", "event": "x"}));
+    let record = || json!({"id": 1, "name": "admin", "event": "x"});
     let all = move || Query::all(name);
     let keys: Vec<Json> = vec![key.clone(); 4];
     let [get, update, delete, guarded]: [Json; 4] = keys.try_into().unwrap();
@@ -196,7 +196,7 @@ fn a_reference_of_an_ordinary_bucket_does_not_lead_to_them() {
             store.define_bucket(on_delete, refers(on_delete)).wait().unwrap();
             // As if there were no such bucket: nothing says which records it has.
             for (id, role) in [(1, "admin"), (2, "none")] {
-                store.insert(on_delete, object(json!({"id": id, "role": role}))).wait().unwrap();
+                store.insert(on_delete, json!({"id": id, "role": role})).wait().unwrap();
             }
         }
         let store = reopen(store);
@@ -245,10 +245,10 @@ fn they_have_a_schema_indexes_references_and_transactions() {
         let own = Filter::parse(&json!({"owner": "me"}), &Map::new()).unwrap();
         let written = store.write(move |draft| {
             draft.guarded(&own, |draft| {
-                draft.system(|draft| draft.insert("$audit", object(json!({"event": "write"}))))?;
-                assert!(draft.insert("$audit", object(json!({"event": "write"}))).is_err());
-                assert!(draft.system(|draft| draft.insert("b", object(json!({"id": 2})))).is_err());
-                draft.insert("b", object(json!({"id": 1, "owner": "other"})))
+                draft.system(|draft| draft.insert("$audit", json!({"event": "write"})))?;
+                assert!(draft.insert("$audit", json!({"event": "write"})).is_err());
+                assert!(draft.system(|draft| draft.insert("b", json!({"id": 2}))).is_err());
+                draft.insert("b", json!({"id": 1, "owner": "other"}))
             })
         });
         let refused = written.wait().unwrap_err();
@@ -269,7 +269,7 @@ fn a_panic_inside_ends_the_scope() {
     let store = Store::memory(declared());
     let panicked = store.write::<(), _>(|draft| draft.system(|_| panic!("on purpose"))).wait().unwrap_err();
     assert!(matches!(panicked, WriteError::Panicked));
-    let refused = store.insert("$audit", object(json!({"event": "x"}))).wait().unwrap_err();
+    let refused = store.insert("$audit", json!({"event": "x"})).wait().unwrap_err();
     assert!(matches!(refused, WriteError::Refused(StoreError::BucketNotDefined { .. })), "{refused}");
 }
 
@@ -425,7 +425,7 @@ fn a_backup_has_them() {
 fn an_export_has_them_and_a_program_that_declares_them_imports_it() {
     let store = Store::memory(declared());
     store.define_bucket("b", plain()).wait().unwrap();
-    store.insert("b", object(json!({"id": 1}))).wait().unwrap();
+    store.insert("b", json!({"id": 1})).wait().unwrap();
     insert(&store, "$audit", json!({"event": "start"})).unwrap();
     insert(&store, "_roles", json!({"name": "owner"})).unwrap();
     let mut exported = Vec::new();
@@ -468,8 +468,8 @@ fn write(dir: &str) {
     }
     for id in ids(&store, "b").len().. {
         let step = store.write(move |draft| {
-            draft.insert("b", object(json!({"id": id})))?;
-            draft.system(|draft| draft.insert("$audit", object(json!({"id": id, "event": "insert"}))))
+            draft.insert("b", json!({"id": id}))?;
+            draft.system(|draft| draft.insert("$audit", json!({"id": id, "event": "insert"})))
         });
         step.wait().unwrap();
         println!("acknowledged {id}");

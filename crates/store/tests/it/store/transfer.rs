@@ -6,7 +6,7 @@ use std::thread;
 use serde_json::json;
 use tidewire_store::{Embedded, EmbeddedOptions, EngineError, Store, UpkeepError};
 
-use super::{ids, object, open, options, plain, records};
+use super::{ids, open, options, plain, records};
 
 fn filled(store: &Store) {
     store
@@ -17,11 +17,11 @@ fn filled(store: &Store) {
     store.define_bucket("refers", refers).wait().unwrap();
     store.define_bucket("late", plain()).wait().unwrap();
     store.define_query("q", json!({"bucket": "b", "filter": {"id": "{{ params.id }}"}})).wait().unwrap();
-    let record = |id| object(json!({"id": id, "text": "\"tide\"\n", "x": "x".repeat(500)}));
-    store.insert_many("b", (0..3000).map(record).collect()).wait().unwrap();
-    store.update("b", json!(7), object(json!({"text": null})), None).wait().unwrap();
-    store.insert("late", object(json!({"id": 1}))).wait().unwrap();
-    store.insert("refers", object(json!({"id": 1, "to": 1}))).wait().unwrap();
+    let record = |id| json!({"id": id, "text": "\"tide\"\n", "x": "x".repeat(500)});
+    store.insert_many("b", (0..3000).map(record)).wait().unwrap();
+    store.update("b", json!(7), json!({"text": null}), None).wait().unwrap();
+    store.insert("late", json!({"id": 1})).wait().unwrap();
+    store.insert("refers", json!({"id": 1, "to": 1})).wait().unwrap();
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn a_backup_is_made_while_others_write_and_can_be_restored() {
     let (position, before) = thread::scope(|scope| {
         scope.spawn(|| {
             for id in 3000.. {
-                store.insert("b", object(json!({"id": id}))).wait().unwrap();
+                store.insert("b", json!({"id": id})).wait().unwrap();
                 if stop.load(Ordering::Relaxed) {
                     break;
                 }
@@ -135,7 +135,7 @@ fn a_backup_is_made_while_others_write_and_can_be_restored() {
     let there = ids(&copy, "b");
     let until = 3000 + position.sequence - filled;
     assert!(there == (0..until).map(|id| json!(id)).collect::<Vec<_>>(), "{} of {until}", there.len());
-    copy.insert("b", object(json!({"id": -1}))).wait().unwrap();
+    copy.insert("b", json!({"id": -1})).wait().unwrap();
     // The backup is as it was, and can be restored again.
     let again = dir.path().join("again");
     Embedded::restore(&backup, &again, EmbeddedOptions::default()).unwrap();
@@ -162,7 +162,7 @@ fn a_store_that_is_not_open_is_backed_up_and_restored() {
     assert_eq!(copy.snapshot().position, recovery.position);
     assert!(records(&copy, "b") == before);
     assert!(copy.follow_from(position).is_err(), "positions of the original are not those of the copy");
-    copy.insert("b", object(json!({"id": -1}))).wait().unwrap();
+    copy.insert("b", json!({"id": -1})).wait().unwrap();
     assert!(records(&open(&data), "b") == before);
 }
 

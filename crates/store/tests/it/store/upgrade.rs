@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 use tidewire_store::{Answer, Cause, EmbeddedOptions, Position, Store, StoreOptions, WriteOptions};
 
-use super::{ids, object, records};
+use super::{ids, records};
 
 /// Copies a fixture, because opening writes.
 fn copied(name: &str, to: &Path) -> PathBuf {
@@ -44,7 +44,7 @@ fn check(store: &Store) {
     assert_eq!(ports[..2], expected);
     assert_eq!(ids(store, "ports"), [1, 3, 4, 5, 6]);
     assert_eq!(ids(store, "ships"), ["Albatros", "Corbeau"], "one went with its port");
-    let deep = store.query_named("deep", &object(json!({"least": 9}))).unwrap();
+    let deep = store.query_named("deep", json!({"least": 9}).as_object().unwrap()).unwrap();
     let Answer::Records(deep) = deep else { panic!("{deep:?}") };
     let names: Vec<_> = deep.iter().map(|record| record["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["Brest", "Gdynia", "Esbjerg"]);
@@ -75,7 +75,7 @@ fn a_directory_with_a_log_of_version_1_is_opened_and_written() {
 
         // Writing goes on, over several segments, and the new commits have both.
         for id in 7..60_u64 {
-            let record = object(json!({"name": format!("port {id}"), "x": "x".repeat(200)}));
+            let record = json!({"name": format!("port {id}"), "x": "x".repeat(200)});
             let written = store
                 .write_with(WriteOptions::default().cause(Cause::of(id)), |draft| draft.insert("ports", record))
                 .wait()
@@ -85,7 +85,7 @@ fn a_directory_with_a_log_of_version_1_is_opened_and_written() {
         }
         assert!(store.delete("ports", json!(1), None).wait().unwrap());
         expected.push((1_700_000_100_000, Cause::default()));
-        store.insert("ports", object(json!({"name": "Dover"}))).wait().unwrap_err();
+        store.insert("ports", json!({"name": "Dover"})).wait().unwrap_err();
         store.close().unwrap();
         let (store, recovery) = open(&dir);
         assert_eq!(recovery.position, Position { epoch, sequence: 13 + 54 });

@@ -8,14 +8,14 @@ use std::thread;
 use serde_json::{Map, json};
 use tidewire_store::{EmbeddedOptions, Store, StoreError, WriteError};
 
-use super::{ids, object, open, options, plain, records};
+use super::{ids, open, options, plain, records, refusal};
 
 #[test]
 fn many_write_at_once_and_every_write_is_done_once() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     store.define_bucket("b", plain()).wait().unwrap();
-    store.insert("b", object(json!({"id": 0, "n": 0}))).wait().unwrap();
+    store.insert("b", json!({"id": 0, "n": 0})).wait().unwrap();
     let (_, mut follower) = store.follow();
     thread::scope(|scope| {
         for _ in 0..8 {
@@ -23,7 +23,7 @@ fn many_write_at_once_and_every_write_is_done_once() {
                 for _ in 0..200 {
                     let add = store.write(|draft| {
                         let n = draft.get("b", &json!(0))?.map_or(0, |row| row.to_record()["n"].as_u64().unwrap());
-                        draft.update("b", &json!(0), object(json!({"n": n + 1})), None)
+                        draft.update("b", &json!(0), json!({"n": n + 1}), None)
                     });
                     let written = add.wait().unwrap().to_record()["_version"].as_u64();
                     // Whoever was answered reads what it wrote, or something later.
@@ -63,10 +63,10 @@ fn writes_outside_a_full_queue_wait_and_none_is_lost() {
     let store = Store::memory(options);
     store.define_bucket("b", plain()).wait().unwrap();
     let release = hold(&store);
-    let waiting: Vec<_> = (0..10).map(|id| store.insert("b", object(json!({"id": id})))).collect();
+    let waiting: Vec<_> = (0..10).map(|id| store.insert("b", json!({"id": id}))).collect();
     assert_eq!(store.stats().waiting, 4);
     // Dropping a write that is outside cancels it.
-    drop(store.insert("b", object(json!({"id": 99}))));
+    drop(store.insert("b", json!({"id": 99})));
     release.send(()).unwrap();
     for pending in waiting {
         pending.wait().unwrap();
@@ -82,8 +82,8 @@ fn writes_outside_a_full_queue_fail_when_the_store_closes() {
     let store = Store::memory(options);
     store.define_bucket("b", plain()).wait().unwrap();
     let release = hold(&store);
-    let first = store.insert("b", object(json!({"id": 1})));
-    let second = store.insert("b", object(json!({"id": 2})));
+    let first = store.insert("b", json!({"id": 1}));
+    let second = store.insert("b", json!({"id": 2}));
     let closing = store.clone();
     let closing = thread::spawn(move || closing.close());
     // It fails when the queue is closed, although the writer is still blocked.
@@ -101,11 +101,11 @@ fn a_write_that_panics_hurts_itself_only() {
     let store = Store::memory(options());
     store.define_bucket("b", plain()).wait().unwrap();
     let panicking = store.write(|draft| -> Result<(), StoreError> {
-        draft.insert("b", object(json!({"id": 1})))?;
+        draft.insert("b", json!({"id": 1}))?;
         panic!("as it should");
     });
     assert!(matches!(panicking.wait(), Err(WriteError::Panicked)));
-    store.insert("b", object(json!({"id": 2}))).wait().unwrap();
+    store.insert("b", json!({"id": 2})).wait().unwrap();
     assert_eq!(ids(&store, "b"), [2]);
     assert_eq!(store.stats().refused, 1);
 }
@@ -119,7 +119,7 @@ fn a_commit_that_is_too_large_is_refused_and_the_others_of_its_group_are_kept() 
     let (store, _) = Store::open(dir.path(), options).unwrap();
     store.define_bucket("b", plain()).wait().unwrap();
     let release = hold(&store);
-    let large = |id: u64, len: usize| store.insert("b", object(json!({"id": id, "x": "x".repeat(len)})));
+    let large = |id: u64, len: usize| store.insert("b", json!({"id": id, "x": "x".repeat(len)}));
     let pending: Vec<_> = [(1, 10), (2, 5000), (3, 10), (4, 4500), (5, 4500), (6, 4500)]
         .into_iter()
         .map(|(id, len)| large(id, len))
@@ -138,7 +138,7 @@ fn a_commit_that_is_too_large_is_refused_and_the_others_of_its_group_are_kept() 
     let store = open(dir.path());
     assert_eq!(ids(&store, "b"), [1, 3, 4, 5, 6]);
     // However many records there are, to empty a bucket takes little room.
-    let many = (0..2000).map(|id| object(json!({"id": id}))).collect();
+    let many = (0..2000).map(|id| json!({"id": id}));
     store.insert_many("b", many).wait().unwrap();
     store.close().unwrap();
     let mut options = super::options();
@@ -159,7 +159,7 @@ fn a_write_may_have_the_last_handle() {
     let last = store.clone();
     let pending = store.write(move |draft| {
         drop(last);
-        draft.insert("b", object(json!({"id": 1})))
+        draft.insert("b", json!({"id": 1}))
     });
     drop(store);
     release.send(()).unwrap();
@@ -179,10 +179,36 @@ fn dropping_the_last_handle_waits_for_what_was_written() {
         let done = Arc::clone(&done);
         drop(store.write(move |draft| {
             done.fetch_add(1, Ordering::Relaxed);
-            draft.insert("b", object(json!({"id": id})))
+            draft.insert("b", json!({"id": id}))
         }));
     }
     drop(store);
     assert_eq!(done.load(Ordering::Relaxed), 100);
     assert_eq!(ids(&open(dir.path()), "b").len(), 100);
+}
+
+#[test]
+fn a_record_that_is_not_an_object_is_a_validation_error() {
+    let store = Store::memory(options());
+    store.define_bucket("b", plain()).wait().unwrap();
+    store.insert("b", json!({"id": 1})).wait().unwrap();
+    for wrong in [json!(null), json!(7), json!("{}"), json!([{"id": 2}])] {
+        let invalid = |refused: StoreError| {
+            assert!(matches!(&refused, StoreError::Validation(error) if error.issues[0].code == "type"), "{refused:?}");
+            assert_eq!(refused.to_string(), "Validation failed for bucket \"b\": a record must be an object");
+        };
+        invalid(refusal(store.insert("b", wrong.clone()).wait()));
+        invalid(refusal(store.upsert("b", wrong.clone()).wait()));
+        invalid(refusal(store.update("b", 1, wrong.clone(), None).wait()));
+        let StoreError::Record { index: 1, source } =
+            refusal(store.insert_many("b", [json!({"id": 3}), wrong.clone()]).wait())
+        else {
+            panic!("{wrong} was taken")
+        };
+        invalid(*source);
+        invalid(refusal(store.write(|draft| draft.insert("b", json!({"id": 4})).and(draft.insert("b", wrong))).wait()));
+    }
+    assert_eq!(records(&store, "b").len(), 1);
+    assert!(store.update("b", 1, Map::new(), Some(1)).wait().is_ok());
+    assert!(store.delete("b", 1, None).wait().unwrap());
 }
