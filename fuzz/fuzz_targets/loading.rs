@@ -33,7 +33,7 @@ fn everything(store: &Store) -> String {
         for row in bucket.rows() {
             text.push_str(row.text());
         }
-        let _ = Query::all(name).answer(bucket, 0, &Budget::unlimited());
+        let _ = Query::new(name).answer(bucket, 0, &Budget::unlimited());
         let _ = bucket.page(None, 10, &tidewire_store::Filter::everything(), 0, &Budget::unlimited());
     }
     for (name, config) in snapshot.state.queries() {

@@ -5,7 +5,7 @@
 //! ```
 
 use anyhow::{Result, anyhow, bail};
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Value as Json, json};
 use tidewire_live::{Event, First, Live, Mode, Whole};
 use tidewire_store::{Query, Store, StoreOptions};
 
@@ -24,7 +24,7 @@ pub(crate) fn play(players: &[&'static str], rounds: i64, mut show: impl FnMut(S
 
     let live = Live::new(store.clone());
     let best = json!({"bucket": "players", "sort": {"score": "desc"}, "limit": 3, "fields": ["name", "score"]});
-    let best = Query::parse(&best, &Map::new())?;
+    let best = Query::parse(&best)?;
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     runtime.block_on(async {
         let mut board = live.subscribe(best, Mode::Delta).await?;

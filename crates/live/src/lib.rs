@@ -12,7 +12,7 @@
 //! let store = Store::memory(StoreOptions::default());
 //! store.define_bucket("harbours", json!({"key": "id", "schema": {"id": {"type": "number"}}})).await?;
 //! let live = Live::new(store.clone());
-//! let mut all = live.subscribe(Query::all("harbours"), Mode::Whole).await?;
+//! let mut all = live.subscribe(Query::new("harbours"), Mode::Whole).await?;
 //! store.insert("harbours", json!({"id": 1, "tide": "high"})).await?;
 //! println!("{:?}", all.next().await?);
 //! # Ok::<(), Box<dyn std::error::Error>>(())

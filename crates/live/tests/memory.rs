@@ -3,7 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Value as Json, json};
 use tidewire_live::Matcher;
 use tidewire_store::{Draft, Position, Query, State};
 
@@ -56,7 +56,7 @@ fn state(rows: usize) -> State {
 fn query(json: &Json) -> Query {
     let mut query = json.clone();
     query["bucket"] = json!("b");
-    Query::parse(&query, &Map::new()).unwrap()
+    Query::parse(&query).unwrap()
 }
 
 #[test]

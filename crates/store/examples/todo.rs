@@ -93,7 +93,7 @@ fn define(store: &Store) -> Result<()> {
 }
 
 fn done(store: &Store) -> Result<Vec<Json>> {
-    let query = Query::parse(&json!({"bucket": "todos", "filter": {"done": true}}), &Map::new())?;
+    let query = Query::parse(&json!({"bucket": "todos", "filter": {"done": true}}))?;
     Ok(records(store.query(&query)?))
 }
 

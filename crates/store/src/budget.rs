@@ -23,7 +23,7 @@ pub(crate) const CONDITION: usize = 16;
 /// for id in 0..1000 {
 ///     store.insert("tides", json!({"id": id, "note": "spring tide"})).wait()?;
 /// }
-/// let query = Query::parse(&json!({"bucket": "tides", "filter": {"note": {"$contains": "neap"}}}), &Default::default())?;
+/// let query = Query::parse(&json!({"bucket": "tides", "filter": {"note": {"$contains": "neap"}}}))?;
 /// let snapshot = store.snapshot();
 /// let bucket = snapshot.state.bucket("tides")?;
 /// assert_eq!(query.count(bucket, store.now(), &Budget::unlimited()), Ok(0));

@@ -10,7 +10,8 @@ use std::sync::{Arc, LazyLock};
 use serde_json::{Map, Value as Json, json};
 
 use crate::{
-    BucketDefinition, Draft, Field, FieldRule, Limits, Query, Referrer, Row, RowError, State, StoreError, Value,
+    BucketDefinition, Draft, Field, FieldRule, Limits, Parameters, Query, Referrer, Row, RowError, State, StoreError,
+    Value,
 };
 
 /// The bucket of bucket definitions, as followers see it: its records have a `name` and a `config`.
@@ -67,7 +68,7 @@ impl State {
     /// The named query, with its parameters in place.
     pub fn query(&self, name: &str, params: &Map<String, Json>) -> Result<Query, StoreError> {
         let config = self.query_config(name)?;
-        Ok(Query::parse(&config, params)?)
+        Ok(Query::parse_with(&config, &Parameters::from(params))?)
     }
 
     /// What a named query was defined as.

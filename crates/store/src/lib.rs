@@ -13,7 +13,7 @@
 //! for (id, tide) in [(1, "high"), (2, "low"), (3, "high")] {
 //!     store.insert("harbours", json!({"id": id, "tide": tide})).wait()?;
 //! }
-//! let query = Query::parse(&json!({"bucket": "harbours", "filter": {"tide": "high"}, "fields": ["id"]}), &Default::default())?;
+//! let query = Query::parse(&json!({"bucket": "harbours", "filter": {"tide": "high"}, "fields": ["id"]}))?;
 //! assert_eq!(store.query(&query)?, Answer::Records(vec![json!({"id": 1}), json!({"id": 3})]));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -60,7 +60,10 @@ pub use filter::{Comparison, Filter, FilterError, Parameters, Scalar, Scalars, T
 pub use key::IndexKey;
 pub use limits::Limits;
 pub use page::Page;
-pub use query::{Aggregate, AggregateFunction, Answer, Direction, Query, QueryError};
+pub use query::aggregate::Aggregate;
+pub use query::answer::Answer;
+pub use query::builder::{Direction, Query};
+pub use query::{AggregateFunction, QueryError};
 pub use record::IntoRecord;
 pub use row::{Field, Row, RowError};
 pub use schema::{BucketDefinition, DefinitionError, FieldRule, Format, Generated, Kind, OnDelete, Reference};

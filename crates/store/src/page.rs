@@ -98,7 +98,7 @@ fn take<'a>(
 mod tests {
     use std::sync::Arc;
 
-    use serde_json::{Map, json};
+    use serde_json::json;
 
     use super::*;
     use crate::BucketDefinition;
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn what_is_hidden_or_expired_is_on_no_page_and_is_no_cursor() {
-        let even = Filter::parse(&json!({"even": true}), &Map::new()).unwrap();
+        let even = Filter::parse(&json!({"even": true})).unwrap();
         for ets_type in ["set", "ordered_set"] {
             let mut bucket = bucket(ets_type, &[json!(1), json!(2), json!(3), json!(4), json!(5)]);
             assert_eq!(all_pages(&bucket, 1, &even, 0), [json!(1), json!(3), json!(5)]);

@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::{Draft, Filter, FilterError, Parameters, Query, Row, StoreError};
+use crate::{Draft, Filter, FilterError, Query, Row, StoreError};
 
 /// One operation of a transaction.
 #[derive(Debug, Clone, PartialEq)]
@@ -121,7 +121,7 @@ impl Operation {
             }
         };
         let filter = |is_required: bool| match members.get("filter").filter(|filter| !filter.is_null()) {
-            Some(filter) => Ok(Filter::parse_with(filter, &Parameters::new())?),
+            Some(filter) => Ok(Filter::parse(filter)?),
             None if is_required => Err(shape("filter", "an object")),
             None => Ok(Filter::everything()),
         };
@@ -193,7 +193,7 @@ impl Draft {
 
     fn run(&mut self, operation: &Operation, room: &mut Room) -> Result<OperationResult, Problem> {
         let Operation { bucket, action, version, .. } = operation;
-        let query = |filter: &Filter, limit| Query { filter: filter.clone(), limit, ..Query::all(bucket) };
+        let query = |filter: &Filter, limit| Query { filter: filter.clone(), limit, ..Query::new(bucket) };
         Ok(match action {
             Action::Get(key) => OperationResult::Record(room.take_one(self.get(bucket, key)?)?),
             Action::Insert(record) => {

@@ -36,7 +36,7 @@ pub(super) fn query(filter: &Json) -> Query {
 }
 
 pub(super) fn parsed(query: &Json) -> Query {
-    Query::parse(query, &Map::new()).expect("the query is right")
+    Query::parse(query).expect("the query is right")
 }
 
 /// What an update changes.

@@ -1,6 +1,6 @@
 //! A query by an index: its cost depends on the size of its result, not of the bucket.
 
-use serde_json::{Map, json};
+use serde_json::json;
 use tidewire_bench::{Contender, Metric, Workload};
 use tidewire_store::{Answer, Query, Store, StoreOptions};
 
@@ -43,7 +43,7 @@ fn contender(name: &'static str, count: u64, queries: u64) -> Contender {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let group = group_name((random >> 33) % rows.groups());
             let query = json!({"bucket": BUCKET, "filter": {"group": group}});
-            Query::parse(&query, &Map::new()).expect("the query is right")
+            Query::parse(&query).expect("the query is right")
         };
         let queries: Vec<Query> = (0..queries).map(|_| query()).collect();
         meter.measure(queries.len() as u64, || {

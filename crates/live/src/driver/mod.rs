@@ -21,7 +21,9 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use tidewire_pool::{BuildError, Key};
-use tidewire_store::{Change, Commit, FollowError, Follower, Position, QUERIES, Query, Snapshot, Store, StoreError};
+use tidewire_store::{
+    Change, Commit, FollowError, Follower, Parameters, Position, QUERIES, Query, Snapshot, Store, StoreError,
+};
 use tokio::sync::oneshot;
 
 use self::accounts::Accounts;
@@ -388,7 +390,7 @@ impl Driver {
             Target::Query(query) => (query, None),
             Target::Named { name, params, guard } => {
                 let config = snapshot.state.query_config(&name)?;
-                let query = Query::parse(&config, &params).map_err(StoreError::from)?;
+                let query = Query::parse_with(&config, &Parameters::from(&params)).map_err(StoreError::from)?;
                 let query = match &guard {
                     Some(guard) => query.restrict(guard),
                     None => query,

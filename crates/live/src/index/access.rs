@@ -209,12 +209,12 @@ fn after_prefix(prefix: &[u8]) -> Option<Text> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Map, Value as Json, json};
+    use serde_json::{Value as Json, json};
 
     use super::*;
 
     fn chosen(filter: &Json, crowd: &impl Fn(&Access) -> usize) -> Option<Vec<Access>> {
-        choose(&Filter::parse(filter, &Map::new()).unwrap(), crowd)
+        choose(&Filter::parse(filter).unwrap(), crowd)
     }
 
     fn number(name: &str, number: f64) -> Access {

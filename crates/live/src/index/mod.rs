@@ -189,7 +189,7 @@ fn unescape(written: &str) -> Option<String> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use serde_json::{Map, Value as Json, json};
+    use serde_json::{Value as Json, json};
 
     use super::*;
 
@@ -221,7 +221,7 @@ mod tests {
             let filters: Vec<Filter> = filters
                 .into_iter()
                 .chain((0..more).map(|place| json!({format!("f{place}"): 1})))
-                .map(|filter| Filter::parse(&filter, &Map::new()).unwrap())
+                .map(|filter| Filter::parse(&filter).unwrap())
                 .collect();
             let places: Vec<_> = (0..).zip(&filters).map(|(slot, filter)| index.insert(filter, slot)).collect();
             for (old, new, expected) in [

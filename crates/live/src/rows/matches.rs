@@ -188,7 +188,7 @@ mod tests {
         /// Compares with a model, with enough rows that lists are split and merged. A copy is not changed by what follows.
         #[test]
         fn behaves_like_a_sorted_set(first in vec(0..4000_u16, 0..1500), steps in vec((0..4000_u16, any::<bool>()), 0..1500)) {
-            let sort = Sort::new(&[(Field::new("n"), Direction::Ascending)]);
+            let sort = Sort::new(&[(Field::new("n"), Direction::Asc)]);
             let entry = |n: u16| sort.entry(&row(n), u64::from(n));
             let mut model: std::collections::BTreeSet<(u16, u16)> = first.iter().map(|n| (n % 7, *n)).collect();
             let mut matches = Matches::new(model.iter().map(|(_, n)| entry(*n)).collect(), &sort);

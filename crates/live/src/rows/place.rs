@@ -118,7 +118,7 @@ impl Sort {
                 }
                 Some(Value::Array(_) | Value::Object(_)) => bytes.push(OTHER),
             }
-            if *direction == Direction::Descending {
+            if *direction == Direction::Desc {
                 bytes[start..].iter_mut().for_each(|byte| *byte = !*byte);
             }
             if bytes.len() > enough {
@@ -165,8 +165,8 @@ mod tests {
         let sort = |names: &[(&str, Direction)]| {
             Sort::new(&names.iter().map(|(name, direction)| (Field::new(*name), *direction)).collect::<Vec<_>>())
         };
-        let up = sort(&[("a", Direction::Ascending), ("b", Direction::Descending)]);
-        let down = sort(&[("a", Direction::Descending), ("b", Direction::Descending)]);
+        let up = sort(&[("a", Direction::Asc), ("b", Direction::Desc)]);
+        let down = sort(&[("a", Direction::Desc), ("b", Direction::Desc)]);
         for (first, one) in ranked() {
             for (second, two) in ranked() {
                 for (b, c) in

@@ -12,7 +12,7 @@ use serde_json::{Map, Value as Json, json};
 use tidewire_live::{
     End, Event, First, Live, LiveError, LiveOptions, MemoryLimit, Mode, SubscribeOptions, Subscription, Whole,
 };
-use tidewire_store::{Answer, Clock, Query, Store, StoreOptions};
+use tidewire_store::{Clock, Query, Store, StoreOptions};
 
 const EVALUATOR: &str = "live-evaluate";
 /// Enough records that evaluating a query takes the live thread too long.
@@ -101,7 +101,7 @@ async fn store(options: StoreOptions) -> Store {
 fn query(json: &Json) -> Query {
     let mut query = json.clone();
     query["bucket"] = json!("b");
-    Query::parse(&query, &Map::new()).unwrap()
+    Query::parse(&query).unwrap()
 }
 
 /// A query that no index serves, with a small result.
@@ -136,10 +136,7 @@ fn apply(result: &mut Vec<Json>, event: Event) {
 }
 
 fn answer(store: &Store, query: &Query) -> Vec<Json> {
-    match store.query(query).unwrap() {
-        Answer::Records(records) => records,
-        Answer::Value(value) => panic!("{value:?}"),
-    }
+    store.query(query).unwrap().into_records()
 }
 
 fn ids(ids: &[u64]) -> Vec<Json> {
@@ -152,7 +149,7 @@ fn commits_and_other_queries_go_on_while_a_query_is_evaluated() {
         let gate = Arc::new(Gate::default());
         let store = store(gate.options()).await;
         let live = Live::new(store.clone());
-        let mut other = live.subscribe(Query::all("c"), Mode::Delta).await.unwrap();
+        let mut other = live.subscribe(Query::new("c"), Mode::Delta).await.unwrap();
         gate.set(true);
         let mut subscribing = pin!(live.subscribe(costly(), Mode::Delta));
         poll(subscribing.as_mut());
@@ -359,7 +356,7 @@ fn a_panic_costs_one_subscription() {
         });
         let store = store(StoreOptions::default().clock(clock)).await;
         let live = Live::new(store.clone());
-        let _other = live.subscribe(Query::all("c"), Mode::Delta).await.unwrap();
+        let _other = live.subscribe(Query::new("c"), Mode::Delta).await.unwrap();
         assert_eq!(live.subscribe(costly(), Mode::Delta).await.unwrap_err(), LiveError::Panicked);
         panics.store(false, SeqCst);
         assert!(live.subscribe(costly(), Mode::Delta).await.is_ok());
@@ -388,14 +385,14 @@ fn after_a_restart_subscribers_get_whole_results_and_nothing_before() {
         let store = store(options).await;
         let live = Live::new(store.clone());
         let mut costly = live.subscribe(costly(), Mode::Delta).await.unwrap();
-        let mut other = live.subscribe(Query::all("c"), Mode::Delta).await.unwrap();
+        let mut other = live.subscribe(Query::new("c"), Mode::Delta).await.unwrap();
         gate.set(true);
         store.insert("b", record(ROWS)).await.unwrap();
         gate.arrived(2).await;
         assert!(costly.try_next().unwrap().is_none());
         // A cheap query has its result at once, and requests are handled.
         assert!(matches!(other.next().await, Ok(Event::Whole { .. })));
-        let another = live.subscribe(Query::all("c"), Mode::Whole).await.unwrap();
+        let another = live.subscribe(Query::new("c"), Mode::Whole).await.unwrap();
         assert_eq!(live.stats().subscriptions, 3);
         drop(another);
         gate.set(false);
@@ -414,15 +411,15 @@ fn a_result_that_is_too_large_is_refused_and_one_that_grows_ends() {
         let live = Live::with_options(store.clone(), LiveOptions::default().max_result_bytes(100_000));
         let too_large = LiveError::ResultTooLarge { max: 100_000 };
         let groups = query(&json!({"aggregate": {"function": "count", "groupBy": ["id"]}}));
-        for query in [Query::all("b"), groups] {
+        for query in [Query::new("b"), groups] {
             for mode in [Mode::Whole, Mode::Delta] {
                 assert_eq!(live.subscribe(query.clone(), mode).await.unwrap_err(), too_large);
             }
         }
         assert_eq!((live.stats().queries, live.stats().subscriptions), (0, 0));
-        let mut whole = live.subscribe(Query::all("c"), Mode::Whole).await.unwrap();
-        let mut delta = live.subscribe(Query::all("c"), Mode::Delta).await.unwrap();
-        let mut slow = live.subscribe(Query::all("c"), Mode::Delta).await.unwrap();
+        let mut whole = live.subscribe(Query::new("c"), Mode::Whole).await.unwrap();
+        let mut delta = live.subscribe(Query::new("c"), Mode::Delta).await.unwrap();
+        let mut slow = live.subscribe(Query::new("c"), Mode::Delta).await.unwrap();
         slow.pause();
         for id in 0..300 {
             store.insert("c", record(id)).await.unwrap();
@@ -592,7 +589,7 @@ fn kept_rows_are_limited_per_owner_and_in_total() {
         live.settled().await.unwrap();
         assert_eq!(live.stats().kept_bytes, 0);
         // One that grows beyond the limit ends.
-        let mut grows = live.subscribe(Query::all("c"), owned(1)).await.unwrap();
+        let mut grows = live.subscribe(Query::new("c"), owned(1)).await.unwrap();
         let mut stays = live.subscribe(query(&json!({"filter": {"id": 1}})), owned(1)).await.unwrap();
         for part in 0..4 {
             let records = (part * 4000..(part + 1) * 4000).map(|id| json!({"id": id}));

@@ -2,12 +2,12 @@
 
 use serde_json::{Map, Value as Json, json};
 use tidewire_live::{End, Event, First, Live, LiveError, LiveOptions, Mode, SubscribeOptions, Subscription, Whole};
-use tidewire_store::{Answer, Filter, Query, Store, StoreOptions};
+use tidewire_store::{Filter, Query, Store, StoreOptions};
 
 fn query(json: &Json) -> Query {
     let mut query = json.clone();
     query["bucket"] = json!("b");
-    Query::parse(&query, &Map::new()).unwrap()
+    Query::parse(&query).unwrap()
 }
 
 fn plain() -> Json {
@@ -73,10 +73,7 @@ impl Seen {
 }
 
 fn answer(store: &Store, query: &Query) -> Vec<Json> {
-    match store.query(query).unwrap() {
-        Answer::Records(records) => records,
-        Answer::Value(value) => panic!("{value:?}"),
-    }
+    store.query(query).unwrap().into_records()
 }
 
 #[test]
@@ -309,7 +306,7 @@ fn whoever_missed_too_much_begins_anew() {
         let live = Live::new(store.clone());
         let mut delta = Seen::new(live.subscribe(query(&json!({})), Mode::Delta).await.unwrap());
         let mut named = live.subscribe_named("named", Map::new(), None, Mode::Whole).await.unwrap();
-        let mut dropped = live.subscribe(Query::all("c"), Mode::Whole).await.unwrap();
+        let mut dropped = live.subscribe(Query::new("c"), Mode::Whole).await.unwrap();
         for id in 0..20 {
             insert(&store, id, id).await;
         }
@@ -338,12 +335,12 @@ fn subscriptions_end_with_what_they_follow() {
         assert_eq!(unknown.to_string(), "query \"x\" is not defined");
         let missing = live.subscribe_named("named", Map::new(), None, Mode::Whole).await.unwrap_err();
         assert_eq!(missing.to_string(), "the parameter params.n is not given");
-        let undefined = live.subscribe(Query::all("x"), Mode::Whole).await.unwrap_err();
+        let undefined = live.subscribe(Query::new("x"), Mode::Whole).await.unwrap_err();
         assert_eq!(undefined.to_string(), "bucket \"x\" is not defined");
         let params = json!({"n": 1, "extra": 2});
         let mut named =
             live.subscribe_named("named", params.as_object().unwrap().clone(), None, Mode::Whole).await.unwrap();
-        let mut dropped = live.subscribe(Query::all("c"), Mode::Delta).await.unwrap();
+        let mut dropped = live.subscribe(Query::new("c"), Mode::Delta).await.unwrap();
         let mut closed = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap();
         store.undefine_query("named").await.unwrap();
         store.drop_bucket("c").await.unwrap();
@@ -370,7 +367,7 @@ fn what_a_subscriber_may_see_is_part_of_its_query() {
         }
         store.define_query("all", json!({"bucket": "b"})).await.unwrap();
         let live = Live::new(store.clone());
-        let guard = |n: u64| Filter::parse(&json!({"n": n}), &Map::new()).unwrap();
+        let guard = |n: u64| Filter::parse(&json!({"n": n})).unwrap();
         let subscription = live.subscribe_named("all", Map::new(), Some(guard(0)), Mode::Delta).await.unwrap();
         let mut seen = Seen::new(subscription);
         assert_eq!(seen.result.len(), 2);
@@ -480,7 +477,7 @@ fn a_result_that_is_again_what_it_was_is_not_told() {
         let count = query(&json!({"aggregate": {"function": "count"}}));
         let mut counted = live.subscribe(count, Mode::Whole).await.unwrap();
         let mut listed = live.subscribe(query(&json!({})), Mode::Whole).await.unwrap();
-        let at_gate = Query::parse(&json!({"bucket": "gate"}), &Map::new()).unwrap();
+        let at_gate = Query::parse(&json!({"bucket": "gate"})).unwrap();
         let mut at_gate = live.subscribe(at_gate, Mode::Delta).await.unwrap();
         let (reached, is_reached) = std::sync::mpsc::sync_channel(1);
         let (open, opened) = std::sync::mpsc::sync_channel(1);

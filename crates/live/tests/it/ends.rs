@@ -5,7 +5,7 @@ use tidewire_live::{Matcher, Outcome, SubscribeError, Whole};
 use tidewire_store::{Draft, Position, Query, State};
 
 fn query(json: &Json) -> Query {
-    Query::parse(json, &Map::new()).unwrap()
+    Query::parse(json).unwrap()
 }
 
 fn state(buckets: &[&str]) -> State {
@@ -65,7 +65,7 @@ fn a_slot_that_is_used_again_is_another_query() {
     let state = state(&["a"]);
     let mut live = Matcher::new(position(0));
     let bucket = state.bucket("a").unwrap();
-    let first = live.subscribe(1, &Query::all("a"), bucket, 0).unwrap();
+    let first = live.subscribe(1, &Query::new("a"), bucket, 0).unwrap();
     live.unsubscribe(1);
     let second = live.subscribe(1, &query(&json!({"bucket": "a", "limit": 1})), bucket, 0).unwrap();
     assert_ne!(first, second);
@@ -78,7 +78,7 @@ fn queries_end_with_their_bucket() {
     let state = state(&["a", "b"]);
     let mut live = Matcher::new(position(0));
     for (subscriber, bucket) in [(1, "a"), (2, "b"), (3, "a")] {
-        live.subscribe(subscriber, &Query::all(bucket), state.bucket(bucket).unwrap(), 0).unwrap();
+        live.subscribe(subscriber, &Query::new(bucket), state.bucket(bucket).unwrap(), 0).unwrap();
     }
     let other = query(&json!({"bucket": "a", "filter": {"x": {"$gt": 1}}}));
     let other = live.subscribe(5, &other, state.bucket("a").unwrap(), 0).unwrap();

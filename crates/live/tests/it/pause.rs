@@ -8,7 +8,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use serde_json::{Map, Value as Json, json};
 use tidewire_live::{End, Event, First, Live, LiveOptions, Mode, Subscription, Whole};
-use tidewire_store::{Answer, Query, Store, StoreOptions};
+use tidewire_store::{Query, Store, StoreOptions};
 
 fn run(test: impl Future<Output = ()>) {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(test);
@@ -54,7 +54,7 @@ fn a_paused_subscription_keeps_nothing_and_goes_on_from_the_whole_result() {
         for mode in [Mode::Delta, Mode::Whole] {
             let store = store().await;
             let live = Live::new(store.clone());
-            let mut subscription = live.subscribe(Query::all("b"), mode).await.unwrap();
+            let mut subscription = live.subscribe(Query::new("b"), mode).await.unwrap();
             insert(&store, 0).await;
             live.settled().await.unwrap();
             subscription.pause();
@@ -86,7 +86,7 @@ fn a_refresh_delivers_the_whole_result_also_if_nothing_has_changed() {
         insert(&store, 1).await;
         let live = Live::new(store.clone());
         for mode in [Mode::Delta, Mode::Whole] {
-            let mut subscription = live.subscribe(Query::all("b"), mode).await.unwrap();
+            let mut subscription = live.subscribe(Query::new("b"), mode).await.unwrap();
             for has_paused in [true, false] {
                 if has_paused {
                     subscription.pause();
@@ -104,7 +104,7 @@ fn pauses_and_refreshes_in_any_order_lead_to_one_result() {
     run(async {
         let store = store().await;
         let live = Live::new(store.clone());
-        let mut subscription = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap();
+        let mut subscription = live.subscribe(Query::new("b"), Mode::Delta).await.unwrap();
         for id in 0..1000 {
             subscription.pause();
             subscription.refresh();
@@ -142,7 +142,7 @@ fn a_paused_subscriber_is_woken_by_the_end_only() {
         store.define_query("named", json!({"bucket": "b"})).await.unwrap();
         let live = Live::new(store.clone());
         let named = live.subscribe_named("named", Map::new(), None, Mode::Whole).await.unwrap();
-        let delta = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap();
+        let delta = live.subscribe(Query::new("b"), Mode::Delta).await.unwrap();
         let mut both = [named, delta];
         let count = Arc::new(Count::default());
         let waker = Waker::from(Arc::clone(&count));
@@ -228,9 +228,9 @@ proptest! {
         run(async {
             let store = store().await;
             let live = Live::with_options(store.clone(), LiveOptions::default().max_deltas(3));
-            let limited = Query::parse(&json!({"bucket": "b", "sort": {"n": "desc"}, "limit": 4}), &Map::new()).unwrap();
+            let limited = Query::parse(&json!({"bucket": "b", "sort": {"n": "desc"}, "limit": 4})).unwrap();
             let mut all = Vec::with_capacity(SUBSCRIBERS);
-            for query in [Query::all("b"), limited] {
+            for query in [Query::new("b"), limited] {
                 for mode in [Mode::Delta, Mode::Whole] {
                     all.push(Seen::new(&live, query.clone(), mode).await);
                 }
@@ -261,7 +261,7 @@ proptest! {
                     live.settled().await.unwrap();
                     seen.look();
                 }
-                let Answer::Records(records) = store.query(&seen.query).unwrap() else { panic!("records") };
+                let records = store.query(&seen.query).unwrap().into_records();
                 assert_eq!(seen.result, records, "{:?}", seen.query);
             }
         });

@@ -1,6 +1,6 @@
 //! A result that looks the same is not told, however it came about; and one that does not is.
 
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Value as Json, json};
 use tidewire_live::Matcher;
 use tidewire_store::Query;
 
@@ -14,7 +14,7 @@ fn follow(query: &Json, first: &[Step], then: &[Step]) -> (Shown, Shown, bool) {
     live.commit(world.position, &world.commit(first));
     let mut query = query.clone();
     query["bucket"] = json!("b");
-    let query = Query::parse(&query, &Map::new()).unwrap();
+    let query = Query::parse(&query).unwrap();
     let query = live.subscribe(1, &query, world.state.bucket("b").unwrap(), world.now).unwrap();
     let before = whole(&mut live, query);
     let changes = world.commit(then);

@@ -57,7 +57,7 @@ fn live(state: &State, queries: impl Iterator<Item = Json>) -> Matcher {
     let mut live = Matcher::new(Position { epoch: 1, sequence: 0 });
     for (id, mut query) in (0..).zip(queries) {
         query["bucket"] = json!("b");
-        let query = Query::parse(&query, &Map::new()).unwrap();
+        let query = Query::parse(&query).unwrap();
         live.subscribe(id, &query, state.bucket("b").unwrap(), 1).unwrap();
     }
     live
@@ -163,7 +163,7 @@ fn speed_of_keeping_beside_asking_anew() {
     ] {
         let mut query = query;
         query["bucket"] = json!("b");
-        let query = Query::parse(&query, &Map::new()).unwrap();
+        let query = Query::parse(&query).unwrap();
         let mut live = Matcher::new(Position { epoch: 1, sequence: 0 });
         let start = Instant::now();
         live.subscribe(1, &query, state.bucket("b").unwrap(), 1).unwrap();

@@ -168,6 +168,6 @@ pub(crate) fn query() -> impl Strategy<Value = Query> {
     (prop_oneof![2 => records.boxed(), 1 => aggregate.boxed()], any_filter).prop_map(|(mut query, filter)| {
         query["bucket"] = json!("b");
         query["filter"] = filter;
-        Query::parse(&query, &Map::new()).unwrap()
+        Query::parse(&query).unwrap()
     })
 }

@@ -180,7 +180,7 @@ mod tests {
     }
 
     fn filter(json: &Json) -> Filter {
-        Filter::parse(json, &serde_json::Map::new()).unwrap()
+        Filter::parse(json).unwrap()
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use serde_json::{Map, Value as Json, json};
-use tidewire_store::{Bucket, Budget, Exceeded, Filter, Parameters, Query, Row, Snapshot};
+use serde_json::{Map, Value as Json};
+use tidewire_store::{Aggregate, Bucket, Budget, Exceeded, Filter, Parameters, Query, Row, Snapshot};
 
 use super::{Answer, Call, Handled, Target, check_conditions, on_pool};
 use crate::RequestError;
@@ -21,7 +21,7 @@ pub(super) fn get(call: &Call<'_>) -> Handled {
 }
 
 pub(super) fn all(call: &Call<'_>) -> Handled {
-    let query = Query::all(call.params.text("bucket")?);
+    let query = Query::new(call.params.text("bucket")?);
     read(call, query, |read, query| read.list(&query.rows(read.bucket, read.now, read.budget)?))
 }
 
@@ -42,17 +42,17 @@ pub(super) fn count(call: &Call<'_>) -> Handled {
 }
 
 pub(super) fn first(call: &Call<'_>) -> Handled {
-    let (query, count) = (Query::all(call.params.text("bucket")?), call.params.count("n")?);
+    let (query, count) = (Query::new(call.params.text("bucket")?), call.params.count("n")?);
     read(call, query, move |read, query| read.list(&read.bucket.first(count, &query.filter, read.now, read.budget)?))
 }
 
 pub(super) fn last(call: &Call<'_>) -> Handled {
-    let (query, count) = (Query::all(call.params.text("bucket")?), call.params.count("n")?);
+    let (query, count) = (Query::new(call.params.text("bucket")?), call.params.count("n")?);
     read(call, query, move |read, query| read.list(&read.bucket.last(count, &query.filter, read.now, read.budget)?))
 }
 
 pub(super) fn paginate(call: &Call<'_>) -> Handled {
-    let (query, limit) = (Query::all(call.params.text("bucket")?), call.params.count("limit")?);
+    let (query, limit) = (Query::new(call.params.text("bucket")?), call.params.count("limit")?);
     // A cursor of null is a cursor: no record has that key, so the page is empty.
     let after = call.params.raw("after").map(|_| call.params.value("after").unwrap_or_default());
     read(call, query, move |read, query| {
@@ -72,26 +72,25 @@ pub(super) fn paginate(call: &Call<'_>) -> Handled {
 }
 
 pub(super) fn sum(call: &Call<'_>) -> Handled {
-    aggregate(call, "sum")
+    aggregate(call, Aggregate::sum)
 }
 
 pub(super) fn avg(call: &Call<'_>) -> Handled {
-    aggregate(call, "avg")
+    aggregate(call, Aggregate::avg)
 }
 
 pub(super) fn min(call: &Call<'_>) -> Handled {
-    aggregate(call, "min")
+    aggregate(call, Aggregate::min)
 }
 
 pub(super) fn max(call: &Call<'_>) -> Handled {
-    aggregate(call, "max")
+    aggregate(call, Aggregate::max)
 }
 
-fn aggregate(call: &Call<'_>, function: &str) -> Handled {
+fn aggregate(call: &Call<'_>, function: fn(String) -> Aggregate) -> Handled {
     let params = call.params;
     let (bucket, field, filter) = (params.text("bucket")?, params.text("field")?, optional_filter(call)?);
-    let config = json!({"bucket": bucket, "aggregate": {"function": function, "field": field}});
-    let mut query = Query::parse(&config, &Map::new()).map_err(RequestError::invalid)?;
+    let mut query = Query::new(bucket).aggregate(function(field.into_owned()));
     query.filter = filter;
     read(call, query, |read, query| {
         let (has_value, data) = read.answer(query)?;
@@ -110,7 +109,8 @@ pub(super) fn query(call: &Call<'_>) -> Handled {
     }
     // The bucket has the error of a parameter.
     params.text("bucket")?;
-    let query = Query::parse(&Json::Object(config), &query_params(params)?).map_err(RequestError::invalid)?;
+    let values = query_params(params)?;
+    let query = Query::parse_with(&Json::Object(config), &Parameters::from(&values)).map_err(RequestError::invalid)?;
     check_conditions(call.server, &query.filter)?;
     read(call, query, |read, query| Ok(read.answer(query)?.1))
 }
@@ -228,7 +228,7 @@ fn one(row: Option<&Row>) -> Data {
 
 /// A query for the records of the bucket of this call that match a filter.
 fn matching(call: &Call<'_>, filter: Filter) -> Result<Query, RequestError> {
-    let mut query = Query::all(call.params.text("bucket")?);
+    let mut query = Query::new(call.params.text("bucket")?);
     query.filter = filter;
     Ok(query)
 }
@@ -238,7 +238,7 @@ fn filter(call: &Call<'_>) -> Result<Filter, RequestError> {
     call.params.text("bucket")?;
     let json = Json::Object(call.params.object("filter")?);
     // Outside of queries a string such as "{{ params.x }}" is only a string.
-    let filter = Filter::parse_with(&json, &Parameters::new()).map_err(RequestError::invalid)?;
+    let filter = Filter::parse(&json).map_err(RequestError::invalid)?;
     check_conditions(call.server, &filter)?;
     Ok(filter)
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Map, Value as Json};
 use tidewire_live::{First, Mark, Mode, SubscribeOptions, Subscription as LiveSubscription, Whole};
-use tidewire_store::{Filter, Query, StoreError};
+use tidewire_store::{Filter, Parameters, Query, StoreError};
 use tracing::Instrument as _;
 
 use super::store_reads::query_params;
@@ -111,7 +111,8 @@ impl Subscribe {
             }
             Some(_) => {
                 let config = Json::Object(params.object("config")?);
-                let query = Query::parse(&config, &query_params(params)?).map_err(RequestError::invalid)?;
+                let values = query_params(params)?;
+                let query = Query::parse_with(&config, &Parameters::from(&values)).map_err(RequestError::invalid)?;
                 Subscribed::Inline(Box::new(query))
             }
         };

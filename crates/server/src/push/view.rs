@@ -29,7 +29,7 @@ impl View<'_> {
 
     /// Runs a query over the rows that the caller may see.
     pub fn query(&self, config: &Json) -> Result<Answer, RequestError> {
-        let query = Query::parse(config, &Map::new()).map_err(RequestError::invalid)?;
+        let query = Query::parse(config).map_err(RequestError::invalid)?;
         let query = match self.row_filter(&query.bucket)? {
             Some(filter) => query.restrict(&filter),
             None => query,

@@ -9,11 +9,11 @@ impl Filter {
     ///
     /// ```
     /// use serde_json::json;
-    /// use tidewire_store::Filter;
+    /// use tidewire_store::{Filter, Parameters};
     ///
     /// let params = json!({"who": "mara"});
     /// let filter = json!({"owner": "{{ params.who }}", "tons": {"$gt": 5}});
-    /// let filter = Filter::parse(&filter, params.as_object().unwrap())?;
+    /// let filter = Filter::parse_with(&filter, &Parameters::from(params.as_object().unwrap()))?;
     /// assert_eq!(filter.to_json(), json!({"owner": "mara", "tons": {"$gt": 5}}));
     /// # Ok::<(), tidewire_store::FilterError>(())
     /// ```
@@ -84,7 +84,7 @@ impl Scalar {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Parameters, Query};
+    use crate::Query;
 
     #[test]
     fn a_filter_means_the_same_after_a_round_trip() {
@@ -99,8 +99,8 @@ mod tests {
             json!({"$or": [{"a": 1}, {"$and": [{"b": 2}, {"$or": []}, {"a": 1, "b": 3}]}], "c": 1}),
             json!({"$and": [{"$or": [{"a": 1}]}, {"$or": [{"b": 1}]}]}),
         ] {
-            let parse = |json: &Json| Filter::parse_with(json, &Parameters::new()).unwrap();
-            let canonical = |filter: Filter| Query { filter, ..Query::all("b") }.canonical();
+            let parse = |json: &Json| Filter::parse(json).unwrap();
+            let canonical = |filter: Filter| Query { filter, ..Query::new("b") }.canonical();
             let filter = parse(&json);
             assert_eq!(canonical(parse(&filter.to_json())), canonical(filter.clone()), "{json} {}", filter.to_json());
         }

@@ -12,7 +12,7 @@ mod scalars;
 use std::borrow::Cow;
 use std::cmp::Ordering;
 
-use serde_json::{Map, Number, Value as Json};
+use serde_json::{Number, Value as Json};
 
 use self::examine::Examined;
 pub use self::parameters::Parameters;
@@ -206,7 +206,7 @@ impl Filter {
     /// use tidewire_store::Filter;
     ///
     /// let rules = [json!({"owner": "mara"}), json!({"public": true})];
-    /// let rules = rules.iter().map(|rule| Filter::parse(rule, &Default::default()));
+    /// let rules = rules.iter().map(|rule| Filter::parse(rule));
     /// let visible = Filter::any_of(rules.collect::<Result<Vec<_>, _>>()?);
     /// assert_eq!(Filter::any_of([visible, Filter::everything()]), Filter::everything());
     /// assert_eq!(Filter::any_of([]), Filter::nothing());
@@ -233,18 +233,18 @@ impl Filter {
         }
     }
 
-    /// The filter that JSON describes. A string that is exactly `{{ params.x }}` stands for the parameter `x`, with its type.
-    pub fn parse(json: &Json, params: &Map<String, Json>) -> Result<Self, FilterError> {
-        Self::parse_with(json, &Parameters::new().with("params", params))
+    /// Parses a filter without parameters: a string such as `{{ params.x }}` is that string.
+    pub fn parse(json: &Json) -> Result<Self, FilterError> {
+        Self::parse_with(json, &Parameters::new())
     }
 
-    /// The filter that JSON describes, with parameters of other roots, or without any.
+    /// Parses a filter with parameters. A string that is exactly `{{ params.x }}` is replaced by the value of the parameter, with
+    /// its type.
     pub fn parse_with(json: &Json, parameters: &Parameters<'_>) -> Result<Self, FilterError> {
         Parser::new(Source::Values(parameters)).filter(json, "the filter", 0)
     }
 
-    /// Returns the filter that JSON describes, with any value in place of each parameter. Fails as [`Filter::parse`] would, whatever
-    /// the parameters.
+    /// Parses a filter with unknown `params`, and puts any value in place of each.
     pub(crate) fn template(json: &Json) -> Result<Self, FilterError> {
         Parser::new(Source::Later(&["params"])).filter(json, "the filter", 0)
     }
@@ -347,8 +347,9 @@ mod tests {
         Row::new(json.as_object().unwrap()).unwrap()
     }
 
+    /// Parses a filter of a query whose parameters are not given.
     fn parse(json: &Json) -> Result<Filter, FilterError> {
-        Filter::parse(json, &Map::new())
+        Filter::parse_with(json, &Parameters::from(&serde_json::Map::new()))
     }
 
     #[test]
@@ -403,7 +404,7 @@ mod tests {
     #[test]
     fn parameters_keep_their_type_wherever_they_stand() {
         let params = json!({"n": 5, "list": [5, 6], "flag": true});
-        let params = params.as_object().unwrap();
+        let params = &Parameters::from(params.as_object().unwrap());
         let row = row(&json!({"n": 5, "text": "{{ params.n }} "}));
         for filter in [
             json!({"n": "{{ params.n }}"}),
@@ -414,17 +415,17 @@ mod tests {
             // Not exactly a parameter.
             json!({"text": "{{ params.n }} "}),
         ] {
-            assert!(Filter::parse(&filter, params).unwrap().matches(&row), "{filter}");
+            assert!(Filter::parse_with(&filter, params).unwrap().matches(&row), "{filter}");
         }
-        let missing = Filter::parse(&json!({"n": "{{ params.x }}"}), params);
+        let missing = Filter::parse_with(&json!({"n": "{{ params.x }}"}), params);
         assert_eq!(missing, Err(FilterError::MissingParameter { name: "params.x".to_owned() }));
     }
 
     #[test]
     fn a_parameter_is_what_it_is_and_not_looked_at_again() {
         let params = json!({"n": 5, "list": ["{{ params.n }}", "{{ other.n }}"], "test": {"$gt": 0}});
-        let params = params.as_object().unwrap();
-        let parse = |filter: &Json| Filter::parse(filter, params).unwrap();
+        let params = &Parameters::from(params.as_object().unwrap());
+        let parse = |filter: &Json| Filter::parse_with(filter, params).unwrap();
         let in_list = parse(&json!({"v": {"$in": "{{ params.list }}"}}));
         assert!(in_list.matches(&row(&json!({"v": "{{ params.n }}"}))));
         assert!(!in_list.matches(&row(&json!({"v": 5}))));
@@ -462,7 +463,7 @@ mod tests {
         }
         // Where there are no parameters, everything is.
         for text in ["{{ params.n }}", "{{ session.userId }}"] {
-            let filter = Filter::parse_with(&json!({"s": text}), &Parameters::new()).unwrap();
+            let filter = Filter::parse(&json!({"s": text})).unwrap();
             assert!(filter.matches(&row(&json!({"s": text}))), "{text}");
         }
     }

@@ -14,7 +14,7 @@ use super::FilterError;
 /// let parameters = Parameters::new().with("session", session.as_object().unwrap());
 /// let own = json!({"owner": "{{ session.userId }}", "harbour": "{{ session.metadata.harbour }}"});
 /// let given = Filter::parse_with(&own, &parameters)?;
-/// assert_eq!(given, Filter::parse(&json!({"owner": "mara", "harbour": 3}), &Default::default())?);
+/// assert_eq!(given, Filter::parse(&json!({"owner": "mara", "harbour": 3}))?);
 /// # Ok::<(), tidewire_store::FilterError>(())
 /// ```
 #[derive(Debug, Clone, Default)]
@@ -33,6 +33,13 @@ impl<'a> Parameters<'a> {
     pub fn with(mut self, root: &'a str, values: &'a Map<String, Json>) -> Self {
         self.roots.push((root, values));
         self
+    }
+}
+
+/// Parameters with the root `params`, which those of a named query have.
+impl<'a> From<&'a Map<String, Json>> for Parameters<'a> {
+    fn from(params: &'a Map<String, Json>) -> Self {
+        Self::new().with("params", params)
     }
 }
 

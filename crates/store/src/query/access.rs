@@ -397,7 +397,7 @@ impl<'a> Planner<'a, '_> {
 mod tests {
     use std::sync::Arc;
 
-    use serde_json::{Map, Value as Json, json};
+    use serde_json::{Value as Json, json};
 
     use super::*;
     use crate::{BucketDefinition, Row};
@@ -417,7 +417,7 @@ mod tests {
 
     /// What is looked at, and how many are known to be meant without looking.
     fn looked_at(bucket: &Bucket, filter: &Json) -> Option<(Vec<Ordinal>, Option<usize>)> {
-        let filter = Filter::parse(filter, &Map::new()).unwrap();
+        let filter = Filter::parse(filter).unwrap();
         let budget = Budget::unlimited();
         let access = Access::choose(bucket, &Conditions::of(&filter), &budget).unwrap()?;
         let count = access.count(&budget).unwrap();
@@ -463,7 +463,7 @@ mod tests {
     fn of_two_that_fix_as_much_the_one_in_order_is_taken() {
         for indexes in [json!(["a", ["a", "b"]]), json!([["a", "b"], "a"])] {
             let bucket = bucket(&indexes);
-            let filter = Filter::parse(&json!({"a": 1}), &Map::new()).unwrap();
+            let filter = Filter::parse(&json!({"a": 1})).unwrap();
             let access = Access::choose(&bucket, &Conditions::of(&filter), &Budget::unlimited()).unwrap().unwrap();
             assert!(access.is_in_order, "{indexes}");
         }

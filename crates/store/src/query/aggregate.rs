@@ -4,9 +4,10 @@ use std::collections::hash_map::Entry;
 
 use serde_json::{Map, Number, Value as Json};
 
-use super::{Direction, Query, QueryError, expected, names};
+use super::QueryError;
+use super::parse::{expected, names};
 use crate::budget::{CONDITION, RECORD};
-use crate::{Budget, Exceeded, Field, IndexKey, Row, Sum, Value};
+use crate::{Budget, Direction, Exceeded, Field, IndexKey, Query, Row, Sum, Value};
 
 /// The memory of a group besides its key: the tree of its result, its sums, its place in the table.
 const GROUP: usize = 512;
@@ -15,37 +16,74 @@ const NEW_GROUP: usize = 2000;
 /// The work of parsing a byte of JSON, and about the memory of the tree that comes of it.
 const PARSED: usize = 4;
 
-/// What is computed of all records that are meant, or of each group of them.
+/// A value that is computed from all records that match, or from each group of them.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Aggregate {
-    /// What.
+    /// The function.
     pub function: AggregateFunction,
-    /// Of which field; of the records themselves if not said.
+    /// The field whose values are aggregated. `None` counts records.
     pub field: Option<Field>,
-    /// By which fields records are grouped.
+    /// The fields that records are grouped by. Default: none, so the result is one value.
     pub group_by: Vec<Field>,
 }
 
-/// What is computed.
+/// The function of an [`Aggregate`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AggregateFunction {
-    /// How many there are.
+    /// The number of records, or of values other than null.
     Count,
-    /// All numbers together.
+    /// The sum of the numbers.
     Sum,
-    /// Their mean: zero if there is none.
+    /// The mean of the numbers; zero if there is none.
     Avg,
-    /// The least.
+    /// The least number.
     Min,
-    /// The greatest.
+    /// The greatest number.
     Max,
 }
 
 impl Aggregate {
+    /// Counts records.
+    pub fn count() -> Self {
+        Self { function: AggregateFunction::Count, field: None, group_by: Vec::new() }
+    }
+
+    /// Counts records in which a field has a value other than null.
+    pub fn count_of(field: impl Into<String>) -> Self {
+        Self { field: Some(Field::new(field)), ..Self::count() }
+    }
+
+    /// Adds the numbers of a field.
+    pub fn sum(field: impl Into<String>) -> Self {
+        Self { function: AggregateFunction::Sum, ..Self::count_of(field) }
+    }
+
+    /// Computes the mean of the numbers of a field.
+    pub fn avg(field: impl Into<String>) -> Self {
+        Self { function: AggregateFunction::Avg, ..Self::count_of(field) }
+    }
+
+    /// Finds the least number of a field.
+    pub fn min(field: impl Into<String>) -> Self {
+        Self { function: AggregateFunction::Min, ..Self::count_of(field) }
+    }
+
+    /// Finds the greatest number of a field.
+    pub fn max(field: impl Into<String>) -> Self {
+        Self { function: AggregateFunction::Max, ..Self::count_of(field) }
+    }
+
+    /// Sets [`group_by`](#structfield.group_by).
+    #[must_use]
+    pub fn group_by(mut self, fields: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.group_by = fields.into_iter().map(Field::new).collect();
+        self
+    }
+
     pub(super) fn parse(json: &Json) -> Result<Self, QueryError> {
-        let members = json.as_object().ok_or_else(|| expected("aggregate", "an object"))?;
+        let members = json.as_object().ok_or(expected("aggregate", "an object"))?;
         if let Some(option) = members.keys().find(|name| !["function", "field", "groupBy"].contains(&name.as_str())) {
             return Err(QueryError::UnknownOption { option: format!("aggregate.{option}") });
         }
@@ -81,8 +119,8 @@ impl Aggregate {
     /// The field whose least or greatest number it is, and in which direction that one comes first.
     pub(super) fn extreme(&self) -> Option<(&Field, Direction)> {
         let direction = match self.function {
-            AggregateFunction::Min => Direction::Ascending,
-            AggregateFunction::Max => Direction::Descending,
+            AggregateFunction::Min => Direction::Asc,
+            AggregateFunction::Max => Direction::Desc,
             _ => return None,
         };
         self.field.as_ref().filter(|_| self.group_by.is_empty()).map(|field| (field, direction))

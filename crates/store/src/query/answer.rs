@@ -3,17 +3,23 @@
 use serde_json::Value as Json;
 
 use super::plan::Scan;
-use super::{Aggregate, Query};
 use crate::budget::RECORD;
-use crate::{Bucket, Budget, Comparison, Exceeded, Filter, Row, Scalar, Test};
+use crate::{Aggregate, Bucket, Budget, Comparison, Exceeded, Filter, Query, Row, Scalar, Test};
 
-/// What a query returns.
+/// The result of a query.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
-    /// Records, or what was asked for of them.
+    /// The records, with the fields that the query asks for.
     Records(Vec<Json>),
-    /// What was computed; none if there was nothing to compute it of.
+    /// The value of an aggregate. `None` is the minimum or maximum of no numbers.
     Value(Option<Json>),
+}
+
+impl Answer {
+    /// Returns the records. An aggregate has none.
+    pub fn into_records(self) -> Vec<Json> {
+        if let Self::Records(records) = self { records } else { Vec::new() }
+    }
 }
 
 impl Query {
@@ -122,7 +128,7 @@ fn write_name(name: &str, out: &mut Vec<u8>) {
 mod tests {
     use std::sync::Arc;
 
-    use serde_json::{Map, json};
+    use serde_json::json;
 
     use super::*;
     use crate::BucketDefinition;
@@ -138,7 +144,7 @@ mod tests {
 
     fn text(query: &Json, bucket: &Bucket) -> Option<String> {
         let mut out = b"before ".to_vec();
-        let query = Query::parse(query, &Map::new()).unwrap();
+        let query = Query::parse(query).unwrap();
         let is_there = query.write_answer(bucket, 0, &mut out, usize::MAX, &Budget::unlimited()).unwrap();
         let text = String::from_utf8(out).unwrap().strip_prefix("before ").unwrap().to_owned();
         assert_eq!(is_there, !text.is_empty());
@@ -151,7 +157,7 @@ mod tests {
         let query = json!({"bucket": "b", "fields": ["q\"\u{1}", "b", "c", "id", "b"]});
         let expected = r#"[{"q\"\u0001":[1,{"é":null}],"b":"y","id":1},{"id":2}]"#;
         assert_eq!(text(&query, &bucket).unwrap(), expected);
-        let answer = Query::parse(&query, &Map::new()).unwrap().answer(&bucket, 0, &Budget::unlimited()).unwrap();
+        let answer = Query::parse(&query).unwrap().answer(&bucket, 0, &Budget::unlimited()).unwrap();
         let Answer::Records(records) = answer else { panic!("{answer:?} are no records") };
         assert_eq!(Json::from(records).to_string(), expected);
         assert_eq!(text(&json!({"bucket": "b", "fields": []}), &bucket).unwrap(), "[{},{}]");

@@ -30,7 +30,7 @@ impl Query {
         bytes.extend((self.sort.len() as u64).to_le_bytes());
         for (field, direction) in &self.sort {
             push(&mut bytes, field.name().as_bytes());
-            bytes.push(u8::from(*direction == Direction::Descending));
+            bytes.push(u8::from(*direction == Direction::Desc));
         }
         for count in [Some(self.offset), self.limit] {
             bytes.push(u8::from(count.is_some()));
@@ -159,14 +159,14 @@ fn push_names<'a>(bytes: &mut Vec<u8>, names: impl Iterator<Item = &'a str>) {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Map, Value as Json, json};
+    use serde_json::{Value as Json, json};
 
     use super::*;
 
     fn canonical(json: &Json) -> Vec<u8> {
         let mut query = json.clone();
         query["bucket"] = json!("b");
-        Query::parse(&query, &Map::new()).unwrap().canonical()
+        Query::parse(&query).unwrap().canonical()
     }
 
     #[test]

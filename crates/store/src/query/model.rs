@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use serde_json::{Map, Value as Json, json};
 
-use crate::{Answer, Bucket, BucketDefinition, Budget, Filter, Query, Row, Value};
+use crate::{Aggregate, Answer, Bucket, BucketDefinition, Budget, Direction, Filter, Query, Row, Value};
 
 /// `u` is unique; `id` is the key.
 const FIELDS: [&str; 5] = ["a", "b", "c", "u", "id"];
@@ -303,8 +303,47 @@ fn indexes() -> impl Strategy<Value = Vec<Vec<&'static str>>> {
     vec(vec(select(&FIELDS[..]), 1..4), 0..4)
 }
 
+/// Builds the query that JSON describes by the methods of [`Query`].
+fn build(json: &Json) -> Query {
+    let names = |json: &Json| -> Vec<String> {
+        json.as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_owned()).collect()
+    };
+    let count = |json: &Json| json.as_u64().map(|number| usize::try_from(number).unwrap());
+    let mut query = Query::new(json["bucket"].as_str().unwrap());
+    for (option, value) in json.as_object().unwrap().iter().filter(|(_, value)| !value.is_null()) {
+        query = match option.as_str() {
+            "filter" => query.filter(value).unwrap(),
+            "sort" => value.as_object().unwrap().iter().fold(query, |query, (field, direction)| {
+                query.sort(field, if direction == "asc" { Direction::Asc } else { Direction::Desc })
+            }),
+            "offset" => query.offset(count(value).unwrap()),
+            "limit" => query.limit(count(value).unwrap()),
+            "fields" => query.fields(names(value)),
+            "aggregate" => {
+                let aggregate = match (value["function"].as_str().unwrap(), value["field"].as_str()) {
+                    ("count", None) => Aggregate::count(),
+                    ("count", Some(field)) => Aggregate::count_of(field),
+                    ("sum", Some(field)) => Aggregate::sum(field),
+                    ("avg", Some(field)) => Aggregate::avg(field),
+                    ("min", Some(field)) => Aggregate::min(field),
+                    ("max", Some(field)) => Aggregate::max(field),
+                    other => panic!("unexpected {other:?}"),
+                };
+                query.aggregate(aggregate.group_by(names(&value["groupBy"])))
+            }
+            _ => query,
+        };
+    }
+    query
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
+
+    #[test]
+    fn a_built_query_equals_the_parsed_one(json in query()) {
+        prop_assert_eq!(build(&json), Query::parse(&json).unwrap(), "{}", json);
+    }
 
     #[test]
     fn an_index_changes_no_result(
@@ -317,10 +356,10 @@ proptest! {
     ) {
         let (bucket, records) = make(&indexes, ordered, &steps);
         for mut json in queries {
-            let mut query = Query::parse(&json, &Map::new()).unwrap();
+            let mut query = Query::parse(&json).unwrap();
             prop_assert!(Query::template(&json).is_ok());
             if let Some(restriction) = &restriction {
-                query = query.restrict(&Filter::parse(restriction, &Map::new()).unwrap());
+                query = query.restrict(&Filter::parse(restriction).unwrap());
                 json["filter"] = json!({"$and": [json["filter"], restriction]});
             }
             let expected = model(&json, &records, now);
@@ -355,7 +394,7 @@ proptest! {
             meant.sort_by(|one, two| compare(one, two, &json!({"id": "asc"})));
         }
         let whole: Vec<Json> = meant.iter().map(|record| record["id"].clone()).collect();
-        let filter = Filter::parse(&filter, &Map::new()).unwrap();
+        let filter = Filter::parse(&filter).unwrap();
 
         let (mut paged, mut after) = (Vec::new(), None);
         loop {

@@ -4,10 +4,9 @@
 //! Records that sort equal are in insertion order, and missing values come last, in both directions. Reading an index backwards
 //! would reverse both, so it is then read group by group.
 
-use super::Direction;
 use super::access::{Conditions, ENTRY};
 use crate::bucket::{Index, Ordinal};
-use crate::{Bucket, Budget, Exceeded, Field, IndexKey};
+use crate::{Bucket, Budget, Direction, Exceeded, Field, IndexKey};
 
 /// A part of an index that has the order which is asked for.
 #[derive(Debug)]
@@ -82,8 +81,8 @@ impl<'a> Order<'a> {
             None => (self.prefix.clone(), self.prefix.after_prefix()),
         };
         match self.direction {
-            Direction::Ascending => self.ascend(&from, until.as_ref(), budget, take),
-            Direction::Descending => self.descend(&self.prefix, &from, until.as_ref(), self.levels, budget, take),
+            Direction::Asc => self.ascend(&from, until.as_ref(), budget, take),
+            Direction::Desc => self.descend(&self.prefix, &from, until.as_ref(), self.levels, budget, take),
         }
         .map(drop)
     }
@@ -179,7 +178,7 @@ fn collect(group: &mut Vec<Ordinal>, ordinal: Ordinal, budget: &Budget) -> Resul
 mod tests {
     use std::sync::Arc;
 
-    use serde_json::{Map, Value as Json, json};
+    use serde_json::{Value as Json, json};
 
     use super::*;
     use crate::query::access::Access;
@@ -197,7 +196,7 @@ mod tests {
     }
 
     fn query(filter: &Json, sort: &Json) -> Query {
-        Query::parse(&json!({"bucket": "b", "filter": filter, "sort": sort}), &Map::new()).unwrap()
+        Query::parse(&json!({"bucket": "b", "filter": filter, "sort": sort})).unwrap()
     }
 
     /// The first records that are handed out.

@@ -7,12 +7,11 @@
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-use super::Direction;
 use super::access::{Access, Conditions};
 use super::order::Order;
 use crate::bucket::Ordinal;
 use crate::budget::CONDITION;
-use crate::{Bucket, Budget, Exceeded, Field, Filter, IndexKey, Row};
+use crate::{Bucket, Budget, Direction, Exceeded, Field, Filter, IndexKey, Row};
 
 /// The work of one record of a full scan, besides examining it: records of a filter that asks nothing are not examined.
 const VISIT: usize = 24;
@@ -250,8 +249,8 @@ impl Ord for Candidate<'_, '_> {
     fn cmp(&self, other: &Self) -> Ordering {
         let mut fields = self.keys.iter().zip(&other.keys).zip(self.sort).map(|((one, two), (_, direction))| {
             match (one.is_nothing(), two.is_nothing(), direction) {
-                (false, false, Direction::Ascending) => one.cmp(two),
-                (false, false, Direction::Descending) => two.cmp(one),
+                (false, false, Direction::Asc) => one.cmp(two),
+                (false, false, Direction::Desc) => two.cmp(one),
                 (one, two, _) => one.cmp(&two),
             }
         });
@@ -278,7 +277,7 @@ impl Eq for Candidate<'_, '_> {}
 mod tests {
     use std::sync::Arc;
 
-    use serde_json::{Map, Value as Json, json};
+    use serde_json::{Value as Json, json};
 
     use super::*;
     use crate::BucketDefinition;
@@ -291,10 +290,10 @@ mod tests {
         for id in 0..80 {
             bucket.put(Row::new(json!({"id": id, "a": 80 - id}).as_object().unwrap()).unwrap()).unwrap();
         }
-        let sort = [(Field::new("a"), Direction::Ascending)];
+        let sort = [(Field::new("a"), Direction::Asc)];
         let budget = Budget::unlimited();
         let found = |filter: &Json, until: usize| {
-            let filter = Filter::parse(filter, &Map::new()).unwrap();
+            let filter = Filter::parse(filter).unwrap();
             let order = Order::choose(&bucket, &Conditions::of(&filter), &sort).unwrap();
             let scan = Scan { bucket: &bucket, filter: &filter, now: 0, budget: &budget };
             scan.walk(&order, 1, until).unwrap().map(|rows| rows.len())

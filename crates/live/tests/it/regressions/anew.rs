@@ -26,7 +26,7 @@ fn a_bucket_that_was_dropped_and_defined_again_is_another() {
     run(async {
         let store = forgetful().await;
         let live = Live::new(store.clone());
-        let mut subscription = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap();
+        let mut subscription = live.subscribe(Query::new("b"), Mode::Delta).await.unwrap();
         // It is the same one when it is emptied, or updated.
         store.clear("b").await.unwrap();
         store.update_bucket("b", json!({"addIndexes": ["id"]})).await.unwrap();

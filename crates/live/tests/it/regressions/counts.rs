@@ -11,7 +11,7 @@ fn what_a_subscriber_did_not_get_is_no_event() {
     run(async {
         let store = store(StoreOptions::default()).await;
         let live = Live::with_options(store.clone(), LiveOptions::default().max_deltas(2));
-        let mut slow = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap();
+        let mut slow = live.subscribe(Query::new("b"), Mode::Delta).await.unwrap();
         for id in 0..10 {
             store.insert("b", json!({"id": id})).await.unwrap();
         }
@@ -27,7 +27,7 @@ fn those_who_end_with_the_store_are_counted() {
     run(async {
         let store = store(StoreOptions::default()).await;
         let live = Live::new(store.clone());
-        let mut subscription = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap();
+        let mut subscription = live.subscribe(Query::new("b"), Mode::Delta).await.unwrap();
         store.close().unwrap();
         assert_eq!(subscription.next().await.unwrap_err(), End::Closed);
         let stats = live.stats();

@@ -2,7 +2,7 @@
 
 use serde_json::{Value as Json, json};
 use tidewire_live::{Event, First, Live, LiveOptions, Mark, Mode, SubscribeOptions, Subscription, Whole};
-use tidewire_store::{Answer, Query, Store, StoreOptions};
+use tidewire_store::{Query, Store, StoreOptions};
 
 use super::{run, store};
 
@@ -79,7 +79,7 @@ fn everybody_has_what_there_is_in_the_end() {
         let held = |(place, mode): (usize, Mode)| {
             let mut query = queries[place % queries.len()].clone();
             query["bucket"] = json!("b");
-            let query = Query::parse(&query, &serde_json::Map::new()).unwrap();
+            let query = Query::parse(&query).unwrap();
             Held { query, mode, mark: None, result: Vec::new(), subscription: None }
         };
         let modes = [Mode::Delta, Mode::Delta, Mode::Delta, Mode::Whole, Mode::Delta];
@@ -116,7 +116,7 @@ fn everybody_has_what_there_is_in_the_end() {
                 live.settled().await.unwrap();
                 one.look();
             }
-            let Answer::Records(records) = store.query(&one.query).unwrap() else { panic!("records") };
+            let records = store.query(&one.query).unwrap().into_records();
             assert_eq!(one.result, records);
         }
     });

@@ -55,7 +55,7 @@ impl Gate {
 
 /// A query of the bucket `b` that is equal to no other with another limit.
 fn limited(limit: usize) -> Query {
-    let mut query = Query::all("b");
+    let mut query = Query::new("b");
     query.limit = Some(limit);
     query
 }
@@ -71,7 +71,7 @@ fn a_subscription_that_has_just_ended_makes_room() {
         let (gate, options) = Gate::new();
         let store = store(options).await;
         let live = Live::with_options(store.clone(), LiveOptions::default().max_subscriptions(3));
-        let _dropped = live.subscribe(Query::all("c"), Mode::Delta).await.unwrap();
+        let _dropped = live.subscribe(Query::new("c"), Mode::Delta).await.unwrap();
         gate.shut();
         let subscribe = |limit| live.subscribe(limited(limit), Mode::Delta);
         let (mut one, mut two, mut three) = (pin!(subscribe(1)), pin!(subscribe(2)), pin!(subscribe(3)));

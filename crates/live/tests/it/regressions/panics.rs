@@ -5,7 +5,7 @@ use std::sync::{Arc, mpsc};
 use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Value as Json, json};
 use tidewire_live::{Event, Live, LiveOptions, Mode, Subscription};
 use tidewire_store::{Query, StoreOptions};
 
@@ -22,7 +22,7 @@ impl Wake for Panics {
 fn query(json: &Json) -> Query {
     let mut query = json.clone();
     query["bucket"] = json!("b");
-    Query::parse(&query, &Map::new()).unwrap()
+    Query::parse(&query).unwrap()
 }
 
 fn panics_when_woken(subscription: &mut Subscription) {

@@ -158,16 +158,16 @@ fn what_is_not_kept_is_gone_after_a_restart() {
         let store = open(dir.path(), &clock);
         store.define_bucket("b", definition).await.unwrap();
         store.insert("b", super::json!({"id": 1})).await.unwrap();
-        let mark = follow(&store).subscribe(Query::all("b"), Mode::Delta).await.unwrap().mark();
+        let mark = follow(&store).subscribe(Query::new("b"), Mode::Delta).await.unwrap().mark();
         store.close().unwrap();
         let store = open(dir.path(), &clock);
         let live = follow(&store);
-        let resumed = live.subscribe(Query::all("b"), SubscribeOptions::from(Mode::Delta).since(mark)).await.unwrap();
+        let resumed = live.subscribe(Query::new("b"), SubscribeOptions::from(Mode::Delta).since(mark)).await.unwrap();
         assert!(matches!(resumed.first(), First::Whole(Whole::Json(json)) if json == "[]"), "{:?}", resumed.first());
         // From then on it goes on where it was.
         store.insert("b", super::json!({"id": 2})).await.unwrap();
-        let mark = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap().mark();
-        let resumed = live.subscribe(Query::all("b"), SubscribeOptions::from(Mode::Delta).since(mark)).await.unwrap();
+        let mark = live.subscribe(Query::new("b"), Mode::Delta).await.unwrap().mark();
+        let resumed = live.subscribe(Query::new("b"), SubscribeOptions::from(Mode::Delta).since(mark)).await.unwrap();
         assert!(matches!(resumed.first(), First::Resumed(None)), "{:?}", resumed.first());
     });
 }
@@ -177,12 +177,12 @@ fn definitions_that_leave_the_records_as_they_are_leave_marks_as_they_are() {
     super::run(async {
         let store = super::store(StoreOptions::default()).await;
         let live = follow(&store);
-        let mark = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap().mark();
+        let mark = live.subscribe(Query::new("b"), Mode::Delta).await.unwrap().mark();
         store.define_bucket("d", super::plain()).await.unwrap();
         store.drop_bucket("c").await.unwrap();
         store.update_bucket("b", json!({"addIndexes": ["id"]})).await.unwrap();
         store.insert("b", super::json!({"id": 1})).await.unwrap();
-        let resumed = live.subscribe(Query::all("b"), SubscribeOptions::from(Mode::Delta).since(mark)).await.unwrap();
+        let resumed = live.subscribe(Query::new("b"), SubscribeOptions::from(Mode::Delta).since(mark)).await.unwrap();
         let First::Resumed(Some(delta)) = resumed.first() else { panic!("{:?}", resumed.first()) };
         assert_eq!(delta.counts(), (1, 0, 0));
     });

@@ -13,13 +13,13 @@ fn a_whole_result_is_delivered_to_one_that_joined_later() {
         for is_resumed in [false, true] {
             let store = store(StoreOptions::default()).await;
             let live = Live::new(store.clone());
-            let _delta = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap();
+            let _delta = live.subscribe(Query::new("b"), Mode::Delta).await.unwrap();
             store.insert("b", json!({"id": 1})).await.unwrap();
             let mut options = SubscribeOptions::from(Mode::Whole);
             if is_resumed {
-                options = options.since(live.subscribe(Query::all("b"), Mode::Delta).await.unwrap().mark());
+                options = options.since(live.subscribe(Query::new("b"), Mode::Delta).await.unwrap().mark());
             }
-            let mut joined = live.subscribe(Query::all("b"), options).await.unwrap();
+            let mut joined = live.subscribe(Query::new("b"), options).await.unwrap();
             store.delete("b", json!(1), None).await.unwrap();
             live.settled().await.unwrap();
             let event = joined.try_next().unwrap();

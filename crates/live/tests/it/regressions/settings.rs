@@ -13,7 +13,7 @@ fn settings_of_any_size_are_taken() {
             let store = store(StoreOptions::default()).await;
             let options = LiveOptions::default().max_deltas(size).queue(size).workers(size);
             let live = Live::with_options(store.clone(), options);
-            let mut subscription = live.subscribe(Query::all("b"), Mode::Delta).await.unwrap();
+            let mut subscription = live.subscribe(Query::new("b"), Mode::Delta).await.unwrap();
             store.insert("b", json!({"id": 1})).await.unwrap();
             assert!(matches!(subscription.next().await, Ok(Event::Delta { .. })));
         }

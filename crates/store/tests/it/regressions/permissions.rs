@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use serde_json::{Map, json};
+use serde_json::json;
 use tidewire_store::{Filter, Store, StoreOptions};
 
 use super::{clock, define};
@@ -14,7 +14,7 @@ fn a_hidden_record_that_has_expired_is_in_nobodys_way() {
     define(&store, &[("b", json!({"key": "id", "schema": {"id": {"type": "number"}}, "ttl": 100}))]);
     store.insert("b", json!({"id": 1, "owner": "bob"})).wait().unwrap();
     time.store(1100, Ordering::Relaxed);
-    let guard = Filter::parse(&json!({"owner": "ann"}), &Map::new()).unwrap();
+    let guard = Filter::parse(&json!({"owner": "ann"})).unwrap();
     let record = json!({"id": 1, "owner": "ann"});
     let inserted = store.write(move |draft| draft.guarded(&guard, |draft| draft.upsert("b", record))).wait().unwrap();
     assert_eq!(inserted.to_record()["_version"], 1);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Value as Json, json};
 use tidewire_store::{Budget, Exceeded, Filter, Limits, Operation, Query, Store, StoreError, StoreOptions, WriteError};
 
 /// A store with a bucket of `count` records, each with a text.
@@ -19,7 +19,7 @@ fn store(count: usize, text: &str) -> Store {
 
 fn query(mut json: Json) -> Query {
     json["bucket"] = json!("b");
-    Query::parse(&json, &Map::new()).unwrap()
+    Query::parse(&json).unwrap()
 }
 
 /// Runs a query with a budget, as text.
@@ -60,7 +60,7 @@ fn every_kind_of_read_ends_when_its_work_is_done() {
     }
     let snapshot = store.snapshot();
     let bucket = snapshot.state.bucket("b").unwrap();
-    let hidden = Filter::parse(&contains, &Map::new()).unwrap();
+    let hidden = Filter::parse(&contains).unwrap();
     let budget = || Budget::unlimited().max_work(10_000);
     assert_eq!(bucket.first(1, &hidden, 0, &budget()), Err(Exceeded::Work));
     assert_eq!(bucket.last(1, &hidden, 0, &budget()), Err(Exceeded::Work));

@@ -36,7 +36,7 @@ fn all_that_is_written_and_defined_is_there_in_its_order() {
         assert!(matches!(answer, Answer::Records(records) if records.len() == 2));
         assert_eq!(snapshot.state.queries().count(), 1, "the query of a dropped bucket goes with it");
         assert_eq!(
-            store.query(&tidewire_store::Query::all("ant")),
+            store.query(&tidewire_store::Query::new("ant")),
             Err(StoreError::BucketNotDefined { bucket: "ant".to_owned() })
         );
         // And goes on.

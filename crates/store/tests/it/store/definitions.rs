@@ -67,7 +67,7 @@ fn wrong_queries_are_refused_whole() {
         ("q", json!({"bucket": "b"}), "query \"q\" is defined already"),
         ("r", json!({"bucket": "x"}), "bucket \"x\" is not defined"),
         ("r", json!({"bucket": "$buckets"}), "bucket \"$buckets\" is not defined"),
-        ("r", json!({}), "bucket of a query must be the name of one"),
+        ("r", json!({}), "`bucket` must be a non-empty string"),
         (
             "r",
             json!({"bucket": "b", "filter": {"a": "{{ params.a }}", "b": {"$near": 1}}}),

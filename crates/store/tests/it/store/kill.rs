@@ -3,8 +3,8 @@
 use std::io::Write as _;
 use std::thread;
 
-use serde_json::{Map, Value as Json, json};
-use tidewire_store::{Answer, Cause, EmbeddedOptions, Position, Query, Store, StoreOptions, WriteOptions};
+use serde_json::{Value as Json, json};
+use tidewire_store::{Cause, EmbeddedOptions, Position, Query, Store, StoreOptions, WriteOptions};
 use tidewire_testkit::{PATIENCE, Process, is_rerun, rerun, wait_until};
 
 const TEST: &str = "store::kill::what_a_killed_process_acknowledged_is_there";
@@ -91,10 +91,7 @@ fn acknowledged(child: &Process) -> [u64; 4] {
 }
 
 fn query(store: &Store, query: &Json) -> Vec<Json> {
-    match store.query(&Query::parse(query, &Map::new()).unwrap()).unwrap() {
-        Answer::Records(records) => records,
-        Answer::Value(_) => unreachable!("records were asked for"),
-    }
+    store.query(&Query::parse(query).unwrap()).unwrap().into_records()
 }
 
 /// All that must be there is there, and nothing else; every index leads to what looking at every record finds.

@@ -66,10 +66,7 @@ fn with_each_engine(test: impl Fn(Store, &dyn Fn(Store) -> Store)) {
 }
 
 pub(crate) fn records(store: &Store, bucket: &str) -> Vec<Json> {
-    match store.query(&Query::all(bucket)).unwrap() {
-        tidewire_store::Answer::Records(records) => records,
-        tidewire_store::Answer::Value(_) => unreachable!("records were asked for"),
-    }
+    store.query(&Query::new(bucket)).unwrap().into_records()
 }
 
 /// Returns the error of a write that was refused.

@@ -21,7 +21,7 @@ fn as_ann<T: Send + 'static>(
     store: &Store,
     work: impl FnOnce(&mut Draft) -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, StoreError> {
-    let guard = Filter::parse(&json!({"owner": "ann"}), &Map::new()).unwrap();
+    let guard = Filter::parse(&json!({"owner": "ann"})).unwrap();
     match store.write(move |draft| draft.guarded(&guard, work)).wait() {
         Ok(done) => Ok(done),
         Err(WriteError::Refused(error)) => Err(error),
@@ -41,7 +41,7 @@ fn what_is_hidden_is_not_there() {
     }
     assert_eq!(ids(&store, "b"), [1, 2, 3]);
     let count = json!({"bucket": "b", "aggregate": {"function": "sum", "field": "n"}});
-    let sum = as_ann(&store, move |draft| draft.query(&Query::parse(&count, &Map::new())?));
+    let sum = as_ann(&store, move |draft| draft.query(&Query::parse(&count)?));
     assert_eq!(sum, Ok(Answer::Value(Some(json!(4)))));
     as_ann(&store, |draft| draft.clear("b")).unwrap();
     assert_eq!(ids(&store, "b"), [2]);
@@ -82,14 +82,14 @@ fn operations_of_a_transaction_are_bound_one_by_one() {
     ]);
     let mut operations = Operation::parse_all(&operations).unwrap();
     for operation in &mut operations[..3] {
-        operation.guard = Some(Filter::parse(&json!({"owner": "ann"}), &Map::new()).unwrap());
+        operation.guard = Some(Filter::parse(&json!({"owner": "ann"})).unwrap());
     }
     let results: Vec<Json> = store.transact(operations).wait().unwrap().iter().map(OperationResult::to_json).collect();
     assert_eq!((&results[0], &results[1]), (&Json::Null, &json!(2)));
     assert_eq!((results[2].as_array().unwrap().len(), &results[3]["id"]), (1, &json!(2)));
     let transact = |operation: Json| {
         let mut operations = Operation::parse_all(&json!([operation])).unwrap();
-        operations[0].guard = Some(Filter::parse(&json!({"owner": "ann"}), &Map::new()).unwrap());
+        operations[0].guard = Some(Filter::parse(&json!({"owner": "ann"})).unwrap());
         store.transact(operations).wait().map_err(|error| error.to_string())
     };
     for key in [2, 9] {
@@ -109,7 +109,7 @@ fn a_reference_to_a_hidden_record_leads_nowhere() {
         "id": {"type": "number"}, "of": {"type": "number", "ref": "b"}, "next": {"type": "number", "ref": "notes"},
     }});
     store.define_bucket("notes", note).wait().unwrap();
-    let own = Filter::parse(&json!({"owner": "ann"}), &Map::new()).unwrap();
+    let own = Filter::parse(&json!({"owner": "ann"})).unwrap();
     let references = ReferenceFilter::new(move |bucket| (bucket == "b").then(|| own.clone()));
     let write = |work: fn(&mut Draft, u64) -> Result<(), StoreError>, of: u64| {
         let references = references.clone();

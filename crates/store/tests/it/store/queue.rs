@@ -80,7 +80,7 @@ fn an_owner_of_costly_writes_has_fewer_turns() {
         let (order, filter) = (order.clone(), json!({"bucket": "b", "filter": {"n": 1}}));
         store.write_with(WriteOptions::default().owner(1), move |draft| {
             order.0.lock().unwrap().push(format!("costly {number}"));
-            draft.count(&Query::parse(&filter, &serde_json::Map::new()).unwrap()).map(drop)
+            draft.count(&Query::parse(&filter).unwrap()).map(drop)
         })
     };
     let mut pending: Vec<_> = (1..=3).map(costly).collect();

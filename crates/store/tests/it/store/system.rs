@@ -5,8 +5,8 @@ use std::path::Path;
 
 use serde_json::{Map, Value as Json, json};
 use tidewire_store::{
-    Answer, BUCKETS, Budget, Draft, Embedded, EmbeddedOptions, Filter, ImportProblem, Incompatibility, Operation,
-    Query, Row, Store, StoreError, StoreOpenError, StoreOptions, SystemBucketError, SystemBuckets, WriteError,
+    BUCKETS, Budget, Draft, Embedded, EmbeddedOptions, Filter, ImportProblem, Incompatibility, Operation, Query, Row,
+    Store, StoreError, StoreOpenError, StoreOptions, SystemBucketError, SystemBuckets, WriteError,
 };
 use tidewire_testkit::{PATIENCE, Process, is_rerun, rerun, wait_until};
 
@@ -112,7 +112,7 @@ fn ordinary_requests_do_not_reach_them() {
         for (name, key) in [("$audit", json!(1)), ("_roles", json!("admin"))] {
             assert_eq!(snapshot.state.bucket(name).err(), Some(not_defined(name)));
             assert_eq!(store.get(name, &key).err(), Some(not_defined(name)));
-            assert_eq!(store.query(&Query::all(name)).err(), Some(not_defined(name)));
+            assert_eq!(store.query(&Query::new(name)).err(), Some(not_defined(name)));
             refuse_every_operation(&store, name, &key);
         }
         assert_eq!((stored(&store, "$audit"), stored(&store, "_roles")), before);
@@ -128,7 +128,7 @@ fn ordinary_requests_do_not_reach_them() {
 fn refuse_every_operation(store: &Store, name: &'static str, key: &Json) {
     type Work = Box<dyn FnOnce(&mut Draft) -> Result<(), StoreError> + Send>;
     let record = || json!({"id": 1, "name": "admin", "event": "x"});
-    let all = move || Query::all(name);
+    let all = move || Query::new(name);
     let keys: Vec<Json> = vec![key.clone(); 4];
     let [get, update, delete, guarded]: [Json; 4] = keys.try_into().unwrap();
     let not_found: Vec<Work> = vec![
@@ -222,12 +222,10 @@ fn they_have_a_schema_indexes_references_and_transactions() {
         assert!(matches!(refused, WriteError::Refused(StoreError::Validation(_))), "{refused}");
 
         let store = reopen(store);
-        let query = Query::parse(&json!({"bucket": "$audit", "filter": {"event": "start"}}), &Map::new()).unwrap();
+        let query = Query::parse(&json!({"bucket": "$audit", "filter": {"event": "start"}})).unwrap();
         let snapshot = store.snapshot();
         let bucket = snapshot.state.system_bucket("$audit").unwrap();
-        let Answer::Records(found) = query.answer(bucket, store.now(), &Budget::unlimited()).unwrap() else {
-            unreachable!("records were asked for")
-        };
+        let found = query.answer(bucket, store.now(), &Budget::unlimited()).unwrap().into_records();
         assert_eq!(found, stored(&store, "$audit"));
         let operations = json!([
             {"op": "insert", "bucket": "$audit", "data": {"event": "login"}},
@@ -242,7 +240,7 @@ fn they_have_a_schema_indexes_references_and_transactions() {
 
         // A guard of the request is not one of the program; outside again, it holds, and names are ordinary ones.
         store.define_bucket("b", plain()).wait().unwrap();
-        let own = Filter::parse(&json!({"owner": "me"}), &Map::new()).unwrap();
+        let own = Filter::parse(&json!({"owner": "me"})).unwrap();
         let written = store.write(move |draft| {
             draft.guarded(&own, |draft| {
                 draft.system(|draft| draft.insert("$audit", json!({"event": "write"})))?;

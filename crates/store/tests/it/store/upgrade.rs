@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use tidewire_store::{Answer, Cause, EmbeddedOptions, Position, Store, StoreOptions, WriteOptions};
+use tidewire_store::{Cause, EmbeddedOptions, Position, Store, StoreOptions, WriteOptions};
 
 use super::{ids, records};
 
@@ -45,7 +45,7 @@ fn check(store: &Store) {
     assert_eq!(ids(store, "ports"), [1, 3, 4, 5, 6]);
     assert_eq!(ids(store, "ships"), ["Albatros", "Corbeau"], "one went with its port");
     let deep = store.query_named("deep", json!({"least": 9}).as_object().unwrap()).unwrap();
-    let Answer::Records(deep) = deep else { panic!("{deep:?}") };
+    let deep = deep.into_records();
     let names: Vec<_> = deep.iter().map(|record| record["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["Brest", "Gdynia", "Esbjerg"]);
 }
