@@ -8,7 +8,10 @@ use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use serde_json::json;
-use tidewire_store::{Budget, Embedded, EmbeddedOptions, Engine, Query, Store, StoreOpenError, StoreOptions, SystemBuckets, Write, WriteSet};
+use tidewire_store::{Query, Store, StoreOpenError, StoreOptions};
+use tidewire_store::engine::{Embedded, EmbeddedOptions, Engine, Write, WriteSet};
+use tidewire_store::query::Budget;
+use tidewire_store::system::SystemBuckets;
 
 #[path = "../../crates/store/tests/it/engine/disk.rs"]
 mod disk;

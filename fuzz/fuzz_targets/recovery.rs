@@ -9,9 +9,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
-use tidewire_store::{
-    Cause, Embedded, EmbeddedOptions, Engine, OpenError, Recovered, StoredRow, Write, WriteSet,
-};
+use tidewire_store::Cause;
+use tidewire_store::engine::{Embedded, EmbeddedOptions, Engine, OpenError, Recovered, StoredRow, Write, WriteSet};
 
 #[path = "../../crates/store/tests/it/engine/disk.rs"]
 mod disk;

@@ -7,13 +7,14 @@
 use anyhow::{Result, anyhow, bail};
 use serde_json::{Value as Json, json};
 use tidewire_live::{Event, First, Live, Mode, Whole};
+use tidewire_store::Direction::Desc;
 use tidewire_store::{Query, Store, StoreOptions};
 
 fn main() -> Result<()> {
     play(&["ann", "bob", "cyd", "dan", "eve"], 8, |line| println!("{line}"))
 }
 
-/// Lets players score in so many rounds, and shows the best three whenever they change, until the game is over.
+/// Lets players score in a number of rounds, and shows the best three whenever they change, until the game is over.
 pub(crate) fn play(players: &[&'static str], rounds: i64, mut show: impl FnMut(String)) -> Result<()> {
     let store = Store::memory(StoreOptions::default());
     let schema = json!({"name": {"type": "string"}, "score": {"type": "number", "default": 0}});
@@ -23,8 +24,7 @@ pub(crate) fn play(players: &[&'static str], rounds: i64, mut show: impl FnMut(S
     }
 
     let live = Live::new(store.clone());
-    let best = json!({"bucket": "players", "sort": {"score": "desc"}, "limit": 3, "fields": ["name", "score"]});
-    let best = Query::parse(&best)?;
+    let best = Query::new("players").sort("score", Desc).limit(3).fields(["name", "score"]);
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     runtime.block_on(async {
         let mut board = live.subscribe(best, Mode::Delta).await?;

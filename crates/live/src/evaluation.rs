@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use tidewire_store::{BucketIdentity, Budget, Exceeded, FollowError, Position, Query, Store, StoreError};
+use tidewire_store::query::{Budget, Exceeded};
+use tidewire_store::{BucketIdentity, FollowError, Position, Query, Store, StoreError};
 
 use crate::query::LiveQuery;
 use crate::shared::Counters;

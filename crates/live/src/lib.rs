@@ -5,16 +5,18 @@
 //!
 //! ```
 //! use serde_json::json;
-//! use tidewire_live::{Live, Mode};
+//! use tidewire_live::{Event, Live, Mode};
 //! use tidewire_store::{Query, Store, StoreOptions};
 //!
 //! # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
 //! let store = Store::memory(StoreOptions::default());
 //! store.define_bucket("harbours", json!({"key": "id", "schema": {"id": {"type": "number"}}})).await?;
 //! let live = Live::new(store.clone());
-//! let mut all = live.subscribe(Query::new("harbours"), Mode::Whole).await?;
+//! let high = Query::new("harbours").filter(json!({"tide": "high"}))?.fields(["id"]);
+//! let mut high = live.subscribe(high, Mode::Delta).await?;
 //! store.insert("harbours", json!({"id": 1, "tide": "high"})).await?;
-//! println!("{:?}", all.next().await?);
+//! let Event::Delta { delta, .. } = high.next().await? else { unreachable!() };
+//! assert_eq!(delta.encoded(), r#"{"added":[{"id":1}],"changed":[],"removed":[]}"#);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! # }).unwrap();
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -64,3 +66,8 @@ pub use mark::{Mark, NoMark};
 pub use matcher::{Committed, Ended, Matcher, MatcherStats, QueryId, SubscribeError, Update};
 pub use query::{Outcome, Whole};
 pub use subscription::{End, Event, First, Mode, Subscription};
+
+/// Compiles the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

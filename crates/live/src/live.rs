@@ -300,7 +300,7 @@ pub struct LiveStats {
 /// store.define_bucket("harbours", json!({"key": "id", "schema": {"id": {"type": "number"}}})).await?;
 /// let live = Live::new(store.clone());
 ///
-/// let query = Query::parse(&json!({"bucket": "harbours", "filter": {"tide": "high"}, "fields": ["id"]}))?;
+/// let query = Query::new("harbours").filter(json!({"tide": "high"}))?.fields(["id"]);
 /// let mut high = live.subscribe(query, Mode::Delta).await?;
 /// assert!(matches!(high.first(), First::Whole(Whole::Json(json)) if json == "[]"));
 ///

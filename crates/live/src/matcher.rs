@@ -4,7 +4,8 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 use slab::Slab;
-use tidewire_store::{Bucket, Budget, Change, Position, Query, Row};
+use tidewire_store::query::Budget;
+use tidewire_store::{Bucket, Change, Position, Query, Row};
 
 use crate::index::{Index, Slot};
 use crate::net::{Hit, Net, net};

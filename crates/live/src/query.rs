@@ -6,7 +6,9 @@
 use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
-use tidewire_store::{BUCKETS, Bucket, Budget, Change, Exceeded, Field, Query, Row, Value};
+use tidewire_store::query::{Budget, Exceeded};
+use tidewire_store::system::BUCKETS;
+use tidewire_store::{Bucket, Change, Field, Query, Row, Value};
 
 use crate::delta::Delta;
 use crate::index::Access;

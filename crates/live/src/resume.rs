@@ -6,7 +6,8 @@
 
 use std::collections::HashMap;
 
-use tidewire_store::{Budget, Commit, Exceeded, Position, Query, Row, Store};
+use tidewire_store::query::{Budget, Exceeded};
+use tidewire_store::{Commit, Position, Query, Row, Store};
 
 use crate::net::Net;
 use crate::query::{Life, dropped_bucket};

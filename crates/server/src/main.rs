@@ -13,7 +13,9 @@ use std::time::Duration;
 use anyhow::Context as _;
 use tidewire::Server;
 use tidewire::config::{self, Command, Config, ConfigErrors, DefinitionError, Engine};
-use tidewire_store::{Cut, Durability, EmbeddedOptions, Limits, Recovery, Store, StoreOptions, SystemBuckets};
+use tidewire_store::engine::{Cut, Durability, EmbeddedOptions, Recovery};
+use tidewire_store::system::SystemBuckets;
+use tidewire_store::{Limits, Store, StoreOptions};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 

@@ -8,10 +8,8 @@ use std::io;
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
-use tidewire_store::{
-    BackupError, CopyError, Embedded, EmbeddedOptions, OpenError, Position, Recovery, Store, StoreOpenError,
-    StoreOptions,
-};
+use tidewire_store::engine::{BackupError, CopyError, Embedded, EmbeddedOptions, OpenError, Recovery};
+use tidewire_store::{Position, Store, StoreOpenError, StoreOptions};
 
 /// Copies a data directory to a new or empty directory. Returns a summary to print.
 pub(crate) fn backup(data_dir: &Path, to: &Path) -> anyhow::Result<String> {

@@ -4,7 +4,8 @@
 //! list in memory only.
 
 use serde_json::{Map, Value as Json, json};
-use tidewire_store::{Draft, Store, StoreError, SystemBucketError, SystemBuckets};
+use tidewire_store::system::{SystemBucketError, SystemBuckets};
+use tidewire_store::{Draft, Store, StoreError};
 
 use crate::auth::Revocations;
 

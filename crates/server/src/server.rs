@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use tidewire_conn::tls::{Identity, TlsError, TlsServer, TlsServerOptions};
 use tidewire_conn::{Shutdown, Supervisor, Timeouts};
-use tidewire_store::{Store, SystemBucketError, SystemBuckets};
+use tidewire_store::Store;
+use tidewire_store::system::{SystemBucketError, SystemBuckets};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -128,7 +129,8 @@ impl Server {
     ///
     /// ```
     /// use tidewire::Server;
-    /// use tidewire_store::{Store, StoreOptions, SystemBuckets};
+    /// use tidewire_store::{Store, StoreOptions};
+    /// use tidewire_store::system::SystemBuckets;
     ///
     /// # let dir = tempfile::tempdir()?;
     /// let buckets = Server::declare_buckets(SystemBuckets::default())?;

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Map, Value as Json, json};
-use tidewire_store::{Answer, Query, Store, StoreOptions};
+use tidewire_store::{Query, Store, StoreOptions};
 
 const HELP: &str = "\
 todo add TEXT      adds something to do, unless it is there already
@@ -29,7 +29,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Does what one call of the program does, and returns what it prints.
+/// Runs one call of the program, and returns its output.
 pub(crate) fn run(data: &Path, arguments: &[&str]) -> Result<String> {
     let (store, _) = Store::open(data, StoreOptions::default())
         .with_context(|| format!("cannot open the list in {}", data.display()))?;
@@ -42,11 +42,11 @@ pub(crate) fn run(data: &Path, arguments: &[&str]) -> Result<String> {
         }
         ["done", number] => {
             let id: u64 = number.parse().with_context(|| format!("{number} is not the number of anything"))?;
-            let todo = store.update("todos", json!(id), json!({"done": true}), None).wait()?.to_record();
+            let todo = store.update("todos", id, json!({"done": true}), None).wait()?.to_record();
             writeln!(out, "done: {}", todo["text"].as_str().unwrap_or_default())?;
         }
         ["list"] => {
-            for todo in records(store.query_named("left", &Map::new())?) {
+            for todo in store.query_named("left", &Map::new())?.into_records() {
                 writeln!(out, "{} {}", todo["id"], todo["text"].as_str().unwrap_or_default())?;
             }
             writeln!(out, "{} done", done(&store)?.len())?;
@@ -54,7 +54,7 @@ pub(crate) fn run(data: &Path, arguments: &[&str]) -> Result<String> {
         ["tidy"] => {
             let done = done(&store)?;
             let count = done.len();
-            // All of them, or none: somebody may have taken one back in the meantime.
+            // All of them, or none: a record may have changed in the meantime.
             store
                 .write(move |draft| {
                     for todo in done {
@@ -72,7 +72,7 @@ pub(crate) fn run(data: &Path, arguments: &[&str]) -> Result<String> {
     Ok(out)
 }
 
-/// Defines what there is, the first time.
+/// Defines the bucket and the query, the first time.
 fn define(store: &Store) -> Result<()> {
     if store.snapshot().state.bucket("todos").is_ok() {
         return Ok(());
@@ -93,13 +93,5 @@ fn define(store: &Store) -> Result<()> {
 }
 
 fn done(store: &Store) -> Result<Vec<Json>> {
-    let query = Query::parse(&json!({"bucket": "todos", "filter": {"done": true}}))?;
-    Ok(records(store.query(&query)?))
-}
-
-fn records(answer: Answer) -> Vec<Json> {
-    match answer {
-        Answer::Records(records) => records,
-        Answer::Value(_) => Vec::new(),
-    }
+    Ok(store.query(&Query::new("todos").filter(json!({"done": true}))?)?.into_records())
 }

@@ -16,14 +16,15 @@ pub(crate) const CONDITION: usize = 16;
 ///
 /// ```
 /// use serde_json::json;
-/// use tidewire_store::{Budget, Exceeded, Query, Store, StoreOptions};
+/// use tidewire_store::{Query, Store, StoreOptions};
+/// use tidewire_store::query::{Budget, Exceeded};
 ///
 /// let store = Store::memory(StoreOptions::default());
 /// store.define_bucket("tides", json!({"key": "id", "schema": {"id": {"type": "number"}}})).wait()?;
 /// for id in 0..1000 {
 ///     store.insert("tides", json!({"id": id, "note": "spring tide"})).wait()?;
 /// }
-/// let query = Query::parse(&json!({"bucket": "tides", "filter": {"note": {"$contains": "neap"}}}))?;
+/// let query = Query::new("tides").filter(json!({"note": {"$contains": "neap"}}))?;
 /// let snapshot = store.snapshot();
 /// let bucket = snapshot.state.bucket("tides")?;
 /// assert_eq!(query.count(bucket, store.now(), &Budget::unlimited()), Ok(0));

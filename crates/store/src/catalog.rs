@@ -9,10 +9,9 @@ use std::sync::{Arc, LazyLock};
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::{
-    BucketDefinition, Draft, Field, FieldRule, Limits, Parameters, Query, Referrer, Row, RowError, State, StoreError,
-    Value,
-};
+use crate::query::Parameters;
+use crate::schema::{BucketDefinition, FieldRule, Referrer};
+use crate::{Draft, Field, Limits, Query, Row, RowError, State, StoreError, Value};
 
 /// The bucket of bucket definitions, as followers see it: its records have a `name` and a `config`.
 pub const BUCKETS: &str = "$buckets";

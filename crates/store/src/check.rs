@@ -6,8 +6,9 @@ use std::fmt::Write;
 
 use serde_json::{Map, Value as Json};
 
+use crate::Value;
+use crate::schema::BucketDefinition;
 use crate::schema::{FieldRule, Format, Kind};
-use crate::{BucketDefinition, Value};
 
 /// One thing that is wrong with a record.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use serde_json::Value as Json;
 
-use crate::{DefinitionError, Exceeded, NotUnique, QueryError, RowError, TransactionError, ValidationError};
+use crate::RowError;
+use crate::query::{Exceeded, QueryError};
+use crate::schema::{DefinitionError, NotUnique, ValidationError};
+use crate::transaction::TransactionError;
 
 /// Why an operation was refused. The state is unchanged.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

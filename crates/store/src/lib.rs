@@ -1,78 +1,71 @@
-//! JSON buckets with a schema, indexes, queries and transactions, at memory speed.
+//! An embedded database of JSON records with schemas, indexes, queries and transactions.
 //!
-//! A [`Store`] is opened in a directory, or in memory. Reads take its state as it is and never wait; writes are done one after the
-//! other, each all or nothing, and answered when they are durable. Followers see every commit, in order.
+//! A [`Store`] is opened in a directory, or in memory. Reads see the newest state and never wait. Writes run one after the other,
+//! each all or nothing, and are acknowledged when they are durable. Followers see every commit, in order.
 //!
 //! ```
 //! use serde_json::json;
-//! use tidewire_store::{Answer, Query, Store, StoreOptions};
+//! use tidewire_store::Direction::Desc;
+//! use tidewire_store::{Query, Store, StoreOptions};
 //!
 //! let store = Store::memory(StoreOptions::default());
-//! let config = json!({"key": "id", "schema": {"id": {"type": "number"}, "tide": {"type": "string"}}, "indexes": ["tide"]});
-//! store.define_bucket("harbours", config).wait()?;
-//! for (id, tide) in [(1, "high"), (2, "low"), (3, "high")] {
-//!     store.insert("harbours", json!({"id": id, "tide": tide})).wait()?;
+//! let schema = json!({"id": {"type": "number"}, "port": {"type": "string"}});
+//! store.define_bucket("tides", json!({"key": "id", "schema": schema, "indexes": ["port"]})).wait()?;
+//! for (id, port, metres) in [(1, "Husum", 3.5), (2, "Emden", 3.9), (3, "Husum", 4.1)] {
+//!     store.insert("tides", json!({"id": id, "port": port, "metres": metres})).wait()?;
 //! }
-//! let query = Query::parse(&json!({"bucket": "harbours", "filter": {"tide": "high"}, "fields": ["id"]}))?;
-//! assert_eq!(store.query(&query)?, Answer::Records(vec![json!({"id": 1}), json!({"id": 3})]));
+//! let highest = Query::new("tides").filter(json!({"port": "Husum"}))?.sort("metres", Desc).limit(1).fields(["id"]);
+//! assert_eq!(store.query(&highest)?.into_records(), [json!({"id": 3})]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Underneath, and of use without a store: a [`State`] holds buckets at one moment, a [`Query`] reads them, a [`Draft`] makes the
-//! next state out of one, and an [`Engine`] keeps commits: [`Memory`] keeps none, [`Embedded`] keeps them in a log and snapshots
-//! in a directory.
+//! Everyday names are at the root. The modules have the rest: [`schema`] definitions and what is wrong with records, [`query`] the
+//! parts of queries and their budgets, [`transaction`] lists of operations, [`system`] buckets of the embedding program, and
+//! [`engine`] durability and the disk. A [`State`], a [`Draft`] and an [`Engine`](engine::Engine) can also be used without a store.
 
 mod bucket;
 mod budget;
 mod catalog;
 mod check;
 mod draft;
-mod engine;
+pub mod engine;
 mod error;
 mod filter;
 mod key;
 mod limits;
 mod page;
-mod query;
+mod position;
+pub mod query;
 mod record;
 mod replies;
 mod row;
-mod schema;
+pub mod schema;
 mod state;
 mod store;
 mod sum;
-mod system;
-mod transaction;
+pub mod system;
+pub mod transaction;
 mod value;
 
-pub use bucket::{Bucket, BucketIdentity, NotUnique};
-pub use budget::{Budget, Exceeded};
-pub use catalog::{BUCKETS, QUERIES};
-pub use check::{Issue, ValidationError};
+pub use bucket::{Bucket, BucketIdentity};
 pub use draft::{Change, Draft, ReferenceFilter};
-pub use engine::{
-    Backup, BackupError, Cause, Checkpoint, CheckpointError, CopyError, Corruption, Cut, Disk, DiskDir, DiskFile,
-    Durability, Embedded, EmbeddedOptions, Engine, EngineError, EngineStats, Files, LogPressure, Memory, OpenError,
-    Position, Recovered, Recovery, StoredRow, Write, WriteSet, Writes,
-};
-pub use error::{Referrer, StoreError};
-pub use filter::{Comparison, Filter, FilterError, Parameters, Scalar, Scalars, Test};
-pub use key::IndexKey;
+pub use error::StoreError;
+pub use filter::Filter;
 pub use limits::Limits;
-pub use page::Page;
+pub use position::{Cause, Position};
 pub use query::aggregate::Aggregate;
 pub use query::answer::Answer;
 pub use query::builder::{Direction, Query};
-pub use query::{AggregateFunction, QueryError};
 pub use record::IntoRecord;
 pub use row::{Field, Row, RowError};
-pub use schema::{BucketDefinition, DefinitionError, FieldRule, Format, Generated, Kind, OnDelete, Reference};
 pub use state::State;
 pub use store::{
     BucketList, BucketStats, Clock, Commit, FollowError, Follower, ImportError, ImportProblem, Imported, Pending,
     Snapshot, Store, StoreOpenError, StoreOptions, StoreStats, Unreadable, UpkeepError, WriteError, WriteOptions,
 };
-pub use sum::Sum;
-pub use system::{Incompatibility, SystemBucketError, SystemBuckets};
-pub use transaction::{Action, Operation, OperationResult, Problem, TransactionError};
 pub use value::Value;
+
+/// Compiles the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -7,7 +7,8 @@ use serde_json::Value as Json;
 
 use crate::bucket::Ordinal;
 use crate::query::plan::Scan;
-use crate::{Bucket, Budget, Exceeded, Filter, IndexKey, Row, Value};
+use crate::query::{Budget, Exceeded, IndexKey};
+use crate::{Bucket, Filter, Row, Value};
 
 /// Some records in their order.
 #[derive(Debug, Clone, PartialEq)]
@@ -101,7 +102,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::BucketDefinition;
+    use crate::schema::BucketDefinition;
 
     fn bucket(ets_type: &str, keys: &[Json]) -> Bucket {
         let definition = json!({"key": "id", "schema": {"id": {"type": "date"}}, "etsType": ets_type});

@@ -2,8 +2,9 @@
 
 use serde_json::{Map, Value as Json};
 
+use crate::StoreError;
 use crate::check::Issue;
-use crate::{StoreError, ValidationError};
+use crate::schema::ValidationError;
 
 /// A JSON object that can be written as a record.
 ///

@@ -6,6 +6,10 @@ use std::fmt;
 use regex::Regex;
 use serde_json::{Map, Value as Json};
 
+pub use crate::bucket::NotUnique;
+pub use crate::check::{Issue, ValidationError};
+pub use crate::error::Referrer;
+
 use crate::check;
 
 /// The definition of a bucket.

@@ -10,7 +10,8 @@ use imbl::{OrdMap, OrdSet};
 
 use crate::catalog::{self, REPLIES};
 use crate::replies;
-use crate::{Bucket, BucketDefinition, StoreError};
+use crate::schema::BucketDefinition;
+use crate::{Bucket, StoreError};
 
 /// All buckets at one moment. A clone shares everything, so a reader keeps its state while the next one is made.
 #[derive(Debug, Clone)]

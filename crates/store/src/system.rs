@@ -11,17 +11,18 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::catalog::{self, BUCKETS};
-use crate::{
-    Bucket, BucketDefinition, DefinitionError, Draft, Limits, NotUnique, Row, RowError, State, StoreError,
-    ValidationError,
-};
+pub use crate::catalog::{BUCKETS, QUERIES};
+
+use crate::catalog;
+use crate::schema::{BucketDefinition, DefinitionError, NotUnique, ValidationError};
+use crate::{Bucket, Draft, Limits, Row, RowError, State, StoreError};
 
 /// The system buckets that a program declares: names and definitions.
 ///
 /// ```
 /// use serde_json::json;
-/// use tidewire_store::{Store, StoreOptions, SystemBuckets};
+/// use tidewire_store::{Store, StoreOptions};
+/// use tidewire_store::system::SystemBuckets;
 ///
 /// let audit = json!({"key": "id", "schema": {"id": {"type": "number"}}});
 /// let buckets = SystemBuckets::default().declare("$audit", &audit)?;

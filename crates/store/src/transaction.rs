@@ -5,7 +5,8 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::{Draft, Filter, FilterError, Query, Row, StoreError};
+use crate::query::FilterError;
+use crate::{Draft, Filter, Query, Row, StoreError};
 
 /// One operation of a transaction.
 #[derive(Debug, Clone, PartialEq)]

@@ -3,7 +3,8 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use tidewire_store::{Cause, Embedded, EmbeddedOptions, Engine, Write, WriteSet};
+use tidewire_store::Cause;
+use tidewire_store::engine::{Embedded, EmbeddedOptions, Engine, Write, WriteSet};
 
 struct Counting;
 

@@ -6,7 +6,8 @@ use std::rc::Rc;
 use serde_json::{Value as Json, json};
 use tidewire_bench::{Contender, Meter, Metric, Sample, Workload};
 use tidewire_live::{Matcher, Outcome, QueryId, Whole};
-use tidewire_store::{Answer, Budget, Follower, Query};
+use tidewire_store::query::Budget;
+use tidewire_store::{Answer, Follower, Query};
 
 use super::super::Effort;
 use super::rows::{self, BUCKET};

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tidewire_bench::{Contender, Meter, Metric, Sample, Workload};
-use tidewire_store::{EmbeddedOptions, StoreOptions};
+use tidewire_store::StoreOptions;
+use tidewire_store::engine::EmbeddedOptions;
 
 use super::super::Effort;
 use super::contender::{self, RowStore, fill, finish, runtime};

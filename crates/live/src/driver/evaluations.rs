@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tidewire_pool::Key;
-use tidewire_store::{Budget, Query, Snapshot};
+use tidewire_store::query::Budget;
+use tidewire_store::{Query, Snapshot};
 
 use super::results::QueryState;
 use super::subscriber::{Recipient, Stage};

@@ -21,9 +21,9 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use tidewire_pool::{BuildError, Key};
-use tidewire_store::{
-    Change, Commit, FollowError, Follower, Parameters, Position, QUERIES, Query, Snapshot, Store, StoreError,
-};
+use tidewire_store::query::Parameters;
+use tidewire_store::system::QUERIES;
+use tidewire_store::{Change, Commit, FollowError, Follower, Position, Query, Snapshot, Store, StoreError};
 use tokio::sync::oneshot;
 
 use self::accounts::Accounts;

@@ -6,7 +6,8 @@
 
 use std::sync::Arc;
 
-use tidewire_store::{Comparison, Field, Filter, Scalar, Test, Value};
+use tidewire_store::query::{Comparison, Scalar, Test};
+use tidewire_store::{Field, Filter, Value};
 
 use crate::bits::{Key, ordered};
 

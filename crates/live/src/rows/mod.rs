@@ -15,7 +15,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tidewire_store::{Budget, Exceeded, Field, Query, Row};
+use tidewire_store::query::{Budget, Exceeded};
+use tidewire_store::{Field, Query, Row};
 
 use self::matches::Matches;
 use self::place::{Entry, Sort};

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use serde_json::Value as Json;
-use tidewire_store::{Aggregate, Field, IndexKey, Row};
+use tidewire_store::query::IndexKey;
+use tidewire_store::{Aggregate, Field, Row};
 
 use super::tally::Tally;
 use crate::net::Net;

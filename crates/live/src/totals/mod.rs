@@ -4,7 +4,8 @@ mod groups;
 mod tally;
 
 use bytes::Bytes;
-use tidewire_store::{Aggregate, Budget, Exceeded, Row};
+use tidewire_store::query::{Budget, Exceeded};
+use tidewire_store::{Aggregate, Row};
 
 use self::groups::Groups;
 pub(crate) use self::groups::GroupsCopy;

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Number, Value as Json};
-use tidewire_store::{AggregateFunction, Field, Row, Sum, Value};
+use tidewire_store::query::{AggregateFunction, Sum};
+use tidewire_store::{Field, Row, Value};
 
 use crate::bits::{number, ordered};
 

@@ -43,14 +43,13 @@ struct GateState {
 impl Gate {
     fn options(self: &Arc<Self>) -> StoreOptions {
         let gate = Arc::clone(self);
-        let options = StoreOptions::default().clock(Clock::new(move || {
+        StoreOptions::default().clock(Clock::new(move || {
             if is_evaluator() {
                 gate.arrivals.fetch_add(1, SeqCst);
                 gate.wait();
             }
             1000
-        }));
-        options
+        }))
     }
 
     fn wait(&self) {

@@ -2,7 +2,8 @@
 
 use serde_json::Value as Json;
 use tidewire_live::{Delta, Matcher, Outcome, QueryId, Whole};
-use tidewire_store::{Answer, Budget, Query};
+use tidewire_store::query::Budget;
+use tidewire_store::{Answer, Query};
 
 /// A result, as a client has it.
 pub(crate) fn whole(live: &mut Matcher, query: QueryId) -> Shown {

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value as Json, json};
 use tidewire_live::Matcher;
-use tidewire_store::{Budget, Change, Draft, Position, Query, State};
+use tidewire_store::query::Budget;
+use tidewire_store::{Change, Draft, Position, Query, State};
 
 const WORDS: [&str; 8] = ["tide", "harbour", "buoy", "mole", "quay", "anchor", "sail", "wave"];
 

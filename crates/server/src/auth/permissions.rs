@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use serde_json::{Value as Json, json};
-use tidewire_store::FilterError;
+use tidewire_store::query::FilterError;
 
 use super::pattern::Pattern;
 use super::row_filter::{RowFilter, SessionValues};

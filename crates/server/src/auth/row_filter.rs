@@ -6,7 +6,8 @@
 //! every row.
 
 use serde_json::{Map, Value as Json};
-use tidewire_store::{Filter, Parameters, Scalar, Scalars, Test};
+use tidewire_store::Filter;
+use tidewire_store::query::{Parameters, Scalar, Scalars, Test};
 
 use super::{RuleError, Session};
 

@@ -4,7 +4,8 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 
-use tidewire_store::{DefinitionError, QueryError};
+use tidewire_store::query::QueryError;
+use tidewire_store::schema::DefinitionError;
 
 use super::location::Location;
 use crate::{JwtError, RuleError, StartError, StaticTokensError};

@@ -33,7 +33,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
-use tidewire_store::Durability;
+use tidewire_store::engine::Durability;
 
 pub use self::definitions::{
     Applied, Definition, DefinitionError, DefinitionKind, Difference, Outcome, Reason, RefusedDefinition, apply,

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Map, Value as Json};
-use tidewire_store::{BucketDefinition, Durability, Filter, Limits, Query};
+use tidewire_store::engine::Durability;
+use tidewire_store::schema::BucketDefinition;
+use tidewire_store::{Filter, Limits, Query};
 
 use super::auth::AuthDraft;
 use super::definitions::Definition;

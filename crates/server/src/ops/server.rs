@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use serde_json::{Value as Json, json};
-use tidewire_store::{BackupError, Cause, EngineError, UpkeepError, WriteOptions};
+use tidewire_store::engine::{BackupError, EngineError};
+use tidewire_store::{Cause, UpkeepError, WriteOptions};
 
 use super::store_admin::{bounded, store_stats};
 use super::store_writes::owner;

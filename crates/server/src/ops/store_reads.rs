@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use serde_json::{Map, Value as Json};
-use tidewire_store::{Aggregate, Bucket, Budget, Exceeded, Filter, Parameters, Query, Row, Snapshot};
+use tidewire_store::query::{Budget, Exceeded, Parameters};
+use tidewire_store::{Aggregate, Bucket, Filter, Query, Row, Snapshot};
 
 use super::{Answer, Call, Handled, Target, check_conditions, on_pool};
 use crate::RequestError;

@@ -3,7 +3,8 @@
 use std::borrow::Cow;
 
 use serde_json::{Map, Value as Json, json};
-use tidewire_store::{Action, Cause, Draft, Filter, Operation as Step, ReferenceFilter, Row, StoreError, WriteOptions};
+use tidewire_store::transaction::{Action, Operation as Step};
+use tidewire_store::{Cause, Draft, Filter, ReferenceFilter, Row, StoreError, WriteOptions};
 use tracing::Instrument as _;
 
 use super::table::OperationId;

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Map, Value as Json};
 use tidewire_live::{First, Mark, Mode, SubscribeOptions, Subscription as LiveSubscription, Whole};
-use tidewire_store::{Filter, Parameters, Query, StoreError};
+use tidewire_store::query::Parameters;
+use tidewire_store::{Filter, Query, StoreError};
 use tracing::Instrument as _;
 
 use super::store_reads::query_params;

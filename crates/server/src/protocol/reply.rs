@@ -3,7 +3,8 @@
 use bytes::Bytes;
 use serde_json::{Value as Json, json};
 use tidewire_conn::websocket::{Message, Text};
-use tidewire_store::{OperationResult, Row};
+use tidewire_store::Row;
+use tidewire_store::transaction::OperationResult;
 
 use super::request::Id;
 use crate::RequestError;

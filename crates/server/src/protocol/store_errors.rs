@@ -2,7 +2,9 @@
 
 use serde_json::{Value as Json, json};
 use tidewire_live::{End, LiveError};
-use tidewire_store::{Exceeded, Problem, StoreError, TransactionError, WriteError};
+use tidewire_store::query::Exceeded;
+use tidewire_store::transaction::{Problem, TransactionError};
+use tidewire_store::{StoreError, WriteError};
 
 use crate::{Code, RequestError};
 
@@ -27,7 +29,7 @@ impl From<StoreError> for RequestError {
         let message = error.to_string();
         let details = match &error {
             StoreError::Validation(error) => {
-                let issue = |issue: &tidewire_store::Issue| json!({"field": issue.field, "message": issue.message, "code": issue.code});
+                let issue = |issue: &tidewire_store::schema::Issue| json!({"field": issue.field, "message": issue.message, "code": issue.code});
                 Some(error.issues.iter().map(issue).collect())
             }
             StoreError::NotUnique { bucket, source } => {

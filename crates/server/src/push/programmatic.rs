@@ -9,7 +9,8 @@ use std::thread::{JoinHandle, Thread};
 
 use bytes::Bytes;
 use serde_json::{Map, Value as Json};
-use tidewire_store::{BUCKETS, Commit, FollowError, Follower, Position, Store};
+use tidewire_store::system::BUCKETS;
+use tidewire_store::{Commit, FollowError, Follower, Position, Store};
 
 use super::subscription::{Source, Subscription};
 use super::view::View;

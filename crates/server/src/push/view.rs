@@ -1,7 +1,8 @@
 //! What a caller may see of the store, for programmatic queries.
 
 use serde_json::{Map, Value as Json};
-use tidewire_store::{Answer, Budget, Filter, Query, Row, Snapshot};
+use tidewire_store::query::Budget;
+use tidewire_store::{Answer, Filter, Query, Row, Snapshot};
 
 use crate::RequestError;
 use crate::ops::table::OperationId;

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 use tidewire::{Auth, Server, ServerOptions};
-use tidewire_store::{Embedded, EmbeddedOptions, Store, StoreOptions};
+use tidewire_store::engine::{Embedded, EmbeddedOptions};
+use tidewire_store::{Store, StoreOptions};
 use tidewire_testkit::{PATIENCE, wait_until_async};
 
 use crate::client::{Ask, Client, Tokens, notes, options, serve, serve_store};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use tidewire_store::{Disk, DiskDir, DiskFile, Files};
+use tidewire_store::engine::{Disk, DiskDir, DiskFile, Files};
 
 /// Passes everything to the files of this machine, until it is told to fail.
 #[derive(Clone, Default)]

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 use tidewire::{Auth, Rule, Server, Session};
-use tidewire_store::{Store, StoreOptions, SystemBuckets};
+use tidewire_store::system::SystemBuckets;
+use tidewire_store::{Store, StoreOptions};
 
 use crate::client::{Client, options, serve_store};
 use crate::faulty_disk::FaultyDisk;

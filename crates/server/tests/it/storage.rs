@@ -7,7 +7,8 @@ use std::time::Duration;
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 use tidewire::Server;
-use tidewire_store::{Clock, EmbeddedOptions, Limits, Store, StoreOptions};
+use tidewire_store::engine::EmbeddedOptions;
+use tidewire_store::{Clock, Limits, Store, StoreOptions};
 
 use crate::client::{Client, notes, options, serve_store};
 use crate::faulty_disk::FaultyDisk;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value as Json, json};
 use tidewire::{Auth, ProgrammaticQuery, RequestError, Server, ServerOptions, Session, View};
-use tidewire_store::{Answer, Store, StoreOptions, SystemBuckets};
+use tidewire_store::system::SystemBuckets;
+use tidewire_store::{Answer, Store, StoreOptions};
 
 use crate::client::{Ask, Client, Tokens, notes, options, serve_store};
 use crate::house::object;

@@ -29,7 +29,7 @@ use std::sync::{Arc, LazyLock};
 use imbl::OrdSet;
 
 use super::Ordinal;
-use crate::IndexKey;
+use crate::query::IndexKey;
 
 /// Number of dead entries that are tolerated however few records there are.
 const TOLERATED: usize = 64;
@@ -214,7 +214,8 @@ mod tests {
 
     use super::*;
     use crate::bucket::Bucket;
-    use crate::{BucketDefinition, Change, Row, Value};
+    use crate::schema::BucketDefinition;
+    use crate::{Change, Row, Value};
 
     #[test]
     fn entries_are_found_until_the_table_is_full() {

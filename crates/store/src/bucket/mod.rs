@@ -18,7 +18,9 @@ use self::keys::{KeyHash, Keys};
 use self::owners::Owners;
 pub(crate) use self::owners::Usage;
 use self::rows::Rows;
-use crate::{BucketDefinition, Change, Field, Generated, IndexKey, Row, Value};
+use crate::query::IndexKey;
+use crate::schema::{BucketDefinition, Generated};
+use crate::{Change, Field, Row, Value};
 
 /// The place of a record in the order of coming.
 pub(crate) type Ordinal = u64;

@@ -18,11 +18,10 @@ pub use self::references::ReferenceFilter;
 pub(crate) use self::sweep::Sweep;
 use crate::bucket::LAST_NUMBER;
 use crate::check::Issue;
+use crate::query::{Budget, Exceeded};
 use crate::record::members;
-use crate::{
-    Answer, Bucket, Budget, Exceeded, Field, Filter, Generated, IntoRecord, Limits, NotUnique, Query, Row, RowError,
-    State, StoreError, ValidationError, Value,
-};
+use crate::schema::{Generated, NotUnique, ValidationError};
+use crate::{Answer, Bucket, Field, Filter, IntoRecord, Limits, Query, Row, RowError, State, StoreError, Value};
 
 const VERSION: &str = "_version";
 const CREATED_AT: &str = "_createdAt";

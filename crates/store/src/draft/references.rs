@@ -13,7 +13,8 @@ use serde_json::{Map, Value as Json, json};
 use super::{UPDATED_AT, VERSION, no_key, version_of};
 use crate::bucket::Ordinal;
 use crate::check::{self, Issue};
-use crate::{Draft, Field, Filter, OnDelete, Row, StoreError, ValidationError, Value};
+use crate::schema::{OnDelete, ValidationError};
+use crate::{Draft, Field, Filter, Row, StoreError, Value};
 
 /// The records that a write may refer to: for the name of a bucket a filter, or none for all of its records. See
 /// [`Draft::referring_to`].

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::time::Instant;
 
-use super::{Backup, Checkpoint, Engine, EngineError, EngineStats, LogPressure, Position, WriteSet};
+use super::{Backup, Checkpoint, Engine, EngineError, EngineStats, LogPressure, WriteSet};
+use crate::Position;
 
 /// Counts commits and forgets them. Its epoch is new every time.
 #[derive(Debug)]

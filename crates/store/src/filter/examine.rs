@@ -2,7 +2,8 @@
 
 use super::Test;
 use crate::budget::{CONDITION, RECORD};
-use crate::{Budget, Exceeded, Field, Row, Value};
+use crate::query::{Budget, Exceeded};
+use crate::{Field, Row, Value};
 
 /// A row, what its examination may cost, and what is known of it so far.
 pub(super) struct Examined<'a, 'f> {

@@ -9,13 +9,14 @@ impl Filter {
     ///
     /// ```
     /// use serde_json::json;
-    /// use tidewire_store::{Filter, Parameters};
+    /// use tidewire_store::Filter;
+    /// use tidewire_store::query::Parameters;
     ///
     /// let params = json!({"who": "mara"});
     /// let filter = json!({"owner": "{{ params.who }}", "tons": {"$gt": 5}});
     /// let filter = Filter::parse_with(&filter, &Parameters::from(params.as_object().unwrap()))?;
     /// assert_eq!(filter.to_json(), json!({"owner": "mara", "tons": {"$gt": 5}}));
-    /// # Ok::<(), tidewire_store::FilterError>(())
+    /// # Ok::<(), tidewire_store::query::FilterError>(())
     /// ```
     pub fn to_json(&self) -> Json {
         Json::Object(self.to_members())

@@ -19,7 +19,8 @@ pub use self::parameters::Parameters;
 use self::parameters::Source;
 use self::parser::Parser;
 pub use self::scalars::Scalars;
-use crate::{Budget, Exceeded, Field, Row, Value};
+use crate::query::{Budget, Exceeded};
+use crate::{Field, Row, Value};
 
 /// Which rows are meant.
 #[derive(Debug, Clone, PartialEq)]
@@ -210,7 +211,7 @@ impl Filter {
     /// let visible = Filter::any_of(rules.collect::<Result<Vec<_>, _>>()?);
     /// assert_eq!(Filter::any_of([visible, Filter::everything()]), Filter::everything());
     /// assert_eq!(Filter::any_of([]), Filter::nothing());
-    /// # Ok::<(), tidewire_store::FilterError>(())
+    /// # Ok::<(), tidewire_store::query::FilterError>(())
     /// ```
     pub fn any_of(filters: impl IntoIterator<Item = Self>) -> Self {
         let mut any = Vec::new();

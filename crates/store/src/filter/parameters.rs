@@ -8,14 +8,15 @@ use super::FilterError;
 ///
 /// ```
 /// use serde_json::json;
-/// use tidewire_store::{Filter, Parameters};
+/// use tidewire_store::Filter;
+/// use tidewire_store::query::Parameters;
 ///
 /// let session = json!({"userId": "mara", "metadata": {"harbour": 3}});
 /// let parameters = Parameters::new().with("session", session.as_object().unwrap());
 /// let own = json!({"owner": "{{ session.userId }}", "harbour": "{{ session.metadata.harbour }}"});
 /// let given = Filter::parse_with(&own, &parameters)?;
 /// assert_eq!(given, Filter::parse(&json!({"owner": "mara", "harbour": 3}))?);
-/// # Ok::<(), tidewire_store::FilterError>(())
+/// # Ok::<(), tidewire_store::query::FilterError>(())
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct Parameters<'a> {

@@ -1,7 +1,8 @@
 //! Lists of values, prepared for many lookups.
 
 use super::Scalar;
-use crate::{IndexKey, Value};
+use crate::Value;
+use crate::query::IndexKey;
 
 /// Values, one of which a field may equal.
 #[derive(Debug, Clone, PartialEq)]

@@ -8,7 +8,8 @@ use std::cmp::Reverse;
 
 use crate::bucket::{Index, Ordinal};
 use crate::filter::{Comparison, Test};
-use crate::{Bucket, Budget, Exceeded, Field, Filter, IndexKey};
+use crate::query::{Budget, Exceeded, IndexKey};
+use crate::{Bucket, Field, Filter};
 
 /// Parts of indexes, in which all records are that can be meant.
 #[derive(Debug)]
@@ -400,7 +401,8 @@ mod tests {
     use serde_json::{Value as Json, json};
 
     use super::*;
-    use crate::{BucketDefinition, Row};
+    use crate::Row;
+    use crate::schema::BucketDefinition;
 
     fn bucket(indexes: &Json) -> Bucket {
         let any = json!({"type": "number"});

@@ -7,7 +7,8 @@ use serde_json::{Map, Number, Value as Json};
 use super::QueryError;
 use super::parse::{expected, names};
 use crate::budget::{CONDITION, RECORD};
-use crate::{Budget, Direction, Exceeded, Field, IndexKey, Query, Row, Sum, Value};
+use crate::query::{Budget, Exceeded, IndexKey, Sum};
+use crate::{Direction, Field, Query, Row, Value};
 
 /// The memory of a group besides its key: the tree of its result, its sums, its place in the table.
 const GROUP: usize = 512;

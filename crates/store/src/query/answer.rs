@@ -4,7 +4,8 @@ use serde_json::Value as Json;
 
 use super::plan::Scan;
 use crate::budget::RECORD;
-use crate::{Aggregate, Bucket, Budget, Comparison, Exceeded, Filter, Query, Row, Scalar, Test};
+use crate::query::{Budget, Comparison, Exceeded, Scalar, Test};
+use crate::{Aggregate, Bucket, Filter, Query, Row};
 
 /// The result of a query.
 #[derive(Debug, Clone, PartialEq)]
@@ -131,7 +132,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::BucketDefinition;
+    use crate::schema::BucketDefinition;
 
     fn bucket(rows: &[Json]) -> Bucket {
         let definition = json!({"key": "id", "schema": {"id": {"type": "number"}}});

@@ -8,7 +8,8 @@ use serde_json::Value as Json;
 use super::QueryError;
 use super::access::Conditions;
 use super::plan::Scan;
-use crate::{Aggregate, Bucket, Budget, Exceeded, Field, Filter, Row};
+use crate::query::{Budget, Exceeded};
+use crate::{Aggregate, Bucket, Field, Filter, Row};
 
 /// A query: which records of a bucket, in which order, and which of their fields.
 ///
@@ -23,7 +24,7 @@ use crate::{Aggregate, Bucket, Budget, Exceeded, Field, Filter, Row};
 /// #     "bucket": "tides", "filter": {"port": "Husum"}, "sort": {"metres": "desc"}, "limit": 10, "fields": ["metres"],
 /// # }))?;
 /// # assert_eq!(highest, parsed);
-/// # Ok::<(), tidewire_store::QueryError>(())
+/// # Ok::<(), tidewire_store::query::QueryError>(())
 /// ```
 ///
 /// [`parse`](Self::parse) reads the same from JSON.
@@ -163,7 +164,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{Answer, BucketDefinition};
+    use crate::Answer;
+    use crate::schema::BucketDefinition;
 
     fn bucket(indexes: &Json, rows: &[Json]) -> Bucket {
         let any = json!({"type": "string"});

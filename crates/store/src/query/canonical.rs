@@ -4,7 +4,8 @@
 //! return equal results. Queries with different bytes may do so too; they are then evaluated twice.
 
 use crate::filter::{Comparison, Filter, Scalar, Test};
-use crate::{AggregateFunction, Direction, Field, IndexKey, Query, Value};
+use crate::query::{AggregateFunction, IndexKey};
+use crate::{Direction, Field, Query, Value};
 
 impl Query {
     /// Bytes that are equal if two queries are the same. They are so in every process and version, so that a hash of them may be

@@ -1,4 +1,7 @@
-//! Queries: how they are planned, evaluated and limited.
+//! The parts of queries and filters, and the limits of their evaluation.
+//!
+//! [`Query`](crate::Query), [`Filter`](crate::Filter), [`Aggregate`](crate::Aggregate) and [`Answer`](crate::Answer) are at the
+//! root of the crate.
 //!
 //! An index never changes the result of a query, only its cost: the plan chooses which records are examined, in which order, and
 //! each of them is checked with the whole filter.
@@ -16,3 +19,8 @@ pub(crate) mod plan;
 
 pub use self::aggregate::AggregateFunction;
 pub use self::parse::QueryError;
+pub use crate::budget::{Budget, Exceeded};
+pub use crate::filter::{Comparison, FilterError, Parameters, Scalar, Scalars, Test};
+pub use crate::key::IndexKey;
+pub use crate::page::Page;
+pub use crate::sum::Sum;

@@ -9,7 +9,9 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use serde_json::{Map, Value as Json, json};
 
-use crate::{Aggregate, Answer, Bucket, BucketDefinition, Budget, Direction, Filter, Query, Row, Value};
+use crate::query::Budget;
+use crate::schema::BucketDefinition;
+use crate::{Aggregate, Answer, Bucket, Direction, Filter, Query, Row, Value};
 
 /// `u` is unique; `id` is the key.
 const FIELDS: [&str; 5] = ["a", "b", "c", "u", "id"];

@@ -6,7 +6,8 @@
 
 use super::access::{Conditions, ENTRY};
 use crate::bucket::{Index, Ordinal};
-use crate::{Bucket, Budget, Direction, Exceeded, Field, IndexKey};
+use crate::query::{Budget, Exceeded, IndexKey};
+use crate::{Bucket, Direction, Field};
 
 /// A part of an index that has the order which is asked for.
 #[derive(Debug)]
@@ -183,7 +184,8 @@ mod tests {
     use super::*;
     use crate::query::access::Access;
     use crate::query::plan;
-    use crate::{BucketDefinition, Query, Row};
+    use crate::schema::BucketDefinition;
+    use crate::{Query, Row};
 
     fn bucket(indexes: &Json, rows: impl Iterator<Item = Json>) -> Bucket {
         let any = json!({"type": "number"});

@@ -2,7 +2,8 @@
 
 use serde_json::Value as Json;
 
-use crate::{Aggregate, Direction, Field, Filter, FilterError, Parameters, Query};
+use crate::query::{FilterError, Parameters};
+use crate::{Aggregate, Direction, Field, Filter, Query};
 
 /// Why JSON is not a query.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

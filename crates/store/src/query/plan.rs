@@ -11,7 +11,8 @@ use super::access::{Access, Conditions};
 use super::order::Order;
 use crate::bucket::Ordinal;
 use crate::budget::CONDITION;
-use crate::{Bucket, Budget, Direction, Exceeded, Field, Filter, IndexKey, Row};
+use crate::query::{Budget, Exceeded, IndexKey};
+use crate::{Bucket, Direction, Field, Filter, Row};
 
 /// The work of one record of a full scan, besides examining it: records of a filter that asks nothing are not examined.
 const VISIT: usize = 24;
@@ -280,7 +281,7 @@ mod tests {
     use serde_json::{Value as Json, json};
 
     use super::*;
-    use crate::BucketDefinition;
+    use crate::schema::BucketDefinition;
 
     #[test]
     fn an_order_in_which_few_are_meant_is_given_up() {

@@ -6,7 +6,8 @@ use super::StoreOptions;
 use super::history::{Commit, History};
 use super::recover::StoreOpenError;
 use super::writes::KeptWrites;
-use crate::{Cause, Draft, Engine, State, Write, WriteSet};
+use crate::engine::{Engine, Write, WriteSet};
+use crate::{Cause, Draft, State};
 
 /// Makes the declared system buckets reachable. New and changed declarations are one commit, made before the store takes writes.
 pub(super) fn declare(

@@ -52,10 +52,11 @@ use self::queue::{Message, Queue};
 use self::recover::Loader;
 use self::stats::Counters;
 use self::writer::Writer;
-use crate::{
-    Answer, Budget, Cause, Disk, Draft, Embedded, EmbeddedOptions, Engine, EngineError, EngineStats, Files, IntoRecord,
-    Limits, Memory, Operation, OperationResult, Position, Query, Recovery, Row, State, StoreError, SystemBuckets,
-};
+use crate::engine::{Disk, Embedded, EmbeddedOptions, Engine, EngineError, EngineStats, Files, Memory, Recovery};
+use crate::query::Budget;
+use crate::system::SystemBuckets;
+use crate::transaction::{Operation, OperationResult};
+use crate::{Answer, Cause, Draft, IntoRecord, Limits, Position, Query, Row, State, StoreError};
 
 /// Settings of a [`Store`].
 #[derive(Debug, Clone)]

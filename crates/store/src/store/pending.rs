@@ -8,7 +8,8 @@ use std::thread::{self, Thread};
 
 use super::queue::Outside;
 use super::reply::Reply;
-use crate::{EngineError, StoreError};
+use crate::StoreError;
+use crate::engine::EngineError;
 
 /// A write in flight. Await it, or [`wait`](Self::wait) for it on a thread that may block.
 ///

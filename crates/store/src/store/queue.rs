@@ -18,7 +18,8 @@ use super::lines::{Bounds, Lines, Owner, Ticket, Usage};
 use super::pending::{Pending, WriteError};
 use super::reply::{ReplySender, reply};
 use super::turns::Flow;
-use crate::{Backup, Cause, Checkpoint, Draft, EngineError, State, StoreError};
+use crate::engine::{Backup, Checkpoint, EngineError};
+use crate::{Cause, Draft, State, StoreError};
 
 /// A message to the writer.
 pub(super) enum Message {

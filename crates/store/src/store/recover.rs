@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use super::history::{Commit, History};
 use crate::catalog::{self, BUCKETS};
+use crate::engine::{EngineError, OpenError, Recovered, StoredRow, Write};
+use crate::query::IndexKey;
+use crate::system::SystemBucketError;
 use crate::system::is_system_name;
-use crate::{
-    Bucket, Change, EngineError, IndexKey, OpenError, Recovered, Row, State, StoreError, StoredRow, SystemBucketError,
-    Write,
-};
+use crate::{Bucket, Change, Row, State, StoreError};
 
 /// Why recovered rows are not a state.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

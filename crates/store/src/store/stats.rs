@@ -7,8 +7,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::{Shared, Snapshot};
+use crate::Position;
+use crate::engine::EngineStats;
 use crate::state::Totals;
-use crate::{EngineStats, Position};
 
 /// Counters since the store was opened.
 #[derive(Debug, Default)]

@@ -26,7 +26,8 @@ use tokio::sync::oneshot;
 
 use super::queue::Message;
 use super::{Store, WriteError, block_on};
-use crate::{BackupError, CheckpointError, Draft, EngineError, Position, StoreError};
+use crate::engine::{BackupError, CheckpointError, EngineError};
+use crate::{Draft, Position, StoreError};
 
 /// How many bytes of lines are imported in one commit.
 const IMPORTED_AT_A_TIME: usize = 1 << 20;
@@ -117,7 +118,7 @@ pub enum ImportProblem {
 impl Store {
     /// Copies the store into a directory that is empty or does not exist, while writes go on, and waits until the copy is
     /// durable. Returns the position of the last commit in it. To use the copy, restore it: see
-    /// [`Embedded::restore`](crate::Embedded::restore).
+    /// [`Embedded::restore`](crate::engine::Embedded::restore).
     pub fn backup(&self, dir: &Path) -> Result<Position, UpkeepError> {
         let (reply, begun) = oneshot::channel();
         self.shared().queue.request(Message::Backup(dir.to_owned(), reply));

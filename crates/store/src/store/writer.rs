@@ -23,11 +23,9 @@ use super::reply::wake_all;
 use super::writes::KeptWrites;
 use super::{Shared, Snapshot};
 use crate::draft::Sweep;
+use crate::engine::{CheckpointError, Engine, EngineError, LogPressure, StoredRow, Write, WriteSet};
 use crate::replies::is_eviction;
-use crate::{
-    Cause, Change, CheckpointError, Draft, Engine, EngineError, LogPressure, Position, State, StoredRow, Write,
-    WriteSet,
-};
+use crate::{Cause, Change, Draft, Position, State};
 
 /// Limits of a group: the number of its writes, the bytes of its commits, and the time in which its writes run. A group that
 /// reaches one of them is committed, and takes no more writes. The cost of a sync is small beside such a group, and a write that

@@ -8,7 +8,9 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::catalog::{self, BUCKETS};
-use crate::{Change, IndexKey, State, Write, WriteSet};
+use crate::engine::{Write, WriteSet};
+use crate::query::IndexKey;
+use crate::{Change, State};
 
 /// The writes of a commit, beside its changes.
 pub(super) struct KeptWrites {

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 use tidewire_live::{Delta, Event, First, Live, LiveOptions, Mark, Mode, SubscribeOptions, Subscription, Whole};
-use tidewire_store::{Clock, EmbeddedOptions, Pending, Query, Store, StoreOptions};
+use tidewire_store::engine::EmbeddedOptions;
+use tidewire_store::{Clock, Pending, Query, Store, StoreOptions};
 
 use crate::follower::{self, Shown};
 use crate::world::{self, Step};

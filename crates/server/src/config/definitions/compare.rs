@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde_json::{Map, Value as Json, json};
-use tidewire_store::BucketDefinition;
+use tidewire_store::schema::BucketDefinition;
 
 /// A part in which the stored definition and the file differ.
 #[derive(Debug, Clone, PartialEq)]

@@ -9,7 +9,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::Value as Json;
-use tidewire_store::{BucketDefinition, Draft, Store, StoreError, WriteError};
+use tidewire_store::schema::BucketDefinition;
+use tidewire_store::{Draft, Store, StoreError, WriteError};
 
 use self::compare::Change;
 pub use self::compare::Difference;

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde_json::json;
-use tidewire_store::Durability;
+use tidewire_store::engine::Durability;
 
 use super::*;
 use crate::config::Engine;

@@ -12,11 +12,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::super::{Disk, DiskFile, Position};
+use super::super::{Disk, DiskFile};
 use super::home::{Home, Listing, UNFINISHED_BACKUP, create_dir};
 use super::recovery::{OpenError, Recovery, recover};
 use super::segment::PAGE;
 use super::snapshot::fill;
+use crate::Position;
 
 /// A backup that has begun. Dropping it abandons it.
 ///

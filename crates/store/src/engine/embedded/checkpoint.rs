@@ -5,9 +5,10 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::super::{EngineError, Position, StoredRow};
+use super::super::{EngineError, StoredRow};
 use super::home::{Home, Kept};
 use super::snapshot::{self, SnapshotHeader};
+use crate::Position;
 
 /// A checkpoint that has begun. Dropping it abandons it, and the log is not shortened.
 ///

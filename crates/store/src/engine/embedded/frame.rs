@@ -16,7 +16,8 @@
 //! A frame names its log, its segment and its number in the log, and the checksum of the frame before it. So old bytes of a
 //! recycled segment are never mistaken for frames of this one, and neither are frames that followed one that a crash removed.
 
-use super::super::{Cause, StoredRow, Write, WriteSet};
+use super::super::{StoredRow, Write, WriteSet};
+use crate::Cause;
 
 /// The length of a header.
 pub(super) const HEADER: usize = 64;

@@ -39,7 +39,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Disk, Durability, Engine, EngineError, EngineStats, Files, LogPressure, Position, WriteSet};
+use super::{Disk, Durability, Engine, EngineError, EngineStats, Files, LogPressure, WriteSet};
+use crate::Position;
 use home::{Home, Listing, create_dir};
 use log::{Cursor, Log};
 use segment::{MAX_SEGMENT, PAGE, Segment, SegmentHeader};
@@ -139,7 +140,7 @@ impl EmbeddedOptions {
 /// An engine that stores commits in a directory.
 ///
 /// ```
-/// use tidewire_store::{Write, WriteSet, Embedded, EmbeddedOptions, Engine, Recovered};
+/// use tidewire_store::engine::{Write, WriteSet, Embedded, EmbeddedOptions, Engine, Recovered};
 ///
 /// # let dir = tempfile::tempdir()?;
 /// let (mut engine, _) = Embedded::open(dir.path(), EmbeddedOptions::default(), |_| {})?;

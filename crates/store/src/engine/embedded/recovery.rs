@@ -14,12 +14,13 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::super::{Cause, DiskFile, EngineError, Position, StoredRow};
+use super::super::{DiskFile, EngineError, StoredRow};
 use super::frame::{ALIGN, HEADER, Header, Kind, Layout, Writes, matches, take_commit, u64_at};
 use super::home::{Home, Kept, Listing};
 use super::log::Cursor;
 use super::segment::{MAX_SEGMENT, NoHeader, PAGE, SegmentHeader};
 use super::snapshot::{self, fill};
+use crate::{Cause, Position};
 
 /// Why a directory cannot be opened.
 #[derive(Debug, thiserror::Error)]

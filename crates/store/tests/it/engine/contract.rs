@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::time::Duration;
 
-use tidewire_store::{
-    Durability, Embedded, EmbeddedOptions, Engine, EngineError, LogPressure, Memory, OpenError, Position, Write,
-    WriteSet,
+use tidewire_store::Position;
+use tidewire_store::engine::{
+    Durability, Embedded, EmbeddedOptions, Engine, EngineError, LogPressure, Memory, OpenError, Write, WriteSet,
 };
 
 use crate::engine::disk::SimDisk;

@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use tidewire_store::{
-    BackupError, CopyError, Corruption, Durability, Embedded, EmbeddedOptions, Engine, Files, OpenError, Position,
+use tidewire_store::Position;
+use tidewire_store::engine::{
+    BackupError, CopyError, Corruption, Durability, Embedded, EmbeddedOptions, Engine, Files, OpenError,
 };
 
 use crate::engine::disk::SimDisk;

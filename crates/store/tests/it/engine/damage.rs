@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use tidewire_store::{Corruption, Durability, Embedded, EmbeddedOptions, Engine, OpenError, Write, WriteSet};
+use tidewire_store::engine::{Corruption, Durability, Embedded, EmbeddedOptions, Engine, OpenError, Write, WriteSet};
 
 use crate::engine::disk::SimDisk;
 use crate::engine::model::{Rows, in_snapshot, old_log, open_on, put, small, stamped};

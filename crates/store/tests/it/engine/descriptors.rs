@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::Path;
 
 use rustix::process::{Resource, Rlimit, setrlimit};
-use tidewire_store::{Embedded, Engine};
+use tidewire_store::engine::{Embedded, Engine};
 use tidewire_testkit::{Process, is_rerun, rerun};
 
 use crate::engine::model::{Rows, in_snapshot, put, small};

@@ -12,7 +12,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tidewire_store::{Disk, DiskDir, DiskFile};
+use tidewire_store::engine::{Disk, DiskDir, DiskFile};
 
 const SECTOR: usize = 512;
 /// The error code for "too many open files".

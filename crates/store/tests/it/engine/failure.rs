@@ -4,7 +4,7 @@ use std::error::Error;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
-use tidewire_store::{Embedded, Engine, EngineError};
+use tidewire_store::engine::{Embedded, Engine, EngineError};
 
 use crate::engine::disk::SimDisk;
 use crate::engine::model::{OLD_COMMITS, Rows, in_snapshot, old_log, open_on, put, small};

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use tidewire_store::{
-    Cause, Disk, Embedded, EmbeddedOptions, Engine, EngineError, OpenError, Position, Recovered, Recovery, StoredRow,
-    Write, WriteSet,
+use tidewire_store::engine::{
+    Disk, Embedded, EmbeddedOptions, Engine, EngineError, OpenError, Recovered, Recovery, StoredRow, Write, WriteSet,
 };
+use tidewire_store::{Cause, Position};
 
 /// Rows by bucket and key.
 pub(crate) type Rows = BTreeMap<(String, Vec<u8>), Vec<u8>>;

@@ -7,7 +7,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde_json::json;
-use tidewire_store::{Embedded, EmbeddedOptions, Store, StoreOptions};
+use tidewire_store::engine::{Embedded, EmbeddedOptions};
+use tidewire_store::{Store, StoreOptions};
 use tidewire_testkit::{Process, is_rerun, rerun, wait_until};
 
 const TEST: &str = "engine::modes::only_the_user_of_the_process_has_access";

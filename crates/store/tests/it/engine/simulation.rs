@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
-use tidewire_store::{Durability, Embedded, EmbeddedOptions, Engine, EngineError, Position};
+use tidewire_store::Position;
+use tidewire_store::engine::{Durability, Embedded, EmbeddedOptions, Engine, EngineError};
 
 use crate::engine::disk::SimDisk;
 use crate::engine::model::{OLD_COMMITS, Rows, Writes, apply, borrowed, commit, in_snapshot, old_log, open_on, small};

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
-use tidewire_store::{Embedded, EmbeddedOptions, Engine, Write, WriteSet};
+use tidewire_store::engine::{Embedded, EmbeddedOptions, Engine, Write, WriteSet};
 
 const ROWS: usize = 64;
 const GROUPS: usize = 2000;

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fastrand::Rng;
 use serde_json::{Value as Json, json};
-use tidewire_store::{Draft, EmbeddedOptions, Store, StoreError, StoreOptions};
+use tidewire_store::engine::EmbeddedOptions;
+use tidewire_store::{Draft, Store, StoreError, StoreOptions};
 
 use super::{clock, records};
 
@@ -100,10 +101,9 @@ fn run(seed: u64, drops: bool) {
     let mut rng = Rng::with_seed(seed);
     let dir = tempfile::tempdir().unwrap();
     let (clock, time): (_, Arc<AtomicU64>) = clock(1000);
-    let options = StoreOptions::default()
-        .clock(clock)
-        .sweep_interval(None)
-        .embedded(EmbeddedOptions::default().segment_bytes(64 << 10).durability(tidewire_store::Durability::None));
+    let options = StoreOptions::default().clock(clock).sweep_interval(None).embedded(
+        EmbeddedOptions::default().segment_bytes(64 << 10).durability(tidewire_store::engine::Durability::None),
+    );
     let open = || Store::open(dir.path(), options.clone()).unwrap().0;
     let mut store = open();
     if !drops {

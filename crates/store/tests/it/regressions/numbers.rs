@@ -79,7 +79,7 @@ fn a_largest_number_that_was_not_committed_does_not_end_autoincrement() {
         {"op": "insert", "bucket": "b", "data": {"id": LAST}},
         {"op": "insert", "bucket": "b", "data": {"name": "first"}},
     ]);
-    refusal(store.transact(tidewire_store::Operation::parse_all(&operations).unwrap()).wait());
+    refusal(store.transact(tidewire_store::transaction::Operation::parse_all(&operations).unwrap()).wait());
 
     let id = store.insert("b", Map::new()).wait().unwrap().to_record()["id"].as_u64().unwrap();
     assert!((2..100).contains(&id), "generated {id}");

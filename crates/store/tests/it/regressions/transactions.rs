@@ -1,7 +1,8 @@
 //! Transactions.
 
 use serde_json::json;
-use tidewire_store::{Operation, OperationResult, Problem, StoreError, WriteError};
+use tidewire_store::transaction::{Operation, OperationResult, Problem};
+use tidewire_store::{StoreError, WriteError};
 
 use super::{records, store};
 

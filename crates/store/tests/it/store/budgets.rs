@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use serde_json::{Value as Json, json};
-use tidewire_store::{Budget, Exceeded, Filter, Limits, Operation, Query, Store, StoreError, StoreOptions, WriteError};
+use tidewire_store::query::{Budget, Exceeded};
+use tidewire_store::transaction::Operation;
+use tidewire_store::{Filter, Limits, Query, Store, StoreError, StoreOptions, WriteError};
 
 /// A store with a bucket of `count` records, each with a text.
 fn store(count: usize, text: &str) -> Store {

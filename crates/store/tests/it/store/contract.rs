@@ -1,7 +1,8 @@
 //! What every store does, whatever keeps it, and whether it was opened anew in between.
 
 use serde_json::{Map, json};
-use tidewire_store::{Answer, Draft, Operation, StoreError, WriteError};
+use tidewire_store::transaction::Operation;
+use tidewire_store::{Answer, Draft, StoreError, WriteError};
 
 use super::{ids, open, options, plain, records, with_each_engine};
 
@@ -137,7 +138,7 @@ fn a_transaction_is_one_commit_or_none() {
             {"op": "insert", "bucket": "b", "data": {"id": 2}},
             {"op": "count", "bucket": "b"},
         ]));
-        assert_eq!(results.unwrap()[2], tidewire_store::OperationResult::Count(2));
+        assert_eq!(results.unwrap()[2], tidewire_store::transaction::OperationResult::Count(2));
         let refused = transact(json!([
             {"op": "insert", "bucket": "b", "data": {"id": 3}},
             {"op": "update", "bucket": "b", "key": 9, "data": {}},

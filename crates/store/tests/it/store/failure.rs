@@ -5,7 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::json;
-use tidewire_store::{OpenError, Store, StoreOpenError, StoreOptions, WriteError};
+use tidewire_store::engine::OpenError;
+use tidewire_store::{Store, StoreOpenError, StoreOptions, WriteError};
 use tidewire_testkit::{PATIENCE, wait_until};
 
 use super::{ids, open, options, plain};
@@ -118,7 +119,7 @@ fn a_second_store_in_a_directory_is_refused() {
 /// Rows of an engine that no store wrote.
 #[test]
 fn what_is_no_store_is_not_opened() {
-    use tidewire_store::{Embedded, EmbeddedOptions, Engine, Write, WriteSet};
+    use tidewire_store::engine::{Embedded, EmbeddedOptions, Engine, Write, WriteSet};
     for (bucket, row, error) in [
         ("b", &b"{\"id\":1}"[..], "there are rows of bucket \"b\", which is not defined"),
         (
@@ -152,7 +153,7 @@ fn what_is_no_store_is_not_opened() {
 fn durability_by_interval_is_synced_without_being_asked() {
     let disk = SimDisk::default();
     let mut options = small();
-    options.embedded.durability = tidewire_store::Durability::Interval(std::time::Duration::from_millis(1));
+    options.embedded.durability = tidewire_store::engine::Durability::Interval(std::time::Duration::from_millis(1));
     let store = open_on(&disk, options);
     store.define_bucket("b", plain()).wait().unwrap();
     let syncs = store.stats().engine.syncs;

@@ -1,7 +1,9 @@
 //! A store that has reached the limit of its bytes.
 
 use serde_json::json;
-use tidewire_store::{Limits, Operation, Pending, Store, StoreError, StoreOptions, SystemBuckets, WriteError};
+use tidewire_store::system::SystemBuckets;
+use tidewire_store::transaction::Operation;
+use tidewire_store::{Limits, Pending, Store, StoreError, StoreOptions, WriteError};
 
 use super::{ids, plain, records};
 

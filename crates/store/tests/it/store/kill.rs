@@ -4,7 +4,8 @@ use std::io::Write as _;
 use std::thread;
 
 use serde_json::{Value as Json, json};
-use tidewire_store::{Cause, EmbeddedOptions, Position, Query, Store, StoreOptions, WriteOptions};
+use tidewire_store::engine::EmbeddedOptions;
+use tidewire_store::{Cause, Position, Query, Store, StoreOptions, WriteOptions};
 use tidewire_testkit::{PATIENCE, Process, is_rerun, rerun, wait_until};
 
 const TEST: &str = "store::kill::what_a_killed_process_acknowledged_is_there";

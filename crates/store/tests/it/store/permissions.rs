@@ -1,9 +1,8 @@
 //! Row permissions: a filter that binds reads and writes.
 
 use serde_json::{Map, Value as Json, json};
-use tidewire_store::{
-    Answer, Draft, Filter, Operation, OperationResult, Query, ReferenceFilter, Store, StoreError, WriteError,
-};
+use tidewire_store::transaction::{Operation, OperationResult};
+use tidewire_store::{Answer, Draft, Filter, Query, ReferenceFilter, Store, StoreError, WriteError};
 
 use super::{ids, options};
 

@@ -4,9 +4,12 @@ use std::io::Write as _;
 use std::path::Path;
 
 use serde_json::{Map, Value as Json, json};
+use tidewire_store::engine::{Embedded, EmbeddedOptions};
+use tidewire_store::query::Budget;
+use tidewire_store::system::{BUCKETS, Incompatibility, SystemBucketError, SystemBuckets};
+use tidewire_store::transaction::Operation;
 use tidewire_store::{
-    BUCKETS, Budget, Draft, Embedded, EmbeddedOptions, Filter, ImportProblem, Incompatibility, Operation, Query, Row,
-    Store, StoreError, StoreOpenError, StoreOptions, SystemBucketError, SystemBuckets, WriteError,
+    Draft, Filter, ImportProblem, Query, Row, Store, StoreError, StoreOpenError, StoreOptions, WriteError,
 };
 use tidewire_testkit::{PATIENCE, Process, is_rerun, rerun, wait_until};
 
@@ -235,7 +238,7 @@ fn they_have_a_schema_indexes_references_and_transactions() {
         ]);
         let operations = Operation::parse_all(&operations).unwrap();
         let results = store.write(move |draft| Ok(draft.system(|draft| draft.transact(&operations))?)).wait().unwrap();
-        let results: Vec<Json> = results.iter().map(tidewire_store::OperationResult::to_json).collect();
+        let results: Vec<Json> = results.iter().map(tidewire_store::transaction::OperationResult::to_json).collect();
         assert_eq!((&results[0]["id"], &results[2], &results[3][0]["name"]), (&json!(2), &json!(2), &json!("admin")));
 
         // A guard of the request is not one of the program; outside again, it holds, and names are ordinary ones.

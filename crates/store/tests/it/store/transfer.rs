@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use serde_json::json;
-use tidewire_store::{Embedded, EmbeddedOptions, EngineError, Store, UpkeepError};
+use tidewire_store::engine::{Embedded, EmbeddedOptions, EngineError};
+use tidewire_store::{Store, UpkeepError};
 
 use super::{ids, open, options, plain, records};
 

@@ -7,7 +7,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use tidewire_store::{Cause, EmbeddedOptions, Position, Store, StoreOptions, WriteOptions};
+use tidewire_store::engine::EmbeddedOptions;
+use tidewire_store::{Cause, Position, Store, StoreOptions, WriteOptions};
 
 use super::{ids, records};
 
@@ -23,7 +24,7 @@ fn copied(name: &str, to: &Path) -> PathBuf {
     dir
 }
 
-fn open(dir: &Path) -> (Store, tidewire_store::Recovery) {
+fn open(dir: &Path) -> (Store, tidewire_store::engine::Recovery) {
     let options = StoreOptions::default()
         .embedded(EmbeddedOptions::default().segment_bytes(8 * 1024))
         .sweep_interval(None)

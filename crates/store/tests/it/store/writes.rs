@@ -6,7 +6,8 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 
 use serde_json::{Map, json};
-use tidewire_store::{EmbeddedOptions, Store, StoreError, WriteError};
+use tidewire_store::engine::EmbeddedOptions;
+use tidewire_store::{Store, StoreError, WriteError};
 
 use super::{ids, open, options, plain, records, refusal};
 
