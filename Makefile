@@ -25,9 +25,9 @@ model:
 lint:
 	cargo fmt --all --check
 	cargo clippy --all-targets -- -D warnings
-	cargo clippy -p tidewire-conn --features tls --all-targets -- -D warnings
+	cargo clippy -p tidewire-conn --all-features --all-targets -- -D warnings
 	cargo clippy -p tidewire-bench --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --features tidewire-conn/tls
+	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --features tidewire-conn/native-roots
 
 conformance:
 	scripts/conformance

@@ -59,6 +59,7 @@
 //! serving.await?
 //! # }
 //! ```
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod actor;
 mod alarms;

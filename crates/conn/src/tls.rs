@@ -32,7 +32,9 @@ pub enum TlsError {
     #[error("there is no certificate in the chain")]
     NoCertificate,
     /// No authority to trust.
-    #[error("there is no authority to trust: name one, or install those of the system")]
+    #[error(
+        "no certificate authority to trust; set `authorities`, or use the feature `native-roots` and install those of the system"
+    )]
     NoAuthority,
     /// A server cannot be called that.
     #[error("not the name of a server: {name:?}")]
@@ -94,7 +96,8 @@ impl Authorities {
         Self::of(roots)
     }
 
-    /// Returns the authorities that the system trusts.
+    /// Loads the authorities that the operating system trusts. Needs the feature `native-roots`.
+    #[cfg(feature = "native-roots")]
     pub fn of_system() -> Result<Self, TlsError> {
         let found = rustls_native_certs::load_native_certs();
         for error in &found.errors {
@@ -237,7 +240,8 @@ impl ResolvesServerCert for ByName {
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct TlsClientOptions {
-    /// Authorities that sign the certificates of servers. Default: none, which means those of the system.
+    /// The certificate authorities that it trusts. Default: those of the operating system, with the feature `native-roots`;
+    /// without it they must be set.
     pub authorities: Option<Authorities>,
     /// The certificate for servers that ask for one. Default: none, because most servers do not ask.
     pub identity: Option<Identity>,
@@ -279,7 +283,10 @@ pub struct TlsConnector<C> {
 impl<C: Connect> TlsConnector<C> {
     /// To a server of that name, which it has to prove.
     pub fn new(inner: C, name: &str, options: TlsClientOptions) -> Result<Self, TlsError> {
+        #[cfg(feature = "native-roots")]
         let authorities = options.authorities.map_or_else(Authorities::of_system, Ok)?;
+        #[cfg(not(feature = "native-roots"))]
+        let authorities = options.authorities.ok_or(TlsError::NoAuthority)?;
         let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()));
         let builder = builder.with_safe_default_protocol_versions()?.with_root_certificates(authorities.roots);
         let mut config = match options.identity {

@@ -212,6 +212,13 @@ fn what_is_no_identity_is_refused() {
     assert!(matches!(refused, Err(TlsError::Name { name }) if name == "no name"));
 }
 
+#[cfg(not(feature = "native-roots"))]
+#[test]
+fn without_native_roots_a_client_must_name_its_authorities() {
+    let refused = TlsConnector::new(TcpConnector::new("127.0.0.1:1"), "localhost", TlsClientOptions::default());
+    assert!(matches!(refused, Err(TlsError::NoAuthority)));
+}
+
 /// The server of a secure WebSocket.
 struct WebEcho;
 
