@@ -5,16 +5,13 @@
 //! cargo run -p tidewire --example harbour
 //! ```
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json, json};
-use tidewire::{
-    Auth, PermissionCheck, ProgrammaticQuery, RequestError, Server, ServerOptions, Session, TokenValidator, Validation,
-    View,
-};
+use tidewire::auth::{Auth, PermissionCheck, Session, TokenValidator, Validation};
+use tidewire::{ProgrammaticQuery, RequestError, Server, ServerOptions, View};
 use tidewire_store::{Answer, Store, StoreOptions};
 
 #[tokio::main]
@@ -41,12 +38,8 @@ async fn open() -> Result<Server> {
     let schema = json!({"name": {"type": "string"}, "tons": {"type": "number", "min": 0}});
     store.define_bucket("ships", json!({"key": "name", "schema": schema})).await?;
 
-    let mut auth = Auth::new(Arc::new(Badges));
-    auth.check = Some(Arc::new(Harbourmaster));
-    let mut options = ServerOptions::default();
-    options.port = 0;
-    options.auth = Some(auth);
-    options.queries.insert("load".to_owned(), Arc::new(LoadQuery));
+    let auth = Auth::new(Badges).check(Harbourmaster);
+    let options = ServerOptions::default().port(0).auth(auth).query("load", LoadQuery);
     Ok(Server::start(store, options).await?)
 }
 

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json, json};
 use tidewire_conn::Held;
 
+use crate::auth::Session;
 use crate::ops::handler::{Response, handle};
 use crate::protocol::disconnect::Disconnect;
 use crate::protocol::request::ClientMessage;
@@ -23,7 +24,7 @@ use crate::push::subscription::Subscription;
 use crate::session::caller::Login;
 use crate::session::connection::Connection;
 use crate::state::ServerState;
-use crate::{Code, RequestError, Session};
+use crate::{Code, RequestError};
 
 /// A client in the same process as the server.
 ///
@@ -37,9 +38,7 @@ use crate::{Code, RequestError, Session};
 /// use tidewire_store::{Store, StoreOptions};
 ///
 /// # tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
-/// let mut options = ServerOptions::default();
-/// options.port = 0;
-/// let server = Server::start(Store::memory(StoreOptions::default()), options).await?;
+/// let server = Server::start(Store::memory(StoreOptions::default()), ServerOptions::default().port(0)).await?;
 /// let client = server.client(None);
 /// let config = json!({"key": "id", "schema": {"id": {"type": "string"}}});
 /// client.request::<Json>("store.defineBucket", json!({"name": "tides", "config": config})).await?;

@@ -1,7 +1,34 @@
-//! Tidewire: a realtime backend. Applications define buckets of JSON records, clients subscribe to live queries over WebSocket, and
-//! every commit reaches every subscriber that should see it.
+//! A realtime backend. Applications define buckets of JSON records, clients subscribe to live queries over WebSocket, and every commit
+//! reaches every subscriber whose result it changes.
+//!
+//! This is the library behind the program `tidewire`. A [`Server`] serves a [`Store`](tidewire_store::Store) until it is stopped, with the
+//! settings of [`ServerOptions`]. The embedding program can be a [`Client`] without a socket, validate tokens and decide on permissions
+//! ([`auth`]), and answer queries in code ([`ProgrammaticQuery`]).
+//!
+//! ```
+//! use std::time::Duration;
+//! use serde_json::{Value, json};
+//! use tidewire::{Server, ServerOptions};
+//! use tidewire_store::{Store, StoreOptions};
+//!
+//! # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let store = Store::memory(StoreOptions::default());
+//! store.define_bucket("tides", json!({"key": "id", "schema": {"id": {"type": "string"}}})).await?;
+//! let server = Server::start(store, ServerOptions::default().port(0)).await?;
+//! println!("listening on {}", server.url());
+//!
+//! // A client in this process. Others connect to the URL.
+//! let client = server.client(None);
+//! let mut tides = client.subscribe::<Vec<Value>>(json!({"config": {"bucket": "tides"}})).await?;
+//! client.insert::<Value>("tides", json!({"id": "Brest", "metres": 4.2})).await?;
+//! let push = tides.next().await?;
+//! assert_eq!(push.data.unwrap()[0]["metres"], 4.2);
+//!
+//! server.stop(Duration::from_secs(5)).await;
+//! # Ok(()) }
+//! ```
 
-mod auth;
+pub mod auth;
 mod client;
 pub mod config;
 mod machine;
@@ -18,17 +45,10 @@ mod state;
 mod transport;
 mod work;
 
-pub use auth::{
-    Access, DefaultAccess, Grants, Jwt, JwtAlgorithm, JwtError, JwtKey, JwtKeys, JwtOptions, PermissionCheck,
-    Permissions, Rule, RuleError, Session, StaticToken, StaticTokens, StaticTokensError, Tier, TokenExpiry,
-    TokenValidator, Validation, ValidatorFailed,
-};
 pub use client::{Client, ClientPush, ClientSubscription};
 pub use metrics::ServerStats;
 pub use network::{Network, NetworkError};
-pub use options::{
-    Auth, Backpressure, BeforeLogin, ConnectionLimits, Heartbeat, Memory, RateLimit, ServerOptions, TlsFiles,
-};
+pub use options::{Backpressure, ConnectionLimits, Heartbeat, Memory, RateLimit, ServerOptions, TlsFiles};
 pub use protocol::disconnect::Disconnect;
 pub use protocol::error::{Code, RequestError};
 pub use push::programmatic::ProgrammaticQuery;

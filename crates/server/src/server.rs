@@ -15,6 +15,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use crate::auth::Session;
 use crate::client::Client;
 use crate::metrics::{self, ServerStats};
 use crate::protocol::disconnect::Disconnect;
@@ -23,7 +24,7 @@ use crate::state::ServerState;
 use crate::transport::http::Pages;
 use crate::transport::listener::{Listener, Phase};
 use crate::transport::websocket::WebSocketProtocol;
-use crate::{ServerOptions, Session, revoked_users};
+use crate::{ServerOptions, revoked_users};
 
 /// Writes of a connection that wait for the disk together: as many as a busy client has in flight.
 const MAX_IN_FLIGHT: usize = 128;
@@ -46,9 +47,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 ///
 /// # tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
 /// let store = Store::memory(StoreOptions::default());
-/// let mut options = ServerOptions::default();
-/// options.port = 0;
-/// let server = Server::start(store, options).await?;
+/// let server = Server::start(store, ServerOptions::default().port(0)).await?;
 /// println!("listening on {}", server.url());
 /// assert_eq!(server.connection_count(), 0);
 /// server.stop(std::time::Duration::ZERO).await;
@@ -247,10 +246,10 @@ impl Server {
         self.state.revoke(|session| session.user_id == user_id)
     }
 
-    /// Takes [`Auth::validator`](crate::Auth::validator) and [`tls`](ServerOptions::tls) from these options, and reads the files of
+    /// Takes [`Auth::validator`](crate::auth::Auth::validator) and [`tls`](ServerOptions::tls) from these options, and reads the files of
     /// the certificate again. The other options are not looked at. If there is an error, nothing has changed.
     ///
-    /// The validator is for all further logins. A session that it does not [keep](crate::TokenValidator::keeps), such as one that
+    /// The validator is for all further logins. A session that it does not [keep](crate::auth::TokenValidator::keeps), such as one that
     /// was logged in with a removed static token, ends at once: its connection is closed with
     /// [`Disconnect::SESSION_REVOKED`]. The certificate is for new connections; open ones go on. Returns the number of
     /// connections that were closed.

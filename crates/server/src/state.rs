@@ -12,6 +12,7 @@ use tidewire_live::{Live, LiveOptions};
 use tidewire_store::Store;
 use tokio::runtime::Handle;
 
+use crate::auth::{Auth, TokenValidator};
 use crate::auth::{ReloadableValidator, Revocations, Session};
 use crate::metrics::counters::Counters;
 use crate::metrics::operations::OperationMetrics;
@@ -23,7 +24,7 @@ use crate::session::connection::{Connection, ConnectionInfo};
 use crate::session::login_throttle::LoginThrottle;
 use crate::session::rate_limit::{RateKey, RateLimiter};
 use crate::work::WorkPool;
-use crate::{Auth, ServerOptions, TokenValidator, revoked_users};
+use crate::{ServerOptions, revoked_users};
 
 /// What all connections of a server share.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value as Json, json};
-use tidewire::{Server, ServerOptions};
+use tidewire::{Heartbeat, Memory, Server, ServerOptions};
 use tidewire_store::{Limits, Store, StoreOptions};
 use tidewire_testkit::{CountingAllocator, PATIENCE};
 use tokio::io::AsyncWriteExt as _;
@@ -50,11 +50,11 @@ impl Target {
         let store = Store::memory(limits);
         let config = json!({"key": "id", "schema": {"id": {"type": "string", "generated": "uuid"}}});
         store.define_bucket("b", config).wait().unwrap();
-        let mut options = ServerOptions::default();
-        options.port = 0;
-        options.max_result_bytes = MAX_RESULT_BYTES;
-        options.memory.max_bytes = MAX_BYTES;
-        options.heartbeat.interval = Duration::from_hours(1);
+        let options = ServerOptions::default()
+            .port(0)
+            .max_result_bytes(MAX_RESULT_BYTES)
+            .memory(Memory::default().max_bytes(MAX_BYTES))
+            .heartbeat(Heartbeat::default().interval(Duration::from_hours(1)));
         let server = Server::start(store.clone(), options).await.unwrap();
         Self { server, store, _turn: turn }
     }

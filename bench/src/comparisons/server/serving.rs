@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use serde_json::{Map, Value as Json, json};
-use tidewire::{Server, ServerOptions};
+use tidewire::{Heartbeat, Server, ServerOptions};
 use tidewire_store::{Store, StoreOptions};
 use tokio::runtime;
 use tracing_subscriber::EnvFilter;
@@ -52,10 +52,9 @@ fn play(arguments: &[String]) {
     let runtime =
         runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime starts");
     runtime.block_on(async {
-        let mut options = ServerOptions::default();
-        options.port = 0;
         // The clients do not answer pings.
-        options.heartbeat.interval = Duration::from_hours(1);
+        let heartbeat = Heartbeat::default().interval(Duration::from_hours(1));
+        let options = ServerOptions::default().port(0).heartbeat(heartbeat);
         let server = Server::start(store, options).await.expect("the server starts");
         println!("listening on {}", server.address());
         future::pending::<()>().await;

@@ -165,7 +165,7 @@ mod tests {
     use tidewire_store::Row;
 
     use super::*;
-    use crate::{Permissions, Session};
+    use crate::auth::{Permissions, Session};
 
     fn grants(default: DefaultAccess, rules: impl IntoIterator<Item = Rule>) -> Grants {
         Permissions::new(default, rules).for_session(&Session::new("ann", ["member", "editor"]))
@@ -428,8 +428,8 @@ mod tests {
             let (sources, rules): (Vec<_>, Vec<_>) =
                 sources.into_iter().filter_map(|one| one.rule().map(|rule| (one, rule))).unzip();
             let default = if is_denied { DefaultAccess::Deny } else { DefaultAccess::Allow };
-            let mut session = Session::new("ann", roles.clone());
-            session.metadata = json!({"given": "team", "missing": null}).as_object().unwrap().clone();
+            let metadata = json!({"given": "team", "missing": null}).as_object().unwrap().clone();
+            let session = Session::new("ann", roles.clone()).metadata(metadata);
             let grants = Permissions::new(default, rules).for_session(&session);
             for operation in OPERATIONS {
                 let mut is_ever = false;

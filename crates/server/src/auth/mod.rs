@@ -1,8 +1,13 @@
-//! Authentication and authorization: tokens, sessions, permissions. Free of I/O and clocks; the current time is an argument.
+//! Authentication and authorization: tokens, sessions, permissions.
+//!
+//! [`Auth`] is the setting of a server. A [`TokenValidator`] turns the token of a login into a [`Session`]; [`StaticTokens`] and [`Jwt`]
+//! are two of them. [`Permissions`] decide what the roles of a session may do. There is no I/O and no clock here: the current time is
+//! an argument.
 
 mod credential;
 mod grants;
 mod jwt;
+mod options;
 mod pattern;
 mod permissions;
 mod reloadable;
@@ -17,6 +22,7 @@ mod validator;
 pub(crate) use grants::Grant;
 pub use grants::{Access, Grants};
 pub use jwt::{Jwt, JwtAlgorithm, JwtError, JwtKey, JwtKeys, JwtOptions};
+pub use options::{Auth, BeforeLogin};
 pub use permissions::{DefaultAccess, PermissionCheck, Permissions, Rule, RuleError};
 pub(crate) use reloadable::ReloadableValidator;
 pub(crate) use revocations::{Full, Revocations};

@@ -18,11 +18,17 @@ pub trait PermissionCheck: Send + Sync + 'static {
     fn check(&self, session: &Session, operation: &str, resource: &str) -> Option<bool>;
 }
 
+impl<C: PermissionCheck + ?Sized> PermissionCheck for Arc<C> {
+    fn check(&self, session: &Session, operation: &str, resource: &str) -> Option<bool> {
+        (**self).check(session, operation, resource)
+    }
+}
+
 /// The permission rules of a server, and the access where no rule applies.
 ///
 /// ```
 /// use serde_json::json;
-/// use tidewire::{Access, DefaultAccess, Permissions, Rule, Session};
+/// use tidewire::auth::{Access, DefaultAccess, Permissions, Rule, Session};
 ///
 /// let permissions = Permissions::new(
 ///     DefaultAccess::Deny,
@@ -35,7 +41,7 @@ pub trait PermissionCheck: Send + Sync + 'static {
 /// assert_eq!(grants.access("store.get", Some("harbours")), Access::All);
 /// assert_eq!(grants.access("store.insert", Some("harbours")), Access::Denied);
 /// assert!(matches!(grants.access("store.insert", Some("trips")), Access::Rows(_)));
-/// # Ok::<(), tidewire::RuleError>(())
+/// # Ok::<(), tidewire::auth::RuleError>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct Permissions {

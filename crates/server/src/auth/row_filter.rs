@@ -150,9 +150,7 @@ mod tests {
     use super::*;
 
     fn session(metadata: &Json) -> Session {
-        let mut session = Session::new("ann", ["member", "editor"]);
-        session.metadata = metadata.as_object().unwrap().clone();
-        session
+        Session::new("ann", ["member", "editor"]).metadata(metadata.as_object().unwrap().clone())
     }
 
     fn resolved(filter: Json, metadata: &Json) -> Filter {

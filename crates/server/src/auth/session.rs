@@ -36,13 +36,27 @@ impl Session {
         Self { user_id: user_id.into(), roles, ..Self::default() }
     }
 
+    /// Sets [`metadata`](#structfield.metadata).
+    #[must_use]
+    pub fn metadata(mut self, metadata: Map<String, Json>) -> Self {
+        self.metadata = metadata;
+        self
+    }
+
+    /// Sets [`expires_at`](#structfield.expires_at).
+    #[must_use]
+    pub fn expires_at(mut self, expires_at: u64) -> Self {
+        self.expires_at = Some(expires_at);
+        self
+    }
+
     /// Returns whether the session has expired. `now` is in milliseconds since 1970.
     pub fn is_expired(&self, now: u64) -> bool {
         self.expires_at.is_some_and(|expires_at| expires_at <= now)
     }
 
     /// Returns the highest tier of the roles `reader`, `writer` and `admin`. A session that has none of them has the
-    /// [default tier](crate::Auth::default_tier) of the server.
+    /// [default tier](crate::auth::Auth::default_tier) of the server.
     pub fn tier(&self) -> Option<Tier> {
         self.roles.iter().filter_map(|role| Tier::of_role(role)).max()
     }

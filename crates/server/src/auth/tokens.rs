@@ -184,9 +184,22 @@ impl StaticToken {
         Self { user_id: user_id.into(), roles, metadata: Map::new(), expiry: TokenExpiry::Never }
     }
 
+    /// Sets [`metadata`](#structfield.metadata).
+    #[must_use]
+    pub fn metadata(mut self, metadata: Map<String, Json>) -> Self {
+        self.metadata = metadata;
+        self
+    }
+
+    /// Sets [`expiry`](#structfield.expiry).
+    #[must_use]
+    pub fn expiry(mut self, expiry: TokenExpiry) -> Self {
+        self.expiry = expiry;
+        self
+    }
+
     fn session(&self, now: u64) -> Session {
-        let mut session = Session::new(&self.user_id, &self.roles);
-        session.metadata.clone_from(&self.metadata);
+        let mut session = Session::new(&self.user_id, &self.roles).metadata(self.metadata.clone());
         session.expires_at = match self.expiry {
             TokenExpiry::Never => None,
             TokenExpiry::At(time) => Some(time),
@@ -205,10 +218,7 @@ mod tests {
     use super::*;
 
     fn token(user_id: &str, expiry: TokenExpiry) -> StaticToken {
-        let mut token = StaticToken::new(user_id, ["writer"]);
-        token.metadata.insert("team".to_owned(), json!(7));
-        token.expiry = expiry;
-        token
+        StaticToken::new(user_id, ["writer"]).metadata(Map::from_iter([("team".to_owned(), json!(7))])).expiry(expiry)
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The interface of token validation.
 
 use std::pin::Pin;
+use std::sync::Arc;
 
 use super::Session;
 
@@ -21,6 +22,16 @@ pub trait TokenValidator: Send + Sync + 'static {
     fn keeps(&self, session: &Session) -> bool {
         let _ = session;
         true
+    }
+}
+
+impl<V: TokenValidator + ?Sized> TokenValidator for Arc<V> {
+    fn validate<'a>(&'a self, token: &'a str, now: u64) -> Validation<'a> {
+        (**self).validate(token, now)
+    }
+
+    fn keeps(&self, session: &Session) -> bool {
+        (**self).keeps(session)
     }
 }
 

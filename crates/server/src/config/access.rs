@@ -5,8 +5,9 @@
 use std::fmt::Write as _;
 
 use super::Config;
+use crate::Explanation;
+use crate::auth::{Session, Tier};
 use crate::ops::table::{OPERATIONS, Operation, Scope};
-use crate::{Explanation, Session, Tier};
 
 const ALL_BUCKETS: &str = "all buckets";
 

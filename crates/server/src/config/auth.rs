@@ -12,11 +12,11 @@ use super::overrides::Environment;
 use super::permissions::permissions;
 use super::tree::Value;
 use super::unsupported::{IDENTITY_KEYS, check_identity};
-use crate::auth::{MIN_TOKEN_BITS, digest_of, is_sha256, strength_bits};
-use crate::{
+use crate::auth::{
     Auth, Jwt, JwtAlgorithm, JwtError, JwtKey, JwtKeys, JwtOptions, Permissions, StaticToken, StaticTokens,
     StaticTokensError, Tier, TokenExpiry, TokenValidator,
 };
+use crate::auth::{MIN_TOKEN_BITS, digest_of, is_sha256, strength_bits};
 
 pub(super) const KEYS: &[&str] = &[
     "required",
@@ -138,8 +138,7 @@ impl AuthDraft {
             (None, Some((jwt, _))) => Arc::new(jwt?),
             (None, None) => return report.fail(needs_source?, key, Problem::NoTokenSource),
         };
-        let mut auth = Auth::new(validator);
-        auth.required = self.required.as_ref().is_none_or(|(required, _)| *required);
+        let mut auth = Auth::new(validator).required(self.required.as_ref().is_none_or(|(required, _)| *required));
         let has_permissions = self.permissions.is_some();
         if let Some((permissions, _)) = self.permissions {
             auth.permissions = permissions;
@@ -326,14 +325,15 @@ fn jwt(entry: &Entry<'_>, environment: Environment<'_>, report: &mut Report) -> 
             Some(_) => entry.missing(report, "publicKeyFile", PUBLIC_KEY_FILE),
         };
     };
-    let mut options = match source {
-        Source::Key(key) => JwtOptions::new(algorithm.unwrap_or(JwtAlgorithm::Hs256), key),
+    let keys = match source {
+        Source::Key(key) => JwtKeys::One(algorithm.unwrap_or(JwtAlgorithm::Hs256), key),
         // Each key has the algorithm of its type.
         Source::KeySet(_) if algorithm.is_some() => {
             return entry.fail(report, Problem::Exclusive { one: "algorithm", other: "jwksFile" });
         }
-        Source::KeySet(json) => JwtOptions::with_keys(JwtKeys::Set(json)),
+        Source::KeySet(json) => JwtKeys::Set(json),
     };
+    let mut options = JwtOptions::new(keys);
     (options.issuer, options.audience, options.max_age) = (issuer, audience, max_age);
     options.user_claim = user_claim.map_or(options.user_claim, str::to_owned);
     options.roles_claim = roles_claim.map_or(options.roles_claim, str::to_owned);

@@ -8,7 +8,8 @@ use tidewire_store::query::QueryError;
 use tidewire_store::schema::DefinitionError;
 
 use super::location::Location;
-use crate::{JwtError, RuleError, StartError, StaticTokensError};
+use crate::StartError;
+use crate::auth::{JwtError, RuleError, StaticTokensError};
 
 /// Why the command line, the environment and the file yield no [`Command`](super::Command).
 #[derive(Debug)]

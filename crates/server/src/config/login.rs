@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::entry::{Entry, Report};
 use super::settings::{MAX_BYTES, MAX_COUNT, set};
-use crate::Auth;
+use crate::auth::Auth;
 
 pub(super) const RATE_LIMIT_KEYS: &[&str] = &["maxAttempts", "windowMs"];
 pub(super) const BEFORE_LOGIN_KEYS: &[&str] = &["maxPayloadBytes", "maxRequests", "windowMs", "maxConnectionsPerIp"];

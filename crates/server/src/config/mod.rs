@@ -48,7 +48,8 @@ use self::entry::{Entry, Report};
 use self::overrides::Overrides;
 use self::reload::FixedSettings;
 use self::settings::Settings;
-use crate::{Explanation, ServerOptions, Session};
+use crate::auth::Session;
+use crate::{Explanation, ServerOptions};
 
 /// A command of the program, with its settings.
 #[derive(Debug, Clone)]
@@ -203,8 +204,8 @@ impl Command {
 impl AccessQuestion {
     fn answer(self, server: &ServerOptions) -> Result<Command, ConfigErrors> {
         let is_session = !self.roles.is_empty() || self.user.is_some() || self.metadata.is_some();
-        let mut session = Session::new(self.user.unwrap_or_default(), self.roles);
-        session.metadata = self.metadata.unwrap_or_default();
+        let session =
+            Session::new(self.user.unwrap_or_default(), self.roles).metadata(self.metadata.unwrap_or_default());
         let explained = server.explain(is_session.then_some(&session), &self.operation, self.bucket.as_deref());
         match explained {
             Ok(explanation) => Ok(Command::CheckAccess(Box::new(explanation))),

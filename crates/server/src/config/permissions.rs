@@ -4,8 +4,8 @@ use serde_json::Value as Json;
 
 use super::entry::{Entry, Report, closest};
 use super::tree::Value;
+use crate::auth::{DefaultAccess, Permissions, Rule, RuleError};
 use crate::ops::table;
-use crate::{DefaultAccess, Permissions, Rule, RuleError};
 
 pub(super) const KEYS: &[&str] = &["default", "rules"];
 pub(super) const RULE_KEYS: &[&str] = &["role", "allow", "buckets", "topics", "where"];

@@ -20,7 +20,8 @@ use super::overrides::Environment;
 use super::reload::FixedSettings;
 use super::unsupported::UnsupportedKeys;
 use super::{Config, Engine, comments};
-use crate::{Backpressure, ConnectionLimits, Heartbeat, RateLimit, ServerOptions, Tier, TlsFiles, machine};
+use crate::auth::Tier;
+use crate::{Backpressure, ConnectionLimits, Heartbeat, RateLimit, ServerOptions, TlsFiles, machine};
 
 pub(super) const KEYS: &[&str] = &[
     "port",

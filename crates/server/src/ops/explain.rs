@@ -53,8 +53,8 @@ fn session(params: &Params<'_>) -> Result<Option<Session>, RequestError> {
     if user_id.is_none() && roles.is_none() && metadata.is_none() {
         return Ok(None);
     }
-    let mut session = Session::new(user_id.unwrap_or_default(), roles.unwrap_or_default());
-    session.metadata = metadata.unwrap_or_default();
+    let session =
+        Session::new(user_id.unwrap_or_default(), roles.unwrap_or_default()).metadata(metadata.unwrap_or_default());
     Ok(Some(session))
 }
 

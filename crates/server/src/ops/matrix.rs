@@ -3,16 +3,12 @@
 //! What a request comes to, over the in-process client, is compared with a short statement of the rules, and with the explanation
 //! that an administrator would get.
 
-use std::sync::Arc;
-
 use serde_json::{Value as Json, json};
 use tidewire_store::{Store, StoreOptions};
 
 use super::table::{Operation, OperationId, Scope};
-use crate::{
-    Auth, Code, DefaultAccess, Permissions, RequestError, Rule, Server, ServerOptions, Session, StaticToken,
-    StaticTokens, Tier,
-};
+use crate::auth::{Auth, DefaultAccess, Permissions, Rule, Session, StaticToken, StaticTokens, Tier};
+use crate::{Code, RequestError, Server, ServerOptions};
 
 /// Parameters with which an operation is harmless, and is valid as far as it is served.
 fn params(operation: &Operation) -> Json {
@@ -74,12 +70,12 @@ impl Setting {
 
     fn options(&self) -> ServerOptions {
         let tokens = StaticTokens::new([("t", StaticToken::new("u", [""; 0]))]).unwrap();
-        let mut auth = Auth::new(Arc::new(tokens));
-        auth.required = self.is_required;
         let roles = ["reader", "writer", "admin", "custom"].iter().filter(|_| self.has_rules);
-        auth.permissions = Permissions::new(self.default, roles.map(|role| Rule::new(*role, ["*"])));
-        (auth.default_tier, auth.anonymous_tier) = (self.default_tier, self.anonymous_tier);
-        ServerOptions { port: 0, auth: Some(auth), ..ServerOptions::default() }
+        let permissions = Permissions::new(self.default, roles.map(|role| Rule::new(*role, ["*"])));
+        let mut auth =
+            Auth::new(tokens).required(self.is_required).permissions(permissions).default_tier(self.default_tier);
+        auth.anonymous_tier = self.anonymous_tier;
+        ServerOptions::default().port(0).auth(auth)
     }
 
     /// The code with which an operation is refused to a client; none if it is allowed.

@@ -94,7 +94,7 @@ pub(super) fn revoke(call: &Call<'_>) -> Handled {
 }
 
 /// The longest user id that can be revoked: the longest signed token, and so the longest id in one.
-const MAX_USER_ID_BYTES: usize = crate::Jwt::MAX_LEN;
+const MAX_USER_ID_BYTES: usize = crate::auth::Jwt::MAX_LEN;
 /// The longest reason, which is logged.
 const MAX_REASON_BYTES: usize = 256;
 

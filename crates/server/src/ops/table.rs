@@ -6,7 +6,7 @@ use std::ops::Deref;
 use std::sync::LazyLock;
 
 use super::{Call, Handled, auth, explain, server, store_admin, store_reads, store_writes, subscribe};
-use crate::Tier;
+use crate::auth::Tier;
 
 /// An operation of the wire protocol.
 #[derive(Debug)]

@@ -26,6 +26,16 @@ pub trait ProgrammaticQuery: Send + Sync + std::fmt::Debug + 'static {
     fn answer(&self, view: &View<'_>, params: &Map<String, Json>) -> Result<Json, RequestError>;
 }
 
+impl<Q: ProgrammaticQuery + ?Sized> ProgrammaticQuery for Arc<Q> {
+    fn buckets(&self) -> Vec<String> {
+        (**self).buckets()
+    }
+
+    fn answer(&self, view: &View<'_>, params: &Map<String, Json>) -> Result<Json, RequestError> {
+        (**self).answer(view, params)
+    }
+}
+
 /// The result of a programmatic query.
 #[derive(Debug, Clone)]
 pub(crate) struct Computed {

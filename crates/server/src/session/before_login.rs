@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use super::address_limit::{AddressLimit, AddressPermit, network};
 use super::rate_limit::{RateKey, RateLimiter};
-use crate::{BeforeLogin, RequestError};
+use crate::RequestError;
+use crate::auth::BeforeLogin;
 
 /// The limits of all connections that have not logged in.
 #[derive(Debug)]

@@ -12,8 +12,9 @@ use tidewire_store::{Filter, ReferenceFilter};
 
 use super::decision::{Decision, Grounds, Refusal};
 use crate::auth::{Access, Grants, Session};
+use crate::auth::{Auth, Tier};
 use crate::ops::table::{OperationId, Scope};
-use crate::{Auth, Code, RequestError, Tier};
+use crate::{Code, RequestError};
 
 /// A session, and the permissions that it has.
 #[derive(Debug)]

@@ -2,7 +2,8 @@
 
 use tidewire_store::Filter;
 
-use crate::{Code, RequestError, Tier};
+use crate::auth::Tier;
+use crate::{Code, RequestError};
 
 /// Whether a client may use an operation on a bucket, and why. It is made for every request, so it borrows and allocates nothing
 /// but the row filter.

@@ -10,8 +10,9 @@ use serde_json::{Value as Json, json};
 use super::caller::{Caller, Login};
 use super::decision::{Decision, Grounds, Refusal};
 use crate::auth::Grant;
+use crate::auth::{Session, Tier};
 use crate::ops::table::{OPERATIONS, OperationId, Scope, closest_name};
-use crate::{RequestError, ServerOptions, Session, Tier};
+use crate::{RequestError, ServerOptions};
 
 /// Why a client may or may not use an operation: see [`ServerOptions::explain`].
 #[derive(Debug, Clone, PartialEq)]
@@ -44,12 +45,11 @@ impl ServerOptions {
     /// that names one is explained for a bucket that no rule names. For an operation of `rules.*` the bucket is a topic.
     ///
     /// ```
-    /// use std::sync::Arc;
-    /// use tidewire::{Auth, ServerOptions, Session, StaticToken, StaticTokens, Tier};
+    /// use tidewire::auth::{Auth, Session, StaticToken, StaticTokens, Tier};
+    /// use tidewire::ServerOptions;
     ///
     /// let tokens = StaticTokens::new([("1f0c8a52", StaticToken::new("mara", ["diver"]))])?;
-    /// let mut options = ServerOptions::default();
-    /// options.auth = Some(Auth::new(Arc::new(tokens)));
+    /// let options = ServerOptions::default().auth(Auth::new(tokens));
     /// let mara = Session::new("mara", ["diver"]);
     /// assert!(options.explain(Some(&mara), "store.insert", Some("boats"))?.is_allowed);
     /// let explanation = options.explain(Some(&mara), "store.dropBucket", Some("boats"))?;

@@ -14,9 +14,7 @@ use crate::faulty_disk::FaultyDisk;
 use crate::raw::{Raw, handshake};
 
 fn with_admin() -> ServerOptions {
-    let mut options = options();
-    options.admin_listen = Some(([127, 0, 0, 1], 0).into());
-    options
+    options().admin_listen(([127, 0, 0, 1], 0))
 }
 
 /// The status and body of a page.
@@ -93,9 +91,7 @@ async fn a_flood_of_one_port_leaves_the_other_one_alone() {
     assert_eq!(get(server.address(), "/health").await.0, 200);
     drop(idle);
 
-    let mut options = with_admin();
-    options.max_connections = 1;
-    let server = serve(options).await;
+    let server = serve(with_admin().max_connections(1)).await;
     let idle = Raw::connect(&server).await;
     let mut refused = Raw::connect(&server).await;
     assert_eq!(refused.head().await.0, 503);
@@ -107,9 +103,7 @@ async fn a_flood_of_one_port_leaves_the_other_one_alone() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn slow_peers_are_cut_off_and_pages_of_strangers_refused() {
-    let mut options = with_admin();
-    options.handshake_timeout = Duration::from_millis(50);
-    let server = serve(options).await;
+    let server = serve(with_admin().handshake_timeout(Duration::from_millis(50))).await;
     let admin = server.admin_address().unwrap();
     let mut slow = Raw::connect_to(admin).await;
     slow.write(b"GET /metrics HTTP/1.1\r\n").await;
@@ -143,9 +137,8 @@ async fn it_ends_with_the_server() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_admin_address_in_use_prevents_the_start() {
     let one = serve(with_admin()).await;
-    let mut options = options();
-    options.admin_listen = one.admin_address();
+    let taken = one.admin_address().unwrap();
+    let options = options().admin_listen(taken);
     let error = Server::start(Store::memory(StoreOptions::default()), options).await.unwrap_err();
-    let port = one.admin_address().unwrap().port();
-    assert!(matches!(error, StartError::Listen { port: taken, .. } if taken == port), "{error}");
+    assert!(matches!(error, StartError::Listen { port, .. } if port == taken.port()), "{error}");
 }

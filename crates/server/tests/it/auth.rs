@@ -1,14 +1,14 @@
 //! Logging in and out.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ring::hmac;
 use serde_json::{Value as Json, json};
-use tidewire::{
-    Auth, Jwt, JwtAlgorithm, JwtKey, JwtOptions, RateLimit, Session, TokenExpiry, TokenValidator, Validation,
+use tidewire::RateLimit;
+use tidewire::auth::{
+    Auth, Jwt, JwtAlgorithm, JwtKey, JwtKeys, JwtOptions, Session, TokenExpiry, TokenValidator, Validation,
     ValidatorFailed,
 };
 
@@ -16,17 +16,9 @@ use crate::client::{Client, options, serve};
 use crate::house::{House, NOON, tokens, user};
 
 fn people() -> Auth {
-    let mut brief = user("brief", &["writer"]);
-    brief.expiry = TokenExpiry::After(Duration::from_secs(1));
-    let mut over = user("over", &["writer"]);
-    over.expiry = TokenExpiry::At(NOON);
+    let brief = user("brief", &["writer"]).expiry(TokenExpiry::After(Duration::from_secs(1)));
+    let over = user("over", &["writer"]).expiry(TokenExpiry::At(NOON));
     tokens([user("ann", &["writer", "diver"]), user("bob", &[]), brief, over])
-}
-
-fn optional(auth: Auth) -> Auth {
-    let mut auth = auth;
-    auth.required = false;
-    auth
 }
 
 async fn message_of(client: &mut Client, operation: &str, params: Json) -> (String, String) {
@@ -111,7 +103,7 @@ async fn strangers_do_not_learn_what_there_is() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_need_not_log_in_may() {
-    let house = House::open(optional(tokens([user("rea", &["reader"])]))).await;
+    let house = House::open(tokens([user("rea", &["reader"])]).required(false)).await;
     let mut client = house.stranger().await;
     assert_eq!(client.welcome["requiresAuth"], false);
     let bucket = |name: &str| json!({"name": name, "config": {"key": "id", "schema": {"id": {"type": "string"}}}});
@@ -163,7 +155,7 @@ async fn a_session_ends_when_its_time_is_over() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_that_nobody_needs_ends_as_well() {
-    let house = House::open(optional(people())).await;
+    let house = House::open(people().required(false)).await;
     let mut client = house.client("brief").await;
     house.advance(1000);
     let expired = ("UNAUTHORIZED".to_owned(), "Session expired".to_owned());
@@ -220,10 +212,8 @@ async fn the_first_late_request_ends_what_is_followed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn strangers_use_no_ones_budget() {
-    let house = House::open_with(people(), |options| {
-        options.rate_limit = Some(RateLimit::new(3, Duration::from_secs(1)));
-    })
-    .await;
+    let limit = RateLimit::new(3, Duration::from_secs(1));
+    let house = House::open_with(options().auth(people()).rate_limit(limit)).await;
     let mut client = house.stranger().await;
     for _ in 0..9 {
         assert_eq!(client.fail("store.buckets", json!({})).await.0, "UNAUTHORIZED");
@@ -262,7 +252,7 @@ impl TokenValidator for Broken {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_validator_that_fails_tells_nothing_and_keeps_the_session() {
-    let house = House::open(Auth::new(Arc::new(Broken))).await;
+    let house = House::open(Auth::new(Broken)).await;
     let mut client = house.client("good").await;
     let failed = message_of(&mut client, "auth.login", json!({"token": "bad"})).await;
     assert_eq!(failed, ("INTERNAL_ERROR".to_owned(), "Internal server error".to_owned()));
@@ -297,7 +287,11 @@ fn signed(header: &Json, claims: &Json, secret: &[u8]) -> String {
 }
 
 fn jwt(options: JwtOptions) -> Auth {
-    Auth::new(Arc::new(Jwt::new(options).unwrap()))
+    Auth::new(Jwt::new(options).unwrap())
+}
+
+fn hs256() -> JwtOptions {
+    JwtOptions::new(JwtKeys::One(JwtAlgorithm::Hs256, JwtKey::Secret(SECRET.to_vec())))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -307,7 +301,7 @@ async fn signed_tokens_of_every_algorithm_are_somebodys() {
     let secret = (JwtAlgorithm::Hs256, JwtKey::Secret(SECRET.to_vec()), own.as_str());
     let public = |(algorithm, pem, token): (_, &str, _)| (algorithm, JwtKey::PublicKey(pem.to_owned()), token);
     for (algorithm, key, token) in SIGNED.map(public).into_iter().chain([secret]) {
-        let house = House::open(jwt(JwtOptions::new(algorithm, key.clone()))).await;
+        let house = House::open(jwt(JwtOptions::new(JwtKeys::One(algorithm, key.clone())))).await;
         let mut client = house.stranger().await;
         // Neither one that is not signed, nor one whose signature is made with what everybody knows.
         let payload = token.split('.').nth(1).unwrap();
@@ -334,9 +328,7 @@ async fn signed_tokens_of_every_algorithm_are_somebodys() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn signed_tokens_are_for_somebody_by_somebody_and_for_a_time() {
-    let mut options = JwtOptions::new(JwtAlgorithm::Hs256, JwtKey::Secret(SECRET.to_vec()));
-    (options.issuer, options.audience) = (Some("harbour".to_owned()), Some("tides".to_owned()));
-    let house = House::open(jwt(options)).await;
+    let house = House::open(jwt(hs256().issuer("harbour").audience("tides"))).await;
     let mut client = house.stranger().await;
     let token = |change: &dyn Fn(&mut Json)| {
         let mut claims = json!({"sub": "mara", "iss": "harbour", "aud": ["tides"], "exp": NOON / 1000 + 10});
@@ -364,9 +356,7 @@ async fn signed_tokens_are_for_somebody_by_somebody_and_for_a_time() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_signed_token_and_its_session_end_at_the_maximum_age() {
-    let mut options = JwtOptions::new(JwtAlgorithm::Hs256, JwtKey::Secret(SECRET.to_vec()));
-    options.max_age = Some(Duration::from_secs(10));
-    let house = House::open(jwt(options)).await;
+    let house = House::open(jwt(hs256().max_age(Duration::from_secs(10)))).await;
     let mut client = house.stranger().await;
     let token = |claims: &Json| json!({"token": signed(&json!({"alg": "HS256"}), claims, SECRET)});
     assert_eq!(client.fail("auth.login", token(&json!({"sub": "mara"}))).await.0, "UNAUTHORIZED", "without `iat`");

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value as Json, json};
-use tidewire::{Rule, Server, ServerOptions};
+use tidewire::auth::Rule;
+use tidewire::{Backpressure, Heartbeat, Server, ServerOptions};
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::io::AsyncWriteExt as _;
 
@@ -17,10 +18,8 @@ use crate::page::metric;
 use crate::raw::{Raw, TEXT, frame};
 
 fn small(max_buffered_bytes: usize, high_water_mark: f64) -> ServerOptions {
-    let mut options = options();
-    options.backpressure.max_buffered_bytes = max_buffered_bytes;
-    options.backpressure.high_water_mark = high_water_mark;
-    options
+    options()
+        .backpressure(Backpressure::default().max_buffered_bytes(max_buffered_bytes).high_water_mark(high_water_mark))
 }
 
 /// Whoever writes: numbered records with so many bytes of padding.
@@ -127,10 +126,9 @@ async fn too_many_subscriptions_that_nobody_reads_end_the_connection() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_does_not_even_read_that_it_is_closed_is_given_up() {
-    let mut options = small(64 * 1024, 0.8);
-    options.heartbeat.interval = std::time::Duration::from_millis(300);
-    options.heartbeat.timeout = options.heartbeat.interval;
-    let server = serve(options).await;
+    let interval = std::time::Duration::from_millis(300);
+    let heartbeat = Heartbeat::default().interval(interval).timeout(interval);
+    let server = serve(small(64 * 1024, 0.8).heartbeat(heartbeat)).await;
     let mut stalled = Raw::small(&server).await;
     stalled.send(r#"{"id":1,"type":"store.defineBucket","name":"b","config":{"key":"id","schema":{"id":{"type":"string"}}}}"#).await;
     assert_eq!(stalled.json().await["type"], "result");
@@ -341,9 +339,8 @@ async fn a_flood_of_requests_is_answered_in_order_when_it_is_read() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_subscription_that_is_cancelled_while_it_is_refreshed_does_not_stop_the_others() {
     let gate = Arc::new(Gate::default());
-    let mut options = small(4096, 1.0);
-    options.queries.insert("gated".to_owned(), Arc::new(Gated { bucket: "p", gate: Arc::clone(&gate), owner: None }));
-    let server = &serve(options).await;
+    let gated = Gated { bucket: "p", gate: Arc::clone(&gate), owner: None };
+    let server = &serve(small(4096, 1.0).query("gated", gated)).await;
     let mut writer = Writer::new(server, 20_000).await;
     let config = json!({"key": "id", "schema": {"id": {"type": "string", "required": true}}});
     for bucket in ["p", "q"] {
@@ -389,13 +386,9 @@ async fn no_result_of_the_previous_login_follows_the_reply_to_a_login() {
     let gate = Arc::new(Gate::default());
     let auth = tokens([user("ann", &["member"]), user("bob", &["member"])]);
     let auth = only(auth, [own_rows("member"), Rule::new("member", ["store.*"]).on_buckets(["b"])]);
-    let house = House::open_with(auth, |options| {
-        let buffer = small(LIMIT, 1.0).backpressure;
-        (options.backpressure, options.max_result_bytes) = (buffer, 2 * LIMIT);
-        let mine = Gated { bucket: "notes", gate: Arc::clone(&gate), owner: Some("bob") };
-        options.queries.insert("mine".to_owned(), Arc::new(mine));
-    })
-    .await;
+    let mine = Gated { bucket: "notes", gate: Arc::clone(&gate), owner: Some("bob") };
+    let options = small(LIMIT, 1.0).max_result_bytes(2 * LIMIT).auth(auth).query("mine", mine);
+    let house = House::open_with(options).await;
     house.bucket("b", []).await;
     // The result of the second user does not fit beside anything else.
     let big = |id: u64| json!({"id": id.to_string(), "owner": "bob", "pad": "x".repeat(LIMIT / 5 - 500)});

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
-use tidewire::{Auth, Server, ServerOptions};
+use tidewire::auth::Auth;
+use tidewire::{Server, ServerOptions};
 use tidewire_store::engine::{Embedded, EmbeddedOptions};
 use tidewire_store::{Store, StoreOptions};
 use tidewire_testkit::{PATIENCE, wait_until_async};
@@ -23,17 +24,15 @@ struct Site {
 
 impl Site {
     async fn open() -> Self {
-        Self::open_with(|_| ()).await
+        Self::open_with(options()).await
     }
 
-    async fn open_with(change: impl FnOnce(&mut ServerOptions)) -> Self {
+    async fn open_with(options: ServerOptions) -> Self {
         let (disk, dir) = (FaultyDisk::default(), tempfile::tempdir().unwrap());
         let data = dir.path().join("data");
         let (store, _) = Store::open_on(Arc::new(disk.clone()), &data, StoreOptions::default()).unwrap();
         store.define_bucket("notes", notes()).wait().unwrap();
-        let mut options = options();
-        options.backup_dir = Some(dir.path().join("backups"));
-        change(&mut options);
+        let options = options.backup_dir(dir.path().join("backups"));
         Self { server: serve_store(store, options).await, disk, dir }
     }
 
@@ -206,8 +205,7 @@ async fn only_a_server_with_a_directory_and_a_durable_store_makes_backups() {
     assert!(error["message"].as_str().unwrap().contains("backupDir"), "{error}");
     // A store in memory keeps nothing that could be copied.
     let dir = tempfile::tempdir().unwrap();
-    let mut options = options();
-    options.backup_dir = Some(dir.path().join("backups"));
+    let options = options().backup_dir(dir.path().join("backups"));
     let server = serve(options).await;
     let mut client = Client::connect(&server).await;
     assert_eq!(client.fail("server.backup", json!({"name": "x"})).await.0, "VALIDATION_ERROR");
@@ -217,7 +215,7 @@ async fn only_a_server_with_a_directory_and_a_durable_store_makes_backups() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_backup_needs_the_admin_tier() {
-    let site = Site::open_with(|options| options.auth = Some(Auth::new(Arc::new(Tokens)))).await;
+    let site = Site::open_with(options().auth(Auth::new(Tokens))).await;
     let mut client = Client::connect(&site.server).await;
     assert_eq!(client.fail("server.backup", json!({"name": "x"})).await.0, "UNAUTHORIZED");
     for token in ["rea:reader", "will:writer"] {
@@ -228,9 +226,9 @@ async fn a_backup_needs_the_admin_tier() {
     assert_eq!(site.names(), [""; 0]);
     client.ask("auth.login", json!({"token": "mara:admin"})).await;
     client.ask("server.backup", json!({"name": "x"})).await;
-    let mut local = site.server.client(tidewire::Session::new("mara", ["admin"]));
+    let mut local = site.server.client(tidewire::auth::Session::new("mara", ["admin"]));
     assert_eq!(local.ask("server.backup", json!({"name": "local"})).await["name"], "local");
-    let mut reader = site.server.client(tidewire::Session::new("rea", ["reader"]));
+    let mut reader = site.server.client(tidewire::auth::Session::new("rea", ["reader"]));
     assert_eq!(reader.fail("server.backup", json!({"name": "y"})).await.0, "FORBIDDEN");
     assert_eq!(site.names(), ["local", "x"]);
 }

@@ -1,10 +1,10 @@
 //! What no proper client sends. It costs that connection at most, and nobody else anything.
 
 use std::fmt::Write as _;
-use std::sync::Arc;
 
 use serde_json::{Value as Json, json};
-use tidewire::{Auth, Server};
+use tidewire::Server;
+use tidewire::auth::Auth;
 use tidewire_testkit::{PATIENCE, wait_until_async};
 
 use crate::client::{Client, Tokens, is_left_with, options, serve};
@@ -301,11 +301,7 @@ async fn parameters_of_every_wrong_kind() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_panic_of_the_hosts_code_ends_that_connection_and_is_counted() {
-    let mut options = options();
-    let mut auth = Auth::new(Arc::new(Tokens));
-    auth.required = false;
-    options.auth = Some(auth);
-    let server = serve(options).await;
+    let server = serve(options().auth(Auth::new(Tokens).required(false))).await;
     let mut bystander = Bystander::new(&server).await;
     bystander.is_well(&server).await;
     for count in 1..=3 {

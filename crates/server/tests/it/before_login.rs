@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use futures_util::{SinkExt as _, StreamExt as _};
 use serde_json::{Value as Json, json};
-use tidewire::{Auth, RateLimit, Server};
+use tidewire::auth::{Auth, BeforeLogin};
+use tidewire::{Heartbeat, RateLimit, Server};
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::io::AsyncWriteExt as _;
 use tokio::time::Instant;
@@ -21,12 +22,8 @@ const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
-async fn serve_strangers(change: impl FnOnce(&mut Auth)) -> Server {
-    let mut options = options();
-    let mut auth = Auth::new(Arc::new(Tokens));
-    change(&mut auth);
-    options.auth = Some(auth);
-    serve(options).await
+async fn serve_with(auth: Auth) -> Server {
+    serve(options().auth(auth)).await
 }
 
 /// A message of so many bytes that is no JSON.
@@ -36,7 +33,7 @@ fn filler(bytes: usize) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_are_small_until_the_first_login() {
-    let server = serve_strangers(|_| ()).await;
+    let server = serve_with(Auth::new(Tokens)).await;
     let mut client = Client::connect(&server).await;
     // Small enough, and a failed login changes nothing.
     client.fail("auth.login", json!({"token": "nobody"})).await;
@@ -68,7 +65,7 @@ async fn messages_are_small_until_the_first_login() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_message_passes_right_behind_the_reply_to_the_login() {
-    let server = serve_strangers(|_| ()).await;
+    let server = serve_with(Auth::new(Tokens)).await;
     let mut client = Client::connect(&server).await;
     let config = json!({"key": "id", "schema": {"id": {"type": "string", "generated": "uuid"}}});
     client.ask("auth.login", json!({"token": "mara:admin"})).await;
@@ -82,14 +79,12 @@ async fn a_large_message_passes_right_behind_the_reply_to_the_login() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn where_no_login_is_required_nothing_is_limited() {
-    let server = serve_strangers(|auth| {
-        auth.required = false;
-        auth.login_timeout = Some(Duration::from_millis(1));
-        auth.before_login.max_payload_bytes = 10;
-        auth.before_login.max_connections_per_ip = 0;
-        auth.before_login.rate_limit = RateLimit::new(0, Duration::from_hours(1));
-    })
-    .await;
+    let limits = BeforeLogin::default()
+        .max_payload_bytes(10)
+        .max_connections_per_ip(0)
+        .rate_limit(RateLimit::new(0, Duration::from_hours(1)));
+    let auth = Auth::new(Tokens).required(false).login_timeout(Duration::from_millis(1)).before_login(limits);
+    let server = serve_with(auth).await;
     let mut client = Client::connect(&server).await;
     client.ask("store.buckets", json!({})).await;
     client.send_text(filler(MIB)).await;
@@ -100,7 +95,7 @@ async fn where_no_login_is_required_nothing_is_limited() {
 #[tokio::test(flavor = "multi_thread")]
 async fn strangers_hold_little_memory() {
     const SOCKETS: usize = 200;
-    let server = serve_strangers(|_| ()).await;
+    let server = serve_with(Auth::new(Tokens)).await;
     let mut large = frame(TEXT, filler(MIB).as_bytes());
     large.pop();
     let large = Arc::new(large);
@@ -145,9 +140,7 @@ async fn strangers_hold_little_memory() {
 async fn whoever_does_not_log_in_is_disconnected() {
     // The deadline falls between two pings, or the pings come first.
     for interval in [Duration::from_hours(1), Duration::from_secs(30)] {
-        let mut options = options();
-        options.auth = Some(Auth::new(Arc::new(Tokens)));
-        options.heartbeat.interval = interval;
+        let options = options().auth(Auth::new(Tokens)).heartbeat(Heartbeat::default().interval(interval));
         let server = serve(options).await;
         let mut client = Client::connect(&server).await;
         let began = Instant::now();
@@ -174,7 +167,7 @@ async fn next_message(client: &mut Client) -> Message {
 
 #[tokio::test(start_paused = true)]
 async fn whoever_has_logged_in_once_may_stay() {
-    let server = serve_strangers(|_| ()).await;
+    let server = serve_with(Auth::new(Tokens)).await;
     let (mut user, mut guest) = (Client::connect(&server).await, Client::connect(&server).await);
     tokio::time::advance(Duration::from_secs(119)).await;
     for client in [&mut user, &mut guest] {
@@ -186,7 +179,7 @@ async fn whoever_has_logged_in_once_may_stay() {
     assert_eq!(guest.ask("auth.whoami", json!({})).await["authenticated"], false);
 
     // Without a deadline nobody is disconnected.
-    let server = serve_strangers(|auth| auth.login_timeout = None).await;
+    let server = serve_with(Auth::new(Tokens).login_timeout(None)).await;
     let mut client = Client::connect(&server).await;
     tokio::time::advance(Duration::from_mins(30)).await;
     client.ask("auth.whoami", json!({})).await;
@@ -194,9 +187,8 @@ async fn whoever_has_logged_in_once_may_stay() {
 }
 
 async fn limited_house(max_requests: usize) -> House {
-    let mut auth = tokens([user("ann", &["writer"])]);
-    auth.before_login.rate_limit = RateLimit::new(max_requests, Duration::from_secs(1));
-    House::open(auth).await
+    let limit = RateLimit::new(max_requests, Duration::from_secs(1));
+    House::open(tokens([user("ann", &["writer"])]).before_login(BeforeLogin::default().rate_limit(limit))).await
 }
 
 fn limited(id: u64, retry_after: u64) -> Json {
@@ -245,13 +237,10 @@ async fn whatever_a_stranger_sends_counts() {
 
 #[tokio::test(start_paused = true)]
 async fn a_pong_is_heard_whatever_the_address_has_sent() {
-    let mut options = options();
-    let mut auth = Auth::new(Arc::new(Tokens));
-    auth.login_timeout = None;
-    auth.before_login.rate_limit = RateLimit::new(1, Duration::from_hours(10_000));
-    options.auth = Some(auth);
-    options.heartbeat.interval = Duration::from_secs(30);
-    let server = serve(options).await;
+    let limits = BeforeLogin::default().rate_limit(RateLimit::new(1, Duration::from_hours(10_000)));
+    let auth = Auth::new(Tokens).login_timeout(None).before_login(limits);
+    let heartbeat = Heartbeat::default().interval(Duration::from_secs(30));
+    let server = serve(options().auth(auth).heartbeat(heartbeat)).await;
     let mut client = Client::connect(&server).await;
     client.ask("auth.whoami", json!({})).await;
     for _ in 0..5 {
@@ -264,7 +253,8 @@ async fn a_pong_is_heard_whatever_the_address_has_sent() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_address_has_only_so_many_connections_before_a_login() {
-    let server = serve_strangers(|auth| auth.before_login.max_connections_per_ip = 2).await;
+    let limits = BeforeLogin::default().max_connections_per_ip(2);
+    let server = serve_with(Auth::new(Tokens).before_login(limits)).await;
     let (mut first, second) = (Client::connect(&server).await, Client::connect(&server).await);
     let refused = async || {
         let mut raw = Raw::connect(&server).await;

@@ -187,8 +187,7 @@ async fn a_page_of_a_stranger_cannot_connect_and_a_page_of_this_machine_can() {
     let server = serve(options()).await;
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let site = listener.local_addr().unwrap().port();
-    let mut open_to_evil = options();
-    open_to_evil.allowed_origins = Some(vec![format!("http://evil.example:{site}")]);
+    let open_to_evil = options().allowed_origins([format!("http://evil.example:{site}")]);
     let open_to_evil = serve(open_to_evil).await;
 
     let cases = [

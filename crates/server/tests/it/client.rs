@@ -8,20 +8,18 @@ use std::time::Duration;
 
 use futures_util::{SinkExt as _, StreamExt as _};
 use serde_json::{Value as Json, json};
-use tidewire::{Server, ServerOptions, Session, TokenValidator, Validation};
+use tidewire::auth::{Session, TokenValidator, Validation};
+use tidewire::{Heartbeat, Server, ServerOptions};
 use tidewire_store::{Clock, Store, StoreOptions};
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, client_async, connect_async_with_config};
 
-/// Options of a server on a port of its own, which asks nobody for signs of life.
+/// Options of a server on a free port, without pings.
 pub(crate) fn options() -> ServerOptions {
-    let mut options = ServerOptions::default();
-    options.port = 0;
-    // A slow machine is no silent client.
-    options.heartbeat.interval = Duration::from_hours(1);
-    options
+    // No pings, so that no client of a slow machine is taken for dead.
+    ServerOptions::default().port(0).heartbeat(Heartbeat::default().interval(Duration::from_hours(1)))
 }
 
 /// A server over a store in memory.

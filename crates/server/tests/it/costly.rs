@@ -61,8 +61,7 @@ async fn a_costly_read_delays_no_other_client_and_ends_with_its_own() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_costly_read_ends_at_its_deadline() {
-    let mut options = options();
-    options.request_timeout = Duration::from_millis(100);
+    let options = options().request_timeout(Duration::from_millis(100));
     let server = serve_texts(options).await;
     let mut client = Client::connect(&server).await;
     for (operation, params) in [
@@ -140,8 +139,7 @@ async fn a_push_comes_after_the_reply_to_the_large_write_that_caused_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn filters_have_a_limited_number_of_conditions() {
-    let mut options = options();
-    options.max_filter_conditions = 3;
+    let options = options().max_filter_conditions(3);
     let server = serve_texts(options).await;
     let mut client = Client::connect(&server).await;
     let filter = |count: usize| json!({"$or": (0..count).map(|n| json!({"id": n})).collect::<Vec<_>>()});
@@ -175,7 +173,7 @@ async fn filters_have_a_limited_number_of_conditions() {
 #[tokio::test(flavor = "multi_thread")]
 async fn conditions_of_row_permissions_are_not_counted() {
     let auth = only(tokens([user("mara", &["writer"])]), [own_rows("writer")]);
-    let house = House::open_with(auth, |options| options.max_filter_conditions = 1).await;
+    let house = House::open_with(options().auth(auth).max_filter_conditions(1)).await;
     house
         .bucket("tasks", [json!({"id": "a", "owner": "mara", "n": 1}), json!({"id": "b", "owner": "petr", "n": 1})])
         .await;
@@ -204,8 +202,7 @@ async fn a_transaction_with_a_long_read_is_refused_with_the_index_that_it_lacks(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn long_listings_are_made_on_the_pool() {
-    let mut options = options();
-    options.max_result_bytes = 30_000;
+    let options = options().max_result_bytes(30_000);
     let server = serve_texts(options).await;
     let mut client = Client::connect(&server).await;
     for operation in ["store.buckets", "store.stats", "server.stats", "server.connections"] {

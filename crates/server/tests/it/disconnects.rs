@@ -1,11 +1,11 @@
 //! Every close code of the server, provoked over a real socket. [`Disconnect::ALL`] lists them.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::SinkExt as _;
 use serde_json::json;
-use tidewire::{Auth, Disconnect, Server, ServerOptions};
+use tidewire::auth::Auth;
+use tidewire::{Backpressure, Disconnect, Heartbeat, Memory, Server, ServerOptions};
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::Message;
@@ -51,11 +51,7 @@ disconnects! {
 
 /// Options of a server that knows the tokens of [`Tokens`] and requires none.
 fn with_tokens() -> ServerOptions {
-    let mut options = options();
-    let mut auth = Auth::new(Arc::new(Tokens));
-    auth.required = false;
-    options.auth = Some(auth);
-    options
+    options().auth(Auth::new(Tokens).required(false))
 }
 
 /// The id of the only connection over a socket.
@@ -136,8 +132,7 @@ mod provoke {
     }
 
     pub(super) async fn a_message_above_the_memory_limit() -> Closed {
-        let mut options = options();
-        options.memory.max_bytes = 256 * 1024;
+        let options = options().memory(Memory::default().max_bytes(256 * 1024));
         let server = serve(options).await;
         let mut raw = Raw::websocket(&server).await;
         let message = frame(TEXT, &vec![b'x'; 1 << 20]);
@@ -154,10 +149,8 @@ mod provoke {
     }
 
     pub(super) async fn a_missing_pong() -> Closed {
-        let mut options = options();
-        (options.heartbeat.interval, options.heartbeat.timeout) =
-            (Duration::from_millis(20), Duration::from_millis(20));
-        let server = serve(options).await;
+        let interval = Duration::from_millis(20);
+        let server = serve(options().heartbeat(Heartbeat::default().interval(interval).timeout(interval))).await;
         let mut client = Client::connect(&server).await;
         assert_eq!(client.receive().await["type"], "ping");
         let closed = client.closed().await;
@@ -179,8 +172,7 @@ mod provoke {
     }
 
     pub(super) async fn too_many_connections_of_an_address() -> Closed {
-        let mut options = options();
-        options.max_connections_per_ip = Some(1);
+        let options = options().max_connections_per_ip(1);
         let server = serve(options).await;
         let mut first = Client::connect(&server).await;
         let mut second = Raw::connect(&server).await;
@@ -202,8 +194,7 @@ mod provoke {
     }
 
     pub(super) async fn a_client_that_does_not_read() -> Closed {
-        let mut options = options();
-        options.backpressure.max_buffered_bytes = 64 * 1024;
+        let options = options().backpressure(Backpressure::default().max_buffered_bytes(64 * 1024));
         let server = serve(options).await;
         let mut writer = server.client(None);
         let config = json!({"key": "id", "schema": {"id": {"type": "string", "required": true}}});
@@ -226,11 +217,8 @@ mod provoke {
     }
 
     pub(super) async fn a_client_that_does_not_log_in() -> Closed {
-        let mut options = options();
-        let mut auth = Auth::new(Arc::new(Tokens));
-        auth.login_timeout = Some(Duration::from_millis(50));
-        options.auth = Some(auth);
-        let server = serve(options).await;
+        let auth = Auth::new(Tokens).login_timeout(Duration::from_millis(50));
+        let server = serve(options().auth(auth)).await;
         let mut client = Client::connect(&server).await;
         let closed = client.closed().await;
         assert_eq!(Page::of(&server).await.get("logins_timed_out_total"), 1);

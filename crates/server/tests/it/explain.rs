@@ -1,7 +1,7 @@
 //! `auth.explain`: why somebody may or may not do something.
 
 use serde_json::{Value as Json, json};
-use tidewire::{Auth, Rule, Tier};
+use tidewire::auth::{Auth, Rule, Tier};
 
 use crate::house::{House, known, only, own_rows, tokens, user};
 
@@ -104,9 +104,7 @@ async fn a_connection_is_explained_as_it_is_logged_in() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_without_a_login_are_explained() {
-    let mut auth = auth();
-    (auth.required, auth.anonymous_tier) = (false, Some(Tier::Read));
-    let house = house(auth).await;
+    let house = house(auth().required(false).anonymous_tier(Tier::Read)).await;
     let mut ada = house.client("ada").await;
     let explain = |operation: &str| json!({"operation": operation, "bucket": "boats"});
     let get = ada.ask("auth.explain", explain("store.get")).await;

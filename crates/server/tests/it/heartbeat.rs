@@ -1,11 +1,11 @@
 //! Pings, pongs, and those who give no sign of life. Time is the runtime's, and passes when nothing else happens.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::SinkExt as _;
 use serde_json::json;
-use tidewire::{Auth, Server, ServerOptions};
+use tidewire::auth::Auth;
+use tidewire::{Heartbeat, Server, ServerOptions};
 use tidewire_store::{Store, StoreOptions};
 use tidewire_testkit::{FaultProxy, Faults};
 use tokio::time::Instant;
@@ -16,10 +16,8 @@ use crate::page::metric;
 use crate::raw::Raw;
 
 fn beating(interval: u64, timeout: u64) -> ServerOptions {
-    let mut options = options();
-    options.heartbeat.interval = Duration::from_millis(interval);
-    options.heartbeat.timeout = Duration::from_millis(timeout);
-    options
+    let heartbeat = Heartbeat::default().interval(Duration::from_millis(interval));
+    options().heartbeat(heartbeat.timeout(Duration::from_millis(timeout)))
 }
 
 /// Waits for a ping; gives its timestamp.
@@ -124,9 +122,7 @@ async fn a_pong_that_nobody_asked_for_is_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn a_pong_counts_also_while_a_request_takes_its_time() {
-    let mut options = beating(30_000, 10_000);
-    options.request_timeout = Duration::from_secs(100);
-    options.auth = Some(Auth::new(Arc::new(Tokens)));
+    let options = beating(30_000, 10_000).request_timeout(Duration::from_secs(100)).auth(Auth::new(Tokens));
     let server = serve(options).await;
     let mut client = Client::connect(&server).await;
     let login = client.send("auth.login", json!({"token": "slow"})).await;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use serde_json::{Map, Value as Json, json};
-use tidewire::{Auth, DefaultAccess, Permissions, Rule, Server, ServerOptions, StaticToken, StaticTokens};
+use tidewire::auth::{Auth, DefaultAccess, Permissions, Rule, StaticToken, StaticTokens};
+use tidewire::{Server, ServerOptions};
 use tidewire_store::{Clock, Draft, Store, StoreError, StoreOptions};
 
 use crate::client::{Client, options, serve_store};
@@ -21,16 +22,13 @@ pub(crate) struct House {
 
 impl House {
     pub(crate) async fn open(auth: Auth) -> Self {
-        Self::open_with(auth, |_| ()).await
+        Self::open_with(options().auth(auth)).await
     }
 
-    pub(crate) async fn open_with(auth: Auth, change: impl FnOnce(&mut ServerOptions)) -> Self {
+    pub(crate) async fn open_with(options: ServerOptions) -> Self {
         let time = Arc::new(AtomicU64::new(NOON));
         let told = Arc::clone(&time);
         let store = Store::memory(StoreOptions::default().clock(Clock::new(move || told.load(SeqCst))));
-        let mut options = options();
-        options.auth = Some(auth);
-        change(&mut options);
         let server = serve_store(store.clone(), options).await;
         Self { server, store, time }
     }
@@ -87,7 +85,7 @@ pub(crate) fn object(json: Json) -> Map<String, Json> {
 /// Tokens that are called like their users.
 pub(crate) fn tokens(tokens: impl IntoIterator<Item = StaticToken>) -> Auth {
     let named = tokens.into_iter().map(|token| (token.user_id.clone(), token));
-    Auth::new(Arc::new(StaticTokens::new(named).unwrap()))
+    Auth::new(StaticTokens::new(named).unwrap())
 }
 
 /// Somebody in these roles.
@@ -97,16 +95,12 @@ pub(crate) fn user(user_id: &str, roles: &[&str]) -> StaticToken {
 
 /// The same, of whom more is known.
 pub(crate) fn known(user_id: &str, roles: &[&str], metadata: Json) -> StaticToken {
-    let mut token = user(user_id, roles);
-    token.metadata = object(metadata);
-    token
+    user(user_id, roles).metadata(object(metadata))
 }
 
 /// Only what these rules allow.
 pub(crate) fn only(auth: Auth, rules: impl IntoIterator<Item = Rule>) -> Auth {
-    let mut auth = auth;
-    auth.permissions = Permissions::new(DefaultAccess::Deny, rules);
-    auth
+    auth.permissions(Permissions::new(DefaultAccess::Deny, rules))
 }
 
 /// A rule of a role for its own rows in all buckets.

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
-use tidewire::{Code, RateLimit, RequestError, Server, Session};
+use tidewire::auth::Session;
+use tidewire::{Code, ConnectionLimits, RateLimit, RequestError, Server};
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::time::timeout;
 
@@ -103,8 +104,7 @@ async fn errors_are_those_of_the_wire_protocol() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn details_are_hidden_if_the_server_hides_them() {
-    let mut options = options();
-    options.expose_error_details = false;
+    let options = options().expose_error_details(false);
     let server = serve(options).await;
     let client = server.client(None);
     define(&client).await;
@@ -193,9 +193,9 @@ async fn permissions_and_rows_bind_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn limits_bind_it() {
-    let mut options = options();
-    options.rate_limit = Some(RateLimit::new(3, Duration::from_hours(1)));
-    options.connection_limits.max_subscriptions_per_connection = 1;
+    let options = options()
+        .rate_limit(RateLimit::new(3, Duration::from_hours(1)))
+        .connection_limits(ConnectionLimits::default().max_subscriptions_per_connection(1));
     let server = serve(options).await;
     let client = server.client(None);
     define(&client).await;
@@ -261,11 +261,8 @@ async fn a_subscription_that_is_cancelled_by_its_id_ends_for_its_reader() {
 async fn a_login_is_not_overtaken_by_a_subscription() {
     let gate = Arc::new(Gate::default());
     let auth = only(tokens([user("bob", &["member"])]), [own_rows("member")]);
-    let house = House::open_with(auth, |options| {
-        let mine = Gated { bucket: "notes", gate: Arc::clone(&gate), owner: None };
-        options.queries.insert("mine".to_owned(), Arc::new(mine));
-    })
-    .await;
+    let mine = Gated { bucket: "notes", gate: Arc::clone(&gate), owner: None };
+    let house = House::open_with(options().auth(auth).query("mine", mine)).await;
     house.bucket("notes", [json!({"id": "a", "owner": "ann"}), json!({"id": "b", "owner": "bob"})]).await;
     let client = house.server.client(Session::new("ann", ["member"]));
     let shut = gate.shut();
@@ -308,10 +305,8 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn it_works_on_a_thread_without_a_runtime() {
-    let mut options = options();
     let all = Gated { bucket: "tides", gate: Arc::default(), owner: None };
-    options.queries.insert("all".to_owned(), Arc::new(all));
-    let server = serve(options).await;
+    let server = serve(options().query("all", all)).await;
     let client = server.client(None);
     let thread = std::thread::spawn(move || {
         block_on(async {

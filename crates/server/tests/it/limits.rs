@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 use serde_json::{Value as Json, json};
-use tidewire::{Auth, RateLimit, Server};
+use tidewire::auth::Auth;
+use tidewire::{ConnectionLimits, RateLimit, Server};
 use tidewire_store::{Store, StoreOptions};
 
 use crate::client::{Client, Tokens, is_left_with, notes, options, serve, serve_store, store_at};
@@ -14,8 +15,7 @@ use crate::raw::{Raw, TEXT, frame, handshake};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_address_has_only_so_many_connections() {
-    let mut options = options();
-    options.max_connections_per_ip = Some(2);
+    let options = options().max_connections_per_ip(2);
     let server = serve(options).await;
     let (mut first, second) = (Client::connect(&server).await, Client::connect(&server).await);
     for _ in 0..3 {
@@ -36,8 +36,7 @@ async fn an_address_has_only_so_many_connections() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn there_are_only_so_many_connections() {
-    let mut options = options();
-    options.max_connections = 2;
+    let options = options().max_connections(2);
     let server = serve(options).await;
     let (mut first, second) = (Client::connect(&server).await, Client::connect(&server).await);
     for _ in 0..3 {
@@ -72,8 +71,7 @@ async fn wait_for_place(server: &Server) -> Client {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sockets_that_say_nothing_are_counted_too() {
-    let mut options = options();
-    options.max_connections = 1;
+    let options = options().max_connections(1);
     let server = serve(options).await;
     let idle = Raw::connect(&server).await;
     let mut raw = Raw::connect(&server).await;
@@ -133,8 +131,7 @@ async fn limited(client: &mut Client) -> u64 {
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_are_limited_to_the_millisecond() {
     let now = Arc::new(AtomicU64::new(10_000));
-    let mut options = options();
-    options.rate_limit = Some(RateLimit::new(3, Duration::from_secs(1)));
+    let options = options().rate_limit(RateLimit::new(3, Duration::from_secs(1)));
     let server = serve_store(store_at(&now), options).await;
     let mut client = Client::connect(&server).await;
     // What is no request does not count.
@@ -173,9 +170,7 @@ async fn requests_are_limited_to_the_millisecond() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_user_has_one_budget_and_strangers_another() {
     let now = Arc::new(AtomicU64::new(10_000));
-    let mut options = options();
-    options.rate_limit = Some(RateLimit::new(3, Duration::from_secs(1)));
-    options.auth = Some(Auth::new(Arc::new(Tokens)));
+    let options = options().rate_limit(RateLimit::new(3, Duration::from_secs(1))).auth(Auth::new(Tokens));
     let server = serve_store(store_at(&now), options).await;
     let (mut one, mut two) = (Client::connect(&server).await, Client::connect(&server).await);
     for _ in 0..10 {
@@ -203,9 +198,7 @@ async fn a_user_has_one_budget_and_strangers_another() {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_details_nobody_learns_them_whatever_the_code() {
     let now = Arc::new(AtomicU64::new(10_000));
-    let mut options = options();
-    options.rate_limit = Some(RateLimit::new(9, Duration::from_secs(1)));
-    options.expose_error_details = false;
+    let options = options().rate_limit(RateLimit::new(9, Duration::from_secs(1))).expose_error_details(false);
     let server = serve_store(store_at(&now), options).await;
     let mut client = Client::connect(&server).await;
     let config = json!({"key": "id", "schema": {"id": {"type": "string"}, "n": {"type": "number", "unique": true}}});
@@ -251,8 +244,7 @@ async fn too_many(client: &mut Client) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_has_only_so_many_subscriptions() {
-    let mut options = options();
-    options.connection_limits.max_subscriptions_per_connection = 3;
+    let options = options().connection_limits(ConnectionLimits::default().max_subscriptions_per_connection(3));
     let server = serve(options).await;
     let mut client = Client::connect(&server).await;
     prepare(&mut client).await;
@@ -290,8 +282,7 @@ async fn a_connection_has_only_so_many_subscriptions() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn all_connections_together_have_only_so_many_subscriptions() {
-    let mut options = options();
-    options.connection_limits.max_total_subscriptions = 3;
+    let options = options().connection_limits(ConnectionLimits::default().max_total_subscriptions(3));
     let server = serve(options).await;
     let (mut one, mut two) = (Client::connect(&server).await, Client::connect(&server).await);
     prepare(&mut one).await;

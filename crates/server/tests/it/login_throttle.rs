@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use serde_json::{Value as Json, json};
-use tidewire::{Auth, Code, RateLimit, Session, TokenValidator, Validation};
+use tidewire::auth::{Auth, Session, TokenValidator, Validation};
+use tidewire::{Code, RateLimit};
 
 use crate::client::Client;
 use crate::house::{House, ids, object};
@@ -28,15 +29,16 @@ impl TokenValidator for Counting {
     }
 }
 
-async fn open(change: impl FnOnce(&mut Auth)) -> (House, Arc<Counting>) {
+/// Auth that admits the token `ann`, and the number of its validations.
+fn counting() -> (Auth, Arc<Counting>) {
     let validator = Arc::new(Counting::default());
-    let mut auth = Auth::new(Arc::clone(&validator) as Arc<dyn TokenValidator>);
-    change(&mut auth);
-    (House::open(auth).await, validator)
+    (Auth::new(Arc::clone(&validator)), validator)
 }
 
-fn limit(max: usize) -> impl FnOnce(&mut Auth) {
-    move |auth| auth.login_rate_limit = RateLimit::new(max, Duration::from_mins(1))
+/// A server that refuses logins after `max` failed ones in a minute.
+async fn open(max: usize) -> (House, Arc<Counting>) {
+    let (auth, validator) = counting();
+    (House::open(auth.login_rate_limit(RateLimit::new(max, Duration::from_mins(1)))).await, validator)
 }
 
 /// The code of the reply to a login.
@@ -47,7 +49,7 @@ async fn log_in(client: &mut Client, token: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn after_too_many_failures_even_the_right_token_has_to_wait() {
-    let (house, validator) = open(limit(3)).await;
+    let (house, validator) = open(3).await;
     // Any number of logins may succeed, and they forgive nothing.
     for _ in 0..5 {
         house.client("ann").await;
@@ -83,7 +85,8 @@ async fn after_too_many_failures_even_the_right_token_has_to_wait() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flood_of_failed_logins_reaches_the_validator_thirty_times() {
-    let (house, validator) = open(|_| ()).await;
+    let (auth, validator) = counting();
+    let house = House::open(auth).await;
     let mut ann = house.client("ann").await;
     house.bucket("notes", []).await;
     ann.ask("store.subscribe", json!({"config": {"bucket": "notes"}})).await;
@@ -108,11 +111,8 @@ async fn a_flood_of_failed_logins_reaches_the_validator_thirty_times() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn logins_that_need_not_be_are_throttled_too() {
-    let (house, _) = open(|auth| {
-        auth.required = false;
-        auth.login_rate_limit = RateLimit::new(1, Duration::from_mins(1));
-    })
-    .await;
+    let limit = RateLimit::new(1, Duration::from_mins(1));
+    let house = House::open(counting().0.required(false).login_rate_limit(limit)).await;
     let mut client = house.stranger().await;
     assert_eq!(log_in(&mut client, "eve").await, "UNAUTHORIZED");
     assert_eq!(log_in(&mut client, "ann").await, "RATE_LIMITED");
@@ -121,7 +121,7 @@ async fn logins_that_need_not_be_are_throttled_too() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_in_the_process_have_no_address() {
-    let (house, _) = open(limit(1)).await;
+    let (house, _) = open(1).await;
     let local = house.server.client(None);
     let log_in = async |token: &str| local.request::<Json>("auth.login", json!({"token": token})).await;
     for _ in 0..5 {
@@ -134,7 +134,7 @@ async fn clients_in_the_process_have_no_address() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_login_of_a_revoked_user_has_failed() {
-    let (house, _) = open(limit(2)).await;
+    let (house, _) = open(2).await;
     house.server.revoke_user("ann");
     let mut client = house.stranger().await;
     assert_eq!(log_in(&mut client, "ann").await, "SESSION_REVOKED");

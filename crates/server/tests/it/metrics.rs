@@ -20,11 +20,11 @@
 //! `pushes_dropped_total` stays at zero: only the notice of a revoked session can be dropped, and there is one per connection.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value as Json, json};
-use tidewire::{Auth, RateLimit, Server, Session};
+use tidewire::auth::{Auth, Session};
+use tidewire::{RateLimit, Server};
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::io::AsyncWriteExt as _;
 
@@ -100,8 +100,7 @@ async fn connections_subscriptions_and_traffic_are_counted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn refused_origins_are_counted() {
-    let mut options = options();
-    options.allowed_origins = Some(vec!["https://tide.example".to_owned()]);
+    let options = options().allowed_origins(["https://tide.example"]);
     let server = serve(options).await;
     let mut raw = Raw::connect(&server).await;
     raw.write(handshake("/", "Origin: https://evil.example\r\n").as_bytes()).await;
@@ -114,8 +113,7 @@ async fn refused_origins_are_counted() {
 /// There is one permit for sockets. It is free shortly after the client has seen the end of the socket that had it.
 #[tokio::test(flavor = "multi_thread")]
 async fn refused_sockets_and_connections_are_counted() {
-    let mut options = options();
-    options.max_connections = 1;
+    let options = options().max_connections(1);
     let server = serve(options).await;
     // A socket that says nothing has the permit.
     let idle = Raw::connect(&server).await;
@@ -172,11 +170,8 @@ async fn open_one(server: &Server) -> Raw {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_are_counted_by_operation_and_outcome() {
-    let mut options = options();
-    let mut auth = Auth::new(Arc::new(Tokens));
-    auth.required = false;
-    options.auth = Some(auth);
-    options.request_timeout = Duration::from_millis(20);
+    let auth = Auth::new(Tokens).required(false);
+    let options = options().auth(auth).request_timeout(Duration::from_millis(20));
     let server = serve(options).await;
     let mut client = Client::connect(&server).await;
     for _ in 0..3 {
@@ -230,8 +225,7 @@ async fn requests_are_counted_by_operation_and_outcome() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_refused_by_the_rate_limit_are_counted() {
-    let mut options = options();
-    options.rate_limit = Some(RateLimit::new(2, Duration::from_hours(1)));
+    let options = options().rate_limit(RateLimit::new(2, Duration::from_hours(1)));
     let server = serve(options).await;
     let mut client = Client::connect(&server).await;
     for _ in 0..2 {
@@ -249,12 +243,8 @@ async fn requests_refused_by_the_rate_limit_are_counted() {
 /// The rate limiter remembers 100 000 users. Those who are dropped for newer ones are counted.
 #[tokio::test(flavor = "multi_thread")]
 async fn forgotten_users_of_the_rate_limit_are_counted() {
-    let mut options = options();
-    options.rate_limit = Some(RateLimit::new(1, Duration::from_hours(1)));
-    let mut auth = Auth::new(Arc::new(Tokens));
-    auth.required = false;
-    options.auth = Some(auth);
-    let server = serve(options).await;
+    let options = options().rate_limit(RateLimit::new(1, Duration::from_hours(1)));
+    let server = serve(options.auth(Auth::new(Tokens).required(false))).await;
     let mut users = 0_u64;
     while metric(&server, "rate_keys_forgotten_total").await == 0 {
         assert!(users < 200_000, "all of {users} users are remembered");

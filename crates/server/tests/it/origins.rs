@@ -1,9 +1,8 @@
 //! Which browser pages may connect, by `Origin` and `Host`.
 
-use std::sync::Arc;
-
 use serde_json::json;
-use tidewire::{Auth, Server};
+use tidewire::Server;
+use tidewire::auth::Auth;
 
 use crate::client::{Client, Tokens, is_left_with, options, serve};
 use crate::page::metric;
@@ -25,8 +24,7 @@ async fn answer(server: &Server, host: &str, lines: &str) -> (u16, String) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_login_only_pages_of_this_machine_and_of_the_own_host_connect() {
-    let mut options = options();
-    options.allowed_hosts = vec!["tide.example".to_owned()];
+    let options = options().allowed_hosts(["tide.example"]);
     let server = serve(options).await;
     for (host, lines, status) in [
         ("localhost:8080", "", 101),
@@ -67,11 +65,7 @@ async fn a_refusal_names_the_headers_and_the_setting() {
 #[tokio::test(flavor = "multi_thread")]
 async fn with_a_login_pages_of_any_origin_connect() {
     for is_required in [true, false] {
-        let mut options = options();
-        let mut auth = Auth::new(Arc::new(Tokens));
-        auth.required = is_required;
-        options.auth = Some(auth);
-        let server = serve(options).await;
+        let server = serve(options().auth(Auth::new(Tokens).required(is_required))).await;
         for origin in ["https://evil.example", "null"] {
             let (status, _) = answer(&server, "tide.example", &format!("Origin: {origin}\r\n")).await;
             assert_eq!(status, if is_required { 101 } else { 403 }, "{origin}");

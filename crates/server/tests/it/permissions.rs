@@ -3,12 +3,11 @@
 use std::sync::{Arc, Mutex};
 
 use serde_json::{Map, Value as Json, json};
-use tidewire::{
-    Auth, DefaultAccess, PermissionCheck, Permissions, ProgrammaticQuery, RequestError, Rule, Session, View,
-};
+use tidewire::auth::{Auth, DefaultAccess, PermissionCheck, Permissions, Rule, Session};
+use tidewire::{ProgrammaticQuery, RequestError, View};
 use tidewire_store::Answer;
 
-use crate::client::Client;
+use crate::client::{Client, options};
 use crate::house::{House, only, tokens, user};
 
 /// Two buckets, `own` and `other`, each with a query.
@@ -139,8 +138,8 @@ async fn topics_are_those_that_a_rule_names() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn where_the_default_is_to_allow_rules_forbid_nothing() {
-    let mut auth = tokens([user("dee", &["diver", "admin"])]);
-    auth.permissions = Permissions::new(DefaultAccess::Allow, [Rule::new("diver", ["store.get"]).on_buckets(["own"])]);
+    let auth = tokens([user("dee", &["diver", "admin"])])
+        .permissions(Permissions::new(DefaultAccess::Allow, [Rule::new("diver", ["store.get"]).on_buckets(["own"])]));
     let house = house(auth).await;
     let mut client = house.client("dee").await;
     for (operation, params) in requests("other").into_iter().chain(requests("own")) {
@@ -196,10 +195,8 @@ impl PermissionCheck for Asked {
 async fn a_host_decides_before_the_rules() {
     let asked = Arc::new(Asked::default());
     // Rules that say the opposite.
-    let mut auth = tokens([user("dee", &["diver"])]);
-    auth = only(auth, [Rule::new("diver", ["*"]).on_buckets(["other", "third"])]);
-    auth.check = Some(Arc::<Asked>::clone(&asked));
-    let house = house(auth).await;
+    let rules = [Rule::new("diver", ["*"]).on_buckets(["other", "third"])];
+    let house = house(only(tokens([user("dee", &["diver"])]), rules).check(Arc::clone(&asked))).await;
     house.bucket("third", []).await;
     let mut client = house.client("dee").await;
     let all = |bucket: &str| json!({"bucket": bucket});
@@ -245,9 +242,7 @@ async fn a_host_decides_before_the_rules() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_is_not_asked_about_strangers_nor_over_a_tier() {
     let asked = Arc::new(Asked::default());
-    let mut auth = tokens([user("rea", &["reader"])]);
-    auth.required = false;
-    auth.check = Some(Arc::<Asked>::clone(&asked));
+    let auth = tokens([user("rea", &["reader"])]).required(false).check(Arc::clone(&asked));
     let house = house(auth).await;
     let mut client = house.stranger().await;
     client.ask("store.all", json!({"bucket": "other"})).await;
@@ -278,12 +273,12 @@ impl ProgrammaticQuery for Counts {
 async fn queries_of_the_host_count_with_all_that_they_read() {
     let people = [user("dee", &["diver"]), user("all", &["all"]), user("none", &["none"])];
     let rules = [Rule::new("diver", ["store.*"]).on_buckets(["own"]), Rule::new("all", ["store.*"])];
-    let house = House::open_with(only(tokens(people), rules), |options| {
-        options.queries.insert("one".to_owned(), Arc::new(Counts(&["own"])));
-        options.queries.insert("both".to_owned(), Arc::new(Counts(&["own", "other"])));
-        options.queries.insert("nothing".to_owned(), Arc::new(Counts(&[])));
-    })
-    .await;
+    let options = options()
+        .auth(only(tokens(people), rules))
+        .query("one", Counts(&["own"]))
+        .query("both", Counts(&["own", "other"]))
+        .query("nothing", Counts(&[]));
+    let house = House::open_with(options).await;
     house.bucket("own", []).await;
     house.bucket("other", []).await;
     for (who, codes) in [("dee", ["", "FORBIDDEN", "FORBIDDEN"]), ("all", ["", "", ""]), ("none", ["FORBIDDEN"; 3])] {

@@ -53,11 +53,8 @@ impl ProgrammaticQuery for Fragile {
 }
 
 fn with_queries() -> (ServerOptions, Arc<AtomicBool>) {
-    let mut options = options();
     let panics = Arc::new(AtomicBool::new(false));
-    options.queries.insert("ports".to_owned(), Arc::new(Ports));
-    options.queries.insert("fragile".to_owned(), Arc::new(Fragile { panics: Arc::clone(&panics) }));
-    (options, panics)
+    (options().query("ports", Ports).query("fragile", Fragile { panics: Arc::clone(&panics) }), panics)
 }
 
 async fn serve_ports() -> (Server, Client, Arc<AtomicBool>) {
@@ -190,9 +187,7 @@ async fn a_panic_ends_the_subscription_and_nothing_else() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_is_too_large_is_not_given() {
-    let (mut options, _) = with_queries();
-    options.max_result_bytes = 600;
-    let (server, mut client) = serve_tides_with(options).await;
+    let (server, mut client) = serve_tides_with(with_queries().0.max_result_bytes(600)).await;
     client.ask("store.subscribe", json!({"query": "ports", "pos": true})).await;
     fill(&mut client, &[(&"x".repeat(400), 1)]).await;
     assert!(client.push().await.get("data").is_some());

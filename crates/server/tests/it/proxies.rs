@@ -20,9 +20,7 @@ use crate::raw::{Raw, TEXT, frame, handshake};
 
 /// Options of a server behind a proxy on this machine, and others in 10.0.0.0/8.
 fn behind_proxy() -> ServerOptions {
-    let mut options = options();
-    options.trusted_proxies = ["127.0.0.1", "10.0.0.0/8"].map(|network| network.parse().unwrap()).to_vec();
-    options
+    options().trusted_proxies(["127.0.0.1", "10.0.0.0/8"].map(|network| network.parse().unwrap()))
 }
 
 /// A WebSocket whose handshake has these header lines.
@@ -96,10 +94,8 @@ async fn headers_of_other_peers_are_ignored_and_counted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn limits_by_address_count_the_clients_behind_a_proxy() {
-    let mut options = behind_proxy();
-    options.max_connections_per_ip = Some(1);
-    options.rate_limit = Some(RateLimit::new(1, Duration::from_hours(1)));
-    let server = serve(options).await;
+    let limit = RateLimit::new(1, Duration::from_hours(1));
+    let server = serve(behind_proxy().max_connections_per_ip(1).rate_limit(limit)).await;
     let request = r#"{"id":1,"type":"store.buckets"}"#;
     let mut clients = Vec::new();
     for client in ["192.0.2.1", "192.0.2.2", "2001:db8::1"] {
@@ -121,9 +117,7 @@ async fn limits_by_address_count_the_clients_behind_a_proxy() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_trusted_proxy_names_the_host_of_a_page() {
-    let mut options = behind_proxy();
-    options.allowed_hosts = vec!["tide.example".to_owned()];
-    let server = serve(options).await;
+    let server = serve(behind_proxy().allowed_hosts(["tide.example"])).await;
     let origin = "Origin: https://tide.example\r\n";
     for (own, lines, status) in [
         ([127, 0, 0, 1], "", 403),
@@ -159,9 +153,7 @@ fn proxy_header_of(client: [u8; 4]) -> Vec<u8> {
 }
 
 fn with_proxy_protocol() -> ServerOptions {
-    let mut options = behind_proxy();
-    options.proxy_protocol = true;
-    options
+    behind_proxy().proxy_protocol(true)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -218,9 +210,7 @@ async fn refused(server: &Server) -> u64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sockets_without_a_valid_proxy_header_are_refused_and_counted() {
-    let mut options = with_proxy_protocol();
-    options.handshake_timeout = Duration::from_millis(200);
-    let server = serve(options).await;
+    let server = serve(with_proxy_protocol().handshake_timeout(Duration::from_millis(200))).await;
     let (trusted, other) = ([127, 0, 0, 1], [127, 0, 0, 2]);
     let too_long = [&proxy_header(0x21, 0x11, &[])[..14], &[0xff, 0xff]].concat();
     let hostile: [(_, Vec<u8>); 6] = [
@@ -266,9 +256,8 @@ impl Connect for ProxyConnector {
 async fn the_proxy_header_comes_before_tls() {
     let dir = tempfile::tempdir().unwrap();
     let certificates = Certificates::generate(dir.path());
-    let mut options = with_proxy_protocol();
-    options.tls = Some(TlsFiles { certificate: certificates.server.clone(), key: certificates.server_key.clone() });
-    let server = serve(options).await;
+    let files = TlsFiles { certificate: certificates.server.clone(), key: certificates.server_key.clone() };
+    let server = serve(with_proxy_protocol().tls(files)).await;
     let authorities = Authorities::from_pem(&std::fs::read(&certificates.authority).unwrap()).unwrap();
     let tls = TlsClientOptions::default().authorities(authorities);
     let connector = TlsConnector::new(ProxyConnector(server.address()), "localhost", tls).unwrap();
@@ -281,8 +270,7 @@ async fn the_proxy_header_comes_before_tls() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_proxy_protocol_needs_trusted_proxies() {
-    let mut options = options();
-    options.proxy_protocol = true;
+    let options = options().proxy_protocol(true);
     let started = Server::start(Store::memory(StoreOptions::default()), options).await;
     assert!(matches!(started, Err(StartError::NoTrustedProxies)));
 }

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 
 use serde_json::{Map, Value as Json, json};
-use tidewire::{Auth, ProgrammaticQuery, RequestError, TokenExpiry, View};
+use tidewire::auth::{Auth, TokenExpiry};
+use tidewire::{Backpressure, ProgrammaticQuery, RequestError, View};
 use tidewire_store::{Store, StoreOptions};
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::io::AsyncWriteExt as _;
@@ -64,9 +65,7 @@ impl Drop for Shut {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_follows_slow_code_may_leave_it() {
     let gated = Arc::new(Gated::default());
-    let mut options = options();
-    options.queries.insert("gated".to_owned(), Arc::clone(&gated) as _);
-    let (server, mut writer) = serve_tides_with(options).await;
+    let (server, mut writer) = serve_tides_with(options().query("gated", Arc::clone(&gated))).await;
     let mut clients = Vec::new();
     for _ in 0..3 {
         let mut client = Client::connect(&server).await;
@@ -93,9 +92,7 @@ async fn whoever_follows_slow_code_may_leave_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_subscription_to_code_is_answered_when_the_code_has_answered_once() {
     let gated = Arc::new(Gated::default());
-    let mut options = options();
-    options.queries.insert("gated".to_owned(), Arc::clone(&gated) as _);
-    let (server, mut client) = serve_tides_with(options).await;
+    let (server, mut client) = serve_tides_with(options().query("gated", Arc::clone(&gated))).await;
     let shut = Shut::after(&gated, 1);
     let subscribed = client.ask("store.subscribe", json!({"query": "gated"})).await;
     assert_eq!(subscribed, json!({"subscriptionId": "sub-1", "data": false}));
@@ -110,8 +107,7 @@ async fn a_subscription_to_code_is_answered_when_the_code_has_answered_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_task_minds_a_reader_however_often_it_falls_behind() {
     const SUBSCRIPTIONS: usize = 20;
-    let mut options = options();
-    options.backpressure.max_buffered_bytes = 8 * 1024;
+    let options = options().backpressure(Backpressure::default().max_buffered_bytes(8 * 1024));
     let server = serve(options).await;
     let mut writer = Client::connect(&server).await;
     let config = json!({"key": "id", "schema": {"id": {"type": "string"}}});
@@ -137,8 +133,7 @@ async fn one_task_minds_a_reader_however_often_it_falls_behind() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_revokes_may_look_at_the_server_meanwhile() {
-    let mut options = options();
-    options.auth = Some(Auth::new(Arc::new(Tokens)));
+    let options = options().auth(Auth::new(Tokens));
     let server = serve(options).await;
     let mut client = Client::connect(&server).await;
     client.ask("auth.login", json!({"token": "ann:reader"})).await;
@@ -156,9 +151,7 @@ async fn whoever_revokes_may_look_at_the_server_meanwhile() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_asks_by_http_and_does_not_read_is_cut_off() {
-    let mut options = options();
-    options.max_connections = 1;
-    options.handshake_timeout = std::time::Duration::from_millis(50);
+    let options = options().max_connections(1).handshake_timeout(std::time::Duration::from_millis(50));
     let server = serve(options).await;
     let raw = Raw::connect(&server).await;
     // More than is sent to somebody who reads none of it. It may be cut off before it has asked for all.
@@ -176,8 +169,7 @@ async fn whoever_asks_by_http_and_does_not_read_is_cut_off() {
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_dawdles_over_a_head_does_not_hold_a_server_that_has_stopped() {
     let dir = tempfile::tempdir().unwrap();
-    let mut options = options();
-    options.handshake_timeout = std::time::Duration::from_hours(1);
+    let options = options().handshake_timeout(std::time::Duration::from_hours(1));
     let (store, _) = Store::open(dir.path(), StoreOptions::default()).unwrap();
     let server = serve_store(store, options).await;
     let mut raw = Raw::connect(&server).await;
@@ -205,14 +197,9 @@ async fn a_handshake_has_no_body() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_logs_in_after_their_time_goes_on_with_what_they_may_follow() {
-    let mut brief = user("brief", &["member"]);
-    brief.expiry = TokenExpiry::After(std::time::Duration::from_secs(1));
+    let brief = user("brief", &["member"]).expiry(TokenExpiry::After(std::time::Duration::from_secs(1)));
     let auth = only(tokens([brief, user("ann", &["member"])]), [own_rows("member")]);
-    let gated = Arc::new(Gated::default());
-    let house = House::open_with(auth, |options| {
-        options.queries.insert("gated".to_owned(), gated as _);
-    })
-    .await;
+    let house = House::open_with(options().auth(auth).query("gated", Gated::default())).await;
     house.bucket("tides", [json!({"id": "a", "owner": "ann"}), json!({"id": "b", "owner": "brief"})]).await;
     let mut client = house.client("brief").await;
     let first = client.ask("store.subscribe", json!({"config": {"bucket": "tides"}})).await;

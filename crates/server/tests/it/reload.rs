@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use serde_json::{Value as Json, json};
-use tidewire::{Auth, ReloadError, Server, Session, TokenValidator, Validation};
+use tidewire::auth::{Auth, Session, TokenValidator, Validation};
+use tidewire::{ReloadError, Server};
 use tidewire_testkit::Certificates;
 use tokio::sync::Semaphore;
 
@@ -13,9 +14,7 @@ use crate::page::metric;
 
 /// The options of a reload with this auth.
 fn with(auth: Auth) -> tidewire::ServerOptions {
-    let mut options = options();
-    options.auth = Some(auth);
-    options
+    options().auth(auth)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -45,8 +44,7 @@ async fn auth_and_tls_are_not_turned_on_or_off() {
     assert!(matches!(house.server.reload(&options()), Err(ReloadError::Auth)));
     let dir = tempfile::tempdir().unwrap();
     let Certificates { server: certificate, server_key: key, .. } = Certificates::generate(dir.path());
-    let mut secure = with(tokens([user("eve", &["writer"])]));
-    secure.tls = Some(tidewire::TlsFiles { certificate, key });
+    let secure = with(tokens([user("eve", &["writer"])])).tls(tidewire::TlsFiles { certificate, key });
     assert!(matches!(house.server.reload(&secure), Err(ReloadError::Tls)));
     house.client("ann").await;
 
@@ -88,11 +86,11 @@ impl TokenValidator for Nobody {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_login_that_the_old_validator_accepts_too_late_is_refused() {
     let slow = Arc::new(Slow { begun: Semaphore::new(0), permits: Semaphore::new(0) });
-    let server: Server = serve(with(Auth::new(Arc::clone(&slow) as Arc<dyn TokenValidator>))).await;
+    let server: Server = serve(with(Auth::new(Arc::clone(&slow)))).await;
     let mut client = Client::connect(&server).await;
     let id = client.send("auth.login", json!({"token": "ann"})).await;
     slow.begun.acquire().await.unwrap().forget();
-    assert_eq!(server.reload(&with(Auth::new(Arc::new(Nobody)))).unwrap(), 0);
+    assert_eq!(server.reload(&with(Auth::new(Nobody))).unwrap(), 0);
     slow.permits.add_permits(1);
     assert_eq!(client.reply(id).await["code"], "SESSION_REVOKED");
     assert_eq!(client.ask("auth.whoami", json!({})).await, json!({"authenticated": false}));

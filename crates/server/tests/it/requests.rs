@@ -1,9 +1,7 @@
 //! Messages: what they look like, and in which order they are answered.
 
-use std::sync::Arc;
-
 use serde_json::{Value as Json, json};
-use tidewire::Auth;
+use tidewire::auth::Auth;
 
 use crate::client::{Client, Tokens, is_left_with, options, serve};
 use crate::raw::{Raw, TEXT, frame};
@@ -12,11 +10,7 @@ use crate::raw::{Raw, TEXT, frame};
 async fn the_welcome_is_first_and_says_whether_a_login_is_required() {
     for (auth, required) in [(None, false), (Some(true), true), (Some(false), false)] {
         let mut options = options();
-        options.auth = auth.map(|required| {
-            let mut auth = Auth::new(Arc::new(Tokens));
-            auth.required = required;
-            auth
-        });
+        options.auth = auth.map(|required| Auth::new(Tokens).required(required));
         let server = serve(options).await;
         let welcome = Client::connect(&server).await.welcome;
         let time = welcome["serverTime"].as_u64().unwrap();
@@ -114,8 +108,7 @@ async fn what_is_no_request_is_told_so_with_id_zero() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_ping_needs_no_login_and_is_no_operation() {
-    let mut options = options();
-    options.auth = Some(Auth::new(Arc::new(Tokens)));
+    let options = options().auth(Auth::new(Tokens));
     let server = serve(options).await;
     let mut client = Client::connect(&server).await;
     assert_eq!(client.fail("ping", json!({})).await.0, "UNKNOWN_OPERATION");

@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use serde_json::{Map, Value as Json, json};
-use tidewire::{Auth, ProgrammaticQuery, RequestError, Rule, Session, TokenValidator, Validation, View};
+use tidewire::auth::{Auth, Rule, Session, TokenValidator, Validation};
+use tidewire::{Backpressure, ProgrammaticQuery, RequestError, View};
 use tidewire_store::Answer;
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::sync::Notify;
 
-use crate::client::Client;
+use crate::client::{Client, options};
 use crate::gate::Gate;
 use crate::house::{House, ids, object, only, own_rows, tokens, user};
 use crate::page::{metric, wait_for};
@@ -28,7 +29,7 @@ async fn is_let_go(client: &mut Client) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_user_who_is_revoked_is_out_for_a_while() {
-    let house = House::open_with(people(), |options| options.revocation_ttl = Duration::from_mins(1)).await;
+    let house = House::open_with(options().auth(people()).revocation_ttl(Duration::from_mins(1))).await;
     house.bucket("notes", []).await;
     let (mut one, mut two) = (house.client("ann").await, house.client("ann").await);
     let (mut bob, mut stranger) = (house.client("bob").await, house.stranger().await);
@@ -63,7 +64,7 @@ async fn who_is_not_there_is_out_as_well() {
 async fn sessions_are_revoked_by_what_they_are() {
     let house = House::open(people()).await;
     let (mut ann, mut bob, mut rea) = (house.client("ann").await, house.client("bob").await, house.client("rea").await);
-    let is_diver = |session: &tidewire::Session| session.roles.iter().any(|role| role == "diver");
+    let is_diver = |session: &tidewire::auth::Session| session.roles.iter().any(|role| role == "diver");
     assert_eq!(house.server.revoke_sessions(is_diver), 1);
     is_let_go(&mut rea).await;
     for client in [&mut ann, &mut bob] {
@@ -106,14 +107,10 @@ async fn nobody_is_back_before_they_are_out() {
 async fn harbour(is_required: bool) -> House {
     let mut people: Vec<_> = ["ann", "bob"].map(|name| user(name, &["member"])).into();
     people.extend([user("sea", &["seer"]), user("non", &["none"])]);
-    let mut auth = only(tokens(people), [own_rows("member"), Rule::new("seer", ["store.*"])]);
-    auth.required = is_required;
-    let house = House::open_with(auth, |options| {
-        options.queries.insert("ids".to_owned(), Arc::new(Ids));
-        // All that a late reader does not read is queued, and nothing is dropped.
-        options.backpressure.max_buffered_bytes = 64 << 20;
-    })
-    .await;
+    let auth = only(tokens(people), [own_rows("member"), Rule::new("seer", ["store.*"])]).required(is_required);
+    // Everything that a late reader has not read is queued, and nothing is dropped.
+    let backpressure = Backpressure::default().max_buffered_bytes(64 << 20);
+    let house = House::open_with(options().auth(auth).query("ids", Ids).backpressure(backpressure)).await;
     house.bucket("boats", [json!({"id": "a1", "owner": "ann"}), json!({"id": "b1", "owner": "bob"})]).await;
     house.query("boats", json!({"bucket": "boats"})).await;
     house
@@ -368,8 +365,8 @@ impl TokenValidator for Slow {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_login_that_times_out_changes_nothing() {
-    let auth = only(Auth::new(Arc::new(Slow)), [own_rows("member")]);
-    let house = House::open_with(auth, |options| options.request_timeout = Duration::from_millis(50)).await;
+    let auth = only(Auth::new(Slow), [own_rows("member")]);
+    let house = House::open_with(options().auth(auth).request_timeout(Duration::from_millis(50))).await;
     house.bucket("boats", []).await;
     let mut client = house.client("ann").await;
     client.ask("store.subscribe", json!({"config": {"bucket": "boats"}})).await;
@@ -396,10 +393,7 @@ async fn logins_do_not_queue_computations() {
     let gate = Arc::new(Gate::default());
     let query = Arc::new(Counted { calls: AtomicUsize::new(0), gate: Arc::clone(&gate) });
     let auth = only(tokens([user("ann", &["member"])]), [Rule::new("member", ["store.*"])]);
-    let house = House::open_with(auth, |options| {
-        options.queries.insert("counted".to_owned(), Arc::clone(&query) as Arc<dyn ProgrammaticQuery>);
-    })
-    .await;
+    let house = House::open_with(options().auth(auth).query("counted", Arc::clone(&query))).await;
     house.bucket("boats", []).await;
     let mut client = house.client("ann").await;
     client.ask("store.subscribe", json!({"query": "counted"})).await;

@@ -1,12 +1,11 @@
 //! Rules that are about some rows only.
 
-use std::sync::Arc;
-
 use serde_json::{Map, Value as Json, json};
-use tidewire::{Auth, ProgrammaticQuery, RequestError, Rule, StaticTokens, View};
+use tidewire::auth::{Auth, Rule, StaticTokens};
+use tidewire::{ProgrammaticQuery, RequestError, View};
 use tidewire_store::Answer;
 
-use crate::client::Client;
+use crate::client::{Client, options};
 use crate::house::{House, ids, known, object, only, own_rows, tokens, user};
 
 /// Boats of ann and bob, one after the other.
@@ -495,10 +494,7 @@ impl ProgrammaticQuery for Looks {
 #[tokio::test(flavor = "multi_thread")]
 async fn code_of_the_host_sees_what_its_caller_sees() {
     let auth = only(tokens([user("ann", &["member"])]), [own_rows("member").on_buckets(["boats"])]);
-    let house = House::open_with(auth, |options| {
-        options.queries.insert("looks".to_owned(), Arc::new(Looks));
-    })
-    .await;
+    let house = House::open_with(options().auth(auth).query("looks", Looks)).await;
     house.bucket("boats", boats()).await;
     house.bucket("secrets", [json!({"id": "s"})]).await;
     let mut ann = house.client("ann").await;
@@ -519,7 +515,7 @@ async fn code_of_the_host_sees_what_its_caller_sees() {
 fn crews() -> Auth {
     let crew = |crew: &str| known("ann", &["mate"], json!({"crew": crew}));
     let named = [("red", crew("red")), ("blue", crew("blue"))];
-    let auth = Auth::new(Arc::new(StaticTokens::new(named).unwrap()));
+    let auth = Auth::new(StaticTokens::new(named).unwrap());
     let rule = Rule::new("mate", ["store.*"]).on_rows(json!({"crew": "{{ session.metadata.crew }}"}));
     only(auth, [rule.unwrap()])
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value as Json, json};
-use tidewire::{Auth, Rule, Server, Session};
+use tidewire::Server;
+use tidewire::auth::{Auth, Rule, Session};
 use tidewire_store::system::SystemBuckets;
 use tidewire_store::{Store, StoreOptions};
 
@@ -26,7 +27,7 @@ async fn client(server: &Server, token: &str) -> Client {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_administrator_revokes_a_user() {
-    let house = House::open_with(people(), |options| options.revocation_ttl = Duration::from_mins(1)).await;
+    let house = House::open_with(options().auth(people()).revocation_ttl(Duration::from_mins(1))).await;
     let (mut one, mut two, mut bob) = (house.client("ann").await, house.client("ann").await, house.client("bob").await);
     let local = house.server.client(Session::new("ann", ["writer"]));
     let mut admin = house.client("adm").await;
@@ -94,9 +95,7 @@ fn open(dir: &Path, is_declared: bool) -> Store {
 }
 
 async fn start(store: &Store, ttl: Duration) -> Server {
-    let mut options = options();
-    (options.auth, options.revocation_ttl) = (Some(people()), ttl);
-    serve_store(store.clone(), options).await
+    serve_store(store.clone(), options().auth(people()).revocation_ttl(ttl)).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

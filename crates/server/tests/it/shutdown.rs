@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use tidewire::{Auth, Server, Session, TokenValidator, Validation};
+use tidewire::Server;
+use tidewire::auth::{Auth, Session, TokenValidator, Validation};
 use tidewire_store::{Store, StoreOptions};
 use tidewire_testkit::PATIENCE;
 use tokio::net::TcpStream;
@@ -129,8 +130,7 @@ async fn a_server_that_is_dropped_ends_at_once_and_its_store_goes_on() {
     is_ended(&mut client).await;
     tidewire_testkit::wait_until_async("nobody listens", PATIENCE, async || TcpStream::connect(address).await.is_err())
         .await;
-    let mut again = options();
-    again.port = address.port();
+    let again = options().port(address.port());
     let server = serve_store(store, again).await;
     let mut client = Client::connect(&server).await;
     assert_eq!(client.ask("store.buckets", json!({})).await["names"], json!(["notes"]));
@@ -162,10 +162,7 @@ impl TokenValidator for Gate {
 
 async fn serve_gate() -> (Server, Store, Arc<Gate>) {
     let gate = Arc::new(Gate(Semaphore::new(0)));
-    let mut options = options();
-    let mut auth = Auth::new(Arc::clone(&gate) as Arc<dyn TokenValidator>);
-    auth.required = false;
-    options.auth = Some(auth);
+    let options = options().auth(Auth::new(Arc::clone(&gate)).required(false));
     let store = Store::memory(StoreOptions::default());
     store.define_bucket("notes", notes()).wait().unwrap();
     (serve_store(store.clone(), options).await, store, gate)

@@ -16,9 +16,7 @@ const HEALTH: &[u8] = b"GET /health HTTP/1.1\r\nHost: tide\r\n\r\n";
 const MAX_REFUSED_PER_ADDRESS: usize = 64;
 
 async fn serve_limited(max: usize) -> Server {
-    let mut options = options();
-    options.max_connections_per_ip = Some(max);
-    serve(options).await
+    serve(options().max_connections_per_ip(max)).await
 }
 
 /// The status of an answer to a request of the crowd, and the socket.

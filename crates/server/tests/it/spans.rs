@@ -8,7 +8,8 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use serde_json::json;
-use tidewire::{Auth, RateLimit, Server, ServerOptions, Session};
+use tidewire::auth::{Auth, Session};
+use tidewire::{RateLimit, ServerOptions};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::{DefaultGuard, NoSubscriber};
@@ -114,19 +115,15 @@ impl Recorder {
     }
 }
 
-async fn serve_with(change: impl FnOnce(&mut ServerOptions)) -> Server {
-    let mut options = options();
-    let mut auth = Auth::new(Arc::new(Tokens));
-    auth.required = false;
-    options.auth = Some(auth);
-    change(&mut options);
-    serve(options).await
+/// Options of a server that requires no login.
+fn with_tokens() -> ServerOptions {
+    options().auth(Auth::new(Tokens).required(false))
 }
 
 #[tokio::test]
 async fn a_request_span_names_operation_connection_id_user_and_outcome() {
     let (recorder, _guard) = Recorder::start();
-    let server = serve_with(|_| ()).await;
+    let server = serve(with_tokens()).await;
     let mut client = Client::connect(&server).await;
     let connection = ("connection", "conn-1");
     client.ask("store.buckets", json!({})).await;
@@ -163,7 +160,7 @@ async fn a_request_span_has_the_trace_context_if_it_is_valid() {
     const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
     const PARENT: &str = "b7ad6b7169203331";
     let (recorder, _guard) = Recorder::start();
-    let server = serve_with(|_| ()).await;
+    let server = serve(with_tokens()).await;
     let mut client = Client::connect(&server).await;
     for flags in ["00", "01", "ff"] {
         let traceparent = format!("00-{TRACE}-{PARENT}-{flags}");
@@ -199,7 +196,7 @@ async fn a_request_span_has_the_trace_context_if_it_is_valid() {
 #[tokio::test]
 async fn commits_and_evaluations_are_children_of_their_request() {
     let (recorder, _guard) = Recorder::start();
-    let server = serve_with(|_| ()).await;
+    let server = serve(with_tokens()).await;
     let mut client = Client::connect(&server).await;
     let mut local = server.client(None);
     let insert = json!({"bucket": "notes", "data": {"text": "x"}});
@@ -242,10 +239,8 @@ async fn commits_and_evaluations_are_children_of_their_request() {
 #[tokio::test]
 async fn failed_logins_are_logged_without_their_tokens() {
     let (recorder, _guard) = Recorder::start();
-    let server = serve_with(|options| {
-        options.auth.as_mut().unwrap().login_rate_limit = RateLimit::new(3, Duration::from_mins(1));
-    })
-    .await;
+    let limit = RateLimit::new(3, Duration::from_mins(1));
+    let server = serve(options().auth(Auth::new(Tokens).required(false).login_rate_limit(limit))).await;
     let mut client = Client::connect(&server).await;
     for _ in 0..10 {
         client.fail("auth.login", json!({"token": "hush-hush"})).await;
@@ -276,7 +271,7 @@ async fn failed_logins_are_logged_without_their_tokens() {
 async fn a_slow_request_is_logged_and_counted() {
     for (limit, is_slow) in [(Duration::ZERO, true), (Duration::from_hours(1), false)] {
         let (recorder, _guard) = Recorder::start();
-        let server = serve_with(|options| options.slow_request = limit).await;
+        let server = serve(with_tokens().slow_request(limit)).await;
         let mut client = Client::connect(&server).await;
         client.ask("store.defineBucket", json!({"name": "notes", "config": notes()})).await;
         client.fail("store.get", json!({"bucket": "none", "key": "k"})).await;

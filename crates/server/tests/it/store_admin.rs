@@ -251,8 +251,7 @@ async fn statistics() {
 async fn statistics_of_a_store_that_keeps() {
     let dir = tempfile::tempdir().unwrap();
     let (store, _) = Store::open(dir.path(), StoreOptions::default().sweep_interval(None)).unwrap();
-    let mut options = options();
-    options.name = "harbour".to_owned();
+    let options = options().name("harbour");
     let server = serve_store(store, options).await;
     let mut client = Client::connect(&server).await;
     let stats = client.ask("store.stats", json!({})).await;

@@ -264,8 +264,7 @@ async fn too_large(client: &mut Client, operation: &str, params: Json) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_read_is_bounded() {
-    let mut options = options();
-    options.max_result_bytes = 1500;
+    let options = options().max_result_bytes(1500);
     let (_server, mut client) = serve_tides_with(options).await;
     let long = "x".repeat(1000);
     for _ in 0..2 {

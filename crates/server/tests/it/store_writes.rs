@@ -1,10 +1,9 @@
 //! Every operation that writes records: what it gives, and what it refuses.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value as Json, json};
-use tidewire::{Auth, Session, StaticToken, StaticTokens, TokenValidator, Validation};
+use tidewire::auth::{Auth, Session, StaticToken, StaticTokens, TokenValidator, Validation};
 use tidewire_store::Store;
 
 use crate::client::{Ask as _, Client, options, serve_store};
@@ -330,12 +329,8 @@ async fn keys_of_clients_without_a_login_are_those_of_their_address() {
 /// An address is no user, and a user who is called like one is not that address.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_user_id_has_the_keys_of_an_address() {
-    let mut options = options();
     let names = ["", "127.0.0.1", "\0address 127.0.0.1", "\0\0address 127.0.0.1", "\0program"];
-    let mut auth = Auth::new(Arc::new(Named));
-    auth.required = false;
-    options.auth = Some(auth);
-    let (server, mut nobody) = serve_tides_with(options).await;
+    let (server, mut nobody) = serve_tides_with(options().auth(Auth::new(Named).required(false))).await;
     let insert = json!({"bucket": "tides", "data": {"port": "Hook", "level": 1}, "idempotencyKey": "k"});
     assert_eq!(nobody.ask("store.insert", insert.clone()).await, tide(1, "Hook", 1));
     assert_eq!(server.client(None).request::<Json>("store.insert", insert.clone()).await.unwrap(), tide(2, "Hook", 1));
@@ -378,12 +373,9 @@ async fn a_write_that_is_sent_again_after_a_restart_is_done_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_of_writes_are_their_users_own() {
-    let mut options = options();
     let tokens = [("a", "ada"), ("b", "bo")].map(|(token, user)| (token, StaticToken::new(user, ["writer"])));
-    let mut auth = Auth::new(Arc::new(StaticTokens::new(tokens).unwrap()));
-    auth.required = false;
-    options.auth = Some(auth);
-    let (server, mut nobody) = serve_tides_with(options).await;
+    let auth = Auth::new(StaticTokens::new(tokens).unwrap()).required(false);
+    let (server, mut nobody) = serve_tides_with(options().auth(auth)).await;
     let insert = json!({"bucket": "tides", "data": {"port": "Hook", "level": 1}, "idempotencyKey": "k"});
     let mut ada = Client::connect(&server).await;
     ada.ask("auth.login", json!({"token": "a"})).await;

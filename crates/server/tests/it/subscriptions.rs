@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use serde_json::{Value as Json, json};
-use tidewire::Server;
+use tidewire::{ConnectionLimits, Server};
 use tidewire_store::{Clock, Store, StoreOptions};
 use tidewire_testkit::{PATIENCE, wait_until_async};
 
@@ -186,9 +186,8 @@ async fn parameters_of_subscriptions_are_checked() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn there_may_be_only_so_many() {
-    let mut options = options();
-    options.connection_limits.max_subscriptions_per_connection = 2;
-    options.connection_limits.max_total_subscriptions = 3;
+    let options = options()
+        .connection_limits(ConnectionLimits::default().max_subscriptions_per_connection(2).max_total_subscriptions(3));
     let (server, mut client) = serve_tides_with(options).await;
     let mut other = Client::connect(&server).await;
     let subscribe = json!({"config": {"bucket": "tides"}});
@@ -317,8 +316,7 @@ async fn a_query_that_is_undefined_ends_what_follows_it_by_name() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_result_that_has_become_too_large_ends_its_subscription() {
-    let mut options = options();
-    options.max_result_bytes = 1500;
+    let options = options().max_result_bytes(1500);
     let (server, mut client) = serve_tides_with(options).await;
     let config = json!({"bucket": "tides", "filter": {"port": {"$startsWith": "x"}}});
     client.ask("store.subscribe", json!({"config": config})).await;
@@ -339,8 +337,7 @@ async fn a_result_that_has_become_too_large_ends_its_subscription() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_delta_that_is_too_large_ends_its_subscription() {
-    let mut options = options();
-    options.max_result_bytes = 1500;
+    let options = options().max_result_bytes(1500);
     let (_server, mut client) = serve_tides_with(options).await;
     client.ask("store.subscribe", json!({"config": {"bucket": "tides"}, "mode": "delta"})).await;
     let record = json!({"port": "x".repeat(1000)});

@@ -1,9 +1,8 @@
 //! System buckets of the program that embeds the server: no request reaches them, and no programmatic query.
 
-use std::sync::Arc;
-
 use serde_json::{Map, Value as Json, json};
-use tidewire::{Auth, ProgrammaticQuery, RequestError, Server, ServerOptions, Session, View};
+use tidewire::auth::{Auth, Session};
+use tidewire::{ProgrammaticQuery, RequestError, Server, ServerOptions, View};
 use tidewire_store::system::SystemBuckets;
 use tidewire_store::{Answer, Store, StoreOptions};
 
@@ -77,9 +76,7 @@ fn operations(bucket: &str) -> Vec<(&'static str, Json)> {
 
 /// A server without logins, and one whose clients log in.
 fn settings() -> [ServerOptions; 2] {
-    let (open, mut closed) = (options(), options());
-    closed.auth = Some(Auth::new(Arc::new(Tokens)));
-    [open, closed]
+    [options(), options().auth(Auth::new(Tokens))]
 }
 
 /// A client over a socket and one in this process: both may do everything that a client may do.
@@ -223,9 +220,7 @@ impl ProgrammaticQuery for Reader {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn programmatic_queries_do_not_read_them() {
-    let mut options = options();
-    options.queries.insert("reader".to_owned(), Arc::new(Reader));
-    let server = serve_store(store(), options).await;
+    let server = serve_store(store(), options().query("reader", Reader)).await;
     let mut client = server.client(None);
     for bucket in ["$state", "_jobs", "$buckets", "$queries"] {
         for params in [json!({"bucket": bucket}), json!({"bucket": bucket, "key": "k"})] {

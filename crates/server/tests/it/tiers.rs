@@ -1,7 +1,7 @@
 //! What the roles reader, writer and admin may do, whatever else is permitted.
 
 use serde_json::{Value as Json, json};
-use tidewire::{Auth, DefaultAccess, Permissions, Rule, Tier};
+use tidewire::auth::{Auth, DefaultAccess, Permissions, Rule, Tier};
 
 use crate::house::{House, known, only, tokens, user};
 
@@ -125,8 +125,7 @@ async fn roles_reach_as_high_as_they_do() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_default_tier_is_that_of_who_has_no_other() {
     for (tier, level) in [(Tier::Read, 0), (Tier::Write, 1), (Tier::Admin, 2)] {
-        let mut auth = people();
-        auth.default_tier = tier;
+        let auth = people().default_tier(tier);
         let level_of = |name: &str, own: u8| if matches!(name, "cus" | "non") { level } else { own };
         check(&house(auth).await, level_of).await;
     }
@@ -146,10 +145,8 @@ async fn a_token_without_roles_may_not_drop_a_bucket() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rule_lifts_a_custom_role_where_it_says_and_a_default_does_not() {
     let people = [user("kee", &["keeper"]), user("wri", &["keeper", "writer"]), user("oth", &["other"])];
-    let mut auth = tokens(people);
     let rule = Rule::new("keeper", ["store.updateBucket", "store.getBucketSchema"]).on_buckets(["b"]);
-    auth.permissions = Permissions::new(DefaultAccess::Allow, [rule]);
-    let house = house(auth).await;
+    let house = house(tokens(people).permissions(Permissions::new(DefaultAccess::Allow, [rule]))).await;
     house.bucket("c", []).await;
     let update = |name: &str| json!({"name": name, "updates": {}});
     let mut keeper = house.client("kee").await;
@@ -169,8 +166,8 @@ async fn a_rule_lifts_a_custom_role_where_it_says_and_a_default_does_not() {
 #[tokio::test(flavor = "multi_thread")]
 async fn who_is_not_logged_in_reaches_as_high_as_is_said() {
     for (tier, level) in [(None, 2), (Some(Tier::Read), 0), (Some(Tier::Write), 1), (Some(Tier::Admin), 2)] {
-        let mut auth = people();
-        (auth.required, auth.anonymous_tier) = (false, tier);
+        let mut auth = people().required(false);
+        auth.anonymous_tier = tier;
         let house = house(auth).await;
         let mut client = house.stranger().await;
         for (operation, needed, params, expected) in OPERATIONS {
@@ -186,9 +183,7 @@ async fn who_is_not_logged_in_reaches_as_high_as_is_said() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_subscription_of_a_login_goes_on_after_it_if_anybody_may_read() {
-    let mut auth = people();
-    (auth.required, auth.anonymous_tier) = (false, Some(Tier::Read));
-    let house = house(auth).await;
+    let house = house(people().required(false).anonymous_tier(Tier::Read)).await;
     let mut client = house.client("ada").await;
     client.ask("store.subscribe", json!({"query": "q"})).await;
     client.ask("auth.logout", json!({})).await;
@@ -200,8 +195,7 @@ async fn a_subscription_of_a_login_goes_on_after_it_if_anybody_may_read() {
 async fn no_rule_lifts_a_built_in_role() {
     let rules: Vec<Rule> =
         PEOPLE.iter().flat_map(|(_, roles, _)| roles.iter()).map(|role| Rule::new(*role, ["*"])).collect();
-    let mut auth = people();
-    auth.permissions = Permissions::new(DefaultAccess::Allow, rules);
+    let auth = people().permissions(Permissions::new(DefaultAccess::Allow, rules));
     // A rule lifts a custom role.
     check(&house(auth).await, |name, level| if name == "cus" { 2 } else { level }).await;
 }

@@ -143,8 +143,7 @@ async fn every_operation_is_looked_at_before_any_is_done() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_transaction_gives_is_bounded_and_too_much_undoes_it() {
-    let mut options = options();
-    options.max_result_bytes = 1500;
+    let options = options().max_result_bytes(1500);
     let (_server, mut client) = serve_tides_with(options).await;
     for _ in 0..2 {
         client.ask("store.insert", json!({"bucket": "tides", "data": {"port": "x".repeat(1000)}})).await;

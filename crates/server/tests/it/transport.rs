@@ -11,8 +11,7 @@ use crate::raw::{Raw, TEXT, frame, handshake};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_path_counts_and_its_query_does_not() {
-    let mut options = options();
-    options.path = "/live".to_owned();
+    let options = options().path("/live");
     let server = serve(options).await;
     assert!(server.url().ends_with("/live"));
     Client::connect(&server).await.ask("store.buckets", json!({})).await;
@@ -87,8 +86,7 @@ async fn what_is_no_handshake_is_refused() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_origin_has_to_be_allowed_if_there_is_one() {
-    let mut options = options();
-    options.allowed_origins = Some(vec!["https://tide.example".to_owned(), "https://ebb.example".to_owned()]);
+    let options = options().allowed_origins(["https://tide.example", "https://ebb.example"]);
     let server = serve(options).await;
     for (lines, status) in [
         ("", 101),
@@ -165,8 +163,7 @@ async fn a_message_may_be_as_long_as_the_limit_and_not_a_byte_longer() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_smaller_limit_is_as_exact() {
-    let mut options = options();
-    options.max_payload_bytes = 128;
+    let options = options().max_payload_bytes(128);
     let server = serve(options).await;
     let mut client = Client::connect(&server).await;
     client.send_text(padded(128)).await;
@@ -238,8 +235,7 @@ async fn a_head_may_not_be_endless() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_dawdles_over_the_handshake_is_cut_off() {
-    let mut options = options();
-    options.handshake_timeout = std::time::Duration::from_millis(50);
+    let options = options().handshake_timeout(std::time::Duration::from_millis(50));
     let server = serve(options).await;
     let whole = handshake("/", "");
     for begun in [&whole[..0], &whole[..1], &whole[..40], &whole[..whole.len() - 2]] {

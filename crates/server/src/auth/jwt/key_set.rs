@@ -104,17 +104,17 @@ mod tests {
 
     use super::super::{InvalidToken, Jwt, JwtKeys, JwtOptions};
     use super::*;
-    use crate::{Session, TokenValidator as _};
+    use crate::auth::{Session, TokenValidator as _};
 
     /// The keys of the other fixtures, and one for encryption.
     const JWKS: &str = include_str!("fixtures/jwks.json");
 
     fn jwt(json: &str) -> Jwt {
-        Jwt::new(JwtOptions::with_keys(JwtKeys::Set(json.to_owned()))).unwrap()
+        Jwt::new(JwtOptions::new(JwtKeys::Set(json.to_owned()))).unwrap()
     }
 
     fn error(json: &str) -> String {
-        Jwt::new(JwtOptions::with_keys(JwtKeys::Set(json.to_owned()))).expect_err("the key set is invalid").to_string()
+        Jwt::new(JwtOptions::new(JwtKeys::Set(json.to_owned()))).expect_err("the key set is invalid").to_string()
     }
 
     /// Changes a key of [`JWKS`].
@@ -198,8 +198,7 @@ mod tests {
         assert!(both.keeps(&session) && jwt(&json!({"keys": [of_one]}).to_string()).keeps(&session));
         assert!(!jwt(&json!({"keys": [of_two]}).to_string()).keeps(&session));
         assert!(!jwt(&json!({"keys": [two.jwk(&json!("one"))]}).to_string()).keeps(&session), "another key of that id");
-        let mut options = JwtOptions::with_keys(JwtKeys::Set(json!({"keys": [of_one]}).to_string()));
-        options.audience = Some("tides".to_owned());
+        let options = JwtOptions::new(JwtKeys::Set(json!({"keys": [of_one]}).to_string())).audience("tides");
         assert!(!Jwt::new(options).unwrap().keeps(&session), "the token would not be accepted");
     }
 

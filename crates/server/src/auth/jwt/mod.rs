@@ -132,13 +132,8 @@ impl JwtAlgorithm {
 }
 
 impl JwtOptions {
-    /// Creates settings with one key, for any issuer and audience, with the default claims.
-    pub fn new(algorithm: JwtAlgorithm, key: JwtKey) -> Self {
-        Self::with_keys(JwtKeys::One(algorithm, key))
-    }
-
     /// Creates settings with these keys, for any issuer and audience, with the default claims.
-    pub fn with_keys(keys: JwtKeys) -> Self {
+    pub fn new(keys: JwtKeys) -> Self {
         Self {
             keys,
             issuer: None,
@@ -147,6 +142,41 @@ impl JwtOptions {
             roles_claim: "roles".to_owned(),
             max_age: None,
         }
+    }
+
+    /// Sets [`issuer`](#structfield.issuer).
+    #[must_use]
+    pub fn issuer(mut self, issuer: impl Into<String>) -> Self {
+        self.issuer = Some(issuer.into());
+        self
+    }
+
+    /// Sets [`audience`](#structfield.audience).
+    #[must_use]
+    pub fn audience(mut self, audience: impl Into<String>) -> Self {
+        self.audience = Some(audience.into());
+        self
+    }
+
+    /// Sets [`user_claim`](#structfield.user_claim).
+    #[must_use]
+    pub fn user_claim(mut self, user_claim: impl Into<String>) -> Self {
+        self.user_claim = user_claim.into();
+        self
+    }
+
+    /// Sets [`roles_claim`](#structfield.roles_claim).
+    #[must_use]
+    pub fn roles_claim(mut self, roles_claim: impl Into<String>) -> Self {
+        self.roles_claim = roles_claim.into();
+        self
+    }
+
+    /// Sets [`max_age`](#structfield.max_age).
+    #[must_use]
+    pub fn max_age(mut self, max_age: Duration) -> Self {
+        self.max_age = Some(max_age);
+        self
     }
 }
 
@@ -389,11 +419,11 @@ mod tests {
     ];
 
     fn hs256() -> JwtOptions {
-        JwtOptions::new(JwtAlgorithm::Hs256, JwtKey::Secret(SECRET.to_vec()))
+        JwtOptions::new(JwtKeys::One(JwtAlgorithm::Hs256, JwtKey::Secret(SECRET.to_vec())))
     }
 
     fn public(algorithm: JwtAlgorithm, pem: &str) -> Jwt {
-        Jwt::new(JwtOptions::new(algorithm, JwtKey::PublicKey(pem.to_owned()))).unwrap()
+        Jwt::new(JwtOptions::new(JwtKeys::One(algorithm, JwtKey::PublicKey(pem.to_owned())))).unwrap()
     }
 
     fn signed(header: &Json, claims: &str, secret: &[u8]) -> String {
@@ -574,9 +604,7 @@ mod tests {
 
     #[test]
     fn a_token_expires_at_its_maximum_age() {
-        let mut options = hs256();
-        options.max_age = Some(Duration::from_millis(1500));
-        let jwt = Jwt::new(options).unwrap();
+        let jwt = Jwt::new(hs256().max_age(Duration::from_millis(1500))).unwrap();
         let session = |claims: &Json, now| jwt.session(&token(claims), now);
         let claims = json!({"sub": "mara", "iat": 10});
         assert_eq!(session(&claims, 11_499).unwrap().expires_at, Some(11_500));
@@ -593,8 +621,7 @@ mod tests {
 
     #[test]
     fn issuer_and_audience_must_match() {
-        let mut options = hs256();
-        (options.issuer, options.audience) = (Some("me".to_owned()), Some("here".to_owned()));
+        let options = hs256().issuer("me").audience("here");
         let claims = |iss: Json, aud: Json| json!({"sub": "mara", "iss": iss, "aud": aud});
         for (claims, expected) in [
             (claims(json!("me"), json!("here")), None),
@@ -627,8 +654,7 @@ mod tests {
         {
             assert_eq!(session(hs256(), &wrong, 0), Err(InvalidToken::User), "{wrong}");
         }
-        let mut options = hs256();
-        (options.user_claim, options.roles_claim) = ("email".to_owned(), "https://a.b/groups".to_owned());
+        let options = hs256().user_claim("email").roles_claim("https://a.b/groups");
         let claims =
             json!({"sub": "7", "roles": ["x"], "email": "m@a.b", "https://a.b/groups": "g", "exp": 9, "iss": "i"});
         let session = session(options, &claims, 0).unwrap();
@@ -638,22 +664,12 @@ mod tests {
 
     #[test]
     fn empty_settings_are_errors() {
-        let error = |change: fn(&mut JwtOptions)| {
-            let mut options = hs256();
-            change(&mut options);
-            Jwt::new(options).unwrap_err().to_string()
-        };
+        let error = |options| Jwt::new(options).unwrap_err().to_string();
+        assert_eq!(error(hs256().issuer("")), "the issuer is empty; give a value or remove the setting");
+        assert_eq!(error(hs256().audience("")), "the audience is empty; give a value or remove the setting");
+        assert_eq!(error(hs256().user_claim("")), "the user claim is empty; give a value or remove the setting");
         assert_eq!(
-            error(|o| o.issuer = Some(String::new())),
-            "the issuer is empty; give a value or remove the setting"
-        );
-        assert_eq!(
-            error(|o| o.audience = Some(String::new())),
-            "the audience is empty; give a value or remove the setting"
-        );
-        assert_eq!(error(|o| o.user_claim.clear()), "the user claim is empty; give a value or remove the setting");
-        assert_eq!(
-            error(|o| o.roles_claim = "sub".to_owned()),
+            error(hs256().roles_claim("sub")),
             "user and roles are read from the same claim \"sub\"; use two claims"
         );
     }

@@ -8,7 +8,8 @@ use ring::hmac;
 use serde_json::json;
 
 use super::*;
-use crate::{Access, Auth, RateLimit, Session, Tier};
+use crate::RateLimit;
+use crate::auth::{Access, Auth, Session, Tier};
 
 const SECRET: &str = "a secret of more than thirty-two bytes";
 
@@ -38,9 +39,8 @@ fn static_tokens_are_accepted_and_not_shown() {
     assert!(auth.required);
     assert!(!format!("{auth:?}").contains("k1"));
     let now = 1_600_000_000_000;
-    let mut ann = Session::new("ann", ["writer"]);
-    ann.expires_at = Some(now + 5);
-    ann.metadata.insert("team".to_owned(), json!({"comment": 1}));
+    let team = json!({"team": {"comment": 1}}).as_object().unwrap().clone();
+    let ann = Session::new("ann", ["writer"]).expires_at(now + 5).metadata(team);
     assert_eq!(session(&auth, "k1", now), Some(ann));
     assert_eq!(session(&auth, "k2", now).unwrap().expires_at, Some(1_700_000_000_000));
     assert_eq!(session(&auth, "k2", 1_700_000_000_000), None);

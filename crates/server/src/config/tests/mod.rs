@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use serde_json::Value as Json;
 
 use super::{Command, Config, ConfigErrors};
-use crate::{Auth, Session};
+use crate::auth::{Auth, Session};
 
 /// Returns the session of a token.
 fn session(auth: &Auth, token: &str, now: u64) -> Option<Session> {

@@ -1,7 +1,6 @@
 //! Random requests of several clients at once, and what comes of them.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value as Json, json};
@@ -10,7 +9,7 @@ use tidewire_store::Answer;
 
 use super::laws::{BEAT, BUCKETS, Laws, May};
 use super::random::Random;
-use crate::client::Client;
+use crate::client::{Client, options};
 use crate::house::{House, object};
 
 const CLIENTS: usize = 4;
@@ -135,12 +134,12 @@ impl World {
     async fn new(seed: u64) -> Self {
         let mut random = Random(seed);
         let laws = Laws::random(&mut random);
-        let house = House::open_with(laws.auth(), |options| {
-            options.queries.insert("hosted".to_owned(), Arc::new(Hosted));
-            options.queries.insert("hosted-beat".to_owned(), Arc::new(HostedBeat));
-            options.revocation_ttl = Duration::from_millis(OUT);
-        })
-        .await;
+        let options = options()
+            .auth(laws.auth())
+            .query("hosted", Hosted)
+            .query("hosted-beat", HostedBeat)
+            .revocation_ttl(Duration::from_millis(OUT));
+        let house = House::open_with(options).await;
         let mut guests = Vec::new();
         for _ in 0..CLIENTS {
             guests.push(Guest::new(house.stranger().await));

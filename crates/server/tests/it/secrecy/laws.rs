@@ -1,10 +1,9 @@
 //! Random rules and people, and a reading of the rules that is as simple as can be.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value as Json, json};
-use tidewire::{Auth, DefaultAccess, Permissions, Rule, StaticToken, StaticTokens, Tier, TokenExpiry};
+use tidewire::auth::{Auth, DefaultAccess, Permissions, Rule, StaticToken, StaticTokens, Tier, TokenExpiry};
 
 use super::random::Random;
 use crate::tiers::OPERATIONS;
@@ -78,12 +77,13 @@ impl Laws {
 
     pub(super) fn auth(&self) -> Auth {
         let tokens = self.people.iter().map(|person| (person.token.clone(), person.token()));
-        let mut auth = Auth::new(Arc::new(StaticTokens::new(tokens).unwrap()));
         let beat = Rule::new("any", ["store.subscribe"]).on_buckets([BEAT]);
         let default = if self.is_default_allow { DefaultAccess::Allow } else { DefaultAccess::Deny };
-        auth.permissions = Permissions::new(default, self.rules.iter().map(Law::rule).chain([beat]));
-        auth.required = self.is_required;
-        auth.default_tier = TIERS[self.default_tier];
+        let permissions = Permissions::new(default, self.rules.iter().map(Law::rule).chain([beat]));
+        let mut auth = Auth::new(StaticTokens::new(tokens).unwrap())
+            .permissions(permissions)
+            .required(self.is_required)
+            .default_tier(TIERS[self.default_tier]);
         auth.anonymous_tier = self.anonymous_tier.map(|tier| TIERS[tier]);
         auth
     }
@@ -220,12 +220,8 @@ impl Person {
     }
 
     fn token(&self) -> StaticToken {
-        let mut token = StaticToken::new(&*self.user, &self.roles);
-        token.metadata.clone_from(&self.metadata);
-        if let Some(lasts) = self.lasts {
-            token.expiry = TokenExpiry::After(Duration::from_millis(lasts));
-        }
-        token
+        let expiry = self.lasts.map(|lasts| TokenExpiry::After(Duration::from_millis(lasts)));
+        StaticToken::new(&*self.user, &self.roles).metadata(self.metadata.clone()).expiry(expiry.unwrap_or_default())
     }
 }
 
