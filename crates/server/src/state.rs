@@ -90,7 +90,7 @@ impl ServerState {
             validator,
             live: Live::with_options(store.clone(), live),
             work: WorkPool::start().map_err(std::io::Error::other)?,
-            programmatic: ProgrammaticQueries::start(&store, &options.queries)?,
+            programmatic: ProgrammaticQueries::start(&store, &options.queries, &Handle::current())?,
             rate_limiter: options.rate_limit.map(RateLimiter::new),
             before_login: required.map(|auth| BeforeLoginLimits::new(&auth.before_login)),
             login_throttle: options.auth.as_ref().map(|auth| LoginThrottle::new(auth.login_rate_limit)),

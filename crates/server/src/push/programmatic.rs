@@ -2,15 +2,15 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Wake, Waker};
-use std::thread::{JoinHandle, Thread};
+use std::thread::JoinHandle;
 
 use bytes::Bytes;
 use serde_json::{Map, Value as Json};
 use tidewire_store::system::BUCKETS;
 use tidewire_store::{Commit, FollowError, Follower, Position, Store};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 
 use super::subscription::{Source, Subscription};
 use super::view::View;
@@ -55,27 +55,22 @@ impl Computed {
 #[derive(Debug)]
 pub(crate) struct ProgrammaticQueries {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    /// The thread that follows the store. It ends when the sender is dropped.
+    thread: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
 
 #[derive(Debug)]
 struct Shared {
     store: Store,
     queries: BTreeMap<String, Known>,
-    subscribers: Mutex<Subscribers>,
+    /// By the number of the subscription.
+    subscribers: Mutex<HashMap<u64, Subscriber>>,
 }
 
 #[derive(Debug)]
 struct Known {
     query: Arc<dyn ProgrammaticQuery>,
     buckets: Vec<String>,
-}
-
-#[derive(Debug, Default)]
-struct Subscribers {
-    /// By the number of the subscription.
-    by_number: HashMap<u64, Subscriber>,
-    is_closed: bool,
 }
 
 #[derive(Debug)]
@@ -96,6 +91,7 @@ impl ProgrammaticQueries {
     pub(crate) fn start(
         store: &Store,
         queries: &BTreeMap<String, Arc<dyn ProgrammaticQuery>>,
+        runtime: &Handle,
     ) -> std::io::Result<Self> {
         let known = |query: &Arc<dyn ProgrammaticQuery>| Known { query: Arc::clone(query), buckets: query.buckets() };
         let known = queries.iter().map(|(name, query)| (name.clone(), known(query))).collect();
@@ -106,8 +102,10 @@ impl ProgrammaticQueries {
         let (_, follower) = store.follow();
         let followed = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("tidewire-queries".to_owned());
-        let thread = thread.spawn(move || followed.run(follower))?;
-        Ok(Self { shared, thread: Some(thread) })
+        let (stop, stopped) = oneshot::channel();
+        let runtime = runtime.clone();
+        let thread = thread.spawn(move || followed.run(follower, stopped, &runtime))?;
+        Ok(Self { shared, thread: Some((stop, thread)) })
     }
 
     /// The buckets that a programmatic query reads, if there is one of this name.
@@ -134,7 +132,7 @@ impl ProgrammaticQueries {
     /// first result, so it is to be [computed](Self::compute_scheduled) once more.
     pub(crate) fn subscribe(&self, subscription: &Arc<Subscription>, caller: Caller) {
         let mut subscribers = self.shared.subscribers();
-        subscribers.by_number.retain(|_, subscriber| subscriber.subscription.strong_count() > 0);
+        subscribers.retain(|_, subscriber| subscriber.subscription.strong_count() > 0);
         let subscriber = Subscriber {
             subscription: Arc::downgrade(subscription),
             caller,
@@ -142,13 +140,13 @@ impl ProgrammaticQueries {
             is_scheduled: false,
             turn: Arc::default(),
         };
-        subscribers.by_number.insert(subscription.number, subscriber);
+        subscribers.insert(subscription.number, subscriber);
     }
 
     /// Schedules a computation for a subscription. Returns false if there is no such subscription, or if one is scheduled already.
     pub(crate) fn schedule(&self, number: u64) -> bool {
         let mut subscribers = self.shared.subscribers();
-        let Some(subscriber) = subscribers.by_number.get_mut(&number) else { return false };
+        let Some(subscriber) = subscribers.get_mut(&number) else { return false };
         !std::mem::replace(&mut subscriber.is_scheduled, true)
     }
 
@@ -161,7 +159,7 @@ impl ProgrammaticQueries {
     /// results for earlier logins may still come.
     pub(crate) fn change_caller(&self, number: u64, caller: Caller) -> Option<u64> {
         let mut subscribers = self.shared.subscribers();
-        let subscriber = subscribers.by_number.get_mut(&number)?;
+        let subscriber = subscribers.get_mut(&number)?;
         (subscriber.caller, subscriber.login) = (caller, subscriber.login + 1);
         Some(subscriber.login)
     }
@@ -169,11 +167,9 @@ impl ProgrammaticQueries {
 
 impl Drop for ProgrammaticQueries {
     fn drop(&mut self) {
-        self.shared.subscribers().is_closed = true;
         let is_own = |thread: &JoinHandle<()>| thread.thread().id() == std::thread::current().id();
-        if let Some(thread) = self.thread.take() {
-            // It may be waiting for a commit.
-            thread.thread().unpark();
+        if let Some((stop, thread)) = self.thread.take() {
+            drop(stop);
             if !is_own(&thread) {
                 // Joined so that the store is released when this returns. A panic was logged by the panic hook.
                 let _ = thread.join();
@@ -183,16 +179,27 @@ impl Drop for ProgrammaticQueries {
 }
 
 impl Shared {
-    fn subscribers(&self) -> MutexGuard<'_, Subscribers> {
+    fn subscribers(&self) -> MutexGuard<'_, HashMap<u64, Subscriber>> {
         self.subscribers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(&self, mut follower: Follower) {
+    /// Computes the queries that a commit concerns, until the sender of `stopped` is dropped.
+    fn run(&self, mut follower: Follower, mut stopped: oneshot::Receiver<()>, runtime: &Handle) {
+        // Only the wait runs in the runtime: the code of a query may block.
+        let mut wait = |follower: &mut Follower| {
+            runtime.block_on(async {
+                tokio::select! {
+                    biased;
+                    _ = &mut stopped => false,
+                    () = follower.ready() => true,
+                }
+            })
+        };
         loop {
             let mut touched = HashSet::new();
             let mut note =
                 |commit: &Commit| touched.extend(commit.changes.iter().map(|change| change.bucket.to_string()));
-            if !self.wait(&mut follower) {
+            if !wait(&mut follower) {
                 return;
             }
             let is_lost = match follower.try_next() {
@@ -211,12 +218,7 @@ impl Shared {
                     true
                 }
             };
-            let subscribers = self.subscribers();
-            if subscribers.is_closed {
-                return;
-            }
-            let numbers: Vec<u64> = subscribers.by_number.keys().copied().collect();
-            drop(subscribers);
+            let numbers: Vec<u64> = self.subscribers().keys().copied().collect();
             let is_concerned = |known: &Known| {
                 is_lost || touched.contains(BUCKETS) || known.buckets.iter().any(|bucket| touched.contains(bucket))
             };
@@ -228,26 +230,11 @@ impl Shared {
         }
     }
 
-    /// Waits for a commit. Returns whether there is one, and not the end of the server.
-    fn wait(&self, follower: &mut Follower) -> bool {
-        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-        let mut context = Context::from_waker(&waker);
-        let mut ready = pin!(follower.ready());
-        loop {
-            let is_ready = ready.as_mut().poll(&mut context).is_ready();
-            if self.subscribers().is_closed || is_ready {
-                return is_ready;
-            }
-            // A close or commit after the check unparks the thread, and the park returns at once.
-            std::thread::park();
-        }
-    }
-
     fn compute_if(&self, number: u64, is_concerned: impl Fn(&str) -> bool, is_scheduled: bool) {
         let mut subscribers = self.subscribers();
-        let Some(subscriber) = subscribers.by_number.get(&number) else { return };
+        let Some(subscriber) = subscribers.get(&number) else { return };
         let Some(subscription) = subscriber.subscription.upgrade() else {
-            subscribers.by_number.remove(&number);
+            subscribers.remove(&number);
             return;
         };
         let turn = Arc::clone(&subscriber.turn);
@@ -263,7 +250,7 @@ impl Shared {
             subscriber.is_scheduled &= !is_scheduled;
             (subscriber.caller.clone(), subscriber.login)
         };
-        let caller = self.subscribers().by_number.get_mut(&number).map(begin);
+        let caller = self.subscribers().get_mut(&number).map(begin);
         if let Some((caller, login)) = caller.filter(|_| !subscription.has_ended()) {
             subscription.compute(login, self.compute(name, params, &caller));
         }
@@ -281,14 +268,5 @@ impl Shared {
             Err(RequestError::new(Code::InternalError, "Internal server error"))
         })?;
         Ok(Computed { json: Bytes::from(answer.to_string()), position: snapshot.position })
-    }
-}
-
-/// Unparks a thread.
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
     }
 }

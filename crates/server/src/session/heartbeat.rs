@@ -53,7 +53,7 @@ pub(crate) enum Beat {
 
 impl Heartbeat {
     pub(crate) fn new(options: &HeartbeatOptions, connected: Instant) -> Self {
-        Self { state: State::Idle, due: later(connected, options.interval) }
+        Self { state: State::Idle, due: add(connected, options.interval) }
     }
 
     /// The client has answered a ping. A timestamp that is older than that of the last ping does not count.
@@ -82,19 +82,19 @@ impl Heartbeat {
                 };
                 let still_queued = output.written <= position;
                 *queued = still_queued.then_some(Queued { position, written: output.written });
-                self.due = later(now, timeout);
+                self.due = add(now, timeout);
                 Beat::Wait
             }
             State::Answered if timeout < interval => {
                 self.state = State::Idle;
-                self.due = later(self.due, interval.saturating_sub(timeout));
+                self.due = add(self.due, interval.saturating_sub(timeout));
                 Beat::Wait
             }
             State::Answered | State::Idle => {
                 let Output { written, unsent } = output;
                 let queued = (unsent > 0).then_some(Queued { position: written + unsent, written });
                 self.state = State::Pinged(timestamp, queued);
-                self.due = later(now, timeout);
+                self.due = add(now, timeout);
                 Beat::Ping(timestamp)
             }
         }
@@ -106,9 +106,9 @@ impl Heartbeat {
     }
 }
 
-/// A time so far away that it does not matter how far.
-const FAR: Duration = Duration::from_hours(24 * 365);
+/// The delay in place of one that would overflow an [`Instant`].
+const MAX_DELAY: Duration = Duration::from_hours(24 * 365);
 
-fn later(from: Instant, by: Duration) -> Instant {
-    from.checked_add(by).unwrap_or(from + FAR)
+fn add(instant: Instant, delay: Duration) -> Instant {
+    instant.checked_add(delay).unwrap_or(instant + MAX_DELAY)
 }
