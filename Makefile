@@ -1,6 +1,8 @@
 # make test         everything the tests need, then all tests
 # make model        what threads share, under a model checker (part of make test)
 # make lint         format, clippy and rustdoc, warnings denied
+# make package      packages the crates, and runs the examples of their READMEs from the packages
+# make deny         licences, sources and duplicates of dependencies (part of make package)
 # make conformance  the Autobahn test suite against our WebSocket codec, where there is a CPython 2.7 to run it
 # make bench        every comparison with its peers, about twenty minutes
 # make peers        programs that some comparisons run against
@@ -8,7 +10,7 @@
 # Beside what cargo builds, where the comparisons look for them.
 PEERS := $(or $(CARGO_TARGET_DIR),target)/peers
 
-.PHONY: test model lint conformance bench peers
+.PHONY: test model lint package deny conformance bench peers
 
 test:
 	scripts/need redis-server redis-server
@@ -28,6 +30,16 @@ lint:
 	cargo clippy -p tidewire-conn --all-features --all-targets -- -D warnings
 	cargo clippy -p tidewire-bench --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --features tidewire-conn/native-roots
+
+# Uncommitted changes are packaged too: nothing is uploaded.
+package: deny
+	scripts/need redis-server redis-server
+	cargo publish --workspace --dry-run --allow-dirty
+	scripts/packaged
+
+deny:
+	command -v cargo-deny >/dev/null || cargo install cargo-deny --locked --version 0.20.2
+	cargo deny check -D warnings licenses bans sources
 
 conformance:
 	scripts/conformance
