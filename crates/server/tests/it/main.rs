@@ -9,6 +9,7 @@ mod before_login;
 mod browser;
 mod client;
 mod costly;
+mod deployment;
 mod disconnects;
 mod example;
 mod explain;
