@@ -11,6 +11,7 @@ mod client;
 mod costly;
 mod deployment;
 mod disconnects;
+mod docs;
 mod example;
 mod explain;
 mod faulty_disk;
