@@ -291,7 +291,7 @@ mod tests {
 
     /// The rows of the manual's tables of operations: name, cells between it and the tier, tier.
     fn documented() -> Vec<(String, Vec<String>, String)> {
-        let manual = include_str!("../../../../docs/protocol.md");
+        let manual = include_str!("../../../../docs/reference/protocol.md");
         let rows = manual.lines().filter(|line| line.starts_with("| `") && line.contains('.'));
         let mut found = Vec::new();
         for row in rows {

@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn the_manual_lists_every_close_code() {
-        let manual = include_str!("../../../../docs/protocol.md");
+        let manual = include_str!("../../../../docs/reference/errors.md");
         let (_, table) = manual.split_once("| Code | Reason | When | Reconnect |").expect("a table of close codes");
         let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
         let rows = rows.map(|row| row.trim_matches('|').split('|').map(str::trim).collect::<Vec<_>>());

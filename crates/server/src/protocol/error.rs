@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn the_manual_says_which_codes_are_worth_retrying() {
-        let manual = include_str!("../../../../docs/protocol.md");
+        let manual = include_str!("../../../../docs/reference/errors.md");
         let row = |code: &str| {
             let mut rows = manual.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" | "));
             rows.find_map(|(codes, rest)| {

@@ -34,7 +34,7 @@ use crate::raw::{Raw, TEXT, frame, handshake};
 
 /// The names in the table of the manual.
 fn documented() -> Vec<String> {
-    let manual = include_str!("../../../../docs/operations.md");
+    let manual = include_str!("../../../../docs/reference/metrics.md");
     let (_, section) = manual.split_once("\n## Metrics\n").expect("a section on metrics");
     let (section, _) = section.split_once("\n## ").unwrap_or((section, ""));
     let cells = section.lines().filter_map(|line| line.strip_prefix("| `"));

@@ -1,4 +1,4 @@
-//! docs/configuration.md agrees with the program.
+//! docs/reference/configuration.md and docs/reference/limits.md agree with the program.
 
 use clap::CommandFactory;
 use serde_json::json;
@@ -9,7 +9,8 @@ use crate::config::cli::CommandLine;
 use crate::config::{apply, auth, login, permissions, settings};
 
 fn manual() -> String {
-    std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/configuration.md")).unwrap()
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference");
+    ["configuration.md", "limits.md"].map(|page| std::fs::read_to_string(folder.join(page)).unwrap()).concat()
 }
 
 fn blocks(manual: &str, language: &str) -> Vec<String> {
