@@ -355,7 +355,7 @@ impl Socket {
         Self { stream, welcome: None, is_closed: false }
     }
 
-    /// The next text message, or why there is none. Heartbeats are answered and passed over.
+    /// Returns the next text message, or why the connection has no more. Answers heartbeats.
     async fn next(&mut self) -> Result<String, String> {
         loop {
             let Ok(message) = tokio::time::timeout(PATIENCE, self.stream.next()).await else {
