@@ -301,7 +301,7 @@ impl WorkDir {
                         if key == "cert" { made.server.clone() } else { made.server_key.clone() }
                     }
                 };
-                line = line.replace(&format!("\"{path}\""), &format!("{file:?}"));
+                line = line.replace(&format!("\"{path}\""), &format!("\"{}\"", file.display()));
             }
             lines.push(line);
         }
