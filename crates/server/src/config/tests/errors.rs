@@ -137,7 +137,7 @@ fn all_errors_are_reported_at_once() {
 #[test]
 fn syntax_errors_are_reported() {
     for (name, text, line) in [
-        ("c.json", &b"{\"a\": 1,\n \"b\": }"[..], "c.json:2:7: invalid JSON: expected a value, got '}'"),
+        ("c.json", &b"{\"a\": 1,\n \"b\": }"[..], "c.json:2:7: invalid JSON: expected value"),
         ("c.json", b"{\"name\": \"\xc3\xa9\xff\"}", "c.json:1:12: invalid UTF-8"),
         ("c.toml", b"port = \n", "c.toml:1:8: invalid TOML: "),
         ("c.toml", b"port = 1\nport = 2\n", "c.toml:2:1: invalid TOML: duplicate key"),
