@@ -5,12 +5,13 @@
 //! history no longer has the commits after the snapshot, the query is evaluated again, on a newer one.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use tidewire_store::query::{Budget, Exceeded};
 use tidewire_store::{BucketIdentity, FollowError, Position, Query, Store, StoreError};
 
+use crate::lock::lock;
 use crate::query::LiveQuery;
 use crate::shared::Counters;
 
@@ -58,12 +59,12 @@ impl Control {
 
     /// Moves the deadline, if this one is later.
     pub(crate) fn extend(&self, deadline: Instant) {
-        let mut known = self.deadline.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.deadline);
         *known = deadline.max(*known);
     }
 
     fn is_late(&self) -> bool {
-        Instant::now() >= *self.deadline.lock().unwrap_or_else(PoisonError::into_inner)
+        Instant::now() >= *lock(&self.deadline)
     }
 
     fn must_stop(&self) -> bool {

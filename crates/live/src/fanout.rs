@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use tidewire_pool::{BuildError, Context, Key, Message, Pool};
 
+use crate::lock::lock;
 use crate::subscription::{Event, Inbox, Pushed};
 
 /// A commit that concerns more queries than this is delivered by several threads.
@@ -57,7 +58,7 @@ pub(crate) struct Delivered {
 
 impl Progress {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

@@ -48,6 +48,7 @@ mod evaluation;
 mod fanout;
 mod index;
 mod live;
+mod lock;
 mod mark;
 mod matcher;
 mod net;

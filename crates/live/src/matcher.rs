@@ -360,10 +360,10 @@ impl Matcher {
     }
 
     /// How the result of a query has changed with these changes, the newest ones: they are undone and applied again.
-    pub(crate) fn replay(&mut self, query: QueryId, nets: &[Net<'_>]) -> Option<Outcome> {
+    pub(crate) fn replay(&mut self, query: QueryId, nets: &[Net<&Row>]) -> Option<Outcome> {
         let live = self.live_mut(query)?;
         let version = live.version;
-        let undo: Vec<Net<'_>> =
+        let undo: Vec<Net<&Row>> =
             nets.iter().map(|net| Net { ordinal: net.ordinal, old: net.new, new: net.old }).collect();
         live.apply(&undo);
         let outcome = live.apply(nets);

@@ -1,4 +1,4 @@
-//! The net effect of a commit on one query: for each row, the version before the commit and the version after it.
+//! The net change of rows: the version before the first of several changes, and the version after the last one.
 
 use std::collections::HashMap;
 
@@ -20,32 +20,65 @@ pub(crate) struct Hit {
 
 /// The net change of a row in a result: the row before, the row after, or both.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Net<'a> {
+pub(crate) struct Net<R> {
     pub(crate) ordinal: u64,
-    pub(crate) old: Option<&'a Row>,
-    pub(crate) new: Option<&'a Row>,
+    pub(crate) old: Option<R>,
+    pub(crate) new: Option<R>,
 }
 
-/// The net effect of changes, in order. A row that is not in the result before or after is left out.
-pub(crate) fn net<'a>(hits: &[Hit], changes: &'a [Change]) -> Vec<Net<'a>> {
-    let mut nets: Vec<Net<'a>> = Vec::with_capacity(hits.len());
-    let mut places: HashMap<u64, usize> = HashMap::new();
-    for hit in hits {
-        let Some(change) = changes.get(hit.change as usize) else { continue };
-        let old = change.old.as_ref().filter(|_| hit.was);
-        let new = change.new.as_ref().filter(|_| hit.is);
-        let net = Net { ordinal: change.ordinal, old, new };
-        // Most commits have one change for a query.
-        if hits.len() == 1 {
-            nets.push(net);
-            continue;
-        }
-        let place = *places.entry(change.ordinal).or_insert(nets.len());
-        match nets.get_mut(place) {
-            Some(known) => known.new = new,
-            None => nets.push(net),
+impl<R> Net<R> {
+    /// Returns whether the row is in the result before or after.
+    fn is_in_result(&self) -> bool {
+        self.old.is_some() || self.new.is_some()
+    }
+}
+
+/// The net changes of rows, in the order in which the rows were first changed.
+#[derive(Debug)]
+pub(crate) struct Nets<R> {
+    nets: Vec<Net<R>>,
+    by_ordinal: HashMap<u64, usize>,
+}
+
+impl<R> Nets<R> {
+    pub(crate) fn with_capacity(capacity: usize) -> Self {
+        Self { nets: Vec::with_capacity(capacity), by_ordinal: HashMap::new() }
+    }
+
+    /// Adds a later change.
+    pub(crate) fn add(&mut self, change: Net<R>) {
+        let place = *self.by_ordinal.entry(change.ordinal).or_insert(self.nets.len());
+        match self.nets.get_mut(place) {
+            Some(known) => known.new = change.new,
+            None => self.nets.push(change),
         }
     }
-    nets.retain(|net| net.old.is_some() || net.new.is_some());
-    nets
+
+    /// Returns the number of rows that were changed.
+    pub(crate) fn len(&self) -> usize {
+        self.nets.len()
+    }
+
+    /// Returns the changes of rows that are in the result before or after.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Net<&R>> {
+        let nets = self.nets.iter().filter(|net| net.is_in_result());
+        nets.map(|net| Net { ordinal: net.ordinal, old: net.old.as_ref(), new: net.new.as_ref() })
+    }
+}
+
+/// Returns the net changes that a commit makes to the result of one query.
+pub(crate) fn net<'a>(hits: &[Hit], changes: &'a [Change]) -> Vec<Net<&'a Row>> {
+    let net = |hit: &Hit| {
+        let change = changes.get(hit.change as usize)?;
+        let (old, new) = (change.old.as_ref().filter(|_| hit.was), change.new.as_ref().filter(|_| hit.is));
+        Some(Net { ordinal: change.ordinal, old, new })
+    };
+    // Most commits have one change for a query.
+    if let [hit] = hits {
+        return net(hit).filter(Net::is_in_result).into_iter().collect();
+    }
+    let mut folded = Nets::with_capacity(hits.len());
+    hits.iter().filter_map(net).for_each(|net| folded.add(net));
+    folded.nets.retain(Net::is_in_result);
+    folded.nets
 }

@@ -172,7 +172,7 @@ impl LiveQuery {
     }
 
     /// Applies changes. Returns how the result has changed, if it has.
-    pub(crate) fn apply(&mut self, nets: &[Net<'_>]) -> Option<Outcome> {
+    pub(crate) fn apply(&mut self, nets: &[Net<&Row>]) -> Option<Outcome> {
         let outcome = match &mut self.result {
             Kept::Rows(rows) => rows.apply(nets).map(Outcome::Records),
             Kept::Totals(totals) => totals.apply(nets).then_some(Outcome::Value),

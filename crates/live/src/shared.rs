@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use serde_json::{Map, Value as Json};
 use tidewire_store::{Filter, Position, Query};
@@ -10,6 +10,7 @@ use tokio::sync::{Notify, Semaphore, oneshot};
 
 use crate::background::Finished;
 use crate::live::{LiveError, SubscribeOptions};
+use crate::lock::lock;
 use crate::subscription::Subscription;
 use crate::wake::shielded;
 
@@ -90,7 +91,7 @@ impl Shared {
     }
 
     fn requests(&self) -> MutexGuard<'_, Requests> {
-        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.requests)
     }
 
     /// A new number for a subscription or a job.

@@ -10,11 +10,12 @@
 
 use std::pin::Pin;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 
 use futures_core::Stream;
 
+use crate::lock::lock;
 use crate::shared::{Counters, Shared};
 use crate::waiting::Waiting;
 use crate::wake::shielded;
@@ -251,7 +252,7 @@ pub(crate) enum Pushed {
 
 impl Inbox {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Delivers a delta. With more than `max` of them, all are dropped.

@@ -33,6 +33,7 @@ mod error;
 mod filter;
 mod key;
 mod limits;
+mod lock;
 mod page;
 mod position;
 pub mod query;

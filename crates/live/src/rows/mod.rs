@@ -88,7 +88,7 @@ impl Rows {
     }
 
     /// Applies changes. Returns how the result has changed, if it has.
-    pub(crate) fn apply(&mut self, nets: &[Net<'_>]) -> Option<Delta> {
+    pub(crate) fn apply(&mut self, nets: &[Net<&Row>]) -> Option<Delta> {
         let moves = self.move_rows(nets);
         let Page { matches, window, form } = &self.page;
         let mut edit = window.edit(matches, &moves, &self.sort);
@@ -101,7 +101,7 @@ impl Rows {
         Some(Delta::new(Arc::clone(form), edit, len))
     }
 
-    fn move_rows(&mut self, nets: &[Net<'_>]) -> Moves {
+    fn move_rows(&mut self, nets: &[Net<&Row>]) -> Moves {
         let Self { sort, page: Page { matches, .. } } = self;
         let mut moves = Moves::default();
         for net in nets {

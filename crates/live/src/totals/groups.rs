@@ -118,7 +118,7 @@ impl Groups {
     }
 
     /// Applies changes. Returns whether the result has changed.
-    pub(crate) fn apply(&mut self, aggregate: &Aggregate, nets: &[Net<'_>]) -> bool {
+    pub(crate) fn apply(&mut self, aggregate: &Aggregate, nets: &[Net<&Row>]) -> bool {
         let mut before: HashMap<IndexKey, Option<Shown>> = HashMap::new();
         for row in nets.iter().flat_map(|net| [net.old, net.new]).flatten() {
             let key = aggregate.group_of(row);

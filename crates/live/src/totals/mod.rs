@@ -67,7 +67,7 @@ impl Totals {
     }
 
     /// Applies changes. Returns whether the result has changed.
-    pub(crate) fn apply(&mut self, nets: &[Net<'_>]) -> bool {
+    pub(crate) fn apply(&mut self, nets: &[Net<&Row>]) -> bool {
         let Self { aggregate, kept } = self;
         match kept {
             Kept::Whole(tally) => {

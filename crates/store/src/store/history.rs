@@ -6,11 +6,12 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::sync::watch;
 
 use super::pending::block_on;
+use crate::lock::lock;
 use crate::{Cause, Change, Position};
 
 /// A commit: changes that were made together.
@@ -99,7 +100,7 @@ impl History {
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.kept)
     }
 
     /// Appends commits, each of which follows the one before, and wakes the followers.

@@ -31,7 +31,7 @@ mod writes;
 use std::fmt;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{JoinHandle, ThreadId};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -53,6 +53,7 @@ use self::recover::Loader;
 use self::stats::Counters;
 use self::writer::Writer;
 use crate::engine::{Disk, Embedded, EmbeddedOptions, Engine, EngineError, EngineStats, Files, Memory, Recovery};
+use crate::lock::lock;
 use crate::query::Budget;
 use crate::system::SystemBuckets;
 use crate::transaction::{Operation, OperationResult};
@@ -282,7 +283,7 @@ struct Shared {
 
 impl Shared {
     fn engine_stats(&self) -> MutexGuard<'_, EngineStats> {
-        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.engine)
     }
 }
 
@@ -543,7 +544,7 @@ impl Inner {
             return Ok(());
         }
         // Held while the writer ends, so that a second caller waits here.
-        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut writer = lock(&self.writer);
         match writer.take() {
             // A writer that panicked has reported it, and its callers have been told.
             Some(writer) => writer.join().unwrap_or(Err(EngineError::Stopped)),

@@ -19,6 +19,7 @@ use super::pending::{Pending, WriteError};
 use super::reply::{ReplySender, reply};
 use super::turns::Flow;
 use crate::engine::{Backup, Checkpoint, EngineError};
+use crate::lock::lock;
 use crate::{Cause, Draft, State, StoreError};
 
 /// A message to the writer.
@@ -142,7 +143,7 @@ impl Queue {
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.waiting)
     }
 
     /// Submits a write.

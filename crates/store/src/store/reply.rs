@@ -5,8 +5,10 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
+
+use crate::lock::lock;
 
 /// Returns both ends of a reply.
 pub(super) fn reply<T>() -> (ReplySender<T>, Reply<T>) {
@@ -30,13 +32,9 @@ enum State<T> {
 }
 
 impl<T> Slot<T> {
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Replaces the state of a reply that is not there. Returns the waker of the receiver, and the state if the receiver has gone.
     fn end(&self, state: State<T>) -> (Option<Waker>, Option<State<T>>) {
-        let mut current = self.lock();
+        let mut current = lock(&self.0);
         match &mut *current {
             State::Waiting(waker) => {
                 let waker = waker.take();
@@ -69,7 +67,7 @@ impl<T> Future for Reply<T> {
     type Output = Option<T>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<T>> {
-        let mut state = self.0.lock();
+        let mut state = lock(&self.0.0);
         if let State::Waiting(waker) = &mut *state {
             if waker.as_ref().is_none_or(|waker| !waker.will_wake(context.waker())) {
                 let before = waker.replace(context.waker().clone());
@@ -87,7 +85,7 @@ impl<T> Future for Reply<T> {
 
 impl<T> Drop for Reply<T> {
     fn drop(&mut self) {
-        let state = std::mem::replace(&mut *self.0.lock(), State::Ended);
+        let state = std::mem::replace(&mut *lock(&self.0.0), State::Ended);
         drop(state);
     }
 }

@@ -5,10 +5,11 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::super::disk::is_out_of_descriptors;
 use super::super::{Disk, DiskDir, DiskFile};
+use crate::lock::lock;
 
 /// A locked directory.
 pub(super) struct Home {
@@ -94,11 +95,11 @@ impl Home {
     }
 
     fn reserved(&self) -> MutexGuard<'_, Option<Box<dyn DiskFile>>> {
-        self.reserve.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.reserve)
     }
 
     pub(super) fn inventory(&self) -> MutexGuard<'_, Inventory> {
-        self.inventory.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inventory)
     }
 
     pub(super) fn segment(&self, number: u64) -> PathBuf {
