@@ -233,8 +233,7 @@ fn a_caller_that_stops_waiting_leaves_nothing() {
 fn a_query_is_evaluated_again_if_the_history_is_too_short_and_fails_in_the_end() {
     run(async {
         let gate = Arc::new(Gate::default());
-        let mut options = gate.options();
-        options.history_bytes = 1;
+        let options = gate.options().history_bytes(1);
         let store = store(options).await;
         let live = Live::new(store.clone());
         gate.set(true);
@@ -329,8 +328,7 @@ fn a_caller_learns_that_the_store_is_closed() {
 fn live_queries_end_while_a_query_is_evaluated() {
     run(async {
         let gate = Arc::new(Gate::default());
-        let mut options = gate.options();
-        options.history_bytes = 1;
+        let options = gate.options().history_bytes(1);
         let store = store(options).await;
         let live = Live::new(store.clone());
         let mut subscription = live.subscribe(costly(), Mode::Delta).await.unwrap();
@@ -379,8 +377,7 @@ fn an_evaluation_has_a_deadline() {
 fn after_a_restart_subscribers_get_whole_results_and_nothing_before() {
     run(async {
         let gate = Arc::new(Gate::default());
-        let mut options = gate.options();
-        options.history_bytes = 1;
+        let options = gate.options().history_bytes(1);
         let store = store(options).await;
         let live = Live::new(store.clone());
         let mut costly = live.subscribe(costly(), Mode::Delta).await.unwrap();

@@ -14,8 +14,7 @@ use crate::engine::model::{Rows, in_snapshot, open_on, put, small, stamped};
 fn on_every_engine(test: fn(&mut dyn Engine)) {
     test(&mut Memory::default());
     for durability in [Durability::Always, Durability::Interval(Duration::ZERO), Durability::None] {
-        let mut options = small();
-        options.durability = durability;
+        let options = small().durability(durability);
         test(&mut open_on(&SimDisk::default(), "db", options).unwrap().0);
         let dir = tempfile::tempdir().unwrap();
         test(&mut Embedded::open(dir.path(), options, |_| {}).unwrap().0);
@@ -162,8 +161,7 @@ fn segments_are_recycled() {
 
 #[test]
 fn a_log_past_its_limit_is_slow_and_then_full() {
-    let mut options = small();
-    (options.checkpoint_log_bytes, options.max_log_bytes) = (1 << 40, 20_000);
+    let options = small().checkpoint_log_bytes(1 << 40).max_log_bytes(20_000);
     let (mut engine, ..) = open_on(&SimDisk::default(), "db", options).unwrap();
     let mut seen = Vec::new();
     let error = loop {
@@ -213,8 +211,7 @@ fn options_may_change_between_openings() {
     let dir = tempfile::tempdir().unwrap();
     let mut written = 0;
     for segment_kib in [64, 8, 1, 32, 8] {
-        let mut options = small();
-        options.segment_bytes = segment_kib * 1024;
+        let options = small().segment_bytes(segment_kib * 1024);
         let mut commits = 0;
         let (mut engine, recovery) = Embedded::open(dir.path(), options, |_| commits += 1).unwrap();
         assert_eq!((recovery.position.sequence, commits), (written, written));

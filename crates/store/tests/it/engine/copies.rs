@@ -61,8 +61,7 @@ fn a_directory_that_is_not_open_is_backed_up() {
     {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
-        let mut options = small();
-        options.durability = durability;
+        let options = small().durability(durability);
         let (mut engine, _) = Embedded::open(path("db"), options, |_| {}).unwrap();
         fill(&mut engine, 100);
         engine.checkpoint().unwrap().run(in_snapshot(&rows(100))).unwrap();

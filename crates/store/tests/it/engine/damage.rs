@@ -21,9 +21,7 @@ fn places(bytes: &[u8]) -> impl Iterator<Item = usize> {
 }
 
 fn options() -> EmbeddedOptions {
-    let mut options = small();
-    options.segment_bytes = 8 * 1024;
-    options
+    small().segment_bytes(8 * 1024)
 }
 
 fn rows(count: u64) -> Rows {
@@ -131,8 +129,7 @@ fn a_segment_of_an_unknown_version_is_refused() {
 #[test]
 fn a_log_cut_anywhere_gives_a_prefix_or_is_refused() {
     for durability in [Durability::Always, Durability::None] {
-        let mut options = options();
-        options.durability = durability;
+        let options = options().durability(durability);
         let whole = files(24, 0, false, options);
         let names: Vec<_> = whole.keys().filter(|name| name.starts_with("log-")).cloned().collect();
         for (n, name) in names.iter().enumerate() {
@@ -228,8 +225,7 @@ fn segments_of_another_log_are_refused() {
 
 #[test]
 fn frames_that_followed_a_lost_one_do_not_come_back() {
-    let mut options = small();
-    options.durability = Durability::None;
+    let options = small().durability(Durability::None);
     let disk = SimDisk::default();
     // One group, whose frame is to have so many bytes.
     let append = |engine: &mut Embedded, frame: usize, commits: usize, byte: u8| {

@@ -33,13 +33,11 @@ struct Simulation {
 impl Simulation {
     fn new(seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
-        let mut options = small();
-        options.segment_bytes = [8, 12, 64][rng.usize(..3)] * 1024;
-        options.durability = match rng.u8(..4) {
+        let options = small().segment_bytes([8, 12, 64][rng.usize(..3)] * 1024).durability(match rng.u8(..4) {
             0 => Durability::None,
             1 => Durability::Interval(Duration::from_hours(1)),
             _ => Durability::Always,
-        };
+        });
         let (mut disk, mut history, mut durable) = (SimDisk::default(), vec![(Rows::new(), true)], 0);
         // Some begin with a log of an older version, so that crashes meet the change of the layout.
         if rng.u8(..4) == 0 {

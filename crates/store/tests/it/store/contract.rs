@@ -175,8 +175,7 @@ fn a_bucket_that_is_not_persistent_is_empty_after_a_restart() {
 #[test]
 fn what_expires_is_hidden_then_swept_and_seen_to_go() {
     let clock = super::TestClock::new(1000);
-    let mut options = options();
-    (options.clock, options.sweep_interval) = (clock.clock(), None);
+    let options = options().clock(clock.clock()).sweep_interval(None);
     let store = tidewire_store::Store::memory(options);
     let config = json!({"key": "id", "schema": {"id": {"type": "number"}}, "ttl": 100});
     store.define_bucket("b", config).wait().unwrap();
@@ -192,8 +191,7 @@ fn what_expires_is_hidden_then_swept_and_seen_to_go() {
     assert_eq!((commit.changes.len(), &commit.changes[0].new), (1, &None));
     // By itself, too.
     let dir = tempfile::tempdir().unwrap();
-    let mut options = super::options();
-    options.sweep_interval = Some(std::time::Duration::from_millis(1));
+    let options = super::options().sweep_interval(std::time::Duration::from_millis(1));
     let (store, _) = tidewire_store::Store::open(dir.path(), options).unwrap();
     store.define_bucket("b", json!({"key": "id", "schema": {"id": {"type": "number"}}, "ttl": 1})).wait().unwrap();
     let (_, mut follower) = store.follow();
@@ -216,8 +214,7 @@ fn what_expires_is_hidden_then_swept_and_seen_to_go() {
 #[test]
 fn a_record_whose_reference_leads_nowhere_can_be_changed() {
     let clock = super::TestClock::new(1000);
-    let mut options = options();
-    (options.clock, options.sweep_interval) = (clock.clock(), None);
+    let options = options().clock(clock.clock()).sweep_interval(None);
     let store = tidewire_store::Store::memory(options);
     store
         .define_bucket("short", json!({"key": "id", "schema": {"id": {"type": "number"}}, "ttl": 100}))

@@ -102,10 +102,9 @@ fn the_stores_own_buckets_are_out_of_reach() {
 
 #[test]
 fn limits_are_kept() {
-    let mut options = options();
-    options.limits = Limits::default();
-    (options.limits.max_record_bytes, options.limits.max_depth, options.limits.max_fields) = (300, 3, 8);
-    (options.limits.max_name_bytes, options.limits.max_definitions) = (4, 2);
+    let options = options().limits(
+        Limits::default().max_record_bytes(300).max_depth(3).max_fields(8).max_name_bytes(4).max_definitions(2),
+    );
     let store = Store::memory(options);
     store.define_bucket("b", plain()).wait().unwrap();
     for (record, expected) in [

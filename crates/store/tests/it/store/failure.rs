@@ -3,9 +3,10 @@
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::json;
-use tidewire_store::engine::OpenError;
+use tidewire_store::engine::{Durability, EmbeddedOptions, OpenError};
 use tidewire_store::{Store, StoreOpenError, StoreOptions, WriteError};
 use tidewire_testkit::{PATIENCE, wait_until};
 
@@ -16,10 +17,12 @@ fn open_on(disk: &SimDisk, options: StoreOptions) -> Store {
     Store::open_on(Arc::new(disk.clone()), Path::new("db"), options).unwrap().0
 }
 
+fn small_log() -> EmbeddedOptions {
+    EmbeddedOptions::default().segment_bytes(16 << 10).checkpoint_log_bytes(32 << 10)
+}
+
 fn small() -> StoreOptions {
-    let mut options = options();
-    (options.embedded.segment_bytes, options.embedded.checkpoint_log_bytes) = (16 << 10, 32 << 10);
-    options
+    options().embedded(small_log())
 }
 
 #[test]
@@ -152,8 +155,7 @@ fn what_is_no_store_is_not_opened() {
 #[test]
 fn durability_by_interval_is_synced_without_being_asked() {
     let disk = SimDisk::default();
-    let mut options = small();
-    options.embedded.durability = tidewire_store::engine::Durability::Interval(std::time::Duration::from_millis(1));
+    let options = options().embedded(small_log().durability(Durability::Interval(Duration::from_millis(1))));
     let store = open_on(&disk, options);
     store.define_bucket("b", plain()).wait().unwrap();
     let syncs = store.stats().engine.syncs;
@@ -165,8 +167,7 @@ fn durability_by_interval_is_synced_without_being_asked() {
 #[test]
 fn a_log_that_is_too_long_slows_writes_then_refuses_them_until_a_checkpoint() {
     let disk = SimDisk::default();
-    let mut options = small();
-    (options.embedded.checkpoint_log_bytes, options.embedded.max_log_bytes) = (u64::MAX, 20_000);
+    let options = options().embedded(small_log().checkpoint_log_bytes(u64::MAX).max_log_bytes(20_000));
     let store = open_on(&disk, options);
     store.define_bucket("b", plain()).wait().unwrap();
     let insert = |id: u64| store.insert("b", json!({"id": id, "x": "x".repeat(1000)})).wait();

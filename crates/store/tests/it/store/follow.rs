@@ -48,8 +48,7 @@ fn a_follower_sees_every_commit_from_where_it_began() {
 
 #[test]
 fn one_that_falls_behind_is_told_and_begins_anew() {
-    let mut options = options();
-    options.history_bytes = 10_000;
+    let options = options().history_bytes(10_000);
     let store = Store::memory(options);
     store.define_bucket("b", plain()).wait().unwrap();
     let (_, mut follower) = store.follow();
@@ -122,8 +121,7 @@ fn a_commit_has_its_time_and_cause_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let clock = TestClock::new(5000);
     let open = || {
-        let mut options = options();
-        options.clock = clock.clock();
+        let options = options().clock(clock.clock());
         Store::open(dir.path(), options).unwrap().0
     };
     let store = open();

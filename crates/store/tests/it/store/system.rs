@@ -278,8 +278,7 @@ fn a_panic_inside_ends_the_scope() {
 fn their_records_expire() {
     let clock = TestClock::new(1000);
     let session = json!({"key": "id", "schema": {"id": {"type": "number"}}, "ttl": 100});
-    let mut options = declaring(&[("$sessions", session)]);
-    (options.clock, options.sweep_interval) = (clock.clock(), None);
+    let options = declaring(&[("$sessions", session)]).clock(clock.clock()).sweep_interval(None);
     let store = Store::memory(options);
     insert(&store, "$sessions", json!({"id": 1})).unwrap();
     clock.set(1100);

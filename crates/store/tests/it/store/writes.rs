@@ -59,8 +59,7 @@ pub(super) fn hold(store: &Store) -> mpsc::Sender<()> {
 
 #[test]
 fn writes_outside_a_full_queue_wait_and_none_is_lost() {
-    let mut options = options();
-    options.queue = 16;
+    let options = options().queue(16);
     let store = Store::memory(options);
     store.define_bucket("b", plain()).wait().unwrap();
     let release = hold(&store);
@@ -78,8 +77,7 @@ fn writes_outside_a_full_queue_wait_and_none_is_lost() {
 
 #[test]
 fn writes_outside_a_full_queue_fail_when_the_store_closes() {
-    let mut options = options();
-    options.queue = 1;
+    let options = options().queue(1);
     let store = Store::memory(options);
     store.define_bucket("b", plain()).wait().unwrap();
     let release = hold(&store);
@@ -114,9 +112,7 @@ fn a_write_that_panics_hurts_itself_only() {
 #[test]
 fn a_commit_that_is_too_large_is_refused_and_the_others_of_its_group_are_kept() {
     let dir = tempfile::tempdir().unwrap();
-    let mut options = options();
-    options.embedded = EmbeddedOptions::default();
-    options.embedded.max_group_bytes = 10_000;
+    let options = options().embedded(EmbeddedOptions::default().max_group_bytes(10_000));
     let (store, _) = Store::open(dir.path(), options).unwrap();
     store.define_bucket("b", plain()).wait().unwrap();
     let release = hold(&store);
