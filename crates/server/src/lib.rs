@@ -56,3 +56,8 @@ pub use push::view::View;
 pub use server::{ReloadError, Server, StartError};
 pub use session::connection::ConnectionInfo;
 pub use session::explanation::Explanation;
+
+/// Runs the examples of the guide.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/guide/embed.md")]
+mod guide {}
