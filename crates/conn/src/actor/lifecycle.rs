@@ -62,13 +62,8 @@ pub(super) struct Linger {
 }
 
 impl<R> Lifecycle<R> {
-    /// Whether nothing has happened that ends the connection.
-    pub(super) fn is_open(&self) -> bool {
-        matches!(self, Self::Open)
-    }
-
     pub(super) fn may_read(&self) -> bool {
-        self.is_open()
+        matches!(self, Self::Open)
     }
 
     pub(super) fn may_decode(&self) -> bool {
@@ -100,7 +95,7 @@ impl<R> Lifecycle<R> {
 
     /// The server shuts down: `Open` → `Draining`.
     pub(super) fn drain(&mut self) {
-        self.advance_if(self.is_open(), Self::Draining);
+        self.advance_if(self.may_read(), Self::Draining);
     }
 
     /// The input cannot be decoded: `Open`, `Draining` → `Answering`.

@@ -370,7 +370,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     fn is_quiet(&self) -> bool {
         let Input { parked, has_ended, may_have_frame, .. } = &self.input;
         let is_handled = !may_have_frame && !self.owes_notice && self.replies.is_empty() && parked.is_empty();
-        let goes_on = !has_ended && self.lifecycle.is_open() && !self.codec.is_leaving();
+        let goes_on = !has_ended && self.lifecycle.may_read() && !self.codec.is_leaving();
         is_handled && goes_on && !self.queues.outbox().is_ready() && self.is_written()
     }
 
