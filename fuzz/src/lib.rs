@@ -15,7 +15,7 @@ pub struct Heard<F, E> {
     /// How it ended, had it ended there.
     pub finish: Result<(), E>,
     /// Whether it was over.
-    pub is_over: bool,
+    pub is_closed: bool,
 }
 
 /// Feeds `wire` in pieces of these sizes, over and over, into the room there is, and reserves some only when there is none.
@@ -38,7 +38,7 @@ pub fn hear<C: Codec>(mut codec: C, wire: &[u8], sizes: &[u8], bound: usize) -> 
         rest = &rest[n..];
         loop {
             let decoded = codec.decode(&mut input);
-            codec.control(&mut said, true);
+            codec.encode_control(&mut said, true);
             match decoded {
                 Ok(Some(frame)) => frames.push(frame),
                 Ok(None) => break,
@@ -52,7 +52,7 @@ pub fn hear<C: Codec>(mut codec: C, wire: &[u8], sizes: &[u8], bound: usize) -> 
     }
     // After an error the connection is over, and nobody asks.
     let finish = if error.is_some() { Ok(()) } else { codec.finish(&input) };
-    (Heard { frames, error, finish, is_over: codec.is_over() }, written(&mut said))
+    (Heard { frames, error, finish, is_closed: codec.is_closed() }, written(&mut said))
 }
 
 /// All that a batch would write.

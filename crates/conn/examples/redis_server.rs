@@ -59,7 +59,7 @@ impl Codec for Resp {
         Ok(())
     }
 
-    fn is_midway(&self, input: &BytesMut) -> bool {
+    fn has_partial_frame(&self, input: &BytesMut) -> bool {
         self.decoder.is_midway(input)
     }
 }

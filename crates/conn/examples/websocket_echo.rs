@@ -35,7 +35,7 @@ impl Protocol for Echo {
         }
     }
 
-    fn last_word(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext<Message>) -> Option<Message> {
+    fn last_frame(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext<Message>) -> Option<Message> {
         match reason {
             CloseReason::Shutdown => Some(Message::close(CloseCode::AWAY, "the server is going down")),
             // The codec sends the close frame after an invalid message.
@@ -90,7 +90,7 @@ impl ClientProtocol for EchoBack {
     fn classify(&self, message: &Message) -> Incoming {
         match message {
             Message::Text(_) | Message::Binary(_) => Incoming::Push,
-            _ => Incoming::Nothing,
+            _ => Incoming::Discard,
         }
     }
 }

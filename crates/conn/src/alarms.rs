@@ -1,10 +1,10 @@
-//! One clock for all connections of a supervisor.
+//! One timer task for all connections of a supervisor.
 //!
-//! A connection has at most one alarm, and does not touch it while it is busy: an alarm that goes off too early is set again. So
-//! a busy connection pays nothing, an idle one without timeouts has no alarm, and thousands of connections share one timer.
+//! A connection has at most one alarm and does not touch it while it is busy: an alarm that fires too early is set again. So a
+//! busy connection pays nothing, an idle connection without timeouts has no alarm, and thousands of connections share one timer.
 //!
-//! Alarms are in an ordered set under one lock. A hashed timer wheel would have to tick; the task that drives this clock sleeps
-//! until the first alarm, and ends with the last one.
+//! Alarms are kept in an ordered set under one lock. A hashed timer wheel would have to tick; this task sleeps until the first
+//! alarm, and ends after the last one.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -18,25 +18,25 @@ use crate::{ConnectionId, FrameLike, SessionRegistry};
 
 pub(crate) struct Alarms<F: FrameLike> {
     connections: Arc<SessionRegistry<F>>,
-    state: Mutex<State>,
-    /// Notified when an alarm is set that goes off before all others, and when the last one is cancelled.
+    state: Mutex<AlarmState>,
+    /// Notified when an alarm is set that is earlier than all others, and when the last alarm is cancelled.
     changed: Notify,
 }
 
 #[derive(Default)]
-struct State {
+struct AlarmState {
     pending: BTreeSet<(Instant, ConnectionId)>,
     /// The task that sleeps until the first alarm.
     driver: Option<JoinHandle<()>>,
 }
 
 impl<F: FrameLike> Alarms<F> {
-    /// Creates a clock for the connections of this registry.
+    /// Creates the alarms of the connections in this registry.
     pub(crate) fn new(connections: Arc<SessionRegistry<F>>) -> Self {
         Self { connections, state: Mutex::default(), changed: Notify::new() }
     }
 
-    /// Sets the alarm of a connection, in place of the one set before. Called from within a runtime.
+    /// Sets the alarm of a connection, replacing the one set before. Must be called within a runtime.
     pub(crate) fn set(self: &Arc<Self>, id: ConnectionId, before: Option<Instant>, at: Instant) {
         let mut state = lock(&self.state);
         if let Some(before) = before {
@@ -60,18 +60,18 @@ impl<F: FrameLike> Alarms<F> {
     }
 
     async fn drive(self: Arc<Self>) {
-        let handover = Handover(&self);
-        while let Some(next) = self.set_off_due(Instant::now()) {
+        let fire_on_drop = FireOnDrop(&self);
+        while let Some(next) = self.fire_due(Instant::now()) {
             tokio::select! {
                 () = tokio::time::sleep_until(next) => {}
                 () = self.changed.notified() => {}
             }
         }
-        drop(handover);
+        drop(fire_on_drop);
     }
 
-    /// Sets off all alarms that are due. Returns when the next one is.
-    fn set_off_due(&self, now: Instant) -> Option<Instant> {
+    /// Fires all alarms that are due. Returns the time of the next alarm.
+    fn fire_due(&self, now: Instant) -> Option<Instant> {
         let mut due = Vec::new();
         let mut state = lock(&self.state);
         while let Some(&(at, id)) = state.pending.first()
@@ -86,22 +86,22 @@ impl<F: FrameLike> Alarms<F> {
             state.driver = None;
         }
         drop(state);
-        self.set_off(&due);
+        self.fire(&due);
         next
     }
 
-    fn set_off(&self, connections: &[ConnectionId]) {
+    fn fire(&self, connections: &[ConnectionId]) {
         for mailbox in self.connections.find_running(connections) {
-            mailbox.set_off_alarm();
+            mailbox.fire_alarm();
         }
     }
 }
 
-/// Sets off all alarms when the driver is dropped with its runtime. Connections on other runtimes set their alarms again, and
+/// Fires all alarms when the driver is dropped with its runtime. Connections on other runtimes then set their alarms again, and
 /// the first of them starts another driver.
-struct Handover<'a, F: FrameLike>(&'a Alarms<F>);
+struct FireOnDrop<'a, F: FrameLike>(&'a Alarms<F>);
 
-impl<F: FrameLike> Drop for Handover<'_, F> {
+impl<F: FrameLike> Drop for FireOnDrop<'_, F> {
     fn drop(&mut self) {
         let mut state = lock(&self.0.state);
         let pending = std::mem::take(&mut state.pending);
@@ -109,6 +109,6 @@ impl<F: FrameLike> Drop for Handover<'_, F> {
             state.driver = None;
         }
         drop(state);
-        self.0.set_off(&pending.into_iter().map(|(_, id)| id).collect::<Vec<_>>());
+        self.0.fire(&pending.into_iter().map(|(_, id)| id).collect::<Vec<_>>());
     }
 }

@@ -1,8 +1,8 @@
-//! Bytes that are gathered for one write.
+//! A buffer that gathers encoded frames for one write.
 //!
-//! One write per frame costs an order of magnitude more than one write per batch. Small pieces are copied next to each other, so
-//! a batch of small frames is one slice and needs no allocation once its buffer has grown. Large bodies are not copied: a
-//! vectored write takes them between the copied pieces.
+//! One write per frame costs an order of magnitude more than one write per batch. Small frames are copied next to each other, so
+//! a batch of them is one slice and needs no allocation once its buffer has grown. Large bodies are not copied: a vectored write
+//! takes them between the copied bytes.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -10,9 +10,9 @@ use std::iter;
 
 use bytes::{Buf, Bytes, BytesMut};
 
-/// Bytes to be written, in order, by as few vectored writes as possible.
+/// A queue of bytes to be written, in order, by as few vectored writes as possible.
 ///
-/// It has no bound of its own: whoever fills it stops when [`len`](Self::len) is enough.
+/// It is not bounded: the caller checks [`len`](Self::len).
 ///
 /// ```
 /// use std::io::{IoSlice, Write};
@@ -37,29 +37,29 @@ use bytes::{Buf, Bytes, BytesMut};
 pub struct Batch {
     /// All copied bytes that are not yet written, in order.
     copied: BytesMut,
-    /// The bodies kept by reference, in order, none of them empty.
-    bodies: VecDeque<Shared>,
-    /// How many of the copied bytes come before the last body: the sum of their `after`. The others follow it.
+    /// The bodies kept by reference, in order. None of them is empty.
+    bodies: VecDeque<SharedBody>,
+    /// The number of copied bytes before the last body, which is the sum of `copied_before`. The rest follows the last body.
     placed: usize,
-    /// The bytes of all bodies.
+    /// The total size of the bodies that is not yet written.
     shared: usize,
 }
 
 /// A body kept by reference.
 #[derive(Debug)]
-struct Shared {
-    /// How many copied bytes come between the body before it and this one.
-    after: usize,
+struct SharedBody {
+    /// The number of copied bytes between the previous body and this one.
+    copied_before: usize,
     body: Bytes,
     /// The length of the whole body, which stays in memory until the last byte is written.
     size: usize,
 }
 
 impl Batch {
-    /// Bodies of at least so many bytes are kept by reference; a smaller one is copied faster than another slice is written.
-    pub const SHARE_FROM: usize = 1024;
+    /// Bodies of at least this size are kept by reference. Copying a smaller one is faster than writing another slice.
+    pub const MIN_SHARED_BYTES: usize = 1024;
 
-    /// What an idle batch may keep: room for a ping or a short reply, little beside the rest of a connection.
+    /// The memory that an idle batch keeps: enough for a ping or a short reply, and little compared with the rest of a connection.
     const IDLE_BYTES: usize = 256;
     const IDLE_BODIES: usize = 4;
 
@@ -68,49 +68,49 @@ impl Batch {
         self.copied.extend_from_slice(bytes);
     }
 
-    /// Appends a body: by reference if it has [`SHARE_FROM`](Self::SHARE_FROM) bytes or more, else a copy.
+    /// Appends a body: by reference if it has [`MIN_SHARED_BYTES`](Self::MIN_SHARED_BYTES) or more, otherwise by copying it.
     pub fn put_shared(&mut self, body: Bytes) {
-        if body.len() < Self::SHARE_FROM {
+        if body.len() < Self::MIN_SHARED_BYTES {
             return self.put(&body);
         }
-        let after = self.copied.len() - self.placed;
-        self.placed += after;
+        let copied_before = self.copied.len() - self.placed;
+        self.placed += copied_before;
         self.shared += body.len();
         let size = body.len();
-        self.bodies.push_back(Shared { after, body, size });
+        self.bodies.push_back(SharedBody { copied_before, body, size });
     }
 
-    /// The bytes that are not yet written.
+    /// Returns the number of bytes that are not yet written.
     pub fn len(&self) -> usize {
         self.copied.len() + self.shared
     }
 
-    /// Whether everything is written.
+    /// Whether everything has been written.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The memory that is not released before more is written.
+    /// Returns the memory that stays allocated until more is written: a body is released when its last byte is written.
     pub(crate) fn held_bytes(&self) -> usize {
         self.copied.len() + self.bodies.iter().map(|shared| shared.size).sum::<usize>()
     }
 
-    /// Makes room for so many bytes that will be copied.
+    /// Reserves capacity for `bytes` more copied bytes.
     pub(crate) fn reserve(&mut self, bytes: usize) {
         self.copied.reserve(bytes);
     }
 
-    /// The whole batch, if it is one slice.
+    /// Returns the whole batch if it is one slice.
     pub(crate) fn only_slice(&self) -> Option<&[u8]> {
         self.bodies.is_empty().then_some(&self.copied)
     }
 
-    /// Fills `slices` for a vectored write, from the front and in order, and returns how many it filled. None of those is
-    /// empty. If there are too few slices, they hold the beginning of the batch.
+    /// Fills `slices` for a vectored write, in order, and returns how many it filled. None of those is empty. If there are too few
+    /// slices, they hold the beginning of the batch.
     pub fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
         let (mut placed, tail) = self.copied.split_at(self.placed);
         let pieces = self.bodies.iter().flat_map(|shared| {
-            let (before, rest) = placed.split_at(shared.after);
+            let (before, rest) = placed.split_at(shared.copied_before);
             placed = rest;
             [before, &shared.body]
         });
@@ -119,21 +119,21 @@ impl Batch {
         filled.count()
     }
 
-    /// Removes `n` bytes from the front: they are written.
+    /// Removes `n` bytes from the front, after they have been written.
     ///
     /// # Panics
     ///
-    /// If there are fewer than `n`.
+    /// Panics if the batch has fewer than `n` bytes.
     pub fn advance(&mut self, mut n: usize) {
-        assert!(n <= self.len(), "advanced by {n} of {} bytes", self.len());
+        assert!(n <= self.len(), "cannot advance by {n} bytes: the batch has {}", self.len());
         while let Some(front) = self.bodies.front_mut() {
-            let before = n.min(front.after);
+            let before = n.min(front.copied_before);
             self.copied.advance(before);
             self.placed -= before;
-            front.after -= before;
+            front.copied_before -= before;
             n -= before;
 
-            // With copied bytes left before it, `n` is zero.
+            // If copied bytes remain before the body, `n` is zero.
             let within = n.min(front.body.len());
             front.body.advance(within);
             self.shared -= within;
@@ -146,7 +146,7 @@ impl Batch {
         self.copied.advance(n);
     }
 
-    /// Drops what is not written. The memory is kept for what comes next.
+    /// Drops all bytes that are not written. The memory is kept for later use.
     pub fn clear(&mut self) {
         self.copied.clear();
         self.bodies.clear();
@@ -154,13 +154,13 @@ impl Batch {
         self.shared = 0;
     }
 
-    /// Gives back the memory of an empty batch, but for a little; for connections that fall idle. Does nothing if the batch
-    /// is not empty.
+    /// Releases the memory of an empty batch, except for a few hundred bytes: for connections that become idle. Does nothing if
+    /// the batch is not empty.
     pub fn shrink(&mut self) {
         if !self.is_empty() {
             return;
         }
-        // Not `capacity`, which leaves out the bytes already written at the front of the allocation.
+        // Not `capacity`, which excludes the bytes at the front of the allocation that are already written.
         if self.copied.try_reclaim(Self::IDLE_BYTES + 1) {
             self.copied = BytesMut::new();
         }
@@ -175,7 +175,7 @@ mod tests {
 
     use super::*;
 
-    /// What a vectored write of up to `slices` slices would see.
+    /// Returns the bytes that a vectored write of up to `slices` slices would see.
     fn front(batch: &Batch, slices: usize) -> Vec<u8> {
         let mut filled = vec![IoSlice::new(&[]); slices];
         let count = batch.slices(&mut filled);
@@ -187,14 +187,14 @@ mod tests {
     enum Step {
         Put(Vec<u8>),
         PutShared(Vec<u8>),
-        /// A partial write, at most so many slices and bytes.
+        /// A partial write of at most this many slices and bytes.
         Write(usize, usize),
         Clear,
         Shrink,
     }
 
     fn step() -> impl Strategy<Value = Step> {
-        let around = Batch::SHARE_FROM - 2..Batch::SHARE_FROM + 3;
+        let around = Batch::MIN_SHARED_BYTES - 2..Batch::MIN_SHARED_BYTES + 3;
         prop_oneof![
             4 => vec(any::<u8>(), 0..50).prop_map(Step::Put),
             1 => vec(any::<u8>(), 0..3000).prop_map(Step::Put),
@@ -210,7 +210,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn writes_exactly_what_was_put(steps in vec(step(), 0..60)) {
+        fn writes_all_bytes_in_order(steps in vec(step(), 0..60)) {
             let mut batch = Batch::default();
             let mut expected: Vec<u8> = Vec::new();
             for step in steps {
@@ -245,8 +245,8 @@ mod tests {
     }
 
     #[test]
-    fn advances_to_every_byte() {
-        let shared: Vec<u8> = (0..=250).cycle().take(Batch::SHARE_FROM).collect();
+    fn partial_write_can_end_at_any_byte() {
+        let shared: Vec<u8> = (0..=250).cycle().take(Batch::MIN_SHARED_BYTES).collect();
         let build = || {
             let mut batch = Batch::default();
             batch.put(b"ab");
@@ -267,8 +267,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "advanced by 3 of 2 bytes")]
-    fn advancing_too_far_panics() {
+    #[should_panic(expected = "cannot advance by 3 bytes: the batch has 2")]
+    fn advancing_past_the_end_panics() {
         let mut batch = Batch::default();
         batch.put(b"ab");
         batch.advance(3);
@@ -276,7 +276,7 @@ mod tests {
 
     #[test]
     fn large_bodies_are_not_copied() {
-        let body = Bytes::from(vec![0; Batch::SHARE_FROM]);
+        let body = Bytes::from(vec![0; Batch::MIN_SHARED_BYTES]);
         let mut batch = Batch::default();
         batch.put(b"head");
         batch.put_shared(body.clone());
@@ -295,7 +295,7 @@ mod tests {
             }
             batch.advance(written.min(batch.len()));
         };
-        // A reader that never takes everything: 1800 bytes come and go, some always remain.
+        // A peer that never reads everything: 1800 bytes are put and written in each round, and some always remain.
         round(&mut batch, 1000);
         for _ in 0..10 {
             round(&mut batch, 1800);
@@ -307,12 +307,12 @@ mod tests {
             })
             .collect();
         let (low, high) = (buffers.iter().min().unwrap(), buffers.iter().max().unwrap());
-        assert!(high.addr() - low.addr() < 8192, "the buffer was allocated anew");
+        assert!(high.addr() - low.addr() < 8192, "the buffer was reallocated");
         assert_eq!(batch.bodies.capacity(), 0);
     }
 
     #[test]
-    fn shrinking_gives_memory_back() {
+    fn shrink_releases_memory() {
         let mut batch = Batch::default();
         batch.put(b"a short reply");
         batch.advance(13);
@@ -321,10 +321,10 @@ mod tests {
 
         batch.put(&[0; 5000]);
         for _ in 0..50 {
-            batch.put_shared(vec![0; Batch::SHARE_FROM].into());
+            batch.put_shared(vec![0; Batch::MIN_SHARED_BYTES].into());
         }
         batch.shrink();
-        assert_eq!(batch.len(), 5000 + 50 * Batch::SHARE_FROM);
+        assert_eq!(batch.len(), 5000 + 50 * Batch::MIN_SHARED_BYTES);
         batch.advance(batch.len());
         batch.shrink();
         assert!(!batch.copied.try_reclaim(1));

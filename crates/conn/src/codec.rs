@@ -18,8 +18,8 @@ pub trait Codec: Send + 'static {
 
     /// Takes the next frame from the front of `input`. Returns `None` if it is incomplete. After an error the connection is closed.
     ///
-    /// It may reserve capacity in `input` for the rest of a frame. A reader that reserves only when there is no capacity leaves the
-    /// bound on memory to the codec.
+    /// It may reserve capacity in `input` for the rest of a frame. If the caller reserves capacity only when none is left, the codec
+    /// bounds the memory.
     fn decode(&mut self, input: &mut BytesMut) -> Result<Option<Self::Frame>, Self::Error>;
 
     /// Called at the end of the stream. Returns an error if `input` must not end here.
@@ -28,36 +28,37 @@ pub trait Codec: Send + 'static {
     /// Appends a frame to the output. After an error `output` is unchanged.
     fn encode(&mut self, frame: &Self::Frame, output: &mut Batch) -> Result<(), Self::Error>;
 
-    /// Appends the next part of a frame. Returns where the following part begins, or `None` when the frame is complete. Other frames
-    /// may be encoded between two parts. Default: a frame has one part.
+    /// Appends the next part of a frame, from `position` on. Returns where the following part begins, or `None` when the frame is
+    /// complete. Other frames may be encoded between two parts. Default: a frame has one part.
     fn encode_part(
         &mut self,
         frame: &Self::Frame,
-        part: Part,
+        position: EncodePosition,
         output: &mut Batch,
-    ) -> Result<Option<Part>, Self::Error> {
-        let _ = part;
+    ) -> Result<Option<EncodePosition>, Self::Error> {
+        let _ = position;
         self.encode(frame, output).map(|()| None)
     }
 
-    /// Returns a number of the oldest message that is being assembled from several frames, different for each message.
-    fn assembling(&self) -> Option<u64> {
+    /// Returns the number of the oldest message that is being assembled from several frames. Each message has a different number.
+    /// The [`frame`](crate::Timeouts::frame) timeout applies to it. Default: none.
+    fn partial_message(&self) -> Option<u64> {
         None
     }
 
     /// Whether a frame is incomplete, with `input` as the last [`decode`](Self::decode) left it.
-    fn is_midway(&self, input: &BytesMut) -> bool {
+    fn has_partial_frame(&self, input: &BytesMut) -> bool {
         !input.is_empty()
     }
 
     /// Appends control frames of the codec: replies to pings, its part of a closing handshake, the close frame after an error. Called
     /// after [`decode`](Self::decode), but not while the peer does not read: the codec must limit what it keeps until then.
     /// The close frame may be appended only if `is_last`: when all requests have been answered.
-    fn control(&mut self, output: &mut Batch, is_last: bool) {
+    fn encode_control(&mut self, output: &mut Batch, is_last: bool) {
         let _ = (output, is_last);
     }
 
-    /// Returns the bytes that the codec itself keeps of frames that are not whole, beside `input`. They count for the
+    /// Returns the bytes of incomplete frames that the codec keeps in addition to `input`. They count for the
     /// [memory limit](crate::MemoryLimit). Default: none.
     fn held_bytes(&self) -> usize {
         0
@@ -71,29 +72,29 @@ pub trait Codec: Send + 'static {
 
     /// Whether the peer has begun a closing handshake, or has broken the protocol. Then nothing more is decoded, streams are cut off,
     /// other replies are completed, and the codec may append its own close frame.
-    fn is_leaving(&self) -> bool {
+    fn is_closing(&self) -> bool {
         false
     }
 
     /// Whether the closing handshake is complete. Then nothing more is read, and the connection ends when all output is written.
-    fn is_over(&self) -> bool {
+    fn is_closed(&self) -> bool {
         false
     }
 }
 
-/// Where a part of a frame begins: see [`Codec::encode_part`]. The default is the beginning of the first.
+/// The position of a part within a frame: see [`Codec::encode_part`]. The default is the beginning of the frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Part {
-    /// Names the message that the parts belong to, as the codec likes.
+pub struct EncodePosition {
+    /// The number of the message, chosen by the codec.
     pub message: u64,
-    /// The bytes of the frame that are encoded already.
+    /// The number of bytes of the frame that have been encoded.
     pub offset: usize,
 }
 
 /// A codec of frames with a length prefix.
 ///
-/// A decoded frame has an empty head, and a body that is a slice of the input, not a copy: a small frame that is kept for long keeps
-/// the whole read in memory.
+/// A decoded frame has an empty head, and a body that is a slice of the input, not a copy: keeping a small frame keeps the whole
+/// read buffer in memory.
 ///
 /// An announced length above the limit is an error at once. Below it, capacity is reserved as bytes arrive, at most twice their
 /// number, so a length alone costs no memory, and never more than the largest frame and 4 KiB.
@@ -177,10 +178,10 @@ impl LengthPrefix {
         self as usize
     }
 
-    /// The largest frame that it can announce, and that fits an allocation together with it.
+    /// Returns the size of the largest frame that the prefix can announce and that fits an allocation together with it.
     fn max_frame(self) -> usize {
         let announced = u64::MAX >> (64 - 8 * self.bytes());
-        let allocated = isize::MAX.unsigned_abs() - (self.bytes() + READ_AHEAD);
+        let allocated = isize::MAX.unsigned_abs() - (self.bytes() + READ_AHEAD_BYTES);
         usize::try_from(announced).map_or(allocated, |announced| announced.min(allocated))
     }
 }
@@ -195,27 +196,27 @@ pub enum ByteOrder {
     Little,
 }
 
-/// What can be wrong with [`LengthDelimited`] frames.
+/// An error of [`LengthDelimited`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LengthDelimitedError {
-    /// The options allow no frame.
-    #[error("max_frame is 0: only empty frames would ever pass")]
+    /// The options allow only empty frames.
+    #[error("`max_frame` must be at least 1, got 0")]
     ZeroMaxFrame,
     /// The options allow frames that the prefix cannot announce.
-    #[error("max_frame is {max_frame}: a prefix of {} bytes goes up to {max}", prefix.bytes())]
+    #[error("`max_frame` must be at most {max} with a length prefix of {} bytes, got {max_frame}", prefix.bytes())]
     HugeMaxFrame {
-        /// What it was set to.
+        /// The value of the option.
         max_frame: usize,
-        /// The prefix it does not fit.
+        /// The width of the prefix.
         prefix: LengthPrefix,
-        /// The most it can be with this prefix.
+        /// The maximum with this prefix.
         max: usize,
     },
     /// The peer announced a frame above the limit.
-    #[error("a frame of {len} bytes was announced: at most {max_frame} are accepted")]
+    #[error("the peer announced a frame of {len} bytes; the limit is {max_frame}")]
     Announced {
-        /// What the peer announced.
+        /// The announced length, in bytes.
         len: u64,
         /// The limit.
         max_frame: usize,
@@ -223,30 +224,30 @@ pub enum LengthDelimitedError {
     /// The stream ended within a length.
     #[error("the stream ended {missing} bytes before the end of a length prefix")]
     TruncatedPrefix {
-        /// How many bytes of the prefix did not come.
+        /// The number of missing bytes.
         missing: usize,
     },
     /// The stream ended within a frame, or right after its length.
     #[error("the stream ended {missing} bytes before the end of a frame")]
     TruncatedFrame {
-        /// How many bytes of the frame did not come.
+        /// The number of missing bytes.
         missing: usize,
     },
     /// A frame to be sent is above the limit.
-    #[error("a frame of {len} bytes cannot be sent: at most {max_frame} are allowed")]
+    #[error("cannot send a frame of {len} bytes; the limit is {max_frame}")]
     TooLarge {
-        /// The bytes it has.
+        /// The length of the frame, in bytes.
         len: usize,
         /// The limit.
         max_frame: usize,
     },
 }
 
-/// How much room is made beyond what is needed, so that what follows a frame is read with its end.
-const READ_AHEAD: usize = 4096;
+/// Capacity that is reserved beyond the end of a frame, so that the bytes after it are read with its end.
+const READ_AHEAD_BYTES: usize = 4096;
 
 impl LengthDelimited {
-    /// A codec with these options.
+    /// Creates a codec with these options.
     pub fn new(options: LengthDelimitedOptions) -> Result<Self, LengthDelimitedError> {
         let LengthDelimitedOptions { prefix, max_frame, .. } = options;
         let max = prefix.max_frame();
@@ -259,7 +260,7 @@ impl LengthDelimited {
         Ok(Self { options })
     }
 
-    /// The length that `input` begins with, if it is all there.
+    /// Returns the length prefix at the front of `input`, if it is complete.
     fn announced(&self, input: &[u8]) -> Result<Option<usize>, LengthDelimitedError> {
         let LengthDelimitedOptions { prefix, order, max_frame } = self.options;
         let Some(prefix) = input.get(..prefix.bytes()) else { return Ok(None) };
@@ -289,10 +290,10 @@ impl Codec for LengthDelimited {
         let Some(len) = self.announced(input)? else { return Ok(None) };
         let prefix = self.options.prefix.bytes();
         if input.len() < prefix + len {
-            make_room(input, prefix + len);
+            grow_input(input, prefix + len);
             return Ok(None);
         }
-        // Mostly it is all that was read. Then it is the input itself, and no part of it that has to be counted.
+        // Usually the frame is the whole input. Taking the input itself avoids a reference count.
         let frame = if input.len() == prefix + len { std::mem::take(input) } else { input.split_to(prefix + len) };
         let mut body = frame.freeze();
         body.advance(prefix);
@@ -325,8 +326,8 @@ impl Codec for LengthDelimited {
             ByteOrder::Little => output.put(&(len as u64).to_le_bytes()[..prefix.bytes()]),
         }
         output.put(frame.head());
-        // A clone would touch the count that all receivers of the body share, so a body that is copied is not cloned.
-        if frame.body().len() < Batch::SHARE_FROM {
+        // Small bodies are copied, not cloned: a clone would change the reference count that all receivers share.
+        if frame.body().len() < Batch::MIN_SHARED_BYTES {
             output.put(frame.body());
         } else {
             output.put_shared(frame.body().clone());
@@ -335,13 +336,13 @@ impl Codec for LengthDelimited {
     }
 }
 
-/// Makes room in a full `input` that is to hold `whole` bytes: twice what has arrived, at most what is needed, and the
-/// read-ahead. `BytesMut::reserve` would double beyond the limit.
-pub(crate) fn make_room(input: &mut BytesMut, whole: usize) {
+/// Grows a full `input` that is to hold `needed` bytes: to twice its length, but at most to what is needed, plus the read-ahead.
+/// `BytesMut::reserve` would double beyond the limit.
+pub(crate) fn grow_input(input: &mut BytesMut, needed: usize) {
     if input.len() < input.capacity() {
         return;
     }
-    let target = whole.min(input.len().saturating_mul(2)).saturating_add(READ_AHEAD);
+    let target = needed.min(input.len().saturating_mul(2)).saturating_add(READ_AHEAD_BYTES);
     if !input.try_reclaim(target - input.len()) {
         let mut larger = BytesMut::with_capacity(target);
         larger.extend_from_slice(input);
@@ -379,7 +380,7 @@ mod tests {
         vec((head, body).prop_map(|(head, body)| Frame::new(head, body)), 0..8)
     }
 
-    /// A codec and frames that fit it.
+    /// A codec and frames within its limit.
     fn sessions() -> impl Strategy<Value = (LengthDelimited, Vec<Frame>)> {
         (prefixes(), orders()).prop_flat_map(|(prefix, order)| {
             let max_frame = prefix.max_frame().min(3000);
@@ -401,7 +402,7 @@ mod tests {
         std::iter::from_fn(|| codec.decode(input).transpose()).collect()
     }
 
-    /// Feeds `bytes` as an actor does: into the room there is, reserving only when there is none.
+    /// Feeds `bytes` as an actor does: fills the free capacity, and reserves more only when none is left.
     fn feed(
         codec: &mut LengthDelimited,
         input: &mut BytesMut,
@@ -422,7 +423,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_pieces_decode_to_the_same_frames(
+        fn input_in_chunks_decodes_to_the_same_frames(
             (mut codec, frames) in sessions(),
             sizes in vec(1..2000usize, 1..20),
         ) {
@@ -473,7 +474,7 @@ mod tests {
         }
 
         #[test]
-        fn every_cut_in_two_decodes_to_the_same_frames(
+        fn input_split_anywhere_decodes_to_the_same_frames(
             prefix in prefixes(),
             order in orders(),
             frames in frames(100),
@@ -489,16 +490,16 @@ mod tests {
         }
 
         #[test]
-        fn garbage_is_bounded(
+        fn memory_of_invalid_input_is_bounded(
             prefix in prefixes(),
             order in orders(),
             max_frame in 1..100_000usize,
-            // Small bytes make lengths that are accepted.
+            // Small bytes make lengths within the limit.
             pieces in vec(prop_oneof![vec(any::<u8>(), 0..3000), vec(0..2u8, 0..3000)], 0..40),
             kept in any::<bool>(),
         ) {
             let mut codec = codec(prefix, order, max_frame.min(prefix.max_frame()));
-            let bound = codec.options.max_frame + prefix.bytes() + READ_AHEAD;
+            let bound = codec.options.max_frame + prefix.bytes() + READ_AHEAD_BYTES;
             let (mut input, mut decoded) = (BytesMut::new(), Vec::new());
             for piece in pieces {
                 let fed = feed(&mut codec, &mut input, &piece, &mut decoded);
@@ -515,28 +516,28 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_frame_is_read_within_the_bound() {
+    fn largest_frame_is_read_within_the_memory_bound() {
         let mut codec = LengthDelimited::default();
         let frame = Frame::from(Bytes::from(vec![b'x'; 1 << 20]));
         let wire = encode(&mut codec, &[frame.clone(), frame.clone()]);
         let (mut input, mut decoded) = (BytesMut::new(), Vec::new());
         for piece in wire.chunks(1000) {
             feed(&mut codec, &mut input, piece, &mut decoded).unwrap();
-            assert!(input.capacity() <= (1 << 20) + 4 + READ_AHEAD);
+            assert!(input.capacity() <= (1 << 20) + 4 + READ_AHEAD_BYTES);
         }
         assert_eq!(decoded, [frame.clone(), frame]);
     }
 
     #[test]
-    fn an_announced_length_reserves_nothing_by_itself() {
+    fn announced_length_alone_reserves_no_memory() {
         let mut codec = codec(LengthPrefix::Eight, ByteOrder::Big, 1 << 40);
         let mut input = BytesMut::from(&(1u64 << 40).to_be_bytes()[..]);
         assert_eq!(codec.decode(&mut input), Ok(None));
-        assert!(input.capacity() <= 2 * 8 + READ_AHEAD);
+        assert!(input.capacity() <= 2 * 8 + READ_AHEAD_BYTES);
     }
 
     #[test]
-    fn a_length_above_the_limit_fails_before_the_body_comes() {
+    fn length_above_the_limit_fails_before_the_body_arrives() {
         for (prefix, len) in [(LengthPrefix::Two, 101), (LengthPrefix::Four, 1 << 31), (LengthPrefix::Eight, u64::MAX)]
         {
             let mut codec = codec(prefix, ByteOrder::Little, 100);
@@ -550,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_too_large_to_send_leaves_the_batch_unchanged() {
+    fn encode_error_leaves_the_batch_unchanged() {
         let mut codec = codec(LengthPrefix::Two, ByteOrder::Big, 3000);
         let mut batch = Batch::default();
         let head = Head::new(b"h").unwrap();
@@ -562,7 +563,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_are_parts_of_the_input() {
+    fn bodies_are_slices_of_the_input() {
         let mut codec = codec(LengthPrefix::One, ByteOrder::Big, 255);
         let mut input = BytesMut::from(&b"\x02ab"[..]);
         let body = input[1..].as_ptr();
@@ -570,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_fits_the_prefix() {
+    fn limit_must_fit_the_prefix() {
         let new = |prefix, max_frame| {
             LengthDelimited::new(LengthDelimitedOptions { prefix, max_frame, ..Default::default() }).map(|_| ())
         };
@@ -581,7 +582,7 @@ mod tests {
         }
         assert_eq!(new(LengthPrefix::Four, 0), Err(LengthDelimitedError::ZeroMaxFrame));
         let message = new(LengthPrefix::Eight, usize::MAX).unwrap_err().to_string();
-        assert!(message.starts_with("max_frame is 18446744073709551615: a prefix of 8 bytes"), "{message}");
+        assert!(message.ends_with("with a length prefix of 8 bytes, got 18446744073709551615"), "{message}");
         assert_eq!(new(LengthDelimitedOptions::default().prefix, LengthDelimitedOptions::default().max_frame), Ok(()));
     }
 }

@@ -1,16 +1,16 @@
-//! Fragments: large frames in pieces, so that an urgent frame need not wait for the end of a large one.
+//! Fragmentation: large frames are sent in fragments, so that an urgent frame need not wait for the end of a large one.
 //!
-//! The adapter sits between the frames of the application and another codec. A frame of up to one fragment passes with one byte
-//! before it. A larger one is cut into fragments that name their message, and the actor writes other frames between them. The
-//! peer assembles them. Handlers and pushers do not notice.
+//! The adapter wraps another codec. A frame that fits into one fragment is sent with a prefix of one byte. A larger frame is split
+//! into fragments that carry the number of their message, and the actor writes other frames between them. The peer reassembles
+//! them. Handlers and pushers are not affected.
 //!
 //! A fragment is a frame of the inner codec, and any codec may encode a frame in parts ([`Codec::encode_part`]). So fragments
-//! need no support in the outbox, and a reply without an end is not a special case.
+//! need no support in the outbox, and endless reply streams are not a special case.
 //!
 //! ```text
 //! whole message    1 byte  0b11                                            payload
-//! first fragment   1 byte  0b01   message: u32   length of all: u64        payload
-//! next ones        1 byte  0b00   message: u32                             payload
+//! first fragment   1 byte  0b01   message: u32   total length: u64         payload
+//! next fragments   1 byte  0b00   message: u32                             payload
 //! last fragment    1 byte  0b10   message: u32                             payload
 //! ```
 //!
@@ -18,13 +18,13 @@
 
 use bytes::{Buf, Bytes, BytesMut};
 
-use crate::codec::{Batch, Codec, Part};
+use crate::codec::{Batch, Codec, EncodePosition};
 use crate::{Frame, Head};
 
 const FIRST: u8 = 0b01;
 const LAST: u8 = 0b10;
 
-/// Cuts large frames of another codec into fragments, and puts them together again: see [`Codec::encode_part`].
+/// Splits large frames of another codec into fragments, and reassembles them: see [`Codec::encode_part`].
 ///
 /// ```
 /// use bytes::{Bytes, BytesMut};
@@ -35,7 +35,7 @@ const LAST: u8 = 0b10;
 /// let large = Frame::from(Bytes::from(vec![7; 100_000]));
 /// let mut batch = Batch::default();
 /// let rest = codec.encode_part(&large, Default::default(), &mut batch)?;
-/// // Only a part of it has been encoded. Meanwhile something urgent may go out.
+/// // Only a part has been encoded, and an urgent frame can follow.
 /// assert!(rest.is_some() && batch.len() < 20_000);
 /// codec.encode(&Frame::from(Bytes::from_static(b"urgent")), &mut batch)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -44,21 +44,21 @@ const LAST: u8 = 0b10;
 pub struct Fragmented<C> {
     inner: C,
     options: FragmentOptions,
-    /// Messages that were cut so far.
+    /// The number of messages that were sent in fragments.
     sent: u64,
-    /// Messages of which a first fragment has come so far.
+    /// The number of messages of which a first fragment has arrived.
     begun: u64,
-    /// In the order in which they began.
+    /// Incomplete messages, in the order in which they began.
     assemblies: Vec<Assembly>,
-    /// The bytes that they hold together.
+    /// The total payload of the incomplete messages, in bytes.
     held: usize,
 }
 
-/// A message that is not whole.
+/// An incomplete message.
 #[derive(Debug)]
 struct Assembly {
     message: u32,
-    /// Counted from one.
+    /// The position among all messages that have begun, counted from one.
     ordinal: u64,
     total: usize,
     payload: BytesMut,
@@ -72,7 +72,7 @@ pub struct FragmentOptions {
     pub fragment_bytes: usize,
     /// Limit of a message, sent or received, in bytes. Default: 64 MiB, far more than an unfragmented frame may have.
     pub max_message: usize,
-    /// Limit of the messages that are incomplete at one time. Default: 8, twice as many as our own actor sends.
+    /// Limit of the messages that are incomplete at one time. Default: 8, more than the three that an actor of this crate sends.
     pub max_assemblies: usize,
     /// Limit of the bytes that incomplete messages hold together; their buffers may be twice as large. Default: 64 MiB, one
     /// message of the largest size.
@@ -115,80 +115,80 @@ impl Default for FragmentOptions {
     }
 }
 
-/// What can be wrong with fragments.
+/// An error of [`Fragmented`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FragmentError<E: std::error::Error + 'static> {
-    /// The codec below failed.
+    /// The inner codec failed.
     #[error(transparent)]
     Codec(#[from] E),
-    /// A frame is too short for what its first byte announces, or that byte is none of ours.
+    /// The first byte of a fragment is unknown, or the fragment is too short for its header.
     #[error(
-        "a fragment of {len} bytes that begins with {flags:#04x}: expected 0x00 to 0x03 and the header that goes with it"
+        "invalid header in a fragment of {len} bytes: expected flags from 0x00 to 0x03 and their fields, got {flags:#04x}"
     )]
-    Header {
-        /// Its first byte, zero if there is none.
+    InvalidHeader {
+        /// The first byte, or zero if the fragment is empty.
         flags: u8,
-        /// The bytes it has.
+        /// The length of the fragment, in bytes.
         len: usize,
     },
     /// A message is above the limit.
-    #[error("a message of {len} bytes: at most {max} are allowed")]
+    #[error("message of {len} bytes exceeds the limit of {max}")]
     TooLarge {
-        /// What it has, or was announced to have.
+        /// The actual or announced length, in bytes.
         len: u64,
         /// The limit.
         max: usize,
     },
     /// Too many messages are incomplete.
-    #[error("more than {max} messages are incomplete")]
-    TooMany {
+    #[error("too many incomplete messages; the limit is {max}")]
+    TooManyMessages {
         /// The limit.
         max: usize,
     },
-    /// Incomplete messages hold too much together.
-    #[error("incomplete messages hold more than {max} bytes")]
-    TooMuchHeld {
+    /// Incomplete messages hold too many bytes.
+    #[error("incomplete messages exceed the limit of {max} bytes")]
+    TooManyBytes {
         /// The limit.
         max: usize,
     },
-    /// A message began that had begun.
-    #[error("message {message} begins twice")]
-    Twice {
-        /// Its number.
+    /// A second first fragment of the same message.
+    #[error("message {message} has two first fragments")]
+    DuplicateFirst {
+        /// The number of the message.
         message: u32,
     },
-    /// A fragment continues a message that has not begun, or is complete.
-    #[error("a fragment continues message {message}, which has not begun")]
-    Unknown {
-        /// Its number.
+    /// A fragment continues a message that has not begun, or is already complete.
+    #[error("fragment of message {message}, which has no first fragment")]
+    UnknownMessage {
+        /// The number of the message.
         message: u32,
     },
     /// A fragment that is not the last has no payload.
-    #[error("an empty fragment of message {message}")]
-    Empty {
-        /// Its number.
+    #[error("empty fragment of message {message}; only the last fragment may be empty")]
+    EmptyFragment {
+        /// The number of the message.
         message: u32,
     },
-    /// A message has more or fewer bytes than were announced.
-    #[error("message {message} was announced with {announced} bytes and has {len}")]
-    Length {
-        /// Its number.
+    /// A message has more or fewer bytes than its first fragment announced.
+    #[error("message {message} has {len} bytes, but {announced} were announced")]
+    LengthMismatch {
+        /// The number of the message.
         message: u32,
-        /// What its first fragment said.
+        /// The announced length, in bytes.
         announced: usize,
-        /// What it has.
+        /// The actual length, in bytes.
         len: usize,
     },
-    /// The stream ended before a message was whole.
-    #[error("the stream ended before message {message} was whole")]
+    /// The stream ended before a message was complete.
+    #[error("the stream ended before message {message} was complete")]
     Truncated {
-        /// Its number.
+        /// The number of the message.
         message: u32,
     },
 }
 
-/// What precedes the payload of a fragment.
+/// The header of a fragment.
 struct Header {
     flags: u8,
     message: u32,
@@ -196,7 +196,7 @@ struct Header {
 }
 
 impl Header {
-    /// The first so many of these.
+    /// Returns a buffer with the encoded header, and its length.
     fn bytes(self) -> ([u8; 13], usize) {
         let mut bytes = [0; 13];
         bytes[0] = self.flags;
@@ -215,10 +215,10 @@ impl Header {
 
     fn parse<E: std::error::Error>(payload: &mut Bytes) -> Result<Self, FragmentError<E>> {
         let (len, flags) = (payload.len(), payload.first().copied());
-        let malformed = FragmentError::Header { flags: flags.unwrap_or(0), len };
+        let malformed = FragmentError::InvalidHeader { flags: flags.unwrap_or(0), len };
         let flags = flags.filter(|flags| flags & !(FIRST | LAST) == 0).ok_or(malformed)?;
         if len < Self::len(flags) {
-            return Err(FragmentError::Header { flags, len });
+            return Err(FragmentError::InvalidHeader { flags, len });
         }
         payload.advance(1);
         let message = if flags == FIRST | LAST { 0 } else { payload.get_u32() };
@@ -228,21 +228,21 @@ impl Header {
 }
 
 impl<C: Codec<Frame = Frame>> Fragmented<C> {
-    /// Fragments over the frames of another codec, whose limit must leave room for a fragment and 13 bytes.
+    /// Wraps another codec, whose frame limit must be at least the fragment size plus 13 bytes.
     pub fn new(inner: C, options: FragmentOptions) -> Self {
         let options = options.fragment_bytes(options.fragment_bytes.max(1));
         Self { inner, options, sent: 0, begun: 0, assemblies: Vec::new(), held: 0 }
     }
 
-    /// A piece of a frame, of at most `len` bytes, behind a header, and how many bytes it has. Of the frame's own head it has
-    /// what fits behind the header.
-    fn piece(frame: &Frame, from: usize, len: usize, header: &[u8]) -> (Frame, usize) {
+    /// Returns a fragment of at most `len` bytes of a frame, after a header, and the number of bytes of the frame in it. It contains
+    /// as much of the frame's head as fits after the header.
+    fn fragment(frame: &Frame, from: usize, len: usize, header: &[u8]) -> (Frame, usize) {
         let head = frame.head().get(from..).unwrap_or_default();
         let own = head.len().min(len).min(Head::CAPACITY - header.len());
         let mut bytes = [0; Head::CAPACITY];
         bytes[..header.len()].copy_from_slice(header);
         bytes[header.len()..header.len() + own].copy_from_slice(&head[..own]);
-        // It fits by construction.
+        // Never too long, because `own` is limited above.
         let inline = Head::new(&bytes[..header.len() + own]).unwrap_or_default();
         let body = if own < head.len() {
             Bytes::new()
@@ -254,9 +254,9 @@ impl<C: Codec<Frame = Frame>> Fragmented<C> {
         (Frame::new(inline, body), taken)
     }
 
-    /// Takes in a fragment, and gives the message if it is whole.
+    /// Adds a fragment to its message. Returns the message if it is complete.
     fn assemble(&mut self, fragment: Frame) -> Result<Option<Frame>, FragmentError<C::Error>> {
-        // What a codec decodes has no head of its own, as a rule.
+        // Decoded frames usually have no head.
         let mut payload = if fragment.head().is_empty() {
             fragment.body().clone()
         } else {
@@ -271,46 +271,46 @@ impl<C: Codec<Frame = Frame>> Fragmented<C> {
             }
             return Ok(Some(Frame::from(payload)));
         }
-        let place = self.assemblies.iter().position(|assembly| assembly.message == message);
-        let place = if flags == FIRST {
-            self.begin(place, message, total)?
+        let index = self.assemblies.iter().position(|assembly| assembly.message == message);
+        let index = if flags == FIRST {
+            self.begin(index, message, total)?
         } else {
-            place.ok_or(FragmentError::Unknown { message })?
+            index.ok_or(FragmentError::UnknownMessage { message })?
         };
         if flags != LAST && payload.is_empty() {
-            return Err(FragmentError::Empty { message });
+            return Err(FragmentError::EmptyFragment { message });
         }
         self.held += payload.len();
         if self.held > self.options.max_held {
-            return Err(FragmentError::TooMuchHeld { max: self.options.max_held });
+            return Err(FragmentError::TooManyBytes { max: self.options.max_held });
         }
-        let assembly = &mut self.assemblies[place];
+        let assembly = &mut self.assemblies[index];
         assembly.payload.extend_from_slice(&payload);
         let (announced, len) = (assembly.total, assembly.payload.len());
         if len > announced || flags == LAST && len < announced {
-            return Err(FragmentError::Length { message, announced, len });
+            return Err(FragmentError::LengthMismatch { message, announced, len });
         }
         if flags != LAST {
             return Ok(None);
         }
-        let whole = self.assemblies.remove(place).payload;
-        self.held -= whole.len();
+        let complete = self.assemblies.remove(index).payload;
+        self.held -= complete.len();
         if self.assemblies.is_empty() {
             self.assemblies = Vec::new();
         }
-        Ok(Some(Frame::from(whole.freeze())))
+        Ok(Some(Frame::from(complete.freeze())))
     }
 
     fn begin(&mut self, known: Option<usize>, message: u32, total: u64) -> Result<usize, FragmentError<C::Error>> {
         let FragmentOptions { max_message: max, max_assemblies, .. } = self.options;
         if known.is_some() {
-            return Err(FragmentError::Twice { message });
+            return Err(FragmentError::DuplicateFirst { message });
         }
         let Some(total) = usize::try_from(total).ok().filter(|total| *total <= max) else {
             return Err(FragmentError::TooLarge { len: total, max });
         };
         if self.assemblies.len() >= max_assemblies {
-            return Err(FragmentError::TooMany { max: max_assemblies });
+            return Err(FragmentError::TooManyMessages { max: max_assemblies });
         }
         self.begun += 1;
         self.assemblies.push(Assembly { message, ordinal: self.begun, total, payload: BytesMut::new() });
@@ -324,8 +324,8 @@ impl<C: Codec<Frame = Frame>> Codec for Fragmented<C> {
 
     fn decode(&mut self, input: &mut BytesMut) -> Result<Option<Frame>, Self::Error> {
         while let Some(fragment) = self.inner.decode(input)? {
-            if let Some(whole) = self.assemble(fragment)? {
-                return Ok(Some(whole));
+            if let Some(message) = self.assemble(fragment)? {
+                return Ok(Some(message));
             }
         }
         Ok(None)
@@ -339,11 +339,11 @@ impl<C: Codec<Frame = Frame>> Codec for Fragmented<C> {
         }
     }
 
-    fn is_midway(&self, input: &BytesMut) -> bool {
-        self.inner.is_midway(input)
+    fn has_partial_frame(&self, input: &BytesMut) -> bool {
+        self.inner.has_partial_frame(input)
     }
 
-    fn assembling(&self) -> Option<u64> {
+    fn partial_message(&self) -> Option<u64> {
         self.assemblies.first().map(|assembly| assembly.ordinal)
     }
 
@@ -351,26 +351,31 @@ impl<C: Codec<Frame = Frame>> Codec for Fragmented<C> {
         self.held + self.inner.held_bytes()
     }
 
-    /// The whole frame, in as many fragments as it takes.
+    /// Encodes all fragments of a frame.
     fn encode(&mut self, frame: &Frame, output: &mut Batch) -> Result<(), Self::Error> {
-        let mut part = Some(Part::default());
-        while let Some(next) = part {
-            part = self.encode_part(frame, next, output)?;
+        let mut position = Some(EncodePosition::default());
+        while let Some(next) = position {
+            position = self.encode_part(frame, next, output)?;
         }
         Ok(())
     }
 
-    fn encode_part(&mut self, frame: &Frame, part: Part, output: &mut Batch) -> Result<Option<Part>, Self::Error> {
+    fn encode_part(
+        &mut self,
+        frame: &Frame,
+        position: EncodePosition,
+        output: &mut Batch,
+    ) -> Result<Option<EncodePosition>, Self::Error> {
         let FragmentOptions { fragment_bytes, max_message: max, .. } = self.options;
-        let Part { mut message, offset } = part;
+        let EncodePosition { mut message, offset } = position;
         let total = frame.len();
         if total > max {
             return Err(FragmentError::TooLarge { len: total as u64, max });
         }
-        // With a byte before it, the longest head is too long for one piece.
-        let fits = frame.head().len() < Head::CAPACITY;
+        // The longest head does not fit into one fragment together with the flags.
+        let head_fits = frame.head().len() < Head::CAPACITY;
         let flags = match (offset == 0, total - offset <= fragment_bytes) {
-            (true, true) if fits => FIRST | LAST,
+            (true, true) if head_fits => FIRST | LAST,
             (true, _) => FIRST,
             (false, true) => LAST,
             (false, false) => 0,
@@ -379,24 +384,24 @@ impl<C: Codec<Frame = Frame>> Codec for Fragmented<C> {
             self.sent += 1;
             message = self.sent;
         }
-        #[expect(clippy::cast_possible_truncation, reason = "a number may come again when its message is long whole")]
+        #[expect(clippy::cast_possible_truncation, reason = "numbers of completed messages are reused")]
         let header = Header { flags, message: message as u32, total: total as u64 };
         let (header, header_len) = header.bytes();
-        let (piece, taken) = Self::piece(frame, offset, fragment_bytes, &header[..header_len]);
-        self.inner.encode(&piece, output)?;
-        Ok((flags & LAST == 0).then_some(Part { message, offset: offset + taken }))
+        let (fragment, len) = Self::fragment(frame, offset, fragment_bytes, &header[..header_len]);
+        self.inner.encode(&fragment, output)?;
+        Ok((flags & LAST == 0).then_some(EncodePosition { message, offset: offset + len }))
     }
 
-    fn control(&mut self, output: &mut Batch, is_last: bool) {
-        self.inner.control(output, is_last);
+    fn encode_control(&mut self, output: &mut Batch, is_last: bool) {
+        self.inner.encode_control(output, is_last);
     }
 
-    fn is_leaving(&self) -> bool {
-        self.inner.is_leaving()
+    fn is_closing(&self) -> bool {
+        self.inner.is_closing()
     }
 
-    fn is_over(&self) -> bool {
-        self.inner.is_over()
+    fn is_closed(&self) -> bool {
+        self.inner.is_closed()
     }
 }
 
@@ -426,7 +431,7 @@ mod tests {
         std::iter::from_fn(|| codec.decode(input).transpose()).collect()
     }
 
-    /// What a peer sends: frames of this payload.
+    /// Decodes frames with these payloads, as a peer would send them.
     fn decode_fragments(codec: &mut Fragmented<LengthDelimited>, fragments: &[&[u8]]) -> Result<Vec<Frame>, Error> {
         let mut batch = Batch::default();
         for fragment in fragments {
@@ -442,9 +447,9 @@ mod tests {
     }
 
     proptest! {
-        /// Parts of several frames in any order, and the bytes cut anywhere: every frame arrives as it was.
+        /// The parts of several frames are interleaved in any order, and the input is split anywhere.
         #[test]
-        fn what_is_cut_and_mixed_comes_whole(
+        fn interleaved_fragments_are_reassembled(
             frames in frames(),
             fragment in prop_oneof![1..20_usize, 80..100_usize, 400..700_usize],
             turns in vec(any::<prop::sample::Index>(), 0..2000),
@@ -452,7 +457,7 @@ mod tests {
         ) {
             let mut sender = codec(fragment);
             let mut batch = Batch::default();
-            let mut parts: Vec<_> = frames.iter().map(|frame| (frame, Part::default())).collect();
+            let mut parts: Vec<_> = frames.iter().map(|frame| (frame, EncodePosition::default())).collect();
             let mut expected = Vec::new();
             let mut turns = turns.into_iter();
             while !parts.is_empty() {
@@ -472,35 +477,35 @@ mod tests {
             received.extend(decode_all(&mut receiver, &mut input).unwrap());
             prop_assert_eq!(received, expected);
             prop_assert_eq!(receiver.finish(&input), Ok(()));
-            prop_assert_eq!((receiver.held, receiver.assembling()), (0, None));
+            prop_assert_eq!((receiver.held, receiver.partial_message()), (0, None));
         }
 
         #[test]
-        fn rubbish_is_an_error_and_never_a_panic(fragments in vec(vec(any::<u8>(), 0..20), 0..10)) {
+        fn invalid_fragments_do_not_panic(fragments in vec(vec(any::<u8>(), 0..20), 0..10)) {
             let fragments: Vec<&[u8]> = fragments.iter().map(Vec::as_slice).collect();
             let _ = decode_fragments(&mut codec(1), &fragments);
         }
     }
 
-    /// The first fragment of a message with that number and length, with a byte of payload.
+    /// Returns the first fragment of a message with this number and length, with one byte of payload.
     fn first(message: u8, total: u64) -> Vec<u8> {
         [&[FIRST, 0, 0, 0, message][..], &total.to_be_bytes(), b"x"].concat()
     }
 
     #[test]
-    fn bad_fragments_are_told_apart() {
+    fn every_invalid_fragment_has_its_error() {
         let next = |flags, payload: &[u8]| [&[flags, 0, 0, 0, 1][..], payload].concat();
         let max = FragmentOptions::default().max_message;
         let cases: [(&[Vec<u8>], Error); 9] = [
-            (&[vec![]], FragmentError::Header { flags: 0, len: 0 }),
-            (&[vec![4, 0, 0, 0, 0]], FragmentError::Header { flags: 4, len: 5 }),
-            (&[first(1, 2)[..12].to_vec()], FragmentError::Header { flags: FIRST, len: 12 }),
-            (&[next(0, b"x")], FragmentError::Unknown { message: 1 }),
-            (&[first(1, 9), first(1, 9)], FragmentError::Twice { message: 1 }),
+            (&[vec![]], FragmentError::InvalidHeader { flags: 0, len: 0 }),
+            (&[vec![4, 0, 0, 0, 0]], FragmentError::InvalidHeader { flags: 4, len: 5 }),
+            (&[first(1, 2)[..12].to_vec()], FragmentError::InvalidHeader { flags: FIRST, len: 12 }),
+            (&[next(0, b"x")], FragmentError::UnknownMessage { message: 1 }),
+            (&[first(1, 9), first(1, 9)], FragmentError::DuplicateFirst { message: 1 }),
             (&[first(1, max as u64 + 1)], FragmentError::TooLarge { len: max as u64 + 1, max }),
-            (&[first(1, 9), next(0, b"")], FragmentError::Empty { message: 1 }),
-            (&[first(1, 2), next(0, b"xx")], FragmentError::Length { message: 1, announced: 2, len: 3 }),
-            (&[first(1, 9), next(LAST, b"xx")], FragmentError::Length { message: 1, announced: 9, len: 3 }),
+            (&[first(1, 9), next(0, b"")], FragmentError::EmptyFragment { message: 1 }),
+            (&[first(1, 2), next(0, b"xx")], FragmentError::LengthMismatch { message: 1, announced: 2, len: 3 }),
+            (&[first(1, 9), next(LAST, b"xx")], FragmentError::LengthMismatch { message: 1, announced: 9, len: 3 }),
         ];
         for (fragments, error) in cases {
             let fragments: Vec<&[u8]> = fragments.iter().map(Vec::as_slice).collect();
@@ -509,15 +514,15 @@ mod tests {
     }
 
     #[test]
-    fn what_incomplete_messages_hold_is_limited() {
+    fn incomplete_messages_are_limited() {
         let options = FragmentOptions::default().max_assemblies(3).max_held(100);
         let mut receiver = Fragmented::new(LengthDelimited::default(), options);
         let many: Vec<_> = (1..=4).map(|message| first(message, 1000)).collect();
         assert_eq!(decode_fragments(&mut receiver, &[&many[0], &many[1], &many[2]]), Ok(vec![]));
-        assert_eq!(receiver.assembling(), Some(1));
+        assert_eq!(receiver.partial_message(), Some(1));
         assert_eq!(receiver.finish(&BytesMut::new()), Err(FragmentError::Truncated { message: 1 }));
         let much = [&[0, 0, 0, 0, 1][..], &[0; 98]].concat();
-        assert_eq!(decode_fragments(&mut receiver, &[&much]), Err(FragmentError::TooMuchHeld { max: 100 }));
-        assert_eq!(decode_fragments(&mut receiver, &[&many[3]]), Err(FragmentError::TooMany { max: 3 }));
+        assert_eq!(decode_fragments(&mut receiver, &[&much]), Err(FragmentError::TooManyBytes { max: 100 }));
+        assert_eq!(decode_fragments(&mut receiver, &[&many[3]]), Err(FragmentError::TooManyMessages { max: 3 }));
     }
 }

@@ -1,16 +1,16 @@
-//! Frames: a head for one receiver and a body that receivers share.
+//! Frames: a head for one receiver, and a body that all receivers share.
 //!
-//! A push names the subscription of its receiver, while its data is the same for all. The head is therefore stored in the frame
-//! itself, and the body is reference-counted: a broadcast allocates once, whatever the number of receivers. Only an unusually
-//! long head is allocated, so queues of frames stay small.
+//! A push carries the subscription id of its receiver, while its data is the same for all receivers. The head is therefore stored
+//! in the frame itself, and the body is reference-counted: a broadcast allocates once, whatever the number of receivers. Only
+//! a head of more than 30 bytes is allocated, so queues of frames stay small.
 
 use std::fmt;
 
 use bytes::Bytes;
 
-/// What goes over a connection.
+/// The unit that a connection reads and writes.
 pub trait FrameLike: Send + 'static {
-    /// What it counts for in queues bounded by bytes.
+    /// Returns the size in bytes that counts against the limits of queues.
     fn size(&self) -> usize;
 }
 
@@ -38,10 +38,10 @@ impl FrameLike for Frame {
     }
 }
 
-/// A head and a body that follow each other on the wire.
+/// A head followed by a body.
 ///
-/// Where one ends and the other begins is a matter of the sender: frames are equal if their bytes are. A clone copies the head
-/// and shares the body.
+/// The boundary between them is not sent: two frames are equal if their bytes are equal. A clone copies the head and shares the
+/// body.
 ///
 /// ```
 /// use bytes::Bytes;
@@ -55,65 +55,65 @@ impl FrameLike for Frame {
 /// ```
 #[derive(Clone, Default)]
 pub struct Frame {
-    head: Own,
+    head: HeadStorage,
     body: Bytes,
 }
 
-/// The head of a frame, where it takes least.
+/// The head of a frame: inline if it is short, otherwise boxed.
 #[derive(Clone)]
-enum Own {
-    /// Of these, the first `len` count.
-    Short {
+enum HeadStorage {
+    /// The first `len` bytes are used.
+    Inline {
         len: u8,
-        bytes: [u8; Self::SHORT],
+        bytes: [u8; Self::INLINE_BYTES],
     },
-    Long(Box<Head>),
+    Boxed(Box<Head>),
 }
 
-impl Own {
-    /// As long as a head may be for a [`Frame`] of 64 bytes, a cache line.
-    const SHORT: usize = 30;
+impl HeadStorage {
+    /// Capacity of an inline head: the largest for which a [`Frame`] fits into a cache line of 64 bytes.
+    const INLINE_BYTES: usize = 30;
 }
 
-impl Default for Own {
+impl Default for HeadStorage {
     fn default() -> Self {
-        Self::Short { len: 0, bytes: [0; Self::SHORT] }
+        Self::Inline { len: 0, bytes: [0; Self::INLINE_BYTES] }
     }
 }
 
 impl Frame {
-    /// A frame of both.
+    /// Creates a frame.
     #[inline]
     pub fn new(head: Head, body: Bytes) -> Self {
-        let head = if usize::from(head.len) > Own::SHORT {
-            Own::Long(Box::new(head))
+        let head = if usize::from(head.len) > HeadStorage::INLINE_BYTES {
+            HeadStorage::Boxed(Box::new(head))
         } else {
-            let mut bytes = [0; Own::SHORT];
-            bytes.copy_from_slice(&head.bytes[..Own::SHORT]);
-            Own::Short { len: head.len, bytes }
+            let mut bytes = [0; HeadStorage::INLINE_BYTES];
+            bytes.copy_from_slice(&head.bytes[..HeadStorage::INLINE_BYTES]);
+            HeadStorage::Inline { len: head.len, bytes }
         };
         Self { head, body }
     }
 
-    /// Its own part, which comes first.
+    /// Returns the head, which comes first.
     pub fn head(&self) -> &[u8] {
         match &self.head {
-            Own::Short { len, bytes } => &bytes[..usize::from(*len)],
-            Own::Long(head) => head.as_ref().as_ref(),
+            HeadStorage::Inline { len, bytes } => &bytes[..usize::from(*len)],
+            HeadStorage::Boxed(head) => head.as_ref().as_ref(),
         }
     }
 
-    /// The part that other frames may share.
+    /// Returns the body, which other frames may share.
     pub fn body(&self) -> &Bytes {
         &self.body
     }
 
-    /// The bytes of head and body together.
+    /// Returns the length of head and body, in bytes.
     pub fn len(&self) -> usize {
         self.head().len() + self.body.len()
     }
 
-    /// Whether both are empty.
+    /// Whether head and body are empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -121,7 +121,7 @@ impl Frame {
 
 impl From<Bytes> for Frame {
     fn from(body: Bytes) -> Self {
-        Self { head: Own::default(), body }
+        Self { head: HeadStorage::default(), body }
     }
 }
 
@@ -141,7 +141,7 @@ impl Eq for Frame {}
 
 impl fmt::Debug for Frame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let start: Vec<u8> = self.head().iter().chain(&self.body).copied().take(SHOWN).collect();
+        let start: Vec<u8> = self.head().iter().chain(&self.body).copied().take(MAX_DEBUG_BYTES).collect();
         f.debug_struct("Frame")
             .field("head", &self.head().len())
             .field("body", &self.body.len())
@@ -150,23 +150,23 @@ impl fmt::Debug for Frame {
     }
 }
 
-/// So much of a frame is shown for debugging.
-const SHOWN: usize = 32;
+/// The number of bytes of a frame that its `Debug` output contains.
+const MAX_DEBUG_BYTES: usize = 32;
 
-/// The part of a [`Frame`] that is its own: a few bytes. Up to 30 of them are kept in the frame itself.
+/// The part of a [`Frame`] that is not shared. A head of up to 30 bytes is stored without an allocation.
 #[derive(Clone, Copy)]
 pub struct Head {
     /// At most `CAPACITY`.
     len: u8,
-    /// Of these, the first `len` count.
+    /// The first `len` bytes are used.
     bytes: [u8; Self::CAPACITY],
 }
 
 impl Head {
-    /// The longest head.
+    /// The maximum length of a head, in bytes.
     pub const CAPACITY: usize = 94;
 
-    /// A copy of these bytes.
+    /// Creates a head by copying these bytes.
     #[inline]
     pub fn new(bytes: &[u8]) -> Result<Self, HeadTooLong> {
         let too_long = HeadTooLong { len: bytes.len() };
@@ -205,10 +205,10 @@ impl fmt::Debug for Head {
 
 /// The head has more bytes than [`Head::CAPACITY`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a head of {len} bytes: at most {max} fit, the rest belongs in the body", max = Head::CAPACITY)]
+#[error("head of {len} bytes is longer than {max} bytes; put the rest into the body", max = Head::CAPACITY)]
 #[non_exhaustive]
 pub struct HeadTooLong {
-    /// The bytes it has.
+    /// The length of the head, in bytes.
     pub len: usize,
 }
 
@@ -225,13 +225,13 @@ mod tests {
     }
 
     #[test]
-    fn sizes_in_memory() {
+    fn frame_fits_a_cache_line() {
         assert_eq!(size_of::<Head>(), 95);
         assert_eq!(size_of::<Frame>(), 64);
     }
 
     #[test]
-    fn a_head_holds_its_capacity_and_no_more() {
+    fn head_longer_than_capacity_is_rejected() {
         for len in [0, 1, 30, 31, 93, 94] {
             let head = Head::new(&vec![7; len]).unwrap();
             assert_eq!(head.as_ref(), vec![7; len]);
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn debug_is_short() {
+    fn debug_output_is_truncated() {
         let frame = Frame::new(Head::new(b"7:\xff").unwrap(), Bytes::from(vec![b'x'; 100_000]));
         let shown = format!("{frame:?}");
         assert_eq!(shown, format!("Frame {{ head: 3, body: 100000, start: \"7:\u{fffd}{}\" }}", "x".repeat(29)));
@@ -251,7 +251,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn equality_and_size_are_those_of_the_bytes(
+        fn equality_and_size_ignore_the_split(
             bytes in vec(any::<u8>(), 0..200),
             cuts in (0..=Head::CAPACITY, 0..=Head::CAPACITY),
             flipped in any::<prop::sample::Index>(),

@@ -84,7 +84,7 @@ pub mod tls;
 pub mod websocket;
 
 pub use frame::{Frame, FrameLike, Head, HeadTooLong};
-pub use memory::{Held, MemoryAccount, MemoryLimit};
+pub use memory::{MemoryAccount, MemoryHold, MemoryLimit};
 pub use protocol::{CloseReason, Protocol, Reply, ReplyFuture, ReplyInTurn, ReplyStream, ServiceOrder, Tick};
 pub use push::{
     FairnessConfig, PushAfter, PushError, PushHandle, PushPolicy, PushPriority, PushQueues, PushStats, Slot,
@@ -92,7 +92,7 @@ pub use push::{
 pub use registry::{ConnectionId, SessionRegistry};
 pub use session::{ConnectionContext, Counters, ReplyTicket, Session};
 pub use stats::Stats;
-pub use supervisor::{Builder, Permit, Refused, Shutdown, Supervisor};
+pub use supervisor::{AdmitError, Builder, Permit, Shutdown, Supervisor};
 pub use timeouts::{Timeout, Timeouts};
 
 /// Compiles the example of the README.

@@ -1,7 +1,7 @@
 //! The mailbox of a connection: what its actor shares with other tasks.
 //!
-//! Other tasks hold it by handles. They leave frames in its [`Outbox`] and signals for the actor, wake the actor, and read the public
-//! facts of the connection. Bare [`PushQueues`](crate::PushQueues) have a mailbox without a connection: its outbox works, and
+//! Other tasks reach it through handles. They leave frames in its [`Outbox`] and signals for the actor, wake the actor, and read
+//! the [`ConnectionInfo`]. Bare [`PushQueues`](crate::PushQueues) have a mailbox without a connection: its outbox works, and
 //! signals have no effect.
 
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
@@ -10,14 +10,14 @@ use std::task::Waker;
 
 use crate::memory::{Account, Holder};
 use crate::outbox::Outbox;
-use crate::session::Facts;
+use crate::session::ConnectionInfo;
 use crate::sync::lock;
 use crate::{ConnectionId, FrameLike, PushError, PushPolicy, PushPriority, ReplyTicket, Slot};
 
 pub(crate) struct Mailbox<F> {
     pub(crate) outbox: Outbox<F>,
     /// None for bare queues.
-    facts: Option<Arc<Facts>>,
+    info: Option<Arc<ConnectionInfo>>,
     /// [`CLOSE`], [`WAKE`], [`OVER_LIMIT`] and [`ALARM`], in one word so that the actor looks at them with one load per turn.
     signals: AtomicU8,
     /// Wakes the actor.
@@ -33,21 +33,21 @@ const CLOSE: u8 = 1;
 const WAKE: u8 = 2;
 /// The memory limit is exceeded, and the connection is to be closed. The actor clears it.
 const OVER_LIMIT: u8 = 4;
-/// The alarm of the connection went off. The actor clears it when it has nothing else to do.
+/// The alarm of the connection has fired. The actor clears it when it has nothing else to do.
 const ALARM: u8 = 8;
 
 impl<F: FrameLike> Mailbox<F> {
-    pub(crate) fn new(outbox: Outbox<F>, facts: Option<Arc<Facts>>) -> Self {
-        Self { outbox, facts, signals: AtomicU8::new(0), waker: Mutex::new(None), handles: AtomicUsize::new(0) }
+    pub(crate) fn new(outbox: Outbox<F>, info: Option<Arc<ConnectionInfo>>) -> Self {
+        Self { outbox, info, signals: AtomicU8::new(0), waker: Mutex::new(None), handles: AtomicUsize::new(0) }
     }
 
-    pub(crate) fn facts(&self) -> Option<&Arc<Facts>> {
-        self.facts.as_ref()
+    pub(crate) fn info(&self) -> Option<&Arc<ConnectionInfo>> {
+        self.info.as_ref()
     }
 
     /// Returns the number of the request that a ticket names. Zero if there is no ticket, or if it belongs to another connection.
     fn request(&self, after: Option<ReplyTicket>) -> u64 {
-        let own = after.filter(|ticket| self.facts().is_some_and(|facts| facts.id == ticket.connection));
+        let own = after.filter(|ticket| self.info().is_some_and(|info| info.id == ticket.connection));
         own.map_or(0, |ticket| ticket.request)
     }
 
@@ -68,16 +68,16 @@ impl<F: FrameLike> Mailbox<F> {
         self.outbox.push_next(slot, frame, self.request(after)).map(|must_wake| self.wake_if(must_wake))
     }
 
-    /// Puts a frame into a slot, in place of the one that may be there.
+    /// Puts a frame into a slot, replacing an unsent one.
     pub(crate) fn push_latest(&self, slot: Slot, frame: F, after: Option<ReplyTicket>) -> Result<(), PushError> {
         self.outbox.push_latest(slot, frame, self.request(after)).map(|must_wake| self.wake_if(must_wake))
     }
 
-    /// Takes out all frames of a slot. Returns whether there were any.
-    pub(crate) fn take_back(&self, slot: Slot) -> bool {
-        let (has_taken, must_wake) = self.outbox.take_back(slot);
+    /// Removes all frames of a slot. Returns whether there were any.
+    pub(crate) fn clear_slot(&self, slot: Slot) -> bool {
+        let (has_removed, must_wake) = self.outbox.clear_slot(slot);
         self.wake_if(must_wake);
-        has_taken
+        has_removed
     }
 
     /// Wakes the actor if the outbox says so.
@@ -89,7 +89,7 @@ impl<F: FrameLike> Mailbox<F> {
 
     /// Wakes the actor.
     pub(crate) fn wake(&self) {
-        // Not under the lock: a task that is woken may run at once.
+        // Not under the lock, because a woken task may run immediately.
         let waker = lock(&self.waker).clone();
         if let Some(waker) = waker {
             waker.wake();
@@ -112,14 +112,14 @@ impl<F: FrameLike> Mailbox<F> {
 
     /// Asks the actor to run [`Protocol::on_wake`](crate::Protocol::on_wake). Requests that it has not yet taken count as one.
     pub(crate) fn request_wake(&self) {
-        // Always a write, so that the hook sees all that was written before the request.
+        // Always a write, so that the hook sees everything that was written before the request.
         if self.signals.fetch_or(WAKE, SeqCst) & WAKE == 0 {
             self.wake();
         }
     }
 
-    /// Sets off the alarm of the connection.
-    pub(crate) fn set_off_alarm(&self) {
+    /// Fires the alarm of the connection.
+    pub(crate) fn fire_alarm(&self) {
         self.signals.fetch_or(ALARM, SeqCst);
         self.wake();
     }
@@ -144,7 +144,7 @@ impl<F: FrameLike> Mailbox<F> {
         self.take(OVER_LIMIT)
     }
 
-    /// Whether the alarm went off. Returns true once.
+    /// Whether the alarm has fired. Returns true once.
     pub(crate) fn take_alarm(&self) -> bool {
         self.take(ALARM)
     }
@@ -171,7 +171,7 @@ impl<F: FrameLike> Mailbox<F> {
 
 impl<F: FrameLike> Holder for Mailbox<F> {
     fn account(&self) -> Option<(ConnectionId, &Account)> {
-        self.facts().map(|facts| (facts.id, &facts.account))
+        self.info().map(|info| (info.id, &info.account))
     }
 
     fn close_for_memory(&self) {

@@ -1,29 +1,29 @@
 //! Memory accounts of connections, and a limit on their sum.
 //!
-//! Each connection has an account. The actor records the bytes that it keeps: input that is not handled, replies, output. The outbox
-//! records the pushes that are queued. The application records bytes that it keeps on behalf of the connection, such as requests in
-//! flight, by [`MemoryAccount::hold`]. A body that several connections share counts for each of them.
+//! Each connection has an account. The actor records the bytes that it keeps: unhandled input, replies and output. The outbox
+//! records queued pushes. The application records bytes that it keeps on behalf of the connection, such as requests in flight, with
+//! [`MemoryAccount::hold`]. A body that several connections share counts for each of them.
 //!
 //! **Cost.** The actor and the outbox record multiples of [`STEP_BYTES`], the actor at most once per poll. An account changes the
-//! shared total only when it crosses such a multiple. So small messages that are soon written never touch the total.
+//! shared total only when it crosses a multiple, so small messages that are soon written never touch the total.
 //!
 //! **Closing.** When the total exceeds the limit, the connection with the largest account is closed, then the next one, until the
-//! accounts that remain are below the limit. An account that is being closed is marked in the same atomic word that has its bytes,
-//! so the bytes that it is about to release are always known exactly, and no further connection is closed for them. Until they are
-//! released, an actor takes one turn per poll instead of many, so the others read little meanwhile.
+//! remaining accounts are below the limit. An account that is being closed is marked in the atomic word that holds its bytes. The
+//! bytes that it is about to release are therefore always known exactly, and no further connection is closed for them. Until they
+//! are released, every actor takes one turn per poll instead of many, so the other connections read little in the meantime.
 
 use std::fmt;
 use std::sync::atomic::{AtomicIsize, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, Weak};
 
 use crate::ConnectionId;
-use crate::session::Facts;
+use crate::session::ConnectionInfo;
 use crate::sync::lock;
 
 /// The total counts an account in multiples of this.
 pub(crate) const STEP_BYTES: usize = 4096;
 
-/// In the word of an account: its connection is being closed.
+/// Flag in the word of an account: the connection is being closed.
 const CLOSING: usize = 1 << (usize::BITS - 1);
 
 /// A limit on the memory that connections hold together. Clones share it, and so may several supervisors.
@@ -44,10 +44,10 @@ struct Total {
     max_bytes: usize,
     /// The sum of all accounts, each rounded down to a multiple of [`STEP_BYTES`].
     used: AtomicIsize,
-    /// The part of it in accounts that are being closed.
+    /// The part of `used` in accounts that are being closed.
     closing: AtomicIsize,
     closed: AtomicU64,
-    /// Whose connections have accounts here. Locked while connections are selected for closing.
+    /// The supervisors that share the limit. Locked while connections are selected for closing.
     supervisors: Mutex<Vec<Weak<dyn Accounts>>>,
 }
 
@@ -59,7 +59,7 @@ pub(crate) trait Accounts: Send + Sync {
 
 /// A connection with an account.
 pub(crate) trait Holder: Send + Sync {
-    /// Its id and account, unless it belongs to no connection.
+    /// Returns the id and the account of the connection. `None` for bare queues, which have no connection.
     fn account(&self) -> Option<(ConnectionId, &Account)>;
 
     /// Asks the actor to close the connection because of the limit.
@@ -105,8 +105,8 @@ impl MemoryLimit {
         usize::try_from(remaining).is_ok_and(|remaining| remaining > self.0.max_bytes)
     }
 
-    /// Closes the connections with the largest accounts until the others are below the limit. Not to be called with the lock of an
-    /// outbox held.
+    /// Closes the connections with the largest accounts until the others are below the limit. Must not be called while the lock of
+    /// an outbox is held.
     pub(crate) fn enforce(&self) {
         if self.is_exceeded() {
             self.close_largest();
@@ -134,7 +134,7 @@ impl MemoryLimit {
             }
         }
         drop(supervisors);
-        // Not under the lock: a task that is woken may run at once.
+        // Not under the lock, because a woken task may run immediately.
         for (holder, connection, held_bytes) in selected {
             self.0.closed.fetch_add(1, SeqCst);
             let (used_bytes, max_bytes) = (self.used(), self.max_bytes());
@@ -166,7 +166,7 @@ impl Account {
         self.state.load(SeqCst) & !CLOSING
     }
 
-    /// Records that the connection holds more or fewer bytes. If it returns true, the limit is to be [enforced](Self::enforce).
+    /// Records that the connection holds more or fewer bytes. If it returns true, the caller must [enforce](Self::enforce) the limit.
     #[must_use]
     pub(crate) fn change(&self, by: isize) -> bool {
         // The bytes never fall below zero, so the flag is not touched.
@@ -193,7 +193,7 @@ impl Account {
         self.limit.used() > self.limit.max_bytes()
     }
 
-    /// Marks the connection as being closed. Returns the bytes that it holds, or none if it holds none or was marked before.
+    /// Marks the connection as being closed. Returns the bytes that it holds, or `None` if it holds too few to count or is marked.
     fn mark_closing(&self) -> Option<usize> {
         let before = self.state.fetch_update(SeqCst, SeqCst, |state| {
             (state & CLOSING == 0 && state >= STEP_BYTES).then_some(state | CLOSING)
@@ -204,16 +204,17 @@ impl Account {
     }
 }
 
-/// The memory account of one connection: see [`MemoryLimit`]. Clones are the same account, and do not keep the connection alive.
+/// The memory account of one connection: see [`MemoryLimit`]. Clones refer to the same account and do not keep the connection
+/// alive.
 #[derive(Clone)]
-pub struct MemoryAccount(pub(crate) Arc<Facts>);
+pub struct MemoryAccount(pub(crate) Arc<ConnectionInfo>);
 
 impl MemoryAccount {
-    /// Records that the application keeps `bytes` on behalf of the connection, until the result is dropped.
-    pub fn hold(&self, bytes: usize) -> Held {
-        // Larger than any allocation: the rest is not recorded.
+    /// Records that the application keeps `bytes` on behalf of the connection, until the returned value is dropped.
+    pub fn hold(&self, bytes: usize) -> MemoryHold {
+        // The limit is larger than any allocation, and keeps the sum from overflowing.
         let bytes = bytes.min(isize::MAX.cast_unsigned() / 2);
-        let held = Held { account: self.clone(), bytes };
+        let held = MemoryHold { account: self.clone(), bytes };
         if self.0.account.change(bytes.cast_signed()) {
             self.0.account.enforce();
         }
@@ -232,17 +233,17 @@ impl fmt::Debug for MemoryAccount {
     }
 }
 
-/// Bytes that an application keeps on behalf of a connection. Dropping it releases them.
+/// Bytes that the application keeps on behalf of a connection: see [`MemoryAccount::hold`]. Dropping it releases them.
 #[derive(Debug)]
-#[must_use = "the bytes are released when it is dropped"]
-pub struct Held {
+#[must_use = "dropping a `MemoryHold` releases its bytes"]
+pub struct MemoryHold {
     account: MemoryAccount,
     bytes: usize,
 }
 
-impl Drop for Held {
+impl Drop for MemoryHold {
     fn drop(&mut self) {
-        // A smaller account exceeds nothing.
+        // Releasing bytes never exceeds the limit.
         let _ = self.account.0.account.change(-self.bytes.cast_signed());
     }
 }

@@ -31,9 +31,9 @@ pub trait Protocol: Send + Sync + 'static {
     /// then. Default: false.
     const HOLD_PUSHES: bool = false;
 
-    /// Whether input that has arrived is still handled when a write has failed: for clients, whose replies may be in it. Default:
-    /// false, because a server could not reply.
-    const HEAR_OUT: bool = false;
+    /// Whether input that has already arrived is still handled after a write error. Clients need this, because the input may contain
+    /// their replies. Default: false, because a server could not reply.
+    const HANDLE_INPUT_AFTER_WRITE_ERROR: bool = false;
 
     /// Returns the codec of a new connection.
     fn codec(&self) -> Self::Codec;
@@ -80,8 +80,8 @@ pub trait Protocol: Send + Sync + 'static {
         let _ = context;
     }
 
-    /// Called when the outbox has become empty: all pushes have been encoded or taken back, and none waits for a reply. The place to
-    /// push what was held back. Never called for a connection without pushes.
+    /// Called when the outbox has become empty: all pushes have been encoded or removed, and none waits for a reply. The place to
+    /// push frames that were held back. Never called for a connection without pushes.
     fn on_drained(&self, context: &mut ConnectionContext<Self::Frame>) {
         let _ = context;
     }
@@ -122,7 +122,11 @@ pub trait Protocol: Send + Sync + 'static {
 
     /// Returns a last frame for a connection that is about to end. Not called if the peer has left, if the socket has failed, or if
     /// the connection was closed with a last frame.
-    fn last_word(&self, reason: &CloseReason<Self>, context: &mut ConnectionContext<Self::Frame>) -> Option<Self::Frame>
+    fn last_frame(
+        &self,
+        reason: &CloseReason<Self>,
+        context: &mut ConnectionContext<Self::Frame>,
+    ) -> Option<Self::Frame>
     where
         Self: Sized,
     {
@@ -161,8 +165,8 @@ pub enum Tick<F> {
         /// Time to the next tick, at least a millisecond.
         after: Duration,
     },
-    /// The connection is closed, with this last frame or with a [last word](Protocol::last_word). Queued frames are not written, and
-    /// a peer that does not read is not waited for.
+    /// The connection is closed, with this last frame or with [`Protocol::last_frame`]. Queued frames are not written, and a peer
+    /// that does not read is not waited for.
     Close(Option<F>),
     /// The connection goes on without ticks, until [`ConnectionContext::tick_within`] is called.
     Stop,
@@ -256,8 +260,8 @@ pub enum CloseReason<P: Protocol> {
     Panic,
     /// A timeout was reached.
     TimedOut(Timeout),
-    /// The [memory limit](crate::MemoryLimit) was exceeded, and this connection held the most. What was queued is dropped.
-    /// [`Protocol::last_word`] is asked only if all output had been written: otherwise a frame may have been written in part.
+    /// The [memory limit](crate::MemoryLimit) was exceeded, and this connection held the most. Queued frames are dropped.
+    /// [`Protocol::last_frame`] is called only if all output had been written; otherwise a frame may have been written in part.
     MemoryLimit,
     /// The task of the connection was aborted, or its runtime was shut down.
     Dropped,
@@ -289,7 +293,7 @@ impl<P: Protocol> fmt::Display for CloseReason<P> {
             Self::Peer => f.write_str("the peer closed the connection"),
             Self::Handler => f.write_str("a handler closed the connection"),
             Self::Handle => f.write_str("a handle closed the connection"),
-            Self::Shutdown => f.write_str("the server shuts down"),
+            Self::Shutdown => f.write_str("the server is shutting down"),
             Self::Io(error) => write!(f, "the socket failed: {error}"),
             Self::Decode(error) => write!(f, "invalid input: {error}"),
             Self::Encode(error) => write!(f, "a frame could not be encoded: {error}"),

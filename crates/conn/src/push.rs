@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 
 use crate::mailbox::Mailbox;
 use crate::outbox::Outbox;
-use crate::session::Facts;
+use crate::session::ConnectionInfo;
 use crate::{Counters, FrameLike, MemoryAccount, ReplyTicket};
 
 /// The priority of a pushed frame.
@@ -56,15 +56,15 @@ impl From<PushError> for io::Error {
     }
 }
 
-/// Names frames of one kind in the outbox: the newest one ([`PushHandle::push_latest`]), or a sequence of them
-/// ([`PushHandle::push_next`]).
+/// Identifies frames of one kind in the outbox: either only the newest is kept ([`PushHandle::push_latest`]), or all of them in
+/// order ([`PushHandle::push_next`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u64);
 
-/// Receives lost frames. Returns false if it could not take the frame.
+/// Receives lost frames. Returns false if it could not accept the frame.
 pub(crate) type OnLost<F> = Box<dyn Fn(F, Lost) -> bool + Send + Sync>;
 
-/// How much may wait for one connection, and what becomes of the rest.
+/// The limits of an outbox, and the handling of frames that exceed them.
 pub(crate) struct PushOptions<F> {
     pub(crate) high: usize,
     pub(crate) low: usize,
@@ -79,9 +79,9 @@ pub(crate) struct PushOptions<F> {
 /// Why a frame is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lost {
-    /// There was no room, and the policy was to drop it.
+    /// The queue was full, and the policy was to drop the frame.
     Dropped { warn: bool },
-    /// It was queued when the connection ended.
+    /// The frame was queued when the connection ended.
     Unsent,
 }
 
@@ -91,64 +91,65 @@ pub(crate) struct PushCounters {
     unsent: AtomicU64,
     replaced: AtomicU64,
     undelivered: AtomicU64,
-    /// When a warning was last logged, in milliseconds since the first, plus one.
+    /// When a warning was last logged, in milliseconds since the first warning, plus one. Zero if none was logged.
     warned: AtomicU64,
 }
 
 impl<F: FrameLike> PushOptions<F> {
-    /// Urgent frames are few; 16 of them in a row already wait for a reader that does not read.
-    const HIGH: usize = 16;
-    /// Enough for a burst, and little enough for a slow reader to be noticed.
-    const LOW: usize = 256;
-    /// As many subscriptions as a busy page has, and some.
-    const SLOTS: usize = 4096;
-    /// A result of 4 KB for each of them.
-    const SLOT_BYTES: usize = 16 << 20;
-    /// So that ten thousand connections that all stand still do not take the machine down.
-    const BYTES: usize = 1 << 20;
+    /// Frames. Urgent frames are few: when 16 wait, the peer does not read.
+    const HIGH_CAPACITY: usize = 16;
+    /// Frames. Enough for a burst, and few enough to notice a slow consumer.
+    const LOW_CAPACITY: usize = 256;
+    /// More than the subscriptions of a busy page.
+    const MAX_SLOTS: usize = 4096;
+    /// 4 KiB for each slot.
+    const MAX_SLOT_BYTES: usize = 16 << 20;
+    /// Ten thousand stalled connections fit into memory.
+    const MAX_LANE_BYTES: usize = 1 << 20;
 
     pub(crate) fn new() -> Self {
         Self {
-            high: Self::HIGH,
-            low: Self::LOW,
-            slots: Self::SLOTS,
-            slot_bytes: Self::SLOT_BYTES,
-            bytes: Self::BYTES,
+            high: Self::HIGH_CAPACITY,
+            low: Self::LOW_CAPACITY,
+            slots: Self::MAX_SLOTS,
+            slot_bytes: Self::MAX_SLOT_BYTES,
+            bytes: Self::MAX_LANE_BYTES,
             on_lost: None,
             keep_unsent: false,
             counters: PushCounters::default(),
         }
     }
 
-    /// At least one, and no more than can be counted.
-    pub(crate) fn room(wanted: usize) -> usize {
-        wanted.clamp(1, Semaphore::MAX_PERMITS)
+    /// Limits a capacity to the range that a semaphore supports, and to at least one.
+    pub(crate) fn clamp_capacity(capacity: usize) -> usize {
+        capacity.clamp(1, Semaphore::MAX_PERMITS)
     }
 
-    pub(crate) fn lose(&self, frame: F, why: Lost) {
-        let (counter, kept) = match why {
+    /// Counts a frame that will not be written, and passes it to `on_lost`.
+    pub(crate) fn lose(&self, frame: F, cause: Lost) {
+        let (counter, is_kept) = match cause {
             Lost::Dropped { .. } => (&self.counters.dropped, true),
             Lost::Unsent => (&self.counters.unsent, self.keep_unsent),
         };
         counter.fetch_add(1, Relaxed);
-        if why == (Lost::Dropped { warn: true }) && self.may_warn() {
-            tracing::warn!(dropped = counter.load(Relaxed), "a frame was dropped: the connection's push queue is full");
+        if cause == (Lost::Dropped { warn: true }) && self.may_warn() {
+            tracing::warn!(dropped = counter.load(Relaxed), "frame dropped: push queue full");
         }
-        if let Some(on_lost) = self.on_lost.as_ref().filter(|_| kept)
-            && !on_lost(frame, why)
+        if let Some(on_lost) = self.on_lost.as_ref().filter(|_| is_kept)
+            && !on_lost(frame, cause)
         {
             let undelivered = self.counters.undelivered.fetch_add(1, Relaxed) + 1;
             if self.may_warn() {
-                tracing::warn!(undelivered, "a frame was lost: the dead-letter queue is full or closed");
+                tracing::warn!(undelivered, "frame lost: dead-letter queue full or closed");
             }
         }
     }
 
-    pub(crate) fn note_replaced(&self) {
+    pub(crate) fn count_replaced(&self) {
         self.counters.replaced.fetch_add(1, Relaxed);
     }
 
-    /// At most once a second.
+    /// Whether a warning may be logged. Returns true at most once a second.
     fn may_warn(&self) -> bool {
         static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
         let now = u64::try_from(START.elapsed().as_millis()).unwrap_or(u64::MAX).saturating_add(1);
@@ -179,11 +180,11 @@ pub struct PushStats {
     pub unsent: u64,
     /// Frames that a newer one replaced in their slot.
     pub replaced: u64,
-    /// Frames that the dead letters could not take, because the queue was full or closed.
+    /// Frames that were lost because the dead-letter queue was full or closed.
     pub undelivered: u64,
 }
 
-/// Pushes frames to one connection. Clones push to the same one; none of them keeps it alive.
+/// A handle that pushes frames to one connection. Clones push to the same connection. A handle does not keep it alive.
 pub struct PushHandle<F: FrameLike>(pub(crate) Arc<Mailbox<F>>);
 
 impl<F: FrameLike> PushHandle<F> {
@@ -192,83 +193,82 @@ impl<F: FrameLike> PushHandle<F> {
         Self(mailbox)
     }
 
-    /// Queues an urgent frame; waits while the queue is full.
+    /// Queues a high-priority frame; waits while the queue is full.
     pub async fn push_high_priority(&self, frame: F) -> Result<(), PushError> {
         self.0.outbox.push(frame, PushPriority::High).await.map(|must_wake| self.0.wake_if(must_wake))
     }
 
-    /// Queues a frame; waits while the queue is full.
+    /// Queues a low-priority frame; waits while the queue is full.
     pub async fn push_low_priority(&self, frame: F) -> Result<(), PushError> {
         self.0.outbox.push(frame, PushPriority::Low).await.map(|must_wake| self.0.wake_if(must_wake))
     }
 
-    /// Queues a frame without waiting; if the queue is full, the policy decides. To a connection that has gone it is
+    /// Queues a frame without waiting; if the queue is full, the policy decides. If the connection has ended, returns
     /// [`PushError::Closed`] under every policy.
     pub fn try_push(&self, frame: F, priority: PushPriority, policy: PushPolicy) -> Result<(), PushError> {
         self.0.push_or_drop(frame, priority, policy, None)
     }
 
-    /// Puts a frame into a slot, in place of the unsent one that may be there. It never waits: a reader that stands still
-    /// costs one frame per slot, and stops nobody. Refused with [`PushError::QueueFull`] if it needs one slot too many, or
-    /// if the slots hold too many bytes.
+    /// Puts a frame into a slot, replacing an unsent one, without waiting. A slow consumer therefore costs one frame per slot and
+    /// does not block pushers. Returns [`PushError::QueueFull`] if the connection has too many slots in use, or too many bytes in
+    /// them.
     pub fn push_latest(&self, slot: Slot, frame: F) -> Result<(), PushError> {
         self.0.push_latest(slot, frame, None)
     }
 
-    /// Queues a frame of a slot with low priority, behind all others of that priority, without waiting. Frames that are pushed this
-    /// way do not replace each other; [`take_back`](Self::take_back) takes all of them back. Refused with [`PushError::QueueFull`]
-    /// if there is no room.
+    /// Queues a low-priority frame that belongs to a slot, without waiting. Frames pushed this way do not replace each other, and
+    /// [`clear_slot`](Self::clear_slot) removes all of them. Returns [`PushError::QueueFull`] if the queue is full.
     pub fn push_next(&self, slot: Slot, frame: F) -> Result<(), PushError> {
         self.0.push_next(slot, frame, None)
     }
 
-    /// Takes back all unsent frames of a slot. Returns whether there were any. None of them is written after that, unless the
-    /// writing of it has begun: for subscriptions that end.
-    pub fn take_back(&self, slot: Slot) -> bool {
-        self.0.take_back(slot)
+    /// Removes all unsent frames of a slot, for example when a subscription ends. Returns whether there were any. None of them is
+    /// written after that, except for a frame that is already encoded in part.
+    pub fn clear_slot(&self, slot: Slot) -> bool {
+        self.0.clear_slot(slot)
     }
 
-    /// How many bytes of pushed frames wait, in lanes and slots, and for replies. In a lane, a frame that is larger than all the room
-    /// of it counts for that room.
+    /// Returns the size of all queued frames: in both queues, in slots, and those that wait for a reply. A frame that is larger than
+    /// the byte limit of its queue counts as that limit.
     pub fn queued_bytes(&self) -> usize {
         self.0.outbox.queued_bytes()
     }
 
-    /// The size of all frames that wait, but for the one in this slot, which a newer frame would replace.
-    pub fn queued_bytes_besides(&self, slot: Slot) -> usize {
-        self.0.outbox.queued_bytes_besides(slot)
+    /// Returns the size of all queued frames except the one in this slot, which a newer frame would replace.
+    pub fn queued_bytes_except(&self, slot: Slot) -> usize {
+        self.0.outbox.queued_bytes_except(slot)
     }
 
-    /// What has gone through the connection when it last waited for its peer: whether a slow one takes anything at all.
+    /// Returns the traffic of the connection, as of the last time it was idle. Shows whether a slow consumer reads at all.
     pub fn counters(&self) -> Counters {
-        self.0.facts().map_or_else(Counters::default, |facts| facts.traffic.counters())
+        self.0.info().map_or_else(Counters::default, |info| info.traffic.counters())
     }
 
-    /// The memory account of the connection. None for bare [`PushQueues`].
+    /// Returns the memory account of the connection. `None` for bare [`PushQueues`].
     pub fn account(&self) -> Option<MemoryAccount> {
-        self.0.facts().cloned().map(MemoryAccount)
+        self.0.info().cloned().map(MemoryAccount)
     }
 
-    /// Pushes that are never written before a certain reply. If the ticket is that of another connection, they are pushes like
-    /// any other, so whoever tells many of what one has done need not ask which of them it was.
-    pub fn after(&self, reply: ReplyTicket) -> PushAfter<'_, F> {
-        PushAfter { handle: self, reply }
+    /// Returns a view of this handle whose pushes are never written before the reply of `ticket`. A ticket of another connection
+    /// has no effect, so a fan-out can use the ticket of the connection that caused it for all receivers.
+    pub fn after(&self, ticket: ReplyTicket) -> PushAfter<'_, F> {
+        PushAfter { handle: self, ticket }
     }
 
-    /// Ends the connection: replies that are not complete are dropped, nothing more is queued or handled, what is queued is
-    /// written, and then this last frame.
+    /// Closes the connection: incomplete replies are dropped, nothing more is queued or handled, queued frames are written, and then
+    /// this last frame.
     pub fn close(&self, last: Option<F>) {
         self.0.close(last);
     }
 
-    /// Asks the actor of the connection to run [`Protocol::on_wake`](crate::Protocol::on_wake) on its own task, soon. Any number
-    /// of calls before the hook runs lead to one run at least, which sees all that was written before the last of them. Cheap, and
-    /// never waits. Does nothing if the connection is ending or has ended, or if the handle is that of bare [`PushQueues`].
+    /// Requests a run of [`Protocol::on_wake`](crate::Protocol::on_wake) on the task of the connection. Calls that are made before
+    /// the hook runs lead to at least one run, which sees everything that was written before the last call. It never waits. Has no
+    /// effect if the connection is ending or has ended, or for a handle of bare [`PushQueues`].
     pub fn wake(&self) {
         self.0.request_wake();
     }
 
-    /// Whether the connection has gone, or is about to go and takes no more.
+    /// Whether the connection has ended, or is ending and accepts no more frames.
     pub fn is_closed(&self) -> bool {
         self.0.outbox.is_closed()
     }
@@ -276,29 +276,30 @@ impl<F: FrameLike> PushHandle<F> {
 
 /// Pushes frames that are never written before a certain reply: see [`PushHandle::after`].
 ///
-/// Until then they have their room in the queue, and others go ahead of them. None of these waits for room, since the reply
-/// might wait for it as well.
+/// Until the reply is written, the frames take up capacity in the queue, and other frames overtake them. None of these methods waits
+/// for capacity, because the reply itself might be waiting for it.
 #[derive(Debug)]
 pub struct PushAfter<'a, F: FrameLike> {
     handle: &'a PushHandle<F>,
-    reply: ReplyTicket,
+    ticket: ReplyTicket,
 }
 
 impl<F: FrameLike> PushAfter<'_, F> {
     /// As [`PushHandle::try_push`], after the reply.
     pub fn try_push(&self, frame: F, priority: PushPriority, policy: PushPolicy) -> Result<(), PushError> {
-        self.handle.0.push_or_drop(frame, priority, policy, Some(self.reply))
+        self.handle.0.push_or_drop(frame, priority, policy, Some(self.ticket))
     }
 
     /// As [`PushHandle::push_next`], after the reply.
     pub fn push_next(&self, slot: Slot, frame: F) -> Result<(), PushError> {
-        self.handle.0.push_next(slot, frame, Some(self.reply))
+        self.handle.0.push_next(slot, frame, Some(self.ticket))
     }
 
-    /// As [`PushHandle::push_latest`], after the reply. What is pushed to the slot later comes after it as well. An unsent frame
-    /// that need not wait as long is kept beside the newest, so that a slot is not silent for want of an end of requests.
+    /// As [`PushHandle::push_latest`], after the reply. Frames that are pushed to the slot later wait for the reply as well. An
+    /// unsent frame that waits for an earlier reply is kept next to the newest, so that a slot makes progress even if requests are
+    /// always in flight.
     pub fn push_latest(&self, slot: Slot, frame: F) -> Result<(), PushError> {
-        self.handle.0.push_latest(slot, frame, Some(self.reply))
+        self.handle.0.push_latest(slot, frame, Some(self.ticket))
     }
 }
 
@@ -328,7 +329,7 @@ pub struct FairnessConfig {
     /// the default capacity of the high-priority queue, so that only a sustained flood is interrupted.
     pub max_high_before_low: usize,
     /// A low-priority frame is written when only high-priority frames were written for this long. Default: none, because it
-    /// costs a look at the clock for each frame.
+    /// reads the clock for each frame.
     pub time_slice: Option<Duration>,
 }
 
@@ -354,7 +355,7 @@ impl Default for FairnessConfig {
     }
 }
 
-/// The receiving end of what is pushed: what a connection actor has, and anyone who writes frames by other means.
+/// The receiving end of a [`PushHandle`]. A connection actor has one; applications can use it to write frames by other means.
 ///
 /// ```
 /// use tidewire_conn::{PushPriority, PushQueues};
@@ -372,20 +373,21 @@ impl Default for FairnessConfig {
 pub struct PushQueues<F: FrameLike> {
     pub(crate) mailbox: Arc<Mailbox<F>>,
     fairness: FairnessConfig,
-    /// Urgent frames since another one had its turn, and since when.
-    run: u32,
-    since: Option<Instant>,
+    /// The number of high-priority frames taken since the last other frame.
+    high_in_a_row: u32,
+    /// When the first of them was taken.
+    high_since: Option<Instant>,
     slots_next: bool,
-    /// The queues were looked at since they last shrank.
-    used: bool,
+    /// The queues were used since they were last shrunk.
+    was_used: bool,
 }
 
 impl<F: FrameLike> PushQueues<F> {
-    /// Queues with room for so many frames each, at least one, and with their first handle.
+    /// Creates queues with these capacities in frames, at least one each, and returns them with a handle.
     pub fn bounded(high_capacity: usize, low_capacity: usize) -> (Self, PushHandle<F>) {
         let options = PushOptions {
-            high: PushOptions::<F>::room(high_capacity),
-            low: PushOptions::<F>::room(low_capacity),
+            high: PushOptions::<F>::clamp_capacity(high_capacity),
+            low: PushOptions::<F>::clamp_capacity(low_capacity),
             ..PushOptions::new()
         };
         let mailbox = Mailbox::new(Outbox::new(Arc::new(options), None), None);
@@ -394,16 +396,27 @@ impl<F: FrameLike> PushQueues<F> {
         (queues, handle)
     }
 
-    /// Creates the queues of a connection. They count as a handle, so that the actor is not woken when the last other is dropped.
-    pub(crate) fn of_connection(options: Arc<PushOptions<F>>, fairness: FairnessConfig, facts: Arc<Facts>) -> Self {
-        let outbox = Outbox::new(options, Some(MemoryAccount(Arc::clone(&facts))));
-        let mailbox = Mailbox::new(outbox, Some(facts));
+    /// Creates the queues of a connection. They count as a handle, so that dropping the last handle does not wake the actor.
+    pub(crate) fn of_connection(
+        options: Arc<PushOptions<F>>,
+        fairness: FairnessConfig,
+        info: Arc<ConnectionInfo>,
+    ) -> Self {
+        let outbox = Outbox::new(options, Some(MemoryAccount(Arc::clone(&info))));
+        let mailbox = Mailbox::new(outbox, Some(info));
         mailbox.add_handle();
         Self::new(mailbox, fairness)
     }
 
     fn new(mailbox: Mailbox<F>, fairness: FairnessConfig) -> Self {
-        Self { mailbox: Arc::new(mailbox), fairness, run: 0, since: None, slots_next: false, used: false }
+        Self {
+            mailbox: Arc::new(mailbox),
+            fairness,
+            high_in_a_row: 0,
+            high_since: None,
+            slots_next: false,
+            was_used: false,
+        }
     }
 
     /// Sets how the priorities share the queues. Default: [`FairnessConfig::default`].
@@ -417,87 +430,88 @@ impl<F: FrameLike> PushQueues<F> {
         &self.mailbox.outbox
     }
 
-    /// A handle that pushes to these queues.
+    /// Returns a handle that pushes to these queues.
     pub fn handle(&self) -> PushHandle<F> {
         PushHandle::new(Arc::clone(&self.mailbox))
     }
 
-    /// The next frame, urgent ones first but for the fair share of the others. None when all handles are gone and nothing is
-    /// queued.
+    /// Waits for the next frame: high priority first, with a fair share for low priority. Returns `None` when all handles have been
+    /// dropped and nothing is queued.
     pub async fn recv(&mut self) -> Option<(PushPriority, F)> {
         std::future::poll_fn(|context| self.poll_recv(context)).await
     }
 
     pub(crate) fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<(PushPriority, F)>> {
         self.mailbox.set_waker(Some(context.waker().clone()));
-        // Looked at before the queues: what the last handle pushed was queued before it went.
-        let abandoned = !self.mailbox.has_handles();
-        // Lowered before the look, so that what comes after it wakes again.
+        // Checked before the queues, because the last handle queued its frames before it was dropped.
+        let is_abandoned = !self.mailbox.has_handles();
+        // Cleared before the queues are read, so that a later push wakes this task again.
         self.outbox().take_ready();
         match self.try_recv() {
             Some(found) => Poll::Ready(Some(found)),
-            None if abandoned => Poll::Ready(None),
+            None if is_abandoned => Poll::Ready(None),
             None => Poll::Pending,
         }
     }
 
     fn try_recv(&mut self) -> Option<(PushPriority, F)> {
-        // Bare queues have no requests, and nothing waits for them.
+        // Bare queues have no requests that a frame could wait for.
         let (priority, frame) = self.try_next(false, false, u64::MAX)?;
         Some((priority, frame?))
     }
 
-    /// Returns what is to be written next when `answered` requests have been answered: a frame of that priority, or none for the next
-    /// part of the one that has been begun.
+    /// Returns the next frame to write when `answered` requests have been answered, with its priority. Returns no frame if the next
+    /// output is the rest of a frame that has been encoded in part.
     pub(crate) fn try_next(
         &mut self,
-        high_begun: bool,
-        low_begun: bool,
+        is_high_partial: bool,
+        is_low_partial: bool,
         answered: u64,
     ) -> Option<(PushPriority, Option<F>)> {
-        let order = if self.is_others_turn() {
+        let order = if self.is_low_turn() {
             [PushPriority::Low, PushPriority::High]
         } else {
             [PushPriority::High, PushPriority::Low]
         };
-        let is_begun = |priority| if priority == PushPriority::High { high_begun } else { low_begun };
-        // The rest of a frame has the turn of its priority, and nothing of a later turn is taken before it.
-        let begun = order.iter().position(|priority| is_begun(*priority));
-        let fresh = &order[..begun.unwrap_or(order.len())];
-        let taken = if fresh.is_empty() { None } else { self.take(fresh, answered) };
+        let is_partial = |priority| if priority == PushPriority::High { is_high_partial } else { is_low_partial };
+        // The rest of a frame is written in the turn of its priority, before any frame of a later turn.
+        let partial = order.iter().position(|priority| is_partial(*priority));
+        let before_partial = &order[..partial.unwrap_or(order.len())];
+        let taken = if before_partial.is_empty() { None } else { self.take(before_partial, answered) };
         let found = match taken {
             Some((priority, frame)) => Some((priority, Some(frame))),
-            None => begun.map(|begun| (order[begun], None)),
+            None => partial.map(|partial| (order[partial], None)),
         };
         if let Some((PushPriority::High, _)) = found {
-            self.run = self.run.saturating_add(1);
+            self.high_in_a_row = self.high_in_a_row.saturating_add(1);
             if self.fairness.time_slice.is_some() {
-                self.since.get_or_insert_with(Instant::now);
+                self.high_since.get_or_insert_with(Instant::now);
             }
         } else {
-            (self.run, self.since) = (0, None);
+            (self.high_in_a_row, self.high_since) = (0, None);
         }
         found
     }
 
     fn take(&mut self, order: &[PushPriority], answered: u64) -> Option<(PushPriority, F)> {
-        self.used = true;
+        self.was_used = true;
         self.mailbox.outbox.take(order, &mut self.slots_next, answered)
     }
 
     /// Releases memory that an idle connection does not need.
     pub(crate) fn shrink(&mut self) {
         // Queues that were not used have not grown.
-        if std::mem::take(&mut self.used) {
+        if std::mem::take(&mut self.was_used) {
             self.outbox().shrink();
         }
     }
 
-    fn is_others_turn(&self) -> bool {
+    /// Whether low-priority frames are next, because only high-priority frames were written for their share.
+    fn is_low_turn(&self) -> bool {
         let FairnessConfig { max_high_before_low, time_slice } = self.fairness;
-        let enough = max_high_before_low > 0 && self.run as usize >= max_high_before_low;
-        let long_enough = time_slice.zip(self.since).is_some_and(|(slice, since)| since.elapsed() >= slice);
-        enough || long_enough
+        let is_count_reached = max_high_before_low > 0 && self.high_in_a_row as usize >= max_high_before_low;
+        let is_time_over = time_slice.zip(self.high_since).is_some_and(|(slice, since)| since.elapsed() >= slice);
+        is_count_reached || is_time_over
     }
 }
 

@@ -1,4 +1,4 @@
-//! The context of a connection, for its protocol, and its public facts, for other tasks.
+//! The context of a connection, which its protocol uses, and the information that other tasks can read.
 
 use std::any::Any;
 use std::fmt;
@@ -16,13 +16,13 @@ use crate::sync::lock;
 use crate::timeouts::later;
 use crate::{ConnectionId, Frame, FrameLike, PushHandle, SessionRegistry};
 
-/// The public facts of a connection, for other tasks.
-pub(crate) struct Facts {
+/// The part of a connection's state that other tasks can read.
+pub(crate) struct ConnectionInfo {
     pub(crate) id: ConnectionId,
     pub(crate) peer: SocketAddr,
     pub(crate) since: Instant,
     pub(crate) traffic: Traffic,
-    /// The traffic is part of the total of connections that have ended.
+    /// The traffic has been added to the total of connections that have ended.
     pub(crate) settled: AtomicBool,
     /// The grace period of a shutdown has ended. Not in the context, because it would take a word there.
     pub(crate) closing: AtomicBool,
@@ -31,7 +31,7 @@ pub(crate) struct Facts {
     pub(crate) account: Account,
 }
 
-impl Facts {
+impl ConnectionInfo {
     pub(crate) fn new(id: ConnectionId, peer: SocketAddr, limit: MemoryLimit) -> Self {
         Self {
             id,
@@ -81,13 +81,13 @@ impl Traffic {
     }
 }
 
-/// What has gone through a connection so far.
+/// The traffic of a connection: frames and bytes in both directions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Counters {
     /// Frames read.
     pub frames_in: u64,
-    /// Frames handed to the codec.
+    /// Frames encoded.
     pub frames_out: u64,
     /// Bytes read.
     pub bytes_in: u64,
@@ -104,7 +104,7 @@ impl std::ops::AddAssign for Counters {
     }
 }
 
-/// A live connection, as the [registry](crate::SessionRegistry) lists it. It keeps the connection neither alive nor listed.
+/// A live connection, as listed by the [registry](crate::SessionRegistry). Holding a session does not keep the connection alive.
 pub struct Session<F: FrameLike> {
     id: ConnectionId,
     mailbox: Arc<Mailbox<F>>,
@@ -115,36 +115,36 @@ impl<F: FrameLike> Session<F> {
         Self { id, mailbox }
     }
 
-    /// Its name.
+    /// Returns the id of the connection.
     pub fn id(&self) -> ConnectionId {
         self.id
     }
 
-    /// Pushes to it.
+    /// Returns a handle that pushes to the connection.
     pub fn handle(&self) -> PushHandle<F> {
         PushHandle::new(Arc::clone(&self.mailbox))
     }
 
-    /// Whom it connects to. None if the handle that was [inserted](crate::SessionRegistry::insert) is that of bare
-    /// [`PushQueues`](crate::PushQueues), which nobody connects.
+    /// Returns the address of the peer. `None` if the [inserted](crate::SessionRegistry::insert) handle belongs to bare
+    /// [`PushQueues`](crate::PushQueues), which have no connection.
     pub fn peer(&self) -> Option<SocketAddr> {
-        self.mailbox.facts().map(|facts| facts.peer)
+        self.mailbox.info().map(|info| info.peer)
     }
 
-    /// When it began; none for bare queues.
+    /// Returns when the connection began. `None` for bare queues.
     pub fn since(&self) -> Option<Instant> {
-        self.mailbox.facts().map(|facts| facts.since)
+        self.mailbox.info().map(|info| info.since)
     }
 
-    /// What has gone through it, as of the last time its actor rested; nothing for bare queues.
+    /// Returns the traffic of the connection, as of the last time its actor was idle. Zero for bare queues.
     pub fn counters(&self) -> Counters {
-        self.mailbox.facts().map(|facts| facts.traffic.counters()).unwrap_or_default()
+        self.mailbox.info().map(|info| info.traffic.counters()).unwrap_or_default()
     }
 
-    /// What the protocol [shared](ConnectionContext::share), if it is of this type.
+    /// Returns the data that the protocol [shared](ConnectionContext::share), if it has this type.
     pub fn data<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
-        let facts = self.mailbox.facts()?;
-        let data = lock(&facts.data).clone();
+        let info = self.mailbox.info()?;
+        let data = lock(&info.data).clone();
         data?.downcast().ok()
     }
 
@@ -159,7 +159,7 @@ impl<F: FrameLike> fmt::Debug for Session<F> {
     }
 }
 
-/// Names the reply to one request of one connection. What is pushed [after](PushHandle::after) it is never written before it.
+/// Identifies the reply to one request of one connection. Frames pushed [after](PushHandle::after) it are never written before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ReplyTicket {
     pub(crate) connection: ConnectionId,
@@ -167,13 +167,13 @@ pub struct ReplyTicket {
     pub(crate) request: u64,
 }
 
-/// A tick does not follow another one sooner, nor a call of [`ConnectionContext::tick_within`].
-const SHORTEST_TICK: Duration = Duration::from_millis(1);
+/// The shortest time to the next tick, from the last one or from a call of [`ConnectionContext::tick_within`].
+const MIN_TICK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The state of one connection, which every hook of its [`Protocol`](crate::Protocol) gets. `F` is the type of its frames.
 #[non_exhaustive]
 pub struct ConnectionContext<F: FrameLike = Frame> {
-    facts: Arc<Facts>,
+    info: Arc<ConnectionInfo>,
     sessions: Arc<SessionRegistry<F>>,
     pub(crate) counters: Counters,
     /// Requests so far, the current one included.
@@ -191,26 +191,30 @@ pub struct ConnectionContext<F: FrameLike = Frame> {
 }
 
 impl<F: FrameLike> ConnectionContext<F> {
-    /// The memory account of the connection.
+    /// Returns the memory account of the connection.
     pub fn account(&self) -> MemoryAccount {
-        MemoryAccount(Arc::clone(&self.facts))
+        MemoryAccount(Arc::clone(&self.info))
     }
 
     /// Whether all connections together hold more than the memory limit.
     pub(crate) fn is_memory_exceeded(&self) -> bool {
-        self.facts.account.is_limit_exceeded()
+        self.info.account.is_limit_exceeded()
     }
 
     /// Records that the actor holds more or fewer bytes.
     pub(crate) fn change_account(&self, by: isize) {
-        if self.facts.account.change(by) {
-            self.facts.account.enforce();
+        if self.info.account.change(by) {
+            self.info.account.enforce();
         }
     }
 
-    pub(crate) fn new(facts: Arc<Facts>, sessions: Arc<SessionRegistry<F>>, data: Option<Box<dyn Any + Send>>) -> Self {
+    pub(crate) fn new(
+        info: Arc<ConnectionInfo>,
+        sessions: Arc<SessionRegistry<F>>,
+        data: Option<Box<dyn Any + Send>>,
+    ) -> Self {
         Self {
-            facts,
+            info,
             sessions,
             counters: Counters::default(),
             requests: 0,
@@ -224,7 +228,7 @@ impl<F: FrameLike> ConnectionContext<F> {
 
     /// Returns the id of the connection.
     pub fn id(&self) -> ConnectionId {
-        self.facts.id
+        self.info.id
     }
 
     /// Returns the registry of the live connections of the supervisor, this one included: to push to others from a hook.
@@ -234,94 +238,94 @@ impl<F: FrameLike> ConnectionContext<F> {
 
     /// Returns the address of the peer.
     pub fn peer(&self) -> SocketAddr {
-        self.facts.peer
+        self.info.peer
     }
 
     /// Returns when the connection began.
     pub fn since(&self) -> Instant {
-        self.facts.since
+        self.info.since
     }
 
-    /// Returns what has gone through it, up to this moment. Bytes count as written when the socket has taken them.
+    /// Returns the traffic of the connection up to now. Bytes count as written when the socket has accepted them.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// In [`Protocol::on_tick`](crate::Protocol::on_tick): the bytes that are encoded and not yet written. A frame that the tick returns
-    /// is written after them: it has been written when [`Counters::bytes_out`] has grown by more.
+    /// Returns the bytes that were encoded and not yet written when the current [tick](crate::Protocol::on_tick) began. A frame
+    /// returned by the tick follows them: it has been written when [`Counters::bytes_out`] has grown by more than this.
     pub fn unsent_bytes(&self) -> usize {
         self.unsent_bytes
     }
 
-    /// Brings the next [`Protocol::on_tick`](crate::Protocol::on_tick) forward, so that it comes at most `after` from now: also if
-    /// ticks were stopped, or if there is no [first tick](crate::Timeouts::tick). It never puts a tick off. Callable from every hook;
-    /// in `on_tick` itself, the earlier of this and what the hook returns applies. The resolution is one millisecond, which is also
-    /// the shortest time.
+    /// Schedules the next [`Protocol::on_tick`](crate::Protocol::on_tick) at most `after` from now, even if ticks were stopped or
+    /// [none](crate::Timeouts::tick) is configured. An earlier tick is not delayed. It can be called from every hook; in `on_tick`
+    /// itself, the earlier of this time and the returned one applies. The resolution and the minimum are one millisecond.
     pub fn tick_within(&mut self, after: Duration) {
-        let at = self.since().elapsed().saturating_add(after.max(SHORTEST_TICK));
-        // Rounded up, so that no tick comes before its time.
+        let at = self.since().elapsed().saturating_add(after.max(MIN_TICK_INTERVAL));
+        // Rounded up, so that no tick comes early.
         let millis = u64::try_from(at.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
         let at = NonZeroU64::new(millis).unwrap_or(NonZeroU64::MIN);
         self.tick = Some(self.tick.map_or(at, |before| before.min(at)));
     }
 
-    /// Limits the input of this connection from the next frame on, for example until its peer has logged in. `bytes` limits a frame,
-    /// if the codec [supports it](crate::codec::Codec::set_max_frame), and the frames that wait for requests in flight. The [read-ahead](crate::Builder::read_ahead_bytes) applies too, if it is less. A later call replaces the
-    /// limit. Callable from every hook.
+    /// Limits the input of this connection from the next frame on, for example until its peer has logged in. `bytes` limits the
+    /// size of a frame, if the codec [supports it](crate::codec::Codec::set_max_frame), and the total of frames that wait for requests
+    /// in flight; a smaller [read-ahead limit](crate::Builder::read_ahead_bytes) still applies. A later call replaces the limit. It can
+    /// be called from every hook.
     pub fn limit_input(&mut self, bytes: usize) {
         self.input_limit = NonZeroUsize::new(bytes.max(1));
     }
 
-    /// When the next tick comes.
+    /// Returns when the next tick is due.
     pub(crate) fn tick_at(&self) -> Option<Instant> {
         self.tick.map(|tick| later(self.since(), Duration::from_millis(tick.get())))
     }
 
-    /// Whether the grace period of a [shutdown](crate::Supervisor::shutdown) has ended: nothing more is read. Frames that were read
-    /// before still come to [`Protocol::on_frame`](crate::Protocol::on_frame), which may refuse them.
+    /// Whether the grace period of a [shutdown](crate::Supervisor::shutdown) has ended. Nothing more is read. Frames that were read
+    /// before are still passed to [`Protocol::on_frame`](crate::Protocol::on_frame), which may reject them.
     pub fn is_closing(&self) -> bool {
-        self.facts.closing.load(Relaxed)
+        self.info.closing.load(Relaxed)
     }
 
     pub(crate) fn set_closing(&self) {
-        self.facts.closing.store(true, Relaxed);
+        self.info.closing.store(true, Relaxed);
     }
 
-    /// In [`Protocol::on_frame`](crate::Protocol::on_frame): how many requests before this one are not answered yet. None are when
-    /// a reply is decided [in its turn](crate::Reply::InTurn).
+    /// Returns the number of earlier requests that are not answered yet. For use in
+    /// [`Protocol::on_frame`](crate::Protocol::on_frame); always zero in the closure of [`Reply::InTurn`](crate::Reply::InTurn).
     pub fn in_flight(&self) -> usize {
         let before = self.requests.saturating_sub(self.answered).saturating_sub(1);
         usize::try_from(before).unwrap_or(usize::MAX)
     }
 
-    /// In [`Protocol::on_frame`](crate::Protocol::on_frame), and when a reply is decided in its turn: names the reply to this frame,
-    /// for pushes that must not come before it.
+    /// Returns a ticket for the reply to the current frame, for pushes that must not be written before it. For use in
+    /// [`Protocol::on_frame`](crate::Protocol::on_frame) and in the closure of [`Reply::InTurn`](crate::Reply::InTurn).
     pub fn ticket(&self) -> ReplyTicket {
-        ReplyTicket { connection: self.facts.id, request: self.requests }
+        ReplyTicket { connection: self.info.id, request: self.requests }
     }
 
-    /// Whether the reply that this ticket names has been handed to the codec. In
-    /// [`Protocol::on_command_end`](crate::Protocol::on_command_end) the one that ends has been.
+    /// Whether the reply of this ticket has been encoded. In [`Protocol::on_command_end`](crate::Protocol::on_command_end) this
+    /// includes the reply that has just ended.
     pub fn is_answered(&self, ticket: ReplyTicket) -> bool {
-        ticket.connection == self.facts.id && ticket.request <= self.answered
+        ticket.connection == self.info.id && ticket.request <= self.answered
     }
 
-    /// Shows something to whoever lists the connections, in place of what was shown before: see [`Session::data`].
+    /// Publishes data for tasks that list the connections, replacing the data published before: see [`Session::data`].
     pub fn share<T: Any + Send + Sync>(&self, data: T) {
         // The old value is dropped after the lock has been released: its drop may use the session.
-        let before = lock(&self.facts.data).replace(Arc::new(data));
+        let before = lock(&self.info.data).replace(Arc::new(data));
         drop(before);
     }
 
-    /// Adds the traffic to that of connections that have ended.
+    /// Adds the traffic to the total of connections that have ended.
     pub(crate) fn settle(&self, ended: &Traffic) {
         self.publish();
-        self.facts.settled.store(true, Relaxed);
+        self.info.settled.store(true, Relaxed);
         ended.add(&self.counters);
     }
 
     pub(crate) fn publish(&self) {
-        self.facts.traffic.publish(&self.counters);
+        self.info.traffic.publish(&self.counters);
     }
 }
 

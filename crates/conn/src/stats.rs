@@ -6,9 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::session::Traffic;
 use crate::{Counters, PushStats};
 
-/// Every way in which a connection can end, as [`CloseReason::label`](crate::CloseReason::label) calls it; and a handshake that
-/// failed before there was one.
-const ENDS: [&str; 17] = [
+/// The labels of all close reasons ([`CloseReason::label`](crate::CloseReason::label)), and of handshakes that failed.
+const END_LABELS: [&str; 17] = [
     "decode",
     "dropped",
     "encode",
@@ -49,30 +48,30 @@ pub struct Stats {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct SupervisorCounters {
     pub(crate) admitted: AtomicU64,
     pub(crate) refused: AtomicU64,
     pub(crate) panics: AtomicU64,
-    /// Of connections that have ended.
+    /// The traffic of connections that have ended.
     pub(crate) traffic: Traffic,
-    ended: [AtomicU64; ENDS.len()],
+    ended: [AtomicU64; END_LABELS.len()],
 }
 
-impl Counts {
+impl SupervisorCounters {
     pub(crate) fn ended(&self, label: &str) {
-        if let Some(place) = ENDS.iter().position(|end| *end == label) {
-            self.ended[place].fetch_add(1, Relaxed);
+        if let Some(index) = END_LABELS.iter().position(|end| *end == label) {
+            self.ended[index].fetch_add(1, Relaxed);
         }
     }
 
-    /// All but what concerns live connections and pushes.
+    /// Returns the counters, without those of live connections and of pushes.
     pub(crate) fn stats(&self) -> Stats {
         Stats {
             admitted: self.admitted.load(Relaxed),
             refused: self.refused.load(Relaxed),
             panics: self.panics.load(Relaxed),
             traffic: self.traffic.counters(),
-            ended: ENDS.iter().zip(&self.ended).map(|(end, count)| (*end, count.load(Relaxed))).collect(),
+            ended: END_LABELS.iter().zip(&self.ended).map(|(end, count)| (*end, count.load(Relaxed))).collect(),
             ..Stats::default()
         }
     }

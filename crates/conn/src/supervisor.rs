@@ -25,8 +25,8 @@ use crate::alarms::Alarms;
 use crate::mailbox::Mailbox;
 use crate::memory::{Accounts, Holder};
 use crate::push::{Lost, PushOptions, PushQueues};
-use crate::session::Facts;
-use crate::stats::Counts;
+use crate::session::ConnectionInfo;
+use crate::stats::SupervisorCounters;
 use crate::sync::lock;
 use crate::timeouts::later;
 use crate::{ConnectionContext, ConnectionId, FairnessConfig, MemoryLimit, Protocol, SessionRegistry, Stats, Timeouts};
@@ -75,7 +75,7 @@ impl<P: Protocol> Builder<P> {
     /// are few: when 16 wait, the peer does not read.
     #[must_use]
     pub fn high_priority_capacity(mut self, frames: usize) -> Self {
-        self.push.high = PushOptions::<P::Frame>::room(frames);
+        self.push.high = PushOptions::<P::Frame>::clamp_capacity(frames);
         self
     }
 
@@ -83,7 +83,7 @@ impl<P: Protocol> Builder<P> {
     /// and few enough to notice a slow consumer.
     #[must_use]
     pub fn low_priority_capacity(mut self, frames: usize) -> Self {
-        self.push.low = PushOptions::<P::Frame>::room(frames);
+        self.push.low = PushOptions::<P::Frame>::clamp_capacity(frames);
         self
     }
 
@@ -91,7 +91,7 @@ impl<P: Protocol> Builder<P> {
     /// thousand stalled connections fit into memory.
     #[must_use]
     pub fn push_bytes(mut self, bytes: usize) -> Self {
-        self.push.bytes = PushOptions::<P::Frame>::room(bytes);
+        self.push.bytes = PushOptions::<P::Frame>::clamp_capacity(bytes);
         self
     }
 
@@ -126,7 +126,7 @@ impl<P: Protocol> Builder<P> {
     }
 
     /// Sets how many requests of a connection are handled concurrently. They are answered in order: a reply that is ready before
-    /// its turn is kept. Default: 1, because not every protocol may run two handlers of a connection at once.
+    /// its turn is kept. Default: 1, because not every protocol can run two handlers of a connection concurrently.
     #[must_use]
     pub fn max_in_flight(mut self, requests: usize) -> Self {
         self.limits.in_flight = requests.max(1);
@@ -169,14 +169,14 @@ impl<P: Protocol> Builder<P> {
     /// Returns the supervisor. It serves when [`Supervisor::serve`] or a [`Permit`] is run.
     pub fn build(self) -> Supervisor<P> {
         let registry = Arc::new(SessionRegistry::new());
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SupervisorShared {
             protocol: self.protocol,
             push: Arc::new(self.push),
             fairness: self.fairness,
             limits: self.limits,
             timeouts: self.timeouts,
             alarms: Arc::new(Alarms::new(Arc::clone(&registry))),
-            counts: Counts::default(),
+            counts: SupervisorCounters::default(),
             connections: self.connections,
             per_address: self.per_address,
             registry,
@@ -184,11 +184,11 @@ impl<P: Protocol> Builder<P> {
             admitted: Mutex::default(),
             grace: Mutex::default(),
             changed: Notify::new(),
-            phase: SharedPhase::default(),
+            phase: AtomicShutdownPhase::default(),
             memory: self.memory,
         });
         // Two steps, because a weak reference is converted by its type.
-        let accounts: Arc<dyn Accounts> = Arc::<Shared<P>>::clone(&shared);
+        let accounts: Arc<dyn Accounts> = Arc::<SupervisorShared<P>>::clone(&shared);
         shared.memory.register(Arc::downgrade(&accounts));
         Supervisor { shared }
     }
@@ -234,23 +234,23 @@ impl Default for Shutdown {
     }
 }
 
-/// Admits connections, knows them, and ends them. Clones are the same supervisor.
+/// Admits, runs, lists and closes connections. Clones refer to the same supervisor.
 pub struct Supervisor<P: Protocol> {
-    shared: Arc<Shared<P>>,
+    shared: Arc<SupervisorShared<P>>,
 }
 
 /// The state that all connections of a supervisor share.
-pub(crate) struct Shared<P: Protocol> {
+pub(crate) struct SupervisorShared<P: Protocol> {
     pub(crate) protocol: P,
     push: Arc<PushOptions<P::Frame>>,
     fairness: FairnessConfig,
     pub(crate) limits: Limits,
     pub(crate) timeouts: Timeouts,
     pub(crate) alarms: Arc<Alarms<P::Frame>>,
-    pub(crate) counts: Counts,
+    pub(crate) counts: SupervisorCounters,
     connections: usize,
     per_address: usize,
-    /// All connections that run: what a shutdown wakes, and what stats and the memory limit look at.
+    /// All running connections: a shutdown wakes them, and the stats and the memory limit read them.
     registry: Arc<SessionRegistry<P::Frame>>,
     ids: AtomicU64,
     admitted: Mutex<Admitted>,
@@ -258,7 +258,7 @@ pub(crate) struct Shared<P: Protocol> {
     grace: Mutex<Duration>,
     /// Notified when a connection has ended, and when the phase changes.
     changed: Notify,
-    pub(crate) phase: SharedPhase,
+    pub(crate) phase: AtomicShutdownPhase,
     memory: MemoryLimit,
 }
 
@@ -271,10 +271,10 @@ struct Admitted {
 
 /// The phase of a shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Phase {
+pub(crate) enum ShutdownPhase {
     Open = 0,
     /// The shutdown is announced to peers, which are served until the grace period is over.
-    Notice = 1,
+    Grace = 1,
     /// Nothing more is read. Requests that were read are answered, queued pushes are written, and connections end.
     Closing = 2,
     /// Connections end at once.
@@ -282,30 +282,30 @@ pub(crate) enum Phase {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct SharedPhase(AtomicU8);
+pub(crate) struct AtomicShutdownPhase(AtomicU8);
 
-impl SharedPhase {
-    pub(crate) fn get(&self) -> Phase {
+impl AtomicShutdownPhase {
+    pub(crate) fn get(&self) -> ShutdownPhase {
         match self.0.load(SeqCst) {
-            0 => Phase::Open,
-            1 => Phase::Notice,
-            2 => Phase::Closing,
-            _ => Phase::Aborted,
+            0 => ShutdownPhase::Open,
+            1 => ShutdownPhase::Grace,
+            2 => ShutdownPhase::Closing,
+            _ => ShutdownPhase::Aborted,
         }
     }
 }
 
-/// Why a connection is not admitted.
+/// Why a connection was not admitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Refused {
-    /// There are as many as there may be.
-    #[error("there are {0} connections, and no more are admitted")]
-    TooMany(usize),
-    /// Its address has as many as one may have.
-    #[error("{0} has {1} connections, and no more are admitted from one address")]
-    TooManyFrom(IpAddr, usize),
-    /// The server shuts down.
+pub enum AdmitError {
+    /// [`Builder::max_connections`] is reached.
+    #[error("too many connections: {0} are open, which is the limit")]
+    TooManyConnections(usize),
+    /// [`Builder::max_connections_per_address`] is reached.
+    #[error("too many connections from {0}: {1} are open, which is the limit per address")]
+    TooManyFromAddress(IpAddr, usize),
+    /// The server is shutting down.
     #[error("the server is shutting down")]
     ShuttingDown,
 }
@@ -325,9 +325,9 @@ impl<P: Protocol> Supervisor<P> {
         }
     }
 
-    /// Admits a connection from that address, or says why not: so whoever accepts can refuse politely.
-    pub fn admit(&self, peer: SocketAddr) -> Result<Permit<P>, Refused> {
-        let Counts { admitted, refused, .. } = &self.shared.counts;
+    /// Admits a connection from this address. On an error, the caller can send a refusal before it closes the socket.
+    pub fn admit(&self, peer: SocketAddr) -> Result<Permit<P>, AdmitError> {
+        let SupervisorCounters { admitted, refused, .. } = &self.shared.counts;
         self.shared.count_in(peer.ip()).inspect_err(|_| {
             refused.fetch_add(1, Relaxed);
         })?;
@@ -336,15 +336,15 @@ impl<P: Protocol> Supervisor<P> {
         Ok(Permit { shared: Arc::clone(&self.shared), id, peer, is_used: false })
     }
 
-    /// Accepts and runs connections until [`shutdown`](Self::shutdown). One that is refused is closed at once. A failed
-    /// accept is logged and tried again after a moment, since it mostly means that the process has too many files open.
+    /// Accepts and runs connections until [`shutdown`](Self::shutdown). A connection that is not admitted is closed at once. A failed
+    /// accept is logged and retried after a pause, because it usually means that the process has too many open files.
     pub async fn serve(&self, listener: TcpListener) -> io::Result<()> {
         self.serve_with(listener, async |socket| Ok((socket, Vec::new()))).await
     }
 
-    /// As [`serve`](Self::serve), and makes something else of every socket first: a TLS stream, a WebSocket, or both.
-    /// `upgrade` returns it with what was read from it already. It runs on the task of the connection and has as long as the
-    /// [first frame](Timeouts::first_frame) has; if it fails, that connection ends.
+    /// As [`serve`](Self::serve), but upgrades every socket first: to a TLS stream, a WebSocket, or both. `upgrade` returns the
+    /// upgraded stream and the bytes that it has already read from it. It runs on the task of the connection, within the
+    /// [`first_frame`](Timeouts::first_frame) timeout. If it fails, the connection is closed.
     ///
     /// ```no_run
     /// # use tidewire_conn::{Protocol, Supervisor};
@@ -367,27 +367,27 @@ impl<P: Protocol> Supervisor<P> {
     {
         loop {
             let changed = self.shared.changed.notified();
-            if self.shared.phase.get() != Phase::Open {
+            if self.shared.phase.get() != ShutdownPhase::Open {
                 return Ok(());
             }
             tokio::select! {
                 accepted = listener.accept() => match accepted {
                     Ok((socket, peer)) => match self.admit(peer) {
                         Ok(permit) => {
-                            // It fails when the peer has already left, which is that connection's affair.
+                            // Fails if the peer has already closed the connection, which the actor will notice.
                             if let Err(error) = socket.set_nodelay(true) {
-                                tracing::debug!(%peer, %error, "small writes may be delayed");
+                                tracing::debug!(%peer, %error, "TCP_NODELAY could not be set");
                             }
-                            // It may be more than a future, and panic before it gives one.
+                            // The closure itself may panic before it returns a future.
                             match catch_unwind(AssertUnwindSafe(|| upgrade(socket))) {
                                 Ok(upgrading) => drop(tokio::spawn(permit.upgrade(upgrading))),
                                 Err(_) => permit.fail(&io::Error::other("the upgrade panicked")),
                             }
                         }
-                        Err(refused) => tracing::info!(%peer, %refused, "a connection was refused"),
+                        Err(reason) => tracing::info!(%peer, %reason, "connection refused"),
                     },
                     Err(error) => {
-                        tracing::warn!(%error, "a connection could not be accepted");
+                        tracing::warn!(%error, "accept failed");
                         tokio::time::sleep(Duration::from_millis(50)).await;
                     }
                 },
@@ -396,52 +396,53 @@ impl<P: Protocol> Supervisor<P> {
         }
     }
 
-    /// The live connections.
+    /// Returns the registry of live connections.
     pub fn sessions(&self) -> &SessionRegistry<P::Frame> {
         &self.shared.registry
     }
 
-    /// How many connections are admitted and have not ended.
+    /// Returns the number of connections that are admitted and have not ended.
     pub fn count(&self) -> usize {
         lock(&self.shared.admitted).all
     }
 
-    /// What has happened on all connections so far.
+    /// Returns the counters of all connections so far.
     pub fn stats(&self) -> Stats {
         let mut stats =
             Stats { connections: self.count(), push: self.shared.push.stats(), ..self.shared.counts.stats() };
-        for facts in self.shared.registry.running().iter().filter_map(|mailbox| mailbox.facts()) {
-            if !facts.settled.load(Relaxed) {
-                stats.traffic += facts.traffic.counters();
+        for info in self.shared.registry.running().iter().filter_map(|mailbox| mailbox.info()) {
+            if !info.settled.load(Relaxed) {
+                stats.traffic += info.traffic.counters();
             }
         }
         stats
     }
 
-    /// The protocol.
+    /// Returns the protocol.
     pub fn protocol(&self) -> &P {
         &self.shared.protocol
     }
 
-    /// Admits nobody any more and ends every connection. Peers are [told](Protocol::on_shutdown) and served for the grace
-    /// period; then nothing more is read, what has been asked is answered and what is queued is written. What has not ended by
-    /// the deadline is ended at once. Returns when there are none; a [`Permit`] that is held and not run counts as one.
+    /// Shuts down gracefully. No connection is admitted any more. Peers are [notified](Protocol::on_shutdown) and served for the
+    /// grace period. Then nothing more is read, requests that were read are answered, and queued pushes are written. Connections
+    /// that have not ended at the deadline are aborted. Returns when no connection is left; a [`Permit`] that is held but not run
+    /// counts as one.
     pub async fn shutdown(&self, shutdown: Shutdown) {
         let deadline = later(Instant::now(), shutdown.deadline);
         let grace = deadline.min(later(Instant::now(), shutdown.grace));
         *lock(&self.shared.grace) = shutdown.grace.min(shutdown.deadline);
-        for (phase, until) in [(Phase::Notice, grace), (Phase::Closing, deadline)] {
+        for (phase, until) in [(ShutdownPhase::Grace, grace), (ShutdownPhase::Closing, deadline)] {
             self.enter(phase);
-            if tokio::time::timeout_at(until, self.empty()).await.is_ok() {
+            if tokio::time::timeout_at(until, self.wait_until_empty()).await.is_ok() {
                 return;
             }
         }
-        tracing::warn!(connections = self.count(), "connections did not end in time and are aborted");
-        self.enter(Phase::Aborted);
-        self.empty().await;
+        tracing::warn!(connections = self.count(), "shutdown deadline passed: connections aborted");
+        self.enter(ShutdownPhase::Aborted);
+        self.wait_until_empty().await;
     }
 
-    fn enter(&self, phase: Phase) {
+    fn enter(&self, phase: ShutdownPhase) {
         self.shared.phase.0.fetch_max(phase as u8, SeqCst);
         self.shared.changed.notify_waiters();
         for mailbox in self.shared.registry.running() {
@@ -449,7 +450,8 @@ impl<P: Protocol> Supervisor<P> {
         }
     }
 
-    async fn empty(&self) {
+    /// Waits until no connection is left.
+    async fn wait_until_empty(&self) {
         loop {
             let changed = self.shared.changed.notified();
             if self.count() == 0 {
@@ -460,22 +462,23 @@ impl<P: Protocol> Supervisor<P> {
     }
 }
 
-impl<P: Protocol> Shared<P> {
+impl<P: Protocol> SupervisorShared<P> {
     pub(crate) fn grace(&self) -> Duration {
         *lock(&self.grace)
     }
 
-    fn count_in(&self, address: IpAddr) -> Result<(), Refused> {
+    /// Counts a connection from this address, unless a limit is reached.
+    fn count_in(&self, address: IpAddr) -> Result<(), AdmitError> {
         let mut admitted = lock(&self.admitted);
-        if self.phase.get() != Phase::Open {
-            return Err(Refused::ShuttingDown);
+        if self.phase.get() != ShutdownPhase::Open {
+            return Err(AdmitError::ShuttingDown);
         }
         if admitted.all >= self.connections {
-            return Err(Refused::TooMany(admitted.all));
+            return Err(AdmitError::TooManyConnections(admitted.all));
         }
         let own = admitted.by_address.get(&address).copied().unwrap_or(0);
         if own >= self.per_address {
-            return Err(Refused::TooManyFrom(address, own));
+            return Err(AdmitError::TooManyFromAddress(address, own));
         }
         admitted.all += 1;
         *admitted.by_address.entry(address).or_default() += 1;
@@ -494,9 +497,9 @@ impl<P: Protocol> Shared<P> {
     }
 }
 
-impl<P: Protocol> Accounts for Shared<P> {
+impl<P: Protocol> Accounts for SupervisorShared<P> {
     fn append_to(&self, holders: &mut Vec<Arc<dyn Holder>>) {
-        let holds = |mailbox: &Arc<Mailbox<P::Frame>>| mailbox.facts().is_some_and(|facts| facts.account.bytes() > 0);
+        let holds = |mailbox: &Arc<Mailbox<P::Frame>>| mailbox.info().is_some_and(|info| info.account.bytes() > 0);
         holders.extend(self.registry.running().into_iter().filter(holds).map(|mailbox| mailbox as Arc<dyn Holder>));
     }
 }
@@ -515,7 +518,7 @@ impl<P: Protocol> fmt::Debug for Supervisor<P> {
 
 /// A permit for one connection, which counts until it is dropped or its connection has ended.
 pub struct Permit<P: Protocol> {
-    shared: Arc<Shared<P>>,
+    shared: Arc<SupervisorShared<P>>,
     id: ConnectionId,
     peer: SocketAddr,
     /// The permit was used for a connection, which counts its own end, or for a handshake that failed.
@@ -543,11 +546,11 @@ impl<P: Protocol> Permit<P> {
     }
 
     async fn upgraded<S>(self, upgrade: impl Future<Output = io::Result<(S, Vec<u8>)>>) -> Option<(Self, S, Vec<u8>)> {
-        let Shared { timeouts, changed, phase, .. } = &*self.shared;
+        let SupervisorShared { timeouts, changed, phase, .. } = &*self.shared;
         let shuts_down = async {
             loop {
                 let changed = changed.notified();
-                if phase.get() >= Phase::Closing {
+                if phase.get() >= ShutdownPhase::Closing {
                     return;
                 }
                 changed.await;
@@ -556,9 +559,9 @@ impl<P: Protocol> Permit<P> {
         let limit = timeouts.first_frame.unwrap_or(Duration::MAX);
         let upgraded = tokio::select! {
             upgraded = tokio::time::timeout(limit, upgrade) => upgraded.unwrap_or_else(|_| {
-                Err(io::Error::new(io::ErrorKind::TimedOut, "the handshake was not finished in time"))
+                Err(io::Error::new(io::ErrorKind::TimedOut, "handshake timed out"))
             }),
-            () = shuts_down => Err(io::Error::other("the server shuts down")),
+            () = shuts_down => Err(io::Error::other("the server is shutting down")),
         };
         match upgraded {
             Ok((socket, already_read)) => Some((self, socket, already_read)),
@@ -576,8 +579,8 @@ impl<P: Protocol> Permit<P> {
         tracing::debug!(connection = %self.id, peer = %self.peer, %error, "handshake failed");
     }
 
-    /// Runs the connection to its end, on the task that polls this. `already_read` is what was read from the socket before,
-    /// by whoever upgraded it.
+    /// Runs the connection until it ends, on the task that polls the future. `already_read` contains bytes that were read from the
+    /// socket during its upgrade.
     pub fn run<S: AsyncRead + AsyncWrite + Unpin>(
         self,
         socket: S,
@@ -586,8 +589,7 @@ impl<P: Protocol> Permit<P> {
         self.run_with(socket, already_read, None)
     }
 
-    /// As [`run`](Self::run), with what is known of the connection already: it is in [`ConnectionContext::data`] when the
-    /// protocol first hears of it.
+    /// As [`run`](Self::run), with an initial value of [`ConnectionContext::data`], for example the result of a handshake.
     pub fn run_with<S: AsyncRead + AsyncWrite + Unpin>(
         self,
         socket: S,
@@ -597,7 +599,7 @@ impl<P: Protocol> Permit<P> {
         Run::New(self, socket, already_read, data)
     }
 
-    /// Creates the actor of the connection. None if the protocol panicked.
+    /// Creates the actor of the connection. `None` if the protocol panicked.
     fn begin<S: AsyncRead + AsyncWrite + Unpin>(
         &mut self,
         socket: S,
@@ -605,34 +607,34 @@ impl<P: Protocol> Permit<P> {
         data: Option<Box<dyn Any + Send>>,
     ) -> Option<Actor<P, S>> {
         self.is_used = true;
-        let Shared { protocol, push, fairness, registry, .. } = &*self.shared;
+        let SupervisorShared { protocol, push, fairness, registry, .. } = &*self.shared;
         let Ok(codec) = catch_unwind(AssertUnwindSafe(|| protocol.codec())) else {
             tracing::error!(connection = %self.id, "Protocol::codec panicked");
             self.shared.counts.ended("panic");
             return None;
         };
-        let facts = Arc::new(Facts::new(self.id, self.peer, self.shared.memory.clone()));
-        let queues = PushQueues::of_connection(Arc::clone(push), *fairness, Arc::clone(&facts));
+        let info = Arc::new(ConnectionInfo::new(self.id, self.peer, self.shared.memory.clone()));
+        let queues = PushQueues::of_connection(Arc::clone(push), *fairness, Arc::clone(&info));
         registry.add_running(self.id, &queues.mailbox);
-        let context = ConnectionContext::new(facts, Arc::clone(registry), data);
+        let context = ConnectionContext::new(info, Arc::clone(registry), data);
         Some(Actor::new(socket, already_read, Arc::clone(&self.shared), codec, context, queues))
     }
 }
 
-/// A connection from its beginning, which is when it is first polled, to its end. An `async fn` would hold its arguments and the
-/// actor side by side, for as long as the connection lasts.
-#[expect(clippy::large_enum_variant, reason = "it is the largest nearly all the time")]
+/// The future of a connection, which begins when it is first polled. An `async fn` would hold its arguments in addition to the actor
+/// for as long as the connection lasts.
+#[expect(clippy::large_enum_variant, reason = "a connection is `Running` nearly all the time")]
 enum Run<P: Protocol, S> {
     New(Permit<P>, S, Vec<u8>, Option<Box<dyn Any + Send>>),
     Running {
         actor: Actor<P, S>,
-        /// Dropped after the actor, so that a connection has ended before the count falls.
+        /// Dropped after the actor, so that a connection has ended before it is no longer counted.
         _permit: Permit<P>,
     },
     Ended,
 }
 
-/// Nothing in it is ever pinned.
+/// No field is ever pinned.
 impl<P: Protocol, S> Unpin for Run<P, S> {}
 
 impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Future for Run<P, S> {

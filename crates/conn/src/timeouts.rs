@@ -17,8 +17,8 @@ use tokio::time::Instant;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Timeouts {
-    /// From the beginning to the first whole frame, whatever its size. Default: 10 s, because an honest client sends something
-    /// when it connects; one that only listens is rare.
+    /// From the beginning to the first complete frame, whatever its size. Default: 10 s, because clients usually send a frame when
+    /// they connect, and rarely only listen.
     pub first_frame: Option<Duration>,
     /// From the first byte of a frame, or of a message of several frames, to its last byte. Default: 60 s, enough for a megabyte
     /// over a slow network, and a limit for peers that send one byte at a time.
@@ -33,11 +33,12 @@ pub struct Timeouts {
     /// answered is not idle, nor is one that has not yet read its replies: `write_stall` applies to that one. Default: none,
     /// because a subscriber may listen for hours; with a heartbeat, set two or three times the heartbeat.
     pub idle: Option<Duration>,
-    /// Closes the connection after this time in which the peer took no byte of the output. Bytes that a stream buffers, such as
-    /// TLS, count as taken. Default: 30 s, longer than a network takes to recover from packet loss.
+    /// Closes the connection after this time in which the socket accepted no byte of the output, because the peer does not read.
+    /// Bytes that a stream buffers, such as TLS, count as accepted. Default: 30 s, longer than a network takes to recover from
+    /// packet loss.
     pub write_stall: Option<Duration>,
-    /// Closes the connection of a peer that has closed its side, after this time in which it took no byte: it may be gone. A
-    /// peer that reads gets all its replies. Default: 30 s, as `write_stall`.
+    /// Closes the connection of a peer that has closed its side, after this time in which no byte was written to it: it may be
+    /// gone. A peer that reads gets all its replies. Default: 30 s, as `write_stall`.
     pub half_closed: Option<Duration>,
     /// How long an ended connection waits for the peer to close its side, so that the last frames are not lost to a reset.
     /// Default: 1 s, several round trips.
@@ -116,8 +117,8 @@ impl Timeouts {
         self
     }
 
-    /// Whether it matters when the peer was last heard.
-    pub(crate) fn needs_hearing(&self) -> bool {
+    /// Whether a timeout depends on when input last arrived.
+    pub(crate) fn needs_last_input(&self) -> bool {
         self.idle.is_some() || self.heartbeat.is_some()
     }
 }
@@ -126,15 +127,15 @@ impl Timeouts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Timeout {
-    /// No first frame came.
+    /// No first frame arrived.
     FirstFrame,
-    /// A frame was begun and not finished.
+    /// A frame or message began and was not completed.
     Frame,
     /// The peer was silent.
     Idle,
     /// The peer did not read.
     WriteStall,
-    /// The peer had closed its side, and its replies took too long.
+    /// The peer had closed its side, and nothing was written to it for too long.
     HalfClosed,
 }
 
@@ -162,47 +163,47 @@ pub(crate) fn later(now: Instant, duration: Duration) -> Instant {
 impl fmt::Display for Timeout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::FirstFrame => "the peer sent no first frame in time",
-            Self::Frame => "the peer did not finish a frame in time",
-            Self::Idle => "the peer was silent for too long",
-            Self::WriteStall => "the peer did not read for too long",
-            Self::HalfClosed => "the peer had closed its side, and its replies took too long",
+            Self::FirstFrame => "timed out waiting for the first frame",
+            Self::Frame => "timed out waiting for the rest of a frame",
+            Self::Idle => "the peer was idle for too long",
+            Self::WriteStall => "timed out waiting for the peer to read",
+            Self::HalfClosed => "timed out answering a peer that has closed its side",
         })
     }
 }
 
-/// What is to be done at a moment.
+/// The action to take when a time is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Due {
     Heartbeat { silent: Duration },
     Tick,
-    End(Timeout),
+    Close(Timeout),
 }
 
-/// What a connection waits for, and since when. Rarely used instants are boxed.
+/// The events that a connection waits for, and since when. Rarely used instants are boxed.
 #[derive(Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
+#[expect(clippy::struct_excessive_bools, reason = "the flags are independent")]
 pub(crate) struct Watch {
-    /// For the first frame, from the beginning.
+    /// The first frame has not arrived.
     pub(crate) first_frame: bool,
-    /// For the rest of a frame.
+    /// Since when the rest of a frame is missing.
     pub(crate) frame: Option<Instant>,
-    /// For the rest of a message that comes in several frames, which has this name.
-    pub(crate) assembling: Option<Box<(u64, Instant)>>,
-    /// For the peer to read.
+    /// The number of a message in several frames of which a part is missing, and since when.
+    pub(crate) partial_message: Option<Box<(u64, Instant)>>,
+    /// Since when the peer has not read.
     pub(crate) stalled: Option<Instant>,
-    /// For replies to a peer that has closed its side.
+    /// Since when nothing was written to a peer that has closed its side.
     pub(crate) half_closed: Option<Box<Instant>>,
-    /// The alarm went off, and the connection has not been idle since.
+    /// The alarm has fired, and the connection has not been idle since.
     pub(crate) had_alarm: bool,
-    /// When it was last heard, or could not be, for want of reading.
-    pub(crate) heard: Instant,
-    /// When it was last asked for a sign of life.
-    pub(crate) asked: Instant,
-    /// Whether what the peer says would be heard, and it is expected to speak.
-    pub(crate) listening: bool,
-    /// Whether a sign of life may be asked for: all is written, so it would be the next thing that the peer reads.
-    pub(crate) may_ask: bool,
+    /// When input last arrived, or when the connection last did not read.
+    pub(crate) last_input: Instant,
+    /// When [`Protocol::on_idle`](crate::Protocol::on_idle) was last called.
+    pub(crate) last_ping: Instant,
+    /// The connection reads, and the peer is expected to send.
+    pub(crate) expects_input: bool,
+    /// A ping may be sent: all output is written, so the ping would be the next frame that the peer reads.
+    pub(crate) may_ping: bool,
 }
 
 impl Watch {
@@ -210,40 +211,40 @@ impl Watch {
         Self {
             first_frame: true,
             frame: None,
-            assembling: None,
+            partial_message: None,
             stalled: None,
             half_closed: None,
             had_alarm: false,
-            heard: now,
-            asked: now,
-            listening: true,
-            may_ask: true,
+            last_input: now,
+            last_ping: now,
+            expects_input: true,
+            may_ping: true,
         }
     }
 
-    /// What comes next, and when, for a connection that began then and whose next tick comes at `tick`.
+    /// Returns the next action and its time, for a connection that began at `began` and has its next tick at `tick`.
     pub(crate) fn next(&self, timeouts: &Timeouts, began: Instant, tick: Option<Instant>) -> Option<(Instant, Due)> {
-        // A time-out that no clock has never comes.
+        // A timeout beyond the range of the clock is never reached.
         let after = |since: Option<Instant>, timeout: Option<Duration>| since?.checked_add(timeout?);
-        let listening = self.listening.then_some(self.heard);
-        let quiet = self.may_ask.then(|| self.heard.max(self.asked));
+        let expects_input = self.expects_input.then_some(self.last_input);
+        let quiet = self.may_ping.then(|| self.last_input.max(self.last_ping));
         let heartbeat = timeouts.heartbeat.map(|heartbeat| heartbeat.max(Duration::from_millis(1)));
         let next = [
             after(self.first_frame.then_some(began), timeouts.first_frame)
-                .map(|at| (at, Due::End(Timeout::FirstFrame))),
-            after(self.frame, timeouts.frame).map(|at| (at, Due::End(Timeout::Frame))),
-            after(self.assembling.as_ref().map(|assembling| assembling.1), timeouts.frame)
-                .map(|at| (at, Due::End(Timeout::Frame))),
-            after(self.stalled, timeouts.write_stall).map(|at| (at, Due::End(Timeout::WriteStall))),
+                .map(|at| (at, Due::Close(Timeout::FirstFrame))),
+            after(self.frame, timeouts.frame).map(|at| (at, Due::Close(Timeout::Frame))),
+            after(self.partial_message.as_ref().map(|partial_message| partial_message.1), timeouts.frame)
+                .map(|at| (at, Due::Close(Timeout::Frame))),
+            after(self.stalled, timeouts.write_stall).map(|at| (at, Due::Close(Timeout::WriteStall))),
             after(self.half_closed.as_deref().copied(), timeouts.half_closed)
-                .map(|at| (at, Due::End(Timeout::HalfClosed))),
-            after(listening, timeouts.idle).map(|at| (at, Due::End(Timeout::Idle))),
-            after(quiet, heartbeat).map(|at| (at, Due::Heartbeat { silent: at - self.heard })),
+                .map(|at| (at, Due::Close(Timeout::HalfClosed))),
+            after(expects_input, timeouts.idle).map(|at| (at, Due::Close(Timeout::Idle))),
+            after(quiet, heartbeat).map(|at| (at, Due::Heartbeat { silent: at - self.last_input })),
         ]
         .into_iter()
         .flatten()
         .min_by_key(|(at, _)| *at);
-        // Not among the others, so that those who have none do not pay for it.
+        // Handled separately, so that connections without ticks do not pay for it.
         let Some(tick) = tick else { return next };
         Some(next.filter(|(at, _)| *at <= tick).unwrap_or((tick, Due::Tick)))
     }

@@ -98,7 +98,7 @@ impl Authorities {
 
     /// Loads the authorities that the operating system trusts. Needs the feature `native-roots`.
     #[cfg(feature = "native-roots")]
-    pub fn of_system() -> Result<Self, TlsError> {
+    pub fn from_system() -> Result<Self, TlsError> {
         let found = rustls_native_certs::load_native_certs();
         for error in &found.errors {
             tracing::warn!(%error, "a certificate of this system cannot be read");
@@ -284,7 +284,7 @@ impl<C: Connect> TlsConnector<C> {
     /// To a server of that name, which it has to prove.
     pub fn new(inner: C, name: &str, options: TlsClientOptions) -> Result<Self, TlsError> {
         #[cfg(feature = "native-roots")]
-        let authorities = options.authorities.map_or_else(Authorities::of_system, Ok)?;
+        let authorities = options.authorities.map_or_else(Authorities::from_system, Ok)?;
         #[cfg(not(feature = "native-roots"))]
         let authorities = options.authorities.ok_or(TlsError::NoAuthority)?;
         let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()));
@@ -309,7 +309,7 @@ impl<C: Connect> Connect for TlsConnector<C> {
     type Socket = client::TlsStream<C::Socket>;
 
     async fn connect(&self) -> io::Result<Connected<Self::Socket>> {
-        let connected = self.inner.connect().await?.silent()?;
+        let connected = self.inner.connect().await?.without_early_data()?;
         let socket = self.connector.connect(self.name.clone(), connected.socket).await?;
         Ok(Connected::new(socket, connected.peer))
     }

@@ -13,7 +13,7 @@ use std::task::{Context, Poll, Waker};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json, json};
-use tidewire_conn::Held;
+use tidewire_conn::MemoryHold;
 
 use crate::auth::Session;
 use crate::ops::handler::{Response, handle};
@@ -326,7 +326,7 @@ impl PushSink for LocalSink {
         false
     }
 
-    fn hold(&self, _: usize) -> Option<Held> {
+    fn hold(&self, _: usize) -> Option<MemoryHold> {
         None
     }
 

@@ -88,46 +88,48 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     /// Notes what the connection waits for, and since when.
     fn watch_peer(&mut self) {
         let serves = self.lifecycle.is_serving();
-        let has_left = self.input.has_ended || self.codec.is_leaving();
-        let listens = self.is_listening();
-        let is_midway = listens && !self.input.may_have_frame && self.codec.is_midway(&self.input.bytes);
-        let assembling = self.codec.assembling().filter(|_| listens);
+        let has_left = self.input.has_ended || self.codec.is_closing();
+        let listens = self.may_read_more();
+        let has_partial_frame =
+            listens && !self.input.may_have_frame && self.codec.has_partial_frame(&self.input.bytes);
+        let partial_message = self.codec.partial_message().filter(|_| listens);
         let is_written = self.is_written();
         let is_answered = self.replies.is_empty() && self.input.parked.is_empty();
         let expects = listens && is_written && (is_answered || self.shared.timeouts.heartbeat.is_some());
-        let may_ask = serves && is_written && !self.holds_pushes();
+        let may_ping = serves && is_written && !self.holds_pushes();
         let watch = &mut self.watch;
         let mut now = None;
         let mut since = |waits: bool, since: Option<Instant>| {
             waits.then(|| since.unwrap_or_else(|| *now.get_or_insert_with(Instant::now)))
         };
         watch.first_frame &= listens && !self.input.may_have_frame;
-        let known = watch.assembling.as_deref().filter(|(known, _)| Some(*known) == assembling);
-        watch.assembling = assembling.zip(since(assembling.is_some(), known.map(|(_, since)| *since))).map(Box::new);
-        watch.frame = since(is_midway, watch.frame);
+        let known = watch.partial_message.as_deref().filter(|(known, _)| Some(*known) == partial_message);
+        watch.partial_message =
+            partial_message.zip(since(partial_message.is_some(), known.map(|(_, since)| *since))).map(Box::new);
+        watch.frame = since(has_partial_frame, watch.frame);
         watch.stalled = since(!is_written, watch.stalled);
         watch.half_closed = since(serves && has_left, watch.half_closed.as_deref().copied()).map(Box::new);
-        if expects && !watch.listening {
-            watch.heard = Instant::now();
+        if expects && !watch.expects_input {
+            watch.last_input = Instant::now();
         }
-        watch.listening = expects;
-        watch.may_ask = may_ask;
+        watch.expects_input = expects;
+        watch.may_ping = may_ping;
     }
 
     fn time_out(&mut self, due: Due) -> Progress<P> {
         match due {
             Due::Heartbeat { silent } => {
-                self.watch.asked = Instant::now();
+                self.watch.last_ping = Instant::now();
                 if let Some(frame) = self.shared.protocol.on_idle(silent, &mut self.context) {
                     self.send_whole(frame);
                 }
             }
             Due::Tick => self.tick(),
             // The peer has not read what was written, so a last frame would not reach it either.
-            Due::End(timeout) if !self.lifecycle.is_serving() || !self.is_written() => {
+            Due::Close(timeout) if !self.lifecycle.is_serving() || !self.is_written() => {
                 return Err(CloseReason::TimedOut(timeout));
             }
-            Due::End(timeout) => self.close(CloseReason::TimedOut(timeout)),
+            Due::Close(timeout) => self.close(CloseReason::TimedOut(timeout)),
         }
         Ok(true)
     }

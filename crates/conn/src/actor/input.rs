@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
 use super::parked::Parked;
-use super::sending::Source;
+use super::sending::FrameKind;
 use super::{Actor, Limits, Progress};
 use crate::codec::Codec;
 use crate::protocol::ReplyInTurn;
@@ -69,7 +69,7 @@ impl<F: FrameLike> Input<F> {
 
 impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     pub(super) fn read(&mut self, context: &mut Context<'_>) -> Progress<P> {
-        if !self.is_listening() {
+        if !self.may_read_more() {
             return Ok(false);
         }
         match self.input.poll_read(&mut self.socket, context) {
@@ -79,8 +79,8 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                 self.context.counters.bytes_in += length as u64;
                 self.input.has_ended = length == 0;
                 self.input.may_have_frame |= length > 0;
-                if self.shared.timeouts.needs_hearing() {
-                    self.watch.heard = Instant::now();
+                if self.shared.timeouts.needs_last_input() {
+                    self.watch.last_input = Instant::now();
                 }
                 Ok(true)
             }
@@ -89,12 +89,12 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
 
     /// Whether to read. There is a limit on what is read while frames wait, because requests are in flight or the peer does not read.
     /// A single frame may be longer, as far as its codec allows.
-    pub(super) fn is_listening(&self) -> bool {
+    pub(super) fn may_read_more(&self) -> bool {
         let Limits { batch, in_flight, .. } = self.shared.limits;
         let Input { bytes, parked, has_ended, may_have_frame } = &self.input;
         let waits = *may_have_frame || self.replies.len() >= in_flight || self.batch.len() >= batch;
         let has_enough = waits && bytes.len() + parked.bytes() >= self.read_ahead();
-        !has_ended && !has_enough && self.lifecycle.may_read() && !self.codec.is_leaving()
+        !has_ended && !has_enough && self.lifecycle.may_read() && !self.codec.is_closing()
     }
 
     /// Returns the limit of bytes that are read ahead of the requests that are being handled.
@@ -118,7 +118,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         self.input.may_have_frame = !self.input.bytes.is_empty();
         if has_capacity {
             // For frames that were decoded while it had none.
-            self.codec.control(&mut self.batch, false);
+            self.codec.encode_control(&mut self.batch, false);
         }
         loop {
             if has_capacity && !self.input.parked.is_empty() {
@@ -164,9 +164,9 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                 }
             }
             if has_capacity {
-                self.codec.control(&mut self.batch, false);
+                self.codec.encode_control(&mut self.batch, false);
             }
-            if self.codec.is_leaving() {
+            if self.codec.is_closing() {
                 progress = true;
             }
             if !self.input.may_have_frame {
@@ -181,7 +181,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     fn may_decode(&self, at_once: bool) -> bool {
         !self.input.bytes.is_empty()
             && self.lifecycle.may_decode()
-            && !self.codec.is_leaving()
+            && !self.codec.is_closing()
             && self.input.parked.bytes() < self.read_ahead()
             && (at_once || self.batch.len() < self.shared.limits.batch)
     }
@@ -205,7 +205,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             Err(_) => self.replies.push_panicked(),
             Ok(Reply::None) if self.replies.is_empty() => self.end_request(),
             Ok(Reply::Frame(frame)) if self.replies.is_empty() => {
-                self.send(frame, Source::Reply);
+                self.send(frame, FrameKind::Reply);
                 if self.unfinished.reply.is_some() {
                     self.replies.push(Reply::None, context);
                 } else {
@@ -234,7 +234,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         self.shared.counts.panics.fetch_add(1, Relaxed);
         tracing::error!(connection = %self.context.id(), "the handler of a request panicked");
         match self.shared.protocol.on_panic(&mut self.context) {
-            Some(frame) => self.send(frame, Source::Reply),
+            Some(frame) => self.send(frame, FrameKind::Reply),
             None => self.close(CloseReason::Panic),
         }
     }

@@ -14,7 +14,7 @@ use super::lifecycle::{Lifecycle, Linger};
 use super::{Actor, MAX_TURNS_PER_POLL};
 use crate::Protocol;
 use crate::batch::Batch;
-use crate::supervisor::Phase;
+use crate::supervisor::ShutdownPhase;
 use crate::timeouts::MAX_DISCARDED_BYTES;
 
 impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
@@ -50,8 +50,8 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             self.set_alarm(*deadline);
         }
         for _ in 0..MAX_TURNS_PER_POLL {
-            let is_over = *is_shut_down && self.input.has_ended || *discarded > MAX_DISCARDED_BYTES;
-            if is_over || self.shared.phase.get() == Phase::Aborted {
+            let is_done = *is_shut_down && self.input.has_ended || *discarded > MAX_DISCARDED_BYTES;
+            if is_done || self.shared.phase.get() == ShutdownPhase::Aborted {
                 return Poll::Ready(());
             }
             if self.input.has_ended {

@@ -48,13 +48,13 @@ use tokio::time::Instant;
 
 use self::input::Input;
 use self::lifecycle::{Lifecycle, Linger};
-use self::replies::{Replies, Step};
-use self::sending::{Source, Unfinished};
+use self::replies::{Replies, ReplyStep};
+use self::sending::{FrameKind, Unfinished};
 use crate::batch::Batch;
 use crate::codec::Codec;
 use crate::memory::STEP_BYTES;
 use crate::push::PushQueues;
-use crate::supervisor::{Phase, Shared};
+use crate::supervisor::{ShutdownPhase, SupervisorShared};
 use crate::timeouts::{Watch, later};
 use crate::{CloseReason, ConnectionContext, Protocol, ServiceOrder};
 
@@ -82,7 +82,7 @@ pub(crate) struct Limits {
 
 pub(crate) struct Actor<P: Protocol, S> {
     socket: S,
-    shared: Arc<Shared<P>>,
+    shared: Arc<SupervisorShared<P>>,
     codec: P::Codec,
     context: ConnectionContext<P::Frame>,
     queues: PushQueues<P::Frame>,
@@ -99,9 +99,9 @@ pub(crate) struct Actor<P: Protocol, S> {
     /// The waker that the mailbox has.
     waker: Option<Waker>,
     /// The phase of a shutdown that the actor has entered.
-    phase: Phase,
+    phase: ShutdownPhase,
     /// The protocol has yet to announce the shutdown to the peer.
-    owes_notice: bool,
+    must_announce_shutdown: bool,
     /// The last poll let other connections run first because the memory limit is exceeded.
     has_yielded: bool,
     /// The bytes that are recorded in the account of the connection, in multiples of [`STEP_BYTES`].
@@ -115,7 +115,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     pub(crate) fn new(
         socket: S,
         already_read: &[u8],
-        shared: Arc<Shared<P>>,
+        shared: Arc<SupervisorShared<P>>,
         codec: P::Codec,
         mut context: ConnectionContext<P::Frame>,
         queues: PushQueues<P::Frame>,
@@ -139,8 +139,8 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             watch,
             alarm: None,
             waker: None,
-            phase: Phase::Open,
-            owes_notice: false,
+            phase: ShutdownPhase::Open,
+            must_announce_shutdown: false,
             has_yielded: false,
             recorded_steps: 0,
         }
@@ -224,7 +224,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             self.enter(phase)?;
         }
         if self.queues.mailbox.has_signals() {
-            self.heed_signals()?;
+            self.handle_signals()?;
         }
         if self.turn(context)? { Ok(true) } else { self.idle() }
     }
@@ -239,7 +239,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
 
     /// Heeds the memory limit, and handles that close the connection or ask for [`Protocol::on_wake`].
     #[cold]
-    fn heed_signals(&mut self) -> Result<(), CloseReason<P>> {
+    fn handle_signals(&mut self) -> Result<(), CloseReason<P>> {
         if self.queues.mailbox.take_over_limit() {
             if !self.is_written() || !self.lifecycle.is_serving() {
                 // A frame may be written in part, so nothing can follow it.
@@ -281,13 +281,13 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
 
     /// Enters the next phase of a shutdown.
     #[cold]
-    fn enter(&mut self, phase: Phase) -> Result<(), CloseReason<P>> {
-        if phase == Phase::Aborted {
+    fn enter(&mut self, phase: ShutdownPhase) -> Result<(), CloseReason<P>> {
+        if phase == ShutdownPhase::Aborted {
             return Err(CloseReason::Shutdown);
         }
-        self.owes_notice |= self.phase == Phase::Open;
+        self.must_announce_shutdown |= self.phase == ShutdownPhase::Open;
         self.phase = phase;
-        if phase == Phase::Closing {
+        if phase == ShutdownPhase::Closing {
             self.context.set_closing();
             self.queues.outbox().refuse();
             self.lifecycle.drain();
@@ -299,7 +299,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     fn close(&mut self, reason: CloseReason<P>) {
         if self.lifecycle.is_serving()
             && !matches!(reason, CloseReason::Peer)
-            && let Some(frame) = self.shared.protocol.last_word(&reason, &mut self.context)
+            && let Some(frame) = self.shared.protocol.last_frame(&reason, &mut self.context)
         {
             self.send_whole(frame);
         }
@@ -334,10 +334,10 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             if has_capacity {
                 if P::HOLD_PUSHES || P::ORDER == ServiceOrder::RepliesFirst {
                     progress |= self.gather_replies(context);
-                    progress |= self.give_notice();
+                    progress |= self.announce_shutdown();
                     progress |= self.gather_pushes();
                 } else {
-                    progress |= self.give_notice();
+                    progress |= self.announce_shutdown();
                     progress |= self.gather_pushes();
                     progress |= self.gather_replies(context);
                 }
@@ -350,7 +350,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         match self.write(context) {
             Ok(written) => progress |= written,
             Err(reason) => {
-                if P::HEAR_OUT {
+                if P::HANDLE_INPUT_AFTER_WRITE_ERROR {
                     self.handle_arrived(context);
                 }
                 return Err(reason);
@@ -369,8 +369,9 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     /// Whether everything is done until something arrives. The input has no whole frame.
     fn is_quiet(&self) -> bool {
         let Input { parked, has_ended, may_have_frame, .. } = &self.input;
-        let is_handled = !may_have_frame && !self.owes_notice && self.replies.is_empty() && parked.is_empty();
-        let goes_on = !has_ended && self.lifecycle.may_read() && !self.codec.is_leaving();
+        let is_handled =
+            !may_have_frame && !self.must_announce_shutdown && self.replies.is_empty() && parked.is_empty();
+        let goes_on = !has_ended && self.lifecycle.may_read() && !self.codec.is_closing();
         is_handled && goes_on && !self.queues.outbox().is_ready() && self.is_written()
     }
 
@@ -380,11 +381,11 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     }
 
     /// Announces a shutdown to the peer.
-    fn give_notice(&mut self) -> bool {
-        if !self.owes_notice || self.holds_pushes() || !self.lifecycle.is_serving() {
+    fn announce_shutdown(&mut self) -> bool {
+        if !self.must_announce_shutdown || self.holds_pushes() || !self.lifecycle.is_serving() {
             return false;
         }
-        self.owes_notice = false;
+        self.must_announce_shutdown = false;
         if let Some(frame) = self.shared.protocol.on_shutdown(self.shared.grace(), &mut self.context) {
             self.send_whole(frame);
         }
@@ -400,14 +401,14 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         let is_answered = is_sent && self.replies.is_empty() && self.input.parked.is_empty();
         if is_answered && let Some(reason) = self.lifecycle.take_failure() {
             self.close(reason);
-            self.codec.control(&mut self.batch, true);
+            self.codec.encode_control(&mut self.batch, true);
             return true;
         }
-        let peer_left = self.codec.is_leaving();
+        let peer_left = self.codec.is_closing();
         if peer_left && is_answered {
-            self.codec.control(&mut self.batch, true);
+            self.codec.encode_control(&mut self.batch, true);
         }
-        if self.codec.is_over() {
+        if self.codec.is_closed() {
             self.close_silently(if peer_left { CloseReason::Peer } else { CloseReason::Handle });
             return true;
         }
@@ -457,7 +458,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         let limit = self.share(!self.replies.is_empty() || !self.input.bytes.is_empty());
         let (frames, bytes) = self.queues.outbox().in_lanes();
         // So that the batch does not grow step by step. Larger frames are seldom copied.
-        if frames > 1 && bytes / frames < Batch::SHARE_FROM {
+        if frames > 1 && bytes / frames < Batch::MIN_SHARED_BYTES {
             self.batch.reserve((bytes + frames * FRAME_OVERHEAD_BYTES).min(limit));
         }
         let mut progress = false;
@@ -471,11 +472,11 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                 return self.report_drained() || progress;
             };
             match frame {
-                Some(frame) => self.send(frame, Source::Push(priority)),
-                None => self.send_next_part(Source::Push(priority)),
+                Some(frame) => self.send(frame, FrameKind::Push(priority)),
+                None => self.send_next_part(FrameKind::Push(priority)),
             }
             progress = true;
-            if self.codec.is_over() {
+            if self.codec.is_closed() {
                 // The frame ended the conversation, and nothing can be sent after it.
                 break;
             }
@@ -503,27 +504,27 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                 break;
             }
             if self.unfinished.reply.is_some() {
-                self.send_next_part(Source::Reply);
+                self.send_next_part(FrameKind::Reply);
                 progress = true;
                 continue;
             }
-            let Poll::Ready(Some(step)) = self.replies.poll_next(context, self.codec.is_leaving()) else { break };
+            let Poll::Ready(Some(step)) = self.replies.poll_next(context, self.codec.is_closing()) else { break };
             progress = true;
             match step {
-                Step::Frame(frame) => self.send(frame, Source::Reply),
-                Step::Decide(decide) => self.decide(decide),
-                Step::End => self.end_request(),
-                Step::Panicked => self.answer_panic(),
-                Step::Close(None) => {
+                ReplyStep::Frame(frame) => self.send(frame, FrameKind::Reply),
+                ReplyStep::Decide(decide) => self.decide(decide),
+                ReplyStep::End => self.end_request(),
+                ReplyStep::Panicked => self.answer_panic(),
+                ReplyStep::Close(None) => {
                     self.end_request();
                     self.close(CloseReason::Handler);
                 }
-                Step::Close(Some(frame)) => {
+                ReplyStep::Close(Some(frame)) => {
                     self.send_whole(frame);
                     self.end_request();
                     self.close_silently(CloseReason::Handler);
                 }
-                Step::Failed(error) => self.close(CloseReason::Protocol(error)),
+                ReplyStep::Failed(error) => self.close(CloseReason::Protocol(error)),
             }
         }
         progress

@@ -8,9 +8,9 @@ use crate::FrameLike;
 ///
 /// A frame is a part of the input that it was read with, and keeps all of that in memory. So it counts with the input that was
 /// consumed after it without another frame: a peer cannot make a few small frames hold much.
-pub(super) struct Parked<F>(Option<Box<Waiting<F>>>);
+pub(super) struct Parked<F>(Option<Box<ParkedFrames<F>>>);
 
-struct Waiting<F> {
+struct ParkedFrames<F> {
     /// Each with the bytes that it counts as.
     frames: VecDeque<(F, usize)>,
     bytes: usize,
@@ -19,7 +19,7 @@ struct Waiting<F> {
 impl<F: FrameLike> Parked<F> {
     /// Appends a frame. Its entry in the queue counts too, in case it has no bytes.
     pub(super) fn push(&mut self, frame: F) {
-        let waiting = self.0.get_or_insert_with(|| Box::new(Waiting { frames: VecDeque::new(), bytes: 0 }));
+        let waiting = self.0.get_or_insert_with(|| Box::new(ParkedFrames { frames: VecDeque::new(), bytes: 0 }));
         let bytes = frame.size().saturating_add(size_of::<(F, usize)>());
         waiting.bytes += bytes;
         waiting.frames.push_back((frame, bytes));

@@ -17,15 +17,15 @@ use crate::protocol::{ReplyFuture, ReplyInTurn, ReplyStream};
 use crate::{FrameLike, Protocol, Reply};
 
 pub(super) struct Replies<P: Protocol> {
-    queue: VecDeque<Pending<P>>,
+    queue: VecDeque<PendingReply<P>>,
     /// The size of the frames in the queue.
     ready_bytes: usize,
 }
 
-enum Pending<P: Protocol> {
+enum PendingReply<P: Protocol> {
     /// The frames that are left. Without any, the reply is complete.
     Frames(VecDeque<P::Frame>),
-    Future(ReplyFuture<P::Frame, P::ProtocolError>, Option<Arc<Flag>>),
+    Future(ReplyFuture<P::Frame, P::ProtocolError>, Option<Arc<ReplyWaker>>),
     Stream(ReplyStream<P::Frame, P::ProtocolError>),
     InTurn(ReplyInTurn<P::Frame, P::ProtocolError>),
     Panicked,
@@ -34,7 +34,7 @@ enum Pending<P: Protocol> {
 }
 
 /// The next step of the replies.
-pub(super) enum Step<P: Protocol> {
+pub(super) enum ReplyStep<P: Protocol> {
     Frame(P::Frame),
     /// The reply is to be decided now, and passed to [`Replies::decided`].
     Decide(ReplyInTurn<P::Frame, P::ProtocolError>),
@@ -49,13 +49,13 @@ pub(super) enum Step<P: Protocol> {
 }
 
 /// The waker of a future that is polled ahead of its turn.
-struct Flag {
+struct ReplyWaker {
     /// The future is worth polling again.
     is_set: AtomicBool,
     actor: Waker,
 }
 
-impl Wake for Flag {
+impl Wake for ReplyWaker {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
@@ -86,12 +86,12 @@ impl<P: Protocol> Replies<P> {
 
     /// Whether no request may be handled after the last reply: it ends the connection, or it is to be decided first.
     pub(super) fn is_last(&self) -> bool {
-        matches!(self.queue.back(), Some(Pending::Close(_) | Pending::Failed(_) | Pending::InTurn(_)))
+        matches!(self.queue.back(), Some(PendingReply::Close(_) | PendingReply::Failed(_) | PendingReply::InTurn(_)))
     }
 
     /// Appends a reply, and polls it at once.
     pub(super) fn push(&mut self, reply: Reply<P::Frame, P::ProtocolError>, context: &mut Context<'_>) {
-        let mut pending = Pending::from(reply);
+        let mut pending = PendingReply::from(reply);
         if !self.queue.is_empty() {
             pending.poll_ahead(context);
         }
@@ -101,20 +101,20 @@ impl<P: Protocol> Replies<P> {
 
     /// Appends the end of a request whose handler panicked.
     pub(super) fn push_panicked(&mut self) {
-        self.queue.push_back(Pending::Panicked);
+        self.queue.push_back(PendingReply::Panicked);
     }
 
     /// Sets the first reply to what was decided, or to a panic.
     pub(super) fn decided(&mut self, reply: Option<Reply<P::Frame, P::ProtocolError>>) {
         if let Some(first) = self.queue.front_mut() {
-            *first = reply.map_or(Pending::Panicked, Pending::from);
+            *first = reply.map_or(PendingReply::Panicked, PendingReply::from);
             self.ready_bytes += first.ready_bytes();
         }
     }
 
     /// Polls the futures that are not first and have been woken.
     pub(super) fn poll_ahead(&mut self, context: &mut Context<'_>) {
-        for pending in self.queue.iter_mut().skip(1).filter(|pending| matches!(pending, Pending::Future(..))) {
+        for pending in self.queue.iter_mut().skip(1).filter(|pending| matches!(pending, PendingReply::Future(..))) {
             pending.poll_ahead(context);
             self.ready_bytes += pending.ready_bytes();
         }
@@ -122,60 +122,60 @@ impl<P: Protocol> Replies<P> {
 
     /// Returns the next step of the first reply, or none if there is no reply. If the peer is leaving, streams end, because they
     /// might not end by themselves.
-    pub(super) fn poll_next(&mut self, context: &mut Context<'_>, peer_leaves: bool) -> Poll<Option<Step<P>>> {
+    pub(super) fn poll_next(&mut self, context: &mut Context<'_>, peer_leaves: bool) -> Poll<Option<ReplyStep<P>>> {
         let Some(first) = self.queue.front_mut() else { return Poll::Ready(None) };
-        let complete = || Pending::Frames(VecDeque::new());
+        let complete = || PendingReply::Frames(VecDeque::new());
         let step = loop {
             break match first {
-                Pending::Frames(frames) => frames.pop_front().map(|frame| {
+                PendingReply::Frames(frames) => frames.pop_front().map(|frame| {
                     self.ready_bytes -= frame.size();
-                    Step::Frame(frame)
+                    ReplyStep::Frame(frame)
                 }),
-                Pending::Future(future, _) => {
+                PendingReply::Future(future, _) => {
                     match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
                         Ok(Poll::Pending) => return Poll::Pending,
-                        Ok(Poll::Ready(reply)) => *first = Pending::of(reply),
-                        Err(_) => *first = Pending::Panicked,
+                        Ok(Poll::Ready(reply)) => *first = PendingReply::of(reply),
+                        Err(_) => *first = PendingReply::Panicked,
                     }
                     self.ready_bytes += first.ready_bytes();
                     continue;
                 }
-                Pending::Stream(_) if peer_leaves => None,
-                Pending::Stream(stream) => {
+                PendingReply::Stream(_) if peer_leaves => None,
+                PendingReply::Stream(stream) => {
                     match catch_unwind(AssertUnwindSafe(|| stream.as_mut().poll_next(context))) {
                         Ok(Poll::Pending) => return Poll::Pending,
                         Ok(Poll::Ready(None)) => None,
-                        Ok(Poll::Ready(Some(Ok(frame)))) => Some(Step::Frame(frame)),
-                        Ok(Poll::Ready(Some(Err(error)))) => Some(Step::Failed(error)),
+                        Ok(Poll::Ready(Some(Ok(frame)))) => Some(ReplyStep::Frame(frame)),
+                        Ok(Poll::Ready(Some(Err(error)))) => Some(ReplyStep::Failed(error)),
                         Err(_) => {
-                            *first = Pending::Panicked;
+                            *first = PendingReply::Panicked;
                             continue;
                         }
                     }
                 }
-                Pending::InTurn(_) => match std::mem::replace(first, complete()) {
-                    Pending::InTurn(decide) => Some(Step::Decide(decide)),
+                PendingReply::InTurn(_) => match std::mem::replace(first, complete()) {
+                    PendingReply::InTurn(decide) => Some(ReplyStep::Decide(decide)),
                     _ => None,
                 },
-                Pending::Panicked => {
+                PendingReply::Panicked => {
                     *first = complete();
-                    Some(Step::Panicked)
+                    Some(ReplyStep::Panicked)
                 }
-                Pending::Close(frame) => {
+                PendingReply::Close(frame) => {
                     let frame = frame.take();
                     self.ready_bytes -= frame.as_ref().map_or(0, FrameLike::size);
                     *first = complete();
-                    Some(Step::Close(frame))
+                    Some(ReplyStep::Close(frame))
                 }
-                Pending::Failed(_) => match std::mem::replace(first, complete()) {
-                    Pending::Failed(error) => Some(Step::Failed(error)),
+                PendingReply::Failed(_) => match std::mem::replace(first, complete()) {
+                    PendingReply::Failed(error) => Some(ReplyStep::Failed(error)),
                     _ => None,
                 },
             };
         };
         Poll::Ready(Some(step.unwrap_or_else(|| {
             self.queue.pop_front();
-            Step::End
+            ReplyStep::End
         })))
     }
 
@@ -192,7 +192,7 @@ impl<P: Protocol> Replies<P> {
     }
 }
 
-impl<P: Protocol> Pending<P> {
+impl<P: Protocol> PendingReply<P> {
     /// Returns the size of its frames.
     fn ready_bytes(&self) -> usize {
         match self {
@@ -213,8 +213,8 @@ impl<P: Protocol> Pending<P> {
             *flag = known;
             return;
         }
-        let current =
-            known.unwrap_or_else(|| Arc::new(Flag { is_set: AtomicBool::new(false), actor: context.waker().clone() }));
+        let current = known
+            .unwrap_or_else(|| Arc::new(ReplyWaker { is_set: AtomicBool::new(false), actor: context.waker().clone() }));
         let waker = Waker::from(Arc::clone(&current));
         let mut context = Context::from_waker(&waker);
         match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(&mut context))) {
@@ -225,7 +225,7 @@ impl<P: Protocol> Pending<P> {
     }
 }
 
-impl<P: Protocol> From<Reply<P::Frame, P::ProtocolError>> for Pending<P> {
+impl<P: Protocol> From<Reply<P::Frame, P::ProtocolError>> for PendingReply<P> {
     fn from(reply: Reply<P::Frame, P::ProtocolError>) -> Self {
         match reply {
             Reply::None => Self::Frames(VecDeque::new()),

@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{Actor, Progress};
-use crate::codec::{Codec, Part};
+use crate::codec::{Codec, EncodePosition};
 use crate::{CloseReason, FrameLike, Protocol, PushPriority};
 
 /// Limit of the slices of one write.
@@ -19,24 +19,24 @@ const MAX_SLICES_PER_WRITE: usize = 32;
 
 /// Frames that the codec has encoded in part, at most one of each kind.
 pub(super) struct Unfinished<F> {
-    pub(super) high: Option<Box<(F, Part)>>,
-    pub(super) low: Option<Box<(F, Part)>>,
-    pub(super) reply: Option<Box<(F, Part)>>,
+    pub(super) high: Option<Box<(F, EncodePosition)>>,
+    pub(super) low: Option<Box<(F, EncodePosition)>>,
+    pub(super) reply: Option<Box<(F, EncodePosition)>>,
 }
 
 /// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum FrameKind {
     Push(PushPriority),
     Reply,
 }
 
 impl<F> Unfinished<F> {
-    fn of(&mut self, source: Source) -> &mut Option<Box<(F, Part)>> {
+    fn of(&mut self, source: FrameKind) -> &mut Option<Box<(F, EncodePosition)>> {
         match source {
-            Source::Push(PushPriority::High) => &mut self.high,
-            Source::Push(PushPriority::Low) => &mut self.low,
-            Source::Reply => &mut self.reply,
+            FrameKind::Push(PushPriority::High) => &mut self.high,
+            FrameKind::Push(PushPriority::Low) => &mut self.low,
+            FrameKind::Reply => &mut self.reply,
         }
     }
 }
@@ -57,13 +57,13 @@ impl<F> Default for Unfinished<F> {
 
 impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     /// Encodes a frame, or the first part of it.
-    pub(super) fn send(&mut self, mut frame: P::Frame, source: Source) {
+    pub(super) fn send(&mut self, mut frame: P::Frame, source: FrameKind) {
         self.shared.protocol.before_send(&mut frame, &mut self.context);
-        match self.codec.encode_part(&frame, Part::default(), &mut self.batch) {
+        match self.codec.encode_part(&frame, EncodePosition::default(), &mut self.batch) {
             Ok(None) => self.context.counters.frames_out += 1,
             Ok(Some(part)) => *self.unfinished.of(source) = Some(Box::new((frame, part))),
             Err(error) => {
-                if matches!(source, Source::Push(_)) {
+                if matches!(source, FrameKind::Push(_)) {
                     self.queues.outbox().lose(frame);
                 }
                 self.close(CloseReason::Encode(error));
@@ -71,7 +71,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         }
     }
 
-    pub(super) fn send_next_part(&mut self, source: Source) {
+    pub(super) fn send_next_part(&mut self, source: FrameKind) {
         let unfinished = self.unfinished.of(source);
         let Some((frame, part)) = unfinished.as_deref_mut() else { return };
         match self.codec.encode_part(frame, *part, &mut self.batch) {

@@ -36,7 +36,7 @@ impl<S> Connected<S> {
 
 impl<S> Connected<S> {
     /// Itself, if nothing has been read: where the client has to speak first, a server that does is another one.
-    pub(crate) fn silent(self) -> io::Result<Self> {
+    pub(crate) fn without_early_data(self) -> io::Result<Self> {
         if self.already_read.is_empty() {
             return Ok(self);
         }

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::request::Responder;
 use super::{ClientOptions, ClientProtocol, Connect, Connected, Incoming, Pushed, RequestError};
-use crate::codec::{Batch, Codec, Part};
+use crate::codec::{Batch, Codec, EncodePosition};
 use crate::push::Lost;
 use crate::sync::lock;
 use crate::{CloseReason, ConnectionContext, FrameLike, Protocol, PushHandle, Reply, Shutdown, Supervisor};
@@ -27,32 +27,32 @@ pub(super) struct Outgoing<F> {
     /// Under which its reply is expected; set right before it is sent.
     number: u64,
     /// Taken when it is encoded, which does not change a frame.
-    expects: Cell<Expects<F>>,
+    expected_reply: Cell<ExpectedReply<F>>,
 }
 
 /// Who waits for a reply.
 #[derive(Default)]
-enum Expects<F> {
+enum ExpectedReply<F> {
     /// There will be none.
     #[default]
-    Nothing,
+    None,
     /// Nobody, but there will be one.
-    ForNobody,
-    Reply(Responder<F>),
+    Discarded,
+    Caller(Responder<F>),
 }
 
 impl<F> Outgoing<F> {
     pub(super) fn with_reply(frame: F, responder: Responder<F>) -> Self {
-        Self { frame, number: 0, expects: Cell::new(Expects::Reply(responder)) }
+        Self { frame, number: 0, expected_reply: Cell::new(ExpectedReply::Caller(responder)) }
     }
 
     pub(super) fn without_reply(frame: F) -> Self {
-        Self { frame, number: 0, expects: Cell::default() }
+        Self { frame, number: 0, expected_reply: Cell::default() }
     }
 
     /// Returns the frame, which is lost. If it was dropped from a full queue, its request ends with that error.
     pub(super) fn into_lost(self, lost: Lost) -> F {
-        if let (Lost::Dropped { .. }, Expects::Reply(responder)) = (lost, self.expects.take()) {
+        if let (Lost::Dropped { .. }, ExpectedReply::Caller(responder)) = (lost, self.expected_reply.take()) {
             responder.refuse(RequestError::QueueFull);
         }
         self.frame
@@ -66,7 +66,7 @@ impl<F: FrameLike> FrameLike for Outgoing<F> {
 }
 
 /// The way to the server.
-pub(super) enum Link<F: FrameLike> {
+pub(super) enum LinkState<F: FrameLike> {
     Down,
     Up(PushHandle<Outgoing<F>>),
     /// There will be none any more.
@@ -75,12 +75,12 @@ pub(super) enum Link<F: FrameLike> {
 
 /// The codec of the protocol, which notes who waits for a reply to what it sends. It sends nothing that was given up, and tells
 /// whoever sends what cannot be sent, without harm to the others.
-pub(super) struct Carrier<C: Codec> {
+pub(super) struct ClientCodec<C: Codec> {
     codec: C,
     table: SharedTable<C::Frame>,
 }
 
-impl<C: Codec> Codec for Carrier<C> {
+impl<C: Codec> Codec for ClientCodec<C> {
     type Frame = Outgoing<C::Frame>;
     type Error = C::Error;
 
@@ -94,7 +94,7 @@ impl<C: Codec> Codec for Carrier<C> {
 
     /// All parts of it.
     fn encode(&mut self, outgoing: &Self::Frame, output: &mut Batch) -> Result<(), C::Error> {
-        let mut part = Some(Part::default());
+        let mut part = Some(EncodePosition::default());
         while let Some(next) = part {
             part = self.encode_part(outgoing, next, output)?;
         }
@@ -104,59 +104,59 @@ impl<C: Codec> Codec for Carrier<C> {
     fn encode_part(
         &mut self,
         outgoing: &Self::Frame,
-        part: Part,
+        part: EncodePosition,
         output: &mut Batch,
-    ) -> Result<Option<Part>, C::Error> {
-        if part != Part::default() {
+    ) -> Result<Option<EncodePosition>, C::Error> {
+        if part != EncodePosition::default() {
             return self.codec.encode_part(&outgoing.frame, part, output);
         }
-        let whose = match outgoing.expects.take() {
-            Expects::Nothing => return self.codec.encode_part(&outgoing.frame, part, output),
-            Expects::ForNobody => Whose::Nobodys,
-            Expects::Reply(responder) if !responder.begin() => return Ok(None),
-            Expects::Reply(responder) => Whose::Theirs(responder),
+        let receiver = match outgoing.expected_reply.take() {
+            ExpectedReply::None => return self.codec.encode_part(&outgoing.frame, part, output),
+            ExpectedReply::Discarded => ReplyReceiver::Discard,
+            ExpectedReply::Caller(responder) if !responder.begin() => return Ok(None),
+            ExpectedReply::Caller(responder) => ReplyReceiver::Caller(responder),
         };
-        match (self.codec.encode_part(&outgoing.frame, part, output), whose) {
-            (Ok(next), whose) => {
-                lock(&self.table).insert(outgoing.number, whose);
+        match (self.codec.encode_part(&outgoing.frame, part, output), receiver) {
+            (Ok(next), receiver) => {
+                lock(&self.table).insert(outgoing.number, receiver);
                 Ok(next)
             }
-            (Err(error), Whose::Theirs(responder)) => {
+            (Err(error), ReplyReceiver::Caller(responder)) => {
                 tracing::debug!(%error, "a request cannot be sent");
                 responder.refuse(RequestError::Unsendable);
                 Ok(None)
             }
-            (Err(error), Whose::Nobodys) => Err(error),
+            (Err(error), ReplyReceiver::Discard) => Err(error),
         }
     }
 
-    fn assembling(&self) -> Option<u64> {
-        self.codec.assembling()
+    fn partial_message(&self) -> Option<u64> {
+        self.codec.partial_message()
     }
 
-    fn is_midway(&self, input: &BytesMut) -> bool {
-        self.codec.is_midway(input)
+    fn has_partial_frame(&self, input: &BytesMut) -> bool {
+        self.codec.has_partial_frame(input)
     }
 
-    fn control(&mut self, output: &mut Batch, is_last: bool) {
-        self.codec.control(output, is_last);
+    fn encode_control(&mut self, output: &mut Batch, is_last: bool) {
+        self.codec.encode_control(output, is_last);
     }
 
-    fn is_leaving(&self) -> bool {
-        self.codec.is_leaving()
+    fn is_closing(&self) -> bool {
+        self.codec.is_closing()
     }
 
-    fn is_over(&self) -> bool {
-        self.codec.is_over()
+    fn is_closed(&self) -> bool {
+        self.codec.is_closed()
     }
 }
 
 /// What the actor of a client's connection does with frames.
-pub(super) struct Side<P: ClientProtocol> {
+pub(super) struct ClientAdapter<P: ClientProtocol> {
     protocol: P,
     /// None when there will be no more connections, so that whoever receives pushes learns of it.
     pushes: Mutex<Option<mpsc::Sender<Pushed<P::Frame>>>>,
-    link: watch::Sender<Link<P::Frame>>,
+    link: watch::Sender<LinkState<P::Frame>>,
     /// That of the connection which is being set up: its codec is made first.
     table: Mutex<Option<SharedTable<P::Frame>>>,
     /// When the last connection ended on which something was heard.
@@ -164,11 +164,11 @@ pub(super) struct Side<P: ClientProtocol> {
     unexpected_replies: AtomicU64,
 }
 
-impl<P: ClientProtocol> Side<P> {
+impl<P: ClientProtocol> ClientAdapter<P> {
     pub(super) fn new(
         protocol: P,
         pushes: mpsc::Sender<Pushed<P::Frame>>,
-        link: watch::Sender<Link<P::Frame>>,
+        link: watch::Sender<LinkState<P::Frame>>,
     ) -> Self {
         Self {
             protocol,
@@ -184,11 +184,11 @@ impl<P: ClientProtocol> Side<P> {
         self.unexpected_replies.load(Relaxed)
     }
 
-    fn answer(&self, whose: Option<Whose<P::Frame>>, reply: P::Frame) {
-        let is_expected = match whose {
+    fn answer(&self, receiver: Option<ReplyReceiver<P::Frame>>, reply: P::Frame) {
+        let is_expected = match receiver {
             None => false,
-            Some(Whose::Nobodys) => true,
-            Some(Whose::Theirs(responder)) => responder.answer(reply),
+            Some(ReplyReceiver::Discard) => true,
+            Some(ReplyReceiver::Caller(responder)) => responder.answer(reply),
         };
         if !is_expected {
             self.unexpected_replies.fetch_add(1, Relaxed);
@@ -196,85 +196,85 @@ impl<P: ClientProtocol> Side<P> {
     }
 
     /// A frame of the protocol's own.
-    fn own(&self, frame: P::Frame) -> Outgoing<P::Frame> {
+    fn protocol_frame(&self, frame: P::Frame) -> Outgoing<P::Frame> {
         let is_answered = self.protocol.is_answered(&frame);
         let outgoing = Outgoing::without_reply(frame);
         if is_answered {
-            outgoing.expects.set(Expects::ForNobody);
+            outgoing.expected_reply.set(ExpectedReply::Discarded);
         }
         outgoing
     }
 }
 
 /// What belongs to one connection of a client.
-struct Own<F> {
+struct ConnectionData<F> {
     table: SharedTable<F>,
     pushes: Option<mpsc::Sender<Pushed<F>>>,
     next_number: u64,
     heard: bool,
 }
 
-type SharedTable<F> = Arc<Mutex<Table<F>>>;
+type SharedTable<F> = Arc<Mutex<InFlightTable<F>>>;
 
-/// Whose an expected reply is.
-enum Whose<F> {
+/// ReplyReceiver an expected reply is.
+enum ReplyReceiver<F> {
     /// A frame of the protocol's own is answered.
-    Nobodys,
-    Theirs(Responder<F>),
+    Discard,
+    Caller(Responder<F>),
 }
 
 /// The replies that are expected on a connection.
-struct Table<F> {
-    by_number: HashMap<u64, Whose<F>>,
+struct InFlightTable<F> {
+    by_number: HashMap<u64, ReplyReceiver<F>>,
     /// Their numbers, in the order in which they were sent. Those that were answered by number are left in it until they are
     /// many.
     in_order: VecDeque<u64>,
 }
 
-impl<F> Table<F> {
+impl<F> InFlightTable<F> {
     fn new() -> Self {
         Self { by_number: HashMap::new(), in_order: VecDeque::new() }
     }
 
-    fn insert(&mut self, number: u64, whose: Whose<F>) {
+    fn insert(&mut self, number: u64, receiver: ReplyReceiver<F>) {
         if self.in_order.len() > 2 * self.by_number.len() + 64 {
             self.in_order.retain(|number| self.by_number.contains_key(number));
         }
-        self.by_number.insert(number, whose);
+        self.by_number.insert(number, receiver);
         self.in_order.push_back(number);
     }
 
-    fn oldest(&mut self) -> Option<Whose<F>> {
+    fn oldest(&mut self) -> Option<ReplyReceiver<F>> {
         while let Some(number) = self.in_order.pop_front() {
-            if let Some(whose) = self.by_number.remove(&number) {
-                return Some(whose);
+            if let Some(receiver) = self.by_number.remove(&number) {
+                return Some(receiver);
             }
         }
         None
     }
 }
 
-impl<P: ClientProtocol> Protocol for Side<P> {
+impl<P: ClientProtocol> Protocol for ClientAdapter<P> {
     type Frame = Outgoing<P::Frame>;
-    type Codec = Carrier<P::Codec>;
+    type Codec = ClientCodec<P::Codec>;
     type ProtocolError = Infallible;
-    const HEAR_OUT: bool = true;
+    const HANDLE_INPUT_AFTER_WRITE_ERROR: bool = true;
 
     fn codec(&self) -> Self::Codec {
-        let table = Arc::new(Mutex::new(Table::new()));
+        let table = Arc::new(Mutex::new(InFlightTable::new()));
         *lock(&self.table) = Some(Arc::clone(&table));
-        Carrier { codec: self.protocol.codec(), table }
+        ClientCodec { codec: self.protocol.codec(), table }
     }
 
     fn on_connection_setup(&self, handle: PushHandle<Self::Frame>, context: &mut ConnectionContext<Self::Frame>) {
-        let table = lock(&self.table).take().unwrap_or_else(|| Arc::new(Mutex::new(Table::new())));
+        let table = lock(&self.table).take().unwrap_or_else(|| Arc::new(Mutex::new(InFlightTable::new())));
         let pushes = lock(&self.pushes).clone();
-        context.data = Some(Box::new(Own { table, pushes, next_number: 0, heard: false }));
-        self.link.send_replace(Link::Up(handle));
+        context.data = Some(Box::new(ConnectionData { table, pushes, next_number: 0, heard: false }));
+        self.link.send_replace(LinkState::Up(handle));
     }
 
     fn greeting(&self, _: &mut ConnectionContext<Self::Frame>) -> Vec<Self::Frame> {
-        self.protocol.greeting().into_iter().map(|frame| self.own(frame)).collect()
+        self.protocol.greeting().into_iter().map(|frame| self.protocol_frame(frame)).collect()
     }
 
     fn on_frame(
@@ -284,54 +284,54 @@ impl<P: ClientProtocol> Protocol for Side<P> {
     ) -> Reply<Self::Frame, Infallible> {
         let frame = incoming.frame;
         let connection = context.id().0;
-        let Some(own) = own::<P::Frame>(context) else { return Reply::Close(None) };
-        own.heard = true;
+        let Some(data) = connection_data::<P::Frame>(context) else { return Reply::Close(None) };
+        data.heard = true;
         match self.protocol.classify(&frame) {
             Incoming::NextReply => {
-                let whose = lock(&own.table).oldest();
-                self.answer(whose, frame);
+                let receiver = lock(&data.table).oldest();
+                self.answer(receiver, frame);
             }
             Incoming::Reply(number) => {
-                let whose = lock(&own.table).by_number.remove(&number);
-                self.answer(whose, frame);
+                let receiver = lock(&data.table).by_number.remove(&number);
+                self.answer(receiver, frame);
             }
-            Incoming::Push => return push(own, Pushed { frame, connection }),
-            Incoming::Nothing => {}
+            Incoming::Push => return push(data, Pushed { frame, connection }),
+            Incoming::Discard => {}
         }
         Reply::None
     }
 
     fn before_send(&self, outgoing: &mut Self::Frame, context: &mut ConnectionContext<Self::Frame>) {
-        let Some(own) = own::<P::Frame>(context) else { return };
-        if !matches!(outgoing.expects.get_mut(), Expects::Nothing) {
-            own.next_number += 1;
-            outgoing.number = own.next_number;
-            self.protocol.number(&mut outgoing.frame, own.next_number);
+        let Some(data) = connection_data::<P::Frame>(context) else { return };
+        if !matches!(outgoing.expected_reply.get_mut(), ExpectedReply::None) {
+            data.next_number += 1;
+            outgoing.number = data.next_number;
+            self.protocol.number(&mut outgoing.frame, data.next_number);
         }
     }
 
     fn on_idle(&self, silent: Duration, _: &mut ConnectionContext<Self::Frame>) -> Option<Self::Frame> {
-        self.protocol.on_idle(silent).map(|frame| self.own(frame))
+        self.protocol.on_idle(silent).map(|frame| self.protocol_frame(frame))
     }
 
     fn on_connection_closed(&self, reason: &CloseReason<Self>, context: &mut ConnectionContext<Self::Frame>) {
         tracing::debug!(%reason, "the connection to the server has ended");
-        self.link.send_replace(Link::Down);
-        if let Some(own) = own::<P::Frame>(context) {
-            *lock(&self.served_until) = own.heard.then(Instant::now);
+        self.link.send_replace(LinkState::Down);
+        if let Some(data) = connection_data::<P::Frame>(context) {
+            *lock(&self.served_until) = data.heard.then(Instant::now);
             // Whoever waits is told now, and not when the socket has been closed.
-            *lock(&own.table) = Table::new();
+            *lock(&data.table) = InFlightTable::new();
         }
         context.data = None;
     }
 }
 
-fn own<F: FrameLike>(context: &mut ConnectionContext<Outgoing<F>>) -> Option<&mut Own<F>> {
+fn connection_data<F: FrameLike>(context: &mut ConnectionContext<Outgoing<F>>) -> Option<&mut ConnectionData<F>> {
     context.data.as_mut()?.downcast_mut()
 }
 
-fn push<F: FrameLike>(own: &Own<F>, pushed: Pushed<F>) -> Reply<Outgoing<F>, Infallible> {
-    let Some(pushes) = &own.pushes else { return Reply::None };
+fn push<F: FrameLike>(data: &ConnectionData<F>, pushed: Pushed<F>) -> Reply<Outgoing<F>, Infallible> {
+    let Some(pushes) = &data.pushes else { return Reply::None };
     match pushes.try_send(pushed) {
         // If nobody receives pushes, they are wanted by nobody.
         Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => Reply::None,
@@ -348,7 +348,7 @@ fn push<F: FrameLike>(own: &Own<F>, pushed: Pushed<F>) -> Reply<Outgoing<F>, Inf
 
 /// Makes the connection of a [`Client`](super::Client), runs it, and makes it again when it breaks.
 pub struct Connection<P: ClientProtocol, C> {
-    supervisor: Supervisor<Side<P>>,
+    supervisor: Supervisor<ClientAdapter<P>>,
     connector: C,
     options: ClientOptions,
     /// Ends when the last client is dropped.
@@ -357,7 +357,7 @@ pub struct Connection<P: ClientProtocol, C> {
 
 impl<P: ClientProtocol, C: Connect> Connection<P, C> {
     pub(super) fn new(
-        supervisor: Supervisor<Side<P>>,
+        supervisor: Supervisor<ClientAdapter<P>>,
         connector: C,
         options: ClientOptions,
         closed: mpsc::Receiver<()>,
@@ -368,15 +368,15 @@ impl<P: ClientProtocol, C: Connect> Connection<P, C> {
     /// Runs until the last [`Client`](super::Client) is dropped, and what is queued then is sent; or, without
     /// [reconnecting](ClientOptions::reconnect), until the connection ends.
     pub async fn run(mut self) {
-        let mut pauses = Pauses::new(&self.options);
+        let mut backoff = Backoff::new(&self.options);
         loop {
             let connected = tokio::select! {
                 connected = connect(&self.connector, self.options.connect_timeout) => connected,
                 _ = self.closed.recv() => return,
             };
             let began = Instant::now();
-            let side = self.supervisor.protocol();
-            *lock(&side.served_until) = None;
+            let adapter = self.supervisor.protocol();
+            *lock(&adapter.served_until) = None;
             match connected {
                 Ok(connected) => {
                     if self.run_one(connected).await {
@@ -389,7 +389,7 @@ impl<P: ClientProtocol, C: Connect> Connection<P, C> {
                 return;
             }
             let served_until = *lock(&self.supervisor.protocol().served_until);
-            let pause = pauses.next(served_until.map_or(Duration::ZERO, |until| until.duration_since(began)));
+            let pause = backoff.next(served_until.map_or(Duration::ZERO, |until| until.duration_since(began)));
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 _ = self.closed.recv() => return,
@@ -406,9 +406,9 @@ impl<P: ClientProtocol, C: Connect> Connection<P, C> {
         tokio::select! {
             () = &mut running => false,
             _ = self.closed.recv() => {
-                let side = self.supervisor.protocol();
-                if let Link::Up(handle) = &*side.link.borrow() {
-                    handle.close(side.protocol.farewell().map(Outgoing::without_reply));
+                let adapter = self.supervisor.protocol();
+                if let LinkState::Up(handle) = &*adapter.link.borrow() {
+                    handle.close(adapter.protocol.last_frame().map(Outgoing::without_reply));
                 }
                 tokio::join!(running, self.supervisor.shutdown(Shutdown::default()));
                 true
@@ -425,9 +425,9 @@ async fn connect<C: Connect>(connector: &C, limit: Duration) -> io::Result<Conne
 impl<P: ClientProtocol, C> Drop for Connection<P, C> {
     /// Nobody drives it any more, and nobody need wait for that.
     fn drop(&mut self) {
-        let side = self.supervisor.protocol();
-        side.link.send_replace(Link::Closed);
-        lock(&side.pushes).take();
+        let adapter = self.supervisor.protocol();
+        adapter.link.send_replace(LinkState::Closed);
+        lock(&adapter.pushes).take();
     }
 }
 
@@ -438,14 +438,14 @@ impl<P: ClientProtocol, C> fmt::Debug for Connection<P, C> {
 }
 
 /// How long to wait before the next attempt.
-struct Pauses {
+struct Backoff {
     first: Duration,
     max: Duration,
     /// The limit of the next one.
     limit: Duration,
 }
 
-impl Pauses {
+impl Backoff {
     fn new(options: &ClientOptions) -> Self {
         let first = options.backoff.min(options.max_backoff);
         Self { first, max: options.max_backoff, limit: first }

@@ -23,8 +23,8 @@ use tokio::time::Instant;
 
 pub use self::connect::{Connect, Connected, TcpConnector};
 pub use self::drive::Connection;
-use self::drive::{Link, Outgoing, Side};
-use self::request::Waiting;
+use self::drive::{ClientAdapter, LinkState, Outgoing};
+use self::request::PendingRequest;
 pub use self::request::{Outcome, RequestError};
 use crate::codec::Codec;
 use crate::{FrameLike, PushError, PushHandle, PushPolicy, PushPriority, Supervisor, Timeouts};
@@ -67,7 +67,7 @@ pub trait ClientProtocol: Send + Sync + 'static {
     }
 
     /// Returns the last frame, when the client closes the connection.
-    fn farewell(&self) -> Option<Self::Frame> {
+    fn last_frame(&self) -> Option<Self::Frame> {
         None
     }
 }
@@ -83,7 +83,7 @@ pub enum Incoming {
     /// A push, which goes to the [`Pushes`].
     Push,
     /// A frame that is discarded, such as a pong.
-    Nothing,
+    Discard,
 }
 
 /// Options of a [`Client`].
@@ -277,16 +277,16 @@ impl Default for RequestOptions {
 /// # }
 /// ```
 pub struct Client<P: ClientProtocol> {
-    shared: Arc<Shared<P>>,
+    shared: Arc<ClientShared<P>>,
     /// Its last clone tells the connection to close.
     alive: mpsc::Sender<()>,
 }
 
-struct Shared<P: ClientProtocol> {
-    supervisor: Supervisor<Side<P>>,
+struct ClientShared<P: ClientProtocol> {
+    supervisor: Supervisor<ClientAdapter<P>>,
     options: ClientOptions,
     in_flight: Arc<Semaphore>,
-    link: watch::Receiver<Link<P::Frame>>,
+    link: watch::Receiver<LinkState<P::Frame>>,
 }
 
 /// Builds a [`Client`]: see [`Client::builder`].
@@ -323,10 +323,10 @@ impl<P: ClientProtocol, C: Connect> ClientBuilder<P, C> {
     /// Returns the client, the receiver of pushes, and the connection, which makes progress while it is [run](Connection::run).
     pub fn build(self) -> (Client<P>, Pushes<P::Frame>, Connection<P, C>) {
         let Self { protocol, connector, options, dead_letters, keep_unsent } = self;
-        let (told, link) = watch::channel(Link::Down);
+        let (link_sender, link) = watch::channel(LinkState::Down);
         let (push, pushes) = mpsc::channel(options.push_capacity.clamp(1, Semaphore::MAX_PERMITS));
         let (alive, closed) = mpsc::channel(1);
-        let supervisor = Supervisor::builder(Side::new(protocol, push, told))
+        let supervisor = Supervisor::builder(ClientAdapter::new(protocol, push, link_sender))
             .timeouts(options.timeouts)
             .keep_unsent(keep_unsent)
             .on_lost(move |outgoing, lost| {
@@ -336,7 +336,7 @@ impl<P: ClientProtocol, C: Connect> ClientBuilder<P, C> {
             .build();
         let in_flight = Arc::new(Semaphore::new(options.max_in_flight.clamp(1, Semaphore::MAX_PERMITS)));
         let connection = Connection::new(supervisor.clone(), connector, options, closed);
-        let shared = Arc::new(Shared { supervisor, options, in_flight, link });
+        let shared = Arc::new(ClientShared { supervisor, options, in_flight, link });
         (Client { shared, alive }, Pushes { pushes }, connection)
     }
 }
@@ -366,11 +366,11 @@ impl<P: ClientProtocol> Client<P> {
     /// If the queue is full, every [policy](RequestOptions::policy) ends it with [`RequestError::QueueFull`]; those that drop
     /// also count the request, and pass it to the [dead letters](ClientBuilder::dead_letters).
     pub async fn request_with(&self, request: P::Frame, options: RequestOptions) -> Result<P::Frame, RequestError> {
-        let waiting = Waiting::default();
+        let waiting = PendingRequest::default();
         let asking = async {
-            let room = Arc::clone(&self.shared.in_flight).acquire_owned().await.map_err(|_| RequestError::Closed)?;
+            let permit = Arc::clone(&self.shared.in_flight).acquire_owned().await.map_err(|_| RequestError::Closed)?;
             let handle = self.handle().await?;
-            let (outgoing, reply) = waiting.ask(request, room);
+            let (outgoing, reply) = waiting.ask(request, permit);
             // If the connection is gone, the request has been dropped, and the reply is an error that says so.
             if push(&handle, outgoing, options).await == Err(PushError::QueueFull) {
                 return Err(RequestError::QueueFull);
@@ -421,7 +421,7 @@ impl<P: ClientProtocol> Client<P> {
 
     /// Whether the client is connected.
     pub fn is_connected(&self) -> bool {
-        matches!(*self.shared.link.borrow(), Link::Up(_))
+        matches!(*self.shared.link.borrow(), LinkState::Up(_))
     }
 
     /// Returns the counters of all its connections.
@@ -432,8 +432,8 @@ impl<P: ClientProtocol> Client<P> {
 
     async fn handle(&self) -> Result<PushHandle<Outgoing<P::Frame>>, RequestError> {
         let mut link = self.shared.link.clone();
-        match link.wait_for(|link| !matches!(link, Link::Down)).await.as_deref() {
-            Ok(Link::Up(handle)) => Ok(handle.clone()),
+        match link.wait_for(|link| !matches!(link, LinkState::Down)).await.as_deref() {
+            Ok(LinkState::Up(handle)) => Ok(handle.clone()),
             _ => Err(RequestError::Closed),
         }
     }

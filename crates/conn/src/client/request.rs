@@ -70,9 +70,9 @@ const GIVEN_UP: u8 = 2;
 
 /// How far a request is. It is either sent or given up first, and whoever comes second knows it.
 #[derive(Debug, Clone, Default)]
-struct Progress(Arc<AtomicU8>);
+struct RequestProgress(Arc<AtomicU8>);
 
-impl Progress {
+impl RequestProgress {
     fn advance(&self, to: u8) -> bool {
         self.0.compare_exchange(QUEUED, to, SeqCst, SeqCst).is_ok()
     }
@@ -84,18 +84,18 @@ impl Progress {
 
 /// Who waits for a reply. When it is dropped, the request is given up.
 #[derive(Debug, Default)]
-pub(super) struct Waiting(Progress);
+pub(super) struct PendingRequest(RequestProgress);
 
-impl Waiting {
+impl PendingRequest {
     /// The request with its responder, and what comes of it.
     pub(super) fn ask<F: FrameLike>(
         &self,
         request: F,
-        room: OwnedSemaphorePermit,
+        permit: OwnedSemaphorePermit,
     ) -> (Outgoing<F>, impl Future<Output = Result<F, RequestError>> + use<F>) {
         let (reply, receiver) = oneshot::channel();
         let progress = self.0.clone();
-        let responder = Responder { reply, progress: progress.clone(), _room: room };
+        let responder = Responder { reply, progress: progress.clone(), _permit: permit };
         let lost = move |_| Err(RequestError::Lost { outcome: progress.outcome() });
         let end = async move { receiver.await.unwrap_or_else(lost) };
         (Outgoing::with_reply(request, responder), end)
@@ -107,7 +107,7 @@ impl Waiting {
     }
 }
 
-impl Drop for Waiting {
+impl Drop for PendingRequest {
     fn drop(&mut self) {
         self.give_up();
     }
@@ -117,9 +117,9 @@ impl Drop for Waiting {
 #[derive(Debug)]
 pub(super) struct Responder<F> {
     reply: oneshot::Sender<Result<F, RequestError>>,
-    progress: Progress,
+    progress: RequestProgress,
     /// Until here it is in flight.
-    _room: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl<F> Responder<F> {

@@ -81,7 +81,7 @@ impl<F> Lane<F> {
     }
 
     /// Takes out the frames of a slot. Their capacity is to be [given back](Self::give_back).
-    pub(super) fn take_back(&mut self, slot: Slot) -> Vec<Queued<F>> {
+    pub(super) fn clear_slot(&mut self, slot: Slot) -> Vec<Queued<F>> {
         let mut taken = Vec::new();
         if self.frames.iter().any(|queued| queued.slot == Some(slot)) {
             for queued in std::mem::take(&mut self.frames) {

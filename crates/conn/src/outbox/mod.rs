@@ -155,10 +155,10 @@ impl<F: FrameLike> Outbox<F> {
     }
 
     /// Joins the pushers that wait for capacity.
-    fn wait(&self, priority: PushPriority) -> Result<Waiting<'_, F>, PushError> {
+    fn wait(&self, priority: PushPriority) -> Result<CapacityWaiter<'_, F>, PushError> {
         let mut queues = self.lock();
         let waiters = self.open(&mut queues)?.lane(priority).join();
-        Ok(Waiting { outbox: self, priority, waiters })
+        Ok(CapacityWaiter { outbox: self, priority, waiters })
     }
 
     /// Queues a frame without waiting; if there is no capacity, the policy decides. Returns whether the actor must be woken.
@@ -195,7 +195,7 @@ impl<F: FrameLike> Outbox<F> {
         };
         let must_wake = self.queued(guard);
         for _ in replaced.into_iter().flatten() {
-            self.options.note_replaced();
+            self.options.count_replaced();
         }
         Ok(must_wake)
     }
@@ -263,7 +263,7 @@ impl<F: FrameLike> Outbox<F> {
                     self.record(queues);
                     drop(guard);
                     if obsolete.is_some() {
-                        self.options.note_replaced();
+                        self.options.count_replaced();
                     }
                     return Some((priority, frame));
                 }
@@ -290,23 +290,23 @@ impl<F: FrameLike> Outbox<F> {
     }
 
     /// Returns the size of all queued frames except those of a slot.
-    pub(crate) fn queued_bytes_besides(&self, slot: Slot) -> usize {
-        self.lock().as_ref().map_or(0, |queues| queues.bytes_besides(slot))
+    pub(crate) fn queued_bytes_except(&self, slot: Slot) -> usize {
+        self.lock().as_ref().map_or(0, |queues| queues.bytes_except(slot))
     }
 
     /// Gives capacity to the pushers that wait for it. Called without the lock, since a pusher that is woken may run at once.
     fn add_capacity(&self, priority: PushPriority, waiters: Option<Arc<Waiters>>, frames: usize, bytes: usize) {
         if let Some(waiters) = waiters {
-            let waiting = Waiting { outbox: self, priority, waiters };
+            let waiting = CapacityWaiter { outbox: self, priority, waiters };
             waiting.waiters.add(frames, bytes);
         }
     }
 
     /// Takes out all frames of a slot. Returns whether there were any, and whether the actor must be woken.
-    pub(crate) fn take_back(&self, slot: Slot) -> (bool, bool) {
+    pub(crate) fn clear_slot(&self, slot: Slot) -> (bool, bool) {
         let mut guard = self.lock();
         let Some(queues) = guard.as_deref_mut() else { return (false, false) };
-        let (latest, queued) = (queues.take_back_latest(slot), queues.take_back_queued(slot));
+        let (latest, queued) = (queues.clear_latest(slot), queues.remove_queued(slot));
         let has_taken = latest.is_some() || !queued.is_empty();
         if has_taken {
             self.has_tied.store(queues.has_tied(), SeqCst);
@@ -404,13 +404,13 @@ impl<F: FrameLike> Outbox<F> {
 }
 
 /// A pusher that waits for capacity in a lane, or a taker that gives some to those who wait.
-struct Waiting<'a, F: FrameLike> {
+struct CapacityWaiter<'a, F: FrameLike> {
     outbox: &'a Outbox<F>,
     priority: PushPriority,
     waiters: Arc<Waiters>,
 }
 
-impl<F: FrameLike> Drop for Waiting<'_, F> {
+impl<F: FrameLike> Drop for CapacityWaiter<'_, F> {
     fn drop(&mut self) {
         if let Some(queues) = &mut *self.outbox.lock() {
             queues.lane(self.priority).leave();

@@ -108,7 +108,7 @@ impl<F> Queues<F> {
     }
 
     /// Returns the size of all queued frames except those of a slot.
-    pub(super) fn bytes_besides(&self, slot: Slot) -> usize {
+    pub(super) fn bytes_except(&self, slot: Slot) -> usize {
         self.bytes() - self.slots.get(&slot).map_or(0, Latest::size)
     }
 
@@ -205,7 +205,7 @@ impl<F> Queues<F> {
     }
 
     /// Empties a slot. It also loses its position, so that it has one when it is filled again. Returns its frames.
-    pub(super) fn take_back_latest(&mut self, slot: Slot) -> Option<Latest<F>> {
+    pub(super) fn clear_latest(&mut self, slot: Slot) -> Option<Latest<F>> {
         let latest = self.slots.remove(&slot)?;
         self.slot_bytes -= latest.size();
         if let Some(position) = self.filled.iter().position(|filled| *filled == slot) {
@@ -217,8 +217,8 @@ impl<F> Queues<F> {
     }
 
     /// Takes the frames of a slot out of the low lane, and out of the tied frames. Their capacity is to be given back.
-    pub(super) fn take_back_queued(&mut self, slot: Slot) -> Vec<Queued<F>> {
-        let mut taken = self.low.take_back(slot);
+    pub(super) fn remove_queued(&mut self, slot: Slot) -> Vec<Queued<F>> {
+        let mut taken = self.low.clear_slot(slot);
         let is_taken = |tied: &Tied<F>| matches!(tied, Tied::Frame(_, queued) if queued.slot == Some(slot));
         for (_, tied) in self.tied.extract_if(.., |_, tied| is_taken(tied)) {
             if let Tied::Frame(_, queued) = tied {

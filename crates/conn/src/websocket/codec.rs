@@ -11,16 +11,16 @@ use std::{fmt, mem, str};
 
 use bytes::{Buf, Bytes, BytesMut};
 
-use super::header::{Begun, CONTROL_MAX, Header, Opcode, Rules};
+use super::header::{FrameRules, Header, MAX_CONTROL_BYTES, Opcode, PartialMessage};
 use super::mask::{self, Key};
-use super::utf8::{NotUtf8, Utf8};
+use super::utf8::{InvalidUtf8, Utf8};
 use super::{CloseCode, CloseFrame, Message, Text, WebSocketError};
 use crate::Frame;
-use crate::codec::{Batch, Codec, make_room};
+use crate::codec::{Batch, Codec, grow_input};
 
 /// A WebSocket, from the end of the handshake on.
 ///
-/// It answers pings and closes by itself, through [`control`](Codec::control): pings are not decoded to messages, pongs and
+/// It answers pings and closes by itself, through [`encode_control`](Codec::encode_control): pings are not decoded to messages, pongs and
 /// closes are. After an error it has a close with the error's [code](WebSocketError::close_code) to say.
 ///
 /// Once a close is said, by whoever, nothing is encoded any more: messages that come too late are dropped, without an error.
@@ -48,7 +48,7 @@ use crate::codec::{Batch, Codec, make_room};
 pub struct WebSocket {
     role: Role,
     options: WebSocketOptions,
-    phase: Phase,
+    state: CloseState,
     /// The frame whose header has been taken from the input, and whose payload has not.
     payload: Option<Payload>,
     /// The message of which fragments have come.
@@ -112,13 +112,13 @@ enum Role {
 
 /// How far the conversation is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum CloseState {
     Open,
     /// Our close is said, theirs has not come.
-    Leaving,
+    CloseSent,
     /// Theirs has come, or they broke the protocol: ours is to be said, with this code or none.
-    Left(Option<CloseCode>),
-    Over,
+    CloseReceived(Option<CloseCode>),
+    Closed,
 }
 
 /// The payload of a data frame that is not all there.
@@ -136,7 +136,7 @@ struct Payload {
 }
 
 /// What becomes a [`Message`], which has room for a head and is better not moved around.
-enum Heard {
+enum Decoded {
     /// Text is checked.
     Data {
         is_text: bool,
@@ -159,7 +159,7 @@ struct Fragments {
 const MAX_PING_BYTES: usize = 16 * 1024;
 
 /// How much is masked at a time: a multiple of the key.
-const MASK_CHUNK: usize = 256;
+const MASK_CHUNK_BYTES: usize = 256;
 
 impl WebSocket {
     /// The side that was connected to: it demands that frames are masked, and does not mask its own.
@@ -176,7 +176,7 @@ impl WebSocket {
         Self {
             role,
             options,
-            phase: Phase::Open,
+            state: CloseState::Open,
             payload: None,
             message: None,
             fragmented: 0,
@@ -192,33 +192,33 @@ impl WebSocket {
     }
 
     /// Whether frames are still read.
-    fn is_listening(&self) -> bool {
-        matches!(self.phase, Phase::Open | Phase::Leaving)
+    fn may_receive(&self) -> bool {
+        matches!(self.state, CloseState::Open | CloseState::CloseSent)
     }
 
     /// Whether frames may still be sent.
-    fn may_speak(&self) -> bool {
-        matches!(self.phase, Phase::Open | Phase::Left(_))
+    fn may_send(&self) -> bool {
+        matches!(self.state, CloseState::Open | CloseState::CloseReceived(_))
     }
 
     /// The header at the front of the input.
     #[inline]
     fn header(&self, input: &[u8]) -> Result<Option<Header>, WebSocketError> {
         let begun = self.message.as_ref();
-        let begun = begun.map(|message| Begun { fragments: message.count, len: message.bytes.len() });
-        Header::read(input, &Rules { masked: self.role == Role::Server, options: &self.options, begun })
+        let begun = begun.map(|message| PartialMessage { fragments: message.count, len: message.bytes.len() });
+        Header::read(input, &FrameRules { masked: self.role == Role::Server, options: &self.options, begun })
     }
 
     #[inline]
-    fn next(&mut self, input: &mut BytesMut) -> Result<Option<Heard>, WebSocketError> {
-        while self.is_listening() {
-            let leaving = self.phase == Phase::Leaving;
-            let heard = if let Some(payload) = self.payload.take() {
-                let heard = self.resume(payload, input)?;
+    fn next(&mut self, input: &mut BytesMut) -> Result<Option<Decoded>, WebSocketError> {
+        while self.may_receive() {
+            let close_sent = self.state == CloseState::CloseSent;
+            let decoded = if let Some(payload) = self.payload.take() {
+                let decoded = self.resume(payload, input)?;
                 if self.payload.is_some() {
                     return Ok(None);
                 }
-                heard
+                decoded
             } else {
                 let Some(header) = self.header(input)? else { return Ok(None) };
                 if header.opcode.is_control() {
@@ -227,19 +227,19 @@ impl WebSocket {
                     }
                     let payload = &mut input[header.size..header.end()];
                     unmask(payload, header.key);
-                    let heard = self.hear(header.opcode, payload)?;
+                    let decoded = self.handle_control(header.opcode, payload)?;
                     input.advance(header.end());
-                    heard
+                    decoded
                 } else if header.fin && self.message.is_none() && header.end() <= input.len() {
-                    Some(whole(&header, input)?)
+                    Some(decode_whole(&header, input)?)
                 } else {
                     input.advance(header.size);
                     self.begin(&header);
                     continue;
                 }
             };
-            match heard {
-                Some(heard) if !leaving || matches!(heard, Heard::Close(_)) => return Ok(Some(heard)),
+            match decoded {
+                Some(decoded) if !close_sent || matches!(decoded, Decoded::Close(_)) => return Ok(Some(decoded)),
                 _ => {}
             }
         }
@@ -261,17 +261,17 @@ impl WebSocket {
     }
 
     /// Handles what has come of a payload, and keeps it for later if that is not all.
-    fn resume(&mut self, mut payload: Payload, input: &mut BytesMut) -> Result<Option<Heard>, WebSocketError> {
+    fn resume(&mut self, mut payload: Payload, input: &mut BytesMut) -> Result<Option<Decoded>, WebSocketError> {
         let end = payload.len.min(input.len());
-        let news = &mut input[payload.seen..end];
-        let is_ascii = unmask(news, payload.key);
-        if payload.is_text && !(is_ascii && self.utf8.is_whole()) {
-            self.utf8.feed(news).map_err(|NotUtf8| WebSocketError::InvalidUtf8)?;
+        let arrived = &mut input[payload.seen..end];
+        let is_ascii = unmask(arrived, payload.key);
+        if payload.is_text && !(is_ascii && self.utf8.is_complete()) {
+            self.utf8.feed(arrived).map_err(|InvalidUtf8| WebSocketError::InvalidUtf8)?;
         }
-        payload.key = payload.key.map(|key| mask::after(key, news.len()));
+        payload.key = payload.key.map(|key| mask::after(key, arrived.len()));
 
         let body = if let Some(message) = &mut self.message {
-            message.bytes.extend_from_slice(news);
+            message.bytes.extend_from_slice(arrived);
             input.advance(end);
             payload.len -= end;
             if payload.len > 0 {
@@ -284,24 +284,24 @@ impl WebSocket {
             Bytes::from(self.message.take().map(|message| message.bytes).unwrap_or_default())
         } else {
             if end < payload.len {
-                make_room(input, payload.len);
+                grow_input(input, payload.len);
                 payload.seen = end;
                 self.payload = Some(payload);
                 return Ok(None);
             }
             take(input, end)
         };
-        if !self.utf8.is_whole() {
+        if !self.utf8.is_complete() {
             return Err(WebSocketError::InvalidUtf8);
         }
-        Ok(Some(Heard::Data { is_text: payload.is_text, body }))
+        Ok(Some(Decoded::Data { is_text: payload.is_text, body }))
     }
 
     /// Handles a control frame.
-    fn hear(&mut self, opcode: Opcode, payload: &[u8]) -> Result<Option<Heard>, WebSocketError> {
+    fn handle_control(&mut self, opcode: Opcode, payload: &[u8]) -> Result<Option<Decoded>, WebSocketError> {
         match opcode {
             Opcode::Ping => {
-                if let (Phase::Open, Ok(len)) = (self.phase, u8::try_from(payload.len())) {
+                if let (CloseState::Open, Ok(len)) = (self.state, u8::try_from(payload.len())) {
                     if self.pings.len() + 1 + payload.len() > MAX_PING_BYTES {
                         self.pings.clear();
                     }
@@ -315,20 +315,28 @@ impl WebSocket {
                 let code = close.as_ref().map(|close| close.code);
                 self.message = None;
                 self.utf8 = Utf8::default();
-                self.phase = if self.phase == Phase::Leaving { Phase::Over } else { Phase::Left(code) };
-                Ok(Some(Heard::Close(close)))
+                self.state = if self.state == CloseState::CloseSent {
+                    CloseState::Closed
+                } else {
+                    CloseState::CloseReceived(code)
+                };
+                Ok(Some(Decoded::Close(close)))
             }
-            _ => Ok(Some(Heard::Pong(Bytes::copy_from_slice(payload)))),
+            _ => Ok(Some(Decoded::Pong(Bytes::copy_from_slice(payload)))),
         }
     }
 
-    /// Nothing that the peer sends is heard any more.
+    /// Nothing that the peer sends is decoded any more.
     #[cold]
     fn fail(&mut self, error: WebSocketError) {
         self.payload = None;
         self.message = None;
         self.utf8 = Utf8::default();
-        self.phase = if self.phase == Phase::Leaving { Phase::Over } else { Phase::Left(Some(error.close_code())) };
+        self.state = if self.state == CloseState::CloseSent {
+            CloseState::Closed
+        } else {
+            CloseState::CloseReceived(Some(error.close_code()))
+        };
     }
 
     #[inline]
@@ -347,7 +355,7 @@ impl WebSocket {
         }
         output.put(frame.head());
         // A clone would touch the count that all receivers of the body share, so a body that is copied is not cloned.
-        if frame.body().len() < Batch::SHARE_FROM {
+        if frame.body().len() < Batch::MIN_SHARED_BYTES {
             output.put(frame.body());
         } else {
             output.put_shared(frame.body().clone());
@@ -372,7 +380,7 @@ impl WebSocket {
             payload.extend(reason.as_bytes());
         }
         self.put_control(Opcode::Close, &payload, output);
-        self.phase = if self.is_listening() { Phase::Leaving } else { Phase::Over };
+        self.state = if self.may_receive() { CloseState::CloseSent } else { CloseState::Closed };
     }
 
     /// Answers every ping, in order.
@@ -395,10 +403,10 @@ impl Codec for WebSocket {
     fn decode(&mut self, input: &mut BytesMut) -> Result<Option<Message>, WebSocketError> {
         match self.next(input) {
             // Text was checked as it came.
-            Ok(Some(Heard::Data { is_text: true, body })) => Ok(Some(Message::Text(Text::checked(body)))),
-            Ok(Some(Heard::Data { is_text: false, body })) => Ok(Some(Message::Binary(Frame::from(body)))),
-            Ok(Some(Heard::Pong(payload))) => Ok(Some(Message::Pong(payload))),
-            Ok(Some(Heard::Close(close))) => Ok(Some(Message::Close(close))),
+            Ok(Some(Decoded::Data { is_text: true, body })) => Ok(Some(Message::Text(Text::checked(body)))),
+            Ok(Some(Decoded::Data { is_text: false, body })) => Ok(Some(Message::Binary(Frame::from(body)))),
+            Ok(Some(Decoded::Pong(payload))) => Ok(Some(Message::Pong(payload))),
+            Ok(Some(Decoded::Close(close))) => Ok(Some(Message::Close(close))),
             Ok(None) => Ok(None),
             Err(error) => {
                 self.fail(error);
@@ -409,7 +417,7 @@ impl Codec for WebSocket {
 
     /// Whatever is whole in `input` has been decoded before. The stream may end when the peer's close has come.
     fn finish(&mut self, input: &BytesMut) -> Result<(), WebSocketError> {
-        if !self.is_listening() {
+        if !self.may_receive() {
             return Ok(());
         }
         if let Some(payload) = &self.payload {
@@ -424,7 +432,7 @@ impl Codec for WebSocket {
 
     /// Nothing, once a close has been said.
     fn encode(&mut self, message: &Message, output: &mut Batch) -> Result<(), WebSocketError> {
-        if !self.may_speak() {
+        if !self.may_send() {
             return Ok(());
         }
         let control = match message {
@@ -432,7 +440,7 @@ impl Codec for WebSocket {
             Message::Ping(payload) | Message::Pong(payload) => payload.len(),
             Message::Close(close) => close.as_ref().map_or(0, CloseFrame::len),
         };
-        if control > CONTROL_MAX {
+        if control > MAX_CONTROL_BYTES {
             return Err(WebSocketError::ControlTooLong { len: control });
         }
         if let Message::Close(Some(CloseFrame { code, .. })) = *message
@@ -455,23 +463,23 @@ impl Codec for WebSocket {
         Ok(())
     }
 
-    fn is_midway(&self, input: &BytesMut) -> bool {
+    fn has_partial_frame(&self, input: &BytesMut) -> bool {
         self.payload.is_some() || !input.is_empty()
     }
 
-    fn assembling(&self) -> Option<u64> {
+    fn partial_message(&self) -> Option<u64> {
         self.message.as_ref().map(|_| self.fragmented)
     }
 
-    fn is_leaving(&self) -> bool {
-        matches!(self.phase, Phase::Left(_) | Phase::Over)
+    fn is_closing(&self) -> bool {
+        matches!(self.state, CloseState::CloseReceived(_) | CloseState::Closed)
     }
 
-    fn control(&mut self, output: &mut Batch, is_last: bool) {
+    fn encode_control(&mut self, output: &mut Batch, is_last: bool) {
         if !self.pings.is_empty() {
             self.put_pongs(output);
         }
-        if let (Phase::Left(code), true) = (self.phase, is_last) {
+        if let (CloseState::CloseReceived(code), true) = (self.state, is_last) {
             self.put_close(code.map(|code| (code, "")), output);
         }
     }
@@ -486,14 +494,14 @@ impl Codec for WebSocket {
     }
 
     /// Once our close is said: what the peer still has to say is waited for while the connection lingers.
-    fn is_over(&self) -> bool {
-        matches!(self.phase, Phase::Leaving | Phase::Over)
+    fn is_closed(&self) -> bool {
+        matches!(self.state, CloseState::CloseSent | CloseState::Closed)
     }
 }
 
 impl fmt::Debug for WebSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WebSocket").field("role", &self.role).field("phase", &self.phase).finish_non_exhaustive()
+        f.debug_struct("WebSocket").field("role", &self.role).field("state", &self.state).finish_non_exhaustive()
     }
 }
 
@@ -504,7 +512,7 @@ fn unmask(bytes: &mut [u8], key: Option<Key>) -> bool {
 
 /// The message in an unfragmented frame that is all there.
 #[inline]
-fn whole(header: &Header, input: &mut BytesMut) -> Result<Heard, WebSocketError> {
+fn decode_whole(header: &Header, input: &mut BytesMut) -> Result<Decoded, WebSocketError> {
     let is_text = header.opcode == Opcode::Text;
     let payload = &mut input[header.size..header.end()];
     let is_ascii = unmask(payload, header.key);
@@ -513,7 +521,7 @@ fn whole(header: &Header, input: &mut BytesMut) -> Result<Heard, WebSocketError>
     }
     let mut body = take(input, header.end());
     body.advance(header.size);
-    Ok(Heard::Data { is_text, body })
+    Ok(Decoded::Data { is_text, body })
 }
 
 /// Takes `n` bytes from the front of `input`, without copying them.
@@ -537,13 +545,13 @@ fn read_close(payload: &[u8]) -> Result<Option<CloseFrame>, WebSocketError> {
 
 /// Appends a masked copy.
 fn put_masked(bytes: &[u8], key: Key, output: &mut Batch) {
-    if bytes.len() >= Batch::SHARE_FROM {
+    if bytes.len() >= Batch::MIN_SHARED_BYTES {
         let mut masked = bytes.to_vec();
         mask::apply(&mut masked, key);
         return output.put_shared(masked.into());
     }
-    let mut chunk = [0; MASK_CHUNK];
-    for bytes in bytes.chunks(MASK_CHUNK) {
+    let mut chunk = [0; MASK_CHUNK_BYTES];
+    for bytes in bytes.chunks(MASK_CHUNK_BYTES) {
         let masked = &mut chunk[..bytes.len()];
         masked.copy_from_slice(bytes);
         mask::apply(masked, key);

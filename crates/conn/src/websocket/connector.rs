@@ -23,8 +23,8 @@ impl<C: Connect> Connect for WebSocketConnector<C> {
     type Socket = C::Socket;
 
     async fn connect(&self) -> io::Result<Connected<C::Socket>> {
-        let mut connected = self.inner.connect().await?.silent()?;
-        let (_, already_read) = connect(&mut connected.socket, self.handshake.again()).await?;
+        let mut connected = self.inner.connect().await?.without_early_data()?;
+        let (_, already_read) = connect(&mut connected.socket, self.handshake.with_new_key()).await?;
         Ok(Connected { already_read, ..connected })
     }
 }

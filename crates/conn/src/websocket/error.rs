@@ -1,7 +1,7 @@
 //! Errors of a WebSocket, and the close codes that report them to the peer.
 
 use super::CloseCode;
-use super::header::CONTROL_MAX;
+use super::header::MAX_CONTROL_BYTES;
 
 /// What can be wrong with what a [`WebSocket`](crate::websocket::WebSocket) reads or is to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -41,7 +41,7 @@ pub enum WebSocketError {
     #[error("a server's frame is masked: servers must not mask")]
     Masked,
     /// The peer sent a ping, pong or close that is too long.
-    #[error("a control frame is longer than {CONTROL_MAX} bytes")]
+    #[error("a control frame is longer than {MAX_CONTROL_BYTES} bytes")]
     LongControl,
     /// The peer announced a length in more bytes than it takes.
     #[error("a length of {len} is not written in as few bytes as possible")]
@@ -102,7 +102,7 @@ pub enum WebSocketError {
     #[error("the stream ended without a close frame")]
     NoClose,
     /// A ping, pong or close to be sent is too long.
-    #[error("a control frame of {len} bytes cannot be sent: at most {CONTROL_MAX} are allowed")]
+    #[error("a control frame of {len} bytes cannot be sent: at most {MAX_CONTROL_BYTES} are allowed")]
     ControlTooLong {
         /// The bytes it has, in a close with the two of its code.
         len: usize,

@@ -1,22 +1,22 @@
 //! The header of a frame: its kind, its length and its mask.
 //!
-//! Rules are checked in the order of the bytes that they concern, each as soon as its bytes have arrived. So a stream fails with
+//! FrameRules are checked in the order of the bytes that they concern, each as soon as its bytes have arrived. So a stream fails with
 //! the same error however it is split, and before the payload of an invalid frame is awaited.
 
 use super::mask::Key;
 use super::{WebSocketError, WebSocketOptions};
 
 /// The longest payload of a control frame.
-pub(super) const CONTROL_MAX: usize = 125;
+pub(super) const MAX_CONTROL_BYTES: usize = 125;
 /// The longest header: two bytes, a length of eight, and a key.
-const MAX_SIZE: usize = 14;
+const MAX_HEADER_BYTES: usize = 14;
 
 const FIN: u8 = 0x80;
 const RESERVED: u8 = 0x70;
 const MASKED: u8 = 0x80;
 /// Stand in place of a length: it follows, in two bytes or eight.
-const TWO_BYTES: u8 = 126;
-const EIGHT_BYTES: u8 = 127;
+const LENGTH_16: u8 = 126;
+const LENGTH_64: u8 = 127;
 
 /// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,17 +50,17 @@ pub(super) struct Header {
 }
 
 /// What a header is checked against.
-pub(super) struct Rules<'a> {
+pub(super) struct FrameRules<'a> {
     /// Frames must be masked; else they must not be.
     pub(super) masked: bool,
     pub(super) options: &'a WebSocketOptions,
     /// What has come of a message of which more is to come.
-    pub(super) begun: Option<Begun>,
+    pub(super) begun: Option<PartialMessage>,
 }
 
 /// The part of a message in fragments that has come.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Begun {
+pub(super) struct PartialMessage {
     pub(super) fragments: usize,
     pub(super) len: usize,
 }
@@ -69,7 +69,7 @@ impl Header {
     /// The header that `input` begins with; `None` if it is not all there.
     #[expect(clippy::inline_always, reason = "once per frame, and its outcome is used where it is, not in memory")]
     #[inline(always)]
-    pub(super) fn read(input: &[u8], rules: &Rules) -> Result<Option<Self>, WebSocketError> {
+    pub(super) fn read(input: &[u8], rules: &FrameRules) -> Result<Option<Self>, WebSocketError> {
         let Some(&first) = input.first() else { return Ok(None) };
         let (fin, opcode) = rules.check_first(first)?;
         let Some(&second) = input.get(1) else { return Ok(None) };
@@ -79,16 +79,16 @@ impl Header {
             _ => {}
         }
         let (len, mut size) = match second & !MASKED {
-            TWO_BYTES | EIGHT_BYTES if opcode.is_control() => return Err(WebSocketError::LongControl),
-            TWO_BYTES => {
+            LENGTH_16 | LENGTH_64 if opcode.is_control() => return Err(WebSocketError::LongControl),
+            LENGTH_16 => {
                 let Some(len) = input[2..].first_chunk() else { return Ok(None) };
                 let len = u16::from_be_bytes(*len);
-                if len < u16::from(TWO_BYTES) {
+                if len < u16::from(LENGTH_16) {
                     return Err(WebSocketError::PaddedLength { len: len.into() });
                 }
                 (len.into(), 4)
             }
-            EIGHT_BYTES => {
+            LENGTH_64 => {
                 let Some(len) = input[2..].first_chunk() else { return Ok(None) };
                 let len = u64::from_be_bytes(*len);
                 if len >> 63 == 1 {
@@ -119,19 +119,19 @@ impl Header {
     }
 
     /// The bytes of a header of an unfragmented frame, of which the first so many count.
-    pub(super) fn write(opcode: Opcode, len: usize, key: Option<Key>) -> ([u8; MAX_SIZE], usize) {
-        let mut bytes = [0; MAX_SIZE];
+    pub(super) fn write(opcode: Opcode, len: usize, key: Option<Key>) -> ([u8; MAX_HEADER_BYTES], usize) {
+        let mut bytes = [0; MAX_HEADER_BYTES];
         bytes[0] = FIN | opcode as u8;
         let mut size = 2;
         match (u8::try_from(len), u16::try_from(len)) {
-            (Ok(len), _) if len < TWO_BYTES => bytes[1] = len,
+            (Ok(len), _) if len < LENGTH_16 => bytes[1] = len,
             (_, Ok(len)) => {
-                bytes[1] = TWO_BYTES;
+                bytes[1] = LENGTH_16;
                 bytes[2..4].copy_from_slice(&len.to_be_bytes());
                 size = 4;
             }
             _ => {
-                bytes[1] = EIGHT_BYTES;
+                bytes[1] = LENGTH_64;
                 bytes[2..10].copy_from_slice(&(len as u64).to_be_bytes());
                 size = 10;
             }
@@ -145,7 +145,7 @@ impl Header {
     }
 }
 
-impl Rules<'_> {
+impl FrameRules<'_> {
     /// Checks the first byte, against the frames before it.
     #[inline]
     fn check_first(&self, first: u8) -> Result<(bool, Opcode), WebSocketError> {
@@ -169,7 +169,7 @@ impl Rules<'_> {
                 }
             }
             (Opcode::Continuation, None) => return Err(WebSocketError::UnexpectedContinuation),
-            (Opcode::Continuation, Some(Begun { fragments, .. })) => self.check_fragments(fragments)?,
+            (Opcode::Continuation, Some(PartialMessage { fragments, .. })) => self.check_fragments(fragments)?,
             (Opcode::Text | Opcode::Binary, Some(_)) => return Err(WebSocketError::InterruptedMessage),
             (Opcode::Text | Opcode::Binary, None) => {
                 if !fin {

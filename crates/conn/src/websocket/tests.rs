@@ -85,7 +85,7 @@ struct Heard {
     said: Vec<Message>,
     /// How the stream ended, if it ended after these bytes.
     finish: Option<WebSocketError>,
-    is_over: bool,
+    is_closed: bool,
 }
 
 /// A codec and its input, fed as an actor does: into the room there is, reserving only when there is none.
@@ -113,7 +113,7 @@ impl Ear {
             bytes = &bytes[n..];
             loop {
                 let decoded = self.codec.decode(&mut self.input);
-                self.codec.control(&mut self.said, true);
+                self.codec.encode_control(&mut self.said, true);
                 match decoded {
                     Ok(Some(message)) => self.heard.messages.push(message),
                     Ok(None) => break,
@@ -128,7 +128,7 @@ impl Ear {
 
     fn done(mut self) -> Heard {
         self.heard.finish = self.codec.finish(&self.input).err();
-        self.heard.is_over = self.codec.is_over();
+        self.heard.is_closed = self.codec.is_closed();
         self.heard.said = said(self.side, &written(&mut self.said));
         self.heard
     }
@@ -263,7 +263,7 @@ fn session(side: Side, sent: &[Sent], close: Option<&Message>) -> (Vec<u8>, Hear
             _ => Message::Close(None),
         });
         expected.finish = None;
-        expected.is_over = true;
+        expected.is_closed = true;
     }
     (wire, expected)
 }
@@ -338,7 +338,7 @@ proptest! {
             }
         }
         let expected = hear(side, options, &wire, &[usize::MAX]);
-        prop_assert_eq!(expected.error.is_some(), expected.is_over);
+        prop_assert_eq!(expected.error.is_some(), expected.is_closed);
         for sizes in [&sizes[..], &[1]] {
             prop_assert_eq!(&hear(side, options, &wire, sizes), &expected);
         }
@@ -448,7 +448,7 @@ fn every_bad_input_has_its_close_code() {
             let heard = hear(side, WebSocketOptions::default(), &[&stream[..], &after].concat(), &[cut, usize::MAX]);
             assert_eq!(heard.error, Some(error), "{stream:x?}");
             assert_eq!((&heard.messages[..], &heard.said[..]), (&before[..], &said[..]), "{stream:x?}");
-            assert!(heard.is_over);
+            assert!(heard.is_closed);
         }
         let heard = hear_all(side, &stream[..stream.len() - 1]);
         assert_eq!(heard.error, None, "{stream:x?}");
@@ -551,7 +551,7 @@ fn nothing_is_held_between_messages() {
 
 #[test]
 fn servers_do_not_copy_large_bodies_and_clients_mask_everything() {
-    let frame = Frame::new(Head::new(b"head").unwrap(), Bytes::from(vec![b'x'; Batch::SHARE_FROM]));
+    let frame = Frame::new(Head::new(b"head").unwrap(), Bytes::from(vec![b'x'; Batch::MIN_SHARED_BYTES]));
     let mut batch = Batch::default();
     Server.codec(WebSocketOptions::default()).encode(&Message::Binary(frame.clone()), &mut batch).unwrap();
     let mut slices = [IoSlice::new(&[]); 3];
@@ -578,7 +578,7 @@ fn pings_are_answered_in_order_and_before_what_comes_next() {
     assert_eq!(codec.decode(&mut input), Ok(Some(Message::text("x"))));
     let mut output = Batch::default();
     codec.encode(&Message::text("y"), &mut output).unwrap();
-    codec.control(&mut output, true);
+    codec.encode_control(&mut output, true);
     let pongs = (0..10u8).map(|n| Message::Pong(Bytes::from(vec![n; 5])));
     let expected: Vec<_> = pongs.chain([Message::text("y")]).collect();
     assert_eq!(said(Server, &written(&mut output)), expected);
@@ -593,7 +593,7 @@ fn unanswered_pings_are_bounded_and_the_newest_is_answered() {
         assert_eq!(codec.decode(&mut input), Ok(None));
     }
     let mut output = Batch::default();
-    codec.control(&mut output, false);
+    codec.encode_control(&mut output, false);
     assert!(output.len() <= 20 * 1024, "{} bytes", output.len());
     let newest = Message::Pong(Bytes::from(9_999u32.to_be_bytes().repeat(30)));
     assert_eq!(said(Server, &written(&mut output)).last(), Some(&newest));
@@ -608,10 +608,10 @@ fn a_close_of_ours_is_the_last_we_say_and_theirs_the_last_we_hear() {
     ear.codec.encode(&Message::Close(None), &mut ear.said).unwrap();
     ear.feed(&Client.frame(0x81, b"unheard"));
     ear.feed(&Client.frame(0x89, b"unanswered"));
-    assert!(ear.codec.is_over(), "whoever runs it need not wait");
+    assert!(ear.codec.is_closed(), "whoever runs it need not wait");
     assert_eq!(ear.codec.finish(&ear.input), Err(WebSocketError::NoClose), "but may");
     ear.feed(&[Client.frame(0x88, b""), Client.frame(0x81, b"after the end")].concat());
-    assert!(ear.codec.is_over() && ear.input.is_empty());
+    assert!(ear.codec.is_closed() && ear.input.is_empty());
     let heard = ear.done();
     assert_eq!((heard.messages, heard.said), (vec![Message::Close(None)], vec![bye]));
     assert_eq!((heard.error, heard.finish), (None, None));
@@ -623,15 +623,15 @@ fn a_close_of_theirs_may_be_answered_with_more_than_their_code() {
     let mut input = BytesMut::from(&Server.frame(0x88, &1000u16.to_be_bytes())[..]);
     assert_eq!(codec.decode(&mut input), Ok(Some(Message::close(CloseCode::NORMAL, ""))));
     assert_eq!(codec.finish(&input), Ok(()));
-    assert!(!codec.is_over());
+    assert!(!codec.is_closed());
     let mut output = Batch::default();
     let answers = [Message::text("one more"), Message::close(CloseCode::new(4000), "see you")];
     for answer in &answers {
         codec.encode(answer, &mut output).unwrap();
     }
-    codec.control(&mut output, true);
+    codec.encode_control(&mut output, true);
     assert_eq!(said(Server, &written(&mut output)), answers);
-    assert!(codec.is_over());
+    assert!(codec.is_closed());
 }
 
 #[test]
@@ -641,7 +641,7 @@ fn an_error_while_leaving_is_the_end() {
     ear.feed(&[0xff]);
     let heard = ear.done();
     assert_eq!(heard.error, Some(WebSocketError::ReservedBits { bits: 7 }));
-    assert_eq!((heard.said, heard.is_over), (vec![Message::Close(None)], true));
+    assert_eq!((heard.said, heard.is_closed), (vec![Message::Close(None)], true));
 }
 
 #[test]

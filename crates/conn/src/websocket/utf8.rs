@@ -13,12 +13,12 @@ pub(super) struct Utf8 {
 
 /// Bytes that no text has.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct NotUtf8;
+pub(super) struct InvalidUtf8;
 
 impl Utf8 {
     /// Checks what comes next.
-    pub(super) fn feed(&mut self, mut bytes: &[u8]) -> Result<(), NotUtf8> {
-        while !self.is_whole() {
+    pub(super) fn feed(&mut self, mut bytes: &[u8]) -> Result<(), InvalidUtf8> {
+        while !self.is_complete() {
             let Some((&next, rest)) = bytes.split_first() else { return Ok(()) };
             bytes = rest;
             self.begun[usize::from(self.len)] = next;
@@ -26,7 +26,7 @@ impl Utf8 {
             match str::from_utf8(&self.begun[..usize::from(self.len)]) {
                 Ok(_) => self.len = 0,
                 Err(error) if error.error_len().is_none() => {}
-                Err(_) => return Err(NotUtf8),
+                Err(_) => return Err(InvalidUtf8),
             }
         }
         match str::from_utf8(bytes) {
@@ -35,15 +35,15 @@ impl Utf8 {
                 let begun = &bytes[error.valid_up_to()..];
                 self.begun[..begun.len()].copy_from_slice(begun);
                 // At most three bytes can be the beginning of a character and not all of it.
-                self.len = u8::try_from(begun.len()).map_err(|_| NotUtf8)?;
+                self.len = u8::try_from(begun.len()).map_err(|_| InvalidUtf8)?;
                 Ok(())
             }
-            Err(_) => Err(NotUtf8),
+            Err(_) => Err(InvalidUtf8),
         }
     }
 
     /// Whether the text may end here: not within a character.
-    pub(super) fn is_whole(&self) -> bool {
+    pub(super) fn is_complete(&self) -> bool {
         self.len == 0
     }
 }
@@ -70,7 +70,7 @@ mod tests {
             }
             fed = end;
         }
-        (None, utf8.is_whole())
+        (None, utf8.is_complete())
     }
 
     fn agree(bytes: &[u8]) {

@@ -201,17 +201,17 @@ async fn what_is_tied_waits_and_can_be_taken_back() {
     tied.push_latest(Slot(1), frame("tied")).unwrap();
     tied.push_latest(Slot(2), frame("six")).unwrap();
     assert_eq!(handle.queued_bytes(), 15);
-    assert!(handle.take_back(Slot(1)));
+    assert!(handle.clear_slot(Slot(1)));
     assert_eq!(handle.queued_bytes(), 7);
     // Now the actor has put them aside.
     push(&handle, "free");
     expect(&mut client, &["1 free"]).await;
     assert_eq!(handle.queued_bytes(), 7);
-    assert!(handle.take_back(Slot(2)) && !handle.take_back(Slot(2)));
+    assert!(handle.clear_slot(Slot(2)) && !handle.clear_slot(Slot(2)));
     tied.push_next(Slot(3), frame("seven")).unwrap();
     tied.push_next(Slot(3), frame("eight")).unwrap();
     assert_eq!(handle.queued_bytes(), 14);
-    assert!(handle.take_back(Slot(3)) && !handle.take_back(Slot(3)));
+    assert!(handle.clear_slot(Slot(3)) && !handle.clear_slot(Slot(3)));
     tied.push_latest(Slot(2), frame("again")).unwrap();
     assert_eq!(handle.queued_bytes(), 9);
     setting.release();

@@ -33,7 +33,7 @@ impl ClientProtocol for Numbered {
         let text = std::str::from_utf8(frame.body()).unwrap();
         match text.split_once(' ').map(|(number, _)| number.parse()) {
             Some(Ok(number)) => Incoming::Reply(number),
-            _ if text == "pong" => Incoming::Nothing,
+            _ if text == "pong" => Incoming::Discard,
             _ => Incoming::Push,
         }
     }
@@ -46,7 +46,7 @@ impl ClientProtocol for Numbered {
         if self.greeting { vec![frame("hello-there")] } else { vec![] }
     }
 
-    fn farewell(&self) -> Option<Frame> {
+    fn last_frame(&self) -> Option<Frame> {
         Some(frame("goodbye"))
     }
 }

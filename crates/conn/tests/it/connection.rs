@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tidewire_conn::{ConnectionId, PushError, Refused, Shutdown, Supervisor};
+use tidewire_conn::{AdmitError, ConnectionId, PushError, Shutdown, Supervisor};
 use tidewire_testkit::{PATIENCE, wait_until_async};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 
@@ -181,9 +181,9 @@ async fn limits_are_exact_and_permits_come_back() {
     let [here, there] = ["127.0.0.1:1", "127.0.0.2:1"].map(|addr| addr.parse().unwrap());
     let first = supervisor.admit(here).unwrap();
     let _second = supervisor.admit(here).unwrap();
-    assert_eq!(supervisor.admit(here).unwrap_err(), Refused::TooManyFrom(here.ip(), 2));
+    assert_eq!(supervisor.admit(here).unwrap_err(), AdmitError::TooManyFromAddress(here.ip(), 2));
     let _third = supervisor.admit(there).unwrap();
-    assert_eq!(supervisor.admit(there).unwrap_err(), Refused::TooMany(3));
+    assert_eq!(supervisor.admit(there).unwrap_err(), AdmitError::TooManyConnections(3));
     assert_eq!(server.connect().await.receive().await, None, "the listener refuses too");
     drop(first);
     assert_eq!(supervisor.count(), 2);
@@ -216,13 +216,13 @@ async fn a_shutdown_ends_the_idle_the_waiting_and_the_stuck() {
     server.supervisor.shutdown(shutdown).await;
     assert_eq!(server.supervisor.count(), 0);
     for _ in 0..3 {
-        assert!(server.next_end().await.ends_with("the server shuts down"));
+        assert!(server.next_end().await.ends_with("the server is shutting down"));
     }
     for client in [&mut idle, &mut waiting] {
         assert_eq!(client.receive().await, None);
     }
     let refused = server.supervisor.admit(server.addr).unwrap_err();
-    assert_eq!(refused, Refused::ShuttingDown);
+    assert_eq!(refused, AdmitError::ShuttingDown);
     let mut late = tokio::net::TcpStream::connect(server.addr).await.map(Client);
     if let Ok(late) = &mut late {
         assert_eq!(late.receive().await, None);
@@ -244,7 +244,7 @@ async fn a_shutdown_gives_notice_and_grace() {
     assert_eq!(client.ask("still served").await, "still served");
     handle.push_high_priority(frame("pushed")).await.unwrap();
     assert_eq!(client.receive().await.as_deref(), Some("pushed"));
-    assert_eq!(server.supervisor.admit(server.addr).unwrap_err(), Refused::ShuttingDown);
+    assert_eq!(server.supervisor.admit(server.addr).unwrap_err(), AdmitError::ShuttingDown);
     drop(client);
     assert!(server.next_end().await.ends_with("the peer closed the connection"));
     shutting.await.unwrap();
@@ -265,7 +265,7 @@ async fn a_shutdown_answers_what_was_asked_and_writes_what_was_queued() {
     assert_eq!(client.receive().await.as_deref(), Some("queued"));
     assert_eq!(client.receive().await.as_deref(), Some("waited"));
     assert_eq!(client.receive().await, None);
-    assert!(server.next_end().await.ends_with("the server shuts down"));
+    assert!(server.next_end().await.ends_with("the server is shutting down"));
     drop(client);
     shutting.await.unwrap();
     assert_eq!(server.supervisor.stats().push.unsent, 0);

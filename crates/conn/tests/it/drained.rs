@@ -190,7 +190,7 @@ async fn what_waits_for_a_reply_is_not_drained() {
     assert_eq!(connection.protocol().drained(), 0, "one in a slot");
 
     handle.after(ticket).try_push(frame("tied"), PushPriority::Low, PushPolicy::ReturnErrorIfFull).unwrap();
-    assert!(handle.take_back(Slot(1)));
+    assert!(handle.clear_slot(Slot(1)));
     push(&handle, "free");
     connection.expect(&["free"]).await;
     connection.settle().await;
@@ -213,10 +213,10 @@ async fn what_is_taken_back_is_drained() {
         handle.after(ticket).push_latest(slot, frame("tied")).unwrap();
     }
     connection.settle().await;
-    assert!(handle.take_back(Slot(1)));
+    assert!(handle.clear_slot(Slot(1)));
     connection.settle().await;
     assert_eq!(connection.protocol().drained(), 0);
-    assert!(handle.take_back(Slot(2)));
+    assert!(handle.clear_slot(Slot(2)));
     connection.settle().await;
     assert_eq!(connection.protocol().drained(), 1);
 }

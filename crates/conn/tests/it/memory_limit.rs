@@ -62,7 +62,7 @@ impl Protocol for Sizes {
         Reply::Frame(request)
     }
 
-    fn last_word(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext) -> Option<Frame> {
+    fn last_frame(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext) -> Option<Frame> {
         matches!(reason, CloseReason::MemoryLimit).then(|| frame("memory"))
     }
 }
@@ -209,7 +209,7 @@ async fn queued_pushes_count() {
     // The newest frame of a slot replaces the one before it.
     handle.push_latest(Slot(1), push()).unwrap();
     assert!(server.limit.used() < 16 * MIB + 700 * KIB, "{:?}", server.limit);
-    handle.take_back(Slot(1));
+    handle.clear_slot(Slot(1));
     assert!(server.limit.used() < 16 * MIB + 400 * KIB, "{:?}", server.limit);
     for slot in 2..6 {
         // Refused if the connection has been closed meanwhile.

@@ -389,7 +389,7 @@ async fn a_sequence_of_a_slot_is_taken_back_as_a_whole() {
         async move { handle.push_low_priority("f".into()).await }
     });
     tokio::task::yield_now().await;
-    assert!(handle.take_back(Slot(1)) && !handle.take_back(Slot(1)));
+    assert!(handle.clear_slot(Slot(1)) && !handle.clear_slot(Slot(1)));
     waiting.await.unwrap().unwrap();
     handle.push_next(Slot(1), "g".into()).unwrap();
     assert_eq!(handle.push_next(Slot(1), "h".into()), Err(PushError::QueueFull));
@@ -403,19 +403,19 @@ async fn a_sequence_of_a_slot_is_taken_back_as_a_whole() {
 #[tokio::test]
 async fn what_is_taken_back_of_a_slot_is_not_written() {
     let (mut queues, handle) = PushQueues::<String>::bounded(4, 4);
-    assert!(!handle.take_back(Slot(1)));
+    assert!(!handle.clear_slot(Slot(1)));
     for slot in 1..=3 {
         handle.push_latest(Slot(slot), format!("old {slot}")).unwrap();
     }
-    assert!(handle.take_back(Slot(1)) && !handle.take_back(Slot(1)));
-    assert!(handle.take_back(Slot(2)));
+    assert!(handle.clear_slot(Slot(1)) && !handle.clear_slot(Slot(1)));
+    assert!(handle.clear_slot(Slot(2)));
     handle.push_latest(Slot(1), "new 1".into()).unwrap();
     handle.push_latest(Slot(1), "newer 1".into()).unwrap();
     for expected in ["old 3", "newer 1"] {
         assert_eq!(queues.recv().await.unwrap().1, expected);
     }
     assert_eq!(handle.queued_bytes(), 0);
-    assert!(!handle.take_back(Slot(1)), "it is sent");
+    assert!(!handle.clear_slot(Slot(1)), "it is sent");
     drop(handle);
     assert!(queues.recv().await.is_none());
 }
@@ -429,7 +429,7 @@ async fn it_is_known_how_much_waits() {
     handle.push_latest(Slot(1), "old".into()).unwrap();
     handle.push_latest(Slot(1), "4444".into()).unwrap();
     assert_eq!(handle.queued_bytes(), 7);
-    assert!(handle.take_back(Slot(1)));
+    assert!(handle.clear_slot(Slot(1)));
     assert_eq!(handle.queued_bytes(), 3);
     handle.push_latest(Slot(1), "55555".into()).unwrap();
     queues.recv().await.unwrap();
@@ -441,17 +441,17 @@ async fn it_is_known_how_much_waits() {
 #[tokio::test]
 async fn the_bytes_beside_a_slot_leave_out_the_frame_that_would_be_replaced() {
     let (mut queues, handle) = PushQueues::bounded(4, 4);
-    assert_eq!(handle.queued_bytes_besides(Slot(1)), 0);
+    assert_eq!(handle.queued_bytes_except(Slot(1)), 0);
     push(&handle, "lane", PushPriority::Low).unwrap();
     handle.push_latest(Slot(1), frame("first")).unwrap();
     handle.push_latest(Slot(2), frame("second")).unwrap();
     let all = handle.queued_bytes();
     assert_eq!(all, "lanefirstsecond".len());
-    assert_eq!(handle.queued_bytes_besides(Slot(1)), all - "first".len());
-    assert_eq!(handle.queued_bytes_besides(Slot(2)), all - "second".len());
-    assert_eq!(handle.queued_bytes_besides(Slot(3)), all, "an empty slot leaves out nothing");
+    assert_eq!(handle.queued_bytes_except(Slot(1)), all - "first".len());
+    assert_eq!(handle.queued_bytes_except(Slot(2)), all - "second".len());
+    assert_eq!(handle.queued_bytes_except(Slot(3)), all, "an empty slot leaves out nothing");
     while handle.queued_bytes() > 0 {
         assert!(queues.recv().await.is_some());
     }
-    assert_eq!(handle.queued_bytes_besides(Slot(1)), 0);
+    assert_eq!(handle.queued_bytes_except(Slot(1)), 0);
 }

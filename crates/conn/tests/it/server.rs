@@ -98,7 +98,7 @@ impl Protocol for Words {
         self.gives_notice.load(Ordering::SeqCst).then(|| frame("going down"))
     }
 
-    fn last_word(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext) -> Option<Frame> {
+    fn last_frame(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext) -> Option<Frame> {
         match reason {
             CloseReason::Decode(error) => Some(frame(format!("error: {error}"))),
             _ => None,

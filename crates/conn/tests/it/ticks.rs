@@ -61,7 +61,7 @@ impl<const HOLD: bool> Protocol for Ticking<HOLD> {
         (self.plan)(self.ticks.fetch_add(1, Ordering::SeqCst) + 1)
     }
 
-    fn last_word(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext) -> Option<Frame> {
+    fn last_frame(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext) -> Option<Frame> {
         Some(frame(reason.label()))
     }
 

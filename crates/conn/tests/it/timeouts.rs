@@ -42,7 +42,7 @@ impl Protocol for Patient {
         Some(frame(format!("ping {}", silent.as_secs())))
     }
 
-    fn last_word(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext) -> Option<Frame> {
+    fn last_frame(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext) -> Option<Frame> {
         Some(frame(reason.label()))
     }
 
@@ -203,6 +203,6 @@ async fn a_slow_peer_on_a_socket_is_sent_away_alone() {
     let mut slow = server.connect().await;
     slow.0.write_all(b"\0\0").await.unwrap();
     assert_eq!(slow.receive().await, None);
-    assert_eq!(server.next_end().await, "conn-2: the peer did not finish a frame in time");
+    assert_eq!(server.next_end().await, "conn-2: timed out waiting for the rest of a frame");
     assert_eq!(neighbour.ask("still there").await, "still there");
 }

@@ -38,7 +38,7 @@ impl Protocol for Echo {
         Some(Message::Ping(Bytes::from_static(b"there?")))
     }
 
-    fn last_word(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext<Message>) -> Option<Message> {
+    fn last_frame(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext<Message>) -> Option<Message> {
         match reason {
             CloseReason::Shutdown => Some(Message::close(CloseCode::AWAY, "")),
             CloseReason::TimedOut(_) => Some(Message::close(CloseCode::POLICY, "")),

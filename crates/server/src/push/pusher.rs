@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
 use tidewire_conn::websocket::Message;
-use tidewire_conn::{Held, PushError, PushHandle, PushPolicy, PushPriority, ReplyTicket, Slot};
+use tidewire_conn::{MemoryHold, PushError, PushHandle, PushPolicy, PushPriority, ReplyTicket, Slot};
 use tidewire_live::Mode;
 use tokio::time::Instant;
 
@@ -62,10 +62,10 @@ impl PushSink for SocketSink {
     }
 
     fn take_back(&self, subscription: u64) -> bool {
-        self.handle.take_back(Slot(subscription))
+        self.handle.clear_slot(Slot(subscription))
     }
 
-    fn hold(&self, bytes: usize) -> Option<Held> {
+    fn hold(&self, bytes: usize) -> Option<MemoryHold> {
         self.handle.account().map(|account| account.hold(bytes))
     }
 
@@ -189,7 +189,7 @@ impl Pusher {
 
     /// Bytes that wait to be sent, but for the unsent result of a subscription.
     fn queued_bytes_besides(&self, number: u64) -> usize {
-        self.sink.handle.queued_bytes_besides(Slot(number))
+        self.sink.handle.queued_bytes_except(Slot(number))
     }
 
     fn push(&self, subscription: &Subscription, message: Message) -> Result<(), PushError> {

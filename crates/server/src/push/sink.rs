@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use tidewire_conn::Held;
+use tidewire_conn::MemoryHold;
 
 use crate::protocol::disconnect::Disconnect;
 
@@ -18,7 +18,7 @@ pub(crate) trait PushSink: fmt::Debug + Send + Sync {
     fn take_back(&self, subscription: u64) -> bool;
 
     /// Records memory that is kept on behalf of the connection, until the result is dropped. None if the transport has no limit.
-    fn hold(&self, bytes: usize) -> Option<Held>;
+    fn hold(&self, bytes: usize) -> Option<MemoryHold>;
 
     /// Ends the connection.
     fn close(&self, disconnect: Disconnect);

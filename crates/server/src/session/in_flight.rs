@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use tidewire_conn::{Held, MemoryAccount};
+use tidewire_conn::{MemoryAccount, MemoryHold};
 
 /// The bytes of the requests of a connection that are in flight. Allocated by the first request that is not answered at once.
 #[derive(Debug, Default)]
@@ -27,7 +27,7 @@ impl InFlight {
 pub(crate) struct HeldRequest {
     bytes: Arc<AtomicUsize>,
     size: usize,
-    _held: Held,
+    _held: MemoryHold,
 }
 
 impl Drop for HeldRequest {

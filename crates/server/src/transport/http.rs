@@ -19,7 +19,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, Version};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tidewire_conn::websocket::{self, ServerHandshakeError, check_upgrade};
-use tidewire_conn::{Permit, Refused, Supervisor};
+use tidewire_conn::{AdmitError, Permit, Supervisor};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Semaphore, watch};
 
@@ -183,7 +183,7 @@ impl Http {
         let admission = self.admission(counted, peer);
         let admitted = match admission.map(|admission| self.supervisor.admit(peer).map(|permit| (permit, admission))) {
             Some(Ok(admitted)) => Ok(admitted),
-            Some(Err(refused @ Refused::TooMany(_))) => {
+            Some(Err(refused @ AdmitError::TooManyConnections(_))) => {
                 return Err(refuse(plain(StatusCode::SERVICE_UNAVAILABLE, format!("{refused}\n"))));
             }
             Some(Err(_)) => Err(Disconnect::SERVER_SHUTTING_DOWN),

@@ -422,7 +422,7 @@ impl Protocol for WebSocketProtocol {
         (grace > 0).then(|| notice::shutdown(grace))
     }
 
-    fn last_word(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext<Message>) -> Option<Message> {
+    fn last_frame(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext<Message>) -> Option<Message> {
         match reason {
             CloseReason::Shutdown => Some(Disconnect::SERVER_SHUTDOWN.frame()),
             CloseReason::Handle => Some(Disconnect::NORMAL_CLOSURE.frame()),

@@ -7,7 +7,9 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::BytesMut;
 use httparse::{EMPTY_HEADER, Response};
 
-use super::{HeadReader, HeadTooLarge, MAX_HEAD, MAX_HEADERS, accept_key, fields, has_token, is_token, only, values};
+use super::{
+    HeadReader, HeadTooLarge, MAX_HEAD_BYTES, MAX_HEADERS, accept_key, fields, has_token, is_token, only, values,
+};
 
 /// The handshake of a client: sends [`request`](Self::request), then feeds what comes to [`decode`](Self::decode).
 ///
@@ -80,7 +82,7 @@ pub enum ClientHandshakeError {
         name: String,
     },
     /// The response goes on and on.
-    #[error("the head of the response is longer than {MAX_HEAD} bytes")]
+    #[error("the head of the response is longer than {MAX_HEAD_BYTES} bytes")]
     HeadTooLarge,
     /// The response is not HTTP.
     #[error("the response is not HTTP")]
@@ -126,7 +128,7 @@ impl ClientHandshake {
 
     /// The same request once more, with a key of its own.
     #[must_use]
-    pub fn again(&self) -> Self {
+    pub fn with_new_key(&self) -> Self {
         Self { key: STANDARD.encode(rand::random::<[u8; 16]>()), reader: HeadReader::default(), ..self.clone() }
     }
 

@@ -18,7 +18,7 @@ pub use rules::{ServerHandshakeError, check_upgrade};
 pub use server::{ServerHandshake, UpgradeRequest};
 
 /// The longest head: what common servers allow, and room for cookies and tokens.
-const MAX_HEAD: usize = 8192;
+const MAX_HEAD_BYTES: usize = 8192;
 /// The most header fields: several times what browsers and proxies send.
 const MAX_HEADERS: usize = 64;
 
@@ -29,7 +29,7 @@ fn accept_key(sec_websocket_key: &str) -> String {
     STANDARD.encode(digest.digest().bytes())
 }
 
-/// The head is longer than `MAX_HEAD`.
+/// The head is longer than `MAX_HEAD_BYTES`.
 #[derive(Debug)]
 struct HeadTooLarge;
 
@@ -45,13 +45,13 @@ impl HeadReader {
     fn take(&mut self, input: &mut BytesMut) -> Result<Option<Bytes>, HeadTooLarge> {
         const END: &[u8] = b"\r\n\r\n";
         let searched = self.searched.saturating_sub(END.len() - 1);
-        let within = &input[..input.len().min(MAX_HEAD)];
+        let within = &input[..input.len().min(MAX_HEAD_BYTES)];
         if let Some(at) = within[searched..].windows(END.len()).position(|window| window == END) {
             self.searched = 0;
             return Ok(Some(input.split_to(searched + at + END.len()).freeze()));
         }
         self.searched = within.len();
-        if within.len() == MAX_HEAD { Err(HeadTooLarge) } else { Ok(None) }
+        if within.len() == MAX_HEAD_BYTES { Err(HeadTooLarge) } else { Ok(None) }
     }
 }
 
@@ -116,11 +116,11 @@ mod tests {
     fn a_head_is_bounded_in_any_pieces() {
         let mut endless = REQUEST[..REQUEST.len() - 2].to_vec();
         endless.extend_from_slice(b"Cookie: ");
-        endless.resize(MAX_HEAD - 4, b'c');
+        endless.resize(MAX_HEAD_BYTES - 4, b'c');
         endless.extend_from_slice(b"\r\n\r\n");
         assert!(ServerHandshake::new().decode(&mut BytesMut::from(&endless[..])).unwrap().is_some());
 
-        endless.insert(MAX_HEAD - 4, b'c');
+        endless.insert(MAX_HEAD_BYTES - 4, b'c');
         for size in [1, 7, 1000, endless.len()] {
             let (mut server, mut input) = (ServerHandshake::new(), BytesMut::new());
             let error = endless.chunks(size).find_map(|piece| {
@@ -128,7 +128,7 @@ mod tests {
                 server.decode(&mut input).transpose()
             });
             assert_eq!(error.unwrap().unwrap_err(), ServerHandshakeError::HeadTooLarge);
-            assert!(input.len() < MAX_HEAD + size);
+            assert!(input.len() < MAX_HEAD_BYTES + size);
         }
     }
 

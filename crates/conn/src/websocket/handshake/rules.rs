@@ -6,7 +6,7 @@ use base64::Engine;
 use base64::alphabet;
 use base64::engine::{GeneralPurpose, GeneralPurposeConfig};
 
-use super::{MAX_HEAD, accept_key, has_token, only, values};
+use super::{MAX_HEAD_BYTES, accept_key, has_token, only, values};
 
 /// Trailing bits that encode nothing are accepted: the example in RFC 6455 has some set.
 const KEYS: GeneralPurpose =
@@ -68,7 +68,7 @@ pub fn check_upgrade(
 #[non_exhaustive]
 pub enum ServerHandshakeError {
     /// The request has too long a head.
-    #[error("the head of the request is longer than {MAX_HEAD} bytes")]
+    #[error("the head of the request is longer than {MAX_HEAD_BYTES} bytes")]
     HeadTooLarge,
     /// The request is not HTTP.
     #[error("the request is not valid HTTP")]

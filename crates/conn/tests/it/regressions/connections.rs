@@ -103,7 +103,7 @@ impl<const HOLD: bool, const REPLIES_FIRST: bool> Protocol for Rig<HOLD, REPLIES
     fn on_shutdown(&self, _: Duration, _: &mut ConnectionContext) -> Option<Frame> {
         HOLD.then(|| frame("going down"))
     }
-    fn last_word(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext) -> Option<Frame> {
+    fn last_frame(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext) -> Option<Frame> {
         matches!(reason, CloseReason::Decode(_)).then(|| frame("bad frame"))
     }
     fn on_connection_closed(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext) {
@@ -458,7 +458,7 @@ impl Codec for Parting {
         self.over |= frame.body() == &b"goodbye"[..];
         self.inner.encode(frame, output)
     }
-    fn is_over(&self) -> bool {
+    fn is_closed(&self) -> bool {
         self.over
     }
 }

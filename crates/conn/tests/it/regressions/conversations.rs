@@ -48,7 +48,7 @@ impl ClientProtocol for InOrder {
         frame.body().starts_with(b"AUTH")
     }
 
-    fn farewell(&self) -> Option<Frame> {
+    fn last_frame(&self) -> Option<Frame> {
         Some(frame("goodbye"))
     }
 }
@@ -82,7 +82,7 @@ async fn a_request_that_cannot_be_encoded_concerns_itself_only() {
     assert_eq!((outcome, innocent), (Outcome::NeverSent, Ok(frame("reply"))));
 }
 
-/// Somebody keeps the pushes and receives none: closing takes five seconds, and the farewell is never said.
+/// Somebody keeps the pushes and receives none: closing takes five seconds, and the last_frame is never said.
 #[tokio::test(start_paused = true)]
 async fn a_full_queue_of_pushes_does_not_stop_the_farewell() {
     let mut line = line(false, ClientOptions::default().push_capacity(1));
@@ -92,9 +92,9 @@ async fn a_full_queue_of_pushes_does_not_stop_the_farewell() {
     tokio::time::sleep(Duration::from_millis(10)).await;
     let began = tokio::time::Instant::now();
     drop(line.client);
-    let farewell = far.receive().await;
+    let last_frame = far.receive().await;
     let took = began.elapsed();
-    assert_eq!((farewell.as_deref(), took < Duration::from_secs(1)), (Some("goodbye"), true), "{took:?}");
+    assert_eq!((last_frame.as_deref(), took < Duration::from_secs(1)), (Some("goodbye"), true), "{took:?}");
     drop(line.pushes);
 }
 
@@ -360,7 +360,7 @@ impl Protocol for Plain {
         Reply::future(std::future::pending())
     }
 
-    fn last_word(&self, _: &CloseReason<Self>, _: &mut ConnectionContext) -> Option<Frame> {
+    fn last_frame(&self, _: &CloseReason<Self>, _: &mut ConnectionContext) -> Option<Frame> {
         self.words.fetch_add(1, Ordering::SeqCst);
         Some(frame("last word"))
     }
