@@ -50,7 +50,7 @@ impl<F: FrameLike> SessionRegistry<F> {
         lock(&self.entries).get(id)?.live().map(PushHandle::new)
     }
 
-    /// Lists a handle under an id, in place of the one that was listed.
+    /// Lists a handle under an id, replacing the one that was listed.
     pub fn insert(&self, id: ConnectionId, handle: &PushHandle<F>) {
         Arc::make_mut(&mut lock(&self.entries)).entry(id).or_default().listed = Arc::downgrade(&handle.0);
     }
@@ -104,8 +104,8 @@ impl<F: FrameLike> SessionRegistry<F> {
         live_sessions(&lock(&self.entries)).collect()
     }
 
-    /// Pushes a frame to every live connection for which `frame` makes one. Where the queue is full, the frame is dropped. Returns
-    /// the number of connections that it was pushed or dropped for. Frames that share their body are cheap to make many of.
+    /// Pushes a frame to every live connection for which `frame` returns one. If a queue is full, its frame is dropped. Returns the
+    /// number of connections for which a frame was pushed or dropped. Frames should share their body, so that each is cheap.
     pub fn broadcast(&self, priority: PushPriority, mut frame: impl FnMut(&Session<F>) -> Option<F>) -> usize {
         let mut reached = 0;
         // Not under the lock, because `frame` may use the registry. And one by one, so that each connection is used while it is in

@@ -2,7 +2,7 @@
 //!
 //! A server [accepts](TlsServer::accept) on the task of the connection, within
 //! [`Supervisor::serve_with`](crate::Supervisor::serve_with), so a peer that never finishes its handshake delays no other
-//! connection. A client [connects](TlsConnector) by another connector first.
+//! connection. On the client side, [`TlsConnector`] wraps another connector.
 
 use std::fmt;
 use std::io;
@@ -21,36 +21,36 @@ use tokio_rustls::{TlsAcceptor, client, server};
 
 use crate::client::{Connect, Connected};
 
-/// Why there is no TLS.
+/// An error in the TLS configuration.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {
-    /// A file is not what it should be.
-    #[error("not PEM, or nothing of the kind in it")]
+    /// A PEM file is invalid, or does not contain the expected certificates or key.
+    #[error("invalid PEM, or no certificate or private key in it")]
     Pem(#[from] pem::Error),
-    /// A chain without certificates.
-    #[error("there is no certificate in the chain")]
+    /// The certificate chain is empty.
+    #[error("the certificate chain contains no certificate")]
     NoCertificate,
-    /// No authority to trust.
+    /// There is no trusted certificate authority.
     #[error(
-        "no certificate authority to trust; set `authorities`, or use the feature `native-roots` and install those of the system"
+        "no trusted certificate authority; set `authorities`, or enable the feature `native-roots` and install system certificates"
     )]
     NoAuthority,
-    /// A server cannot be called that.
-    #[error("not the name of a server: {name:?}")]
+    /// The server name is neither a DNS name nor an IP address.
+    #[error("invalid server name {name:?}; expected a DNS name or an IP address")]
     Name {
-        /// What it was called.
+        /// The invalid name.
         name: String,
     },
-    /// The authorities for clients cannot be used.
-    #[error("clients cannot be verified by these authorities")]
+    /// The certificate authorities for clients cannot be used.
+    #[error("the certificate authorities for clients cannot be used")]
     Verifier(#[from] VerifierBuilderError),
-    /// A certificate, its key or the settings do not fit together.
-    #[error("the certificates and keys do not fit together")]
+    /// A certificate, its private key or the settings are invalid or do not match.
+    #[error("invalid certificate, private key or TLS settings")]
     Rustls(#[from] rustls::Error),
 }
 
-/// A certificate chain, the own certificate first, and its private key.
+/// A certificate chain, beginning with the end-entity certificate, and its private key.
 #[derive(Debug)]
 pub struct Identity {
     chain: Vec<CertificateDer<'static>>,
@@ -80,7 +80,7 @@ impl Clone for Identity {
     }
 }
 
-/// Certificate authorities that are trusted.
+/// Trusted certificate authorities.
 #[derive(Debug, Clone)]
 pub struct Authorities {
     roots: RootCertStore,
@@ -101,7 +101,7 @@ impl Authorities {
     pub fn from_system() -> Result<Self, TlsError> {
         let found = rustls_native_certs::load_native_certs();
         for error in &found.errors {
-            tracing::warn!(%error, "a certificate of this system cannot be read");
+            tracing::warn!(%error, "system certificate cannot be read");
         }
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(found.certs);
@@ -113,7 +113,7 @@ impl Authorities {
     }
 }
 
-/// Whether clients need a certificate.
+/// Whether clients authenticate with a certificate.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub enum ClientCertificates {
@@ -161,14 +161,14 @@ impl TlsServerOptions {
     }
 }
 
-/// The server's side of TLS. Clones share its settings, also after they were [replaced](Self::replace).
+/// The server side of TLS. Clones share its settings, also after they were [replaced](Self::replace).
 #[derive(Clone)]
 pub struct TlsServer {
     acceptor: Arc<RwLock<TlsAcceptor>>,
 }
 
 impl TlsServer {
-    /// A server that is this one, unless the options say otherwise.
+    /// Creates a server with this identity, which is used unless the client asks for one of the names in the options.
     pub fn new(identity: Identity, options: TlsServerOptions) -> Result<Self, TlsError> {
         let provider = Arc::new(default_provider());
         let builder =
@@ -190,18 +190,18 @@ impl TlsServer {
             by_name.add(&name, identity.certified()?)?;
         }
         let mut config =
-            builder.with_cert_resolver(Arc::new(ByName { by_name, otherwise: Arc::new(identity.certified()?) }));
+            builder.with_cert_resolver(Arc::new(ResolveByName { by_name, default: Arc::new(identity.certified()?) }));
         config.alpn_protocols = options.alpn;
         Ok(Self::with_config(Arc::new(config)))
     }
 
-    /// A server with settings of one's own.
+    /// Creates a server with custom settings.
     pub fn with_config(config: Arc<ServerConfig>) -> Self {
         Self { acceptor: Arc::new(RwLock::new(TlsAcceptor::from(config))) }
     }
 
-    /// Uses the settings of another server for all handshakes that begin from now on, for instance a renewed certificate. Open
-    /// connections go on, and sessions of the old settings are not resumed.
+    /// Uses the settings of another server for all handshakes from now on, for example a renewed certificate. Open connections are
+    /// not affected. TLS sessions of the old settings are not resumed.
     pub fn replace(&self, other: &Self) {
         let acceptor = other.acceptor();
         *self.acceptor.write().unwrap_or_else(PoisonError::into_inner) = acceptor;
@@ -211,7 +211,7 @@ impl TlsServer {
         self.acceptor.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Shakes hands with a client. It has no time limit of its own.
+    /// Performs the handshake with a client. It has no timeout of its own.
     pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(&self, socket: S) -> io::Result<server::TlsStream<S>> {
         self.acceptor().accept(socket).await
     }
@@ -223,16 +223,16 @@ impl fmt::Debug for TlsServer {
     }
 }
 
-/// Who a server is, by the name that it is asked for.
+/// Selects the certificate by the server name in the client hello, with a default.
 #[derive(Debug)]
-struct ByName {
+struct ResolveByName {
     by_name: ResolvesServerCertUsingSni,
-    otherwise: Arc<CertifiedKey>,
+    default: Arc<CertifiedKey>,
 }
 
-impl ResolvesServerCert for ByName {
+impl ResolvesServerCert for ResolveByName {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        self.by_name.resolve(hello).or_else(|| Some(Arc::clone(&self.otherwise)))
+        self.by_name.resolve(hello).or_else(|| Some(Arc::clone(&self.default)))
     }
 }
 
@@ -240,8 +240,8 @@ impl ResolvesServerCert for ByName {
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct TlsClientOptions {
-    /// The certificate authorities that it trusts. Default: those of the operating system, with the feature `native-roots`;
-    /// without it they must be set.
+    /// The trusted certificate authorities. Default: those of the operating system, with the feature `native-roots`; without it
+    /// they must be set.
     pub authorities: Option<Authorities>,
     /// The certificate for servers that ask for one. Default: none, because most servers do not ask.
     pub identity: Option<Identity>,
@@ -272,7 +272,7 @@ impl TlsClientOptions {
     }
 }
 
-/// Connects by another connector, and speaks TLS there.
+/// A connector that adds TLS to the connections of another connector.
 #[derive(Clone)]
 pub struct TlsConnector<C> {
     inner: C,
@@ -281,7 +281,7 @@ pub struct TlsConnector<C> {
 }
 
 impl<C: Connect> TlsConnector<C> {
-    /// To a server of that name, which it has to prove.
+    /// Creates a connector to a server whose certificate must be valid for this name.
     pub fn new(inner: C, name: &str, options: TlsClientOptions) -> Result<Self, TlsError> {
         #[cfg(feature = "native-roots")]
         let authorities = options.authorities.map_or_else(Authorities::from_system, Ok)?;
@@ -297,7 +297,7 @@ impl<C: Connect> TlsConnector<C> {
         Self::with_config(inner, name, Arc::new(config))
     }
 
-    /// With settings of one's own.
+    /// Creates a connector with custom settings.
     pub fn with_config(inner: C, name: &str, config: Arc<ClientConfig>) -> Result<Self, TlsError> {
         let invalid = |_: InvalidDnsNameError| TlsError::Name { name: name.to_owned() };
         let name = ServerName::try_from(name.to_owned()).map_err(invalid)?;

@@ -34,7 +34,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         else {
             return Ok(false);
         };
-        // Only then has the runtime polled the sockets before it looked at the clock.
+        // After an alarm the runtime has polled the sockets before it read the clock, so input that has arrived counts first.
         if had_alarm && at <= Instant::now() {
             return self.time_out(due);
         }
@@ -42,7 +42,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         Ok(false)
     }
 
-    /// Notes whether the alarm went off.
+    /// Records whether the alarm has fired.
     fn take_alarm(&mut self) {
         if self.queues.mailbox.take_alarm() {
             self.alarm = None;
@@ -85,30 +85,30 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         }
     }
 
-    /// Notes what the connection waits for, and since when.
+    /// Updates the events that the connection waits for, and since when.
     fn watch_peer(&mut self) {
-        let serves = self.lifecycle.is_serving();
+        let is_serving = self.lifecycle.is_serving();
         let has_left = self.input.has_ended || self.codec.is_closing();
-        let listens = self.may_read_more();
+        let is_reading = self.may_read_more();
         let has_partial_frame =
-            listens && !self.input.may_have_frame && self.codec.has_partial_frame(&self.input.bytes);
-        let partial_message = self.codec.partial_message().filter(|_| listens);
+            is_reading && !self.input.may_have_frame && self.codec.has_partial_frame(&self.input.bytes);
+        let partial_message = self.codec.partial_message().filter(|_| is_reading);
         let is_written = self.is_written();
         let is_answered = self.replies.is_empty() && self.input.parked.is_empty();
-        let expects = listens && is_written && (is_answered || self.shared.timeouts.heartbeat.is_some());
-        let may_ping = serves && is_written && !self.holds_pushes();
+        let expects = is_reading && is_written && (is_answered || self.shared.timeouts.heartbeat.is_some());
+        let may_ping = is_serving && is_written && !self.holds_pushes();
         let watch = &mut self.watch;
         let mut now = None;
         let mut since = |waits: bool, since: Option<Instant>| {
             waits.then(|| since.unwrap_or_else(|| *now.get_or_insert_with(Instant::now)))
         };
-        watch.first_frame &= listens && !self.input.may_have_frame;
+        watch.first_frame &= is_reading && !self.input.may_have_frame;
         let known = watch.partial_message.as_deref().filter(|(known, _)| Some(*known) == partial_message);
         watch.partial_message =
             partial_message.zip(since(partial_message.is_some(), known.map(|(_, since)| *since))).map(Box::new);
         watch.frame = since(has_partial_frame, watch.frame);
         watch.stalled = since(!is_written, watch.stalled);
-        watch.half_closed = since(serves && has_left, watch.half_closed.as_deref().copied()).map(Box::new);
+        watch.half_closed = since(is_serving && has_left, watch.half_closed.as_deref().copied()).map(Box::new);
         if expects && !watch.expects_input {
             watch.last_input = Instant::now();
         }
@@ -125,7 +125,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                 }
             }
             Due::Tick => self.tick(),
-            // The peer has not read what was written, so a last frame would not reach it either.
+            // The peer has not read the output, so a last frame would not reach it either.
             Due::Close(timeout) if !self.lifecycle.is_serving() || !self.is_written() => {
                 return Err(CloseReason::TimedOut(timeout));
             }
@@ -134,7 +134,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         Ok(true)
     }
 
-    /// Sets an alarm, unless one is set that goes off earlier.
+    /// Sets an alarm, unless an earlier one is set.
     pub(super) fn set_alarm(&mut self, at: Instant) {
         if self.alarm.is_none_or(|alarm| at < alarm) {
             self.shared.alarms.set(self.context.id(), self.alarm, at);

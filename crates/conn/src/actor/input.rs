@@ -27,7 +27,7 @@ thread_local! {
     static READ_BUFFER: Cell<Option<Box<[u8]>>> = const { Cell::new(None) };
 }
 
-/// What was read and not yet handled.
+/// Input that was read and not yet handled.
 pub(super) struct Input<F> {
     /// Bytes that are not decoded.
     pub(super) bytes: BytesMut,
@@ -45,7 +45,7 @@ impl<F: FrameLike> Input<F> {
         Self { bytes, parked: Parked::default(), has_ended: false, may_have_frame: false }
     }
 
-    /// Reads what the socket has, up to the size of the read buffer. Returns the number of bytes.
+    /// Reads from the socket, up to the size of the read buffer. Returns the number of bytes.
     pub(super) fn poll_read(
         &mut self,
         socket: &mut (impl AsyncRead + Unpin),
@@ -87,8 +87,8 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         }
     }
 
-    /// Whether to read. There is a limit on what is read while frames wait, because requests are in flight or the peer does not read.
-    /// A single frame may be longer, as far as its codec allows.
+    /// Whether to read. Input is limited while frames wait for requests in flight, or because the peer does not read. A single frame
+    /// may be longer, up to the limit of its codec.
     pub(super) fn may_read_more(&self) -> bool {
         let Limits { batch, in_flight, .. } = self.shared.limits;
         let Input { bytes, parked, has_ended, may_have_frame } = &self.input;
@@ -103,7 +103,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         self.shared.limits.read_ahead.min(own)
     }
 
-    /// Handles what has arrived when nothing can be written any more.
+    /// Handles input that has arrived, after a write error.
     pub(super) fn handle_arrived(&mut self, context: &mut Context<'_>) {
         while self.input.bytes.len() < self.shared.limits.read_ahead
             && matches!(self.input.poll_read(&mut self.socket, context), Poll::Ready(Ok(1..)))
@@ -117,7 +117,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         let mut progress = false;
         self.input.may_have_frame = !self.input.bytes.is_empty();
         if has_capacity {
-            // For frames that were decoded while it had none.
+            // For frames that were decoded while the batch was full.
             self.codec.encode_control(&mut self.batch, false);
         }
         loop {
@@ -220,7 +220,8 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         }
     }
 
-    /// Decides a reply whose turn has come. No later request has been handled, unless a future gave this reply.
+    /// Runs the closure of a [`Reply::InTurn`] when all requests before it have been answered. No later request has been handled,
+    /// unless a future returned the closure.
     #[cold]
     pub(super) fn decide(&mut self, decide: ReplyInTurn<P::Frame, P::ProtocolError>) {
         let requests = std::mem::replace(&mut self.context.requests, self.context.answered + 1);
@@ -232,14 +233,14 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
 
     pub(super) fn answer_panic(&mut self) {
         self.shared.counts.panics.fetch_add(1, Relaxed);
-        tracing::error!(connection = %self.context.id(), "the handler of a request panicked");
+        tracing::error!(connection = %self.context.id(), "request handler panicked");
         match self.shared.protocol.on_panic(&mut self.context) {
             Some(frame) => self.send(frame, FrameKind::Reply),
             None => self.close(CloseReason::Panic),
         }
     }
 
-    /// The last frame of a reply has been encoded.
+    /// Completes a request after the last frame of its reply has been encoded.
     pub(super) fn end_request(&mut self) {
         self.context.answered += 1;
         self.queues.outbox().release(self.context.answered);

@@ -10,21 +10,21 @@
 //!
 //! | stage | entered when | reads | decodes | handles | sends | left when |
 //! |---|---|---|---|---|---|---|
-//! | Open | the protocol is told of the connection | yes | yes | yes | yes | the peer has closed its side and is answered |
+//! | Open | the protocol is notified of the connection | yes | yes | yes | yes | the peer has closed its side and is answered |
 //! | Draining | the server shuts down | no | yes | yes | yes | requests are answered and pushes are sent |
 //! | Answering | the input cannot be decoded | no | no | yes | yes | requests are answered |
 //! | Flushing | a handle closes the connection | no | no | no | yes | pushes are sent |
 //! | Closing | there is a reason to end | no | no | no | no | the output is written |
-//! | Closed | nothing more can or need be written | no | no | no | no | the protocol is told of the end |
+//! | Closed | nothing is left to write, or the socket failed | no | no | no | no | the protocol is notified of the end |
 //! | Lingering | our side is being closed | discards | no | no | no | the peer has closed its side, or the deadline has passed |
 //!
 //! **Every path reaches the end.** Each serving stage can be left by [`close`](Lifecycle::close), which every error, timeout, tick and
 //! handler leads to. `Closing` is left when the output is written, the socket fails, or the peer has not read for the write timeout.
 //! `Lingering` has a deadline. The end of a shutdown, and dropping the actor, leave any stage.
 //!
-//! **The protocol is told of the end exactly once.** `on_connection_closed` is called only after [`end`](Lifecycle::end) has returned
-//! true. It does so in the stages between `Starting`, in which the protocol does not know the connection, and `Lingering`, and
-//! leaves them for good. It is called when the actor is dropped, if not before, so the call is not missed either.
+//! **The protocol is notified of the end exactly once.** `on_connection_closed` is called only after [`end`](Lifecycle::end) has
+//! returned true. It returns true only in the stages between `Starting`, in which the protocol does not know the connection, and
+//! `Lingering`, and leaves these stages. Dropping the actor also calls it, so the notification is never missed.
 
 use tokio::time::Instant;
 
@@ -35,17 +35,17 @@ pub(super) enum Lifecycle<R> {
     Starting,
     /// Everything is served.
     Open,
-    /// Nothing more is read. What was read is answered.
+    /// Nothing more is read. Requests that were read are answered.
     Draining,
-    /// Nothing more is decoded. What was decoded is answered, and then the connection closes for this reason.
+    /// Nothing more is decoded. Requests that were decoded are answered, and then the connection closes for this reason.
     Answering(Box<R>),
     /// Nothing more is handled. Pushes are sent.
     Flushing,
-    /// Nothing more is sent. What was sent is written, if the connection `waits` for a peer that does not read.
+    /// Nothing more is sent. The output is written; if `waits` is false, a peer that does not read is not waited for.
     Closing { reason: Box<R>, waits: bool },
     /// Nothing more is written.
     Closed,
-    /// The protocol has been told of the end. The peer may not have closed its side.
+    /// The protocol has been notified of the end. The peer may not have closed its side.
     Lingering(Box<Linger>),
     /// Nothing is left to do.
     Ended,
@@ -88,7 +88,7 @@ impl<R> Lifecycle<R> {
         matches!(self, Self::Lingering(_))
     }
 
-    /// `Starting` → `Open`. Returns whether the protocol is to be told of the connection, which is once.
+    /// `Starting` → `Open`. Returns whether the protocol must be notified of the connection. Returns true once.
     pub(super) fn start(&mut self) -> bool {
         self.advance_if(matches!(self, Self::Starting), Self::Open)
     }
@@ -103,7 +103,7 @@ impl<R> Lifecycle<R> {
         self.advance_if(self.may_decode(), Self::Answering(Box::new(reason)));
     }
 
-    /// A handle closes the connection: `Open`, `Draining`, `Answering` → `Flushing`. Returns whether it was in one of these.
+    /// A handle closes the connection: `Open`, `Draining`, `Answering` → `Flushing`. Returns whether the stage changed.
     pub(super) fn flush(&mut self) -> bool {
         self.advance_if(self.may_handle(), Self::Flushing)
     }
@@ -140,7 +140,7 @@ impl<R> Lifecycle<R> {
         None
     }
 
-    /// Any stage → `Lingering` or `Ended`. Returns whether the protocol is to be told of the end, which is once.
+    /// Any stage → `Lingering` or `Ended`. Returns whether the protocol must be notified of the end. Returns true at most once.
     #[must_use]
     pub(super) fn end(&mut self, linger: Option<Linger>) -> bool {
         let next = linger.map_or(Self::Ended, |linger| Self::Lingering(Box::new(linger)));
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_stage_may_do_no_more_than_an_earlier_one() {
+    fn later_stages_permit_no_more_than_earlier_ones() {
         for may in [
             Lifecycle::may_read,
             Lifecycle::may_decode,
@@ -231,34 +231,34 @@ mod tests {
     }
 
     #[test]
-    fn the_protocol_is_told_of_the_end_once() {
-        // Every sequence of four transitions, with an end before each of them, and an actor that is dropped.
+    fn protocol_is_notified_of_the_end_once() {
+        // Every sequence of four transitions, with an end before each of them, followed by the drop of the actor.
         for sequence in 0..TRANSITIONS.len().pow(4) {
             for end_before in 0..=4 {
                 let mut stage = Lifecycle::Starting;
                 assert!(stage.start() && !stage.start());
-                let mut told = 0;
+                let mut notified = 0;
                 for step in 0..4 {
                     if step == end_before {
-                        told += usize::from(stage.end((sequence % 2 == 0).then(linger)));
+                        notified += usize::from(stage.end((sequence % 2 == 0).then(linger)));
                     }
                     TRANSITIONS[sequence >> (3 * step) & 7](&mut stage);
                 }
-                told += usize::from(stage.end(None));
-                assert_eq!(told, 1, "sequence {sequence:o}, ended before {end_before}");
+                notified += usize::from(stage.end(None));
+                assert_eq!(notified, 1, "sequence {sequence:o}, ended before {end_before}");
             }
         }
     }
 
     #[test]
-    fn a_connection_that_has_not_begun_has_no_end() {
+    fn connection_that_has_not_started_has_no_end() {
         let mut stage = Lifecycle::<&str>::Starting;
         assert!(!stage.end(None));
         assert!(!stage.start());
     }
 
     #[test]
-    fn the_first_reason_to_close_stays() {
+    fn first_close_reason_is_kept() {
         let mut stage = Lifecycle::Open;
         stage.close("timeout");
         stage.close("handler");
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_overrides_a_shutdown_and_undecodable_input_and_not_the_reverse() {
+    fn close_by_handle_overrides_shutdown_and_decode_error() {
         let mut stage = Lifecycle::Open;
         stage.drain();
         assert!(stage.may_decode() && !stage.may_read());

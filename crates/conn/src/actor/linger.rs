@@ -1,8 +1,8 @@
 //! The end of a stream.
 //!
 //! A connection that has ended lingers half-closed until the peer closes its side or [`Timeouts::linger`](crate::Timeouts::linger)
-//! has passed. A socket that is closed with unread bytes resets, and the peer may lose the last frames; so what still arrives is
-//! read and discarded. The protocol is told of the end before that.
+//! has passed. A socket that is closed with unread bytes is reset, and the peer may lose the last frames; so further input is read
+//! and discarded. The protocol is notified of the end before that.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -40,7 +40,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
 
     fn poll_peer_close(&mut self, linger: &mut Linger, context: &mut Context<'_>) -> Poll<()> {
         let Linger { deadline, is_shut_down, discarded } = linger;
-        // If it fails, the socket is dropped in the end all the same.
+        // An error is ignored: the socket is dropped in any case.
         *is_shut_down = *is_shut_down || Pin::new(&mut self.socket).poll_shutdown(context).is_ready();
         if self.queues.mailbox.take_alarm() {
             self.alarm = None;

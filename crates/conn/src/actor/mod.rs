@@ -94,7 +94,7 @@ pub(crate) struct Actor<P: Protocol, S> {
     replies: Replies<P>,
     unfinished: Unfinished<P::Frame>,
     watch: Watch,
-    /// When the alarm goes off that is set.
+    /// The time of the alarm that is set.
     alarm: Option<Instant>,
     /// The waker that the mailbox has.
     waker: Option<Waker>,
@@ -108,7 +108,7 @@ pub(crate) struct Actor<P: Protocol, S> {
     recorded_steps: u32,
 }
 
-/// Whether a step got anywhere, or why the connection ends at once.
+/// Whether a step made progress, or the reason to end the connection at once.
 type Progress<P> = Result<bool, CloseReason<P>>;
 
 impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
@@ -170,7 +170,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         self.poll_linger(context)
     }
 
-    /// Tells the protocol of the connection, the first time.
+    /// Notifies the protocol of the connection, once.
     fn start(&mut self) {
         if self.lifecycle.start() {
             self.shared.protocol.on_connection_setup(self.queues.handle(), &mut self.context);
@@ -182,7 +182,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<CloseReason<P>> {
         self.register(context);
-        // Connections that are being closed run first, and release what they hold. Once, so that no connection waits for another.
+        // Connections that are being closed run first and release their memory. Yields once, so that no connection waits for another.
         self.has_yielded = !self.has_yielded && self.context.is_memory_exceeded() && !self.queues.mailbox.has_signals();
         if self.has_yielded {
             context.waker().wake_by_ref();
@@ -197,7 +197,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
                 break;
             }
             match self.turn_or_idle(context) {
-                // That the output of a closing connection could not be written is not why it ends.
+                // If the output of a closing connection cannot be written, the first reason is kept.
                 Err(reason) => return Poll::Ready(self.lifecycle.take_reason().unwrap_or(reason)),
                 Ok(false) => return Poll::Pending,
                 Ok(true) => {}
@@ -229,7 +229,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         if self.turn(context)? { Ok(true) } else { self.idle() }
     }
 
-    /// Gives the mailbox the waker of this task. It seldom changes, so this costs a comparison.
+    /// Stores the waker of this task in the mailbox. It rarely changes, so the cost is a comparison.
     fn register(&mut self, context: &Context<'_>) {
         if self.waker.as_ref().is_none_or(|waker| !waker.will_wake(context.waker())) {
             self.queues.mailbox.set_waker(Some(context.waker().clone()));
@@ -237,7 +237,8 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         }
     }
 
-    /// Heeds the memory limit, and handles that close the connection or ask for [`Protocol::on_wake`].
+    /// Handles the signals in the mailbox: the memory limit, and handles that close the connection or request
+    /// [`Protocol::on_wake`].
     #[cold]
     fn handle_signals(&mut self) -> Result<(), CloseReason<P>> {
         if self.queues.mailbox.take_over_limit() {
@@ -259,7 +260,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         Ok(())
     }
 
-    /// Drops all that waits to be handled or encoded. The connection is ending.
+    /// Drops all input, replies and pushes that are not yet encoded. The connection is ending.
     fn release(&mut self) {
         self.input.clear();
         self.replies.clear();
@@ -268,7 +269,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         self.unfinished.reply = None;
     }
 
-    /// Records in its account what the connection holds, except for the outbox.
+    /// Records the memory of the connection in its account, except for the outbox.
     fn record_held(&mut self) {
         let held = self.input.bytes.capacity()
             + self.codec.held_bytes()
@@ -295,7 +296,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         Ok(())
     }
 
-    /// Closes the connection, with the protocol's last word.
+    /// Closes the connection, with [`Protocol::last_frame`].
     fn close(&mut self, reason: CloseReason<P>) {
         if self.lifecycle.is_serving()
             && !matches!(reason, CloseReason::Peer)
@@ -306,7 +307,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         self.close_silently(reason);
     }
 
-    /// Closes the connection with this last frame, or with the protocol's last word.
+    /// Closes the connection with this last frame, or with [`Protocol::last_frame`].
     fn close_with(&mut self, last: Option<P::Frame>, reason: CloseReason<P>) {
         match last {
             Some(last) => {
@@ -317,7 +318,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         }
     }
 
-    /// Closes the connection without a last word.
+    /// Closes the connection without a last frame.
     fn close_silently(&mut self, reason: CloseReason<P>) {
         self.replies.clear();
         self.lifecycle.close(reason);
@@ -359,7 +360,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         let has_read = self.read(context)?;
         progress |= has_read;
         if progress && !has_read && has_capacity && self.is_quiet() {
-            // Another turn would find nothing, and whatever comes now wakes the actor.
+            // Another turn would find nothing to do, and any new event wakes the actor.
             return Ok(false);
         }
         // A connection that is closing with nothing left to write ends now.
@@ -457,7 +458,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         }
         let limit = self.share(!self.replies.is_empty() || !self.input.bytes.is_empty());
         let (frames, bytes) = self.queues.outbox().in_lanes();
-        // So that the batch does not grow step by step. Larger frames are seldom copied.
+        // Reserved at once, so that the batch does not grow step by step. Larger frames are rarely copied.
         if frames > 1 && bytes / frames < Batch::MIN_SHARED_BYTES {
             self.batch.reserve((bytes + frames * FRAME_OVERHEAD_BYTES).min(limit));
         }
@@ -477,7 +478,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
             }
             progress = true;
             if self.codec.is_closed() {
-                // The frame ended the conversation, and nothing can be sent after it.
+                // The frame was a close frame, and nothing can be sent after it.
                 break;
             }
         }
@@ -486,7 +487,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         progress
     }
 
-    /// Tells the protocol that the outbox is drained, if it is. The hook may push, so there is another turn.
+    /// Notifies the protocol if the outbox is drained. The hook may push, so there is another turn.
     fn report_drained(&mut self) -> bool {
         let is_drained = self.queues.outbox().take_drained();
         if is_drained {
@@ -532,7 +533,7 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
 }
 
 impl<P: Protocol, S> Actor<P, S> {
-    /// Records in its account the bytes that the connection holds.
+    /// Records the bytes that the connection holds in its account.
     fn record(&mut self, held: usize) {
         let steps = u32::try_from(held / STEP_BYTES).unwrap_or(u32::MAX);
         if steps != self.recorded_steps {
@@ -550,7 +551,7 @@ impl<P: Protocol, S> Actor<P, S> {
         }
     }
 
-    /// Ends the connection, and tells the protocol unless it has been told.
+    /// Ends the connection, and notifies the protocol once.
     fn end(&mut self, reason: &CloseReason<P>, linger: Option<Linger>) {
         self.queues.outbox().close();
         self.lose_unfinished();

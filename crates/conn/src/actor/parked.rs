@@ -6,8 +6,8 @@ use crate::FrameLike;
 
 /// Decoded frames that wait for their turn. An empty queue has no allocation.
 ///
-/// A frame is a part of the input that it was read with, and keeps all of that in memory. So it counts with the input that was
-/// consumed after it without another frame: a peer cannot make a few small frames hold much.
+/// A frame is a slice of the read buffer and keeps all of it in memory. So it also counts the input that was consumed after it
+/// without adding another frame: a peer cannot make a few small frames hold much memory.
 pub(super) struct Parked<F>(Option<Box<ParkedFrames<F>>>);
 
 struct ParkedFrames<F> {
@@ -19,34 +19,34 @@ struct ParkedFrames<F> {
 impl<F: FrameLike> Parked<F> {
     /// Appends a frame. Its entry in the queue counts too, in case it has no bytes.
     pub(super) fn push(&mut self, frame: F) {
-        let waiting = self.0.get_or_insert_with(|| Box::new(ParkedFrames { frames: VecDeque::new(), bytes: 0 }));
+        let parked = self.0.get_or_insert_with(|| Box::new(ParkedFrames { frames: VecDeque::new(), bytes: 0 }));
         let bytes = frame.size().saturating_add(size_of::<(F, usize)>());
-        waiting.bytes += bytes;
-        waiting.frames.push_back((frame, bytes));
+        parked.bytes += bytes;
+        parked.frames.push_back((frame, bytes));
     }
 
     /// Records that input was consumed behind the last frame.
     pub(super) fn note_consumed(&mut self, bytes: usize) {
-        if let Some(waiting) = &mut self.0
-            && let Some(last) = waiting.frames.back_mut()
+        if let Some(parked) = &mut self.0
+            && let Some(last) = parked.frames.back_mut()
         {
             last.1 += bytes;
-            waiting.bytes += bytes;
+            parked.bytes += bytes;
         }
     }
 
     pub(super) fn pop(&mut self) -> Option<F> {
-        let waiting = self.0.as_mut()?;
-        let (frame, bytes) = waiting.frames.pop_front()?;
-        waiting.bytes -= bytes;
-        if waiting.frames.is_empty() {
+        let parked = self.0.as_mut()?;
+        let (frame, bytes) = parked.frames.pop_front()?;
+        parked.bytes -= bytes;
+        if parked.frames.is_empty() {
             self.0 = None;
         }
         Some(frame)
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.0.as_ref().map_or(0, |waiting| waiting.bytes)
+        self.0.as_ref().map_or(0, |parked| parked.bytes)
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -1,8 +1,8 @@
 //! Replies that are not complete, in the order of their requests.
 //!
 //! Futures are polled whatever their position, so requests in flight make progress together; a reply that is ready early waits
-//! here. Streams are polled only when it is their turn, because their frames would have to be stored until then. A reply that is
-//! decided in its turn is decided by the actor, with the context of the connection.
+//! here. Streams are polled only when it is their turn, because their frames would have to be stored until then. The closure of
+//! [`Reply::InTurn`] is called by the actor, with the context of the connection.
 //!
 //! A future that is polled ahead of its turn has a waker of its own, which records that it is worth polling. So when one of a
 //! thousand requests in flight is ready, the others are not polled.
@@ -36,7 +36,7 @@ enum PendingReply<P: Protocol> {
 /// The next step of the replies.
 pub(super) enum ReplyStep<P: Protocol> {
     Frame(P::Frame),
-    /// The reply is to be decided now, and passed to [`Replies::decided`].
+    /// The closure is to be called now, and its result passed to [`Replies::decided`].
     Decide(ReplyInTurn<P::Frame, P::ProtocolError>),
     /// The reply is complete.
     End,
@@ -84,7 +84,7 @@ impl<P: Protocol> Replies<P> {
         self.ready_bytes
     }
 
-    /// Whether no request may be handled after the last reply: it ends the connection, or it is to be decided first.
+    /// Whether no request may be handled after the last reply: it ends the connection, or its closure must be called first.
     pub(super) fn is_last(&self) -> bool {
         matches!(self.queue.back(), Some(PendingReply::Close(_) | PendingReply::Failed(_) | PendingReply::InTurn(_)))
     }
@@ -104,7 +104,7 @@ impl<P: Protocol> Replies<P> {
         self.queue.push_back(PendingReply::Panicked);
     }
 
-    /// Sets the first reply to what was decided, or to a panic.
+    /// Sets the first reply to the result of its closure, or to a panic.
     pub(super) fn decided(&mut self, reply: Option<Reply<P::Frame, P::ProtocolError>>) {
         if let Some(first) = self.queue.front_mut() {
             *first = reply.map_or(PendingReply::Panicked, PendingReply::from);

@@ -32,8 +32,8 @@ pub(super) enum FrameKind {
 }
 
 impl<F> Unfinished<F> {
-    fn of(&mut self, source: FrameKind) -> &mut Option<Box<(F, EncodePosition)>> {
-        match source {
+    fn of(&mut self, kind: FrameKind) -> &mut Option<Box<(F, EncodePosition)>> {
+        match kind {
             FrameKind::Push(PushPriority::High) => &mut self.high,
             FrameKind::Push(PushPriority::Low) => &mut self.low,
             FrameKind::Reply => &mut self.reply,
@@ -57,13 +57,13 @@ impl<F> Default for Unfinished<F> {
 
 impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
     /// Encodes a frame, or the first part of it.
-    pub(super) fn send(&mut self, mut frame: P::Frame, source: FrameKind) {
+    pub(super) fn send(&mut self, mut frame: P::Frame, kind: FrameKind) {
         self.shared.protocol.before_send(&mut frame, &mut self.context);
         match self.codec.encode_part(&frame, EncodePosition::default(), &mut self.batch) {
             Ok(None) => self.context.counters.frames_out += 1,
-            Ok(Some(part)) => *self.unfinished.of(source) = Some(Box::new((frame, part))),
+            Ok(Some(position)) => *self.unfinished.of(kind) = Some(Box::new((frame, position))),
             Err(error) => {
-                if matches!(source, FrameKind::Push(_)) {
+                if matches!(kind, FrameKind::Push(_)) {
                     self.queues.outbox().lose(frame);
                 }
                 self.close(CloseReason::Encode(error));
@@ -71,11 +71,11 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         }
     }
 
-    pub(super) fn send_next_part(&mut self, source: FrameKind) {
-        let unfinished = self.unfinished.of(source);
-        let Some((frame, part)) = unfinished.as_deref_mut() else { return };
-        match self.codec.encode_part(frame, *part, &mut self.batch) {
-            Ok(Some(next)) => *part = next,
+    pub(super) fn send_next_part(&mut self, kind: FrameKind) {
+        let unfinished = self.unfinished.of(kind);
+        let Some((frame, position)) = unfinished.as_deref_mut() else { return };
+        match self.codec.encode_part(frame, *position, &mut self.batch) {
+            Ok(Some(next)) => *position = next,
             Ok(None) => {
                 *unfinished = None;
                 self.context.counters.frames_out += 1;
@@ -89,9 +89,9 @@ impl<P: Protocol, S: AsyncRead + AsyncWrite + Unpin> Actor<P, S> {
         self.shared.protocol.before_send(&mut frame, &mut self.context);
         match self.codec.encode(&frame, &mut self.batch) {
             Ok(()) => self.context.counters.frames_out += 1,
-            // Without a last word, because this frame may be one.
+            // Without a last frame, because this frame may be the last one.
             Err(error) => {
-                tracing::warn!(connection = %self.context.id(), %error, "frame of the protocol cannot be encoded");
+                tracing::warn!(connection = %self.context.id(), %error, "frame cannot be encoded");
                 self.lifecycle.close(CloseReason::Encode(error));
             }
         }

@@ -1,4 +1,4 @@
-//! Connectors: how a client reaches its server.
+//! Connectors, which establish the connections of a client.
 
 use std::io;
 use std::net::SocketAddr;
@@ -6,52 +6,53 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
-/// How a client reaches its server, again and again.
+/// Establishes the connections of a client. Called for every attempt to connect.
 pub trait Connect: Send + Sync + 'static {
-    /// What it connects with.
+    /// The stream of a connection.
     type Socket: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
-    /// Makes a connection, handshakes included.
+    /// Establishes a connection, handshakes included.
     fn connect(&self) -> impl Future<Output = io::Result<Connected<Self::Socket>>> + Send;
 }
 
-/// A connection that has been made.
+/// An established connection.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Connected<S> {
     /// The stream.
     pub socket: S,
-    /// Where it leads.
+    /// The address of the server.
     pub peer: SocketAddr,
-    /// What was read from it already, after a handshake.
+    /// Bytes that were read from the stream after the end of a handshake.
     pub already_read: Vec<u8>,
 }
 
 impl<S> Connected<S> {
-    /// A connection of which nothing has been read.
+    /// Creates a connection from which nothing has been read.
     pub fn new(socket: S, peer: SocketAddr) -> Self {
         Self { socket, peer, already_read: Vec::new() }
     }
 }
 
 impl<S> Connected<S> {
-    /// Itself, if nothing has been read: where the client has to speak first, a server that does is another one.
+    /// Returns the connection if nothing has been read from it, and an error otherwise: in TLS and WebSocket handshakes the client
+    /// sends first.
     pub(crate) fn without_early_data(self) -> io::Result<Self> {
         if self.already_read.is_empty() {
             return Ok(self);
         }
-        Err(io::Error::new(io::ErrorKind::InvalidData, "the server spoke before it was asked"))
+        Err(io::Error::new(io::ErrorKind::InvalidData, "the server sent data before the handshake"))
     }
 }
 
-/// Connects by TCP.
+/// A connector that uses TCP.
 #[derive(Debug, Clone)]
 pub struct TcpConnector {
     addr: String,
 }
 
 impl TcpConnector {
-    /// To a host and port, such as `tide.example:7000`. The name is looked up at every attempt.
+    /// Creates a connector to a host and port, such as `tide.example:7000`. The name is resolved at every attempt.
     pub fn new(addr: impl Into<String>) -> Self {
         Self { addr: addr.into() }
     }

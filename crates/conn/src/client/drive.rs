@@ -21,23 +21,24 @@ use crate::push::Lost;
 use crate::sync::lock;
 use crate::{CloseReason, ConnectionContext, FrameLike, Protocol, PushHandle, Reply, Shutdown, Supervisor};
 
-/// A frame on its way to the server, with whoever waits for its reply.
+/// A frame that is sent to the server, with the receiver of its reply.
 pub(super) struct Outgoing<F> {
     frame: F,
-    /// Under which its reply is expected; set right before it is sent.
+    /// The number of the request, by which its reply is found. Set immediately before the frame is sent.
     number: u64,
-    /// Taken when it is encoded, which does not change a frame.
+    /// Taken when the frame is encoded. In a cell, because a codec has only a shared reference to the frame.
     expected_reply: Cell<ExpectedReply<F>>,
 }
 
-/// Who waits for a reply.
+/// The reply that is expected to a frame.
 #[derive(Default)]
 enum ExpectedReply<F> {
-    /// There will be none.
+    /// The server does not reply.
     #[default]
     None,
-    /// Nobody, but there will be one.
+    /// The server replies, and the reply is discarded.
     Discarded,
+    /// A caller waits for the reply.
     Caller(Responder<F>),
 }
 
@@ -50,10 +51,11 @@ impl<F> Outgoing<F> {
         Self { frame, number: 0, expected_reply: Cell::default() }
     }
 
-    /// Returns the frame, which is lost. If it was dropped from a full queue, its request ends with that error.
+    /// Returns the frame, which is lost. If it was dropped because the queue is full, its request ends with
+    /// [`RequestError::QueueFull`].
     pub(super) fn into_lost(self, lost: Lost) -> F {
         if let (Lost::Dropped { .. }, ExpectedReply::Caller(responder)) = (lost, self.expected_reply.take()) {
-            responder.refuse(RequestError::QueueFull);
+            responder.fail(RequestError::QueueFull);
         }
         self.frame
     }
@@ -65,16 +67,16 @@ impl<F: FrameLike> FrameLike for Outgoing<F> {
     }
 }
 
-/// The way to the server.
+/// The state of the connection to the server.
 pub(super) enum LinkState<F: FrameLike> {
     Down,
     Up(PushHandle<Outgoing<F>>),
-    /// There will be none any more.
+    /// The client does not connect again.
     Closed,
 }
 
-/// The codec of the protocol, which notes who waits for a reply to what it sends. It sends nothing that was given up, and tells
-/// whoever sends what cannot be sent, without harm to the others.
+/// The codec of the protocol, which also registers the receiver of the reply when a request is encoded. It skips cancelled requests.
+/// If a request cannot be encoded, only its caller gets an error, and the connection goes on.
 pub(super) struct ClientCodec<C: Codec> {
     codec: C,
     table: SharedTable<C::Frame>,
@@ -92,11 +94,11 @@ impl<C: Codec> Codec for ClientCodec<C> {
         self.codec.finish(input)
     }
 
-    /// All parts of it.
+    /// Encodes all parts of a frame.
     fn encode(&mut self, outgoing: &Self::Frame, output: &mut Batch) -> Result<(), C::Error> {
-        let mut part = Some(EncodePosition::default());
-        while let Some(next) = part {
-            part = self.encode_part(outgoing, next, output)?;
+        let mut position = Some(EncodePosition::default());
+        while let Some(next) = position {
+            position = self.encode_part(outgoing, next, output)?;
         }
         Ok(())
     }
@@ -104,26 +106,26 @@ impl<C: Codec> Codec for ClientCodec<C> {
     fn encode_part(
         &mut self,
         outgoing: &Self::Frame,
-        part: EncodePosition,
+        position: EncodePosition,
         output: &mut Batch,
     ) -> Result<Option<EncodePosition>, C::Error> {
-        if part != EncodePosition::default() {
-            return self.codec.encode_part(&outgoing.frame, part, output);
+        if position != EncodePosition::default() {
+            return self.codec.encode_part(&outgoing.frame, position, output);
         }
         let receiver = match outgoing.expected_reply.take() {
-            ExpectedReply::None => return self.codec.encode_part(&outgoing.frame, part, output),
+            ExpectedReply::None => return self.codec.encode_part(&outgoing.frame, position, output),
             ExpectedReply::Discarded => ReplyReceiver::Discard,
-            ExpectedReply::Caller(responder) if !responder.begin() => return Ok(None),
+            ExpectedReply::Caller(responder) if !responder.mark_sent() => return Ok(None),
             ExpectedReply::Caller(responder) => ReplyReceiver::Caller(responder),
         };
-        match (self.codec.encode_part(&outgoing.frame, part, output), receiver) {
+        match (self.codec.encode_part(&outgoing.frame, position, output), receiver) {
             (Ok(next), receiver) => {
                 lock(&self.table).insert(outgoing.number, receiver);
                 Ok(next)
             }
             (Err(error), ReplyReceiver::Caller(responder)) => {
-                tracing::debug!(%error, "a request cannot be sent");
-                responder.refuse(RequestError::Unsendable);
+                tracing::debug!(%error, "request cannot be encoded");
+                responder.fail(RequestError::Unsendable);
                 Ok(None)
             }
             (Err(error), ReplyReceiver::Discard) => Err(error),
@@ -151,15 +153,15 @@ impl<C: Codec> Codec for ClientCodec<C> {
     }
 }
 
-/// What the actor of a client's connection does with frames.
+/// Runs a [`ClientProtocol`] as the [`Protocol`] of a connection actor.
 pub(super) struct ClientAdapter<P: ClientProtocol> {
     protocol: P,
-    /// None when there will be no more connections, so that whoever receives pushes learns of it.
+    /// `None` when the client does not connect again, so that the receiver of pushes ends.
     pushes: Mutex<Option<mpsc::Sender<Pushed<P::Frame>>>>,
     link: watch::Sender<LinkState<P::Frame>>,
-    /// That of the connection which is being set up: its codec is made first.
+    /// The table of the connection that is being set up. Its codec is created before `on_connection_setup` is called.
     table: Mutex<Option<SharedTable<P::Frame>>>,
-    /// When the last connection ended on which something was heard.
+    /// When the last connection ended, if a frame arrived on it.
     served_until: Mutex<Option<Instant>>,
     unexpected_replies: AtomicU64,
 }
@@ -195,7 +197,7 @@ impl<P: ClientProtocol> ClientAdapter<P> {
         }
     }
 
-    /// A frame of the protocol's own.
+    /// Wraps a frame that the protocol itself sends: a greeting or a ping.
     fn protocol_frame(&self, frame: P::Frame) -> Outgoing<P::Frame> {
         let is_answered = self.protocol.is_answered(&frame);
         let outgoing = Outgoing::without_reply(frame);
@@ -206,19 +208,20 @@ impl<P: ClientProtocol> ClientAdapter<P> {
     }
 }
 
-/// What belongs to one connection of a client.
+/// The state of one connection of a client.
 struct ConnectionData<F> {
     table: SharedTable<F>,
     pushes: Option<mpsc::Sender<Pushed<F>>>,
     next_number: u64,
-    heard: bool,
+    /// A frame has arrived.
+    has_input: bool,
 }
 
 type SharedTable<F> = Arc<Mutex<InFlightTable<F>>>;
 
-/// ReplyReceiver an expected reply is.
+/// The receiver of an expected reply.
 enum ReplyReceiver<F> {
-    /// A frame of the protocol's own is answered.
+    /// The reply to a frame of the protocol itself, which is discarded.
     Discard,
     Caller(Responder<F>),
 }
@@ -226,8 +229,8 @@ enum ReplyReceiver<F> {
 /// The replies that are expected on a connection.
 struct InFlightTable<F> {
     by_number: HashMap<u64, ReplyReceiver<F>>,
-    /// Their numbers, in the order in which they were sent. Those that were answered by number are left in it until they are
-    /// many.
+    /// The numbers of the requests, in the order in which they were sent. Numbers that were answered out of order are removed only
+    /// when there are many.
     in_order: VecDeque<u64>,
 }
 
@@ -269,7 +272,7 @@ impl<P: ClientProtocol> Protocol for ClientAdapter<P> {
     fn on_connection_setup(&self, handle: PushHandle<Self::Frame>, context: &mut ConnectionContext<Self::Frame>) {
         let table = lock(&self.table).take().unwrap_or_else(|| Arc::new(Mutex::new(InFlightTable::new())));
         let pushes = lock(&self.pushes).clone();
-        context.data = Some(Box::new(ConnectionData { table, pushes, next_number: 0, heard: false }));
+        context.data = Some(Box::new(ConnectionData { table, pushes, next_number: 0, has_input: false }));
         self.link.send_replace(LinkState::Up(handle));
     }
 
@@ -285,7 +288,7 @@ impl<P: ClientProtocol> Protocol for ClientAdapter<P> {
         let frame = incoming.frame;
         let connection = context.id().0;
         let Some(data) = connection_data::<P::Frame>(context) else { return Reply::Close(None) };
-        data.heard = true;
+        data.has_input = true;
         match self.protocol.classify(&frame) {
             Incoming::NextReply => {
                 let receiver = lock(&data.table).oldest();
@@ -315,11 +318,11 @@ impl<P: ClientProtocol> Protocol for ClientAdapter<P> {
     }
 
     fn on_connection_closed(&self, reason: &CloseReason<Self>, context: &mut ConnectionContext<Self::Frame>) {
-        tracing::debug!(%reason, "the connection to the server has ended");
+        tracing::debug!(%reason, "connection to the server ended");
         self.link.send_replace(LinkState::Down);
         if let Some(data) = connection_data::<P::Frame>(context) {
-            *lock(&self.served_until) = data.heard.then(Instant::now);
-            // Whoever waits is told now, and not when the socket has been closed.
+            *lock(&self.served_until) = data.has_input.then(Instant::now);
+            // Drops the responders, so that callers get their error now and not when the socket has been closed.
             *lock(&data.table) = InFlightTable::new();
         }
         context.data = None;
@@ -333,12 +336,12 @@ fn connection_data<F: FrameLike>(context: &mut ConnectionContext<Outgoing<F>>) -
 fn push<F: FrameLike>(data: &ConnectionData<F>, pushed: Pushed<F>) -> Reply<Outgoing<F>, Infallible> {
     let Some(pushes) = &data.pushes else { return Reply::None };
     match pushes.try_send(pushed) {
-        // If nobody receives pushes, they are wanted by nobody.
+        // If the receiver of pushes has been dropped, pushes are discarded.
         Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => Reply::None,
         Err(mpsc::error::TrySendError::Full(pushed)) => {
             let pushes = pushes.clone();
             Reply::later(async move {
-                // As above, if it fails.
+                // Fails if the receiver has been dropped.
                 let _ = pushes.send(pushed).await;
                 Ok(Reply::None)
             })
@@ -346,12 +349,12 @@ fn push<F: FrameLike>(data: &ConnectionData<F>, pushed: Pushed<F>) -> Reply<Outg
     }
 }
 
-/// Makes the connection of a [`Client`](super::Client), runs it, and makes it again when it breaks.
+/// Connects a [`Client`](super::Client) to its server, runs the connection, and reconnects when it breaks.
 pub struct Connection<P: ClientProtocol, C> {
     supervisor: Supervisor<ClientAdapter<P>>,
     connector: C,
     options: ClientOptions,
-    /// Ends when the last client is dropped.
+    /// Closed when the last client is dropped.
     closed: mpsc::Receiver<()>,
 }
 
@@ -365,8 +368,8 @@ impl<P: ClientProtocol, C: Connect> Connection<P, C> {
         Self { supervisor, connector, options, closed }
     }
 
-    /// Runs until the last [`Client`](super::Client) is dropped, and what is queued then is sent; or, without
-    /// [reconnecting](ClientOptions::reconnect), until the connection ends.
+    /// Runs until the last [`Client`](super::Client) is dropped and all queued frames are sent. If
+    /// [`reconnect`](ClientOptions::reconnect) is false, runs until the connection ends.
     pub async fn run(mut self) {
         let mut backoff = Backoff::new(&self.options);
         loop {
@@ -383,7 +386,7 @@ impl<P: ClientProtocol, C: Connect> Connection<P, C> {
                         return;
                     }
                 }
-                Err(error) => tracing::warn!(%error, "the server cannot be reached"),
+                Err(error) => tracing::warn!(%error, "connect failed"),
             }
             if !self.options.reconnect {
                 return;
@@ -397,10 +400,10 @@ impl<P: ClientProtocol, C: Connect> Connection<P, C> {
         }
     }
 
-    /// Runs a connection to its end, and tells whether it was the last.
+    /// Runs a connection until it ends. Returns whether the client was closed.
     async fn run_one(&mut self, connected: Connected<C::Socket>) -> bool {
         let Connected { socket, peer, already_read } = connected;
-        // There is one connection at a time, so there is room for it.
+        // There is one connection at a time, so the limit is not reached.
         let Ok(permit) = self.supervisor.admit(peer) else { return false };
         let mut running = pin!(permit.run(socket, already_read));
         tokio::select! {
@@ -419,11 +422,11 @@ impl<P: ClientProtocol, C: Connect> Connection<P, C> {
 
 async fn connect<C: Connect>(connector: &C, limit: Duration) -> io::Result<Connected<C::Socket>> {
     let connected = tokio::time::timeout(limit, connector.connect()).await;
-    connected.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "connecting took too long")))
+    connected.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "connect timed out")))
 }
 
 impl<P: ClientProtocol, C> Drop for Connection<P, C> {
-    /// Nobody drives it any more, and nobody need wait for that.
+    /// Ends all waits for a connection or for a push, because the client does not connect again.
     fn drop(&mut self) {
         let adapter = self.supervisor.protocol();
         adapter.link.send_replace(LinkState::Closed);
@@ -437,11 +440,11 @@ impl<P: ClientProtocol, C> fmt::Debug for Connection<P, C> {
     }
 }
 
-/// How long to wait before the next attempt.
+/// The pauses between attempts to connect: random, with an upper bound that grows exponentially.
 struct Backoff {
     first: Duration,
     max: Duration,
-    /// The limit of the next one.
+    /// The upper bound of the next pause.
     limit: Duration,
 }
 
@@ -451,8 +454,8 @@ impl Backoff {
         Self { first, max: options.max_backoff, limit: first }
     }
 
-    /// After a connection that served so long, not at all if nothing was heard on it. One that served for longer than the next
-    /// pause may be was worth it, and the pause is a short one.
+    /// Returns the next pause. `served` is how long the last connection lasted, or zero if no frame arrived on it. A connection that
+    /// lasted longer than the upper bound of the pause resets the bound.
     fn next(&mut self, served: Duration) -> Duration {
         if served > self.limit {
             self.limit = self.first;

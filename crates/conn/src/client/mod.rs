@@ -1,15 +1,15 @@
 //! Clients: the same actor, connecting to a server.
 //!
-//! A [`ClientProtocol`] tells replies from pushes, a [`Connect`] makes connections, and [`Client::builder`] makes a client of both:
-//! a [`Client`] is a cloneable handle, a [`Connection`] drives it. All clones share one connection, and requests that wait at the
-//! same time are sent in one batch.
+//! A [`ClientProtocol`] distinguishes replies from pushes, and a [`Connect`] establishes connections. [`Client::builder`] combines
+//! both into a [`Client`], which is a cloneable handle, and a [`Connection`], which drives it. All clones share one connection, and
+//! concurrent requests are sent in one batch.
 //!
 //! A request is never sent twice, and ends exactly once: with its reply, or with a [`RequestError`] that says whether the server may
 //! have executed it.
 
-// The responder of a request travels with it: into the outbox, from there into the table of requests in flight, and out of it with
-// the reply. Wherever it is dropped, the request ends. A request is either sent or given up, decided by one atomic step, so an error
-// is never wrong about whether the server may have seen the request.
+// The responder of a request moves with it: into the outbox, then into the table of requests in flight, until the reply arrives.
+// Wherever it is dropped, the request ends. One atomic step decides whether a request is sent or cancelled, so an error is always
+// right about whether the server may have seen the request.
 mod connect;
 mod drive;
 mod request;
@@ -90,16 +90,16 @@ pub enum Incoming {
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct ClientOptions {
-    /// Limit of a request: the time to find capacity and a connection, to be sent and to be answered. Default: 10 s, longer than
-    /// a reconnect usually takes.
+    /// Timeout of a request, including the waits for capacity and for a connection. Default: 10 s, longer than a reconnect usually
+    /// takes.
     pub request_timeout: Duration,
-    /// Limit of the requests in flight; further requests wait. A request that was given up counts until its reply comes.
+    /// Limit of the requests in flight; further requests wait. A cancelled request counts until its reply arrives.
     /// Default: 1024, more than a server answers in one round trip.
     pub max_in_flight: usize,
     /// Limit of the pushes that wait to be received. At the limit the client stops reading until one is received, and replies
     /// wait behind the pushes: receive pushes on a task of their own. Default: 1024, enough for a burst.
     pub push_capacity: usize,
-    /// Limit of an attempt to connect, handshakes included. Default: 10 s, longer than a handshake takes on a slow network.
+    /// Timeout of an attempt to connect, handshakes included. Default: 10 s, longer than a handshake takes on a slow network.
     pub connect_timeout: Duration,
     /// Whether the client connects again when a connection breaks or cannot be made. Default: true, because servers restart.
     pub reconnect: bool,
@@ -195,7 +195,7 @@ pub struct RequestOptions {
     /// What happens if that queue is full. It does not concern [`max_in_flight`](ClientOptions::max_in_flight) or a missing
     /// connection, which are waited for. Default: `None`, which means that the frame waits for capacity until the timeout.
     pub policy: Option<PushPolicy>,
-    /// Limit of the request, or of the wait for capacity if there is no reply. Default: `None`, which means
+    /// Timeout of the request, or of the wait for capacity if there is no reply. Default: `None`, which means
     /// [`ClientOptions::request_timeout`].
     pub timeout: Option<Duration>,
 }
@@ -229,8 +229,8 @@ impl Default for RequestOptions {
     }
 }
 
-/// A client of a server, over a connection that is made again when it breaks. Clones share the connection, which is closed when
-/// the last of them is dropped.
+/// A client of a server, over a connection that is re-established when it breaks. Clones share the connection, which is closed
+/// when the last of them is dropped.
 ///
 /// ```
 /// # use std::convert::Infallible;
@@ -278,7 +278,7 @@ impl Default for RequestOptions {
 /// ```
 pub struct Client<P: ClientProtocol> {
     shared: Arc<ClientShared<P>>,
-    /// Its last clone tells the connection to close.
+    /// The connection closes when the last clone is dropped.
     alive: mpsc::Sender<()>,
 }
 
@@ -356,7 +356,7 @@ impl<P: ClientProtocol> Client<P> {
 
     /// Sends a request and waits for its reply, with the default [`RequestOptions`].
     ///
-    /// Dropping the future gives the request up: it is not sent if it has not been, and its reply is discarded.
+    /// Dropping the future cancels the request: it is not sent if it has not been, and its reply is discarded.
     pub async fn request(&self, request: P::Frame) -> Result<P::Frame, RequestError> {
         self.request_with(request, RequestOptions::default()).await
     }
@@ -366,20 +366,20 @@ impl<P: ClientProtocol> Client<P> {
     /// If the queue is full, every [policy](RequestOptions::policy) ends it with [`RequestError::QueueFull`]; those that drop
     /// also count the request, and pass it to the [dead letters](ClientBuilder::dead_letters).
     pub async fn request_with(&self, request: P::Frame, options: RequestOptions) -> Result<P::Frame, RequestError> {
-        let waiting = PendingRequest::default();
-        let asking = async {
+        let pending = PendingRequest::default();
+        let requesting = async {
             let permit = Arc::clone(&self.shared.in_flight).acquire_owned().await.map_err(|_| RequestError::Closed)?;
             let handle = self.handle().await?;
-            let (outgoing, reply) = waiting.ask(request, permit);
-            // If the connection is gone, the request has been dropped, and the reply is an error that says so.
+            let (outgoing, reply) = pending.begin(request, permit);
+            // If the connection has ended, the request has been dropped, and `reply` resolves to `RequestError::Lost`.
             if push(&handle, outgoing, options).await == Err(PushError::QueueFull) {
                 return Err(RequestError::QueueFull);
             }
             drop(handle);
             reply.await
         };
-        let asked = self.within(options, asking).await;
-        asked.unwrap_or_else(|| Err(RequestError::TimedOut { outcome: waiting.give_up() }))
+        let result = self.within(options, requesting).await;
+        result.unwrap_or_else(|| Err(RequestError::TimedOut { outcome: pending.cancel() }))
     }
 
     /// Sends a frame that has no reply, with the default [`RequestOptions`].
@@ -405,9 +405,9 @@ impl<P: ClientProtocol> Client<P> {
         sent.unwrap_or(Err(RequestError::TimedOut { outcome: Outcome::NeverSent }))
     }
 
-    /// Runs `work` until the timeout of the request. Returns `None` if it was not done by then.
+    /// Runs `work` with the timeout of the request. Returns `None` if it timed out.
     async fn within<T>(&self, options: RequestOptions, work: impl Future<Output = T>) -> Option<T> {
-        // A timeout beyond the range of the clock is none.
+        // A timeout beyond the range of the clock is never reached.
         match Instant::now().checked_add(options.timeout.unwrap_or(self.shared.options.request_timeout)) {
             Some(deadline) => tokio::time::timeout_at(deadline, work).await.ok(),
             None => Some(work.await),
@@ -467,7 +467,7 @@ impl<P: ClientProtocol> fmt::Debug for Client<P> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ClientStats {
-    /// Replies whose request was given up, or never existed.
+    /// Replies without a request: it was cancelled, or never existed.
     pub unexpected_replies: u64,
     /// Counters of all connections, as those of a server.
     pub connections: crate::Stats,

@@ -1,4 +1,4 @@
-//! The end of a request: its reply, or an error that says whether it may have been executed.
+//! The result of a request: its reply, or an error that says whether the server may have executed it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,19 +9,19 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use super::drive::Outgoing;
 use crate::FrameLike;
 
-/// What is known of a request that has no reply.
+/// Whether the server may have executed a request that has no reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// Nothing of it has left this process, and nothing will. It is safe to try again.
+    /// No byte of the request was sent, and none will be. It is safe to retry.
     NeverSent,
-    /// It may have reached the server, and may have been executed.
+    /// The request may have reached the server, and may have been executed.
     MaybeExecuted,
 }
 
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::NeverSent => "it was never sent, and may be tried again",
+            Self::NeverSent => "it was not sent and can be retried",
             Self::MaybeExecuted => "it may have been executed",
         })
     }
@@ -31,31 +31,32 @@ impl fmt::Display for Outcome {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestError {
-    /// Its time was over.
-    #[error("the request took too long: {outcome}")]
+    /// The request timed out.
+    #[error("the request timed out; {outcome}")]
     TimedOut {
-        /// What is known of it.
+        /// Whether the server may have executed the request.
         outcome: Outcome,
     },
     /// The connection broke.
-    #[error("the connection was lost: {outcome}")]
+    #[error("the connection was lost; {outcome}")]
     Lost {
-        /// What is known of it.
+        /// Whether the server may have executed the request.
         outcome: Outcome,
     },
-    /// The queue of the connection was full, and its [policy](super::RequestOptions::policy) was not to wait. It was never sent.
-    #[error("the queue of the connection is full; the request was not sent")]
+    /// The queue of the connection was full, and the [policy](super::RequestOptions::policy) was not to wait. The request was not
+    /// sent.
+    #[error("the send queue is full; the request was not sent")]
     QueueFull,
-    /// It cannot be encoded. It was never sent.
-    #[error("the request cannot be sent: it is not what the protocol can say")]
+    /// The codec could not encode the request. It was not sent.
+    #[error("the request could not be encoded and was not sent")]
     Unsendable,
-    /// The connection of the client is not run any more. It was never sent.
+    /// The [`Connection`](super::Connection) of the client is no longer run. The request was not sent.
     #[error("the client is closed")]
     Closed,
 }
 
 impl RequestError {
-    /// What is known of the request.
+    /// Returns whether the server may have executed the request.
     pub fn outcome(&self) -> Outcome {
         match *self {
             Self::TimedOut { outcome } | Self::Lost { outcome } => outcome,
@@ -66,9 +67,9 @@ impl RequestError {
 
 const QUEUED: u8 = 0;
 const SENT: u8 = 1;
-const GIVEN_UP: u8 = 2;
+const CANCELLED: u8 = 2;
 
-/// How far a request is. It is either sent or given up first, and whoever comes second knows it.
+/// The progress of a request. It leaves `QUEUED` once: it is either sent or cancelled.
 #[derive(Debug, Clone, Default)]
 struct RequestProgress(Arc<AtomicU8>);
 
@@ -82,13 +83,13 @@ impl RequestProgress {
     }
 }
 
-/// Who waits for a reply. When it is dropped, the request is given up.
+/// A request whose caller waits for the reply. Dropping it cancels the request.
 #[derive(Debug, Default)]
 pub(super) struct PendingRequest(RequestProgress);
 
 impl PendingRequest {
-    /// The request with its responder, and what comes of it.
-    pub(super) fn ask<F: FrameLike>(
+    /// Returns the request with its responder, and a future of the reply.
+    pub(super) fn begin<F: FrameLike>(
         &self,
         request: F,
         permit: OwnedSemaphorePermit,
@@ -97,44 +98,46 @@ impl PendingRequest {
         let progress = self.0.clone();
         let responder = Responder { reply, progress: progress.clone(), _permit: permit };
         let lost = move |_| Err(RequestError::Lost { outcome: progress.outcome() });
-        let end = async move { receiver.await.unwrap_or_else(lost) };
-        (Outgoing::with_reply(request, responder), end)
+        let result = async move { receiver.await.unwrap_or_else(lost) };
+        (Outgoing::with_reply(request, responder), result)
     }
 
-    pub(super) fn give_up(&self) -> Outcome {
-        self.0.advance(GIVEN_UP);
+    /// Cancels the request if it has not been sent.
+    pub(super) fn cancel(&self) -> Outcome {
+        self.0.advance(CANCELLED);
         self.0.outcome()
     }
 }
 
 impl Drop for PendingRequest {
     fn drop(&mut self) {
-        self.give_up();
+        self.cancel();
     }
 }
 
-/// Whom a reply goes to. Dropped without one, it tells that the connection was lost.
+/// Sends a reply to the caller of a request. If it is dropped without a reply, the caller gets [`RequestError::Lost`].
 #[derive(Debug)]
 pub(super) struct Responder<F> {
     reply: oneshot::Sender<Result<F, RequestError>>,
     progress: RequestProgress,
-    /// Until here it is in flight.
+    /// Held while the request is in flight.
     _permit: OwnedSemaphorePermit,
 }
 
 impl<F> Responder<F> {
-    /// Whether it may be sent: it has not been given up, and cannot be taken back any more.
-    pub(super) fn begin(&self) -> bool {
+    /// Marks the request as sent. Returns false if it was cancelled before.
+    pub(super) fn mark_sent(&self) -> bool {
         self.progress.advance(SENT)
     }
 
-    /// Whether somebody was there to take it.
+    /// Sends the reply. Returns whether the caller was still waiting.
     pub(super) fn answer(self, reply: F) -> bool {
         self.reply.send(Ok(reply)).is_ok()
     }
 
-    /// Ends a request of which nothing has been sent. Its caller may have given it up.
-    pub(super) fn refuse(self, error: RequestError) {
+    /// Ends a request that was not sent with an error.
+    pub(super) fn fail(self, error: RequestError) {
+        // Fails if the caller has cancelled the request.
         let _ = self.reply.send(Err(error));
     }
 }

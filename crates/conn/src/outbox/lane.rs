@@ -73,14 +73,14 @@ impl<F> Lane<F> {
         self.frames.push_back(queued);
     }
 
-    /// Takes the first frame. Its capacity is to be [given back](Self::give_back).
+    /// Takes the first frame. The caller must [give back](Self::give_back) its capacity.
     pub(super) fn pop(&mut self) -> Option<Queued<F>> {
         let queued = self.frames.pop_front()?;
         self.bytes -= queued.weight as usize;
         Some(queued)
     }
 
-    /// Takes out the frames of a slot. Their capacity is to be [given back](Self::give_back).
+    /// Removes the frames of a slot. The caller must [give back](Self::give_back) their capacity.
     pub(super) fn clear_slot(&mut self, slot: Slot) -> Vec<Queued<F>> {
         let mut taken = Vec::new();
         if self.frames.iter().any(|queued| queued.slot == Some(slot)) {
@@ -96,8 +96,8 @@ impl<F> Lane<F> {
         taken
     }
 
-    /// Gives back the capacity of frames that were taken. If pushers wait for it, returns them instead: the capacity is to be
-    /// [added](Waiters::add) without the lock, followed by [`leave`](Self::leave).
+    /// Gives back the capacity of frames that were taken. If pushers wait for it, returns them instead: the caller must
+    /// [add](Waiters::add) the capacity without the lock, and then call [`leave`](Self::leave).
     pub(super) fn give_back(&mut self, frames: usize, bytes: usize) -> Option<Arc<Waiters>> {
         if self.waiters.is_some() {
             return Some(self.join());

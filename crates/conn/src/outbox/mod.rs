@@ -41,7 +41,7 @@ pub(crate) struct Outbox<F> {
     ready: AtomicBool,
     /// No frame is accepted. Set under the lock of the queues.
     closed: AtomicBool,
-    /// Neither is a last frame: there is one, or the connection has ended. Changed under the lock of the queues.
+    /// No last frame is accepted: there is one, or the connection has ended. Changed under the lock of the queues.
     finished: AtomicBool,
     /// Frames wait for a reply. Changed under the lock of the queues.
     has_tied: AtomicBool,
@@ -77,8 +77,8 @@ impl<F: FrameLike> Outbox<F> {
         if self.is_closed() { Err(PushError::Closed) } else { Ok(self.allocate(queues)) }
     }
 
-    /// Records in the account what the queues hold. If it returns true, the memory limit is to be enforced when the lock has been
-    /// released.
+    /// Records the memory of the queues in the account. If it returns true, the caller must enforce the memory limit after it has
+    /// released the lock.
     fn record(&self, queues: &mut Queues<F>) -> bool {
         let steps = u32::try_from(queues.held_bytes() / STEP_BYTES).unwrap_or(u32::MAX);
         if steps == queues.recorded_steps {
@@ -183,7 +183,7 @@ impl<F: FrameLike> Outbox<F> {
         self.try_push(frame, PushPriority::Low, Some(slot), after).map_err(|(error, _)| error)
     }
 
-    /// Puts a frame into a slot, in place of the one that may be there. Returns whether the actor must be woken.
+    /// Puts a frame into a slot, replacing an unsent one. Returns whether the actor must be woken.
     pub(crate) fn push_latest(&self, slot: Slot, frame: F, after: u64) -> Result<bool, PushError> {
         let size = frame.size();
         let mut guard = self.lock();
@@ -200,8 +200,8 @@ impl<F: FrameLike> Outbox<F> {
         Ok(must_wake)
     }
 
-    /// Queues a frame of the connection's own before all others, in place of the one that may wait there. The actor calls it, and
-    /// need not be woken.
+    /// Queues a frame of the connection itself before all others, replacing an earlier one. Called by the actor, which need not be
+    /// woken.
     pub(crate) fn push_own(&self, frame: F) {
         let mut guard = self.lock();
         let before = self.allocate(&mut guard).own.replace(Box::new(frame));
@@ -302,24 +302,24 @@ impl<F: FrameLike> Outbox<F> {
         }
     }
 
-    /// Takes out all frames of a slot. Returns whether there were any, and whether the actor must be woken.
+    /// Removes all frames of a slot. Returns whether there were any, and whether the actor must be woken.
     pub(crate) fn clear_slot(&self, slot: Slot) -> (bool, bool) {
         let mut guard = self.lock();
         let Some(queues) = guard.as_deref_mut() else { return (false, false) };
         let (latest, queued) = (queues.clear_latest(slot), queues.remove_queued(slot));
-        let has_taken = latest.is_some() || !queued.is_empty();
-        if has_taken {
+        let has_removed = latest.is_some() || !queued.is_empty();
+        if has_removed {
             self.has_tied.store(queues.has_tied(), SeqCst);
         }
         let (frames, bytes) = (queued.len(), queued.iter().map(|queued| queued.weight as usize).sum());
         let waiters = queues.low.give_back(frames, bytes);
         self.record(queues);
-        let is_drained = has_taken && queues.is_empty();
+        let is_drained = has_removed && queues.is_empty();
         // The frames are dropped after the lock has been released.
         drop(guard);
         self.add_capacity(PushPriority::Low, waiters, frames, bytes);
         // The actor reports to its protocol that the outbox is drained.
-        (has_taken, is_drained && self.announce())
+        (has_removed, is_drained && self.announce())
     }
 
     /// Whether no frame is queued, after some were. Returns true once.
@@ -403,7 +403,7 @@ impl<F: FrameLike> Outbox<F> {
     }
 }
 
-/// A pusher that waits for capacity in a lane, or a taker that gives some to those who wait.
+/// A registration as user of a lane's [`Waiters`]: a pusher that waits for capacity, or the actor while it gives some back.
 struct CapacityWaiter<'a, F: FrameLike> {
     outbox: &'a Outbox<F>,
     priority: PushPriority,

@@ -12,7 +12,7 @@ use crate::{PushPriority, Slot};
 const IDLE_CAPACITY: usize = 8;
 
 pub(super) struct Queues<F> {
-    /// A frame of the connection's own, which is taken before all others.
+    /// A frame of the connection itself, which is taken before all others.
     pub(super) own: Option<Box<F>>,
     pub(super) high: Lane<F>,
     pub(super) low: Lane<F>,
@@ -204,7 +204,7 @@ impl<F> Queues<F> {
         }
     }
 
-    /// Empties a slot. It also loses its position, so that it has one when it is filled again. Returns its frames.
+    /// Empties a slot and removes its position, so that it has only one when it is filled again. Returns its frames.
     pub(super) fn clear_latest(&mut self, slot: Slot) -> Option<Latest<F>> {
         let latest = self.slots.remove(&slot)?;
         self.slot_bytes -= latest.size();
@@ -216,7 +216,7 @@ impl<F> Queues<F> {
         Some(latest)
     }
 
-    /// Takes the frames of a slot out of the low lane, and out of the tied frames. Their capacity is to be given back.
+    /// Removes the frames of a slot from the low lane and from the tied frames. The caller must give back their capacity.
     pub(super) fn remove_queued(&mut self, slot: Slot) -> Vec<Queued<F>> {
         let mut taken = self.low.clear_slot(slot);
         let is_taken = |tied: &Tied<F>| matches!(tied, Tied::Frame(_, queued) if queued.slot == Some(slot));

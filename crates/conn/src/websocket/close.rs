@@ -11,11 +11,13 @@ use crate::codec::{Batch, Codec};
 use crate::timeouts::MAX_DISCARDED_BYTES;
 
 /// Closes a stream that has been upgraded to a WebSocket, as its server: for a client that is not admitted. Sends a close frame
-/// with this code and reason, closes the sending side, and discards what still comes, at most 1 MiB, until the client has closed its
-/// own side: a socket that is closed with unread bytes resets, and the client may lose the frame.
+/// with this code and reason, closes the sending side, and discards further input, at most 1 MiB, until the client has closed its
+/// side. A socket that is closed with unread input is reset, and the client might lose the close frame.
 ///
-/// Fails if the stream does, if the reason is longer than 123 bytes, and with [`TimedOut`](io::ErrorKind::TimedOut) if all that
-/// takes longer than `limit`. The stream is dropped in any case.
+/// # Errors
+///
+/// Returns an error if the stream fails, if the reason is longer than 123 bytes, and [`TimedOut`](io::ErrorKind::TimedOut) if it takes
+/// longer than `limit`. The stream is dropped in any case.
 pub async fn close<S: AsyncRead + AsyncWrite + Unpin>(
     mut stream: S,
     code: CloseCode,

@@ -1,10 +1,10 @@
 //! The codec of an established WebSocket.
 //!
 //! A message in one frame becomes a slice of the input. While it is incomplete it stays in the input, where each byte is unmasked
-//! and checked once, on arrival. Fragments are gathered in a separate buffer as they arrive.
+//! and validated once, on arrival. Fragments are collected in a separate buffer as they arrive.
 //!
-//! The closing handshake: either side sends a close frame, once, and then nothing more; the other side answers with its own, and
-//! the connection is over. Input that follows the peer's close frame or a protocol error is discarded.
+//! Closing handshake: either side sends a close frame, once, and then nothing more; the other side answers with its own close
+//! frame, and the connection is closed. Input that follows the peer's close frame or a protocol error is discarded.
 
 use std::borrow::Cow;
 use std::{fmt, mem, str};
@@ -18,17 +18,18 @@ use super::{CloseCode, CloseFrame, Message, Text, WebSocketError};
 use crate::Frame;
 use crate::codec::{Batch, Codec, grow_input};
 
-/// A WebSocket, from the end of the handshake on.
+/// The codec of a WebSocket connection, after the handshake.
 ///
-/// It answers pings and closes by itself, through [`encode_control`](Codec::encode_control): pings are not decoded to messages, pongs and
-/// closes are. After an error it has a close with the error's [code](WebSocketError::close_code) to say.
+/// The codec answers pings and close frames itself, through [`encode_control`](Codec::encode_control). Pings are not decoded to
+/// messages; pongs and close frames are. After an error it sends a close frame with the [code](WebSocketError::close_code) of the
+/// error.
 ///
-/// Once a close is said, by whoever, nothing is encoded any more: messages that come too late are dropped, without an error.
-/// And what the peer still sends is dropped, up to its own close.
+/// After a close frame has been sent, no further message is encoded: later messages are dropped without an error, and input is
+/// discarded up to the peer's close frame.
 ///
-/// A message that was sent in one frame is a part of the input, not a copy: a small one that is kept for long keeps the whole
-/// read in memory. Of a message that is not all there, no more memory is held than twice what has come of it, and a little
-/// read-ahead; when no message is in progress, none.
+/// A message that was sent in one frame is a slice of the input, not a copy: keeping a small message keeps the whole read buffer in
+/// memory. An incomplete message takes at most twice the bytes that have arrived, plus 4 KiB of read-ahead. Between messages the
+/// codec holds no memory.
 ///
 /// ```
 /// use bytes::BytesMut;
@@ -37,7 +38,7 @@ use crate::codec::{Batch, Codec, grow_input};
 ///
 /// let mut server = WebSocket::server(WebSocketOptions::default());
 /// let mut input = BytesMut::from(&b"\x81\x84\x01\x02\x03\x04ukga"[..]);
-/// let message = server.decode(&mut input)?.expect("a whole message has come");
+/// let message = server.decode(&mut input)?.expect("the message is complete");
 /// assert_eq!(message.as_text(), Some("tide"));
 ///
 /// let mut output = Batch::default();
@@ -49,15 +50,15 @@ pub struct WebSocket {
     role: Role,
     options: WebSocketOptions,
     state: CloseState,
-    /// The frame whose header has been taken from the input, and whose payload has not.
+    /// The frame whose header has been taken from the input, and whose payload is incomplete.
     payload: Option<Payload>,
-    /// The message of which fragments have come.
+    /// The message of which fragments have arrived.
     message: Option<Box<Fragments>>,
-    /// How many messages in fragments have begun.
+    /// The number of messages in fragments that have begun.
     fragmented: u64,
-    /// Has seen all that has come of the text in `payload` or `message`; whole when there is none.
+    /// The validator of the incomplete text in `payload` or `message`.
     utf8: Utf8,
-    /// The payloads of the pings that are not answered, each after a byte with its length. At most [`MAX_PING_BYTES`].
+    /// The payloads of unanswered pings, each after a byte with its length. At most [`MAX_PING_BYTES`].
     pings: Vec<u8>,
 }
 
@@ -110,34 +111,34 @@ enum Role {
     Client,
 }
 
-/// How far the conversation is.
+/// The state of the closing handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CloseState {
     Open,
-    /// Our close is said, theirs has not come.
+    /// Our close frame has been encoded, and the peer's has not arrived.
     CloseSent,
-    /// Theirs has come, or they broke the protocol: ours is to be said, with this code or none.
+    /// The peer's close frame has arrived, or the peer violated the protocol. Our close frame has this code.
     CloseReceived(Option<CloseCode>),
     Closed,
 }
 
-/// The payload of a data frame that is not all there.
+/// The incomplete payload of a data frame.
 #[derive(Debug)]
 struct Payload {
     is_text: bool,
-    /// It is the last of its message.
+    /// The frame is the last of its message.
     fin: bool,
-    /// For the first byte that is not unmasked.
+    /// The key for the first byte that is not unmasked.
     key: Option<Key>,
-    /// How many bytes it has, from the front of the input.
+    /// The number of bytes of the payload from the front of the input.
     len: usize,
-    /// How many of those are unmasked and checked.
+    /// The number of bytes that are unmasked and validated.
     seen: usize,
 }
 
-/// What becomes a [`Message`], which has room for a head and is better not moved around.
+/// A decoded message. Smaller than [`Message`], which has space for a head, and therefore cheaper to move.
 enum Decoded {
-    /// Text is checked.
+    /// Text has been validated.
     Data {
         is_text: bool,
         body: Bytes,
@@ -146,28 +147,28 @@ enum Decoded {
     Close(Option<CloseFrame>),
 }
 
-/// A message of which fragments have come.
+/// An incomplete message in fragments.
 struct Fragments {
     is_text: bool,
-    /// How many have begun.
+    /// The number of fragments that have begun.
     count: usize,
     bytes: Vec<u8>,
 }
 
-/// Limit of the unanswered pings in bytes: as many as one read brings. Above it only the newest is answered, as RFC 6455 (5.5.3)
-/// allows, so a peer that sends pings and does not read costs no more.
+/// Limit of unanswered pings, in bytes: the size of the read buffer. Above it only the newest pings are answered, as RFC 6455
+/// (5.5.3) allows, so that a peer which sends pings and does not read cannot use more memory.
 const MAX_PING_BYTES: usize = 16 * 1024;
 
-/// How much is masked at a time: a multiple of the key.
+/// The size of the chunks in which payloads are masked, a multiple of the key size.
 const MASK_CHUNK_BYTES: usize = 256;
 
 impl WebSocket {
-    /// The side that was connected to: it demands that frames are masked, and does not mask its own.
+    /// Creates the codec of a server: frames of the client must be masked, and its own are not.
     pub fn server(options: WebSocketOptions) -> Self {
         Self::new(Role::Server, options)
     }
 
-    /// The side that connected: it masks its frames, each with a key that cannot be foreseen, and takes none that are masked.
+    /// Creates the codec of a client: it masks each frame with a random key, and frames of the server must not be masked.
     pub fn client(options: WebSocketOptions) -> Self {
         Self::new(Role::Client, options)
     }
@@ -185,13 +186,13 @@ impl WebSocket {
         }
     }
 
-    /// How much memory is held for a message in fragments.
+    /// Returns the capacity of the buffer for a message in fragments.
     #[cfg(test)]
     pub(super) fn message_capacity(&self) -> usize {
         self.message.as_ref().map_or(0, |message| message.bytes.capacity())
     }
 
-    /// Whether frames are still read.
+    /// Whether frames are still decoded.
     fn may_receive(&self) -> bool {
         matches!(self.state, CloseState::Open | CloseState::CloseSent)
     }
@@ -201,7 +202,7 @@ impl WebSocket {
         matches!(self.state, CloseState::Open | CloseState::CloseReceived(_))
     }
 
-    /// The header at the front of the input.
+    /// Decodes the header at the front of the input.
     #[inline]
     fn header(&self, input: &[u8]) -> Result<Option<Header>, WebSocketError> {
         let begun = self.message.as_ref();
@@ -247,7 +248,7 @@ impl WebSocket {
         Ok(None)
     }
 
-    /// Takes note of a data frame whose payload will be handled as it comes.
+    /// Begins a data frame whose payload is decoded as it arrives.
     fn begin(&mut self, header: &Header) {
         let mut is_text = header.opcode == Opcode::Text;
         if let Some(message) = &mut self.message {
@@ -260,7 +261,7 @@ impl WebSocket {
         self.payload = Some(Payload { is_text, fin: header.fin, key: header.key, len: header.len, seen: 0 });
     }
 
-    /// Handles what has come of a payload, and keeps it for later if that is not all.
+    /// Decodes the bytes of a payload that have arrived. Stores the payload if it is incomplete.
     fn resume(&mut self, mut payload: Payload, input: &mut BytesMut) -> Result<Option<Decoded>, WebSocketError> {
         let end = payload.len.min(input.len());
         let arrived = &mut input[payload.seen..end];
@@ -326,7 +327,7 @@ impl WebSocket {
         }
     }
 
-    /// Nothing that the peer sends is decoded any more.
+    /// Stops decoding after an error.
     #[cold]
     fn fail(&mut self, error: WebSocketError) {
         self.payload = None;
@@ -354,7 +355,7 @@ impl WebSocket {
             return put_masked(frame.body(), mask::after(key, frame.head().len()), output);
         }
         output.put(frame.head());
-        // A clone would touch the count that all receivers of the body share, so a body that is copied is not cloned.
+        // Small bodies are copied, not cloned: a clone would change the reference count that all receivers share.
         if frame.body().len() < Batch::MIN_SHARED_BYTES {
             output.put(frame.body());
         } else {
@@ -372,7 +373,7 @@ impl WebSocket {
         }
     }
 
-    /// Says our close.
+    /// Encodes our close frame.
     fn put_close(&mut self, close: Option<(CloseCode, &str)>, output: &mut Batch) {
         let mut payload = Vec::new();
         if let Some((code, reason)) = close {
@@ -402,7 +403,7 @@ impl Codec for WebSocket {
 
     fn decode(&mut self, input: &mut BytesMut) -> Result<Option<Message>, WebSocketError> {
         match self.next(input) {
-            // Text was checked as it came.
+            // Text was validated as it arrived.
             Ok(Some(Decoded::Data { is_text: true, body })) => Ok(Some(Message::Text(Text::checked(body)))),
             Ok(Some(Decoded::Data { is_text: false, body })) => Ok(Some(Message::Binary(Frame::from(body)))),
             Ok(Some(Decoded::Pong(payload))) => Ok(Some(Message::Pong(payload))),
@@ -415,7 +416,7 @@ impl Codec for WebSocket {
         }
     }
 
-    /// Whatever is whole in `input` has been decoded before. The stream may end when the peer's close has come.
+    /// All complete frames in `input` have been decoded before. The stream may end when the peer's close frame has arrived.
     fn finish(&mut self, input: &BytesMut) -> Result<(), WebSocketError> {
         if !self.may_receive() {
             return Ok(());
@@ -430,7 +431,7 @@ impl Codec for WebSocket {
         Err(if self.message.is_some() { WebSocketError::TruncatedMessage } else { WebSocketError::NoClose })
     }
 
-    /// Nothing, once a close has been said.
+    /// Encodes a message. Does nothing after our close frame.
     fn encode(&mut self, message: &Message, output: &mut Batch) -> Result<(), WebSocketError> {
         if !self.may_send() {
             return Ok(());
@@ -488,12 +489,12 @@ impl Codec for WebSocket {
         self.message.as_ref().map_or(0, |message| message.bytes.capacity()) + self.pings.capacity()
     }
 
-    /// The limit of a frame and of a message. A frame whose header has been read is not affected.
+    /// Sets the limits of a frame and of a message. A frame whose header has been decoded is not affected.
     fn set_max_frame(&mut self, bytes: usize) {
         (self.options.max_frame, self.options.max_message) = (bytes, bytes);
     }
 
-    /// Once our close is said: what the peer still has to say is waited for while the connection lingers.
+    /// Whether our close frame has been encoded. The connection waits for the peer's close frame while it lingers.
     fn is_closed(&self) -> bool {
         matches!(self.state, CloseState::CloseSent | CloseState::Closed)
     }
@@ -505,12 +506,12 @@ impl fmt::Debug for WebSocket {
     }
 }
 
-/// Unmasks in place what is masked. Whether the outcome is known to be ASCII.
+/// Unmasks a masked payload in place. Returns whether the result is known to be ASCII.
 fn unmask(bytes: &mut [u8], key: Option<Key>) -> bool {
     key.is_some_and(|key| mask::apply(bytes, key))
 }
 
-/// The message in an unfragmented frame that is all there.
+/// Decodes the message in a complete, unfragmented frame.
 #[inline]
 fn decode_whole(header: &Header, input: &mut BytesMut) -> Result<Decoded, WebSocketError> {
     let is_text = header.opcode == Opcode::Text;
@@ -526,11 +527,11 @@ fn decode_whole(header: &Header, input: &mut BytesMut) -> Result<Decoded, WebSoc
 
 /// Takes `n` bytes from the front of `input`, without copying them.
 fn take(input: &mut BytesMut, n: usize) -> Bytes {
-    // An input that is full and used up has nothing left to be shared, and a buffer that is not shared needs no count.
+    // If the frame fills the buffer, the buffer itself is taken, which avoids a reference count.
     if n == input.capacity() { mem::take(input).freeze() } else { input.split_to(n).freeze() }
 }
 
-/// What a close frame says.
+/// Decodes the payload of a close frame.
 fn read_close(payload: &[u8]) -> Result<Option<CloseFrame>, WebSocketError> {
     let Some((code, reason)) = payload.split_first_chunk() else {
         return if payload.is_empty() { Ok(None) } else { Err(WebSocketError::ShortClose) };
@@ -543,7 +544,7 @@ fn read_close(payload: &[u8]) -> Result<Option<CloseFrame>, WebSocketError> {
     Ok(Some(CloseFrame { code, reason: Cow::Owned(reason.to_owned()) }))
 }
 
-/// Appends a masked copy.
+/// Appends a masked copy of `bytes`.
 fn put_masked(bytes: &[u8], key: Key, output: &mut Batch) {
     if bytes.len() >= Batch::MIN_SHARED_BYTES {
         let mut masked = bytes.to_vec();

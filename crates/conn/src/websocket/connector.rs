@@ -5,7 +5,7 @@ use std::io;
 use super::{ClientHandshake, connect};
 use crate::client::{Connect, Connected};
 
-/// Connects by another connector, and asks for a WebSocket there.
+/// A connector that performs the WebSocket handshake on the connections of another connector.
 #[derive(Debug, Clone)]
 pub struct WebSocketConnector<C> {
     inner: C,
@@ -13,7 +13,7 @@ pub struct WebSocketConnector<C> {
 }
 
 impl<C: Connect> WebSocketConnector<C> {
-    /// With this handshake, whose key is new at every attempt.
+    /// Creates a connector with this handshake, which gets a new key at every attempt.
     pub fn new(inner: C, handshake: ClientHandshake) -> Self {
         Self { inner, handshake }
     }

@@ -3,88 +3,88 @@
 use super::CloseCode;
 use super::header::MAX_CONTROL_BYTES;
 
-/// What can be wrong with what a [`WebSocket`](crate::websocket::WebSocket) reads or is to write.
+/// An error of a [`WebSocket`](crate::websocket::WebSocket), in its input or in a message that is to be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WebSocketError {
-    /// The peer set bits that only extensions use, and none was agreed on.
-    #[error("a frame has reserved bits {bits:#05b}: no extension was agreed on")]
+    /// The peer set reserved bits, although no extension was negotiated.
+    #[error("frame with reserved bits {bits:#05b}; no extension was negotiated")]
     ReservedBits {
         /// The three bits.
         bits: u8,
     },
-    /// The peer sent a kind of frame that does not exist.
-    #[error("a frame has opcode {opcode:#x}, which is reserved")]
+    /// The peer sent a frame with a reserved opcode.
+    #[error("frame with reserved opcode {opcode:#x}")]
     ReservedOpcode {
-        /// Its kind.
+        /// The opcode.
         opcode: u8,
     },
-    /// The peer sent a ping, pong or close in fragments.
-    #[error("a control frame is a fragment: only messages may come in fragments")]
+    /// The peer sent a ping, pong or close frame in fragments.
+    #[error("fragmented control frame; only messages may be fragmented")]
     FragmentedControl,
-    /// The peer continued what it had not begun.
-    #[error("a continuation came without a message to continue")]
+    /// The peer sent a continuation frame without a message.
+    #[error("continuation frame without a message")]
     UnexpectedContinuation,
     /// The peer began a message before the end of another.
-    #[error("a message began within the fragments of another: a continuation was expected")]
+    #[error("expected a continuation frame, got a new message")]
     InterruptedMessage,
     /// The peer sent a message in too many fragments.
-    #[error("a message has more than {max_fragments} fragments")]
+    #[error("message with more than {max_fragments} fragments")]
     TooManyFragments {
         /// The limit.
         max_fragments: usize,
     },
     /// A client sent a frame without a mask.
-    #[error("a client's frame is not masked: clients must mask")]
+    #[error("unmasked frame from a client; clients must mask their frames")]
     Unmasked,
     /// A server sent a frame with a mask.
-    #[error("a server's frame is masked: servers must not mask")]
+    #[error("masked frame from a server; servers must not mask their frames")]
     Masked,
-    /// The peer sent a ping, pong or close that is too long.
-    #[error("a control frame is longer than {MAX_CONTROL_BYTES} bytes")]
+    /// The peer sent a ping, pong or close frame that is too long.
+    #[error("control frame of more than {MAX_CONTROL_BYTES} bytes")]
     LongControl,
-    /// The peer announced a length in more bytes than it takes.
-    #[error("a length of {len} is not written in as few bytes as possible")]
+    /// The peer encoded a length in more bytes than necessary.
+    #[error("length {len} is not encoded in the minimal number of bytes")]
     PaddedLength {
         /// The length.
         len: u64,
     },
     /// The peer announced a length that does not fit 63 bits.
-    #[error("a length of {len:#x} has its highest bit set")]
+    #[error("length {len:#x} does not fit 63 bits")]
     HugeLength {
         /// The length.
         len: u64,
     },
     /// The peer announced a frame above the limit.
-    #[error("a frame of {len} bytes was announced: at most {max_frame} are accepted")]
+    #[error("the peer announced a frame of {len} bytes; the limit is {max_frame}")]
     FrameTooLarge {
-        /// What the peer announced.
+        /// The announced length, in bytes.
         len: u64,
         /// The limit.
         max_frame: usize,
     },
-    /// The peer announced a frame that takes its message above the limit.
-    #[error("a message of {len} bytes was announced: at most {max_message} are accepted")]
+    /// The peer announced a frame with which its message exceeds the limit.
+    #[error("the peer announced a message of {len} bytes; the limit is {max_message}")]
     MessageTooLarge {
-        /// What came before, and what the peer announced.
+        /// The length of the message with the announced frame, in bytes.
         len: u64,
         /// The limit.
         max_message: usize,
     },
-    /// The peer sent text that is none.
-    #[error("a text message is not valid UTF-8")]
+    /// The peer sent a text message that is not valid UTF-8.
+    #[error("text message is not valid UTF-8")]
     InvalidUtf8,
-    /// The peer closed with half a code.
-    #[error("a close frame has a payload of one byte: a code takes two")]
+    /// The peer sent a close frame with an incomplete code.
+    #[error("close frame with a payload of one byte; a code has two")]
     ShortClose,
-    /// The peer closed with a code that may not be sent.
-    #[error("a close frame has the code {code}, which may not be sent")]
+    /// The peer sent a close frame with a code that must not be sent.
+    #[error("close frame with invalid code {code}")]
     InvalidCloseCode {
         /// The code.
         code: CloseCode,
     },
-    /// The peer closed with a reason that is no text.
-    #[error("the reason in a close frame is not valid UTF-8")]
+    /// The peer sent a close frame whose reason is not valid UTF-8.
+    #[error("close frame with a reason that is not valid UTF-8")]
     InvalidCloseReason,
     /// The stream ended within the header of a frame.
     #[error("the stream ended within the header of a frame")]
@@ -92,23 +92,23 @@ pub enum WebSocketError {
     /// The stream ended within the payload of a frame.
     #[error("the stream ended {missing} bytes before the end of a frame")]
     TruncatedFrame {
-        /// How many bytes of the frame did not come.
+        /// The number of missing bytes.
         missing: usize,
     },
     /// The stream ended between two fragments.
     #[error("the stream ended between the fragments of a message")]
     TruncatedMessage,
-    /// The stream ended between messages, and nobody had said why.
+    /// The stream ended between messages, without a close frame.
     #[error("the stream ended without a close frame")]
     NoClose,
-    /// A ping, pong or close to be sent is too long.
-    #[error("a control frame of {len} bytes cannot be sent: at most {MAX_CONTROL_BYTES} are allowed")]
+    /// A ping, pong or close frame to be sent is too long.
+    #[error("cannot send a control frame of {len} bytes; the limit is {MAX_CONTROL_BYTES}")]
     ControlTooLong {
-        /// The bytes it has, in a close with the two of its code.
+        /// The length of the payload, in bytes. In a close frame it includes the code.
         len: usize,
     },
-    /// A close to be sent has a code that may not be sent.
-    #[error("a close frame cannot be sent with the code {code}")]
+    /// A close frame to be sent has a code that must not be sent.
+    #[error("cannot send a close frame with code {code}")]
     UnsendableCode {
         /// The code.
         code: CloseCode,
@@ -116,7 +116,8 @@ pub enum WebSocketError {
 }
 
 impl WebSocketError {
-    /// The code to close with. [`ABNORMAL`](CloseCode::ABNORMAL) if there is nobody left to tell.
+    /// Returns the code to close the connection with. [`ABNORMAL`](CloseCode::ABNORMAL) if the stream has ended, and no close frame
+    /// can be sent.
     pub fn close_code(&self) -> CloseCode {
         match self {
             Self::ReservedBits { .. }

@@ -1,20 +1,20 @@
 //! The header of a frame: its kind, its length and its mask.
 //!
-//! FrameRules are checked in the order of the bytes that they concern, each as soon as its bytes have arrived. So a stream fails with
+//! Rules are checked in the order of the bytes that they concern, each as soon as its bytes have arrived. So a stream fails with
 //! the same error however it is split, and before the payload of an invalid frame is awaited.
 
 use super::mask::Key;
 use super::{WebSocketError, WebSocketOptions};
 
-/// The longest payload of a control frame.
+/// The maximum payload of a control frame.
 pub(super) const MAX_CONTROL_BYTES: usize = 125;
-/// The longest header: two bytes, a length of eight, and a key.
+/// The longest header: two bytes, eight bytes of length, and the masking key.
 const MAX_HEADER_BYTES: usize = 14;
 
 const FIN: u8 = 0x80;
 const RESERVED: u8 = 0x70;
 const MASKED: u8 = 0x80;
-/// Stand in place of a length: it follows, in two bytes or eight.
+/// Length codes: the length follows in 16 or 64 bits.
 const LENGTH_16: u8 = 126;
 const LENGTH_64: u8 = 127;
 
@@ -35,30 +35,30 @@ impl Opcode {
     }
 }
 
-/// What a header says.
+/// A decoded header.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Header {
     pub(super) opcode: Opcode,
-    /// It is the last frame of its message.
+    /// The frame is the last of its message.
     pub(super) fin: bool,
-    /// Of masked frames.
+    /// The masking key, if the frame is masked.
     pub(super) key: Option<Key>,
-    /// The bytes of the payload.
+    /// The length of the payload, in bytes.
     pub(super) len: usize,
-    /// The bytes of the header.
+    /// The size of the header, in bytes.
     pub(super) size: usize,
 }
 
-/// What a header is checked against.
+/// The rules that a header is checked against.
 pub(super) struct FrameRules<'a> {
-    /// Frames must be masked; else they must not be.
+    /// Frames must be masked. If false, they must not be masked.
     pub(super) masked: bool,
     pub(super) options: &'a WebSocketOptions,
-    /// What has come of a message of which more is to come.
+    /// The message in fragments that is incomplete, if there is one.
     pub(super) begun: Option<PartialMessage>,
 }
 
-/// The part of a message in fragments that has come.
+/// The size of an incomplete message in fragments.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PartialMessage {
     pub(super) fragments: usize,
@@ -66,8 +66,8 @@ pub(super) struct PartialMessage {
 }
 
 impl Header {
-    /// The header that `input` begins with; `None` if it is not all there.
-    #[expect(clippy::inline_always, reason = "once per frame, and its outcome is used where it is, not in memory")]
+    /// Decodes the header at the front of `input`. Returns `None` if it is incomplete.
+    #[expect(clippy::inline_always, reason = "called once per frame, and inlining keeps the result in registers")]
     #[inline(always)]
     pub(super) fn read(input: &[u8], rules: &FrameRules) -> Result<Option<Self>, WebSocketError> {
         let Some(&first) = input.first() else { return Ok(None) };
@@ -113,12 +113,12 @@ impl Header {
         Ok(Some(Self { opcode, fin, key, len, size }))
     }
 
-    /// The bytes of header and payload.
+    /// Returns the size of header and payload, in bytes.
     pub(super) fn end(&self) -> usize {
         self.size.saturating_add(self.len)
     }
 
-    /// The bytes of a header of an unfragmented frame, of which the first so many count.
+    /// Encodes the header of an unfragmented frame. Returns a buffer and the size of the header in it.
     pub(super) fn write(opcode: Opcode, len: usize, key: Option<Key>) -> ([u8; MAX_HEADER_BYTES], usize) {
         let mut bytes = [0; MAX_HEADER_BYTES];
         bytes[0] = FIN | opcode as u8;
@@ -146,7 +146,7 @@ impl Header {
 }
 
 impl FrameRules<'_> {
-    /// Checks the first byte, against the frames before it.
+    /// Checks the first byte, given the frames before it.
     #[inline]
     fn check_first(&self, first: u8) -> Result<(bool, Opcode), WebSocketError> {
         if first & RESERVED != 0 {
@@ -180,7 +180,7 @@ impl FrameRules<'_> {
         Ok((fin, opcode))
     }
 
-    /// Checks whether there may be one more than so many.
+    /// Checks that a message with this many fragments may have another one.
     fn check_fragments(&self, fragments: usize) -> Result<(), WebSocketError> {
         let max_fragments = self.options.max_fragments;
         if fragments < max_fragments { Ok(()) } else { Err(WebSocketError::TooManyFragments { max_fragments }) }

@@ -1,20 +1,20 @@
-//! Masking: a client combines its payloads with random keys, so that a page cannot choose the bytes on the wire.
+//! Masking: a client XORs its payloads with random keys, so that a web page cannot choose the bytes on the wire.
 
 /// The key of a frame.
 pub(super) type Key = [u8; 4];
 
-/// The key for what follows `n` bytes that were masked with `key`.
-#[expect(clippy::cast_possible_truncation, reason = "two bits are left: four bytes are a whole turn")]
+/// Returns the key for the bytes that follow `n` bytes masked with `key`.
+#[expect(clippy::cast_possible_truncation, reason = "only the lowest two bits matter")]
 pub(super) fn after(key: Key, n: usize) -> Key {
     u32::from_le_bytes(key).rotate_right((n & 3) as u32 * 8).to_le_bytes()
 }
 
-/// Masks or unmasks in place, and says whether the outcome is ASCII, which is learned in passing.
+/// Masks or unmasks in place. Returns whether the result is ASCII, which costs almost nothing here.
 pub(super) fn apply(bytes: &mut [u8], key: Key) -> bool {
     match bytes.len() {
         8.. => apply_words(bytes, key),
         4.. => {
-            // Two words of four bytes, which may overlap: both are read before one is written.
+            // Two words of four bytes, which may overlap: both are read before either is written.
             let last = bytes.len() - 4;
             let low = word32(&bytes[..4]) ^ u32::from_le_bytes(key);
             let high = word32(&bytes[last..]) ^ u32::from_le_bytes(after(key, last));
@@ -33,9 +33,9 @@ pub(super) fn apply(bytes: &mut [u8], key: Key) -> bool {
     }
 }
 
-/// At least eight bytes, by words of eight, in a loop that compilers turn into vectors.
+/// Masks at least eight bytes in words of eight, in a loop that the compiler vectorizes.
 fn apply_words(bytes: &mut [u8], key: Key) -> bool {
-    // The last word is read before the loop, because the loop changes what both share, and written after it.
+    // The last word may overlap with one in the loop, so it is read before the loop and written after it.
     let start = bytes.len() - 8;
     let last = word64(&bytes[start..]) ^ wide(after(key, start));
     let key = wide(key);
@@ -74,7 +74,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_pieces_are_masked_alike(
+        fn masking_in_chunks_gives_the_same_bytes(
             bytes in prop_oneof![vec(any::<u8>(), 0..40), vec(any::<u8>(), 0..400)],
             key in any::<Key>(),
             cut in any::<prop::sample::Index>(),
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn ascii_is_told_at_every_length_and_place() {
+    fn ascii_is_detected_at_every_length_and_position() {
         let key = [0x80, 0x7f, 0xff, 0x01];
         for len in 0..70 {
             let plain = vec![b'a'; len];

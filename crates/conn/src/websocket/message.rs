@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use crate::{Frame, FrameLike, Head, HeadTooLong};
 
-/// What a [`WebSocket`](crate::websocket::WebSocket) reads and writes.
+/// A message or control frame of a [`WebSocket`](crate::websocket::WebSocket).
 ///
 /// ```
 /// use tidewire_conn::websocket::{CloseCode, Message};
@@ -20,36 +20,36 @@ use crate::{Frame, FrameLike, Head, HeadTooLong};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Message {
-    /// Text.
+    /// A text message.
     Text(Text),
-    /// Any bytes.
+    /// A binary message.
     Binary(Frame),
-    /// Asks the peer for a [`Pong`](Self::Pong) with the same payload, of at most 125 bytes. To be sent only: one that is
-    /// received is answered by the codec.
+    /// A ping, which the peer answers with a [`Pong`](Self::Pong) of the same payload, at most 125 bytes. Only sent: the codec answers
+    /// received pings itself.
     Ping(Bytes),
-    /// The answer to a ping, or, unasked for, a sign of life. At most 125 bytes.
+    /// The answer to a ping, or an unsolicited heartbeat. At most 125 bytes.
     Pong(Bytes),
-    /// The last message of either side. The codec answers one that is received; to answer it oneself, before that, is as good.
+    /// The last message of either side. The codec answers a received close frame, unless the application sends one first.
     Close(Option<CloseFrame>),
 }
 
 impl Message {
-    /// A text message.
+    /// Creates a text message.
     pub fn text(text: impl Into<Text>) -> Self {
         Self::Text(text.into())
     }
 
-    /// A binary message.
+    /// Creates a binary message.
     pub fn binary(bytes: impl Into<Bytes>) -> Self {
         Self::Binary(Frame::from(bytes.into()))
     }
 
-    /// A close with a code and a reason, of at most 123 bytes.
+    /// Creates a close frame with a code and a reason of at most 123 bytes.
     pub fn close(code: CloseCode, reason: impl Into<Cow<'static, str>>) -> Self {
         Self::Close(Some(CloseFrame { code, reason: reason.into() }))
     }
 
-    /// The text of a text message in one piece, as every received one is: without a head of its own.
+    /// Returns the text of a text message without a head. Received messages have no head.
     pub fn as_text(&self) -> Option<&str> {
         match self {
             Self::Text(text) if text.0.head().is_empty() => Some(text.body()),
@@ -72,7 +72,7 @@ impl FrameLike for Message {
 
 /// A [`Frame`] that is text: its head and its body are each valid UTF-8. Received text has no head.
 ///
-/// A broadcast checks its body once, and gives every receiver a head:
+/// A broadcast validates its body once and adds a head for each receiver:
 ///
 /// ```
 /// use bytes::Bytes;
@@ -87,36 +87,36 @@ impl FrameLike for Message {
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Text(
-    /// Head and body are valid UTF-8, each for itself. Nothing changes them.
+    /// Head and body are each valid UTF-8, and are never changed.
     Frame,
 );
 
 impl Text {
-    /// Text whose bytes have been checked.
+    /// Creates a text from bytes that have been validated.
     pub(super) fn checked(body: Bytes) -> Self {
         debug_assert!(str::from_utf8(&body).is_ok());
         Self(Frame::from(body))
     }
 
-    /// The same body, shared, behind another head.
+    /// Returns a text with this head, which shares the body.
     pub fn with_head(self, head: &str) -> Result<Self, HeadTooLong> {
         Ok(Self(Frame::new(Head::new(head.as_bytes())?, self.0.body().clone())))
     }
 
-    /// The part that comes first, empty in received text.
+    /// Returns the head, which comes first. Empty in received text.
     pub fn head(&self) -> &str {
-        // It is text, and too short for another check to matter.
+        // Always valid. Checking again is cheap, because a head is short.
         str::from_utf8(self.0.head()).unwrap_or_default()
     }
 
-    /// The part that others may share, all of received text.
+    /// Returns the body, which other messages may share. Received text is all body.
     pub fn body(&self) -> &str {
-        // SAFETY: the body was checked when it arrived, or comes from a `str`, or passed `from_utf8`; and `Bytes` that can be
-        // reached from here are not changed by anyone.
+        // SAFETY: the body was validated when it arrived, or comes from a `str`, or passed `from_utf8`; and the contents of
+        // `Bytes` never change.
         unsafe { str::from_utf8_unchecked(self.0.body()) }
     }
 
-    /// Its bytes.
+    /// Returns the text as a frame.
     pub fn as_frame(&self) -> &Frame {
         &self.0
     }
@@ -148,7 +148,7 @@ impl TryFrom<Bytes> for Text {
     }
 }
 
-/// A character that begins in the head must end there.
+/// Head and body must each be valid UTF-8: a character must not extend from the head into the body.
 impl TryFrom<Frame> for Text {
     type Error = Utf8Error;
 
@@ -159,72 +159,72 @@ impl TryFrom<Frame> for Text {
     }
 }
 
-/// Why a side closes.
+/// The payload of a close frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CloseFrame {
-    /// For programs.
+    /// The status code.
     pub code: CloseCode,
-    /// For people who read logs. At most 123 bytes.
+    /// The reason, for logs. At most 123 bytes.
     pub reason: Cow<'static, str>,
 }
 
 impl CloseFrame {
-    /// The bytes of code and reason.
+    /// Returns the size of code and reason, in bytes.
     pub(super) fn len(&self) -> usize {
         2 + self.reason.len()
     }
 }
 
-/// Why a side closes, for programs: a number with a [registry][iana] of meanings.
+/// The status code of a close frame: see the [registry][iana].
 ///
 /// [iana]: https://www.iana.org/assignments/websocket
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CloseCode(u16);
 
 impl CloseCode {
-    /// The purpose is fulfilled.
+    /// Normal closure.
     pub const NORMAL: Self = Self(1000);
-    /// A server goes down, or a browser has left the page.
+    /// Going away: the server shuts down, or the browser leaves the page.
     pub const AWAY: Self = Self(1001);
-    /// The peer broke the protocol.
+    /// Protocol error.
     pub const PROTOCOL: Self = Self(1002);
-    /// The peer sent a kind of message that is not accepted here.
+    /// Unsupported type of message.
     pub const UNSUPPORTED: Self = Self(1003);
-    /// Never sent: stands for a close without a code.
+    /// The close frame had no code. Never sent.
     pub const NO_STATUS: Self = Self(1005);
-    /// Never sent: stands for an end without a close.
+    /// The connection ended without a close frame. Never sent.
     pub const ABNORMAL: Self = Self(1006);
-    /// The peer sent what its kind of message cannot hold, such as text that is not UTF-8.
+    /// Invalid payload, such as text that is not valid UTF-8.
     pub const INVALID_DATA: Self = Self(1007);
-    /// The peer broke a rule of the application.
+    /// Policy violation.
     pub const POLICY: Self = Self(1008);
-    /// The peer sent more than is accepted.
+    /// The message is too big.
     pub const TOO_BIG: Self = Self(1009);
-    /// A client misses an extension that it asked for.
+    /// The server did not accept an extension that the client requires.
     pub const MISSING_EXTENSION: Self = Self(1010);
-    /// A server met with what it did not expect.
+    /// Internal server error.
     pub const INTERNAL: Self = Self(1011);
-    /// A server restarts: come back, after a random wait.
+    /// The server restarts. Clients reconnect after a random delay.
     pub const RESTART: Self = Self(1012);
-    /// A server is overloaded: come back later, or elsewhere.
+    /// The server is overloaded. Clients reconnect later, or to another server.
     pub const TRY_AGAIN: Self = Self(1013);
-    /// A gateway got no proper answer from the server behind it.
+    /// A gateway received an invalid response from its upstream server.
     pub const BAD_GATEWAY: Self = Self(1014);
-    /// Never sent: stands for a TLS handshake that failed.
+    /// The TLS handshake failed. Never sent.
     pub const TLS: Self = Self(1015);
 
-    /// A code with this number, which need not be [sendable](Self::is_sendable).
+    /// Creates a code with this number, which need not be [sendable](Self::is_sendable).
     pub const fn new(code: u16) -> Self {
         Self(code)
     }
 
-    /// Its number.
+    /// Returns the number.
     pub const fn get(self) -> u16 {
         self.0
     }
 
-    /// Whether it may stand in a frame: it is registered, and not only as a name for what was not said, or it is left to
-    /// libraries and frameworks (3000 to 3999) or applications (4000 to 4999).
+    /// Whether the code may be sent: it is registered and not reserved for local use, or it is in the range of libraries and
+    /// frameworks (3000 to 3999) or of applications (4000 to 4999).
     pub const fn is_sendable(self) -> bool {
         matches!(self.0, 1000..=1003 | 1007..=1014 | 3000..=4999)
     }
@@ -253,20 +253,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_checked_in_both_parts() {
+    fn text_head_and_body_are_validated_separately() {
         let frame = |head: &[u8], body: &'static [u8]| Frame::new(Head::new(head).unwrap(), Bytes::from_static(body));
         let text = Text::try_from(frame("é".as_bytes(), "ü".as_bytes())).unwrap();
         assert_eq!((text.head(), text.body()), ("é", "ü"));
         assert_eq!(Message::Text(text.clone()).as_text(), None);
         assert_eq!(text, Text::from("éü"));
-        // A character across both would be cut by another head.
+        // A character that extends into the body would be cut by a different head.
         assert!(Text::try_from(frame(b"\xc3", b"\xa9")).is_err());
         assert!(Text::try_from(frame(b"ok", b"\xff")).is_err());
         assert!(Text::from("x").with_head(&"x".repeat(Head::CAPACITY + 1)).is_err());
     }
 
     #[test]
-    fn sizes_are_those_of_payloads() {
+    fn size_is_the_size_of_the_payload() {
         assert_eq!(Message::text("abc").size(), 3);
         assert_eq!(Message::Text(Text::from("abc").with_head("de").unwrap()).size(), 5);
         assert_eq!(Message::binary(vec![0; 9]).size(), 9);
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn sendable_codes() {
+    fn only_registered_and_application_codes_are_sendable() {
         let sendable: Vec<u16> = (0..=u16::MAX).filter(|&code| CloseCode::new(code).is_sendable()).collect();
         let expected: Vec<u16> = (1000..=1003).chain(1007..=1014).chain(3000..=4999).collect();
         assert_eq!(sendable, expected);

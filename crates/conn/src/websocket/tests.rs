@@ -1,4 +1,4 @@
-//! Both roles of the codec, on streams that are split in every way.
+//! Tests of the codec in both roles, with input that is split anywhere.
 
 use std::io::IoSlice;
 
@@ -15,14 +15,14 @@ const KEY: [u8; 4] = [0x1f, 0x80, 0xa7, 0x03];
 
 /// The role of the codec that reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Side {
+enum Role {
     Server,
     Client,
 }
 
-use Side::{Client, Server};
+use Role::{Client, Server};
 
-impl Side {
+impl Role {
     fn codec(self, options: WebSocketOptions) -> WebSocket {
         match self {
             Server => WebSocket::server(options),
@@ -34,7 +34,7 @@ impl Side {
         if self == Server { Client } else { Server }
     }
 
-    /// A frame as this side may receive it, with any first byte.
+    /// Returns a frame as this role receives it, with any first byte.
     fn frame(self, first: u8, payload: &[u8]) -> Vec<u8> {
         let masked = if self == Server { 0x80 } else { 0 };
         let mut bytes = vec![first];
@@ -59,11 +59,11 @@ impl Side {
     }
 }
 
-fn sides() -> impl Strategy<Value = Side> {
+fn roles() -> impl Strategy<Value = Role> {
     prop::sample::select(vec![Server, Client])
 }
 
-/// All that a batch would write.
+/// Returns all bytes that a batch would write.
 fn written(batch: &mut Batch) -> Vec<u8> {
     let mut bytes = Vec::new();
     while !batch.is_empty() {
@@ -76,35 +76,35 @@ fn written(batch: &mut Batch) -> Vec<u8> {
     bytes
 }
 
-/// What came of a stream.
+/// The result of decoding a stream.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Heard {
+struct Received {
     messages: Vec<Message>,
     error: Option<WebSocketError>,
-    /// What the codec said by itself.
-    said: Vec<Message>,
-    /// How the stream ended, if it ended after these bytes.
+    /// The control frames that the codec sent itself.
+    replies: Vec<Message>,
+    /// The error if the stream ended after these bytes.
     finish: Option<WebSocketError>,
     is_closed: bool,
 }
 
-/// A codec and its input, fed as an actor does: into the room there is, reserving only when there is none.
-struct Ear {
-    side: Side,
+/// A codec and its input, fed as an actor does: fills the free capacity, and reserves more only when none is left.
+struct Receiver {
+    role: Role,
     codec: WebSocket,
     input: BytesMut,
-    said: Batch,
-    heard: Heard,
+    replies: Batch,
+    received: Received,
 }
 
-impl Ear {
-    fn new(side: Side, options: WebSocketOptions) -> Self {
-        let (codec, input) = (side.codec(options), BytesMut::new());
-        Self { side, codec, input, said: Batch::default(), heard: Heard::default() }
+impl Receiver {
+    fn new(role: Role, options: WebSocketOptions) -> Self {
+        let (codec, input) = (role.codec(options), BytesMut::new());
+        Self { role, codec, input, replies: Batch::default(), received: Received::default() }
     }
 
     fn feed(&mut self, mut bytes: &[u8]) {
-        while !bytes.is_empty() && self.heard.error.is_none() {
+        while !bytes.is_empty() && self.received.error.is_none() {
             if self.input.len() == self.input.capacity() {
                 self.input.reserve(64);
             }
@@ -113,12 +113,12 @@ impl Ear {
             bytes = &bytes[n..];
             loop {
                 let decoded = self.codec.decode(&mut self.input);
-                self.codec.encode_control(&mut self.said, true);
+                self.codec.encode_control(&mut self.replies, true);
                 match decoded {
-                    Ok(Some(message)) => self.heard.messages.push(message),
+                    Ok(Some(message)) => self.received.messages.push(message),
                     Ok(None) => break,
                     Err(error) => {
-                        self.heard.error = Some(error);
+                        self.received.error = Some(error);
                         break;
                     }
                 }
@@ -126,25 +126,25 @@ impl Ear {
         }
     }
 
-    fn done(mut self) -> Heard {
-        self.heard.finish = self.codec.finish(&self.input).err();
-        self.heard.is_closed = self.codec.is_closed();
-        self.heard.said = said(self.side, &written(&mut self.said));
-        self.heard
+    fn done(mut self) -> Received {
+        self.received.finish = self.codec.finish(&self.input).err();
+        self.received.is_closed = self.codec.is_closed();
+        self.received.replies = parse_frames(self.role, &written(&mut self.replies));
+        self.received
     }
 }
 
-/// The frames that a codec of this side wrote, read without the help of one.
-fn said(side: Side, mut bytes: &[u8]) -> Vec<Message> {
+/// Parses the frames that a codec of this role wrote, independently of the codec.
+fn parse_frames(role: Role, mut bytes: &[u8]) -> Vec<Message> {
     let mut messages = Vec::new();
     while let [first, second, rest @ ..] = bytes {
-        assert_eq!(second & 0x80 != 0, side == Client, "clients mask, servers do not");
+        assert_eq!(second & 0x80 != 0, role == Client, "clients mask, servers do not");
         let (len, rest) = match second & 0x7f {
             126 => (usize::from(u16::from_be_bytes([rest[0], rest[1]])), &rest[2..]),
             127 => (usize::try_from(u64::from_be_bytes(rest[..8].try_into().unwrap())).unwrap(), &rest[8..]),
             len => (usize::from(len), rest),
         };
-        let (key, rest) = if side == Client { rest.split_at(4) } else { (&[0][..], rest) };
+        let (key, rest) = if role == Client { rest.split_at(4) } else { (&[0][..], rest) };
         let (payload, rest) = rest.split_at(len);
         let payload: Bytes = payload.iter().zip(key.iter().cycle()).map(|(byte, key)| byte ^ key).collect();
         bytes = rest;
@@ -165,21 +165,21 @@ fn said(side: Side, mut bytes: &[u8]) -> Vec<Message> {
     messages
 }
 
-fn hear(side: Side, options: WebSocketOptions, wire: &[u8], sizes: &[usize]) -> Heard {
-    let (mut ear, mut rest, mut sizes) = (Ear::new(side, options), wire, sizes.iter().cycle());
+fn receive(role: Role, options: WebSocketOptions, wire: &[u8], sizes: &[usize]) -> Received {
+    let (mut receiver, mut rest, mut sizes) = (Receiver::new(role, options), wire, sizes.iter().cycle());
     while !rest.is_empty() {
         let (piece, next) = rest.split_at(rest.len().min(*sizes.next().unwrap()));
-        ear.feed(piece);
+        receiver.feed(piece);
         rest = next;
     }
-    ear.done()
+    receiver.done()
 }
 
-fn hear_all(side: Side, wire: &[u8]) -> Heard {
-    hear(side, WebSocketOptions::default(), wire, &[usize::MAX])
+fn receive_all(role: Role, wire: &[u8]) -> Received {
+    receive(role, WebSocketOptions::default(), wire, &[usize::MAX])
 }
 
-/// A message, how it is cut into fragments, and what comes between them.
+/// A message, the positions where it is split into fragments, and the control frames between them.
 #[derive(Debug, Clone)]
 struct Sent {
     message: Message,
@@ -213,21 +213,21 @@ fn close() -> impl Strategy<Value = Message> {
     ]
 }
 
-fn control_frame(side: Side, message: &Message) -> Vec<u8> {
+fn control_frame(role: Role, message: &Message) -> Vec<u8> {
     match message {
-        Message::Ping(payload) => side.frame(0x89, payload),
-        Message::Pong(payload) => side.frame(0x8a, payload),
-        Message::Close(None) => side.frame(0x88, &[]),
+        Message::Ping(payload) => role.frame(0x89, payload),
+        Message::Pong(payload) => role.frame(0x8a, payload),
+        Message::Close(None) => role.frame(0x88, &[]),
         Message::Close(Some(close)) => {
-            side.frame(0x88, &[&close.code.get().to_be_bytes(), close.reason.as_bytes()].concat())
+            role.frame(0x88, &[&close.code.get().to_be_bytes(), close.reason.as_bytes()].concat())
         }
         data => panic!("{data:?}"),
     }
 }
 
-/// The bytes of a session, as `side` reads them, and what it should make of them.
-fn session(side: Side, sent: &[Sent], close: Option<&Message>) -> (Vec<u8>, Heard) {
-    let (mut wire, mut expected) = (Vec::new(), Heard::default());
+/// Returns the bytes of a session, as `role` receives them, and the expected result.
+fn session(role: Role, sent: &[Sent], close: Option<&Message>) -> (Vec<u8>, Received) {
+    let (mut wire, mut expected) = (Vec::new(), Received::default());
     for Sent { message, cuts, between } in sent {
         let (opcode, payload) = match message {
             Message::Text(text) => (1, text.as_frame().body()),
@@ -240,14 +240,14 @@ fn session(side: Side, sent: &[Sent], close: Option<&Message>) -> (Vec<u8>, Hear
         for (n, &cut) in cuts.iter().chain([&payload.len()]).enumerate() {
             let fin = if n == cuts.len() { 0x80 } else { 0 };
             let opcode = if n == 0 { opcode } else { 0 };
-            wire.extend(side.frame(fin | opcode, &payload[start..cut]));
+            wire.extend(role.frame(fin | opcode, &payload[start..cut]));
             start = cut;
             if n < cuts.len()
                 && let Some(control) = between.next()
             {
-                wire.extend(control_frame(side, control));
+                wire.extend(control_frame(role, control));
                 match control {
-                    Message::Ping(payload) => expected.said.push(Message::Pong(payload.clone())),
+                    Message::Ping(payload) => expected.replies.push(Message::Pong(payload.clone())),
                     pong => expected.messages.push(pong.clone()),
                 }
             }
@@ -256,9 +256,9 @@ fn session(side: Side, sent: &[Sent], close: Option<&Message>) -> (Vec<u8>, Hear
     }
     expected.finish = Some(WebSocketError::NoClose);
     if let Some(close) = close {
-        wire.extend(control_frame(side, close));
+        wire.extend(control_frame(role, close));
         expected.messages.push(close.clone());
-        expected.said.push(match close {
+        expected.replies.push(match close {
             Message::Close(Some(close)) => Message::close(close.code, ""),
             _ => Message::Close(None),
         });
@@ -270,40 +270,40 @@ fn session(side: Side, sent: &[Sent], close: Option<&Message>) -> (Vec<u8>, Hear
 
 proptest! {
     #[test]
-    fn any_pieces_decode_to_the_same_messages(
-        side in sides(),
+    fn input_in_chunks_decodes_to_the_same_messages(
+        role in roles(),
         sent in vec(sent(3000), 0..6),
         close in prop::option::of(close()),
         sizes in vec(1..2000usize, 1..20),
     ) {
-        let (wire, expected) = session(side, &sent, close.as_ref());
+        let (wire, expected) = session(role, &sent, close.as_ref());
         for sizes in [&sizes[..], &[1], &[usize::MAX]] {
-            prop_assert_eq!(&hear(side, WebSocketOptions::default(), &wire, sizes), &expected);
+            prop_assert_eq!(&receive(role, WebSocketOptions::default(), &wire, sizes), &expected);
         }
     }
 
     #[test]
-    fn every_cut_in_two_decodes_to_the_same_messages(
-        side in sides(),
+    fn input_split_anywhere_decodes_to_the_same_messages(
+        role in roles(),
         sent in vec(sent(50), 0..3),
         close in prop::option::of(close()),
     ) {
-        let (wire, expected) = session(side, &sent, close.as_ref());
+        let (wire, expected) = session(role, &sent, close.as_ref());
         for cut in 1..wire.len() {
-            prop_assert_eq!(&hear(side, WebSocketOptions::default(), &wire, &[cut, usize::MAX]), &expected);
+            prop_assert_eq!(&receive(role, WebSocketOptions::default(), &wire, &[cut, usize::MAX]), &expected);
         }
     }
 
     #[test]
-    fn what_one_side_encodes_the_other_decodes(
-        side in sides(),
+    fn encoded_messages_are_decoded_by_the_other_role(
+        role in roles(),
         messages in vec(prop_oneof![4 => message(3000), 1 => control()], 0..8),
         head in "[a-z]{0,94}",
         sizes in vec(1..2000usize, 1..20),
     ) {
-        let mut codec = side.other().codec(WebSocketOptions::default());
+        let mut codec = role.other().codec(WebSocketOptions::default());
         let mut batch = Batch::default();
-        let mut expected = Heard { finish: Some(WebSocketError::NoClose), ..Heard::default() };
+        let mut expected = Received { finish: Some(WebSocketError::NoClose), ..Received::default() };
         for mut message in messages {
             match &mut message {
                 Message::Text(text) => *text = text.clone().with_head(&head).unwrap(),
@@ -312,17 +312,17 @@ proptest! {
             }
             codec.encode(&message, &mut batch).unwrap();
             match message {
-                Message::Ping(payload) => expected.said.push(Message::Pong(payload)),
+                Message::Ping(payload) => expected.replies.push(Message::Pong(payload)),
                 message => expected.messages.push(message),
             }
         }
         let wire = written(&mut batch);
-        prop_assert_eq!(hear(side, WebSocketOptions::default(), &wire, &sizes), expected);
+        prop_assert_eq!(receive(role, WebSocketOptions::default(), &wire, &sizes), expected);
     }
 
     #[test]
-    fn bad_streams_fail_alike_in_any_pieces_and_within_bounds(
-        side in sides(),
+    fn invalid_input_fails_alike_in_any_chunks_and_within_limits(
+        role in roles(),
         sent in vec(sent(300), 0..4),
         wrong in vec((any::<Index>(), any::<u8>()), 0..4),
         sizes in vec(1..300usize, 1..20),
@@ -330,30 +330,30 @@ proptest! {
     ) {
         let (max_frame, max_message, max_fragments) = limits;
         let options = WebSocketOptions { max_frame, max_message, max_fragments };
-        let (mut wire, _) = session(side, &sent, None);
+        let (mut wire, _) = session(role, &sent, None);
         for (at, byte) in wrong {
             if !wire.is_empty() {
                 let at = at.index(wire.len());
                 wire[at] = byte;
             }
         }
-        let expected = hear(side, options, &wire, &[usize::MAX]);
+        let expected = receive(role, options, &wire, &[usize::MAX]);
         prop_assert_eq!(expected.error.is_some(), expected.is_closed);
         for sizes in [&sizes[..], &[1]] {
-            prop_assert_eq!(&hear(side, options, &wire, sizes), &expected);
+            prop_assert_eq!(&receive(role, options, &wire, sizes), &expected);
         }
 
-        let mut ear = Ear::new(side, options);
+        let mut receiver = Receiver::new(role, options);
         for piece in wire.chunks(sizes[0]) {
-            ear.feed(piece);
-            let capacity = ear.codec.message_capacity();
+            receiver.feed(piece);
+            let capacity = receiver.codec.message_capacity();
             prop_assert!(capacity <= 2 * max_message.max(8), "{} of {}", capacity, max_message);
         }
     }
 
     #[test]
-    fn garbage_is_bounded(
-        side in sides(),
+    fn memory_of_random_input_is_bounded(
+        role in roles(),
         max in 1..10_000usize,
         pieces in vec(vec(any::<u8>(), 0..3000), 0..20),
         opcode in 1..3u8,
@@ -361,24 +361,24 @@ proptest! {
         kept in any::<bool>(),
     ) {
         let options = WebSocketOptions { max_frame: max, max_message: max, max_fragments: 8 };
-        let mut ear = Ear::new(side, options);
+        let mut receiver = Receiver::new(role, options);
         for piece in pieces {
-            // What begins as a frame gets further than what does not.
-            ear.feed(&side.frame(opcode | if fin { 0x80 } else { 0 }, &piece));
-            prop_assert!(ear.input.capacity() <= max + 2 * 4096, "{} of {max}", ear.input.capacity());
-            prop_assert!(ear.codec.message_capacity() <= 2 * max.max(8));
+            // A valid header, so that more of the input is decoded.
+            receiver.feed(&role.frame(opcode | if fin { 0x80 } else { 0 }, &piece));
+            prop_assert!(receiver.input.capacity() <= max + 2 * 4096, "{} of {max}", receiver.input.capacity());
+            prop_assert!(receiver.codec.message_capacity() <= 2 * max.max(8));
             if !kept {
-                ear.heard.messages.clear();
+                receiver.received.messages.clear();
             }
         }
     }
 }
 
 #[test]
-fn every_bad_input_has_its_close_code() {
+fn every_invalid_input_has_its_close_code() {
     use WebSocketError as Error;
     let code = CloseCode::new;
-    let cases: Vec<(Side, Vec<u8>, Error, u16)> = vec![
+    let cases: Vec<(Role, Vec<u8>, Error, u16)> = vec![
         (Server, vec![0xc1], Error::ReservedBits { bits: 0b100 }, 1002),
         (Server, vec![0xa1], Error::ReservedBits { bits: 0b010 }, 1002),
         (Client, vec![0x9a], Error::ReservedBits { bits: 0b001 }, 1002),
@@ -435,41 +435,42 @@ fn every_bad_input_has_its_close_code() {
         (Server, Server.frame(0x88, &5000u16.to_be_bytes()), Error::InvalidCloseCode { code: code(5000) }, 1002),
         (Server, Server.frame(0x88, b"\x03\xe8\xce\xba\xff"), Error::InvalidCloseReason, 1007),
     ];
-    for (side, wire, error, code) in cases {
+    for (role, wire, error, code) in cases {
         assert_eq!(error.close_code(), CloseCode::new(code));
         let before = [Message::text("before")];
-        let said = [Message::close(CloseCode::new(code), "")];
-        let stream = [side.frame(0x81, b"before"), wire].concat();
-        // Nothing after the first byte that is wrong is waited for, and nothing after it is heard.
-        let after = side.frame(0x89, b"after");
+        let replies = [Message::close(CloseCode::new(code), "")];
+        let stream = [role.frame(0x81, b"before"), wire].concat();
+        // The error is found at the first invalid byte, and nothing after it is decoded.
+        let after = role.frame(0x89, b"after");
         for cut in 1..=stream.len() {
-            let heard = hear(side, WebSocketOptions::default(), &stream, &[cut, usize::MAX]);
-            assert_eq!(heard.error, Some(error), "{stream:x?}");
-            let heard = hear(side, WebSocketOptions::default(), &[&stream[..], &after].concat(), &[cut, usize::MAX]);
-            assert_eq!(heard.error, Some(error), "{stream:x?}");
-            assert_eq!((&heard.messages[..], &heard.said[..]), (&before[..], &said[..]), "{stream:x?}");
-            assert!(heard.is_closed);
+            let received = receive(role, WebSocketOptions::default(), &stream, &[cut, usize::MAX]);
+            assert_eq!(received.error, Some(error), "{stream:x?}");
+            let received =
+                receive(role, WebSocketOptions::default(), &[&stream[..], &after].concat(), &[cut, usize::MAX]);
+            assert_eq!(received.error, Some(error), "{stream:x?}");
+            assert_eq!((&received.messages[..], &received.replies[..]), (&before[..], &replies[..]), "{stream:x?}");
+            assert!(received.is_closed);
         }
-        let heard = hear_all(side, &stream[..stream.len() - 1]);
-        assert_eq!(heard.error, None, "{stream:x?}");
+        let received = receive_all(role, &stream[..stream.len() - 1]);
+        assert_eq!(received.error, None, "{stream:x?}");
     }
 }
 
 #[test]
-fn text_fails_at_its_first_wrong_byte() {
+fn text_fails_at_the_first_invalid_byte() {
     let text = format!("{}κόσμε\u{10ffff}", "x".repeat(200)).into_bytes();
-    for side in [Server, Client] {
+    for role in [Server, Client] {
         for wrong in 0..text.len() {
             let mut payload = text.clone();
             payload[wrong] = 0xff;
-            let header = side.frame(0x81, &payload).len() - payload.len();
-            let in_two = [side.frame(0x01, &payload[..wrong]), side.frame(0x80, &payload[wrong..])].concat();
+            let header = role.frame(0x81, &payload).len() - payload.len();
+            let in_two = [role.frame(0x01, &payload[..wrong]), role.frame(0x80, &payload[wrong..])].concat();
             let header_in_two = in_two.len() - payload.len();
-            for (wire, at) in [(side.frame(0x81, &payload), header + wrong), (in_two, header_in_two + wrong)] {
-                assert_eq!(hear_all(side, &wire[..at]).error, None);
-                assert_eq!(hear_all(side, &wire[..=at]).error, Some(WebSocketError::InvalidUtf8));
+            for (wire, at) in [(role.frame(0x81, &payload), header + wrong), (in_two, header_in_two + wrong)] {
+                assert_eq!(receive_all(role, &wire[..at]).error, None);
+                assert_eq!(receive_all(role, &wire[..=at]).error, Some(WebSocketError::InvalidUtf8));
                 assert_eq!(
-                    hear(side, WebSocketOptions::default(), &wire[..=at], &[1]).error,
+                    receive(role, WebSocketOptions::default(), &wire[..=at], &[1]).error,
                     Some(WebSocketError::InvalidUtf8)
                 );
             }
@@ -482,8 +483,8 @@ fn limits_are_inclusive() {
     let options = WebSocketOptions { max_frame: 200, max_message: 300, max_fragments: 3 };
     let run = |frames: &[(u8, usize)]| {
         let wire: Vec<u8> = frames.iter().flat_map(|&(first, len)| Server.frame(first, &vec![b'a'; len])).collect();
-        let heard = hear(Server, options, &wire, &[usize::MAX]);
-        (heard.messages.len(), heard.error)
+        let received = receive(Server, options, &wire, &[usize::MAX]);
+        (received.messages.len(), received.error)
     };
     assert_eq!(run(&[(0x82, 200), (0x02, 200), (0x00, 99), (0x80, 1)]), (2, None));
     assert_eq!(run(&[(0x82, 201)]), (0, Some(WebSocketError::FrameTooLarge { len: 201, max_frame: 200 })));
@@ -492,40 +493,40 @@ fn limits_are_inclusive() {
     let error = WebSocketError::TooManyFragments { max_fragments: 3 };
     assert_eq!(run(&[(0x02, 1), (0x00, 1), (0x00, 1), (0x80, 1)]), (0, Some(error)));
     assert_eq!(error.close_code(), CloseCode::TOO_BIG);
-    // Control frames have a limit of their own.
+    // Control frames have a separate limit.
     assert_eq!(run(&[(0x8a, 125)]), (1, None));
     let small = WebSocketOptions { max_frame: 0, max_message: 0, max_fragments: 0 };
-    assert_eq!(hear(Server, small, &Server.frame(0x8a, &[0; 125]), &[1]).messages.len(), 1);
+    assert_eq!(receive(Server, small, &Server.frame(0x8a, &[0; 125]), &[1]).messages.len(), 1);
 }
 
 #[test]
-fn an_announced_length_reserves_nothing_by_itself() {
+fn announced_length_alone_reserves_no_memory() {
     let options = WebSocketOptions { max_frame: usize::MAX, max_message: usize::MAX, ..Default::default() };
     for first in [0x82, 0x02] {
-        let mut ear = Ear::new(Client, options);
-        ear.feed(&[first, 127, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]);
-        ear.feed(&[0; 1000]);
-        assert_eq!(ear.heard, Heard::default());
-        assert!(ear.input.capacity() <= 2 * 1000 + 4096 && ear.codec.message_capacity() <= 2 * 1000);
+        let mut receiver = Receiver::new(Client, options);
+        receiver.feed(&[first, 127, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]);
+        receiver.feed(&[0; 1000]);
+        assert_eq!(receiver.received, Received::default());
+        assert!(receiver.input.capacity() <= 2 * 1000 + 4096 && receiver.codec.message_capacity() <= 2 * 1000);
     }
 }
 
 #[test]
-fn the_largest_message_is_read_within_the_bound() {
+fn largest_message_is_read_within_the_memory_bound() {
     let max = 1 << 20;
     let message = Message::binary(vec![7; max]);
-    let mut ear = Ear::new(Server, WebSocketOptions::default());
+    let mut receiver = Receiver::new(Server, WebSocketOptions::default());
     for _ in 0..2 {
         for piece in Server.frame(0x82, &vec![7; max]).chunks(1000) {
-            ear.feed(piece);
-            assert!(ear.input.capacity() <= max + 14 + 4096, "{}", ear.input.capacity());
+            receiver.feed(piece);
+            assert!(receiver.input.capacity() <= max + 14 + 4096, "{}", receiver.input.capacity());
         }
-        assert_eq!(ear.heard.messages.pop(), Some(message.clone()));
+        assert_eq!(receiver.received.messages.pop(), Some(message.clone()));
     }
 }
 
 #[test]
-fn messages_in_one_frame_are_parts_of_the_input() {
+fn messages_in_one_frame_are_slices_of_the_input() {
     for spare in [0, 100] {
         let wire = Server.frame(0x81, b"tide");
         let mut input = BytesMut::with_capacity(wire.len() + spare);
@@ -538,14 +539,14 @@ fn messages_in_one_frame_are_parts_of_the_input() {
 }
 
 #[test]
-fn nothing_is_held_between_messages() {
-    let mut ear = Ear::new(Server, WebSocketOptions::default());
-    ear.feed(&Server.frame(0x01, &[b'a'; 5000]));
-    assert!(ear.codec.message_capacity() >= 5000);
-    ear.feed(&Server.frame(0x89, &[b'p'; 125]));
-    ear.feed(&Server.frame(0x80, b"b"));
-    assert_eq!(ear.heard.messages.len(), 1);
-    assert_eq!(ear.codec.message_capacity(), 0);
+fn no_memory_is_held_between_messages() {
+    let mut receiver = Receiver::new(Server, WebSocketOptions::default());
+    receiver.feed(&Server.frame(0x01, &[b'a'; 5000]));
+    assert!(receiver.codec.message_capacity() >= 5000);
+    receiver.feed(&Server.frame(0x89, &[b'p'; 125]));
+    receiver.feed(&Server.frame(0x80, b"b"));
+    assert_eq!(receiver.received.messages.len(), 1);
+    assert_eq!(receiver.codec.message_capacity(), 0);
     assert!(size_of::<WebSocket>() <= 160, "{}", size_of::<WebSocket>());
 }
 
@@ -567,11 +568,11 @@ fn servers_do_not_copy_large_bodies_and_clients_mask_everything() {
     let (one, two) = (once(), once());
     assert_ne!(one[4..8], two[4..8], "keys differ");
     assert_eq!(one.len(), 8 + frame.len());
-    assert_eq!(said(Client, &one), said(Client, &two));
+    assert_eq!(parse_frames(Client, &one), parse_frames(Client, &two));
 }
 
 #[test]
-fn pings_are_answered_in_order_and_before_what_comes_next() {
+fn pings_are_answered_in_order_before_the_next_message() {
     let mut codec = Server.codec(WebSocketOptions::default());
     let pings: Vec<u8> = (0..10u8).flat_map(|n| Server.frame(0x89, &[n; 5])).collect();
     let mut input = BytesMut::from(&[&pings[..], &Server.frame(0x81, b"x")].concat()[..]);
@@ -581,7 +582,7 @@ fn pings_are_answered_in_order_and_before_what_comes_next() {
     codec.encode_control(&mut output, true);
     let pongs = (0..10u8).map(|n| Message::Pong(Bytes::from(vec![n; 5])));
     let expected: Vec<_> = pongs.chain([Message::text("y")]).collect();
-    assert_eq!(said(Server, &written(&mut output)), expected);
+    assert_eq!(parse_frames(Server, &written(&mut output)), expected);
 }
 
 /// A peer that sends pings and does not read: the pongs are not encoded meanwhile.
@@ -596,29 +597,29 @@ fn unanswered_pings_are_bounded_and_the_newest_is_answered() {
     codec.encode_control(&mut output, false);
     assert!(output.len() <= 20 * 1024, "{} bytes", output.len());
     let newest = Message::Pong(Bytes::from(9_999u32.to_be_bytes().repeat(30)));
-    assert_eq!(said(Server, &written(&mut output)).last(), Some(&newest));
+    assert_eq!(parse_frames(Server, &written(&mut output)).last(), Some(&newest));
 }
 
 #[test]
-fn a_close_of_ours_is_the_last_we_say_and_theirs_the_last_we_hear() {
-    let mut ear = Ear::new(Client, WebSocketOptions::default());
+fn nothing_is_sent_after_our_close_or_decoded_after_theirs() {
+    let mut receiver = Receiver::new(Client, WebSocketOptions::default());
     let bye = Message::close(CloseCode::AWAY, "bye");
-    ear.codec.encode(&bye, &mut ear.said).unwrap();
-    ear.codec.encode(&Message::text("too late"), &mut ear.said).unwrap();
-    ear.codec.encode(&Message::Close(None), &mut ear.said).unwrap();
-    ear.feed(&Client.frame(0x81, b"unheard"));
-    ear.feed(&Client.frame(0x89, b"unanswered"));
-    assert!(ear.codec.is_closed(), "whoever runs it need not wait");
-    assert_eq!(ear.codec.finish(&ear.input), Err(WebSocketError::NoClose), "but may");
-    ear.feed(&[Client.frame(0x88, b""), Client.frame(0x81, b"after the end")].concat());
-    assert!(ear.codec.is_closed() && ear.input.is_empty());
-    let heard = ear.done();
-    assert_eq!((heard.messages, heard.said), (vec![Message::Close(None)], vec![bye]));
-    assert_eq!((heard.error, heard.finish), (None, None));
+    receiver.codec.encode(&bye, &mut receiver.replies).unwrap();
+    receiver.codec.encode(&Message::text("too late"), &mut receiver.replies).unwrap();
+    receiver.codec.encode(&Message::Close(None), &mut receiver.replies).unwrap();
+    receiver.feed(&Client.frame(0x81, b"unheard"));
+    receiver.feed(&Client.frame(0x89, b"unanswered"));
+    assert!(receiver.codec.is_closed(), "the connection may end before the peer's close frame");
+    assert_eq!(receiver.codec.finish(&receiver.input), Err(WebSocketError::NoClose));
+    receiver.feed(&[Client.frame(0x88, b""), Client.frame(0x81, b"after the end")].concat());
+    assert!(receiver.codec.is_closed() && receiver.input.is_empty());
+    let received = receiver.done();
+    assert_eq!((received.messages, received.replies), (vec![Message::Close(None)], vec![bye]));
+    assert_eq!((received.error, received.finish), (None, None));
 }
 
 #[test]
-fn a_close_of_theirs_may_be_answered_with_more_than_their_code() {
+fn application_may_answer_a_close_frame_itself() {
     let mut codec = Server.codec(WebSocketOptions::default());
     let mut input = BytesMut::from(&Server.frame(0x88, &1000u16.to_be_bytes())[..]);
     assert_eq!(codec.decode(&mut input), Ok(Some(Message::close(CloseCode::NORMAL, ""))));
@@ -630,22 +631,22 @@ fn a_close_of_theirs_may_be_answered_with_more_than_their_code() {
         codec.encode(answer, &mut output).unwrap();
     }
     codec.encode_control(&mut output, true);
-    assert_eq!(said(Server, &written(&mut output)), answers);
+    assert_eq!(parse_frames(Server, &written(&mut output)), answers);
     assert!(codec.is_closed());
 }
 
 #[test]
-fn an_error_while_leaving_is_the_end() {
-    let mut ear = Ear::new(Server, WebSocketOptions::default());
-    ear.codec.encode(&Message::Close(None), &mut ear.said).unwrap();
-    ear.feed(&[0xff]);
-    let heard = ear.done();
-    assert_eq!(heard.error, Some(WebSocketError::ReservedBits { bits: 7 }));
-    assert_eq!((heard.said, heard.is_closed), (vec![Message::Close(None)], true));
+fn error_after_our_close_frame_ends_the_connection() {
+    let mut receiver = Receiver::new(Server, WebSocketOptions::default());
+    receiver.codec.encode(&Message::Close(None), &mut receiver.replies).unwrap();
+    receiver.feed(&[0xff]);
+    let received = receiver.done();
+    assert_eq!(received.error, Some(WebSocketError::ReservedBits { bits: 7 }));
+    assert_eq!((received.replies, received.is_closed), (vec![Message::Close(None)], true));
 }
 
 #[test]
-fn the_stream_may_end_only_after_a_close() {
+fn stream_may_end_only_after_a_close_frame() {
     use WebSocketError as Error;
     let text = Server.frame(0x81, b"tide");
     let ends = [
@@ -664,15 +665,15 @@ fn the_stream_may_end_only_after_a_close() {
     ];
     for (wire, finish) in ends {
         for sizes in [[1], [usize::MAX]] {
-            let heard = hear(Server, WebSocketOptions::default(), &wire, &sizes);
-            assert_eq!((heard.error, heard.finish), (None, finish), "{wire:x?}");
+            let received = receive(Server, WebSocketOptions::default(), &wire, &sizes);
+            assert_eq!((received.error, received.finish), (None, finish), "{wire:x?}");
         }
         assert!(finish.is_none_or(|error| error.close_code() == CloseCode::ABNORMAL));
     }
 }
 
 #[test]
-fn what_cannot_be_sent_leaves_the_batch_unchanged() {
+fn encode_error_leaves_the_batch_unchanged() {
     let mut codec = Server.codec(WebSocketOptions::default());
     let mut batch = Batch::default();
     let long = Bytes::from(vec![0; 126]);

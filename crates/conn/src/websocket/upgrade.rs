@@ -1,4 +1,4 @@
-//! The handshakes over a stream.
+//! The handshakes of servers and clients over a stream.
 
 use std::io;
 
@@ -41,7 +41,7 @@ pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-/// Asks a server to speak WebSocket. Returns its answer, and what was read of the WebSocket already.
+/// Performs the handshake of a client. Returns the result of the handshake, and bytes that were read after the response.
 pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
     socket: &mut S,
     mut handshake: ClientHandshake,
@@ -60,7 +60,7 @@ pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
 
 async fn read<S: AsyncRead + Unpin>(socket: &mut S, input: &mut BytesMut) -> io::Result<()> {
     match socket.read_buf(input).await? {
-        0 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the peer left during the WebSocket handshake")),
+        0 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "connection closed during the WebSocket handshake")),
         _ => Ok(()),
     }
 }

@@ -2,21 +2,21 @@
 
 use std::str;
 
-/// Checks text as it arrives. An invalid sequence is found at its first byte that cannot continue what came before, not at the
-/// end of the piece or of the text.
+/// An incremental UTF-8 validator. It fails at the first byte that cannot continue the text, not at the end of the chunk or of the
+/// text.
 #[derive(Debug, Default)]
 pub(super) struct Utf8 {
-    /// Of these, the first `len` are the beginning of a character whose end has not come. The fourth completes any.
+    /// The first `len` bytes are the beginning of an incomplete character.
     begun: [u8; 4],
     len: u8,
 }
 
-/// Bytes that no text has.
+/// The bytes are not valid UTF-8.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct InvalidUtf8;
 
 impl Utf8 {
-    /// Checks what comes next.
+    /// Checks the next chunk.
     pub(super) fn feed(&mut self, mut bytes: &[u8]) -> Result<(), InvalidUtf8> {
         while !self.is_complete() {
             let Some((&next, rest)) = bytes.split_first() else { return Ok(()) };
@@ -34,7 +34,7 @@ impl Utf8 {
             Err(error) if error.error_len().is_none() => {
                 let begun = &bytes[error.valid_up_to()..];
                 self.begun[..begun.len()].copy_from_slice(begun);
-                // At most three bytes can be the beginning of a character and not all of it.
+                // An incomplete character has at most three bytes.
                 self.len = u8::try_from(begun.len()).map_err(|_| InvalidUtf8)?;
                 Ok(())
             }
@@ -42,7 +42,7 @@ impl Utf8 {
         }
     }
 
-    /// Whether the text may end here: not within a character.
+    /// Whether the text may end here, because no character is incomplete.
     pub(super) fn is_complete(&self) -> bool {
         self.len == 0
     }
@@ -55,12 +55,12 @@ mod tests {
 
     use super::*;
 
-    /// After how many bytes it is known that `bytes` begin no text: one past the longest beginning that some text has.
-    fn first_wrong(bytes: &[u8]) -> Option<usize> {
+    /// Returns the length of the shortest prefix of `bytes` that no valid text begins with.
+    fn first_invalid(bytes: &[u8]) -> Option<usize> {
         (0..=bytes.len()).find(|&end| str::from_utf8(&bytes[..end]).is_err_and(|error| error.error_len().is_some()))
     }
 
-    /// After how many bytes it fails when `bytes` come in pieces of these sizes, and whether the text may end.
+    /// Feeds `bytes` in chunks of these sizes. Returns after how many bytes it fails, and whether the text may end.
     fn fail_at(bytes: &[u8], mut sizes: impl Iterator<Item = usize>) -> (Option<usize>, bool) {
         let (mut utf8, mut fed) = (Utf8::default(), 0);
         while fed < bytes.len() {
@@ -73,8 +73,9 @@ mod tests {
         (None, utf8.is_complete())
     }
 
-    fn agree(bytes: &[u8]) {
-        let expected = (first_wrong(bytes), str::from_utf8(bytes).is_ok());
+    /// Checks that every split gives the same result as the standard library.
+    fn assert_same(bytes: &[u8]) {
+        let expected = (first_invalid(bytes), str::from_utf8(bytes).is_ok());
         assert_eq!(fail_at(bytes, std::iter::repeat(1)), expected, "{bytes:x?}");
         for cut in 1..bytes.len() {
             let (at, whole) = fail_at(bytes, [cut, bytes.len()].into_iter());
@@ -84,30 +85,30 @@ mod tests {
     }
 
     #[test]
-    fn crafted_bytes_fail_where_they_must() {
+    fn boundary_bytes_fail_at_the_first_invalid_byte() {
         let edges = [0x00, 0x7f, 0x80, 0x8f, 0x90, 0x9f, 0xa0, 0xbf, 0xc0, 0xc1, 0xc2, 0xdf, 0xe0, 0xe1, 0xec, 0xed];
         let edges: Vec<u8> = edges.into_iter().chain([0xee, 0xef, 0xf0, 0xf1, 0xf3, 0xf4, 0xf5, 0xff]).collect();
         for &a in &edges {
             for &b in &edges {
-                agree(&[a, b]);
+                assert_same(&[a, b]);
                 for &c in &edges {
-                    agree(&[a, b, c, b'.']);
-                    agree(&[a, b, c, 0x80]);
+                    assert_same(&[a, b, c, b'.']);
+                    assert_same(&[a, b, c, 0x80]);
                 }
             }
         }
     }
 
     #[test]
-    fn every_character_may_be_cut() {
+    fn characters_may_be_split_anywhere() {
         for character in ['\0', '~', '\u{80}', '\u{7ff}', '\u{800}', '\u{d7ff}', '\u{e000}', '\u{ffff}', '\u{10000}'] {
-            agree(format!("a{character}\u{10ffff}").as_bytes());
+            assert_same(format!("a{character}\u{10ffff}").as_bytes());
         }
     }
 
     proptest! {
         #[test]
-        fn random_bytes_fail_where_they_must(
+        fn random_bytes_fail_at_the_first_invalid_byte(
             text in "\\PC{0,20}",
             wrong in vec((any::<prop::sample::Index>(), any::<u8>()), 0..3),
         ) {
@@ -115,7 +116,7 @@ mod tests {
             for (at, byte) in wrong {
                 bytes.insert(at.index(bytes.len() + 1), byte);
             }
-            agree(&bytes);
+            assert_same(&bytes);
         }
     }
 }

@@ -11,7 +11,8 @@ use super::{
     HeadReader, HeadTooLarge, MAX_HEAD_BYTES, MAX_HEADERS, accept_key, fields, has_token, is_token, only, values,
 };
 
-/// The handshake of a client: sends [`request`](Self::request), then feeds what comes to [`decode`](Self::decode).
+/// The handshake of a client. The caller sends [`request`](Self::request) and passes the received bytes to
+/// [`decode`](Self::decode).
 ///
 /// ```
 /// use bytes::BytesMut;
@@ -20,10 +21,10 @@ use super::{
 /// let mut client = ClientHandshake::new("tide.example", "/chat")?.subprotocol("v1")?;
 /// let mut to_server = BytesMut::from(&client.request()[..]);
 ///
-/// let request = ServerHandshake::new().decode(&mut to_server)?.expect("all of it has come");
+/// let request = ServerHandshake::new().decode(&mut to_server)?.expect("the head is complete");
 /// let mut to_client = BytesMut::from(&request.accept(Some("v1"))?[..]);
 ///
-/// let upgraded = client.decode(&mut to_client)?.expect("all of it has come");
+/// let upgraded = client.decode(&mut to_client)?.expect("the head is complete");
 /// assert_eq!(upgraded.subprotocol.as_deref(), Some("v1"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -31,15 +32,15 @@ use super::{
 pub struct ClientHandshake {
     host: String,
     path: String,
-    /// Random, so that an answer cannot be one to another request.
+    /// The random `Sec-WebSocket-Key`, which the response must match.
     key: String,
     subprotocols: Vec<String>,
-    /// Whole lines.
+    /// Additional header lines.
     headers: String,
     reader: HeadReader,
 }
 
-/// What came of a handshake.
+/// The result of a client handshake.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Upgraded {
@@ -47,60 +48,60 @@ pub struct Upgraded {
     pub subprotocol: Option<String>,
 }
 
-/// Why a connection did not become a WebSocket, as its client sees it.
+/// Why a client handshake failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientHandshakeError {
-    /// The host is empty, or has characters that no host has.
-    #[error("not a host, as in `example.org:8080`: {host:?}")]
+    /// The host is empty, or has invalid characters.
+    #[error("invalid host {host:?}; expected a host and an optional port, such as `example.org:8080`")]
     InvalidHost {
-        /// What was given.
+        /// The invalid host.
         host: String,
     },
     /// The path does not begin with a slash, or has characters that must be escaped.
-    #[error("not a path, as in `/chat?room=7`, with all else escaped: {path:?}")]
+    #[error("invalid path {path:?}; expected a percent-encoded path such as `/chat?room=7`")]
     InvalidPath {
-        /// What was given.
+        /// The invalid path.
         path: String,
     },
     /// A subprotocol is not a token, or is offered twice.
-    #[error("not a token, or offered before: subprotocol {subprotocol:?}")]
+    #[error("invalid subprotocol {subprotocol:?}; expected a token that is not offered yet")]
     InvalidSubprotocol {
-        /// What was given.
+        /// The invalid subprotocol.
         subprotocol: String,
     },
     /// A header has a name that is not a token, or that the handshake itself sets.
-    #[error("not a token, or set by the handshake itself: header name {name:?}")]
+    #[error("invalid header name {name:?}; expected a token that the handshake does not set itself")]
     InvalidHeaderName {
-        /// What was given.
+        /// The invalid name.
         name: String,
     },
     /// A header has a value with characters other than visible ASCII, spaces and tabs.
-    #[error("the value of header {name} has characters other than visible ASCII, spaces and tabs")]
+    #[error("invalid value of header `{name}`; expected visible ASCII, spaces and tabs")]
     InvalidHeaderValue {
-        /// Its name.
+        /// The name of the header.
         name: String,
     },
-    /// The response goes on and on.
+    /// The head of the response is too long.
     #[error("the head of the response is longer than {MAX_HEAD_BYTES} bytes")]
     HeadTooLarge,
     /// The response is not HTTP.
-    #[error("the response is not HTTP")]
+    #[error("the response is not valid HTTP")]
     Malformed(#[from] httparse::Error),
-    /// The server answers, and does not want to speak WebSocket.
-    #[error("the server answered with status {status}: 101 was expected")]
+    /// The server refused the upgrade.
+    #[error("the server refused the upgrade: expected status 101, got {status}")]
     Refused {
-        /// Its answer.
+        /// The status of the response.
         status: u16,
     },
-    /// The server switched to something else.
-    #[error("the server did not switch to the websocket protocol")]
+    /// The response has no valid `Upgrade` and `Connection` headers.
+    #[error("the server did not switch to the WebSocket protocol")]
     NotUpgraded,
-    /// The answer is not one to this request.
-    #[error("the server's Sec-WebSocket-Accept does not fit the key: it did not read this request")]
+    /// The response does not match the key of the request.
+    #[error("`Sec-WebSocket-Accept` of the response does not match the key of the request")]
     WrongAccept,
-    /// The server uses extensions that were not offered.
-    #[error("the server wants to use an extension, and none was offered")]
+    /// The server selected an extension, although none was offered.
+    #[error("the server selected an extension that was not offered")]
     UnofferedExtension,
     /// The server chose a subprotocol that was not offered.
     #[error("the server chose a subprotocol that was not offered")]
@@ -108,7 +109,7 @@ pub enum ClientHandshakeError {
 }
 
 impl ClientHandshake {
-    /// A request for `path`, with its query, at `host`, with its port unless that is the usual one.
+    /// Creates a request for `path`, including its query, at `host`, including its port unless it is the default port.
     pub fn new(host: &str, path: &str) -> Result<Self, ClientHandshakeError> {
         if host.is_empty() || !host.bytes().all(|byte| byte.is_ascii_graphic() && !b"/?#@\\".contains(&byte)) {
             return Err(ClientHandshakeError::InvalidHost { host: host.into() });
@@ -126,7 +127,7 @@ impl ClientHandshake {
         })
     }
 
-    /// The same request once more, with a key of its own.
+    /// Returns a copy of the handshake with a new key, for another connection.
     #[must_use]
     pub fn with_new_key(&self) -> Self {
         Self { key: STANDARD.encode(rand::random::<[u8; 16]>()), reader: HeadReader::default(), ..self.clone() }
@@ -143,21 +144,21 @@ impl ClientHandshake {
 
     /// Adds a header, such as `Origin`, `Authorization` or `Cookie`.
     pub fn header(mut self, name: &str, value: &str) -> Result<Self, ClientHandshakeError> {
-        const OURS: [&str; 5] = ["host", "upgrade", "connection", "content-length", "transfer-encoding"];
+        const RESERVED: [&str; 5] = ["host", "upgrade", "connection", "content-length", "transfer-encoding"];
         let lowercase = name.to_ascii_lowercase();
-        let is_ours = OURS.contains(&&*lowercase) || lowercase.starts_with("sec-websocket-");
-        if !is_token(name.as_bytes()) || is_ours {
+        let is_reserved = RESERVED.contains(&&*lowercase) || lowercase.starts_with("sec-websocket-");
+        if !is_token(name.as_bytes()) || is_reserved {
             return Err(ClientHandshakeError::InvalidHeaderName { name: name.into() });
         }
         if !value.bytes().all(|byte| matches!(byte, b' '..=b'~' | b'\t')) {
             return Err(ClientHandshakeError::InvalidHeaderValue { name: name.into() });
         }
-        // A `String` takes whatever is written.
+        // Writing to a `String` never fails.
         let _ = write!(self.headers, "{name}: {value}\r\n");
         Ok(self)
     }
 
-    /// The bytes to send.
+    /// Returns the bytes to send.
     pub fn request(&self) -> Vec<u8> {
         let Self { host, path, key, subprotocols, headers, .. } = self;
         let subprotocols = match &subprotocols[..] {
@@ -171,15 +172,15 @@ impl ClientHandshake {
         .into_bytes()
     }
 
-    /// Takes the response from the front of `input`, and checks it; `None` if it is not all there. What follows is the
-    /// WebSocket's.
+    /// Takes the response from the front of `input` and checks it. Returns `None` if it is incomplete. Bytes after the response
+    /// belong to the WebSocket.
     pub fn decode(&mut self, input: &mut BytesMut) -> Result<Option<Upgraded>, ClientHandshakeError> {
         let head = self.reader.take(input).map_err(|HeadTooLarge| ClientHandshakeError::HeadTooLarge)?;
         let Some(head) = head else { return Ok(None) };
         let mut headers = [EMPTY_HEADER; MAX_HEADERS];
         let mut response = Response::new(&mut headers);
-        // Empty lines before it are no part of the response, and bare line feeds may end it early: then the end that was found is not
-        // its end.
+        // httparse skips leading empty lines and accepts bare line feeds. Both are rejected, because then the end of the head that it
+        // finds differs from ours.
         if response.parse(&head)? != httparse::Status::Complete(head.len()) {
             return Err(httparse::Error::Version.into());
         }
@@ -231,18 +232,18 @@ mod tests {
     const UPGRADE: &str = "Upgrade: WebSocket\r\nConnection: keep-alive, Upgrade\r\n";
     const ACCEPT: &str = "Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n";
 
-    fn answered(lines: &[&str]) -> Result<Option<Upgraded>, ClientHandshakeError> {
+    fn decode(lines: &[&str]) -> Result<Option<Upgraded>, ClientHandshakeError> {
         client().decode(&mut BytesMut::from((lines.concat() + "\r\n").as_bytes()))
     }
 
     #[test]
-    fn answers_are_checked() {
+    fn responses_are_checked() {
         use ClientHandshakeError as Error;
         let protocol = |name: &str| format!("Sec-WebSocket-Protocol: {name}\r\n");
         let v1 = protocol("v1");
-        assert_eq!(answered(&[STATUS, UPGRADE, ACCEPT]), Ok(Some(Upgraded { subprotocol: None })));
+        assert_eq!(decode(&[STATUS, UPGRADE, ACCEPT]), Ok(Some(Upgraded { subprotocol: None })));
         let subprotocol = Some("v1".into());
-        assert_eq!(answered(&[STATUS, UPGRADE, ACCEPT, &v1]), Ok(Some(Upgraded { subprotocol })));
+        assert_eq!(decode(&[STATUS, UPGRADE, ACCEPT, &v1]), Ok(Some(Upgraded { subprotocol })));
 
         let cases: [(&[&str], Error); 12] = [
             (&["HTTP/1.1 403 Forbidden\r\n", UPGRADE, ACCEPT], Error::Refused { status: 403 }),
@@ -259,12 +260,12 @@ mod tests {
             (&[STATUS, UPGRADE, ACCEPT, &v1, &v1], Error::UnofferedSubprotocol),
         ];
         for (lines, error) in cases {
-            assert_eq!(answered(lines), Err(error), "{lines:?}");
+            assert_eq!(decode(lines), Err(error), "{lines:?}");
         }
     }
 
     #[test]
-    fn nothing_is_smuggled_into_a_request() {
+    fn request_injection_is_rejected() {
         for host in ["", "a b", "a\r\nX: y", "a/b", "a@b", "ä"] {
             assert!(ClientHandshake::new(host, "/").is_err(), "{host:?}");
         }
@@ -285,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_differ() {
+    fn keys_are_random() {
         let keys = [(); 2].map(|()| ClientHandshake::new("tide", "/").unwrap().key);
         assert_ne!(keys[0], keys[1]);
         assert_eq!(keys[0].len(), 24);

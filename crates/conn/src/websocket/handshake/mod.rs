@@ -17,9 +17,9 @@ pub use client::{ClientHandshake, ClientHandshakeError, Upgraded};
 pub use rules::{ServerHandshakeError, check_upgrade};
 pub use server::{ServerHandshake, UpgradeRequest};
 
-/// The longest head: what common servers allow, and room for cookies and tokens.
+/// Limit of a head: what common servers allow, enough for cookies and tokens.
 const MAX_HEAD_BYTES: usize = 8192;
-/// The most header fields: several times what browsers and proxies send.
+/// Limit of the number of header fields: several times what browsers and proxies send.
 const MAX_HEADERS: usize = 64;
 
 /// Returns the `Sec-WebSocket-Accept` that answers a `Sec-WebSocket-Key`.
@@ -33,15 +33,15 @@ fn accept_key(sec_websocket_key: &str) -> String {
 #[derive(Debug)]
 struct HeadTooLarge;
 
-/// Finds the end of a head, without looking at a byte more often than its neighbours.
+/// Finds the end of a head incrementally, without searching bytes again.
 #[derive(Debug, Clone, Default)]
 struct HeadReader {
-    /// In so many bytes of the input there is no end of a head.
+    /// The number of bytes of the input that have been searched.
     searched: usize,
 }
 
 impl HeadReader {
-    /// Takes a head, with the empty line that ends it, from the front of `input`; `None` if it is not all there.
+    /// Takes a head, including the empty line at its end, from the front of `input`. Returns `None` if it is incomplete.
     fn take(&mut self, input: &mut BytesMut) -> Result<Option<Bytes>, HeadTooLarge> {
         const END: &[u8] = b"\r\n\r\n";
         let searched = self.searched.saturating_sub(END.len() - 1);
@@ -62,28 +62,28 @@ fn fields<'h>(headers: &[Header<'h>]) -> Vec<Field<'h>> {
     headers.iter().map(|header| (header.name, header.value)).collect()
 }
 
-/// The values of all fields of this name.
+/// Returns the values of all fields with this name.
 fn values<'h>(fields: &[Field<'h>], name: &str) -> impl Iterator<Item = &'h [u8]> {
     fields.iter().filter(move |(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| *value)
 }
 
-/// The value of the field of this name, if there is exactly one.
+/// Returns the value of the field with this name, if there is exactly one.
 fn only<'h>(fields: &[Field<'h>], name: &str) -> Option<&'h [u8]> {
     let mut values = values(fields, name);
     values.next().filter(|_| values.next().is_none())
 }
 
-/// Whether the fields of this name, which are lists, contain a token.
+/// Whether the lists in the fields with this name contain a token.
 fn has_token(fields: &[Field<'_>], name: &str, token: &str) -> bool {
     values(fields, name).flat_map(list).any(|item| item.eq_ignore_ascii_case(token.as_bytes()))
 }
 
-/// The items of a list in a field.
+/// Returns the items of a comma-separated list.
 fn list(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     value.split(|&byte| byte == b',').map(<[u8]>::trim_ascii).filter(|item| !item.is_empty())
 }
 
-/// Whether this can be the name of a field or of a subprotocol.
+/// Whether this is a valid name of a field or of a subprotocol.
 fn is_token(name: &[u8]) -> bool {
     !name.is_empty() && name.iter().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte))
 }
@@ -96,7 +96,7 @@ mod tests {
         Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
 
     #[test]
-    fn a_head_may_be_cut_anywhere_and_what_follows_is_left() {
+    fn head_split_anywhere_is_decoded_and_the_rest_is_left() {
         let stream = [REQUEST, b"\x81\x80"].concat();
         for cut in 0..stream.len() {
             let mut server = ServerHandshake::new();
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_is_bounded_in_any_pieces() {
+    fn head_above_the_limit_is_rejected() {
         let mut endless = REQUEST[..REQUEST.len() - 2].to_vec();
         endless.extend_from_slice(b"Cookie: ");
         endless.resize(MAX_HEAD_BYTES - 4, b'c');
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_agree() {
+    fn client_and_server_negotiate_a_subprotocol() {
         let client = ClientHandshake::new("tide:80", "/chat?room=7").unwrap();
         let client = client.subprotocol("v1").unwrap().subprotocol("v2").unwrap();
         let mut client = client.header("Origin", "https://tide.example").unwrap();

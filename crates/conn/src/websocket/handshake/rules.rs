@@ -1,4 +1,4 @@
-//! The rules that a server checks in a handshake, shared by our own HTTP and by HTTP libraries.
+//! The checks of a server in a handshake, for its own HTTP parser and for HTTP libraries.
 
 use std::str;
 
@@ -15,8 +15,8 @@ const KEYS: GeneralPurpose =
 /// Checks a request to upgrade to a WebSocket, for servers that read HTTP with a library. Returns the `Sec-WebSocket-Accept` of the
 /// response, which has status 101 and the headers `Upgrade: websocket` and `Connection: Upgrade`.
 ///
-/// `headers` are the names, in any case, and the values. An error says how to refuse the request. It is
-/// [`NotUpgrade`](ServerHandshakeError::NotUpgrade) for every request that is none, whatever else it lacks.
+/// `headers` are pairs of a name, in any case, and a value. The error has the response for the client. It is
+/// [`NotUpgrade`](ServerHandshakeError::NotUpgrade) for every request without an `Upgrade: websocket` header.
 ///
 /// ```
 /// use tidewire_conn::websocket::{ServerHandshakeError, check_upgrade};
@@ -50,7 +50,7 @@ pub fn check_upgrade(
     if !has_token(headers, "connection", "upgrade") {
         return Err(ServerHandshakeError::NoConnectionUpgrade);
     }
-    // A proxy would forward it as a body, and here it would be read as frames.
+    // A proxy would forward the bytes as a body, while they would be read as frames here.
     let has_length = values(headers, "content-length").any(|length| length.trim_ascii() != b"0");
     if has_length || values(headers, "transfer-encoding").next().is_some() {
         return Err(ServerHandshakeError::HasBody);
@@ -63,11 +63,11 @@ pub fn check_upgrade(
     key.filter(is_key).map(accept_key).ok_or(ServerHandshakeError::InvalidKey)
 }
 
-/// Why a server refuses to make a connection a WebSocket.
+/// Why a server refuses an upgrade to a WebSocket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServerHandshakeError {
-    /// The request has too long a head.
+    /// The head of the request is too long.
     #[error("the head of the request is longer than {MAX_HEAD_BYTES} bytes")]
     HeadTooLarge,
     /// The request is not HTTP.
@@ -79,7 +79,7 @@ pub enum ServerHandshakeError {
     /// The request is not a GET of HTTP/1.1 with one host.
     #[error("a WebSocket handshake must be a GET request of HTTP/1.1 with one `Host` header")]
     NotGet,
-    /// The request asks for a WebSocket, but not for an upgrade.
+    /// The request has no `Connection: Upgrade` header.
     #[error("the request has no `Connection: Upgrade` header; a proxy may have removed it")]
     NoConnectionUpgrade,
     /// The request has a body.
@@ -115,7 +115,7 @@ impl ServerHandshakeError {
         }
     }
 
-    /// Returns the headers of the refusal, beside those of any response.
+    /// Returns the headers of the refusal, in addition to those of any response.
     pub fn headers(&self) -> &'static [(&'static str, &'static str)] {
         match self.status() {
             426 => &[("Upgrade", "websocket"), ("Sec-WebSocket-Version", "13")],

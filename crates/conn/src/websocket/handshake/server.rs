@@ -38,20 +38,20 @@ pub struct UpgradeRequest {
 }
 
 impl ServerHandshake {
-    /// A handshake of which nothing has come.
+    /// Creates a handshake.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes the request from the front of `input`, and checks it; `None` if it is not all there. What follows is the
-    /// WebSocket's.
+    /// Takes the request from the front of `input` and checks it. Returns `None` if it is incomplete. Bytes after the request belong
+    /// to the WebSocket.
     pub fn decode(&mut self, input: &mut BytesMut) -> Result<Option<UpgradeRequest>, ServerHandshakeError> {
         let head = self.reader.take(input).map_err(|HeadTooLarge| ServerHandshakeError::HeadTooLarge)?;
         let Some(head) = head else { return Ok(None) };
         let mut headers = [EMPTY_HEADER; MAX_HEADERS];
         let mut request = Request::new(&mut headers);
-        // Empty lines before it are no part of the request, and bare line feeds may end it early: then the end that was found is not
-        // its end.
+        // httparse skips leading empty lines and accepts bare line feeds. Both are rejected, because then the end of the head that it
+        // finds differs from ours.
         if request.parse(&head)? != httparse::Status::Complete(head.len()) {
             return Err(httparse::Error::Token.into());
         }
@@ -80,23 +80,23 @@ impl UpgradeRequest {
         })
     }
 
-    /// What is asked for, with its query.
+    /// Returns the path of the request, including its query.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// The subprotocols that the client offers, the best first.
+    /// Returns the subprotocols that the client offers, the preferred one first.
     pub fn subprotocols(&self) -> impl Iterator<Item = &str> {
         self.subprotocols.iter().map(String::as_str)
     }
 
-    /// The value of the first header of this name, whatever its case.
+    /// Returns the value of the first header with this name. Case is ignored.
     pub fn header(&self, name: &str) -> Option<&[u8]> {
         let mut headers = self.headers.iter();
         headers.find(|(other, _)| other.eq_ignore_ascii_case(name.as_bytes())).map(|(_, value)| &**value)
     }
 
-    /// The answer that makes the connection a WebSocket, with one of the offered subprotocols or none.
+    /// Returns the response that accepts the upgrade, with one of the offered subprotocols or none.
     pub fn accept(&self, subprotocol: Option<&str>) -> Result<Vec<u8>, ServerHandshakeError> {
         let accept = &self.accept;
         let subprotocol = match subprotocol {
@@ -122,7 +122,7 @@ mod tests {
     const UPGRADE: &str = "Upgrade: websocket\r\nConnection: keep-alive, Upgrade\r\nSec-WebSocket-Version: 13\r\n";
     const KEY: &str = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
 
-    fn asked(lines: &[&str]) -> Result<Option<UpgradeRequest>, ServerHandshakeError> {
+    fn decode(lines: &[&str]) -> Result<Option<UpgradeRequest>, ServerHandshakeError> {
         ServerHandshake::new().decode(&mut BytesMut::from((lines.concat() + "\r\n").as_bytes()))
     }
 
@@ -150,16 +150,16 @@ mod tests {
             (&[GET, UPGRADE, KEY, "Sec-WebSocket-Protocol: a b\r\n"], Error::InvalidSubprotocol, "400"),
         ];
         for (lines, error, status) in cases {
-            assert_eq!(asked(lines).unwrap_err(), error, "{lines:?}");
+            assert_eq!(decode(lines).unwrap_err(), error, "{lines:?}");
             assert!(error.refusal().starts_with(format!("HTTP/1.1 {status} ").as_bytes()), "{lines:?}");
             assert!(error.refusal().ends_with(b"\r\n\r\n"));
         }
     }
 
     #[test]
-    fn what_is_offered_may_be_accepted() {
+    fn offered_subprotocol_can_be_accepted() {
         let protocols = "Sec-WebSocket-Protocol: v2, v1\r\nsec-websocket-protocol:v0\r\n";
-        let request = asked(&[GET, UPGRADE, KEY, protocols]).unwrap().unwrap();
+        let request = decode(&[GET, UPGRADE, KEY, protocols]).unwrap().unwrap();
         assert_eq!(request.subprotocols().collect::<Vec<_>>(), ["v2", "v1", "v0"]);
         let plain = String::from_utf8(request.accept(None).unwrap()).unwrap();
         assert!(plain.contains("\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n"));
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_key_of_the_rfc_is_accepted() {
-        assert!(asked(&[GET, UPGRADE, "Sec-WebSocket-Key: AQIDBAUGBwgJCgsMDQ4PEC==\r\n"]).unwrap().is_some());
+    fn key_of_the_rfc_example_is_accepted() {
+        assert!(decode(&[GET, UPGRADE, "Sec-WebSocket-Key: AQIDBAUGBwgJCgsMDQ4PEC==\r\n"]).unwrap().is_some());
     }
 }
