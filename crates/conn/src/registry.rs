@@ -164,7 +164,7 @@ mod tests {
     const ID: ConnectionId = ConnectionId(1);
 
     #[test]
-    fn an_inserted_handle_is_listed_until_its_queues_are_dropped() {
+    fn inserted_handle_is_listed_until_its_queues_are_dropped() {
         let registry = SessionRegistry::<Frame>::new();
         let (queues, handle) = PushQueues::bounded(1, 1);
         registry.insert(ID, &handle);
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn removing_a_running_connection_hides_it_and_nothing_more() {
+    fn removing_a_running_connection_only_hides_it() {
         let registry = SessionRegistry::<Frame>::new();
         let (queues, handle) = PushQueues::bounded(1, 1);
         registry.add_running(ID, &queues.mailbox);

@@ -1,4 +1,4 @@
-//! What connections cost in memory, by an allocator that counts.
+//! Memory usage of connections, measured with a counting allocator.
 
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -14,11 +14,11 @@ use tokio::sync::Mutex;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// The tests count in turn.
+/// Held by each test, so that only one of them allocates at a time.
 static COUNTING: Mutex<()> = Mutex::const_new(());
 
 const REQUEST: &[u8] = b"\0\0\0\x05hello";
-/// What a shared runtime and the machine around may take at any time.
+/// Tolerance for allocations of the runtime.
 const SLACK: usize = 256 * 1024;
 
 struct Echo;
@@ -53,9 +53,9 @@ async fn ask(client: &mut TcpStream) {
     assert_eq!(answer, REQUEST);
 }
 
-/// The pusher is far faster, and has to wait: never more than the queue, a batch and the socket's buffers is held.
+/// The pusher waits for capacity, so memory is bounded by the queue, a batch and the socket buffers.
 #[tokio::test]
-async fn a_slow_reader_makes_a_fast_pusher_wait_and_costs_no_more_than_its_queue() {
+async fn memory_of_a_slow_consumer_is_bounded() {
     const FRAMES: usize = 20_000;
     const BODY: usize = 4096;
     let _counting = COUNTING.lock().await;
@@ -85,14 +85,14 @@ async fn a_slow_reader_makes_a_fast_pusher_wait_and_costs_no_more_than_its_queue
         peak = peak.max(ALLOCATOR.live_bytes());
     }
     pushing.await.unwrap();
-    // A queue of one megabyte, a batch, and what overlaps while it grows.
+    // A queue of one megabyte, a batch, and the copies while it grows.
     let held = peak - before;
-    assert!(held < (1 << 20) + 4 * 64 * 1024 + SLACK, "{held} bytes were held for one slow reader");
+    assert!(held < (1 << 20) + 4 * 64 * 1024 + SLACK, "{held} bytes were held for a slow consumer");
 }
 
-/// One burst must not cost it memory for ever: this one takes more than a megabyte while it lasts.
+/// The burst takes more than a megabyte while it lasts.
 #[tokio::test]
-async fn an_idle_connection_gives_back_its_queues() {
+async fn idle_connection_releases_its_queues() {
     const SLOTS: u64 = 4096;
     let _counting = COUNTING.lock().await;
     let (supervisor, port) = serve().await;
@@ -100,7 +100,7 @@ async fn an_idle_connection_gives_back_its_queues() {
     ask(&mut client).await;
     let handle = supervisor.sessions().list().pop().unwrap().handle();
     let frame = || Frame::from(Bytes::from_static(b"x"));
-    // Once, so that everything exists.
+    // The first push allocates the queues.
     handle.push_latest(Slot(0), frame()).unwrap();
     client.read_exact(&mut [0; 5]).await.unwrap();
     let before = ALLOCATOR.live_bytes();
@@ -111,17 +111,17 @@ async fn an_idle_connection_gives_back_its_queues() {
         client.read_exact(&mut [0; 5]).await.unwrap();
     }
     let is_small = || ALLOCATOR.live_bytes() < before + SLACK;
-    wait_until_async("an idle connection has given back what a burst took", PATIENCE, async || is_small()).await;
+    wait_until_async("the memory of the burst is released", PATIENCE, async || is_small()).await;
 }
 
 #[tokio::test]
-async fn twenty_thousand_connections_leave_nothing_behind() {
+async fn closed_connections_leak_no_memory() {
     const WAVE: usize = 250;
     let _counting = COUNTING.lock().await;
     let (supervisor, port) = serve().await;
     let mut after_first = None;
     for wave in 0..80_u8 {
-        // Different addresses, so that the ports of those that have just been closed are not missed.
+        // A different address in each wave, so that ports in TIME_WAIT do not run out.
         let server = SocketAddr::from(([127, 0, 0, 1 + wave], port));
         let mut clients = Vec::new();
         for _ in 0..WAVE {
@@ -132,7 +132,7 @@ async fn twenty_thousand_connections_leave_nothing_behind() {
         }
         assert_eq!(supervisor.count(), WAVE);
         drop(clients);
-        wait_until_async("all are gone", PATIENCE, async || supervisor.count() == 0).await;
+        wait_until_async("all connections have ended", PATIENCE, async || supervisor.count() == 0).await;
         assert!(supervisor.sessions().is_empty());
         after_first.get_or_insert(ALLOCATOR.live_bytes());
     }
@@ -141,9 +141,9 @@ async fn twenty_thousand_connections_leave_nothing_behind() {
     assert!(last < first + SLACK, "{first} bytes after {WAVE} connections, {last} after 20000");
 }
 
-/// Most connections wait most of the time, and what they hold then is mostly this.
+/// The future is most of the memory of an idle connection.
 #[tokio::test]
-async fn the_future_of_a_connection_is_small() {
+async fn future_of_a_connection_is_small() {
     let _counting = COUNTING.lock().await;
     let (supervisor, port) = serve().await;
     let client = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();

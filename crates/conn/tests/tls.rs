@@ -35,9 +35,9 @@ impl Protocol for Echo {
     }
 }
 
-struct Asking;
+struct InOrder;
 
-impl ClientProtocol for Asking {
+impl ClientProtocol for InOrder {
     type Frame = Frame;
     type Codec = LengthDelimited;
 
@@ -73,17 +73,17 @@ impl Setting {
         TlsClientOptions::default().authorities(self.authorities())
     }
 
-    /// A server with these options, and where it listens.
+    /// Starts a server with these options. Returns it with its address.
     async fn serve(&self, options: TlsServerOptions) -> (Supervisor<Echo>, String) {
         self.serve_within(options, Duration::from_mins(1)).await
     }
 
-    /// The same, with a limit to its patience.
+    /// Starts a server with a handshake timeout.
     async fn serve_within(&self, options: TlsServerOptions, limit: Duration) -> (Supervisor<Echo>, String) {
         Self::serve_tls(self.server(options), limit).await
     }
 
-    /// The server's side, with these options.
+    /// Returns the TLS settings of a server with these options.
     fn server(&self, options: TlsServerOptions) -> TlsServer {
         let Certificates { server, server_key, .. } = &self.certificates;
         TlsServer::new(Self::identity(server, server_key), options).unwrap()
@@ -108,13 +108,13 @@ impl Setting {
 
 async fn ask<C: Connect>(connector: C) -> Result<Frame, RequestError> {
     let options = ClientOptions::default().reconnect(false).request_timeout(Duration::from_mins(1));
-    let (client, _pushes, connection) = Client::builder(Asking, connector).options(options).build();
+    let (client, _pushes, connection) = Client::builder(InOrder, connector).options(options).build();
     tokio::spawn(connection.run());
     client.request(Frame::from(Bytes::from_static(b"hello"))).await
 }
 
 #[tokio::test]
-async fn a_request_is_answered_and_the_wrong_name_is_noticed() {
+async fn client_rejects_a_wrong_name_and_an_untrusted_authority() {
     let setting = Setting::new();
     let (supervisor, addr) = setting.serve(TlsServerOptions::default()).await;
     let right = TlsConnector::new(TcpConnector::new(addr.clone()), "localhost", setting.client()).unwrap();
@@ -130,9 +130,8 @@ async fn a_request_is_answered_and_the_wrong_name_is_noticed() {
     wait_until_async("both are counted", PATIENCE, async || supervisor.stats().ended["handshake"] == 2).await;
 }
 
-/// SNI: another name, another certificate. ALPN: the protocol that both speak.
 #[tokio::test]
-async fn a_server_is_who_it_is_asked_for_and_speaks_what_both_do() {
+async fn sni_selects_the_certificate_and_alpn_the_protocol() {
     let setting = Setting::new();
     let Certificates { named, named_key, .. } = &setting.certificates;
     let options = TlsServerOptions::default()
@@ -150,55 +149,55 @@ async fn a_server_is_who_it_is_asked_for_and_speaks_what_both_do() {
 }
 
 #[tokio::test]
-async fn a_server_may_demand_a_certificate() {
+async fn server_may_require_a_client_certificate() {
     let setting = Setting::new();
     let options = TlsServerOptions::default().clients(ClientCertificates::Required(setting.authorities()));
     let (supervisor, addr) = setting.serve(options).await;
-    let nobody = TlsConnector::new(TcpConnector::new(addr.clone()), "localhost", setting.client()).unwrap();
-    // With TLS 1.3 the client learns of it only when it reads.
-    assert!(ask(nobody).await.is_err());
-    wait_until_async("it is counted", PATIENCE, async || supervisor.stats().ended["handshake"] == 1).await;
+    let anonymous = TlsConnector::new(TcpConnector::new(addr.clone()), "localhost", setting.client()).unwrap();
+    // With TLS 1.3 the client gets the error only when it reads.
+    assert!(ask(anonymous).await.is_err());
+    wait_until_async("the end is counted", PATIENCE, async || supervisor.stats().ended["handshake"] == 1).await;
 
     let Certificates { client, client_key, .. } = &setting.certificates;
-    let known = || {
+    let with_certificate = || {
         let mut options = setting.client();
         options.identity = Some(Setting::identity(client, client_key));
         options
     };
-    let connector = TlsConnector::new(TcpConnector::new(addr), "localhost", known()).unwrap();
+    let connector = TlsConnector::new(TcpConnector::new(addr), "localhost", with_certificate()).unwrap();
     assert_eq!(ask(connector).await.unwrap().body(), "hello");
 
-    // Or ask for one and take those without.
+    // An optional certificate.
     let options = TlsServerOptions::default().clients(ClientCertificates::Optional(setting.authorities()));
     let (_supervisor, addr) = setting.serve(options).await;
-    for options in [known(), setting.client()] {
+    for options in [with_certificate(), setting.client()] {
         let connector = TlsConnector::new(TcpConnector::new(addr.clone()), "localhost", options).unwrap();
         assert_eq!(ask(connector).await.unwrap().body(), "hello");
     }
 }
 
-/// Rubbish, silence, and a connection that is cut in the middle: each is that connection's affair.
+/// Invalid input, no input, and a connection that ends during the handshake.
 #[tokio::test]
-async fn handshakes_that_fail_end_their_connection_alone() {
+async fn failed_handshake_ends_only_its_own_connection() {
     let setting = Setting::new();
-    // Long enough for an honest client on a busy machine.
+    // Long enough for a valid handshake on a busy machine.
     let (supervisor, addr) = setting.serve_within(TlsServerOptions::default(), Duration::from_secs(3)).await;
-    let mut rubbish = TcpStream::connect(&addr).await.unwrap();
-    rubbish.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+    let mut invalid = TcpStream::connect(&addr).await.unwrap();
+    invalid.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
     let silent = TcpStream::connect(&addr).await.unwrap();
     let mut cut = TcpStream::connect(&addr).await.unwrap();
     cut.write_all(&[22, 3, 1]).await.unwrap();
     drop(cut);
     wait_until_async("all have ended", PATIENCE, async || supervisor.stats().ended["handshake"] == 3).await;
-    // It is answered with an alert, and closed.
-    let _ = rubbish.read_to_end(&mut Vec::new()).await;
+    // The server sends an alert and closes the connection.
+    let _ = invalid.read_to_end(&mut Vec::new()).await;
     drop(silent);
     let good = TlsConnector::new(TcpConnector::new(addr), "localhost", setting.client()).unwrap();
     assert_eq!(ask(good).await.unwrap().body(), "hello");
 }
 
 #[test]
-fn what_is_no_identity_is_refused() {
+fn invalid_certificates_keys_and_names_are_rejected() {
     let setting = Setting::new();
     let Certificates { server, server_key, client_key, authority, .. } = &setting.certificates;
     let read = |path: &Path| fs::read(path).unwrap();
@@ -214,15 +213,14 @@ fn what_is_no_identity_is_refused() {
 
 #[cfg(not(feature = "native-roots"))]
 #[test]
-fn without_native_roots_a_client_must_name_its_authorities() {
+fn client_without_native_roots_needs_authorities() {
     let refused = TlsConnector::new(TcpConnector::new("127.0.0.1:1"), "localhost", TlsClientOptions::default());
     assert!(matches!(refused, Err(TlsError::NoAuthority)));
 }
 
-/// The server of a secure WebSocket.
-struct WebEcho;
+struct WebSocketEcho;
 
-impl Protocol for WebEcho {
+impl Protocol for WebSocketEcho {
     type Frame = Message;
     type Codec = WebSocket;
     type ProtocolError = Infallible;
@@ -236,9 +234,9 @@ impl Protocol for WebEcho {
     }
 }
 
-struct WebAsking;
+struct WebSocketInOrder;
 
-impl ClientProtocol for WebAsking {
+impl ClientProtocol for WebSocketInOrder {
     type Frame = Message;
     type Codec = WebSocket;
 
@@ -252,11 +250,11 @@ impl ClientProtocol for WebAsking {
 }
 
 #[tokio::test]
-async fn a_websocket_over_tls() -> io::Result<()> {
+async fn websocket_over_tls() -> io::Result<()> {
     let setting = Setting::new();
     let Certificates { server, server_key, .. } = &setting.certificates;
     let tls = TlsServer::new(Setting::identity(server, server_key), TlsServerOptions::default()).unwrap();
-    let supervisor = Supervisor::builder(WebEcho).build();
+    let supervisor = Supervisor::builder(WebSocketEcho).build();
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let addr = listener.local_addr()?.to_string();
     let upgrade = move |socket| {
@@ -271,7 +269,7 @@ async fn a_websocket_over_tls() -> io::Result<()> {
 
     let secure = TlsConnector::new(TcpConnector::new(addr), "localhost", setting.client()).unwrap();
     let connector = WebSocketConnector::new(secure, ClientHandshake::new("localhost", "/").unwrap());
-    let (client, _pushes, connection) = Client::builder(WebAsking, connector).build();
+    let (client, _pushes, connection) = Client::builder(WebSocketInOrder, connector).build();
     tokio::spawn(connection.run());
     let large = Message::binary(vec![7; 500_000]);
     assert_eq!(client.request(large.clone()).await.unwrap(), large);
@@ -280,22 +278,22 @@ async fn a_websocket_over_tls() -> io::Result<()> {
 }
 
 #[tokio::test]
-async fn a_replaced_certificate_is_for_new_connections() {
+async fn replaced_certificate_applies_to_new_connections() {
     let (old, new) = (Setting::new(), Setting::new());
     let tls = old.server(TlsServerOptions::default());
     let (_supervisor, addr) = Setting::serve_tls(tls.clone(), Duration::from_mins(1)).await;
     let connector =
         |setting: &Setting| TlsConnector::new(TcpConnector::new(addr.clone()), "localhost", setting.client()).unwrap();
     let options = ClientOptions::default().reconnect(false).request_timeout(Duration::from_mins(1));
-    let (client, _pushes, connection) = Client::builder(Asking, connector(&old)).options(options).build();
+    let (client, _pushes, connection) = Client::builder(InOrder, connector(&old)).options(options).build();
     tokio::spawn(connection.run());
     let hello = || Frame::from(Bytes::from_static(b"hello"));
     assert_eq!(client.request(hello()).await.unwrap().body(), "hello");
 
-    // By a clone, which is another handle to the same settings.
+    // The server uses a clone, which shares the settings.
     tls.replace(&new.server(TlsServerOptions::default()));
     assert_eq!(ask(connector(&new)).await.unwrap().body(), "hello");
     let error = connector(&old).connect().await.unwrap_err();
     assert!(error.to_string().contains("certificate"), "{error}");
-    assert_eq!(client.request(hello()).await.unwrap().body(), "hello", "an open connection goes on");
+    assert_eq!(client.request(hello()).await.unwrap().body(), "hello", "open connections are not affected");
 }

@@ -16,7 +16,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
 use crate::server::{Server, frame};
 
-/// Frames are `number text`; those without a number are pushes.
+/// Replies are `number text`; frames without a number are pushes.
 struct Numbered {
     greeting: bool,
 }
@@ -51,7 +51,7 @@ impl ClientProtocol for Numbered {
     }
 }
 
-/// Replies come in the order of the requests.
+/// Replies arrive in the order of the requests.
 struct InOrder;
 
 impl ClientProtocol for InOrder {
@@ -67,13 +67,13 @@ impl ClientProtocol for InOrder {
     }
 }
 
-/// The server's end of a connection, played by the test.
-pub(crate) struct Far {
+/// The server's end of a connection, which the test controls.
+pub(crate) struct ServerSocket {
     pub(crate) socket: DuplexStream,
     input: BytesMut,
 }
 
-impl Far {
+impl ServerSocket {
     pub(crate) async fn receive(&mut self) -> Option<String> {
         loop {
             if let Some(frame) = LengthDelimited::default().decode(&mut self.input).unwrap() {
@@ -91,35 +91,35 @@ impl Far {
     }
 }
 
-/// Connects to the test itself.
-pub(crate) struct ToTest(pub(crate) tokio::sync::mpsc::Sender<Far>);
+/// A connector that passes the server's end of each connection to the test.
+pub(crate) struct TestConnector(pub(crate) tokio::sync::mpsc::Sender<ServerSocket>);
 
-impl Connect for ToTest {
+impl Connect for TestConnector {
     type Socket = DuplexStream;
 
     async fn connect(&self) -> std::io::Result<Connected<DuplexStream>> {
         let (near, far) = tokio::io::duplex(100_000);
-        let far = Far { socket: far, input: BytesMut::new() };
+        let far = ServerSocket { socket: far, input: BytesMut::new() };
         self.0.send(far).await.map_err(|_| std::io::Error::other("the test is over"))?;
         Ok(Connected::new(near, "127.0.0.1:9".parse().unwrap()))
     }
 }
 
-struct Line<P: ClientProtocol> {
+struct Harness<P: ClientProtocol> {
     client: Client<P>,
     pushes: Pushes<Frame>,
-    connections: tokio::sync::mpsc::Receiver<Far>,
+    connections: tokio::sync::mpsc::Receiver<ServerSocket>,
 }
 
-fn line<P: ClientProtocol<Frame = Frame>>(protocol: P, options: ClientOptions) -> Line<P> {
-    let (told, connections) = tokio::sync::mpsc::channel(1);
-    let (client, pushes, connection) = Client::builder(protocol, ToTest(told)).options(options).build();
+fn start<P: ClientProtocol<Frame = Frame>>(protocol: P, options: ClientOptions) -> Harness<P> {
+    let (sender, connections) = tokio::sync::mpsc::channel(1);
+    let (client, pushes, connection) = Client::builder(protocol, TestConnector(sender)).options(options).build();
     tokio::spawn(connection.run());
-    Line { client, pushes, connections }
+    Harness { client, pushes, connections }
 }
 
-impl<P: ClientProtocol<Frame = Frame>> Line<P> {
-    async fn next_connection(&mut self) -> Far {
+impl<P: ClientProtocol<Frame = Frame>> Harness<P> {
+    async fn next_connection(&mut self) -> ServerSocket {
         self.connections.recv().await.unwrap()
     }
 
@@ -131,106 +131,112 @@ impl<P: ClientProtocol<Frame = Frame>> Line<P> {
 
 #[tokio::test(start_paused = true)]
 async fn replies_find_their_requests_by_number() {
-    let mut line = line(Numbered { greeting: true }, ClientOptions::default());
-    let (one, two) = (line.ask("one"), line.ask("two"));
-    let mut far = line.next_connection().await;
+    let mut harness = start(Numbered { greeting: true }, ClientOptions::default());
+    let (one, two) = (harness.ask("one"), harness.ask("two"));
+    let mut far = harness.next_connection().await;
     assert_eq!(far.receive().await.as_deref(), Some("hello-there"));
     assert_eq!(far.receive().await.as_deref(), Some("1 one"));
     assert_eq!(far.receive().await.as_deref(), Some("2 two"));
     far.send("2 second").await;
     far.send("news").await;
-    far.send("9 nobody asked").await;
+    far.send("9 unexpected").await;
     far.send("1 first").await;
     assert_eq!(two.await.unwrap().unwrap(), frame("2 second"));
     assert_eq!(one.await.unwrap().unwrap(), frame("1 first"));
-    let pushed = line.pushes.recv().await.unwrap();
+    let pushed = harness.pushes.recv().await.unwrap();
     assert_eq!((pushed.frame, pushed.connection), (frame("news"), 1));
-    assert_eq!(line.client.stats().unexpected_replies, 1);
+    assert_eq!(harness.client.stats().unexpected_replies, 1);
 }
 
-/// A request that was given up keeps its place, so that its reply goes to nobody else.
+/// A cancelled request still consumes its reply, so that no other request gets it.
 #[tokio::test(start_paused = true)]
-async fn a_late_reply_shifts_no_other() {
-    let mut line = line(InOrder, ClientOptions::default());
+async fn late_reply_is_not_given_to_another_request() {
+    let mut harness = start(InOrder, ClientOptions::default());
     let mut far = {
-        let given_up = line.ask("given up");
-        let mut far = line.next_connection().await;
-        assert_eq!(far.receive().await.as_deref(), Some("given up"));
-        given_up.abort();
-        assert!(given_up.await.unwrap_err().is_cancelled());
+        let cancelled = harness.ask("cancelled");
+        let mut far = harness.next_connection().await;
+        assert_eq!(far.receive().await.as_deref(), Some("cancelled"));
+        cancelled.abort();
+        assert!(cancelled.await.unwrap_err().is_cancelled());
         far
     };
     let timed_out =
-        line.client.request_with(frame("too slow"), RequestOptions::default().timeout(Duration::from_secs(1))).await;
+        harness.client.request_with(frame("too slow"), RequestOptions::default().timeout(Duration::from_secs(1))).await;
     assert_eq!(timed_out, Err(RequestError::TimedOut { outcome: Outcome::MaybeExecuted }));
-    let third = line.ask("third");
+    let third = harness.ask("third");
     assert_eq!(far.receive().await.as_deref(), Some("too slow"));
     assert_eq!(far.receive().await.as_deref(), Some("third"));
     for reply in ["late", "later", "in time"] {
         far.send(reply).await;
     }
     assert_eq!(third.await.unwrap().unwrap(), frame("in time"));
-    assert_eq!(line.client.stats().unexpected_replies, 2);
+    assert_eq!(harness.client.stats().unexpected_replies, 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_connection_says_what_may_have_been_executed() {
-    let mut line = line(Numbered { greeting: false }, ClientOptions::default().max_in_flight(2));
-    let sent = line.ask("sent");
-    let mut far = line.next_connection().await;
+async fn lost_connection_reports_whether_a_request_may_have_been_executed() {
+    let mut harness = start(Numbered { greeting: false }, ClientOptions::default().max_in_flight(2));
+    let sent = harness.ask("sent");
+    let mut far = harness.next_connection().await;
     assert_eq!(far.receive().await.as_deref(), Some("1 sent"));
     drop(far);
     assert_eq!(sent.await.unwrap(), Err(RequestError::Lost { outcome: Outcome::MaybeExecuted }));
 
-    // The next one waits for the next connection, and is sent once.
-    let next = line.ask("next");
-    let mut far = line.next_connection().await;
+    // The next request waits for the next connection, and is sent once.
+    let next = harness.ask("next");
+    let mut far = harness.next_connection().await;
     assert_eq!(far.receive().await.as_deref(), Some("1 next"));
     far.send("push").await;
     far.send("1 reply").await;
     assert_eq!(next.await.unwrap().unwrap(), frame("1 reply"));
-    assert_eq!(line.pushes.recv().await.unwrap().connection, 2, "something may have been missed");
+    assert_eq!(
+        harness.pushes.recv().await.unwrap().connection,
+        2,
+        "the number of the connection shows that pushes may be lost"
+    );
 }
 
-/// It has not been sent when its time is over, and is not sent after that.
+/// It waits for `max_in_flight`.
 #[tokio::test(start_paused = true)]
-async fn what_timed_out_unsent_is_never_sent() {
-    let mut line = line(Numbered { greeting: false }, ClientOptions::default().max_in_flight(1));
-    let first = line.ask("first");
-    let mut far = line.next_connection().await;
+async fn request_that_timed_out_before_it_was_queued_is_never_sent() {
+    let mut harness = start(Numbered { greeting: false }, ClientOptions::default().max_in_flight(1));
+    let first = harness.ask("first");
+    let mut far = harness.next_connection().await;
     assert_eq!(far.receive().await.as_deref(), Some("1 first"));
-    let waited =
-        line.client.request_with(frame("no room"), RequestOptions::default().timeout(Duration::from_secs(1))).await;
+    let waited = harness
+        .client
+        .request_with(frame("no capacity"), RequestOptions::default().timeout(Duration::from_secs(1)))
+        .await;
     assert_eq!(waited, Err(RequestError::TimedOut { outcome: Outcome::NeverSent }));
     far.send("1 reply").await;
     assert_eq!(first.await.unwrap().unwrap(), frame("1 reply"));
 }
 
-/// The socket takes no more, so that it stays in the queue, and is taken out of it.
+/// The socket is full, so the request stays in the queue until it times out.
 #[tokio::test(start_paused = true)]
-async fn what_timed_out_in_the_queue_is_never_sent() {
-    let mut line = line(Numbered { greeting: false }, ClientOptions::default());
-    let mut far = line.next_connection().await;
+async fn request_that_timed_out_in_the_queue_is_never_sent() {
+    let mut harness = start(Numbered { greeting: false }, ClientOptions::default());
+    let mut far = harness.next_connection().await;
     let large: &'static str = "x".repeat(300_000).leak();
-    let stuck = line.ask(large);
+    let stuck = harness.ask(large);
     tokio::task::yield_now().await;
     let never =
-        line.client.request_with(frame("never"), RequestOptions::default().timeout(Duration::from_secs(1))).await;
+        harness.client.request_with(frame("never"), RequestOptions::default().timeout(Duration::from_secs(1))).await;
     assert_eq!(never, Err(RequestError::TimedOut { outcome: Outcome::NeverSent }));
     assert!(far.receive().await.unwrap().starts_with("1 x"));
     far.send("1 reply").await;
     stuck.await.unwrap().unwrap();
-    let last = line.ask("last");
+    let last = harness.ask("last");
     assert_eq!(far.receive().await.as_deref(), Some("3 last"));
     far.send("3 reply").await;
     last.await.unwrap().unwrap();
 }
 
-/// Nobody receives the pushes: reading stops, memory does not grow, and what was pushed is not lost.
+/// Memory does not grow, and no push is lost.
 #[tokio::test(start_paused = true)]
-async fn pushes_that_nobody_receives_stop_the_reading() {
-    let mut line = line(Numbered { greeting: false }, ClientOptions::default().push_capacity(2));
-    let mut far = line.next_connection().await;
+async fn client_stops_reading_when_the_push_queue_is_full() {
+    let mut harness = start(Numbered { greeting: false }, ClientOptions::default().push_capacity(2));
+    let mut far = harness.next_connection().await;
     let pushed = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&pushed);
     let pushing = tokio::spawn(async move {
@@ -242,34 +248,33 @@ async fn pushes_that_nobody_receives_stop_the_reading() {
     });
     tokio::time::sleep(Duration::from_mins(1)).await;
     let stopped_at = pushed.load(Ordering::SeqCst);
-    assert!(stopped_at < 400, "{stopped_at} pushes were taken");
+    assert!(stopped_at < 400, "{stopped_at} pushes were accepted");
     for number in 0..1000 {
-        let pushed = line.pushes.recv().await.unwrap();
+        let pushed = harness.pushes.recv().await.unwrap();
         assert!(pushed.frame.body().starts_with(format!("push-{number}-").as_bytes()));
     }
     pushing.await.unwrap();
 }
 
-/// The last client that goes closes the connection, and says so.
+/// Queued frames and the last frame are sent first.
 #[tokio::test(start_paused = true)]
-async fn the_last_client_closes_the_connection() {
-    let mut line = line(Numbered { greeting: false }, ClientOptions::default());
-    let mut far = line.next_connection().await;
-    line.client.connected().await.unwrap();
-    line.client.send(frame("no reply wanted")).await.unwrap();
-    drop(line.client);
+async fn dropping_the_last_client_closes_the_connection() {
+    let mut harness = start(Numbered { greeting: false }, ClientOptions::default());
+    let mut far = harness.next_connection().await;
+    harness.client.connected().await.unwrap();
+    harness.client.send(frame("no reply wanted")).await.unwrap();
+    drop(harness.client);
     assert_eq!(far.receive().await.as_deref(), Some("no reply wanted"));
     assert_eq!(far.receive().await.as_deref(), Some("goodbye"));
     assert_eq!(far.receive().await, None);
     drop(far);
-    assert!(line.pushes.recv().await.is_none());
+    assert!(harness.pushes.recv().await.is_none());
 }
 
-/// Without one who runs it, nothing is waited for.
 #[tokio::test(start_paused = true)]
-async fn a_connection_that_is_not_run_ends_all_requests() {
-    let (told, _connections) = tokio::sync::mpsc::channel(1);
-    let (client, mut pushes, connection) = Client::builder(InOrder, ToTest(told)).build();
+async fn dropping_the_connection_ends_all_requests() {
+    let (sender, _connections) = tokio::sync::mpsc::channel(1);
+    let (client, mut pushes, connection) = Client::builder(InOrder, TestConnector(sender)).build();
     let asking = tokio::spawn({
         let client = client.clone();
         async move { client.request(frame("hello")).await }
@@ -281,9 +286,9 @@ async fn a_connection_that_is_not_run_ends_all_requests() {
     assert!(pushes.recv().await.is_none());
 }
 
-/// A thousand requests over a line that breaks again and again: each ends once, and none gets another's reply.
+/// Two thousand requests over a connection that breaks repeatedly: each ends once, and none gets the reply of another.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_request_ends_once_while_the_line_breaks() {
+async fn every_request_ends_once_while_connections_break() {
     let server = Server::start().await;
     let proxy = FaultProxy::start(server.addr);
     let options = ClientOptions::default().backoff(Duration::from_millis(1)).request_timeout(Duration::from_mins(1));
@@ -326,5 +331,5 @@ async fn every_request_ends_once_while_the_line_breaks() {
     for task in asking {
         task.await.unwrap();
     }
-    assert!(client.stats().connections.admitted > 1, "the line broke");
+    assert!(client.stats().connections.admitted > 1, "no connection broke");
 }

@@ -26,9 +26,9 @@ async fn requests_are_answered_in_order() {
     assert_eq!(server.supervisor.protocol().setups.load(Ordering::SeqCst), 1);
 }
 
-/// Every piece is written on its own, so the actor sees the stream cut at that point.
+/// Each part is written separately, so the actor reads the stream split at that point.
 #[tokio::test]
-async fn a_request_may_come_in_pieces() {
+async fn requests_may_be_split_anywhere() {
     let server = Server::start().await;
     let mut client = server.connect().await;
     client.0.set_nodelay(true).unwrap();
@@ -44,7 +44,7 @@ async fn a_request_may_come_in_pieces() {
 }
 
 #[tokio::test]
-async fn what_was_sent_before_the_end_is_answered() {
+async fn requests_are_answered_after_the_peer_has_closed_its_side() {
     let mut server = Server::start().await;
     let mut client = server.connect().await;
     client.send("wait").await;
@@ -58,7 +58,7 @@ async fn what_was_sent_before_the_end_is_answered() {
 }
 
 #[tokio::test]
-async fn bad_input_ends_its_own_connection_with_the_right_word() {
+async fn invalid_input_closes_its_own_connection_with_a_last_frame() {
     let mut server = Server::start().await;
     let (mut neighbour, _) = server.connected().await;
 
@@ -81,9 +81,9 @@ async fn bad_input_ends_its_own_connection_with_the_right_word() {
     wait_until_async("only the neighbour is counted", PATIENCE, async || server.supervisor.count() == 1).await;
 }
 
-/// A socket closed with unread bytes resets, and takes back what it had sent.
+/// A socket that is closed with unread bytes is reset, and the peer loses the output.
 #[tokio::test]
-async fn the_last_word_reaches_a_peer_that_sent_too_much() {
+async fn last_frame_reaches_a_peer_that_sent_too_much() {
     let server = Server::start().await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut client = Client(tokio::net::TcpStream::connect(listener.local_addr().unwrap()).await.unwrap());
@@ -95,7 +95,7 @@ async fn the_last_word_reaches_a_peer_that_sent_too_much() {
 }
 
 #[tokio::test]
-async fn handlers_that_fail_or_panic_end_their_own_connection() {
+async fn failing_handler_ends_only_its_own_connection() {
     let mut server = Server::start().await;
     let (mut neighbour, _) = server.connected().await;
     for (request, end) in [
@@ -114,11 +114,11 @@ async fn handlers_that_fail_or_panic_end_their_own_connection() {
         assert_eq!(neighbour.ask("still there").await, "still there");
     }
     wait_until_async("only the neighbour is counted", PATIENCE, async || server.supervisor.count() == 1).await;
-    assert!(server.ends.try_recv().is_err(), "each end was told once");
+    assert!(server.ends.try_recv().is_err(), "each end is reported once");
 }
 
 #[tokio::test]
-async fn a_protocol_may_answer_for_a_handler_that_panicked() {
+async fn on_panic_replies_for_a_handler_that_panicked() {
     let server = Server::start().await;
     server.supervisor.protocol().answers_panics.store(true, Ordering::SeqCst);
     let mut client = server.connect().await;
@@ -132,9 +132,9 @@ async fn a_protocol_may_answer_for_a_handler_that_panicked() {
     assert_eq!(server.supervisor.stats().panics, 3);
 }
 
-/// The second is done before the first, and waits for its turn.
+/// The second reply is ready before the first, and waits for its turn.
 #[tokio::test]
-async fn requests_in_flight_go_on_together_and_are_answered_in_order() {
+async fn concurrent_requests_are_answered_in_order() {
     let server = Server::with(|builder| builder.max_in_flight(4)).await;
     let mut client = server.connect().await;
     for request in ["wait", "quick", "late-panic?", "twice", "fifth"] {
@@ -159,7 +159,7 @@ async fn requests_in_flight_go_on_together_and_are_answered_in_order() {
 }
 
 #[tokio::test]
-async fn a_stored_handle_does_not_keep_a_dead_session_listed() {
+async fn handle_does_not_keep_a_session_listed() {
     let mut server = Server::start().await;
     let (client, handle) = server.connected().await;
     let id = ConnectionId(1);
@@ -167,7 +167,7 @@ async fn a_stored_handle_does_not_keep_a_dead_session_listed() {
     assert!(server.supervisor.sessions().get(&id).is_some());
     drop(client);
     server.next_end().await;
-    wait_until_async("it is gone", PATIENCE, async || server.supervisor.sessions().is_empty()).await;
+    wait_until_async("the connection has ended", PATIENCE, async || server.supervisor.sessions().is_empty()).await;
     assert!(server.supervisor.sessions().get(&id).is_none());
     assert_eq!(handle.push_high_priority(frame("too late")).await, Err(PushError::Closed));
     let error: std::io::Error = PushError::Closed.into();
@@ -175,7 +175,7 @@ async fn a_stored_handle_does_not_keep_a_dead_session_listed() {
 }
 
 #[tokio::test]
-async fn limits_are_exact_and_permits_come_back() {
+async fn connection_limits_are_exact_and_permits_are_returned() {
     let server = Server::with(|builder| builder.max_connections(3).max_connections_per_address(2)).await;
     let supervisor: &Supervisor<Words> = &server.supervisor;
     let [here, there] = ["127.0.0.1:1", "127.0.0.2:1"].map(|addr| addr.parse().unwrap());
@@ -190,9 +190,8 @@ async fn limits_are_exact_and_permits_come_back() {
     supervisor.admit(here).unwrap();
 }
 
-/// What was read by whoever upgraded the socket is the beginning of the stream.
 #[tokio::test]
-async fn bytes_already_read_come_first() {
+async fn already_read_bytes_come_first() {
     let server = Server::start().await;
     let (near, far) = tokio::io::duplex(1024);
     let permit = server.supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap();
@@ -205,7 +204,7 @@ async fn bytes_already_read_come_first() {
 }
 
 #[tokio::test]
-async fn a_shutdown_ends_the_idle_the_waiting_and_the_stuck() {
+async fn shutdown_aborts_connections_at_the_deadline() {
     let mut server = Server::start().await;
     let (mut idle, _) = server.connected().await;
     let (mut waiting, _) = server.connected().await;
@@ -229,11 +228,10 @@ async fn a_shutdown_ends_the_idle_the_waiting_and_the_stuck() {
     }
 }
 
-/// Told first, served for a while, then answered and ended.
 #[tokio::test]
-async fn a_shutdown_gives_notice_and_grace() {
+async fn shutdown_notifies_peers_and_serves_them_for_the_grace_period() {
     let mut server = Server::start().await;
-    server.supervisor.protocol().gives_notice.store(true, Ordering::SeqCst);
+    server.supervisor.protocol().announces_shutdown.store(true, Ordering::SeqCst);
     let (mut client, handle) = server.connected().await;
     let default = Shutdown::default();
     assert_eq!((default.grace, default.deadline), (Duration::ZERO, Duration::from_secs(5)));
@@ -251,7 +249,7 @@ async fn a_shutdown_gives_notice_and_grace() {
 }
 
 #[tokio::test]
-async fn a_shutdown_answers_what_was_asked_and_writes_what_was_queued() {
+async fn shutdown_completes_requests_and_queued_pushes() {
     let mut server = Server::start().await;
     let (mut client, handle) = server.connected().await;
     client.send("wait").await;
@@ -272,7 +270,7 @@ async fn a_shutdown_answers_what_was_asked_and_writes_what_was_queued() {
 }
 
 #[tokio::test]
-async fn the_listing_tells_what_is_known_of_a_connection() {
+async fn sessions_and_stats_report_connections() {
     let server = Server::start().await;
     let (mut client, _) = server.connected().await;
     client.send("name ann").await;
@@ -283,21 +281,21 @@ async fn the_listing_tells_what_is_known_of_a_connection() {
     assert!(session.since().unwrap().elapsed() < PATIENCE);
     assert_eq!(*session.data::<String>().unwrap(), "ann");
     assert!(session.data::<u32>().is_none());
-    wait_until_async("it rests", PATIENCE, async || session.counters().frames_out == 2).await;
+    wait_until_async("the connection is idle", PATIENCE, async || session.counters().frames_out == 2).await;
     let counters = session.counters();
     assert_eq!((counters.frames_in, counters.frames_out, counters.bytes_in, counters.bytes_out), (2, 2, 21, 18));
 
     let before = server.supervisor.stats();
     assert_eq!((before.connections, before.admitted, before.traffic), (1, 1, counters));
     drop(client);
-    wait_until_async("it is gone", PATIENCE, async || server.supervisor.count() == 0).await;
+    wait_until_async("the connection has ended", PATIENCE, async || server.supervisor.count() == 0).await;
     let after = server.supervisor.stats();
     assert_eq!((after.connections, after.admitted, after.traffic), (0, 1, counters));
     assert_eq!((after.ended["peer"], after.ended.values().sum::<u64>()), (1, 1));
 }
 
 #[tokio::test]
-async fn thousands_come_and_go_and_leave_nothing() {
+async fn closed_connections_leave_the_registry() {
     let server = Server::start().await;
     for _ in 0..20 {
         let mut clients = Vec::new();
@@ -308,12 +306,12 @@ async fn thousands_come_and_go_and_leave_nothing() {
             assert_eq!(client.ask("hello").await, "hello");
         }
     }
-    wait_until_async("all are gone", PATIENCE, async || server.supervisor.count() == 0).await;
+    wait_until_async("all connections have ended", PATIENCE, async || server.supervisor.count() == 0).await;
     assert!(server.supervisor.sessions().list().is_empty());
 }
 
 #[tokio::test]
-async fn what_a_stream_gave_before_it_failed_is_written() {
+async fn frames_before_a_stream_error_are_written() {
     let mut server = Server::start().await;
     let mut client = server.connect().await;
     client.send("broken-stream").await;
@@ -324,7 +322,7 @@ async fn what_a_stream_gave_before_it_failed_is_written() {
 }
 
 #[tokio::test]
-async fn the_end_is_told_when_the_task_is_aborted() {
+async fn aborted_task_reports_its_end() {
     let mut server = Server::start().await;
     let (near, _far) = tokio::io::duplex(1024);
     let permit = server.supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap();
@@ -334,28 +332,29 @@ async fn the_end_is_told_when_the_task_is_aborted() {
     running.abort();
     assert!(running.await.unwrap_err().is_cancelled());
     assert_eq!(server.next_end().await, "conn-1: the task of the connection was dropped");
-    assert!(server.ends.try_recv().is_err(), "it was told once");
+    assert!(server.ends.try_recv().is_err(), "the end is reported once");
     assert_eq!(server.supervisor.count(), 0);
 }
 
-/// A peer that asks for ever, and takes every answer at once.
+/// A socket with endless requests, which accepts all output at once.
 #[derive(Default)]
-struct Greedy {
-    asked: Arc<AtomicUsize>,
+struct EndlessRequests {
+    /// The number of bytes that were read.
+    read: Arc<AtomicUsize>,
 }
 
-impl AsyncRead for Greedy {
+impl AsyncRead for EndlessRequests {
     fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         const REQUEST: &[u8] = b"\0\0\0\x05large";
         while buffer.remaining() >= REQUEST.len() {
             buffer.put_slice(REQUEST);
-            self.asked.fetch_add(REQUEST.len(), Ordering::SeqCst);
+            self.read.fetch_add(REQUEST.len(), Ordering::SeqCst);
         }
         Poll::Ready(Ok(()))
     }
 }
 
-impl AsyncWrite for Greedy {
+impl AsyncWrite for EndlessRequests {
     fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Poll::Ready(Ok(bytes.len()))
     }
@@ -370,17 +369,17 @@ impl AsyncWrite for Greedy {
 }
 
 #[tokio::test]
-async fn requests_with_large_replies_are_not_read_far_ahead() {
+async fn read_ahead_is_limited_while_replies_are_large() {
     let server = Server::with(|builder| builder.read_ahead_bytes(1000)).await;
-    let peer = Greedy::default();
-    let asked = Arc::clone(&peer.asked);
+    let peer = EndlessRequests::default();
+    let read = Arc::clone(&peer.read);
     let permit = server.supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap();
     let running = tokio::spawn(permit.run(peer, Vec::new()));
     let commands = &server.supervisor.protocol().commands;
     while commands.load(Ordering::SeqCst) < 100 {
         tokio::task::yield_now().await;
     }
-    let ahead = asked.load(Ordering::SeqCst) - 9 * commands.load(Ordering::SeqCst);
+    let ahead = read.load(Ordering::SeqCst) - 9 * commands.load(Ordering::SeqCst);
     assert!(ahead < 1000 + 16 * 1024, "{ahead} bytes are read ahead");
     running.abort();
 }

@@ -1,4 +1,4 @@
-//! A protocol is told when all that was pushed to a connection has been handed to the codec.
+//! `Protocol::on_drained`: called when all pushes of a connection have been encoded.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,12 +14,12 @@ use tokio::sync::Notify;
 
 use crate::server::{Planned, frame};
 
-/// Counts, and pushes the next of what it holds back. `wait` is answered when it is released.
+/// Counts calls of `on_drained`, which pushes the next frame that is held back. `wait` is answered when it is released.
 #[derive(Default)]
 struct Holding {
     drained: AtomicUsize,
     held_back: Mutex<VecDeque<&'static str>>,
-    /// Nothing is on its way. Looked at and changed with the lock of what is held back.
+    /// No frame is queued. Read and changed under the lock of `held_back`.
     is_free: AtomicBool,
     own: Mutex<Option<(PushHandle<Frame>, Option<ReplyTicket>)>>,
     release: Arc<Notify>,
@@ -84,10 +84,10 @@ struct Connection {
 }
 
 impl Connection {
-    /// It has been served.
-    async fn begin(room: usize, settings: impl FnOnce(Builder<Holding>) -> Builder<Holding>) -> Self {
+    /// Creates a connection that has answered a request. `capacity` is that of the socket buffer.
+    async fn begin(capacity: usize, settings: impl FnOnce(Builder<Holding>) -> Builder<Holding>) -> Self {
         let supervisor = settings(Supervisor::builder(Holding::default())).build();
-        let (near, far) = tokio::io::duplex(room);
+        let (near, far) = tokio::io::duplex(capacity);
         let permit = supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap();
         tokio::spawn(permit.run(near, Vec::new()));
         let mut connection = Self { supervisor, far };
@@ -117,7 +117,7 @@ impl Connection {
         }
     }
 
-    /// On one thread the actor goes as far as it can meanwhile.
+    /// Lets the actor run until it is idle, on one thread.
     async fn settle(&self) {
         for _ in 0..20 {
             tokio::task::yield_now().await;
@@ -126,10 +126,10 @@ impl Connection {
 }
 
 #[tokio::test]
-async fn it_is_told_once_for_all_that_was_pushed() {
+async fn on_drained_is_called_once_per_burst() {
     let mut connection = Connection::begin(1000, |builder| builder).await;
     connection.settle().await;
-    assert_eq!(connection.protocol().drained(), 0, "nobody pushed");
+    assert_eq!(connection.protocol().drained(), 0, "nothing was pushed");
     let handle = connection.protocol().handle();
     for text in ["one", "two", "three"] {
         push(&handle, text);
@@ -148,9 +148,9 @@ async fn it_is_told_once_for_all_that_was_pushed() {
     assert_eq!(connection.protocol().drained(), 2);
 }
 
-/// Each is pushed when the one before it is gone, from inside the actor.
+/// Each frame is pushed when the one before it is encoded, even if the queue has a capacity of one.
 #[tokio::test]
-async fn what_was_held_back_is_pushed_from_inside() {
+async fn on_drained_can_push() {
     let mut connection =
         Connection::begin(1000, |builder| builder.high_priority_capacity(1).low_priority_capacity(1)).await;
     connection.protocol().held_back.lock().unwrap().extend(["two", "three", "four"]);
@@ -160,9 +160,8 @@ async fn what_was_held_back_is_pushed_from_inside() {
     assert_eq!(connection.protocol().drained(), 4);
 }
 
-/// A thousand are held back, and requests are answered meanwhile.
 #[tokio::test]
-async fn what_is_pushed_from_inside_stops_no_request() {
+async fn pushes_from_on_drained_do_not_block_requests() {
     let mut connection = Connection::begin(100_000, |builder| builder).await;
     connection.protocol().held_back.lock().unwrap().extend(std::iter::repeat_n("more", 1000));
     push(&connection.protocol().handle(), "more");
@@ -178,7 +177,7 @@ async fn what_is_pushed_from_inside_stops_no_request() {
 }
 
 #[tokio::test]
-async fn what_waits_for_a_reply_is_not_drained() {
+async fn tied_frames_keep_the_outbox_undrained() {
     let mut connection = Connection::begin(1000, |builder| builder).await;
     connection.send("wait").await;
     connection.settle().await;
@@ -202,9 +201,8 @@ async fn what_waits_for_a_reply_is_not_drained() {
     assert_eq!(connection.protocol().drained(), 1);
 }
 
-/// Nothing else would ever tell it.
 #[tokio::test]
-async fn what_is_taken_back_is_drained() {
+async fn clearing_the_last_slot_drains_the_outbox() {
     let mut connection = Connection::begin(1000, |builder| builder).await;
     connection.send("wait").await;
     connection.settle().await;
@@ -221,9 +219,8 @@ async fn what_is_taken_back_is_drained() {
     assert_eq!(connection.protocol().drained(), 1);
 }
 
-/// As long as the peer does not read, most of it waits.
 #[tokio::test]
-async fn what_the_peer_has_no_room_for_is_not_drained() {
+async fn outbox_is_not_drained_while_the_peer_does_not_read() {
     const FRAMES: usize = 100;
     let mut connection = Connection::begin(1000, |builder| builder.batch_bytes(4000)).await;
     let handle = connection.protocol().handle();
@@ -242,9 +239,9 @@ async fn what_the_peer_has_no_room_for_is_not_drained() {
     assert_eq!((connection.protocol().drained(), handle.queued_bytes()), (1, 0));
 }
 
-/// Nothing more is taken, and what it would push is refused.
+/// Pushes are rejected during the shutdown.
 #[tokio::test]
-async fn a_shutdown_drains_what_was_pushed() {
+async fn shutdown_drains_queued_pushes() {
     let mut connection = Connection::begin(1000, |builder| builder.batch_bytes(4000)).await;
     let handle = connection.protocol().handle();
     for _ in 0..20 {
@@ -262,10 +259,9 @@ async fn a_shutdown_drains_what_was_pushed() {
     shutdown.await.unwrap();
 }
 
-/// One frame at a time is on its way, and whoever finds that none is pushes the next: on two threads, so that one empties what the
-/// other fills. If it were not told once, all would wait for ever.
+/// At most one frame is queued at a time, and either thread pushes the next one. A missed call would block the test.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_is_told_whenever_it_comes_to_this() {
+async fn on_drained_is_never_missed_between_threads() {
     const FRAMES: usize = 20_000;
     let mut connection = Connection::begin(1000, |builder| builder).await;
     connection.protocol().is_free.store(true, Ordering::SeqCst);

@@ -9,22 +9,22 @@ mod heartbeat;
 mod websocket;
 
 #[test]
-fn the_chat_runs() {
+fn chat_example_runs() {
     chat::main();
 }
 
 #[test]
-fn the_echo_runs() {
+fn echo_example_runs() {
     echo::main();
 }
 
 #[test]
-fn the_heartbeat_runs() {
+fn heartbeat_example_runs() {
     heartbeat::main();
 }
 
 #[tokio::test]
-async fn the_websocket_example_echoes() {
+async fn websocket_example_echoes() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
     tokio::spawn(websocket::serve(listener));
@@ -33,11 +33,11 @@ async fn the_websocket_example_echoes() {
 
 /// The example is shown in the README of the crate and in the manual.
 #[test]
-fn the_documentation_shows_the_websocket_example() {
+fn documentation_contains_the_websocket_example() {
     let example = include_str!("../../examples/websocket.rs").replace("pub(crate) ", "");
     let (_, code) = example.split_once("\n\n").unwrap();
     for page in ["README.md", "../../docs/conn.md"] {
         let text = std::fs::read_to_string(format!("{}/{page}", env!("CARGO_MANIFEST_DIR"))).unwrap();
-        assert!(text.contains(code), "{page} shows another version of examples/websocket.rs");
+        assert!(text.contains(code), "{page} differs from examples/websocket.rs");
     }
 }

@@ -1,4 +1,4 @@
-//! Fragments over real sockets: an urgent push goes between two of them.
+//! Fragmented frames over real sockets.
 
 use std::time::Duration;
 
@@ -65,7 +65,7 @@ impl Client {
             if let Some(frame) = self.codec.decode(&mut self.input).unwrap() {
                 return frame;
             }
-            assert_ne!(self.socket.read_buf(&mut self.input).await.unwrap(), 0, "the server has left");
+            assert_ne!(self.socket.read_buf(&mut self.input).await.unwrap(), 0, "the server closed the connection");
         }
     }
 }
@@ -80,7 +80,7 @@ async fn connect(timeouts: Timeouts) -> (Supervisor<Large>, Client) {
 }
 
 #[tokio::test]
-async fn an_urgent_push_goes_between_the_fragments_of_another_and_of_a_reply() {
+async fn push_is_written_between_fragments() {
     let (supervisor, mut client) = connect(Timeouts::default()).await;
     client.send(&small("hello")).await;
     assert_eq!(client.receive().await, small("hello"));
@@ -88,7 +88,7 @@ async fn an_urgent_push_goes_between_the_fragments_of_another_and_of_a_reply() {
     let handle = session.handle();
 
     handle.push_low_priority(large()).await.unwrap();
-    // The beginning of it is on its way.
+    // The first fragment has been written.
     client.input.extend_from_slice(&[client.socket.read_u8().await.unwrap()]);
     handle.push_high_priority(small("urgent")).await.unwrap();
     assert_eq!(client.receive().await, small("urgent"));
@@ -101,11 +101,11 @@ async fn an_urgent_push_goes_between_the_fragments_of_another_and_of_a_reply() {
     assert_eq!(client.receive().await, small("not urgent"));
     assert_eq!(client.receive().await, large());
     assert_eq!(client.receive().await, small("next"));
-    wait_until_async("it rests", PATIENCE, async || session.counters().frames_out == 6).await;
+    wait_until_async("the connection is idle", PATIENCE, async || session.counters().frames_out == 6).await;
 }
 
 #[tokio::test]
-async fn a_large_request_is_put_together() {
+async fn large_request_is_reassembled() {
     let (_supervisor, mut client) = connect(Timeouts::default()).await;
     let sending = tokio::spawn(async move {
         client.send(&large()).await;
@@ -115,13 +115,13 @@ async fn a_large_request_is_put_together() {
     assert_eq!(client.receive().await, large());
 }
 
-/// Other frames come and go, and yet its time runs out.
+/// Other frames do not extend the timeout.
 #[tokio::test]
-async fn a_message_that_is_never_finished_ends_its_connection() {
+async fn incomplete_message_times_out() {
     let (supervisor, mut client) = connect(Timeouts::default().frame(Duration::from_millis(50))).await;
     client.socket.write_all(b"\0\0\0\x0e\x01\0\0\0\x01\0\0\0\0\0\0\0\x09x").await.unwrap();
-    wait_until_async("it has ended", PATIENCE, async || {
-        // It fails when the server has left.
+    wait_until_async("the connection has ended", PATIENCE, async || {
+        // Fails when the server has closed the connection.
         let _ = client.socket.write_all(b"\0\0\0\x02\x03x").await;
         supervisor.stats().ended["frame"] == 1
     })
@@ -129,7 +129,7 @@ async fn a_message_that_is_never_finished_ends_its_connection() {
 }
 
 #[tokio::test]
-async fn a_push_that_was_written_in_part_is_counted() {
+async fn push_that_was_written_in_part_is_counted_as_unsent() {
     let (supervisor, mut client) = connect(Timeouts::default()).await;
     client.send(&small("hello")).await;
     assert_eq!(client.receive().await, small("hello"));
@@ -137,6 +137,6 @@ async fn a_push_that_was_written_in_part_is_counted() {
     handle.push_low_priority(large()).await.unwrap();
     client.socket.read_u8().await.unwrap();
     drop(client);
-    wait_until_async("it has ended", PATIENCE, async || supervisor.count() == 0).await;
+    wait_until_async("the connection has ended", PATIENCE, async || supervisor.count() == 0).await;
     assert_eq!(supervisor.stats().push.unsent, 1);
 }

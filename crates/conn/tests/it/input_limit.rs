@@ -1,4 +1,4 @@
-//! A limit that a protocol sets for the input of one connection, and lifts later.
+//! `ConnectionContext::limit_input`: a limit on the input of one connection, which is raised later.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use tokio::sync::Notify;
 
 const BEFORE: usize = 100;
 const AFTER: usize = 5000;
-/// How much an actor reads at a time.
-const READ: u64 = 16 * 1024;
+/// The size of an actor's read buffer.
+const READ_BUFFER_BYTES: u64 = 16 * 1024;
 
-/// Connections are limited until they say `open`. `wait` is answered when it is released; any other message with its length.
+/// Connections are limited until they send `open`. `wait` is answered when it is released; any other message with its length.
 struct Guarded {
     release: Arc<Notify>,
 }
@@ -62,7 +62,7 @@ fn guarded() -> (Supervisor<Guarded>, Arc<Notify>) {
     (Supervisor::builder(Guarded { release: Arc::clone(&release) }).build(), release)
 }
 
-/// A masked frame with this first byte, whose mask changes nothing.
+/// Returns a masked frame with this first byte and a masking key of zeros.
 fn masked(first: u8, payload: &[u8]) -> Vec<u8> {
     let mut frame = vec![first];
     match u16::try_from(payload.len()).unwrap() {
@@ -81,7 +81,7 @@ fn text(bytes: usize) -> Vec<u8> {
     masked(0x81, &vec![b'x'; bytes])
 }
 
-/// The payload of the next frame, which is short.
+/// Returns the payload of the next frame, which must be short.
 async fn receive(far: &mut DuplexStream) -> Vec<u8> {
     let _first = far.read_u8().await.unwrap();
     let mut payload = vec![0; far.read_u8().await.unwrap().into()];
@@ -90,7 +90,7 @@ async fn receive(far: &mut DuplexStream) -> Vec<u8> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_frame_is_limited_until_the_protocol_lifts_the_limit() {
+async fn frame_is_limited_until_the_protocol_raises_the_limit() {
     let (supervisor, _) = guarded();
     let too_large = CloseCode::TOO_BIG.get().to_be_bytes();
     let mut far = connect(&supervisor);
@@ -98,12 +98,12 @@ async fn a_frame_is_limited_until_the_protocol_lifts_the_limit() {
     assert_eq!(receive(&mut far).await, b"100");
     assert_eq!(receive(&mut far).await, too_large);
 
-    // In fragments, of which each is small enough.
+    // In fragments that are each within the limit.
     let mut far = connect(&supervisor);
     far.write_all(&[masked(0x01, &[b'x'; 60]), masked(0x80, &[b'x'; 41])].concat()).await.unwrap();
     assert_eq!(receive(&mut far).await, too_large);
 
-    // The large frame has arrived together with the one that lifts the limit.
+    // The large frame arrives together with the one that raises the limit.
     let mut far = connect(&supervisor);
     far.write_all(&[masked(0x81, b"open"), text(AFTER), text(AFTER + 1)].concat()).await.unwrap();
     assert_eq!(receive(&mut far).await, b"4");
@@ -112,16 +112,16 @@ async fn a_frame_is_limited_until_the_protocol_lifts_the_limit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_more_than_the_limit_is_read_ahead() {
+async fn read_ahead_is_limited() {
     const FRAMES: usize = 2000;
     let (supervisor, release) = guarded();
     let mut far = connect(&supervisor);
     far.write_all(&masked(0x81, b"wait")).await.unwrap();
     far.write_all(&text(50).repeat(FRAMES)).await.unwrap();
-    // Paused time passes when no task can do anything more.
+    // A paused clock advances when all tasks wait.
     tokio::time::sleep(Duration::from_millis(1)).await;
     let read = supervisor.sessions().list()[0].counters().bytes_in;
-    assert!(read <= READ + BEFORE as u64, "{read} bytes were read ahead");
+    assert!(read <= READ_BUFFER_BYTES + BEFORE as u64, "{read} bytes were read ahead");
     release.notify_one();
     assert_eq!(receive(&mut far).await, b"waited");
     for _ in 0..FRAMES {

@@ -1,23 +1,23 @@
-//! Connection actors, over real sockets.
+//! Integration tests of connection actors.
 
-mod choices;
 mod client;
 mod connection;
 mod drained;
 mod examples;
 mod fragments;
+mod in_turn;
 mod input_limit;
 mod memory_limit;
 mod push;
+mod push_api;
 mod redis;
 mod regressions;
 mod requests;
 mod sequence;
 mod server;
-mod surface;
+mod service_order;
 mod ticks;
 mod timeouts;
-mod turns;
 mod unsent;
 mod wakes;
 mod websocket;

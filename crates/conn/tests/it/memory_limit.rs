@@ -1,4 +1,4 @@
-//! The memory limit: which connection is closed, and what counts.
+//! The memory limit: which connection is closed, and which bytes count.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ use crate::server::frame;
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
 
-/// `large N` is answered with N bytes, `first` when its semaphore has a permit. The rest is echoed.
+/// `large N` is answered with N bytes, `first` when its semaphore has a permit. Other requests are echoed.
 struct Sizes {
     handled: AtomicUsize,
     first: Arc<Semaphore>,
@@ -87,14 +87,14 @@ impl Server {
         Self { supervisor, address, limit: limit.clone() }
     }
 
-    /// Connects, and waits for an answer.
+    /// Connects, and waits for a reply.
     async fn connect(&self) -> Client {
         let mut client = Client(TcpStream::connect(self.address).await.unwrap());
         client.echo("hello").await;
         client
     }
 
-    /// The handle of the connection that was made last.
+    /// Returns the handle of the newest connection.
     fn newest(&self) -> PushHandle<Frame> {
         self.supervisor.sessions().list().pop().unwrap().handle()
     }
@@ -104,8 +104,8 @@ impl Server {
     }
 
     async fn has_closed(&self, connections: u64) {
-        let is_so = || self.limit.closed() == connections && self.ended() == connections;
-        wait_until_async("connections are closed by the limit", PATIENCE, async || is_so()).await;
+        let is_closed = || self.limit.closed() == connections && self.ended() == connections;
+        wait_until_async("connections are closed by the limit", PATIENCE, async || is_closed()).await;
     }
 
     async fn holds_nothing(&self) {
@@ -120,7 +120,7 @@ impl Client {
         self.begin(text.len(), text.as_bytes()).await;
     }
 
-    /// Sends the length of a frame, and the beginning of it.
+    /// Sends the length of a frame, and its beginning.
     async fn begin(&mut self, length: usize, beginning: &[u8]) {
         self.0.write_u32(u32::try_from(length).unwrap()).await.unwrap();
         self.0.write_all(beginning).await.unwrap();
@@ -158,7 +158,7 @@ async fn unfinished_frames_close_the_connection_that_holds_the_most() {
         assert!(others.len() < 40, "the limit does nothing: {:?}", server.limit);
     }
     server.has_closed(1).await;
-    assert_eq!(largest.receive().await.unwrap(), b"memory", "it is told why");
+    assert_eq!(largest.receive().await.unwrap(), b"memory", "the last frame has the reason");
     for other in &mut others {
         other.0.write_all(b"y").await.unwrap();
         assert_eq!(other.receive().await.unwrap().len(), 200 * KIB + 1, "the others go on");
@@ -169,14 +169,14 @@ async fn unfinished_frames_close_the_connection_that_holds_the_most() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reply_that_is_not_read_counts_until_its_last_byte() {
+async fn unread_reply_counts_until_its_last_byte_is_written() {
     let server = Server::start(24 * MIB, |builder| builder).await;
     let mut idle = server.connect().await;
     let mut reader = server.connect().await;
     let account = server.newest().account().unwrap();
     reader.send(&format!("large {}", 16 * MIB)).await;
     wait_until_async("the reply is recorded", PATIENCE, async || account.bytes() >= 16 * MIB).await;
-    // The rest fits in the buffers of the system or nearly so, and the body is still in memory.
+    // The rest may fit into the socket buffers. Otherwise the whole body is still in memory.
     let mut most = vec![0; 8 * MIB];
     reader.0.read_exact(&mut most).await.unwrap();
     assert!(matches!(account.bytes(), 0 | 16_777_216..), "{} bytes", account.bytes());
@@ -192,7 +192,7 @@ async fn a_reply_that_is_not_read_counts_until_its_last_byte() {
     server.holds_nothing().await;
 }
 
-/// The actor of a connection that does not read is not even woken by them.
+/// The pushes do not wake the actor, because its peer does not read.
 #[tokio::test(flavor = "multi_thread")]
 async fn queued_pushes_count() {
     let server =
@@ -212,7 +212,7 @@ async fn queued_pushes_count() {
     handle.clear_slot(Slot(1));
     assert!(server.limit.used() < 16 * MIB + 400 * KIB, "{:?}", server.limit);
     for slot in 2..6 {
-        // Refused if the connection has been closed meanwhile.
+        // Fails if the connection has been closed in the meantime.
         let _ = handle.push_latest(Slot(slot), push());
     }
     server.has_closed(1).await;
@@ -222,7 +222,7 @@ async fn queued_pushes_count() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_an_application_holds_counts_across_supervisors() {
+async fn memory_held_by_the_application_counts_across_supervisors() {
     let limit = MemoryLimit::new(MIB);
     let (one, two) =
         (Server::sharing(&limit, |builder| builder).await, Server::sharing(&limit, |builder| builder).await);
@@ -234,12 +234,12 @@ async fn what_an_application_holds_counts_across_supervisors() {
     assert_eq!((limit.closed(), of_small.bytes()), (0, 400 * KIB));
     drop(second);
     assert_eq!(of_small.bytes(), 0);
-    // The one that crosses the limit is not the one that holds the most.
+    // The connection that exceeds the limit is not the one that holds the most.
     let second = of_small.hold(500 * KIB);
     two.has_closed(1).await;
     assert_eq!(large.receive().await.unwrap(), b"memory");
     small.echo("still here").await;
-    // The bytes of a connection that was closed are on their way out: no other connection is closed for them.
+    // The bytes of a closed connection are about to be released: no other connection is closed for them.
     let third = of_small.hold(100 * KIB);
     small.echo("still here").await;
     assert_eq!((limit.closed(), one.ended()), (1, 0));
@@ -248,7 +248,7 @@ async fn what_an_application_holds_counts_across_supervisors() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_time_only_the_largest_is_closed() {
+async fn only_the_largest_connection_is_closed_each_time() {
     let server = Server::start(MIB, |builder| builder).await;
     let mut clients = Vec::new();
     for _ in 0..8 {
@@ -271,9 +271,9 @@ async fn each_time_only_the_largest_is_closed() {
     assert_eq!(server.limit.used(), 0);
 }
 
-/// Accounts are exact under concurrent changes, also of connections that are being closed.
+/// Also for connections that are being closed.
 #[test]
-fn concurrent_changes_leave_nothing_behind() {
+fn accounts_are_exact_under_concurrent_changes() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let (server, clients) = runtime.block_on(async {
         let server = Server::start(2 * MIB, |builder| builder).await;
@@ -304,7 +304,7 @@ fn concurrent_changes_leave_nothing_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_request_is_handled_while_too_many_replies_are_ready() {
+async fn requests_wait_while_ready_replies_exceed_their_limit() {
     let server = Server::start(usize::MAX, |builder| builder.max_in_flight(100).ready_reply_bytes(MIB)).await;
     let mut client = server.connect().await;
     let handled = || server.supervisor.protocol().handled.load(SeqCst) - 1;

@@ -11,9 +11,9 @@ fn push(handle: &tidewire_conn::PushHandle<Frame>, text: &str, priority: PushPri
     handle.try_push(frame(text), priority, PushPolicy::ReturnErrorIfFull)
 }
 
-/// On one thread nothing is written before the test waits, so the order of writing is that of the actor.
+/// On one thread nothing is written before the test waits, so all frames are queued when the actor runs.
 #[tokio::test]
-async fn urgent_frames_are_written_first() {
+async fn high_priority_frames_are_written_first() {
     let server = Server::start().await;
     let (mut client, handle) = server.connected().await;
     for number in 0..3 {
@@ -27,7 +27,7 @@ async fn urgent_frames_are_written_first() {
     }
 }
 
-/// All frames wait before the first one is written, as above: 12 of high and 5 of low priority.
+/// Returns the order in which 12 high-priority and 5 low-priority frames are written. All are queued before the first is written.
 async fn written_order(fairness: FairnessConfig) -> String {
     let server = Server::with(|builder| builder.fairness(fairness)).await;
     let (mut client, handle) = server.connected().await;
@@ -45,7 +45,7 @@ async fn written_order(fairness: FairnessConfig) -> String {
 }
 
 #[tokio::test]
-async fn low_priority_frames_are_written_in_the_share_that_the_builder_sets() {
+async fn builder_sets_the_fairness_of_connections() {
     let fairness = FairnessConfig::default().max_high_before_low(3);
     assert_eq!(written_order(fairness).await, "h0 h1 h2 l0 h3 h4 h5 l1 h6 h7 h8 l2 h9 h10 h11 l3 l4");
     let strict = FairnessConfig::default().max_high_before_low(0);
@@ -72,7 +72,7 @@ async fn order(fairness: FairnessConfig, high: usize, low: usize) -> String {
 }
 
 #[tokio::test]
-async fn other_frames_have_their_fair_share() {
+async fn low_priority_frames_have_a_fair_share() {
     let default = FairnessConfig::default();
     assert_eq!((default.max_high_before_low, default.time_slice), (16, None));
     assert_eq!(order(default, 40, 2).await, format!("{0}l{0}l{1}", "h".repeat(16), "h".repeat(8)));
@@ -83,22 +83,22 @@ async fn other_frames_have_their_fair_share() {
 }
 
 #[tokio::test]
-async fn an_urgent_push_overtakes_a_stream() {
+async fn high_priority_push_overtakes_a_stream() {
     let server = Server::start().await;
     let (mut client, handle) = server.connected().await;
     client.send("stream").await;
     assert!(client.receive().await.unwrap().ends_with("01"));
     handle.push_high_priority(frame("urgent")).await.unwrap();
-    // The stream has no end, so this arrives only if it overtakes.
+    // The stream never ends, so the push arrives only if it overtakes.
     while client.receive().await.as_deref() != Some("urgent") {}
 }
 
 #[tokio::test]
-async fn a_slow_reader_makes_pushers_wait_and_its_end_releases_them() {
+async fn slow_consumer_blocks_pushers_until_the_connection_ends() {
     let server = Server::with(|builder| builder.high_priority_capacity(2).low_priority_capacity(2)).await;
     let (client, handle) = server.connected().await;
     let big = "x".repeat(90_000);
-    // The socket buffers, the batch and the queue take some. Then it is full, and stays so whenever the actor had its turn.
+    // The socket buffers, the batch and the queue accept some frames. Then the queue must stay full after the actor has run.
     let (mut pushed, mut refused) = (0, 0);
     while refused < 1000 {
         match push(&handle, &big, PushPriority::Low) {
@@ -109,7 +109,7 @@ async fn a_slow_reader_makes_pushers_wait_and_its_end_releases_them() {
                 tokio::task::yield_now().await;
             }
         }
-        assert!(pushed < 1000, "somebody takes it all");
+        assert!(pushed < 1000, "the peer reads");
     }
     let waiting = tokio::spawn({
         let handle = handle.clone();
@@ -131,7 +131,7 @@ async fn dropped_frames_reach_the_dead_letters() {
     })
     .await;
     let (client, handle) = server.connected().await;
-    // One is queued, and without waiting nothing is written.
+    // On one thread the frame stays queued until the test waits.
     push(&handle, "queued", PushPriority::Low).unwrap();
     for (text, policy) in [("a", PushPolicy::DropIfFull), ("b", PushPolicy::WarnAndDropIfFull)] {
         assert_eq!(handle.try_push(frame(text), PushPriority::Low, policy), Ok(()));
@@ -147,7 +147,7 @@ async fn dropped_frames_reach_the_dead_letters() {
 }
 
 #[tokio::test]
-async fn a_slot_holds_the_newest() {
+async fn slot_holds_the_newest_frame() {
     let server = Server::start().await;
     let (mut client, handle) = server.connected().await;
     for number in 0..5 {
@@ -162,7 +162,7 @@ async fn a_slot_holds_the_newest() {
 }
 
 #[tokio::test]
-async fn a_broadcast_reaches_whom_it_is_meant_for() {
+async fn broadcast_reaches_only_selected_connections() {
     let server = Server::start().await;
     let (mut first, _) = server.connected().await;
     let (mut second, _) = server.connected().await;
@@ -175,10 +175,10 @@ async fn a_broadcast_reaches_whom_it_is_meant_for() {
     assert_eq!(first.ask("still here").await, "still here");
 }
 
-/// Beside a stream without end, and with all of them queued before the actor has its turn: urgent ones, then the others, then
-/// the stream goes on. The fair share of the others is one after sixteen.
+/// All frames are queued before the actor runs, while it writes an endless stream. The sixteen high-priority frames come first, then
+/// the low-priority ones, then the stream continues.
 #[tokio::test]
-async fn what_is_queued_beside_a_stream_is_written_by_priority() {
+async fn queued_frames_overtake_a_stream_by_priority() {
     let server = Server::start().await;
     let (mut client, handle) = server.connected().await;
     client.send("stream").await;
@@ -203,13 +203,12 @@ async fn what_is_queued_beside_a_stream_is_written_by_priority() {
     for expected in rest {
         assert_eq!(client.receive().await.unwrap(), expected);
     }
-    assert_eq!(client.receive().await.unwrap().parse::<u32>().unwrap(), numbers + 1, "nothing of the stream is lost");
+    assert_eq!(client.receive().await.unwrap().parse::<u32>().unwrap(), numbers + 1, "the stream is complete");
 }
 
-/// Several producers push at both priorities beside a stream without an end. Everything arrives, and the frames of each producer
-/// and priority are in order, as are those of the stream.
+/// All frames arrive, and the frames of each producer and priority are in order, as are those of the endless stream.
 #[tokio::test(flavor = "multi_thread")]
-async fn concurrent_producers_keep_their_order_beside_a_stream() {
+async fn concurrent_producers_keep_their_order_during_a_stream() {
     const PRODUCERS: usize = 4;
     const FRAMES: usize = 500;
     let server = Server::start().await;
@@ -249,7 +248,7 @@ async fn concurrent_producers_keep_their_order_beside_a_stream() {
 }
 
 #[tokio::test]
-async fn a_push_passes_a_waiting_reply_however_small_the_batch() {
+async fn push_overtakes_a_pending_reply_with_the_smallest_batch() {
     let server = Server::with(|builder| builder.batch_bytes(1)).await;
     let (mut client, handle) = server.connected().await;
     client.send("wait").await;
@@ -262,15 +261,15 @@ async fn a_push_passes_a_waiting_reply_however_small_the_batch() {
 }
 
 #[tokio::test]
-async fn any_capacity_is_accepted() {
+async fn capacity_is_clamped() {
     let (mut queues, handle) = PushQueues::<String>::bounded(usize::MAX, usize::MAX);
     handle.push_low_priority("news".into()).await.unwrap();
     assert_eq!(queues.recv().await, Some((PushPriority::Low, "news".into())));
 }
 
-/// A race, so it is run often.
+/// Repeated, because it tests a race.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_last_handle_pushed_is_received() {
+async fn frame_of_the_last_handle_is_received() {
     for _ in 0..20_000 {
         let (mut queues, handle) = PushQueues::<String>::bounded(1, 1);
         let pushing = tokio::spawn(async move {
@@ -281,14 +280,14 @@ async fn what_the_last_handle_pushed_is_received() {
     }
 }
 
-/// Polls once.
+/// Polls a future once.
 async fn is_pending(future: std::pin::Pin<&mut impl Future>) -> bool {
     let mut future = future;
     std::future::poll_fn(|context| std::task::Poll::Ready(future.as_mut().poll(context).is_pending())).await
 }
 
 #[tokio::test]
-async fn room_goes_to_those_who_wait_in_their_order() {
+async fn waiting_pushers_get_capacity_in_order() {
     let (mut queues, handle) = PushQueues::<String>::bounded(1, 2);
     let push_now = |text: &str| handle.try_push(text.into(), PushPriority::Low, PushPolicy::ReturnErrorIfFull);
     for text in ["a", "b"] {
@@ -298,7 +297,7 @@ async fn room_goes_to_those_who_wait_in_their_order() {
     let mut second = Box::pin(handle.push_low_priority("d".into()));
     assert!(is_pending(first.as_mut()).await && is_pending(second.as_mut()).await);
     assert_eq!(queues.recv().await.unwrap().1, "a");
-    // It is the first one's, whether or not it has seen that.
+    // The capacity belongs to the first pusher, even before it is polled.
     assert_eq!(push_now("x"), Err(PushError::QueueFull));
     assert!(is_pending(second.as_mut()).await);
     first.await.unwrap();
@@ -308,7 +307,7 @@ async fn room_goes_to_those_who_wait_in_their_order() {
     for text in ["c", "d"] {
         assert_eq!(queues.recv().await.unwrap().1, text);
     }
-    // Nobody waits any more, and all the room is there again.
+    // No pusher waits, and the full capacity is available again.
     for text in ["e", "f"] {
         push_now(text).unwrap();
     }
@@ -316,7 +315,7 @@ async fn room_goes_to_those_who_wait_in_their_order() {
 }
 
 #[tokio::test]
-async fn who_gives_up_leaves_its_room_to_others() {
+async fn cancelled_pushers_return_their_capacity() {
     let (mut queues, handle) = PushQueues::<String>::bounded(1, 1);
     let push_now = |text: &str| handle.try_push(text.into(), PushPriority::Low, PushPolicy::ReturnErrorIfFull);
     push_now("a").unwrap();
@@ -338,9 +337,9 @@ async fn who_gives_up_leaves_its_room_to_others() {
     assert_eq!(last.await, Err(PushError::Closed));
 }
 
-/// Pushers that wait, and some that give up, on two threads: what was queued arrives, and no room is lost.
+/// Pushers on two threads wait, and some are cancelled. All queued frames arrive.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_room_is_lost_while_pushers_come_and_go() {
+async fn no_capacity_is_lost_under_concurrent_pushers() {
     let (mut queues, handle) = PushQueues::<String>::bounded(1, 3);
     let receiving = tokio::spawn(async move {
         let mut received = 0;
@@ -355,10 +354,10 @@ async fn no_room_is_lost_while_pushers_come_and_go() {
             let mut pushed = 0;
             for number in 0..2000 {
                 let mut push = Box::pin(handle.push_low_priority("news".into()));
-                let gives_up = (number + pusher) % 3 == 0;
+                let is_cancelled = (number + pusher) % 3 == 0;
                 if !is_pending(push.as_mut()).await {
                     pushed += 1;
-                } else if !gives_up {
+                } else if !is_cancelled {
                     push.await.unwrap();
                     pushed += 1;
                 }
@@ -378,7 +377,7 @@ async fn no_room_is_lost_while_pushers_come_and_go() {
 }
 
 #[tokio::test]
-async fn a_sequence_of_a_slot_is_taken_back_as_a_whole() {
+async fn clear_slot_removes_all_frames_of_push_next() {
     let (mut queues, handle) = PushQueues::<String>::bounded(1, 4);
     for (slot, text) in [(1, "a"), (2, "b"), (1, "c"), (2, "d")] {
         handle.push_next(Slot(slot), text.into()).unwrap();
@@ -399,9 +398,9 @@ async fn a_sequence_of_a_slot_is_taken_back_as_a_whole() {
     assert_eq!(handle.queued_bytes(), 0);
 }
 
-/// Slots are filled in a row; what is taken back leaves its place, and has one again when it is filled again.
+/// A cleared slot loses its position, and gets a new one when it is filled again.
 #[tokio::test]
-async fn what_is_taken_back_of_a_slot_is_not_written() {
+async fn cleared_frames_are_not_written() {
     let (mut queues, handle) = PushQueues::<String>::bounded(4, 4);
     assert!(!handle.clear_slot(Slot(1)));
     for slot in 1..=3 {
@@ -421,7 +420,7 @@ async fn what_is_taken_back_of_a_slot_is_not_written() {
 }
 
 #[tokio::test]
-async fn it_is_known_how_much_waits() {
+async fn queued_bytes_counts_lanes_and_slots() {
     let (mut queues, handle) = PushQueues::<String>::bounded(4, 4);
     assert_eq!(handle.queued_bytes(), 0);
     handle.push_high_priority("1".into()).await.unwrap();
@@ -439,7 +438,7 @@ async fn it_is_known_how_much_waits() {
 }
 
 #[tokio::test]
-async fn the_bytes_beside_a_slot_leave_out_the_frame_that_would_be_replaced() {
+async fn queued_bytes_except_excludes_the_frame_of_a_slot() {
     let (mut queues, handle) = PushQueues::bounded(4, 4);
     assert_eq!(handle.queued_bytes_except(Slot(1)), 0);
     push(&handle, "lane", PushPriority::Low).unwrap();
@@ -449,7 +448,7 @@ async fn the_bytes_beside_a_slot_leave_out_the_frame_that_would_be_replaced() {
     assert_eq!(all, "lanefirstsecond".len());
     assert_eq!(handle.queued_bytes_except(Slot(1)), all - "first".len());
     assert_eq!(handle.queued_bytes_except(Slot(2)), all - "second".len());
-    assert_eq!(handle.queued_bytes_except(Slot(3)), all, "an empty slot leaves out nothing");
+    assert_eq!(handle.queued_bytes_except(Slot(3)), all, "an empty slot excludes nothing");
     while handle.queued_bytes() > 0 {
         assert!(queues.recv().await.is_some());
     }

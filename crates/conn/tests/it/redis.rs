@@ -1,4 +1,4 @@
-//! Connections that speak RESP, driven by the tools of Redis.
+//! The RESP example, tested with redis-cli and redis-benchmark.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 #[expect(dead_code, reason = "its main is not run")]
 mod redis_server;
 
-/// Runs a tool against the example, and gives what it prints.
+/// Runs `work` with the port of a server that runs the example.
 fn with_server<T>(work: impl FnOnce(u16) -> T) -> T {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
@@ -30,7 +30,7 @@ fn run(program: &str, port: u16, arguments: &[&str]) -> String {
 }
 
 #[test]
-fn redis_cli_talks_to_it() {
+fn redis_cli_reads_and_writes_strings() {
     with_server(|port| {
         assert_eq!(run("redis-cli", port, &["PING"]), "PONG\n");
         assert_eq!(run("redis-cli", port, &["SET", "tide", "high"]), "OK\n");
@@ -42,7 +42,7 @@ fn redis_cli_talks_to_it() {
 }
 
 #[test]
-fn what_is_published_reaches_who_listens() {
+fn published_messages_reach_subscribers() {
     with_server(|port| {
         for version in ["-2", "-3"] {
             let port_text = port.to_string();
@@ -62,7 +62,7 @@ fn what_is_published_reaches_who_listens() {
 }
 
 #[test]
-fn redis_benchmark_runs_against_it() {
+fn redis_benchmark_completes() {
     with_server(|port| {
         let table =
             run("redis-benchmark", port, &["-t", "ping_mbulk,set,get", "-n", "2000", "-P", "16", "-q", "--csv"]);

@@ -27,7 +27,7 @@ impl ClientProtocol for InOrder {
     }
 }
 
-/// A client, the server's end of its connection, and the dead letters.
+/// Returns a client, the server's end of its connection, and the dead letters.
 async fn connected() -> (Client<InOrder>, Peer, mpsc::Receiver<Frame>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let connector = TcpConnector::new(listener.local_addr().unwrap().to_string());
@@ -43,12 +43,12 @@ fn policy(policy: PushPolicy) -> RequestOptions {
     RequestOptions::default().policy(policy)
 }
 
-/// All frames wait before the first one is written, because they are queued in one poll of this test.
+/// All frames are queued before the first is written, because they are queued in one poll of this test.
 #[tokio::test]
-async fn high_priority_requests_overtake_and_get_their_own_replies() {
+async fn high_priority_requests_overtake_others() {
     let (client, mut peer, _letters) = connected().await;
     let high = RequestOptions::default().priority(PushPriority::High);
-    let asking = async {
+    let requesting = async {
         tokio::join!(
             client.request(frame("low")),
             client.send(frame("low, no reply")),
@@ -63,20 +63,20 @@ async fn high_priority_requests_overtake_and_get_their_own_replies() {
         peer.send("reply to high").await;
         peer.send("reply to low").await;
     };
-    let ((low, low_sent, high, high_sent), ()) = tokio::join!(asking, serving);
+    let ((low, low_sent, high, high_sent), ()) = tokio::join!(requesting, serving);
     assert_eq!((low_sent, high_sent), (Ok(()), Ok(())));
     assert_eq!((low.unwrap(), high.unwrap()), (frame("reply to low"), frame("reply to high")));
 }
 
-/// A frame of which about twenty fit into the queue.
+/// Returns a frame of which about twenty fit into the queue.
 fn large(name: &str) -> Frame {
     frame(format!("{name:50000}"))
 }
 
-/// Fills the socket and the low-priority queue. Returns how many frames were taken.
+/// Fills the socket and the low-priority queue. Returns the number of frames that were accepted.
 async fn fill(client: &Client<InOrder>) -> usize {
     let (mut taken, mut refused) = (0, 0);
-    // The queue stays full whenever the connection has had its turn.
+    // The queue must stay full after the connection has run.
     while refused < 1000 {
         match client.send_with(large("filler"), policy(PushPolicy::ReturnErrorIfFull)).await {
             Ok(()) => (taken, refused) = (taken + 1, 0),
@@ -92,16 +92,16 @@ async fn fill(client: &Client<InOrder>) -> usize {
 }
 
 #[tokio::test]
-async fn the_policy_decides_when_the_queue_is_full() {
+async fn policy_decides_when_the_queue_is_full() {
     let (client, peer, mut letters) = connected().await;
     let taken = fill(&client).await;
-    assert!(letters.try_recv().is_err(), "what is refused with an error is not a dead letter");
+    assert!(letters.try_recv().is_err(), "a frame that is rejected with an error is not a dead letter");
 
     let refused = client.request_with(large("refused"), policy(PushPolicy::ReturnErrorIfFull)).await;
     assert_eq!(refused, Err(RequestError::QueueFull));
     assert_eq!(RequestError::QueueFull.outcome(), Outcome::NeverSent);
     let dropped = client.request_with(large("dropped"), policy(PushPolicy::DropIfFull)).await;
-    assert_eq!(dropped, Err(RequestError::QueueFull), "a request does not wait for a reply that cannot come");
+    assert_eq!(dropped, Err(RequestError::QueueFull), "a dropped request does not wait for a reply");
     let unanswered = client.send_with(large("without reply"), policy(PushPolicy::WarnAndDropIfFull)).await;
     assert_eq!(unanswered, Ok(()));
     let patient =

@@ -1,4 +1,4 @@
-//! Sequence numbers per command, as databases have them: set in `before_send`, reset in `on_command_end`.
+//! Sequence numbers per command, as in database protocols: set in `before_send`, reset in `on_command_end`.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -19,7 +19,7 @@ impl futures_core::Stream for Remaining {
     type Item = Result<Frame, Infallible>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        // Every row waits once, so that other requests are read meanwhile.
+        // Every row is pending once, so that other requests are read in the meantime.
         if self.0 % 2 == 1 {
             self.0 -= 1;
             context.waker().wake_by_ref();
@@ -87,11 +87,11 @@ async fn sequences(max_in_flight: usize) {
 }
 
 #[tokio::test]
-async fn sequence_numbers_begin_anew_with_every_command() {
+async fn sequence_numbers_restart_with_every_command() {
     sequences(1).await;
 }
 
 #[tokio::test]
-async fn sequence_numbers_begin_anew_with_every_command_in_flight() {
+async fn sequence_numbers_restart_with_every_command_in_flight() {
     sequences(4).await;
 }

@@ -1,4 +1,4 @@
-//! A protocol for tests, a server that speaks it, and a client.
+//! A test protocol, a server and a client for it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc};
 
-/// Answers by the first word of a frame: see `on_frame`.
+/// Replies according to the first word of a frame: see `on_frame`.
 pub(crate) struct Words {
     pub(crate) ends: mpsc::Sender<String>,
     pub(crate) release: Arc<Notify>,
@@ -21,7 +21,7 @@ pub(crate) struct Words {
     pub(crate) waits: AtomicUsize,
     pub(crate) quick: Arc<AtomicUsize>,
     pub(crate) answers_panics: AtomicBool,
-    pub(crate) gives_notice: AtomicBool,
+    pub(crate) announces_shutdown: AtomicBool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -95,7 +95,7 @@ impl Protocol for Words {
     }
 
     fn on_shutdown(&self, _: Duration, _: &mut ConnectionContext) -> Option<Frame> {
-        self.gives_notice.load(Ordering::SeqCst).then(|| frame("going down"))
+        self.announces_shutdown.load(Ordering::SeqCst).then(|| frame("going down"))
     }
 
     fn last_frame(&self, reason: &CloseReason<Self>, _: &mut ConnectionContext) -> Option<Frame> {
@@ -110,7 +110,7 @@ impl Protocol for Words {
     }
 }
 
-/// A stream without end.
+/// An endless stream.
 struct Numbers(u64);
 
 impl futures_core::Stream for Numbers {
@@ -168,16 +168,16 @@ impl Server {
     }
 
     pub(crate) async fn with(settings: impl FnOnce(Builder<Words>) -> Builder<Words>) -> Self {
-        let (told, ends) = mpsc::channel(10_000);
+        let (sender, ends) = mpsc::channel(10_000);
         let words = Words {
-            ends: told,
+            ends: sender,
             release: Arc::default(),
             setups: AtomicUsize::new(0),
             commands: AtomicUsize::new(0),
             waits: AtomicUsize::new(0),
             quick: Arc::default(),
             answers_panics: AtomicBool::new(false),
-            gives_notice: AtomicBool::new(false),
+            announces_shutdown: AtomicBool::new(false),
         };
         let supervisor = settings(Supervisor::builder(words)).build();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -191,7 +191,7 @@ impl Server {
         Client(TcpStream::connect(self.addr).await.unwrap())
     }
 
-    /// A client whose connection is known to be served, and a handle to it.
+    /// Returns a client whose connection is served, and a handle to it.
     pub(crate) async fn connected(&self) -> (Client, PushHandle<Frame>) {
         let mut client = self.connect().await;
         assert_eq!(client.ask("hello").await, "hello");

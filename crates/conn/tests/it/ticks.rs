@@ -1,4 +1,4 @@
-//! Ticks, on paused clocks: whatever a connection does, its protocol is asked in time.
+//! Ticks, with a paused clock: they come in time, whatever the connection does.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,9 +17,10 @@ use tokio::time::Instant;
 
 use crate::server::{Planned, frame};
 
-/// Ticks as planned. `within` asks for one within that many seconds, `wait` is answered when it is released, `large` with more than anybody takes, `stream` without end.
+/// Ticks according to a plan. `within N` requests a tick within N seconds, `wait` is answered when it is released, `large` with more
+/// than the socket buffer holds, `stream` with an endless stream. Other requests are echoed.
 struct Ticking<const HOLD: bool> {
-    /// What the tick of this number does.
+    /// Returns the result of the tick with this number.
     plan: fn(usize) -> Tick<Frame>,
     ticks: AtomicUsize,
     release: Arc<Notify>,
@@ -92,13 +93,13 @@ struct Connection<const HOLD: bool> {
 
 type Ends = mpsc::Receiver<(String, u64)>;
 
-/// The first tick comes after five seconds; of the time-outs there are none.
+/// Creates a supervisor with a first tick after five seconds and without timeouts.
 fn supervisor<const HOLD: bool>(plan: fn(usize) -> Tick<Frame>) -> (Supervisor<Ticking<HOLD>>, Ends) {
-    let (told, ends) = mpsc::channel(10);
+    let (sender, ends) = mpsc::channel(10);
     let timeouts =
         Timeouts::default().first_frame(None).write_stall(None).half_closed(None).tick(Duration::from_secs(5));
     let ticks = AtomicUsize::new(0);
-    let ticking = Ticking { plan, ticks, release: Arc::default(), start: Instant::now(), ends: told };
+    let ticking = Ticking { plan, ticks, release: Arc::default(), start: Instant::now(), ends: sender };
     (Supervisor::builder(ticking).timeouts(timeouts).build(), ends)
 }
 
@@ -132,7 +133,7 @@ impl<const HOLD: bool> Connection<HOLD> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ticks_come_when_they_were_said_to_come() {
+async fn ticks_come_at_the_returned_times() {
     let mut connection = Connection::<false>::begin(|tick| match tick {
         1 => next(1, Some("one")),
         2 => next(10, None),
@@ -149,7 +150,7 @@ async fn ticks_come_when_they_were_said_to_come() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tick_is_brought_forward_and_never_put_off() {
+async fn tick_within_never_delays_a_tick() {
     let mut connection = Connection::<false>::begin(|tick| match tick {
         1 => next(10, Some("one")),
         2 => Tick::Stop,
@@ -161,7 +162,7 @@ async fn a_tick_is_brought_forward_and_never_put_off() {
     }
     assert_eq!(connection.receive().await, "one");
     assert_eq!(connection.second(), 1);
-    // The second one comes when the first has said, and stops them.
+    // The second tick comes when the first has scheduled it, and stops the ticks.
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert_eq!(connection.ticks(), 2);
     connection.send("within 1").await;
@@ -171,9 +172,8 @@ async fn a_tick_is_brought_forward_and_never_put_off() {
     }
 }
 
-/// Silence is not what it is about.
 #[tokio::test(start_paused = true)]
-async fn who_talks_all_the_time_has_ticks() {
+async fn peer_that_sends_all_the_time_has_ticks() {
     let mut connection = Connection::<false>::begin(|tick| if tick == 3 { Tick::Stop } else { next(5, Some("tick")) });
     for _ in 0..30 {
         tokio::time::sleep(Duration::from_millis(900)).await;
@@ -184,17 +184,17 @@ async fn who_talks_all_the_time_has_ticks() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_first_tick_there_is_none() {
+async fn no_ticks_without_a_first_tick() {
     let timeouts = Timeouts::default().first_frame(None);
     assert_eq!(timeouts.tick, None);
-    let (told, mut ends) = mpsc::channel(1);
+    let (sender, mut ends) = mpsc::channel(1);
     let plan = |_| Tick::Close(None);
     let ticking = Ticking::<false> {
         plan,
         ticks: AtomicUsize::new(0),
         release: Arc::default(),
         start: Instant::now(),
-        ends: told,
+        ends: sender,
     };
     let supervisor = Supervisor::builder(ticking).timeouts(timeouts).build();
     let (near, _far) = tokio::io::duplex(1000);
@@ -204,7 +204,7 @@ async fn without_a_first_tick_there_is_none() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tick_closes_with_a_frame_or_a_last_word() {
+async fn tick_closes_with_its_frame_or_the_last_frame() {
     let mut connection = Connection::<false>::begin(|_| Tick::Close(Some(frame("enough"))));
     connection.send("wait").await;
     assert_eq!(connection.receive().await, "enough");
@@ -216,9 +216,9 @@ async fn a_tick_closes_with_a_frame_or_a_last_word() {
     assert_eq!(connection.ends.recv().await.unwrap(), ("handler".to_owned(), 5));
 }
 
-/// The socket takes nothing, and no time-out would ever notice.
+/// The socket is full, and no timeout is configured.
 #[tokio::test(start_paused = true)]
-async fn who_does_not_read_has_ticks_and_is_closed_by_one() {
+async fn tick_closes_a_peer_that_does_not_read() {
     for plan in [
         |tick| if tick < 3 { next(5, Some("tick")) } else { Tick::Close(Some(frame("enough"))) },
         |tick| if tick < 3 { next(5, None) } else { Tick::Close(None) },
@@ -226,15 +226,15 @@ async fn who_does_not_read_has_ticks_and_is_closed_by_one() {
         let mut connection = Connection::<false>::begin(plan);
         connection.send("large").await;
         assert_eq!(connection.ends.recv().await.unwrap(), ("handler".to_owned(), 15));
-        // What it held is given back although the peer is still there.
+        // The connection is released although the peer has not closed its side.
         tokio::time::sleep(Duration::from_secs(2)).await;
         assert_eq!(connection.supervisor.count(), 0);
     }
 }
 
-/// It goes behind what is encoded, and before what waits.
+/// The frame of a tick follows frames that are encoded.
 #[tokio::test(start_paused = true)]
-async fn its_frame_comes_before_all_that_waits() {
+async fn frame_of_a_tick_overtakes_queued_frames() {
     let mut connection =
         Connection::<false>::begin(|tick| if tick == 1 { next(1000, Some("tick")) } else { Tick::Stop });
     connection.send("large").await;
@@ -250,9 +250,9 @@ async fn its_frame_comes_before_all_that_waits() {
     }
 }
 
-/// The reply must not be interrupted, and the tick comes in time all the same.
+/// The tick comes in time, and its frame waits for the reply.
 #[tokio::test(start_paused = true)]
-async fn where_pushes_are_held_its_frame_is_too() {
+async fn frame_of_a_tick_does_not_interrupt_a_reply_if_pushes_are_held() {
     let mut connection = Connection::<true>::begin(|tick| match tick {
         1 => next(5, Some("first")),
         2 => next(5, Some("second")),
@@ -263,7 +263,7 @@ async fn where_pushes_are_held_its_frame_is_too() {
     tokio::time::sleep(Duration::from_secs(18)).await;
     assert_eq!(connection.ticks(), 3);
     connection.supervisor.protocol().release.notify_one();
-    // Of two that could not be sent, the newer one is.
+    // Of two unsent frames of ticks, only the newer one is sent.
     for expected in ["waited", "second"] {
         assert_eq!(connection.receive().await, expected);
     }
@@ -272,9 +272,8 @@ async fn where_pushes_are_held_its_frame_is_too() {
     assert_eq!(connection.ends.recv().await.unwrap(), ("handler".to_owned(), 65));
 }
 
-/// It still waits for a reply.
 #[tokio::test(start_paused = true)]
-async fn a_peer_that_has_closed_its_side_has_ticks() {
+async fn half_closed_connection_has_ticks() {
     let mut connection =
         Connection::<false>::begin(|tick| if tick < 3 { next(5, Some("tick")) } else { Tick::Close(None) });
     connection.send("wait").await;
@@ -285,10 +284,10 @@ async fn a_peer_that_has_closed_its_side_has_ticks() {
     assert_eq!(connection.ends.recv().await.unwrap(), ("handler".to_owned(), 15));
 }
 
-/// Takes all that is written, at once, and says one thing.
-struct Swallow(Option<&'static [u8]>);
+/// A socket that accepts all output at once, and has one input.
+struct Sink(Option<&'static [u8]>);
 
-impl AsyncRead for Swallow {
+impl AsyncRead for Sink {
     fn poll_read(mut self: Pin<&mut Self>, _: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
         let Some(bytes) = self.0.take() else { return Poll::Pending };
         buffer.put_slice(bytes);
@@ -296,7 +295,7 @@ impl AsyncRead for Swallow {
     }
 }
 
-impl AsyncWrite for Swallow {
+impl AsyncWrite for Sink {
     fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
         Poll::Ready(Ok(bytes.len()))
     }
@@ -310,27 +309,27 @@ impl AsyncWrite for Swallow {
     }
 }
 
-/// The clock stands while anybody can go on, so the test moves it.
+/// A paused clock does not advance while a task is ready, so the test advances it.
 #[tokio::test(start_paused = true)]
-async fn who_never_rests_has_ticks() {
+async fn connection_that_is_never_idle_has_ticks() {
     let (supervisor, mut ends) =
         supervisor::<false>(|tick| if tick < 3 { next(5, Some("tick")) } else { Tick::Close(None) });
     let permit = supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap();
-    tokio::spawn(permit.run(Swallow(Some(b"\0\0\0\x06stream")), Vec::new()));
+    tokio::spawn(permit.run(Sink(Some(b"\0\0\0\x06stream")), Vec::new()));
     let ticks = &supervisor.protocol().ticks;
-    let others_go_on = async || {
+    let run_others = async || {
         for _ in 0..20 {
             tokio::task::yield_now().await;
         }
     };
-    others_go_on().await;
+    run_others().await;
     for expected in 1..=3 {
         tokio::time::advance(Duration::from_secs(4)).await;
-        others_go_on().await;
+        run_others().await;
         assert_eq!(ticks.load(Ordering::SeqCst), expected - 1);
-        // Timers go off a millisecond late at most.
+        // Timers fire at most a millisecond late.
         tokio::time::advance(Duration::from_millis(1001)).await;
-        others_go_on().await;
+        run_others().await;
         assert_eq!(ticks.load(Ordering::SeqCst), expected);
     }
     assert_eq!(ends.try_recv().unwrap(), ("handler".to_owned(), 15));

@@ -1,4 +1,4 @@
-//! On paused clocks, which run to the next timer whenever everybody waits.
+//! Timeouts, with a paused clock that advances to the next timer when all tasks wait.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,14 +13,14 @@ use tokio::time::Instant;
 
 use crate::server::{Planned, Server, frame};
 
-/// Pings the silent, and says why it leaves. `never` has a reply that never comes.
-struct Patient {
+/// Pings idle peers, and sends the close reason as the last frame. `never` is never answered.
+struct Pinging {
     ends: mpsc::Sender<(String, Duration)>,
     start: Instant,
     pings: Arc<AtomicUsize>,
 }
 
-impl Protocol for Patient {
+impl Protocol for Pinging {
     type Frame = Frame;
     type Codec = LengthDelimited;
     type ProtocolError = Planned;
@@ -52,16 +52,16 @@ impl Protocol for Patient {
 }
 
 struct Connection {
-    supervisor: Supervisor<Patient>,
+    supervisor: Supervisor<Pinging>,
     far: DuplexStream,
     ends: mpsc::Receiver<(String, Duration)>,
 }
 
 impl Connection {
     fn begin(timeouts: Timeouts) -> Self {
-        let (told, ends) = mpsc::channel(10);
-        let patient = Patient { ends: told, start: Instant::now(), pings: Arc::default() };
-        let supervisor = Supervisor::builder(patient).timeouts(timeouts).build();
+        let (sender, ends) = mpsc::channel(10);
+        let protocol = Pinging { ends: sender, start: Instant::now(), pings: Arc::default() };
+        let supervisor = Supervisor::builder(protocol).timeouts(timeouts).build();
         let (near, far) = tokio::io::duplex(1000);
         let permit = supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap();
         tokio::spawn(permit.run(near, Vec::new()));
@@ -79,7 +79,7 @@ impl Connection {
         String::from_utf8(body).unwrap()
     }
 
-    /// The reason and the second at which it ended.
+    /// Waits for the end. Returns its reason and the second at which it came.
     async fn end(&mut self) -> (String, u64) {
         let (reason, after) = self.ends.recv().await.unwrap();
         (reason, after.as_secs())
@@ -87,7 +87,7 @@ impl Connection {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_says_nothing_is_sent_away() {
+async fn connection_without_a_first_frame_is_closed() {
     let mut connection = Connection::begin(Timeouts::default());
     assert_eq!(connection.receive().await, "first_frame");
     assert_eq!(connection.end().await, ("first_frame".to_owned(), 10));
@@ -99,9 +99,9 @@ async fn who_says_nothing_is_sent_away() {
     assert_eq!(quiet.receive().await, "hello");
 }
 
-/// A byte now and then keeps nobody.
+/// Single bytes do not extend the timeout.
 #[tokio::test(start_paused = true)]
-async fn who_never_finishes_a_frame_is_sent_away() {
+async fn incomplete_frame_times_out() {
     let mut connection = Connection::begin(Timeouts::default());
     connection.send("hello").await;
     assert_eq!(connection.receive().await, "hello");
@@ -115,9 +115,9 @@ async fn who_never_finishes_a_frame_is_sent_away() {
     assert_eq!(connection.end().await, ("frame".to_owned(), 60));
 }
 
-/// The beginning of the next frame comes with the end of the last: each has its own time.
+/// The beginning of each frame arrives with the end of the previous one.
 #[tokio::test(start_paused = true)]
-async fn who_finishes_its_frames_is_kept() {
+async fn frame_timeout_begins_anew_with_every_frame() {
     let mut connection = Connection::begin(Timeouts::default());
     connection.far.write_all(b"\0\0").await.unwrap();
     for _ in 0..30 {
@@ -128,7 +128,7 @@ async fn who_finishes_its_frames_is_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_silent_are_asked_and_then_left() {
+async fn idle_peer_is_pinged_and_then_closed() {
     let mut connection =
         Connection::begin(Timeouts::default().heartbeat(Duration::from_secs(10)).idle(Duration::from_secs(25)));
     connection.send("hello").await;
@@ -142,9 +142,8 @@ async fn the_silent_are_asked_and_then_left() {
     assert_eq!(connection.end().await, ("idle".to_owned(), 35));
 }
 
-/// Who waits for an answer has nothing to say.
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_a_reply_is_not_idle() {
+async fn peer_that_waits_for_a_reply_is_not_idle() {
     let mut connection = Connection::begin(Timeouts::default().idle(Duration::from_secs(5)));
     connection.send("never").await;
     tokio::time::sleep(Duration::from_hours(1)).await;
@@ -157,10 +156,10 @@ async fn who_waits_for_a_reply_is_not_idle() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_does_not_read_is_left() {
+async fn slow_consumer_is_closed() {
     let mut connection = Connection::begin(Timeouts::default());
     connection.send("large").await;
-    // As long as it reads a little, it is given time.
+    // Every read restarts the timeout.
     for _ in 0..10 {
         tokio::time::sleep(Duration::from_secs(20)).await;
         connection.far.read_exact(&mut [0; 1000]).await.unwrap();
@@ -168,9 +167,9 @@ async fn who_does_not_read_is_left() {
     assert_eq!(connection.end().await, ("write_stall".to_owned(), 230));
 }
 
-/// It may have left for good, which only a write would tell.
+/// The peer may be gone, which only a write would show.
 #[tokio::test(start_paused = true)]
-async fn who_closed_its_side_is_not_answered_for_ever() {
+async fn half_closed_connection_times_out() {
     let mut connection = Connection::begin(Timeouts::default());
     connection.send("never").await;
     connection.far.shutdown().await.unwrap();
@@ -178,9 +177,9 @@ async fn who_closed_its_side_is_not_answered_for_ever() {
     drop(connection.far);
 }
 
-/// Both ends are still open, and the supervisor waits for nobody longer than this.
+/// The peer does not close its side.
 #[tokio::test(start_paused = true)]
-async fn lingering_has_an_end() {
+async fn lingering_ends_at_its_deadline() {
     let mut connection = Connection::begin(Timeouts::default());
     connection.end().await;
     assert_eq!(connection.supervisor.count(), 1);
@@ -191,9 +190,9 @@ async fn lingering_has_an_end() {
     assert!(start.elapsed() <= Duration::from_millis(1010), "{:?}", start.elapsed());
 }
 
-/// The same over a socket and by the clock on the wall.
+/// Over a real socket, with real time.
 #[tokio::test]
-async fn a_slow_peer_on_a_socket_is_sent_away_alone() {
+async fn frame_timeout_closes_only_its_own_connection() {
     let mut server = Server::with(|builder| {
         let timeouts = Timeouts::default().frame(Duration::from_millis(50));
         builder.timeouts(timeouts)

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 
 use crate::server::frame;
 
-/// Never answers, and holds pushes until it has: whatever is pushed after a request stays queued.
+/// Never answers, and holds pushes while a request is in flight, so pushes stay queued.
 struct Silent;
 
 impl Protocol for Silent {
@@ -31,8 +31,7 @@ impl Protocol for Silent {
     }
 }
 
-/// Ends a connection with queued frames by a reset of the peer. Returns the dead letters, and how many frames were counted as
-/// unsent.
+/// Resets a connection that has queued frames. Returns the dead letters, and the number of frames that were counted as unsent.
 async fn lose(keep_unsent: bool) -> (Vec<Frame>, u64) {
     let (dead, mut letters) = mpsc::channel(100);
     let server = Supervisor::builder(Silent).dead_letters(dead).keep_unsent(keep_unsent).build();
@@ -57,7 +56,7 @@ async fn lose(keep_unsent: bool) -> (Vec<Frame>, u64) {
     }
     handle.push_latest(Slot(1), frame("replaced")).unwrap();
     handle.push_latest(Slot(1), frame("latest")).unwrap();
-    // A close with this option is a reset.
+    // With this option, closing the socket resets the connection.
     client.set_zero_linger().unwrap();
     drop(client);
     wait_until_async("the connection has ended", PATIENCE, async || server.count() == 0).await;
@@ -66,13 +65,13 @@ async fn lose(keep_unsent: bool) -> (Vec<Frame>, u64) {
 }
 
 #[tokio::test]
-async fn frames_that_are_queued_at_the_end_reach_the_dead_letters() {
+async fn keep_unsent_passes_queued_frames_to_the_dead_letters() {
     let (letters, unsent) = tokio::time::timeout(Duration::from_mins(1), lose(true)).await.unwrap();
     assert_eq!(letters, ["high 1", "high 2", "low 1", "low 2", "latest"].map(frame));
     assert_eq!(unsent, 5);
 }
 
 #[tokio::test]
-async fn frames_that_are_queued_at_the_end_are_only_counted_by_default() {
+async fn queued_frames_are_only_counted_by_default() {
     assert_eq!(lose(false).await, (Vec::new(), 5));
 }

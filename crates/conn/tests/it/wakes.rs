@@ -1,4 +1,4 @@
-//! A handle wakes the protocol of its connection, over real sockets.
+//! `PushHandle::wake` and `Protocol::on_wake`, over real sockets.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -18,7 +18,7 @@ use tokio::sync::{Notify, mpsc};
 
 use crate::server::{Client, Planned, frame};
 
-/// What the hook does: each test chooses.
+/// What the hook does in a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Plan {
     Count,
@@ -27,14 +27,16 @@ enum Plan {
     Tick,
 }
 
-/// `wait` is answered when it is released, `stream` without end. Everything else is echoed, or refused once the server closes.
+/// `wait` is answered when it is released, `stream` with an endless stream. Other requests are echoed, or rejected when the grace
+/// period has ended.
 struct Waking {
     plan: Plan,
     runs: AtomicUsize,
-    /// Written by tests before they wake, and what the hook saw of it last.
+    /// Written by tests before they wake.
     written: AtomicU64,
+    /// The value of `written` in the last run of the hook.
     seen: AtomicU64,
-    /// What the hook saw of the counters last.
+    /// The value of `Counters::bytes_out` in the last run of the hook.
     bytes_out: AtomicU64,
     ticks: AtomicUsize,
     parked: AtomicUsize,
@@ -128,7 +130,7 @@ impl Server {
     }
 
     async fn with(plan: Plan, settings: impl FnOnce(Builder<Waking>) -> Builder<Waking>) -> Self {
-        let (told, ends) = mpsc::channel(10);
+        let (sender, ends) = mpsc::channel(10);
         let waking = Waking {
             plan,
             runs: AtomicUsize::new(0),
@@ -140,7 +142,7 @@ impl Server {
             has_ended: AtomicBool::new(false),
             runs_after_end: AtomicUsize::new(0),
             release: Arc::default(),
-            ends: told,
+            ends: sender,
         };
         let supervisor = settings(Supervisor::builder(waking)).build();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -150,7 +152,7 @@ impl Server {
         Self { supervisor, addr, ends }
     }
 
-    /// A client whose connection is being served, and a handle to it.
+    /// Returns a client whose connection is served, and a handle to it.
     async fn connect(&self) -> (Client, PushHandle<Frame>) {
         let mut client = Client(TcpStream::connect(self.addr).await.unwrap());
         assert_eq!(client.ask("hello").await, "hello");
@@ -172,10 +174,10 @@ impl Server {
 }
 
 #[tokio::test]
-async fn a_wake_runs_the_hook_and_what_it_pushes_is_written() {
+async fn wake_runs_the_hook_and_its_pushes_are_written() {
     let server = Server::start(Plan::Push).await;
     let (mut client, handle) = server.connect().await;
-    assert_eq!(server.runs(), 0, "no handle asked for it");
+    assert_eq!(server.runs(), 0);
     for run in 1..=3 {
         handle.wake();
         for expected in ["one", "two"] {
@@ -187,7 +189,7 @@ async fn a_wake_runs_the_hook_and_what_it_pushes_is_written() {
 
 /// On one thread the actor cannot run between two calls.
 #[tokio::test]
-async fn wakes_before_a_run_are_one() {
+async fn wakes_before_a_run_are_coalesced() {
     let server = Server::start(Plan::Push).await;
     let (mut client, handle) = server.connect().await;
     for _ in 0..100 {
@@ -200,7 +202,7 @@ async fn wakes_before_a_run_are_one() {
     assert_eq!(server.runs(), 1);
 }
 
-/// What was written before a wake is seen by a run after it, however wakes and runs interleave.
+/// A run after a wake sees all writes before it, however wakes and runs interleave.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_wake_is_lost_between_threads() {
     const WAKES: u64 = 100_000;
@@ -213,7 +215,7 @@ async fn no_wake_is_lost_between_threads() {
             waking.written.store(number, Relaxed);
             handle.wake();
             if number % 1000 == 0 {
-                // Now and then nothing follows for a while: this one has to be enough.
+                // No other wake follows until the hook has seen this one.
                 tidewire_testkit::wait_until("the hook has seen it", PATIENCE, || waking.seen.load(Relaxed) == number);
             }
         }
@@ -222,9 +224,9 @@ async fn no_wake_is_lost_between_threads() {
     assert!(server.runs() as u64 <= WAKES);
 }
 
-/// The replies never end, so the actor rests only when the socket takes nothing more and the batch is full.
+/// The replies never end, so the actor is idle only when the socket and the batch are full.
 #[tokio::test]
-async fn the_hook_runs_while_the_peer_does_not_read() {
+async fn hook_runs_while_the_peer_does_not_read() {
     let server = Server::start(Plan::Tick).await;
     let (mut client, handle) = server.connect().await;
     client.send("stream").await;
@@ -234,30 +236,30 @@ async fn the_hook_runs_while_the_peer_does_not_read() {
     handle.wake();
     wait_until_async("the hook has run", PATIENCE, async || server.runs() == 1).await;
     assert!(server.waking().bytes_out.load(Relaxed) >= written);
-    // No tick is configured, and the hook asked for one.
+    // No tick is configured; the hook has scheduled one.
     wait_until_async("the tick has come", PATIENCE, async || server.waking().ticks.load(SeqCst) == 1).await;
     assert_eq!(client.receive().await.unwrap().len(), 10_000);
 }
 
 #[tokio::test]
-async fn the_hook_does_not_run_after_the_end() {
+async fn hook_does_not_run_after_the_end() {
     let timeouts = Timeouts::default().linger(PATIENCE);
     let mut server = Server::with(Plan::Count, |builder| builder.timeouts(timeouts)).await;
     let (client, handle) = server.connect().await;
     handle.close(None);
     handle.wake();
     assert_eq!(server.next_end().await, "handle");
-    // The client has not closed its side: the actor is still there and waits for that.
+    // The actor lingers, because the client has not closed its side.
     assert_eq!(server.supervisor.count(), 1);
     handle.wake();
     drop(client);
-    wait_until_async("the connection is gone", PATIENCE, async || server.supervisor.count() == 0).await;
+    wait_until_async("the connection has ended", PATIENCE, async || server.supervisor.count() == 0).await;
     handle.wake();
     assert_eq!(server.waking().runs_after_end.load(SeqCst), 0);
 }
 
 #[tokio::test]
-async fn a_panic_in_the_hook_ends_its_connection_only() {
+async fn panic_in_the_hook_ends_only_its_own_connection() {
     let mut server = Server::start(Plan::Panic).await;
     let (mut other, _) = server.connect().await;
     let (mut client, handle) = server.connect().await;
@@ -267,9 +269,8 @@ async fn a_panic_in_the_hook_ends_its_connection_only() {
     assert_eq!(other.ask("still there").await, "still there");
 }
 
-/// A request that was read, but not yet handled when the grace period ended, is handled by a protocol that knows.
 #[tokio::test]
-async fn requests_read_before_the_end_of_the_grace_period_are_handled_after_it() {
+async fn requests_that_wait_at_the_end_of_the_grace_period_can_be_rejected() {
     let mut server = Server::with(Plan::Count, |builder| builder.max_in_flight(1)).await;
     let (mut client, handle) = server.connect().await;
     client.send("wait").await;

@@ -1,4 +1,4 @@
-//! `WebSocket` over real sockets, with a client that writes whatever it likes.
+//! WebSocket servers over real sockets, with a client that can send invalid frames.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -47,7 +47,7 @@ impl Protocol for Echo {
     }
 }
 
-/// A stream of messages that never ends.
+/// An endless stream of messages.
 struct Numbers(u64);
 
 impl futures_core::Stream for Numbers {
@@ -91,7 +91,7 @@ impl Server {
 
 pub(crate) struct Client(TcpStream);
 
-/// A masked frame.
+/// Returns a masked frame.
 fn masked(first: u8, payload: &[u8]) -> Vec<u8> {
     let mut frame = vec![first];
     match u16::try_from(payload.len()).unwrap() {
@@ -107,7 +107,7 @@ fn masked(first: u8, payload: &[u8]) -> Vec<u8> {
 }
 
 impl Client {
-    /// Connects, shakes hands, and sends these bytes right behind the request.
+    /// Connects, and sends these bytes immediately after the handshake request.
     async fn connect_with(addr: SocketAddr, first: &[u8]) -> Self {
         let mut socket = TcpStream::connect(addr).await.unwrap();
         let request = "GET /chat HTTP/1.1\r\nHost: tide.example\r\nUpgrade: websocket\r\nConnection: keep-alive, Upgrade\r\n\
@@ -130,7 +130,7 @@ impl Client {
         self.0.write_all(&masked(first, payload)).await.unwrap();
     }
 
-    /// The first byte and the payload of the next frame; none at an orderly end.
+    /// Returns the first byte and the payload of the next frame, or `None` at the end of the stream.
     async fn receive(&mut self) -> Option<(u8, Vec<u8>)> {
         let mut first = [0; 1];
         if self.0.read(&mut first).await.unwrap() == 0 {
@@ -158,9 +158,9 @@ impl Client {
 }
 
 #[tokio::test]
-async fn messages_come_back_whole_and_pings_go_between() {
+async fn fragmented_messages_are_reassembled_and_pings_answered_in_between() {
     let server = Server::start(|builder| builder).await;
-    // The first message may come with the handshake.
+    // The first message may arrive with the handshake.
     let mut client = server.connect_with(&masked(0x82, b"early")).await;
     assert_eq!(client.receive().await.unwrap(), (0x82, b"early".to_vec()));
     client.ask("high tide").await;
@@ -172,12 +172,12 @@ async fn messages_come_back_whole_and_pings_go_between() {
     assert_eq!(client.receive().await.unwrap(), (0x81, b"in pieces".to_vec()));
     client.send(0x88, &1000_u16.to_be_bytes()).await;
     client.expect_close(CloseCode::NORMAL).await;
-    wait_until_async("it has ended", PATIENCE, async || server.supervisor.stats().ended["peer"] == 1).await;
+    wait_until_async("the connection has ended", PATIENCE, async || server.supervisor.stats().ended["peer"] == 1).await;
 }
 
-/// Each ends with the right code, in order, and nobody else notices.
+/// Other connections are not affected.
 #[tokio::test]
-async fn bad_input_ends_its_own_connection_with_the_right_code() {
+async fn invalid_input_closes_its_own_connection_with_the_right_code() {
     let server = Server::start(|builder| builder).await;
     let mut neighbour = server.connect().await;
     let unmasked = b"\x81\x05hello".to_vec();
@@ -192,12 +192,16 @@ async fn bad_input_ends_its_own_connection_with_the_right_code() {
         ("a continuation of nothing", masked(0x80, b"x"), CloseCode::PROTOCOL),
         ("a message within a message", [masked(0x01, b"x"), masked(0x81, b"y")].concat(), CloseCode::PROTOCOL),
         ("a close of one byte", masked(0x88, &[3]), CloseCode::PROTOCOL),
-        ("a close that must not be sent", masked(0x88, &1005_u16.to_be_bytes()), CloseCode::PROTOCOL),
-        ("no UTF-8", masked(0x81, b"\xff\xfe"), CloseCode::INVALID_DATA),
-        ("no UTF-8 across fragments", [masked(0x01, b"\xce"), masked(0x80, b"\x20")].concat(), CloseCode::INVALID_DATA),
-        ("no UTF-8 in a close", masked(0x88, b"\x03\xe8\xff"), CloseCode::INVALID_DATA),
+        ("an invalid close code", masked(0x88, &1005_u16.to_be_bytes()), CloseCode::PROTOCOL),
+        ("invalid UTF-8", masked(0x81, b"\xff\xfe"), CloseCode::INVALID_DATA),
+        (
+            "invalid UTF-8 across fragments",
+            [masked(0x01, b"\xce"), masked(0x80, b"\x20")].concat(),
+            CloseCode::INVALID_DATA,
+        ),
+        ("invalid UTF-8 in a close", masked(0x88, b"\x03\xe8\xff"), CloseCode::INVALID_DATA),
         ("a large frame", masked(0x82, &[0; 10_001]), CloseCode::TOO_BIG),
-        ("a huge announcement", b"\x82\xff\x00\x00\x00\x01\x00\x00\x00\x00".to_vec(), CloseCode::TOO_BIG),
+        ("a huge announced length", b"\x82\xff\x00\x00\x00\x01\x00\x00\x00\x00".to_vec(), CloseCode::TOO_BIG),
         ("endless fragments", endless, CloseCode::TOO_BIG),
     ];
     let count = cases.len() as u64;
@@ -212,9 +216,9 @@ async fn bad_input_ends_its_own_connection_with_the_right_code() {
 }
 
 #[tokio::test]
-async fn handshakes_that_are_none_are_refused_in_http() {
+async fn invalid_handshakes_are_refused_with_an_http_status() {
     let server = Server::start(|builder| {
-        // Long enough for all but the last of these on a busy machine.
+        // Long enough for all but the last handshake on a busy machine.
         builder.timeouts(Timeouts::default().first_frame(Duration::from_secs(3)))
     })
     .await;
@@ -226,11 +230,11 @@ async fn handshakes_that_are_none_are_refused_in_http() {
     ] {
         let mut socket = TcpStream::connect(server.addr).await.unwrap();
         socket.write_all(request.as_bytes()).await.unwrap();
-        let mut said = String::new();
-        socket.read_to_string(&mut said).await.unwrap();
-        assert!(said.starts_with(answer), "{said}");
+        let mut response = String::new();
+        socket.read_to_string(&mut response).await.unwrap();
+        assert!(response.starts_with(answer), "{response}");
     }
-    // One that never finishes is not waited for.
+    // An incomplete handshake times out.
     let mut slow = TcpStream::connect(server.addr).await.unwrap();
     slow.write_all(b"GET / HTT").await.unwrap();
     assert_eq!(slow.read(&mut [0; 1]).await.unwrap(), 0);
@@ -238,9 +242,9 @@ async fn handshakes_that_are_none_are_refused_in_http() {
     assert_eq!(server.supervisor.count(), 0);
 }
 
-/// Other frames come meanwhile, and yet its time runs out.
+/// Other frames that arrive in the meantime do not extend the timeout.
 #[tokio::test]
-async fn a_message_that_is_never_finished_ends_its_connection() {
+async fn incomplete_message_times_out() {
     let server = Server::start(|builder| {
         let timeouts = Timeouts::default().frame(Duration::from_millis(200));
         builder.timeouts(timeouts)
@@ -248,9 +252,9 @@ async fn a_message_that_is_never_finished_ends_its_connection() {
     .await;
     let mut client = server.connect().await;
     client.send(0x01, b"beginning").await;
-    wait_until_async("it has ended", PATIENCE, async || {
-        // It fails when the server has left.
-        let _ = client.0.write_all(&masked(0x8a, b"a pong that nobody asked for")).await;
+    wait_until_async("the connection has ended", PATIENCE, async || {
+        // Fails when the server has closed the connection.
+        let _ = client.0.write_all(&masked(0x8a, b"an unsolicited pong")).await;
         server.supervisor.stats().ended["frame"] == 1
     })
     .await;
@@ -259,7 +263,7 @@ async fn a_message_that_is_never_finished_ends_its_connection() {
 }
 
 #[tokio::test]
-async fn a_silent_peer_is_pinged_over_the_wire() {
+async fn idle_peer_is_pinged() {
     let server = Server::start(|builder| {
         let timeouts = Timeouts::default().heartbeat(Duration::from_millis(50));
         builder.timeouts(timeouts)
@@ -267,7 +271,7 @@ async fn a_silent_peer_is_pinged_over_the_wire() {
     .await;
     let mut client = server.connect().await;
     client.send(0x81, b"hello").await;
-    // On a busy machine it may be pinged before.
+    // On a busy machine a ping may come before the echo.
     let (mut pings, mut echoes) = (0, 0);
     while pings < 2 || echoes < 1 {
         match client.receive().await.unwrap() {
@@ -281,7 +285,7 @@ async fn a_silent_peer_is_pinged_over_the_wire() {
 }
 
 #[tokio::test]
-async fn pushes_have_heads_of_their_own_and_a_handle_closes() {
+async fn broadcast_adds_a_head_and_a_handle_closes_the_connection() {
     let server = Server::start(|builder| builder).await;
     let (mut first, mut second) = (server.connect().await, server.connect().await);
     for client in [&mut first, &mut second] {
@@ -302,7 +306,7 @@ async fn pushes_have_heads_of_their_own_and_a_handle_closes() {
     assert!(revoked.is_closed());
     assert_eq!(first.receive().await.unwrap(), (0x81, b"last news".to_vec()));
     first.expect_close(CloseCode::new(4002)).await;
-    wait_until_async("it is counted", PATIENCE, async || server.supervisor.stats().ended["handle"] == 1).await;
+    wait_until_async("the end is counted", PATIENCE, async || server.supervisor.stats().ended["handle"] == 1).await;
 
     let supervisor = server.supervisor.clone();
     let shutting = tokio::spawn(async move { supervisor.shutdown(Shutdown::default()).await });
@@ -311,10 +315,10 @@ async fn pushes_have_heads_of_their_own_and_a_handle_closes() {
     shutting.await.unwrap();
 }
 
-/// Tells what was agreed on, which whoever upgraded the socket handed over.
-struct Agreed;
+/// Replies with the negotiated subprotocol, which is passed in as the data of the connection.
+struct Negotiated;
 
-impl Protocol for Agreed {
+impl Protocol for Negotiated {
     type Frame = Message;
     type Codec = WebSocket;
     type ProtocolError = Infallible;
@@ -324,25 +328,25 @@ impl Protocol for Agreed {
     }
 
     fn on_frame(&self, _: Message, context: &mut ConnectionContext<Message>) -> Reply<Message, Infallible> {
-        let agreed: &String = context.data.as_ref().unwrap().downcast_ref().unwrap();
-        Reply::Frame(Message::text(agreed.clone()))
+        let subprotocol: &String = context.data.as_ref().unwrap().downcast_ref().unwrap();
+        Reply::Frame(Message::text(subprotocol.clone()))
     }
 }
 
 #[tokio::test]
-async fn a_subprotocol_is_agreed_on_and_handed_over() {
+async fn subprotocol_is_negotiated_and_passed_to_the_protocol() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
     let serving = tokio::spawn(async move {
         let (mut socket, peer) = listener.accept().await.unwrap();
-        let mut agreed = String::new();
+        let mut subprotocol = String::new();
         let already_read = websocket::accept(&mut socket, |request| {
-            agreed = request.subprotocols().find(|offered| *offered == "tide.2")?.to_owned();
-            Some(agreed.clone())
+            subprotocol = request.subprotocols().find(|offered| *offered == "tide.2")?.to_owned();
+            Some(subprotocol.clone())
         });
         let already_read = already_read.await.unwrap();
-        let permit = Supervisor::builder(Agreed).build().admit(peer).unwrap();
-        permit.run_with(socket, already_read, Some(Box::new(agreed))).await;
+        let permit = Supervisor::builder(Negotiated).build().admit(peer).unwrap();
+        permit.run_with(socket, already_read, Some(Box::new(subprotocol))).await;
     });
     let mut socket = TcpStream::connect(addr).await.unwrap();
     let handshake = ClientHandshake::new("tide.example", "/").unwrap();
@@ -356,7 +360,7 @@ async fn a_subprotocol_is_agreed_on_and_handed_over() {
     serving.await.unwrap();
 }
 
-/// A client, and the socket of its server: a WebSocket as far as both know.
+/// Returns a client and the socket of its server, as after a handshake.
 async fn pair() -> (Client, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
@@ -364,7 +368,7 @@ async fn pair() -> (Client, TcpStream) {
 }
 
 #[tokio::test]
-async fn a_client_that_is_not_admitted_is_told_why() {
+async fn close_sends_code_and_reason() {
     let (mut client, stream) = pair().await;
     // Unread bytes would reset the connection.
     client.send(0x81, b"hello").await;
@@ -377,7 +381,7 @@ async fn a_client_that_is_not_admitted_is_told_why() {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_close_its_side_is_not_waited_for() {
+async fn close_does_not_wait_for_the_client_forever() {
     let (mut client, stream) = pair().await;
     let closed = websocket::close(stream, CloseCode::AWAY, "", Duration::from_millis(10)).await;
     assert_eq!(closed.unwrap_err().kind(), std::io::ErrorKind::TimedOut);
@@ -385,14 +389,14 @@ async fn a_client_that_does_not_close_its_side_is_not_waited_for() {
 
     let (mut client, stream) = pair().await;
     let closing = tokio::spawn(websocket::close(stream, CloseCode::AWAY, "", PATIENCE));
-    // It goes on sending, until it is cut off.
+    // The client sends until the connection is reset.
     let flood = vec![0; 64 * 1024];
     while client.0.write_all(&flood).await.is_ok() {}
     closing.await.unwrap().unwrap();
 }
 
 #[tokio::test]
-async fn a_reason_that_is_too_long_is_an_error() {
+async fn close_rejects_a_reason_that_is_too_long() {
     let (mut client, stream) = pair().await;
     let closed = websocket::close(stream, CloseCode::AWAY, "x".repeat(124), PATIENCE).await;
     assert_eq!(closed.unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
@@ -401,7 +405,7 @@ async fn a_reason_that_is_too_long_is_an_error() {
 
 /// The stream never ends, so the ping arrives only if it is written between two frames of the stream.
 #[tokio::test]
-async fn a_pushed_ping_is_written_between_the_frames_of_a_stream() {
+async fn pushed_ping_overtakes_a_stream() {
     let server = Server::start(|builder| builder).await;
     let mut client = server.connect().await;
     client.send(0x81, b"stream").await;
@@ -418,6 +422,6 @@ async fn a_pushed_ping_is_written_between_the_frames_of_a_stream() {
         }
         assert!(number < 1_000_000, "the ping waits for the end of the stream");
     }
-    // The stream goes on where it was.
+    // The stream continues where it was.
     assert_eq!(client.receive().await, Some(expected(number)));
 }

@@ -1,4 +1,4 @@
-//! Of connections, their time-outs, orders and ends.
+//! Regressions of connections: timeouts, order and ends.
 
 use std::io;
 use std::pin::Pin;
@@ -18,13 +18,13 @@ use tidewire_testkit::{PATIENCE, wait_until};
 
 use crate::server::{Planned, frame};
 
-/// Why a connection ended, and when.
+/// The reason for the end of a connection, and its time.
 type End = (String, Duration);
-/// Who asked.
+/// The handle and the ticket of a request.
 type Ticket = (PushHandle<Frame>, ReplyTicket);
 
-/// One protocol for all tests.
-struct Rig<const HOLD: bool = false, const REPLIES_FIRST: bool = false> {
+/// The protocol of most tests in this file.
+struct TestProtocol<const HOLD: bool = false, const REPLIES_FIRST: bool = false> {
     ends: mpsc::Sender<(String, Duration)>,
     tickets: mpsc::Sender<(PushHandle<Frame>, ReplyTicket)>,
     release: Arc<Notify>,
@@ -51,7 +51,7 @@ impl futures_core::Stream for Channel {
     }
 }
 
-impl<const HOLD: bool, const REPLIES_FIRST: bool> Protocol for Rig<HOLD, REPLIES_FIRST> {
+impl<const HOLD: bool, const REPLIES_FIRST: bool> Protocol for TestProtocol<HOLD, REPLIES_FIRST> {
     type Frame = Frame;
     type Codec = LengthDelimited;
     type ProtocolError = Planned;
@@ -114,36 +114,39 @@ impl<const HOLD: bool, const REPLIES_FIRST: bool> Protocol for Rig<HOLD, REPLIES
     }
 }
 
-struct Line<const HOLD: bool = false, const REPLIES_FIRST: bool = false> {
-    supervisor: Supervisor<Rig<HOLD, REPLIES_FIRST>>,
+struct Harness<const HOLD: bool = false, const REPLIES_FIRST: bool = false> {
+    supervisor: Supervisor<TestProtocol<HOLD, REPLIES_FIRST>>,
     far: DuplexStream,
     ends: mpsc::Receiver<(String, Duration)>,
     tickets: mpsc::Receiver<(PushHandle<Frame>, ReplyTicket)>,
     task: tokio::task::JoinHandle<()>,
 }
 
-fn rig<const H: bool, const R: bool>() -> (Rig<H, R>, mpsc::Receiver<End>, mpsc::Receiver<Ticket>) {
-    let (told, ends) = mpsc::channel(1000);
+fn test_protocol<const H: bool, const R: bool>() -> (TestProtocol<H, R>, mpsc::Receiver<End>, mpsc::Receiver<Ticket>) {
+    let (end_sender, ends) = mpsc::channel(1000);
     let (sent, tickets) = mpsc::channel(1000);
-    let rig = Rig {
-        ends: told,
+    let protocol = TestProtocol {
+        ends: end_sender,
         tickets: sent,
         release: Arc::default(),
         start: Instant::now(),
         setup: None,
         at_end: OnceLock::new(),
     };
-    (rig, ends, tickets)
+    (protocol, ends, tickets)
 }
 
-impl<const H: bool, const R: bool> Line<H, R> {
-    fn new(settings: impl FnOnce(Builder<Rig<H, R>>) -> Builder<Rig<H, R>>) -> Self {
+impl<const H: bool, const R: bool> Harness<H, R> {
+    fn new(settings: impl FnOnce(Builder<TestProtocol<H, R>>) -> Builder<TestProtocol<H, R>>) -> Self {
         Self::with_setup(None, settings)
     }
-    fn with_setup(setup: Option<Frame>, settings: impl FnOnce(Builder<Rig<H, R>>) -> Builder<Rig<H, R>>) -> Self {
-        let (mut rig, ends, tickets) = rig();
-        rig.setup = setup;
-        let supervisor = settings(Supervisor::builder(rig)).build();
+    fn with_setup(
+        setup: Option<Frame>,
+        settings: impl FnOnce(Builder<TestProtocol<H, R>>) -> Builder<TestProtocol<H, R>>,
+    ) -> Self {
+        let (mut protocol, ends, tickets) = test_protocol();
+        protocol.setup = setup;
+        let supervisor = settings(Supervisor::builder(protocol)).build();
         let (near, far) = tokio::io::duplex(1000);
         let permit = supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap();
         let task = tokio::spawn(permit.run(near, Vec::new()));
@@ -163,131 +166,131 @@ impl<const H: bool, const R: bool> Line<H, R> {
     }
 }
 
-async fn turns() {
+async fn yield_to_actors() {
     for _ in 0..20 {
         tokio::task::yield_now().await;
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_endless_timeout_kills_nobody() {
-    let mut line = Line::<false, false>::new(|b| b.timeouts(Timeouts::default().idle(Duration::MAX)));
-    line.send("hello").await;
-    assert_eq!(line.receive().await.as_deref(), Some("hello"));
-    turns().await;
-    assert_eq!(line.ends.try_recv().ok(), None);
+async fn maximum_timeout_does_not_panic() {
+    let mut harness = Harness::<false, false>::new(|b| b.timeouts(Timeouts::default().idle(Duration::MAX)));
+    harness.send("hello").await;
+    assert_eq!(harness.receive().await.as_deref(), Some("hello"));
+    yield_to_actors().await;
+    assert_eq!(harness.ends.try_recv().ok(), None);
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_endless_linger_does_not_panic() {
-    let mut line = Line::<false, false>::new(|b| b.timeouts(Timeouts::default().linger(Duration::MAX)));
-    line.send("close").await;
-    assert_eq!(line.receive().await.as_deref(), Some("bye"));
-    assert_eq!(line.receive().await, None);
-    drop(line.far);
-    line.task.await.expect("no panic");
+async fn maximum_linger_does_not_panic() {
+    let mut harness = Harness::<false, false>::new(|b| b.timeouts(Timeouts::default().linger(Duration::MAX)));
+    harness.send("close").await;
+    assert_eq!(harness.receive().await.as_deref(), Some("bye"));
+    assert_eq!(harness.receive().await, None);
+    drop(harness.far);
+    harness.task.await.expect("no panic");
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_endless_grace_is_cut_by_the_deadline() {
-    let line = Line::<false, false>::new(|b| b);
+async fn maximum_grace_period_is_limited_by_the_deadline() {
+    let harness = Harness::<false, false>::new(|b| b);
     let shutdown = Shutdown::default().grace(Duration::MAX);
-    let supervisor = line.supervisor.clone();
+    let supervisor = harness.supervisor.clone();
     tokio::spawn(async move { supervisor.shutdown(shutdown).await }).await.expect("no panic");
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_endless_deadline_waits() {
-    let line = Line::<false, false>::new(|b| b);
+async fn maximum_deadline_does_not_panic() {
+    let harness = Harness::<false, false>::new(|b| b);
     let shutdown = Shutdown::default().deadline(Duration::MAX);
-    let supervisor = line.supervisor.clone();
+    let supervisor = harness.supervisor.clone();
     tokio::spawn(async move { supervisor.shutdown(shutdown).await }).await.expect("no panic");
 }
 
-/// The peer has sent whole frames only, and reads all the time, slowly. We do not decode because the batch is full.
+/// A complete frame was not decoded because the batch was full, and timed out as incomplete although the peer reads slowly.
 #[tokio::test(start_paused = true)]
-async fn a_whole_frame_behind_a_full_batch_is_no_unfinished_frame() {
-    let mut line = Line::<false, false>::new(|b| b);
-    line.send("large").await;
+async fn complete_frame_behind_a_full_batch_does_not_time_out() {
+    let mut harness = Harness::<false, false>::new(|b| b);
+    harness.send("large").await;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    line.send("hello").await;
+    harness.send("hello").await;
     for _ in 0..10 {
         tokio::time::sleep(Duration::from_secs(10)).await;
-        let _ = line.far.read_exact(&mut [0; 1000]).await;
+        let _ = harness.far.read_exact(&mut [0; 1000]).await;
     }
-    assert_eq!(line.ends.try_recv().ok(), None);
+    assert_eq!(harness.ends.try_recv().ok(), None);
 }
 
-/// The same for the first frame: the server greets with a large push, the peer's first frame is in our input all the time.
+/// The same for the first frame, with a large push at the beginning.
 #[tokio::test(start_paused = true)]
-async fn a_first_frame_behind_a_full_batch_is_a_first_frame() {
-    let mut line = Line::<false, false>::with_setup(Some(frame("x".repeat(100_000))), |b| b);
-    line.send("hello").await;
+async fn first_frame_behind_a_full_batch_does_not_time_out() {
+    let mut harness = Harness::<false, false>::with_setup(Some(frame("x".repeat(100_000))), |b| b);
+    harness.send("hello").await;
     for _ in 0..15 {
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let _ = line.far.read_exact(&mut [0; 1000]).await;
+        let _ = harness.far.read_exact(&mut [0; 1000]).await;
     }
-    assert_eq!(line.ends.try_recv().ok(), None);
+    assert_eq!(harness.ends.try_recv().ok(), None);
 }
 
-/// "A peer whose request is being answered is not idle": this one reads its answer.
+/// "A peer whose request is being answered is not idle": this one reads its reply.
 #[tokio::test(start_paused = true)]
-async fn who_reads_its_reply_is_not_idle() {
-    let mut line = Line::<false, false>::new(|b| b.timeouts(Timeouts::default().idle(Duration::from_secs(5))));
-    line.send("large").await;
+async fn peer_that_reads_its_reply_is_not_idle() {
+    let mut harness = Harness::<false, false>::new(|b| b.timeouts(Timeouts::default().idle(Duration::from_secs(5))));
+    harness.send("large").await;
     for _ in 0..20 {
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let _ = line.far.read_exact(&mut [0; 1000]).await;
+        let _ = harness.far.read_exact(&mut [0; 1000]).await;
     }
-    assert_eq!(line.ends.try_recv().ok(), None);
+    assert_eq!(harness.ends.try_recv().ok(), None);
 }
 
-/// With a heartbeat the ping stands behind the reply, so the peer cannot have answered it.
+/// The ping is written after the reply, so the peer cannot answer it before it has read the reply.
 #[tokio::test(start_paused = true)]
-async fn who_has_not_come_to_the_ping_yet_is_not_idle() {
-    let mut line = Line::<false, false>::new(|b| {
+async fn peer_that_has_not_read_the_ping_is_not_idle() {
+    let mut harness = Harness::<false, false>::new(|b| {
         b.timeouts(Timeouts::default().heartbeat(Duration::from_secs(10)).idle(Duration::from_secs(25)))
     });
-    line.send("large").await;
+    harness.send("large").await;
     for _ in 0..60 {
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let _ = line.far.read_exact(&mut [0; 1000]).await;
+        let _ = harness.far.read_exact(&mut [0; 1000]).await;
     }
-    assert_eq!(line.ends.try_recv().ok(), None);
+    assert_eq!(harness.ends.try_recv().ok(), None);
 }
 
-/// It has closed its side and takes its reply, a kilobyte a second.
+/// The peer reads a kilobyte per second.
 #[tokio::test(start_paused = true)]
-async fn who_closed_its_side_and_reads_is_given_its_reply() {
-    let mut line = Line::<false, false>::new(|b| b);
-    line.send("ticks").await;
-    line.far.shutdown().await.unwrap();
+async fn half_closed_peer_that_reads_gets_its_reply() {
+    let mut harness = Harness::<false, false>::new(|b| b);
+    harness.send("ticks").await;
+    harness.far.shutdown().await.unwrap();
     let mut got = 0;
     loop {
         tokio::time::sleep(Duration::from_secs(1)).await;
-        match line.far.read(&mut [0; 1000]).await {
+        match harness.far.read(&mut [0; 1000]).await {
             Ok(1..) => got += 1,
             _ => break,
         }
     }
-    assert_eq!(line.ends.recv().await.unwrap().0, "peer", "after {got} kB of 200");
+    assert_eq!(harness.ends.recv().await.unwrap().0, "peer", "after {got} kB of 200");
 }
 
-/// The rest of the frame is in the kernel when the actor looks at the clock, woken by a push after the runtime was blocked.
+/// The runtime was blocked past the timeout. A push wakes the actor while the rest of the frame is still in the kernel.
 #[tokio::test]
-async fn what_has_arrived_counts_first() {
+async fn input_that_has_arrived_prevents_a_timeout() {
     use std::io::Write;
-    let (rig, mut ends, mut tickets) = rig::<false, false>();
-    let supervisor = Supervisor::builder(rig).timeouts(Timeouts::default().frame(Duration::from_secs(1))).build();
+    let (protocol, mut ends, mut tickets) = test_protocol::<false, false>();
+    let supervisor = Supervisor::builder(protocol).timeouts(Timeouts::default().frame(Duration::from_secs(1))).build();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (socket, peer) = listener.accept().await.unwrap();
     tokio::spawn(supervisor.admit(peer).unwrap().run(socket, Vec::new()));
     client.write_all(b"\0\0\0\x05hello\0\0").unwrap();
     let (handle, _) = tickets.recv().await.unwrap();
-    turns().await;
+    yield_to_actors().await;
     client.write_all(b"\0\x05again").unwrap();
-    // A handler that blocks, a machine that stood still.
+    // Blocks the runtime, like a slow handler or a suspended machine.
     std::thread::sleep(Duration::from_millis(1500));
     handle.try_push(frame("push"), PushPriority::Low, PushPolicy::DropIfFull).unwrap();
     // The second request is handled, and nothing has ended.
@@ -295,26 +298,27 @@ async fn what_has_arrived_counts_first() {
     assert_eq!(ends.try_recv().ok(), None);
 }
 
-/// It fills the read-ahead behind a request that takes long, and leaves. Nothing is read, so its end is not seen; nobody pings.
+/// The peer filled the read-ahead and left. Nothing was read, so the end was not noticed, and no ping was sent.
 #[tokio::test(start_paused = true)]
-async fn a_full_read_ahead_is_no_shelter_from_the_heartbeat() {
-    let mut line = Line::<false, false>::new(|b| {
+async fn heartbeat_applies_while_the_read_ahead_is_full() {
+    let mut harness = Harness::<false, false>::new(|b| {
         b.timeouts(Timeouts::default().heartbeat(Duration::from_secs(10)).idle(Duration::from_secs(25)))
     });
-    line.send("never").await;
-    line.far.write_all(&vec![0; 66_000]).await.unwrap();
-    drop(line.far);
+    harness.send("never").await;
+    harness.far.write_all(&vec![0; 66_000]).await.unwrap();
+    drop(harness.far);
     tokio::time::sleep(Duration::from_hours(24)).await;
-    assert_eq!(line.supervisor.count(), 0, "held a day by a peer that is long gone");
+    assert_eq!(harness.supervisor.count(), 0, "the connection is still open after a day");
 }
 
-/// Two runtimes share a supervisor, as with a runtime per core; the one that drives the clock ends.
+/// Two runtimes share a supervisor, and the one that runs the alarm task ends.
 #[test]
-fn alarms_survive_the_runtime_that_drove_them() {
+fn alarms_survive_the_runtime_of_their_driver() {
     let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (one, two) = (runtime(), runtime());
-    let (rig, mut ends, _tickets) = rig::<false, false>();
-    let supervisor = Supervisor::builder(rig).timeouts(Timeouts::default().first_frame(Duration::from_secs(2))).build();
+    let (protocol, mut ends, _tickets) = test_protocol::<false, false>();
+    let supervisor =
+        Supervisor::builder(protocol).timeouts(Timeouts::default().first_frame(Duration::from_secs(2))).build();
     let connect = |runtime: &tokio::runtime::Runtime| {
         let (near, far) = tokio::io::duplex(1000);
         let permit = supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap();
@@ -330,91 +334,92 @@ fn alarms_survive_the_runtime_that_drove_them() {
     assert_eq!(ends.blocking_recv().unwrap().0, "first_frame");
 }
 
-/// `Reply::Close` is "a last frame, and the end of the connection".
+/// A push was written after the frame of `Reply::Close`.
 #[tokio::test(start_paused = true)]
 async fn nothing_is_written_after_the_last_frame() {
-    let mut line = Line::<false, true>::new(|b| b.max_in_flight(2));
-    line.send("wait").await;
-    line.send("close").await;
-    let (handle, _) = line.tickets.recv().await.unwrap();
-    line.tickets.recv().await.unwrap();
-    turns().await;
-    line.release();
+    let mut harness = Harness::<false, true>::new(|b| b.max_in_flight(2));
+    harness.send("wait").await;
+    harness.send("close").await;
+    let (handle, _) = harness.tickets.recv().await.unwrap();
+    harness.tickets.recv().await.unwrap();
+    yield_to_actors().await;
+    harness.release();
     handle.try_push(frame("pushed"), PushPriority::Low, PushPolicy::DropIfFull).unwrap();
     let mut seen = Vec::new();
-    while let Some(text) = line.receive().await {
+    while let Some(text) = harness.receive().await {
         seen.push(text);
     }
     assert_eq!(seen.last().map(String::as_str), Some("bye"), "{seen:?}");
 }
 
-/// A push tied to the reply of a peer that has closed its side.
+/// A push that was tied to the last reply of a half-closed peer was dropped.
 #[tokio::test(start_paused = true)]
-async fn a_tied_push_follows_the_last_reply() {
-    let mut line = Line::<false, false>::new(|b| b);
-    line.send("wait").await;
-    line.far.shutdown().await.unwrap();
-    let (handle, ticket) = line.tickets.recv().await.unwrap();
+async fn tied_push_follows_the_last_reply() {
+    let mut harness = Harness::<false, false>::new(|b| b);
+    harness.send("wait").await;
+    harness.far.shutdown().await.unwrap();
+    let (handle, ticket) = harness.tickets.recv().await.unwrap();
     handle.after(ticket).try_push(frame("tied"), PushPriority::Low, PushPolicy::DropIfFull).unwrap();
-    turns().await;
-    line.release();
-    assert_eq!(line.receive().await.as_deref(), Some("waited"));
-    assert_eq!(line.receive().await.as_deref(), Some("tied"), "{:?}", line.supervisor.stats().push);
+    yield_to_actors().await;
+    harness.release();
+    assert_eq!(harness.receive().await.as_deref(), Some("waited"));
+    assert_eq!(harness.receive().await.as_deref(), Some("tied"), "{:?}", harness.supervisor.stats().push);
 }
 
-/// "After an error `output` is as before": what came before it can be written.
+/// "After an error `output` is unchanged": frames before it can be written.
 #[tokio::test(start_paused = true)]
-async fn a_frame_that_cannot_be_encoded_takes_no_reply_with_it() {
-    let mut line = Line::<false, false>::new(|b| b);
-    line.far.write_all(b"\0\0\0\x05hello\0\0\0\x09too large").await.unwrap();
-    assert_eq!(line.receive().await.as_deref(), Some("hello"), "{:?}", line.ends.try_recv());
+async fn encode_error_does_not_drop_earlier_replies() {
+    let mut harness = Harness::<false, false>::new(|b| b);
+    harness.far.write_all(b"\0\0\0\x05hello\0\0\0\x09too large").await.unwrap();
+    assert_eq!(harness.receive().await.as_deref(), Some("hello"), "{:?}", harness.ends.try_recv());
 }
 
-/// With one in flight it is answered; with two its reply is thrown away, for what came after it.
+/// With `max_in_flight` above one, the reply was dropped.
 #[tokio::test(start_paused = true)]
-async fn bad_bytes_do_not_take_back_earlier_requests() {
+async fn requests_before_invalid_input_are_answered() {
     for in_flight in [1, 2] {
-        let mut line = Line::<false, false>::new(|b| b.max_in_flight(in_flight));
-        line.send("wait").await;
-        line.far.write_all(&[0xff; 10]).await.unwrap();
-        turns().await;
-        line.release();
-        assert_eq!(line.receive().await.as_deref(), Some("waited"), "{in_flight} in flight");
-        assert_eq!(line.receive().await.as_deref(), Some("bad frame"), "{in_flight} in flight");
+        let mut harness = Harness::<false, false>::new(|b| b.max_in_flight(in_flight));
+        harness.send("wait").await;
+        harness.far.write_all(&[0xff; 10]).await.unwrap();
+        yield_to_actors().await;
+        harness.release();
+        assert_eq!(harness.receive().await.as_deref(), Some("waited"), "{in_flight} in flight");
+        assert_eq!(harness.receive().await.as_deref(), Some("bad frame"), "{in_flight} in flight");
     }
 }
 
-/// "For protocols whose replies must not be interrupted."
+/// `HOLD_PUSHES` is for protocols whose replies must not be interrupted.
 #[tokio::test(start_paused = true)]
-async fn a_held_reply_is_not_interrupted_by_a_notice() {
-    let mut line = Line::<true, false>::new(|b| b);
-    line.send("two").await;
-    assert_eq!(line.receive().await.as_deref(), Some("one"));
+async fn shutdown_notice_does_not_interrupt_a_reply_if_pushes_are_held() {
+    let mut harness = Harness::<true, false>::new(|b| b);
+    harness.send("two").await;
+    assert_eq!(harness.receive().await.as_deref(), Some("one"));
     let shutdown = Shutdown::default().grace(Duration::from_secs(10)).deadline(Duration::from_secs(20));
-    let supervisor = line.supervisor.clone();
+    let supervisor = harness.supervisor.clone();
     tokio::spawn(async move { supervisor.shutdown(shutdown).await });
-    turns().await;
-    line.release();
-    assert_eq!(line.receive().await.as_deref(), Some("two"));
-    assert_eq!(line.receive().await.as_deref(), Some("going down"));
+    yield_to_actors().await;
+    harness.release();
+    assert_eq!(harness.receive().await.as_deref(), Some("two"));
+    assert_eq!(harness.receive().await.as_deref(), Some("going down"));
 }
 
 /// The same for a ping.
 #[tokio::test(start_paused = true)]
-async fn a_held_reply_is_not_interrupted_by_a_ping() {
-    let mut line = Line::<true, false>::new(|b| b.timeouts(Timeouts::default().heartbeat(Duration::from_secs(10))));
-    line.send("two").await;
-    assert_eq!(line.receive().await.as_deref(), Some("one"));
+async fn ping_does_not_interrupt_a_reply_if_pushes_are_held() {
+    let mut harness =
+        Harness::<true, false>::new(|b| b.timeouts(Timeouts::default().heartbeat(Duration::from_secs(10))));
+    harness.send("two").await;
+    assert_eq!(harness.receive().await.as_deref(), Some("one"));
     tokio::time::sleep(Duration::from_secs(11)).await;
-    line.release();
-    assert_eq!(line.receive().await.as_deref(), Some("two"));
+    harness.release();
+    assert_eq!(harness.receive().await.as_deref(), Some("two"));
 }
 
-/// Replies written before a handler panicked are lost to a reset.
+/// Replies that were written before a handler panicked were lost to a reset.
 #[tokio::test]
-async fn a_panic_leaves_no_reset() {
-    let (rig, _ends, _tickets) = rig::<false, false>();
-    let supervisor = Supervisor::builder(rig).build();
+async fn panic_does_not_reset_the_connection() {
+    let (protocol, _ends, _tickets) = test_protocol::<false, false>();
+    let supervisor = Supervisor::builder(protocol).build();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut client = tokio::net::TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (socket, peer) = listener.accept().await.unwrap();
@@ -425,27 +430,27 @@ async fn a_panic_leaves_no_reset() {
     assert_eq!(client.read(&mut [0]).await.map_err(|e| e.kind()), Ok(0), "an end, not a reset");
 }
 
-/// "What has been asked is answered": both were read before the shutdown began.
+/// Both requests were read before the shutdown began.
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_answers_all_that_was_read() {
-    let mut line = Line::<false, false>::new(|b| b);
-    line.send("wait").await;
-    line.send("second").await;
-    turns().await;
-    let supervisor = line.supervisor.clone();
+async fn shutdown_answers_all_requests_that_were_read() {
+    let mut harness = Harness::<false, false>::new(|b| b);
+    harness.send("wait").await;
+    harness.send("second").await;
+    yield_to_actors().await;
+    let supervisor = harness.supervisor.clone();
     tokio::spawn(async move { supervisor.shutdown(Shutdown::default()).await });
-    turns().await;
-    line.release();
-    assert_eq!(line.receive().await.as_deref(), Some("waited"));
-    assert_eq!(line.receive().await.as_deref(), Some("second"));
+    yield_to_actors().await;
+    harness.release();
+    assert_eq!(harness.receive().await.as_deref(), Some("waited"));
+    assert_eq!(harness.receive().await.as_deref(), Some("second"));
 }
 
-/// Says goodbye by pushing a last frame, and knows then that all is said.
-struct Parting {
+/// A codec that is closed when it has encoded `goodbye`.
+struct ClosingCodec {
     inner: LengthDelimited,
-    over: bool,
+    is_closed: bool,
 }
-impl Codec for Parting {
+impl Codec for ClosingCodec {
     type Frame = Frame;
     type Error = LengthDelimitedError;
     fn decode(&mut self, input: &mut BytesMut) -> Result<Option<Frame>, LengthDelimitedError> {
@@ -455,76 +460,75 @@ impl Codec for Parting {
         self.inner.finish(input)
     }
     fn encode(&mut self, frame: &Frame, output: &mut Batch) -> Result<(), LengthDelimitedError> {
-        self.over |= frame.body() == &b"goodbye"[..];
+        self.is_closed |= frame.body() == &b"goodbye"[..];
         self.inner.encode(frame, output)
     }
     fn is_closed(&self) -> bool {
-        self.over
+        self.is_closed
     }
 }
-struct Goodbyes;
-impl Protocol for Goodbyes {
+struct ClosingProtocol;
+impl Protocol for ClosingProtocol {
     type Frame = Frame;
-    type Codec = Parting;
+    type Codec = ClosingCodec;
     type ProtocolError = Planned;
-    fn codec(&self) -> Parting {
-        Parting { inner: LengthDelimited::default(), over: false }
+    fn codec(&self) -> ClosingCodec {
+        ClosingCodec { inner: LengthDelimited::default(), is_closed: false }
     }
     fn on_frame(&self, request: Frame, _: &mut ConnectionContext) -> Reply<Frame, Planned> {
         Reply::Frame(request)
     }
 }
 
-/// "Whether the conversation is over by its own rules. Then nothing more is read, and the connection ends when everything is
-/// written."
+/// A codec that was closed by a frame it encoded did not end the connection.
 #[tokio::test(start_paused = true)]
-async fn a_codec_that_is_over_by_what_it_wrote_ends_the_connection() {
-    let supervisor = Supervisor::builder(Goodbyes).timeouts(Timeouts::default().first_frame(None)).build();
+async fn closed_codec_ends_the_connection() {
+    let supervisor = Supervisor::builder(ClosingProtocol).timeouts(Timeouts::default().first_frame(None)).build();
     let (near, mut far) = tokio::io::duplex(1000);
     tokio::spawn(supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap().run(near, Vec::new()));
-    turns().await;
+    yield_to_actors().await;
     supervisor.sessions().broadcast(PushPriority::High, |_| Some(frame("goodbye")));
     far.read_exact(&mut [0; 11]).await.unwrap();
     tokio::time::sleep(Duration::from_mins(1)).await;
     assert_eq!(supervisor.count(), 0);
 }
 
-/// The registry that the supervisor shows can be written by anyone, and is what a shutdown wakes by.
+/// The shutdown did not wake connections that the application had removed from the registry.
 #[tokio::test(start_paused = true)]
-async fn a_connection_that_was_struck_off_hears_of_a_shutdown() {
-    let line = Line::<false, false>::new(|b| b.timeouts(Timeouts::default().first_frame(None)));
-    turns().await;
-    line.supervisor.sessions().remove(&ConnectionId(1));
-    let shutting = line.supervisor.shutdown(Shutdown::default());
+async fn shutdown_reaches_connections_removed_from_the_registry() {
+    let harness = Harness::<false, false>::new(|b| b.timeouts(Timeouts::default().first_frame(None)));
+    yield_to_actors().await;
+    harness.supervisor.sessions().remove(&ConnectionId(1));
+    let shutting = harness.supervisor.shutdown(Shutdown::default());
     tokio::time::timeout(Duration::from_hours(1), shutting).await.expect("the deadline was five seconds");
 }
 
 #[tokio::test(start_paused = true)]
-async fn traffic_is_not_forgotten_while_a_shutdown_waits() {
-    let mut line = Line::<false, false>::new(|b| b);
-    line.send("wait").await;
-    turns().await;
-    assert_eq!(line.supervisor.stats().traffic.frames_in, 1);
-    let supervisor = line.supervisor.clone();
+async fn traffic_is_counted_during_a_shutdown() {
+    let mut harness = Harness::<false, false>::new(|b| b);
+    harness.send("wait").await;
+    yield_to_actors().await;
+    assert_eq!(harness.supervisor.stats().traffic.frames_in, 1);
+    let supervisor = harness.supervisor.clone();
     tokio::spawn(async move { supervisor.shutdown(Shutdown::default()).await });
-    turns().await;
-    let stats = line.supervisor.stats();
+    yield_to_actors().await;
+    let stats = harness.supervisor.stats();
     assert_eq!((stats.connections, stats.traffic.frames_in), (1, 1));
 }
 
 #[tokio::test(start_paused = true)]
 async fn traffic_is_not_counted_twice_when_a_task_is_aborted() {
-    let mut line = Line::<false, false>::new(|b| b);
-    line.send("hello").await;
-    assert_eq!(line.receive().await.as_deref(), Some("hello"));
-    turns().await;
+    let mut harness = Harness::<false, false>::new(|b| b);
+    harness.send("hello").await;
+    assert_eq!(harness.receive().await.as_deref(), Some("hello"));
+    yield_to_actors().await;
     let seen = Arc::new(AtomicU64::new(0));
-    let (supervisor, note) = (line.supervisor.clone(), Arc::clone(&seen));
-    let _ = line.supervisor.protocol().at_end.set(Box::new(move || {
+    let (supervisor, note) = (harness.supervisor.clone(), Arc::clone(&seen));
+    let _ = harness.supervisor.protocol().at_end.set(Box::new(move || {
         note.store(supervisor.stats().traffic.frames_in, Ordering::SeqCst);
     }));
-    line.task.abort();
-    line.ends.recv().await.unwrap();
+    harness.task.abort();
+    harness.ends.recv().await.unwrap();
     assert_eq!(seen.load(Ordering::SeqCst), 1);
 }
 
@@ -559,34 +563,34 @@ impl AsyncWrite for Tunnel {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_socket_may_run_another_connection() {
-    let mut line = Line::<false, false>::new(|b| b);
+async fn socket_may_poll_another_connection() {
+    let mut harness = Harness::<false, false>::new(|b| b);
     let peer = "127.0.0.1:9".parse().unwrap();
     let (inner_near, mut inner_far) = tokio::io::duplex(1000);
-    let inner = Box::pin(line.supervisor.admit(peer).unwrap().run(inner_near, Vec::new()));
+    let inner = Box::pin(harness.supervisor.admit(peer).unwrap().run(inner_near, Vec::new()));
     let (near, _far) = tokio::io::duplex(1000);
     let tunnel = Tunnel { socket: near, inner, done: false };
-    tokio::spawn(line.supervisor.admit(peer).unwrap().run(tunnel, Vec::new()));
+    tokio::spawn(harness.supervisor.admit(peer).unwrap().run(tunnel, Vec::new()));
     inner_far.write_all(b"\0\0\0\x05hello").await.unwrap();
-    turns().await;
-    assert_eq!(line.ends.try_recv().ok(), None);
+    yield_to_actors().await;
+    assert_eq!(harness.ends.try_recv().ok(), None);
 }
 
-struct Alarm(AtomicBool);
-impl Wake for Alarm {
+struct WakeFlag(AtomicBool);
+impl Wake for WakeFlag {
     fn wake(self: Arc<Self>) {
         self.0.store(true, Ordering::SeqCst);
     }
 }
 
-/// "None of them keeps it alive": a handle keeps the waker, which in tokio is the task with all its memory.
+/// A handle kept the waker, which in tokio keeps the task with all its memory.
 #[tokio::test]
-async fn a_handle_does_not_keep_the_task() {
-    let (rig, _ends, _tickets) = rig::<false, false>();
-    let supervisor = Supervisor::builder(rig).build();
+async fn handle_does_not_keep_the_task() {
+    let (protocol, _ends, _tickets) = test_protocol::<false, false>();
+    let supervisor = Supervisor::builder(protocol).build();
     let (near, far) = tokio::io::duplex(1000);
     let mut run = Box::pin(supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap().run(near, Vec::new()));
-    let task = Arc::new(Alarm(AtomicBool::new(false)));
+    let task = Arc::new(WakeFlag(AtomicBool::new(false)));
     let waker = Waker::from(Arc::clone(&task));
     let mut context = Context::from_waker(&waker);
     assert!(run.as_mut().poll(&mut context).is_pending());
@@ -600,45 +604,45 @@ async fn a_handle_does_not_keep_the_task() {
     assert_eq!(Arc::strong_count(&task), 1);
 }
 
-/// A task that was aborted before it was ever polled has been admitted, and never ends.
+/// A connection whose task was aborted before its first poll was never counted as ended.
 #[tokio::test(start_paused = true)]
-async fn all_that_are_admitted_end() {
-    let line = Line::<false, false>::new(|b| b);
-    line.task.abort();
-    turns().await;
-    let stats = line.supervisor.stats();
+async fn every_admitted_connection_is_counted_as_ended() {
+    let harness = Harness::<false, false>::new(|b| b);
+    harness.task.abort();
+    yield_to_actors().await;
+    let stats = harness.supervisor.stats();
     let ended: u64 = stats.ended.values().sum();
     assert_eq!((stats.admitted, stats.connections as u64 + ended), (1, 1));
 }
 
-/// Pings pile up for a peer that does not read, without bound if it may stall for ever.
+/// Without a write timeout, pings for a peer that does not read were queued without a bound.
 #[tokio::test(start_paused = true)]
-async fn pings_do_not_pile_up() {
-    let mut line = Line::<false, false>::new(|b| {
+async fn unread_pings_are_bounded() {
+    let mut harness = Harness::<false, false>::new(|b| {
         b.timeouts(Timeouts::default().heartbeat(Duration::from_secs(1)).write_stall(None))
     });
-    line.send("large").await;
+    harness.send("large").await;
     tokio::time::sleep(Duration::from_hours(1)).await;
-    line.receive().await.unwrap();
+    harness.receive().await.unwrap();
     let mut pings = 0;
-    while let Ok(Some(_)) = tokio::time::timeout(Duration::from_millis(1), line.receive()).await {
+    while let Ok(Some(_)) = tokio::time::timeout(Duration::from_millis(1), harness.receive()).await {
         pings += 1;
     }
     assert!(pings < 10, "{pings} pings");
 }
 
-/// A heartbeat of nothing spins.
 #[test]
-fn a_heartbeat_of_zero_does_not_spin() {
+fn heartbeat_of_zero_does_not_spin() {
     let (done, finished) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let mut line = Line::<false, false>::new(|b| b.timeouts(Timeouts::default().heartbeat(Duration::ZERO)));
+            let mut harness =
+                Harness::<false, false>::new(|b| b.timeouts(Timeouts::default().heartbeat(Duration::ZERO)));
             let mut pings = 0;
             let until = Instant::now() + Duration::from_millis(200);
             while Instant::now() < until {
-                if tokio::time::timeout_at(until, line.receive()).await.is_ok() {
+                if tokio::time::timeout_at(until, harness.receive()).await.is_ok() {
                     pings += 1;
                 }
             }
@@ -649,26 +653,26 @@ fn a_heartbeat_of_zero_does_not_spin() {
     assert!(pings < 250, "{pings} pings in 200 ms");
 }
 
-/// A driver that nobody needs ends: "ends with the last of them".
 #[tokio::test(start_paused = true)]
-async fn the_clock_ends_with_the_last_alarm() {
+async fn alarm_task_ends_with_the_last_alarm() {
     let metrics = tokio::runtime::Handle::current().metrics();
     let before = metrics.num_alive_tasks();
-    let mut line = Line::<false, false>::new(|b| b.timeouts(Timeouts::default().idle(Duration::from_hours(1000))));
-    line.send("hello").await;
-    line.receive().await.unwrap();
-    turns().await;
-    // Without lingering, whose alarm would end it in passing.
-    line.task.abort();
-    line.ends.recv().await.unwrap();
+    let mut harness =
+        Harness::<false, false>::new(|b| b.timeouts(Timeouts::default().idle(Duration::from_hours(1000))));
+    harness.send("hello").await;
+    harness.receive().await.unwrap();
+    yield_to_actors().await;
+    // Aborted, so that it does not linger: the alarm of lingering would end the task too.
+    harness.task.abort();
+    harness.ends.recv().await.unwrap();
     tokio::time::sleep(Duration::from_mins(1)).await;
-    assert_eq!(line.supervisor.count(), 0);
+    assert_eq!(harness.supervisor.count(), 0);
     assert_eq!(metrics.num_alive_tasks(), before);
 }
 
-/// Shared data that looks at its connection when it goes.
-struct Shown(Mutex<Option<Session<Frame>>>);
-impl Drop for Shown {
+/// Shared data that reads the shared data of its connection when it is dropped.
+struct ReadsSessionOnDrop(Mutex<Option<Session<Frame>>>);
+impl Drop for ReadsSessionOnDrop {
     fn drop(&mut self) {
         if let Some(session) = self.0.get_mut().unwrap().take() {
             let _ = session.data::<u32>();
@@ -685,13 +689,14 @@ impl Protocol for Sharer {
     }
     fn on_frame(&self, request: Frame, context: &mut ConnectionContext) -> Reply<Frame, Planned> {
         let session = self.0.get().unwrap().sessions().list().pop();
-        context.share(Shown(Mutex::new(session)));
+        context.share(ReadsSessionOnDrop(Mutex::new(session)));
         Reply::Frame(request)
     }
 }
 
+/// The old data was dropped under the lock.
 #[test]
-fn shared_data_may_look_back_when_it_goes() {
+fn shared_data_may_use_its_session_in_drop() {
     let (done, finished) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -709,12 +714,12 @@ fn shared_data_may_look_back_when_it_goes() {
     finished.recv_timeout(Duration::from_secs(3)).expect("no deadlock");
 }
 
-/// Each future that is done wakes the task, which polls all the others.
-struct Crowd {
+/// Counts the polls of its replies.
+struct CountPolls {
     polls: Arc<AtomicUsize>,
     gates: Mutex<Vec<Arc<Notify>>>,
 }
-impl Protocol for Crowd {
+impl Protocol for CountPolls {
     type Frame = Frame;
     type Codec = LengthDelimited;
     type ProtocolError = Planned;
@@ -732,19 +737,20 @@ impl Protocol for Crowd {
     }
 }
 
+/// Each reply that became ready woke the task, which polled all the others.
 #[tokio::test(start_paused = true)]
-async fn a_thousand_in_flight_are_not_polled_a_million_times() {
+async fn only_woken_replies_are_polled() {
     const N: usize = 1000;
     let polls = Arc::new(AtomicUsize::new(0));
-    let crowd = Crowd { polls: Arc::clone(&polls), gates: Mutex::default() };
-    let supervisor = Supervisor::builder(crowd).max_in_flight(N).build();
+    let protocol = CountPolls { polls: Arc::clone(&polls), gates: Mutex::default() };
+    let supervisor = Supervisor::builder(protocol).max_in_flight(N).build();
     let (near, mut far) = tokio::io::duplex(100_000);
     tokio::spawn(supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap().run(near, Vec::new()));
     far.write_all(&b"\0\0\0\x01a".repeat(N)).await.unwrap();
-    turns().await;
+    yield_to_actors().await;
     let gates: Vec<_> = supervisor.protocol().gates.lock().unwrap().clone();
     assert_eq!(gates.len(), N);
-    // The last first.
+    // In reverse order.
     for gate in gates.iter().rev() {
         gate.notify_one();
         tokio::task::yield_now().await;
@@ -754,29 +760,29 @@ async fn a_thousand_in_flight_are_not_polled_a_million_times() {
     assert!(polls < 10 * N, "{polls} polls for {N} requests");
 }
 
-/// A connection that subscribes to what it writes itself, and always has a request in flight, hears nothing.
+/// A connection that always has a request in flight, and subscribes to its own changes, never got a push.
 #[tokio::test(start_paused = true)]
-async fn a_slot_that_is_tied_again_and_again_is_written_some_time() {
-    let mut line = Line::<false, false>::new(|b| b.max_in_flight(2));
-    line.send("wait").await;
-    let (handle, ticket) = line.tickets.recv().await.unwrap();
+async fn repeatedly_tied_slot_is_eventually_written() {
+    let mut harness = Harness::<false, false>::new(|b| b.max_in_flight(2));
+    harness.send("wait").await;
+    let (handle, ticket) = harness.tickets.recv().await.unwrap();
     handle.after(ticket).push_latest(Slot(1), frame("newest")).unwrap();
-    let mut heard = 0;
+    let mut received = 0;
     for _ in 0..100 {
-        line.send("wait").await;
-        let (handle, ticket) = line.tickets.recv().await.unwrap();
+        harness.send("wait").await;
+        let (handle, ticket) = harness.tickets.recv().await.unwrap();
         handle.after(ticket).push_latest(Slot(1), frame("newest")).unwrap();
-        line.release();
-        while let Ok(Some(text)) = tokio::time::timeout(Duration::from_millis(1), line.receive()).await {
-            heard += usize::from(text == "newest");
+        harness.release();
+        while let Ok(Some(text)) = tokio::time::timeout(Duration::from_millis(1), harness.receive()).await {
+            received += usize::from(text == "newest");
         }
     }
-    assert!(heard > 0, "100 replies, and no push");
+    assert!(received > 0, "100 replies, and no push");
 }
 
-/// Pushes something tied to the request, and something that is not when the request ends.
-struct Tying;
-impl Protocol for Tying {
+/// Pushes a frame tied to each request, and frames that are not tied when the request ends.
+struct TieOnFrame;
+impl Protocol for TieOnFrame {
     type Frame = Frame;
     type Codec = LengthDelimited;
     type ProtocolError = Planned;
@@ -798,17 +804,17 @@ impl Protocol for Tying {
         let handle: &PushHandle<Frame> = context.data.as_ref().unwrap().downcast_ref().unwrap();
         let free = |text: &str| handle.try_push(frame(text), PushPriority::Low, PushPolicy::ReturnErrorIfFull).unwrap();
         free("free");
-        // The reply has been given.
+        // The reply has been encoded.
         let tied = handle.after(context.ticket());
         tied.try_push(frame("tied late"), PushPriority::Low, PushPolicy::ReturnErrorIfFull).unwrap();
         free("free late");
     }
 }
 
-/// Whoever ties no more what it pushes, since the reply has been given, had what it pushed then written before what was tied.
+/// A push without a ticket, made when the reply had been encoded, overtook an earlier one that was tied to it.
 #[tokio::test]
-async fn what_is_pushed_after_the_reply_does_not_overtake_what_was_tied_to_it() {
-    let supervisor = Supervisor::builder(Tying).build();
+async fn push_after_the_reply_does_not_overtake_a_tied_push() {
+    let supervisor = Supervisor::builder(TieOnFrame).build();
     let (near, mut far) = tokio::io::duplex(100_000);
     tokio::spawn(supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap().run(near, Vec::new()));
     far.write_all(b"\0\0\0\x05hello").await.unwrap();
@@ -821,13 +827,13 @@ async fn what_is_pushed_after_the_reply_does_not_overtake_what_was_tied_to_it() 
 
 /// A request was in flight when the input could not be decoded. A handle that closed the connection then lost its last frame.
 #[tokio::test(start_paused = true)]
-async fn a_handle_closes_a_connection_whose_input_cannot_be_decoded() {
-    let mut line = Line::<false, false>::new(|b| b);
-    line.send("never").await;
-    let (handle, _) = line.tickets.recv().await.unwrap();
-    line.far.write_all(&[0xff; 4]).await.unwrap();
-    turns().await;
+async fn handle_closes_a_connection_with_invalid_input() {
+    let mut harness = Harness::<false, false>::new(|b| b);
+    harness.send("never").await;
+    let (handle, _) = harness.tickets.recv().await.unwrap();
+    harness.far.write_all(&[0xff; 4]).await.unwrap();
+    yield_to_actors().await;
     handle.close(Some(frame("bye")));
-    assert_eq!(line.receive().await.as_deref(), Some("bye"));
-    assert_eq!(line.ends.recv().await.unwrap().0, "handle");
+    assert_eq!(harness.receive().await.as_deref(), Some("bye"));
+    assert_eq!(harness.ends.recv().await.unwrap().0, "handle");
 }

@@ -1,4 +1,4 @@
-//! What once went wrong: each of these failed before it was mended.
+//! Regression tests. Each comment describes the bug that the test reproduces, or quotes the documentation that it violated.
 
+mod clients;
 mod connections;
-mod conversations;

@@ -1,4 +1,4 @@
-//! Of clients, web sockets and closing.
+//! Regressions of clients, WebSocket connections and closing.
 
 use std::convert::Infallible;
 use std::io;
@@ -17,7 +17,7 @@ use tidewire_conn::{
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::mpsc;
 
-use crate::client::{Far, ToTest};
+use crate::client::{ServerSocket, TestConnector};
 use crate::server::frame;
 
 fn peer() -> std::net::SocketAddr {
@@ -53,64 +53,65 @@ impl ClientProtocol for InOrder {
     }
 }
 
-struct Line {
+struct Harness {
     client: Client<InOrder>,
     pushes: Pushes<Frame>,
-    connections: mpsc::Receiver<Far>,
+    connections: mpsc::Receiver<ServerSocket>,
 }
 
-fn line(greeting: bool, options: ClientOptions) -> Line {
-    let (told, connections) = mpsc::channel(1);
-    let (client, pushes, connection) = Client::builder(InOrder { greeting }, ToTest(told)).options(options).build();
+fn start(greeting: bool, options: ClientOptions) -> Harness {
+    let (sender, connections) = mpsc::channel(1);
+    let (client, pushes, connection) =
+        Client::builder(InOrder { greeting }, TestConnector(sender)).options(options).build();
     tokio::spawn(connection.run());
-    Line { client, pushes, connections }
+    Harness { client, pushes, connections }
 }
 
-/// One caller's frame that the codec refuses ends the connection, and with it everybody's requests.
+/// A request that could not be encoded ended the connection, and with it the requests of other callers.
 #[tokio::test(start_paused = true)]
-async fn a_request_that_cannot_be_encoded_concerns_itself_only() {
-    let mut line = line(false, ClientOptions::default());
-    let mut far = line.connections.recv().await.unwrap();
-    let client = line.client.clone();
-    let innocent = tokio::spawn(async move { client.request(frame("innocent")).await });
-    assert_eq!(far.receive().await.as_deref(), Some("innocent"));
-    let refused = line.client.request(frame("x".repeat((1 << 20) + 1))).await;
-    // Nothing of it left the process.
+async fn encode_error_affects_only_its_own_request() {
+    let mut harness = start(false, ClientOptions::default());
+    let mut far = harness.connections.recv().await.unwrap();
+    let client = harness.client.clone();
+    let other = tokio::spawn(async move { client.request(frame("other")).await });
+    assert_eq!(far.receive().await.as_deref(), Some("other"));
+    let refused = harness.client.request(frame("x".repeat((1 << 20) + 1))).await;
+    // Nothing of the request was sent.
     let outcome = refused.unwrap_err().outcome();
     far.socket.write_all(b"\0\0\0\x05reply").await.ok();
-    let innocent = innocent.await.unwrap();
-    assert_eq!((outcome, innocent), (Outcome::NeverSent, Ok(frame("reply"))));
+    let other = other.await.unwrap();
+    assert_eq!((outcome, other), (Outcome::NeverSent, Ok(frame("reply"))));
 }
 
-/// Somebody keeps the pushes and receives none: closing takes five seconds, and the last_frame is never said.
+/// With a full push queue, closing took five seconds, and the last frame was never sent.
 #[tokio::test(start_paused = true)]
-async fn a_full_queue_of_pushes_does_not_stop_the_farewell() {
-    let mut line = line(false, ClientOptions::default().push_capacity(1));
-    let mut far = line.connections.recv().await.unwrap();
+async fn full_push_queue_does_not_delay_the_last_frame() {
+    let mut harness = start(false, ClientOptions::default().push_capacity(1));
+    let mut far = harness.connections.recv().await.unwrap();
     far.send("push-1").await;
     far.send("push-2").await;
     tokio::time::sleep(Duration::from_millis(10)).await;
     let began = tokio::time::Instant::now();
-    drop(line.client);
+    drop(harness.client);
     let last_frame = far.receive().await;
     let took = began.elapsed();
     assert_eq!((last_frame.as_deref(), took < Duration::from_secs(1)), (Some("goodbye"), true), "{took:?}");
-    drop(line.pushes);
+    drop(harness.pushes);
 }
 
-/// The second that a connection lingers counts as if it had been of use, so the pauses never grow.
+/// The time for which a connection lingered counted as served, so the backoff never grew.
 #[tokio::test(start_paused = true)]
-async fn a_server_that_talks_rubbish_is_left_alone_more_and_more() {
-    let mut line = line(false, ClientOptions::default());
+async fn backoff_grows_if_the_server_sends_invalid_frames() {
+    let mut harness = start(false, ClientOptions::default());
     let began = tokio::time::Instant::now();
     let mut kept = Vec::new();
     while began.elapsed() < Duration::from_mins(2) {
-        let mut far = line.connections.recv().await.unwrap();
+        let mut far = harness.connections.recv().await.unwrap();
         far.socket.write_all(&[0xff; 8]).await.unwrap();
-        // It does not close its side.
+        // The server does not close its side.
         kept.push(far);
     }
-    // Pauses of 50 ms, 100 ms, 200 ms ... 5 s on average: about 35 in two minutes, each with a second of lingering: below 40.
+    // The pauses are 50 ms, 100 ms, 200 ms ... 5 s on average, each with a second of lingering: fewer than 40 in two minutes.
     assert!(kept.len() < 50, "{} connections in two minutes", kept.len());
 }
 
@@ -124,9 +125,8 @@ impl Connect for Unreachable {
     }
 }
 
-/// Any other duration of the crate may be as long as durations go.
 #[tokio::test(start_paused = true)]
-async fn a_huge_backoff_does_not_panic() {
+async fn maximum_backoff_does_not_panic() {
     let options = ClientOptions::default().backoff(Duration::MAX).max_backoff(Duration::MAX);
     let (client, _pushes, connection) =
         Client::builder(InOrder { greeting: false }, Unreachable).options(options).build();
@@ -136,12 +136,12 @@ async fn a_huge_backoff_does_not_panic() {
     running.await.unwrap();
 }
 
-/// Where replies come in order, the greeting's would be taken for that of the first request.
+/// The reply to the greeting was given to the first request, if replies arrive in order.
 #[tokio::test(start_paused = true)]
-async fn the_reply_to_a_greeting_is_nobodys() {
-    let mut line = line(true, ClientOptions::default());
-    let mut far = line.connections.recv().await.unwrap();
-    let client = line.client.clone();
+async fn reply_to_the_greeting_is_discarded() {
+    let mut harness = start(true, ClientOptions::default());
+    let mut far = harness.connections.recv().await.unwrap();
+    let client = harness.client.clone();
     let asking = tokio::spawn(async move { client.request(frame("GET a")).await });
     assert_eq!(far.receive().await.as_deref(), Some("AUTH secret"));
     assert_eq!(far.receive().await.as_deref(), Some("GET a"));
@@ -150,21 +150,21 @@ async fn the_reply_to_a_greeting_is_nobodys() {
     assert_eq!(asking.await.unwrap(), Ok(frame("a's value")));
 }
 
-/// The reply has arrived. The next request finds that the server has left, and nobody looks for what it said before.
+/// The next request failed to be written, and a reply that had already arrived was dropped.
 #[tokio::test(start_paused = true)]
-async fn a_reply_that_has_come_is_delivered_when_writing_fails() {
-    let mut line = line(false, ClientOptions::default());
-    let mut far = line.connections.recv().await.unwrap();
-    let client = line.client.clone();
+async fn arrived_reply_is_delivered_after_a_write_error() {
+    let mut harness = start(false, ClientOptions::default());
+    let mut far = harness.connections.recv().await.unwrap();
+    let client = harness.client.clone();
     let one = tokio::spawn(async move { client.request(frame("one")).await });
     assert_eq!(far.receive().await.as_deref(), Some("one"));
     far.send("reply").await;
     drop(far);
-    let _ = line.client.request(frame("two")).await;
+    let _ = harness.client.request(frame("two")).await;
     assert_eq!(one.await.unwrap(), Ok(frame("reply")));
 }
 
-/// `wait` is answered when the test says so, `forever` never.
+/// `wait` is answered when it is released, `forever` never.
 struct Sockets {
     release: Arc<tokio::sync::Notify>,
 }
@@ -246,9 +246,9 @@ impl Browser {
     }
 }
 
-/// RFC 6455, 5.5.2: as soon as is practical. Clients that ping close what does not pong.
+/// RFC 6455 (5.5.2) demands a pong as soon as is practical. It was sent after the reply.
 #[tokio::test(start_paused = true)]
-async fn a_ping_is_answered_while_a_reply_is_awaited() {
+async fn ping_is_answered_while_a_request_is_in_flight() {
     let mut browser = Browser::connect(1);
     browser.send(0x81, b"wait").await;
     browser.send(0x89, b"there?").await;
@@ -256,7 +256,7 @@ async fn a_ping_is_answered_while_a_reply_is_awaited() {
     browser.release.notify_one();
 }
 
-/// The client says that it leaves, and is not heard while anything is being answered.
+/// The client says that it leaves, and is not received while anything is being answered.
 #[tokio::test(start_paused = true)]
 async fn a_close_is_answered_during_a_stream() {
     let mut browser = Browser::connect(1);
@@ -265,9 +265,9 @@ async fn a_close_is_answered_during_a_stream() {
     assert_eq!(browser.soon().await, Some((0x88, 1000u16.to_be_bytes().to_vec())));
 }
 
-/// The stream has no end, and it begins when the client has said that it leaves.
+/// An endless stream that began after the close frame had arrived was not cut off.
 #[tokio::test(start_paused = true)]
-async fn a_close_is_answered_before_a_stream_that_begins_later() {
+async fn close_is_answered_before_a_stream_that_begins_later() {
     for (in_flight, stream) in [(2, "forever in turn"), (1, "forever")] {
         let mut browser = Browser::connect(in_flight);
         browser.send(0x81, b"wait").await;
@@ -280,9 +280,9 @@ async fn a_close_is_answered_before_a_stream_that_begins_later() {
     }
 }
 
-/// With one request in flight it is; with two it is not.
+/// With `max_in_flight` above one, the reply was dropped.
 #[tokio::test(start_paused = true)]
-async fn what_was_asked_before_a_close_is_answered() {
+async fn requests_before_a_close_are_answered() {
     for in_flight in [1, 2] {
         let mut browser = Browser::connect(in_flight);
         browser.send(0x81, b"wait").await;
@@ -293,9 +293,9 @@ async fn what_was_asked_before_a_close_is_answered() {
     }
 }
 
-/// What is pushed behind a close is neither written nor counted, and the peer is said to have closed.
+/// A push after a close frame was neither written nor counted, and the end was reported as closed by the peer.
 #[tokio::test(start_paused = true)]
-async fn what_is_pushed_behind_a_close_is_counted() {
+async fn pushes_after_a_close_are_counted_as_unsent() {
     let mut browser = Browser::connect(1);
     tokio::task::yield_now().await;
     let handle = browser.supervisor.sessions().list()[0].handle();
@@ -308,9 +308,9 @@ async fn what_is_pushed_behind_a_close_is_counted() {
     assert_eq!((stats.push.unsent, stats.traffic.frames_out, stats.ended["peer"]), (1, 1, 0));
 }
 
-/// Each ping takes ten seconds. `Timeouts::frame` is from the first byte of a frame to its last.
+/// Pings that each took ten seconds counted as one frame for `Timeouts::frame`.
 #[tokio::test(start_paused = true)]
-async fn slow_pings_are_frames_of_their_own() {
+async fn frame_timeout_begins_anew_after_a_ping() {
     let mut browser = Browser::connect(1);
     browser.send(0x81, b"first").await;
     let ping = masked(0x89, b"ping");
@@ -324,7 +324,7 @@ async fn slow_pings_are_frames_of_their_own() {
     }
 }
 
-/// What follows the head is the WebSocket's. A head with bare line feeds swallows it, up to the next empty line of the other kind.
+/// What follows the head is the WebSocket's. A head with bare harness feeds swallows it, up to the next empty harness of the other kind.
 #[test]
 fn a_head_ends_where_it_ends() {
     let head = "GET / HTTP/1.1\nHost: t\nUpgrade: websocket\nConnection: Upgrade\nSec-WebSocket-Version: 13\n\
@@ -333,14 +333,13 @@ fn a_head_ends_where_it_ends() {
     input.extend_from_slice(&masked(0x81, b"hello"));
     input.extend_from_slice(b"\r\n\r\n");
     let decoded = ServerHandshake::new().decode(&mut input);
-    assert!(decoded.is_err() || input.len() > 4, "accepted, and {} bytes are left of what followed", input.len());
+    assert!(decoded.is_err() || input.len() > 4, "accepted, with {} bytes left of the following frames", input.len());
 }
 
 #[derive(Default)]
 struct Plain {
-    /// The tickets of requests, none of which is answered.
     tickets: Mutex<Vec<ReplyTicket>>,
-    words: AtomicUsize,
+    last_frames: AtomicUsize,
 }
 
 impl Protocol for Plain {
@@ -361,8 +360,8 @@ impl Protocol for Plain {
     }
 
     fn last_frame(&self, _: &CloseReason<Self>, _: &mut ConnectionContext) -> Option<Frame> {
-        self.words.fetch_add(1, Ordering::SeqCst);
-        Some(frame("last word"))
+        self.last_frames.fetch_add(1, Ordering::SeqCst);
+        Some(frame("last frame"))
     }
 }
 
@@ -389,8 +388,8 @@ async fn ask(far: &mut DuplexStream, text: &str) {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }
 
-/// All that the server says, and whether it ended in the middle of something.
-async fn hear_out(far: &mut DuplexStream) -> (Vec<Frame>, bool) {
+/// Returns all frames until the end of the stream, and whether the stream ended between messages.
+async fn receive_all(far: &mut DuplexStream) -> (Vec<Frame>, bool) {
     let mut codec = Fragmented::new(LengthDelimited::default(), FragmentOptions::default());
     let (mut input, mut frames) = (BytesMut::new(), Vec::new());
     while far.read_buf(&mut input).await.unwrap() > 0 {
@@ -405,9 +404,9 @@ fn push(handle: &PushHandle<Frame>, frame: Frame) {
     handle.try_push(frame, PushPriority::Low, PushPolicy::ReturnErrorIfFull).unwrap();
 }
 
-/// Counted when the connection ends, but not when its task is aborted.
+/// A push that was encoded in part was not counted when the task was aborted.
 #[tokio::test(start_paused = true)]
-async fn a_push_in_parts_is_counted_when_the_task_is_aborted() {
+async fn partial_push_is_counted_as_unsent_when_the_task_is_aborted() {
     let running = run(|builder| builder).await;
     push(&running.handle, frame("x".repeat(1 << 20)));
     tokio::time::sleep(Duration::from_millis(1)).await;
@@ -416,9 +415,9 @@ async fn a_push_in_parts_is_counted_when_the_task_is_aborted() {
     assert_eq!(running.supervisor.stats().push.unsent, 1);
 }
 
-/// Not written, not counted, and not among the dead letters.
+/// The push was neither counted nor passed to the dead letters.
 #[tokio::test(start_paused = true)]
-async fn a_push_that_cannot_be_encoded_is_counted() {
+async fn push_that_cannot_be_encoded_is_counted_as_unsent() {
     let (dead, mut letters) = mpsc::channel(9);
     let running = run(|builder| builder.push_bytes(128 << 20).dead_letters(dead).keep_unsent(true)).await;
     push(&running.handle, frame("x".repeat((64 << 20) + 1)));
@@ -428,9 +427,9 @@ async fn a_push_that_cannot_be_encoded_is_counted() {
     assert_eq!((stats.ended["encode"], stats.push.unsent, letters.try_recv().is_ok()), (1, 1, true));
 }
 
-/// It ends because a frame cannot be encoded; that the peer does not hear of it is another matter.
+/// The failed write of the last frame was reported instead of the encode error.
 #[tokio::test(start_paused = true)]
-async fn the_reason_of_an_end_is_not_that_its_last_word_failed() {
+async fn close_reason_is_kept_if_the_last_frame_cannot_be_written() {
     let running = run(|builder| builder.push_bytes(128 << 20)).await;
     push(&running.handle, frame("x".repeat((64 << 20) + 1)));
     drop(running.far);
@@ -439,9 +438,9 @@ async fn the_reason_of_an_end_is_not_that_its_last_word_failed() {
     assert_eq!((stats.ended["encode"], stats.ended["io"]), (1, 0));
 }
 
-/// The frame that somebody gave to `close` vanishes when the peer does not read.
+/// The frame of `PushHandle::close` was not counted if the peer did not read.
 #[tokio::test(start_paused = true)]
-async fn the_last_frame_of_a_handle_is_counted() {
+async fn last_frame_of_a_handle_is_counted_as_unsent() {
     let running = run(|builder| builder).await;
     push(&running.handle, frame("x".repeat(1 << 20)));
     running.handle.close(Some(frame("bye")));
@@ -451,9 +450,9 @@ async fn the_last_frame_of_a_handle_is_counted() {
     drop(running.far);
 }
 
-/// "Replies that are not complete are dropped": not when the server shuts down at the time, then they are waited for.
+/// During a shutdown, closing by a handle waited for incomplete replies.
 #[tokio::test(start_paused = true)]
-async fn a_handle_closes_during_a_shutdown() {
+async fn handle_closes_during_a_shutdown() {
     let mut running = run(|builder| builder).await;
     ask(&mut running.far, "wait").await;
     let supervisor = running.supervisor.clone();
@@ -461,47 +460,46 @@ async fn a_handle_closes_during_a_shutdown() {
     tokio::time::sleep(Duration::from_millis(100)).await;
     let began = tokio::time::Instant::now();
     running.handle.close(Some(frame("bye")));
-    let (heard, _) = hear_out(&mut running.far).await;
-    assert_eq!((heard, began.elapsed().as_secs()), (vec![frame("bye")], 0));
+    let (received, _) = receive_all(&mut running.far).await;
+    assert_eq!((received, began.elapsed().as_secs()), (vec![frame("bye")], 0));
     shutdown.await.unwrap();
 }
 
-/// "Not asked … when whoever closed the connection gave a last frame of its own."
+/// `Protocol::last_frame` was called although the handle had given a last frame.
 #[tokio::test(start_paused = true)]
-async fn there_is_one_last_word() {
+async fn only_one_last_frame_is_sent() {
     let mut running = run(|builder| builder).await;
     running.handle.close(Some(frame("bye")));
     let supervisor = running.supervisor.clone();
-    let ((), (heard, _)) = tokio::join!(supervisor.shutdown(Shutdown::default()), hear_out(&mut running.far));
-    assert_eq!(heard, [frame("bye")]);
+    let ((), (received, _)) = tokio::join!(supervisor.shutdown(Shutdown::default()), receive_all(&mut running.far));
+    assert_eq!(received, [frame("bye")]);
 }
 
-/// As above: who closes without a frame gave none, and the protocol is not asked either.
+/// `Protocol::last_frame` was not called when a handle closed without a frame.
 #[tokio::test(start_paused = true)]
-async fn the_last_word_is_asked_for_when_a_handle_closes_without_one() {
+async fn protocol_sends_a_last_frame_if_the_handle_has_none() {
     let mut running = run(|builder| builder).await;
     running.handle.close(None);
-    assert_eq!(hear_out(&mut running.far).await.0, [frame("last word")]);
+    assert_eq!(receive_all(&mut running.far).await.0, [frame("last frame")]);
 }
 
-/// A push of which a part was written is finished, a reply is not: the peer sees the middle of a message, a last frame, an end.
+/// A reply that was encoded in part was not completed before the last frame.
 #[tokio::test(start_paused = true)]
-async fn a_close_does_not_cut_a_reply() {
+async fn close_completes_a_partial_reply() {
     let mut running = run(|builder| builder).await;
     ask(&mut running.far, "large").await;
     running.handle.close(Some(frame("bye")));
-    let (heard, in_order) = hear_out(&mut running.far).await;
-    assert_eq!((heard.last(), in_order), (Some(&frame("bye")), true));
+    let (received, in_order) = receive_all(&mut running.far).await;
+    assert_eq!((received.last(), in_order), (Some(&frame("bye")), true));
 }
 
-/// A slot that keeps an earlier frame beside the newest holds both, and only one is weighed. And then: what a newer frame takes the
-/// place of is in its way, so that a slot is full of itself.
+/// The earlier frame of a slot did not count for `slot_bytes`, and a frame to be replaced counted twice.
 #[tokio::test(start_paused = true)]
-async fn slots_hold_no_more_than_they_may() {
+async fn slots_respect_their_byte_limit() {
     let mut running = run(|builder| builder.max_slots(10).slot_bytes(1000)).await;
     ask(&mut running.far, "wait").await;
     let ticket = running.supervisor.protocol().tickets.lock().unwrap()[0];
-    // Until here it is not written, because the batch is full.
+    // Fills the batch, so that the slots are not written.
     for _ in 0..20 {
         push(&running.handle, frame("x".repeat(100_000)));
     }
@@ -510,19 +508,19 @@ async fn slots_hold_no_more_than_they_may() {
     let held = || running.handle.queued_bytes() - before;
     running.handle.push_latest(Slot(1), frame("a".repeat(900))).unwrap();
     running.handle.after(ticket).push_latest(Slot(1), frame("b".repeat(900))).unwrap();
-    assert_eq!(held(), 900, "both would be more than the slots may hold");
+    assert_eq!(held(), 900, "both frames would exceed the limit");
     running.handle.push_latest(Slot(2), frame("c".repeat(101))).unwrap_err();
     running.handle.push_latest(Slot(2), frame("c".repeat(50))).unwrap();
-    // Where there is room for both, both are kept; and the earlier one makes way for the newest.
+    // Both frames are kept if they fit; the earlier one is dropped when the newest needs its capacity.
     running.handle.after(ticket).push_latest(Slot(2), frame("d".repeat(50))).unwrap();
     assert_eq!(held(), 1000);
     running.handle.after(ticket).push_latest(Slot(2), frame("e".repeat(60))).unwrap();
     assert_eq!(held(), 960);
 }
 
-/// The closure itself runs in the loop that accepts.
+/// The upgrade closure runs in the accept loop, which ended with the panic.
 #[tokio::test]
-async fn an_upgrade_that_panics_concerns_its_own_connection() {
+async fn panic_in_an_upgrade_affects_only_its_own_connection() {
     let supervisor = Supervisor::builder(Plain::default()).build();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
@@ -539,6 +537,6 @@ async fn an_upgrade_that_panics_concerns_its_own_connection() {
     });
     let _one = tokio::net::TcpStream::connect(addr).await.unwrap();
     tokio::time::sleep(Duration::from_millis(100)).await;
-    assert!(!serving.is_finished(), "nobody accepts any more");
+    assert!(!serving.is_finished(), "the accept loop has ended");
     let _ = (Batch::default(), Timeouts::default());
 }

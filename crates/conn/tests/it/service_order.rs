@@ -1,4 +1,4 @@
-//! What a protocol may choose: the order of service, holding pushes, numbering frames; and pushes that come after a reply.
+//! The order of pushes and replies: `ORDER`, `HOLD_PUSHES`, `before_send`, and pushes that are tied to a reply.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -14,15 +14,15 @@ use tokio::sync::{Notify, mpsc};
 
 use crate::server::{Client, Planned, frame};
 
-/// Every frame that is written has a number; `wait` is answered when it is released. What begins with `flood` never ends.
+/// Numbers all frames. `wait` is answered when it is released; a push that begins with `flood` is pushed again when it is written.
 struct Choices<const HOLD: bool, const REPLIES_FIRST: bool> {
     release: Arc<Notify>,
     waits: AtomicUsize,
-    told: mpsc::Sender<(PushHandle<Frame>, ReplyTicket)>,
+    sender: mpsc::Sender<(PushHandle<Frame>, ReplyTicket)>,
 }
 
-/// What a connection keeps.
-struct Own {
+/// The state of a connection.
+struct ConnectionState {
     handle: PushHandle<Frame>,
     sent: AtomicU64,
 }
@@ -39,12 +39,12 @@ impl<const HOLD: bool, const REPLIES_FIRST: bool> Protocol for Choices<HOLD, REP
     }
 
     fn on_connection_setup(&self, handle: PushHandle<Frame>, context: &mut ConnectionContext) {
-        context.data = Some(Box::new(Own { handle, sent: AtomicU64::new(0) }));
+        context.data = Some(Box::new(ConnectionState { handle, sent: AtomicU64::new(0) }));
     }
 
     fn on_frame(&self, request: Frame, context: &mut ConnectionContext) -> Reply<Frame, Planned> {
-        let own: &Own = context.data.as_ref().unwrap().downcast_ref().unwrap();
-        self.told.try_send((own.handle.clone(), context.ticket())).unwrap();
+        let own: &ConnectionState = context.data.as_ref().unwrap().downcast_ref().unwrap();
+        self.sender.try_send((own.handle.clone(), context.ticket())).unwrap();
         if request.body() != &b"wait"[..] {
             return Reply::Frame(request);
         }
@@ -57,7 +57,7 @@ impl<const HOLD: bool, const REPLIES_FIRST: bool> Protocol for Choices<HOLD, REP
     }
 
     fn before_send(&self, frame: &mut Frame, context: &mut ConnectionContext) {
-        let own: &Own = context.data.as_ref().unwrap().downcast_ref().unwrap();
+        let own: &ConnectionState = context.data.as_ref().unwrap().downcast_ref().unwrap();
         if frame.body().starts_with(b"flood") {
             own.handle.try_push(frame.clone(), PushPriority::High, PushPolicy::ReturnErrorIfFull).unwrap();
         }
@@ -74,8 +74,8 @@ struct Setting<const HOLD: bool, const REPLIES_FIRST: bool> {
 
 impl<const HOLD: bool, const REPLIES_FIRST: bool> Setting<HOLD, REPLIES_FIRST> {
     async fn new() -> Self {
-        let (told, tickets) = mpsc::channel(100);
-        let choices = Choices { release: Arc::default(), waits: AtomicUsize::new(0), told };
+        let (sender, tickets) = mpsc::channel(100);
+        let choices = Choices { release: Arc::default(), waits: AtomicUsize::new(0), sender };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         Self { supervisor: Supervisor::builder(choices).build(), listener, tickets }
     }
@@ -124,7 +124,7 @@ async fn pushes_may_overtake_a_reply_or_be_held() {
     client.send("wait").await;
     let (handle, _) = held.ticket().await;
     push(&handle, "pushed");
-    // On one thread the actor has its turn meanwhile.
+    // On one thread this lets the actor run.
     for _ in 0..10 {
         tokio::task::yield_now().await;
     }
@@ -138,9 +138,9 @@ async fn pushes_may_overtake_a_reply_or_be_held() {
     expect(&mut client, &["5 at once"]).await;
 }
 
-/// On one thread both are there when the actor has its turn.
+/// On one thread both are ready when the actor runs.
 #[tokio::test]
-async fn pushes_or_replies_come_first() {
+async fn service_order_decides_between_pushes_and_replies() {
     let mut pushes_first = Setting::<false, false>::new().await;
     let mut client = pushes_first.connect().await;
     client.send("wait").await;
@@ -159,7 +159,7 @@ async fn pushes_or_replies_come_first() {
 }
 
 #[tokio::test]
-async fn a_push_that_is_tied_to_a_reply_comes_after_it() {
+async fn tied_push_follows_its_reply() {
     let mut setting = Setting::<false, false>::new().await;
     let mut client = setting.connect().await;
     let mut other = setting.connect().await;
@@ -176,7 +176,7 @@ async fn a_push_that_is_tied_to_a_reply_comes_after_it() {
     handle.push_latest(Slot(2), frame("free slot")).unwrap();
     tied.push_latest(Slot(3), frame("third slot")).unwrap();
     push(&handle, "free");
-    // To another connection it is a push like any other.
+    // The ticket has no effect on another connection.
     stranger.after(ticket).push_latest(Slot(1), frame("not tied")).unwrap();
     expect(&mut other, &["2 not tied"]).await;
     expect(&mut client, &["1 free slot", "2 free"]).await;
@@ -187,9 +187,9 @@ async fn a_push_that_is_tied_to_a_reply_comes_after_it() {
     expect(&mut client, &["7 long answered"]).await;
 }
 
-/// In a lane or a slot it waits, and of a slot it is taken back whole: with the frame that waits for an earlier reply.
+/// Clearing a slot also removes an earlier frame that waits for an earlier reply.
 #[tokio::test]
-async fn what_is_tied_waits_and_can_be_taken_back() {
+async fn tied_frames_can_be_cleared() {
     let mut setting = Setting::<false, false>::new().await;
     let mut client = setting.connect().await;
     client.send("wait").await;
@@ -203,7 +203,7 @@ async fn what_is_tied_waits_and_can_be_taken_back() {
     assert_eq!(handle.queued_bytes(), 15);
     assert!(handle.clear_slot(Slot(1)));
     assert_eq!(handle.queued_bytes(), 7);
-    // Now the actor has put them aside.
+    // Now the actor has moved the slots to the tied frames.
     push(&handle, "free");
     expect(&mut client, &["1 free"]).await;
     assert_eq!(handle.queued_bytes(), 7);
@@ -221,9 +221,8 @@ async fn what_is_tied_waits_and_can_be_taken_back() {
     assert_eq!(handle.queued_bytes(), 0);
 }
 
-/// What is tied and never released is counted like everything else that was queued.
 #[tokio::test]
-async fn what_was_tied_is_counted_when_the_connection_ends() {
+async fn tied_frames_are_counted_as_unsent_when_the_connection_ends() {
     let mut setting = Setting::<false, false>::new().await;
     let mut client = setting.connect().await;
     client.send("wait").await;
@@ -236,9 +235,8 @@ async fn what_was_tied_is_counted_when_the_connection_ends() {
     assert_eq!(supervisor.stats().push.unsent, 2);
 }
 
-/// The body is shared, the number is not.
 #[tokio::test]
-async fn a_broadcast_passes_the_hook_of_every_connection() {
+async fn broadcast_calls_before_send_for_every_connection() {
     let setting = Setting::<false, false>::new().await;
     let (mut first, mut second) = (setting.connect().await, setting.connect().await);
     first.send("hello").await;
@@ -250,9 +248,9 @@ async fn a_broadcast_passes_the_hook_of_every_connection() {
     expect(&mut second, &["1 news"]).await;
 }
 
-/// Each of these fills a batch, and is followed by another one.
+/// Each push fills a batch and is followed by another one.
 #[tokio::test]
-async fn a_flood_of_pushes_stops_no_request() {
+async fn flood_of_pushes_does_not_block_requests() {
     flood::<false, false>().await;
     flood::<true, false>().await;
     flood::<false, true>().await;

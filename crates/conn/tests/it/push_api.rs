@@ -1,4 +1,4 @@
-//! Names every item of the push API with its type: it fails to compile when one changes.
+//! Uses every item of the push API with its type, so that a change breaks the build.
 
 use std::io;
 use std::time::Duration;
@@ -54,7 +54,7 @@ fn hooks<P: Protocol>(
 }
 
 #[tokio::test]
-async fn the_push_api_is_all_there() {
+async fn push_api_is_complete() {
     is_clone_send_sync::<PushHandle<Packet>>();
     let _ = (settings::<crate::server::Words>, hooks::<crate::server::Words>);
 

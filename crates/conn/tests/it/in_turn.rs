@@ -1,4 +1,4 @@
-//! Replies that are decided when all before them is answered.
+//! `Reply::InTurn`: replies that are decided when all requests before them have been answered.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,10 +13,10 @@ use tokio::sync::{Notify, mpsc};
 
 use crate::server::{Planned, frame};
 
-/// `wait` is answered when it is released; `turn` and a word is decided in its turn, as the word says; the rest is echoed. What is
-/// handled and decided is noted.
+/// `wait` is answered when it is released; `turn WORD` is decided in its turn, according to the word; other requests are echoed.
+/// Handled and decided requests are recorded in `events`.
 struct Turns {
-    notes: Arc<Mutex<Vec<String>>>,
+    events: Arc<Mutex<Vec<String>>>,
     release: Arc<Notify>,
     waits: Arc<AtomicUsize>,
     ends: mpsc::Sender<String>,
@@ -47,14 +47,14 @@ impl Protocol for Turns {
 
     fn on_frame(&self, request: Frame, context: &mut ConnectionContext) -> Reply<Frame, Planned> {
         let text = String::from_utf8(request.body().to_vec()).unwrap();
-        self.notes.lock().unwrap().push(format!("{text}, {} before", context.in_flight()));
+        self.events.lock().unwrap().push(format!("{text}, {} before", context.in_flight()));
         if text == "wait" {
             return Self::wait(Arc::clone(&self.release), &self.waits);
         }
         let Some(word) = text.strip_prefix("turn ").map(str::to_owned) else { return Reply::Frame(request) };
-        let (notes, release, waits) = (Arc::clone(&self.notes), Arc::clone(&self.release), Arc::clone(&self.waits));
+        let (events, release, waits) = (Arc::clone(&self.events), Arc::clone(&self.release), Arc::clone(&self.waits));
         let decide = move |context: &mut ConnectionContext| {
-            notes.lock().unwrap().push(format!("decided {word}, {} before", context.in_flight()));
+            events.lock().unwrap().push(format!("decided {word}, {} before", context.in_flight()));
             let handle: &PushHandle<Frame> = context.data.as_ref().unwrap().downcast_ref().unwrap();
             let tied = handle.after(context.ticket());
             match &*word {
@@ -71,7 +71,7 @@ impl Protocol for Turns {
             }
         };
         if text == "turn later" {
-            // A future gives it, and what comes after it may have been handled.
+            // A future returns the closure, so later requests may have been handled.
             let waiting = Arc::clone(&self.release);
             return Reply::later(async move {
                 waiting.notified().await;
@@ -87,11 +87,11 @@ impl Protocol for Turns {
     }
 
     fn on_waiting(&self, frame: &Frame, _: &mut ConnectionContext) -> bool {
-        let is_sign = &frame.body()[..] == b"alive";
-        if is_sign {
-            self.notes.lock().unwrap().push("alive".to_owned());
+        let is_heartbeat = &frame.body()[..] == b"alive";
+        if is_heartbeat {
+            self.events.lock().unwrap().push("alive".to_owned());
         }
-        is_sign
+        is_heartbeat
     }
 
     fn on_panic(&self, _: &mut ConnectionContext) -> Option<Frame> {
@@ -111,8 +111,8 @@ struct Connection {
 
 impl Connection {
     fn begin(in_flight: usize) -> Self {
-        let (told, ends) = mpsc::channel(10);
-        let turns = Turns { notes: Arc::default(), release: Arc::default(), waits: Arc::default(), ends: told };
+        let (sender, ends) = mpsc::channel(10);
+        let turns = Turns { events: Arc::default(), release: Arc::default(), waits: Arc::default(), ends: sender };
         let supervisor = Supervisor::builder(turns).max_in_flight(in_flight).build();
         let (near, far) = tokio::io::duplex(1 << 16);
         let permit = supervisor.admit("127.0.0.1:9".parse().unwrap()).unwrap();
@@ -120,7 +120,7 @@ impl Connection {
         Self { supervisor, far, ends }
     }
 
-    /// All of them at once.
+    /// Sends all requests at once.
     async fn send(&mut self, requests: &[&str]) {
         let mut bytes = Vec::new();
         for text in requests {
@@ -138,7 +138,7 @@ impl Connection {
         }
     }
 
-    /// Waits until so many requests wait to be released, and whoever else can go on has done so.
+    /// Waits until this many requests wait to be released, and the actor is idle.
     async fn settle(&self, waits: usize) {
         let turns = self.supervisor.protocol();
         wait_until_async("requests wait", PATIENCE, async || turns.waits.load(Ordering::SeqCst) == waits).await;
@@ -151,13 +151,13 @@ impl Connection {
         self.supervisor.protocol().release.notify_one();
     }
 
-    fn notes(&self) -> Vec<String> {
-        std::mem::take(&mut *self.supervisor.protocol().notes.lock().unwrap())
+    fn events(&self) -> Vec<String> {
+        std::mem::take(&mut *self.supervisor.protocol().events.lock().unwrap())
     }
 }
 
 #[tokio::test]
-async fn with_nothing_in_flight_it_is_decided_at_once() {
+async fn reply_is_decided_at_once_if_nothing_is_in_flight() {
     let mut connection = Connection::begin(8);
     connection.send(&["turn first", "turn none", "turn twice", "turn again", "last"]).await;
     connection.expect(&["first", "one", "two", "again", "last"]).await;
@@ -172,20 +172,20 @@ async fn with_nothing_in_flight_it_is_decided_at_once() {
         "decided again, 0 before",
         "last, 0 before",
     ];
-    assert_eq!(connection.notes(), expected);
+    assert_eq!(connection.events(), expected);
 }
 
-/// What is behind it has come, and is not handled before.
+/// Later requests have arrived, and are not handled before.
 #[tokio::test]
-async fn it_is_decided_when_all_before_it_is_answered() {
+async fn reply_is_decided_when_all_requests_before_it_are_answered() {
     let mut connection = Connection::begin(8);
     connection.send(&["wait", "wait", "turn mine", "behind", "turn other", "wait", "last"]).await;
     connection.settle(2).await;
-    assert_eq!(connection.notes(), ["wait, 0 before", "wait, 1 before", "turn mine, 2 before"]);
+    assert_eq!(connection.events(), ["wait, 0 before", "wait, 1 before", "turn mine, 2 before"]);
     connection.release();
     connection.expect(&["waited"]).await;
     connection.settle(2).await;
-    assert!(connection.notes().is_empty(), "one is not answered yet");
+    assert!(connection.events().is_empty(), "one is not answered yet");
 
     connection.release();
     connection.expect(&["waited", "mine", "behind", "other"]).await;
@@ -198,18 +198,18 @@ async fn it_is_decided_when_all_before_it_is_answered() {
         "wait, 0 before",
         "last, 1 before",
     ];
-    assert_eq!(connection.notes(), expected);
+    assert_eq!(connection.events(), expected);
     connection.release();
     connection.expect(&["waited", "last"]).await;
 }
 
-/// One that is all that it says is not answered; one that need not wait is a frame like any other.
+/// A frame that `on_waiting` consumes is not handled. A frame that need not wait is handled normally.
 #[tokio::test]
-async fn a_frame_that_has_to_wait_can_be_heard_before_its_turn() {
+async fn on_waiting_sees_a_frame_before_its_turn() {
     let mut connection = Connection::begin(1);
     connection.send(&["wait", "behind", "alive", "last"]).await;
     connection.settle(1).await;
-    assert_eq!(connection.notes(), ["wait, 0 before", "alive"]);
+    assert_eq!(connection.events(), ["wait, 0 before", "alive"]);
     connection.release();
     connection.expect(&["waited", "behind", "last"]).await;
     connection.send(&["alive"]).await;
@@ -218,7 +218,7 @@ async fn a_frame_that_has_to_wait_can_be_heard_before_its_turn() {
 
 /// The peer does not read, so the batch is full and nothing is handled.
 #[tokio::test]
-async fn a_frame_behind_a_reply_that_is_not_read_can_be_heard() {
+async fn on_waiting_sees_a_frame_behind_an_unread_reply() {
     let connection = Connection::begin(1);
     let large = "x".repeat(1 << 20);
     let (mut reading, mut writing) = tokio::io::split(connection.far);
@@ -228,18 +228,18 @@ async fn a_frame_behind_a_reply_that_is_not_read_can_be_heard() {
     // The reply has begun.
     assert_eq!(reading.read_u32().await.unwrap(), 1 << 20);
     let turns = connection.supervisor.protocol();
-    turns.notes.lock().unwrap().clear();
+    turns.events.lock().unwrap().clear();
     writing.write_all(b"\0\0\0\x06behind\0\0\0\x05alive\0\0\0\x04last").await.unwrap();
-    let is_heard = || *turns.notes.lock().unwrap() == ["alive"];
-    wait_until_async("the frame is heard", PATIENCE, async || is_heard()).await;
+    let is_seen = || *turns.events.lock().unwrap() == ["alive"];
+    wait_until_async("on_waiting is called", PATIENCE, async || is_seen()).await;
     let mut answers = vec![0; (1 << 20) + 10 + 8];
     reading.read_exact(&mut answers).await.unwrap();
     assert_eq!(&answers[1 << 20..], b"\0\0\0\x06behind\0\0\0\x04last");
 }
 
-/// What comes behind it is read ahead, as far as that goes, and nothing of it is forgotten.
+/// Input behind the reply is read up to the read-ahead limit, and nothing is lost.
 #[tokio::test]
-async fn more_than_is_read_ahead_may_wait_behind_it() {
+async fn more_than_the_read_ahead_may_wait_behind_a_reply() {
     let mut connection = Connection::begin(4);
     connection.send(&["wait", "turn mine"]).await;
     connection.settle(1).await;
@@ -255,9 +255,9 @@ async fn more_than_is_read_ahead_may_wait_behind_it() {
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
-    assert!(!sending.is_finished(), "the peer holds the rest");
+    assert!(!sending.is_finished(), "more than the read-ahead was read");
     let turns = connection.supervisor.protocol();
-    assert_eq!(turns.notes.lock().unwrap().len(), 2);
+    assert_eq!(turns.events.lock().unwrap().len(), 2);
     turns.release.notify_one();
     let mut answers = vec![0; 10 + 8 + 10 * 40_004];
     reading.read_exact(&mut answers).await.unwrap();
@@ -265,30 +265,30 @@ async fn more_than_is_read_ahead_may_wait_behind_it() {
     sending.await.unwrap();
 }
 
-/// The ticket is that of its own request, and so is that of a decision that comes when others have been handled.
+/// The closure gets the ticket of its own request, even if later requests have been handled.
 #[tokio::test]
-async fn what_it_ties_comes_after_its_own_reply() {
+async fn push_tied_in_the_closure_follows_its_own_reply() {
     let mut connection = Connection::begin(8);
     connection.send(&["wait", "turn tied", "behind"]).await;
     connection.settle(1).await;
     connection.release();
     connection.expect(&["waited"]).await;
     connection.settle(2).await;
-    assert!(connection.notes().contains(&"behind, 1 before".to_owned()), "it has been decided, and is in flight");
+    assert!(connection.events().contains(&"behind, 1 before".to_owned()), "the reply is decided and in flight");
     connection.release();
     connection.expect(&["waited", "behind", "tied"]).await;
 
     connection.send(&["turn later", "wait"]).await;
     connection.settle(3).await;
     connection.release();
-    // It does not wait for the reply to the request that was handled last.
+    // The tied push does not wait for the reply to the last request.
     connection.expect(&["later", "tied"]).await;
     connection.release();
     connection.expect(&["waited"]).await;
 }
 
 #[tokio::test]
-async fn its_panic_is_a_panic_of_the_handler() {
+async fn panic_in_the_closure_is_answered_by_on_panic() {
     let mut connection = Connection::begin(8);
     connection.send(&["wait", "turn panic", "behind"]).await;
     connection.settle(1).await;
@@ -300,7 +300,7 @@ async fn its_panic_is_a_panic_of_the_handler() {
 }
 
 #[tokio::test]
-async fn it_may_close_and_nothing_behind_it_is_handled() {
+async fn no_request_is_handled_after_a_close() {
     let mut connection = Connection::begin(8);
     connection.send(&["wait", "turn close", "behind"]).await;
     connection.settle(1).await;
@@ -308,11 +308,11 @@ async fn it_may_close_and_nothing_behind_it_is_handled() {
     connection.expect(&["waited", "bye"]).await;
     assert_eq!(connection.far.read(&mut [0]).await.unwrap(), 0);
     assert_eq!(connection.ends.recv().await.unwrap(), "handler");
-    assert!(!connection.notes().iter().any(|note| note.starts_with("behind")));
+    assert!(!connection.events().iter().any(|note| note.starts_with("behind")));
 }
 
 #[tokio::test]
-async fn a_peer_that_has_closed_its_side_gets_it_all_the_same() {
+async fn half_closed_peer_gets_all_replies() {
     let mut connection = Connection::begin(8);
     connection.send(&["wait", "turn mine", "wait", "turn other", "behind"]).await;
     connection.far.shutdown().await.unwrap();
@@ -325,9 +325,9 @@ async fn a_peer_that_has_closed_its_side_gets_it_all_the_same() {
     assert_eq!(connection.ends.recv().await.unwrap(), "peer");
 }
 
-/// What has been read is answered, whatever has yet to be decided.
+/// Requests that were read are answered, including those that are not yet decided.
 #[tokio::test]
-async fn a_shutdown_waits_for_it() {
+async fn shutdown_waits_for_undecided_replies() {
     let mut connection = Connection::begin(8);
     connection.send(&["wait", "turn mine", "behind"]).await;
     connection.settle(1).await;
@@ -342,14 +342,14 @@ async fn a_shutdown_waits_for_it() {
     shutdown.await.unwrap();
 }
 
-/// Whoever closes the connection by a handle waits for no reply: it is never decided.
+/// A handle that closes the connection does not wait for replies, so the closure is never called.
 #[tokio::test]
-async fn a_handle_closes_before_it_is_decided() {
+async fn close_by_handle_drops_undecided_replies() {
     let mut connection = Connection::begin(8);
     connection.send(&["wait", "turn mine", "behind"]).await;
     connection.settle(1).await;
     connection.supervisor.sessions().list()[0].handle().close(Some(frame("enough")));
     connection.expect(&["enough"]).await;
     assert_eq!(connection.ends.recv().await.unwrap(), "handle");
-    assert_eq!(connection.notes(), ["wait, 0 before", "turn mine, 1 before"]);
+    assert_eq!(connection.events(), ["wait, 0 before", "turn mine, 1 before"]);
 }
