@@ -21,13 +21,13 @@ impl Protocol for Chat {
         LengthDelimited::default()
     }
 
-    fn on_frame(&self, said: Frame, context: &mut ConnectionContext) -> Reply<Frame, Infallible> {
+    fn on_frame(&self, message: Frame, context: &mut ConnectionContext) -> Reply<Frame, Infallible> {
         // All frames share the body; only the head is copied.
         let head = Head::new(format!("{} says: ", context.id()).as_bytes()).unwrap_or_default();
-        let heard = context.sessions().broadcast(PushPriority::Low, |member| {
-            (member.id() != context.id()).then(|| Frame::new(head, said.body().clone()))
+        let receivers = context.sessions().broadcast(PushPriority::Low, |member| {
+            (member.id() != context.id()).then(|| Frame::new(head, message.body().clone()))
         });
-        Reply::Frame(Frame::from(Bytes::from(format!("heard by {heard}"))))
+        Reply::Frame(Frame::from(Bytes::from(format!("sent to {receivers}"))))
     }
 }
 
@@ -47,27 +47,27 @@ async fn chat() -> std::io::Result<()> {
 
     let mut alice = TcpStream::connect(addr).await?;
     let mut bob = TcpStream::connect(addr).await?;
-    let sleepy = TcpStream::connect(addr).await?;
+    let slow = TcpStream::connect(addr).await?;
     while server.count() < 3 {
         tokio::task::yield_now().await;
     }
 
     for number in 1..=3 {
-        say(&mut alice, &format!("hello, the {number}. time")).await?;
-        println!("alice: {}", hear(&mut alice).await?);
-        println!("bob:   {}", hear(&mut bob).await?);
+        send(&mut alice, &format!("message {number}")).await?;
+        println!("alice: {}", receive(&mut alice).await?);
+        println!("bob:   {}", receive(&mut bob).await?);
     }
-    drop(sleepy);
+    drop(slow);
     server.shutdown(Shutdown::default()).await;
     serving.await?
 }
 
-async fn say(member: &mut TcpStream, text: &str) -> std::io::Result<()> {
+async fn send(member: &mut TcpStream, text: &str) -> std::io::Result<()> {
     member.write_u32(u32::try_from(text.len()).expect("a short text")).await?;
     member.write_all(text.as_bytes()).await
 }
 
-async fn hear(member: &mut TcpStream) -> std::io::Result<String> {
+async fn receive(member: &mut TcpStream) -> std::io::Result<String> {
     let mut text = vec![0; member.read_u32().await? as usize];
     member.read_exact(&mut text).await?;
     Ok(String::from_utf8_lossy(&text).into_owned())

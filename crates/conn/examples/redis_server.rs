@@ -17,9 +17,9 @@ use tidewire_redis::resp::{DecodeError, Decoder, Message, Version};
 use tokio::net::TcpListener;
 
 /// A command, a reply, or a message of a channel.
-pub(crate) struct Said(Message);
+pub(crate) struct RespFrame(Message);
 
-impl FrameLike for Said {
+impl FrameLike for RespFrame {
     fn size(&self) -> usize {
         let (Message::Push(parts) | Message::Reply(Value::Array(parts))) = &self.0 else { return 16 };
         parts.iter().filter_map(Value::as_bytes).map(Bytes::len).sum::<usize>() + 16
@@ -34,27 +34,27 @@ pub(crate) struct Resp {
 }
 
 impl Codec for Resp {
-    type Frame = Said;
+    type Frame = RespFrame;
     type Error = DecodeError;
 
-    fn decode(&mut self, input: &mut BytesMut) -> Result<Option<Said>, DecodeError> {
+    fn decode(&mut self, input: &mut BytesMut) -> Result<Option<RespFrame>, DecodeError> {
         let message = self.decoder.decode(input)?;
         if let Some([hello, version, ..]) = message.as_ref().map(words).as_deref()
             && hello.eq_ignore_ascii_case(b"HELLO")
         {
             self.version = if version == "3" { Version::Resp3 } else { Version::Resp2 };
         }
-        Ok(message.map(Said))
+        Ok(message.map(RespFrame))
     }
 
     fn finish(&mut self, input: &BytesMut) -> Result<(), DecodeError> {
         self.decoder.finish(input)
     }
 
-    fn encode(&mut self, said: &Said, output: &mut Batch) -> Result<(), DecodeError> {
+    fn encode(&mut self, frame: &RespFrame, output: &mut Batch) -> Result<(), DecodeError> {
         self.output.clear();
         // All messages of this server can be encoded in both versions.
-        let _ = said.0.encode(self.version, &mut self.output);
+        let _ = frame.0.encode(self.version, &mut self.output);
         output.put(&self.output);
         Ok(())
     }
@@ -74,7 +74,7 @@ fn words(message: &Message) -> Vec<Bytes> {
 #[derive(Default)]
 pub(crate) struct Store {
     strings: Mutex<HashMap<Bytes, Bytes>>,
-    channels: Mutex<BTreeMap<Bytes, BTreeMap<ConnectionId, PushHandle<Said>>>>,
+    channels: Mutex<BTreeMap<Bytes, BTreeMap<ConnectionId, PushHandle<RespFrame>>>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -94,7 +94,7 @@ fn ok() -> Value {
 }
 
 impl Store {
-    fn answer(&self, command: &[Bytes], context: &ConnectionContext<Said>) -> Vec<Message> {
+    fn answer(&self, command: &[Bytes], context: &ConnectionContext<RespFrame>) -> Vec<Message> {
         let Some((name, arguments)) = command.split_first() else {
             return vec![Message::Reply(error("ERR a command is an array of strings"))];
         };
@@ -123,33 +123,33 @@ impl Store {
         vec![Message::Reply(value)]
     }
 
-    fn subscribe(&self, channels: &[Bytes], context: &ConnectionContext<Said>) -> Vec<Message> {
-        let Some(handle) = context.data.as_ref().and_then(|data| data.downcast_ref::<PushHandle<Said>>()) else {
+    fn subscribe(&self, channels: &[Bytes], context: &ConnectionContext<RespFrame>) -> Vec<Message> {
+        let Some(handle) = context.data.as_ref().and_then(|data| data.downcast_ref::<PushHandle<RespFrame>>()) else {
             return vec![Message::Reply(error("ERR the connection is about to end"))];
         };
         let mut known = lock(&self.channels);
-        let subscribed = channels.iter().enumerate().map(|(place, channel)| {
+        let subscribed = channels.iter().enumerate().map(|(index, channel)| {
             let channel = Bytes::copy_from_slice(channel);
             known.entry(channel.clone()).or_default().insert(context.id(), handle.clone());
-            Message::Push(vec![Value::from("subscribe"), Value::Bulk(channel), integer(place + 1)])
+            Message::Push(vec![Value::from("subscribe"), Value::Bulk(channel), integer(index + 1)])
         });
         subscribed.collect()
     }
 
     /// Pushes a text to all subscribers. It is dropped for those that do not read.
     fn publish(&self, channel: &Bytes, text: &Bytes) -> usize {
-        let listeners: Vec<_> =
+        let subscribers: Vec<_> =
             lock(&self.channels).get(channel).into_iter().flatten().map(|(_, handle)| handle.clone()).collect();
-        let said = || vec![Value::from("message"), Value::Bulk(channel.clone()), Value::Bulk(text.clone())];
-        let push = |handle: &PushHandle<Said>| {
-            handle.try_push(Said(Message::Push(said())), PushPriority::Low, PushPolicy::DropIfFull).is_ok()
+        let message = || vec![Value::from("message"), Value::Bulk(channel.clone()), Value::Bulk(text.clone())];
+        let push = |handle: &PushHandle<RespFrame>| {
+            handle.try_push(RespFrame(Message::Push(message())), PushPriority::Low, PushPolicy::DropIfFull).is_ok()
         };
-        listeners.iter().filter(|handle| push(handle)).count()
+        subscribers.iter().filter(|handle| push(handle)).count()
     }
 }
 
 impl Protocol for Store {
-    type Frame = Said;
+    type Frame = RespFrame;
     type Codec = Resp;
     type ProtocolError = Infallible;
 
@@ -159,23 +159,23 @@ impl Protocol for Store {
         Resp { decoder: Decoder::default(), version: Version::Resp2, output: BytesMut::new() }
     }
 
-    fn on_connection_setup(&self, handle: PushHandle<Said>, context: &mut ConnectionContext<Said>) {
+    fn on_connection_setup(&self, handle: PushHandle<RespFrame>, context: &mut ConnectionContext<RespFrame>) {
         context.data = Some(Box::new(handle));
     }
 
-    fn on_frame(&self, command: Said, context: &mut ConnectionContext<Said>) -> Reply<Said, Infallible> {
-        Reply::Frames(self.answer(&words(&command.0), context).into_iter().map(Said).collect())
+    fn on_frame(&self, command: RespFrame, context: &mut ConnectionContext<RespFrame>) -> Reply<RespFrame, Infallible> {
+        Reply::Frames(self.answer(&words(&command.0), context).into_iter().map(RespFrame).collect())
     }
 
-    fn on_connection_closed(&self, _: &tidewire_conn::CloseReason<Self>, context: &mut ConnectionContext<Said>) {
-        lock(&self.channels).retain(|_, listeners| {
-            listeners.remove(&context.id());
-            !listeners.is_empty()
+    fn on_connection_closed(&self, _: &tidewire_conn::CloseReason<Self>, context: &mut ConnectionContext<RespFrame>) {
+        lock(&self.channels).retain(|_, subscribers| {
+            subscribers.remove(&context.id());
+            !subscribers.is_empty()
         });
     }
 }
 
-/// Serves until the future is done.
+/// Serves until the future completes.
 pub(crate) async fn serve(listener: TcpListener, until: impl Future<Output = ()>) -> std::io::Result<()> {
     let server = Supervisor::builder(Store::default()).build();
     let serving = server.serve(listener);

@@ -14,7 +14,7 @@ use tidewire_conn::{CloseReason, ConnectionContext, Protocol, Reply, Shutdown, S
 use tokio::net::TcpListener;
 
 /// Limit of a message, in bytes.
-const LARGEST: usize = 64 << 20;
+const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
 struct Echo;
 
@@ -45,7 +45,10 @@ impl Protocol for Echo {
 }
 
 fn options() -> WebSocketOptions {
-    WebSocketOptions::default().max_frame(LARGEST).max_message(LARGEST).max_fragments(LARGEST)
+    WebSocketOptions::default()
+        .max_frame(MAX_MESSAGE_BYTES)
+        .max_message(MAX_MESSAGE_BYTES)
+        .max_fragments(MAX_MESSAGE_BYTES)
 }
 
 #[tokio::main]
@@ -53,7 +56,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["serve", addr] => Ok(serve(addr).await?),
-        ["cases", url] => cases(url.strip_prefix("ws://").ok_or("a URL begins with ws://")?).await,
+        ["cases", url] => cases(url.strip_prefix("ws://").ok_or("the URL must begin with ws://")?).await,
         _ => Err("usage: websocket_echo serve ADDRESS | cases URL".into()),
     }
 }
@@ -96,7 +99,7 @@ impl ClientProtocol for EchoBack {
 }
 
 async fn cases(host: &str) -> Result<(), Box<dyn std::error::Error>> {
-    let count = echo_back(host, "/getCaseCount").await?.ok_or("the suite did not say how many cases it has")?;
+    let count = echo_back(host, "/getCaseCount").await?.ok_or("the test suite did not send the number of cases")?;
     let count: u32 = count.as_text().ok_or("the number of cases is not text")?.parse()?;
     for case in 1..=count {
         echo_back(host, &format!("/runCase?case={case}&agent=tidewire")).await?;
@@ -115,7 +118,7 @@ async fn echo_back(host: &str, path: &str) -> Result<Option<Message>, Box<dyn st
     let mut first = None;
     while let Some(pushed) = pushes.recv().await {
         first.get_or_insert_with(|| pushed.frame.clone());
-        // It fails when the server has left, and then the pushes end.
+        // Fails when the server has closed the connection; then the pushes end.
         let _ = client.send(pushed.frame).await;
     }
     running.await?;

@@ -256,9 +256,9 @@ async fn ping_is_answered_while_a_request_is_in_flight() {
     browser.release.notify_one();
 }
 
-/// The client says that it leaves, and is not received while anything is being answered.
+/// A close frame was not decoded while a reply was in progress.
 #[tokio::test(start_paused = true)]
-async fn a_close_is_answered_during_a_stream() {
+async fn close_is_answered_during_a_stream() {
     let mut browser = Browser::connect(1);
     browser.send(0x81, b"forever").await;
     browser.send(0x88, &1000u16.to_be_bytes()).await;
@@ -324,9 +324,9 @@ async fn frame_timeout_begins_anew_after_a_ping() {
     }
 }
 
-/// What follows the head is the WebSocket's. A head with bare harness feeds swallows it, up to the next empty harness of the other kind.
+/// A head with bare line feeds also consumed the following frames, up to the next empty line with carriage returns.
 #[test]
-fn a_head_ends_where_it_ends() {
+fn head_with_bare_line_feeds_is_rejected() {
     let head = "GET / HTTP/1.1\nHost: t\nUpgrade: websocket\nConnection: Upgrade\nSec-WebSocket-Version: 13\n\
                 Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\n\n";
     let mut input = BytesMut::from(head.as_bytes());
