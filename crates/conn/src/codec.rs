@@ -70,13 +70,14 @@ pub trait Codec: Send + 'static {
         let _ = bytes;
     }
 
-    /// Whether the peer has begun a closing handshake, or has broken the protocol. Then nothing more is decoded, streams are cut off,
-    /// other replies are completed, and the codec may append its own close frame.
+    /// Whether the peer has begun a closing handshake, or has violated the protocol. Then nothing more is decoded, streams are cut
+    /// off, other replies are completed, and the codec may append its own close frame.
     fn is_closing(&self) -> bool {
         false
     }
 
-    /// Whether the closing handshake is complete. Then nothing more is read, and the connection ends when all output is written.
+    /// Whether the codec has encoded its close frame, after which it encodes nothing more. Then nothing more is read, and the
+    /// connection ends when all output is written.
     fn is_closed(&self) -> bool {
         false
     }

@@ -10,7 +10,7 @@ use futures_core::Stream;
 use crate::codec::Codec;
 use crate::{ConnectionContext, FrameLike, PushHandle, Timeout};
 
-/// A framed protocol, as a server speaks it. One value serves all connections; the state of a connection is in its
+/// The server side of a framed protocol. One value serves all connections; the state of a connection is in its
 /// [`ConnectionContext`].
 ///
 /// The methods run on the task of the connection and must be quick: return slow work as [`Reply::Future`] or [`Reply::Stream`]. A

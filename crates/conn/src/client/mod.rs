@@ -29,7 +29,7 @@ pub use self::request::{Outcome, RequestError};
 use crate::codec::Codec;
 use crate::{FrameLike, PushError, PushHandle, PushPolicy, PushPriority, Supervisor, Timeouts};
 
-/// A framed protocol, as a client speaks it.
+/// The client side of a framed protocol.
 pub trait ClientProtocol: Send + Sync + 'static {
     /// The unit that is read and written.
     type Frame: FrameLike;

@@ -5,15 +5,15 @@
 //! then it has a few words.
 //!
 //! **Waking.** A pusher queues its frame under the lock, then sets `ready`, and wakes the actor if the flag was clear. The actor
-//! clears it *before* it takes the lock, so a frame that is queued after the actor looked sets it again. A pusher that finds the
-//! flag set leaves it: a look that came before the push had cleared the flag first, so the flag was set since, and another look
-//! follows. A connection without pushes pays one load per turn. The outbox does not know its actor: methods that queue a frame
-//! return whether the actor must be woken.
+//! clears it *before* it takes the lock, so a frame that is queued after the actor has read the queues sets it again. A pusher that
+//! finds the flag set need not wake the actor: the flag was set after the actor last cleared it, so the actor will read the queues
+//! again. A connection without pushes pays one load per turn. The outbox does not know its actor: methods that queue a frame return
+//! whether the actor must be woken.
 //!
 //! **Tied frames.** A frame that must not be written before a certain reply is kept apart from its lane, where it would hold up
 //! other pushes until a slow reply is ready. When the actor has handed that reply to the codec, the frame moves to the end of its
-//! lane. Its capacity in the lane is reserved from the beginning. A slot keeps an older frame that may go earlier beside the
-//! newest one.
+//! lane. Its capacity in the lane is reserved from the beginning. A slot keeps an older frame that may be sent earlier, in addition
+//! to the newest one.
 //!
 //! **Closing.** `closed` is set before the queues are emptied for the last time, under their lock, and every push checks it under
 //! the same lock. So nothing is queued after that, and every frame that was queued is written or counted as lost.

@@ -1,4 +1,4 @@
-//! A connector for clients that speak WebSocket.
+//! A connector for WebSocket clients.
 
 use std::io;
 

@@ -73,7 +73,7 @@ pub enum ServerHandshakeError {
     /// The request is not HTTP.
     #[error("the request is not valid HTTP")]
     Malformed(#[from] httparse::Error),
-    /// The request does not ask for a WebSocket.
+    /// The request has no `Upgrade: websocket` header.
     #[error("the request has no `Upgrade: websocket` header")]
     NotUpgrade,
     /// The request is not a GET of HTTP/1.1 with one host.
@@ -85,7 +85,7 @@ pub enum ServerHandshakeError {
     /// The request has a body.
     #[error("a WebSocket handshake must not have a body")]
     HasBody,
-    /// The client speaks another version.
+    /// The client uses an unsupported version of the protocol.
     #[error("unsupported `Sec-WebSocket-Version`; expected 13")]
     UnsupportedVersion,
     /// The client's key is missing or invalid.
