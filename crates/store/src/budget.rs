@@ -1,18 +1,18 @@
-//! Budgets: what one read may cost.
+//! Budgets: limits on the cost of one read.
 //!
-//! The cost of a read is counted, not measured: every record it examines, every condition, and every byte of text that a
-//! condition looks at. So the same read on the same data always has the same cost, whatever else the machine does. A unit of work
-//! is about one nanosecond on a current processor.
+//! The cost of a read is counted, not measured: each examined record, each condition, and each byte of text that a condition
+//! compares. The same read of the same data always has the same cost, regardless of the load of the machine. A unit of work is
+//! about one nanosecond on a current processor.
 
 use std::cell::Cell;
 use std::fmt;
 
-/// The work of examining a record, besides the conditions of the filter: finding it, and reading its header.
-pub(crate) const RECORD: usize = 64;
-/// The work of one condition, besides the text that it looks at.
-pub(crate) const CONDITION: usize = 16;
+/// Work of finding a record and reading its header, without the conditions of the filter.
+pub(crate) const RECORD_WORK: usize = 64;
+/// Work of one condition, without the text that it compares.
+pub(crate) const CONDITION_WORK: usize = 16;
 
-/// A limit on the work and the memory of one read. It is for one thread at a time.
+/// Limits on the work and the memory of one read. A budget is `Send`, but not `Sync`.
 ///
 /// ```
 /// use serde_json::json;
@@ -35,35 +35,35 @@ pub struct Budget {
     max_work: u64,
     max_bytes: usize,
     stop: Option<Box<dyn Fn() -> bool + Send>>,
-    /// Work that was counted at the last check.
+    /// Work up to the last check.
     checked: Cell<u64>,
-    /// Work since then, at most [`Self::CHECK_EVERY`] and one charge.
+    /// Work since the last check: at most [`Self::CHECK_EVERY`] plus one charge.
     since: Cell<u64>,
-    /// The value of `since` from which on there is something to check.
+    /// The value of `since` at which the next check is due.
     check_at: Cell<u64>,
     bytes: Cell<usize>,
 }
 
-/// A read has reached a limit of its [`Budget`].
+/// A read exceeded a limit of its [`Budget`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Exceeded {
-    /// It would take more work.
-    #[error("the read takes more work than it may")]
+    /// The limit of work.
+    #[error("the read exceeds its work budget")]
     Work,
-    /// It would take more memory.
-    #[error("the read takes more than {max} bytes of memory")]
+    /// The limit of memory.
+    #[error("the read needs more than {max} bytes of memory")]
     Memory {
-        /// The bytes it may take.
+    /// The limit in bytes.
         max: usize,
     },
-    /// Its result would be longer.
-    #[error("the result has more than {max} bytes")]
+    /// The limit of the result's length.
+    #[error("the result is larger than {max} bytes")]
     Result {
-        /// The bytes it may have.
+    /// The limit in bytes.
         max: usize,
     },
-    /// It was stopped.
+    /// [`Budget::stop_when`] returned true.
     #[error("the read was stopped")]
     Stopped,
 }
@@ -72,7 +72,7 @@ impl Budget {
     /// The work between two checks of [`stop_when`](Self::stop_when): about a tenth of a millisecond.
     pub const CHECK_EVERY: u64 = 100_000;
 
-    /// Without a limit.
+    /// Creates a budget without limits.
     pub const fn unlimited() -> Self {
         Self {
             max_work: u64::MAX,
@@ -91,13 +91,13 @@ impl Budget {
         Self { max_work, ..self }.scheduled()
     }
 
-    /// Limits the memory that the read takes besides its result: sort keys, groups, lists of candidates.
+    /// Limits the memory of the read, not counting its result: sort keys, groups, lists of candidates.
     #[must_use]
     pub fn max_bytes(self, max_bytes: usize) -> Self {
         Self { max_bytes, ..self }
     }
 
-    /// Stops the read when this returns true. It is called after every [`CHECK_EVERY`](Self::CHECK_EVERY) units of work.
+    /// Stops the read when `stop` returns true. It is called after every [`CHECK_EVERY`](Self::CHECK_EVERY) units of work.
     #[must_use]
     pub fn stop_when(self, stop: impl Fn() -> bool + Send + 'static) -> Self {
         Self { stop: Some(Box::new(stop)), ..self }.scheduled()
@@ -108,7 +108,7 @@ impl Budget {
         self.checked.get().saturating_add(self.since.get())
     }
 
-    /// Counts work.
+    /// Counts work. Fails if the budget is exceeded.
     #[inline]
     pub fn charge(&self, work: usize) -> Result<(), Exceeded> {
         let since = self.since.get().saturating_add(work as u64);
@@ -116,7 +116,7 @@ impl Budget {
         if since < self.check_at.get() { Ok(()) } else { self.check() }
     }
 
-    /// Counts memory that the read takes until its end.
+    /// Counts memory that the read holds until its end. Fails if the budget is exceeded.
     #[inline]
     pub fn hold(&self, bytes: usize) -> Result<(), Exceeded> {
         let held = self.bytes.get().saturating_add(bytes);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_is_asked_to_stop_by_the_work_it_has_done() {
+    fn stop_condition_is_checked_after_a_fixed_amount_of_work() {
         let asked = Arc::new(AtomicUsize::new(0));
         let counter = Arc::clone(&asked);
         let budget = Budget::unlimited().stop_when(move || counter.fetch_add(1, Relaxed) == 2);

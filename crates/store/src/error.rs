@@ -10,24 +10,24 @@ use crate::query::{Exceeded, QueryError};
 use crate::schema::{DefinitionError, NotUnique, ValidationError};
 use crate::transaction::TransactionError;
 
-/// Why an operation was refused. The state is unchanged.
+/// Why an operation was rejected. The state is unchanged.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// There is no such bucket.
+    /// The bucket is not defined.
     #[error("bucket \"{bucket}\" is not defined")]
     BucketNotDefined {
-        /// What it was called.
+        /// The name of the bucket.
         bucket: String,
     },
-    /// There is such a bucket already.
-    #[error("bucket \"{bucket}\" is defined already")]
+    /// A bucket with this name is already defined.
+    #[error("bucket \"{bucket}\" is already defined")]
     BucketExists {
-        /// What it is called.
+        /// The name of the bucket.
         bucket: String,
     },
     /// A bucket cannot be dropped, because fields of other buckets refer to it.
-    #[error("bucket \"{bucket}\" is referred to by {}; drop those buckets first", list(by, *others))]
+    #[error("bucket \"{bucket}\" is referenced by {}; drop those buckets first", list(by, *others))]
     BucketReferenced {
         /// The bucket.
         bucket: String,
@@ -36,59 +36,59 @@ pub enum StoreError {
         /// The number of fields that are not listed.
         others: usize,
     },
-    /// There is no such named query.
+    /// The named query is not defined.
     #[error("query \"{query}\" is not defined")]
     QueryNotDefined {
-        /// What it was called.
+        /// The name of the query.
         query: String,
     },
-    /// There is such a named query already.
-    #[error("query \"{query}\" is defined already")]
+    /// A query with this name is already defined.
+    #[error("query \"{query}\" is already defined")]
     QueryExists {
-        /// What it is called.
+        /// The name of the query.
         query: String,
     },
-    /// A bucket or query cannot be called that.
+    /// The name of a bucket or query is invalid.
     #[error(
-        "\"{name}\" cannot be a name: expected 1 to {max} bytes that do not begin with `$` and do not name a system bucket"
+        "invalid name \"{name}\": expected 1 to {max} bytes that do not begin with `$` and do not name a system bucket"
     )]
     Name {
-        /// How it begins.
+        /// The first characters of the name.
         name: String,
-        /// The bytes it may have.
+        /// Limit of its length in bytes.
         max: usize,
     },
-    /// There are enough definitions.
-    #[error("{max} are defined already, and there may be no more")]
+    /// The limit of definitions is reached.
+    #[error("too many definitions: the limit is {max}; drop one, or raise the limit")]
     TooManyDefinitions {
-        /// How many there may be.
+    /// The limit.
         max: usize,
     },
-    /// There is no such record.
-    #[error("there is no record {key} in bucket \"{bucket}\"")]
+    /// The record does not exist.
+    #[error("record {key} not found in bucket \"{bucket}\"")]
     NotFound {
         /// The bucket.
         bucket: String,
-        /// The key that it was asked for.
+        /// The key of the record.
         key: Json,
     },
-    /// A record has another version than expected.
-    #[error("record {key} in bucket \"{bucket}\" has version {current}")]
+    /// The record does not have the expected version.
+    #[error("version conflict: record {key} in bucket \"{bucket}\" has version {current}")]
     Conflict {
         /// The bucket.
         bucket: String,
-        /// Its key.
+        /// The key of the record.
         key: Json,
-        /// The version that it has.
+        /// The version of the record.
         current: u64,
     },
-    /// A record is not what its bucket's schema says.
+    /// A record does not match the schema of its bucket.
     #[error(transparent)]
     Validation(#[from] ValidationError),
-    /// A definition is wrong.
+    /// The definition is invalid.
     #[error(transparent)]
     Definition(#[from] DefinitionError),
-    /// A query is wrong.
+    /// The query is invalid.
     #[error(transparent)]
     Query(#[from] QueryError),
     /// Two records of a bucket would have the same value in a unique field.
@@ -96,36 +96,36 @@ pub enum StoreError {
     NotUnique {
         /// The bucket.
         bucket: String,
-        /// Which field and value.
+        /// The field and the value.
         source: NotUnique,
     },
     /// A record is too large.
     #[error(transparent)]
     Row(#[from] RowError),
-    /// A record may not be written as it is or would be.
-    #[error("a record of bucket \"{bucket}\" may not be written as it is or would be: a permission does not reach it")]
+    /// A record does not match the [guard](crate::Draft::guarded) of the write, before or after it.
+    #[error("permission denied: the write affects a record of bucket \"{bucket}\" that the caller may not write")]
     Forbidden {
         /// The bucket.
         bucket: String,
     },
-    /// A key for a write that may be sent again has come with another request.
-    #[error("the idempotency key \"{key}\" was used for another request")]
+    /// An idempotency key was used before, for another request.
+    #[error("idempotency key \"{key}\" was already used for another request")]
     KeyReused {
         /// The key.
         key: String,
     },
-    /// A reply is too long to be remembered.
-    #[error("the reply has {len} bytes, and at most {max} are remembered: send it without an idempotency key")]
+    /// The reply is too large to be stored for an idempotency key.
+    #[error("the reply of {len} bytes exceeds the limit of {max} for idempotency keys; retry without a key")]
     LongReply {
-        /// The bytes it has.
-        len: usize,
-        /// The bytes it may have.
+    /// The length of the reply in bytes.
+    len: usize,
+    /// The limit.
         max: usize,
     },
     /// The records of the store would grow beyond their limit: see
     /// [`Limits::max_store_bytes`](crate::Limits::max_store_bytes).
     #[error(
-        "the store is full: its records would take {bytes} bytes, and the limit is {max}; delete records or raise the limit"
+        "the store is full: its records would take {bytes} bytes, the limit is {max}; delete records or raise the limit"
     )]
     StoreFull {
         /// The bytes of all records after the write.
@@ -136,22 +136,22 @@ pub enum StoreError {
     /// One of several records could not be written.
     #[error("data[{index}]: {source}")]
     Record {
-        /// The place of the record in the list, from zero.
+        /// The index of the record in the list.
         index: usize,
-        /// Why not.
+        /// The error.
         source: Box<StoreError>,
     },
-    /// The reads of a write examine too much. All other writes wait for it, so they are limited.
-    #[error("the reads of a write may take {} ms, and bucket \"{bucket}\" takes longer: {}", max.as_millis(), advice(missing_index.as_deref()))]
+    /// The reads of a write examine too many records. They are limited because all other writes wait for them.
+    #[error("the reads of the write exceed the limit of {} ms in bucket \"{bucket}\": {}", max.as_millis(), advice(missing_index.as_deref()))]
     LongRead {
         /// The bucket.
         bucket: String,
-        /// The time that they may take, by an estimate from what they examine.
+        /// The limit of their time, which is estimated from the records that they examine.
         max: Duration,
-        /// A field whose index would help.
+        /// A field whose index would make the read faster.
         missing_index: Option<String>,
     },
-    /// A read has reached another limit.
+    /// A read reached another limit of its budget.
     #[error(transparent)]
     Exceeded(#[from] Exceeded),
     /// An operation of a transaction failed.

@@ -75,42 +75,42 @@ impl Entry {
     }
 }
 
-/// Why a record cannot be a row.
+/// Why a record cannot be stored as a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RowError {
-    /// It has too many members.
-    #[error("a record of {members} fields: at most {max} are allowed")]
+    /// The record has too many members.
+    #[error("the record has {members} fields, more than the limit of {max}")]
     TooManyMembers {
-        /// How many it has.
-        members: usize,
-        /// How many it may have.
+    /// The number of members.
+    members: usize,
+    /// The limit.
         max: usize,
     },
-    /// A name is too long.
-    #[error("a field name of {len} bytes: at most {max} are allowed")]
+    /// The name of a field is too long.
+    #[error("a field name has {len} bytes, more than the limit of {max}")]
     LongName {
-        /// The bytes it has.
-        len: usize,
-        /// The bytes it may have.
+    /// Its length in bytes.
+    len: usize,
+    /// The limit.
         max: usize,
     },
-    /// It is too large.
-    #[error("a record of {len} bytes: at most {max} are allowed")]
+    /// The record is too large.
+    #[error("the record has {len} bytes, more than the limit of {max}")]
     TooLarge {
-        /// The bytes it has.
-        len: usize,
-        /// The bytes it may have.
+    /// Its length in bytes.
+    len: usize,
+    /// The limit.
         max: usize,
     },
-    /// It is nested too deeply.
-    #[error("a record may be nested {max} deep, and this one is deeper")]
+    /// The record is nested too deeply.
+    #[error("the record is nested more than {max} levels deep")]
     TooDeep {
-        /// How deep it may be.
+    /// The limit.
         max: usize,
     },
-    /// What was stored is not the text of a record.
-    #[error("what is stored is not the text of a record")]
+    /// The stored text is not a record.
+    #[error("the stored text is not a JSON object in compact form")]
     Malformed,
 }
 

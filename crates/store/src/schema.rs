@@ -181,56 +181,56 @@ fn name_of<T: PartialEq + Copy>(all: &[(&'static str, T)], value: T) -> &'static
     all.iter().find(|(_, other)| *other == value).map_or("", |(name, _)| name)
 }
 
-/// What is wrong with a definition.
+/// Why JSON is not the definition of a bucket.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DefinitionError {
-    /// Something is missing, or not what it has to be.
+    /// An option is missing or has an invalid value.
     #[error("{at} must be {expected}")]
     Expected {
-        /// Where.
-        at: String,
-        /// What it has to be.
+    /// The path of the option.
+    at: String,
+    /// The expected value.
         expected: String,
     },
-    /// It has an option that does not exist.
-    #[error("{at} has an unknown option {option}")]
+    /// The option does not exist.
+    #[error("unknown option {option} in {at}")]
     UnknownOption {
-        /// Where.
-        at: String,
-        /// What it is called.
+    /// The path of the object that has the option.
+    at: String,
+    /// The name of the option.
         option: String,
     },
     /// A key or index names a field that is not in the schema.
-    #[error("{at} names the field {field}, which is not in the schema")]
+    #[error("unknown field {field} in {at}: the schema does not define it")]
     UnknownField {
-        /// Where.
-        at: String,
-        /// What it is called.
+    /// The option: `key` or `indexes`.
+    at: String,
+    /// The name of the field.
         field: String,
     },
     /// A pattern is not a regular expression that can be matched in linear time.
-    #[error("the pattern of {at} cannot be used: {problem}")]
+    #[error("invalid pattern of {at}: {problem}")]
     Pattern {
-        /// Where.
-        at: String,
-        /// What is wrong with it.
+    /// The path of the field.
+    at: String,
+    /// The error of the regular expression.
         problem: String,
     },
-    /// A default does not pass its own rules.
-    #[error("the default of {at} does not pass its own rules: {problem}")]
+    /// The default of a field fails the validation of the field.
+    #[error("invalid default of {at}: {problem}")]
     Default {
-        /// Where.
-        at: String,
-        /// What is wrong with it.
+    /// The path of the field.
+    at: String,
+    /// The failed rule.
         problem: String,
     },
-    /// It is nested too deeply.
-    #[error("{at} is nested too deeply: {max} levels are allowed")]
+    /// The schema is nested too deeply.
+    #[error("{at} is nested more than {max} levels deep")]
     TooDeep {
-        /// Where.
-        at: String,
-        /// How deep it may be.
+    /// The path of the field.
+    at: String,
+    /// The limit.
         max: usize,
     },
 }
@@ -253,7 +253,7 @@ impl BucketDefinition {
             return Err(DefinitionError::UnknownField { at: "key".to_owned(), field: key });
         }
         if fields.iter().any(|(name, rule)| *name == key && matches!(rule.kind, Kind::Object | Kind::Array)) {
-            return Err(expected("key", "a field that is no object or array"));
+            return Err(expected("key", "a field that is not an object or array"));
         }
         let indexes = indexes(members.get("indexes"))?;
         if let Some(field) = indexes.iter().flatten().find(|field| !is_field(field)) {
@@ -365,7 +365,7 @@ fn number(members: &Map<String, Json>, name: &str, at: &str) -> Result<Option<f6
 }
 
 fn whole(members: &Map<String, Json>, name: &str, at: &str) -> Result<Option<usize>, DefinitionError> {
-    option(members, name, at, "a whole number from 0", |json| usize::try_from(json.as_u64()?).ok())
+    option(members, name, at, "a non-negative integer", |json| usize::try_from(json.as_u64()?).ok())
 }
 
 fn one_of<T: Copy>(
@@ -402,7 +402,7 @@ fn indexes(json: Option<&Json>) -> Result<Vec<Vec<String>>, DefinitionError> {
 
 /// A time span: milliseconds, or a number with a unit.
 fn duration(json: &Json) -> Result<u64, DefinitionError> {
-    let wrong = || expected("ttl", "milliseconds above zero, or a text such as \"30s\", \"5m\", \"1h\" or \"7d\"");
+    let wrong = || expected("ttl", "a positive number of milliseconds, or a string such as \"30s\", \"5m\", \"1h\" or \"7d\"");
     let milliseconds = match json {
         Json::Number(number) => number.as_f64(),
         Json::String(text) => {
@@ -556,20 +556,20 @@ mod tests {
             (json!(1), "the definition must be an object"),
             (json!({"schema": {}}), "key must be the name of a field"),
             (json!({"key": "id"}), "schema must be an object of fields"),
-            (json!({"key": "id", "schema": {}}), "key names the field id, which is not in the schema"),
-            (with("indexes", json!(["x"])), "indexes names the field x, which is not in the schema"),
+            (json!({"key": "id", "schema": {}}), "unknown field id in key: the schema does not define it"),
+            (with("indexes", json!(["x"])), "unknown field x in indexes: the schema does not define it"),
             (with("indexes", json!([[]])), "indexes must be a list of field names, or of lists of field names"),
-            (with("colour", json!(1)), "the definition has an unknown option colour"),
+            (with("colour", json!(1)), "unknown option colour in the definition"),
             (with("maxSize", json!(0)), "maxSize must be at least 1"),
-            (with("maxSize", json!(1.5)), "maxSize of the definition must be a whole number from 0"),
+            (with("maxSize", json!(1.5)), "maxSize of the definition must be a non-negative integer"),
             (field(json!({})), "type of id must be string, number, boolean, object, array or date"),
             (field(json!({"type": "text"})), "type of id must be one of string, number, boolean, object, array, date"),
-            (field(json!({"type": "string", "requird": true})), "id has an unknown option requird"),
+            (field(json!({"type": "string", "requird": true})), "unknown option requird in id"),
             (
                 field(json!({"type": "number", "default": "x"})),
-                "the default of id does not pass its own rules: must be a number",
+                "invalid default of id: must be a number",
             ),
-            (field(deep), "id[][][][][][][][][][] is nested too deeply: 10 levels are allowed"),
+            (field(deep), "id[][][][][][][][][][] is nested more than 10 levels deep"),
         ] {
             assert_eq!(parse(&definition).unwrap_err().to_string(), error, "{definition}");
         }

@@ -1,7 +1,7 @@
-//! Transactions: several operations that are all done, or none of them.
+//! Transactions: lists of operations that take effect together or not at all.
 //!
-//! They run one after the other on one draft, so each sees the effects of those before it, and no reader sees any effect before
-//! all have succeeded.
+//! The operations run in order on one draft. Each sees the effects of those before it, and readers see none before all have
+//! succeeded.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -14,15 +14,15 @@ use crate::{Draft, Filter, Query, Row, StoreError};
 pub struct Operation {
     /// The bucket.
     pub bucket: String,
-    /// What to do there.
+    /// The action.
     pub action: Action,
-    /// The version that the record of an update or delete must have, if it is given.
+    /// The version that the record of an update or delete must have. `None` accepts any version.
     pub version: Option<u64>,
-    /// A filter that restricts the records it may touch.
+    /// A filter that restricts the records that the operation can read and write.
     pub guard: Option<Filter>,
 }
 
-/// What an operation does.
+/// The action of an [`Operation`].
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Action {
@@ -42,88 +42,88 @@ pub enum Action {
     Count(Filter),
 }
 
-/// Why a transaction was not done.
+/// Why a transaction failed. None of its operations has an effect.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[error("operations[{place}]: {problem}")]
+#[error("operations[{index}]: {problem}")]
 #[non_exhaustive]
 pub struct TransactionError {
     /// The index of the operation that failed.
-    pub place: usize,
-    /// Why.
+    pub index: usize,
+    /// The error of the operation.
     #[source]
-    pub problem: Box<Problem>,
+    pub problem: Box<OperationError>,
 }
 
 /// Why an operation of a transaction failed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Problem {
-    /// It is not an operation.
-    #[error("{what} must be {expected}")]
-    Shape {
-        /// The member that is wrong.
-        what: &'static str,
-        /// What was expected.
+pub enum OperationError {
+/// A member of the operation is missing or invalid.
+#[error("{member} must be {expected}")]
+Invalid {
+/// The member.
+member: &'static str,
+/// The expected value.
         expected: &'static str,
     },
-    /// Its filter is wrong.
+    /// The filter is invalid.
     #[error(transparent)]
     Filter(#[from] FilterError),
-    /// A record with this key exists already.
-    #[error("a record {key} exists in bucket \"{bucket}\" already")]
+    /// A record with this key already exists.
+    #[error("record {key} already exists in bucket \"{bucket}\"")]
     Exists {
-        /// The bucket.
-        bucket: String,
-        /// Its key.
+    /// The bucket.
+    bucket: String,
+    /// The key.
         key: Json,
     },
-    /// With what it returns, the results are too long.
-    #[error("all results of a transaction together may have {max} bytes")]
+    /// The results of the transaction are too large.
+    #[error("the results of the transaction are larger than {max} bytes")]
     LongResults {
-        /// How long they may be.
+    /// The limit in bytes.
         max: usize,
     },
-    /// The store refused it.
+    /// The store rejected the operation.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 impl TransactionError {
-    fn at(place: usize) -> impl FnOnce(Problem) -> Self {
-        move |problem| Self { place, problem: Box::new(problem) }
+    fn at(index: usize) -> impl FnOnce(OperationError) -> Self {
+    move |problem| Self { index, problem: Box::new(problem) }
     }
 }
 
 impl Operation {
-    /// Parses a list of operations. The error names the first that is wrong.
+    /// Parses a list of operations. The error has the index of the first invalid one.
     pub fn parse_all(json: &Json) -> Result<Vec<Self>, TransactionError> {
-        let wrong = Problem::Shape { what: "operations", expected: "a list with something in it" };
+        let wrong = OperationError::Invalid { member: "operations", expected: "a non-empty list" };
         let Some(list) = json.as_array().filter(|list| !list.is_empty()) else {
             return Err(TransactionError::at(0)(wrong));
         };
-        let parse = |(place, json)| Self::parse(json).map_err(TransactionError::at(place));
+        let parse = |(index, json)| Self::parse(json).map_err(TransactionError::at(index));
         list.iter().enumerate().map(parse).collect()
     }
 
-    fn parse(json: &Json) -> Result<Self, Problem> {
-        let shape = |what, expected| Problem::Shape { what, expected };
-        let members = json.as_object().ok_or_else(|| shape("it", "an object"))?;
+    fn parse(json: &Json) -> Result<Self, OperationError> {
+    let invalid = |member, expected| OperationError::Invalid { member, expected };
+    let members = json.as_object().ok_or_else(|| invalid("an operation", "an object"))?;
         let text = |name| members.get(name).and_then(Json::as_str);
         let bucket = text("bucket").filter(|name| !name.is_empty());
-        let bucket = bucket.ok_or_else(|| shape("bucket", "the name of one"))?.to_owned();
+        let bucket = bucket.ok_or_else(|| invalid("bucket", "a non-empty string"))?.to_owned();
         let key = || {
-            members.get("key").filter(|key| !key.is_null()).cloned().ok_or_else(|| shape("key", "the key of a record"))
+            members.get("key").filter(|key| !key.is_null()).cloned().ok_or_else(|| invalid("key", "the key of a record"))
         };
-        let data = || members.get("data").and_then(Json::as_object).cloned().ok_or_else(|| shape("data", "an object"));
+        let data = || members.get("data").and_then(Json::as_object).cloned().ok_or_else(|| invalid("data", "an object"));
         let version = || match members.get("version").filter(|version| !version.is_null()) {
             None => Ok(None),
             Some(version) => {
-                version.as_u64().map(Some).ok_or_else(|| shape("version", "the version of a record: an integer"))
+                version.as_u64().map(Some).ok_or_else(|| invalid("version", "the version of a record, an integer"))
             }
         };
         let filter = |is_required: bool| match members.get("filter").filter(|filter| !filter.is_null()) {
             Some(filter) => Ok(Filter::parse(filter)?),
-            None if is_required => Err(shape("filter", "an object")),
+            None if is_required => Err(invalid("filter", "an object")),
             None => Ok(Filter::everything()),
         };
         let action = match text("op") {
@@ -134,18 +134,18 @@ impl Operation {
             Some("where") => Action::Where(filter(true)?),
             Some("findOne") => Action::FindOne(filter(true)?),
             Some("count") => Action::Count(filter(false)?),
-            _ => return Err(shape("op", "get, insert, update, delete, where, findOne or count")),
+            _ => return Err(invalid("op", "get, insert, update, delete, where, findOne or count")),
         };
         let version = if matches!(action, Action::Update(..) | Action::Delete(_)) { version()? } else { None };
         Ok(Self { bucket, action, version, guard: None })
     }
 }
 
-/// The result of an operation of a transaction. Records are not parsed: the writer has other writes to do.
+/// The result of an operation of a transaction. Records are rows and not parsed JSON, so that the writer thread does not parse.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum OperationResult {
-    /// The record that was read, inserted or updated; none if there is none.
+    /// The record that was read, inserted or updated. `None` if a read found none.
     Record(Option<Row>),
     /// The records that match.
     Records(Vec<Row>),
@@ -156,7 +156,7 @@ pub enum OperationResult {
 }
 
 impl OperationResult {
-    /// The result as JSON.
+    /// Returns the result as JSON.
     pub fn to_json(&self) -> Json {
         match self {
             Self::Record(row) => row.as_ref().map_or(Json::Null, |row| Json::Object(row.to_record())),
@@ -168,54 +168,54 @@ impl OperationResult {
 }
 
 impl Draft {
-    /// Runs operations one after the other: all of them, or none. Returns the result of each.
+    /// Runs operations in order, all or none. Returns the result of each.
     pub fn transact(&mut self, operations: &[Operation]) -> Result<Vec<OperationResult>, TransactionError> {
         self.transact_within(operations, usize::MAX)
     }
 
-    /// Like [`transact`](Self::transact), with a limit of the bytes of all results. Above it, nothing is done.
+    /// Like [`transact`](Self::transact), with a limit of the bytes of all results. A transaction that exceeds it fails.
     pub fn transact_within(
         &mut self,
         operations: &[Operation],
         max_bytes: usize,
     ) -> Result<Vec<OperationResult>, TransactionError> {
-        let mut room = Room { max: self.limits().max_result_bytes.min(max_bytes), taken: 0 };
+        let mut budget = ResultBudget { max: self.limits().max_result_bytes.min(max_bytes), used: 0 };
         self.atomically(|draft| {
-            let run = |(place, operation): (usize, &Operation)| {
+            let run = |(index, operation): (usize, &Operation)| {
                 let done = match &operation.guard {
-                    None => draft.run(operation, &mut room),
-                    Some(guard) => draft.guarded(guard, |draft| draft.run(operation, &mut room)),
+                    None => draft.run(operation, &mut budget),
+                    Some(guard) => draft.guarded(guard, |draft| draft.run(operation, &mut budget)),
                 };
-                done.map_err(TransactionError::at(place))
+                done.map_err(TransactionError::at(index))
             };
             operations.iter().enumerate().map(run).collect()
         })
     }
 
-    fn run(&mut self, operation: &Operation, room: &mut Room) -> Result<OperationResult, Problem> {
+    fn run(&mut self, operation: &Operation, budget: &mut ResultBudget) -> Result<OperationResult, OperationError> {
         let Operation { bucket, action, version, .. } = operation;
         let query = |filter: &Filter, limit| Query { filter: filter.clone(), limit, ..Query::new(bucket) };
         Ok(match action {
-            Action::Get(key) => OperationResult::Record(room.take_one(self.get(bucket, key)?)?),
+            Action::Get(key) => OperationResult::Record(budget.take_one(self.get(bucket, key)?)?),
             Action::Insert(record) => {
-                // A key that was not given may be another record's as well.
+                // A generated key or a default may collide with an existing key.
                 let record = self.fill(bucket, record.clone())?;
                 let key_field = self.bucket(bucket)?.definition().key.clone();
-                let exists = |key: &Json| Problem::Exists { bucket: bucket.clone(), key: key.clone() };
+                let exists = |key: &Json| OperationError::Exists { bucket: bucket.clone(), key: key.clone() };
                 if let Some(given) = record.get(&key_field)
                     && self.get(bucket, given)?.is_some()
                 {
                     return Err(exists(given));
                 }
                 let inserted = self.insert(bucket, record).map_err(|error| match error {
-                    // The key of a hidden record. What else is wrong comes first, as if the record were not there.
+                    // The key belongs to a record that the guard hides. Other errors are reported first, so that they do not reveal the record.
                     StoreError::NotUnique { source, .. } if source.field == key_field => exists(&source.value),
                     error => error.into(),
                 });
-                OperationResult::Record(room.take_one(Some(&inserted?))?)
+                OperationResult::Record(budget.take_one(Some(&inserted?))?)
             }
             Action::Update(key, patch) => {
-                OperationResult::Record(room.take_one(Some(&self.update(bucket, key, patch.clone(), *version)?))?)
+                OperationResult::Record(budget.take_one(Some(&self.update(bucket, key, patch.clone(), *version)?))?)
             }
             Action::Delete(key) => {
                 self.delete(bucket, key, *version)?;
@@ -223,34 +223,34 @@ impl Draft {
             }
             Action::Where(filter) => {
                 let rows = self.rows(&query(filter, None))?;
-                OperationResult::Records(rows.into_iter().map(|row| room.take(row)).collect::<Result<_, _>>()?)
+                OperationResult::Records(rows.into_iter().map(|row| budget.take(row)).collect::<Result<_, _>>()?)
             }
             Action::FindOne(filter) => {
                 let first = self.rows(&query(filter, Some(1)))?.pop();
-                OperationResult::Record(room.take_one(first)?)
+                OperationResult::Record(budget.take_one(first)?)
             }
             Action::Count(filter) => OperationResult::Count(self.count(&query(filter, None))?),
         })
     }
 }
 
-/// Room for the records that a transaction returns: every operation may return all of a bucket.
-struct Room {
-    max: usize,
-    taken: usize,
+/// Limits the bytes of the records that a transaction returns: each operation can return all records of a bucket.
+struct ResultBudget {
+max: usize,
+used: usize,
 }
 
-impl Room {
-    /// A row, if there is room for it.
-    fn take(&mut self, row: &Row) -> Result<Row, Problem> {
-        self.taken = self.taken.saturating_add(row.text_bytes().len());
-        if self.taken > self.max {
-            return Err(Problem::LongResults { max: self.max });
+impl ResultBudget {
+/// Charges a row and returns a clone of it.
+fn take(&mut self, row: &Row) -> Result<Row, OperationError> {
+self.used = self.used.saturating_add(row.text_bytes().len());
+if self.used > self.max {
+return Err(OperationError::LongResults { max: self.max });
         }
         Ok(row.clone())
     }
 
-    fn take_one(&mut self, row: Option<&Row>) -> Result<Option<Row>, Problem> {
+    fn take_one(&mut self, row: Option<&Row>) -> Result<Option<Row>, OperationError> {
         row.map(|row| self.take(row)).transpose()
     }
 }
@@ -281,19 +281,19 @@ mod tests {
         let get = json!({"op": "get", "bucket": "b", "key": 1});
         let operations = Operation::parse_all(&json!([insert, get])).unwrap();
         let error = draft.transact_within(&operations, 300).unwrap_err();
-        assert_eq!((error.place, *error.problem), (1, Problem::LongResults { max: 300 }));
-        assert_eq!(draft.state().bucket("b").unwrap().len(), 0, "nothing of it was done");
+        assert_eq!((error.index, *error.problem), (1, OperationError::LongResults { max: 300 }));
+        assert_eq!(draft.state().bucket("b").unwrap().len(), 0, "the insert was undone");
         assert!(draft.transact_within(&operations, 600).is_ok());
     }
 
     #[test]
-    fn a_bucket_without_a_name_is_none() {
+    fn empty_bucket_name_is_rejected() {
         let error = Operation::parse_all(&json!([{"op": "count", "bucket": ""}])).unwrap_err();
-        assert_eq!(error.to_string(), "operations[0]: bucket must be the name of one");
+        assert_eq!(error.to_string(), "operations[0]: bucket must be a non-empty string");
     }
 
     #[test]
-    fn each_sees_what_those_before_it_did() {
+    fn operation_sees_effects_of_earlier_operations() {
         let mut draft = draft();
         let results = transact(
             &mut draft,
@@ -316,24 +316,24 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_leaves_nothing_and_is_named() {
+    fn failed_transaction_has_no_effect_and_reports_the_operation() {
         let mut draft = draft();
         draft.insert("b", json!({"id": 1, "name": "a"})).unwrap();
         let first = json!({"op": "insert", "bucket": "b", "data": {"id": 7}});
         for (second, error) in [
-            (json!({"op": "insert", "bucket": "b", "data": {"id": 1}}), "a record 1 exists in bucket \"b\" already"),
+            (json!({"op": "insert", "bucket": "b", "data": {"id": 1}}), "record 1 already exists in bucket \"b\""),
             (
                 json!({"op": "insert", "bucket": "b", "data": {"id": 2, "name": "a"}}),
-                "bucket \"b\": a record with name = \"a\" exists already",
+                "bucket \"b\": a record with name = \"a\" already exists",
             ),
-            (json!({"op": "update", "bucket": "b", "key": 9, "data": {}}), "there is no record 9 in bucket \"b\""),
+            (json!({"op": "update", "bucket": "b", "key": 9, "data": {}}), "record 9 not found in bucket \"b\""),
             (json!({"op": "count", "bucket": "x"}), "bucket \"x\" is not defined"),
             (json!({"op": "frob", "bucket": "b"}), "op must be get, insert, update, delete, where, findOne or count"),
             (json!({"op": "get", "bucket": "b"}), "key must be the key of a record"),
             (json!({"op": "where", "bucket": "b"}), "filter must be an object"),
             (json!({"op": "where", "bucket": "b", "filter": {"$x": 1}}), "unknown operator $x in the filter"),
             (json!({"op": "insert", "bucket": "b", "data": []}), "data must be an object"),
-            (json!(1), "it must be an object"),
+            (json!(1), "an operation must be an object"),
         ] {
             let refused = transact(&mut draft, &json!([first, second])).unwrap_err();
             assert_eq!(refused.to_string(), format!("operations[1]: {error}"));

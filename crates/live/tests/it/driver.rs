@@ -334,7 +334,7 @@ fn subscriptions_end_with_what_they_follow() {
         let unknown = live.subscribe_named("x", Map::new(), None, Mode::Whole).await.unwrap_err();
         assert_eq!(unknown.to_string(), "query \"x\" is not defined");
         let missing = live.subscribe_named("named", Map::new(), None, Mode::Whole).await.unwrap_err();
-        assert_eq!(missing.to_string(), "the parameter params.n is not given");
+        assert_eq!(missing.to_string(), "missing parameter params.n");
         let undefined = live.subscribe(Query::new("x"), Mode::Whole).await.unwrap_err();
         assert_eq!(undefined.to_string(), "bucket \"x\" is not defined");
         let params = json!({"n": 1, "extra": 2});

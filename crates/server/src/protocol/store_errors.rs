@@ -3,7 +3,7 @@
 use serde_json::{Value as Json, json};
 use tidewire_live::{End, LiveError};
 use tidewire_store::query::Exceeded;
-use tidewire_store::transaction::{Problem, TransactionError};
+use tidewire_store::transaction::{OperationError, TransactionError};
 use tidewire_store::{StoreError, WriteError};
 
 use crate::{Code, RequestError};
@@ -68,11 +68,11 @@ impl From<TransactionError> for RequestError {
     fn from(error: TransactionError) -> Self {
         let message = error.to_string().into();
         match *error.problem {
-            Problem::Store(inner) => Self { message, ..Self::from(inner) },
-            Problem::Exists { bucket, key } => {
+            OperationError::Store(inner) => Self { message, ..Self::from(inner) },
+            OperationError::Exists { bucket, key } => {
                 Self::new(Code::Conflict, message).with_details(json!({"bucket": bucket, "key": key}))
             }
-            Problem::LongResults { .. } => Self::new(Code::TooLarge, message),
+            OperationError::LongResults { .. } => Self::new(Code::TooLarge, message),
             _ => Self::new(Code::ValidationError, message),
         }
     }

@@ -188,7 +188,7 @@ async fn a_transaction_with_a_long_read_is_refused_with_the_index_that_it_lacks(
     // 256 searches of the texts take seconds. The writer gives up after 50 ms of work.
     let step = json!({"op": "count", "bucket": "texts", "filter": costly_filter()});
     let (code, error) = client.fail("store.transaction", json!({"operations": [step]})).await;
-    let expected = "operations[0]: the reads of a write may take 50 ms, and bucket \"texts\" takes longer: \
+    let expected = "operations[0]: the reads of the write exceed the limit of 50 ms in bucket \"texts\": \
                     use a filter that an index can serve, or read before the transaction";
     assert_eq!((&*code, &error["message"]), ("TOO_LARGE", &json!(expected)));
     let conditions: Vec<Json> =

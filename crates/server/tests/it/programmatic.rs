@@ -122,7 +122,7 @@ async fn code_is_listed_and_its_names_are_taken() {
     assert_eq!(stats["queries"], json!({"defined": 3, "activeSubscriptions": 1}));
     let again = json!({"name": "ports", "config": {"bucket": "tides"}});
     let message = fails(&mut client, "store.defineQuery", again, "ALREADY_EXISTS").await;
-    assert_eq!(message, "query \"ports\" is defined already");
+    assert_eq!(message, "query \"ports\" is already defined");
     fails(&mut client, "store.undefineQuery", json!({"name": "ports"}), "QUERY_NOT_DEFINED").await;
     assert_eq!(client.ask("store.listQueries", json!({})).await, expected);
 }

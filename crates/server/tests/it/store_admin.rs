@@ -20,7 +20,7 @@ async fn buckets_are_defined_shown_changed_and_dropped() {
     assert_eq!(buckets, json!({"count": 2, "names": ["tides", "anchors"]}), "in the order of definition");
     let again = json!({"name": "tides", "config": tides()});
     let message = fails(&mut client, "store.defineBucket", again, "ALREADY_EXISTS").await;
-    assert_eq!(message, "bucket \"tides\" is defined already");
+    assert_eq!(message, "bucket \"tides\" is already defined");
     let schema = client.ask("store.getBucketSchema", json!({"name": "tides"})).await;
     assert_eq!(schema, json!({"name": "tides", "config": tides()}));
     let updates = json!({"addFields": {"depth": {"type": "number"}}, "addIndexes": ["depth"], "ttl": "1h"});

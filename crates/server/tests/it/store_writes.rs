@@ -86,7 +86,7 @@ async fn records_are_updated() {
     let updated = client.ask("store.update", update(json!(1), json!({}))).await;
     assert_eq!(updated, version(tide(1, "Hook", Json::Null), 4));
     let message = fails(&mut client, "store.update", update(json!(99), json!({})), "NOT_FOUND").await;
-    assert_eq!(message, "there is no record 99 in bucket \"tides\"");
+    assert_eq!(message, "record 99 not found in bucket \"tides\"");
     fails(&mut client, "store.update", update(json!("1"), json!({})), "NOT_FOUND").await;
     fails(&mut client, "store.update", update(json!({"a": 1}), json!({})), "NOT_FOUND").await;
 }

@@ -73,7 +73,7 @@ pub(crate) struct Index {
 
 /// Two records would have the same value in a unique field.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[error("a record with {field} = {value} exists already")]
+#[error("a record with {field} = {value} already exists")]
 #[non_exhaustive]
 pub struct NotUnique {
     /// The field.

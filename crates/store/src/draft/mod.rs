@@ -681,7 +681,7 @@ mod tests {
             names.iter().enumerate().map(|(id, name)| json!({"id": id, "name": name})).collect::<Vec<_>>()
         };
         let refused = draft.insert_many("b", some(["a", "a"])).unwrap_err();
-        assert_eq!(refused.to_string(), "data[1]: bucket \"b\": a record with name = \"a\" exists already");
+        assert_eq!(refused.to_string(), "data[1]: bucket \"b\": a record with name = \"a\" already exists");
         assert!(records(&draft, "b").is_empty() && draft.changes.is_empty());
         assert_eq!(draft.insert_many("b", some(["a", "b"])).unwrap().len(), 2);
         assert_eq!(draft.finish().1.len(), 2);
@@ -729,7 +729,7 @@ mod tests {
             let refused = draft.insert("members", json!({"id": 1, "team": "a"})).unwrap_err();
             assert_eq!(
                 refused.to_string(),
-                "Validation failed for bucket \"members\": team: refers to \"a\", which is not in \"teams\""
+                "Validation failed for bucket \"members\": team: references \"a\", which does not exist in bucket \"teams\""
             );
             draft.insert("teams", json!({"id": "a"})).unwrap();
             for id in 1..=2 {

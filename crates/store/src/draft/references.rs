@@ -88,7 +88,7 @@ impl Draft {
                     }
                     // One such record is enough, however many there are.
                     OnDelete::Restrict if self.referring(referring, field, &key)?.next().is_some() => {
-                        let message = format!("is referred to by \"{referring}\"");
+                        let message = format!("the record is referenced by field {} of bucket \"{referring}\"", field.name());
                         let issue = Issue { field: field.name().to_owned(), message, code: "ref" };
                         return Err(ValidationError { bucket: name.to_string(), issues: vec![issue] }.into());
                     }
@@ -190,7 +190,7 @@ impl Draft {
                 |row: &Row| self.references.as_ref().is_none_or(|filter| filter.matches(&reference.bucket, row));
             let is_missing = || self.live(&reference.bucket, value).is_ok_and(|found| !found.is_some_and(may_refer));
             if !is_itself && !is_kept && is_missing() {
-                let message = format!("refers to {value}, which is not in \"{}\"", reference.bucket);
+                let message = format!("references {value}, which does not exist in bucket \"{}\"", reference.bucket);
                 issues.push(Issue { field: field.clone(), message, code: "ref" });
             }
         }

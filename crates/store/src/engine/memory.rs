@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::{Backup, Checkpoint, Engine, EngineError, EngineStats, LogPressure, WriteSet};
 use crate::Position;
 
-/// Counts commits and forgets them. Its epoch is new every time.
+/// An engine that counts commits and stores nothing. Each instance has a new epoch.
 #[derive(Debug)]
 pub struct Memory {
     position: Position,
@@ -54,7 +54,7 @@ impl Engine for Memory {
     }
 
     fn backup(&mut self, _: &Path) -> Result<Backup, EngineError> {
-        Err(EngineError::KeepsNothing)
+        Err(EngineError::NotPersistent)
     }
 
     fn log_pressure(&self) -> LogPressure {

@@ -1,7 +1,7 @@
-//! Engines: they make commits durable.
+//! Storage engines, which make commits durable.
 //!
-//! The writer hands groups of commits to an [`Engine`], which assigns each a [`Position`] and returns when the group is as
-//! durable as the settings promise. All writes that wait form one group, so they share one sync. Keys and rows are opaque bytes
+//! The writer passes groups of commits to an [`Engine`], which assigns each commit a [`Position`] and returns when the group has
+//! the configured durability. All waiting writes form one group and share one sync (group commit). Keys and rows are opaque bytes
 //! to an engine. Engines do not serve reads, because all rows are in memory.
 
 mod disk;
@@ -21,18 +21,18 @@ pub use memory::Memory;
 
 use crate::{Cause, Position};
 
-/// What a commit does to one row.
+/// The write of one row in a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Write<'a> {
     /// The bucket of the row; at most 65535 bytes.
     pub bucket: &'a str,
     /// The key of the row.
     pub key: &'a [u8],
-    /// The new row; none if it is deleted.
+    /// The new row. `None` deletes the row.
     pub row: Option<&'a [u8]>,
 }
 
-/// A row as a snapshot has it.
+/// A row of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StoredRow<'a> {
     /// The bucket of the row; at most 65535 bytes.
@@ -66,18 +66,17 @@ impl WriteSet<'_> {
     }
 }
 
-/// When a commit counts as made.
+/// When a commit is acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Durability {
-    /// When it is on the disk: nothing acknowledged is ever lost. The default, because a group costs one wait for the disk,
-    /// however many commits it has.
+    /// After fsync: no acknowledged commit is lost. The default, because all commits of a group share one fsync.
     #[default]
     Always,
-    /// When it is written. It is synced after this interval at the latest, provided that [`Engine::sync`] is called when
-    /// [`Engine::sync_due`] says so. A power failure loses the commits since the last sync.
+    /// After the write to the log, which is synced after this interval at the latest, provided that [`Engine::sync`] is called
+    /// when [`Engine::sync_due`] is reached. A power failure loses the commits since the last sync.
     Interval(Duration),
-    /// When it is written; the operating system decides when it reaches the disk.
+    /// After the write to the log. The operating system decides when it reaches the disk.
     None,
 }
 
@@ -87,26 +86,26 @@ pub enum Durability {
 pub enum LogPressure {
     /// The log is within its limit.
     Normal,
-    /// The log is past its limit: commits are taken and counted as [`slowed`](EngineStats::slowed), and the writer should
-    /// take its time until a checkpoint is done.
+    /// The log is longer than its limit. Commits succeed and are counted as [`slowed`](EngineStats::slowed). The writer should
+    /// slow down until a checkpoint is done.
     Slow,
-    /// The log has twice its limit: commits are refused with [`EngineError::LogFull`].
+    /// The log is longer than twice its limit. Commits fail with [`EngineError::LogFull`].
     Full,
 }
 
-/// What an engine has done since it was opened.
+/// Counters of an engine since it was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct EngineStats {
-    /// Commits taken.
+    /// Commits written.
     pub commits: u64,
-    /// Groups they came in.
+    /// Groups of commits written.
     pub groups: u64,
-    /// Times the log was forced to the disk.
+    /// Syncs of the log.
     pub syncs: u64,
-    /// Groups taken while the log was past its limit.
+    /// Groups written while the log was longer than its limit.
     pub slowed: u64,
-    /// Groups refused, of which nothing was written.
+    /// Groups rejected. Nothing of them was written.
     pub refused: u64,
     /// Checkpoints done.
     pub checkpoints: u64,
@@ -118,12 +117,12 @@ pub struct EngineStats {
     pub snapshot_bytes: u64,
 }
 
-/// Why a commit is not made, or not known to be.
+/// Why a commit failed, or why its outcome is unknown.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
-    /// Writing failed midway. Nothing more is taken; after reopening, the group is there as a whole or a prefix of whole
-    /// commits of earlier groups is, and everything acknowledged under [`Durability::Always`] is.
+    /// The disk failed during a write. All further commits fail. After reopening, the group is either stored completely or not at
+    /// all, and all commits acknowledged under [`Durability::Always`] are present.
     #[error(
         "cannot write {}: it is unknown whether the last group of commits is stored; free space or repair the disk, then reopen",
         file.display()
@@ -131,17 +130,17 @@ pub enum EngineError {
     OutcomeUnknown {
         /// The file that could not be written.
         file: PathBuf,
-        /// What the disk said.
+        /// The error of the disk.
         source: io::Error,
     },
     /// An earlier write failed. Nothing was written.
-    #[error("an earlier write failed, so nothing more is written: repair the disk, then reopen")]
+    #[error("writes are rejected since the disk failed: repair the disk, then reopen")]
     Stopped,
     /// The next segment of the log could not be created. Nothing was written, and the next commit tries again.
     ///
     /// If only file descriptors are missing, the current segment is extended instead, so this error means that the disk is full,
     /// that it failed, or that the segment has reached 1 GiB.
-    #[error("cannot create {}, the next segment of the log, so nothing was written: free space, then retry", file.display())]
+    #[error("cannot create {}, the next segment of the log; nothing was written: free space, then retry", file.display())]
     NoSegment {
         /// The segment.
         file: PathBuf,
@@ -149,33 +148,33 @@ pub enum EngineError {
         source: io::Error,
     },
     /// The log has twice the length at which commits are slowed. Nothing was written.
-    #[error("the log has {len} bytes, and commits are refused from {max}: wait for a checkpoint, or see why it fails")]
+    #[error("the log has {len} bytes, more than the limit of {max}: wait for a checkpoint, or check why checkpoints fail")]
     LogFull {
-        /// The bytes it has.
-        len: u64,
-        /// From where it takes no more.
+    /// The length of the log in bytes.
+    len: u64,
+    /// The limit.
         max: u64,
     },
     /// A group is too large. Nothing was written.
-    #[error("a group of {len} bytes: at most {max} are taken at a time")]
+    #[error("the group of commits has {len} bytes, more than the limit of {max}")]
     TooLarge {
-        /// The bytes it has.
+    /// The length of the group in bytes.
         len: usize,
         /// The limit.
         max: usize,
     },
     /// The name of a bucket is too long. Nothing was written.
-    #[error("the name of a bucket has {len} bytes: at most 65535 are taken")]
+    #[error("the name of a bucket has {len} bytes, more than the limit of 65535")]
     BucketName {
-        /// The bytes it has.
+    /// The length of the name in bytes.
         len: usize,
     },
-    /// A checkpoint is running; there is one at a time.
-    #[error("a checkpoint is running: wait until it is done")]
+    /// Another checkpoint is running.
+    #[error("another checkpoint is running: wait until it is done")]
     CheckpointRunning,
-    /// The memory engine keeps nothing, so there is nothing to copy.
-    #[error("the memory engine keeps nothing: there is nothing to back up")]
-    KeepsNothing,
+    /// The memory engine stores nothing that could be backed up.
+    #[error("a store in memory has no files to back up")]
+    NotPersistent,
 }
 
 /// Storage of commits. Owned by a single writer.
@@ -183,38 +182,39 @@ pub trait Engine: Send {
     /// Returns the position of the newest commit.
     fn position(&self) -> Position;
 
-    /// Stores these commits, in this order, with one sync if the durability asks for it. Each gets the next sequence; returns
-    /// the position of the last. A crash leaves a prefix of whole groups.
+    /// Stores commits in this order, with one sync if the durability requires it. Each gets the next sequence. Returns the position
+    /// of the last one. A crash leaves a prefix of complete groups.
     ///
     /// An error other than [`EngineError::OutcomeUnknown`] means that nothing was written.
     fn commit(&mut self, commits: &[WriteSet<'_>]) -> Result<Position, EngineError>;
 
-    /// The largest sum of [`WriteSet::encoded_len`] of a group.
+    /// Returns the limit of a group: the sum of [`WriteSet::encoded_len`] of its commits.
     fn max_group_bytes(&self) -> usize;
 
     /// Syncs the log. Does nothing if all commits are durable.
     fn sync(&mut self) -> Result<(), EngineError>;
 
-    /// When [`sync`](Self::sync) should be called at the latest, under [`Durability::Interval`] with something unsynced.
+    /// Returns when [`sync`](Self::sync) must be called at the latest, if there are unsynced commits under
+    /// [`Durability::Interval`].
     fn sync_due(&self) -> Option<Instant>;
 
-    /// Whether the log is long enough for a checkpoint, and none is running.
+    /// Returns whether the log is long enough for a checkpoint and none is running.
     fn needs_checkpoint(&self) -> bool;
 
     /// Begins a checkpoint at the current position. The caller [runs](Checkpoint::run) it, on any thread, with the rows as of
-    /// this position, while commits go on.
+    /// this position, while commits continue.
     fn checkpoint(&mut self) -> Result<Checkpoint, EngineError>;
 
     /// Begins a backup at the current position, into a directory that is empty or does not exist. The caller
-    /// [runs](Backup::run) it, on any thread, while commits go on.
+    /// [runs](Backup::run) it, on any thread, while commits continue.
     fn backup(&mut self, dir: &Path) -> Result<Backup, EngineError>;
 
-    /// Whether checkpoints keep up.
+    /// Returns whether checkpoints keep up with the log.
     fn log_pressure(&self) -> LogPressure;
 
-    /// Returns its counters.
+    /// Returns the counters of the engine.
     fn stats(&self) -> EngineStats;
 
-    /// Closes the engine, and logs that it was closed in order. Dropping it does the same and ignores errors.
+    /// Closes the engine, and logs the clean shutdown. Dropping the engine does the same and ignores errors.
     fn close(self: Box<Self>) -> Result<(), EngineError>;
 }

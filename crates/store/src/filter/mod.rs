@@ -128,58 +128,58 @@ impl Scalar {
     }
 }
 
-/// What is wrong with a filter.
+/// Why JSON is not a filter.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FilterError {
-    /// It is not an object.
-    #[error("a filter must be an object, and {at} is not")]
+    /// A filter is not an object.
+    #[error("{at} must be an object")]
     NotAnObject {
-        /// Where.
+    /// The place in the filter.
         at: String,
     },
-    /// It has an operator that does not exist.
+    /// The operator does not exist.
     #[error("unknown operator {operator} in {at}")]
     UnknownOperator {
-        /// What it is called.
-        operator: String,
-        /// Where.
+    /// The operator.
+    operator: String,
+    /// The place in the filter.
         at: String,
     },
-    /// An operator has an operand that it cannot have.
-    #[error("{operator} in {at} takes {expected}")]
+    /// The operand of an operator is invalid.
+    #[error("{operator} in {at} must be {expected}")]
     Operand {
-        /// The operator.
-        operator: &'static str,
-        /// Where.
-        at: String,
-        /// What it takes.
+    /// The operator.
+    operator: &'static str,
+    /// The place in the filter.
+    at: String,
+    /// The expected operand.
         expected: &'static str,
     },
     /// A parameter has no value.
-    #[error("the parameter {name} is not given")]
+    #[error("missing parameter {name}")]
     MissingParameter {
-        /// What it is called, with its root.
+    /// The name of the parameter, with its root.
         name: String,
     },
-    /// A parameter has a root that none has here.
-    #[error("{{{{ {name} }}}} is no parameter here: they begin with {known}")]
+    /// The root of a parameter is unknown.
+    #[error("unknown parameter {{{{ {name} }}}}: expected a name that begins with {known}")]
     UnknownParameter {
-        /// What it is called, with its root.
-        name: String,
-        /// The roots that there are.
+    /// The name of the parameter, with its root.
+    name: String,
+    /// The known roots.
         known: String,
     },
-    /// It is nested too deeply.
-    #[error("a filter may be nested {max} deep, and this one is deeper")]
+    /// The filter is nested too deeply.
+    #[error("the filter is nested more than {max} levels deep")]
     TooDeep {
-        /// How deep it may be.
+    /// The limit.
         max: usize,
     },
-    /// It has too many conditions.
-    #[error("a filter may have {max} conditions, and this one has more")]
+    /// The filter has too many conditions.
+    #[error("the filter has more than {max} conditions")]
     TooLarge {
-        /// How many it may have.
+    /// The limit.
         max: usize,
     },
 }
@@ -452,7 +452,7 @@ mod tests {
         assert_eq!(missing, Err(FilterError::MissingParameter { name }));
         // A root that is not there is wrong before there are values, and when there are.
         let foreign = json!({"$or": [{"n": {"$in": ["{{ params.n }}"]}}]});
-        let error = "{{ params.n }} is no parameter here: they begin with session";
+        let error = "unknown parameter {{ params.n }}: expected a name that begins with session";
         assert_eq!(Filter::parse_with(&foreign, &parameters).unwrap_err().to_string(), error);
         assert_eq!(Filter::check_with(&foreign, &["session"]).unwrap_err().to_string(), error);
     }
@@ -503,16 +503,16 @@ mod tests {
     #[test]
     fn wrong_filters_say_what_is_wrong() {
         for (filter, error) in [
-            (json!([]), "a filter must be an object, and the filter is not"),
-            (json!({"$or": {}}), "$or in the filter takes a list of filters"),
-            (json!({"$or": [1]}), "a filter must be an object, and $or[0] is not"),
+            (json!([]), "the filter must be an object"),
+            (json!({"$or": {}}), "$or in the filter must be a list of filters"),
+            (json!({"$or": [1]}), "$or[0] must be an object"),
             (json!({"$not": []}), "unknown operator $not in the filter"),
             (json!({"n": {"$regex": "x"}}), "unknown operator $regex in n"),
-            (json!({"n": {"$in": 1}}), "$in in n takes a list of values"),
-            (json!({"n": {"$between": [1]}}), "$between in n takes a list of two values"),
-            (json!({"n": {"$exists": 1}}), "$exists in n takes true or false"),
-            (json!({"n": {"$contains": 1}}), "$contains in n takes a string"),
-            (json!({"n": "{{ other.n }}"}), "{{ other.n }} is no parameter here: they begin with params"),
+            (json!({"n": {"$in": 1}}), "$in in n must be a list of values"),
+            (json!({"n": {"$between": [1]}}), "$between in n must be a list of two values"),
+            (json!({"n": {"$exists": 1}}), "$exists in n must be true or false"),
+            (json!({"n": {"$contains": 1}}), "$contains in n must be a string"),
+            (json!({"n": "{{ other.n }}"}), "unknown parameter {{ other.n }}: expected a name that begins with params"),
         ] {
             assert_eq!(parse(&filter).unwrap_err().to_string(), error, "{filter}");
             assert_eq!(Filter::template(&filter).unwrap_err().to_string(), error, "{filter}");

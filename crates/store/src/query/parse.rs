@@ -9,13 +9,13 @@ use crate::{Aggregate, Direction, Field, Filter, Query};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum QueryError {
-    /// The filter is wrong.
+    /// The filter is invalid.
     #[error(transparent)]
     Filter(#[from] FilterError),
     /// The query is not an object.
-    #[error("a query must be an object")]
+    #[error("the query must be an object")]
     NotAnObject,
-    /// A member is missing or has a wrong value.
+    /// A member is missing or has an invalid value.
     #[error("`{at}` must be {expected}")]
     Expected {
         /// The path of the member.
@@ -24,7 +24,7 @@ pub enum QueryError {
         expected: &'static str,
     },
     /// The query has an unknown member.
-    #[error("a query has an unknown option {option}")]
+    #[error("unknown option {option} in the query")]
     UnknownOption {
         /// The path of the member.
         option: String,
@@ -65,7 +65,7 @@ impl Query {
         }
         let present = |name: &str| members.get(name).filter(|value| !value.is_null());
         let count = |name: &'static str| {
-            present(name).map(|json| whole(json).ok_or(expected(name, "a whole number from 0"))).transpose()
+            present(name).map(|json| whole(json).ok_or(expected(name, "a non-negative integer"))).transpose()
         };
         let bucket = present("bucket").and_then(Json::as_str).filter(|name| !name.is_empty());
         let mut query = Self::new(bucket.ok_or(expected("bucket", "a non-empty string"))?);
@@ -104,10 +104,10 @@ pub(super) fn names(json: &Json, at: &'static str) -> Result<Vec<String>, QueryE
 
 /// Parses an object of fields and directions.
 fn sort(json: &Json) -> Result<Vec<(Field, Direction)>, QueryError> {
-    let wrong = expected("sort", "an object of fields and \"asc\" or \"desc\"");
+    let wrong = expected("sort", "an object that maps field names to \"asc\" or \"desc\"");
     let Some(fields) = json.as_object() else { return Err(wrong) };
     if fields.len() > Query::MAX_SORT {
-        return Err(expected("sort", "an object of at most 32 fields"));
+        return Err(expected("sort", "an object with at most 32 fields"));
     }
     let direction = |json: &Json| match json.as_str()? {
         "asc" => Some(Direction::Asc),
@@ -125,13 +125,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wrong_queries_say_what_is_wrong() {
+    fn invalid_query_is_rejected_with_a_specific_error() {
         for (query, error) in [
-            (json!(1), "a query must be an object"),
+            (json!(1), "the query must be an object"),
             (json!({}), "`bucket` must be a non-empty string"),
-            (json!({"bucket": "b", "order": 1}), "a query has an unknown option order"),
-            (json!({"bucket": "b", "sort": {"a": 1}}), "`sort` must be an object of fields and \"asc\" or \"desc\""),
-            (json!({"bucket": "b", "limit": -1}), "`limit` must be a whole number from 0"),
+            (json!({"bucket": "b", "order": 1}), "unknown option order in the query"),
+            (json!({"bucket": "b", "sort": {"a": 1}}), "`sort` must be an object that maps field names to \"asc\" or \"desc\""),
+            (json!({"bucket": "b", "limit": -1}), "`limit` must be a non-negative integer"),
             (json!({"bucket": "b", "fields": [1]}), "`fields` must be a list of field names"),
             (json!({"bucket": "b", "filter": {"$x": 1}}), "unknown operator $x in the filter"),
             (
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_numbers_may_be_written_with_a_fraction_of_nothing() {
+    fn counts_accept_integers_written_as_floats() {
         let parse = |limit: Json| Query::parse(&json!({"bucket": "b", "limit": limit}));
         assert_eq!(parse(json!(3.0)).unwrap().limit, Some(3));
         assert_eq!(parse(json!(1e300)).unwrap().limit, Some(usize::MAX));

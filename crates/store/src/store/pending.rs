@@ -1,4 +1,4 @@
-//! A write in flight, and its errors.
+//! A write in flight and its errors.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -6,66 +6,66 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
-use super::queue::Outside;
+use super::queue::HeldBack;
 use super::reply::Reply;
 use crate::StoreError;
 use crate::engine::EngineError;
 
 /// A write in flight. Await it, or [`wait`](Self::wait) for it on a thread that may block.
 ///
-/// Its place among the writes of its owner and origin is fixed from the beginning. Dropping it cancels the write only while the queue has
-/// no capacity for it; afterwards the write is done anyway.
-#[must_use = "the result is known only by waiting for it, and a write outside a full queue is canceled when this is dropped"]
+/// Writes of one owner and origin run in the order of submission. Dropping a `Pending` cancels the write only while it is
+/// [held back](Self::is_held_back) by a full queue. A queued write runs in any case.
+#[must_use = "the result is known only after waiting, and dropping a write that is held back cancels it"]
 pub struct Pending<T> {
-    /// Present if the queue was full. Canceling after the write has entered does nothing.
-    outside: Option<Outside>,
+    /// Present if the queue was full. Canceling a write that was queued since does nothing.
+    held_back: Option<HeldBack>,
     reply: Reply<Result<T, WriteError>>,
 }
 
-/// Why a write was not done, or is not known to be.
+/// Why a write failed, or why its outcome is unknown.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum WriteError {
-    /// It was refused. Nothing of it has happened.
+    /// The store rejected the write. It has no effect.
     #[error(transparent)]
     Refused(#[from] StoreError),
-    /// It could not be kept. Nothing of it has happened, and it may be tried again.
-    #[error("the write was not kept")]
-    NotKept(#[source] Arc<EngineError>),
-    /// The disk failed midway. It is known after a restart whether it has happened; until then nothing more is written.
-    #[error("it is unknown whether the write was kept: restart when the disk has been seen to")]
+    /// The engine did not store the write, for example because the disk is full. It has no effect and can be retried.
+    #[error("the write was not stored")]
+    NotStored(#[source] Arc<EngineError>),
+    /// The disk failed during the write. A restart shows whether the write was stored; until then all writes fail.
+    #[error("it is unknown whether the write was stored: repair the disk, then restart")]
     Unknown(#[source] Arc<EngineError>),
-    /// An earlier write failed midway. Nothing of this one has happened; reads go on.
-    #[error("nothing is written since the disk failed: see to it, then restart")]
+    /// The disk failed during an earlier write. This write has no effect. Reads still work.
+    #[error("writes are rejected since the disk failed: repair the disk, then restart")]
     Stopped(#[source] Arc<EngineError>),
-    /// It is larger than what can be kept as a whole. Nothing of it has happened.
-    #[error("a commit of {len} bytes: at most {max} are kept as a whole")]
+    /// The commit is too large for the log. The write has no effect.
+    #[error("the commit has {len} bytes, more than the limit of {max}; split the write")]
     TooLarge {
-        /// The bytes it has.
-        len: usize,
-        /// The bytes it may have.
+    /// The length of the commit in bytes.
+    len: usize,
+    /// The limit.
         max: usize,
     },
-    /// What it does has panicked. Nothing of it has happened.
-    #[error("the write panicked, and nothing of it has happened")]
+    /// The closure of the write panicked. The write has no effect.
+    #[error("the write panicked and was undone")]
     Panicked,
-    /// The store was closed before it was its turn. Nothing of it has happened.
+    /// The store was closed before the write ran. It has no effect.
     #[error("the store is closed")]
     Closed,
 }
 
 impl<T> Pending<T> {
-    pub(super) fn new(outside: Option<Outside>, reply: Reply<Result<T, WriteError>>) -> Self {
-        Self { outside, reply }
+    pub(super) fn new(held_back: Option<HeldBack>, reply: Reply<Result<T, WriteError>>) -> Self {
+    Self { held_back, reply }
     }
 
-    /// Whether the queue had no capacity for the write when it was submitted. A caller that holds such a write should submit no
-    /// more: each of them occupies memory that the queue does not bound.
+    /// Returns whether the queue was full when the write was submitted. The caller should submit no further writes until this one
+    /// is done: the limits of the queue do not cover writes that are held back.
     pub fn is_held_back(&self) -> bool {
-        self.outside.is_some()
+        self.held_back.is_some()
     }
 
-    /// Waits on this thread until the write is done.
+    /// Blocks this thread until the write is done.
     pub fn wait(self) -> Result<T, WriteError> {
         block_on(self)
     }
@@ -86,7 +86,7 @@ impl<T> std::fmt::Debug for Pending<T> {
     }
 }
 
-/// Runs a future to its end on this thread, which sleeps while the future is pending.
+/// Runs a future to completion on this thread, which is parked while the future is pending.
 pub(super) fn block_on<F: Future>(future: F) -> F::Output {
     struct Unpark(Thread);
 

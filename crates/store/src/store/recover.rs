@@ -10,12 +10,12 @@ use crate::system::SystemBucketError;
 use crate::system::is_system_name;
 use crate::{Bucket, Change, Row, State, StoreError};
 
-/// Why recovered rows are not a state.
+/// Why recovered rows do not form a valid state.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Unreadable {
-    /// A row is not the text of a record, or does not fit the others.
-    #[error("a row of bucket \"{bucket}\" cannot be taken: {problem}")]
+pub enum InvalidData {
+/// A row is not a record, or violates a constraint of its bucket.
+#[error("a row of bucket \"{bucket}\" is invalid: {problem}")]
     Row {
         /// The bucket.
         bucket: String,
@@ -23,7 +23,7 @@ pub enum Unreadable {
         problem: Box<StoreError>,
     },
     /// A row of a bucket that is not defined.
-    #[error("there are rows of bucket \"{bucket}\", which is not defined")]
+    #[error("found rows of bucket \"{bucket}\", which is not defined")]
     Undefined {
         /// The bucket.
         bucket: String,
@@ -38,9 +38,9 @@ pub enum StoreOpenError {
     #[error(transparent)]
     Engine(#[from] OpenError),
     /// The recovered rows are intact, but not those of a store: another program or a newer version wrote them.
-    #[error("the data were not written by this version: {0}")]
-    Unreadable(#[from] Unreadable),
-    /// A system bucket cannot be declared as it is: the directory has another bucket, or records that do not fit.
+    #[error("the data directory was not written by this version: {0}")]
+    InvalidData(#[from] InvalidData),
+    /// A system bucket conflicts with the stored data: an ordinary bucket has its name, or its records do not match the definition.
     #[error(transparent)]
     SystemBucket(#[from] SystemBucketError),
     /// The declarations of system buckets could not be stored.
@@ -48,15 +48,15 @@ pub enum StoreOpenError {
     Declaration(#[source] EngineError),
 }
 
-/// Takes recovered rows and commits, one by one.
+/// Builds a state from recovered rows and commits.
 #[derive(Default)]
 pub(super) struct Loader {
     state: State,
-    /// The latest commits, as far as they are of one epoch.
+    /// The newest commits, for the history.
     commits: Vec<Arc<Commit>>,
     bytes: usize,
     max_bytes: usize,
-    problem: Option<Unreadable>,
+    problem: Option<InvalidData>,
 }
 
 impl Loader {
@@ -64,7 +64,7 @@ impl Loader {
         Self { max_bytes, ..Self::default() }
     }
 
-    /// Takes a row or a commit. After the first problem, all others are skipped.
+    /// Adds a row or a commit. After the first error the rest is skipped.
     pub(super) fn take(&mut self, recovered: Recovered<'_>) {
         if self.problem.is_some() {
             return;
@@ -77,17 +77,17 @@ impl Loader {
                 let mut changes = Some(Vec::new());
                 let taken = writes.try_for_each(|write| self.write(&write, &mut changes));
                 let commit = Commit { position, at, cause, changes: changes.unwrap_or_default() };
-                self.remember(commit);
+                self.add_to_history(commit);
                 taken
             }
         };
         self.problem = taken.err();
     }
 
-    fn remember(&mut self, commit: Commit) {
+    fn add_to_history(&mut self, commit: Commit) {
         self.bytes += commit.size();
         self.commits.push(Arc::new(commit));
-        // Commits that will not fit the history are dropped from time to time.
+        // Trims commits that do not fit into the history, each time that twice its limit is reached.
         if self.bytes > self.max_bytes.saturating_mul(2) {
             let mut surplus = self.bytes - self.max_bytes;
             let outdated = self.commits.iter().take_while(|commit| {
@@ -101,13 +101,13 @@ impl Loader {
         }
     }
 
-    fn write(&mut self, write: &Write<'_>, changes: &mut Option<Vec<Change>>) -> Result<(), Unreadable> {
+    fn write(&mut self, write: &Write<'_>, changes: &mut Option<Vec<Change>>) -> Result<(), InvalidData> {
         let name = write.bucket;
-        let wrong = |problem: StoreError| Unreadable::Row { bucket: name.to_owned(), problem: Box::new(problem) };
-        let undefined = |_| Unreadable::Undefined { bucket: name.to_owned() };
+        let wrong = |problem: StoreError| InvalidData::Row { bucket: name.to_owned(), problem: Box::new(problem) };
+        let undefined = |_| InvalidData::Undefined { bucket: name.to_owned() };
         let (shared, _) = self.state.any(name).map_err(undefined)?;
         let shared = Arc::clone(shared);
-        let mut note = |ordinal, old, new| {
+        let mut record_change = |ordinal, old, new| {
             if let Some(changes) = changes {
                 changes.push(Change { bucket: Arc::clone(&shared), ordinal, old, new });
             }
@@ -122,11 +122,11 @@ impl Loader {
                 let placed = self.state.change(name, |bucket| bucket.place(row.clone())).map_err(undefined)?;
                 let (ordinal, old) =
                     placed.map_err(|source| wrong(StoreError::NotUnique { bucket: name.to_owned(), source }))?;
-                note(ordinal, old, Some(row));
+                record_change(ordinal, old, Some(row));
             }
             None if write.key.is_empty() => {
                 let clear = |bucket: &mut Bucket| {
-                    bucket.entries().for_each(|(ordinal, row)| note(ordinal, Some(row.clone()), None));
+                    bucket.entries().for_each(|(ordinal, row)| record_change(ordinal, Some(row.clone()), None));
                     bucket.clear();
                 };
                 self.state.change(name, clear).map_err(undefined)?;
@@ -140,15 +140,15 @@ impl Loader {
                 {
                     self.state.uninstall(&dropped);
                 }
-                note(ordinal, Some(row), None);
+                record_change(ordinal, Some(row), None);
             }
         }
         Ok(())
     }
 
     /// Defines the bucket that a row of [`BUCKETS`] describes, or redefines it.
-    fn define(&mut self, row: &Row) -> Result<(), Unreadable> {
-        let wrong = |problem| Unreadable::Row { bucket: BUCKETS.to_owned(), problem: Box::new(problem) };
+    fn define(&mut self, row: &Row) -> Result<(), InvalidData> {
+        let wrong = |problem| InvalidData::Row { bucket: BUCKETS.to_owned(), problem: Box::new(problem) };
         let defined = catalog::bucket_of(row).unwrap_or(Err(crate::RowError::Malformed.into()));
         let (name, definition) = defined.map_err(wrong)?;
         let (is_system, definition) = (catalog::is_system(row), Arc::new(definition));
@@ -163,7 +163,7 @@ impl Loader {
                 .map_err(|source| wrong(StoreError::NotUnique { bucket: name.clone(), source }))?,
         };
         if is_system {
-            // The program declares it later, or does not.
+            // Hidden until the program declares it.
             self.state.install_system(&name, bucket, false);
         } else {
             self.state.install(&name, bucket);
@@ -171,8 +171,8 @@ impl Loader {
         Ok(())
     }
 
-    /// Returns the state, and the history of the latest commits.
-    pub(super) fn finish(self, position: crate::Position) -> Result<(State, History), Unreadable> {
+    /// Returns the state and the history of the newest commits.
+    pub(super) fn finish(self, position: crate::Position) -> Result<(State, History), InvalidData> {
         if let Some(problem) = self.problem {
             return Err(problem);
         }

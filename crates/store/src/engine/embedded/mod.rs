@@ -1,29 +1,30 @@
-//! An engine in a directory: a log of commits, and snapshots that keep it short.
+//! The embedded engine: a write-ahead log of commits in a directory, and snapshots that shorten it.
 //!
 //! ```text
 //! lock                        held while the directory is open
 //! log-<number>                segments of the log
 //! snapshot-<sequence>         all rows as of a commit
-//! log.tmp, snapshot.tmp       not finished, removed at the next opening
+//! log.tmp, snapshot.tmp       incomplete, removed at the next opening
 //! ```
 //!
-//! The guarantee after a crash: a prefix of the groups, each one complete, that has every group whose durability was reported.
-//! These rules make it so:
+//! After a crash the log has a prefix of the groups, each complete, which includes every group that was reported as durable. The
+//! following rules guarantee this:
 //!
-//! 1. A group is one frame. The next one is written after it, and under [`Durability::Always`] after it is durable.
-//! 2. A segment is durable to its end before the header of the next one is written, and the next one's name before its header.
-//! 3. A checkpoint begins with the log being durable up to its position. Its file gets its name when it is durable, and the files
-//!    that it replaces are recycled or removed when the name is.
-//! 4. Opening writes the end of the log again and syncs it before it appends: a process that was killed, or a failed sync, may
-//!    have left frames that can be read and are not on disk.
-//! 5. A segment has one layout of frames, named by the version in its header. Opening a log whose last segment has an older
-//!    layout continues in a new segment, by the same steps as when a segment is full.
+//! 1. A group is one frame. The next frame is written after it, and under [`Durability::Always`] after it is durable.
+//! 2. A segment is durable to its end before the header of the next segment is written. The name of the next segment is durable
+//!    before its header is written.
+//! 3. Before a checkpoint begins, the log is durable up to its position. The snapshot is renamed when it is durable. The files that
+//!    it replaces are recycled or removed when the rename is durable.
+//! 4. Opening rewrites and syncs the end of the log before it appends: after a kill or a failed sync there may be frames that can
+//!    be read and are not on disk.
+//! 5. All frames of a segment have one layout, named by the version in the segment header. If the last segment has an older
+//!    layout, opening continues in a new segment, with the same steps as when a segment is full.
 //!
-//! An open engine needs no further file descriptors to take commits and to run checkpoints. It holds five: the lock, the
-//! directory, the current segment, the next one, and one reserved for the next snapshot. A new segment takes the descriptor that
-//! the last one released. If another thread gets it first, the current segment is extended, up to 1 GiB. If another thread gets
-//! the reserved one, the checkpoint fails, and the log is kept until the next one succeeds. Backups need descriptors of their
-//! own.
+//! An open engine needs no further file descriptors for commits and checkpoints. It holds five: the lock, the directory, the
+//! current segment, the next segment, and one reserved for the next snapshot. A new segment uses the descriptor that the last one
+//! released. If another thread gets that descriptor first, the current segment is extended, up to 1 GiB. If another thread gets
+//! the reserved one, the checkpoint fails, and the log is kept until the next checkpoint succeeds. Backups need descriptors of
+//! their own.
 
 mod backup;
 mod checkpoint;
@@ -49,7 +50,7 @@ pub use backup::{Backup, BackupError, CopyError};
 pub use checkpoint::{Checkpoint, CheckpointError};
 pub use frame::Writes;
 pub(crate) use frame::encoded_len;
-pub use recovery::{Corruption, Cut, OpenError, Recovered, Recovery};
+pub use recovery::{Corruption, OpenError, Recovered, Recovery, TornTail};
 
 /// Settings of [`Embedded`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,11 +74,11 @@ pub struct EmbeddedOptions {
 
 /// How a directory is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Opening {
-    /// As the data directory that it is.
-    Usual,
-    /// As a copy that is being restored: it is still marked as unfinished, and gets a new epoch.
-    Copy,
+enum OpenMode {
+/// As a data directory.
+Normal,
+/// As a copy that is being restored: it is still marked as incomplete, and gets a new epoch.
+Restore,
 }
 
 impl Default for EmbeddedOptions {
@@ -131,8 +132,8 @@ impl EmbeddedOptions {
     fn within_limits(mut self) -> Self {
         let page = PAGE as u64;
         self.segment_bytes = self.segment_bytes.clamp(2 * page, MAX_SEGMENT).next_multiple_of(page);
-        let room = usize::try_from(self.segment_bytes).unwrap_or(usize::MAX) - PAGE - frame::HEADER - frame::ALIGN;
-        self.max_group_bytes = self.max_group_bytes.min(room);
+        let capacity = usize::try_from(self.segment_bytes).unwrap_or(usize::MAX) - PAGE - frame::HEADER - frame::ALIGN;
+        self.max_group_bytes = self.max_group_bytes.min(capacity);
         self
     }
 }
@@ -163,7 +164,7 @@ pub struct Embedded {
     log: Log,
     options: EmbeddedOptions,
     stats: EngineStats,
-    /// When the first commit was written that is not durable.
+    /// The time of the first commit that is not durable.
     unsynced_since: Option<Instant>,
     is_closed: bool,
 }
@@ -181,18 +182,18 @@ impl Embedded {
         Self::open_on(Arc::new(Files), dir.as_ref(), options, &mut each)
     }
 
-    /// Like [`open`](Self::open), on another disk than that of this machine.
+    /// Like [`open`](Self::open), on the given disk.
     pub fn open_on(
         disk: Arc<dyn Disk>,
         dir: &Path,
         options: EmbeddedOptions,
         each: &mut dyn FnMut(Recovered<'_>),
     ) -> Result<(Self, Recovery), OpenError> {
-        Self::open_as(Opening::Usual, disk, dir, options, each)
+        Self::open_as(OpenMode::Normal, disk, dir, options, each)
     }
 
     fn open_as(
-        opening: Opening,
+        mode: OpenMode,
         disk: Arc<dyn Disk>,
         dir: &Path,
         options: EmbeddedOptions,
@@ -209,22 +210,22 @@ impl Embedded {
         // Renames of a process that was killed are visible and may not be durable.
         home.entries.sync().map_err(failed)?;
         let listing = Listing::read(&*home.disk, dir).map_err(failed)?;
-        if listing.is_unfinished_backup && opening == Opening::Usual {
+        if listing.is_unfinished_backup && mode == OpenMode::Normal {
             return Err(OpenError::UnfinishedBackup { dir: dir.to_owned() });
         }
         for name in &listing.unfinished {
             home.disk.remove(&dir.join(name)).map_err(failed)?;
         }
         let (log, recovery) = match recovery::recover(&home, &listing, each)? {
-            Some(found) => Self::resume(&home, found, &options, opening)?,
+            Some(end) => Self::resume(&home, end, &options, mode)?,
             None => Self::create(&home, &options)?,
         };
         let mut engine =
             Self { home, log, options, stats: EngineStats::default(), unsynced_since: None, is_closed: false };
-        engine.note_opening().map_err(|error| OpenError::of_engine(error, dir))?;
+        engine.log_opened().map_err(|error| OpenError::of_engine(error, dir))?;
         engine.home.reserve_again().map_err(failed)?;
         for sequence in listing.snapshots.iter().rev().skip(1) {
-            // It is no longer needed. If it remains, the next opening tries again.
+            // No longer needed. If the removal fails, the next opening tries again.
             let _ = engine.home.disk.remove(&engine.home.snapshot(*sequence));
         }
         Ok((engine, recovery))
@@ -247,7 +248,7 @@ impl Embedded {
         Self::restore_on(Arc::new(Files), backup, dir, options)
     }
 
-    /// Like [`restore`](Self::restore), on another disk than that of this machine.
+    /// Like [`restore`](Self::restore), on the given disk.
     pub fn restore_on(
         disk: Arc<dyn Disk>,
         backup: &Path,
@@ -255,7 +256,7 @@ impl Embedded {
         options: EmbeddedOptions,
     ) -> Result<Recovery, CopyError> {
         Backup::of_dir(&disk, backup, dir)?.restore(|| {
-            let (engine, recovery) = Self::open_as(Opening::Copy, disk, dir, options, &mut |_| {})?;
+            let (engine, recovery) = Self::open_as(OpenMode::Restore, disk, dir, options, &mut |_| {})?;
             Box::new(engine).close().map_err(|error| OpenError::of_engine(error, dir))?;
             Ok(recovery)
         })
@@ -276,17 +277,17 @@ impl Embedded {
             was_closed: true,
             rows: 0,
             commits: 0,
-            cut: None,
+            torn_tail: None,
         };
         Ok((Log::new(Arc::clone(home), segment, cursor, PAGE as u64, Vec::new(), relaxed), recovery))
     }
 
     fn resume(
         home: &Arc<Home>,
-        found: recovery::Found,
+        end: recovery::LogEnd,
         options: &EmbeddedOptions,
-        opening: Opening,
-    ) -> Result<(Log, Recovery), OpenError> {
+        mode: OpenMode,
+        ) -> Result<(Log, Recovery), OpenError> {
         let open = |number| {
             let path = home.segment(number);
             match home.disk.open(&path) {
@@ -294,41 +295,41 @@ impl Embedded {
                 Err(source) => Err(OpenError::Io { file: path, source }),
             }
         };
-        let (path, file) = open(found.segment)?;
-        if let Err(source) = found.unproven.rewrite(&*file) {
+        let (path, file) = open(end.segment)?;
+        if let Err(source) = end.unproven.rewrite(&*file) {
             return Err(OpenError::NotDurable { file: path, source });
         }
-        let segment = Segment { number: found.segment, path, file, capacity: found.capacity };
-        let mut cursor = found.cursor;
-        let is_new_epoch = opening == Opening::Copy || found.relaxed && !found.was_closed;
+        let segment = Segment { number: end.segment, path, file, capacity: end.capacity };
+        let mut cursor = end.cursor;
+        let is_new_epoch = mode == OpenMode::Restore || end.relaxed && !end.was_closed;
         if is_new_epoch {
             cursor.epoch = new_epoch(cursor.epoch);
         }
         let recovery = Recovery {
             position: Position { epoch: cursor.epoch, sequence: cursor.sequence - 1 },
             is_new_epoch,
-            was_closed: found.was_closed,
-            rows: found.rows,
-            commits: found.commits,
-            cut: found.cut,
+            was_closed: end.was_closed,
+            rows: end.rows,
+            commits: end.commits,
+            torn_tail: end.torn_tail,
         };
         let relaxed = options.durability != Durability::Always;
-        let mut log = Log::new(Arc::clone(home), segment, cursor, found.page, found.tail, relaxed);
-        log.appended = found.log_bytes;
-        if let Some(number) = found.prepared {
+        let mut log = Log::new(Arc::clone(home), segment, cursor, end.page, end.tail, relaxed);
+        log.appended = end.log_bytes;
+        if let Some(number) = end.prepared {
             let (path, file) = open(number)?;
             // A segment of another length is replaced when the next one is made.
             if matches!(file.len(), Ok(len) if len == home.segment_bytes) {
                 log.set_next(Segment { number, path, file, capacity: home.segment_bytes });
             }
         }
-        if found.layout != frame::Layout::CURRENT {
+        if end.layout != frame::Layout::CURRENT {
             log.rotate().map_err(|error| OpenError::of_engine(error, &home.dir))?;
         }
         Ok((log, recovery))
     }
 
-    fn note_opening(&mut self) -> Result<(), EngineError> {
+    fn log_opened(&mut self) -> Result<(), EngineError> {
         let epoch = self.log.cursor.epoch;
         self.log.append(frame::Kind::Opened, 0, 8, |out| out.extend_from_slice(&epoch.to_le_bytes()))?;
         self.log.sync()?;
@@ -336,7 +337,7 @@ impl Embedded {
         Ok(())
     }
 
-    fn shut(&mut self) -> Result<(), EngineError> {
+    fn log_closed(&mut self) -> Result<(), EngineError> {
         self.is_closed = true;
         self.log.append(frame::Kind::Closed, 0, 0, |_| {})?;
         self.log.sync()
@@ -346,7 +347,7 @@ impl Embedded {
         self.log.appended - self.home.inventory().snapshot.as_ref().map_or(0, |snapshot| snapshot.appended)
     }
 
-    /// Whether this group may be written, and how many bytes and commits it has.
+    /// Checks the limits of a group. Returns its bytes and the number of its commits.
     fn admit(&mut self, commits: &[WriteSet<'_>]) -> Result<(u32, u32), EngineError> {
         self.log.check()?;
         let too_long = |len: &usize| *len > usize::from(u16::MAX);
@@ -363,7 +364,7 @@ impl Embedded {
             return Err(EngineError::LogFull { len: log_bytes, max: limit.saturating_mul(2) });
         }
         self.stats.slowed += u64::from(log_bytes > limit);
-        // A commit has some bytes at least, so there are fewer commits than bytes.
+        // Both fit: the limit of a group is below `u32::MAX`, and each commit has at least one byte.
         Ok((u32::try_from(len).unwrap_or(u32::MAX), u32::try_from(commits.len()).unwrap_or(u32::MAX)))
     }
 
@@ -377,7 +378,7 @@ impl Embedded {
     }
 }
 
-/// A random number that is not this one, and not zero.
+/// Returns a random epoch other than `old` and zero.
 pub(super) fn new_epoch(old: u64) -> u64 {
     loop {
         let epoch = rand::random();
@@ -473,7 +474,7 @@ impl Engine for Embedded {
     }
 
     fn close(mut self: Box<Self>) -> Result<(), EngineError> {
-        self.shut()
+        self.log_closed()
     }
 }
 
@@ -481,7 +482,7 @@ impl Drop for Embedded {
     fn drop(&mut self) {
         if !self.is_closed {
             // `close` reports errors.
-            let _ = self.shut();
+            let _ = self.log_closed();
         }
     }
 }

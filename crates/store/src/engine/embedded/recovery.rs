@@ -1,15 +1,15 @@
 //! Recovery: reads the newest snapshot and the log after it when a directory is opened.
 //!
-//! A log ends at the first place where no frame continues the one before. That is a *torn tail* if a crash can explain it: then
-//! the durability of the missing part was never reported, and the log continues from there. It is corruption if a later part of
-//! the log shows that the missing part was durable: a frame records up to where the log was durable when it was written, and a
-//! segment begins when everything before it is durable. Nothing is skipped: corruption is an error that names the place.
+//! A log ends at the first offset at which no frame continues the chain. This is a *torn tail* if a crash can explain it: the
+//! missing part was never reported as durable, and the log continues from there. It is corruption if a later part of the log
+//! proves that the missing part was durable: each frame records up to where the log was durable when it was written, and a
+//! segment begins only when everything before it is durable. Nothing is skipped: corruption is an error with a file and an offset.
 //!
-//! A frame that can be read is not necessarily on disk. After a failed fsync the kernel drops the dirty pages and still serves
+//! A frame that can be read is not necessarily on disk. After a failed fsync the kernel marks the pages as clean and still serves
 //! them from the page cache, until the power fails. So a frame is *proven durable* only if a later frame, a segment header or the
-//! snapshot says that a sync covered it. All other frames are in the last segment. They are written again and synced before
-//! anything is appended: see [`Unproven`]. This also applies to a log that was closed, because the sync of the `Closed` frame may
-//! have failed.
+//! snapshot shows that a sync covered it. All other frames are in the last segment. They are rewritten and synced before anything
+//! is appended: see [`Unproven`]. This also applies to a log that was closed, because the sync of the `Closed` frame may have
+//! failed.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -27,21 +27,21 @@ use crate::{Cause, Position};
 #[non_exhaustive]
 pub enum OpenError {
     /// Another engine has it open, in this process or another.
-    #[error("{} is in use: another process, or another engine or checkpoint of this one, has it open", dir.display())]
+    #[error("{} is locked: another process, or another engine or checkpoint of this process, has it open", dir.display())]
     Locked {
         /// The directory.
         dir: PathBuf,
     },
     /// The disk failed.
-    #[error("cannot open, read or make {}", file.display())]
+    #[error("cannot open, read or create {}", file.display())]
     Io {
         /// The file or directory.
         file: PathBuf,
         /// The error of the disk.
         source: io::Error,
     },
-    /// The end of the log could be read, and could not be written again and synced. It may exist in memory only, so the directory
-    /// is not opened. Nothing was appended.
+    /// The end of the log was read, but could not be rewritten and synced. It may exist only in the page cache, so the directory is
+    /// not opened. Nothing was appended.
     #[error("cannot make the end of the log durable in {}: repair the disk or free space, then reopen", file.display())]
     NotDurable {
         /// The segment.
@@ -49,32 +49,32 @@ pub enum OpenError {
         /// The error of the disk.
         source: io::Error,
     },
-    /// A file is damaged in a way that no crash explains.
-    #[error("{} is damaged at byte {offset}: {what}; restore a backup, or repair the disk and try again", file.display())]
+    /// A file is corrupt in a way that a crash cannot cause.
+    #[error("{} is corrupt at byte {offset}: {what}; restore a backup, or repair the disk and try again", file.display())]
     Corrupt {
-        /// The file.
-        file: PathBuf,
-        /// Where in the file.
-        offset: u64,
-        /// In what way.
+    /// The file.
+    file: PathBuf,
+    /// The offset in the file.
+    offset: u64,
+    /// The kind of corruption.
         what: Corruption,
     },
-    /// A file is missing that other files continue.
-    #[error("{} is missing: the log does not begin, or goes on, without it", file.display())]
+    /// A file that later files depend on is missing.
+    #[error("{} is missing: the rest of the log cannot be read without it; restore a backup", file.display())]
     Missing {
         /// The file.
         file: PathBuf,
     },
-    /// A file has a format that this version does not know.
-    #[error("{} has format {version}, which this version does not know: open it with the version that wrote it", file.display())]
+    /// The format of a file is not supported by this version.
+    #[error("{} has format {version}, which this version does not support: open it with the version that wrote it", file.display())]
     Version {
-        /// The file.
-        file: PathBuf,
-        /// Its format.
+    /// The file.
+    file: PathBuf,
+    /// The format.
         version: u32,
     },
-    /// The directory is a backup or restored copy that was not finished.
-    #[error("{} is an unfinished copy: remove it, and make the backup or restore it again", dir.display())]
+    /// The directory is an incomplete backup or restored copy.
+    #[error("{} is an incomplete copy: remove it, and repeat the backup or the restore", dir.display())]
     UnfinishedBackup {
         /// The directory.
         dir: PathBuf,
@@ -82,52 +82,52 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// Why the first or last frame of an engine in this directory could not be written.
+    /// Converts the error of writing the first or last frame of a session.
     pub(super) fn of_engine(error: EngineError, dir: &Path) -> Self {
         match error {
             EngineError::OutcomeUnknown { file, source } | EngineError::NoSegment { file, source } => {
                 Self::Io { file, source }
             }
-            // A small frame is refused by the disk only.
+            // No other error is expected for such a small frame.
             other => Self::Io { file: dir.to_owned(), source: io::Error::other(other) },
         }
     }
 }
 
-/// In what way a file is damaged.
+/// The kind of corruption of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Corruption {
-    /// The header of a segment that has begun is not one, or not of this segment.
-    #[error("the header of the segment is not whole, or is of another one")]
+    /// The header of a segment in use is invalid, or belongs to another segment.
+    #[error("the segment header is invalid or belongs to another segment")]
     SegmentHeader,
-    /// A frame is missing that was durable.
-    #[error("a frame is missing or not whole, and later ones are there that were written after it was durable")]
+    /// A durable frame is missing.
+    #[error("a frame is missing or incomplete, and a later frame proves that it was durable")]
     Frame,
-    /// A frame is whole, and what it has are no commits.
-    #[error("a frame is whole but has no proper commits")]
+    /// The checksum of a frame is valid, but its payload is not.
+    #[error("a frame with a valid checksum has an invalid payload")]
     Commits,
     /// The log ends before the snapshot.
     #[error("the log ends here, before the position of the snapshot")]
     BehindSnapshot,
-    /// A segment is longer than any that is ever written.
+    /// A segment is longer than the maximum.
     #[error("the segment is longer than 1 GiB")]
     TooLong,
-    /// The header of a snapshot is damaged.
-    #[error("the header of the snapshot is not whole, or is of another one")]
+    /// The header of a snapshot is invalid.
+    #[error("the snapshot header is invalid or belongs to another snapshot")]
     SnapshotHeader,
-    /// A block of a snapshot is damaged.
-    #[error("a block of the snapshot is not whole")]
+    /// A block of a snapshot is invalid.
+    #[error("a block of the snapshot is incomplete or has a wrong checksum")]
     SnapshotBlock,
-    /// A snapshot does not end as it should.
-    #[error("the snapshot has no proper end")]
+    /// The end marker of a snapshot is missing or invalid.
+    #[error("the end marker of the snapshot is missing or invalid")]
     SnapshotEnd,
 }
 
-/// A piece of what an engine kept.
+/// A recovered row or commit.
 #[derive(Debug)]
 pub enum Recovered<'a> {
-    /// A row of the newest snapshot. All of them come before the first commit.
+    /// A row of the newest snapshot. All rows precede the first commit.
     Row(StoredRow<'a>),
     /// A commit after the snapshot, in order.
     Commit {
@@ -142,7 +142,7 @@ pub enum Recovered<'a> {
     },
 }
 
-/// What a recovery found.
+/// The result of a recovery.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Recovery {
@@ -150,34 +150,34 @@ pub struct Recovery {
     pub position: Position,
     /// Whether the epoch is new, so that earlier positions are not valid.
     pub is_new_epoch: bool,
-    /// Whether the engine was closed in order before, or is new.
+    /// Whether the engine is new, or its last shutdown was clean.
     pub was_closed: bool,
     /// Rows of the snapshot.
     pub rows: u64,
     /// Commits of the log after it.
     pub commits: u64,
     /// The incomplete frame at the end of the log that was truncated, if any.
-    pub cut: Option<Cut>,
+    pub torn_tail: Option<TornTail>,
 }
 
-/// A torn tail: the last write before a crash, which was not acknowledged as durable.
+/// A torn write at the end of the log. It was never reported as durable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Cut {
-    /// The segment.
-    pub file: PathBuf,
-    /// Where its last whole frame ends.
+pub struct TornTail {
+/// The segment.
+pub file: PathBuf,
+/// The end of its last complete frame.
     pub offset: u64,
 }
 
-/// The end of a log that was read, where it continues.
-pub(super) struct Found {
+/// The end of a recovered log, where new frames are appended.
+pub(super) struct LogEnd {
     pub(super) cursor: Cursor,
     /// The segment of the last frame, its layout, and its length in whole pages.
     pub(super) segment: u64,
     pub(super) layout: Layout,
     pub(super) capacity: u64,
-    /// The page in which the last frame ended, and its bytes up to there.
+    /// The page in which the last frame ends, and the bytes of the page up to there.
     pub(super) page: u64,
     pub(super) tail: Vec<u8>,
     pub(super) unproven: Unproven,
@@ -190,30 +190,30 @@ pub(super) struct Found {
     pub(super) was_closed: bool,
     pub(super) rows: u64,
     pub(super) commits: u64,
-    pub(super) cut: Option<Cut>,
+    pub(super) torn_tail: Option<TornTail>,
 }
 
-/// The end of the last segment: whole pages from the first frame on that is not proven durable.
+/// The end of the last segment: complete pages from the first frame on that is not proven durable.
 pub(super) struct Unproven {
     offset: u64,
     bytes: Vec<u8>,
 }
 
 impl Unproven {
-    /// Writes the bytes again, in place, and syncs them. A crash in between loses nothing that is durable, since each sector
-    /// holds the same durable bytes before and after.
+    /// Rewrites the bytes in place and syncs them. A crash in between loses nothing durable, since each sector holds the same
+    /// durable bytes before and after.
     pub(super) fn rewrite(&self, file: &dyn DiskFile) -> io::Result<()> {
         file.write_at(&self.bytes, self.offset)?;
         file.sync_data()
     }
 }
 
-/// Reads the snapshot and the log, and hands them to `each`. Returns `None` if the directory has no log.
+/// Reads the snapshot and the log, and passes them to `each`. Returns `None` if the directory has no log.
 pub(super) fn recover(
     home: &Home,
     listing: &Listing,
     each: &mut dyn FnMut(Recovered<'_>),
-) -> Result<Option<Found>, OpenError> {
+) -> Result<Option<LogEnd>, OpenError> {
     let mut rows = 0;
     let snapshot = match listing.snapshots.last() {
         None => None,
@@ -258,7 +258,7 @@ pub(super) fn recover(
         if number != expected {
             return Err(OpenError::Missing { file: home.segment(expected) });
         }
-        if replay.go_on(number, prepared)? {
+        if replay.read_segment(number, prepared)? {
             continue;
         }
         prepared = prepared.or(Some(number));
@@ -266,14 +266,14 @@ pub(super) fn recover(
     debug_assert_eq!(expected, last);
 
     let unproven = replay.unproven();
-    let Replay { cursor, segment, layout, offset, bytes, log_bytes, relaxed, was_closed, commits, cut, from, .. } =
-        replay;
+    let Replay { cursor, segment, layout, offset, bytes, log_bytes, relaxed, was_closed, commits, torn_tail, from, .. } =
+    replay;
     if cursor.sequence <= from {
         let file = home.segment(segment);
         return Err(OpenError::Corrupt { file, offset: offset as u64, what: Corruption::BehindSnapshot });
     }
     let page = offset / PAGE * PAGE;
-    Ok(Some(Found {
+    Ok(Some(LogEnd {
         cursor,
         segment,
         layout,
@@ -287,8 +287,8 @@ pub(super) fn recover(
         was_closed,
         rows,
         commits,
-        cut,
-    }))
+        torn_tail,
+        }))
 }
 
 struct Replay<'h, 'e> {
@@ -297,7 +297,7 @@ struct Replay<'h, 'e> {
     cursor: Cursor,
     /// Commits up to here are in the snapshot.
     from: u64,
-    /// The last segment that was read, its bytes, and the end of its last whole frame.
+    /// The last segment that was read, its bytes, and the end of its last complete frame.
     segment: u64,
     layout: Layout,
     bytes: Vec<u8>,
@@ -308,11 +308,11 @@ struct Replay<'h, 'e> {
     relaxed: bool,
     was_closed: bool,
     commits: u64,
-    cut: Option<Cut>,
-}
-
-impl<'h, 'e> Replay<'h, 'e> {
-    /// Reads the first segment, which has a header.
+    torn_tail: Option<TornTail>,
+    }
+    
+    impl<'h, 'e> Replay<'h, 'e> {
+    /// Reads the first segment, which must have a header.
     fn begin(
         home: &'h Home,
         number: u64,
@@ -320,7 +320,7 @@ impl<'h, 'e> Replay<'h, 'e> {
         each: &'e mut dyn FnMut(Recovered<'_>),
     ) -> Result<Self, OpenError> {
         let mut bytes = Vec::new();
-        read_segment(home, number, &mut bytes)?;
+        read_file(home, number, &mut bytes)?;
         let corrupt = |what| OpenError::Corrupt { file: home.segment(number), offset: 0, what };
         let header = SegmentHeader::read(&bytes).map_err(|error| match error {
             NoHeader::Version(version) => OpenError::Version { file: home.segment(number), version: version.into() },
@@ -348,21 +348,21 @@ impl<'h, 'e> Replay<'h, 'e> {
             relaxed,
             was_closed: false,
             commits: 0,
-            cut: None,
-        };
+            torn_tail: None,
+            };
         replay.read_frames()?;
         Ok(replay)
     }
 
-    /// Reads the next segment. Returns false if it has not begun.
-    fn go_on(&mut self, number: u64, prepared: Option<u64>) -> Result<bool, OpenError> {
+    /// Reads the next segment. Returns false if it is unused.
+    fn read_segment(&mut self, number: u64, prepared: Option<u64>) -> Result<bool, OpenError> {
         let mut bytes = Vec::new();
-        read_segment(self.home, number, &mut bytes)?;
+        read_file(self.home, number, &mut bytes)?;
         let header = SegmentHeader::read(&bytes);
         if let Err(NoHeader::Version(version)) = header {
             return Err(OpenError::Version { file: self.home.segment(number), version: version.into() });
         }
-        // A segment gets its name when it is as long as it ever is, and is recycled within its log.
+        // A segment has its full length before it gets its name, and is recycled only within its log.
         let is_ours = bytes.len() >= PAGE && header.is_ok_and(|header| header.log == self.cursor.log);
         let is_blank = bytes.len() >= PAGE && header.is_err();
         let Some(header) = header.ok().filter(|header| is_ours && header.number == number) else {
@@ -382,12 +382,12 @@ impl<'h, 'e> Replay<'h, 'e> {
         self.layout = header.layout;
         // The header was written after a sync of the segment before.
         self.proven = frame - 1;
-        (self.segment, self.bytes, self.offset, self.cut) = (number, bytes, PAGE, None);
+        (self.segment, self.bytes, self.offset, self.torn_tail) = (number, bytes, PAGE, None);
         self.read_frames()?;
         Ok(true)
     }
 
-    /// Reads frames up to the first that does not continue the one before.
+    /// Reads frames up to the first one that does not continue the chain.
     fn read_frames(&mut self) -> Result<(), OpenError> {
         let bytes = std::mem::take(&mut self.bytes);
         let file = self.home.segment(self.segment);
@@ -407,20 +407,20 @@ impl<'h, 'e> Replay<'h, 'e> {
             if self.cursor.sequence > self.from.saturating_add(1) {
                 self.log_bytes += whole as u64;
             }
-            // The padding may be cut off with the end of the file.
+            // The padding may be missing at the end of the file.
             offset = (offset + whole).min(bytes.len());
         }
         if self.proves_loss(self.segment, &bytes[offset..]) {
             return Err(corrupt(offset, Corruption::Frame));
         }
         if self.is_torn(&bytes, offset) {
-            self.cut = Some(Cut { file, offset: offset as u64 });
+            self.torn_tail = Some(TornTail { file, offset: offset as u64 });
         }
         (self.bytes, self.offset) = (bytes, offset);
         Ok(())
     }
 
-    /// The frame at this place, if it continues the one before.
+    /// Returns the frame at this offset, if it continues the chain.
     fn frame_at<'b>(&self, bytes: &'b [u8], offset: usize) -> Option<(Header, u32, &'b [u8])> {
         let rest = bytes.get(offset..)?;
         let (header, crc) = Header::read(rest)?;
@@ -434,7 +434,7 @@ impl<'h, 'e> Replay<'h, 'e> {
         (is_next && matches(header.payload_crc, crc32c::crc32c(payload))).then_some((header, crc, payload))
     }
 
-    /// Hands over the commits of a frame. Returns false if the frame is intact, but its payload is not valid.
+    /// Passes the commits of a frame to the callback. Returns false if the payload is invalid.
     fn apply(&mut self, header: &Header, payload: &[u8]) -> bool {
         let mut rest = payload;
         match header.kind {
@@ -461,8 +461,8 @@ impl<'h, 'e> Replay<'h, 'e> {
         }
     }
 
-    /// Copies the pages of the last segment that have frames that are not proven durable. The rest of the last page is zero. The
-    /// header of a segment is written together with its first frame, so it belongs to the copy if that frame does.
+    /// Copies the pages of the last segment with frames that are not proven durable. The rest of the last page is zero. The segment
+    /// header is written together with the first frame, so it is part of the copy if that frame is.
     fn unproven(&self) -> Unproven {
         let mut start = 0;
         let mut next = PAGE;
@@ -478,15 +478,15 @@ impl<'h, 'e> Replay<'h, 'e> {
         Unproven { offset: start as u64, bytes }
     }
 
-    /// Whether there is a frame of this segment that was written when the next frame, which is not there, was durable.
+    /// Returns whether a frame of this segment proves that the next frame, which is missing, was durable.
     fn proves_loss(&self, segment: u64, bytes: &[u8]) -> bool {
         bytes.windows(HEADER).step_by(ALIGN).filter_map(Header::read).any(|(header, _)| {
             header.log == self.cursor.log && header.segment == segment && header.durable >= self.cursor.frame
         })
     }
 
-    /// Whether something was written after the last whole frame. A page is always written up to its end, so what follows in it
-    /// is zero; later pages may have what they had before the segment was recycled.
+    /// Returns whether bytes were written after the last complete frame. Pages are written as a whole, so the rest of a page is
+    /// zero after a complete frame. Later pages may have old bytes from before the segment was recycled.
     fn is_torn(&self, bytes: &[u8], offset: usize) -> bool {
         let rest = &bytes[offset..];
         let page = &rest[..rest.len().min(offset.next_multiple_of(PAGE) - offset)];
@@ -496,8 +496,8 @@ impl<'h, 'e> Replay<'h, 'e> {
     }
 }
 
-/// Reads a whole segment, of at most 1 GiB.
-fn read_segment(home: &Home, number: u64, bytes: &mut Vec<u8>) -> Result<(), OpenError> {
+/// Reads all bytes of a segment, which has at most 1 GiB.
+fn read_file(home: &Home, number: u64, bytes: &mut Vec<u8>) -> Result<(), OpenError> {
     let path = home.segment(number);
     let mut read = || {
         let file = home.disk.open(&path)?;

@@ -49,7 +49,7 @@ fn a_record_of_many_that_is_refused_is_named_by_its_index() {
     let names = ["a", "b", "c", "a", "x"];
     let same: Vec<_> = names.iter().enumerate().map(|(id, name)| json!({"id": id, "name": name})).collect();
     let refused = refusal(store.insert_many("b", same.clone()).wait());
-    assert_eq!(refused.to_string(), "data[3]: bucket \"b\": a record with name = \"a\" exists already");
+    assert_eq!(refused.to_string(), "data[3]: bucket \"b\": a record with name = \"a\" already exists");
     let StoreError::Record { index: 3, source } = refused else { panic!("{refused}") };
     assert!(matches!(*source, StoreError::NotUnique { .. }), "{source}");
     let wrong = vec![json!({"id": 1}), json!({"id": "x"})];

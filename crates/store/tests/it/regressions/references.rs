@@ -36,7 +36,7 @@ fn a_record_never_refers_to_one_that_made_way_for_it() {
     store.insert("b", json!({"id": 2, "parent": 1})).wait().unwrap();
     for parent in [1, 2] {
         let refused = refusal(store.insert("b", json!({"id": 3, "parent": parent})).wait());
-        let why = format!("Validation failed for bucket \"b\": parent: refers to {parent}, which is not in \"b\"");
+        let why = format!("Validation failed for bucket \"b\": parent: references {parent}, which does not exist in bucket \"b\"");
         assert_eq!(refused.to_string(), why);
         assert_eq!(records(&store, "b").len(), 2, "what made way is there again");
     }
@@ -96,7 +96,7 @@ fn a_bucket_that_others_refer_to_is_not_dropped() {
     let refused = refusal(store.drop_bucket("people").wait());
     assert_eq!(
         refused.to_string(),
-        "bucket \"people\" is referred to by \"posts\" (field author), \"posts\" (field editor), \"notes\" (field by); \
+        "bucket \"people\" is referenced by \"posts\" (field author), \"posts\" (field editor), \"notes\" (field by); \
          drop those buckets first"
     );
     let StoreError::BucketReferenced { bucket, by, others } = refused else { panic!("{refused}") };

@@ -46,7 +46,7 @@ fn what_a_transaction_returns_is_bounded() {
             store.transact(Operation::parse_all(&json!(operations)).unwrap()).wait()
         };
         let refused = transact(enough).unwrap_err();
-        let why = format!("operations[{enough}]: all results of a transaction together may have 16777216 bytes");
+        let why = format!("operations[{enough}]: the results of the transaction are larger than 16777216 bytes");
         assert_eq!(refused.to_string(), why);
         assert_eq!(records(&store, "b").len(), before, "nothing has happened");
     }
@@ -63,7 +63,7 @@ fn a_version_in_a_transaction_is_checked() {
         json!({"op": "delete", "bucket": "b", "key": 1, "version": 7}),
     ] {
         let refused = transact(&json!([{"op": "insert", "bucket": "b", "data": {"id": 2}}, stale])).unwrap_err();
-        assert_eq!(refused.to_string(), "operations[1]: record 1 in bucket \"b\" has version 2");
+        assert_eq!(refused.to_string(), "operations[1]: version conflict: record 1 in bucket \"b\" has version 2");
         let WriteError::Refused(StoreError::Transaction(error)) = refused else { panic!("{refused}") };
         let conflict = StoreError::Conflict { bucket: "b".to_owned(), key: json!(1), current: 2 };
         assert_eq!((error.place, *error.problem), (1, Problem::Store(conflict)));

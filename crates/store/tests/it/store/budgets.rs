@@ -130,7 +130,7 @@ fn reads_of_a_transaction_are_limited_and_the_error_names_the_missing_index() {
     let Err(WriteError::Refused(StoreError::Transaction(error))) = run(json!([insert, scan])) else {
         panic!("a transaction with a long read was done")
     };
-    let expected = "operations[1]: the reads of a write may take 1 ms, and bucket \"b\" takes longer: \
+    let expected = "operations[1]: the reads of the write exceed the limit of 1 ms in bucket \"b\": \
                     define an index on \"name\", or read before the transaction";
     assert_eq!(error.to_string(), expected);
     assert_eq!(store.get("b", &json!(-1)).unwrap(), None, "nothing of it was done");

@@ -143,7 +143,7 @@ fn a_transaction_is_one_commit_or_none() {
             {"op": "insert", "bucket": "b", "data": {"id": 3}},
             {"op": "update", "bucket": "b", "key": 9, "data": {}},
         ]));
-        assert_eq!(refused.unwrap_err().to_string(), "operations[1]: there is no record 9 in bucket \"b\"");
+        assert_eq!(refused.unwrap_err().to_string(), "operations[1]: record 9 not found in bucket \"b\"");
         let commit = follower.try_next().unwrap().unwrap();
         assert_eq!(commit.changes.len(), 2);
         assert!(follower.try_next().unwrap().is_none());

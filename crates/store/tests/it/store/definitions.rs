@@ -11,18 +11,18 @@ fn wrong_buckets_are_refused_whole() {
     store.define_bucket("b", plain()).wait().unwrap();
     let position = store.snapshot().position;
     for (name, config, error) in [
-        ("b", plain(), "bucket \"b\" is defined already"),
+        ("b", plain(), "bucket \"b\" is already defined"),
         (
             "",
             plain(),
-            "\"\" cannot be a name: expected 1 to 255 bytes that do not begin with `$` and do not name a system bucket",
+            "invalid name \"\": expected 1 to 255 bytes that do not begin with `$` and do not name a system bucket",
         ),
         (
             "$b",
             plain(),
-            "\"$b\" cannot be a name: expected 1 to 255 bytes that do not begin with `$` and do not name a system bucket",
+            "invalid name \"$b\": expected 1 to 255 bytes that do not begin with `$` and do not name a system bucket",
         ),
-        ("c", json!({"key": "x", "schema": {}}), "key names the field x, which is not in the schema"),
+        ("c", json!({"key": "x", "schema": {}}), "unknown field x in key: the schema does not define it"),
         ("c", json!({"schema": {}}), "key must be the name of a field"),
         (
             "c",
@@ -38,9 +38,9 @@ fn wrong_buckets_are_refused_whole() {
             json!({"addFields": {"id": {"type": "string"}}}),
             "addFields.id must be a field that the bucket does not have yet",
         ),
-        (json!({"addIndexes": ["x"]}), "indexes names the field x, which is not in the schema"),
+        (json!({"addIndexes": ["x"]}), "unknown field x in indexes: the schema does not define it"),
         (json!({"addIndexes": "x"}), "addIndexes must be a list of field names, or of lists of field names"),
-        (json!({"maxSize": 1}), "the update has an unknown option maxSize"),
+        (json!({"maxSize": 1}), "unknown option maxSize in the update"),
         (
             json!({"ttl": "soon"}),
             "ttl must be milliseconds above zero, or a text such as \"30s\", \"5m\", \"1h\" or \"7d\"",
@@ -64,7 +64,7 @@ fn wrong_queries_are_refused_whole() {
     store.define_query("q", json!({"bucket": "b"})).wait().unwrap();
     let position = store.snapshot().position;
     for (name, config, error) in [
-        ("q", json!({"bucket": "b"}), "query \"q\" is defined already"),
+        ("q", json!({"bucket": "b"}), "query \"q\" is already defined"),
         ("r", json!({"bucket": "x"}), "bucket \"x\" is not defined"),
         ("r", json!({"bucket": "$buckets"}), "bucket \"$buckets\" is not defined"),
         ("r", json!({}), "`bucket` must be a non-empty string"),
@@ -81,7 +81,7 @@ fn wrong_queries_are_refused_whole() {
     store.define_query("list", json!({"bucket": "b", "filter": {"id": {"$in": "{{ params.ids }}"}}})).wait().unwrap();
     assert_eq!(
         store.query_named("list", &Map::new()).unwrap_err().to_string(),
-        "the parameter params.ids is not given"
+        "missing parameter params.ids"
     );
 }
 
@@ -108,9 +108,9 @@ fn limits_are_kept() {
     let store = Store::memory(options);
     store.define_bucket("b", plain()).wait().unwrap();
     for (record, expected) in [
-        (json!({"id": 1, "x": "x".repeat(300)}), "bytes: at most 300 are allowed"),
-        (json!({"id": 1, "x": [[[]]]}), "a record may be nested 3 deep, and this one is deeper"),
-        (json!({"id": 1, "x": {"a": 1, "b": 1, "c": 1, "d": 1}}), "a record of 9 fields: at most 8 are allowed"),
+        (json!({"id": 1, "x": "x".repeat(300)}), "bytes, more than the limit of 300"),
+        (json!({"id": 1, "x": [[[]]]}), "the record is nested more than 3 levels deep"),
+        (json!({"id": 1, "x": {"a": 1, "b": 1, "c": 1, "d": 1}}), "the record has 9 fields, more than the limit of 8"),
     ] {
         let refused = refusal(store.insert("b", record).wait()).to_string();
         assert!(refused.ends_with(expected), "{refused}");

@@ -128,7 +128,7 @@ fn what_is_no_store_is_not_opened() {
         (
             "$buckets",
             b"{\"name\":\"b\"}",
-            "a row of bucket \"$buckets\" cannot be taken: what is stored is not the text of a record",
+            "a row of bucket \"$buckets\" is invalid: the stored text is not a JSON object in compact form",
         ),
         (
             "$buckets",
@@ -138,9 +138,9 @@ fn what_is_no_store_is_not_opened() {
         (
             "$queries",
             b"\xff",
-            "a row of bucket \"$queries\" cannot be taken: what is stored is not the text of a record",
+            "a row of bucket \"$queries\" is invalid: the stored text is not a JSON object in compact form",
         ),
-        ("$queries", b"[]", "a row of bucket \"$queries\" cannot be taken: what is stored is not the text of a record"),
+        ("$queries", b"[]", "a row of bucket \"$queries\" is invalid: the stored text is not a JSON object in compact form"),
     ] {
         let dir = tempfile::tempdir().unwrap();
         let (mut engine, _) = Embedded::open(dir.path(), EmbeddedOptions::default(), |_| {}).unwrap();

@@ -61,7 +61,7 @@ fn a_write_must_match_before_and_after() {
     let give = |draft: &mut Draft| draft.update("b", &json!(1), json!({"owner": "bob"}), None).map(drop);
     assert_eq!(as_ann(&store, give), forbidden);
     // A key is taken, like any unique value.
-    let taken = || "bucket \"b\": a record with id = 2 exists already".to_owned();
+    let taken = || "bucket \"b\": a record with id = 2 already exists".to_owned();
     let own = || json!({"id": 2, "owner": "ann"});
     assert_eq!(as_ann(&store, move |draft| draft.insert("b", own())).unwrap_err().to_string(), taken());
     assert_eq!(as_ann(&store, move |draft| draft.upsert("b", own())).unwrap_err().to_string(), taken());
@@ -96,7 +96,7 @@ fn operations_of_a_transaction_are_bound_one_by_one() {
     }
     let insert = |id: u64, owner: &str| json!({"op": "insert", "bucket": "b", "data": {"id": id, "owner": owner}});
     assert_eq!(transact(insert(2, "bob")), transact(insert(9, "bob")));
-    let exists = "operations[0]: a record 2 exists in bucket \"b\" already";
+    let exists = "operations[0]: record 2 already exists in bucket \"b\"";
     assert_eq!(transact(insert(2, "ann")), Err(exists.to_owned()));
     assert_eq!(ids(&store, "b"), [1, 2, 3]);
 }
@@ -116,7 +116,7 @@ fn a_reference_to_a_hidden_record_leads_nowhere() {
         written.wait().map_err(|error| error.to_string())
     };
     let insert = |draft: &mut Draft, of: u64| draft.insert("notes", json!({"id": of, "of": of})).map(drop);
-    let error = |of: u64| format!("Validation failed for bucket \"notes\": of: refers to {of}, which is not in \"b\"");
+    let error = |of: u64| format!("Validation failed for bucket \"notes\": of: references {of}, which does not exist in bucket \"b\"");
     for of in [2, 9] {
         assert_eq!(write(insert, of), Err(error(of)));
     }
