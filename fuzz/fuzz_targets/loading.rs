@@ -69,7 +69,7 @@ fuzz_target!(|data: &[u8]| {
     drop(engine);
     let first = match open() {
         Ok((store, _)) => everything(&store),
-        Err(StoreOpenError::Unreadable(_) | StoreOpenError::SystemBucket(_)) => return,
+        Err(StoreOpenError::InvalidData(_) | StoreOpenError::SystemBucket(_)) => return,
         Err(error) => panic!("{error}"),
     };
     let (store, _) = open().expect("what was opened can be opened");

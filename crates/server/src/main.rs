@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use tidewire::Server;
 use tidewire::config::{self, Command, Config, ConfigErrors, DefinitionError, Engine};
-use tidewire_store::engine::{Cut, Durability, EmbeddedOptions, Recovery};
+use tidewire_store::engine::{Durability, EmbeddedOptions, Recovery, TornTail};
 use tidewire_store::system::SystemBuckets;
 use tidewire_store::{Limits, Store, StoreOptions};
 use tokio::signal::unix::{SignalKind, signal};
@@ -147,12 +147,12 @@ fn store_options(config: &Config) -> anyhow::Result<StoreOptions> {
 }
 
 fn log_recovery(dir: &Path, recovery: &Recovery) {
-    let Recovery { position, is_new_epoch, was_closed, rows, commits, cut, .. } = recovery;
+    let Recovery { position, is_new_epoch, was_closed, rows, commits, torn_tail, .. } = recovery;
     tracing::info!(
         dir = %dir.display(), %position, is_new_epoch, was_closed, snapshot_rows = rows, log_commits = commits,
         "data directory opened"
     );
-    if let Some(Cut { file, offset, .. }) = cut {
+    if let Some(TornTail { file, offset, .. }) = torn_tail {
         let file = file.display();
         tracing::warn!(%file, offset, "truncated an incomplete record at the end of the log");
     }

@@ -25,12 +25,12 @@ static CONFIG: LazyLock<Field> = LazyLock::new(|| Field::new("config"));
 static SYSTEM: LazyLock<Field> = LazyLock::new(|| Field::new("system"));
 
 /// Whether a name is that of a bucket of the store's own.
-pub(crate) fn is_own(name: &str) -> bool {
+pub(crate) fn is_internal(name: &str) -> bool {
     name.starts_with('$')
 }
 
 /// The buckets of the store's own.
-pub(crate) fn own_buckets() -> impl Iterator<Item = (&'static str, Arc<BucketDefinition>)> {
+pub(crate) fn internal_buckets() -> impl Iterator<Item = (&'static str, Arc<BucketDefinition>)> {
     static OWN: LazyLock<[(&str, Arc<BucketDefinition>); 3]> = LazyLock::new(|| {
         let defined = json!({"key": "name", "schema": {"name": {"type": "string", "required": true}}});
         let replies = json!({"key": "id", "schema": {"id": {"type": "string"}}, "ttl": "24h"});

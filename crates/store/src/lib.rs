@@ -62,7 +62,7 @@ pub use row::{Field, Row, RowError};
 pub use state::State;
 pub use store::{
     BucketList, BucketStats, Clock, Commit, FollowError, Follower, ImportError, ImportProblem, Imported, Pending,
-    Snapshot, Store, StoreOpenError, StoreOptions, StoreStats, Unreadable, UpkeepError, WriteError, WriteOptions,
+    Snapshot, Store, StoreOpenError, StoreOptions, StoreStats, InvalidData, MaintenanceError, WriteError, WriteOptions,
 };
 pub use value::Value;
 

@@ -110,7 +110,7 @@ pub enum RowError {
         max: usize,
     },
     /// The stored text is not a record.
-    #[error("the stored text is not a JSON object in compact form")]
+    #[error("the stored text is not a valid record")]
     Malformed,
 }
 

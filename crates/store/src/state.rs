@@ -72,7 +72,7 @@ impl Default for State {
             referring: OrdMap::new(),
             totals: Totals::default(),
         };
-        for (name, definition) in catalog::own_buckets() {
+        for (name, definition) in catalog::internal_buckets() {
             let bucket = Bucket::new(definition);
             let bucket = if name == REPLIES { bucket.with_owners(replies::user_of) } else { bucket };
             state.put(name.into(), bucket, false);
@@ -102,7 +102,7 @@ impl State {
 
     /// Whether ordinary requests do not find a bucket of that name: it is internal, or a system bucket.
     pub(crate) fn is_hidden(&self, name: &str) -> bool {
-        catalog::is_own(name) || name.starts_with('_') && self.system.contains_key(name)
+        catalog::is_internal(name) || name.starts_with('_') && self.system.contains_key(name)
     }
 
     /// The names of all ordinary buckets, in the order in which they were defined.
@@ -172,7 +172,7 @@ impl State {
 
     /// All buckets: internal ones first, so that a reader of rows in this order gets the definitions first.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&str, &Bucket)> {
-        let own = catalog::own_buckets().filter_map(|(name, _)| self.named(name));
+        let own = catalog::internal_buckets().filter_map(|(name, _)| self.named(name));
         own.chain(self.system_buckets()).chain(self.buckets())
     }
 
@@ -185,7 +185,7 @@ impl State {
     /// ordinary ones to ordinary ones, and none to internal ones.
     pub(crate) fn referring(&self, target: &str) -> impl Iterator<Item = (&str, &Bucket)> {
         let is_system = self.system.contains_key(target);
-        let is_own = !is_system && catalog::is_own(target);
+        let is_own = !is_system && catalog::is_internal(target);
         let names = if is_own { None } else { self.referring.get(target) };
         let is_peer = move |name: &&Arc<str>| self.system.contains_key(&**name) == is_system;
         names.into_iter().flat_map(OrdMap::values).filter(is_peer).filter_map(|name| self.named(name))

@@ -172,7 +172,7 @@ impl SystemBuckets {
 
 /// Whether a bucket of this name can be a system bucket.
 pub(crate) fn is_system_name(name: &str) -> bool {
-    let is_own = catalog::own_buckets().any(|(own, _)| own == name);
+    let is_own = catalog::internal_buckets().any(|(own, _)| own == name);
     name.len() > 1 && name.starts_with(['$', '_']) && !is_own
 }
 

@@ -286,7 +286,7 @@ impl Driver {
         let Some(query) = self.matcher.query(live) else { return };
         let is_kept = snapshot.state.bucket(&query.bucket).is_ok_and(|bucket| bucket.definition().persistent);
         // A restart of the store drops the records of a bucket that is not persistent, and no commit says so.
-        if !is_kept && since.position().sequence <= self.store.began().sequence {
+        if !is_kept && since.position().sequence <= self.store.opened_at().sequence {
             return self.request_result(id);
         }
         let mut missed = Missed::after(since.position());

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use serde_json::{Value as Json, json};
 use tidewire_store::engine::{BackupError, EngineError};
-use tidewire_store::{Cause, UpkeepError, WriteOptions};
+use tidewire_store::{Cause, MaintenanceError, WriteOptions};
 
 use super::store_admin::{bounded, store_stats};
 use super::store_writes::owner;
@@ -169,11 +169,11 @@ fn copy(RunningBackup(server): &RunningBackup, name: &str, dir: &Path) -> Outcom
             server.counters.backups_failed.fetch_add(1, Relaxed);
             tracing::warn!(dir = %dir.display(), error = &error as &dyn std::error::Error, "backup failed");
             Err(match error {
-                UpkeepError::Engine(EngineError::KeepsNothing) => RequestError::invalid(error),
-                UpkeepError::Backup(error) if is_taken(&error) => {
+                MaintenanceError::Engine(EngineError::NotPersistent) => RequestError::invalid(error),
+                MaintenanceError::Backup(error) if is_taken(&error) => {
                     RequestError::new(Code::AlreadyExists, format!("a backup \"{name}\" exists: choose another name"))
                 }
-                UpkeepError::Closed => RequestError::shutting_down(),
+                MaintenanceError::Closed => RequestError::shutting_down(),
                 error => RequestError::internal(&error),
             })
         }

@@ -166,7 +166,7 @@ impl Draft {
     }
 
     /// Undoes all changes after a failure or panic. Returns whether that was possible.
-    pub(crate) fn take_back(&mut self) -> bool {
+    pub(crate) fn roll_back(&mut self) -> bool {
         (self.guard, self.references) = (None, None);
         self.is_system = false;
         if !self.is_torn {
@@ -810,7 +810,7 @@ mod tests {
             proptest::prop_assert_eq!(everything(&draft.state), expected);
             proptest::prop_assert_eq!(draft.changes.len(), changes);
             // What was done before can be taken back as well.
-            proptest::prop_assert!(draft.take_back());
+            proptest::prop_assert!(draft.roll_back());
             proptest::prop_assert_eq!(draft.state.names().collect::<Vec<_>>(), ["b"]);
             proptest::prop_assert!(draft.state.bucket("b").is_ok_and(Bucket::is_empty));
         }

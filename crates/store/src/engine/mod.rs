@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 pub use disk::{Disk, DiskDir, DiskFile, Files};
 pub use embedded::{
-    Backup, BackupError, Checkpoint, CheckpointError, CopyError, Corruption, Cut, Embedded, EmbeddedOptions, OpenError,
-    Recovered, Recovery, Writes,
+    Backup, BackupError, Checkpoint, CheckpointError, CopyError, Corruption, Embedded, EmbeddedOptions, OpenError,
+    Recovered, Recovery, TornTail, Writes,
 };
 pub use memory::Memory;
 

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use super::StoreOptions;
 use super::history::{Commit, History};
 use super::recover::StoreOpenError;
-use super::writes::KeptWrites;
+use super::engine_writes::EngineWrites;
 use crate::engine::{Engine, Write, WriteSet};
 use crate::{Cause, Draft, State};
 
-/// Makes the declared system buckets reachable. New and changed declarations are one commit, made before the store takes writes.
+/// Applies the declarations of system buckets. New and changed declarations are stored in one commit, before the store accepts
+/// writes.
 pub(super) fn declare(
     engine: &mut dyn Engine,
     state: State,
@@ -23,8 +24,8 @@ pub(super) fn declare(
     if changes.is_empty() {
         return Ok(draft.finish().0);
     }
-    let kept = KeptWrites::of(changes, cleared, draft.state());
-    let writes: Vec<Write<'_>> = kept.iter(changes).collect();
+    let engine_writes = EngineWrites::of(changes, cleared, draft.state());
+    let writes: Vec<Write<'_>> = engine_writes.iter(changes).collect();
     let position = engine.commit(&[WriteSet { writes: &writes, at, cause }]).map_err(StoreOpenError::Declaration)?;
     let (state, changes) = draft.finish();
     history.append([Arc::new(Commit { position, at, cause, changes })]);

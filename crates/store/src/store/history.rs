@@ -1,8 +1,8 @@
 //! The history: the newest commits, for followers.
 //!
-//! A follower has a position in the history, not a queue. One bounded list of commits serves all followers, and none of them
-//! slows the writer. A follower sees every commit once, in order, without gaps. If it falls so far behind that the next commit is
-//! no longer in the history, it gets an error and starts again from a snapshot.
+//! A follower has a position in the history instead of a queue. One bounded list of commits serves all followers, and followers do
+//! not slow down the writer. A follower sees each commit once, in order, without gaps. If the next commit of a follower is no
+//! longer in the history, the follower gets an error and must start again from a snapshot.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -30,7 +30,7 @@ pub struct Commit {
 }
 
 impl Commit {
-    /// Returns the approximate memory of the commit. Rows that are shared with others are counted.
+    /// Returns the approximate memory of the commit, including rows that are shared with other commits.
     pub fn size(&self) -> usize {
         let row = |row: &Option<crate::Row>| row.as_ref().map_or(0, crate::Row::size);
         let change = |change: &Change| size_of::<Change>() + row(&change.old) + row(&change.new);
@@ -43,43 +43,43 @@ impl Commit {
 #[non_exhaustive]
 pub enum FollowError {
     /// The next commit is no longer in the history. Start again from a snapshot.
-    #[error("the commits after {position} are no longer in the history: begin anew with a snapshot")]
+    #[error("the commits after {position} are no longer in the history: start again from a snapshot")]
     Behind {
-        /// The last commit that the follower has seen.
+        /// The position of the last commit that the follower has seen.
         position: Position,
     },
     /// The position is from another epoch, or ahead of the newest commit.
-    #[error("the position {position} is not of this history: begin anew with a snapshot")]
+    #[error("the position {position} is not in this history: start again from a snapshot")]
     Unknown {
         /// The position.
         position: Position,
     },
-    /// The store is closed, and all has been seen.
-    #[error("the store is closed, and there will be no more commits")]
+    /// The store is closed, and the follower has seen all commits.
+    #[error("the store is closed")]
     Closed,
 }
 
-/// The latest commits.
+/// The newest commits, limited in memory.
 #[derive(Debug)]
 pub(super) struct History {
     epoch: u64,
     max_bytes: usize,
-    kept: Mutex<Kept>,
-    /// The sequence of the newest commit. Closed with the store.
+    recent: Mutex<RecentCommits>,
+    /// The sequence of the newest commit.
     newest: watch::Sender<u64>,
     behind: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct RecentCommits {
     commits: VecDeque<Arc<Commit>>,
     bytes: usize,
-    /// The sequence before the first commit that is kept.
+    /// The sequence of the commit before the first one in the list.
     before: u64,
     is_closed: bool,
 }
 
-impl Kept {
+impl RecentCommits {
     fn push(&mut self, commit: Arc<Commit>, max_bytes: usize) {
         self.bytes += commit.size();
         self.commits.push_back(commit);
@@ -93,49 +93,49 @@ impl Kept {
 }
 
 impl History {
-    /// A history that begins after this position.
+    /// Creates a history that begins after this position.
     pub(super) fn new(epoch: u64, before: u64, max_bytes: usize) -> Self {
-        let kept = Mutex::new(Kept { before, ..Kept::default() });
-        Self { epoch, max_bytes, kept, newest: watch::Sender::new(before), behind: AtomicU64::new(0) }
+        let recent = Mutex::new(RecentCommits { before, ..RecentCommits::default() });
+        Self { epoch, max_bytes, recent, newest: watch::Sender::new(before), behind: AtomicU64::new(0) }
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        lock(&self.kept)
+    fn recent(&self) -> MutexGuard<'_, RecentCommits> {
+        lock(&self.recent)
     }
 
-    /// Appends commits, each of which follows the one before, and wakes the followers.
+    /// Appends consecutive commits, and wakes the followers.
     pub(super) fn append(&self, commits: impl IntoIterator<Item = Arc<Commit>>) {
         let mut newest = None;
-        let mut kept = self.kept();
+        let mut recent = self.recent();
         for commit in commits {
             newest = Some(commit.position.sequence);
-            kept.push(commit, self.max_bytes);
+            recent.push(commit, self.max_bytes);
         }
-        drop(kept);
+        drop(recent);
         if let Some(newest) = newest {
             self.newest.send_replace(newest);
         }
     }
 
     pub(super) fn close(&self) {
-        self.kept().is_closed = true;
+        self.recent().is_closed = true;
         // Wakes waiting followers.
         self.newest.send_modify(|_| {});
     }
 
-    /// The commits that are kept, their bytes, and how often a follower has fallen behind.
+    /// Returns the number of commits, their bytes, and how often a follower has fallen behind.
     pub(super) fn measure(&self) -> (usize, usize, u64) {
-        let kept = self.kept();
-        (kept.commits.len(), kept.bytes, self.behind.load(Relaxed))
+        let recent = self.recent();
+        (recent.commits.len(), recent.bytes, self.behind.load(Relaxed))
     }
 
     fn after(&self, sequence: u64) -> Result<Option<Arc<Commit>>, FollowError> {
-        let kept = self.kept();
+        let recent = self.recent();
         let position = Position { epoch: self.epoch, sequence };
-        let Some(place) = sequence.checked_sub(kept.before) else { return Err(FollowError::Behind { position }) };
-        match usize::try_from(place).ok().and_then(|place| kept.commits.get(place)) {
+        let Some(place) = sequence.checked_sub(recent.before) else { return Err(FollowError::Behind { position }) };
+        match usize::try_from(place).ok().and_then(|place| recent.commits.get(place)) {
             Some(commit) => Ok(Some(Arc::clone(commit))),
-            None if kept.is_closed => Err(FollowError::Closed),
+            None if recent.is_closed => Err(FollowError::Closed),
             None => Ok(None),
         }
     }
@@ -145,29 +145,29 @@ impl History {
         if from.epoch != self.epoch || from.sequence > *newest.borrow() {
             return Err(FollowError::Unknown { position: from });
         }
-        if from.sequence < self.kept().before {
+        if from.sequence < self.recent().before {
             return Err(FollowError::Behind { position: from });
         }
         Ok(Follower { history: Arc::clone(self), newest, sequence: from.sequence })
     }
 }
 
-/// Sees every commit, once and in order.
+/// A cursor over the commits of a store, which returns each commit once and in order.
 #[derive(Debug)]
 pub struct Follower {
     history: Arc<History>,
     newest: watch::Receiver<u64>,
-    /// Of the commit that was seen last.
+    /// The sequence of the last commit that was returned.
     sequence: u64,
 }
 
 impl Follower {
-    /// Up to where it has seen all.
+    /// Returns the position of the last commit that was returned.
     pub fn position(&self) -> Position {
         Position { epoch: self.history.epoch, sequence: self.sequence }
     }
 
-    /// The next commit, if it has been made.
+    /// Returns the next commit, if there is one.
     pub fn try_next(&mut self) -> Result<Option<Arc<Commit>>, FollowError> {
         let next = self.history.after(self.sequence);
         if matches!(next, Err(FollowError::Behind { .. })) {
@@ -188,7 +188,7 @@ impl Follower {
         }
     }
 
-    /// The next commit, when it is made. Dropping this loses none.
+    /// Waits for the next commit. Cancel safe: no commit is lost if the future is dropped.
     pub async fn next(&mut self) -> Result<Arc<Commit>, FollowError> {
         loop {
             self.newest.mark_unchanged();
@@ -201,7 +201,7 @@ impl Follower {
         }
     }
 
-    /// Like [`next`](Self::next), on a thread that may block.
+    /// Like [`next`](Self::next), but blocks the thread.
     pub fn wait(&mut self) -> Result<Arc<Commit>, FollowError> {
         block_on(self.next())
     }

@@ -4,29 +4,29 @@
 //!
 //! # The path of a write
 //!
-//! 1. [`Store::write`] puts the work into the bounded queue (`queue`), in the line of its owner (`lines`), and returns a
-//!    [`Pending`].
-//! 2. The writer thread takes waiting work by turns between owners, up to a limit of writes, bytes and time, and runs each piece on
-//!    the head, a [`Draft`](crate::Draft): the published state and the changes since (`writer`). A failed write is undone.
+//! 1. [`Store::write`] submits a closure to the bounded queue (`queue`, `admission`) and returns a [`Pending`].
+//! 2. The writer thread takes queued writes, fairly between owners (`fair_queue`), up to a limit of writes, bytes and time. It runs
+//!    each on the head, a [`Draft`](crate::Draft) with the published state and the changes since (`writer`). A failed write is
+//!    undone.
 //! 3. The draft validates a record, its references and its permissions, and stores it: by ordinal, by key, and in every index.
 //! 4. The engine makes the commits of the group durable with one sync.
 //! 5. The writer publishes the head with one atomic swap, appends the commits to the history, where followers read them, and
-//!    answers every write of the group, refused ones included.
-//! 6. From time to time the writer starts a checkpoint, which runs on its own thread over the immutable state, and sweeps expired
+//!    replies to all writes of the group, rejected ones included.
+//! 6. When they are due, the writer starts a checkpoint, which runs on its own thread over the immutable state, and sweeps expired
 //!    records.
 
+mod admission;
 mod declare;
+mod engine_writes;
+mod fair_queue;
 mod history;
-mod lines;
 mod pending;
 mod queue;
 mod recover;
 mod reply;
 mod stats;
 mod transfer;
-mod turns;
 mod writer;
-mod writes;
 
 use std::fmt;
 use std::path::Path;
@@ -41,18 +41,20 @@ use tokio::sync::oneshot;
 
 pub use self::history::{Commit, FollowError, Follower};
 pub use self::pending::{Pending, WriteError};
-pub use self::recover::{StoreOpenError, Unreadable};
+pub use self::recover::{StoreOpenError, InvalidData};
 pub use self::stats::{BucketList, BucketStats, StoreStats};
-pub use self::transfer::{ImportError, ImportProblem, Imported, UpkeepError};
+pub use self::transfer::{ImportError, ImportProblem, Imported, MaintenanceError};
 
 use self::history::History;
-use self::lines::Bounds;
+use self::admission::Bounds;
 use self::pending::block_on;
 use self::queue::{Message, Queue};
 use self::recover::Loader;
 use self::stats::Counters;
 use self::writer::Writer;
-use crate::engine::{Disk, Embedded, EmbeddedOptions, Engine, EngineError, EngineStats, Files, Memory, Recovery};
+use crate::engine::{
+Disk, Embedded, EmbeddedOptions, Engine, EngineError, EngineStats, Files, Memory, Recovery, TornTail,
+};
 use crate::lock::lock;
 use crate::query::Budget;
 use crate::system::SystemBuckets;
@@ -65,8 +67,8 @@ use crate::{Answer, Cause, Draft, IntoRecord, Limits, Position, Query, Row, Stat
 pub struct StoreOptions {
     /// Limits on records, definitions and the whole store.
     pub limits: Limits,
-    /// Limit of the writes in the queue. One owner can use a quarter of it: see [`WriteOptions::owner`]. Further writes wait
-    /// outside: see [`Pending`]. Default: 4096, so that one owner can fill a group.
+    /// Limit of the writes in the queue. One owner can use a quarter of it: see [`WriteOptions::owner`]. Further writes are held
+    /// back: see [`Pending::is_held_back`]. Default: 4096, so that one owner can fill a group.
     pub queue: usize,
     /// Limit of the bytes of the writes in the queue: see [`WriteOptions::bytes`]. One owner can use a quarter of it; a single
     /// larger write is queued alone. Default: 64 MiB, which is 64 of the largest records.
@@ -232,11 +234,11 @@ impl fmt::Debug for Clock {
 pub struct Snapshot {
     /// All buckets.
     pub state: State,
-    /// The commit that it is current to.
+    /// The position of the last commit in the state.
     pub position: Position,
 }
 
-/// Buckets of JSON records, kept by an engine. A clone is another handle to the same store.
+/// An embedded database of JSON records. A clone is another handle to the same store.
 ///
 /// ```
 /// use serde_json::json;
@@ -249,46 +251,46 @@ pub struct Snapshot {
 /// store.close()?;
 ///
 /// let (store, _) = Store::open(dir.path(), StoreOptions::default())?;
-/// let row = store.get("harbours", &json!(1))?.expect("it was kept");
+/// let row = store.get("harbours", &json!(1))?.expect("the record is stored");
 /// assert_eq!(row.to_record()["tide"], "high");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// The last handle that is dropped waits until all writes are done and the engine is closed. [`close`](Self::close) does the
-/// same, and says whether it went well.
+/// Dropping the last handle waits until all writes are done and the engine is closed. [`close`](Self::close) does the same and
+/// reports errors.
 #[derive(Clone)]
 pub struct Store {
-    inner: Arc<Inner>,
+    inner: Arc<StoreInner>,
 }
 
-struct Inner {
-    shared: Arc<Shared>,
+struct StoreInner {
+    shared: Arc<StoreShared>,
     writer: Mutex<Option<JoinHandle<Result<(), EngineError>>>>,
     writer_id: ThreadId,
 }
 
-/// State shared by the handles and the writer.
-struct Shared {
+/// State that the handles share with the writer.
+struct StoreShared {
     published: ArcSwap<Snapshot>,
-    began: Position,
+    opened_at: Position,
     queue: Arc<Queue>,
     history: Arc<History>,
     counters: Counters,
     engine: Mutex<EngineStats>,
-    keeps: bool,
+    is_persistent: bool,
     limits: Limits,
     sweep_interval: Option<Duration>,
     clock: Clock,
 }
 
-impl Shared {
+impl StoreShared {
     fn engine_stats(&self) -> MutexGuard<'_, EngineStats> {
         lock(&self.engine)
     }
 }
 
 impl Store {
-    /// A store in memory, which ends with the process.
+    /// Creates a store in memory.
     pub fn memory(options: StoreOptions) -> Self {
         let engine = Memory::default();
         let position = engine.position();
@@ -297,34 +299,34 @@ impl Store {
         Self::start(Box::new(engine), false, state, history, options)
     }
 
-    /// Opens a store in a directory, or makes it.
+    /// Opens a store in a directory. Creates the directory if it does not exist.
     pub fn open(dir: impl AsRef<Path>, options: StoreOptions) -> Result<(Self, Recovery), StoreOpenError> {
         Self::open_on(Arc::new(Files), dir.as_ref(), options)
     }
 
-    /// Like [`open`](Self::open), on another disk than that of this machine.
+    /// Like [`open`](Self::open), on the given disk.
     pub fn open_on(disk: Arc<dyn Disk>, dir: &Path, options: StoreOptions) -> Result<(Self, Recovery), StoreOpenError> {
         let mut loader = Loader::new(options.history_bytes);
         let (mut engine, recovery) =
             Embedded::open_on(disk, dir, options.embedded, &mut |recovered| loader.take(recovered))?;
         let (state, history) = loader.finish(recovery.position)?;
-        if let Some(cut) = &recovery.cut {
-            tracing::warn!(?cut, "the log ended in a write that was not whole, which was cut off");
+        if let Some(TornTail { file, offset, .. }) = &recovery.torn_tail {
+        tracing::warn!(file = %file.display(), offset, "truncated an incomplete record at the end of the log");
         }
         let state = declare::declare(&mut engine, state, &history, &options)?;
         Ok((Self::start(Box::new(engine), true, state, history, options), recovery))
     }
 
-    fn start(engine: Box<dyn Engine>, keeps: bool, state: State, history: History, options: StoreOptions) -> Self {
+    fn start(engine: Box<dyn Engine>, is_persistent: bool, state: State, history: History, options: StoreOptions) -> Self {
         let snapshot = Snapshot { state, position: engine.position() };
-        let shared = Arc::new(Shared {
-            began: snapshot.position,
+        let shared = Arc::new(StoreShared {
+            opened_at: snapshot.position,
             published: ArcSwap::from_pointee(snapshot),
             queue: Arc::new(Queue::new(Bounds::new(options.queue, options.queue_bytes))),
             history: Arc::new(history),
             counters: Counters::default(),
             engine: Mutex::new(engine.stats()),
-            keeps,
+            is_persistent,
             limits: options.limits,
             sweep_interval: options.sweep_interval,
             clock: options.clock,
@@ -333,49 +335,50 @@ impl Store {
         let thread = std::thread::Builder::new().name("tidewire-writer".to_owned());
         let writer = thread.spawn(move || writer.run()).expect("a process can start one thread");
         let writer_id = writer.thread().id();
-        Self { inner: Arc::new(Inner { shared, writer: Mutex::new(Some(writer)), writer_id }) }
+        Self { inner: Arc::new(StoreInner { shared, writer: Mutex::new(Some(writer)), writer_id }) }
     }
 
-    fn shared(&self) -> &Arc<Shared> {
+    fn shared(&self) -> &Arc<StoreShared> {
         &self.inner.shared
     }
 
-    /// Everything at one moment. It stays as it is while the store goes on.
+    /// Returns the current state, which later writes do not change.
     pub fn snapshot(&self) -> Arc<Snapshot> {
         self.shared().published.load_full()
     }
 
-    /// Where it stood when it was opened. Records of buckets that are not kept are gone since then, without a commit that says so.
-    pub fn began(&self) -> Position {
-        self.shared().began
+    /// Returns the position at which the store was opened. The records of buckets that are not persistent are lost at that position,
+    /// without a commit that deletes them.
+    pub fn opened_at(&self) -> Position {
+        self.shared().opened_at
     }
 
-    /// The time, by the store's clock.
+    /// Returns the time of the store's clock, in milliseconds since 1970.
     pub fn now(&self) -> u64 {
         self.shared().clock.now()
     }
 
-    /// The record with this key, if there is one.
+    /// Returns the record with this key, if it exists and has not expired.
     pub fn get(&self, bucket: &str, key: &Json) -> Result<Option<Row>, StoreError> {
         let snapshot = self.shared().published.load();
         Ok(snapshot.state.bucket(bucket)?.record(key, || self.now()).cloned())
     }
 
-    /// What a query returns.
+    /// Returns the result of a query.
     pub fn query(&self, query: &Query) -> Result<Answer, StoreError> {
         let snapshot = self.shared().published.load();
         Ok(query.answer(snapshot.state.bucket(&query.bucket)?, self.now(), &Budget::unlimited())?)
     }
 
-    /// What a named query returns.
+    /// Returns the result of a named query.
     pub fn query_named(&self, name: &str, params: &Map<String, Json>) -> Result<Answer, StoreError> {
         let snapshot = self.shared().published.load();
         let query = snapshot.state.query(name, params)?;
         Ok(query.answer(snapshot.state.bucket(&query.bucket)?, self.now(), &Budget::unlimited())?)
     }
 
-    /// Runs `work` on a draft of the state and commits its changes: all of them, or none if it fails. It runs on the writer's
-    /// thread, in its turn: slow work delays all other writes, and work that waits for another write deadlocks.
+    /// Runs `work` on a draft of the state and commits its changes: all of them, or none if it fails. It runs on the writer thread:
+    /// slow work delays all other writes, and work that waits for another write deadlocks.
     pub fn write<T, F>(&self, work: F) -> Pending<T>
     where
         F: FnOnce(&mut Draft) -> Result<T, StoreError> + Send + 'static,
@@ -386,9 +389,9 @@ impl Store {
 
     /// Like [`write`](Self::write), with a cause, an owner and a size.
     ///
-    /// Writes of one owner and origin are done in the order of submission. Owners, and the origins of an owner, get equal shares of
-    /// the writer's work: a write that is alone waits for the one that runs, and for others that are as cheap as itself, whatever
-    /// the backlogs of others.
+    /// Writes of one owner and origin run in the order of submission. Owners, and the origins of an owner, get equal shares of the
+    /// writer's work: a single write waits for the current group and for writes that are as cheap as itself, regardless of the
+    /// backlogs of other owners.
     pub fn write_with<T, F>(&self, options: WriteOptions, work: F) -> Pending<T>
     where
         F: FnOnce(&mut Draft) -> Result<T, StoreError> + Send + 'static,
@@ -415,13 +418,13 @@ impl Store {
         self.write(move |draft| draft.drop_bucket(&name))
     }
 
-    /// Defines a query by a name: see [`Draft::define_query`].
+    /// Defines a named query: see [`Draft::define_query`].
     pub fn define_query(&self, name: &str, config: Json) -> Pending<()> {
         let name = name.to_owned();
         self.write(move |draft| draft.define_query(&name, &config))
     }
 
-    /// Forgets a named query.
+    /// Removes the definition of a named query.
     pub fn undefine_query(&self, name: &str) -> Pending<()> {
         let name = name.to_owned();
         self.write(move |draft| draft.undefine_query(&name))
@@ -469,94 +472,92 @@ impl Store {
         self.write(move |draft| draft.clear(&bucket))
     }
 
-    /// Runs operations one after the other, all of them or none. Returns what each of them gave.
+    /// Runs operations in order, all or none. Returns the result of each.
     pub fn transact(&self, operations: Vec<Operation>) -> Pending<Vec<OperationResult>> {
         self.write(move |draft| Ok(draft.transact(&operations)?))
     }
 
-    /// Deletes what has expired. Returns how many records did. It is done from time to time anyway: see
-    /// [`StoreOptions::sweep_interval`].
+    /// Deletes expired records. Returns their number. The store also does this periodically: see [`StoreOptions::sweep_interval`].
     pub fn sweep(&self) -> Pending<usize> {
         self.write(|draft| Ok(draft.sweep(usize::MAX)))
     }
 
-    /// Everything at one moment, and a follower that sees every commit after it.
+    /// Returns the current state, and a follower that sees every commit after it.
     pub fn follow(&self) -> (Arc<Snapshot>, Follower) {
         loop {
             let snapshot = self.snapshot();
-            // If it is behind by now, the next one is not.
+            // If the history has moved past the snapshot meanwhile, a newer snapshot is tried.
             if let Ok(follower) = self.follow_from(snapshot.position) {
                 return (snapshot, follower);
             }
         }
     }
 
-    /// A follower that sees every commit after this position.
+    /// Returns a follower that sees every commit after this position.
     pub fn follow_from(&self, position: Position) -> Result<Follower, FollowError> {
         loop {
             let followed = self.shared().history.follow(position);
             let newest = self.shared().published.load().position;
             let is_published = position.epoch == newest.epoch && position.sequence <= newest.sequence;
             match followed {
-                // It is published before it is in the history, so that it may be ahead, but for a moment only.
+                // A commit is published shortly before it is in the history.
                 Err(FollowError::Unknown { .. }) if is_published => std::thread::yield_now(),
                 followed => return followed,
             }
         }
     }
 
-    /// Writes a new snapshot to the disk, so that the log is short, and waits until that is done. It is done from time to time
-    /// anyway.
-    pub fn checkpoint(&self) -> Result<Position, UpkeepError> {
+    /// Writes a snapshot to the disk and shortens the log, and waits until that is done. The store also does this when the log is
+    /// long: see [`EmbeddedOptions::checkpoint_log_bytes`].
+    pub fn checkpoint(&self) -> Result<Position, MaintenanceError> {
         let (reply, begun) = oneshot::channel();
         self.shared().queue.request(Message::Checkpoint(reply));
-        let begun = block_on(begun).map_err(|_| UpkeepError::Closed)?;
-        let (checkpoint, state) = begun.map_err(UpkeepError::Engine)?;
+        let begun = block_on(begun).map_err(|_| MaintenanceError::Closed)?;
+        let (checkpoint, state) = begun.map_err(MaintenanceError::Engine)?;
         let done = checkpoint.run(writer::stored_rows(&state));
-        self.shared().queue.signal(Message::Duties);
+        self.shared().queue.signal(Message::RefreshStats);
         Ok(done?)
     }
 
-    /// Returns the condition of the store and its counters. The cost does not depend on the number of buckets; that of reading
-    /// [`StoreStats::buckets`] does.
+    /// Returns gauges and counters. The cost does not depend on the number of buckets, unless [`StoreStats::buckets`] is read.
     pub fn stats(&self) -> StoreStats {
         StoreStats::of(self.shared())
     }
 
-    /// Whether the disk has failed. No write is accepted until a restart. Reads one atomic flag, so a health check may call it
-    /// at any rate.
+    /// Returns whether the disk has failed. All writes are rejected until a restart. This reads one atomic flag, so health checks
+    /// can call it often.
     pub fn is_stopped(&self) -> bool {
         self.shared().counters.is_stopped.load(Relaxed)
     }
 
-    /// Ends it: writes that have their place are done, later ones are refused, and the engine is closed. Reads go on, of what
-    /// was there last. Ending it again does nothing.
+    /// Closes the store: runs the queued writes, rejects later ones, and closes the engine. Reads still return the last state. A
+    /// second call does nothing.
     pub fn close(&self) -> Result<(), EngineError> {
         self.inner.close()
     }
 }
 
-impl Inner {
+impl StoreInner {
     fn close(&self) -> Result<(), EngineError> {
         self.shared.queue.close();
-        // A write has the last handle, or closes: its thread cannot wait for itself, and ends when it is done.
+        // Called by a write, or by dropping the last handle in one: the writer thread cannot wait for itself, and ends later.
         if self.writer_id == std::thread::current().id() {
             return Ok(());
         }
-        // Held while the writer ends, so that a second caller waits here.
+        // Locked until the writer has ended, so that a concurrent caller waits too.
         let mut writer = lock(&self.writer);
         match writer.take() {
-            // A writer that panicked has reported it, and its callers have been told.
+            // The panic was reported where it happened, and pending writes have failed.
             Some(writer) => writer.join().unwrap_or(Err(EngineError::Stopped)),
             None => Ok(()),
         }
     }
 }
 
-impl Drop for Inner {
+impl Drop for StoreInner {
     fn drop(&mut self) {
         if let Err(error) = self.close() {
-            tracing::error!(error = &error as &dyn std::error::Error, "the store was not closed in order");
+            tracing::error!(error = &error as &dyn std::error::Error, "cannot close the store cleanly");
         }
     }
 }

@@ -1,6 +1,6 @@
-//! The queue of writes between any number of threads and the writer.
+//! The queue of writes, from any number of threads to the writer.
 //!
-//! A write that finds no capacity is *outside*: it keeps its place in the line of its owner, enters by itself when there is
+//! A write that exceeds the capacity is *held back*: it keeps its order among the writes of its owner, is queued when there is
 //! capacity, and is canceled if its [`Pending`] is dropped before.
 
 use std::collections::VecDeque;
@@ -14,10 +14,10 @@ use std::time::Instant;
 use tokio::sync::oneshot;
 
 use super::WriteOptions;
-use super::lines::{Bounds, Lines, Owner, Ticket, Usage};
+use super::admission::{Admission, Bounds, Owner, Ticket, Usage};
 use super::pending::{Pending, WriteError};
 use super::reply::{ReplySender, reply};
-use super::turns::Flow;
+use super::fair_queue::Flow;
 use crate::engine::{Backup, Checkpoint, EngineError};
 use crate::lock::lock;
 use crate::{Cause, Draft, State, StoreError};
@@ -27,42 +27,42 @@ pub(super) enum Message {
     Write(Box<dyn Job>),
     Checkpoint(oneshot::Sender<Result<(Checkpoint, State), EngineError>>),
     Backup(PathBuf, oneshot::Sender<Result<Backup, EngineError>>),
-    /// The checkpoint that the writer started is done, and its thread is about to end.
+    /// The checkpoint that the writer started has ended.
     CheckpointEnded,
-    /// Runs the duties, because another thread has changed a counter.
-    Duties,
+    /// Another thread has changed the counters of the engine.
+    RefreshStats,
 }
 
-/// A write. It is run once, and then ended once.
+/// A write. The writer calls `run` once, and then `end` once.
 pub(super) trait Job: Send {
     /// Changes the draft. Returns whether it succeeded.
     fn run(&mut self, draft: &mut Draft) -> bool;
 
-    /// Replaces the result by an error.
-    fn refuse(&mut self, error: WriteError);
+    /// Replaces the result with an error.
+    fn reject(&mut self, error: WriteError);
 
     fn cause(&self) -> Cause;
 
-    /// Answers the caller with the result, or with the reason why the write was not stored. Returns its waker, which must be woken.
+    /// Sends the result to the caller, or the error if the write was not stored. Returns the waker of the caller, to be woken.
     #[must_use]
-    fn end(self: Box<Self>, kept: Result<(), WriteError>) -> Option<Waker>;
+    fn end(self: Box<Self>, stored: Result<(), WriteError>) -> Option<Waker>;
 }
 
-struct Once<F, T> {
+struct WriteJob<F, T> {
     work: Option<F>,
     result: Option<Result<T, WriteError>>,
     reply: ReplySender<Result<T, WriteError>>,
     cause: Cause,
 }
 
-impl<F, T> Job for Once<F, T>
+impl<F, T> Job for WriteJob<F, T>
 where
     F: FnOnce(&mut Draft) -> Result<T, StoreError> + Send,
     T: Send,
 {
     fn run(&mut self, draft: &mut Draft) -> bool {
         let Some(work) = self.work.take() else { return false };
-        // The draft of a write that fails is not looked at again.
+        // After a panic the draft is rolled back or reset.
         let result = catch_unwind(AssertUnwindSafe(|| work(draft)));
         let result = result.map_err(|_| WriteError::Panicked).and_then(|result| result.map_err(WriteError::from));
         let is_ok = result.is_ok();
@@ -70,7 +70,7 @@ where
         is_ok
     }
 
-    fn refuse(&mut self, error: WriteError) {
+    fn reject(&mut self, error: WriteError) {
         self.result = Some(Err(error));
     }
 
@@ -78,46 +78,46 @@ where
         self.cause
     }
 
-    fn end(self: Box<Self>, kept: Result<(), WriteError>) -> Option<Waker> {
+    fn end(self: Box<Self>, stored: Result<(), WriteError>) -> Option<Waker> {
         let Self { result, reply, .. } = *self;
-        reply.send(kept.and_then(|()| result.unwrap_or(Err(WriteError::Closed))))
+        reply.send(stored.and_then(|()| result.unwrap_or(Err(WriteError::Closed))))
     }
 }
 
-/// Messages to the writer: bounded, and taken by turns between owners.
+/// A bounded queue of messages to the writer, fair between owners.
 pub(super) struct Queue {
-    waiting: Mutex<Waiting>,
+    state: Mutex<QueueState>,
     arrived: Condvar,
     abandoned: AtomicU64,
 }
 
-struct Waiting {
+struct QueueState {
     /// Writes, checkpoints and backups.
-    lines: Lines<Message>,
-    /// Signals, which are handled first. There is at most one per checkpoint.
+    admission: Admission<Message>,
+    /// Signals, which are handled first. Each checkpoint sends at most one.
     signals: VecDeque<Message>,
     is_closed: bool,
-    /// Whether the writer sleeps, and has to be woken.
+    /// Whether the writer sleeps and must be woken.
     is_idle: bool,
 }
 
-impl Waiting {
+impl QueueState {
     fn take(&mut self, cost: u64) -> Option<Message> {
-        self.lines.finish(cost);
-        self.signals.pop_front().or_else(|| self.lines.take())
+        self.admission.finish(cost);
+        self.signals.pop_front().or_else(|| self.admission.take())
     }
 }
 
-/// Cancels a write when dropped, unless it has entered the queue.
-pub(super) struct Outside {
+/// Cancels a held-back write when dropped. Does nothing if the write was queued since.
+pub(super) struct HeldBack {
     queue: Arc<Queue>,
     owner: Owner,
     ticket: Ticket,
 }
 
-impl Drop for Outside {
+impl Drop for HeldBack {
     fn drop(&mut self) {
-        let canceled = self.queue.waiting().lines.cancel(self.owner, self.ticket);
+        let canceled = self.queue.state().admission.cancel(self.owner, self.ticket);
         if canceled.is_some() {
             self.queue.abandoned.fetch_add(1, Relaxed);
         }
@@ -127,23 +127,23 @@ impl Drop for Outside {
 /// The result of waiting for a message.
 pub(super) enum Taken {
     Message(Message),
-    /// None arrived in time.
-    Nothing,
+    /// No message arrived in time.
+    TimedOut,
     /// The queue is closed and empty.
     Closed,
 }
 
 impl Queue {
-    /// The flow of the requests that the embedding program makes.
+    /// The flow of requests by the embedding program.
     const PROGRAM: Flow = Flow { owner: 0, origin: 0 };
 
     pub(super) fn new(bounds: Bounds) -> Self {
-        let waiting = Waiting { lines: Lines::new(bounds), signals: VecDeque::new(), is_closed: false, is_idle: false };
-        Self { waiting: Mutex::new(waiting), arrived: Condvar::new(), abandoned: AtomicU64::new(0) }
+        let state = QueueState { admission: Admission::new(bounds), signals: VecDeque::new(), is_closed: false, is_idle: false };
+        Self { state: Mutex::new(state), arrived: Condvar::new(), abandoned: AtomicU64::new(0) }
     }
 
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        lock(&self.waiting)
+    fn state(&self) -> MutexGuard<'_, QueueState> {
+        lock(&self.state)
     }
 
     /// Submits a write.
@@ -154,96 +154,95 @@ impl Queue {
     {
         let WriteOptions { cause, owner, bytes } = options;
         let (reply, receiver) = reply();
-        let job = Message::Write(Box::new(Once { work: Some(work), result: None, reply, cause }));
+        let job = Message::Write(Box::new(WriteJob { work: Some(work), result: None, reply, cause }));
         let ticket = self.submit(Flow { owner, origin: cause.origin }, bytes, job);
-        let outside = ticket.map(|ticket| Outside { queue: Arc::clone(self), owner, ticket });
-        Pending::new(outside, receiver)
+        let held_back = ticket.map(|ticket| HeldBack { queue: Arc::clone(self), owner, ticket });
+        Pending::new(held_back, receiver)
     }
 
-    /// Submits a request of the embedding program, which has its place after the writes of the program. There is at most one per
-    /// blocked thread.
+    /// Submits a request of the embedding program, in order with its writes. Each blocked thread has at most one.
     pub(super) fn request(&self, message: Message) {
         self.submit(Self::PROGRAM, 0, message);
     }
 
     fn submit(&self, flow: Flow, bytes: usize, message: Message) -> Option<Ticket> {
-        self.add(|waiting| waiting.lines.push(flow, bytes, message))?
+        self.add(|state| state.admission.push(flow, bytes, message))?
     }
 
     /// Sends a signal, which is handled before all other messages.
     pub(super) fn signal(&self, message: Message) {
-        self.add(|waiting| waiting.signals.push_back(message));
+        self.add(|state| state.signals.push_back(message));
     }
 
-    /// Adds a message and wakes the writer. In a closed queue the message is dropped, which tells its caller.
-    fn add<T>(&self, add: impl FnOnce(&mut Waiting) -> T) -> Option<T> {
-        let mut waiting = self.waiting();
-        if waiting.is_closed {
-            // A closure may hold the last handle of the store, so it is dropped without the lock.
-            drop(waiting);
+    /// Adds a message and wakes the writer. If the queue is closed, the message is dropped, which notifies its caller.
+    fn add<T>(&self, add: impl FnOnce(&mut QueueState) -> T) -> Option<T> {
+        let mut state = self.state();
+        if state.is_closed {
+            // The closure of a write may own the last handle of the store, so it is dropped after the lock is released.
+            drop(state);
             return None;
         }
-        let added = add(&mut waiting);
-        if std::mem::take(&mut waiting.is_idle) {
-            drop(waiting);
+        let added = add(&mut state);
+        if std::mem::take(&mut state.is_idle) {
+            drop(state);
             self.arrived.notify_one();
         }
         Some(added)
     }
 
-    /// Returns the number of writes that were dropped before they entered the queue.
+    /// Returns the number of writes that were canceled before they were queued.
     pub(super) fn abandoned(&self) -> u64 {
         self.abandoned.load(Relaxed)
     }
 
-    /// Takes the next message, if there is one. `cost` is the work of the last one, in nanoseconds.
+    /// Takes the next message, if any. `cost` is the work of the last message, in nanoseconds.
     pub(super) fn next(&self, cost: u64) -> Option<Message> {
-        self.waiting().take(cost)
+        self.state().take(cost)
     }
 
-    /// Takes the next message. Sleeps until there is one, or until the given time.
+    /// Waits for the next message, until the given time.
     pub(super) fn wait(&self, mut cost: u64, until: Option<Instant>) -> Taken {
-        let mut waiting = self.waiting();
+        let mut state = self.state();
         loop {
-            if let Some(message) = waiting.take(std::mem::take(&mut cost)) {
+            if let Some(message) = state.take(std::mem::take(&mut cost)) {
                 return Taken::Message(message);
             }
-            if waiting.is_closed {
+            if state.is_closed {
                 return Taken::Closed;
             }
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
-                return Taken::Nothing;
+                return Taken::TimedOut;
             }
-            waiting.is_idle = true;
-            waiting = match left {
-                None => self.arrived.wait(waiting).unwrap_or_else(PoisonError::into_inner),
-                Some(left) => self.arrived.wait_timeout(waiting, left).unwrap_or_else(PoisonError::into_inner).0,
+            state.is_idle = true;
+            state = match left {
+                None => self.arrived.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(left) => self.arrived.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
             };
-            waiting.is_idle = false;
+            state.is_idle = false;
         }
     }
 
-    /// Closes the queue. Queued messages are still handled. Writes outside are dropped, and their callers are told.
+    /// Closes the queue. Queued messages are still handled. Held-back writes are dropped, which notifies their callers.
     pub(super) fn close(&self) {
-        let mut waiting = self.waiting();
-        waiting.is_closed = true;
-        let outside = waiting.lines.cancel_all();
-        drop(waiting);
+        let mut state = self.state();
+        state.is_closed = true;
+        let held_back = state.admission.cancel_all();
+        drop(state);
         self.arrived.notify_one();
-        let writes = outside.iter().filter(|message| matches!(message, Message::Write(_))).count();
+        let writes = held_back.iter().filter(|message| matches!(message, Message::Write(_))).count();
         self.abandoned.fetch_add(writes as u64, Relaxed);
     }
 
     /// Returns the number and the bytes of the queued messages.
     pub(super) fn usage(&self) -> Usage {
-        self.waiting().lines.queued()
+        self.state().admission.queued()
     }
 
-    /// Closes the queue and drops its messages: the writer has ended.
+    /// Closes the queue and drops its messages, after the writer has ended.
     pub(super) fn abandon(&self) {
         self.close();
-        // Each is dropped without the lock.
+        // Each message is dropped after the lock is released.
         while let Some(message) = self.next(0) {
             drop(message);
         }

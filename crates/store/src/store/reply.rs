@@ -1,7 +1,7 @@
-//! The reply to one write: a channel for one value, whose sender does not wake the receiver itself.
+//! The reply to a write: a oneshot channel whose sender returns the waker of the receiver instead of waking it.
 //!
-//! The writer answers all writes of a group, and then wakes their callers, each once. If it woke them one by one, a runtime on the
-//! same core would run after each of them, for one reply at a time.
+//! The writer sends the replies of a whole group and then wakes each caller once. If it woke them one by one, a runtime on the same
+//! core would be scheduled after each reply.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,54 +10,54 @@ use std::task::{Context, Poll, Waker};
 
 use crate::lock::lock;
 
-/// Returns both ends of a reply.
+/// Creates a channel for one reply.
 pub(super) fn reply<T>() -> (ReplySender<T>, Reply<T>) {
-    let slot = Arc::new(Slot(Mutex::new(State::Waiting(None))));
+    let slot = Arc::new(ReplySlot(Mutex::new(ReplyState::Waiting(None))));
     (ReplySender(Arc::clone(&slot)), Reply(slot))
 }
 
-/// The sender of a reply. If it is dropped without a reply, the receiver gets `None`.
-pub(super) struct ReplySender<T>(Arc<Slot<T>>);
+/// The sender of a reply. If it is dropped without sending, the receiver gets `None`.
+pub(super) struct ReplySender<T>(Arc<ReplySlot<T>>);
 
-/// The reply, when it is there. `None` if there is none.
-pub(super) struct Reply<T>(Arc<Slot<T>>);
+/// A future for the reply. Resolves to `None` if the sender was dropped.
+pub(super) struct Reply<T>(Arc<ReplySlot<T>>);
 
-struct Slot<T>(Mutex<State<T>>);
+struct ReplySlot<T>(Mutex<ReplyState<T>>);
 
-enum State<T> {
+enum ReplyState<T> {
     Waiting(Option<Waker>),
     Sent(T),
-    /// It was taken, or the sender or the receiver has gone.
+    /// The value was taken, or the sender or the receiver was dropped.
     Ended,
 }
 
-impl<T> Slot<T> {
-    /// Replaces the state of a reply that is not there. Returns the waker of the receiver, and the state if the receiver has gone.
-    fn end(&self, state: State<T>) -> (Option<Waker>, Option<State<T>>) {
+impl<T> ReplySlot<T> {
+    /// Sets the state if the receiver still waits. Returns its waker, or gives the state back if it does not wait.
+    fn end(&self, state: ReplyState<T>) -> (Option<Waker>, Option<ReplyState<T>>) {
         let mut current = lock(&self.0);
         match &mut *current {
-            State::Waiting(waker) => {
+            ReplyState::Waiting(waker) => {
                 let waker = waker.take();
                 *current = state;
                 (waker, None)
             }
-            // Not dropped under the lock.
-            State::Sent(_) | State::Ended => (None, Some(state)),
+            // The caller drops it after the lock is released.
+            ReplyState::Sent(_) | ReplyState::Ended => (None, Some(state)),
         }
     }
 }
 
 impl<T> ReplySender<T> {
-    /// Sends the reply. Returns the waker of the receiver, which must be woken.
+    /// Sends the reply. Returns the waker of the receiver, to be woken by the caller.
     #[must_use]
     pub(super) fn send(self, value: T) -> Option<Waker> {
-        self.0.end(State::Sent(value)).0
+        self.0.end(ReplyState::Sent(value)).0
     }
 }
 
 impl<T> Drop for ReplySender<T> {
     fn drop(&mut self) {
-        if let (Some(waker), _) = self.0.end(State::Ended) {
+        if let (Some(waker), _) = self.0.end(ReplyState::Ended) {
             waker.wake();
         }
     }
@@ -68,7 +68,7 @@ impl<T> Future for Reply<T> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<T>> {
         let mut state = lock(&self.0.0);
-        if let State::Waiting(waker) = &mut *state {
+        if let ReplyState::Waiting(waker) = &mut *state {
             if waker.as_ref().is_none_or(|waker| !waker.will_wake(context.waker())) {
                 let before = waker.replace(context.waker().clone());
                 drop(state);
@@ -76,8 +76,8 @@ impl<T> Future for Reply<T> {
             }
             return Poll::Pending;
         }
-        match std::mem::replace(&mut *state, State::Ended) {
-            State::Sent(value) => Poll::Ready(Some(value)),
+        match std::mem::replace(&mut *state, ReplyState::Ended) {
+            ReplyState::Sent(value) => Poll::Ready(Some(value)),
             _ => Poll::Ready(None),
         }
     }
@@ -85,7 +85,7 @@ impl<T> Future for Reply<T> {
 
 impl<T> Drop for Reply<T> {
     fn drop(&mut self) {
-        let state = std::mem::replace(&mut *lock(&self.0.0), State::Ended);
+        let state = std::mem::replace(&mut *lock(&self.0.0), ReplyState::Ended);
         drop(state);
     }
 }
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_receiver_of_several_replies_is_woken_once() {
+    fn receiver_of_several_replies_is_woken_once() {
         let counts = [Arc::new(Count::default()), Arc::new(Count::default())];
         let mut replies = Vec::new();
         let mut senders = Vec::new();
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sender_that_goes_wakes_the_receiver() {
+    fn dropping_the_sender_wakes_the_receiver() {
         let count = Arc::new(Count::default());
         let (sender, mut pending) = reply::<u32>();
         assert_eq!(poll(&mut pending, &count), Poll::Pending);
@@ -148,13 +148,13 @@ mod tests {
     }
 
     #[test]
-    fn a_value_without_a_receiver_is_dropped() {
+    fn value_without_a_receiver_is_dropped() {
         let value = Arc::new(());
         let (sender, pending) = reply();
         drop(pending);
         assert!(sender.send(Arc::clone(&value)).is_none());
         assert_eq!(Arc::strong_count(&value), 1);
-        // Nor is one that is not taken kept.
+        // A value that the receiver never takes is dropped with it.
         let (sender, pending) = reply();
         assert!(sender.send(Arc::clone(&value)).is_none());
         drop(pending);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use super::{Shared, Snapshot};
+use super::{Snapshot, StoreShared};
 use crate::Position;
 use crate::engine::EngineStats;
 use crate::state::Totals;
@@ -22,11 +22,11 @@ pub(super) struct Counters {
     pub(super) is_stopped: AtomicBool,
 }
 
-/// The condition of a store, and its counters since it was opened.
+/// Statistics of a store: gauges, and counters since it was opened.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct StoreStats {
-    /// The newest commit.
+    /// The position of the newest commit.
     pub position: Position,
     /// Each bucket, in the order of definition. The list is computed when it is first read.
     pub buckets: BucketList,
@@ -36,19 +36,19 @@ pub struct StoreStats {
     pub record_bytes: usize,
     /// The number of named queries.
     pub queries: usize,
-    /// Whether commits outlive the process.
+    /// Whether commits are stored on disk.
     pub is_persistent: bool,
     /// The interval at which expired records are deleted.
     pub sweep_interval: Option<Duration>,
-    /// Writes in the queue, which wait for the writer.
+    /// The number of queued writes.
     pub waiting: usize,
-    /// The memory of these writes, as their submitters stated it: see [`WriteOptions::bytes`](crate::WriteOptions::bytes).
+    /// The memory of the queued writes, as stated by their callers: see [`WriteOptions::bytes`](crate::WriteOptions::bytes).
     pub queued_bytes: usize,
-    /// Commits made.
+    /// The number of commits.
     pub commits: u64,
-    /// Writes refused. They had no effect.
+    /// Writes that were rejected. They had no effect.
     pub refused: u64,
-    /// Writes dropped before they entered the queue, by the caller or because the store was closed.
+    /// Writes that were canceled before they were queued, by the caller or because the store was closed.
     pub abandoned: u64,
     /// Groups of writes that the engine did not store.
     pub not_kept: u64,
@@ -57,11 +57,11 @@ pub struct StoreStats {
     /// Replies to writes with an idempotency key that were evicted before they expired: see
     /// [`Limits::max_user_replies`](crate::Limits::max_user_replies).
     pub evicted_replies: u64,
-    /// Commits that followers can still see.
+    /// The number of commits in the history, which followers can still read.
     pub history_commits: usize,
     /// The memory of these commits.
     pub history_bytes: usize,
-    /// The number of times that a follower fell out of the history.
+    /// The number of times that a follower fell behind the history.
     pub followers_behind: u64,
     /// Whether the disk has failed. No write is accepted until a restart.
     pub is_stopped: bool,
@@ -85,8 +85,8 @@ pub struct BucketStats {
 
 /// The statistics of all ordinary buckets of one snapshot, as a slice.
 ///
-/// Most readers of [`StoreStats`] want totals only, and there may be thousands of buckets. So the list is computed when it is
-/// first read; until then it holds the snapshot.
+/// Most callers need only totals, and there may be thousands of buckets, so the list is computed when it is first read. It keeps
+/// the snapshot alive.
 #[derive(Clone)]
 pub struct BucketList {
     snapshot: Arc<Snapshot>,
@@ -99,7 +99,7 @@ impl BucketList {
         self.snapshot.state.names().len()
     }
 
-    /// Whether there are no buckets.
+    /// Returns whether there are no buckets.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -134,7 +134,7 @@ impl fmt::Debug for BucketList {
 }
 
 impl StoreStats {
-    pub(super) fn of(shared: &Shared) -> Self {
+    pub(super) fn of(shared: &StoreShared) -> Self {
         let snapshot = shared.published.load_full();
         let (history_commits, history_bytes, followers_behind) = shared.history.measure();
         let count = |counter: &AtomicU64| counter.load(Relaxed);
@@ -146,7 +146,7 @@ impl StoreStats {
             buckets: BucketList { snapshot, list: OnceLock::new() },
             records,
             record_bytes: bytes,
-            is_persistent: shared.keeps,
+            is_persistent: shared.is_persistent,
             sweep_interval: shared.sweep_interval,
             waiting: queued.items,
             queued_bytes: queued.bytes,
@@ -173,7 +173,7 @@ mod tests {
     use crate::{Store, StoreOptions};
 
     #[test]
-    fn totals_are_those_of_all_buckets_without_visiting_them() {
+    fn totals_are_computed_without_visiting_buckets() {
         let store = Store::memory(StoreOptions::default());
         for place in 0..20 {
             let name = format!("b{place}");

@@ -1,4 +1,4 @@
-//! Copies of a whole store: backups that can be opened, and exports as JSON lines.
+//! Backups, and export and import as JSON lines.
 //!
 //! An import consists of ordinary commits, so positions stay valid and the epoch does not change. A restored backup gets a new
 //! epoch.
@@ -29,14 +29,14 @@ use super::{Store, WriteError, block_on};
 use crate::engine::{BackupError, CheckpointError, EngineError};
 use crate::{Draft, Position, StoreError};
 
-/// How many bytes of lines are imported in one commit.
-const IMPORTED_AT_A_TIME: usize = 1 << 20;
+/// Bytes of lines that are imported in one commit.
+const IMPORT_BATCH_BYTES: usize = 1 << 20;
 
-/// Why a backup or checkpoint was not made. The store is as it was.
+/// Why a backup or checkpoint failed. The store is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum UpkeepError {
-    /// The engine refused to begin.
+pub enum MaintenanceError {
+    /// The engine could not begin.
     #[error(transparent)]
     Engine(EngineError),
     /// The backup failed.
@@ -50,7 +50,7 @@ pub enum UpkeepError {
     Closed,
 }
 
-/// What an export wrote, or an import took in.
+/// The number of exported or imported definitions and records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Imported {
@@ -62,71 +62,71 @@ pub struct Imported {
     pub records: u64,
 }
 
-/// Why an import ended early.
+/// Why an import failed.
 #[derive(Debug, thiserror::Error)]
 #[error("line {line}: {problem}")]
 #[non_exhaustive]
 pub struct ImportError {
-    /// Where.
+    /// The number of the line, counted from one.
     pub line: u64,
     /// The problem.
     #[source]
     pub problem: Box<ImportProblem>,
-    /// What had been taken in before, and stays. The same import may be tried again: it overwrites.
+    /// The part that was imported before the error, and is kept. The import can be repeated: it overwrites records.
     pub imported: Imported,
 }
 
-/// A problem with a line of an import.
+/// An error in a line of an import.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportProblem {
-    /// It cannot be read.
-    #[error("it cannot be read")]
+    /// The line cannot be read.
+    #[error("cannot read the line")]
     Read(#[from] io::Error),
-    /// It is no JSON.
-    #[error("it is no JSON")]
+    /// The line is not JSON.
+    #[error("invalid JSON")]
     Json(#[from] serde_json::Error),
-    /// It is none of the lines that an export has.
-    #[error("it is neither a bucket, a query, a record nor the end of an export")]
+    /// The line has an unknown form.
+    #[error("expected a bucket, a query, a record or the end of the export")]
     Unknown,
-    /// It is of a system bucket that the program does not declare.
+    /// The program does not declare the system bucket.
     #[error("system bucket \"{name}\" is not declared by this program; declare it when the store is opened")]
     SystemBucket {
         /// The bucket.
         name: String,
     },
-    /// The first line is not the head of an export of this version.
-    #[error("the head of an export must be {{\"tidewire\":\"export\",\"version\":1}}")]
+    /// The first line is not the header of an export of this version.
+    #[error("expected the header {{\"tidewire\":\"export\",\"version\":1}}")]
     Head,
-    /// It is longer than a record can be.
-    #[error("it is longer than {max} bytes")]
+    /// The line is longer than the largest record.
+    #[error("the line is longer than {max} bytes")]
     TooLong {
-        /// How long it may be.
+    /// The limit in bytes.
         max: usize,
     },
-    /// There are no more lines, but no end either; or the end tells of another number of records.
-    #[error("the export is not whole: it has {records} records and no end that says so")]
-    NotWhole {
-        /// How many were read.
+    /// The last line is missing, or does not have the number of records that were read.
+    #[error("the export is incomplete: read {records} records, but no matching end line")]
+    Incomplete {
+    /// The number of records that were read.
         records: u64,
     },
-    /// The store did not take it.
-    #[error("it was not taken")]
+    /// The store rejected the line.
+    #[error("the store rejected the line")]
     Write(#[from] WriteError),
 }
 
 impl Store {
-    /// Copies the store into a directory that is empty or does not exist, while writes go on, and waits until the copy is
+    /// Copies the store into a directory that is empty or does not exist, while writes continue, and waits until the copy is
     /// durable. Returns the position of the last commit in it. To use the copy, restore it: see
     /// [`Embedded::restore`](crate::engine::Embedded::restore).
-    pub fn backup(&self, dir: &Path) -> Result<Position, UpkeepError> {
+    pub fn backup(&self, dir: &Path) -> Result<Position, MaintenanceError> {
         let (reply, begun) = oneshot::channel();
         self.shared().queue.request(Message::Backup(dir.to_owned(), reply));
-        let begun = block_on(begun).map_err(|_| UpkeepError::Closed)?;
-        Ok(begun.map_err(UpkeepError::Engine)?.run()?)
+        let begun = block_on(begun).map_err(|_| MaintenanceError::Closed)?;
+        Ok(begun.map_err(MaintenanceError::Engine)?.run()?)
     }
 
-    /// Writes everything as JSON lines, as of this moment, while the store goes on.
+    /// Writes the current state as JSON lines, while writes continue.
     pub fn export(&self, mut to: impl Write) -> io::Result<Imported> {
         let (snapshot, now) = (self.snapshot(), self.now());
         let mut exported = Imported::default();
@@ -159,7 +159,7 @@ impl Store {
     /// one with its key. Records keep their versions and times. They are checked against their schema; their references are not
     /// checked, because the target may follow later in the export.
     ///
-    /// An import is made in many commits, which followers see like any others.
+    /// An import is made in many commits. If it fails, the commits before the error remain.
     pub fn import(&self, from: impl BufRead) -> Result<Imported, ImportError> {
         Import { store: self, imported: Imported::default(), line: 0, batch: Vec::new(), bytes: 0, records: 0 }
             .run(from)
@@ -200,20 +200,20 @@ impl Line {
     }
 }
 
-/// An import that is under way.
+/// An import in progress.
 struct Import<'a> {
     store: &'a Store,
     imported: Imported,
     line: u64,
-    /// Records that are to be committed together.
-    batch: Vec<Numbered>,
+    /// Records to be committed together.
+    batch: Vec<NumberedRecord>,
     bytes: usize,
-    /// How many were read.
+    /// The number of records that were read.
     records: u64,
 }
 
-/// A record, its bucket, and the line that it stood on.
-struct Numbered {
+/// A record, its bucket and the number of its line.
+struct NumberedRecord {
     line: u64,
     bucket: String,
     record: Map<String, Json>,
@@ -236,7 +236,7 @@ impl Import<'_> {
     }
 
     fn read(&self, from: &mut impl BufRead, line: &mut Vec<u8>) -> Result<(), ImportProblem> {
-        // The name of the bucket, and what stands around the record.
+        // The record, its bucket and the JSON around them.
         let max = self.store.shared().limits.max_record_bytes.saturating_add(1 << 12);
         from.by_ref().take(max as u64).read_until(b'\n', line)?;
         if line.len() == max && line.last() != Some(&b'\n') {
@@ -245,7 +245,7 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// Takes in a line. Returns whether it was the last.
+    /// Imports a line. Returns whether it was the last one.
     fn take(&mut self, line: &[u8]) -> Result<bool, ImportProblem> {
         let parsed = Line::parse(line);
         if self.line == 1 {
@@ -253,14 +253,14 @@ impl Import<'_> {
         }
         if line.is_empty() {
             self.commit()?;
-            return Err(ImportProblem::NotWhole { records: self.records });
+            return Err(ImportProblem::Incomplete { records: self.records });
         }
         let parsed = match parsed? {
             Line::Record(bucket, record) => {
-                self.batch.push(Numbered { line: self.line, bucket, record });
+                self.batch.push(NumberedRecord { line: self.line, bucket, record });
                 self.records += 1;
                 self.bytes += line.len();
-                return if self.bytes < IMPORTED_AT_A_TIME { Ok(false) } else { self.commit().map(|()| false) };
+                return if self.bytes < IMPORT_BATCH_BYTES { Ok(false) } else { self.commit().map(|()| false) };
             }
             other => other,
         };
@@ -286,7 +286,7 @@ impl Import<'_> {
                 Ok(false)
             }
             Line::End(records) if records == json!(self.records) => Ok(true),
-            Line::End(_) => Err(ImportProblem::NotWhole { records: self.records }),
+            Line::End(_) => Err(ImportProblem::Incomplete { records: self.records }),
             Line::Head | Line::Record(..) => Err(ImportProblem::Unknown),
         }
     }
@@ -298,7 +298,7 @@ impl Import<'_> {
         self.store.write(work).wait()
     }
 
-    /// Commits the records that wait. One that is refused is named by its line, and none of them is taken.
+    /// Commits the current batch. If a record is rejected, the error has its line, and no record of the batch is imported.
     fn commit(&mut self) -> Result<(), ImportProblem> {
         let batch = std::mem::take(&mut self.batch);
         self.bytes = 0;
@@ -306,7 +306,7 @@ impl Import<'_> {
         let at = Arc::new(AtomicU64::new(first));
         let reached = Arc::clone(&at);
         let committed = self.store.write(move |draft| {
-            batch.into_iter().try_for_each(|Numbered { line, bucket, record }| {
+            batch.into_iter().try_for_each(|NumberedRecord { line, bucket, record }| {
                 reached.store(line, Relaxed);
                 if draft.state().system_bucket(&bucket).is_ok() {
                     return draft.system(|draft| draft.restore(&bucket, record));

@@ -1,15 +1,14 @@
-//! The writer: the one thread that changes the store.
+//! The writer: the only thread that changes the store.
 //!
-//! It owns the engine and the head, which is the published state and the changes since. It runs waiting writes on the head, one
+//! It owns the engine and the head, a draft with the published state and the changes since. It runs queued writes on the head, one
 //! after the other, and commits them as one group with one sync. Then it publishes the head with one atomic swap, appends the
-//! commits to the history, and answers. So readers see neither half a write nor one that could still be lost.
+//! commits to the history, and replies to the callers. So readers see no partial write, and no write that could still be lost.
 //!
-//! Writes are taken one at a time, by turns between owners, and a group is limited in work. Turns are counted in work, so a write
-//! waits for the group that runs, and then for writes of others that are as cheap as itself.
+//! Writes are taken one at a time from a queue that is fair between owners, and a group is limited in time. So a write waits for
+//! the current group, and then for writes of other owners that are as cheap as itself.
 //!
-//! All answers wait for the group, refusals included: a refusal may depend on an earlier write of the group, and nothing may
-//! leave the store that shows a write which a crash could still undo. If the engine fails, the head is reset to the published
-//! state.
+//! All replies wait for the group, rejections included: a rejection may depend on an earlier write of the group, and a reply must
+//! not reveal a write that a crash could still undo. If the engine fails, the head is reset to the published state.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -20,42 +19,42 @@ use super::history::Commit;
 use super::pending::WriteError;
 use super::queue::{Job, Message, Taken};
 use super::reply::wake_all;
-use super::writes::KeptWrites;
-use super::{Shared, Snapshot};
+use super::engine_writes::EngineWrites;
+use super::{Snapshot, StoreShared};
 use crate::draft::Sweep;
 use crate::engine::{CheckpointError, Engine, EngineError, LogPressure, StoredRow, Write, WriteSet};
 use crate::replies::is_eviction;
 use crate::{Cause, Change, Draft, Position, State};
 
-/// Limits of a group: the number of its writes, the bytes of its commits, and the time in which its writes run. A group that
-/// reaches one of them is committed, and takes no more writes. The cost of a sync is small beside such a group, and a write that
-/// arrives meanwhile waits for little more than this.
+/// Limits of a group: the number of writes, the bytes of the commits, and the time to run the writes. A group that reaches one of
+/// them is committed. With these limits the cost of a sync is small compared to the group, and a write that arrives meanwhile
+/// waits only a few milliseconds.
 const MAX_GROUP_WRITES: usize = 1024;
 const MAX_GROUP_BYTES: usize = 1 << 20;
 const MAX_GROUP_TIME: Duration = Duration::from_millis(4);
-/// The work of a write, in nanoseconds: that of its reads, as the budget counts it, and this for the write itself and for each record
-/// and byte that it changes. An estimate, because a clock would charge a write for the threads that ran meanwhile.
+/// Estimated work of a write in nanoseconds, besides its reads, which the budget counts: per write, per changed record and per byte.
+/// The time is not measured, because that would charge a write for other threads that ran meanwhile.
 const WRITE_WORK: u64 = 1000;
 const CHANGE_WORK: u64 = 1000;
 const BYTE_WORK: u64 = 4;
 /// Number of records that a sweep examines per commit.
-const SWEPT_AT_A_TIME: usize = 1000;
-/// Delay of a group while the log is past its limit.
-const SLOWED_BY: Duration = Duration::from_millis(10);
-/// Delay before a failed checkpoint is tried again.
-const CHECKPOINT_RETRY: Duration = Duration::from_secs(10);
+const SWEEP_BATCH_RECORDS: usize = 1000;
+/// Delay after each group while the log is longer than its limit.
+const LOG_PRESSURE_DELAY: Duration = Duration::from_millis(10);
+/// Delay before a failed checkpoint is retried.
+const CHECKPOINT_RETRY_DELAY: Duration = Duration::from_secs(10);
 
 pub(super) struct Writer {
-    shared: Arc<Shared>,
+    shared: Arc<StoreShared>,
     engine: Box<dyn Engine>,
     /// The published state and the writes since.
     head: Draft,
     group: Group,
     /// The work of the last write.
     last_work: u64,
-    /// The error that ended writing.
+    /// The error after which writes are rejected.
     stopped: Option<Arc<EngineError>>,
-    /// The end of the last sweep.
+    /// The time of the last sweep.
     swept: Instant,
     /// The current sweep.
     sweep: Sweep,
@@ -63,10 +62,10 @@ pub(super) struct Writer {
     checkpoint_after: Option<Instant>,
 }
 
-/// Writes that have run and are stored together.
+/// Writes that have run and are committed together.
 #[derive(Default)]
 struct Group {
-    /// The callers to answer.
+    /// The writes whose callers wait for a reply.
     jobs: Vec<Box<dyn Job>>,
     commits: Vec<Uncommitted>,
     /// Encoded length of the commits.
@@ -83,11 +82,11 @@ impl Group {
 struct Uncommitted {
     cause: Cause,
     changes: Vec<Change>,
-    writes: KeptWrites,
+    writes: EngineWrites,
 }
 
 impl Writer {
-    pub(super) fn new(shared: Arc<Shared>, engine: Box<dyn Engine>) -> Self {
+    pub(super) fn new(shared: Arc<StoreShared>, engine: Box<dyn Engine>) -> Self {
         let snapshot = shared.published.load_full();
         Self {
             engine,
@@ -103,32 +102,32 @@ impl Writer {
         }
     }
 
-    /// Works until the queue is closed and empty.
+    /// Runs until the queue is closed and empty.
     pub(super) fn run(mut self) -> Result<(), EngineError> {
-        // However the writer ends, the queue and the history are closed.
-        let _end = End(Arc::clone(&self.shared));
-        let mut until = self.next_duty();
+        // Closes the queue and the history even if the writer panics.
+        let _end = CloseOnDrop(Arc::clone(&self.shared));
+        let mut until = self.next_maintenance();
         loop {
             match self.shared.queue.wait(std::mem::take(&mut self.last_work), until) {
                 Taken::Message(message) => self.work_group(message),
-                Taken::Nothing => self.set_now(),
+                Taken::TimedOut => self.set_now(),
                 Taken::Closed => break,
             }
-            self.do_duties();
-            until = self.next_duty();
+            self.run_maintenance();
+            until = self.next_maintenance();
         }
         if let Some(checkpoint) = self.checkpoint.take() {
-            self.note_checkpoint(checkpoint);
+            self.finish_checkpoint(checkpoint);
         }
         self.engine.close()
     }
 
-    /// Sets the time of the head. It does not go back.
+    /// Sets the time of the head, which never decreases.
     fn set_now(&mut self) {
         self.head.set_now(self.head.now().max(self.shared.clock.now()));
     }
 
-    /// Handles a message and those that wait, until the group is full, and commits the group.
+    /// Handles queued messages until the group is full, and commits the group.
     fn work_group(&mut self, first: Message) {
         self.set_now();
         let start = Instant::now();
@@ -158,19 +157,19 @@ impl Writer {
                 let _ = self.flush();
                 let _ = reply.send(self.engine.backup(&dir));
             }
-            // Noted at once, also if no write follows.
+            // Handled at once, even if no write follows.
             Message::CheckpointEnded => {
                 if let Some(ended) = self.checkpoint.take() {
-                    self.note_checkpoint(ended);
+                    self.finish_checkpoint(ended);
                 }
             }
-            Message::Duties => {}
+            Message::RefreshStats => {}
         }
     }
 
-    /// Runs a write on the head, and takes it into the group.
+    /// Runs a write on the head and adds it to the group.
     fn write(&mut self, mut job: Box<dyn Job>) {
-        // A commit has at most half of a group's bytes. It joins a group that has less than half, so it always fits.
+        // A commit has at most half of the bytes of a group. It joins a group with at most half, so it always fits.
         if self.group.bytes > self.engine.max_group_bytes() / 2 {
             // An error is reported to the callers.
             let _ = self.flush();
@@ -185,7 +184,7 @@ impl Writer {
         let mut is_done = job.run(&mut self.head);
         let changed = self.head.changes().0.len() as u64;
         if is_done && let Err(error) = self.commit_changes(job.cause()) {
-            job.refuse(error);
+            job.reject(error);
             is_done = false;
         }
         let bytes = (self.group.bytes - before) as u64;
@@ -193,8 +192,8 @@ impl Writer {
         self.group.jobs.push(job);
         if !is_done {
             self.shared.counters.refused.fetch_add(1, Relaxed);
-            if !self.head.take_back() {
-                self.give_up_group();
+            if !self.head.roll_back() {
+                self.abort_group();
             }
         }
     }
@@ -211,7 +210,7 @@ impl Writer {
         if changes.is_empty() {
             return Ok(());
         }
-        let writes = KeptWrites::of(changes, cleared, self.head.state());
+        let writes = EngineWrites::of(changes, cleared, self.head.state());
         let (len, max) = (writes.encoded_len(changes), self.engine.max_group_bytes() / 2);
         if len > max {
             return Err(WriteError::TooLarge { len, max });
@@ -221,9 +220,9 @@ impl Writer {
         Ok(())
     }
 
-    /// Resets the head after a panic left it in an unknown state, and fails all writes of the group.
-    fn give_up_group(&mut self) {
-        tracing::error!("a write panicked while it changed the state: its group is given up");
+    /// Resets the head after a panic left it in an inconsistent state, and fails all writes of the group.
+    fn abort_group(&mut self) {
+        tracing::error!("write panicked during a change of the state; its group of writes was aborted");
         self.reset_head();
         answer(std::mem::take(&mut self.group).jobs, &Err(WriteError::Panicked));
     }
@@ -233,16 +232,16 @@ impl Writer {
         self.head = Draft::new(state, self.head.now()).with_limits(self.shared.limits);
     }
 
-    /// Stores the group, publishes it, and answers its callers.
+    /// Commits the group, publishes it, and replies to its callers.
     fn flush(&mut self) -> Result<(), WriteError> {
         let Group { jobs, commits, .. } = std::mem::take(&mut self.group);
-        let kept = if commits.is_empty() { Ok(()) } else { self.keep(commits) };
+        let stored = if commits.is_empty() { Ok(()) } else { self.commit_group(commits) };
         *self.shared.engine_stats() = self.engine.stats();
-        answer(jobs, &kept);
-        kept
+        answer(jobs, &stored);
+        stored
     }
 
-    fn keep(&mut self, commits: Vec<Uncommitted>) -> Result<(), WriteError> {
+    fn commit_group(&mut self, commits: Vec<Uncommitted>) -> Result<(), WriteError> {
         let at = self.head.now();
         let writes: Vec<Write<'_>> = commits.iter().flat_map(|commit| commit.writes.iter(&commit.changes)).collect();
         let mut rest = &writes[..];
@@ -272,7 +271,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Resets the head after the engine refused a group, or failed.
+    /// Resets the head after the engine rejected a group or failed.
     fn fail(&mut self, error: EngineError) -> WriteError {
         self.shared.counters.not_kept.fetch_add(1, Relaxed);
         self.reset_head();
@@ -282,19 +281,19 @@ impl Writer {
         if is_final {
             self.stop(Arc::clone(&error));
         }
-        if is_unknown { WriteError::Unknown(error) } else { WriteError::NotKept(error) }
+        if is_unknown { WriteError::Unknown(error) } else { WriteError::NotStored(error) }
     }
 
     fn stop(&mut self, error: Arc<EngineError>) {
         if self.stopped.is_none() {
-            tracing::error!(error = &*error as &dyn std::error::Error, "the disk failed: nothing more is written");
+            tracing::error!(error = &*error as &dyn std::error::Error, "disk failed; all further writes are rejected");
             self.shared.counters.is_stopped.store(true, Relaxed);
             self.stopped = Some(error);
         }
     }
 
-    /// Returns when the next duty is due: a sync, a sweep or a checkpoint.
-    fn next_duty(&self) -> Option<Instant> {
+    /// Returns when the next maintenance task is due: a sync, a sweep or a checkpoint.
+    fn next_maintenance(&self) -> Option<Instant> {
         let sweep = || {
             let interval = self.shared.sweep_interval?;
             let expiry = self.head.state().next_expiry()?;
@@ -308,7 +307,7 @@ impl Writer {
         [self.engine.sync_due(), sweep(), retry].into_iter().flatten().min()
     }
 
-    fn do_duties(&mut self) {
+    fn run_maintenance(&mut self) {
         if self.stopped.is_some() {
             return;
         }
@@ -322,11 +321,11 @@ impl Writer {
         if self.shared.sweep_interval.is_some_and(|interval| now.duration_since(self.swept) >= interval) {
             self.sweep(now);
         }
-        self.mind_the_log(now);
+        self.manage_log(now);
         *self.shared.engine_stats() = self.engine.stats();
     }
 
-    /// Goes on with the sweep, or begins one. The next is due an interval after this one is done.
+    /// Continues the current sweep, or begins one. The next sweep is due one interval after this one is done.
     fn sweep(&mut self, at: Instant) {
         if self.sweep.is_done() {
             self.sweep = self.head.begin_sweep();
@@ -335,7 +334,7 @@ impl Writer {
         if self.flush().is_ok() {
             self.shared.counters.swept.fetch_add(swept as u64, Relaxed);
         } else {
-            // It is all there again, and the next sweep finds it.
+            // The deletions were undone, and the next sweep repeats them.
             self.sweep = Sweep::default();
         }
         if self.sweep.is_done() {
@@ -343,9 +342,9 @@ impl Writer {
         }
     }
 
-    /// Takes as much of the sweep into the group as fits. Returns how many records that deletes.
+    /// Adds a part of the sweep to the group, as much as fits into a commit. Returns the number of deleted records.
     fn sweep_some(&mut self) -> usize {
-        let mut count = SWEPT_AT_A_TIME;
+        let mut count = SWEEP_BATCH_RECORDS;
         loop {
             let mut sweep = self.sweep.clone();
             let swept = self.head.sweep_some(&mut sweep, count);
@@ -356,9 +355,10 @@ impl Writer {
             if is_taken {
                 return swept;
             }
-            self.head.take_back();
+            self.head.roll_back();
             if count == 1 {
-                // With all that goes with it, it is too large. Reads hide it, and what refers to it can be deleted in parts.
+                // The record and its cascade are too large for a commit. Reads hide the record, and clients can delete the
+                // referring records in parts.
                 self.shared.counters.not_kept.fetch_add(1, Relaxed);
                 return 0;
             }
@@ -366,21 +366,21 @@ impl Writer {
         }
     }
 
-    /// Begins a checkpoint when the log is long, and slows down when it is too long.
-    fn mind_the_log(&mut self, now: Instant) {
+    /// Begins a checkpoint if it is due, and delays the writer while the log is longer than its limit.
+    fn manage_log(&mut self, now: Instant) {
         let may_begin = self.checkpoint.is_none() && self.checkpoint_after.is_none_or(|after| now >= after);
         if may_begin && self.engine.needs_checkpoint() {
             self.begin_checkpoint();
         }
         if self.engine.log_pressure() == LogPressure::Slow {
-            std::thread::sleep(SLOWED_BY);
+            std::thread::sleep(LOG_PRESSURE_DELAY);
         }
     }
 
     fn begin_checkpoint(&mut self) {
         let checkpoint = match self.engine.checkpoint() {
             Ok(checkpoint) => checkpoint,
-            // One was begun through `Store::checkpoint`.
+            // It was started by `Store::checkpoint`.
             Err(EngineError::CheckpointRunning) => return,
             Err(error) => return self.stop(Arc::new(error)),
         };
@@ -393,44 +393,44 @@ impl Writer {
         }) {
             Ok(running) => self.checkpoint = Some(running),
             Err(error) => {
-                tracing::warn!(%error, "no thread for a checkpoint: the log stays as long as it is");
-                self.checkpoint_after = Instant::now().checked_add(CHECKPOINT_RETRY);
+                tracing::warn!(%error, "cannot start a thread for the checkpoint; retrying later");
+                self.checkpoint_after = Instant::now().checked_add(CHECKPOINT_RETRY_DELAY);
             }
         }
     }
 
-    fn note_checkpoint(&mut self, ended: JoinHandle<Result<Position, CheckpointError>>) {
+    fn finish_checkpoint(&mut self, ended: JoinHandle<Result<Position, CheckpointError>>) {
         let failed = match ended.join() {
             Ok(Ok(_)) => return,
             Ok(Err(error)) => {
-                tracing::warn!(error = &error as &dyn std::error::Error, "a checkpoint failed");
+                tracing::warn!(error = &error as &dyn std::error::Error, "checkpoint failed; retrying later");
                 true
             }
             Err(_) => {
-                tracing::error!("a checkpoint panicked");
+                tracing::error!("checkpoint panicked; retrying later");
                 true
             }
         };
         if failed {
-            self.checkpoint_after = Instant::now().checked_add(CHECKPOINT_RETRY);
+            self.checkpoint_after = Instant::now().checked_add(CHECKPOINT_RETRY_DELAY);
         }
     }
 }
 
-/// Answers all callers, and then wakes them.
-fn answer(jobs: Vec<Box<dyn Job>>, kept: &Result<(), WriteError>) {
-    wake_all(jobs.into_iter().filter_map(|job| job.end(kept.clone())).collect());
+/// Sends all replies, and then wakes the callers.
+fn answer(jobs: Vec<Box<dyn Job>>, stored: &Result<(), WriteError>) {
+    wake_all(jobs.into_iter().filter_map(|job| job.end(stored.clone())).collect());
 }
 
-/// All rows of persistent buckets in insertion order, definitions first. A row contains its key.
+/// Returns all rows of persistent buckets in insertion order, definitions first. The key of a row is part of its text.
 pub(super) fn stored_rows(state: &State) -> impl Iterator<Item = StoredRow<'_>> {
     state.all().filter(|(_, bucket)| bucket.definition().persistent).flat_map(|(name, bucket)| {
         bucket.rows().map(move |row| StoredRow { bucket: name, key: &[], row: row.text().as_bytes() })
     })
 }
 
-/// Tells the writer when dropped that its checkpoint has ended, also by a panic.
-struct CheckpointEnded(Arc<Shared>);
+/// Notifies the writer when dropped, so that it also learns of a checkpoint that panicked.
+struct CheckpointEnded(Arc<StoreShared>);
 
 impl Drop for CheckpointEnded {
     fn drop(&mut self) {
@@ -438,10 +438,10 @@ impl Drop for CheckpointEnded {
     }
 }
 
-/// Closes the queue and the history when the writer ends, also by a panic.
-struct End(Arc<Shared>);
+/// Closes the queue and the history when dropped, also if the writer panicked.
+struct CloseOnDrop(Arc<StoreShared>);
 
-impl Drop for End {
+impl Drop for CloseOnDrop {
     fn drop(&mut self) {
         self.0.queue.abandon();
         self.0.history.close();
@@ -457,7 +457,7 @@ mod tests {
     use crate::state::visits;
     use crate::{Store, StoreOptions};
 
-    /// Returns the number of buckets that the writer visits for some writes, in a store with this many buckets.
+    /// Returns the number of buckets that the writer visits for a fixed set of writes, in a store with this many buckets.
     fn visits(buckets: usize) -> usize {
         let sweep_interval = Some(Duration::from_hours(1));
         let store = Store::memory(StoreOptions { sweep_interval, ..StoreOptions::default() });
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn the_work_of_a_write_does_not_grow_with_the_number_of_buckets() {
+    fn cost_of_a_write_does_not_depend_on_the_number_of_buckets() {
         assert_eq!(visits(10), visits(200));
     }
 }

@@ -65,7 +65,7 @@ fn epochs_differ() {
 
 #[test]
 fn the_memory_engine_keeps_nothing() {
-    assert!(matches!(Memory::default().backup(Path::new("copy")), Err(EngineError::KeepsNothing)));
+    assert!(matches!(Memory::default().backup(Path::new("copy")), Err(EngineError::NotPersistent)));
     Box::new(Memory::default()).close().unwrap();
 }
 
@@ -137,7 +137,7 @@ fn a_checkpoint_is_due_when_the_log_is_longer_than_the_limit_and_the_snapshot() 
     let (_, recovery, recovered) = open_on(&disk, "db", small()).unwrap();
     assert_eq!(recovered, rows);
     assert_eq!(recovery.commits, third);
-    assert!(recovery.was_closed && recovery.cut.is_none(), "{recovery:?}");
+    assert!(recovery.was_closed && recovery.torn_tail.is_none(), "{recovery:?}");
 }
 
 #[test]

@@ -203,14 +203,14 @@ fn a_torn_tail_is_reported() {
     let whole = files(5, 0, false, options());
     let disk = |files: &Files| SimDisk::with_files(Path::new("db"), files);
     let (_, recovery, _) = open_on(&disk(&whole), "db", options()).unwrap();
-    assert_eq!((recovery.cut, recovery.was_closed), (None, false));
+    assert_eq!((recovery.torn_tail, recovery.was_closed), (None, false));
     let mut torn = whole.clone();
     let log = torn.get_mut("log-0000000000000001").unwrap();
     let last = log.iter().rposition(|byte| *byte != 0).unwrap();
     log[last] ^= 1;
     let (_, recovery, rows_found) = open_on(&disk(&torn), "db", options()).unwrap();
     assert_eq!(rows_found, rows(4));
-    let cut = recovery.cut.unwrap();
+    let cut = recovery.torn_tail.unwrap();
     assert!(cut.file.ends_with("log-0000000000000001"));
     assert!(cut.offset < last as u64 && !recovery.is_new_epoch);
 }

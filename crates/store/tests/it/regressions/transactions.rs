@@ -1,7 +1,7 @@
 //! Transactions.
 
 use serde_json::json;
-use tidewire_store::transaction::{Operation, OperationResult, Problem};
+use tidewire_store::transaction::{Operation, OperationResult, OperationError};
 use tidewire_store::{StoreError, WriteError};
 
 use super::{records, store};
@@ -22,7 +22,7 @@ fn a_key_that_is_not_given_is_not_taken_from_another_record_either() {
         let operations = Operation::parse_all(&json!([insert, insert])).unwrap();
         let refused = store.transact(operations).wait().unwrap_err();
         let WriteError::Refused(StoreError::Transaction(error)) = &refused else { panic!("{refused}") };
-        assert!(matches!(*error.problem, Problem::Exists { .. }), "{error}");
+        assert!(matches!(*error.problem, OperationError::Exists { .. }), "{error}");
         assert_eq!(records(&store, "b"), before);
     }
 }
@@ -66,7 +66,7 @@ fn a_version_in_a_transaction_is_checked() {
         assert_eq!(refused.to_string(), "operations[1]: version conflict: record 1 in bucket \"b\" has version 2");
         let WriteError::Refused(StoreError::Transaction(error)) = refused else { panic!("{refused}") };
         let conflict = StoreError::Conflict { bucket: "b".to_owned(), key: json!(1), current: 2 };
-        assert_eq!((error.place, *error.problem), (1, Problem::Store(conflict)));
+        assert_eq!((error.index, *error.problem), (1, OperationError::Store(conflict)));
         assert_eq!(records(&store, "b").len(), 1, "nothing has happened");
     }
     // Each step sees the version that the step before it made.

@@ -38,7 +38,7 @@ fn a_failed_sync_stops_writes_and_nothing_else() {
     for _ in 0..2 {
         let stopped = store.insert("b", json!({"id": 3})).wait().unwrap_err();
         assert!(matches!(&stopped, WriteError::Stopped(_)), "{stopped:?}");
-        assert_eq!(stopped.to_string(), "nothing is written since the disk failed: see to it, then restart");
+        assert_eq!(stopped.to_string(), "writes are rejected since the disk failed: repair the disk, then restart");
     }
     // What may not be there is not shown.
     assert_eq!(ids(&store, "b"), [1]);
@@ -65,7 +65,7 @@ fn a_full_disk_refuses_writes_until_there_is_space() {
         }
         assert!(kept.len() < 1000, "the disk is not that large");
     };
-    assert!(matches!(refused, WriteError::NotKept(_)), "{refused:?}");
+    assert!(matches!(refused, WriteError::NotStored(_)), "{refused:?}");
     assert_eq!(ids(&store, "b"), kept);
     assert!(!store.stats().is_stopped && store.stats().not_kept > 0);
     disk.set_capacity(None);
@@ -124,23 +124,23 @@ fn a_second_store_in_a_directory_is_refused() {
 fn what_is_no_store_is_not_opened() {
     use tidewire_store::engine::{Embedded, EmbeddedOptions, Engine, Write, WriteSet};
     for (bucket, row, error) in [
-        ("b", &b"{\"id\":1}"[..], "there are rows of bucket \"b\", which is not defined"),
+        ("b", &b"{\"id\":1}"[..], "found rows of bucket \"b\", which is not defined"),
         (
             "$buckets",
             b"{\"name\":\"b\"}",
-            "a row of bucket \"$buckets\" is invalid: the stored text is not a JSON object in compact form",
+            "a row of bucket \"$buckets\" is invalid: the stored text is not a valid record",
         ),
         (
             "$buckets",
             b"{\"name\":\"b\",\"config\":{}}",
-            "a row of bucket \"$buckets\" cannot be taken: key must be the name of a field",
+            "a row of bucket \"$buckets\" is invalid: key must be the name of a field",
         ),
         (
             "$queries",
             b"\xff",
-            "a row of bucket \"$queries\" is invalid: the stored text is not a JSON object in compact form",
+            "a row of bucket \"$queries\" is invalid: the stored text is not a valid record",
         ),
-        ("$queries", b"[]", "a row of bucket \"$queries\" is invalid: the stored text is not a JSON object in compact form"),
+        ("$queries", b"[]", "a row of bucket \"$queries\" is invalid: the stored text is not a valid record"),
     ] {
         let dir = tempfile::tempdir().unwrap();
         let (mut engine, _) = Embedded::open(dir.path(), EmbeddedOptions::default(), |_| {}).unwrap();
@@ -148,7 +148,7 @@ fn what_is_no_store_is_not_opened() {
         engine.commit(&[WriteSet { writes: &writes, ..WriteSet::default() }]).unwrap();
         drop(engine);
         let refused = Store::open(dir.path(), options()).unwrap_err();
-        assert_eq!(refused.to_string(), format!("the data were not written by this version: {error}"));
+        assert_eq!(refused.to_string(), format!("the data directory was not written by this version: {error}"));
     }
 }
 
@@ -172,7 +172,7 @@ fn a_log_that_is_too_long_slows_writes_then_refuses_them_until_a_checkpoint() {
     store.define_bucket("b", plain()).wait().unwrap();
     let insert = |id: u64| store.insert("b", json!({"id": id, "x": "x".repeat(1000)})).wait();
     let refused = (0..100).find_map(|id| insert(id).err()).expect("it is full by then");
-    assert!(matches!(&refused, WriteError::NotKept(cause) if cause.to_string().contains("checkpoint")), "{refused:?}");
+    assert!(matches!(&refused, WriteError::NotStored(cause) if cause.to_string().contains("checkpoint")), "{refused:?}");
     assert!(store.stats().engine.slowed > 0 && !store.stats().is_stopped);
     store.checkpoint().unwrap();
     insert(100).unwrap();

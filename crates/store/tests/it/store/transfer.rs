@@ -5,7 +5,7 @@ use std::thread;
 
 use serde_json::json;
 use tidewire_store::engine::{Embedded, EmbeddedOptions, EngineError};
-use tidewire_store::{Store, UpkeepError};
+use tidewire_store::{Store, MaintenanceError};
 
 use super::{ids, open, options, plain, records};
 
@@ -125,7 +125,7 @@ fn a_backup_is_made_while_others_write_and_can_be_restored() {
         (position, before)
     });
     assert!(position.sequence >= before.sequence && position.epoch == before.epoch);
-    assert!(matches!(store.backup(&backup), Err(UpkeepError::Backup(_))), "it is not empty any more");
+    assert!(matches!(store.backup(&backup), Err(MaintenanceError::Backup(_))), "it is not empty any more");
     Embedded::restore(&backup, &restored, EmbeddedOptions::default()).unwrap();
     assert!(Embedded::restore(&backup, &restored, EmbeddedOptions::default()).is_err());
     let copy = open(&restored);
@@ -171,5 +171,5 @@ fn a_store_that_is_not_open_is_backed_up_and_restored() {
 fn what_is_in_memory_is_exported_not_backed_up() {
     let dir = tempfile::tempdir().unwrap();
     let refused = Store::memory(options()).backup(dir.path()).unwrap_err();
-    assert!(matches!(refused, UpkeepError::Engine(EngineError::KeepsNothing)));
+    assert!(matches!(refused, MaintenanceError::Engine(EngineError::NotPersistent)));
 }

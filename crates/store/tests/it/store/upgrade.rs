@@ -60,7 +60,7 @@ fn a_directory_with_a_log_of_version_1_is_opened_and_written() {
         let dir = copied(name, temporary.path());
         let (store, recovery) = open(&dir);
         assert_eq!(recovery.position, Position { epoch, sequence: 13 });
-        assert_eq!((recovery.is_new_epoch, recovery.was_closed, recovery.cut), (false, is_closed, None));
+        assert_eq!((recovery.is_new_epoch, recovery.was_closed, recovery.torn_tail), (false, is_closed, None));
         assert_eq!((recovery.commits, recovery.rows > 0), (13 - first, is_closed));
         check(&store);
 
