@@ -71,10 +71,10 @@ pub(super) fn is_out_of_descriptors(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|code| CODES.contains(&code))
 }
 
-/// The files of this machine.
+/// The file system of the operating system.
 ///
-/// Directories that it creates have the mode 0700 and files 0600, because records are for the user of the process only. What
-/// exists keeps its mode.
+/// New directories have mode 0700 and new files 0600, because records are private to the user of the process. Existing ones keep
+/// their mode.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Files;
 

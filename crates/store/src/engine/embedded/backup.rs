@@ -4,8 +4,8 @@
 //! that is not open first reads and checks all of it. A backup is restored by copying it in the same way and giving the copy a
 //! new epoch.
 //!
-//! The target has a file that marks it as unfinished, from before the first file until everything is durable. So a crash midway
-//! leaves a directory that is not opened, and a restored directory is never opened with the epoch of the original.
+//! A marker file in the target exists from before the first copied file until the copy is durable. So a crash leaves a directory
+//! that cannot be opened, and a restored directory is never opened with the epoch of the original.
 
 use std::fmt;
 use std::io;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::super::{Disk, DiskFile};
-use super::home::{Home, Listing, UNFINISHED_BACKUP, create_dir};
+use super::data_dir::{DataDir, Listing, UNFINISHED_BACKUP, create_dir};
 use super::recovery::{OpenError, Recovery, recover};
 use super::segment::PAGE;
 use super::snapshot::fill;
@@ -22,15 +22,15 @@ use crate::Position;
 /// A backup that has begun. Dropping it abandons it.
 ///
 /// To use the copy, [restore](super::Embedded::restore) it.
-#[must_use = "a backup that is not run copies nothing"]
+#[must_use = "a backup does nothing unless it is run"]
 pub struct Backup {
-    home: Arc<Home>,
+    data_dir: Arc<DataDir>,
     dir: PathBuf,
     position: Position,
     snapshot: Option<PathBuf>,
     /// The first segment.
     first: u64,
-    /// The last segment, and how many of its bytes belong to the copy.
+    /// The last segment, and the number of its bytes that are copied.
     end: (u64, u64),
 }
 
@@ -44,12 +44,12 @@ pub enum BackupError {
         /// The directory.
         dir: PathBuf,
     },
-    /// The disk failed, or is full. The target directory is marked as unfinished, and is not opened.
-    #[error("cannot copy to {}: the copy is unfinished; remove its directory and try again", file.display())]
+    /// The disk failed, or is full. The target directory is marked as incomplete and cannot be opened.
+    #[error("cannot copy to {}: the copy is incomplete; remove its directory and try again", file.display())]
     Io {
         /// The file or directory.
         file: PathBuf,
-        /// What the disk said.
+        /// The error of the disk.
         source: io::Error,
     },
 }
@@ -68,17 +68,17 @@ pub enum CopyError {
     /// The copy could not be written.
     #[error(transparent)]
     Write(#[from] BackupError),
-    /// The directory, or the copy of it, cannot be opened: it is in use, damaged or unfinished.
+    /// The directory, or the copy of it, cannot be opened: it is locked, corrupt or incomplete.
     #[error(transparent)]
     Open(#[from] OpenError),
 }
 
 impl Backup {
-    pub(super) fn begin(home: &Arc<Home>, dir: &Path, position: Position, end: (u64, u64)) -> Self {
-        let inventory = home.pin();
+    pub(super) fn begin(data_dir: &Arc<DataDir>, dir: &Path, position: Position, end: (u64, u64)) -> Self {
+        let inventory = data_dir.pin();
         let (first, snapshot) = (inventory.first, inventory.snapshot.as_ref().map(|snapshot| snapshot.path.clone()));
         drop(inventory);
-        Self { home: Arc::clone(home), dir: dir.to_owned(), position, snapshot, first, end }
+        Self { data_dir: Arc::clone(data_dir), dir: dir.to_owned(), position, snapshot, first, end }
     }
 
     /// Begins a backup of a directory that is not open, after reading and checking all of it. The directory is locked until the
@@ -86,7 +86,7 @@ impl Backup {
     pub(super) fn of_dir(disk: &Arc<dyn Disk>, from: &Path, to: &Path) -> Result<Self, CopyError> {
         let failed = |source| OpenError::Io { file: from.to_owned(), source };
         let no_data = || CopyError::NoData { dir: from.to_owned() };
-        // A lock is a file, which a directory without data is not given.
+        // Taking the lock creates a file, so a directory without data is rejected first.
         let listing = Listing::read(&**disk, from).map_err(failed)?;
         if listing.is_unfinished_backup {
             return Err(OpenError::UnfinishedBackup { dir: from.to_owned() }.into());
@@ -97,11 +97,11 @@ impl Backup {
         let lock = disk.lock(&from.join("lock")).map_err(failed)?;
         let lock = lock.ok_or_else(|| OpenError::Locked { dir: from.to_owned() })?;
         let listing = Listing::read(&**disk, from).map_err(failed)?;
-        // Nothing is made or removed here: no segment length is needed, and all spare segments stay.
-        let home = Arc::new(Home::new(Arc::clone(disk), from, lock, 0, usize::MAX).map_err(failed)?);
-        let found = recover(&home, &listing, &mut |_| {})?.ok_or_else(no_data)?;
+        // Nothing is created or removed here: no segment length is needed, and all spare segments are kept.
+        let data_dir = Arc::new(DataDir::new(Arc::clone(disk), from, lock, 0, usize::MAX).map_err(failed)?);
+        let found = recover(&data_dir, &listing, &mut |_| {})?.ok_or_else(no_data)?;
         let position = Position { epoch: found.cursor.epoch, sequence: found.cursor.sequence - 1 };
-        Ok(Self::begin(&home, to, position, (found.segment, found.page + found.tail.len() as u64)))
+        Ok(Self::begin(&data_dir, to, position, (found.segment, found.page + found.tail.len() as u64)))
     }
 
     /// Returns the position of the last commit in the copy.
@@ -109,29 +109,29 @@ impl Backup {
         self.position
     }
 
-    /// Makes the copy. It is durable when this returns.
+    /// Copies the files. The copy is durable when this returns.
     pub fn run(self) -> Result<Position, BackupError> {
-        fill_dir(&*self.home.disk, &self.dir, || self.copy_files())?;
+        fill_dir(&*self.data_dir.disk, &self.dir, || self.copy_files())?;
         Ok(self.position)
     }
 
-    /// Makes the copy, and opens it before it counts as finished.
+    /// Copies the files, and opens the copy before the marker file is removed.
     pub(super) fn restore(self, open: impl FnOnce() -> Result<Recovery, OpenError>) -> Result<Recovery, CopyError> {
-        fill_dir(&*self.home.disk, &self.dir, || {
+        fill_dir(&*self.data_dir.disk, &self.dir, || {
             self.copy_files()?;
             Ok(open()?)
         })
     }
 
     fn copy_files(&self) -> Result<(), BackupError> {
-        let disk = &*self.home.disk;
+        let disk = &*self.data_dir.disk;
         if let Some(snapshot) = &self.snapshot {
             copy_snapshot(disk, snapshot, &self.dir)?;
         }
         let (last, used) = self.end;
         for number in self.first..=last {
             let len = if number == last { used } else { u64::MAX };
-            copy_segment(disk, &self.home.segment(number), &self.dir, len)?;
+            copy_segment(disk, &self.data_dir.segment(number), &self.dir, len)?;
         }
         sync_dir(disk, &self.dir)
     }
@@ -141,7 +141,7 @@ fn sync_dir(disk: &dyn Disk, dir: &Path) -> Result<(), BackupError> {
     disk.open_dir(dir).and_then(|dir| dir.sync()).map_err(failed(dir))
 }
 
-/// Creates a directory, or takes an empty one, and fills it. The directory is marked as unfinished until then.
+/// Fills a new or empty directory, which is marked as incomplete until that is done.
 fn fill_dir<T, E: From<BackupError>>(disk: &dyn Disk, dir: &Path, fill: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     create_dir(disk, dir).map_err(failed(dir))?;
     if !disk.list(dir).map_err(failed(dir))?.is_empty() {
@@ -163,7 +163,7 @@ fn failed(file: &Path) -> impl FnOnce(io::Error) -> BackupError {
 
 fn copy_snapshot(disk: &dyn Disk, from: &Path, dir: &Path) -> Result<(), BackupError> {
     let to = dir.join(from.file_name().unwrap_or_default());
-    // A snapshot never changes, so a hard link is as good as a copy, if the file system allows one.
+    // A snapshot is immutable, so a hard link can replace a copy.
     if disk.link(from, &to).is_err() {
         copy(disk, from, &to, u64::MAX).map_err(failed(&to))?;
     }
@@ -175,7 +175,7 @@ fn copy_segment(disk: &dyn Disk, from: &Path, dir: &Path, len: u64) -> Result<()
     copy(disk, from, &to, len).map_err(failed(&to))
 }
 
-/// Copies at most `len` bytes, and pads them to whole pages.
+/// Copies at most `len` bytes, padded to a multiple of the page size.
 fn copy(disk: &dyn Disk, from: &Path, to: &Path, len: u64) -> io::Result<()> {
     let source = disk.open(from)?;
     let target: Box<dyn DiskFile> = disk.create(to)?;
@@ -202,7 +202,7 @@ fn copy(disk: &dyn Disk, from: &Path, to: &Path, len: u64) -> io::Result<()> {
 
 impl Drop for Backup {
     fn drop(&mut self) {
-        self.home.unpin();
+        self.data_dir.unpin();
     }
 }
 

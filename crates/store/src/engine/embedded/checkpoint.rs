@@ -6,26 +6,26 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::super::{EngineError, StoredRow};
-use super::home::{Home, Kept};
+use super::data_dir::{DataDir, SnapshotFile};
 use super::snapshot::{self, SnapshotHeader};
 use crate::Position;
 
 /// A checkpoint that has begun. Dropping it abandons it, and the log is not shortened.
 ///
 /// The directory stays locked until the checkpoint ends, even if the engine is closed before.
-#[must_use = "a checkpoint that is not run shortens nothing"]
+#[must_use = "a checkpoint does nothing unless it is run"]
 pub struct Checkpoint {
     position: Position,
     /// `None` for the memory engine.
     job: Option<Job>,
 }
 
-/// Why a checkpoint failed. Nothing is lost: the log still has every commit.
+/// Why a checkpoint failed. The log still has all commits.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
     /// The disk failed, or is full.
-    #[error("cannot write the snapshot {}: the log stays as long as it is", file.display())]
+    #[error("cannot write the snapshot {}: the log was not shortened", file.display())]
     Io {
         /// The file.
         file: PathBuf,
@@ -35,7 +35,7 @@ pub enum CheckpointError {
 }
 
 struct Job {
-    home: Arc<Home>,
+    data_dir: Arc<DataDir>,
     header: SnapshotHeader,
     /// Bytes appended to the log when the checkpoint began.
     appended: u64,
@@ -47,22 +47,22 @@ impl Checkpoint {
         Self { position, job: None }
     }
 
-    /// The log is durable up to the position. Later commits are in this segment or a later one.
+    /// Begins a checkpoint. The log is durable up to the position, and later commits are in `segment` or a later one.
     pub(super) fn begin(
-        home: &Arc<Home>,
+        data_dir: &Arc<DataDir>,
         log: u64,
         position: Position,
         segment: u64,
         appended: u64,
     ) -> Result<Self, EngineError> {
-        let mut inventory = home.inventory();
+        let mut inventory = data_dir.inventory();
         if inventory.is_checkpointing {
             return Err(EngineError::CheckpointRunning);
         }
         inventory.is_checkpointing = true;
         drop(inventory);
         let header = SnapshotHeader { log, epoch: position.epoch, sequence: position.sequence, segment };
-        Ok(Self { position, job: Some(Job { home: Arc::clone(home), header, appended, is_done: false }) })
+        Ok(Self { position, job: Some(Job { data_dir: Arc::clone(data_dir), header, appended, is_done: false }) })
     }
 
     /// Returns the position of the snapshot.
@@ -73,28 +73,28 @@ impl Checkpoint {
     /// Writes the snapshot: all rows as of its [`position`](Self::position), in any order, each once.
     pub fn run<'a>(self, rows: impl IntoIterator<Item = StoredRow<'a>>) -> Result<Position, CheckpointError> {
         let Some(mut job) = self.job else { return Ok(self.position) };
-        let home = &job.home;
-        let unfinished = home.dir.join("snapshot.tmp");
-        let path = home.snapshot(job.header.sequence);
+        let data_dir = &job.data_dir;
+        let unfinished = data_dir.dir.join("snapshot.tmp");
+        let path = data_dir.snapshot(job.header.sequence);
         let written = (|| {
-            let file = home.create(&unfinished)?;
+            let file = data_dir.create(&unfinished)?;
             let bytes = snapshot::write(&*file, &job.header, rows)?;
-            home.disk.rename(&unfinished, &path)?;
-            home.entries.sync()?;
+            data_dir.disk.rename(&unfinished, &path)?;
+            data_dir.entries.sync()?;
             Ok((bytes, file))
         })();
         match written {
             Ok((bytes, file)) => {
-                home.reserve(file);
-                home.replace(job.header.segment, Kept { path, bytes, appended: job.appended });
+                data_dir.reserve(file);
+                data_dir.replace(job.header.segment, SnapshotFile { path, bytes, appended: job.appended });
                 job.is_done = true;
                 Ok(self.position)
             }
             Err(source) => {
-                // Frees the space for the log.
-                let _ = home.disk.remove(&unfinished);
-                // If no descriptor is left, the next checkpoint does without a reserved one.
-                let _ = home.reserve_again();
+                // Releases the space for the log.
+                let _ = data_dir.disk.remove(&unfinished);
+                // If no descriptor is left, the next checkpoint runs without a reserved one.
+                let _ = data_dir.reserve_again();
                 Err(CheckpointError::Io { file: unfinished, source })
             }
         }
@@ -103,7 +103,7 @@ impl Checkpoint {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        let mut inventory = self.home.inventory();
+        let mut inventory = self.data_dir.inventory();
         inventory.is_checkpointing = false;
         inventory.checkpoints_failed += u64::from(!self.is_done);
     }

@@ -1,20 +1,20 @@
 //! Frames of the log: the format of a group of commits on disk.
 //!
 //! ```text
-//! header    64 bytes, see `Header`
+//! header    64 bytes, see `FrameHeader`
 //! payload   for each commit:  time: u64   origin: u64   depth: u32   writes: u32, and for each write
 //!           bucket: u16   key: u32   row: u32 (lengths; a deleted row has 0xffffffff)   their bytes
 //! padding   to a multiple of 8
 //! ```
 //!
 //! The version of a segment names the layout of its payloads: see [`Layout`]. In version 1 a commit has no time, origin or depth.
-//! The time and the cause are logged so that the history that is rebuilt at start has the same commits as before.
+//! The time and the cause are logged so that the history can be rebuilt at start.
 //!
 //! Numbers are little-endian. A header has its own checksum, so its length can be trusted before the payload is read, and the
 //! search for headers after an invalid frame takes linear time.
 //!
-//! A frame names its log, its segment and its number in the log, and the checksum of the frame before it. So old bytes of a
-//! recycled segment are never mistaken for frames of this one, and neither are frames that followed one that a crash removed.
+//! A frame has the ids of its log and segment, its number in the log, and the checksum of the previous frame. So old bytes of a
+//! recycled segment are never mistaken for current frames, and neither are frames after a frame that a crash removed.
 
 use super::super::{StoredRow, Write, WriteSet};
 use crate::Cause;
@@ -27,17 +27,17 @@ pub(super) const ALIGN: usize = 8;
 const MAGIC: [u8; 3] = *b"TWf";
 const RELAXED: u8 = 0x80;
 const DELETED: u32 = u32::MAX;
-/// The lengths before the bytes of a write.
+/// Bytes of the three lengths before a write.
 const LENGTHS: usize = 10;
-/// The time and the cause of a commit.
+/// Bytes of the time and the cause of a commit.
 const METADATA: usize = 20;
-/// The number before the writes of a commit.
+/// Bytes of the number of writes of a commit.
 const COUNT: usize = 4;
 
 /// Layout of the commits in a segment; the discriminant is the version in the segment's header.
 ///
-/// A log changes its layout only at the start of a segment. A program that does not know a version refuses the segment, rather
-/// than taking its frames for a torn tail.
+/// A log changes its layout only at the start of a segment. A segment with an unknown version is an error, so that its frames are
+/// not mistaken for a torn tail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Layout {
     /// Commits without time and cause. Read, and no longer written.
@@ -47,7 +47,7 @@ pub(super) enum Layout {
 }
 
 impl Layout {
-    /// The layout that is written.
+    /// The layout of new segments.
     pub(super) const CURRENT: Self = Self::Stamped;
 
     /// Returns the layout of a version, if it is known.
@@ -56,46 +56,46 @@ impl Layout {
     }
 }
 
-/// What a frame says.
+/// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FrameKind {
     /// A group of commits.
     Commits = 0,
     /// The log was opened; the payload is the epoch.
     Opened = 1,
-    /// The log was closed in order.
+    /// The log was closed cleanly.
     Closed = 2,
 }
 
-/// What precedes the payload.
+/// The header of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Header {
-    pub(super) kind: Kind,
-    /// Whether the session that wrote it acknowledges commits before they are durable.
+pub(super) struct FrameHeader {
+    pub(super) kind: FrameKind,
+    /// Whether the session that wrote the frame acknowledged commits before they were durable.
     pub(super) relaxed: bool,
     /// The checksum of the payload.
     pub(super) payload_crc: u32,
     /// The length of the payload.
     pub(super) len: u32,
-    /// Names the log, so that segments of another are not mixed in.
+    /// Identifies the log, so that segments of another log are detected.
     pub(super) log: u64,
-    /// The number of the segment it was written to.
+    /// The number of the segment.
     pub(super) segment: u64,
-    /// Its number in the log, counted from one.
+    /// The number of the frame in the log, counted from one.
     pub(super) number: u64,
-    /// The sequence of its first commit, or of the next one if it has none.
+    /// The sequence of its first commit, or of the next commit if it has none.
     pub(super) sequence: u64,
-    /// The number of the last frame that was known to be durable when this one was written: if that one is not there, something
-    /// happened to the disk, and not just a crash.
+    /// The number of the last frame that was durable when this one was written. If that frame is missing, the disk is corrupt: a
+    /// crash cannot have removed it.
     pub(super) durable: u64,
-    /// The checksum of the header before it.
+    /// The checksum of the previous header.
     pub(super) chain: u32,
-    /// How many commits it has.
+    /// The number of commits.
     pub(super) count: u32,
 }
 
-impl Header {
-    /// Writes it, and returns its checksum.
+impl FrameHeader {
+    /// Encodes the header. Returns its checksum.
     pub(super) fn write(&self, out: &mut [u8; HEADER]) -> u32 {
         out[..3].copy_from_slice(&MAGIC);
         out[3] = self.kind as u8 | if self.relaxed { RELAXED } else { 0 };
@@ -113,16 +113,16 @@ impl Header {
         crc
     }
 
-    /// The header at the front of these bytes and its checksum, if there is one.
+    /// Decodes the header at the start of the bytes. Returns it and its checksum.
     pub(super) fn read(bytes: &[u8]) -> Option<(Self, u32)> {
         let bytes: &[u8; HEADER] = bytes.first_chunk()?;
         if bytes[..3] != MAGIC {
             return None;
         }
         let kind = match bytes[3] & !RELAXED {
-            0 => Kind::Commits,
-            1 => Kind::Opened,
-            2 => Kind::Closed,
+            0 => FrameKind::Commits,
+            1 => FrameKind::Opened,
+            2 => FrameKind::Closed,
             _ => return None,
         };
         let crc = u32_at(bytes, 4);
@@ -147,32 +147,32 @@ impl Header {
     }
 }
 
-/// Whether a checksum is the right one. A fuzzer is let past it, to what it protects.
+/// Returns whether a checksum is correct. Under fuzzing every checksum is accepted, so that the fuzzer reaches the decoders.
 pub(super) fn matches(found: u32, expected: u32) -> bool {
     cfg!(fuzzing) || found == expected
 }
 
-/// The `u32` at this place, which is there.
+/// Reads the `u32` at this offset. Panics if it is out of bounds.
 pub(super) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     let mut number = [0; 4];
     number.copy_from_slice(&bytes[at..at + 4]);
     u32::from_le_bytes(number)
 }
 
-/// The `u64` at this place, which is there.
+/// Reads the `u64` at this offset. Panics if it is out of bounds.
 pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     let mut number = [0; 8];
     number.copy_from_slice(&bytes[at..at + 8]);
     u64::from_le_bytes(number)
 }
 
-/// Returns the bytes of a commit in a payload.
+/// Returns the encoded length of a commit.
 pub(crate) fn encoded_len<'a>(writes: impl Iterator<Item = Write<'a>>) -> usize {
     let len = |write: Write<'_>| LENGTHS + write.bucket.len() + write.key.len() + write.row.map_or(0, <[u8]>::len);
     METADATA + COUNT + writes.map(len).sum::<usize>()
 }
 
-/// Appends a commit in the current layout. The caller has checked that its lengths fit.
+/// Appends a commit in the current layout. The caller has checked its lengths.
 #[expect(clippy::cast_possible_truncation, reason = "the limit of a group is below u32::MAX")]
 pub(super) fn encode(commit: &WriteSet<'_>, out: &mut Vec<u8>) {
     let mut head = [0; METADATA + COUNT];
@@ -187,7 +187,7 @@ pub(super) fn encode(commit: &WriteSet<'_>, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends a row of a snapshot: a write without the possibility of being a deletion.
+/// Appends a row of a snapshot, in the format of a write.
 #[expect(clippy::cast_possible_truncation, reason = "the caller checks the lengths")]
 pub(super) fn encode_row(row: &StoredRow<'_>, out: &mut Vec<u8>) {
     put_lengths(row.bucket, row.key, row.row.len() as u32, out);
@@ -203,7 +203,7 @@ fn put_lengths(bucket: &str, key: &[u8], row: u32, out: &mut Vec<u8>) {
     out.extend_from_slice(key);
 }
 
-/// Takes a write from the front; none if the bytes are no write.
+/// Decodes a write from the front of the bytes. Returns `None` if they are invalid.
 pub(super) fn decode<'a>(bytes: &mut &'a [u8]) -> Option<Write<'a>> {
     let (lengths, mut rest) = bytes.split_first_chunk::<LENGTHS>()?;
     let mut take = |len: usize| {
@@ -221,7 +221,7 @@ pub(super) fn decode<'a>(bytes: &mut &'a [u8]) -> Option<Write<'a>> {
     Some(Write { bucket, key, row })
 }
 
-/// Takes a commit from the front: its time, its cause and its writes. Returns `None` if the bytes are not a commit. A commit
+/// Decodes a commit from the front of the bytes: its time, its cause and its writes. Returns `None` if they are invalid. A commit
 /// without metadata has time zero and the default cause.
 pub(super) fn take_commit<'a>(layout: Layout, bytes: &mut &'a [u8]) -> Option<(u64, Cause, Writes<'a>)> {
     let (at, cause) = match layout {
@@ -238,13 +238,13 @@ pub(super) fn take_commit<'a>(layout: Layout, bytes: &mut &'a [u8]) -> Option<(u
 /// The writes of a recovered commit.
 #[derive(Debug, Clone)]
 pub struct Writes<'a> {
-    /// Encoded writes, checked to be complete.
+    /// Encoded writes, which are known to be valid.
     bytes: &'a [u8],
     left: u32,
 }
 
 impl<'a> Writes<'a> {
-    /// Takes the number of writes and the writes from the front. Returns `None` if the bytes are not that.
+    /// Decodes the number of writes and the writes from the front of the bytes. Returns `None` if they are invalid.
     fn take(bytes: &mut &'a [u8]) -> Option<Self> {
         let (count, mut rest) = bytes.split_first_chunk::<COUNT>()?;
         let (left, start) = (u32::from_le_bytes(*count), rest);
@@ -278,7 +278,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_commit_is_decoded_as_it_was_encoded(
+        fn commit_survives_a_round_trip(
             writes in vec((".{0,9}", vec(any::<u8>(), 0..9), any::<Option<Vec<u8>>>()), 0..9),
             at: u64,
             origin: u64,
@@ -308,7 +308,7 @@ mod tests {
         }
 
         #[test]
-        fn arbitrary_bytes_are_decoded_or_refused(bytes in vec(any::<u8>(), 0..200)) {
+        fn decoding_arbitrary_bytes_does_not_panic(bytes in vec(any::<u8>(), 0..200)) {
             for layout in [Layout::Bare, Layout::Stamped] {
                 let mut rest = &bytes[..];
                 while let Some((_, _, writes)) = take_commit(layout, &mut rest) {
@@ -319,9 +319,9 @@ mod tests {
     }
 
     #[test]
-    fn every_bit_of_a_header_counts() {
-        let header = Header {
-            kind: Kind::Closed,
+    fn every_flipped_bit_of_a_header_is_detected() {
+        let header = FrameHeader {
+            kind: FrameKind::Closed,
             relaxed: true,
             payload_crc: 1,
             len: 2,
@@ -335,10 +335,10 @@ mod tests {
         };
         let mut bytes = [0; HEADER];
         let crc = header.write(&mut bytes);
-        assert_eq!(Header::read(&bytes), Some((header, crc)));
+        assert_eq!(FrameHeader::read(&bytes), Some((header, crc)));
         for bit in 0..HEADER * 8 {
             bytes[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(Header::read(&bytes), None, "bit {bit}");
+            assert_eq!(FrameHeader::read(&bytes), None, "bit {bit}");
             bytes[bit / 8] ^= 1 << (bit % 8);
         }
     }

@@ -1,8 +1,8 @@
-//! The end of the log, where groups are appended.
+//! The end of the log, to which groups are appended.
 //!
-//! A group is encoded after the bytes of the page in which the last group ended, padded with zeros to a whole page, and written
-//! by one call into preallocated space: no read, no allocation, no change of metadata. Durable bytes of that page are written
-//! again unchanged, so a sector holds them whether the write reached it or not.
+//! A group is encoded after the bytes of the page in which the last group ended, padded with zeros to a full page, and written with
+//! one call into preallocated space: no read, no allocation, no change of metadata. Durable bytes of that page are rewritten
+//! unchanged, so a sector holds them whether the write reached it or not.
 
 use std::io;
 use std::path::PathBuf;
@@ -11,11 +11,11 @@ use std::sync::mpsc::{Receiver, sync_channel};
 
 use super::super::EngineError;
 use super::super::disk::is_out_of_descriptors;
-use super::frame::{ALIGN, HEADER, Header, Kind, Layout};
-use super::home::Home;
-use super::segment::{MAX_SEGMENT, PAGE, Segment, SegmentHeader};
+use super::frame::{ALIGN, HEADER, FrameHeader, FrameKind, Layout};
+use super::data_dir::DataDir;
+use super::segment::{MAX_SEGMENT_BYTES, PAGE, Segment, SegmentHeader};
 
-/// The state that each frame continues from the one before.
+/// The state that links each frame to the previous one.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cursor {
     /// Identifies the log.
@@ -30,7 +30,7 @@ pub(super) struct Cursor {
 }
 
 pub(super) struct Log {
-    home: Arc<Home>,
+    data_dir: Arc<DataDir>,
     segment: Segment,
     /// The next segment, once its preparation has begun.
     next: Option<Receiver<io::Result<Segment>>>,
@@ -40,7 +40,7 @@ pub(super) struct Log {
     relaxed: bool,
     /// Offset of the buffer in the file: a multiple of the page size.
     page: u64,
-    /// The written part of the page in which the last frame ended. After a rotation: the segment header, not yet written.
+    /// The written part of the page in which the last frame ended. After a rotation, the unwritten segment header.
     buffer: Vec<u8>,
     /// Frames appended or recovered, in bytes.
     pub(super) appended: u64,
@@ -49,9 +49,9 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// Continues after `tail`, the durable bytes of the page at offset `page`.
+    /// Creates a log that continues after `tail`, the durable bytes of the page at offset `page`.
     pub(super) fn new(
-        home: Arc<Home>,
+        data_dir: Arc<DataDir>,
         segment: Segment,
         cursor: Cursor,
         page: u64,
@@ -62,7 +62,7 @@ impl Log {
         let mut buffer = tail;
         buffer.reserve(64 * 1024);
         Self {
-            home,
+            data_dir,
             segment,
             next: None,
             cursor,
@@ -76,7 +76,7 @@ impl Log {
         }
     }
 
-    /// Sets the next segment, which exists already.
+    /// Sets the next segment, which already exists.
     pub(super) fn set_next(&mut self, segment: Segment) {
         let (sender, receiver) = sync_channel(1);
         // The channel holds one message, and the receiver is alive.
@@ -84,17 +84,17 @@ impl Log {
         self.next = Some(receiver);
     }
 
-    /// Makes the next segment in the background.
+    /// Prepares the next segment in the background.
     pub(super) fn prepare(&mut self) {
         if self.next.is_some() {
             return;
         }
         let (sender, receiver) = sync_channel(1);
-        let (home, number) = (Arc::clone(&self.home), self.segment.number + 1);
-        self.home.disk.spawn(Box::new(move || {
-            let made = Segment::make(&home, number, None);
+        let (data_dir, number) = (Arc::clone(&self.data_dir), self.segment.number + 1);
+        self.data_dir.disk.spawn(Box::new(move || {
+            let made = Segment::make(&data_dir, number, None);
             // The directory is unlocked before the receiver gets the result.
-            drop(home);
+            drop(data_dir);
             let _ = sender.send(made);
         }));
         self.next = Some(receiver);
@@ -113,19 +113,18 @@ impl Log {
         self.durable + 1 == self.cursor.frame
     }
 
-    /// Writes a frame with a payload of `len` bytes, which `encode` appends. Without an error, `count` commits are written, and
-    /// not yet durable.
+    /// Writes a frame of `count` commits, with a payload of `len` bytes that `encode` appends. The frame is not durable yet.
     pub(super) fn append(
         &mut self,
-        kind: Kind,
+        kind: FrameKind,
         count: u32,
         len: u32,
         encode: impl FnOnce(&mut Vec<u8>),
     ) -> Result<(), EngineError> {
         self.check()?;
-        let whole = (HEADER + len as usize).next_multiple_of(ALIGN);
-        if self.page + (self.buffer.len() + whole) as u64 > self.segment.capacity {
-            self.make_room()?;
+        let frame_len = (HEADER + len as usize).next_multiple_of(ALIGN);
+        if self.page + (self.buffer.len() + frame_len) as u64 > self.segment.capacity {
+            self.rotate_or_extend()?;
         }
         let start = self.buffer.len();
         self.buffer.resize(start + HEADER, 0);
@@ -133,7 +132,7 @@ impl Log {
         debug_assert_eq!(self.buffer.len(), start + HEADER + len as usize);
         let (before, payload) = self.buffer.split_at_mut(start + HEADER);
         let Cursor { log, frame, sequence, chain, .. } = self.cursor;
-        let header = Header {
+        let header = FrameHeader {
             kind,
             relaxed: self.relaxed,
             payload_crc: crc32c::crc32c(payload),
@@ -146,9 +145,9 @@ impl Log {
             chain,
             count,
         };
-        let Some(place) = before.last_chunk_mut() else { return Ok(()) };
-        let chain = header.write(place);
-        let end = start + whole;
+        let Some(header_bytes) = before.last_chunk_mut() else { return Ok(()) };
+        let chain = header.write(header_bytes);
+        let end = start + frame_len;
         self.buffer.resize(end.next_multiple_of(PAGE), 0);
         if let Err(source) = self.segment.file.write_at(&self.buffer, self.page) {
             return Err(self.fail(source));
@@ -156,7 +155,7 @@ impl Log {
         self.cursor.frame += 1;
         self.cursor.sequence += u64::from(count);
         self.cursor.chain = chain;
-        self.appended += whole as u64;
+        self.appended += frame_len as u64;
 
         let written = end / PAGE * PAGE;
         self.buffer.copy_within(written..end, 0);
@@ -179,19 +178,19 @@ impl Log {
     }
 
     /// Continues in the next segment, or extends this one if no file descriptor is left for the next.
-    fn make_room(&mut self) -> Result<(), EngineError> {
+    fn rotate_or_extend(&mut self) -> Result<(), EngineError> {
         let rotated = self.rotate();
         match &rotated {
             Err(EngineError::NoSegment { source, .. }) if is_out_of_descriptors(source) => {}
             _ => return rotated,
         }
-        let capacity = self.segment.capacity + self.home.segment_bytes;
-        if capacity > MAX_SEGMENT {
+        let capacity = self.segment.capacity + self.data_dir.segment_bytes;
+        if capacity > MAX_SEGMENT_BYTES {
             return rotated;
         }
         let (number, used) = self.end();
         if let Err(source) = self.segment.extend(capacity, used) {
-            return Err(EngineError::NoSegment { file: self.home.segment(number + 1), source });
+            return Err(EngineError::NoSegment { file: self.data_dir.segment(number + 1), source });
         }
         self.syncs += 1;
         // A failed sync may have lost frames that were written before.
@@ -209,10 +208,10 @@ impl Log {
         let number = self.segment.number + 1;
         let made = match self.next.take().map(|next| next.recv()) {
             Some(Ok(Ok(segment))) => Ok(segment),
-            // The cause may be gone by now.
-            _ => Segment::make(&self.home, number, None),
+            // The preparation failed or was not started. The cause may be temporary.
+            _ => Segment::make(&self.data_dir, number, None),
         };
-        let next = made.map_err(|source| EngineError::NoSegment { file: self.home.segment(number), source })?;
+        let next = made.map_err(|source| EngineError::NoSegment { file: self.data_dir.segment(number), source })?;
         self.sync()?;
         self.segment = next;
         let Cursor { log, epoch, frame, sequence, chain } = self.cursor;
@@ -234,7 +233,7 @@ impl Log {
 
 impl Drop for Log {
     fn drop(&mut self) {
-        // The directory is unlocked once no segment is being made.
+        // Waits for the background thread, so that the directory is unlocked when the log is dropped.
         if let Some(next) = self.next.take() {
             let _ = next.recv();
         }

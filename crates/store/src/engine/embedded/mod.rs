@@ -29,7 +29,7 @@
 mod backup;
 mod checkpoint;
 mod frame;
-mod home;
+mod data_dir;
 mod log;
 mod recovery;
 mod segment;
@@ -42,9 +42,9 @@ use std::time::Instant;
 
 use super::{Disk, Durability, Engine, EngineError, EngineStats, Files, LogPressure, WriteSet};
 use crate::Position;
-use home::{Home, Listing, create_dir};
+use data_dir::{DataDir, Listing, create_dir};
 use log::{Cursor, Log};
-use segment::{MAX_SEGMENT, PAGE, Segment, SegmentHeader};
+use segment::{MAX_SEGMENT_BYTES, PAGE, Segment, SegmentHeader};
 
 pub use backup::{Backup, BackupError, CopyError};
 pub use checkpoint::{Checkpoint, CheckpointError};
@@ -131,7 +131,7 @@ impl EmbeddedOptions {
 
     fn within_limits(mut self) -> Self {
         let page = PAGE as u64;
-        self.segment_bytes = self.segment_bytes.clamp(2 * page, MAX_SEGMENT).next_multiple_of(page);
+        self.segment_bytes = self.segment_bytes.clamp(2 * page, MAX_SEGMENT_BYTES).next_multiple_of(page);
         let capacity = usize::try_from(self.segment_bytes).unwrap_or(usize::MAX) - PAGE - frame::HEADER - frame::ALIGN;
         self.max_group_bytes = self.max_group_bytes.min(capacity);
         self
@@ -160,7 +160,7 @@ impl EmbeddedOptions {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Embedded {
-    home: Arc<Home>,
+    data_dir: Arc<DataDir>,
     log: Log,
     options: EmbeddedOptions,
     stats: EngineStats,
@@ -205,28 +205,28 @@ impl Embedded {
         let lock = disk.lock(&dir.join("lock")).map_err(failed)?;
         let lock = lock.ok_or_else(|| OpenError::Locked { dir: dir.to_owned() })?;
         let spares = usize::try_from(options.checkpoint_log_bytes / options.segment_bytes).unwrap_or(usize::MAX);
-        let home = Home::new(disk, dir, lock, options.segment_bytes, spares.saturating_add(2)).map_err(failed)?;
-        let home = Arc::new(home);
+        let data_dir = DataDir::new(disk, dir, lock, options.segment_bytes, spares.saturating_add(2)).map_err(failed)?;
+        let data_dir = Arc::new(data_dir);
         // Renames of a process that was killed are visible and may not be durable.
-        home.entries.sync().map_err(failed)?;
-        let listing = Listing::read(&*home.disk, dir).map_err(failed)?;
+        data_dir.entries.sync().map_err(failed)?;
+        let listing = Listing::read(&*data_dir.disk, dir).map_err(failed)?;
         if listing.is_unfinished_backup && mode == OpenMode::Normal {
             return Err(OpenError::UnfinishedBackup { dir: dir.to_owned() });
         }
         for name in &listing.unfinished {
-            home.disk.remove(&dir.join(name)).map_err(failed)?;
+            data_dir.disk.remove(&dir.join(name)).map_err(failed)?;
         }
-        let (log, recovery) = match recovery::recover(&home, &listing, each)? {
-            Some(end) => Self::resume(&home, end, &options, mode)?,
-            None => Self::create(&home, &options)?,
+        let (log, recovery) = match recovery::recover(&data_dir, &listing, each)? {
+            Some(end) => Self::resume(&data_dir, end, &options, mode)?,
+            None => Self::create(&data_dir, &options)?,
         };
         let mut engine =
-            Self { home, log, options, stats: EngineStats::default(), unsynced_since: None, is_closed: false };
+            Self { data_dir, log, options, stats: EngineStats::default(), unsynced_since: None, is_closed: false };
         engine.log_opened().map_err(|error| OpenError::of_engine(error, dir))?;
-        engine.home.reserve_again().map_err(failed)?;
+        engine.data_dir.reserve_again().map_err(failed)?;
         for sequence in listing.snapshots.iter().rev().skip(1) {
             // No longer needed. If the removal fails, the next opening tries again.
-            let _ = engine.home.disk.remove(&engine.home.snapshot(*sequence));
+            let _ = engine.data_dir.disk.remove(&engine.data_dir.snapshot(*sequence));
         }
         Ok((engine, recovery))
     }
@@ -262,7 +262,7 @@ impl Embedded {
         })
     }
 
-    fn create(home: &Arc<Home>, options: &EmbeddedOptions) -> Result<(Log, Recovery), OpenError> {
+    fn create(data_dir: &Arc<DataDir>, options: &EmbeddedOptions) -> Result<(Log, Recovery), OpenError> {
         let cursor = Cursor { log: new_epoch(0), epoch: new_epoch(0), frame: 1, sequence: 1, chain: 0 };
         let relaxed = options.durability != Durability::Always;
         let Cursor { log, epoch, frame, sequence, chain } = cursor;
@@ -270,7 +270,7 @@ impl Embedded {
         let layout = frame::Layout::CURRENT;
         SegmentHeader { layout, log, number: 1, epoch, sequence, frame, chain, relaxed }.write(&mut page);
         let segment =
-            Segment::make(home, 1, Some(&page)).map_err(|source| OpenError::Io { file: home.segment(1), source })?;
+            Segment::make(data_dir, 1, Some(&page)).map_err(|source| OpenError::Io { file: data_dir.segment(1), source })?;
         let recovery = Recovery {
             position: Position { epoch, sequence: 0 },
             is_new_epoch: true,
@@ -279,18 +279,18 @@ impl Embedded {
             commits: 0,
             torn_tail: None,
         };
-        Ok((Log::new(Arc::clone(home), segment, cursor, PAGE as u64, Vec::new(), relaxed), recovery))
+        Ok((Log::new(Arc::clone(data_dir), segment, cursor, PAGE as u64, Vec::new(), relaxed), recovery))
     }
 
     fn resume(
-        home: &Arc<Home>,
+        data_dir: &Arc<DataDir>,
         end: recovery::LogEnd,
         options: &EmbeddedOptions,
         mode: OpenMode,
         ) -> Result<(Log, Recovery), OpenError> {
         let open = |number| {
-            let path = home.segment(number);
-            match home.disk.open(&path) {
+            let path = data_dir.segment(number);
+            match data_dir.disk.open(&path) {
                 Ok(file) => Ok((path, file)),
                 Err(source) => Err(OpenError::Io { file: path, source }),
             }
@@ -314,24 +314,24 @@ impl Embedded {
             torn_tail: end.torn_tail,
         };
         let relaxed = options.durability != Durability::Always;
-        let mut log = Log::new(Arc::clone(home), segment, cursor, end.page, end.tail, relaxed);
+        let mut log = Log::new(Arc::clone(data_dir), segment, cursor, end.page, end.tail, relaxed);
         log.appended = end.log_bytes;
         if let Some(number) = end.prepared {
             let (path, file) = open(number)?;
             // A segment of another length is replaced when the next one is made.
-            if matches!(file.len(), Ok(len) if len == home.segment_bytes) {
-                log.set_next(Segment { number, path, file, capacity: home.segment_bytes });
+            if matches!(file.len(), Ok(len) if len == data_dir.segment_bytes) {
+                log.set_next(Segment { number, path, file, capacity: data_dir.segment_bytes });
             }
         }
         if end.layout != frame::Layout::CURRENT {
-            log.rotate().map_err(|error| OpenError::of_engine(error, &home.dir))?;
+            log.rotate().map_err(|error| OpenError::of_engine(error, &data_dir.dir))?;
         }
         Ok((log, recovery))
     }
 
     fn log_opened(&mut self) -> Result<(), EngineError> {
         let epoch = self.log.cursor.epoch;
-        self.log.append(frame::Kind::Opened, 0, 8, |out| out.extend_from_slice(&epoch.to_le_bytes()))?;
+        self.log.append(frame::FrameKind::Opened, 0, 8, |out| out.extend_from_slice(&epoch.to_le_bytes()))?;
         self.log.sync()?;
         self.log.prepare();
         Ok(())
@@ -339,12 +339,12 @@ impl Embedded {
 
     fn log_closed(&mut self) -> Result<(), EngineError> {
         self.is_closed = true;
-        self.log.append(frame::Kind::Closed, 0, 0, |_| {})?;
+        self.log.append(frame::FrameKind::Closed, 0, 0, |_| {})?;
         self.log.sync()
     }
 
     fn log_bytes(&self) -> u64 {
-        self.log.appended - self.home.inventory().snapshot.as_ref().map_or(0, |snapshot| snapshot.appended)
+        self.log.appended - self.data_dir.inventory().snapshot.as_ref().map_or(0, |snapshot| snapshot.appended)
     }
 
     /// Checks the limits of a group. Returns its bytes and the number of its commits.
@@ -370,7 +370,7 @@ impl Embedded {
 
     fn write(&mut self, commits: &[WriteSet<'_>]) -> Result<(), EngineError> {
         let (len, count) = self.admit(commits)?;
-        self.log.append(frame::Kind::Commits, count, len, |out| {
+        self.log.append(frame::FrameKind::Commits, count, len, |out| {
             for commit in commits {
                 frame::encode(commit, out);
             }
@@ -434,7 +434,7 @@ impl Engine for Embedded {
     }
 
     fn needs_checkpoint(&self) -> bool {
-        let inventory = self.home.inventory();
+        let inventory = self.data_dir.inventory();
         let (bytes, appended) =
             inventory.snapshot.as_ref().map_or((0, 0), |snapshot| (snapshot.bytes, snapshot.appended));
         !inventory.is_checkpointing && self.log.appended - appended > self.options.checkpoint_log_bytes.max(bytes)
@@ -443,12 +443,12 @@ impl Engine for Embedded {
     fn checkpoint(&mut self) -> Result<Checkpoint, EngineError> {
         self.sync()?;
         let (segment, _) = self.log.end();
-        Checkpoint::begin(&self.home, self.log.cursor.log, self.position(), segment, self.log.appended)
+        Checkpoint::begin(&self.data_dir, self.log.cursor.log, self.position(), segment, self.log.appended)
     }
 
     fn backup(&mut self, dir: &Path) -> Result<Backup, EngineError> {
         self.sync()?;
-        Ok(Backup::begin(&self.home, dir, self.position(), self.log.end()))
+        Ok(Backup::begin(&self.data_dir, dir, self.position(), self.log.end()))
     }
 
     fn log_pressure(&self) -> LogPressure {
@@ -462,7 +462,7 @@ impl Engine for Embedded {
 
     fn stats(&self) -> EngineStats {
         let log_bytes = self.log_bytes();
-        let inventory = self.home.inventory();
+        let inventory = self.data_dir.inventory();
         EngineStats {
             syncs: self.log.syncs,
             checkpoints: inventory.checkpoints,
@@ -490,7 +490,7 @@ impl Drop for Embedded {
 impl fmt::Debug for Embedded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Embedded")
-            .field("dir", &self.home.dir)
+            .field("dir", &self.data_dir.dir)
             .field("position", &self.position())
             .field("stats", &self.stats())
             .finish_non_exhaustive()

@@ -15,10 +15,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::super::{DiskFile, EngineError, StoredRow};
-use super::frame::{ALIGN, HEADER, Header, Kind, Layout, Writes, matches, take_commit, u64_at};
-use super::home::{Home, Kept, Listing};
+use super::frame::{ALIGN, HEADER, FrameHeader, FrameKind, Layout, Writes, matches, take_commit, u64_at};
+use super::data_dir::{DataDir, SnapshotFile, Listing};
 use super::log::Cursor;
-use super::segment::{MAX_SEGMENT, NoHeader, PAGE, SegmentHeader};
+use super::segment::{MAX_SEGMENT_BYTES, InvalidHeader, PAGE, SegmentHeader};
 use super::snapshot::{self, fill};
 use crate::{Cause, Position};
 
@@ -173,7 +173,7 @@ pub file: PathBuf,
 /// The end of a recovered log, where new frames are appended.
 pub(super) struct LogEnd {
     pub(super) cursor: Cursor,
-    /// The segment of the last frame, its layout, and its length in whole pages.
+    /// The segment of the last frame, its layout, and its length in frame_len pages.
     pub(super) segment: u64,
     pub(super) layout: Layout,
     pub(super) capacity: u64,
@@ -210,7 +210,7 @@ impl Unproven {
 
 /// Reads the snapshot and the log, and passes them to `each`. Returns `None` if the directory has no log.
 pub(super) fn recover(
-    home: &Home,
+    data_dir: &DataDir,
     listing: &Listing,
     each: &mut dyn FnMut(Recovered<'_>),
 ) -> Result<Option<LogEnd>, OpenError> {
@@ -218,27 +218,27 @@ pub(super) fn recover(
     let snapshot = match listing.snapshots.last() {
         None => None,
         Some(&sequence) => {
-            let path = home.snapshot(sequence);
-            let (header, bytes) = snapshot::read(&*home.disk, &path, |row| {
+            let path = data_dir.snapshot(sequence);
+            let (header, bytes) = snapshot::read(&*data_dir.disk, &path, |row| {
                 rows += 1;
                 each(Recovered::Row(row));
             })?;
             if header.sequence != sequence {
                 return Err(OpenError::Corrupt { file: path, offset: 0, what: Corruption::SnapshotHeader });
             }
-            home.inventory().snapshot = Some(Kept { path, bytes, appended: 0 });
+            data_dir.inventory().snapshot = Some(SnapshotFile { path, bytes, appended: 0 });
             Some(header)
         }
     };
     let Some(&last) = listing.segments.last() else {
         return match snapshot {
             None => Ok(None),
-            Some(header) => Err(OpenError::Missing { file: home.segment(header.segment) }),
+            Some(header) => Err(OpenError::Missing { file: data_dir.segment(header.segment) }),
         };
     };
     let first = snapshot.map_or(1, |header| header.segment);
     {
-        let mut inventory = home.inventory();
+        let mut inventory = data_dir.inventory();
         inventory.first = first;
         inventory.spares.extend(listing.segments.iter().filter(|number| **number < first));
     }
@@ -247,16 +247,16 @@ pub(super) fn recover(
     let mut numbers = listing.segments.iter().copied().filter(|number| *number >= first);
     let mut replay = match numbers.next() {
         Some(number) if number == first => {
-            Replay::begin(home, first, snapshot.map(|header| (header.log, header.sequence)), each)?
+            Replay::begin(data_dir, first, snapshot.map(|header| (header.log, header.sequence)), each)?
         }
-        _ => return Err(OpenError::Missing { file: home.segment(first) }),
+        _ => return Err(OpenError::Missing { file: data_dir.segment(first) }),
     };
     let mut prepared = None;
     let mut expected = first;
     for number in numbers {
         expected += 1;
         if number != expected {
-            return Err(OpenError::Missing { file: home.segment(expected) });
+            return Err(OpenError::Missing { file: data_dir.segment(expected) });
         }
         if replay.read_segment(number, prepared)? {
             continue;
@@ -269,7 +269,7 @@ pub(super) fn recover(
     let Replay { cursor, segment, layout, offset, bytes, log_bytes, relaxed, was_closed, commits, torn_tail, from, .. } =
     replay;
     if cursor.sequence <= from {
-        let file = home.segment(segment);
+        let file = data_dir.segment(segment);
         return Err(OpenError::Corrupt { file, offset: offset as u64, what: Corruption::BehindSnapshot });
     }
     let page = offset / PAGE * PAGE;
@@ -292,7 +292,7 @@ pub(super) fn recover(
 }
 
 struct Replay<'h, 'e> {
-    home: &'h Home,
+    data_dir: &'h DataDir,
     each: &'e mut dyn FnMut(Recovered<'_>),
     cursor: Cursor,
     /// Commits up to here are in the snapshot.
@@ -314,17 +314,17 @@ struct Replay<'h, 'e> {
     impl<'h, 'e> Replay<'h, 'e> {
     /// Reads the first segment, which must have a header.
     fn begin(
-        home: &'h Home,
+        data_dir: &'h DataDir,
         number: u64,
         snapshot: Option<(u64, u64)>,
         each: &'e mut dyn FnMut(Recovered<'_>),
     ) -> Result<Self, OpenError> {
         let mut bytes = Vec::new();
-        read_file(home, number, &mut bytes)?;
-        let corrupt = |what| OpenError::Corrupt { file: home.segment(number), offset: 0, what };
+        read_file(data_dir, number, &mut bytes)?;
+        let corrupt = |what| OpenError::Corrupt { file: data_dir.segment(number), offset: 0, what };
         let header = SegmentHeader::read(&bytes).map_err(|error| match error {
-            NoHeader::Version(version) => OpenError::Version { file: home.segment(number), version: version.into() },
-            NoHeader::Bad => corrupt(Corruption::SegmentHeader),
+            InvalidHeader::Version(version) => OpenError::Version { file: data_dir.segment(number), version: version.into() },
+            InvalidHeader::Corrupt => corrupt(Corruption::SegmentHeader),
         })?;
         let (log, from) = snapshot.unwrap_or((header.log, 0));
         let is_first = header.number == number && header.log == log && header.sequence <= from.saturating_add(1);
@@ -335,7 +335,7 @@ struct Replay<'h, 'e> {
         }
         let SegmentHeader { epoch, sequence, frame, chain, relaxed, .. } = header;
         let mut replay = Self {
-            home,
+            data_dir,
             each,
             cursor: Cursor { log, epoch, frame, sequence, chain },
             from,
@@ -357,24 +357,24 @@ struct Replay<'h, 'e> {
     /// Reads the next segment. Returns false if it is unused.
     fn read_segment(&mut self, number: u64, prepared: Option<u64>) -> Result<bool, OpenError> {
         let mut bytes = Vec::new();
-        read_file(self.home, number, &mut bytes)?;
+        read_file(self.data_dir, number, &mut bytes)?;
         let header = SegmentHeader::read(&bytes);
-        if let Err(NoHeader::Version(version)) = header {
-            return Err(OpenError::Version { file: self.home.segment(number), version: version.into() });
+        if let Err(InvalidHeader::Version(version)) = header {
+            return Err(OpenError::Version { file: self.data_dir.segment(number), version: version.into() });
         }
         // A segment has its full length before it gets its name, and is recycled only within its log.
         let is_ours = bytes.len() >= PAGE && header.is_ok_and(|header| header.log == self.cursor.log);
         let is_blank = bytes.len() >= PAGE && header.is_err();
         let Some(header) = header.ok().filter(|header| is_ours && header.number == number) else {
             if !(is_ours || is_blank) || self.proves_loss(number, &bytes) {
-                let file = self.home.segment(number);
+                let file = self.data_dir.segment(number);
                 return Err(OpenError::Corrupt { file, offset: 0, what: Corruption::SegmentHeader });
             }
             return Ok(false);
         };
         let Cursor { frame, sequence, chain, .. } = self.cursor;
         if (header.frame, header.sequence, header.chain) != (frame, sequence, chain) || prepared.is_some() {
-            let file = self.home.segment(self.segment);
+            let file = self.data_dir.segment(self.segment);
             return Err(OpenError::Corrupt { file, offset: self.offset as u64, what: Corruption::Frame });
         }
         self.cursor.epoch = header.epoch;
@@ -390,25 +390,25 @@ struct Replay<'h, 'e> {
     /// Reads frames up to the first one that does not continue the chain.
     fn read_frames(&mut self) -> Result<(), OpenError> {
         let bytes = std::mem::take(&mut self.bytes);
-        let file = self.home.segment(self.segment);
+        let file = self.data_dir.segment(self.segment);
         let corrupt = |offset: usize, what| OpenError::Corrupt { file: file.clone(), offset: offset as u64, what };
         let mut offset = self.offset.min(bytes.len());
         while let Some((header, crc, payload)) = self.frame_at(&bytes, offset) {
             if !self.apply(&header, payload) {
                 return Err(corrupt(offset, Corruption::Commits));
             }
-            let is_in_snapshot = header.kind == Kind::Commits && self.cursor.sequence <= self.from.saturating_add(1);
+            let is_in_snapshot = header.kind == FrameKind::Commits && self.cursor.sequence <= self.from.saturating_add(1);
             self.proven = self.proven.max(if is_in_snapshot { header.number } else { header.durable });
             self.cursor.chain = crc;
             self.cursor.frame += 1;
             self.relaxed = header.relaxed;
-            self.was_closed = header.kind == Kind::Closed;
-            let whole = (HEADER + payload.len()).next_multiple_of(ALIGN);
+            self.was_closed = header.kind == FrameKind::Closed;
+            let frame_len = (HEADER + payload.len()).next_multiple_of(ALIGN);
             if self.cursor.sequence > self.from.saturating_add(1) {
-                self.log_bytes += whole as u64;
+                self.log_bytes += frame_len as u64;
             }
             // The padding may be missing at the end of the file.
-            offset = (offset + whole).min(bytes.len());
+            offset = (offset + frame_len).min(bytes.len());
         }
         if self.proves_loss(self.segment, &bytes[offset..]) {
             return Err(corrupt(offset, Corruption::Frame));
@@ -421,9 +421,9 @@ struct Replay<'h, 'e> {
     }
 
     /// Returns the frame at this offset, if it continues the chain.
-    fn frame_at<'b>(&self, bytes: &'b [u8], offset: usize) -> Option<(Header, u32, &'b [u8])> {
+    fn frame_at<'b>(&self, bytes: &'b [u8], offset: usize) -> Option<(FrameHeader, u32, &'b [u8])> {
         let rest = bytes.get(offset..)?;
-        let (header, crc) = Header::read(rest)?;
+        let (header, crc) = FrameHeader::read(rest)?;
         let Cursor { log, frame, sequence, chain, .. } = self.cursor;
         let is_next = header.log == log
             && header.segment == self.segment
@@ -435,10 +435,10 @@ struct Replay<'h, 'e> {
     }
 
     /// Passes the commits of a frame to the callback. Returns false if the payload is invalid.
-    fn apply(&mut self, header: &Header, payload: &[u8]) -> bool {
+    fn apply(&mut self, header: &FrameHeader, payload: &[u8]) -> bool {
         let mut rest = payload;
         match header.kind {
-            Kind::Commits => {
+            FrameKind::Commits => {
                 for _ in 0..header.count {
                     let Some((at, cause, writes)) = take_commit(self.layout, &mut rest) else { return false };
                     let position = Position { epoch: self.cursor.epoch, sequence: self.cursor.sequence };
@@ -450,14 +450,14 @@ struct Replay<'h, 'e> {
                 }
                 rest.is_empty()
             }
-            Kind::Opened => {
+            FrameKind::Opened => {
                 let is_epoch = payload.len() == 8 && header.count == 0;
                 if is_epoch {
                     self.cursor.epoch = u64_at(payload, 0);
                 }
                 is_epoch
             }
-            Kind::Closed => payload.is_empty() && header.count == 0,
+            FrameKind::Closed => payload.is_empty() && header.count == 0,
         }
     }
 
@@ -466,7 +466,7 @@ struct Replay<'h, 'e> {
     fn unproven(&self) -> Unproven {
         let mut start = 0;
         let mut next = PAGE;
-        while let Some((header, _)) = self.bytes.get(next..self.offset).and_then(Header::read) {
+        while let Some((header, _)) = self.bytes.get(next..self.offset).and_then(FrameHeader::read) {
             if header.number > self.proven {
                 break;
             }
@@ -480,29 +480,29 @@ struct Replay<'h, 'e> {
 
     /// Returns whether a frame of this segment proves that the next frame, which is missing, was durable.
     fn proves_loss(&self, segment: u64, bytes: &[u8]) -> bool {
-        bytes.windows(HEADER).step_by(ALIGN).filter_map(Header::read).any(|(header, _)| {
+        bytes.windows(HEADER).step_by(ALIGN).filter_map(FrameHeader::read).any(|(header, _)| {
             header.log == self.cursor.log && header.segment == segment && header.durable >= self.cursor.frame
         })
     }
 
-    /// Returns whether bytes were written after the last complete frame. Pages are written as a whole, so the rest of a page is
+    /// Returns whether bytes were written after the last complete frame. Pages are written as a frame_len, so the rest of a page is
     /// zero after a complete frame. Later pages may have old bytes from before the segment was recycled.
     fn is_torn(&self, bytes: &[u8], offset: usize) -> bool {
         let rest = &bytes[offset..];
         let page = &rest[..rest.len().min(offset.next_multiple_of(PAGE) - offset)];
-        let begins = Header::read(rest)
+        let begins = FrameHeader::read(rest)
             .is_some_and(|(header, _)| header.log == self.cursor.log && header.segment == self.segment);
         begins || page.iter().any(|byte| *byte != 0) || !bytes.len().is_multiple_of(PAGE)
     }
 }
 
 /// Reads all bytes of a segment, which has at most 1 GiB.
-fn read_file(home: &Home, number: u64, bytes: &mut Vec<u8>) -> Result<(), OpenError> {
-    let path = home.segment(number);
+fn read_file(data_dir: &DataDir, number: u64, bytes: &mut Vec<u8>) -> Result<(), OpenError> {
+    let path = data_dir.segment(number);
     let mut read = || {
-        let file = home.disk.open(&path)?;
+        let file = data_dir.disk.open(&path)?;
         let len = file.len()?;
-        if len > MAX_SEGMENT {
+        if len > MAX_SEGMENT_BYTES {
             return Ok(false);
         }
         bytes.clear();
@@ -513,7 +513,7 @@ fn read_file(home: &Home, number: u64, bytes: &mut Vec<u8>) -> Result<(), OpenEr
     };
     match read() {
         Ok(true) => Ok(()),
-        Ok(false) => Err(OpenError::Corrupt { file: path, offset: MAX_SEGMENT, what: Corruption::TooLong }),
+        Ok(false) => Err(OpenError::Corrupt { file: path, offset: MAX_SEGMENT_BYTES, what: Corruption::TooLong }),
         Err(source) => Err(OpenError::Io { file: path, source }),
     }
 }

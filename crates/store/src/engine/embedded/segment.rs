@@ -1,16 +1,16 @@
-//! Segments of the log: files of a fixed length that are filled with zeros once, and then overwritten with frames.
+//! Segments of the log: preallocated files that are filled with zeros once, and then overwritten with frames.
 //!
-//! A write into existing bytes of a file changes no metadata, so syncing it is one write without a journal commit. Since the
-//! space is allocated in advance, a full disk is noticed one segment early. The next segment is prepared while this one is
-//! filled, from a segment that is no longer needed if possible. If no file descriptor is left for it, the current segment is
-//! extended instead, so a segment may be longer than the others.
+//! Overwriting existing bytes of a file changes no metadata, so a sync needs no journal commit of the file system. Since the space
+//! is allocated in advance, a full disk is noticed one segment early. The next segment is prepared while the current one is
+//! filled, by recycling a spare segment if possible. If no file descriptor is left for it, the current segment is extended
+//! instead, so segments can differ in length.
 //!
 //! ```text
 //! page 0    header: the log, the segment number, and the state of the log when the segment began
 //! then      frames, each at a multiple of 8
 //! ```
 //!
-//! A segment without a valid header for its number has not begun. When a header is written, everything before it is durable.
+//! A segment without a valid header for its number is unused. When a header is written, everything before it is durable.
 
 use std::io;
 use std::path::PathBuf;
@@ -18,12 +18,12 @@ use std::path::PathBuf;
 use super::super::DiskFile;
 use super::super::disk::is_out_of_descriptors;
 use super::frame::{Layout, matches, u32_at, u64_at};
-use super::home::Home;
+use super::data_dir::DataDir;
 
-/// Unit of writes. The kernel does not have to read a page before it is overwritten as a whole. Frames follow the first page.
+/// Unit of writes in bytes. The kernel need not read a page that is overwritten completely. Frames start at the second page.
 pub(super) const PAGE: usize = 4096;
-/// Maximum length of a segment. A recovery reads one segment at a time.
-pub(super) const MAX_SEGMENT: u64 = 1 << 30;
+/// Maximum length of a segment. A recovery reads one segment at a time into memory.
+pub(super) const MAX_SEGMENT_BYTES: u64 = 1 << 30;
 
 const MAGIC: [u8; 7] = *b"TIDELOG";
 static ZEROS: [u8; 256 * 1024] = [0; 256 * 1024];
@@ -49,12 +49,12 @@ pub(super) struct SegmentHeader {
     pub(super) relaxed: bool,
 }
 
-/// Why a page is not the header of a segment.
+/// Why a page is not a valid segment header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum NoHeader {
-    /// It is damaged, or not a header.
-    Bad,
-    /// It was written by another version.
+pub(super) enum InvalidHeader {
+    /// The page is corrupt or not a header.
+    Corrupt,
+    /// The version is not supported.
     Version(u8),
 }
 
@@ -78,12 +78,12 @@ impl SegmentHeader {
     }
 
     /// Reads the header at the start of a segment.
-    pub(super) fn read(bytes: &[u8]) -> Result<Self, NoHeader> {
-        let bytes = bytes.get(..Self::LEN).ok_or(NoHeader::Bad)?;
+    pub(super) fn read(bytes: &[u8]) -> Result<Self, InvalidHeader> {
+        let bytes = bytes.get(..Self::LEN).ok_or(InvalidHeader::Corrupt)?;
         if bytes[..7] != MAGIC || !matches(u32_at(bytes, 8), Self::crc(bytes)) {
-            return Err(NoHeader::Bad);
+            return Err(InvalidHeader::Corrupt);
         }
-        let layout = Layout::of_version(bytes[7]).ok_or(NoHeader::Version(bytes[7]))?;
+        let layout = Layout::of_version(bytes[7]).ok_or(InvalidHeader::Version(bytes[7]))?;
         Ok(Self {
             layout,
             chain: u32_at(bytes, 12),
@@ -106,46 +106,47 @@ pub(super) struct Segment {
     pub(super) number: u64,
     pub(super) path: PathBuf,
     pub(super) file: Box<dyn DiskFile>,
-    /// Bytes that may be written: whole pages.
+    /// Usable length in bytes, a multiple of the page size.
     pub(super) capacity: u64,
 }
 
 impl Segment {
-    /// Makes the segment with this number, from a spare segment, or of zeros with `first` at the start. Its name is durable.
-    pub(super) fn make(home: &Home, number: u64, first: Option<&[u8]>) -> io::Result<Self> {
-        let path = home.segment(number);
-        let capacity = home.segment_bytes;
-        while let Some(number_of_spare) = first.is_none().then(|| home.take_spare()).flatten() {
-            let spare = home.segment(number_of_spare);
-            let file = home.disk.open(&spare).inspect_err(|error| {
-                // The file is fine, and the next attempt may open it.
+    /// Creates the segment with this number by recycling a spare segment, or with zeros and `first` at the start. The name of the
+    /// segment is durable when this returns.
+    pub(super) fn make(data_dir: &DataDir, number: u64, first: Option<&[u8]>) -> io::Result<Self> {
+        let path = data_dir.segment(number);
+        let capacity = data_dir.segment_bytes;
+        while let Some(number_of_spare) = first.is_none().then(|| data_dir.take_spare()).flatten() {
+            let spare = data_dir.segment(number_of_spare);
+            let file = data_dir.disk.open(&spare).inspect_err(|error| {
+                // The file is intact, so a later attempt may open it.
                 if is_out_of_descriptors(error) {
-                    home.return_spare(number_of_spare);
+                    data_dir.return_spare(number_of_spare);
                 }
             })?;
             if file.len()? == capacity {
-                home.disk.rename(&spare, &path)?;
-                home.entries.sync()?;
+                data_dir.disk.rename(&spare, &path)?;
+                data_dir.entries.sync()?;
                 return Ok(Self { number, path, file, capacity });
             }
             drop(file);
-            home.disk.remove(&spare)?;
+            data_dir.disk.remove(&spare)?;
         }
-        let unfinished = home.dir.join("log.tmp");
+        let unfinished = data_dir.dir.join("log.tmp");
         let made = (|| {
-            let file = home.disk.create(&unfinished)?;
+            let file = data_dir.disk.create(&unfinished)?;
             fill_with_zeros(&*file, 0, capacity)?;
             file.write_at(first.unwrap_or_default(), 0)?;
             file.sync_all()?;
-            home.disk.rename(&unfinished, &path)?;
-            home.entries.sync()?;
+            data_dir.disk.rename(&unfinished, &path)?;
+            data_dir.entries.sync()?;
             Ok(file)
         })();
         match made {
             Ok(file) => Ok(Self { number, path, file, capacity }),
             Err(error) => {
-                // Frees the space.
-                let _ = home.disk.remove(&unfinished);
+                // Releases the space.
+                let _ = data_dir.disk.remove(&unfinished);
                 Err(error)
             }
         }

@@ -1,13 +1,13 @@
-//! Snapshots: all rows as of one position, in a file that gets its name when it is complete.
+//! Snapshots: all rows as of one position, in a file that is renamed when it is complete.
 //!
 //! ```text
-//! header   64 bytes: whose it is, the position, the segment that goes on from there
+//! header   64 bytes: the log, the position, the first segment with later commits
 //! blocks   payload: u32   rows: u32   checksum: u32   zero: u32   and the payload
 //!          a payload is rows: bucket: u16   key: u32   row: u32 (lengths)   their bytes
-//! end      a block with 0xffffffff rows, whose payload is the number of all rows: u64, and of the blocks before it: u64
+//! end      a block with 0xffffffff rows, whose payload is the total number of rows: u64, and of blocks before it: u64
 //! ```
 //!
-//! Numbers are little-endian. The checksum of a block covers its place in the file, so that blocks cannot change places.
+//! Numbers are little-endian. The checksum of a block covers its offset in the file, so that swapped blocks are detected.
 
 use std::io;
 use std::path::Path;
@@ -21,23 +21,23 @@ const MAGIC: [u8; 8] = *b"TIDESNAP";
 const VERSION: u32 = 1;
 const HEADER: usize = 64;
 const BLOCK_HEADER: usize = 16;
-/// A block is written when it has so many bytes: few enough to keep in memory, enough for a disk.
-const BLOCK: usize = 256 * 1024;
-/// What is written is forced to the disk every so many bytes, so that it never has a long queue before the log.
-const SYNC_EVERY: u64 = 256 << 10;
-/// After that it rests for as long as the disk took, and no longer than this: half of the disk is for commits.
-const MAX_REST: Duration = Duration::from_millis(50);
+/// Size at which a block is written: small enough for memory, large enough for efficient writes.
+const BLOCK_BYTES: usize = 256 * 1024;
+/// Bytes between two syncs. Frequent syncs keep the I/O queue short for syncs of the log.
+const SYNC_INTERVAL_BYTES: u64 = 256 << 10;
+/// Limit of the pause after a sync. The pause is as long as the sync took, so that commits get half of the disk's time.
+const MAX_PAUSE: Duration = Duration::from_millis(50);
 const END: u32 = u32::MAX;
 
-/// What a snapshot is of.
+/// The header of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SnapshotHeader {
-    /// Names the log that it belongs to.
+    /// Identifies the log.
     pub(super) log: u64,
     pub(super) epoch: u64,
-    /// Of the last commit in it.
+    /// The sequence of the last commit in the snapshot.
     pub(super) sequence: u64,
-    /// The first segment with a later commit, if there is one.
+    /// The first segment that can have later commits.
     pub(super) segment: u64,
 }
 
@@ -64,14 +64,14 @@ fn block_crc(offset: u64, header: &[u8], payload: &[u8]) -> u32 {
     crc32c::crc32c_append(crc, payload)
 }
 
-/// Writes a snapshot into a new file, and returns its length. It is durable, but for its name.
+/// Writes a snapshot into a new file and syncs it. Returns its length.
 pub(super) fn write<'a>(
     file: &dyn DiskFile,
     header: &SnapshotHeader,
     rows: impl IntoIterator<Item = StoredRow<'a>>,
 ) -> io::Result<u64> {
     let mut writer =
-        Writer { file, offset: 0, synced: 0, block: Vec::with_capacity(BLOCK * 2), in_block: 0, blocks: 0 };
+        Writer { file, offset: 0, synced: 0, block: Vec::with_capacity(BLOCK_BYTES * 2), in_block: 0, blocks: 0 };
     file.write_at(&header.write(), 0)?;
     writer.offset = HEADER as u64;
     writer.begin();
@@ -80,12 +80,12 @@ pub(super) fn write<'a>(
         let fits = u16::try_from(row.bucket.len()).is_ok()
             && row.key.len().saturating_add(row.row.len()) < (u32::MAX / 2) as usize;
         if !fits {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a row is too long for a snapshot"));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a row is too large for a snapshot"));
         }
         encode_row(&row, &mut writer.block);
         writer.in_block += 1;
         all += 1;
-        if writer.block.len() >= BLOCK {
+        if writer.block.len() >= BLOCK_BYTES {
             writer.end_block()?;
         }
     }
@@ -127,10 +127,10 @@ impl Writer<'_> {
         self.file.write_at(&self.block, self.offset)?;
         self.offset += self.block.len() as u64;
         self.blocks += 1;
-        if self.offset - self.synced >= SYNC_EVERY {
+        if self.offset - self.synced >= SYNC_INTERVAL_BYTES {
             let began = Instant::now();
             self.file.sync_data()?;
-            std::thread::sleep(began.elapsed().min(MAX_REST));
+            std::thread::sleep(began.elapsed().min(MAX_PAUSE));
             self.synced = self.offset;
         }
         self.begin();
@@ -138,8 +138,8 @@ impl Writer<'_> {
     }
 }
 
-/// Reads a snapshot, and gives its rows to `each`. Returns what it is of, and its length. No more is held than a block, and no
-/// more for a block than the file has.
+/// Reads a snapshot, and passes its rows to `each`. Returns its header and length. At most one block is in memory at a time, and
+/// its length is checked against the file before memory is allocated.
 pub(super) fn read(
     disk: &dyn Disk,
     path: &Path,
@@ -180,7 +180,7 @@ pub(super) fn read(
         }
         payload.resize(size as usize, 0);
         let read = fill(&*file, &mut payload, offset + BLOCK_HEADER as u64).map_err(failed)?;
-        // The last four bytes of the header say nothing yet.
+        // The last four bytes of the header are reserved.
         if read < payload.len() || !matches(crc, block_crc(offset, &head, &payload)) || head[12..] != [0; 4] {
             return Err(corrupt(offset, Corruption::SnapshotBlock));
         }
@@ -202,7 +202,7 @@ pub(super) fn read(
     }
 }
 
-/// Reads until the buffer is full or the file ends, and returns how much it read.
+/// Reads until the buffer is full or the file ends. Returns the number of bytes.
 pub(super) fn fill(file: &dyn DiskFile, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut filled = 0;
     while filled < bytes.len() {

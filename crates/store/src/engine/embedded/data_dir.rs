@@ -1,7 +1,7 @@
-//! The directory of a log: file names, the lock, and which files are still in use.
+//! The data directory: file names, the lock, and the files in use.
 //!
-//! Everything that works on the files holds the `Home`, and with it the lock: a directory is not released before the last
-//! checkpoint, backup or preparation of a segment has ended.
+//! Every user of the files holds the `DataDir`, and with it the lock: the directory is released when the last checkpoint, backup or
+//! preparation of a segment has ended.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,17 +11,17 @@ use super::super::disk::is_out_of_descriptors;
 use super::super::{Disk, DiskDir, DiskFile};
 use crate::lock::lock;
 
-/// A locked directory.
-pub(super) struct Home {
+/// A locked data directory.
+pub(super) struct DataDir {
     pub(super) disk: Arc<dyn Disk>,
     pub(super) dir: PathBuf,
     /// The directory, kept open so that syncing its entries needs no new file descriptor.
     pub(super) entries: Box<dyn DiskDir>,
     pub(super) segment_bytes: u64,
-    /// Limit of the segments that are kept to be recycled. Others are removed.
+    /// Limit of the spare segments. Further ones are removed.
     pub(super) max_spares: usize,
     inventory: Mutex<Inventory>,
-    /// A file that is kept open only for its descriptor, which the next snapshot takes if no other is left.
+    /// A file that is kept open to reserve its descriptor for the next snapshot.
     reserve: Mutex<Option<Box<dyn DiskFile>>>,
     _lock: Box<dyn Send + Sync>,
 }
@@ -29,13 +29,13 @@ pub(super) struct Home {
 /// The files in use.
 #[derive(Debug, Default)]
 pub(super) struct Inventory {
-    /// The first segment that a recovery would read.
+    /// The first segment that a recovery reads.
     pub(super) first: u64,
     /// The newest snapshot.
-    pub(super) snapshot: Option<Kept>,
-    /// Segments that are no longer needed, to be recycled.
+    pub(super) snapshot: Option<SnapshotFile>,
+    /// Spare segments, to be recycled.
     pub(super) spares: Vec<u64>,
-    /// Number of running backups. While there is one, nothing is recycled or removed.
+    /// Number of running backups, during which nothing is recycled or removed.
     pins: usize,
     /// Segments to recycle when the last backup ends.
     held_segments: Vec<u64>,
@@ -49,14 +49,14 @@ pub(super) struct Inventory {
 
 /// A complete snapshot.
 #[derive(Debug, Clone)]
-pub(super) struct Kept {
+pub(super) struct SnapshotFile {
     pub(super) path: PathBuf,
     pub(super) bytes: u64,
     /// Bytes appended to the log when the snapshot was taken.
     pub(super) appended: u64,
 }
 
-impl Home {
+impl DataDir {
     pub(super) fn new(
         disk: Arc<dyn Disk>,
         dir: &Path,
@@ -70,7 +70,7 @@ impl Home {
         Ok(Self { disk, dir, entries, segment_bytes, max_spares, inventory, reserve, _lock: lock })
     }
 
-    /// Creates a file. If no file descriptor is left, it takes the reserved one.
+    /// Creates a file. Uses the reserved file descriptor if no other is left.
     pub(super) fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
         match self.disk.create(path) {
             Err(error) if is_out_of_descriptors(&error) && self.reserved().take().is_some() => self.disk.create(path),
@@ -78,13 +78,12 @@ impl Home {
         }
     }
 
-    /// Keeps the descriptor of a file that is otherwise no longer needed. The caller passes the newest snapshot: its space is not
-    /// released before the next one exists.
+    /// Reserves the descriptor of this file. The caller passes the newest snapshot, whose space is in use until the next one exists.
     pub(super) fn reserve(&self, file: Box<dyn DiskFile>) {
         *self.reserved() = Some(file);
     }
 
-    /// Reserves a descriptor if there is none, with the first segment.
+    /// Reserves a descriptor by opening the first segment, unless one is reserved.
     pub(super) fn reserve_again(&self) -> io::Result<()> {
         let first = self.segment(self.inventory().first);
         let mut reserved = self.reserved();
@@ -120,7 +119,7 @@ impl Home {
 
     /// Sets the newest snapshot and the first segment that a recovery reads. Files that are no longer needed are recycled or
     /// removed as soon as no backup is running.
-    pub(super) fn replace(&self, first: u64, snapshot: Kept) {
+    pub(super) fn replace(&self, first: u64, snapshot: SnapshotFile) {
         let mut inventory = self.inventory();
         let old = inventory.first..first;
         inventory.held_segments.extend(old);
@@ -157,7 +156,7 @@ impl Home {
         remove.extend(inventory.spares.drain(..excess).map(|number| self.segment(number)));
         drop(inventory);
         for path in remove {
-            // A file that remains is found by the next recovery.
+            // If the removal fails, the next recovery finds the file.
             let _ = self.disk.remove(&path);
         }
     }
@@ -205,7 +204,7 @@ pub(super) struct Listing {
     pub(super) is_unfinished_backup: bool,
 }
 
-/// Marks a copy as incomplete.
+/// Name of the file that marks a copy as incomplete.
 pub(super) const UNFINISHED_BACKUP: &str = "backup.unfinished";
 
 impl Listing {
