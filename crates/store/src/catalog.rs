@@ -1,9 +1,8 @@
 //! The catalog: definitions of buckets and named queries.
 //!
-//! Definitions are rows of internal buckets, `$buckets` and `$queries`, with the members `name` and `config`. So everything that
-//! stores, copies or follows rows does the same with definitions. A bucket exists as long as its row: dropping it deletes that
-//! row, which is one logged write however many records it has. System buckets are defined by rows of `$buckets` that are marked
-//! as such; see [`system`](crate::system).
+//! Definitions are rows of the internal buckets `$buckets` and `$queries`, with the members `name` and `config`. So they are stored,
+//! copied and followed like any other rows. Dropping a bucket deletes its row, which is one logged write regardless of the number of
+//! records. System buckets are defined by rows of `$buckets` with a flag; see [`system`](crate::system).
 
 use std::sync::{Arc, LazyLock};
 
@@ -13,47 +12,47 @@ use crate::query::Parameters;
 use crate::schema::{BucketDefinition, FieldRule, Referrer};
 use crate::{Draft, Field, Limits, Query, Row, RowError, State, StoreError, Value};
 
-/// The bucket of bucket definitions, as followers see it: its records have a `name` and a `config`.
+/// The internal bucket of bucket definitions, which followers see. Its records have the fields `name` and `config`.
 pub const BUCKETS: &str = "$buckets";
-/// The bucket of named queries, likewise.
+/// The internal bucket of named queries, which followers see. Its records have the fields `name` and `config`.
 pub const QUERIES: &str = "$queries";
-/// The bucket of replies to writes that may be sent again.
+/// The internal bucket of replies to writes with an idempotency key.
 pub(crate) const REPLIES: &str = "$replies";
 
 static NAME: LazyLock<Field> = LazyLock::new(|| Field::new("name"));
 static CONFIG: LazyLock<Field> = LazyLock::new(|| Field::new("config"));
 static SYSTEM: LazyLock<Field> = LazyLock::new(|| Field::new("system"));
 
-/// Whether a name is that of a bucket of the store's own.
+/// Returns whether the name is reserved for internal buckets.
 pub(crate) fn is_internal(name: &str) -> bool {
     name.starts_with('$')
 }
 
-/// The buckets of the store's own.
+/// Returns the internal buckets and their definitions.
 pub(crate) fn internal_buckets() -> impl Iterator<Item = (&'static str, Arc<BucketDefinition>)> {
     static OWN: LazyLock<[(&str, Arc<BucketDefinition>); 3]> = LazyLock::new(|| {
         let defined = json!({"key": "name", "schema": {"name": {"type": "string", "required": true}}});
         let replies = json!({"key": "id", "schema": {"id": {"type": "string"}}, "ttl": "24h"});
         [(BUCKETS, &defined), (QUERIES, &defined), (REPLIES, &replies)].map(|(name, config)| {
-            let definition = BucketDefinition::parse(config).expect("it is written here and parsed by every test");
+            let definition = BucketDefinition::parse(config).expect("the built-in definitions are valid");
             (name, Arc::new(definition))
         })
     });
     OWN.iter().map(|(name, definition)| (*name, Arc::clone(definition)))
 }
 
-/// The definition of a bucket that a row of [`BUCKETS`] holds, and its name.
+/// Returns the name and the definition of the bucket that a row of [`BUCKETS`] defines.
 pub(crate) fn bucket_of(row: &Row) -> Option<Result<(String, BucketDefinition), StoreError>> {
     let (name, config) = definition_of(row)?;
     Some(BucketDefinition::parse(&config).map(|definition| (name, definition)).map_err(StoreError::from))
 }
 
-/// Whether a row of [`BUCKETS`] defines a system bucket.
+/// Returns whether a row of [`BUCKETS`] defines a system bucket.
 pub(crate) fn is_system(row: &Row) -> bool {
     row.get(&SYSTEM) == Some(Value::Bool(true))
 }
 
-/// What a row of definitions defines.
+/// Returns the name in a row of [`BUCKETS`] or [`QUERIES`].
 pub(crate) fn name_of(row: &Row) -> Option<String> {
     let Some(Value::String(name)) = row.get(&NAME) else { return None };
     Some(name.into_owned())
@@ -64,19 +63,19 @@ fn definition_of(row: &Row) -> Option<(String, Json)> {
 }
 
 impl State {
-    /// The named query, with its parameters in place.
+    /// Returns a named query with the given parameters.
     pub fn query(&self, name: &str, params: &Map<String, Json>) -> Result<Query, StoreError> {
         let config = self.query_config(name)?;
         Ok(Query::parse_with(&config, &Parameters::from(params))?)
     }
 
-    /// What a named query was defined as.
+    /// Returns the definition of a named query.
     pub fn query_config(&self, name: &str) -> Result<Json, StoreError> {
         let config = definition_of(self.query_record(name)?).map(|(_, config)| config);
         config.ok_or_else(|| StoreError::QueryNotDefined { query: name.to_owned() })
     }
 
-    /// Returns the record of [`QUERIES`] that defines a named query, as followers see it. A clone shares it.
+    /// Returns the record of [`QUERIES`] that defines a named query.
     pub fn query_record(&self, name: &str) -> Result<&Row, StoreError> {
         let row = self.any(QUERIES)?.1.get(&Value::String(name.into()));
         row.ok_or_else(|| StoreError::QueryNotDefined { query: name.to_owned() })
@@ -86,7 +85,7 @@ impl State {
         self.any(QUERIES).map_or(0, |(_, bucket)| bucket.len())
     }
 
-    /// All named queries and what they were defined as, in the order in which they were.
+    /// Returns all named queries and their definitions, in the order of definition.
     pub fn queries(&self) -> impl Iterator<Item = (String, Json)> {
         self.any(QUERIES).into_iter().flat_map(|(_, bucket)| bucket.rows()).filter_map(definition_of)
     }
@@ -107,8 +106,8 @@ impl Draft {
         })
     }
 
-    /// Adds fields and indexes to a bucket, or gives it another time to live, which holds for records to come: see
-    /// [`BucketDefinition::updated`]. Indexes are built here and now.
+    /// Adds fields and indexes to a bucket, or changes its time to live for new records: see [`BucketDefinition::updated`]. Indexes
+    /// are built before this returns.
     pub fn update_bucket(&mut self, name: &str, updates: &Json) -> Result<(), StoreError> {
         let bucket = self.state().bucket(name)?;
         let definition = bucket.definition().updated(updates)?;
@@ -123,7 +122,7 @@ impl Draft {
         })
     }
 
-    /// Drops a bucket with its records, and the named queries over it. Fails if a field of another bucket refers to it.
+    /// Drops a bucket with its records, and the named queries on it. Fails if a field of another bucket refers to it.
     pub fn drop_bucket(&mut self, name: &str) -> Result<(), StoreError> {
         self.state().bucket(name)?;
         let mut by = self.referrers(name);
@@ -133,8 +132,8 @@ impl Draft {
             return Err(StoreError::BucketReferenced { bucket: name.to_owned(), by, others });
         }
         self.atomically(|draft| {
-            let asks = |(_, config): &(String, Json)| config["bucket"] == name;
-            let queries: Vec<(String, Json)> = draft.state().queries().filter(asks).collect();
+            let is_on_bucket = |(_, config): &(String, Json)| config["bucket"] == name;
+            let queries: Vec<(String, Json)> = draft.state().queries().filter(is_on_bucket).collect();
             for (query, _) in queries {
                 draft.undefine_query(&query)?;
             }
@@ -144,7 +143,7 @@ impl Draft {
         })
     }
 
-    /// Defines a query by a name.
+    /// Defines a named query.
     pub fn define_query(&mut self, name: &str, config: &Json) -> Result<(), StoreError> {
         self.check_name(name)?;
         if self.state().query_config(name).is_ok() {
@@ -155,7 +154,7 @@ impl Draft {
         self.atomically(|draft| draft.write_definition(QUERIES, name, config))
     }
 
-    /// Forgets a named query.
+    /// Removes the definition of a named query.
     pub fn undefine_query(&mut self, name: &str) -> Result<(), StoreError> {
         self.state().query_config(name)?;
         self.remove_row(QUERIES, &Value::String(name.into())).map(drop)
@@ -190,7 +189,7 @@ impl Draft {
             return Err(RowError::TooLarge { len, max }.into());
         }
         let (_, own) = self.state().any(bucket)?;
-        // System buckets are not counted: the program has as many as it needs.
+        // System buckets are not counted, because clients cannot define them.
         let count = if bucket == BUCKETS { self.state().names().len() } else { own.len() };
         if count >= limits.max_definitions && own.get(&Value::String(name.into())).is_none() {
             return Err(StoreError::TooManyDefinitions { max: limits.max_definitions });

@@ -1,6 +1,6 @@
 //! Validation of a record against the schema of its bucket.
 //!
-//! All issues are reported, in the order of the schema, up to a limit: a list of invalid elements may be as long as a message.
+//! All issues are reported in the order of the schema, up to a limit, because an array can have many invalid elements.
 
 use std::fmt::Write;
 
@@ -10,31 +10,31 @@ use crate::Value;
 use crate::schema::BucketDefinition;
 use crate::schema::{FieldRule, Format, Kind};
 
-/// One thing that is wrong with a record.
+/// A violation of the schema by a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Issue {
     /// The path of the field: `a.b`, `tags[0]`. Empty for the record itself.
     pub field: String,
-    /// What is wrong.
+    /// A description of the violation.
     pub message: String,
-    /// What kind of thing it is: the name of the rule.
+    /// The name of the violated rule.
     pub code: &'static str,
 }
 
-/// A record is not what its bucket's schema says.
+/// A record does not match the schema of its bucket.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("Validation failed for bucket \"{bucket}\": {}", list(issues))]
 #[non_exhaustive]
 pub struct ValidationError {
     /// The bucket.
     pub bucket: String,
-    /// All that is wrong, or the first [`MAX_ISSUES`](Self::MAX_ISSUES) of it.
+    /// The violations, at most [`MAX_ISSUES`](Self::MAX_ISSUES) of them.
     pub issues: Vec<Issue>,
 }
 
 impl ValidationError {
-    /// Of how many things that are wrong with a record is told.
+    /// Limit of the reported issues.
     pub const MAX_ISSUES: usize = 100;
 }
 
@@ -50,7 +50,7 @@ fn list(issues: &[Issue]) -> String {
 }
 
 impl BucketDefinition {
-    /// Whether a record of the bucket with this name is as it should be.
+    /// Validates a record of the bucket with this name.
     pub fn validate(&self, bucket: &str, record: &Map<String, Json>) -> Result<(), ValidationError> {
         let mut issues = Vec::new();
         for (name, rule) in &self.fields {
@@ -60,7 +60,7 @@ impl BucketDefinition {
     }
 }
 
-/// Checks a field and what is in it.
+/// Validates a field, its members and its elements.
 pub(crate) fn field(rule: &FieldRule, value: Option<&Json>, at: &str, issues: &mut Vec<Issue>) {
     let mut issue = |code: &'static str, message: String| {
         if issues.len() < ValidationError::MAX_ISSUES {
@@ -73,14 +73,14 @@ pub(crate) fn field(rule: &FieldRule, value: Option<&Json>, at: &str, issues: &m
         }
         return;
     };
-    if !is_of(rule.kind, value) {
+    if !has_kind(rule.kind, value) {
         let article = if matches!(rule.kind, Kind::Object | Kind::Array) { "an" } else { "a" };
         return issue("type", format!("must be {article} {}", rule.kind));
     }
     if let Some(allowed) = &rule.allowed
         && !allowed.iter().any(|other| is_same(value, other))
     {
-        issue("enum", format!("must be one of {}", some_of(allowed)));
+        issue("enum", format!("must be one of {}", abbreviated(allowed)));
     }
     if let Json::String(text) = value {
         let length = text.encode_utf16().count();
@@ -93,7 +93,7 @@ pub(crate) fn field(rule: &FieldRule, value: Option<&Json>, at: &str, issues: &m
         if let Some(pattern) = rule.pattern.as_ref().filter(|pattern| !pattern.is_match(text)) {
             issue("pattern", format!("must match {pattern}"));
         }
-        if let Some(format) = rule.format.filter(|format| !looks_like(*format, text)) {
+        if let Some(format) = rule.format.filter(|format| !has_format(*format, text)) {
             issue("format", format!("must be a valid {format}"));
         }
     }
@@ -110,24 +110,24 @@ pub(crate) fn field(rule: &FieldRule, value: Option<&Json>, at: &str, issues: &m
             field(rule, members.get(name), &format!("{at}.{name}"), issues);
         }
     } else if let (Json::Array(elements), Some(rule)) = (value, &rule.items) {
-        for (place, element) in elements.iter().enumerate() {
+        for (index, element) in elements.iter().enumerate() {
             if issues.len() == ValidationError::MAX_ISSUES {
                 break;
             }
-            field(rule, Some(element), &format!("{at}[{place}]"), issues);
+            field(rule, Some(element), &format!("{at}[{index}]"), issues);
         }
     }
 }
 
-/// The first of these values, and how many others there are.
-fn some_of(values: &[Json]) -> String {
-    const SHOWN: usize = 20;
-    let shown: Vec<String> = values.iter().take(SHOWN).map(Json::to_string).collect();
-    let others = values.len().saturating_sub(SHOWN);
+/// Lists the first values and the number of others.
+fn abbreviated(values: &[Json]) -> String {
+    const MAX_SHOWN: usize = 20;
+    let shown: Vec<String> = values.iter().take(MAX_SHOWN).map(Json::to_string).collect();
+    let others = values.len().saturating_sub(MAX_SHOWN);
     if others == 0 { shown.join(", ") } else { format!("{} or {others} others", shown.join(", ")) }
 }
 
-fn is_of(kind: Kind, value: &Json) -> bool {
+fn has_kind(kind: Kind, value: &Json) -> bool {
     match kind {
         Kind::String => value.is_string(),
         Kind::Number => value.is_number(),
@@ -142,7 +142,7 @@ fn is_same(one: &Json, two: &Json) -> bool {
     Value::of_json(one).zip(Value::of_json(two)).is_some_and(|(one, two)| one.strictly_equals(&two))
 }
 
-fn looks_like(format: Format, text: &str) -> bool {
+fn has_format(format: Format, text: &str) -> bool {
     match format {
         Format::Email => is_email(text),
         Format::Url => url::Url::parse(text).is_ok(),
@@ -156,12 +156,12 @@ fn is_email(text: &str) -> bool {
         return false;
     }
     let Some((name, host)) = text.split_once('@') else { return false };
-    // A dot with something before and after it.
+    // A dot that is neither the first nor the last character.
     let has_dot = host.char_indices().any(|(at, c)| c == '.' && at > 0 && at + 1 < host.len());
     !name.is_empty() && !host.contains('@') && has_dot
 }
 
-/// A date that exists, or a moment whose date in UTC is the one that is written.
+/// Returns whether the text is a valid date, or a date and time whose UTC date equals the written date.
 fn is_iso_date(text: &str) -> bool {
     let (date, time) = match text.split_once('T') {
         Some((date, time)) => (date, Some(time)),
@@ -195,8 +195,8 @@ fn is_date(date: &str) -> bool {
     (1..=days).contains(&day)
 }
 
-/// `hh:mm`, `hh:mm:ss` or `hh:mm:ss.fff`, in UTC or with an offset that leaves the date as it is. Without either it is taken for
-/// UTC.
+/// Returns whether the text is `hh:mm`, `hh:mm:ss` or `hh:mm:ss.fff`, in UTC or with an offset that does not change the date. A
+/// time without an offset is in UTC.
 fn is_time_of_same_day(time: &str) -> bool {
     let (clock, offset) = match time.find(['Z', '+', '-']) {
         Some(at) => time.split_at(at),
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_wrong_is_told_in_order() {
+    fn all_issues_are_reported_in_schema_order() {
         let definition = BucketDefinition::parse(&json!({
             "key": "id",
             "schema": {
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_type_is_the_only_thing_told_of_a_field() {
+    fn wrong_type_is_the_only_issue_of_a_field() {
         let rule = json!({"type": "string", "minLength": 3, "enum": ["abc"]});
         assert_eq!(codes(&rule, json!(1)), ["type"]);
         assert_eq!(codes(&rule, json!("x")), ["enum", "minLength"]);
@@ -287,13 +287,13 @@ mod tests {
         assert_eq!(codes(&json!({"type": "object"}), json!([])), ["type"]);
         assert_eq!(codes(&json!({"type": "number", "enum": [1]}), json!(1.0)), [""; 0]);
         assert_eq!(codes(&json!({"type": "number", "enum": ["1"]}), json!(1)), ["enum"]);
-        // Counted as a browser counts them.
+        // Lengths are in UTF-16 code units.
         assert_eq!(codes(&json!({"type": "string", "maxLength": 2}), json!("🌊")), [""; 0]);
         assert_eq!(codes(&json!({"type": "string", "maxLength": 1}), json!("🌊")), ["maxLength"]);
     }
 
     #[test]
-    fn formats() {
+    fn formats_are_validated() {
         for (format, good, bad) in [
             (
                 "email",

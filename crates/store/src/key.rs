@@ -14,16 +14,16 @@ use crate::Value;
 ///
 /// Maps with structural sharing clone their keys a node at a time, so short keys are in place and long ones are shared.
 #[derive(Clone)]
-pub struct IndexKey(Bytes);
+pub struct IndexKey(KeyBytes);
 
 #[derive(Clone)]
-enum Bytes {
-    Short(u8, [u8; SHORT]),
-    Long(Arc<[u8]>),
+enum KeyBytes {
+    Inline(u8, [u8; INLINE_BYTES]),
+    Shared(Arc<[u8]>),
 }
 
 /// So many bytes make a key as large as one that is shared.
-const SHORT: usize = 22;
+const INLINE_BYTES: usize = 22;
 
 const BOOL: u8 = 1;
 const NUMBER: u8 = 2;
@@ -31,20 +31,20 @@ const STRING: u8 = 3;
 /// Arrays and objects, which are all alike: they come after what has an order, and equal nothing.
 const OTHER: u8 = 4;
 /// After all values: absent ones and null, which come last in both directions.
-const NOTHING: u8 = 0xff;
+const NULL: u8 = 0xff;
 
 impl IndexKey {
     /// The memory it takes.
     pub(crate) fn memory(&self) -> usize {
         match &self.0 {
-            Bytes::Short(..) => size_of::<Self>(),
-            Bytes::Long(bytes) => size_of::<Self>() + bytes.len(),
+            KeyBytes::Inline(..) => size_of::<Self>(),
+            KeyBytes::Shared(bytes) => size_of::<Self>() + bytes.len(),
         }
     }
 
     /// A key without parts, which sorts before all others.
     pub fn new() -> Self {
-        Self(Bytes::Short(0, [0; SHORT]))
+        Self(KeyBytes::Inline(0, [0; INLINE_BYTES]))
     }
 
     /// Appends a part. Arrays and objects have one place, since they have no order; null and absent values have another.
@@ -58,12 +58,12 @@ impl IndexKey {
             }
             Some(Value::String(text)) => self.push_text(text, &[0, 0]),
             Some(Value::Array(_) | Value::Object(_)) => self.extend(&[OTHER]),
-            None | Some(Value::Null) => self.extend(&[NOTHING]),
+            None | Some(Value::Null) => self.extend(&[NULL]),
         }
     }
 
     /// Appends a string that may go on: all strings that begin with it have it as a prefix.
-    pub(crate) fn push_beginning(&mut self, text: &str) {
+    pub(crate) fn push_prefix(&mut self, text: &str) {
         self.push_text(text, &[]);
     }
 
@@ -82,7 +82,7 @@ impl IndexKey {
     }
 
     fn extend(&mut self, more: &[u8]) {
-        if let Bytes::Short(len, bytes) = &mut self.0
+        if let KeyBytes::Inline(len, bytes) = &mut self.0
             && let Some(room) = bytes.get_mut(usize::from(*len)..).and_then(|rest| rest.get_mut(..more.len()))
         {
             room.copy_from_slice(more);
@@ -90,7 +90,7 @@ impl IndexKey {
             *len = len.wrapping_add(more.len().to_le_bytes()[0]);
             return;
         }
-        self.0 = Bytes::Long([self.as_bytes(), more].concat().into());
+        self.0 = KeyBytes::Shared([self.as_bytes(), more].concat().into());
     }
 
     /// The keys with this one's parts and then those of another.
@@ -101,7 +101,7 @@ impl IndexKey {
     }
 
     /// Between which keys all values lie that an order test can compare with this one: those of its type.
-    pub(crate) fn of_its_type(value: &Value<'_>) -> Option<(Self, Self)> {
+    pub(crate) fn type_range(value: &Value<'_>) -> Option<(Self, Self)> {
         let tag = match value {
             Value::Number(_) => NUMBER,
             Value::String(_) => STRING,
@@ -111,12 +111,12 @@ impl IndexKey {
     }
 
     /// Whether it is of nothing, and nothing else.
-    pub(crate) fn is_nothing(&self) -> bool {
-        self.as_bytes() == [NOTHING]
+    pub(crate) fn is_null(&self) -> bool {
+        self.as_bytes() == [NULL]
     }
 
     /// The first parts of it: those that another one has, and so many more.
-    pub(crate) fn parts(&self, before: &Self, count: usize) -> Self {
+    pub(crate) fn prefix_parts(&self, before: &Self, count: usize) -> Self {
         let bytes = self.as_bytes();
         let mut end = before.as_bytes().len();
         for _ in 0..count {
@@ -154,8 +154,8 @@ impl IndexKey {
     /// The bytes.
     pub fn as_bytes(&self) -> &[u8] {
         match &self.0 {
-            Bytes::Short(len, bytes) => &bytes[..usize::from(*len)],
-            Bytes::Long(bytes) => bytes,
+            KeyBytes::Inline(len, bytes) => &bytes[..usize::from(*len)],
+            KeyBytes::Shared(bytes) => bytes,
         }
     }
 }
@@ -253,7 +253,7 @@ mod tests {
         #[test]
         fn strings_that_begin_alike_are_together(text in "[\0a\u{ff}]{0,4}", beginning in "[\0a\u{ff}]{0,2}") {
             let mut from = IndexKey::new();
-            from.push_beginning(&beginning);
+            from.push_prefix(&beginning);
             let key = IndexKey::of(Some(&Value::String(Cow::Borrowed(&text))));
             let is_within = from <= key && from.after_prefix().is_none_or(|after| key < after);
             prop_assert_eq!(is_within, text.starts_with(&beginning));
@@ -271,8 +271,8 @@ mod tests {
             // All keys that begin with a part lie between it and what comes after it.
             let prefix = IndexKey::of(Some(&one.0));
             prop_assert!(prefix <= key(&one) && prefix.after_prefix().is_none_or(|after| key(&one) < after));
-            prop_assert_eq!(&key(&one).parts(&IndexKey::new(), 1), &prefix);
-            prop_assert_eq!(key(&one).parts(&prefix, 1), key(&one));
+            prop_assert_eq!(&key(&one).prefix_parts(&IndexKey::new(), 1), &prefix);
+            prop_assert_eq!(key(&one).prefix_parts(&prefix, 1), key(&one));
             let is_within = prefix <= key(&two) && prefix.after_prefix().is_none_or(|after| key(&two) < after);
             prop_assert_eq!(is_within, one.0.strictly_equals(&two.0));
         }

@@ -150,11 +150,11 @@ impl Limits {
     }
 
     /// JSON readers, ours included, take 127 levels, some of which stand around a record in a reply.
-    const DEEPEST: usize = 100;
+    const MAX_SUPPORTED_DEPTH: usize = 100;
 
     /// Whether something that is no record, such as a definition, can be read again.
     pub(crate) fn check_depth(members: &Map<String, Json>) -> Result<(), RowError> {
-        Self { max_depth: Self::DEEPEST, max_fields: usize::MAX, ..Self::default() }.check(members)
+        Self { max_depth: Self::MAX_SUPPORTED_DEPTH, max_fields: usize::MAX, ..Self::default() }.check(members)
     }
 
     /// Whether a record is neither too deep nor too wide. How long it is is seen when it is text.
@@ -176,7 +176,7 @@ impl Limits {
         depth: usize,
         fields: &mut usize,
     ) -> Result<(), RowError> {
-        let max = self.max_depth.min(Self::DEEPEST);
+        let max = self.max_depth.min(Self::MAX_SUPPORTED_DEPTH);
         if depth > max {
             return Err(RowError::TooDeep { max });
         }

@@ -116,14 +116,14 @@ pub enum RowError {
 
 impl Row {
     /// The most members that a row can have.
-    const MEMBERS: usize = u16::MAX as usize;
+    const MAX_MEMBERS: usize = u16::MAX as usize;
     /// The longest name that one can have.
-    const NAME: usize = u16::MAX as usize;
+    const MAX_NAME_BYTES: usize = u16::MAX as usize;
 
     /// The row of a record, in the order of its members.
     pub fn new(record: &Map<String, Json>) -> Result<Self, RowError> {
         let count = u16::try_from(record.len())
-            .map_err(|_| RowError::TooManyMembers { members: record.len(), max: Self::MEMBERS })?;
+            .map_err(|_| RowError::TooManyMembers { members: record.len(), max: Self::MAX_MEMBERS })?;
         let mut text = vec![b'{'];
         let mut entries = Vec::with_capacity(record.len());
         for (name, value) in record {
@@ -141,7 +141,7 @@ impl Row {
             entries.push(Entry {
                 hash: hash(name),
                 start: u32::try_from(start).map_err(|_| too_large(text.len()))?,
-                name_len: u16::try_from(name_len).map_err(|_| RowError::LongName { len: name_len, max: Self::NAME })?,
+                name_len: u16::try_from(name_len).map_err(|_| RowError::LongName { len: name_len, max: Self::MAX_NAME_BYTES })?,
             });
         }
         text.push(b'}');
@@ -155,7 +155,7 @@ impl Row {
         reader.deserialize_map(Members { text, entries: &mut entries }).map_err(|_| RowError::Malformed)?;
         reader.end().map_err(|_| RowError::Malformed)?;
         let count = u16::try_from(entries.len())
-            .map_err(|_| RowError::TooManyMembers { members: entries.len(), max: Self::MEMBERS })?;
+            .map_err(|_| RowError::TooManyMembers { members: entries.len(), max: Self::MAX_MEMBERS })?;
         Ok(Self::assemble(count, &entries, text.as_bytes()))
     }
 

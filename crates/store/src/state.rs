@@ -1,8 +1,8 @@
-//! A state: all buckets at one moment.
+//! The state: all buckets at one moment.
 //!
-//! A write costs what it touches, however many buckets there are. The state therefore keeps what would otherwise be found by
-//! visiting all buckets: which of them have records that expire, which of them refer to which, and totals. All parts are
-//! persistent, so a snapshot has its own and undoing a write restores them.
+//! The cost of a write does not depend on the number of buckets. The state therefore maintains what would otherwise need a visit of
+//! all buckets: expiry times, references between buckets, and totals. All maps are persistent, so each snapshot has its own, and
+//! undoing a write restores them.
 
 use std::sync::Arc;
 
@@ -13,31 +13,31 @@ use crate::replies;
 use crate::schema::BucketDefinition;
 use crate::{Bucket, StoreError};
 
-/// All buckets at one moment. A clone shares everything, so a reader keeps its state while the next one is made.
+/// All buckets at one moment. A clone shares all data, so readers keep a state while the writer makes the next one.
 #[derive(Debug, Clone)]
 pub struct State {
-    /// All of them: internal, system and ordinary buckets.
-    buckets: OrdMap<Arc<str>, Installed>,
-    /// The names of the ordinary ones, in the order in which they were defined.
-    names: OrdMap<Place, Arc<str>>,
+    /// Internal, system and ordinary buckets.
+    buckets: OrdMap<Arc<str>, InstalledBucket>,
+    /// The names of ordinary buckets, in the order of definition.
+    names: OrdMap<DefinitionIndex, Arc<str>>,
     /// The names of system buckets, and whether the program declares them.
     system: OrdMap<Arc<str>, bool>,
-    next_place: Place,
-    /// The first expiry of each bucket that has records that expire.
+    next_index: DefinitionIndex,
+    /// The earliest expiry of each bucket that has records that expire.
     expiries: OrdSet<(u64, Arc<str>)>,
     /// The names of buckets with fields that refer to a bucket, by the name of that bucket, in the order of definition.
-    referring: OrdMap<Arc<str>, OrdMap<Place, Arc<str>>>,
-    /// The sum over ordinary buckets.
+    referring: OrdMap<Arc<str>, OrdMap<DefinitionIndex, Arc<str>>>,
+    /// The totals of ordinary buckets.
     totals: Totals,
 }
 
-/// The place of a bucket in the order of definition.
-type Place = u64;
+/// The index of a bucket in the order of definition.
+type DefinitionIndex = u64;
 
 #[derive(Debug, Clone)]
-struct Installed {
+struct InstalledBucket {
     bucket: Arc<Bucket>,
-    place: Place,
+    index: DefinitionIndex,
     is_ordinary: bool,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct Totals {
     pub(crate) bytes: usize,
 }
 
-/// The parts of a bucket that the state keeps account of.
+/// The values of a bucket that the state aggregates.
 #[derive(Debug, Clone, Copy, Default)]
 struct Account {
     expiry: Option<u64>,
@@ -67,7 +67,7 @@ impl Default for State {
             buckets: OrdMap::new(),
             names: OrdMap::new(),
             system: OrdMap::new(),
-            next_place: 0,
+            next_index: 0,
             expiries: OrdSet::new(),
             referring: OrdMap::new(),
             totals: Totals::default(),
@@ -87,30 +87,30 @@ impl State {
         Self::default()
     }
 
-    /// Returns the bucket of that name. System buckets are not found: see [`system_bucket`](Self::system_bucket).
+    /// Returns an ordinary bucket. For system buckets see [`system_bucket`](Self::system_bucket).
     pub fn bucket(&self, name: &str) -> Result<&Bucket, StoreError> {
         let installed = if self.is_hidden(name) { None } else { self.buckets.get(name) };
         installed.map(|installed| &*installed.bucket).ok_or_else(|| not_defined(name))
     }
 
-    /// Returns the system bucket of that name, if the program has declared it: see
+    /// Returns a system bucket, if the program has declared it: see
     /// [`StoreOptions::system_buckets`](crate::StoreOptions::system_buckets).
     pub fn system_bucket(&self, name: &str) -> Result<&Bucket, StoreError> {
         let installed = if self.system.get(name) == Some(&true) { self.buckets.get(name) } else { None };
         installed.map(|installed| &*installed.bucket).ok_or_else(|| not_defined(name))
     }
 
-    /// Whether ordinary requests do not find a bucket of that name: it is internal, or a system bucket.
+    /// Returns whether the name is that of an internal or system bucket, which ordinary requests cannot access.
     pub(crate) fn is_hidden(&self, name: &str) -> bool {
         catalog::is_internal(name) || name.starts_with('_') && self.system.contains_key(name)
     }
 
-    /// The names of all ordinary buckets, in the order in which they were defined.
+    /// Returns the names of all ordinary buckets, in the order of definition.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.names.values().map(|name| &**name)
     }
 
-    /// All ordinary buckets, in the order in which they were defined.
+    /// Returns all ordinary buckets, in the order of definition.
     pub fn buckets(&self) -> impl Iterator<Item = (&str, &Bucket)> {
         self.names.values().filter_map(|name| self.named(name))
     }
@@ -165,69 +165,69 @@ impl State {
         self.expiries.get_min().map(|(expiry, _)| *expiry)
     }
 
-    /// The names of the buckets with records that have expired by then.
+    /// Returns the names of the buckets with records that have expired at that time.
     pub(crate) fn expired(&self, now: u64) -> impl Iterator<Item = &Arc<str>> {
         self.expiries.iter().take_while(move |(expiry, _)| *expiry <= now).map(|(_, name)| name)
     }
 
-    /// All buckets: internal ones first, so that a reader of rows in this order gets the definitions first.
+    /// Returns all buckets, internal ones first, so that definitions precede the records of their buckets.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&str, &Bucket)> {
         let own = catalog::internal_buckets().filter_map(|(name, _)| self.named(name));
         own.chain(self.system_buckets()).chain(self.buckets())
     }
 
-    /// All system buckets, by name, also those that the program does not declare.
+    /// Returns all system buckets by name, including those that the program does not declare.
     pub(crate) fn system_buckets(&self) -> impl Iterator<Item = (&str, &Bucket)> {
         self.system.keys().filter_map(|name| self.named(name))
     }
 
-    /// The buckets with fields that refer to this one, in the order of definition. System buckets refer to system buckets,
-    /// ordinary ones to ordinary ones, and none to internal ones.
+    /// Returns the buckets with fields that refer to this one, in the order of definition. System buckets refer only to system
+    /// buckets, and ordinary buckets to ordinary buckets.
     pub(crate) fn referring(&self, target: &str) -> impl Iterator<Item = (&str, &Bucket)> {
         let is_system = self.system.contains_key(target);
-        let is_own = !is_system && catalog::is_internal(target);
-        let names = if is_own { None } else { self.referring.get(target) };
+        let is_internal = !is_system && catalog::is_internal(target);
+        let names = if is_internal { None } else { self.referring.get(target) };
         let is_peer = move |name: &&Arc<str>| self.system.contains_key(&**name) == is_system;
         names.into_iter().flat_map(OrdMap::values).filter(is_peer).filter_map(|name| self.named(name))
     }
 
-    /// Installs a system bucket: a new one, or one that replaces another.
+    /// Adds or replaces a system bucket.
     pub(crate) fn install_system(&mut self, name: &str, bucket: Bucket, is_declared: bool) {
         let name: Arc<str> = name.into();
         self.system.insert(Arc::clone(&name), is_declared);
         self.put(name, bucket, false);
     }
 
-    /// Installs an ordinary bucket: a new one, or one that replaces another.
+    /// Adds or replaces an ordinary bucket.
     pub(crate) fn install(&mut self, name: &str, bucket: Bucket) {
         let name: Arc<str> = name.into();
-        let place = self.put(Arc::clone(&name), bucket, true);
-        self.names.insert(place, name);
+        let index = self.put(Arc::clone(&name), bucket, true);
+        self.names.insert(index, name);
     }
 
-    /// Installs an empty bucket of that definition.
+    /// Adds an empty bucket with this definition.
     pub(crate) fn install_new(&mut self, name: &str, definition: BucketDefinition) {
         self.install(name, Bucket::new(Arc::new(definition)));
     }
 
     /// Removes a bucket with all its records.
     pub(crate) fn uninstall(&mut self, name: &str) {
-        if let Some(place) = self.take(name) {
-            self.names.remove(&place);
+        if let Some(index) = self.take(name) {
+            self.names.remove(&index);
         }
         self.system.remove(name);
     }
 
-    /// Panics if the accounts differ from what a visit of all buckets finds.
+    /// Panics if the maintained values differ from those of a visit of all buckets.
     #[cfg(test)]
     pub(crate) fn check_accounts(&self) {
         let all = || self.buckets.iter().map(|(name, installed)| (Arc::clone(name), installed));
         let expiries = all().filter_map(|(name, installed)| Some((installed.bucket.next_expiry()?, name)));
         assert_eq!(self.expiries, expiries.collect());
-        let mut referring: OrdMap<Arc<str>, OrdMap<Place, Arc<str>>> = OrdMap::new();
+        let mut referring: OrdMap<Arc<str>, OrdMap<DefinitionIndex, Arc<str>>> = OrdMap::new();
         for (name, installed) in all() {
             for target in targets(&installed.bucket) {
-                referring.entry(target.into()).or_default().insert(installed.place, Arc::clone(&name));
+                referring.entry(target.into()).or_default().insert(installed.index, Arc::clone(&name));
             }
         }
         assert_eq!(self.referring, referring);
@@ -235,37 +235,37 @@ impl State {
             .buckets()
             .fold((0, 0), |(records, bytes), (_, bucket)| (records + bucket.len(), bytes + bucket.bytes()));
         assert_eq!(self.totals, Totals { records, bytes });
-        assert!(self.names.iter().all(|(place, name)| self.buckets[name].place == *place));
+        assert!(self.names.iter().all(|(index, name)| self.buckets[name].index == *index));
     }
 
-    fn put(&mut self, name: Arc<str>, bucket: Bucket, is_ordinary: bool) -> Place {
-        let place = self.take(&name).unwrap_or(self.next_place);
-        self.next_place = self.next_place.max(place + 1);
+    fn put(&mut self, name: Arc<str>, bucket: Bucket, is_ordinary: bool) -> DefinitionIndex {
+        let index = self.take(&name).unwrap_or(self.next_index);
+        self.next_index = self.next_index.max(index + 1);
         for target in targets(&bucket) {
-            self.referring.entry(target.into()).or_default().insert(place, Arc::clone(&name));
+            self.referring.entry(target.into()).or_default().insert(index, Arc::clone(&name));
         }
         self.account(&name, is_ordinary, Account::default(), Account::of(&bucket));
-        self.buckets.insert(name, Installed { bucket: Arc::new(bucket), place, is_ordinary });
-        place
+        self.buckets.insert(name, InstalledBucket { bucket: Arc::new(bucket), index, is_ordinary });
+        index
     }
 
-    /// Removes a bucket and all account of it. Returns its place.
-    fn take(&mut self, name: &str) -> Option<Place> {
-        let Installed { bucket, place, is_ordinary } = self.buckets.remove(name)?;
+    /// Removes a bucket and updates the aggregated values. Returns its index.
+    fn take(&mut self, name: &str) -> Option<DefinitionIndex> {
+        let InstalledBucket { bucket, index, is_ordinary } = self.buckets.remove(name)?;
         for target in targets(&bucket) {
             if let Some(referring) = self.referring.get_mut(target) {
-                referring.remove(&place);
+                referring.remove(&index);
                 if referring.is_empty() {
                     self.referring.remove(target);
                 }
             }
         }
         self.account(name, is_ordinary, Account::of(&bucket), Account::default());
-        Some(place)
+        Some(index)
     }
 }
 
-/// The buckets that fields of this one refer to.
+/// Returns the names of the buckets that fields of this one refer to.
 fn targets(bucket: &Bucket) -> impl Iterator<Item = &str> {
     bucket.definition().fields.iter().filter_map(|(_, rule)| Some(&*rule.reference.as_ref()?.bucket))
 }

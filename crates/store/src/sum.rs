@@ -10,7 +10,7 @@ use std::ops::RangeInclusive;
 #[derive(Debug, Clone, Default)]
 pub struct Sum {
     /// Whole numbers that a float has exactly: most are, and they need no more.
-    whole: i128,
+    integers: i128,
     /// The sum of all others: digits of 32 bits, the least first. A digit takes more than it holds until it is carried over.
     digits: Vec<i64>,
     /// The place of the first digit, counted from that of the least float.
@@ -20,13 +20,13 @@ pub struct Sum {
 }
 
 /// The bits of a digit.
-const DIGIT: usize = 32;
+const DIGIT_BITS: usize = 32;
 /// The digits that the greatest sum takes that can be reached: those of the greatest float, and of as many as can be counted.
-const DIGITS: usize = (1024 + 1074) / DIGIT + 4;
+const MAX_DIGITS: usize = (1024 + 1074) / DIGIT_BITS + 4;
 /// The place of the bit that is one.
-const ONE: usize = 1074;
+const ONE_BIT: usize = 1074;
 /// From here on floats have no fraction, and not every whole number is one.
-const WHOLE: f64 = 9_007_199_254_740_992.0;
+const MAX_EXACT_INTEGER: f64 = 9_007_199_254_740_992.0;
 
 impl Sum {
     /// Adds a number, which must be finite.
@@ -43,15 +43,15 @@ impl Sum {
     pub fn total(&self) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "that is the rounding")]
         if self.digits.iter().all(|digit| *digit == 0) {
-            return self.whole as f64;
+            return self.integers as f64;
         }
-        let mut digits = [0; DIGITS];
+        let mut digits = [0; MAX_DIGITS];
         digits[self.first..self.first + self.digits.len()].copy_from_slice(&self.digits);
-        let sign = if self.whole < 0 { -1 } else { 1 };
+        let sign = if self.integers < 0 { -1 } else { 1 };
         for place in 0..4 {
             #[expect(clippy::cast_possible_truncation, reason = "it is cut in digits")]
-            let part = (self.whole.unsigned_abs() >> (place * DIGIT)) as u32;
-            spread(u64::from(part), ONE + place * DIGIT, |place, part| digits[place] += sign * part);
+            let part = (self.integers.unsigned_abs() >> (place * DIGIT_BITS)) as u32;
+            spread(u64::from(part), ONE_BIT + place * DIGIT_BITS, |place, part| digits[place] += sign * part);
         }
         let mut is_negative = false;
         if carry(&mut digits) < 0 {
@@ -67,8 +67,8 @@ impl Sum {
 
     fn change(&mut self, number: f64, sign: i64) {
         #[expect(clippy::cast_possible_truncation, reason = "what has no fraction and is below 2^53 is whole")]
-        if number.fract() == 0.0 && number.abs() < WHOLE {
-            self.whole += i128::from(sign) * number as i128;
+        if number.fract() == 0.0 && number.abs() < MAX_EXACT_INTEGER {
+            self.integers += i128::from(sign) * number as i128;
             return;
         }
         let bits = number.to_bits();
@@ -79,22 +79,22 @@ impl Sum {
         // The smallest floats have no leading one, and begin where the next ones do.
         let (mantissa, place) = if exponent == 0 { (fraction, 0) } else { (fraction | 1 << 52, exponent - 1) };
         let sign = if number < 0.0 { -sign } else { sign };
-        self.reach(place / DIGIT..=place / DIGIT + 2);
+        self.extend_to(place / DIGIT_BITS..=place / DIGIT_BITS + 2);
         spread(mantissa, place, |place, part| self.digits[place - self.first] += sign * part);
         self.uncarried += 1;
         if self.uncarried == 1 << 30 {
             self.uncarried = 0;
-            self.reach(self.first..=(self.first + self.digits.len() + 1).min(DIGITS - 1));
+            self.extend_to(self.first..=(self.first + self.digits.len() + 1).min(MAX_DIGITS - 1));
             let over = carry(&mut self.digits);
             // A negative sum has all higher digits below zero; one that is takes them all.
             if let Some(last) = self.digits.last_mut() {
-                *last += over << DIGIT;
+                *last += over << DIGIT_BITS;
             }
         }
     }
 
     /// Makes room for digits at these places.
-    fn reach(&mut self, places: RangeInclusive<usize>) {
+    fn extend_to(&mut self, places: RangeInclusive<usize>) {
         if self.digits.is_empty() {
             self.first = *places.start();
         }
@@ -108,11 +108,11 @@ impl Sum {
 
 /// Cuts up to 64 bits at a place in digits.
 fn spread(bits: u64, place: usize, mut add: impl FnMut(usize, i64)) {
-    let shifted = u128::from(bits) << (place % DIGIT);
+    let shifted = u128::from(bits) << (place % DIGIT_BITS);
     for digit in 0..3 {
         #[expect(clippy::cast_possible_truncation, reason = "it is cut in digits")]
-        let part = (shifted >> (digit * DIGIT)) as u32;
-        add(place / DIGIT + digit, i64::from(part));
+        let part = (shifted >> (digit * DIGIT_BITS)) as u32;
+        add(place / DIGIT_BITS + digit, i64::from(part));
     }
 }
 
@@ -122,16 +122,16 @@ fn carry(digits: &mut [i64]) -> i64 {
     for digit in digits {
         let value = *digit + over;
         *digit = value & 0xffff_ffff;
-        over = value >> DIGIT;
+        over = value >> DIGIT_BITS;
     }
     over
 }
 
 /// The float that is nearest to digits that are all carried over.
-fn round(digits: &[i64; DIGITS]) -> f64 {
-    let bit = |place: usize| digits[place / DIGIT] >> (place % DIGIT) & 1 == 1;
+fn round(digits: &[i64; MAX_DIGITS]) -> f64 {
+    let bit = |place: usize| digits[place / DIGIT_BITS] >> (place % DIGIT_BITS) & 1 == 1;
     let Some(last) = digits.iter().rposition(|digit| *digit != 0) else { return 0.0 };
-    let top = last * DIGIT + 63 - digits[last].leading_zeros() as usize;
+    let top = last * DIGIT_BITS + 63 - digits[last].leading_zeros() as usize;
     let lowest = top.saturating_sub(52);
     let mut mantissa = (lowest..=top).rev().fold(0_u64, |bits, place| bits << 1 | u64::from(bit(place)));
     if lowest == 0 {

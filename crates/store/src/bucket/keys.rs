@@ -1,20 +1,20 @@
-//! Records by key: a hash table that the states of a bucket share, and a small persistent set beside it.
+//! Ordinals by key: a hash table that all states of a bucket share, and a small persistent set for exceptions.
 //!
 //! The table maps the hash of a key to an ordinal. A slot is written once, so readers need no lock and a clone copies nothing. An
-//! entry is a hint: it counts only if the state that is read has a record with that key at that ordinal. An entry that is *dead*
-//! in one state, because its record was deleted or its draft abandoned, may be live in an older snapshot and is never overwritten.
-//! (With ordered maps with structural sharing for keys and rows, a read took twice as long.)
+//! entry is a hint: it is valid only if the state has a record with that key at that ordinal. An entry that is *dead* in one
+//! state, because its record was deleted or its draft was abandoned, may be live in an older snapshot and is never overwritten.
+//! (With persistent ordered maps for keys and rows, a read takes twice as long.)
 //!
 //! # Cost after deletions
 //!
 //! - A hash has at most one slot. If that slot has another ordinal, because the key was deleted and inserted again or because two
 //!   keys have the same hash, the entry goes to `moved`, an ordered set that belongs to one state. A deletion removes it from
-//!   there. So a lookup examines one slot and the `moved` entries of its hash, all of which are live: the number of earlier
-//!   deletions of the key does not matter.
+//!   there. So a lookup examines one slot and the `moved` entries of its hash, all of which are live, regardless of the number of
+//!   earlier deletions of the key.
 //! - At most two thirds of the slots are used, so dead entries of other keys lengthen a probe by a constant factor at most.
 //! - When dead entries outnumber the live ones ([`Keys::is_sparse`]), or the table is full, the state gets a new table with its
-//!   own records and an empty `moved`. That takes time in proportion to the live records, and at least as many insertions or
-//!   deletions come before the next time. The memory of the table is therefore in proportion to the live records.
+//!   own records and an empty `moved`. This takes time proportional to the live records, and at least as many insertions or
+//!   deletions precede the next rebuild. The memory of the table is therefore proportional to the live records.
 //!
 //! # Why older snapshots stay correct
 //!
@@ -31,8 +31,8 @@ use imbl::OrdSet;
 use super::Ordinal;
 use crate::query::IndexKey;
 
-/// Number of dead entries that are tolerated however few records there are.
-const TOLERATED: usize = 64;
+/// Number of dead entries below which a table is never rebuilt.
+const MIN_DEAD_ENTRIES: usize = 64;
 
 /// Maps keys to the ordinals of records that may have them.
 #[derive(Debug, Clone)]
@@ -49,7 +49,7 @@ struct Table {
     used: AtomicUsize,
 }
 
-/// Written once. A reader that relies on an entry got its state after the entry was written.
+/// A slot of the table, written once. A reader that relies on an entry got its state after the entry was written.
 #[derive(Debug)]
 struct Slot {
     /// Zero while the slot is free.
@@ -69,7 +69,7 @@ impl KeyHash {
     }
 }
 
-/// The outcome of an attempt to enter a hash into a table.
+/// The result of adding a hash to a table.
 enum Claim {
     /// The table has the entry.
     Entered,
@@ -145,7 +145,7 @@ impl Keys {
             let range = (!self.moved.is_empty()).then(|| self.moved.range((hash.0, 0)..=(hash.0, Ordinal::MAX)));
             range.into_iter().flatten().map(|(_, ordinal)| *ordinal)
         };
-        // Most lookups end at the table, so the range is made only if the caller goes on.
+        // Most lookups end at the table, so the range is created lazily.
         self.table.find(hash).into_iter().chain(std::iter::once_with(moved).flatten())
     }
 
@@ -162,21 +162,21 @@ impl Keys {
         }
     }
 
-    /// Forgets the entry of a deleted record, as far as it belongs to this state alone.
+    /// Removes the entry of a deleted record from `moved`. The shared table keeps its entries.
     pub(super) fn remove(&mut self, hash: KeyHash, ordinal: Ordinal) {
         if !self.moved.is_empty() {
             self.moved.remove(&(hash.0, ordinal));
         }
     }
 
-    /// Returns the number of all entries. Those that exceed the number of records are dead.
+    /// Returns the number of entries, dead ones included.
     fn len(&self) -> usize {
         self.table.used.load(Relaxed) + self.moved.len()
     }
 
     /// Whether more entries are dead than live, in a state with this many records.
     pub(super) fn is_sparse(&self, records: usize) -> bool {
-        self.len() > records.saturating_mul(2) + TOLERATED
+        self.len() > records.saturating_mul(2) + MIN_DEAD_ENTRIES
     }
 
     /// Returns a table with capacity for twice this many records. It has the entries of this one if few of them are dead, and

@@ -22,7 +22,7 @@ use crate::query::IndexKey;
 use crate::schema::{BucketDefinition, Generated};
 use crate::{Change, Field, Row, Value};
 
-/// The place of a record in the order of coming.
+/// The number of a record in insertion order.
 pub(crate) type Ordinal = u64;
 
 /// The largest number that is generated. Numbers are 64-bit floats, which do not represent every larger integer.
@@ -36,7 +36,7 @@ pub struct Bucket {
     rows: Rows,
     keys: Keys,
     indexes: Vec<Index>,
-    /// When records expire that do.
+    /// Expiry times of records that expire.
     expiries: OrdSet<(u64, Ordinal)>,
     /// Creation times, in buckets with a maximum size.
     ages: Option<OrdSet<(u64, Ordinal)>>,
@@ -46,11 +46,12 @@ pub struct Bucket {
     counter: u64,
     identity: BucketIdentity,
     next: Ordinal,
-    /// Of all rows.
+    /// The memory of all rows.
     bytes: usize,
 }
 
-/// Identifies a bucket among all that have its name, before or after. It stays the same when records or the definition change.
+/// Identifies a bucket. It stays the same when records or the definition change, and differs from that of an earlier or later
+/// bucket with the same name.
 #[derive(Debug, Clone, Default)]
 pub struct BucketIdentity(Arc<()>);
 
@@ -67,7 +68,7 @@ impl Eq for BucketIdentity {}
 pub(crate) struct Index {
     fields: Arc<[Field]>,
     is_unique: bool,
-    /// The key of the fields, and the ordinal: those of equal keys are in the order of coming.
+    /// The key of the fields, and the ordinal: entries with equal keys are in insertion order.
     entries: OrdSet<(IndexKey, Ordinal)>,
 }
 
@@ -95,12 +96,12 @@ impl Index {
         self.is_unique
     }
 
-    /// Whether it is over this field and no other.
+    /// Returns whether this is the only field.
     fn is_of(&self, name: &str) -> bool {
         matches!(&*self.fields, [only] if only.name() == name)
     }
 
-    /// Whether this field is its first.
+    /// Returns whether this field is the first one.
     fn begins_with(&self, name: &str) -> bool {
         self.fields.first().is_some_and(|first| first.name() == name)
     }
@@ -113,12 +114,12 @@ impl Index {
         key
     }
 
-    /// All ordinals, in the order of the index.
+    /// Returns all ordinals, in the order of the index.
     pub(crate) fn all(&self) -> impl DoubleEndedIterator<Item = Ordinal> {
         self.entries.iter().map(|(_, ordinal)| *ordinal)
     }
 
-    /// The ordinals of the entries behind one.
+    /// Returns the ordinals of the entries after this one.
     pub(crate) fn after<'a>(
         &'a self,
         key: &IndexKey,
@@ -128,7 +129,7 @@ impl Index {
         self.entries.range(behind).map(|(_, ordinal)| *ordinal)
     }
 
-    /// The entries between two keys, in the order of the index.
+    /// Returns the entries from a key until another one, in the order of the index.
     pub(crate) fn entries<'a>(
         &'a self,
         from: &IndexKey,
@@ -141,7 +142,7 @@ impl Index {
         self.entries.range((Bound::Included((from.clone(), 0)), until))
     }
 
-    /// The ordinals of the entries between two keys, in the order of the index.
+    /// Returns the ordinals from a key until another one, in the order of the index.
     pub(crate) fn range<'a>(
         &'a self,
         from: &IndexKey,
@@ -152,7 +153,7 @@ impl Index {
 }
 
 impl Bucket {
-    /// An empty bucket.
+    /// Creates an empty bucket.
     pub(crate) fn new(definition: Arc<BucketDefinition>) -> Self {
         let mut indexes: Vec<Index> = Vec::new();
         for fields in &definition.indexes {
@@ -164,11 +165,11 @@ impl Bucket {
                 indexes.push(Index::new(std::slice::from_ref(name), true));
             }
         }
-        // A bucket that is paged by key needs an order of the keys, also if no index was declared.
+        // A bucket that is paged by key needs an index of the keys, even if none is declared.
         if definition.ordered && !indexes.iter().any(|index| index.is_of(&definition.key)) {
             indexes.push(Index::new(std::slice::from_ref(&definition.key), false));
         }
-        // Fields that refer to records are indexed, so that deleting a record does not scan for those that refer to it.
+        // Fields with references are indexed, so that the deletion of a record finds the records that refer to it without a scan.
         for (name, _) in definition.fields.iter().filter(|(_, rule)| rule.reference.is_some()) {
             if *name != definition.key && !indexes.iter().any(|index| index.begins_with(name)) {
                 indexes.push(Index::new(std::slice::from_ref(name), false));
@@ -190,7 +191,7 @@ impl Bucket {
         }
     }
 
-    /// The bucket, which is empty, with an index of records by owner.
+    /// Adds an index of records by owner to an empty bucket.
     pub(crate) fn with_owners(self, owner_of: fn(&Row) -> Arc<str>) -> Self {
         Self { owners: Some(Owners::new(owner_of)), ..self }
     }
@@ -210,7 +211,7 @@ impl Bucket {
         self.owners.as_ref()?.oldest_by_bytes()
     }
 
-    /// Returns its definition.
+    /// Returns the definition of the bucket.
     pub fn definition(&self) -> &BucketDefinition {
         &self.definition
     }
@@ -219,76 +220,76 @@ impl Bucket {
         Arc::clone(&self.definition)
     }
 
-    /// Returns its identity, which all states of the bucket share.
+    /// Returns the identity of the bucket, which all its states share.
     pub fn identity(&self) -> BucketIdentity {
         self.identity.clone()
     }
 
-    /// How many records it has.
+    /// Returns the number of records, including expired records that are not deleted yet.
     pub fn len(&self) -> usize {
         self.rows.len()
     }
 
-    /// Whether it has none.
+    /// Returns whether the bucket has no records.
     pub fn is_empty(&self) -> bool {
         self.rows.len() == 0
     }
 
-    /// The memory that its records take, without what leads to them.
+    /// Returns the memory of the records, without indexes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// When the first of its records expires.
+    /// Returns the earliest expiry of a record.
     pub(crate) fn next_expiry(&self) -> Option<u64> {
         self.expiries.get_min().map(|(expiry, _)| *expiry)
     }
 
-    /// The record with this key.
+    /// Returns the record with this key, expired or not.
     pub fn get(&self, key: &Value<'_>) -> Option<&Row> {
         self.find(&IndexKey::of(Some(key))).map(|(_, row)| row)
     }
 
-    /// The record with this key that has not expired, if there is one. The time is asked for only if it matters.
+    /// Returns the record with this key, if it exists and has not expired. `now` is called only if the bucket has records that expire.
     pub fn record(&self, key: &Json, now: impl FnOnce() -> u64) -> Option<&Row> {
         let row = Value::of_json(key).and_then(|key| self.get(&key));
         row.filter(|row| !self.expires() || self.is_live(row, now()))
     }
 
-    /// All records, in the order of coming.
+    /// Returns all records in insertion order, expired ones included.
     pub fn rows(&self) -> impl DoubleEndedIterator<Item = &Row> {
         self.rows.iter().map(|(_, row)| row)
     }
 
-    /// Whether a record of it has not expired by then.
+    /// Returns whether a record of this bucket has not expired at that time.
     pub fn is_live(&self, row: &Row, now: u64) -> bool {
-        self.expiries.is_empty() || time(row, &EXPIRES_AT).is_none_or(|expiry| expiry > now)
+        self.expiries.is_empty() || integer(row,  &EXPIRES_AT).is_none_or(|expiry| expiry > now)
     }
 
-    /// The keys of the records that have expired by then, the first ones first.
+    /// Returns the records that have expired at that time, in the order of expiry.
     pub fn expired(&self, now: u64) -> impl Iterator<Item = &Row> {
         self.expiries.range(..=(now, Ordinal::MAX)).filter_map(|(_, ordinal)| self.rows.get(*ordinal))
     }
 
-    /// Like [`expired`](Self::expired), behind one that is named by when it expired and its place.
+    /// Like [`expired`](Self::expired), after the record with this expiry and ordinal.
     pub(crate) fn expired_after(
         &self,
         after: Option<(u64, Ordinal)>,
         now: u64,
     ) -> impl Iterator<Item = ((u64, Ordinal), &Row)> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        // A range that ends before it begins is none that can be asked for.
+        // `range` panics if its end is before its start.
         let is_any = after.is_none_or(|after| after < (now, Ordinal::MAX));
         let range = is_any.then(|| self.expiries.range((from, Bound::Included((now, Ordinal::MAX)))));
         range.into_iter().flatten().filter_map(|entry| Some((*entry, self.rows.get(entry.1)?)))
     }
 
-    /// The record that was made first, if they are counted.
+    /// Returns the record with the earliest creation time, in a bucket with a maximum size.
     pub(crate) fn oldest(&self) -> Option<&Row> {
         self.rows.get(self.ages.as_ref()?.get_min()?.1)
     }
 
-    /// The key of one of its records.
+    /// Returns the key of a record.
     pub fn key_of<'a>(&self, row: &'a Row) -> Option<Value<'a>> {
         row.get(&self.key)
     }
@@ -303,12 +304,12 @@ impl Bucket {
         Some(self.counter)
     }
 
-    /// The largest autoincrement number that was generated or stored.
+    /// Returns the largest autoincrement number that was generated or stored.
     pub(crate) fn counter(&self) -> u64 {
         self.counter
     }
 
-    /// Sets the counter back when the write that raised it is undone.
+    /// Resets the counter when the write that raised it is undone.
     pub(crate) fn reset_counter(&mut self, counter: u64) {
         self.counter = counter;
     }
@@ -317,7 +318,7 @@ impl Bucket {
         self.rows.iter()
     }
 
-    /// The records behind this one, in the order of coming.
+    /// Returns the records after this ordinal, in insertion order.
     pub(crate) fn rows_after(&self, ordinal: Ordinal) -> impl DoubleEndedIterator<Item = &Row> {
         self.rows.range(ordinal.saturating_add(1)..Ordinal::MAX).map(|(_, row)| row)
     }
@@ -332,12 +333,12 @@ impl Bucket {
         alike.find(|(_, row)| IndexKey::of(row.get(&self.key).as_ref()) == *key)
     }
 
-    /// Whether some of its records expire.
+    /// Returns whether the bucket has records that expire.
     pub(crate) fn expires(&self) -> bool {
         !self.expiries.is_empty()
     }
 
-    /// The order of the keys, if it is by them that records are paged.
+    /// Returns the index of the keys, if records are paged in key order.
     pub(crate) fn key_order(&self) -> Option<&Index> {
         self.indexes.iter().find(|index| self.definition.ordered && index.is_of(self.key.name()))
     }
@@ -346,8 +347,8 @@ impl Bucket {
         self.rows.get(ordinal)
     }
 
-    /// The records whose field has this value, in the order of an index. The field must be one that refers to records: those are
-    /// all indexed.
+    /// Returns the records whose field has this value, in the order of an index. The field must have a reference, because all such
+    /// fields are indexed.
     pub(crate) fn referring(&self, field: &Field, value: &Value<'_>) -> impl Iterator<Item = (Ordinal, &Row)> {
         let key = IndexKey::of(Some(value));
         let is_key = *field == self.key;
@@ -363,13 +364,13 @@ impl Bucket {
         &self.indexes
     }
 
-    /// Like [`place`](Self::place), without the place.
+    /// Like [`place`](Self::place), without the ordinal.
     #[cfg(test)]
     pub(crate) fn put(&mut self, row: Row) -> Result<Option<Row>, NotUnique> {
         self.place(row).map(|(_, before)| before)
     }
 
-    /// Stores a record: in place of the one with the same key, or after all others. Returns its ordinal and the replaced record.
+    /// Stores a record, which replaces the one with the same key or is appended. Returns its ordinal and the replaced record.
     pub(crate) fn place(&mut self, row: Row) -> Result<(Ordinal, Option<Row>), NotUnique> {
         let key = IndexKey::of(row.get(&self.key).as_ref());
         let hash = KeyHash::of(&key);
@@ -388,26 +389,26 @@ impl Bucket {
             index.entries.insert(entry);
         }
         if let Some(before) = &before {
-            self.forget(before, ordinal);
+            self.unindex_metadata(before, ordinal);
         }
-        self.note(&row, ordinal);
+        self.index_metadata(&row, ordinal);
         self.bytes = self.bytes + row.size() - before.as_ref().map_or(0, Row::size);
         self.rows.insert(ordinal, row);
         if known.is_none() {
-            self.note_key(hash, ordinal);
+            self.add_key(hash, ordinal);
             self.next += 1;
         }
         Ok((ordinal, before))
     }
 
-    /// Takes all records out.
+    /// Removes all records.
     pub(crate) fn clear(&mut self) {
         let empty = Self::new(Arc::clone(&self.definition));
         let owners = self.owners.as_ref().map(Owners::emptied);
         *self = Self { owners, counter: self.counter, identity: self.identity(), next: self.next, ..empty };
     }
 
-    /// The same records under another definition.
+    /// Returns a bucket with the same records and another definition.
     pub(crate) fn redefine(&self, definition: Arc<BucketDefinition>) -> Result<Self, NotUnique> {
         let mut bucket = Self { counter: self.counter, identity: self.identity(), ..Self::new(definition) };
         for (ordinal, row) in self.entries() {
@@ -418,13 +419,13 @@ impl Bucket {
         Ok(bucket)
     }
 
-    /// Like [`take`](Self::take), without the place.
+    /// Like [`take`](Self::take), without the ordinal.
     #[cfg(test)]
     pub(crate) fn remove(&mut self, key: &Value<'_>) -> Option<Row> {
         self.take(key).map(|(_, row)| row)
     }
 
-    /// Takes the record with this key out, and returns its place.
+    /// Removes the record with this key. Returns it and its ordinal.
     pub(crate) fn take(&mut self, key: &Value<'_>) -> Option<(Ordinal, Row)> {
         self.take_key(&IndexKey::of(Some(key)))
     }
@@ -440,12 +441,12 @@ impl Bucket {
         for index in &mut self.indexes {
             index.entries.remove(&(index.key(&row), ordinal));
         }
-        self.forget(&row, ordinal);
+        self.unindex_metadata(&row, ordinal);
         self.bytes -= row.size();
         Some((ordinal, row))
     }
 
-    /// Takes a change back, of which nothing later is left.
+    /// Undoes a change. All later changes must have been undone.
     pub(crate) fn revert(&mut self, change: Change) {
         let Change { ordinal, old, new, .. } = change;
         match (old, new) {
@@ -460,15 +461,15 @@ impl Bucket {
                     self.next = ordinal;
                 }
                 let reverted = self.place(old);
-                debug_assert!(reverted.is_ok_and(|(place, _)| place == ordinal), "it was there before");
+                debug_assert!(reverted.is_ok_and(|(reverted, _)| reverted == ordinal), "the record was there before");
                 self.next = next;
             }
             (None, None) => {}
         }
     }
 
-    /// Adds the key of a record that is among the rows already.
-    fn note_key(&mut self, hash: KeyHash, ordinal: Ordinal) {
+    /// Adds the key of a record that is already stored.
+    fn add_key(&mut self, hash: KeyHash, ordinal: Ordinal) {
         if !self.keys.insert(hash, ordinal) {
             self.keys = self.keys.grown(self.rows.len(), self.key_entries());
             let is_entered = self.keys.insert(hash, ordinal);
@@ -476,45 +477,45 @@ impl Bucket {
         }
     }
 
-    /// The hashes and ordinals of all records.
+    /// Returns the key hashes and ordinals of all records.
     fn key_entries(&self) -> impl Iterator<Item = (KeyHash, Ordinal)> {
         self.rows.iter().map(|(ordinal, row)| (KeyHash::of(&IndexKey::of(row.get(&self.key).as_ref())), ordinal))
     }
 
-    /// Indexes the times and the owner of a record, and raises the counter to the autoincrement numbers in it.
-    fn note(&mut self, row: &Row, ordinal: Ordinal) {
-        if let Some(expiry) = time(row, &EXPIRES_AT) {
+    /// Indexes the times and the owner of a record, and raises the counter to its autoincrement numbers.
+    fn index_metadata(&mut self, row: &Row, ordinal: Ordinal) {
+        if let Some(expiry) = integer(row,  &EXPIRES_AT) {
             self.expiries.insert((expiry, ordinal));
         }
         if let Some(ages) = &mut self.ages {
-            ages.insert((time(row, &CREATED_AT).unwrap_or(0), ordinal));
+            ages.insert((integer(row,  &CREATED_AT).unwrap_or(0), ordinal));
         }
         if let Some(owners) = &mut self.owners {
             owners.add(row, ordinal);
         }
         let counted =
             self.definition.fields.iter().filter(|(_, rule)| rule.generated == Some(Generated::Autoincrement));
-        let numbers = counted.filter_map(|(name, _)| time(row, &Field::new(name)));
-        // Larger numbers are never generated, so they cannot collide.
+        let numbers = counted.filter_map(|(name, _)| integer(row,  &Field::new(name)));
+        // Larger numbers are never generated, so they cannot collide with a generated one.
         for number in numbers.filter(|number| *number <= LAST_NUMBER) {
             self.counter = self.counter.max(number);
         }
     }
 
-    /// Undoes [`note`](Self::note), but for the counter.
-    fn forget(&mut self, row: &Row, ordinal: Ordinal) {
-        if let Some(expiry) = time(row, &EXPIRES_AT) {
+    /// Undoes [`index_metadata`](Self::index_metadata), except for the counter.
+    fn unindex_metadata(&mut self, row: &Row, ordinal: Ordinal) {
+        if let Some(expiry) = integer(row,  &EXPIRES_AT) {
             self.expiries.remove(&(expiry, ordinal));
         }
         if let Some(ages) = &mut self.ages {
-            ages.remove(&(time(row, &CREATED_AT).unwrap_or(0), ordinal));
+            ages.remove(&(integer(row,  &CREATED_AT).unwrap_or(0), ordinal));
         }
         if let Some(owners) = &mut self.owners {
             owners.remove(row, ordinal);
         }
     }
 
-    /// Whether another record has one of the unique values of this one. Null and absent values never collide.
+    /// Fails if another record has the same value in a unique field. Null and absent values never collide.
     fn check_unique(&self, row: &Row, own: Option<Ordinal>) -> Result<(), NotUnique> {
         for index in self.indexes.iter().filter(|index| index.is_unique) {
             let [field] = index.fields() else { continue };
@@ -535,8 +536,8 @@ impl Bucket {
 static EXPIRES_AT: LazyLock<Field> = LazyLock::new(|| Field::new("_expiresAt"));
 static CREATED_AT: LazyLock<Field> = LazyLock::new(|| Field::new("_createdAt"));
 
-/// A number that counts something: milliseconds, or records.
-fn time(row: &Row, field: &Field) -> Option<u64> {
+/// Returns the value of a field as an unsigned integer.
+fn integer(row: &Row, field: &Field) -> Option<u64> {
     let Some(Value::Number(number)) = row.get(field) else { return None };
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a cast of floats ends at the bounds")]
     let whole = number as u64;
@@ -587,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_has_one_record_which_keeps_its_place() {
+    fn replaced_record_keeps_its_position() {
         let mut bucket = bucket();
         for id in [3, 1, 2] {
             assert_eq!(bucket.put(row(&json!({"id": id, "name": id.to_string()}))), Ok(None));
@@ -597,31 +598,31 @@ mod tests {
         assert_eq!(replaced.text(), r#"{"id":1,"name":"1"}"#);
         let ids = |bucket: &Bucket| bucket.rows().map(|row| row.text().to_owned()).collect::<Vec<_>>();
         assert_eq!(ids(&bucket)[1], r#"{"id":1,"name":"one"}"#);
-        assert_eq!(ids(&before)[1], r#"{"id":1,"name":"1"}"#, "a clone is as it was");
+        assert_eq!(ids(&before)[1], r#"{"id":1,"name":"1"}"#, "the clone is unchanged");
         assert_eq!(bucket.get(&Value::String("1".into())), None, "keys are strict");
         assert!(bucket.remove(&Value::Number(1.0)).is_some());
         assert_eq!((bucket.len(), bucket.remove(&Value::Number(1.0))), (2, None));
-        // Its name is free again.
+        // The unique name can be used again.
         assert_eq!(bucket.put(row(&json!({"id": 9, "name": "one"}))), Ok(None));
     }
 
     #[test]
-    fn unique_values_are_unique_but_for_null() {
+    fn duplicate_unique_value_is_rejected_unless_null() {
         let mut bucket = bucket();
         bucket.put(row(&json!({"id": 1, "name": "tide"}))).unwrap();
         let refused = bucket.put(row(&json!({"id": 2, "name": "tide"}))).unwrap_err();
         assert_eq!(refused, NotUnique { field: "name".to_owned(), value: json!("tide") });
-        assert_eq!(bucket.len(), 1, "nothing is left half-done");
+        assert_eq!(bucket.len(), 1, "the rejected record is not stored");
         for id in 3..6 {
             bucket.put(row(&json!({"id": id, "name": null}))).unwrap();
             bucket.put(row(&json!({"id": id + 10}))).unwrap();
         }
-        // Its own value is no obstacle.
+        // A record may keep its own unique value.
         bucket.put(row(&json!({"id": 1, "name": "tide", "group": 1}))).unwrap();
     }
 
     #[test]
-    fn what_refers_to_others_is_found_by_an_index() {
+    fn reference_fields_are_indexed() {
         let number = json!({"type": "number"});
         let reference = json!({"type": "number", "ref": "other"});
         let definition = json!({
@@ -632,11 +633,11 @@ mod tests {
         let bucket = Bucket::new(Arc::new(BucketDefinition::parse(&definition).unwrap()));
         let firsts: Vec<&str> = bucket.indexes().iter().map(|index| index.fields()[0].name()).collect();
         assert_eq!(firsts, ["b", "a"], "the key needs none");
-        assert_eq!(bucket.definition().index_count(), 1, "they are not counted as asked for");
+        assert_eq!(bucket.definition().index_count(), 1, "internal indexes are not counted");
     }
 
     proptest! {
-        /// After any puts and removals, every index leads to exactly the records that are there.
+        /// After any insertions and removals, each index has exactly one entry for each record.
         #[test]
         fn indexes_agree_with_rows(steps in vec((0..8_u8, prop::option::of((0..4_u8, prop::option::of(0..3_u8)))), 0..60)) {
             let mut bucket = bucket();

@@ -1,7 +1,7 @@
-//! Records by owner: how many records each owner has, how large they are, and which is the oldest.
+//! An index of records by owner: the number and the size of the records of each owner, and its oldest record.
 //!
-//! Quotas and evictions read this instead of visiting records. Every operation takes logarithmic time. All parts are persistent,
-//! so a clone shares them, and they are rebuilt record by record when a store is opened.
+//! Quotas and evictions use it instead of scanning records. Each operation takes logarithmic time. All maps are persistent, so a
+//! clone shares them. The index is rebuilt when a store is opened.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(super) struct Owners {
     by_bytes: OrdSet<(usize, Reverse<Ordinal>)>,
 }
 
-/// What an owner has.
+/// The number and the memory of the records of an owner.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
     pub(crate) records: usize,
@@ -43,7 +43,7 @@ impl Owners {
         }
     }
 
-    /// Returns an empty index with the same notion of an owner.
+    /// Returns an empty index with the same owner function.
     pub(super) fn emptied(&self) -> Self {
         Self::new(self.owner_of)
     }
@@ -110,7 +110,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn usage_is_that_of_the_records(
+        fn usage_matches_the_records(
             steps in proptest::collection::vec((0..30_u64, 0..4_u8, 0..50_usize), 0..100),
         ) {
             let mut owners = Owners::new(owner_of);

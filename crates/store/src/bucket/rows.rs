@@ -1,8 +1,8 @@
-//! Records by ordinal: an ordered map with structural sharing.
+//! Rows by ordinal: an ordered map with structural sharing.
 //!
-//! Ordinals are consecutive, so a tree that is indexed by their bits is dense: a lookup takes one step per level and no
-//! comparison, and a new record goes to the last leaf. A clone shares everything; a shared leaf and the path to it are copied
-//! before they are changed. (An ordered map of pairs takes twice the memory and several times as long.)
+//! Ordinals are consecutive, so a radix tree over their bits is dense: a lookup takes one step per level without comparisons, and
+//! a new row goes to the last leaf. A clone shares all nodes; a shared leaf and the path to it are copied on write. (A B-tree of
+//! pairs takes twice the memory and is several times slower.)
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use std::sync::Arc;
 use super::Ordinal;
 use crate::Row;
 
-/// How many bits of an ordinal a level takes.
+/// Bits of an ordinal per level.
 const BITS: u32 = 4;
 const WIDTH: usize = 1 << BITS;
 
-/// Records by ordinal.
+/// A map from ordinals to rows.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Rows {
     root: Option<Node>,
@@ -29,9 +29,9 @@ enum Node {
     Leaf(Arc<[Option<Row>; WIDTH]>),
 }
 
-/// Which child an ordinal is in, so many levels above the leaves.
+/// Returns the index of the child with this ordinal, in a node at this height above the leaves.
 fn child(ordinal: Ordinal, height: u32) -> usize {
-    // It is masked to less than the width.
+// The mask makes it less than the width, so the conversion cannot fail.
     usize::try_from(ordinal.checked_shr(height * BITS).unwrap_or(0) & (WIDTH as u64 - 1)).unwrap_or(0)
 }
 
@@ -56,8 +56,8 @@ impl Rows {
         self.len
     }
 
-    /// How many ordinals there is room for, without another level.
-    fn reach(&self) -> u64 {
+    /// Returns the number of ordinals that fit at the current height.
+    fn capacity(&self) -> u64 {
         1_u64.checked_shl((self.height + 1) * BITS).unwrap_or(u64::MAX)
     }
 
@@ -68,7 +68,7 @@ impl Rows {
     }
 
     fn leaf(&self, ordinal: Ordinal) -> Option<&[Option<Row>; WIDTH]> {
-        if ordinal >= self.reach() {
+        if ordinal >= self.capacity() {
             return None;
         }
         let mut node = self.root.as_ref()?;
@@ -84,9 +84,9 @@ impl Rows {
         }
     }
 
-    /// Puts a record in a place. Returns the one that was there.
+    /// Inserts a row. Returns the row that it replaces.
     pub(super) fn insert(&mut self, ordinal: Ordinal, row: Row) -> Option<Row> {
-        while ordinal >= self.reach() {
+        while ordinal >= self.capacity() {
             if let Some(root) = self.root.take() {
                 let mut children: [Option<Node>; WIDTH] = Default::default();
                 children[0] = Some(root);
@@ -104,15 +104,15 @@ impl Rows {
                     return before;
                 }
                 Node::Branch(children) => {
-                    let place = child(ordinal, height);
+                    let index = child(ordinal, height);
                     height = height.saturating_sub(1);
-                    node = Arc::make_mut(children)[place].get_or_insert_with(|| Node::empty(height));
+                    node = Arc::make_mut(children)[index].get_or_insert_with(|| Node::empty(height));
                 }
             }
         }
     }
 
-    /// Takes a record out.
+    /// Removes a row.
     pub(super) fn remove(&mut self, ordinal: Ordinal) -> Option<Row> {
         self.get(ordinal)?;
         let removed = remove(&mut self.root, ordinal, self.height);
@@ -120,35 +120,35 @@ impl Rows {
         removed
     }
 
-    /// All records and their places, in order.
+    /// Returns all rows and their ordinals, in order.
     pub(super) fn iter(&self) -> Iter<'_> {
         self.range(0..Ordinal::MAX)
     }
 
-    /// Those in a range of places.
+    /// Returns the rows in a range of ordinals.
     pub(super) fn range(&self, range: Range<Ordinal>) -> Iter<'_> {
-        let end = range.end.min(self.reach());
+        let end = range.end.min(self.capacity());
         Iter { rows: self, range: range.start.min(end)..end, front: None, back: None }
     }
 
-    /// The first leaf that has ordinals from this one on, or the last that has some up to it; and its first ordinal.
+    /// Returns the leaf with this ordinal, or the nearest one in the given direction, and its first ordinal.
     fn seek(&self, ordinal: Ordinal, is_forward: bool) -> Option<(Ordinal, &[Option<Row>; WIDTH])> {
-        if ordinal >= self.reach() {
+        if ordinal >= self.capacity() {
             return None;
         }
         seek(self.root.as_ref()?, ordinal, self.height, is_forward)
     }
 }
 
-/// Takes a record out of what is below, which goes when nothing is left of it.
-fn remove(place: &mut Option<Node>, ordinal: Ordinal, height: u32) -> Option<Row> {
-    let node = place.as_mut()?;
+/// Removes a row from a subtree. An empty subtree is removed.
+fn remove(subtree: &mut Option<Node>, ordinal: Ordinal, height: u32) -> Option<Row> {
+let node = subtree.as_mut()?;
     let removed = match node {
         Node::Leaf(rows) => Arc::make_mut(rows)[child(ordinal, 0)].take(),
         Node::Branch(children) => remove(&mut Arc::make_mut(children)[child(ordinal, height)], ordinal, height - 1),
     };
     if node.is_empty() {
-        *place = None;
+        *subtree = None;
     }
     removed
 }
@@ -162,28 +162,28 @@ fn seek(node: &Node, ordinal: Ordinal, height: u32, is_forward: bool) -> Option<
     if let Some(found) = children[own].as_ref().and_then(|node| seek(node, ordinal, height - 1, is_forward)) {
         return Some(found);
     }
-    // Then the nearest one beside it, from its near end.
+    // Otherwise the nearest sibling, from its nearest end.
     let shift = height * BITS;
     let base = ordinal.checked_shr(shift + BITS).unwrap_or(0).checked_shl(shift + BITS).unwrap_or(0);
-    let beside = |place: usize| {
-        let start = base | (place as u64) << shift;
+    let sibling = |index: usize| {
+    let start = base | (index as u64) << shift;
         let near = if is_forward { start } else { start | ((1 << shift) - 1) };
-        seek(children[place].as_ref()?, near, height - 1, is_forward)
+        seek(children[index].as_ref()?, near, height - 1, is_forward)
     };
-    if is_forward { (own + 1..WIDTH).find_map(beside) } else { (0..own).rev().find_map(beside) }
+    if is_forward { (own + 1..WIDTH).find_map(sibling) } else { (0..own).rev().find_map(sibling) }
 }
 
-/// Records and their places, in order, from both ends.
+/// A double-ended iterator over rows and their ordinals.
 #[derive(Debug, Clone)]
 pub(crate) struct Iter<'a> {
     rows: &'a Rows,
-    /// What is left.
+    /// The ordinals that are left.
     range: Range<Ordinal>,
     front: Option<(Ordinal, &'a [Option<Row>; WIDTH])>,
     back: Option<(Ordinal, &'a [Option<Row>; WIDTH])>,
 }
 
-/// The place of an ordinal, if it is in that leaf.
+/// Returns the entry of an ordinal, if it is in this leaf.
 fn within(leaf: Option<(Ordinal, &[Option<Row>; WIDTH])>, ordinal: Ordinal) -> Option<&Option<Row>> {
     let (start, rows) = leaf?;
     rows.get(usize::try_from(ordinal.checked_sub(start)?).ok()?)
@@ -246,18 +246,18 @@ mod tests {
     }
 
     proptest! {
-        /// It is an ordered map, and a clone stays as it is.
+        /// Compares with a `BTreeMap`. A clone is not changed by later steps.
         #[test]
-        fn it_is_an_ordered_map(
+        fn behaves_like_an_ordered_map(
             steps in vec((prop_oneof![0..40_u64, 0..5000_u64, 0..10_000_000_u64, any::<u64>().prop_map(|n| n / 2)], any::<bool>()), 0..80),
-            cut in 0..80_usize,
+            clone_at in 0..80_usize,
             range in (0..6000_u64, 0..6000_u64),
         ) {
             let (mut rows, mut model) = (Rows::default(), BTreeMap::new());
-            let mut kept = None;
-            for (place, (ordinal, is_insert)) in steps.into_iter().enumerate() {
-                if place == cut {
-                    kept = Some((rows.clone(), model.clone()));
+            let mut cloned = None;
+            for (step, (ordinal, is_insert)) in steps.into_iter().enumerate() {
+            if step == clone_at {
+            cloned = Some((rows.clone(), model.clone()));
                 }
                 if is_insert {
                     prop_assert_eq!(rows.insert(ordinal, row(ordinal)), model.insert(ordinal, row(ordinal)));
@@ -266,13 +266,13 @@ mod tests {
                     prop_assert_eq!(rows.remove(ordinal), model.remove(&ordinal));
                 }
             }
-            for (rows, model) in kept.into_iter().chain([(rows, model)]) {
+            for (rows, model) in cloned.into_iter().chain([(rows, model)]) {
                 prop_assert_eq!(rows.len(), model.len());
                 prop_assert!(rows.iter().eq(model.iter().map(|(ordinal, row)| (*ordinal, row))));
                 prop_assert!(rows.iter().rev().eq(model.iter().rev().map(|(ordinal, row)| (*ordinal, row))));
                 let (from, until) = (range.0.min(range.1), range.0.max(range.1));
                 prop_assert!(rows.range(from..until).eq(model.range(from..until).map(|(ordinal, row)| (*ordinal, row))));
-                // From both ends by turns, until they meet.
+                // Alternately from both ends, until they meet.
                 let (mut both, mut expected) = (rows.iter(), model.iter());
                 loop {
                     let (one, two) = (both.next(), expected.next());

@@ -1,9 +1,9 @@
-//! A state that is being changed.
+//! Drafts: mutable copies of a state.
 //!
-//! A write that fails leaves nothing behind: its changes are undone one by one. Cloning the state for each write would be
-//! simpler, but shared nodes are copied before they are changed, so a group of 64 writes would copy the same nodes 64 times. The
-//! state is cloned only when it is published, and before operations that do not change single records (definitions, clearing a
-//! bucket). Time is an argument.
+//! A failed write is rolled back by undoing its changes one by one. Cloning the state before each write would be simpler, but
+//! shared nodes are copied on write, so a group of 64 writes would copy the same nodes 64 times. The state is cloned only when it
+//! is published, and before operations that do not change single records (definitions, clearing a bucket). The time is an
+//! argument, so that a draft does not depend on a clock.
 
 mod references;
 mod sweep;
@@ -28,23 +28,23 @@ const CREATED_AT: &str = "_createdAt";
 const UPDATED_AT: &str = "_updatedAt";
 const EXPIRES_AT: &str = "_expiresAt";
 
-/// What has become of a record.
+/// The change of a record.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Change {
-    /// The bucket that it is in.
+    /// The bucket of the record.
     pub bucket: Arc<str>,
-    /// Its place in the order of coming, which it keeps as long as it is there.
+    /// The number of the record in insertion order, which it keeps until it is deleted.
     pub ordinal: u64,
-    /// What it was; none if it was not.
+    /// The record before the change. `None` if it was inserted.
     pub old: Option<Row>,
-    /// What it is; none if it is not any more.
+    /// The record after the change. `None` if it was deleted.
     pub new: Option<Row>,
 }
 
-/// A state to return to, with the length of the lists that belong to it.
+/// A saved state, with the lengths of the lists at that time.
 #[derive(Debug, Clone)]
-struct Saved {
+struct SavedState {
     changes: usize,
     counters: usize,
     state: State,
@@ -55,47 +55,47 @@ struct Saved {
 struct RaisedCounter {
     bucket: Arc<str>,
     before: u64,
-    /// Whether a number was generated. It is used up, even if the write is undone.
+    /// Whether a number was generated. It is consumed even if the write is undone.
     is_generated: bool,
 }
 
-/// A point in a draft to which it can be reverted.
+/// A point in a draft to which it can be rolled back.
 #[derive(Debug, Clone, Copy, Default)]
-struct Mark {
+struct Savepoint {
     changes: usize,
     counters: usize,
     saved: usize,
 }
 
-/// A state that is being changed, at one moment.
+/// A mutable state, at a fixed time.
 #[derive(Debug, Clone)]
 pub struct Draft {
     state: State,
     changes: Vec<Change>,
-    /// Parts of the changes that are all that was in a bucket.
+    /// Ranges of the changes that clear a bucket.
     cleared: Vec<Range<usize>>,
-    /// Counters that were raised, so that a number that a caller supplied counts only if it is stored.
+    /// Raised counters, so that a number supplied by a caller counts only if the record is stored.
     counters: Vec<RaisedCounter>,
-    /// States before operations that are not undone change by change.
-    saved: Vec<Saved>,
-    /// Whether a change is in progress. If it still is after a panic, the state is unknown.
-    is_torn: bool,
+    /// States saved before operations that are not undone change by change.
+    saved: Vec<SavedState>,
+    /// Whether a change is in progress. If it is still set after a panic, the state is inconsistent.
+    is_changing: bool,
     now: u64,
     limits: Limits,
-    /// The bytes of all records when the changes began.
+    /// The bytes of all records before the changes.
     bytes_before: usize,
-    /// The records that may be touched, if not all.
+    /// The filter of records that can be read and written. `None` means all.
     guard: Option<Filter>,
-    /// The records that may be referred to, if not all.
+    /// The filter of records that can be referenced. `None` means all.
     references: Option<ReferenceFilter>,
-    /// Whether names are those of system buckets.
+    /// Whether names refer to system buckets.
     is_system: bool,
     /// The work of the reads of the current write.
     read_work: Cell<u64>,
 }
 
 impl Draft {
-    /// Changes to a state, at that time in milliseconds.
+    /// Creates a draft of a state. `now` is the time in milliseconds since 1970.
     pub fn new(state: State, now: u64) -> Self {
         Self {
             bytes_before: state.totals().bytes,
@@ -104,7 +104,7 @@ impl Draft {
             cleared: Vec::new(),
             counters: Vec::new(),
             saved: Vec::new(),
-            is_torn: false,
+            is_changing: false,
             now,
             limits: Limits::default(),
             guard: None,
@@ -114,19 +114,19 @@ impl Draft {
         }
     }
 
-    /// With other limits than the usual ones.
+    /// Sets the limits. Default: [`Limits::default`].
     #[must_use]
     pub fn with_limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// The state as it is by now.
+    /// Returns the current state of the draft.
     pub fn state(&self) -> &State {
         &self.state
     }
 
-    /// The time at which it is changed.
+    /// Returns the time of the draft, in milliseconds since 1970.
     pub fn now(&self) -> u64 {
         self.now
     }
@@ -135,17 +135,17 @@ impl Draft {
         &self.limits
     }
 
-    /// The new state, and how it differs, in order.
+    /// Returns the new state and the changes, in order.
     pub fn finish(self) -> (State, Vec<Change>) {
         (self.state, self.changes)
     }
 
-    /// Goes on at a later time.
+    /// Sets the time.
     pub(crate) fn set_now(&mut self, now: u64) {
         self.now = now;
     }
 
-    /// What has changed, and which parts of it are all that was in a bucket.
+    /// Returns the changes, and the ranges of them that clear a bucket.
     pub(crate) fn changes(&self) -> (&[Change], &[Range<usize>]) {
         (&self.changes, &self.cleared)
     }
@@ -169,61 +169,61 @@ impl Draft {
     pub(crate) fn roll_back(&mut self) -> bool {
         (self.guard, self.references) = (None, None);
         self.is_system = false;
-        if !self.is_torn {
-            self.revert(Mark::default());
+        if !self.is_changing {
+            self.revert(Savepoint::default());
         }
-        !self.is_torn
+        !self.is_changing
     }
 
     /// Runs `work`, and undoes its changes if it fails.
     pub fn atomically<T, E>(&mut self, work: impl FnOnce(&mut Self) -> Result<T, E>) -> Result<T, E> {
-        let mark = Mark { changes: self.changes.len(), counters: self.counters.len(), saved: self.saved.len() };
+        let savepoint = Savepoint { changes: self.changes.len(), counters: self.counters.len(), saved: self.saved.len() };
         let done = work(self);
         if done.is_err() {
-            self.revert(mark);
+            self.revert(savepoint);
         }
         done
     }
 
-    /// Undoes everything after the mark.
-    fn revert(&mut self, mark: Mark) {
-        self.is_torn = true;
-        let generated = self.counters[mark.counters..].iter().filter(|raised| raised.is_generated);
+    /// Undoes everything after the savepoint.
+    fn revert(&mut self, savepoint: Savepoint) {
+        self.is_changing = true;
+        let generated = self.counters[savepoint.counters..].iter().filter(|raised| raised.is_generated);
         let generated: Vec<Arc<str>> = generated.map(|raised| Arc::clone(&raised.bucket)).collect();
-        if let Some(saved) = self.saved.drain(mark.saved..).next() {
+        if let Some(saved) = self.saved.drain(savepoint.saved..).next() {
             self.state = saved.state;
             self.changes.truncate(saved.changes);
             self.counters.truncate(saved.counters);
         }
-        self.cleared.retain(|cleared| cleared.start < mark.changes);
-        while self.changes.len() > mark.changes
+        self.cleared.retain(|cleared| cleared.start < savepoint.changes);
+        while self.changes.len() > savepoint.changes
             && let Some(change) = self.changes.pop()
         {
             let name = Arc::clone(&change.bucket);
             // A bucket that no longer exists has nothing to undo.
             let _ = self.state.change(&name, |bucket| bucket.revert(change));
         }
-        for raised in self.counters.drain(mark.counters..).rev() {
+        for raised in self.counters.drain(savepoint.counters..).rev() {
             let _ = self.state.change(&raised.bucket, |bucket| bucket.reset_counter(raised.before));
         }
         for bucket in generated {
             let _ = self.state.change(&bucket, Bucket::next_number);
         }
-        self.is_torn = false;
+        self.is_changing = false;
     }
 
     /// Changes the state in a way that is not undone record by record: definitions, or all records of a bucket.
     pub(crate) fn restructure(&mut self, work: impl FnOnce(&mut State)) {
         let (changes, counters) = (self.changes.len(), self.counters.len());
-        self.saved.push(Saved { changes, counters, state: self.state.clone() });
-        self.is_torn = true;
+        self.saved.push(SavedState { changes, counters, state: self.state.clone() });
+        self.is_changing = true;
         work(&mut self.state);
-        self.is_torn = false;
+        self.is_changing = false;
     }
 
-    /// Does something to records that match a filter only. Others are not there for reads, updates and deletes, and what is
-    /// written must match before and after. A key of a hidden record is taken, like a unique value: see [`StoreError::NotUnique`].
-    /// What a deletion does to those that refer to a record is not asked.
+    /// Runs `work` with access only to records that match a filter. Reads, updates and deletes do not find other records, and a
+    /// written record must match before and after the write. An insert with the key of a hidden record fails like a duplicate
+    /// unique value: see [`StoreError::NotUnique`]. The `onDelete` actions are not restricted by the filter.
     pub fn guarded<T>(&mut self, guard: &Filter, work: impl FnOnce(&mut Self) -> T) -> T {
         let narrower = match &self.guard {
             Some(outer) => outer.clone().and(guard.clone()),
@@ -235,7 +235,7 @@ impl Draft {
         done
     }
 
-    /// Does something whose records may refer only to records that match a filter. Others are not there for new references.
+    /// Runs `work` with a filter on the targets of new references. Records that it hides do not exist as targets.
     pub fn referring_to<T>(&mut self, references: &ReferenceFilter, work: impl FnOnce(&mut Self) -> T) -> T {
         let outer = self.references.replace(references.clone());
         let done = work(self);
@@ -243,9 +243,9 @@ impl Draft {
         done
     }
 
-    /// Does something to system buckets: inside, reads and writes of records reach the system buckets that the program has
-    /// declared, and no others. Neither a [guard](Self::guarded) nor a [reference filter](Self::referring_to) holds there.
-    /// Definitions are those of ordinary buckets, inside as outside.
+    /// Runs `work` with access to system buckets: inside, reads and writes of records use only the system buckets that the program
+    /// has declared. A [guard](Self::guarded) or [reference filter](Self::referring_to) has no effect there. Definitions still apply
+    /// to ordinary buckets.
     pub fn system<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
         let outer = (std::mem::replace(&mut self.is_system, true), self.guard.take(), self.references.take());
         let done = work(self);
@@ -253,17 +253,17 @@ impl Draft {
         done
     }
 
-    /// Returns the bucket that a name stands for, here.
+    /// Returns the bucket with this name: a system bucket inside [`system`](Self::system), otherwise an ordinary one.
     pub(crate) fn bucket(&self, name: &str) -> Result<&Bucket, StoreError> {
         if self.is_system { self.state.system_bucket(name) } else { self.state.bucket(name) }
     }
 
-    /// The record with this key, if there is one.
+    /// Returns the record with this key, if it exists and is visible.
     pub fn get(&self, bucket: &str, key: &Json) -> Result<Option<&Row>, StoreError> {
         Ok(self.live(bucket, key)?.filter(|row| self.is_visible(row)))
     }
 
-    /// Returns the result of a query. The reads of one write may take [`Limits::max_transaction_read`] together.
+    /// Returns the result of a query. All reads of one write together are limited by [`Limits::max_transaction_read`].
     pub fn query(&self, query: &Query) -> Result<Answer, StoreError> {
         self.read(query, |query, bucket, budget| query.answer(bucket, self.now, budget))
     }
@@ -273,12 +273,12 @@ impl Draft {
         self.read(query, |query, bucket, budget| query.rows(bucket, self.now, budget))
     }
 
-    /// Returns the number of records that match a query, whatever its offset and limit.
+    /// Returns the number of records that match a query, ignoring its offset and limit.
     pub fn count(&self, query: &Query) -> Result<usize, StoreError> {
         self.read(query, |query, bucket, budget| query.count(bucket, self.now, budget))
     }
 
-    /// Reads within what is left of the budget of this write.
+    /// Runs a read with the rest of the budget of this write.
     fn read<'a, T>(
         &'a self,
         query: &Query,
@@ -303,12 +303,12 @@ impl Draft {
         })
     }
 
-    /// The work of the reads of this write, in nanoseconds by estimate.
+    /// Returns the estimated work of the reads of this write, in nanoseconds.
     pub(crate) fn read_work(&self) -> u64 {
         self.read_work.get()
     }
 
-    /// Lets the next write read as much as any.
+    /// Resets the read budget for the next write.
     pub(crate) fn reset_read_work(&self) {
         self.read_work.set(0);
     }
@@ -319,7 +319,7 @@ impl Draft {
         self.atomically(|draft| draft.insert_now(bucket, record))
     }
 
-    /// Inserts all of these records, or none. A record that is refused is named by its index: see [`StoreError::Record`].
+    /// Inserts all of these records, or none. The error has the index of the rejected record: see [`StoreError::Record`].
     pub fn insert_many(
         &mut self,
         bucket: &str,
@@ -376,14 +376,14 @@ impl Draft {
             return self.atomically(|draft| draft.delete_all(name, rows));
         }
         let name = Arc::clone(self.state.any(name)?.0);
-        let mut gone = Vec::with_capacity(bucket.len());
+        let mut deleted = Vec::with_capacity(bucket.len());
         for (ordinal, row) in bucket.entries() {
-            gone.push(Change { bucket: Arc::clone(&name), ordinal, old: Some(row.clone()), new: None });
+            deleted.push(Change { bucket: Arc::clone(&name), ordinal, old: Some(row.clone()), new: None });
         }
-        if !gone.is_empty() {
+        if !deleted.is_empty() {
             self.restructure(|state| drop(state.change(&name, Bucket::clear)));
-            self.cleared.push(self.changes.len()..self.changes.len() + gone.len());
-            self.changes.extend(gone);
+            self.cleared.push(self.changes.len()..self.changes.len() + deleted.len());
+            self.changes.extend(deleted);
         }
         Ok(())
     }
@@ -396,7 +396,7 @@ impl Draft {
         if self.is_visible(row) { Ok(()) } else { Err(StoreError::Forbidden { bucket: bucket.to_owned() }) }
     }
 
-    /// The record with this key that has not expired.
+    /// Returns the record with this key, if it exists and has not expired.
     pub(crate) fn live(&self, bucket: &str, key: &Json) -> Result<Option<&Row>, StoreError> {
         Ok(self.bucket(bucket)?.record(key, || self.now))
     }
@@ -449,26 +449,26 @@ impl Draft {
         let max_size = definition.max_size;
         let row = self.check(name, &record, None)?;
         self.expect_visible(name, &row)?;
-        let known = self.known(name, &row)?;
-        // A record that has expired is not there, and one that is hidden keeps its key.
+        let known = self.existing(name, &row)?;
+        // A hidden record keeps its key, unless it has expired.
         let is_live = |known: &Row| self.bucket(name).is_ok_and(|bucket| bucket.is_live(known, now));
         if known.is_some_and(|known| is_live(known) && !self.is_visible(known)) {
             let field = self.bucket(name)?.definition().key.clone();
             let value = record.get(&field).cloned().unwrap_or_default();
             return Err(StoreError::NotUnique { bucket: name.to_owned(), source: NotUnique { field, value } });
         }
-        // It makes room only for one that takes another place.
+        // A replaced record does not change the size of the bucket.
         if let (None, Some(max)) = (known, max_size)
-            && self.make_room(name, max)?
+            && self.evict_oldest(name, max)?
         {
-            // What it refers to may be what has made way.
+            // The evicted record may be the target of a reference.
             self.check_references(name, &record, None)?;
         }
         self.put_row(name, row)
     }
 
-    /// Deletes the oldest records until there is room for one more. Returns whether there were any.
-    fn make_room(&mut self, name: &str, max: usize) -> Result<bool, StoreError> {
+    /// Deletes the oldest records until the bucket has capacity for one more. Returns whether records were deleted.
+    fn evict_oldest(&mut self, name: &str, max: usize) -> Result<bool, StoreError> {
         let mut has_deleted = false;
         loop {
             let bucket = self.bucket(name)?;
@@ -478,7 +478,7 @@ impl Draft {
         }
     }
 
-    /// Puts a record in place as it is, with its version and times. References are not asked.
+    /// Stores a record with its version and times, as an import does. References are not checked.
     pub(crate) fn restore(&mut self, name: &str, mut record: Map<String, Json>) -> Result<(), StoreError> {
         let definition = self.bucket(name)?.definition();
         for (field, missing) in [(VERSION, 1), (CREATED_AT, self.now), (UPDATED_AT, self.now)] {
@@ -487,15 +487,15 @@ impl Draft {
             }
         }
         let max_size = definition.max_size;
-        let row = self.check_alone(name, &record)?;
-        if let (None, Some(max)) = (self.known(name, &row)?, max_size) {
-            self.make_room(name, max)?;
+        let row = self.check_record(name, &record)?;
+        if let (None, Some(max)) = (self.existing(name, &row)?, max_size) {
+            self.evict_oldest(name, max)?;
         }
         self.put_row(name, row).map(drop)
     }
 
-    /// The record that has the key of this one, expired or not.
-    fn known(&self, name: &str, row: &Row) -> Result<Option<&Row>, StoreError> {
+    /// Returns the stored record with the same key, expired or not.
+    fn existing(&self, name: &str, row: &Row) -> Result<Option<&Row>, StoreError> {
         let (_, bucket) = self.state.any(name)?;
         Ok(bucket.key_of(row).and_then(|key| bucket.get(&key)))
     }
@@ -514,8 +514,8 @@ impl Draft {
         let mut record = row.to_record();
         for (field, value) in patch {
             let is_generated = definition.rule(&field).is_some_and(|rule| rule.generated.is_some());
-            let is_ours = [VERSION, CREATED_AT, UPDATED_AT].contains(&field.as_str());
-            if field != definition.key && !is_ours && !is_generated {
+            let is_managed = [VERSION, CREATED_AT, UPDATED_AT].contains(&field.as_str());
+            if field != definition.key && !is_managed && !is_generated {
                 record.insert(field, value);
             }
         }
@@ -526,8 +526,8 @@ impl Draft {
         self.put_row(name, row)
     }
 
-    /// The row of a record, if it is one: as its schema says, and with a key.
-    fn check_alone(&self, name: &str, record: &Map<String, Json>) -> Result<Row, StoreError> {
+    /// Validates a record without its references, and converts it into a row.
+    fn check_record(&self, name: &str, record: &Map<String, Json>) -> Result<Row, StoreError> {
         self.limits.check(record)?;
         let definition = self.bucket(name)?.definition();
         definition.validate(name, record)?;
@@ -540,23 +540,23 @@ impl Draft {
         if len > max { Err(RowError::TooLarge { len, max }.into()) } else { Ok(row) }
     }
 
-    /// The row of a record, if it is one, and its references lead somewhere, but for those that it had before.
+    /// Validates a record and its references, and converts it into a row. References that are unchanged from `before` are not checked.
     fn check(&self, name: &str, record: &Map<String, Json>, before: Option<&Row>) -> Result<Row, StoreError> {
-        let row = self.check_alone(name, record)?;
+        let row = self.check_record(name, record)?;
         self.check_references(name, record, before)?;
         Ok(row)
     }
 
-    /// Stores a row as it is.
+    /// Stores a row without validation.
     pub(crate) fn put_row(&mut self, name: &str, row: Row) -> Result<Row, StoreError> {
         let bucket = Arc::clone(self.state.any(name)?.0);
-        self.is_torn = true;
+        self.is_changing = true;
         let changed = self.state.change(name, |bucket| {
             let before = bucket.counter();
             let placed = bucket.place(row.clone());
             (placed, before, bucket.counter() > before)
         });
-        self.is_torn = false;
+        self.is_changing = false;
         let (placed, before, is_raised) = changed?;
         let (ordinal, old) = placed.map_err(|source| StoreError::NotUnique { bucket: name.to_owned(), source })?;
         if is_raised {
@@ -566,12 +566,12 @@ impl Draft {
         Ok(row)
     }
 
-    /// Takes a record out, and says whether it was there.
+    /// Removes a record. Returns whether it existed.
     pub(crate) fn remove_row(&mut self, name: &str, key: &Value<'_>) -> Result<bool, StoreError> {
         let bucket = Arc::clone(self.state.any(name)?.0);
-        self.is_torn = true;
+        self.is_changing = true;
         let taken = self.state.change(name, |bucket| bucket.take(key));
-        self.is_torn = false;
+        self.is_changing = false;
         let Some((ordinal, old)) = taken? else { return Ok(false) };
         self.changes.push(Change { bucket, ordinal, old: Some(old), new: None });
         Ok(true)
@@ -619,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn inserts_fill_in_what_is_absent_and_ours() {
+    fn insert_fills_defaults_and_generated_fields() {
         let mut draft = draft(&[(
             "b",
             json!({"key": "id", "schema": {
@@ -632,7 +632,7 @@ mod tests {
         let expected = json!({"x": [1], "_version": 1, "n": null, "id": 1, "at": 1000, "_expiresAt": 2000,
             "_createdAt": 1000, "_updatedAt": 1000});
         assert_eq!(Json::Object(row.to_record()), expected);
-        // A failed insert uses up a number, and numbers up to the largest that a caller supplied are skipped.
+        // A failed insert consumes a number, and numbers up to the largest supplied one are skipped.
         draft.insert("b", json!({"n": "x"})).unwrap_err();
         assert_eq!(draft.insert("b", json!({})).unwrap().to_record()["id"], 3);
         draft.insert("b", json!({"id": 10})).unwrap();
@@ -643,7 +643,7 @@ mod tests {
     }
 
     #[test]
-    fn updates_merge_and_leave_alone_what_is_not_theirs() {
+    fn update_merges_fields_and_keeps_key_and_generated_fields() {
         let mut draft = draft(&[(
             "b",
             json!({"key": "id", "schema": {
@@ -664,13 +664,13 @@ mod tests {
         draft.upsert("b", json!({"id": 2, "n": 4})).unwrap();
         let versions: Vec<_> = records(&draft, "b").iter().map(|record| record["_version"].clone()).collect();
         assert_eq!(versions, [json!(3), json!(1)]);
-        // An insert begins anew, in the same place.
+        // An insert replaces the record in its position, with version 1.
         draft.insert("b", json!({"id": 1})).unwrap();
         assert_eq!(records(&draft, "b")[0]["_version"], 1);
     }
 
     #[test]
-    fn many_are_inserted_or_none() {
+    fn insert_many_is_atomic() {
         let mut draft = draft(&[(
             "b",
             json!({"key": "id", "schema": {
@@ -688,7 +688,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_make_way() {
+    fn max_size_evicts_oldest_records() {
         let mut draft = draft(&[("b", json!({"key": "id", "schema": {"id": {"type": "number"}}, "maxSize": 2}))]);
         for id in 1..=3 {
             draft.now += 1;
@@ -696,7 +696,7 @@ mod tests {
         }
         let ids = |draft: &Draft| records(draft, "b").iter().map(|record| record["id"].clone()).collect::<Vec<_>>();
         assert_eq!(ids(&draft), [json!(2), json!(3)]);
-        // The second is now the youngest, and took nobody's place.
+        // Replacing the second record makes it the newest and evicts none.
         draft.now += 1;
         draft.insert("b", json!({"id": 2})).unwrap();
         assert_eq!(ids(&draft), [json!(2), json!(3)]);
@@ -706,7 +706,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_expired_is_gone_for_readers_and_swept_later() {
+    fn expired_records_are_hidden_until_swept() {
         let mut draft = draft(&[("b", json!({"key": "id", "schema": {"id": {"type": "number"}}, "ttl": 100}))]);
         draft.insert("b", json!({"id": 1})).unwrap();
         draft.insert("b", json!({"id": 2, "_expiresAt": 5000})).unwrap();
@@ -719,7 +719,7 @@ mod tests {
     }
 
     #[test]
-    fn references_lead_somewhere_and_say_what_becomes_of_them() {
+    fn references_are_validated_and_on_delete_is_applied() {
         for (on_delete, left) in [("restrict", 2), ("cascade", 0), ("set_null", 2)] {
             let team = json!({"key": "id", "schema": {"id": {"type": "string"}}});
             let member = json!({"key": "id", "schema": {
@@ -748,7 +748,7 @@ mod tests {
         }
     }
 
-    /// A step of a draft, whether or not it succeeds.
+    /// Runs an operation, which may fail.
     fn step(draft: &mut Draft, kind: u8, id: u8) {
         let record = || json!({"id": id % 6, "name": format!("n{}", id % 5), "to": id % 7, "x": id});
         let _ = match kind {
@@ -770,7 +770,7 @@ mod tests {
         };
     }
 
-    /// Every bucket, ordinal, record and index. Counters are left out: numbers that were generated are used up.
+    /// Lists all buckets, ordinals, records and index entries. Counters are omitted, because generated numbers are consumed.
     fn everything(state: &State) -> Vec<String> {
         state.check_accounts();
         let buckets = state.all().map(|(name, bucket)| {
@@ -782,9 +782,9 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// What fails is taken back as if it had never been, and nothing else is.
+        /// A rollback restores the state before the failed operations exactly.
         #[test]
-        fn what_fails_leaves_nothing(
+        fn rollback_restores_the_state(
             before in proptest::collection::vec((0..13_u8, 0..40_u8), 0..20),
             failing in proptest::collection::vec((0..14_u8, 0..40_u8), 0..20),
         ) {
@@ -798,7 +798,7 @@ mod tests {
             for (kind, id) in before {
                 step(&mut draft, kind, id);
             }
-            // A clone would be copied rather than changed, and hide what is not taken back.
+            // The state is not cloned: copy-on-write would hide a change that is not undone.
             let (expected, changes) = (everything(&draft.state), draft.changes.len());
             let failed = draft.atomically(|draft| {
                 for (kind, id) in failing {
@@ -809,16 +809,16 @@ mod tests {
             proptest::prop_assert!(failed.is_err());
             proptest::prop_assert_eq!(everything(&draft.state), expected);
             proptest::prop_assert_eq!(draft.changes.len(), changes);
-            // What was done before can be taken back as well.
+            // Earlier changes can be rolled back too.
             proptest::prop_assert!(draft.roll_back());
             proptest::prop_assert_eq!(draft.state.names().collect::<Vec<_>>(), ["b"]);
             proptest::prop_assert!(draft.state.bucket("b").is_ok_and(Bucket::is_empty));
         }
     }
 
-    /// Each leaves its key in the table of keys, all for one place.
+    /// Each failed insert leaves a dead entry in the key table.
     #[test]
-    fn many_may_fail_one_after_the_other() {
+    fn many_consecutive_failures_are_rolled_back() {
         let mut draft = draft(&[("b", json!({"key": "id", "schema": {"id": {"type": "number"}}}))]);
         for id in 0..1000 {
             let failed = draft.atomically(|draft| {
@@ -833,9 +833,9 @@ mod tests {
         assert!(draft.get("b", &json!(7)).unwrap().is_some());
     }
 
-    /// In a circle, and to itself.
+    /// The references form a cycle, and one refers to its own record.
     #[test]
-    fn a_cascade_ends() {
+    fn cascade_over_a_cycle_terminates() {
         let node = json!({"key": "id", "schema": {
             "id": {"type": "number"}, "next": {"type": "number", "ref": "nodes", "onDelete": "cascade"},
         }});

@@ -1,7 +1,7 @@
-//! References between records: their targets, and what a deletion does to the records that refer to it.
+//! References between records: validation, and the `onDelete` actions.
 //!
-//! Fields that refer to records are indexed, also without a declaration, so a deletion costs what it changes and not what the
-//! referring buckets hold.
+//! Fields with references are always indexed, so the cost of a deletion depends on the referring records and not on the size of
+//! their buckets.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -16,8 +16,8 @@ use crate::check::{self, Issue};
 use crate::schema::{OnDelete, ValidationError};
 use crate::{Draft, Field, Filter, Row, StoreError, Value};
 
-/// The records that a write may refer to: for the name of a bucket a filter, or none for all of its records. See
-/// [`Draft::referring_to`].
+/// Restricts the records that a write can reference: maps the name of a bucket to a filter, or to `None` for all of its records.
+/// See [`Draft::referring_to`].
 #[derive(Clone)]
 pub struct ReferenceFilter(Arc<FilterOf>);
 
@@ -42,7 +42,7 @@ impl fmt::Debug for ReferenceFilter {
 }
 
 /// The references to records of a bucket.
-struct Targeting {
+struct IncomingReferences {
     /// The key field of the bucket.
     key: Field,
     /// The referring buckets and fields, and what a deletion does to their records.
@@ -50,34 +50,35 @@ struct Targeting {
 }
 
 impl Draft {
-    /// Deletes a record, and what refers to it.
+    /// Deletes a record, and applies `onDelete` to the records that refer to it.
     pub(super) fn delete_now(&mut self, bucket: &str, row: Row) -> Result<(), StoreError> {
         self.delete_all(bucket, vec![row])
     }
 
-    /// Deletes records of a bucket, and what refers to them. References between the records do not prevent it.
+    /// Deletes records of a bucket, and applies `onDelete` to the records that refer to them. References between the deleted records
+    /// do not restrict the deletion.
     pub(super) fn delete_all(&mut self, bucket: &str, rows: Vec<Row>) -> Result<(), StoreError> {
         let name = Arc::clone(self.state.any(bucket)?.0);
         let is_target = self.is_target(&name);
-        let mut gone = Vec::new();
+        let mut deleted = Vec::new();
         for row in rows {
-            if self.remove_this(&name, &row)? && is_target {
-                gone.push((Arc::clone(&name), row));
+            if self.remove_existing(&name, &row)? && is_target {
+                deleted.push((Arc::clone(&name), row));
             }
         }
-        let mut references: BTreeMap<Arc<str>, Targeting> = BTreeMap::new();
-        while let Some((name, row)) = gone.pop() {
-            let targeting = match references.entry(Arc::clone(&name)) {
+        let mut references: BTreeMap<Arc<str>, IncomingReferences> = BTreeMap::new();
+        while let Some((name, row)) = deleted.pop() {
+            let incoming = match references.entry(Arc::clone(&name)) {
                 Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(vacant) => vacant.insert(self.targeting(&name)?),
+                Entry::Vacant(vacant) => vacant.insert(self.incoming_references(&name)?),
             };
-            let Some(key) = row.get(&targeting.key) else { continue };
-            for (referring, field, on_delete) in &targeting.fields {
+            let Some(key) = row.get(&incoming.key) else { continue };
+            for (referring, field, on_delete) in &incoming.fields {
                 match on_delete {
                     OnDelete::Cascade => {
                         for row in self.all_referring(referring, field, &key)? {
-                            if self.remove_this(referring, &row)? {
-                                gone.push((Arc::clone(referring), row));
+                            if self.remove_existing(referring, &row)? {
+                                deleted.push((Arc::clone(referring), row));
                             }
                         }
                     }
@@ -86,7 +87,7 @@ impl Draft {
                             self.set_null(referring, &row, field)?;
                         }
                     }
-                    // One such record is enough, however many there are.
+                    // A single referring record restricts the deletion.
                     OnDelete::Restrict if self.referring(referring, field, &key)?.next().is_some() => {
                         let message = format!("the record is referenced by field {} of bucket \"{referring}\"", field.name());
                         let issue = Issue { field: field.name().to_owned(), message, code: "ref" };
@@ -99,21 +100,21 @@ impl Draft {
         Ok(())
     }
 
-    /// Removes the record with the key of this one. Returns whether there was one.
-    fn remove_this(&mut self, name: &str, row: &Row) -> Result<bool, StoreError> {
+    /// Removes the record with the same key, if it still exists. Returns whether it did.
+    fn remove_existing(&mut self, name: &str, row: &Row) -> Result<bool, StoreError> {
         match self.state.any(name)?.1.key_of(row) {
             Some(key) => self.remove_row(name, &key),
             None => Ok(false),
         }
     }
 
-    /// Whether fields of some bucket refer to this one.
+    /// Returns whether fields of any bucket refer to this one.
     pub(super) fn is_target(&self, target: &str) -> bool {
         self.state.referring(target).next().is_some()
     }
 
     /// Returns the references to records of this bucket.
-    fn targeting(&self, target: &str) -> Result<Targeting, StoreError> {
+    fn incoming_references(&self, target: &str) -> Result<IncomingReferences, StoreError> {
         let key = self.state.any(target)?.1.key_field().clone();
         let mut fields = Vec::new();
         for (name, bucket) in self.state.referring(target) {
@@ -123,10 +124,10 @@ impl Draft {
                 }
             }
         }
-        Ok(Targeting { key, fields })
+        Ok(IncomingReferences { key, fields })
     }
 
-    /// The records that refer to this key, found by an index.
+    /// Returns the records that refer to this key, by an index lookup.
     fn referring(
         &self,
         name: &str,
@@ -137,7 +138,7 @@ impl Draft {
         Ok(bucket.referring(field, key).filter(|(_, row)| bucket.is_live(row, self.now)))
     }
 
-    /// All records that refer to this key, in insertion order.
+    /// Returns all records that refer to this key, in insertion order.
     fn all_referring(&self, name: &str, field: &Field, key: &Value<'_>) -> Result<Vec<Row>, StoreError> {
         let mut found: Vec<(Ordinal, Row)> =
             self.referring(name, field, key)?.map(|(ordinal, row)| (ordinal, row.clone())).collect();
@@ -146,14 +147,14 @@ impl Draft {
     }
 
     fn set_null(&mut self, name: &str, row: &Row, field: &Field) -> Result<(), StoreError> {
-        // It may have been changed since it was found, by another field of its own.
-        let Some(row) = self.known(name, row)?.cloned() else { return Ok(()) };
+        // The record may have changed since it was found, if several of its fields refer to the deleted record.
+        let Some(row) = self.existing(name, row)?.cloned() else { return Ok(()) };
         let mut record = row.to_record();
         record.insert(field.name().to_owned(), Json::Null);
         record.insert(VERSION.to_owned(), json!(version_of(&row).saturating_add(1)));
         record.insert(UPDATED_AT.to_owned(), json!(self.now));
-        // The rest of it is as it was. It may not be what its schema says by now, and it may refer to what is gone by another
-        // field, which is next: neither keeps what is deleted.
+        // Only this field is validated. The rest of the record is unchanged; it may violate a newer schema, and another field
+        // may still refer to the deleted record. Neither prevents the deletion.
         let definition = self.state.any(name)?.1.definition();
         let mut issues = Vec::new();
         if let Some(rule) = definition.rule(field.name()) {
@@ -168,8 +169,8 @@ impl Draft {
         self.put_row(name, Row::new(&record)?).map(drop)
     }
 
-    /// Whether the references of a record lead somewhere. One that it had before may lead nowhere: what it led to has expired, or
-    /// was not kept, and that must not keep the record from being changed.
+    /// Checks that the targets of a record's references exist. An unchanged reference is not checked: its target may have expired or
+    /// been lost with a bucket that is not persistent, and the record must remain writable.
     pub(super) fn check_references(
         &self,
         name: &str,
@@ -181,15 +182,15 @@ impl Draft {
         for (field, rule) in &definition.fields {
             let Some(reference) = &rule.reference else { continue };
             let Some(value) = record.get(field).filter(|value| !value.is_null()) else { continue };
-            // A record may refer to itself.
-            let is_itself = reference.bucket == name && Some(value) == record.get(&definition.key);
+            // A record can refer to itself.
+            let is_self = reference.bucket == name && Some(value) == record.get(&definition.key);
             let own = Value::of_json(value);
             let had = before.and_then(|before| before.get(&Field::new(field)));
-            let is_kept = own.zip(had).is_some_and(|(own, had)| own.strictly_equals(&had));
+            let is_unchanged = own.zip(had).is_some_and(|(own, had)| own.strictly_equals(&had));
             let may_refer =
                 |row: &Row| self.references.as_ref().is_none_or(|filter| filter.matches(&reference.bucket, row));
             let is_missing = || self.live(&reference.bucket, value).is_ok_and(|found| !found.is_some_and(may_refer));
-            if !is_itself && !is_kept && is_missing() {
+            if !is_self && !is_unchanged && is_missing() {
                 let message = format!("references {value}, which does not exist in bucket \"{}\"", reference.bucket);
                 issues.push(Issue { field: field.clone(), message, code: "ref" });
             }
@@ -219,7 +220,7 @@ mod tests {
         total() - before
     }
 
-    /// A bucket of targets, half of which have a record that refers to them, among many that refer to another target.
+    /// Creates a bucket of targets, half of which have a referring record, and many records that refer to another target.
     fn filled(store: &Store, on_delete: &str, unrelated: usize, define: impl FnOnce(&Store, &Json)) {
         let number = json!({"type": "number"});
         store.define_bucket("targets", json!({"key": "id", "schema": {"id": number}})).wait().unwrap();
@@ -251,14 +252,14 @@ mod tests {
 
     fn delete_all(store: &Store) {
         for id in 0..DELETED {
-            // Restricted ones are refused.
+            // Deletions with `restrict` are rejected.
             let deleted = store.delete("targets", json!(id), None).wait();
             assert!(deleted.is_ok() || id < DELETED / 2, "{deleted:?}");
         }
     }
 
     #[test]
-    fn a_delete_examines_only_records_that_refer_to_the_target() {
+    fn delete_examines_only_records_that_refer_to_the_target() {
         for define in [without_index, with_compound_index, with_added_field] {
             for (on_delete, left) in [("cascade", 1000), ("set_null", 1010), ("restrict", 1010)] {
                 let store = Store::memory(StoreOptions::default());
@@ -271,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restricted_delete_does_not_examine_all_records_that_restrict_it() {
+    fn restricted_delete_examines_few_records() {
         for define in [without_index, with_compound_index] {
             let store = Store::memory(StoreOptions::default());
             filled(&store, "restrict", 1000, define);
@@ -283,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clear_examines_each_referring_record_a_few_times() {
+    fn clear_examines_each_referring_record_a_few_times() {
         let store = Store::memory(StoreOptions::default());
         filled(&store, "set_null", 1000, without_index);
         let examined = examined(&store, |store| store.clear("targets").wait().unwrap());
@@ -291,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn recovered_buckets_find_references_by_an_index() {
+    fn references_are_indexed_after_recovery() {
         let dir = tempfile::tempdir().unwrap();
         let (store, _) = Store::open(dir.path(), StoreOptions::default()).unwrap();
         filled(&store, "cascade", 1000, without_index);

@@ -1,4 +1,4 @@
-//! Deletion of expired records, in parts.
+//! Deletion of expired records, in batches.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,12 +6,12 @@ use std::sync::Arc;
 use crate::bucket::Ordinal;
 use crate::{Draft, Row};
 
-/// A sweep in progress. It examines every expired record once, also those that cannot be deleted.
+/// A sweep in progress. It examines each expired record once, including those that cannot be deleted.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Sweep {
-    /// The buckets with expired records that are not done yet.
+    /// The buckets that are left.
     left: VecDeque<Arc<str>>,
-    /// The last record that was examined in the first of them.
+    /// The last examined record of the first bucket.
     after: Option<(u64, Ordinal)>,
 }
 
@@ -32,28 +32,28 @@ impl Draft {
         swept
     }
 
-    /// Begins a sweep of all records that have expired.
+    /// Begins a sweep of all expired records.
     pub(crate) fn begin_sweep(&self) -> Sweep {
         Sweep { left: self.state.expired(self.now).cloned().collect(), after: None }
     }
 
     /// Continues a sweep: examines at most `count` records and deletes those that can be deleted. Returns the number deleted.
     pub(crate) fn sweep_some(&mut self, sweep: &mut Sweep, count: usize) -> usize {
-        let (mut looked, mut swept) = (0, 0);
+        let (mut examined, mut swept) = (0, 0);
         while let Some(name) = sweep.left.front().cloned() {
             let bucket = self.state.any(&name).map(|(_, bucket)| bucket);
             let expired: Vec<((u64, Ordinal), Row)> = bucket
                 .into_iter()
                 .flat_map(|bucket| bucket.expired_after(sweep.after, self.now))
-                .map(|(place, row)| (place, row.clone()))
-                .take(count - looked)
+                .map(|(position, row)| (position, row.clone()))
+                .take(count - examined)
                 .collect();
-            looked += expired.len();
-            for (place, row) in expired {
-                sweep.after = Some(place);
+                examined += expired.len();
+                for (position, row) in expired {
+                sweep.after = Some(position);
                 swept += usize::from(self.atomically(|draft| draft.delete_now(&name, row)).is_ok());
             }
-            if looked == count {
+            if examined == count {
                 break;
             }
             sweep.left.pop_front();

@@ -1,7 +1,7 @@
 //! A row while a filter examines it.
 
 use super::Test;
-use crate::budget::{CONDITION, RECORD};
+use crate::budget::{CONDITION_WORK, RECORD_WORK};
 use crate::query::{Budget, Exceeded};
 use crate::{Field, Row, Value};
 
@@ -22,19 +22,19 @@ impl<'a, 'f> Examined<'a, 'f> {
     /// Returns whether a field passes a test.
     pub(super) fn passes(&mut self, field: &'f Field, test: &Test) -> Result<bool, Exceeded> {
         if !std::mem::replace(&mut self.is_charged, true) {
-            self.budget.charge(RECORD)?;
+            self.budget.charge(RECORD_WORK)?;
         }
         if let Test::Contains(part) = test {
             return self.contains(field, part);
         }
         let text = self.row.text_of(field);
         // A text is searched for escapes, and a field among its neighbours.
-        self.budget.charge(CONDITION + self.row.member_count() + text.map_or(0, |text| text.len() / 4))?;
+        self.budget.charge(CONDITION_WORK + self.row.member_count() + text.map_or(0, |text| text.len() / 4))?;
         Ok(test.passes(text.map(Value::of_text).as_ref()))
     }
 
     fn contains(&mut self, field: &'f Field, part: &str) -> Result<bool, Exceeded> {
-        self.budget.charge(CONDITION + self.lowered.len())?;
+        self.budget.charge(CONDITION_WORK + self.lowered.len())?;
         let known = self.lowered.iter().position(|(known, _)| *known == field);
         let place = if let Some(place) = known {
             place

@@ -16,7 +16,7 @@ use serde_json::{Number, Value as Json};
 
 use self::examine::Examined;
 pub use self::parameters::Parameters;
-use self::parameters::Source;
+use self::parameters::ParameterSource;
 use self::parser::Parser;
 pub use self::scalars::Scalars;
 use crate::query::{Budget, Exceeded};
@@ -242,17 +242,17 @@ impl Filter {
     /// Parses a filter with parameters. A string that is exactly `{{ params.x }}` is replaced by the value of the parameter, with
     /// its type.
     pub fn parse_with(json: &Json, parameters: &Parameters<'_>) -> Result<Self, FilterError> {
-        Parser::new(Source::Values(parameters)).filter(json, "the filter", 0)
+        Parser::new(ParameterSource::Values(parameters)).filter(json, "the filter", 0)
     }
 
     /// Parses a filter with unknown `params`, and puts any value in place of each.
     pub(crate) fn template(json: &Json) -> Result<Self, FilterError> {
-        Parser::new(Source::Later(&["params"])).filter(json, "the filter", 0)
+        Parser::new(ParameterSource::Deferred(&["params"])).filter(json, "the filter", 0)
     }
 
     /// Whether JSON describes a filter whose parameters have these roots, whatever they will be.
     pub fn check_with(json: &Json, roots: &[&str]) -> Result<(), FilterError> {
-        Parser::new(Source::Later(roots)).filter(json, "the filter", 0).map(drop)
+        Parser::new(ParameterSource::Deferred(roots)).filter(json, "the filter", 0).map(drop)
     }
 
     /// Returns whether a row matches.
@@ -325,8 +325,8 @@ impl Test {
             Self::Equal(scalar) => scalar.equals(value),
             Self::NotEqual(scalar) => !scalar.equals(value),
             Self::Order(comparison, scalar) => scalar.order(value).is_some_and(|order| comparison.holds(order)),
-            Self::In(scalars) => scalars.contain(value),
-            Self::NotIn(scalars) => !scalars.contain(value),
+            Self::In(scalars) => scalars.contains(value),
+            Self::NotIn(scalars) => !scalars.contains(value),
             Self::Contains(part) => text().is_some_and(|text| text.to_lowercase().contains(&**part)),
             Self::StartsWith(part) => text().is_some_and(|text| text.starts_with(&**part)),
             Self::EndsWith(part) => text().is_some_and(|text| text.ends_with(&**part)),

@@ -46,13 +46,13 @@ impl<'a> From<&'a Map<String, Json>> for Parameters<'a> {
 
 /// The name of a parameter.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Path<'a> {
+pub(super) struct ParameterPath<'a> {
     whole: &'a str,
     root: &'a str,
     rest: &'a str,
 }
 
-impl<'a> Path<'a> {
+impl<'a> ParameterPath<'a> {
     fn of(text: &'a str) -> Option<Self> {
         let whole = text.strip_prefix("{{")?.strip_suffix("}}")?.trim();
         let (root, rest) = whole.split_once('.')?;
@@ -64,29 +64,29 @@ impl<'a> Path<'a> {
 
 /// Where a parser has values from.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Source<'a> {
+pub(super) enum ParameterSource<'a> {
     Values(&'a Parameters<'a>),
     /// They come later, and only their roots are known.
-    Later(&'a [&'a str]),
+    Deferred(&'a [&'a str]),
 }
 
-impl<'a> Source<'a> {
+impl<'a> ParameterSource<'a> {
     /// The parameter that a string stands for, if there are any and it is exactly one.
-    pub(super) fn path<'t>(&self, text: &'t str) -> Option<Path<'t>> {
+    pub(super) fn path<'t>(&self, text: &'t str) -> Option<ParameterPath<'t>> {
         let has_any = match self {
             Self::Values(Parameters { roots }) => !roots.is_empty(),
-            Self::Later(roots) => !roots.is_empty(),
+            Self::Deferred(roots) => !roots.is_empty(),
         };
-        if has_any { Path::of(text) } else { None }
+        if has_any { ParameterPath::of(text) } else { None }
     }
 
     /// The value of a parameter, if it has come.
-    pub(super) fn value(&self, path: Path<'_>) -> Result<Option<&'a Json>, FilterError> {
+    pub(super) fn value(&self, path: ParameterPath<'_>) -> Result<Option<&'a Json>, FilterError> {
         let name = || path.whole.to_owned();
         let unknown = |known: Vec<&str>| FilterError::UnknownParameter { name: name(), known: known.join(" or ") };
         match self {
-            Self::Later(roots) if roots.contains(&path.root) => Ok(None),
-            Self::Later(roots) => Err(unknown(roots.to_vec())),
+            Self::Deferred(roots) if roots.contains(&path.root) => Ok(None),
+            Self::Deferred(roots) => Err(unknown(roots.to_vec())),
             Self::Values(Parameters { roots }) => match roots.iter().find(|(root, _)| *root == path.root) {
                 Some((_, values)) => {
                     find(values, path.rest).map(Some).ok_or_else(|| FilterError::MissingParameter { name: name() })

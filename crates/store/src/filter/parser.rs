@@ -2,20 +2,20 @@
 
 use serde_json::Value as Json;
 
-use super::parameters::Source;
+use super::parameters::ParameterSource;
 use super::{Comparison, Filter, FilterError, Scalar, Scalars, Test};
 use crate::Field;
 
 /// Reads a filter. It is one reader whether or not the parameters have values yet, so that a definition and its use are judged
 /// alike.
 pub(super) struct Parser<'a> {
-    source: Source<'a>,
+    source: ParameterSource<'a>,
     /// How many more conditions there may be.
     left: usize,
 }
 
 impl<'a> Parser<'a> {
-    pub(super) fn new(source: Source<'a>) -> Self {
+    pub(super) fn new(source: ParameterSource<'a>) -> Self {
         Self { source, left: Filter::MAX_CONDITIONS }
     }
 

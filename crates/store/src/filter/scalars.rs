@@ -15,7 +15,7 @@ pub struct Scalars {
 
 impl Scalars {
     /// Up to this many are compared one by one, which is sooner done than making a key.
-    const FEW: usize = 8;
+    const MAX_LINEAR_SEARCH: usize = 8;
 
     /// These values.
     pub fn new(list: Vec<Scalar>) -> Self {
@@ -37,8 +37,8 @@ impl Scalars {
     }
 
     /// Whether a value equals one of them; an absent one does not.
-    pub fn contain(&self, value: Option<&Value<'_>>) -> bool {
-        if self.list.len() <= Self::FEW {
+    pub fn contains(&self, value: Option<&Value<'_>>) -> bool {
+        if self.list.len() <= Self::MAX_LINEAR_SEARCH {
             return self.list.iter().any(|scalar| scalar.equals(value));
         }
         match value {
@@ -73,16 +73,16 @@ mod tests {
             json!("b"),
         ];
         let list = |values: &[Json]| Scalars::new(values.iter().map(|value| Scalar::new(value.clone())).collect());
-        let (few, many) = (list(&all[..Scalars::FEW]), list(&all));
+        let (few, many) = (list(&all[..Scalars::MAX_LINEAR_SEARCH]), list(&all));
         let texts =
             ["null", "true", "false", "0", "-0", "2.5", "\"2.5\"", "\"\"", "\"a\"", "[]", "{}", "7", "\"b\"", "8"];
         for text in texts {
             let value = Value::of_text(text);
             let one_by_one = |values: &[Json]| values.iter().any(|one| Scalar::new(one.clone()).equals(Some(&value)));
-            assert_eq!(few.contain(Some(&value)), one_by_one(&all[..Scalars::FEW]), "{text}");
-            assert_eq!(many.contain(Some(&value)), one_by_one(&all), "{text}");
+            assert_eq!(few.contains(Some(&value)), one_by_one(&all[..Scalars::MAX_LINEAR_SEARCH]), "{text}");
+            assert_eq!(many.contains(Some(&value)), one_by_one(&all), "{text}");
         }
-        assert!(!few.contain(None) && !many.contain(None));
+        assert!(!few.contains(None) && !many.contains(None));
         assert_eq!(many.keys().len(), 9);
     }
 }

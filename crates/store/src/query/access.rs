@@ -14,10 +14,10 @@ use crate::{Bucket, Field, Filter};
 /// Parts of indexes, in which all records are that can be meant.
 #[derive(Debug)]
 pub(super) struct Access<'a> {
-    parts: Vec<Part<'a>>,
-    worth: Worth,
+    parts: Vec<AccessPart<'a>>,
+    selectivity: Selectivity,
     /// Whether a record may be in several parts.
-    overlaps: bool,
+    may_overlap: bool,
     /// Whether the records are in the order of coming.
     is_in_order: bool,
     /// Whether all records in it are meant, so that nobody has to ask.
@@ -25,14 +25,14 @@ pub(super) struct Access<'a> {
 }
 
 #[derive(Debug)]
-enum Part<'a> {
+enum AccessPart<'a> {
     One(Ordinal),
     Range { index: &'a Index, from: IndexKey, until: Option<IndexKey> },
 }
 
 /// How few records may be expected: the greatest is best.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Worth {
+pub(super) struct Selectivity {
     /// Whether each part has one record at most.
     pub(super) is_unique: bool,
     /// How many fields are fixed.
@@ -57,21 +57,21 @@ impl<'a> Access<'a> {
         conditions: &Conditions<'_>,
         budget: &Budget,
     ) -> Result<Option<Self>, Exceeded> {
-        let mut planner = Planner { bucket, left: Planner::EFFORT, budget, exceeded: Ok(()) };
+        let mut planner = Planner { bucket, steps_left: Planner::MAX_STEPS, budget, exceeded: Ok(()) };
         let chosen = planner.choose(conditions);
         planner.exceeded.map(|()| chosen)
     }
 
-    pub(super) fn worth(&self) -> Worth {
-        self.worth
+    pub(super) fn selectivity(&self) -> Selectivity {
+        self.selectivity
     }
 
     /// The records, each once, in any order.
     pub(super) fn ordinals(&self, budget: &Budget) -> Result<Box<dyn Iterator<Item = Ordinal> + '_>, Exceeded> {
-        if self.overlaps {
+        if self.may_overlap {
             return Ok(Box::new(self.collect(budget)?.into_iter()));
         }
-        Ok(Box::new(self.parts.iter().flat_map(Part::ordinals)))
+        Ok(Box::new(self.parts.iter().flat_map(AccessPart::ordinals)))
     }
 
     /// The records, each once, in insertion order.
@@ -84,8 +84,8 @@ impl<'a> Access<'a> {
 
     fn collect(&self, budget: &Budget) -> Result<Vec<Ordinal>, Exceeded> {
         let mut ordinals = Vec::new();
-        for ordinal in self.parts.iter().flat_map(Part::ordinals) {
-            budget.charge(ENTRY)?;
+        for ordinal in self.parts.iter().flat_map(AccessPart::ordinals) {
+            budget.charge(ENTRY_WORK)?;
             budget.hold(size_of::<Ordinal>())?;
             ordinals.push(ordinal);
         }
@@ -96,12 +96,12 @@ impl<'a> Access<'a> {
 
     /// Whether it has more records than that.
     pub(super) fn is_larger_than(&self, count: usize, budget: &Budget) -> Result<bool, Exceeded> {
-        let mut ordinals = self.parts.iter().flat_map(Part::ordinals);
+        let mut ordinals = self.parts.iter().flat_map(AccessPart::ordinals);
         for _ in 0..count {
             if ordinals.next().is_none() {
                 return Ok(false);
             }
-            budget.charge(ENTRY)?;
+            budget.charge(ENTRY_WORK)?;
         }
         Ok(ordinals.next().is_some())
     }
@@ -113,14 +113,14 @@ impl<'a> Access<'a> {
         }
         let mut count = 0;
         for _ in self.ordinals(budget)? {
-            budget.charge(ENTRY)?;
+            budget.charge(ENTRY_WORK)?;
             count += 1;
         }
         Ok(Some(count))
     }
 }
 
-impl<'a> Part<'a> {
+impl<'a> AccessPart<'a> {
     fn ordinals(&self) -> Box<dyn Iterator<Item = Ordinal> + 'a> {
         match self {
             Self::One(ordinal) => Box::new(std::iter::once(*ordinal)),
@@ -209,13 +209,13 @@ impl<'f> Values<'f> {
             Test::Exists(false) => return Some(Self { keys: Cow::Owned(vec![IndexKey::of(None)]), is_exact: true }),
             _ => return None,
         };
-        Some(Self { is_exact: !has_nothing(&keys), keys })
+        Some(Self { is_exact: !includes_null(&keys), keys })
     }
 }
 
 /// Whether nothing is among these. Null stands in an index beside what is absent.
-fn has_nothing(sorted: &[IndexKey]) -> bool {
-    sorted.last().is_some_and(IndexKey::is_nothing)
+fn includes_null(sorted: &[IndexKey]) -> bool {
+    sorted.last().is_some_and(IndexKey::is_null)
 }
 
 /// Between which keys a field must be.
@@ -232,7 +232,7 @@ impl Bounds {
         let (from, until) = match test {
             Test::Order(comparison, scalar) => {
                 let value = scalar.value()?;
-                let (least, beyond) = IndexKey::of_its_type(&value)?;
+                let (least, beyond) = IndexKey::type_range(&value)?;
                 let at = IndexKey::of(Some(&value));
                 match comparison {
                     Comparison::Greater => (at.after_prefix()?, beyond),
@@ -244,14 +244,14 @@ impl Bounds {
             Test::Between(low, high) => {
                 let (low, high) = (low.value()?, high.value()?);
                 // What is of one type is not of the other: between two of them there is nothing.
-                let (_, beyond) = IndexKey::of_its_type(&low)?;
-                let (least, _) = IndexKey::of_its_type(&high)?;
+                let (_, beyond) = IndexKey::type_range(&low)?;
+                let (least, _) = IndexKey::type_range(&high)?;
                 let until = IndexKey::of(Some(&high)).after_prefix()?;
                 (IndexKey::of(Some(&low)).max(least), until.min(beyond))
             }
             Test::StartsWith(beginning) => {
                 let mut from = IndexKey::new();
-                from.push_beginning(beginning);
+                from.push_prefix(beginning);
                 let until = from.after_prefix()?;
                 (from, until)
             }
@@ -265,27 +265,27 @@ impl Bounds {
     }
 
     /// Between which keys of an index the field is behind others. None if there is nothing between them.
-    pub(super) fn behind(&self, prefix: &IndexKey) -> Option<(IndexKey, IndexKey)> {
+    pub(super) fn with_prefix(&self, prefix: &IndexKey) -> Option<(IndexKey, IndexKey)> {
         (self.from < self.until).then(|| (prefix.join(&self.from), prefix.join(&self.until)))
     }
 }
 
 /// The work of one entry of an index.
-pub(super) const ENTRY: usize = 32;
+pub(super) const ENTRY_WORK: usize = 32;
 
 struct Planner<'a, 'b> {
     bucket: &'a Bucket,
     /// How many more conditions and values are looked at: planning a large filter must not take longer than asking it.
-    left: usize,
+    steps_left: usize,
     budget: &'b Budget,
     /// Whether the budget is exceeded. Then nothing more is planned.
     exceeded: Result<(), Exceeded>,
 }
 
 impl<'a> Planner<'a, '_> {
-    const EFFORT: usize = 100_000;
+    const MAX_STEPS: usize = 100_000;
     /// How many parts an index is cut into at most.
-    const PARTS: usize = Filter::MAX_CONDITIONS;
+    const MAX_PARTS: usize = Filter::MAX_CONDITIONS;
 
     fn choose(&mut self, conditions: &Conditions<'_>) -> Option<Access<'a>> {
         let bucket = self.bucket;
@@ -300,12 +300,12 @@ impl<'a> Planner<'a, '_> {
         }
         // As many parts as records are no help.
         found.retain(|access| access.parts.len() <= bucket.len());
-        found.into_iter().max_by_key(|access| (access.worth, access.is_in_order, Reverse(access.parts.len())))
+        found.into_iter().max_by_key(|access| (access.selectivity, access.is_in_order, Reverse(access.parts.len())))
     }
 
     fn spend(&mut self, effort: usize) -> Option<()> {
-        self.left = self.left.checked_sub(effort)?;
-        self.exceeded = self.exceeded.and_then(|()| self.budget.charge(effort * ENTRY));
+        self.steps_left = self.steps_left.checked_sub(effort)?;
+        self.exceeded = self.exceeded.and_then(|()| self.budget.charge(effort * ENTRY_WORK));
         self.exceeded.ok()
     }
 
@@ -313,13 +313,13 @@ impl<'a> Planner<'a, '_> {
         let key = self.bucket.key_field();
         let Values { keys, is_exact } = conditions.values(key)?;
         self.spend(keys.len())?;
-        let parts: Vec<Part<'_>> =
-            keys.iter().filter_map(|key| self.bucket.find(key)).map(|(ordinal, _)| Part::One(ordinal)).collect();
+        let parts: Vec<AccessPart<'_>> =
+            keys.iter().filter_map(|key| self.bucket.find(key)).map(|(ordinal, _)| AccessPart::One(ordinal)).collect();
         Some(Access {
             is_in_order: parts.len() <= 1,
             parts,
-            worth: Worth { is_unique: true, fixed: 1, is_bounded: false },
-            overlaps: false,
+            selectivity: Selectivity { is_unique: true, fixed: 1, is_bounded: false },
+            may_overlap: false,
             is_exact: is_exact && conditions.are_only_of(&[key]),
         })
     }
@@ -328,17 +328,17 @@ impl<'a> Planner<'a, '_> {
         let mut prefixes = vec![IndexKey::new()];
         let mut asked = Vec::new();
         let mut bounds = None;
-        let (mut is_of_nothing, mut is_exact) = (false, true);
+        let (mut has_null_key, mut is_exact) = (false, true);
         for field in index.fields() {
             let values = conditions.values(field);
-            let Some(values) = values.filter(|values| values.keys.len() * prefixes.len() <= Self::PARTS) else {
+            let Some(values) = values.filter(|values| values.keys.len() * prefixes.len() <= Self::MAX_PARTS) else {
                 bounds = conditions.bounds(field);
                 is_exact &= bounds.as_ref().is_none_or(|bounds| bounds.is_exact);
                 break;
             };
             self.spend(values.keys.len() * prefixes.len())?;
             is_exact &= values.is_exact;
-            is_of_nothing |= has_nothing(&values.keys);
+            has_null_key |= includes_null(&values.keys);
             prefixes = prefixes.iter().flat_map(|prefix| values.keys.iter().map(|key| prefix.join(key))).collect();
             asked.push(field);
         }
@@ -346,8 +346,8 @@ impl<'a> Planner<'a, '_> {
         if fixed == 0 && bounds.is_none() {
             return None;
         }
-        let worth = Worth {
-            is_unique: prefixes.is_empty() || index.is_unique() && fixed == 1 && !is_of_nothing,
+        let selectivity = Selectivity {
+            is_unique: prefixes.is_empty() || index.is_unique() && fixed == 1 && !has_null_key,
             fixed,
             is_bounded: bounds.is_some(),
         };
@@ -357,16 +357,16 @@ impl<'a> Planner<'a, '_> {
             asked.push(&index.fields()[fixed]);
         }
         let part = |prefix: IndexKey| match &bounds {
-            None => Some(Part::Range { index, until: prefix.after_prefix(), from: prefix }),
+            None => Some(AccessPart::Range { index, until: prefix.after_prefix(), from: prefix }),
             Some(bounds) => {
-                let (from, until) = bounds.behind(&prefix)?;
-                Some(Part::Range { index, from, until: Some(until) })
+                let (from, until) = bounds.with_prefix(&prefix)?;
+                Some(AccessPart::Range { index, from, until: Some(until) })
             }
         };
         Some(Access {
             parts: prefixes.into_iter().filter_map(part).collect(),
-            worth,
-            overlaps: false,
+            selectivity,
+            may_overlap: false,
             is_in_order,
             is_exact: is_exact && conditions.are_only_of(&asked),
         })
@@ -376,8 +376,8 @@ impl<'a> Planner<'a, '_> {
     fn by_union(&mut self, filters: &[Filter], conditions: &Conditions<'_>) -> Option<Access<'a>> {
         let mut all = Access {
             parts: Vec::new(),
-            worth: Worth { is_unique: true, fixed: usize::MAX, is_bounded: true },
-            overlaps: true,
+            selectivity: Selectivity { is_unique: true, fixed: usize::MAX, is_bounded: true },
+            may_overlap: true,
             is_in_order: false,
             is_exact: conditions.unions.len() == 1,
         };
@@ -387,7 +387,7 @@ impl<'a> Planner<'a, '_> {
             own.add(filter);
             let access = self.choose(&own)?;
             all.parts.extend(access.parts);
-            all.worth = all.worth.min(access.worth);
+            all.selectivity = all.selectivity.min(access.selectivity);
             all.is_exact &= access.is_exact;
         }
         Some(all)

@@ -6,16 +6,16 @@ use serde_json::{Map, Number, Value as Json};
 
 use super::QueryError;
 use super::parse::{expected, names};
-use crate::budget::{CONDITION, RECORD};
+use crate::budget::{CONDITION_WORK, RECORD_WORK};
 use crate::query::{Budget, Exceeded, IndexKey, Sum};
 use crate::{Direction, Field, Query, Row, Value};
 
 /// The memory of a group besides its key: the tree of its result, its sums, its place in the table.
-const GROUP: usize = 512;
+const GROUP_BYTES: usize = 512;
 /// The work of beginning a group.
-const NEW_GROUP: usize = 2000;
+const NEW_GROUP_WORK: usize = 2000;
 /// The work of parsing a byte of JSON, and about the memory of the tree that comes of it.
-const PARSED: usize = 4;
+const PARSE_FACTOR: usize = 4;
 
 /// A value that is computed from all records that match, or from each group of them.
 #[derive(Debug, Clone, PartialEq)]
@@ -118,7 +118,7 @@ impl Aggregate {
     }
 
     /// The field whose least or greatest number it is, and in which direction that one comes first.
-    pub(super) fn extreme(&self) -> Option<(&Field, Direction)> {
+    pub(super) fn min_or_max(&self) -> Option<(&Field, Direction)> {
         let direction = match self.function {
             AggregateFunction::Min => Direction::Asc,
             AggregateFunction::Max => Direction::Desc,
@@ -163,7 +163,7 @@ impl Aggregate {
             let row = row?;
             let text = |field: &Field| row.text_of(field).map_or(0, str::len);
             let bytes = self.group_by.iter().map(text).sum::<usize>();
-            budget.charge(self.group_by.len() * (CONDITION + row.member_count()) + bytes * PARSED)?;
+            budget.charge(self.group_by.len() * (CONDITION_WORK + row.member_count()) + bytes * PARSE_FACTOR)?;
             let place = match places.entry(self.group_of(row)) {
                 Entry::Occupied(known) => *known.get(),
                 Entry::Vacant(vacant) => {
@@ -172,8 +172,8 @@ impl Aggregate {
                         (field.name().to_owned(), value.unwrap_or_default())
                     };
                     // The key twice, as a key and as a tree.
-                    budget.charge(NEW_GROUP)?;
-                    budget.hold(GROUP + vacant.key().memory() + bytes * PARSED)?;
+                    budget.charge(NEW_GROUP_WORK)?;
+                    budget.hold(GROUP_BYTES + vacant.key().memory() + bytes * PARSE_FACTOR)?;
                     groups.push((self.group_by.iter().map(member).collect(), Tally::default()));
                     *vacant.insert(groups.len() - 1)
                 }
@@ -200,7 +200,7 @@ struct Tally {
 
 impl Tally {
     fn add(&mut self, row: &Row, field: Option<&Field>, budget: &Budget) -> Result<(), Exceeded> {
-        budget.charge(RECORD + field.map_or(0, |_| CONDITION + row.member_count()))?;
+        budget.charge(RECORD_WORK + field.map_or(0, |_| CONDITION_WORK + row.member_count()))?;
         let value = field.and_then(|field| row.get(field));
         if field.is_none() || !matches!(value, None | Some(Value::Null)) {
             self.rows += 1;

@@ -3,7 +3,7 @@
 use serde_json::Value as Json;
 
 use super::plan::Scan;
-use crate::budget::RECORD;
+use crate::budget::RECORD_WORK;
 use crate::query::{Budget, Comparison, Exceeded, Scalar, Test};
 use crate::{Aggregate, Bucket, Filter, Query, Row};
 
@@ -55,7 +55,7 @@ impl Query {
             }
             let before = out.len();
             self.write_record(row, out);
-            budget.charge(RECORD + out.len() - before)?;
+            budget.charge(RECORD_WORK + out.len() - before)?;
             if out.len() >= end {
                 return Err(Exceeded::Result { max });
             }
@@ -94,7 +94,7 @@ impl Query {
         if aggregate.is_plain_count() {
             return Ok(Some(Json::from(self.count(bucket, now, budget)?)));
         }
-        if let Some((field, direction)) = aggregate.extreme() {
+        if let Some((field, direction)) = aggregate.min_or_max() {
             // The first in order, which an index may know.
             let is_number = Test::Order(Comparison::GreaterOrEqual, Scalar::new(f64::MIN));
             let filter = self.filter.clone().and(Filter::Test(field.clone(), is_number));

@@ -4,14 +4,14 @@
 //! Records that sort equal are in insertion order, and missing values come last, in both directions. Reading an index backwards
 //! would reverse both, so it is then read group by group.
 
-use super::access::{Conditions, ENTRY};
+use super::access::{Conditions, ENTRY_WORK};
 use crate::bucket::{Index, Ordinal};
 use crate::query::{Budget, Exceeded, IndexKey};
 use crate::{Bucket, Direction, Field};
 
 /// A part of an index that has the order which is asked for.
 #[derive(Debug)]
-pub(super) struct Order<'a> {
+pub(super) struct SortedScan<'a> {
     index: &'a Index,
     direction: Direction,
     /// The key of the fields that are fixed, and how many they are.
@@ -22,13 +22,13 @@ pub(super) struct Order<'a> {
     /// Between which keys the first of these is, if it is bounded.
     bounds: Option<(IndexKey, IndexKey)>,
     /// Whether the index has more fields, so that equal ones are not in the order of coming.
-    goes_on: bool,
+    has_more_fields: bool,
 }
 
 /// Takes a record, and says whether it wants another one.
-type Taker<'t> = &'t mut dyn FnMut(Ordinal) -> bool;
+type Visitor<'t> = &'t mut dyn FnMut(Ordinal) -> bool;
 
-impl<'a> Order<'a> {
+impl<'a> SortedScan<'a> {
     /// The one that leaves out most, if there is one.
     pub(super) fn choose(bucket: &'a Bucket, conditions: &Conditions<'_>, sort: &[(Field, Direction)]) -> Option<Self> {
         // A field that is the same everywhere sorts nothing.
@@ -39,7 +39,7 @@ impl<'a> Order<'a> {
             return None;
         }
         let all = bucket.indexes().iter().filter_map(|index| Self::of(index, conditions, &sort, direction));
-        all.max_by_key(|order| (order.fixed, order.bounds.is_some(), !order.goes_on))
+        all.max_by_key(|order| (order.fixed, order.bounds.is_some(), !order.has_more_fields))
     }
 
     fn of(
@@ -61,10 +61,10 @@ impl<'a> Order<'a> {
             return None;
         }
         let bounds = match conditions.bounds(&left[0]) {
-            Some(bounds) => Some(bounds.behind(&prefix)?),
+            Some(bounds) => Some(bounds.with_prefix(&prefix)?),
             None => None,
         };
-        Some(Self { index, direction, fixed, levels: sort.len(), goes_on: left.len() > sort.len(), prefix, bounds })
+        Some(Self { index, direction, fixed, levels: sort.len(), has_more_fields: left.len() > sort.len(), prefix, bounds })
     }
 
     pub(super) fn fixed(&self) -> usize {
@@ -76,7 +76,7 @@ impl<'a> Order<'a> {
     }
 
     /// Hands out records in order, until no more are wanted.
-    pub(super) fn walk(&self, budget: &Budget, take: Taker<'_>) -> Result<(), Exceeded> {
+    pub(super) fn walk(&self, budget: &Budget, take: Visitor<'_>) -> Result<(), Exceeded> {
         let (from, until) = match &self.bounds {
             Some((from, until)) => (from.clone(), Some(until.clone())),
             None => (self.prefix.clone(), self.prefix.after_prefix()),
@@ -93,16 +93,16 @@ impl<'a> Order<'a> {
         from: &IndexKey,
         until: Option<&IndexKey>,
         budget: &Budget,
-        take: Taker<'_>,
+        take: Visitor<'_>,
     ) -> Result<bool, Exceeded> {
-        if !self.goes_on {
+        if !self.has_more_fields {
             return Ok(self.index.range(from, until).all(take));
         }
         let mut entries = self.index.entries(from, until).peekable();
         let mut group = Vec::new();
         while let Some((key, ordinal)) = entries.next() {
             collect(&mut group, *ordinal, budget)?;
-            let parts = |key: &IndexKey| key.parts(&self.prefix, self.levels);
+            let parts = |key: &IndexKey| key.prefix_parts(&self.prefix, self.levels);
             if entries.peek().is_none_or(|(next, _)| parts(next) != parts(key)) {
                 group.sort_unstable();
                 if !group.drain(..).all(&mut *take) {
@@ -121,7 +121,7 @@ impl<'a> Order<'a> {
         until: Option<&IndexKey>,
         levels: usize,
         budget: &Budget,
-        take: Taker<'_>,
+        take: Visitor<'_>,
     ) -> Result<bool, Exceeded> {
         let nothing = prefix.join(&IndexKey::of(None));
         let mut end = until.map_or(&nothing, |until| until.min(&nothing)).clone();
@@ -129,9 +129,9 @@ impl<'a> Order<'a> {
             let mut entries = self.index.entries(from, Some(&end)).rev().peekable();
             let group = loop {
                 let Some((key, ordinal)) = entries.next() else { break None };
-                let is_alone = levels == 1 && !self.goes_on && entries.peek().is_none_or(|(next, _)| next != key);
+                let is_alone = levels == 1 && !self.has_more_fields && entries.peek().is_none_or(|(next, _)| next != key);
                 if !is_alone {
-                    break Some(key.parts(prefix, 1));
+                    break Some(key.prefix_parts(prefix, 1));
                 }
                 if !take(*ordinal) {
                     return Ok(false);
@@ -147,13 +147,13 @@ impl<'a> Order<'a> {
     }
 
     /// Those of one key behind the prefix.
-    fn group(&self, key: &IndexKey, levels: usize, budget: &Budget, take: Taker<'_>) -> Result<bool, Exceeded> {
+    fn group(&self, key: &IndexKey, levels: usize, budget: &Budget, take: Visitor<'_>) -> Result<bool, Exceeded> {
         let until = key.after_prefix();
         if levels > 1 {
             return self.descend(key, key, until.as_ref(), levels - 1, budget, take);
         }
         let mut ordinals = self.index.range(key, until.as_ref());
-        if !self.goes_on {
+        if !self.has_more_fields {
             return Ok(ordinals.all(take));
         }
         let mut group = Vec::new();
@@ -167,7 +167,7 @@ impl<'a> Order<'a> {
 
 /// Adds a record to a group that is sorted before it is handed out. Groups share memory, so only a longer one takes more of it.
 fn collect(group: &mut Vec<Ordinal>, ordinal: Ordinal, budget: &Budget) -> Result<(), Exceeded> {
-    budget.charge(ENTRY)?;
+    budget.charge(ENTRY_WORK)?;
     if group.len() == group.capacity() {
         budget.hold(group.len().max(4) * size_of::<Ordinal>())?;
     }
@@ -203,7 +203,7 @@ mod tests {
 
     /// The first records that are handed out.
     fn walked(bucket: &Bucket, query: &Query, count: usize) -> Option<Vec<Ordinal>> {
-        let order = Order::choose(bucket, &Conditions::of(&query.filter), &query.sort)?;
+        let order = SortedScan::choose(bucket, &Conditions::of(&query.filter), &query.sort)?;
         let mut found = Vec::new();
         let walked = order.walk(&Budget::unlimited(), &mut |ordinal| {
             found.push(ordinal);
@@ -242,8 +242,8 @@ mod tests {
         for indexes in [json!(["a", ["a", "b"]]), json!([["a", "b"], "a"])] {
             let bucket = bucket(&indexes, std::iter::empty());
             let query = query(&json!({}), &json!({"a": "desc"}));
-            let order = Order::choose(&bucket, &Conditions::of(&query.filter), &query.sort).unwrap();
-            assert!(!order.goes_on, "{indexes}");
+            let order = SortedScan::choose(&bucket, &Conditions::of(&query.filter), &query.sort).unwrap();
+            assert!(!order.has_more_fields, "{indexes}");
         }
     }
 
@@ -266,7 +266,7 @@ mod tests {
             let conditions = Conditions::of(&query.filter);
             let budget = Budget::unlimited();
             let access = Access::choose(&bucket, &conditions, &budget).unwrap().unwrap();
-            let order = Order::choose(&bucket, &conditions, &query.sort).unwrap();
+            let order = SortedScan::choose(&bucket, &conditions, &query.sort).unwrap();
             plan::is_cheaper(&order, &access, &bucket, until, &budget).unwrap()
         };
         let by_b = json!({"b": "asc"});

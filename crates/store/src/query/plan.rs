@@ -8,14 +8,14 @@ use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
 use super::access::{Access, Conditions};
-use super::order::Order;
+use super::order::SortedScan;
 use crate::bucket::Ordinal;
-use crate::budget::CONDITION;
+use crate::budget::CONDITION_WORK;
 use crate::query::{Budget, Exceeded, IndexKey};
 use crate::{Bucket, Direction, Field, Filter, Row};
 
 /// The work of one record of a full scan, besides examining it: records of a filter that asks nothing are not examined.
-const VISIT: usize = 24;
+const VISIT_WORK: usize = 24;
 
 /// The rows that a read examines.
 #[derive(Clone, Copy)]
@@ -31,7 +31,7 @@ type Entry<'a> = (Ordinal, &'a Row);
 impl<'a: 'f, 'f> Scan<'a, 'f> {
     /// Whether a row is part of the result.
     pub(crate) fn selects(&self, row: &Row) -> Result<bool, Exceeded> {
-        self.budget.charge(VISIT)?;
+        self.budget.charge(VISIT_WORK)?;
         Ok(self.bucket.is_live(row, self.now) && self.filter.matches_within(row, self.budget)?)
     }
 
@@ -72,7 +72,7 @@ impl<'a: 'f, 'f> Scan<'a, 'f> {
         let mut count = 0;
         if filter.is_everything() {
             for _ in bucket.expired(now) {
-                budget.charge(VISIT)?;
+                budget.charge(VISIT_WORK)?;
                 count += 1;
             }
             return Ok(bucket.len() - count);
@@ -121,7 +121,7 @@ impl<'a: 'f, 'f> Scan<'a, 'f> {
         let until = offset.saturating_add(limit);
         let conditions = Conditions::of(filter);
         let access = Access::choose(bucket, &conditions, budget)?;
-        let order = match (Order::choose(bucket, &conditions, sort), &access) {
+        let order = match (SortedScan::choose(bucket, &conditions, sort), &access) {
             (Some(order), Some(access)) if !is_cheaper(&order, access, bucket, until, budget)? => None,
             (order, _) => order,
         };
@@ -142,12 +142,12 @@ impl<'a: 'f, 'f> Scan<'a, 'f> {
 
     /// The rows in the order of an index. None if so few of the first ones are selected that a scan of all, as they lie, is sooner
     /// done: an index leads to them in leaps.
-    fn walk(self, order: &Order<'_>, offset: usize, until: usize) -> Result<Option<Vec<&'a Row>>, Exceeded> {
+    fn walk(self, order: &SortedScan<'_>, offset: usize, until: usize) -> Result<Option<Vec<&'a Row>>, Exceeded> {
         let Self { bucket, budget, .. } = self;
         let trial = bucket.len() / 8;
         let mut found = Vec::new();
         let (mut examined, mut passed) = (0_usize, 0_usize);
-        let mut goes_well = true;
+        let mut is_worthwhile = true;
         let mut exceeded = Ok(());
         let mut take = |ordinal| -> Result<bool, Exceeded> {
             let Some(row) = bucket.row(ordinal) else { return Ok(true) };
@@ -161,9 +161,9 @@ impl<'a: 'f, 'f> Scan<'a, 'f> {
             }
             if examined == trial {
                 let is_rare = passed.saturating_mul(4) < examined;
-                goes_well = !is_rare || until.saturating_mul(examined) < passed.saturating_mul(bucket.len() / 2);
+                is_worthwhile = !is_rare || until.saturating_mul(examined) < passed.saturating_mul(bucket.len() / 2);
             }
-            Ok(goes_well && passed < until)
+            Ok(is_worthwhile && passed < until)
         };
         order.walk(budget, &mut |ordinal| {
             take(ordinal).unwrap_or_else(|error| {
@@ -171,7 +171,7 @@ impl<'a: 'f, 'f> Scan<'a, 'f> {
                 false
             })
         })?;
-        exceeded.map(|()| goes_well.then_some(found))
+        exceeded.map(|()| is_worthwhile.then_some(found))
     }
 
     /// The first `count` of these that are selected, sorted; equal ones in insertion order. No more than those are kept at a time.
@@ -186,7 +186,7 @@ impl<'a: 'f, 'f> Scan<'a, 'f> {
             if !self.selects(row)? {
                 continue;
             }
-            self.budget.charge(sort.len() * (CONDITION + row.member_count()))?;
+            self.budget.charge(sort.len() * (CONDITION_WORK + row.member_count()))?;
             let candidate = Candidate::new(ordinal, row, sort);
             self.budget.charge(candidate.bytes())?;
             if kept.len() < count {
@@ -205,24 +205,24 @@ impl<'a: 'f, 'f> Scan<'a, 'f> {
 
 /// Whether the first records are found sooner in order than by looking at all that can be meant.
 pub(super) fn is_cheaper(
-    order: &Order<'_>,
+    order: &SortedScan<'_>,
     access: &Access<'_>,
     bucket: &Bucket,
     until: usize,
     budget: &Budget,
 ) -> Result<bool, Exceeded> {
-    let worth = access.worth();
-    if worth.is_unique {
+    let selectivity = access.selectivity();
+    if selectivity.is_unique {
         return Ok(false);
     }
     // It looks at no others, and need not sort them.
-    if order.fixed() > worth.fixed || order.fixed() == worth.fixed && (order.is_bounded() || !worth.is_bounded) {
+    if order.fixed() > selectivity.fixed || order.fixed() == selectivity.fixed && (order.is_bounded() || !selectivity.is_bounded) {
         return Ok(true);
     }
     // Among n records, of which m can be meant, so many are found after n / m times as many. With equality nobody knows where
     // they lie: those of one kind are often of one time.
     let few = until.saturating_mul(bucket.len()).isqrt();
-    Ok(worth.fixed == 0 && access.is_larger_than(few, budget)?)
+    Ok(selectivity.fixed == 0 && access.is_larger_than(few, budget)?)
 }
 
 /// A row with its place in an order, which is read from it once.
@@ -249,7 +249,7 @@ impl Ord for Candidate<'_, '_> {
     /// Field by field, null and absent ones last in both directions.
     fn cmp(&self, other: &Self) -> Ordering {
         let mut fields = self.keys.iter().zip(&other.keys).zip(self.sort).map(|((one, two), (_, direction))| {
-            match (one.is_nothing(), two.is_nothing(), direction) {
+            match (one.is_null(), two.is_null(), direction) {
                 (false, false, Direction::Asc) => one.cmp(two),
                 (false, false, Direction::Desc) => two.cmp(one),
                 (one, two, _) => one.cmp(&two),
@@ -295,7 +295,7 @@ mod tests {
         let budget = Budget::unlimited();
         let found = |filter: &Json, until: usize| {
             let filter = Filter::parse(filter).unwrap();
-            let order = Order::choose(&bucket, &Conditions::of(&filter), &sort).unwrap();
+            let order = SortedScan::choose(&bucket, &Conditions::of(&filter), &sort).unwrap();
             let scan = Scan { bucket: &bucket, filter: &filter, now: 0, budget: &budget };
             scan.walk(&order, 1, until).unwrap().map(|rows| rows.len())
         };

@@ -147,11 +147,11 @@ fn fill_dir<T, E: From<BackupError>>(disk: &dyn Disk, dir: &Path, fill: impl FnO
     if !disk.list(dir).map_err(failed(dir))?.is_empty() {
         return Err(BackupError::NotEmpty { dir: dir.to_owned() }.into());
     }
-    let mark = dir.join(UNFINISHED_BACKUP);
-    disk.create(&mark).map_err(failed(&mark))?;
+    let marker = dir.join(UNFINISHED_BACKUP);
+    disk.create(&marker).map_err(failed(&marker))?;
     sync_dir(disk, dir)?;
     let filled = fill()?;
-    disk.remove(&mark).map_err(failed(&mark))?;
+    disk.remove(&marker).map_err(failed(&marker))?;
     sync_dir(disk, dir)?;
     Ok(filled)
 }

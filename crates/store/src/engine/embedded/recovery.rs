@@ -173,7 +173,7 @@ pub file: PathBuf,
 /// The end of a recovered log, where new frames are appended.
 pub(super) struct LogEnd {
     pub(super) cursor: Cursor,
-    /// The segment of the last frame, its layout, and its length in frame_len pages.
+    /// The segment of the last frame, its layout, and its length, a multiple of the page size.
     pub(super) segment: u64,
     pub(super) layout: Layout,
     pub(super) capacity: u64,
@@ -485,7 +485,7 @@ struct Replay<'h, 'e> {
         })
     }
 
-    /// Returns whether bytes were written after the last complete frame. Pages are written as a frame_len, so the rest of a page is
+    /// Returns whether bytes were written after the last complete frame. Pages are written completely, so the rest of a page is
     /// zero after a complete frame. Later pages may have old bytes from before the segment was recycled.
     fn is_torn(&self, bytes: &[u8], offset: usize) -> bool {
         let rest = &bytes[offset..];
