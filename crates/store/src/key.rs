@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use crate::Value;
 
-/// What an ordered index is sorted by.
+/// The key of an entry in an ordered index.
 ///
-/// Maps with structural sharing clone their keys a node at a time, so short keys are in place and long ones are shared.
+/// Persistent maps clone all keys of a node, so short keys are stored inline and long ones are shared.
 #[derive(Clone)]
 pub struct IndexKey(KeyBytes);
 
@@ -22,19 +22,19 @@ enum KeyBytes {
     Shared(Arc<[u8]>),
 }
 
-/// So many bytes make a key as large as one that is shared.
+/// Capacity of an inline key, chosen so that both variants have the same size.
 const INLINE_BYTES: usize = 22;
 
 const BOOL: u8 = 1;
 const NUMBER: u8 = 2;
 const STRING: u8 = 3;
-/// Arrays and objects, which are all alike: they come after what has an order, and equal nothing.
+/// Arrays and objects, which have no order among each other and sort after all scalars.
 const OTHER: u8 = 4;
-/// After all values: absent ones and null, which come last in both directions.
+/// Null and absent values, which sort last.
 const NULL: u8 = 0xff;
 
 impl IndexKey {
-    /// The memory it takes.
+    /// Returns the memory of the key in bytes.
     pub(crate) fn memory(&self) -> usize {
         match &self.0 {
             KeyBytes::Inline(..) => size_of::<Self>(),
@@ -42,12 +42,12 @@ impl IndexKey {
         }
     }
 
-    /// A key without parts, which sorts before all others.
+    /// Creates a key without parts, which sorts before all others.
     pub fn new() -> Self {
         Self(KeyBytes::Inline(0, [0; INLINE_BYTES]))
     }
 
-    /// Appends a part. Arrays and objects have one place, since they have no order; null and absent values have another.
+    /// Appends a part. All arrays and objects have the same key, and so have null and absent values.
     pub fn push(&mut self, value: Option<&Value<'_>>) {
         match value {
             Some(Value::Bool(flag)) => self.extend(&[BOOL, u8::from(*flag)]),
@@ -62,7 +62,7 @@ impl IndexKey {
         }
     }
 
-    /// Appends a string that may go on: all strings that begin with it have it as a prefix.
+    /// Appends the prefix of a string, without the terminator: it is a prefix of the keys of all strings that begin with it.
     pub(crate) fn push_prefix(&mut self, text: &str) {
         self.push_text(text, &[]);
     }
@@ -70,7 +70,7 @@ impl IndexKey {
     fn push_text(&mut self, text: &str, end: &[u8]) {
         let mut part = Vec::with_capacity(1 + text.len() + end.len());
         part.push(STRING);
-        // A zero within is told from the end by what follows it.
+        // A zero byte is escaped, to distinguish it from the terminator.
         for byte in text.bytes() {
             part.push(byte);
             if byte == 0 {
@@ -83,24 +83,24 @@ impl IndexKey {
 
     fn extend(&mut self, more: &[u8]) {
         if let KeyBytes::Inline(len, bytes) = &mut self.0
-            && let Some(room) = bytes.get_mut(usize::from(*len)..).and_then(|rest| rest.get_mut(..more.len()))
-        {
-            room.copy_from_slice(more);
-            // Both together are within the room.
+            && let Some(free) = bytes.get_mut(usize::from(*len)..).and_then(|rest| rest.get_mut(..more.len()))
+            {
+            free.copy_from_slice(more);
+            // The sum is at most `INLINE_BYTES`.
             *len = len.wrapping_add(more.len().to_le_bytes()[0]);
             return;
         }
         self.0 = KeyBytes::Shared([self.as_bytes(), more].concat().into());
     }
 
-    /// The keys with this one's parts and then those of another.
+    /// Returns a key with the parts of both keys.
     pub(crate) fn join(&self, other: &Self) -> Self {
         let mut key = self.clone();
         key.extend(other.as_bytes());
         key
     }
 
-    /// Between which keys all values lie that an order test can compare with this one: those of its type.
+    /// Returns the range of the keys of all values that can be compared with this one: those of the same type.
     pub(crate) fn type_range(value: &Value<'_>) -> Option<(Self, Self)> {
         let tag = match value {
             Value::Number(_) => NUMBER,
@@ -110,12 +110,12 @@ impl IndexKey {
         Some((Self::of_bytes(&[tag]), Self::of_bytes(&[tag + 1])))
     }
 
-    /// Whether it is of nothing, and nothing else.
+    /// Returns whether the key has one part, which is null or absent.
     pub(crate) fn is_null(&self) -> bool {
         self.as_bytes() == [NULL]
     }
 
-    /// The first parts of it: those that another one has, and so many more.
+    /// Returns the first parts of the key: as many as `before` has, and `count` more.
     pub(crate) fn prefix_parts(&self, before: &Self, count: usize) -> Self {
         let bytes = self.as_bytes();
         let mut end = before.as_bytes().len();
@@ -125,14 +125,14 @@ impl IndexKey {
         Self::of_bytes(bytes.get(..end).unwrap_or(bytes))
     }
 
-    /// The key of one value.
+    /// Returns the key of one value.
     pub fn of(value: Option<&Value<'_>>) -> Self {
         let mut key = Self::new();
         key.push(value);
         key
     }
 
-    /// The least key that does not begin with this one.
+    /// Returns the smallest key that is greater than all keys with this prefix.
     pub fn after_prefix(&self) -> Option<Self> {
         let mut bytes = self.as_bytes().to_vec();
         while let Some(last) = bytes.pop() {
@@ -144,14 +144,14 @@ impl IndexKey {
         None
     }
 
-    /// The key that has these bytes.
+    /// Creates a key from its bytes.
     pub(crate) fn of_bytes(bytes: &[u8]) -> Self {
         let mut key = Self::new();
         key.extend(bytes);
         key
     }
 
-    /// The bytes.
+    /// Returns the bytes of the key.
     pub fn as_bytes(&self) -> &[u8] {
         match &self.0 {
             KeyBytes::Inline(len, bytes) => &bytes[..usize::from(*len)],
@@ -198,7 +198,7 @@ impl fmt::Debug for IndexKey {
     }
 }
 
-/// How many bytes the first part takes.
+/// Returns the length of the first part.
 fn part_len(bytes: &[u8]) -> usize {
     match bytes.first() {
         Some(&BOOL) => 2,
@@ -209,7 +209,7 @@ fn part_len(bytes: &[u8]) -> usize {
     }
 }
 
-/// Bits that sort as the numbers do. Both zeros are one.
+/// Returns bits that sort like the numbers. Both zeros have the same bits.
 fn ordered(number: f64) -> u64 {
     let bits = if number == 0.0 { 0 } else { number.to_bits() };
     if bits >> 63 == 0 { bits | 1 << 63 } else { !bits }
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_no_order_comes_after_what_has_one_and_before_nothing() {
+    fn arrays_and_objects_sort_between_scalars_and_null() {
         let array = IndexKey::of(Some(&Value::Array("[1]")));
         assert_eq!(array, IndexKey::of(Some(&Value::Object("{}"))));
         assert!(IndexKey::of(Some(&Value::String("\u{10ffff}".into()))) < array);
@@ -243,7 +243,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn keys_sort_as_values_do(one in scalar(), two in scalar()) {
+        fn keys_sort_like_values(one in scalar(), two in scalar()) {
             let (first, second) = (IndexKey::of(Some(&one)), IndexKey::of(Some(&two)));
             prop_assert_eq!(first.cmp(&second), one.sort_order(&two));
             prop_assert_eq!(first == second, one.strictly_equals(&two));
@@ -251,7 +251,7 @@ mod tests {
         }
 
         #[test]
-        fn strings_that_begin_alike_are_together(text in "[\0a\u{ff}]{0,4}", beginning in "[\0a\u{ff}]{0,2}") {
+        fn strings_with_a_common_prefix_are_contiguous(text in "[\0a\u{ff}]{0,4}", beginning in "[\0a\u{ff}]{0,2}") {
             let mut from = IndexKey::new();
             from.push_prefix(&beginning);
             let key = IndexKey::of(Some(&Value::String(Cow::Borrowed(&text))));
@@ -260,7 +260,7 @@ mod tests {
         }
 
         #[test]
-        fn parts_sort_one_after_the_other(one in (scalar(), scalar()), two in (scalar(), scalar())) {
+        fn compound_keys_sort_part_by_part(one in (scalar(), scalar()), two in (scalar(), scalar())) {
             let key = |(first, second): &(Value<'_>, Value<'_>)| {
                 let mut key = IndexKey::of(Some(first));
                 key.push(Some(second));
@@ -268,7 +268,7 @@ mod tests {
             };
             let expected = one.0.sort_order(&two.0).then(one.1.sort_order(&two.1));
             prop_assert_eq!(key(&one).cmp(&key(&two)), expected);
-            // All keys that begin with a part lie between it and what comes after it.
+            // All keys with a prefix are between it and `after_prefix`.
             let prefix = IndexKey::of(Some(&one.0));
             prop_assert!(prefix <= key(&one) && prefix.after_prefix().is_none_or(|after| key(&one) < after));
             prop_assert_eq!(&key(&one).prefix_parts(&IndexKey::new(), 1), &prefix);

@@ -1,7 +1,7 @@
 //! An embedded database of JSON records with schemas, indexes, queries and transactions.
 //!
-//! A [`Store`] is opened in a directory, or in memory. Reads see the newest state and never wait. Writes run one after the other,
-//! each all or nothing, and are acknowledged when they are durable. Followers see every commit, in order.
+//! A [`Store`] is opened in a directory, or in memory. Reads see the newest committed state and never block. Writes are serial and
+//! atomic, and are acknowledged when they are durable. Followers see every commit, in order.
 //!
 //! ```
 //! use serde_json::json;
@@ -19,9 +19,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Everyday names are at the root. The modules have the rest: [`schema`] definitions and what is wrong with records, [`query`] the
-//! parts of queries and their budgets, [`transaction`] lists of operations, [`system`] buckets of the embedding program, and
-//! [`engine`] durability and the disk. A [`State`], a [`Draft`] and an [`Engine`](engine::Engine) can also be used without a store.
+//! Common types are at the crate root. [`schema`] has definitions and validation errors, [`query`] the parts of queries and their
+//! budgets, [`transaction`] lists of operations, [`system`] buckets of the embedding program, and [`engine`] durability and the
+//! disk. A [`State`], a [`Draft`] and an [`Engine`](engine::Engine) can also be used without a store.
 
 mod bucket;
 mod budget;

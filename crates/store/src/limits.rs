@@ -15,7 +15,7 @@ pub struct Limits {
     /// The nesting depth of a record, which is itself the first level; at most 100. Default: 64, half of what JSON parsers
     /// commonly accept.
     pub max_depth: usize,
-    /// The members of a record, at all levels together; at the first level there are never more than 65535. Default: 10 000.
+    /// The number of members of a record at all levels; the first level is also limited to 65535. Default: 10 000.
     pub max_fields: usize,
     /// The bytes of the name of a bucket or query. Default: 255, as in file systems.
     pub max_name_bytes: usize,
@@ -23,14 +23,13 @@ pub struct Limits {
     pub max_definitions: usize,
     /// The bytes of all records that a transaction returns, as JSON text. Default: 16 MiB, which is 16 of the largest records.
     pub max_result_bytes: usize,
-    /// The time of all reads of one write, for which all other writes wait. It is estimated from the records and conditions that
-    /// the reads examine, so it does not depend on the load of the machine. Default: 50 ms.
+    /// The time of all reads of one write, because all other writes wait for it. It is estimated from the examined records and
+    /// conditions, so it does not depend on the load of the machine. Default: 50 ms.
     pub max_transaction_read: Duration,
     /// The memory of the records of all ordinary buckets, without their indexes: see
-    /// [`StoreStats::record_bytes`](crate::StoreStats::record_bytes). A write that would grow beyond it is refused; reads,
-    /// deletes and writes that do not grow go on. System buckets do not count and are not refused: they belong to the program,
-    /// which has to work when clients have filled the store. Idempotency replies have limits of their own, below. Default: no
-    /// limit.
+    /// [`StoreStats::record_bytes`](crate::StoreStats::record_bytes). A write that grows the store beyond it is rejected; reads,
+    /// deletes and writes that do not grow the store still work. System buckets are not counted or limited, so that the program
+    /// still works when clients have filled the store. Idempotency replies have separate limits, below. Default: no limit.
     pub max_store_bytes: usize,
     /// The number of stored replies to writes with an idempotency key, of all users. Above it, the user with the most replies
     /// loses its oldest. Default: 100 000.
@@ -149,15 +148,15 @@ impl Limits {
         self
     }
 
-    /// JSON readers, ours included, take 127 levels, some of which stand around a record in a reply.
+    /// Upper limit of [`max_depth`](#structfield.max_depth). JSON parsers accept 127 levels, some of which a reply adds around a record.
     const MAX_SUPPORTED_DEPTH: usize = 100;
 
-    /// Whether something that is no record, such as a definition, can be read again.
+    /// Checks that a definition is not nested too deeply to be parsed again.
     pub(crate) fn check_depth(members: &Map<String, Json>) -> Result<(), RowError> {
         Self { max_depth: Self::MAX_SUPPORTED_DEPTH, max_fields: usize::MAX, ..Self::default() }.check(members)
     }
 
-    /// Whether a record is neither too deep nor too wide. How long it is is seen when it is text.
+    /// Checks the depth and the number of members of a record. Its length is checked when it is encoded.
     pub(crate) fn check(&self, record: &Map<String, Json>) -> Result<(), RowError> {
         self.check_members(record, 1, &mut 0)
     }
@@ -198,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_are_bounded_in_depth_and_width() {
+    fn depth_and_member_limits_are_enforced() {
         let limits = Limits { max_depth: 3, max_fields: 4, ..Limits::default() };
         let check = |json: Json| limits.check(json.as_object().unwrap());
         assert_eq!(check(json!({"a": {"b": [1, 2]}, "c": 1, "d": 1})), Ok(()));

@@ -1,7 +1,7 @@
-//! Reading a bucket from one of its ends, or page by page.
+//! Cursor pagination, and the first and last records of a bucket.
 //!
-//! Records are in insertion order, or in the order of their keys if the definition says so. Both orders are maintained, so a page
-//! costs its records and one search for its start. Records that the filter hides are skipped one by one.
+//! Records are in insertion order, or in key order if the definition says so. Both orders are maintained, so the cost of a page is
+//! its records and one search for its start. Records that do not match the filter are skipped one by one.
 
 use serde_json::Value as Json;
 
@@ -10,33 +10,33 @@ use crate::query::plan::Scan;
 use crate::query::{Budget, Exceeded, IndexKey};
 use crate::{Bucket, Filter, Row, Value};
 
-/// Some records in their order.
+/// A page of records.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Page<'a> {
     /// The records.
     pub rows: Vec<&'a Row>,
-    /// Whether there are others behind them.
+    /// Whether there are further records.
     pub has_more: bool,
-    /// The key of the last one, as JSON text: where the next page begins. None if there are no records.
+    /// The key of the last record as JSON text, the cursor of the next page. `None` if the page is empty.
     pub next_cursor: Option<&'a str>,
 }
 
 impl Bucket {
-    /// Returns the first records that match and have not expired by then, at most `count`.
+    /// Returns the first `count` records that match the filter and have not expired.
     pub fn first(&self, count: usize, filter: &Filter, now: u64, budget: &Budget) -> Result<Vec<&Row>, Exceeded> {
         take(&mut self.in_order(), count, Scan { bucket: self, filter, now, budget })
     }
 
-    /// Returns the last ones, in the same order.
+    /// Returns the last `count` records that match the filter and have not expired, in the same order as [`first`](Self::first).
     pub fn last(&self, count: usize, filter: &Filter, now: u64, budget: &Budget) -> Result<Vec<&Row>, Exceeded> {
         let mut rows = take(&mut self.in_order().rev(), count, Scan { bucket: self, filter, now, budget })?;
         rows.reverse();
         Ok(rows)
     }
 
-    /// Returns the records behind the one with this key, or from the beginning, at most `limit`. Behind a record that does not
-    /// exist, has expired or does not match the filter there is nothing, so a page does not tell that it exists.
+    /// Returns at most `limit` records after the one with this key, or from the beginning. If the cursor's record does not exist, has
+    /// expired or does not match the filter, the page is empty. So a page does not reveal a hidden record.
     pub fn page(
         &self,
         after: Option<&Json>,
@@ -48,7 +48,7 @@ impl Bucket {
         let scan = Scan { bucket: self, filter, now, budget };
         let mut all = match after.map(|key| self.cursor(key)) {
             None => self.in_order(),
-            Some(Some((ordinal, row))) if scan.selects(row)? => self.behind(ordinal, row),
+            Some(Some((ordinal, row))) if scan.selects(row)? => self.in_order_after(ordinal, row),
             Some(_) => return Ok(Page { rows: Vec::new(), has_more: false, next_cursor: None }),
         };
         let rows = take(&mut all, limit, scan)?;
@@ -64,7 +64,7 @@ impl Bucket {
         }
     }
 
-    fn behind(&self, ordinal: Ordinal, row: &Row) -> Box<dyn DoubleEndedIterator<Item = &Row> + '_> {
+    fn in_order_after(&self, ordinal: Ordinal, row: &Row) -> Box<dyn DoubleEndedIterator<Item = &Row> + '_> {
         match self.key_order() {
             None => Box::new(self.rows_after(ordinal)),
             Some(keys) => Box::new(keys.after(&keys.key(row), ordinal).filter_map(|ordinal| self.row(ordinal))),
@@ -77,7 +77,7 @@ impl Bucket {
     }
 }
 
-/// The next records that are selected.
+/// Takes the next `count` selected records.
 fn take<'a>(
     rows: &mut dyn Iterator<Item = &'a Row>,
     count: usize,
@@ -107,8 +107,8 @@ mod tests {
     fn bucket(ets_type: &str, keys: &[Json]) -> Bucket {
         let definition = json!({"key": "id", "schema": {"id": {"type": "date"}}, "etsType": ets_type});
         let mut bucket = Bucket::new(Arc::new(BucketDefinition::parse(&definition).unwrap()));
-        for (place, key) in keys.iter().enumerate() {
-            bucket.put(row(&json!({"id": key, "even": place % 2 == 0}))).unwrap();
+        for (index, key) in keys.iter().enumerate() {
+        bucket.put(row(&json!({"id": key, "even": index % 2 == 0}))).unwrap();
         }
         bucket
     }
@@ -138,26 +138,26 @@ mod tests {
     }
 
     #[test]
-    fn an_ordered_bucket_is_read_by_its_keys_and_others_as_they_came() {
-        let came = [json!("b"), json!(10), json!("B"), json!(9), json!("ä"), json!("a\u{0}"), json!("a"), json!(-1)];
+    fn pages_are_in_key_order_or_insertion_order() {
+        let inserted = [json!("b"), json!(10), json!("B"), json!(9), json!("ä"), json!("a\u{0}"), json!("a"), json!(-1)];
         let sorted = [json!(-1), json!(9), json!(10), json!("B"), json!("a"), json!("a\u{0}"), json!("b"), json!("ä")];
         let everything = Filter::everything();
-        for (ets_type, order) in [("set", &came), ("ordered_set", &sorted)] {
-            let bucket = bucket(ets_type, &came);
+        for (ets_type, order) in [("set", &inserted), ("ordered_set", &sorted)] {
+        let bucket = bucket(ets_type, &inserted);
             assert_eq!(keys(&bucket.first(3, &everything, 0, &Budget::unlimited()).unwrap()), order[..3]);
             assert_eq!(keys(&bucket.last(3, &everything, 0, &Budget::unlimited()).unwrap()), order[5..]);
             assert_eq!(keys(&bucket.last(100, &everything, 0, &Budget::unlimited()).unwrap()), order[..]);
             for limit in 1..10 {
                 assert_eq!(all_pages(&bucket, limit, &everything, 0), order[..], "{ets_type}, {limit} a page");
             }
-            // Those that are not paged stay in the order of coming.
-            assert_eq!(keys(&bucket.rows().collect::<Vec<_>>()), came);
+            // Other reads are in insertion order.
+            assert_eq!(keys(&bucket.rows().collect::<Vec<_>>()), inserted);
             assert_eq!(bucket.definition().index_count(), 0);
         }
     }
 
     #[test]
-    fn the_order_of_keys_follows_what_is_written() {
+    fn key_order_is_maintained_by_writes() {
         let mut bucket = bucket("ordered_set", &[json!(3), json!(1), json!(2)]);
         bucket.remove(&Value::Number(2.0));
         bucket.put(row(&json!({"id": 0}))).unwrap();
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_page_has_a_cursor_behind_which_there_is_nothing() {
+    fn page_after_the_last_record_is_empty() {
         let bucket = bucket("set", &[json!(1), json!(2)]);
         let everything = Filter::everything();
         let page = bucket.page(None, 2, &everything, 0, &Budget::unlimited()).unwrap();
@@ -182,14 +182,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_hidden_or_expired_is_on_no_page_and_is_no_cursor() {
+    fn hidden_and_expired_records_are_skipped_and_invalid_as_cursors() {
         let even = Filter::parse(&json!({"even": true})).unwrap();
         for ets_type in ["set", "ordered_set"] {
             let mut bucket = bucket(ets_type, &[json!(1), json!(2), json!(3), json!(4), json!(5)]);
             assert_eq!(all_pages(&bucket, 1, &even, 0), [json!(1), json!(3), json!(5)]);
             assert!(
                 bucket.page(Some(&json!(2)), 9, &even, 0, &Budget::unlimited()).unwrap().rows.is_empty(),
-                "a row that is hidden"
+                "hidden record as a cursor"
             );
             bucket.put(row(&json!({"id": 3, "even": true, "_expiresAt": 100}))).unwrap();
             assert_eq!(
@@ -198,7 +198,7 @@ mod tests {
             );
             assert!(
                 bucket.page(Some(&json!(3)), 9, &even, 100, &Budget::unlimited()).unwrap().rows.is_empty(),
-                "a row that has expired"
+                "expired record as a cursor"
             );
             assert_eq!(all_pages(&bucket, 1, &even, 100), [json!(1), json!(5)]);
             assert_eq!(keys(&bucket.first(2, &even, 100, &Budget::unlimited()).unwrap()), [json!(1), json!(5)]);

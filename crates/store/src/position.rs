@@ -1,4 +1,4 @@
-//! The position of a commit, and its cause.
+//! The position and the cause of a commit.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ impl fmt::Display for Position {
     }
 }
 
-/// Why a commit was made.
+/// The cause of a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub struct Cause {
@@ -31,12 +31,12 @@ pub struct Cause {
 }
 
 impl Cause {
-    /// The cause of a write that this originator requests.
+    /// Returns the cause of a write by this originator.
     pub fn of(origin: u64) -> Self {
         Self { origin, depth: 0 }
     }
 
-    /// The cause of a write that is made in response to a commit with this cause.
+    /// Returns the cause of a write that responds to a commit with this cause.
     #[must_use]
     pub fn next(self) -> Self {
         Self { depth: self.depth.saturating_add(1), ..self }

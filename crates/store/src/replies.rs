@@ -1,11 +1,11 @@
-//! Idempotency keys: replies to writes that may be sent again.
+//! Idempotency keys: stored replies to writes.
 //!
-//! A client that does not know whether a write was done sends it again with the same key, and gets the first reply. The reply is
-//! a row of an internal bucket, committed with the write itself: after a crash either both exist or neither.
+//! A client that does not know whether a write succeeded retries it with the same key, and gets the first reply. The reply is a row
+//! of an internal bucket, committed with the write itself: after a crash either both exist or neither.
 //!
-//! The stored replies are bounded, for each user and in total. A forgotten reply means that a write that is sent again is done
-//! again, so a user that reaches its quota loses its own oldest replies, and never those of another user. The limit for all users
-//! evicts from the user that uses the most.
+//! The stored replies are limited, for each user and in total. After the eviction of a reply, a retry runs the write again. So a
+//! user that reaches its quota loses its own oldest replies, never those of another user. The limit in total evicts from the user
+//! with the most replies.
 
 use std::sync::{Arc, LazyLock};
 
@@ -20,11 +20,11 @@ static EXPIRES_AT: LazyLock<Field> = LazyLock::new(|| Field::new("_expiresAt"));
 /// Returns the user of a stored reply.
 pub(crate) fn user_of(row: &Row) -> Arc<str> {
     let Some(Value::String(id)) = row.get(&ID) else { return "".into() };
-    // A row that this program did not write may have another id. It belongs to the user without a name.
+    // A row with a malformed id belongs to the user with the empty name.
     serde_json::from_str::<(String, String)>(&id).map_or_else(|_| "".into(), |(user, _)| user.into())
 }
 
-/// Whether a change of a commit evicts a reply that has not expired.
+/// Returns whether a change of a commit evicts a reply that has not expired.
 pub(crate) fn is_eviction(change: &Change, at: u64) -> bool {
     let Change { bucket, old: Some(old), new: None, .. } = change else { return false };
     **bucket == *REPLIES
@@ -32,9 +32,8 @@ pub(crate) fn is_eviction(change: &Change, at: u64) -> bool {
 }
 
 impl Draft {
-    /// Runs `work` at most once: if this user has run it with this key in the last 24 hours, returns the stored reply instead.
-    /// `request` identifies the request; the same key with another request is an error. A failure is not stored, because nothing
-    /// was done.
+    /// Runs `work` at most once: if this user has used this key in the last 24 hours, returns the stored reply instead. `request`
+    /// identifies the request; the same key with another request is an error. A failure is not stored, because it has no effect.
     ///
     /// The stored replies are bounded: see [`Limits::max_user_replies`](crate::Limits::max_user_replies) and
     /// [`Limits::max_replies`](crate::Limits::max_replies).
@@ -56,12 +55,12 @@ impl Draft {
         }
         self.atomically(|draft| {
             let reply = work(draft)?;
-            draft.remember(user, id, request, &reply)?;
+            draft.store_reply(user, id, request, &reply)?;
             Ok(reply)
         })
     }
 
-    fn remember(&mut self, user: &str, id: String, request: &str, reply: &Json) -> Result<(), StoreError> {
+    fn store_reply(&mut self, user: &str, id: String, request: &str, reply: &Json) -> Result<(), StoreError> {
         const DAY: u64 = 24 * 60 * 60 * 1000;
         // An expired reply with this key would keep its ordinal, and so count as old.
         self.remove_row(REPLIES, &Value::String((&*id).into()))?;
@@ -111,7 +110,7 @@ mod tests {
     use crate::{Limits, State};
 
     #[test]
-    fn what_is_sent_again_is_done_once() {
+    fn retry_with_the_same_key_runs_once() {
         let mut draft = Draft::new(State::new(), 1000);
         draft
             .define_bucket(
@@ -124,19 +123,19 @@ mod tests {
         assert_eq!(draft.once("u", "k", "insert", insert).unwrap(), first);
         assert_eq!(draft.state().bucket("b").unwrap().len(), 1);
         assert_eq!(draft.once("u", "k", "other", insert), Err(StoreError::KeyReused { key: "k".to_owned() }));
-        assert_ne!(draft.once("v", "k", "insert", insert).unwrap(), first, "keys are a user's own");
-        // What fails is tried again.
+        assert_ne!(draft.once("v", "k", "insert", insert).unwrap(), first, "another user has its own keys");
+        // A failed write can be retried with the same key.
         let fail = |draft: &mut Draft| draft.insert("none", Map::new()).map(|_| Json::Null);
         assert!(draft.once("u", "l", "insert", fail).is_err());
         assert!(draft.once("u", "l", "insert", insert).is_ok());
-        // A day later it is another one.
+        // The reply expires after a day.
         let (state, _) = draft.finish();
         let mut draft = Draft::new(state, 1000 + 24 * 60 * 60 * 1000);
         assert_ne!(draft.once("u", "k", "insert", insert).unwrap(), first);
     }
 
     #[test]
-    fn a_user_has_a_quota() {
+    fn user_quota_evicts_its_own_oldest_replies() {
         let limits = Limits { max_user_replies: 3, max_user_reply_bytes: 1000, ..Limits::default() };
         let mut draft = Draft::new(State::new(), 1000).with_limits(limits);
         let usage = |draft: &Draft, user: &str| draft.state().any(REPLIES).unwrap().1.usage(user);
@@ -177,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_of_replies_is_bounded() {
+    fn reply_limits_are_enforced_in_total() {
         let limits = Limits { max_replies: 3, max_reply_bytes: 1000, ..Limits::default() };
         let mut draft = Draft::new(State::new(), 1000).with_limits(limits);
         let len = |draft: &Draft| draft.state().any(REPLIES).unwrap().1.len();
@@ -186,9 +185,9 @@ mod tests {
         }
         assert_eq!(len(&draft), 3);
         assert_eq!(draft.once("u", "b", "r", |_| Ok(json!("again"))).unwrap(), "b");
-        assert_eq!(draft.once("u", "a", "r", |_| Ok(json!("again"))).unwrap(), "again", "the oldest was forgotten");
+        assert_eq!(draft.once("u", "a", "r", |_| Ok(json!("again"))).unwrap(), "again", "the oldest was evicted");
         draft.once("u", "long", "r", |_| Ok(json!("x".repeat(700)))).unwrap();
-        assert!(len(&draft) < 3, "room is counted in bytes, too");
+        assert!(len(&draft) < 3, "the limit of bytes evicts replies");
         let refused = draft.once("u", "longer", "r", |_| Ok(json!("x".repeat(1000)))).unwrap_err();
         assert!(matches!(refused, StoreError::LongReply { max: 1000, .. }), "{refused}");
     }

@@ -1,11 +1,10 @@
-//! Rows: the JSON text of a record, and a table of the offsets of its top-level members.
+//! Rows: the JSON text of a record with a table of the offsets of its top-level members.
 //!
-//! A parsed tree of a record of 276 bytes takes two kilobytes; a row takes its text and a few bytes per member. Filters and
-//! indexes read slices of it, and replies and pushes copy its text. A row is immutable, and shared by all states that have it.
+//! A parsed record of 276 bytes takes two kilobytes of memory; a row takes its text and a few bytes per member. Filters and indexes
+//! read slices of the text, and replies copy it. A row is immutable and shared by all states that have it.
 //!
-//! The table has hashes of the names, not names or numbers of an interner. A table of names per bucket would grow with the names
-//! that clients send, and all states would have to share it. A hash finds a member as fast; the name is in the text, right before
-//! its value, and is compared with the one that is looked for.
+//! The table has hashes of the names instead of interned ids. An interner per bucket would grow with the names that clients send,
+//! and all states would have to share it. A lookup by hash is as fast; the name is in the text before the value, and is compared.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,14 +16,14 @@ use serde_json::{Map, Value as Json};
 
 use crate::Value;
 
-/// A record, as it is stored.
+/// A stored record.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Row {
     /// The number of members (2 bytes), an [`Entry`] for each, and the text.
     bytes: Arc<[u8]>,
 }
 
-/// The name of a top-level member, ready to be looked for.
+/// The name of a top-level member, with its hash.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Field {
     name: String,
@@ -32,24 +31,24 @@ pub struct Field {
 }
 
 impl Field {
-    /// The field of that name.
+    /// Creates a field.
     pub fn new(name: impl Into<String>) -> Self {
         let name = name.into();
         let hash = hash(&name);
         Self { name, hash }
     }
 
-    /// Its name.
+    /// Returns the name of the field.
     pub fn name(&self) -> &str {
         &self.name
     }
 }
 
-/// Where a member is. Where its value ends is known from where the next one begins.
+/// The location of a member. The end of its value follows from the start of the next member.
 struct Entry {
-    /// In the text: where the value begins, behind `"name":`.
+    /// The offset of the value in the text, after `"name":`.
     start: u32,
-    /// The bytes of the name as it is written, escapes included.
+    /// The length of the name in the text, including escapes.
     name_len: u16,
     hash: u16,
 }
@@ -69,7 +68,7 @@ impl Entry {
         Self { start, name_len: number(4), hash: number(6) }
     }
 
-    /// Where the name begins, behind its quote.
+    /// Returns the offset of the name in the text, after its quote.
     fn name_start(&self) -> usize {
         self.start as usize - 2 - usize::from(self.name_len)
     }
@@ -115,12 +114,12 @@ pub enum RowError {
 }
 
 impl Row {
-    /// The most members that a row can have.
+    /// Limit of the number of members.
     const MAX_MEMBERS: usize = u16::MAX as usize;
-    /// The longest name that one can have.
+    /// Limit of the length of a name in the text.
     const MAX_NAME_BYTES: usize = u16::MAX as usize;
 
-    /// The row of a record, in the order of its members.
+    /// Creates the row of a record. The order of the members is preserved.
     pub fn new(record: &Map<String, Json>) -> Result<Self, RowError> {
         let count = u16::try_from(record.len())
             .map_err(|_| RowError::TooManyMembers { members: record.len(), max: Self::MAX_MEMBERS })?;
@@ -132,7 +131,7 @@ impl Row {
             }
             let name_start = text.len();
             push_json(&mut text, name);
-            // Without its quotes.
+            // Without the quotes.
             let name_len = text.len() - name_start - 2;
             text.push(b':');
             let start = text.len();
@@ -148,7 +147,7 @@ impl Row {
         Ok(Self::assemble(count, &entries, &text))
     }
 
-    /// The row whose [`text`](Self::text) this is, as it was stored.
+    /// Creates a row from its stored [`text`](Self::text).
     pub(crate) fn of_text(text: &str) -> Result<Self, RowError> {
         let mut entries = Vec::with_capacity(16);
         let mut reader = serde_json::Deserializer::from_str(text);
@@ -173,61 +172,61 @@ impl Row {
         usize::from(u16::from_le_bytes([self.bytes[0], self.bytes[1]]))
     }
 
-    /// Each member, and where its value ends.
+    /// Returns the members, each with the end of its value.
     fn entries(&self) -> impl Iterator<Item = (Entry, usize)> {
         let (table, text) = self.bytes[2..].split_at(self.member_count() * Entry::SIZE);
         let end = text.len() - 1;
-        (0..self.member_count()).map(move |place| {
+        (0..self.member_count()).map(move |index| {
             let entry =
-                |place: usize| table.get(place * Entry::SIZE..).filter(|rest| !rest.is_empty()).map(Entry::read);
-            // Behind a value come a comma and the quote of the next name, or the end.
-            let end = entry(place + 1).map_or(end, |next| next.name_start() - 2);
-            (Entry::read(&table[place * Entry::SIZE..]), end)
+                |index: usize| table.get(index * Entry::SIZE..).filter(|rest| !rest.is_empty()).map(Entry::read);
+            // A value is followed by a comma and the quote of the next name, or by the end.
+            let end = entry(index + 1).map_or(end, |next| next.name_start() - 2);
+            (Entry::read(&table[index * Entry::SIZE..]), end)
         })
     }
 
-    /// The record as compact JSON text, in bytes. Unlike [`text`](Self::text) it is not checked to be UTF-8 again.
+    /// Returns the record as compact JSON text, in bytes. Unlike [`text`](Self::text), this does not validate UTF-8 again.
     pub fn text_bytes(&self) -> &[u8] {
         &self.bytes[2 + self.member_count() * Entry::SIZE..]
     }
 
-    /// The record as compact JSON text.
+    /// Returns the record as compact JSON text.
     pub fn text(&self) -> &str {
         as_text(self.text_bytes())
     }
 
-    /// The members in order: their names as they are written, and the text of their values.
+    /// Returns the members in order: the escaped name and the text of the value.
     pub fn members(&self) -> impl Iterator<Item = (&str, &str)> {
         let text = self.text_bytes();
         self.entries().map(move |(entry, end)| (name_of(text, &entry), as_text(&text[entry.start as usize..end])))
     }
 
-    /// The text of a member's value, if there is one.
+    /// Returns the text of a member's value, if the member is present.
     pub fn text_of(&self, field: &Field) -> Option<&str> {
         let text = self.text_bytes();
-        let is_it =
+        let is_field =
             |(entry, _): &(Entry, usize)| entry.hash == field.hash && is_name(name_of(text, entry), &field.name);
-        self.entries().find(is_it).map(|(entry, end)| as_text(&text[entry.start as usize..end]))
+        self.entries().find(is_field).map(|(entry, end)| as_text(&text[entry.start as usize..end]))
     }
 
-    /// A member's value, if there is one.
+    /// Returns the value of a member, if it is present.
     pub fn get(&self, field: &Field) -> Option<Value<'_>> {
         self.text_of(field).map(Value::of_text)
     }
 
-    /// The record as a tree.
+    /// Parses the record.
     pub fn to_record(&self) -> Map<String, Json> {
-        // Its text is that of an object by construction.
+        // The text is an object by construction.
         serde_json::from_str(self.text()).unwrap_or_default()
     }
 
-    /// The memory that it takes.
+    /// Returns the memory of the row in bytes.
     pub fn size(&self) -> usize {
         self.bytes.len()
     }
 }
 
-/// Reads where the members of a compact text are.
+/// Collects the locations of the members of a compact text.
 struct Members<'a, 'e> {
     text: &'a str,
     entries: &'e mut Vec<Entry>,
@@ -242,12 +241,12 @@ impl<'a> Visitor<'a> for Members<'a, '_> {
 
     fn visit_map<M: MapAccess<'a>>(self, mut map: M) -> Result<(), M::Error> {
         let malformed = || M::Error::custom(RowError::Malformed);
-        // Behind `{` and every `,`.
+        // The offset after `{` or `,`.
         let mut end = 1;
         while let Some((NameHash(hash), value)) = map.next_entry::<NameHash, &RawValue>()? {
             let value = value.get();
             let start = value.as_ptr() as usize - self.text.as_ptr() as usize;
-            // `"name":`, and nothing else.
+            // Exactly `"name":` precedes the value.
             let name_len = start.checked_sub(end + 3).ok_or_else(malformed)?;
             if self.text.as_bytes()[end] != b'"' || &self.text.as_bytes()[start - 2..start] != b"\":" {
                 return Err(malformed());
@@ -263,7 +262,7 @@ impl<'a> Visitor<'a> for Members<'a, '_> {
     }
 }
 
-/// The hash of a name, without its escapes.
+/// The hash of an unescaped name.
 struct NameHash(u16);
 
 impl<'de> serde::Deserialize<'de> for NameHash {
@@ -290,13 +289,13 @@ fn name_of<'a>(text: &'a [u8], entry: &Entry) -> &'a str {
     as_text(&text[entry.name_start()..entry.start as usize - 2])
 }
 
-/// A part of a row's text, between characters.
+/// Converts a part of a row's text, at character boundaries.
 fn as_text(bytes: &[u8]) -> &str {
-    // It was text when the row was made, and a row does not change.
+// Rows are created from valid UTF-8 and are immutable.
     std::str::from_utf8(bytes).unwrap_or_default()
 }
 
-/// Whether a name as it is written stands for this one.
+/// Returns whether an escaped name equals this name.
 fn is_name(written: &str, name: &str) -> bool {
     if !written.contains('\\') {
         return written == name;
@@ -305,11 +304,11 @@ fn is_name(written: &str, name: &str) -> bool {
 }
 
 fn push_json(text: &mut Vec<u8>, json: &impl Serialize) {
-    // Memory takes everything, and values and names are always JSON.
+    // Neither the writer nor the serialization of a value or name can fail.
     let _ = serde_json::to_writer(text, json);
 }
 
-/// FNV-1a: names are short, and one that was chosen to hash like another costs a comparison.
+/// FNV-1a, folded to 16 bits. A collision costs only a comparison.
 fn hash(name: &str) -> u16 {
     let hash = name.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     let [one, two, three, four] = hash.to_le_bytes();
@@ -353,7 +352,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_row_is_its_record(members in vec((any::<String>(), json()), 0..10), other in any::<String>()) {
+        fn row_survives_a_round_trip(members in vec((any::<String>(), json()), 0..10), other in any::<String>()) {
             let record: Map<String, Json> = members.into_iter().collect();
             let row = Row::new(&record).unwrap();
             prop_assert_eq!(&row.to_record(), &record);
@@ -368,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_the_text_of_a_record_is_refused() {
+    fn invalid_or_non_compact_text_is_rejected() {
         for text in [
             "",
             "1",
@@ -391,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn it_takes_little_more_than_its_text() {
+    fn memory_overhead_is_small() {
         let record = serde_json::json!({
             "id": "0123456789", "name": "a name", "count": 12, "tags": ["a", "b"], "text": "x".repeat(180),
         });

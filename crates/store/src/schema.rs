@@ -1,4 +1,4 @@
-//! Definitions of buckets: keys, schemas, indexes, time to live, parsed from JSON.
+//! Definitions of buckets: keys, schemas, indexes and time to live, parsed from JSON.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -16,57 +16,57 @@ use crate::check;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct BucketDefinition {
-    /// As it was given.
+    /// The original JSON.
     pub config: Json,
-    /// The field that names a record.
+    /// The key field.
     pub key: String,
-    /// What is known of its fields, in the order in which they were given.
+    /// The fields of the schema and their rules, in their original order.
     pub fields: Vec<(String, FieldRule)>,
-    /// The indexes that were asked for, each of one field or of several.
+    /// The declared indexes, each over one or several fields.
     pub indexes: Vec<Vec<String>>,
-    /// Whether records are paged in the order of their keys, rather than of their coming.
+    /// Whether records are paged in key order instead of insertion order.
     pub ordered: bool,
-    /// Whether records outlive the process. The bucket itself does.
+    /// Whether records are stored on disk. The definition always is.
     pub persistent: bool,
-    /// How long records live, in milliseconds.
+    /// The time to live of records, in milliseconds.
     pub ttl: Option<u64>,
-    /// How many records there may be; the oldest make way.
+    /// Limit of the number of records. The oldest are evicted.
     pub max_size: Option<usize>,
 }
 
-/// What is known of a field.
+/// The rules of a field.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct FieldRule {
-    /// Its type.
+    /// The type.
     pub kind: Kind,
-    /// Whether it must be there, and not null.
+    /// Whether the field must be present and not null.
     pub required: bool,
-    /// What it is when it is absent.
+    /// The value of an absent field.
     pub default: Option<Json>,
-    /// What makes its value when it is absent.
+    /// The generator of the value of an absent field.
     pub generated: Option<Generated>,
-    /// The only values that it may have.
+    /// The allowed values.
     pub allowed: Option<Vec<Json>>,
-    /// The least length of a string, in UTF-16 units.
+    /// The minimum length of a string, in UTF-16 code units.
     pub min_length: Option<usize>,
-    /// The greatest.
+    /// The maximum length of a string, in UTF-16 code units.
     pub max_length: Option<usize>,
-    /// What a string must match somewhere.
+    /// A regular expression that must match a part of a string.
     pub pattern: Option<Regex>,
-    /// What a string must look like.
+    /// The format of a string.
     pub format: Option<Format>,
-    /// The least number.
+    /// The minimum of a number.
     pub min: Option<f64>,
-    /// The greatest.
+    /// The maximum of a number.
     pub max: Option<f64>,
-    /// Whether no two records may have the same value.
+    /// Whether the values of all records must be distinct.
     pub unique: bool,
-    /// The bucket whose keys it holds.
+    /// The reference to another bucket.
     pub reference: Option<Reference>,
-    /// What is known of the members of an object.
+    /// The rules of the members of an object.
     pub properties: Vec<(String, FieldRule)>,
-    /// What is known of the elements of an array.
+    /// The rule of the elements of an array.
     pub items: Option<Box<FieldRule>>,
 }
 
@@ -74,17 +74,17 @@ pub struct FieldRule {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kind {
-    /// Text.
+    /// A string.
     String,
     /// A number.
     Number,
     /// True or false.
     Boolean,
-    /// An object, not an array.
+    /// An object.
     Object,
     /// An array.
     Array,
-    /// A moment: text or a number.
+    /// A date: a string or a number.
     Date,
 }
 
@@ -105,7 +105,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// What makes a value.
+/// A generator of values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Generated {
@@ -113,7 +113,7 @@ pub enum Generated {
     Uuid,
     /// `c` and 32 hexadecimal digits.
     Cuid,
-    /// The next number of the bucket, from one.
+    /// The next number of the bucket, starting at one.
     Autoincrement,
     /// The time, in milliseconds.
     Timestamp,
@@ -128,15 +128,15 @@ impl Generated {
     ];
 }
 
-/// What a string looks like.
+/// A format of strings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Format {
-    /// Something with an `@` and a dot after it.
+    /// An email address: text with an `@`, and a dot in the part after it.
     Email,
-    /// What browsers take for a URL.
+    /// A URL as defined by the WHATWG.
     Url,
-    /// A date that exists, or a moment of one.
+    /// An ISO 8601 date, or date and time.
     IsoDate,
 }
 
@@ -150,25 +150,25 @@ impl fmt::Display for Format {
     }
 }
 
-/// A field that holds a key of another bucket.
+/// A reference to a record of another bucket, by its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Reference {
-    /// The other bucket.
+    /// The referenced bucket.
     pub bucket: String,
-    /// What happens here when the record there is deleted.
+    /// The action when the referenced record is deleted.
     pub on_delete: OnDelete,
 }
 
-/// What happens to those that refer to a record which is deleted.
+/// The action when a referenced record is deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnDelete {
-    /// It is not deleted.
+    /// The deletion is rejected.
     Restrict,
-    /// They are deleted as well.
+    /// The referring records are deleted too.
     Cascade,
-    /// They refer to nothing.
+    /// The referring fields are set to null.
     SetNull,
 }
 
@@ -236,10 +236,10 @@ pub enum DefinitionError {
 }
 
 impl BucketDefinition {
-    /// How deep the rules of a field may be nested.
+    /// Limit of the nesting depth of a schema.
     pub const MAX_DEPTH: usize = 10;
 
-    /// The definition that JSON describes.
+    /// Parses a definition.
     pub fn parse(json: &Json) -> Result<Self, DefinitionError> {
         const OPTIONS: [&str; 7] = ["key", "schema", "indexes", "etsType", "persistent", "ttl", "maxSize"];
         let at = "the definition";
@@ -276,8 +276,8 @@ impl BucketDefinition {
         })
     }
 
-    /// This definition with fields and indexes added, or another time to live: an object of `addFields`, `addIndexes` and `ttl`,
-    /// each of which may be absent. A `ttl` of null takes it away.
+    /// Returns the definition with added fields and indexes, or another time to live. `updates` is an object with the optional members
+    /// `addFields`, `addIndexes` and `ttl`. A `ttl` of null removes it.
     pub fn updated(&self, updates: &Json) -> Result<Self, DefinitionError> {
         let at = "the update";
         let updates = object(updates, at)?;
@@ -308,12 +308,12 @@ impl BucketDefinition {
         Self::parse(&Json::Object(config))
     }
 
-    /// What is known of a field.
+    /// Returns the rules of a field.
     pub fn rule(&self, field: &str) -> Option<&FieldRule> {
         self.fields.iter().find(|(name, _)| name == field).map(|(_, rule)| rule)
     }
 
-    /// How many indexes it has: those that were asked for, and one for each unique field that was not.
+    /// Returns the number of indexes: the declared ones, and one for each unique field without a declared index.
     pub(crate) fn index_count(&self) -> usize {
         let listed: BTreeSet<&[String]> = self.indexes.iter().map(Vec::as_slice).collect();
         let unique = self.fields.iter().filter(|(_, rule)| rule.unique);
@@ -336,7 +336,7 @@ fn known(members: &Map<String, Json>, options: &[&str], at: &str) -> Result<(), 
     }
 }
 
-/// An option that is given. Null is as good as nothing.
+/// Returns an option. Null is the same as absent.
 fn present<'a>(members: &'a Map<String, Json>, option: &str) -> Option<&'a Json> {
     members.get(option).filter(|value| !value.is_null())
 }
@@ -345,11 +345,11 @@ fn option<T>(
     members: &Map<String, Json>,
     option: &str,
     at: &str,
-    what: &str,
+    expected_value: &str,
     read: impl Fn(&Json) -> Option<T>,
 ) -> Result<Option<T>, DefinitionError> {
     let Some(json) = present(members, option) else { return Ok(None) };
-    read(json).map(Some).ok_or_else(|| expected(&format!("{option} of {at}"), what))
+    read(json).map(Some).ok_or_else(|| expected(&format!("{option} of {at}"), expected_value))
 }
 
 fn text(members: &Map<String, Json>, name: &str, at: &str) -> Result<Option<String>, DefinitionError> {
@@ -400,7 +400,7 @@ fn indexes(json: Option<&Json>) -> Result<Vec<Vec<String>>, DefinitionError> {
     Ok(indexes)
 }
 
-/// A time span: milliseconds, or a number with a unit.
+/// Parses a duration: milliseconds, or a number with a unit.
 fn duration(json: &Json) -> Result<u64, DefinitionError> {
     let wrong = || expected("ttl", "a positive number of milliseconds, or a string such as \"30s\", \"5m\", \"1h\" or \"7d\"");
     let milliseconds = match json {
@@ -418,9 +418,9 @@ fn duration(json: &Json) -> Result<u64, DefinitionError> {
         }
         _ => None,
     };
-    // Ten thousand years are long enough, and every clock can count them.
+    // The limit of ten thousand years avoids overflows of timestamps.
     let milliseconds = milliseconds.filter(|span| *span >= 1.0 && *span < 3.2e14).ok_or_else(wrong)?;
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "its range has just been checked")]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the range is checked above")]
     let whole = milliseconds as u64;
     Ok(whole)
 }
@@ -433,7 +433,7 @@ fn rules(schema: &Map<String, Json>, prefix: &str, depth: usize) -> Result<Vec<(
     rules.collect()
 }
 
-/// A regular expression. It may become so large that nobody can have written all of it on purpose, and no larger.
+/// Compiles a regular expression with a limit of its memory.
 fn compile(pattern: &str) -> Result<Regex, regex::Error> {
     regex::RegexBuilder::new(pattern).size_limit(1 << 20).dfa_size_limit(1 << 20).build()
 }
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_can_be_said() {
+    fn all_options_are_parsed() {
         let definition = parse(&json!({
             "key": "id",
             "schema": {
@@ -541,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_definitions_say_what_is_wrong() {
+    fn invalid_definition_is_rejected_with_a_specific_error() {
         let field = |rule: Json| json!({"key": "id", "schema": {"id": rule}});
         let with = |name: &str, value: Json| {
             let mut definition = field(json!({"type": "string"}));
@@ -576,7 +576,7 @@ mod tests {
         for ttl in [json!(0), json!("5"), json!("x5s"), json!(""), json!("1e300d"), json!(-1), json!([])] {
             assert!(parse(&with("ttl", ttl.clone())).unwrap_err().to_string().starts_with("ttl must be"), "{ttl}");
         }
-        // Look-around would need more than linear time.
+        // Look-around is not supported, because matching must take linear time.
         let refused = parse(&field(json!({"type": "string", "pattern": "(?=x)"}))).unwrap_err();
         assert!(matches!(refused, DefinitionError::Pattern { .. }), "{refused}");
     }

@@ -1,31 +1,31 @@
-//! A sum of numbers that is exact until it is read, and rounded once.
+//! An exact sum of floats, which is rounded once when it is read.
 //!
-//! Adding floats one after the other rounds at every step, so the sum depends on their order, and a number that was added cannot
-//! be subtracted again. This sum keeps all bits: it is a fixed-point number wide enough for every float, of which only the used
-//! part is stored. So the sum is the same in any order, and maintaining it gives the same result as adding all numbers again.
+//! Adding floats rounds at each step, so the result depends on their order, and subtracting a number does not restore the earlier
+//! sum. This sum keeps all bits: it is a fixed-point number wide enough for every float, of which only the used part is stored. So
+//! the result does not depend on the order, and maintaining the sum gives the same result as adding all numbers again.
 
 use std::ops::RangeInclusive;
 
-/// A sum of numbers.
+/// An exact sum of floats.
 #[derive(Debug, Clone, Default)]
 pub struct Sum {
-    /// Whole numbers that a float has exactly: most are, and they need no more.
+    /// The sum of integers below 2^53, which are the common case.
     integers: i128,
-    /// The sum of all others: digits of 32 bits, the least first. A digit takes more than it holds until it is carried over.
+    /// The sum of all other numbers: digits of 32 bits, least significant first. A digit can exceed 32 bits until it is carried.
     digits: Vec<i64>,
-    /// The place of the first digit, counted from that of the least float.
+    /// The index of the first stored digit. Digit 0 has the least significant bits of the smallest float.
     first: usize,
-    /// How many numbers have been added since digits were carried over.
+    /// The number of additions since the last carry.
     uncarried: u32,
 }
 
-/// The bits of a digit.
+/// Bits per digit.
 const DIGIT_BITS: usize = 32;
-/// The digits that the greatest sum takes that can be reached: those of the greatest float, and of as many as can be counted.
+/// Number of digits for the largest reachable sum: the exponents of all floats, and the bits for the count of additions.
 const MAX_DIGITS: usize = (1024 + 1074) / DIGIT_BITS + 4;
-/// The place of the bit that is one.
+/// The index of the bit with value 1.
 const ONE_BIT: usize = 1074;
-/// From here on floats have no fraction, and not every whole number is one.
+/// 2^53: integers below it are exact floats.
 const MAX_EXACT_INTEGER: f64 = 9_007_199_254_740_992.0;
 
 impl Sum {
@@ -34,14 +34,14 @@ impl Sum {
         self.change(number, 1);
     }
 
-    /// Takes a number away that was added.
+    /// Subtracts a number that was added.
     pub fn subtract(&mut self, number: f64) {
         self.change(number, -1);
     }
 
-    /// The sum, rounded to the nearest float, to the even one of two. What is beyond all floats is infinite.
+    /// Returns the sum, rounded to the nearest float, ties to even. A sum beyond the largest float is infinite.
     pub fn total(&self) -> f64 {
-        #[expect(clippy::cast_precision_loss, reason = "that is the rounding")]
+        #[expect(clippy::cast_precision_loss, reason = "the result is rounded")]
         if self.digits.iter().all(|digit| *digit == 0) {
             return self.integers as f64;
         }
@@ -49,7 +49,7 @@ impl Sum {
         digits[self.first..self.first + self.digits.len()].copy_from_slice(&self.digits);
         let sign = if self.integers < 0 { -1 } else { 1 };
         for place in 0..4 {
-            #[expect(clippy::cast_possible_truncation, reason = "it is cut in digits")]
+            #[expect(clippy::cast_possible_truncation, reason = "it is split into digits")]
             let part = (self.integers.unsigned_abs() >> (place * DIGIT_BITS)) as u32;
             spread(u64::from(part), ONE_BIT + place * DIGIT_BITS, |place, part| digits[place] += sign * part);
         }
@@ -66,7 +66,7 @@ impl Sum {
     }
 
     fn change(&mut self, number: f64, sign: i64) {
-        #[expect(clippy::cast_possible_truncation, reason = "what has no fraction and is below 2^53 is whole")]
+        #[expect(clippy::cast_possible_truncation, reason = "an integer below 2^53 is exact")]
         if number.fract() == 0.0 && number.abs() < MAX_EXACT_INTEGER {
             self.integers += i128::from(sign) * number as i128;
             return;
@@ -76,7 +76,7 @@ impl Sum {
         if exponent == 0x7ff {
             return;
         }
-        // The smallest floats have no leading one, and begin where the next ones do.
+        // Subnormal floats have no implicit leading bit, and the exponent of the smallest normal floats.
         let (mantissa, place) = if exponent == 0 { (fraction, 0) } else { (fraction | 1 << 52, exponent - 1) };
         let sign = if number < 0.0 { -sign } else { sign };
         self.extend_to(place / DIGIT_BITS..=place / DIGIT_BITS + 2);
@@ -86,14 +86,14 @@ impl Sum {
             self.uncarried = 0;
             self.extend_to(self.first..=(self.first + self.digits.len() + 1).min(MAX_DIGITS - 1));
             let over = carry(&mut self.digits);
-            // A negative sum has all higher digits below zero; one that is takes them all.
+            // The last digit keeps the sign of a negative sum.
             if let Some(last) = self.digits.last_mut() {
                 *last += over << DIGIT_BITS;
             }
         }
     }
 
-    /// Makes room for digits at these places.
+    /// Extends the digits to cover these indexes.
     fn extend_to(&mut self, places: RangeInclusive<usize>) {
         if self.digits.is_empty() {
             self.first = *places.start();
@@ -106,17 +106,17 @@ impl Sum {
     }
 }
 
-/// Cuts up to 64 bits at a place in digits.
+/// Splits up to 64 bits at a bit offset into digits.
 fn spread(bits: u64, place: usize, mut add: impl FnMut(usize, i64)) {
     let shifted = u128::from(bits) << (place % DIGIT_BITS);
     for digit in 0..3 {
-        #[expect(clippy::cast_possible_truncation, reason = "it is cut in digits")]
+        #[expect(clippy::cast_possible_truncation, reason = "it is split into digits")]
         let part = (shifted >> (digit * DIGIT_BITS)) as u32;
         add(place / DIGIT_BITS + digit, i64::from(part));
     }
 }
 
-/// Carries over what digits hold beyond their bits. Returns what is left beyond the last, which is negative if all of it is.
+/// Carries the excess bits of each digit to the next one. Returns the carry out of the last digit, negative for a negative sum.
 fn carry(digits: &mut [i64]) -> i64 {
     let mut over = 0;
     for digit in digits {
@@ -127,7 +127,7 @@ fn carry(digits: &mut [i64]) -> i64 {
     over
 }
 
-/// The float that is nearest to digits that are all carried over.
+/// Rounds carried digits to the nearest float.
 fn round(digits: &[i64; MAX_DIGITS]) -> f64 {
     let bit = |place: usize| digits[place / DIGIT_BITS] >> (place % DIGIT_BITS) & 1 == 1;
     let Some(last) = digits.iter().rposition(|digit| *digit != 0) else { return 0.0 };
@@ -135,7 +135,7 @@ fn round(digits: &[i64; MAX_DIGITS]) -> f64 {
     let lowest = top.saturating_sub(52);
     let mut mantissa = (lowest..=top).rev().fold(0_u64, |bits, place| bits << 1 | u64::from(bit(place)));
     if lowest == 0 {
-        // As many bits as the smallest floats have, which are written as they are.
+        // A subnormal float, whose bits are the mantissa.
         return f64::from_bits(mantissa);
     }
     let is_half = bit(lowest - 1);
@@ -143,13 +143,13 @@ fn round(digits: &[i64; MAX_DIGITS]) -> f64 {
     if is_half && (mantissa & 1 == 1 || is_more()) {
         mantissa += 1;
     }
-    // A one that was carried over makes the next exponent, with all bits zero.
+    // If rounding overflows the mantissa, the carry increments the exponent.
     let bits = ((lowest as u64) << 52) + mantissa;
     if bits >= f64::INFINITY.to_bits() { f64::INFINITY } else { f64::from_bits(bits) }
 }
 
 #[cfg(test)]
-#[expect(clippy::float_cmp, reason = "exact is exact")]
+#[expect(clippy::float_cmp, reason = "the sums are exact")]
 mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_rounding_would_lose_is_there() {
+    fn sum_is_exact_and_rounded_once() {
         assert_eq!(sum(&[]).to_bits(), 0);
         assert_eq!(sum(&[0.1; 10]), 1.0);
         assert_eq!(sum(&[1e300, 1.0, -1e300]), 1.0);
@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(sum(&[1e308, 1e308]), f64::INFINITY);
         assert_eq!(sum(&[-1e308, -1e308]), f64::NEG_INFINITY);
         assert_eq!(sum(&[f64::MAX, -f64::MAX, -5e-324]), -5e-324);
-        // Halfway, to the even one; and just beyond it.
+        // Ties are rounded to even.
         assert_eq!(sum(&[9_007_199_254_740_992.0, 0.5, 0.5]), 9_007_199_254_740_992.0);
         assert_eq!(sum(&[9_007_199_254_740_994.0, 0.5, 0.5]), 9_007_199_254_740_996.0);
         assert_eq!(sum(&[9_007_199_254_740_992.0, 0.5, 0.5, 5e-324]), 9_007_199_254_740_994.0);
@@ -196,15 +196,15 @@ mod tests {
     }
 
     proptest! {
-        /// One addition of floats is rounded once, as this is.
+        /// An IEEE addition is also rounded once.
         #[test]
-        fn two_are_added_as_floats_are(one in number(), two in number()) {
+        fn sum_of_two_equals_float_addition(one in number(), two in number()) {
             prop_assert_eq!(sum(&[one, two]), one + two);
             prop_assert_eq!(sum(&[one]), one);
         }
 
         #[test]
-        fn order_makes_no_difference_and_what_is_taken_away_was_never_there(
+        fn sum_is_independent_of_order_and_subtraction_is_exact(
             numbers in vec(number(), 0..20),
             others in vec(number(), 0..20),
             at in any::<prop::sample::Index>(),
@@ -221,9 +221,9 @@ mod tests {
             prop_assert_eq!(changed.total(), expected);
         }
 
-        /// Whatever has been carried over.
+        /// The carry is forced at random points.
         #[test]
-        fn carrying_changes_nothing(numbers in vec((number(), any::<bool>()), 1..20)) {
+        fn carrying_does_not_change_the_sum(numbers in vec((number(), any::<bool>()), 1..20)) {
             let mut carried = Sum::default();
             for (number, is_time) in &numbers {
                 if *is_time {

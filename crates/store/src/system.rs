@@ -1,11 +1,11 @@
 //! System buckets: buckets of the program that embeds the store.
 //!
-//! The program declares them when it opens the store. Requests of clients cannot reach them: [`State::bucket`] does not find
-//! them, and a [`Draft`] writes to them only inside [`Draft::system`]. Otherwise they are buckets like any others, with a schema,
-//! indexes, references to other system buckets and a time to live; they are logged, checkpointed, copied, exported and followed.
+//! The program declares them when it opens the store. Clients cannot access them: [`State::bucket`] does not find them, and a
+//! [`Draft`] accesses them only inside [`Draft::system`]. Otherwise they are like ordinary buckets, with a schema, indexes,
+//! references to other system buckets and a time to live. They are logged, checkpointed, backed up, exported and followed.
 //!
-//! A declaration is stored as a row of [`BUCKETS`] that is marked as such. A system bucket that the program no longer declares
-//! stays stored and hidden.
+//! A declaration is stored as a row of [`BUCKETS`] with a flag. A system bucket that the program no longer declares remains stored
+//! and hidden.
 
 use std::sync::Arc;
 
@@ -47,14 +47,14 @@ struct Declaration {
     row: Row,
 }
 
-/// Why a system bucket was not declared, or a store not opened with its declaration.
+/// Why the declaration of a system bucket failed, or why a store cannot be opened with it.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SystemBucketError {
-    /// The name is not one of a system bucket.
+    /// The name is invalid.
     #[error(
-        "\"{name}\" cannot be the name of a system bucket: expected 2 to {max} bytes that begin with `$` or `_`, \
-         and not $buckets, $queries or $replies"
+        "invalid name \"{name}\" of a system bucket: expected 2 to {max} bytes that begin with `$` or `_`, \
+        and not $buckets, $queries or $replies"
     )]
     Name {
         /// The name, or its beginning.
@@ -62,13 +62,13 @@ pub enum SystemBucketError {
         /// Limit of its length in bytes.
         max: usize,
     },
-    /// The bucket has been declared before.
+    /// The bucket is declared twice.
     #[error("system bucket \"{name}\" is declared twice")]
     Duplicate {
         /// The bucket.
         name: String,
     },
-    /// The definition is wrong.
+    /// The definition is invalid.
     #[error("system bucket \"{name}\": {source}")]
     Definition {
         /// The bucket.
@@ -76,17 +76,17 @@ pub enum SystemBucketError {
         /// The problem.
         source: DefinitionError,
     },
-    /// The definition cannot be stored, such as one that is nested too deeply.
+    /// The definition cannot be stored, for example because it is nested too deeply.
     #[error("the definition of system bucket \"{name}\" cannot be stored: {source}")]
     NotStored {
         /// The bucket.
         name: String,
-        /// Why not.
+        /// The error.
         source: Box<StoreError>,
     },
-    /// A field refers to something other than a system bucket.
+    /// A field refers to a bucket that is not a declared system bucket.
     #[error(
-        "system bucket \"{name}\": field {field} refers to \"{target}\"; expected a system bucket that is declared before it"
+        "system bucket \"{name}\": field {field} references \"{target}\"; expected a system bucket that is declared before it"
     )]
     Reference {
         /// The bucket.
@@ -102,29 +102,29 @@ pub enum SystemBucketError {
         /// The bucket.
         name: String,
     },
-    /// The stored records do not fit the declaration.
+    /// The stored records are incompatible with the declaration.
     #[error(
-        "system bucket \"{name}\" is stored with another definition, and its records do not fit this one: {problem}"
+        "system bucket \"{name}\": the stored records are incompatible with the new definition: {problem}"
     )]
     Incompatible {
         /// The bucket.
         name: String,
-        /// What does not fit.
+        /// The incompatibility.
         #[source]
         problem: Incompatibility,
     },
 }
 
-/// In what way stored records do not fit a declaration.
+/// Why stored records are incompatible with a declaration.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Incompatibility {
-    /// The key is another field.
-    #[error("the key is `{stored}`, and was declared as `{declared}`")]
+    /// The key field differs.
+    #[error("the stored key is `{stored}`, the declared key is `{declared}`")]
     Key {
-        /// The field that is the key of the stored records.
+        /// The key field of the stored records.
         stored: String,
-        /// The field that was declared.
+        /// The declared key field.
         declared: String,
     },
     /// The bucket is declared with `persistent: false`, and has stored records.
@@ -143,8 +143,9 @@ impl SystemBuckets {
 
     /// Declares a system bucket. Its fields may refer to itself and to system buckets that were declared before.
     ///
-    /// If the store has the bucket with another definition, the declaration replaces it, provided that the stored records fit:
-    /// the key is the same field, every record passes the schema, and unique fields are unique. An empty bucket takes any.
+    /// If the bucket is stored with another definition, the declaration replaces it, provided that the stored records are compatible:
+    /// the key field is the same, every record matches the schema, and unique fields are unique. An empty bucket is always
+    /// compatible.
     pub fn declare(mut self, name: &str, config: &Json) -> Result<Self, SystemBucketError> {
         let name_error =
             || SystemBucketError::Name { name: name.chars().take(64).collect(), max: Self::MAX_NAME_BYTES };
@@ -170,10 +171,10 @@ impl SystemBuckets {
     }
 }
 
-/// Whether a bucket of this name can be a system bucket.
+/// Returns whether the name is valid for a system bucket.
 pub(crate) fn is_system_name(name: &str) -> bool {
-    let is_own = catalog::internal_buckets().any(|(own, _)| own == name);
-    name.len() > 1 && name.starts_with(['$', '_']) && !is_own
+    let is_internal = catalog::internal_buckets().any(|(internal, _)| internal == name);
+    name.len() > 1 && name.starts_with(['$', '_']) && !is_internal
 }
 
 fn not_stored<E: Into<StoreError>>(name: &str) -> impl FnOnce(E) -> SystemBucketError {
@@ -188,7 +189,7 @@ fn catalog_row(name: &str, config: &Json) -> Result<Row, RowError> {
 }
 
 impl State {
-    /// A state that has these system buckets and nothing else.
+    /// Creates a state with these system buckets.
     pub(crate) fn with_system_buckets(system: &SystemBuckets) -> Self {
         let mut state = Self::new();
         for Declaration { name, definition, .. } in &system.declared {
@@ -199,7 +200,7 @@ impl State {
 }
 
 impl Draft {
-    /// Makes these system buckets reachable, and defines or redefines those that are not stored in this way.
+    /// Declares system buckets, and stores new and changed definitions.
     pub(crate) fn declare(&mut self, system: &SystemBuckets) -> Result<(), SystemBucketError> {
         for declaration in &system.declared {
             let Declaration { name, definition, row } = declaration;

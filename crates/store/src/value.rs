@@ -3,10 +3,10 @@
 use std::borrow::Cow;
 use std::cmp::Ordering;
 
-/// A JSON value, where it lies in a row.
+/// A JSON value that borrows from the text of a row.
 ///
-/// Numbers are what JSON readers everywhere take them for, 64-bit floats: integers are exact up to 2^53. Arrays and objects are
-/// told apart, and are never equal to anything: filters look at scalars.
+/// Numbers are 64-bit floats, so integers are exact up to 2^53. Arrays and objects are never equal to a value: filters compare
+/// scalars.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value<'a> {
     /// `null`.
@@ -15,7 +15,7 @@ pub enum Value<'a> {
     Bool(bool),
     /// Any number.
     Number(f64),
-    /// A string, without its escapes.
+    /// A string, unescaped.
     String(Cow<'a, str>),
     /// An array, as text.
     Array(&'a str),
@@ -24,7 +24,7 @@ pub enum Value<'a> {
 }
 
 impl<'a> Value<'a> {
-    /// The value of compact, valid JSON text.
+    /// Reads a value from compact, valid JSON text.
     pub(crate) fn of_text(text: &'a str) -> Self {
         match text.as_bytes() {
             [b'"', .., b'"'] => Self::String(unescape(&text[1..text.len() - 1])),
@@ -32,12 +32,12 @@ impl<'a> Value<'a> {
             [b'[', ..] => Self::Array(text),
             b"true" => Self::Bool(true),
             b"false" => Self::Bool(false),
-            // Rows hold valid JSON, in which all that is left but `null` are numbers.
+            // Rows have valid JSON, so this is a number or `null`.
             _ => text.parse().map_or(Self::Null, Self::Number),
         }
     }
 
-    /// The value of a parsed one.
+    /// Converts a parsed value. Returns `None` for an array or object.
     pub(crate) fn of_json(json: &'a serde_json::Value) -> Option<Self> {
         Some(match json {
             serde_json::Value::Null => Self::Null,
@@ -48,7 +48,7 @@ impl<'a> Value<'a> {
         })
     }
 
-    /// Whether it equals another one as filters mean it: of the same type, and no array or object.
+    /// Returns whether two values are equal in a filter: both have the same type, and are not an array or object.
     #[expect(clippy::float_cmp, reason = "the numbers were parsed, not computed")]
     pub(crate) fn strictly_equals(&self, other: &Value<'_>) -> bool {
         match (self, other) {
@@ -60,7 +60,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// How it compares to another one in order tests, which hold between two numbers or two strings only.
+    /// Compares two numbers or two strings, as the comparison operators do. Returns `None` for other types.
     pub fn compare(&self, other: &Value<'_>) -> Option<Ordering> {
         match (self, other) {
             (Self::Number(one), Value::Number(two)) => one.partial_cmp(two),
@@ -69,8 +69,8 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// In which order results are sorted: booleans, numbers, strings, then what has no order of its own, in which all are alike.
-    /// `Null` is for the caller to place, since it comes last in both directions.
+    /// Compares two values in the sort order: booleans, numbers, strings, then arrays and objects, which are all equal. The caller
+    /// handles `Null`, which comes last in both directions.
     #[cfg(test)]
     pub(crate) fn sort_order(&self, other: &Value<'_>) -> Ordering {
         fn rank(value: &Value<'_>) -> u8 {
@@ -89,12 +89,12 @@ impl<'a> Value<'a> {
     }
 }
 
-/// The text of a string literal, which borrows if it has no escapes.
+/// Unescapes a string literal. Borrows if it has no escapes.
 fn unescape(literal: &str) -> Cow<'_, str> {
     if !literal.contains('\\') {
         return Cow::Borrowed(literal);
     }
-    // Rows hold valid JSON; were it not, the literal would stand for itself.
+    // Rows have valid JSON, so the fallback is never used.
     let unescaped = serde_json::from_str::<String>(&format!("\"{literal}\""));
     unescaped.map_or(Cow::Borrowed(literal), Cow::Owned)
 }
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_what_it_says() {
+    fn values_are_read_from_text() {
         let string = |text: &'static str| Value::String(Cow::Borrowed(text));
         for (text, value) in [
             ("null", Value::Null),
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn equality_is_strict_and_only_of_scalars() {
+    fn equality_is_strict_and_limited_to_scalars() {
         let one = Value::of_text("1");
         assert!(one.strictly_equals(&Value::of_text("1.0")));
         assert!(!one.strictly_equals(&Value::of_text("\"1\"")));
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn order_tests_hold_within_a_type() {
+    fn comparison_requires_the_same_type() {
         assert_eq!(Value::of_text("2").compare(&Value::of_text("10")), Some(Ordering::Less));
         assert_eq!(Value::of_text("\"2\"").compare(&Value::of_text("\"10\"")), Some(Ordering::Greater));
         assert_eq!(Value::of_text("2").compare(&Value::of_text("\"10\"")), None);

@@ -1,15 +1,15 @@
-//! A row while a filter examines it.
+//! Evaluation of a filter on one row.
 
 use super::Test;
 use crate::budget::{CONDITION_WORK, RECORD_WORK};
 use crate::query::{Budget, Exceeded};
 use crate::{Field, Row, Value};
 
-/// A row, what its examination may cost, and what is known of it so far.
+/// A row during the evaluation of a filter, with the budget and cached conversions.
 pub(super) struct Examined<'a, 'f> {
     row: &'a Row,
     budget: &'a Budget,
-    /// Texts in lower case. A field that many conditions search is converted once.
+    /// Fields converted to lower case, so that each is converted once.
     lowered: Vec<(&'f Field, Option<String>)>,
     is_charged: bool,
 }
@@ -28,7 +28,7 @@ impl<'a, 'f> Examined<'a, 'f> {
             return self.contains(field, part);
         }
         let text = self.row.text_of(field);
-        // A text is searched for escapes, and a field among its neighbours.
+        // The field is searched among the members, and its text for escapes.
         self.budget.charge(CONDITION_WORK + self.row.member_count() + text.map_or(0, |text| text.len() / 4))?;
         Ok(test.passes(text.map(Value::of_text).as_ref()))
     }
@@ -36,20 +36,20 @@ impl<'a, 'f> Examined<'a, 'f> {
     fn contains(&mut self, field: &'f Field, part: &str) -> Result<bool, Exceeded> {
         self.budget.charge(CONDITION_WORK + self.lowered.len())?;
         let known = self.lowered.iter().position(|(known, _)| *known == field);
-        let place = if let Some(place) = known {
-            place
+        let index = if let Some(index) = known {
+        index
         } else {
             let lowered = self.lower(field)?;
             self.lowered.push((field, lowered));
             self.lowered.len() - 1
         };
-        let Some(text) = &self.lowered[place].1 else { return Ok(false) };
-        // Short texts are found with vector instructions.
+        let Some(text) = &self.lowered[index].1 else { return Ok(false) };
+        // Searches for short strings use vector instructions.
         self.budget.charge(if part.len() <= 32 { text.len() / 16 } else { text.len() })?;
         Ok(text.contains(part))
     }
 
-    /// The text of a field in lower case, if it has one.
+    /// Returns the value of a field in lower case, if it is a string.
     fn lower(&self, field: &Field) -> Result<Option<String>, Exceeded> {
         let text = self.row.text_of(field);
         self.budget.charge(self.row.member_count() + text.map_or(0, str::len))?;

@@ -44,7 +44,7 @@ impl Filter {
 impl Test {
     fn to_json(&self) -> Json {
         let (operator, operand) = match self {
-            // An object may look like an operator.
+            // An object could be mistaken for an operator.
             Self::Equal(Scalar(Operand::Other(json))) => ("$eq", (**json).clone()),
             Self::Equal(scalar) => return scalar.to_json(),
             Self::NotEqual(scalar) => ("$neq", scalar.to_json()),
@@ -88,7 +88,7 @@ mod tests {
     use crate::Query;
 
     #[test]
-    fn a_filter_means_the_same_after_a_round_trip() {
+    fn filter_survives_a_round_trip() {
         for json in [
             json!({}),
             json!({"a": 1, "b": null, "c": "{{ x }}"}),

@@ -1,4 +1,4 @@
-//! Filters: which rows match.
+//! Filters: conditions that a row must match.
 //!
 //! A filter is parsed from JSON and checked once, with all its parameters substituted, and then evaluated for many rows. The
 //! language is the same everywhere: queries, counts, aggregates, transactions, permissions.
@@ -22,52 +22,52 @@ pub use self::scalars::Scalars;
 use crate::query::{Budget, Exceeded};
 use crate::{Field, Row, Value};
 
-/// Which rows are meant.
+/// A condition on rows.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Filter {
-    /// Those for which all of these hold; without any, every row.
+    /// All of these filters match. An empty list matches every row.
     All(Vec<Filter>),
-    /// Those for which one of these holds; without any, no row.
+    /// At least one of these filters matches. An empty list matches no row.
     Any(Vec<Filter>),
-    /// Those whose field passes a test.
+    /// The field passes the test.
     Test(Field, Test),
 }
 
-/// What is asked of a field. Null is a value, and an absent field is none.
+/// A test of a field's value. Null is a value; an absent field has none.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Test {
-    /// It equals this, strictly.
+    /// The value is strictly equal.
     Equal(Scalar),
-    /// It does not; an absent field does not either.
+    /// The value is not equal, or the field is absent.
     NotEqual(Scalar),
-    /// It is of the same type and comes before or after this one.
+    /// The value has the same type, and the comparison holds.
     Order(Comparison, Scalar),
-    /// It equals one of these.
+    /// The value is equal to one of these.
     In(Scalars),
-    /// It equals none of these.
+    /// The value is not equal to any of these, or the field is absent.
     NotIn(Scalars),
-    /// It is a string that contains this one, whatever the case of either. Kept in lower case.
+    /// The value is a string that contains this string, ignoring case. Stored in lower case.
     Contains(String),
-    /// It is a string that begins with this one.
+    /// The value is a string that begins with this string.
     StartsWith(String),
-    /// It is a string that ends with this one.
+    /// The value is a string that ends with this string.
     EndsWith(String),
-    /// It is there and not null, or the opposite.
+    /// Whether the field is present and not null.
     Exists(bool),
-    /// It is of the same type as both, and neither before the first nor after the second.
+    /// The value has the type of both bounds and is between them, inclusive.
     Between(Scalar, Scalar),
 }
 
-/// How a value is to stand to another one.
+/// A comparison operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Comparison {
-    /// After it.
+    /// `$gt`.
     Greater,
-    /// After it, or equal.
+    /// `$gte`.
     GreaterOrEqual,
-    /// Before it.
+    /// `$lt`.
     Less,
-    /// Before it, or equal.
+    /// `$lte`.
     LessOrEqual,
 }
 
@@ -82,11 +82,11 @@ impl Comparison {
     }
 }
 
-/// What a field is compared with. An array or object equals nothing.
+/// An operand of a test. An array or object is not equal to any value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scalar(Operand);
 
-/// A third of what JSON takes: filters are kept for as long as they are followed.
+/// The value of a [`Scalar`], in a third of the memory of [`Json`]: subscriptions keep their filters.
 #[derive(Debug, Clone, PartialEq)]
 enum Operand {
     Null,
@@ -108,7 +108,7 @@ impl Scalar {
         })
     }
 
-    /// As rows hold it; none if it is an array or object.
+    /// Returns the value, or `None` for an array or object.
     pub fn value(&self) -> Option<Value<'_>> {
         Some(match &self.0 {
             Operand::Null => Value::Null,
@@ -185,22 +185,22 @@ pub enum FilterError {
 }
 
 impl Filter {
-    /// How deep filters may be nested.
+    /// Limit of the nesting depth.
     pub const MAX_DEPTH: usize = 32;
-    /// How many conditions and operands a filter may have.
+    /// Limit of the number of conditions and operands.
     pub const MAX_CONDITIONS: usize = 10_000;
 
-    /// Every row.
+    /// Returns a filter that matches every row.
     pub fn everything() -> Self {
         Self::All(Vec::new())
     }
 
-    /// No row.
+    /// Returns a filter that matches no row.
     pub fn nothing() -> Self {
         Self::Any(Vec::new())
     }
 
-    /// Those that one of these means: without any, no row.
+    /// Returns a filter that matches a row if one of these filters does. Without filters, it matches no row.
     ///
     /// ```
     /// use serde_json::json;
@@ -225,7 +225,7 @@ impl Filter {
         if any.len() == 1 { any.remove(0) } else { Self::Any(any) }
     }
 
-    /// Whether it asks nothing of a row.
+    /// Returns whether the filter trivially matches every row.
     pub fn is_everything(&self) -> bool {
         match self {
             Self::All(filters) => filters.iter().all(Self::is_everything),
@@ -234,7 +234,7 @@ impl Filter {
         }
     }
 
-    /// Parses a filter without parameters: a string such as `{{ params.x }}` is that string.
+    /// Parses a filter without parameters: a string such as `{{ params.x }}` is an ordinary string.
     pub fn parse(json: &Json) -> Result<Self, FilterError> {
         Self::parse_with(json, &Parameters::new())
     }
@@ -250,7 +250,7 @@ impl Filter {
         Parser::new(ParameterSource::Deferred(&["params"])).filter(json, "the filter", 0)
     }
 
-    /// Whether JSON describes a filter whose parameters have these roots, whatever they will be.
+    /// Checks that JSON is a filter whose parameters have these roots, with any values.
     pub fn check_with(json: &Json, roots: &[&str]) -> Result<(), FilterError> {
         Parser::new(ParameterSource::Deferred(roots)).filter(json, "the filter", 0).map(drop)
     }
@@ -288,7 +288,7 @@ impl Filter {
         }
     }
 
-    /// Returns the number of conditions. The values of `$in` are not counted, since they are searched and not tried in turn.
+    /// Returns the number of conditions. `$in` counts as one, because its values are searched by binary search.
     pub fn conditions(&self) -> usize {
         match self {
             Self::All(filters) | Self::Any(filters) => filters.iter().map(Self::conditions).sum(),
@@ -296,7 +296,7 @@ impl Filter {
         }
     }
 
-    /// Both this and another one.
+    /// Returns a filter that matches if both filters match.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         match (self, other) {
@@ -315,7 +315,7 @@ impl Filter {
 }
 
 impl Test {
-    /// Whether a value passes; none is that of an absent field.
+    /// Returns whether a value passes the test. `None` is the value of an absent field.
     pub fn passes(&self, value: Option<&Value<'_>>) -> bool {
         let text = || match value {
             Some(Value::String(text)) => Some(&**text),
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn every_operator_means_what_it_says() {
+    fn operators_match_as_documented() {
         let record = json!({"n": 5, "s": "High Tide", "b": true, "z": null, "a": [1], "o": {"x": 1}});
         let row = row(&record);
         for (filter, expected) in [
@@ -363,11 +363,11 @@ mod tests {
             (json!({"n": 5.0, "b": true}), true),
             (json!({"n": 5, "b": false}), false),
             (json!({"n": "5"}), false),
-            // A stored null, and not an absent field.
+            // Null equals a stored null, but not an absent field.
             (json!({"z": null}), true),
             (json!({"absent": null}), false),
             (json!({"z": {"$exists": false}, "absent": {"$exists": false}, "a": {"$exists": true}}), true),
-            // Arrays and objects equal nothing, not even themselves.
+            // Arrays and objects are never equal.
             (json!({"a": [1]}), false),
             (json!({"o": {"x": 1}}), false),
             (json!({"a": {"$neq": [1]}}), true),
@@ -394,7 +394,7 @@ mod tests {
             (json!({"$or": []}), false),
             (json!({"$and": [{"n": 5}, {"$or": [{"b": false}, {"s": {"$endsWith": "e"}}]}]}), true),
             (json!({"n": 5, "$or": [{"b": false}]}), false),
-            // Not all of its keys begin with `$`: a plain object, which equals nothing.
+            // An object with a key that does not begin with `$` is an operand, which is never equal.
             (json!({"n": {"$gt": 1, "x": 2}}), false),
             (json!({"n": {}}), false),
         ] {
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_keep_their_type_wherever_they_stand() {
+    fn parameters_keep_their_type() {
         let params = json!({"n": 5, "list": [5, 6], "flag": true});
         let params = &Parameters::from(params.as_object().unwrap());
         let row = row(&json!({"n": 5, "text": "{{ params.n }} "}));
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_is_what_it_is_and_not_looked_at_again() {
+    fn parameter_values_are_not_expanded_again() {
         let params = json!({"n": 5, "list": ["{{ params.n }}", "{{ other.n }}"], "test": {"$gt": 0}});
         let params = &Parameters::from(params.as_object().unwrap());
         let parse = |filter: &Json| Filter::parse_with(filter, params).unwrap();
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_may_have_other_roots() {
+    fn parameters_can_have_other_roots() {
         let session = json!({"userId": 7, "roles": ["a", "b"], "metadata": {"org": {"id": 3}, "a.b": 4}});
         let parameters = Parameters::new().with("session", session.as_object().unwrap());
         let row = row(&json!({"owner": 7, "role": "b", "org": 3, "dotted": 4}));
@@ -450,7 +450,7 @@ mod tests {
         let name = "session.metadata.team".to_owned();
         let missing = Filter::parse_with(&json!({"n": "{{ session.metadata.team }}"}), &parameters);
         assert_eq!(missing, Err(FilterError::MissingParameter { name }));
-        // A root that is not there is wrong before there are values, and when there are.
+        // An unknown root is an error with and without values.
         let foreign = json!({"$or": [{"n": {"$in": ["{{ params.n }}"]}}]});
         let error = "unknown parameter {{ params.n }}: expected a name that begins with session";
         assert_eq!(Filter::parse_with(&foreign, &parameters).unwrap_err().to_string(), error);
@@ -458,11 +458,11 @@ mod tests {
     }
 
     #[test]
-    fn what_only_looks_like_a_parameter_is_text() {
+    fn malformed_parameter_is_plain_text() {
         for text in ["{{ n }}", "{{ params. }}", "{{ .n }}", "{{ a b.c }}", "{{ {x}.y }}", "x{{ params.n }}", "{{}}"] {
             assert!(parse(&json!({"s": text})).unwrap().matches(&row(&json!({"s": text}))), "{text}");
         }
-        // Where there are no parameters, everything is.
+        // Without parameters, all strings are plain text.
         for text in ["{{ params.n }}", "{{ session.userId }}"] {
             let filter = Filter::parse(&json!({"s": text})).unwrap();
             assert!(filter.matches(&row(&json!({"s": text}))), "{text}");
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn a_definition_is_checked_before_its_parameters_are_given() {
+    fn template_is_checked_without_parameter_values() {
         for filter in [
             json!({"n": "{{ params.n }}", "m": {"$gt": "{{ params.n }}", "$exists": "{{ params.flag }}"}}),
             json!({"n": {"$in": "{{ params.list }}", "$between": "{{ params.range }}"}}),
@@ -483,25 +483,25 @@ mod tests {
     }
 
     #[test]
-    fn filters_together() {
+    fn filters_are_combined() {
         let of = |json: &Json| parse(json).unwrap();
         let (one, two) = (of(&json!({"a": 1})), of(&json!({"b": 2})));
         let (everything, nothing) = (Filter::everything(), Filter::nothing());
         let rows = [json!({}), json!({"a": 1}), json!({"b": 2}), json!({"a": 1, "b": 2})];
-        let meant = |filter: &Filter| rows.iter().map(|json| filter.matches(&row(json))).collect::<Vec<_>>();
-        assert_eq!(meant(&one.clone().and(two.clone())), [false, false, false, true]);
+        let matches = |filter: &Filter| rows.iter().map(|json| filter.matches(&row(json))).collect::<Vec<_>>();
+        assert_eq!(matches(&one.clone().and(two.clone())), [false, false, false, true]);
         let either = Filter::any_of([one.clone(), two.clone()]);
-        assert_eq!(meant(&either), [false, true, true, true]);
+        assert_eq!(matches(&either), [false, true, true, true]);
         assert_eq!(Filter::any_of([nothing.clone(), one.clone()]), one);
         assert_eq!(Filter::any_of([either.clone(), nothing.clone()]), either);
         assert_eq!(Filter::any_of([one.clone(), everything.clone(), two]), everything);
         assert_eq!(one.clone().and(everything.clone()), one);
         assert_eq!(everything.and(one.clone()), one);
-        assert_eq!(meant(&one.and(nothing)), [false; 4]);
+        assert_eq!(matches(&one.and(nothing)), [false; 4]);
     }
 
     #[test]
-    fn wrong_filters_say_what_is_wrong() {
+    fn invalid_filter_is_rejected_with_a_specific_error() {
         for (filter, error) in [
             (json!([]), "the filter must be an object"),
             (json!({"$or": {}}), "$or in the filter must be a list of filters"),

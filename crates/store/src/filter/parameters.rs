@@ -1,10 +1,10 @@
-//! Parameters of a filter: the values of `{{ root.name }}`.
+//! Parameters of a filter: `{{ root.name }}` and their values.
 
 use serde_json::{Map, Value as Json};
 
 use super::FilterError;
 
-/// The values of parameters, by the root that their names begin with.
+/// The values of parameters, by the root of their names.
 ///
 /// ```
 /// use serde_json::json;
@@ -24,12 +24,12 @@ pub struct Parameters<'a> {
 }
 
 impl<'a> Parameters<'a> {
-    /// None: braces are text like any other.
+    /// Creates an empty set: without roots, braces are plain text.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Those of one more root. A value that is left out is an error where it is used; null is a value, which equals a stored null.
+    /// Adds a root and its values. A missing value is an error where it is used. Null is a value, which equals a stored null.
     #[must_use]
     pub fn with(mut self, root: &'a str, values: &'a Map<String, Json>) -> Self {
         self.roots.push((root, values));
@@ -37,14 +37,14 @@ impl<'a> Parameters<'a> {
     }
 }
 
-/// Parameters with the root `params`, which those of a named query have.
+/// Parameters with the root `params`, as in a named query.
 impl<'a> From<&'a Map<String, Json>> for Parameters<'a> {
     fn from(params: &'a Map<String, Json>) -> Self {
         Self::new().with("params", params)
     }
 }
 
-/// The name of a parameter.
+/// The parsed name of a parameter.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ParameterPath<'a> {
     whole: &'a str,
@@ -62,16 +62,16 @@ impl<'a> ParameterPath<'a> {
     }
 }
 
-/// Where a parser has values from.
+/// The source of parameter values.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum ParameterSource<'a> {
     Values(&'a Parameters<'a>),
-    /// They come later, and only their roots are known.
+    /// Only the roots are known; any value is accepted.
     Deferred(&'a [&'a str]),
 }
 
 impl<'a> ParameterSource<'a> {
-    /// The parameter that a string stands for, if there are any and it is exactly one.
+    /// Parses a string as a parameter, if there are roots.
     pub(super) fn path<'t>(&self, text: &'t str) -> Option<ParameterPath<'t>> {
         let has_any = match self {
             Self::Values(Parameters { roots }) => !roots.is_empty(),
@@ -80,7 +80,7 @@ impl<'a> ParameterSource<'a> {
         if has_any { ParameterPath::of(text) } else { None }
     }
 
-    /// The value of a parameter, if it has come.
+    /// Returns the value of a parameter. `None` if values are deferred.
     pub(super) fn value(&self, path: ParameterPath<'_>) -> Result<Option<&'a Json>, FilterError> {
         let name = || path.whole.to_owned();
         let unknown = |known: Vec<&str>| FilterError::UnknownParameter { name: name(), known: known.join(" or ") };
@@ -97,7 +97,7 @@ impl<'a> ParameterSource<'a> {
     }
 }
 
-/// The member of that name, or the one that a path of names leads to.
+/// Returns the member with this name, or at this path of names.
 fn find<'a>(values: &'a Map<String, Json>, path: &str) -> Option<&'a Json> {
     values.get(path).or_else(|| {
         let (name, rest) = path.split_once('.')?;

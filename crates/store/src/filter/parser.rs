@@ -6,11 +6,10 @@ use super::parameters::ParameterSource;
 use super::{Comparison, Filter, FilterError, Scalar, Scalars, Test};
 use crate::Field;
 
-/// Reads a filter. It is one reader whether or not the parameters have values yet, so that a definition and its use are judged
-/// alike.
+/// Parses a filter. The same parser checks a template and parses it with values, so that both accept the same filters.
 pub(super) struct Parser<'a> {
     source: ParameterSource<'a>,
-    /// How many more conditions there may be.
+    /// The number of further conditions that are allowed.
     left: usize,
 }
 
@@ -56,9 +55,9 @@ impl<'a> Parser<'a> {
         let wrong = || FilterError::Operand { operator, at: at.to_owned(), expected: "a list of filters" };
         let list = json.as_array().ok_or_else(wrong)?;
         let mut filters = Vec::with_capacity(list.len().min(16));
-        for (place, filter) in list.iter().enumerate() {
+        for (index, filter) in list.iter().enumerate() {
             self.spend()?;
-            filters.push(self.filter(filter, &format!("{operator}[{place}]"), depth + 1)?);
+            filters.push(self.filter(filter, &format!("{operator}[{index}]"), depth + 1)?);
         }
         Ok(filters)
     }
@@ -113,8 +112,8 @@ impl<'a> Parser<'a> {
     }
 
     fn scalars(&mut self, operator: &'static str, field: &str, operand: &Json) -> Result<Vec<Scalar>, FilterError> {
-        // The whole list may be a parameter, and then its elements are what they are.
-        let (list, is_given) = match operand {
+        // If the list itself is a parameter, its elements are plain values.
+        let (list, is_parameter) = match operand {
             Json::Array(list) => (list.clone(), false),
             _ => match self.operand(operand, || Json::Array(vec![Json::Null; 2]))? {
                 Json::Array(list) => (list, true),
@@ -124,7 +123,7 @@ impl<'a> Parser<'a> {
         list.into_iter()
             .map(|value| {
                 self.spend()?;
-                if is_given { Ok(Scalar::new(value)) } else { self.scalar(&value) }
+                if is_parameter { Ok(Scalar::new(value)) } else { self.scalar(&value) }
             })
             .collect()
     }
@@ -133,11 +132,11 @@ impl<'a> Parser<'a> {
         self.operand(json, || Json::Null).map(Scalar::new)
     }
 
-    /// A value, with its parameter in place if it is one. What is not known yet is taken for something that fits.
-    fn operand(&self, json: &Json, fitting: impl FnOnce() -> Json) -> Result<Json, FilterError> {
+    /// Returns a value, or the value of a parameter. A deferred parameter gets a placeholder of the right type.
+    fn operand(&self, json: &Json, placeholder: impl FnOnce() -> Json) -> Result<Json, FilterError> {
         match json.as_str().and_then(|text| self.source.path(text)) {
             None => Ok(json.clone()),
-            Some(path) => Ok(self.source.value(path)?.cloned().unwrap_or_else(fitting)),
+            Some(path) => Ok(self.source.value(path)?.cloned().unwrap_or_else(placeholder)),
         }
     }
 }

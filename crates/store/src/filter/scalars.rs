@@ -1,23 +1,23 @@
-//! Lists of values, prepared for many lookups.
+//! The operands of `$in` and `$nin`, prepared for lookups.
 
 use super::Scalar;
 use crate::Value;
 use crate::query::IndexKey;
 
-/// Values, one of which a field may equal.
+/// A list of values, with sorted keys for lookups.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scalars {
-    /// As they were given.
+    /// The values in their original order.
     list: Vec<Scalar>,
-    /// Those that something can equal, sorted, each once: a long list is searched by them.
+    /// The sorted keys of the values without duplicates, arrays and objects. A long list is searched by them.
     keys: Vec<IndexKey>,
 }
 
 impl Scalars {
-    /// Up to this many are compared one by one, which is sooner done than making a key.
+    /// Up to this length a list is searched linearly, which is faster than creating a key.
     const MAX_LINEAR_SEARCH: usize = 8;
 
-    /// These values.
+    /// Creates a list.
     pub fn new(list: Vec<Scalar>) -> Self {
         let mut keys: Vec<IndexKey> =
             list.iter().filter_map(Scalar::value).map(|value| IndexKey::of(Some(&value))).collect();
@@ -26,23 +26,23 @@ impl Scalars {
         Self { list, keys }
     }
 
-    /// As they were given.
+    /// Returns the values in their original order.
     pub fn list(&self) -> &[Scalar] {
         &self.list
     }
 
-    /// The keys of those that something can equal, sorted, each once.
+    /// Returns the sorted keys of the values, without duplicates, arrays and objects.
     pub fn keys(&self) -> &[IndexKey] {
         &self.keys
     }
 
-    /// Whether a value equals one of them; an absent one does not.
+    /// Returns whether a value equals one of the list. An absent value does not.
     pub fn contains(&self, value: Option<&Value<'_>>) -> bool {
         if self.list.len() <= Self::MAX_LINEAR_SEARCH {
             return self.list.iter().any(|scalar| scalar.equals(value));
         }
         match value {
-            // To an index these are null, or all alike.
+            // Index keys do not distinguish these from null or from each other.
             None | Some(Value::Array(_) | Value::Object(_)) => false,
             Some(value) => self.keys.binary_search(&IndexKey::of(Some(value))).is_ok(),
         }
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_list_has_what_its_parts_have() {
+    fn long_and_short_lists_find_the_same_values() {
         let all = [
             json!(null),
             json!(true),

@@ -1,4 +1,4 @@
-//! Access paths: the parts of indexes that contain all records which can match a filter.
+//! Access paths: ranges of indexes that contain all records which can match a filter.
 //!
 //! An index is usable if the conditions that must all hold fix its first fields, each to one value or a few, and possibly bound
 //! the next one. A disjunction is served by indexes if each alternative is; then the parts of all alternatives are read.
@@ -11,47 +11,48 @@ use crate::filter::{Comparison, Test};
 use crate::query::{Budget, Exceeded, IndexKey};
 use crate::{Bucket, Field, Filter};
 
-/// Parts of indexes, in which all records are that can be meant.
+/// Parts of indexes that contain all records which can match.
 #[derive(Debug)]
 pub(super) struct Access<'a> {
     parts: Vec<AccessPart<'a>>,
     selectivity: Selectivity,
-    /// Whether a record may be in several parts.
+    /// Whether a record can be in several parts.
     may_overlap: bool,
-    /// Whether the records are in the order of coming.
+    /// Whether the records are in insertion order.
     is_in_order: bool,
-    /// Whether all records in it are meant, so that nobody has to ask.
+    /// Whether all records in the parts match, so that the filter need not be evaluated.
     is_exact: bool,
 }
 
+/// One record, or a range of an index.
 #[derive(Debug)]
 enum AccessPart<'a> {
-    One(Ordinal),
+One(Ordinal),
     Range { index: &'a Index, from: IndexKey, until: Option<IndexKey> },
 }
 
-/// How few records may be expected: the greatest is best.
+/// The expected selectivity of an access path. A greater value means fewer records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Selectivity {
-    /// Whether each part has one record at most.
+    /// Whether each part has at most one record.
     pub(super) is_unique: bool,
-    /// How many fields are fixed.
+    /// The number of fields that are fixed to a value.
     pub(super) fixed: usize,
-    /// Whether the next one is bounded.
+    /// Whether the next field is bounded.
     pub(super) is_bounded: bool,
 }
 
-/// What must hold of records.
+/// Conditions that records must match: all tests, and at least one filter of each union.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Conditions<'f> {
-    /// All of these tests,
+    /// Tests that must all pass.
     tests: Vec<(&'f Field, &'f Test)>,
-    /// and one of each of these lists of filters.
+    /// Lists of filters, at least one of each must match.
     unions: Vec<&'f [Filter]>,
 }
 
 impl<'a> Access<'a> {
-    /// The one that serves best, if one does.
+    /// Chooses the most selective access path, if an index is usable.
     pub(super) fn choose(
         bucket: &'a Bucket,
         conditions: &Conditions<'_>,
@@ -66,7 +67,7 @@ impl<'a> Access<'a> {
         self.selectivity
     }
 
-    /// The records, each once, in any order.
+    /// Returns the records, each once, in any order.
     pub(super) fn ordinals(&self, budget: &Budget) -> Result<Box<dyn Iterator<Item = Ordinal> + '_>, Exceeded> {
         if self.may_overlap {
             return Ok(Box::new(self.collect(budget)?.into_iter()));
@@ -74,7 +75,7 @@ impl<'a> Access<'a> {
         Ok(Box::new(self.parts.iter().flat_map(AccessPart::ordinals)))
     }
 
-    /// The records, each once, in insertion order.
+    /// Returns the records, each once, in insertion order.
     pub(super) fn into_order(self, budget: &Budget) -> Result<Box<dyn Iterator<Item = Ordinal> + 'a>, Exceeded> {
         if self.is_in_order {
             return Ok(Box::new(self.parts.into_iter().flat_map(|part| part.ordinals())));
@@ -94,7 +95,7 @@ impl<'a> Access<'a> {
         Ok(ordinals)
     }
 
-    /// Whether it has more records than that.
+    /// Returns whether there are more than `count` records.
     pub(super) fn is_larger_than(&self, count: usize, budget: &Budget) -> Result<bool, Exceeded> {
         let mut ordinals = self.parts.iter().flat_map(AccessPart::ordinals);
         for _ in 0..count {
@@ -106,7 +107,7 @@ impl<'a> Access<'a> {
         Ok(ordinals.next().is_some())
     }
 
-    /// The number of records that match, if it is known without examining them.
+    /// Returns the number of records that match, if it is known without examining them.
     pub(super) fn count(&self, budget: &Budget) -> Result<Option<usize>, Exceeded> {
         if !self.is_exact && !self.parts.is_empty() {
             return Ok(None);
@@ -151,18 +152,18 @@ impl<'f> Conditions<'f> {
         self.tests.iter().filter(move |(tested, _)| *tested == field).map(|(_, test)| *test)
     }
 
-    /// Whether nothing is asked of any other field.
+    /// Returns whether only these fields are tested.
     fn are_only_of(&self, fields: &[&Field]) -> bool {
         self.unions.is_empty() && self.tests.iter().all(|(field, _)| fields.contains(field))
     }
 
-    /// The keys of the values that a field may have, if there are only so many.
+    /// Returns the keys of the possible values of a field, if a test lists them.
     fn values(&self, field: &Field) -> Option<Values<'f>> {
         let values = self.tests_of(field).filter_map(Values::of).min_by_key(|values| values.keys.len())?;
         Some(Values { is_exact: values.is_exact && self.tests_of(field).count() == 1, ..values })
     }
 
-    /// The key of the value that a field must have.
+    /// Returns the key of the only possible value of a field.
     pub(super) fn value(&self, field: &Field) -> Option<IndexKey> {
         match &*self.values(field)?.keys {
             [only] => Some(only.clone()),
@@ -170,8 +171,8 @@ impl<'f> Conditions<'f> {
         }
     }
 
-    /// A field whose index would serve these conditions: one that must have certain values, or else one that is bounded. None if an
-    /// index begins with it already, or if there is no such field.
+    /// Returns a field whose index would serve these conditions and does not exist: preferably one that is fixed to values, otherwise
+    /// one that is bounded.
     pub(super) fn missing_index(&self, bucket: &Bucket) -> Option<&'f Field> {
         let has_index = |field: &Field| bucket.indexes().iter().any(|index| index.fields().first() == Some(field));
         let fields = || self.tests.iter().filter(|(field, _)| !has_index(field));
@@ -179,7 +180,7 @@ impl<'f> Conditions<'f> {
         exact.or_else(|| fields().find(|(_, test)| Bounds::of(test).is_some())).map(|(field, _)| *field)
     }
 
-    /// Between which keys a field must be.
+    /// Returns the range of the keys of a field.
     pub(super) fn bounds(&self, field: &Field) -> Option<Bounds> {
         let mut found: Option<Bounds> = None;
         let mut is_exact = true;
@@ -193,7 +194,7 @@ impl<'f> Conditions<'f> {
     }
 }
 
-/// The keys of the values that a field may have, each once.
+/// The sorted keys of the possible values of a field, without duplicates.
 struct Values<'f> {
     keys: Cow<'f, [IndexKey]>,
     is_exact: bool,
@@ -213,17 +214,17 @@ impl<'f> Values<'f> {
     }
 }
 
-/// Whether nothing is among these. Null stands in an index beside what is absent.
+/// Returns whether the keys include null. An index does not distinguish null from an absent field.
 fn includes_null(sorted: &[IndexKey]) -> bool {
     sorted.last().is_some_and(IndexKey::is_null)
 }
 
-/// Between which keys a field must be.
+/// The range of the keys of a field.
 #[derive(Debug, Clone)]
 pub(super) struct Bounds {
     from: IndexKey,
     until: IndexKey,
-    /// Whether no other test is asked of the field.
+    /// Whether the range covers all tests of the field.
     is_exact: bool,
 }
 
@@ -243,7 +244,7 @@ impl Bounds {
             }
             Test::Between(low, high) => {
                 let (low, high) = (low.value()?, high.value()?);
-                // What is of one type is not of the other: between two of them there is nothing.
+                // If the bounds have different types, the range is empty.
                 let (_, beyond) = IndexKey::type_range(&low)?;
                 let (least, _) = IndexKey::type_range(&high)?;
                 let until = IndexKey::of(Some(&high)).after_prefix()?;
@@ -264,27 +265,27 @@ impl Bounds {
         Self { from: self.from.max(other.from), until: self.until.min(other.until), ..self }
     }
 
-    /// Between which keys of an index the field is behind others. None if there is nothing between them.
+    /// Returns the range of compound keys with this prefix. `None` if it is empty.
     pub(super) fn with_prefix(&self, prefix: &IndexKey) -> Option<(IndexKey, IndexKey)> {
         (self.from < self.until).then(|| (prefix.join(&self.from), prefix.join(&self.until)))
     }
 }
 
-/// The work of one entry of an index.
+/// Work of reading one entry of an index.
 pub(super) const ENTRY_WORK: usize = 32;
 
 struct Planner<'a, 'b> {
     bucket: &'a Bucket,
-    /// How many more conditions and values are looked at: planning a large filter must not take longer than asking it.
+    /// The number of further conditions and values to consider: planning a large filter must not take longer than evaluating it.
     steps_left: usize,
     budget: &'b Budget,
-    /// Whether the budget is exceeded. Then nothing more is planned.
+    /// The error if the budget is exceeded. Planning stops then.
     exceeded: Result<(), Exceeded>,
 }
 
 impl<'a> Planner<'a, '_> {
     const MAX_STEPS: usize = 100_000;
-    /// How many parts an index is cut into at most.
+    /// Limit of the parts of an access path.
     const MAX_PARTS: usize = Filter::MAX_CONDITIONS;
 
     fn choose(&mut self, conditions: &Conditions<'_>) -> Option<Access<'a>> {
@@ -298,7 +299,7 @@ impl<'a> Planner<'a, '_> {
         for union in &conditions.unions {
             found.extend(self.by_union(union, conditions));
         }
-        // As many parts as records are no help.
+        // More parts than records are slower than a scan.
         found.retain(|access| access.parts.len() <= bucket.len());
         found.into_iter().max_by_key(|access| (access.selectivity, access.is_in_order, Reverse(access.parts.len())))
     }
@@ -326,7 +327,7 @@ impl<'a> Planner<'a, '_> {
 
     fn by_index(&mut self, index: &'a Index, conditions: &Conditions<'_>) -> Option<Access<'a>> {
         let mut prefixes = vec![IndexKey::new()];
-        let mut asked = Vec::new();
+        let mut fields = Vec::new();
         let mut bounds = None;
         let (mut has_null_key, mut is_exact) = (false, true);
         for field in index.fields() {
@@ -340,9 +341,9 @@ impl<'a> Planner<'a, '_> {
             is_exact &= values.is_exact;
             has_null_key |= includes_null(&values.keys);
             prefixes = prefixes.iter().flat_map(|prefix| values.keys.iter().map(|key| prefix.join(key))).collect();
-            asked.push(field);
+            fields.push(field);
         }
-        let fixed = asked.len();
+        let fixed = fields.len();
         if fixed == 0 && bounds.is_none() {
             return None;
         }
@@ -351,10 +352,10 @@ impl<'a> Planner<'a, '_> {
             fixed,
             is_bounded: bounds.is_some(),
         };
-        // Those of one key are in the order of coming.
+        // Entries with equal keys are in insertion order.
         let is_in_order = prefixes.len() <= 1 && fixed == index.fields().len();
         if bounds.is_some() {
-            asked.push(&index.fields()[fixed]);
+            fields.push(&index.fields()[fixed]);
         }
         let part = |prefix: IndexKey| match &bounds {
             None => Some(AccessPart::Range { index, until: prefix.after_prefix(), from: prefix }),
@@ -368,11 +369,11 @@ impl<'a> Planner<'a, '_> {
             selectivity,
             may_overlap: false,
             is_in_order,
-            is_exact: is_exact && conditions.are_only_of(&asked),
+            is_exact: is_exact && conditions.are_only_of(&fields),
         })
     }
 
-    /// The parts that serve each of these filters together with all other conditions.
+    /// Returns the parts for each of these filters, combined with all other conditions.
     fn by_union(&mut self, filters: &[Filter], conditions: &Conditions<'_>) -> Option<Access<'a>> {
         let mut all = Access {
             parts: Vec::new(),
@@ -417,8 +418,8 @@ mod tests {
         bucket
     }
 
-    /// What is looked at, and how many are known to be meant without looking.
-    fn looked_at(bucket: &Bucket, filter: &Json) -> Option<(Vec<Ordinal>, Option<usize>)> {
+    /// Returns the examined records, and the number of matches if it is known without examining them.
+    fn examined(bucket: &Bucket, filter: &Json) -> Option<(Vec<Ordinal>, Option<usize>)> {
         let filter = Filter::parse(filter).unwrap();
         let budget = Budget::unlimited();
         let access = Access::choose(bucket, &Conditions::of(&filter), &budget).unwrap()?;
@@ -427,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_looked_at_than_must_be() {
+    fn index_limits_the_examined_records() {
         let bucket = bucket(&json!(["a", ["b", "a"], "s"]));
         for (filter, ordinals, is_exact) in [
             (json!({"id": 7}), vec![7], true),
@@ -451,18 +452,18 @@ mod tests {
             (json!({"$and": [{"$or": [{"a": 1}, {"a": 2}]}, {"$or": [{"id": 1}, {"id": 2}]}]}), vec![1, 2], false),
             (json!({"$or": []}), vec![], true),
         ] {
-            let (found, count) = looked_at(&bucket, &filter).unwrap_or_else(|| panic!("{filter} has no plan"));
+            let (found, count) = examined(&bucket, &filter).unwrap_or_else(|| panic!("{filter} has no plan"));
             assert_eq!((found, count), (ordinals.clone(), is_exact.then_some(ordinals.len())), "{filter}");
         }
         for filter in [json!({"plain": 1}), json!({"$or": [{"a": 1}, {"plain": 1}]}), json!({"a": {"$neq": 1}})] {
-            assert_eq!(looked_at(&bucket, &filter), None, "{filter}");
+            assert_eq!(examined(&bucket, &filter), None, "{filter}");
         }
-        // Null stands beside what is absent, so somebody has to look.
-        assert_eq!(looked_at(&bucket, &json!({"a": null})), Some((vec![], None)));
+        // An index does not distinguish null from absent, so the count is unknown.
+        assert_eq!(examined(&bucket, &json!({"a": null})), Some((vec![], None)));
     }
 
     #[test]
-    fn of_two_that_fix_as_much_the_one_in_order_is_taken() {
+    fn index_in_insertion_order_is_preferred() {
         for indexes in [json!(["a", ["a", "b"]]), json!([["a", "b"], "a"])] {
             let bucket = bucket(&indexes);
             let filter = Filter::parse(&json!({"a": 1})).unwrap();
@@ -472,16 +473,16 @@ mod tests {
     }
 
     #[test]
-    fn planning_a_large_filter_ends() {
+    fn planning_effort_is_bounded() {
         let bucket = bucket(&json!(["a", "b"]));
         let many: Vec<Json> = (0..50).map(|n| json!({"a": n})).collect();
-        assert!(looked_at(&bucket, &json!({"$or": many})).is_some());
+        assert!(examined(&bucket, &json!({"$or": many})).is_some());
         let tests: Vec<Json> = (0..3000).map(|n| json!({"b": {"$neq": n}})).collect();
-        assert_eq!(looked_at(&bucket, &json!({"$or": many, "$and": tests})), None);
-        // What has been found by then is taken.
+        assert_eq!(examined(&bucket, &json!({"$or": many, "$and": tests})), None);
+        // An access path that was found before the limit is used.
         let values: Vec<u32> = (0..5000).collect();
         let filters: Vec<Json> = (0..2000).map(|n| json!({"plain": n})).collect();
-        let (found, count) = looked_at(&bucket, &json!({"id": {"$in": values}, "$or": filters})).unwrap();
+        let (found, count) = examined(&bucket, &json!({"id": {"$in": values}, "$or": filters})).unwrap();
         assert_eq!((found.len(), count), (100, None));
     }
 }

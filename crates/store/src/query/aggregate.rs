@@ -10,11 +10,11 @@ use crate::budget::{CONDITION_WORK, RECORD_WORK};
 use crate::query::{Budget, Exceeded, IndexKey, Sum};
 use crate::{Direction, Field, Query, Row, Value};
 
-/// The memory of a group besides its key: the tree of its result, its sums, its place in the table.
+/// Memory of a group without its key: the result, the sums and the table entry.
 const GROUP_BYTES: usize = 512;
-/// The work of beginning a group.
+/// Work of creating a group.
 const NEW_GROUP_WORK: usize = 2000;
-/// The work of parsing a byte of JSON, and about the memory of the tree that comes of it.
+/// Work per byte of parsing JSON, and the approximate memory of the parsed tree per byte.
 const PARSE_FACTOR: usize = 4;
 
 /// A value that is computed from all records that match, or from each group of them.
@@ -37,11 +37,11 @@ pub enum AggregateFunction {
     Count,
     /// The sum of the numbers.
     Sum,
-    /// The mean of the numbers; zero if there is none.
+    /// The mean of the numbers, zero if there are none.
     Avg,
-    /// The least number.
+    /// The smallest number.
     Min,
-    /// The greatest number.
+    /// The largest number.
     Max,
 }
 
@@ -66,12 +66,12 @@ impl Aggregate {
         Self { function: AggregateFunction::Avg, ..Self::count_of(field) }
     }
 
-    /// Finds the least number of a field.
+    /// Returns the smallest number of a field.
     pub fn min(field: impl Into<String>) -> Self {
         Self { function: AggregateFunction::Min, ..Self::count_of(field) }
     }
 
-    /// Finds the greatest number of a field.
+    /// Returns the largest number of a field.
     pub fn max(field: impl Into<String>) -> Self {
         Self { function: AggregateFunction::Max, ..Self::count_of(field) }
     }
@@ -112,12 +112,12 @@ impl Aggregate {
         Ok(Self { function, field, group_by })
     }
 
-    /// Whether it is the number of records, which can be known without looking at them.
+    /// Returns whether the result is the number of records, which an index can give.
     pub(super) fn is_plain_count(&self) -> bool {
         self.function == AggregateFunction::Count && self.field.is_none() && self.group_by.is_empty()
     }
 
-    /// The field whose least or greatest number it is, and in which direction that one comes first.
+    /// Returns the field of an ungrouped `min` or `max`, and the sort direction in which the result comes first.
     pub(super) fn min_or_max(&self) -> Option<(&Field, Direction)> {
         let direction = match self.function {
             AggregateFunction::Min => Direction::Asc,
@@ -127,13 +127,13 @@ impl Aggregate {
         self.field.as_ref().filter(|_| self.group_by.is_empty()).map(|field| (field, direction))
     }
 
-    /// The group that a record is in: those of one group have equal keys.
+    /// Returns the key of a record's group.
     pub fn group_of(&self, row: &Row) -> IndexKey {
         let mut key = IndexKey::new();
         for field in &self.group_by {
             let value = row.get(field);
             key.push(value.as_ref());
-            // To an index they are all alike; here they are not, but for the order of members.
+            // Index keys do not distinguish arrays and objects, so their canonical text is added.
             if let Some(Value::Array(text) | Value::Object(text)) = value {
                 let mut json: Json = serde_json::from_str(text).unwrap_or_default();
                 json.sort_all_objects();
@@ -143,7 +143,7 @@ impl Aggregate {
         key
     }
 
-    /// Computes it over these records; none for the least or greatest of nothing.
+    /// Computes the aggregate of these records. `None` is the minimum or maximum of no numbers.
     pub(super) fn of<'a>(
         &self,
         rows: impl Iterator<Item = Result<&'a Row, Exceeded>>,
@@ -156,29 +156,29 @@ impl Aggregate {
             }
             return Ok(tally.result(self.function));
         }
-        // In the order in which they were first met.
+        // In the order of their first records.
         let mut groups: Vec<(Map<String, Json>, Tally)> = Vec::new();
-        let mut places = std::collections::HashMap::new();
+        let mut indexes = std::collections::HashMap::new();
         for row in rows {
             let row = row?;
             let text = |field: &Field| row.text_of(field).map_or(0, str::len);
             let bytes = self.group_by.iter().map(text).sum::<usize>();
             budget.charge(self.group_by.len() * (CONDITION_WORK + row.member_count()) + bytes * PARSE_FACTOR)?;
-            let place = match places.entry(self.group_of(row)) {
+            let index = match indexes.entry(self.group_of(row)) {
                 Entry::Occupied(known) => *known.get(),
                 Entry::Vacant(vacant) => {
                     let member = |field: &Field| {
                         let value = row.text_of(field).and_then(|text| serde_json::from_str(text).ok());
                         (field.name().to_owned(), value.unwrap_or_default())
                     };
-                    // The key twice, as a key and as a tree.
+                    // The key is stored twice, as a key and as parsed JSON.
                     budget.charge(NEW_GROUP_WORK)?;
                     budget.hold(GROUP_BYTES + vacant.key().memory() + bytes * PARSE_FACTOR)?;
                     groups.push((self.group_by.iter().map(member).collect(), Tally::default()));
                     *vacant.insert(groups.len() - 1)
                 }
             };
-            groups[place].1.add(row, self.field.as_ref(), budget)?;
+            groups[index].1.add(row, self.field.as_ref(), budget)?;
         }
         let groups = groups.into_iter().map(|(key, tally)| {
             let value = tally.result(self.function).unwrap_or_default();
@@ -188,7 +188,7 @@ impl Aggregate {
     }
 }
 
-/// What has been seen so far.
+/// The intermediate result of an aggregate.
 #[derive(Debug, Default)]
 struct Tally {
     rows: u64,
@@ -226,9 +226,9 @@ impl Tally {
     }
 }
 
-/// A number as JSON writes it: without a fraction if it has none. What is beyond all numbers is null.
+/// Converts a number to JSON: integers without a fraction, infinity as null.
 fn json(number: f64) -> Json {
-    #[expect(clippy::cast_possible_truncation, reason = "what has no fraction and is below 2^53 is whole")]
+    #[expect(clippy::cast_possible_truncation, reason = "an integer below 2^53 is exact")]
     if number.fract() == 0.0 && number.abs() < 9_007_199_254_740_992.0 {
         return Json::from(number as i64);
     }
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn each_function() {
+    fn functions_compute_expected_values() {
         let rows = [json!({"n": 1}), json!({"n": 2.5}), json!({"n": "3"}), json!({"n": null}), json!({})];
         let of = |function: &str| compute(&json!({"function": function, "field": "n"}), &rows);
         assert_eq!(of("count"), Some(json!(3)));
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_numbers_are_added_exactly() {
+    fn integers_are_summed_exactly() {
         let rows: Vec<Json> = (0..1000).map(|_| json!({"n": 9_007_199_254_740_991_i64})).collect();
         let zeroed: Vec<Json> =
             rows.iter().cloned().chain((0..1000).map(|_| json!({"n": -9_007_199_254_740_991_i64}))).collect();
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_and_objects_are_groups_of_their_own() {
+    fn arrays_and_objects_form_groups() {
         let rows = [json!({"g": [1]}), json!({"g": [2]}), json!({"g": "[1]"}), json!({"g": null}), json!({"g": [1]})];
         let counts = compute(&json!({"function": "count", "groupBy": ["g"]}), &rows).unwrap();
         let expected = json!([
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_of_other_numbers_makes_no_difference_either() {
+    fn sum_of_floats_does_not_depend_on_order() {
         let sum = |numbers: &[f64]| {
             let rows: Vec<Json> = numbers.iter().map(|number| json!({"n": number})).collect();
             compute(&json!({"function": "sum", "field": "n"}), &rows)
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_come_in_the_order_in_which_they_were_met() {
+    fn groups_are_in_the_order_of_their_first_records() {
         let rows = [json!({"g": "b", "n": 1}), json!({"g": "a", "n": 2}), json!({"n": 3}), json!({"g": "b", "n": 4})];
         let sums = compute(&json!({"function": "sum", "field": "n", "groupBy": "g"}), &rows).unwrap();
         let expected = json!([

@@ -1,4 +1,4 @@
-//! The result of a query: as a tree, or as JSON text.
+//! The result of a query, as parsed JSON or as text.
 
 use serde_json::Value as Json;
 
@@ -24,7 +24,7 @@ impl Answer {
 }
 
 impl Query {
-    /// Returns its result in a bucket at that time, in milliseconds. Records that have expired are not part of it.
+    /// Evaluates the query on a bucket at that time, in milliseconds. Expired records are not part of the result.
     pub fn answer(&self, bucket: &Bucket, now: u64, budget: &Budget) -> Result<Answer, Exceeded> {
         Ok(match &self.aggregate {
             Some(aggregate) => Answer::Value(self.compute(aggregate, bucket, now, budget)?),
@@ -32,8 +32,8 @@ impl Query {
         })
     }
 
-    /// Appends the result as JSON text, at most `max` bytes: records are copied from their rows. Returns whether there is a value:
-    /// the minimum or maximum of no records is none, and then nothing is written.
+    /// Evaluates the query and appends the result as JSON text of at most `max` bytes, copied from the rows. Returns whether there is
+    /// a result: the minimum or maximum of no numbers has none, and nothing is written.
     pub fn write_answer(
         &self,
         bucket: &Bucket,
@@ -49,8 +49,8 @@ impl Query {
             return if out.len() > end { Err(Exceeded::Result { max }) } else { Ok(value.is_some()) };
         }
         out.push(b'[');
-        for (place, row) in self.rows(bucket, now, budget)?.into_iter().enumerate() {
-            if place > 0 {
+        for (index, row) in self.rows(bucket, now, budget)?.into_iter().enumerate() {
+        if index > 0 {
                 out.push(b',');
             }
             let before = out.len();
@@ -64,7 +64,7 @@ impl Query {
         Ok(true)
     }
 
-    /// Appends what it returns of one record, as JSON text.
+    /// Appends the projection of a record as JSON text.
     pub(super) fn write_record(&self, row: &Row, out: &mut Vec<u8>) {
         let Some(fields) = &self.fields else {
             out.extend_from_slice(row.text().as_bytes());
@@ -95,7 +95,7 @@ impl Query {
             return Ok(Some(Json::from(self.count(bucket, now, budget)?)));
         }
         if let Some((field, direction)) = aggregate.min_or_max() {
-            // The first in order, which an index may know.
+            // The first record in sorted order, which an index can find.
             let is_number = Test::Order(Comparison::GreaterOrEqual, Scalar::new(f64::MIN));
             let filter = self.filter.clone().and(Filter::Test(field.clone(), is_number));
             let rows = Scan { bucket, filter: &filter, now, budget }.sorted(&[(field.clone(), direction)], 0, 1)?;
@@ -114,7 +114,7 @@ impl Query {
     }
 }
 
-/// Nearly all names are written as they are.
+/// Appends a name as a JSON string. Most names need no escapes.
 fn write_name(name: &str, out: &mut Vec<u8>) {
     if name.bytes().any(|byte| byte < b' ' || byte == b'"' || byte == b'\\') {
         out.extend(Json::from(name).to_string().into_bytes());
@@ -153,19 +153,19 @@ mod tests {
     }
 
     #[test]
-    fn only_the_fields_that_were_asked_for_in_that_order() {
+    fn projection_returns_fields_in_the_requested_order() {
         let bucket = bucket(&[json!({"id": 1, "a": "x", "b": "y", "q\"\u{1}": [1, {"é": null}]}), json!({"id": 2})]);
         let query = json!({"bucket": "b", "fields": ["q\"\u{1}", "b", "c", "id", "b"]});
         let expected = r#"[{"q\"\u0001":[1,{"é":null}],"b":"y","id":1},{"id":2}]"#;
         assert_eq!(text(&query, &bucket).unwrap(), expected);
         let answer = Query::parse(&query).unwrap().answer(&bucket, 0, &Budget::unlimited()).unwrap();
-        let Answer::Records(records) = answer else { panic!("{answer:?} are no records") };
+        let Answer::Records(records) = answer else { panic!("expected records, got {answer:?}") };
         assert_eq!(Json::from(records).to_string(), expected);
         assert_eq!(text(&json!({"bucket": "b", "fields": []}), &bucket).unwrap(), "[{},{}]");
     }
 
     #[test]
-    fn records_are_copied_and_values_written() {
+    fn records_and_values_are_encoded() {
         let rows = [json!({"id": 1, "n": 2.50, "s": "\"\\"}), json!({"id": 2, "n": 1e300})];
         let bucket = bucket(&rows);
         assert_eq!(text(&json!({"bucket": "b"}), &bucket).unwrap(), Json::from(rows.to_vec()).to_string());

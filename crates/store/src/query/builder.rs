@@ -124,20 +124,20 @@ impl Query {
         self
     }
 
-    /// Returns the records of its result at that time, in its order.
+    /// Returns the records of the result at that time, in order.
     pub fn rows<'a>(&self, bucket: &'a Bucket, now: u64, budget: &Budget) -> Result<Vec<&'a Row>, Exceeded> {
         let limit = self.limit.unwrap_or(usize::MAX);
         self.scan(bucket, now, budget).sorted(&self.sort, self.offset, limit)
     }
 
-    /// Returns the number of records that match its filter at that time, whatever its offset and limit. With an index, no more
-    /// records are examined than needed.
+    /// Returns the number of records that match the filter at that time, ignoring offset and limit. An index reduces the number of
+    /// examined records.
     pub fn count(&self, bucket: &Bucket, now: u64, budget: &Budget) -> Result<usize, Exceeded> {
         self.scan(bucket, now, budget).count()
     }
 
-    /// Returns the records that match its filter at that time, in insertion order, with their ordinals, whatever its sort, offset
-    /// and limit. Nothing follows an error.
+    /// Returns the records that match the filter at that time, in insertion order, with their ordinals, ignoring sort, offset and
+    /// limit. An error is the last item.
     pub fn matches<'a>(
         &'a self,
         bucket: &'a Bucket,
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_filter_is_an_error_and_several_filters_must_all_match() {
+    fn filters_are_validated_and_combined() {
         let wrong = Query::new("b").filter(json!({"a": {"$above": 1}})).unwrap_err();
         assert_eq!(Some(wrong), Query::parse(&json!({"bucket": "b", "filter": {"a": {"$above": 1}}})).err());
         let both = Query::new("b").filter(json!({"a": 1})).unwrap().filter(json!({"b": 2})).unwrap();
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restricted_query_knows_of_no_other_records() {
+    fn restricted_query_ignores_hidden_records() {
         let rows: Vec<Json> = (0..6).map(|id| json!({"id": id, "a": id % 2, "b": 10 - id})).collect();
         let bucket = bucket(&json!(["a"]), &rows);
         let own = Filter::parse(&json!({"a": 1})).unwrap();
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(ask(&paged, &own), records(&[3]));
         assert_eq!(ask(&paged, &Filter::everything()), records(&[4]));
         assert_eq!(ask(&paged, &Filter::nothing()), records(&[]));
-        // What it asks for itself does not widen it.
+        // The query's own filter does not widen the restriction.
         let wide = json!({"bucket": "b", "filter": {"$or": [{"a": 0}, {"id": 1}]}, "fields": ["id"]});
         assert_eq!(ask(&wide, &own), records(&[1]));
         for (function, value) in [("count", json!(3)), ("sum", json!(21)), ("min", json!(5)), ("max", json!(9))] {

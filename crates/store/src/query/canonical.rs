@@ -8,8 +8,8 @@ use crate::query::{AggregateFunction, IndexKey};
 use crate::{Direction, Field, Query, Value};
 
 impl Query {
-    /// Bytes that are equal if two queries are the same. They are so in every process and version, so that a hash of them may be
-    /// kept.
+    /// Returns bytes that are equal for equivalent queries. They do not depend on the process or version, so a hash of them can be
+    /// stored.
     pub fn canonical(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         push(&mut bytes, self.bucket.as_bytes());
@@ -43,7 +43,7 @@ impl Query {
     }
 }
 
-/// What stands before what a condition is made of.
+/// Tags of encoded conditions.
 mod tag {
     pub(super) const ALL: u8 = 0;
     pub(super) const ANY: u8 = 1;
@@ -85,7 +85,7 @@ fn condition(filter: &Filter) -> Vec<u8> {
     }
 }
 
-/// The conditions of a list, those of lists of the same kind in it included.
+/// Encodes the conditions of a list, including those of nested lists of the same kind.
 fn flatten(filters: &[Filter], is_same: fn(&Filter) -> Option<&[Filter]>, parts: &mut Vec<Vec<u8>>) {
     for filter in filters {
         match is_same(filter) {
@@ -101,7 +101,7 @@ fn test_of(test: &Test) -> Vec<u8> {
         push(&mut bytes, text.as_bytes());
         bytes
     };
-    // What equals nothing is not looked for.
+    // Arrays and objects are omitted, because they are never equal.
     let values = |tag: u8, scalars: &[Scalar]| {
         let mut values: Vec<Vec<u8>> = scalars.iter().filter_map(|scalar| scalar.value().as_ref().map(value)).collect();
         values.sort_unstable();
@@ -131,7 +131,7 @@ fn test_of(test: &Test) -> Vec<u8> {
     }
 }
 
-/// A scalar: null is told from what an index takes it for.
+/// Encodes a scalar. Unlike an index key, null differs from an absent value.
 fn value(value: &Value<'_>) -> Vec<u8> {
     match value {
         Value::Null => vec![0],
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_difference_is_the_same() {
+    fn equivalent_queries_have_equal_bytes() {
         for (one, two) in [
             (json!({}), json!({"filter": {}, "offset": 0})),
             (json!({"filter": {"a": 1, "b": 2}}), json!({"filter": {"b": 2, "a": 1.0}})),
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_one_is_not() {
+    fn different_queries_have_different_bytes() {
         let queries = [
             json!({}),
             json!({"filter": {"a": 1}}),
@@ -233,8 +233,8 @@ mod tests {
             json!({"aggregate": {"function": "sum", "field": "a"}}),
             json!({"aggregate": {"function": "count", "groupBy": "a"}}),
         ];
-        for (place, one) in queries.iter().enumerate() {
-            for two in &queries[..place] {
+        for (index, one) in queries.iter().enumerate() {
+        for two in &queries[..index] {
                 assert_ne!(canonical(one), canonical(two), "{one} {two}");
             }
         }

@@ -1,5 +1,5 @@
-//! A model of queries, for tests: whatever the indexes and the history of a bucket, a query returns the same as a scan of all
-//! records. The model knows nothing of rows, keys or plans: it works on JSON trees.
+//! Model-based tests of queries: regardless of the indexes and the history of a bucket, a query returns the same as the model,
+//! which scans all records as parsed JSON, without rows, keys or plans.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ const FIELDS: [&str; 5] = ["a", "b", "c", "u", "id"];
 
 type Record = Map<String, Json>;
 
-/// Few values, so that they meet.
+/// Few distinct values, so that they often match.
 fn scalar() -> impl Strategy<Value = Json> {
     prop_oneof![
         4 => (0..4_u8).prop_map(Json::from),
@@ -38,7 +38,7 @@ fn key() -> impl Strategy<Value = Json> {
     prop_oneof![(0..12_u8).prop_map(Json::from), text().prop_map(Json::from)]
 }
 
-/// Puts and deletions.
+/// Insertions, replacements and deletions.
 fn steps() -> impl Strategy<Value = Vec<(Json, Option<Record>)>> {
     let members = vec((select(&FIELDS[..4]), scalar()), 0..6);
     let record = (members, prop::option::weighted(0.2, 0..10_u64)).prop_map(|(members, expiry)| {
@@ -114,7 +114,7 @@ prop_compose! {
     }
 }
 
-/// A bucket after these steps, and the records that are in it, as they came.
+/// Applies the steps. Returns the bucket, and its records in insertion order.
 fn make(indexes: &[Vec<&str>], ordered: bool, steps: &[(Json, Option<Record>)]) -> (Bucket, Vec<Record>) {
     let any = json!({"type": "string"});
     let definition = json!({
@@ -126,11 +126,11 @@ fn make(indexes: &[Vec<&str>], ordered: bool, steps: &[(Json, Option<Record>)]) 
     let mut bucket = Bucket::new(Arc::new(BucketDefinition::parse(&definition).unwrap()));
     let mut records: Vec<Record> = Vec::new();
     for (key, record) in steps {
-        let place = records.iter().position(|known| known["id"] == *key);
+        let index = records.iter().position(|known| known["id"] == *key);
         match record {
             None => {
                 bucket.remove(&Value::of_json(key).unwrap());
-                place.map(|place| records.remove(place));
+                index.map(|index| records.remove(index));
             }
             Some(record) => {
                 let mut record = record.clone();
@@ -138,8 +138,8 @@ fn make(indexes: &[Vec<&str>], ordered: bool, steps: &[(Json, Option<Record>)]) 
                 if bucket.put(Row::new(&record).unwrap()).is_err() {
                     continue;
                 }
-                match place {
-                    Some(place) => records[place] = record,
+                match index {
+                Some(index) => records[index] = record,
                     None => records.push(record),
                 }
             }
@@ -189,11 +189,11 @@ fn passes(value: Option<&Json>, operator: &str, operand: &Json) -> bool {
     }
 }
 
-fn means(filter: &Json, record: &Record) -> bool {
+fn filter_matches(filter: &Json, record: &Record) -> bool {
     let filters = |json: &Json| json.as_array().unwrap().clone();
     filter.as_object().unwrap().iter().all(|(name, test)| match name.as_str() {
-        "$or" => filters(test).iter().any(|filter| means(filter, record)),
-        "$and" => filters(test).iter().all(|filter| means(filter, record)),
+        "$or" => filters(test).iter().any(|filter| filter_matches(filter, record)),
+        "$and" => filters(test).iter().all(|filter| filter_matches(filter, record)),
         _ => match test.as_object().filter(|tests| tests.keys().any(|operator| operator.starts_with('$'))) {
             Some(tests) => tests.iter().all(|(operator, operand)| passes(record.get(name), operator, operand)),
             None => equal(test, record.get(name)),
@@ -253,12 +253,12 @@ fn compute_one(aggregate: &Json, records: &[&Record]) -> Option<Json> {
     let sum: f64 = numbers.iter().sum();
     let number = match aggregate["function"].as_str().unwrap() {
         "count" => {
-            let there = records.iter().filter(|record| record.get(field).is_some_and(|value| !value.is_null()));
-            return Some(json!(there.count()));
+            let present = records.iter().filter(|record| record.get(field).is_some_and(|value| !value.is_null()));
+            return Some(json!(present.count()));
         }
         "sum" => sum,
         "avg" if numbers.is_empty() => 0.0,
-        #[expect(clippy::cast_precision_loss, reason = "there are not that many")]
+        #[expect(clippy::cast_precision_loss, reason = "there are few records")]
         "avg" => sum / numbers.len() as f64,
         "min" => numbers.into_iter().reduce(f64::min)?,
         "max" => numbers.into_iter().reduce(f64::max)?,
@@ -267,16 +267,16 @@ fn compute_one(aggregate: &Json, records: &[&Record]) -> Option<Json> {
     Some(json!(number))
 }
 
-/// What the query returns, as the model has it.
+/// Returns the expected result of the query.
 fn model(query: &Json, records: &[Record], now: u64) -> Option<Json> {
-    let mut meant: Vec<&Record> =
-        records.iter().filter(|record| is_live(record, now) && means(&query["filter"], record)).collect();
+    let mut matching: Vec<&Record> =
+        records.iter().filter(|record| is_live(record, now) && filter_matches(&query["filter"], record)).collect();
     if query["aggregate"].is_object() {
-        return compute(&query["aggregate"], &meant);
+        return compute(&query["aggregate"], &matching);
     }
-    meant.sort_by(|one, two| compare(one, two, &query["sort"]));
+    matching.sort_by(|one, two| compare(one, two, &query["sort"]));
     let count = |name: &str| query[name].as_u64().map(|number| usize::try_from(number).unwrap());
-    let page = meant.into_iter().skip(count("offset").unwrap_or(0)).take(count("limit").unwrap_or(usize::MAX));
+    let page = matching.into_iter().skip(count("offset").unwrap_or(0)).take(count("limit").unwrap_or(usize::MAX));
     let project = |record: &Record| match query["fields"].as_array() {
         None => Json::Object(record.clone()),
         Some(fields) => {
@@ -287,7 +287,7 @@ fn model(query: &Json, records: &[Record], now: u64) -> Option<Json> {
     Some(page.map(project).collect())
 }
 
-/// Numbers as floats, so that 1 and 1.0 are one.
+/// Converts all numbers to floats, so that 1 equals 1.0.
 fn plain(json: &Json) -> Json {
     match json {
         Json::Number(number) => json!(number.as_f64().unwrap() + 0.0),
@@ -348,7 +348,7 @@ proptest! {
     }
 
     #[test]
-    fn an_index_changes_no_result(
+    fn indexes_do_not_change_results(
         steps in steps(),
         indexes in indexes(),
         ordered in any::<bool>(),
@@ -376,13 +376,13 @@ proptest! {
             let text = String::from_utf8(text).unwrap();
             prop_assert_eq!(is_there.then_some(text), found.map(|found| found.to_string()));
 
-            let meant = records.iter().filter(|record| is_live(record, now) && means(&json["filter"], record)).count();
-            prop_assert_eq!(query.count(&bucket, now, &Budget::unlimited()).unwrap(), meant);
+            let count = records.iter().filter(|record| is_live(record, now) && filter_matches(&json["filter"], record)).count();
+            prop_assert_eq!(query.count(&bucket, now, &Budget::unlimited()).unwrap(), count);
         }
     }
 
     #[test]
-    fn all_pages_are_the_whole(
+    fn pages_cover_all_records(
         steps in steps(),
         ordered in any::<bool>(),
         filter in prop_oneof![Just(json!({})), filter()],
@@ -390,30 +390,30 @@ proptest! {
         now in 0..10_u64,
     ) {
         let (bucket, records) = make(&[], ordered, &steps);
-        let mut meant: Vec<&Record> =
-            records.iter().filter(|record| is_live(record, now) && means(&filter, record)).collect();
+        let mut matching: Vec<&Record> =
+            records.iter().filter(|record| is_live(record, now) && filter_matches(&filter, record)).collect();
         if ordered {
-            meant.sort_by(|one, two| compare(one, two, &json!({"id": "asc"})));
+            matching.sort_by(|one, two| compare(one, two, &json!({"id": "asc"})));
         }
-        let whole: Vec<Json> = meant.iter().map(|record| record["id"].clone()).collect();
+        let all: Vec<Json> = matching.iter().map(|record| record["id"].clone()).collect();
         let filter = Filter::parse(&filter).unwrap();
 
         let (mut paged, mut after) = (Vec::new(), None);
         loop {
             let page = bucket.page(after.as_ref(), limit, &filter, now, &Budget::unlimited()).unwrap();
             paged.extend(keys(&page.rows));
-            prop_assert_eq!(page.has_more, paged.len() < whole.len());
+            prop_assert_eq!(page.has_more, paged.len() < all.len());
             after = page.next_cursor.map(|text| serde_json::from_str(text).unwrap());
             if !page.has_more {
                 break;
             }
         }
-        prop_assert_eq!(&paged, &whole);
-        let count = limit.min(whole.len());
-        prop_assert_eq!(&keys(&bucket.first(limit, &filter, now, &Budget::unlimited()).unwrap()), &whole[..count]);
-        prop_assert_eq!(&keys(&bucket.last(limit, &filter, now, &Budget::unlimited()).unwrap()), &whole[whole.len() - count..]);
+        prop_assert_eq!(&paged, &all);
+        let count = limit.min(all.len());
+        prop_assert_eq!(&keys(&bucket.first(limit, &filter, now, &Budget::unlimited()).unwrap()), &all[..count]);
+        prop_assert_eq!(&keys(&bucket.last(limit, &filter, now, &Budget::unlimited()).unwrap()), &all[all.len() - count..]);
         for record in &records {
-            let is_hidden = !whole.contains(&record["id"]);
+            let is_hidden = !all.contains(&record["id"]);
             let page = bucket.page(Some(&record["id"]), limit, &filter, now, &Budget::unlimited()).unwrap();
             prop_assert!(!is_hidden || page.rows.is_empty() && !page.has_more && page.next_cursor.is_none());
         }

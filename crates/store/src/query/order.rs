@@ -1,37 +1,37 @@
-//! An index that has the order of a sort.
+//! Scans of an index in the order of a sort.
 //!
-//! It does if its first fields are fixed to one value each, and the next ones are those of the sort, all in one direction.
-//! Records that sort equal are in insertion order, and missing values come last, in both directions. Reading an index backwards
-//! would reverse both, so it is then read group by group.
+//! An index is usable if its first fields are fixed to one value each, and the next ones are the sort fields, all in one direction.
+//! Records that sort equal are in insertion order, and missing values come last, in both directions. A reverse scan would reverse
+//! both, so a descending sort reads the index group by group.
 
 use super::access::{Conditions, ENTRY_WORK};
 use crate::bucket::{Index, Ordinal};
 use crate::query::{Budget, Exceeded, IndexKey};
 use crate::{Bucket, Direction, Field};
 
-/// A part of an index that has the order which is asked for.
+/// A range of an index in the requested order.
 #[derive(Debug)]
 pub(super) struct SortedScan<'a> {
     index: &'a Index,
     direction: Direction,
-    /// The key of the fields that are fixed, and how many they are.
+    /// The key of the fixed fields, and their number.
     prefix: IndexKey,
     fixed: usize,
-    /// By how many fields it is sorted behind those.
+    /// The number of sort fields.
     levels: usize,
-    /// Between which keys the first of these is, if it is bounded.
+    /// The range of the first sort field, if it is bounded.
     bounds: Option<(IndexKey, IndexKey)>,
-    /// Whether the index has more fields, so that equal ones are not in the order of coming.
+    /// Whether the index has more fields, so that records that sort equal are not in insertion order.
     has_more_fields: bool,
 }
 
-/// Takes a record, and says whether it wants another one.
+/// A callback for each record, which returns whether to continue.
 type Visitor<'t> = &'t mut dyn FnMut(Ordinal) -> bool;
 
 impl<'a> SortedScan<'a> {
-    /// The one that leaves out most, if there is one.
+    /// Chooses the index that excludes the most records, if one is usable.
     pub(super) fn choose(bucket: &'a Bucket, conditions: &Conditions<'_>, sort: &[(Field, Direction)]) -> Option<Self> {
-        // A field that is the same everywhere sorts nothing.
+        // A field with a fixed value does not affect the order.
         let sort: Vec<&(Field, Direction)> =
             sort.iter().filter(|(field, _)| conditions.value(field).is_none()).collect();
         let direction = sort.first()?.1;
@@ -75,7 +75,7 @@ impl<'a> SortedScan<'a> {
         self.bounds.is_some()
     }
 
-    /// Hands out records in order, until no more are wanted.
+    /// Visits records in order, until the callback returns false.
     pub(super) fn walk(&self, budget: &Budget, take: Visitor<'_>) -> Result<(), Exceeded> {
         let (from, until) = match &self.bounds {
             Some((from, until)) => (from.clone(), Some(until.clone())),
@@ -113,7 +113,7 @@ impl<'a> SortedScan<'a> {
         Ok(true)
     }
 
-    /// Those behind a prefix, by so many fields, the greatest first and nothing last. Returns whether more are wanted.
+    /// Visits the entries with a prefix in descending order of the next `levels` fields, null last. Returns whether to continue.
     fn descend(
         &self,
         prefix: &IndexKey,
@@ -146,7 +146,7 @@ impl<'a> SortedScan<'a> {
         Ok(until.is_some_and(|until| *until <= nothing) || self.group(&nothing, levels, budget, take)?)
     }
 
-    /// Those of one key behind the prefix.
+    /// Visits the entries with one key after the prefix.
     fn group(&self, key: &IndexKey, levels: usize, budget: &Budget, take: Visitor<'_>) -> Result<bool, Exceeded> {
         let until = key.after_prefix();
         if levels > 1 {
@@ -165,7 +165,7 @@ impl<'a> SortedScan<'a> {
     }
 }
 
-/// Adds a record to a group that is sorted before it is handed out. Groups share memory, so only a longer one takes more of it.
+/// Adds a record to the buffer of a group. The buffer is reused, so only its growth is charged.
 fn collect(group: &mut Vec<Ordinal>, ordinal: Ordinal, budget: &Budget) -> Result<(), Exceeded> {
     budget.charge(ENTRY_WORK)?;
     if group.len() == group.capacity() {
@@ -201,7 +201,7 @@ mod tests {
         Query::parse(&json!({"bucket": "b", "filter": filter, "sort": sort})).unwrap()
     }
 
-    /// The first records that are handed out.
+    /// Returns the first records that are visited.
     fn walked(bucket: &Bucket, query: &Query, count: usize) -> Option<Vec<Ordinal>> {
         let order = SortedScan::choose(bucket, &Conditions::of(&query.filter), &query.sort)?;
         let mut found = Vec::new();
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_is_read_only_as_far_as_is_wanted() {
+    fn scan_stops_when_enough_records_are_found() {
         let rows = (0..100).map(|id| json!({"id": id, "a": id % 10, "b": (id * 7) % 100}));
         let bucket = bucket(&json!([["a", "b"], "b"]), rows);
         for (filter, sort, expected) in [
@@ -224,7 +224,7 @@ mod tests {
             (json!({"a": 1}), json!({"b": "asc"}), Some([1, 31, 61])),
             (json!({"a": 1}), json!({"b": "desc"}), Some([71, 41, 11])),
             (json!({"a": 1}), json!({"a": "desc", "b": "asc"}), Some([1, 31, 61])),
-            // Equal ones as they came, in both directions, though the index goes on.
+            // Equal records are in insertion order in both directions, although the index has more fields.
             (json!({}), json!({"a": "asc"}), Some([0, 10, 20])),
             (json!({}), json!({"a": "desc"}), Some([9, 19, 29])),
             (json!({}), json!({"a": "desc", "b": "desc"}), Some([99, 69, 39])),
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_that_ends_with_the_sort_is_taken_before_one_that_goes_on() {
+    fn index_without_further_fields_is_preferred() {
         for indexes in [json!(["a", ["a", "b"]]), json!([["a", "b"], "a"])] {
             let bucket = bucket(&indexes, std::iter::empty());
             let query = query(&json!({}), &json!({"a": "desc"}));
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_comes_last_and_what_has_no_order_beside_the_greatest() {
+    fn null_sorts_last_and_arrays_sort_after_strings() {
         let values = [json!(null), json!([1]), json!(2), json!("x"), json!({"c": 1}), json!(2), json!(false)];
         let rows = values.iter().enumerate().map(|(id, value)| json!({"id": id, "a": value}));
         let bucket = bucket(&json!(["a"]), rows.chain([json!({"id": 7})]));
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_that_leaves_few_is_taken_before_an_order() {
+    fn selective_filter_is_preferred_over_sorted_scan() {
         let rows = (0..1000).map(|id| json!({"id": id, "a": id % 100, "b": id}));
         let bucket = bucket(&json!(["a", "b"]), rows);
         let is_cheaper = |filter: &Json, sort: &Json, until: usize| {

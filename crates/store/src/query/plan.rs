@@ -14,10 +14,10 @@ use crate::budget::CONDITION_WORK;
 use crate::query::{Budget, Exceeded, IndexKey};
 use crate::{Bucket, Direction, Field, Filter, Row};
 
-/// The work of one record of a full scan, besides examining it: records of a filter that asks nothing are not examined.
+/// Work of visiting one record in a scan, without evaluating the filter.
 const VISIT_WORK: usize = 24;
 
-/// The rows that a read examines.
+/// A read of a bucket: a filter at a time, within a budget.
 #[derive(Clone, Copy)]
 pub(crate) struct Scan<'a, 'f> {
     pub(crate) bucket: &'a Bucket,
@@ -29,13 +29,13 @@ pub(crate) struct Scan<'a, 'f> {
 type Entry<'a> = (Ordinal, &'a Row);
 
 impl<'a: 'f, 'f> Scan<'a, 'f> {
-    /// Whether a row is part of the result.
+    /// Returns whether a row matches and has not expired.
     pub(crate) fn selects(&self, row: &Row) -> Result<bool, Exceeded> {
         self.budget.charge(VISIT_WORK)?;
         Ok(self.bucket.is_live(row, self.now) && self.filter.matches_within(row, self.budget)?)
     }
 
-    /// The rows that are selected, in the order of the entries.
+    /// Returns the selected rows, in the order of the entries.
     fn select(
         self,
         entries: impl Iterator<Item = Entry<'a>> + 'f,
@@ -47,7 +47,7 @@ impl<'a: 'f, 'f> Scan<'a, 'f> {
         }))
     }
 
-    /// The rows that are selected, in insertion order, with their ordinals. Nothing follows an error.
+    /// Returns the selected rows in insertion order, with their ordinals. An error is the last item.
     pub(crate) fn entries(self) -> Box<dyn Iterator<Item = Result<Entry<'a>, Exceeded>> + 'f> {
         match self.candidates() {
             Ok(None) => self.select(self.bucket.entries()),
@@ -56,7 +56,7 @@ impl<'a: 'f, 'f> Scan<'a, 'f> {
         }
     }
 
-    /// The rows that an index leads to, in insertion order, if one does.
+    /// Returns the candidates from an index in insertion order, if one is usable.
     fn candidates(self) -> Result<Option<Box<dyn Iterator<Item = Ordinal> + 'a>>, Exceeded> {
         let access = Access::choose(self.bucket, &Conditions::of(self.filter), self.budget)?;
         access.map(|access| access.into_order(self.budget)).transpose()
@@ -66,7 +66,7 @@ impl<'a: 'f, 'f> Scan<'a, 'f> {
         self.bucket.row(ordinal).map(|row| (ordinal, row))
     }
 
-    /// The number of rows that are selected.
+    /// Returns the number of selected rows.
     pub(crate) fn count(self) -> Result<usize, Exceeded> {
         let Self { bucket, filter, now, budget } = self;
         let mut count = 0;
@@ -99,7 +99,7 @@ impl<'a: 'f, 'f> Scan<'a, 'f> {
         Ok(count)
     }
 
-    /// The rows that are selected, sorted, from an offset on and up to a limit.
+    /// Returns the selected rows, sorted, with an offset and a limit.
     pub(super) fn sorted(
         self,
         sort: &[(Field, Direction)],
@@ -140,8 +140,8 @@ impl<'a: 'f, 'f> Scan<'a, 'f> {
         Ok(found.into_iter().skip(offset).collect())
     }
 
-    /// The rows in the order of an index. None if so few of the first ones are selected that a scan of all, as they lie, is sooner
-    /// done: an index leads to them in leaps.
+    /// Returns the rows in the order of an index. `None` if so few of the first rows are selected that a sequential scan is faster than
+    /// random access through the index.
     fn walk(self, order: &SortedScan<'_>, offset: usize, until: usize) -> Result<Option<Vec<&'a Row>>, Exceeded> {
         let Self { bucket, budget, .. } = self;
         let trial = bucket.len() / 8;
@@ -174,14 +174,14 @@ impl<'a: 'f, 'f> Scan<'a, 'f> {
         exceeded.map(|()| is_worthwhile.then_some(found))
     }
 
-    /// The first `count` of these that are selected, sorted; equal ones in insertion order. No more than those are kept at a time.
+    /// Returns the first `count` selected rows in sorted order, equal ones in insertion order. Keeps at most `count` rows in memory.
     fn first(
         self,
         entries: impl Iterator<Item = Entry<'a>>,
         sort: &[(Field, Direction)],
         count: usize,
     ) -> Result<Vec<&'a Row>, Exceeded> {
-        let mut kept = BinaryHeap::new();
+        let mut heap = BinaryHeap::new();
         for (ordinal, row) in entries {
             if !self.selects(row)? {
                 continue;
@@ -189,21 +189,21 @@ impl<'a: 'f, 'f> Scan<'a, 'f> {
             self.budget.charge(sort.len() * (CONDITION_WORK + row.member_count()))?;
             let candidate = Candidate::new(ordinal, row, sort);
             self.budget.charge(candidate.bytes())?;
-            if kept.len() < count {
+            if heap.len() < count {
                 self.budget.hold(candidate.bytes())?;
-                kept.push(candidate);
-            } else if kept.peek().is_some_and(|last| candidate < *last)
-                && let Some(last) = kept.pop()
+                heap.push(candidate);
+            } else if heap.peek().is_some_and(|last| candidate < *last)
+            && let Some(last) = heap.pop()
             {
                 self.budget.hold(candidate.bytes().saturating_sub(last.bytes()))?;
-                kept.push(candidate);
+                heap.push(candidate);
             }
         }
-        Ok(kept.into_sorted_vec().into_iter().map(|candidate| candidate.row).collect())
+        Ok(heap.into_sorted_vec().into_iter().map(|candidate| candidate.row).collect())
     }
 }
 
-/// Whether the first records are found sooner in order than by looking at all that can be meant.
+/// Returns whether a sorted scan is expected to be cheaper than examining and sorting all candidates.
 pub(super) fn is_cheaper(
     order: &SortedScan<'_>,
     access: &Access<'_>,
@@ -215,17 +215,17 @@ pub(super) fn is_cheaper(
     if selectivity.is_unique {
         return Ok(false);
     }
-    // It looks at no others, and need not sort them.
+    // It examines no additional records and avoids the sort.
     if order.fixed() > selectivity.fixed || order.fixed() == selectivity.fixed && (order.is_bounded() || !selectivity.is_bounded) {
         return Ok(true);
     }
-    // Among n records, of which m can be meant, so many are found after n / m times as many. With equality nobody knows where
-    // they lie: those of one kind are often of one time.
+    // With m candidates among n records, a sorted scan finds `until` of them after about `until * n / m` records, if they
+    // are spread evenly. With equality conditions they often are not, so the estimate is used only without them.
     let few = until.saturating_mul(bucket.len()).isqrt();
     Ok(selectivity.fixed == 0 && access.is_larger_than(few, budget)?)
 }
 
-/// A row with its place in an order, which is read from it once.
+/// A row with its sort keys.
 struct Candidate<'a, 's> {
     keys: Box<[IndexKey]>,
     ordinal: Ordinal,
@@ -239,14 +239,14 @@ impl<'a, 's> Candidate<'a, 's> {
         Self { keys, ordinal, row, sort }
     }
 
-    /// The memory it takes.
+    /// Returns the memory of the candidate in bytes.
     fn bytes(&self) -> usize {
         size_of::<Self>() + self.keys.iter().map(IndexKey::memory).sum::<usize>()
     }
 }
 
 impl Ord for Candidate<'_, '_> {
-    /// Field by field, null and absent ones last in both directions.
+    /// Compares field by field. Null and absent values are last in both directions.
     fn cmp(&self, other: &Self) -> Ordering {
         let mut fields = self.keys.iter().zip(&other.keys).zip(self.sort).map(|((one, two), (_, direction))| {
             match (one.is_null(), two.is_null(), direction) {
@@ -284,7 +284,7 @@ mod tests {
     use crate::schema::BucketDefinition;
 
     #[test]
-    fn an_order_in_which_few_are_meant_is_given_up() {
+    fn sorted_scan_with_few_matches_is_abandoned() {
         let number = json!({"type": "number"});
         let definition = json!({"key": "id", "schema": {"id": number, "a": number}, "indexes": ["a"]});
         let mut bucket = Bucket::new(Arc::new(BucketDefinition::parse(&definition).unwrap()));
@@ -299,8 +299,8 @@ mod tests {
             let scan = Scan { bucket: &bucket, filter: &filter, now: 0, budget: &budget };
             scan.walk(&order, 1, until).unwrap().map(|rows| rows.len())
         };
-        assert_eq!(found(&json!({}), 3), Some(2), "no more than is wanted");
+        assert_eq!(found(&json!({}), 3), Some(2), "stops at the limit");
         assert_eq!(found(&json!({}), usize::MAX), Some(79));
-        assert_eq!(found(&json!({"none": 1}), 3), None, "none among an eighth of them");
+        assert_eq!(found(&json!({"none": 1}), 3), None, "no match in the first eighth");
     }
 }
