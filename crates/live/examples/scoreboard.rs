@@ -6,7 +6,7 @@
 
 use anyhow::{Result, anyhow, bail};
 use serde_json::{Value as Json, json};
-use tidewire_live::{Event, First, Live, Mode, Whole};
+use tidewire_live::{Event, First, Live, Mode, QueryResult};
 use tidewire_store::Direction::Desc;
 use tidewire_store::{Query, Store, StoreOptions};
 
@@ -28,7 +28,7 @@ pub(crate) fn play(players: &[&'static str], rounds: i64, mut show: impl FnMut(S
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     runtime.block_on(async {
         let mut board = live.subscribe(best, Mode::Delta).await?;
-        let First::Whole(Whole::Json(first)) = board.first() else { bail!("it begins with a result") };
+        let First::Snapshot(QueryResult::Json(first)) = board.first() else { bail!("it begins with a result") };
         let mut shown: Vec<Json> = serde_json::from_slice(first)?;
         show(line(&shown));
 
@@ -38,7 +38,7 @@ pub(crate) fn play(players: &[&'static str], rounds: i64, mut show: impl FnMut(S
         while let Ok(event) = board.next().await {
             match event {
                 Event::Delta { delta, .. } => delta.apply(&mut shown),
-                Event::Whole { whole: Whole::Json(whole), .. } => shown = serde_json::from_slice(&whole)?,
+                Event::Snapshot { result: QueryResult::Json(whole), .. } => shown = serde_json::from_slice(&whole)?,
                 other => bail!("a result has records: {other:?}"),
             }
             show(line(&shown));

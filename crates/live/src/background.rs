@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use tidewire_pool::{BuildError, Context, Key, Message, Pool};
 
-use crate::evaluation::{Evaluated, Failure};
-use crate::query::{ResultTooLarge, Whole};
-use crate::resume::{Missed, NotKnown};
-use crate::shared::Shared;
+use crate::evaluation::{Evaluated, EvaluationError};
+use crate::query::{QueryResult, ResultTooLarge};
+use crate::resume::{HistoryUnavailable, MissedChanges};
+use crate::shared::LiveShared;
 
 /// Identifies a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -20,42 +20,42 @@ pub(crate) struct JobId(u64);
 
 /// The output of a job.
 #[derive(Debug)]
-pub(crate) enum Output {
-    Evaluated(Result<Box<Evaluated>, Failure>),
-    Read(Result<Missed, NotKnown>),
-    Encoded(Result<Whole, ResultTooLarge>),
+pub(crate) enum JobOutput {
+    Evaluated(Result<Box<Evaluated>, EvaluationError>),
+    Read(Result<MissedChanges, HistoryUnavailable>),
+    Encoded(Result<QueryResult, ResultTooLarge>),
     /// The job only dropped something.
     Discarded,
 }
 
 /// A job that has ended.
 #[derive(Debug)]
-pub(crate) struct Finished {
+pub(crate) struct FinishedJob {
     pub(crate) job: JobId,
     /// `None` if the job panicked.
-    pub(crate) output: Option<Output>,
+    pub(crate) output: Option<JobOutput>,
 }
 
-type Run = Box<dyn FnOnce(&Shared) -> Output + Send>;
+type Run = Box<dyn FnOnce(&LiveShared) -> JobOutput + Send>;
 
 /// A job that waits or runs. However it ends, the driver learns of it.
 struct Task {
     id: JobId,
     run: Option<Run>,
-    output: Option<Output>,
-    shared: Arc<Shared>,
+    output: Option<JobOutput>,
+    shared: Arc<LiveShared>,
 }
 
 impl Drop for Task {
     fn drop(&mut self) {
-        self.shared.finish(Finished { job: self.id, output: self.output.take() });
+        self.shared.finish(FinishedJob { job: self.id, output: self.output.take() });
     }
 }
 
 /// Background threads.
 pub(crate) struct Background {
     pool: Pool<Option<Task>>,
-    shared: Arc<Shared>,
+    shared: Arc<LiveShared>,
     /// Jobs for which the pool had no room.
     backlog: VecDeque<(Key, Task)>,
 }
@@ -66,7 +66,7 @@ impl Background {
     /// How much lower than usual the priority of the threads is, so that costly evaluations do not delay the live thread.
     const NICENESS: u8 = 10;
 
-    pub(crate) fn new(name: &str, threads: usize, shared: Arc<Shared>) -> Result<Self, BuildError> {
+    pub(crate) fn new(name: &str, threads: usize, shared: Arc<LiveShared>) -> Result<Self, BuildError> {
         let handle = |message: &mut Message<Option<Task>>, _: &mut Context<'_, Option<Task>>| {
             // The task is taken out of the message, so that it is dropped here even if the job panics.
             if let Some(mut task) = message.payload.take()
@@ -87,7 +87,7 @@ impl Background {
     }
 
     /// Runs a job. Jobs with the same key run one after the other.
-    pub(crate) fn submit(&mut self, key: Key, run: impl FnOnce(&Shared) -> Output + Send + 'static) -> JobId {
+    pub(crate) fn submit(&mut self, key: Key, run: impl FnOnce(&LiveShared) -> JobOutput + Send + 'static) -> JobId {
         let id = JobId(self.shared.next_id());
         let task = Task { id, run: Some(Box::new(run)), output: None, shared: Arc::clone(&self.shared) };
         self.backlog.push_back((key, task));

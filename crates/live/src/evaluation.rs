@@ -25,7 +25,7 @@ pub(crate) struct Evaluated {
 
 /// Why a query has no result.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Failure {
+pub(crate) enum EvaluationError {
     Store(StoreError),
     /// The history lost the commits after the snapshot, again and again.
     TooManyCommits,
@@ -43,12 +43,12 @@ pub(crate) enum Failure {
 
 /// Stops an evaluation from outside.
 #[derive(Debug)]
-pub(crate) struct Control {
+pub(crate) struct EvaluationControl {
     is_cancelled: AtomicBool,
     deadline: Mutex<Instant>,
 }
 
-impl Control {
+impl EvaluationControl {
     pub(crate) fn new(deadline: Instant) -> Self {
         Self { is_cancelled: AtomicBool::new(false), deadline: Mutex::new(deadline) }
     }
@@ -71,11 +71,11 @@ impl Control {
         self.is_cancelled.load(Relaxed) || self.is_late()
     }
 
-    fn failure(&self, exceeded: Exceeded) -> Failure {
+    fn failure(&self, exceeded: Exceeded) -> EvaluationError {
         match exceeded {
-            Exceeded::Memory { max } | Exceeded::Result { max } => Failure::TooLarge { max },
-            _ if self.is_cancelled.load(Relaxed) => Failure::Cancelled,
-            _ => Failure::Deadline,
+            Exceeded::Memory { max } | Exceeded::Result { max } => EvaluationError::TooLarge { max },
+            _ if self.is_cancelled.load(Relaxed) => EvaluationError::Cancelled,
+            _ => EvaluationError::Deadline,
         }
     }
 }
@@ -85,7 +85,7 @@ pub(crate) struct Evaluation {
     pub(crate) store: Store,
     pub(crate) query: Arc<Query>,
     pub(crate) canonical: Arc<[u8]>,
-    pub(crate) control: Arc<Control>,
+    pub(crate) control: Arc<EvaluationControl>,
     /// Limit of the memory of kept rows.
     pub(crate) max_bytes: usize,
     /// The result of an earlier run, which has to be brought up to date.
@@ -107,7 +107,7 @@ impl Evaluation {
     pub(crate) const MAX_ATTEMPTS: u32 = 3;
 
     /// Evaluates the query, and brings the result up to date.
-    pub(crate) fn run(mut self, counters: &Counters) -> Result<Evaluated, Failure> {
+    pub(crate) fn run(mut self, counters: &Counters) -> Result<Evaluated, EvaluationError> {
         let control = Arc::clone(&self.control);
         let budget = Budget::unlimited().max_bytes(self.max_bytes).stop_when({
             let control = Arc::clone(&control);
@@ -117,7 +117,7 @@ impl Evaluation {
         loop {
             let mut evaluated = match self.earlier.take() {
                 Some(earlier) => earlier,
-                None if attempts == Self::MAX_ATTEMPTS => return Err(Failure::TooManyCommits),
+                None if attempts == Self::MAX_ATTEMPTS => return Err(EvaluationError::TooManyCommits),
                 None => {
                     if control.must_stop() {
                         return Err(control.failure(Exceeded::Stopped));
@@ -136,9 +136,9 @@ impl Evaluation {
         }
     }
 
-    fn evaluate(&self, budget: &Budget) -> Result<Evaluated, Failure> {
+    fn evaluate(&self, budget: &Budget) -> Result<Evaluated, EvaluationError> {
         let snapshot = self.store.snapshot();
-        let bucket = snapshot.state.bucket(&self.query.bucket).map_err(Failure::Store)?;
+        let bucket = snapshot.state.bucket(&self.query.bucket).map_err(EvaluationError::Store)?;
         let now = self.store.now();
         let live = LiveQuery::evaluate(&self.query, Arc::clone(&self.canonical), bucket, now, budget);
         let live = live.map_err(|exceeded| self.control.failure(exceeded))?;

@@ -13,14 +13,14 @@ const MANY_QUERIES: usize = 64;
 
 /// Delivers events. All events of a commit are delivered before the call returns, so subscribers receive commits in order.
 pub(crate) struct Fanout {
-    pool: Pool<Option<Part>>,
+    pool: Pool<Option<Batch>>,
     workers: usize,
-    limits: Limits,
+    limits: DeliveryLimits,
 }
 
-/// Limits of deliveries.
+/// DeliveryLimits of deliveries.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
+pub(crate) struct DeliveryLimits {
     /// Limit of the deltas that wait for a subscriber.
     pub(crate) max_deltas: usize,
     /// Limit of the bytes of an encoded delta.
@@ -28,22 +28,22 @@ pub(crate) struct Limits {
 }
 
 /// The share of one worker.
-struct Part {
+struct Batch {
     deliveries: Vec<(Arc<Inbox>, Event)>,
-    limits: Limits,
+    limits: DeliveryLimits,
     progress: Arc<Progress>,
 }
 
-/// How far the parts of a commit have come.
+/// How far the batches of a commit have come.
 #[derive(Default)]
 struct Progress {
-    state: Mutex<State>,
+    state: Mutex<ProgressState>,
     done: Condvar,
 }
 
 #[derive(Default)]
-struct State {
-    parts_left: usize,
+struct ProgressState {
+    batches_left: usize,
     delivered: Delivered,
 }
 
@@ -57,12 +57,12 @@ pub(crate) struct Delivered {
 }
 
 impl Progress {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ProgressState> {
         lock(&self.state)
     }
 }
 
-impl Part {
+impl Batch {
     fn deliver(&mut self) {
         let delivered = deliver(std::mem::take(&mut self.deliveries), self.limits.max_deltas);
         let all = &mut self.progress.state().delivered;
@@ -71,11 +71,11 @@ impl Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for Batch {
     fn drop(&mut self) {
         let mut state = self.progress.state();
-        state.parts_left -= 1;
-        if state.parts_left == 0 {
+        state.batches_left -= 1;
+        if state.batches_left == 0 {
             self.progress.done.notify_one();
         }
     }
@@ -93,18 +93,18 @@ fn deliver(deliveries: Vec<(Arc<Inbox>, Event)>, max_deltas: usize) -> Delivered
 }
 
 impl Fanout {
-    pub(crate) fn new(workers: usize, limits: Limits) -> Result<Self, BuildError> {
-        let handle = |message: &mut Message<Option<Part>>, _: &mut Context<'_, Option<Part>>| {
-            // The part is taken out of the message, so that it is dropped here even if this panics. The pool keeps the message among
-            // its dead letters, and the live thread would wait for the part forever.
-            if let Some(mut part) = message.payload.take() {
-                for (_, event) in &part.deliveries {
+    pub(crate) fn new(workers: usize, limits: DeliveryLimits) -> Result<Self, BuildError> {
+        let handle = |message: &mut Message<Option<Batch>>, _: &mut Context<'_, Option<Batch>>| {
+            // The batch is taken out of the message, so that it is dropped here even if this panics. The pool keeps the message among
+            // its dead letters, and the live thread would wait for the batch forever.
+            if let Some(mut batch) = message.payload.take() {
+                for (_, event) in &batch.deliveries {
                     if let Event::Delta { delta, .. } = event {
                         // Subscribers share the encoded delta. A delta that is too large is refused when a subscriber asks for it.
-                        delta.encoded_within(part.limits.max_bytes);
+                        delta.encoded_within(batch.limits.max_bytes);
                     }
                 }
-                part.deliver();
+                batch.deliver();
             }
             Ok::<(), Infallible>(())
         };
@@ -120,21 +120,21 @@ impl Fanout {
         }
         let size = deliveries.len().div_ceil(self.workers);
         let mut deliveries = deliveries.into_iter();
-        let parts: Vec<Vec<_>> = std::iter::from_fn(|| Some(deliveries.by_ref().take(size).collect::<Vec<_>>()))
-            .take_while(|part: &Vec<_>| !part.is_empty())
+        let batches: Vec<Vec<_>> = std::iter::from_fn(|| Some(deliveries.by_ref().take(size).collect::<Vec<_>>()))
+            .take_while(|batch: &Vec<_>| !batch.is_empty())
             .collect();
         let progress = Arc::new(Progress::default());
-        progress.state().parts_left = parts.len();
-        for (key, deliveries) in parts.into_iter().enumerate() {
-            let part = Part { deliveries, limits, progress: Arc::clone(&progress) };
-            if let Err(refused) = self.pool.submit(Message::new(Key::of(&key), Some(part)))
-                && let Some(mut part) = refused.into_message().payload
+        progress.state().batches_left = batches.len();
+        for (key, deliveries) in batches.into_iter().enumerate() {
+            let batch = Batch { deliveries, limits, progress: Arc::clone(&progress) };
+            if let Err(refused) = self.pool.submit(Message::new(Key::of(&key), Some(batch)))
+                && let Some(mut batch) = refused.into_message().payload
             {
-                part.deliver();
+                batch.deliver();
             }
         }
         let mut state = progress.state();
-        while state.parts_left > 0 {
+        while state.batches_left > 0 {
             state = progress.done.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state.delivered

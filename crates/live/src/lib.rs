@@ -38,35 +38,36 @@
 //! One thread applies commits and delivers events. It evaluates only queries that take less than about half a millisecond. Background
 //! threads evaluate all others on a snapshot, bring the result up to date from the store's history, and encode results above
 //! 64 KiB. So a costly query delays its own subscribers only. See [`LiveOptions`] for the limits of evaluations, results, work and
-//! memory, and [`LiveError`] and [`End`] for what happens beyond them.
+//! memory, and [`LiveError`] and [`SubscriptionEnd`] for what happens beyond them.
 
 mod background;
 mod bits;
 mod delta;
 mod driver;
 mod evaluation;
+mod event_queue;
 mod fanout;
 mod index;
 mod live;
 mod lock;
 mod mark;
 mod matcher;
-mod net;
+mod net_change;
 mod query;
 mod resume;
 mod rows;
 mod shared;
 mod subscription;
 mod totals;
-mod waiting;
+
 mod wake;
 
 pub use delta::Delta;
 pub use live::{Live, LiveError, LiveOptions, LiveStats, MemoryLimit, SubscribeOptions};
-pub use mark::{Mark, NoMark};
-pub use matcher::{Committed, Ended, Matcher, MatcherStats, QueryId, SubscribeError, Update};
-pub use query::{Outcome, Whole};
-pub use subscription::{End, Event, First, Mode, Subscription};
+pub use mark::{Mark, ParseMarkError};
+pub use matcher::{Committed, EndedQuery, Matcher, MatcherStats, QueryId, SubscribeError, Update};
+pub use query::{QueryResult, ResultChange};
+pub use subscription::{Event, First, Mode, Subscription, SubscriptionEnd};
 
 /// Compiles the example of the README.
 #[cfg(doctest)]

@@ -13,8 +13,8 @@ use tokio::sync::oneshot;
 use crate::SubscribeError;
 use crate::driver::Driver;
 use crate::mark::Mark;
-use crate::shared::{Command, Shared, Subscribe, Target};
-use crate::subscription::{End, Mode, Subscription};
+use crate::shared::{Command, LiveShared, Subscribe, Target};
+use crate::subscription::{Mode, Subscription, SubscriptionEnd};
 
 /// Settings of [`Live`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -232,7 +232,7 @@ pub enum LiveError {
     Panicked,
     /// The subscription ended before its first result.
     #[error("the subscription ended before its first result: {0}")]
-    Ended(End),
+    Ended(SubscriptionEnd),
     /// The matcher cannot take the query.
     #[error(transparent)]
     Matcher(#[from] SubscribeError),
@@ -292,7 +292,7 @@ pub struct LiveStats {
 ///
 /// ```
 /// use serde_json::json;
-/// use tidewire_live::{Event, First, Live, Mode, Whole};
+/// use tidewire_live::{Event, First, Live, Mode, QueryResult};
 /// use tidewire_store::{Query, Store, StoreOptions};
 ///
 /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
@@ -302,7 +302,7 @@ pub struct LiveStats {
 ///
 /// let query = Query::new("harbours").filter(json!({"tide": "high"}))?.fields(["id"]);
 /// let mut high = live.subscribe(query, Mode::Delta).await?;
-/// assert!(matches!(high.first(), First::Whole(Whole::Json(json)) if json == "[]"));
+/// assert!(matches!(high.first(), First::Snapshot(QueryResult::Json(json)) if json == "[]"));
 ///
 /// store.insert("harbours", json!({"id": 1, "tide": "high"})).await?;
 /// let Event::Delta { delta, .. } = high.next().await? else { unreachable!() };
@@ -315,7 +315,7 @@ pub struct LiveStats {
 /// It has a thread that applies commits and delivers events, and a few background threads that evaluate queries and encode large
 /// results. They end when this is dropped, and subscriptions end with them.
 pub struct Live {
-    shared: Arc<Shared>,
+    shared: Arc<LiveShared>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -335,7 +335,7 @@ impl Live {
     ///
     /// If the process cannot start another thread.
     pub fn with_options(store: Store, options: LiveOptions) -> Self {
-        let shared = Arc::new(Shared::new(options.queue));
+        let shared = Arc::new(LiveShared::new(options.queue));
         let driver = Driver::new(store, options, Arc::clone(&shared)).expect("a process can start a few threads");
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("it has neither files nor threads");
         let thread = std::thread::Builder::new().name("tidewire-live".to_owned());
@@ -410,7 +410,7 @@ impl Live {
 /// A caller that waits for its subscription. If it stops waiting, the subscription ends.
 struct WaitingCaller<'a> {
     id: Option<u64>,
-    shared: &'a Shared,
+    shared: &'a LiveShared,
 }
 
 impl Drop for WaitingCaller<'_> {

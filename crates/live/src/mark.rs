@@ -14,7 +14,7 @@ use tidewire_store::{Position, Query};
 /// let mark: Mark = text.parse()?;
 /// assert_eq!(mark.position().sequence, 1);
 /// assert_eq!(mark.to_string(), text);
-/// # Ok::<(), tidewire_live::NoMark>(())
+/// # Ok::<(), tidewire_live::ParseMarkError>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Mark {
@@ -25,7 +25,7 @@ pub struct Mark {
 /// A text that is no mark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a position is 48 hexadecimal digits, as it was given out")]
-pub struct NoMark;
+pub struct ParseMarkError;
 
 impl Mark {
     pub(crate) fn new(position: Position, query: u64) -> Self {
@@ -56,13 +56,13 @@ impl fmt::Display for Mark {
 }
 
 impl FromStr for Mark {
-    type Err = NoMark;
+    type Err = ParseMarkError;
 
-    fn from_str(text: &str) -> Result<Self, NoMark> {
+    fn from_str(text: &str) -> Result<Self, ParseMarkError> {
         if text.len() != 48 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return Err(NoMark);
+            return Err(ParseMarkError);
         }
-        let number = |from: usize| u64::from_str_radix(&text[from..from + 16], 16).map_err(|_| NoMark);
+        let number = |from: usize| u64::from_str_radix(&text[from..from + 16], 16).map_err(|_| ParseMarkError);
         Ok(Self { position: Position { epoch: number(0)?, sequence: number(16)? }, query: number(32)? })
     }
 }

@@ -8,8 +8,8 @@ use tidewire_store::query::Budget;
 use tidewire_store::{Bucket, Change, Position, Query, Row};
 
 use crate::index::{Index, Slot};
-use crate::net::{Hit, Net, net};
-use crate::query::{Life, LiveQuery, Outcome, ResultCopy, ResultTooLarge, Whole, dropped_bucket};
+use crate::net_change::{Hit, NetChange, net_changes};
+use crate::query::{LiveQuery, QueryResult, ResultChange, ResultCopy, ResultTooLarge, RowLifetime, dropped_bucket};
 
 /// Live queries and their subscribers.
 ///
@@ -22,7 +22,7 @@ pub struct Matcher {
     by_canonical: HashMap<Arc<[u8]>, Slot>,
     /// The buckets that have a query.
     buckets: HashMap<Arc<str>, BucketQueries>,
-    subscribers: HashMap<u64, Subscription>,
+    subscribers: HashMap<u64, SubscriberEntry>,
     /// The number of queries so far.
     generations: u32,
     /// The number of commits so far.
@@ -49,9 +49,9 @@ struct BucketQueries {
 
 /// The query of a subscriber, and the index in the list of its subscribers.
 #[derive(Debug, Clone, Copy)]
-struct Subscription {
+struct SubscriberEntry {
     slot: Slot,
-    place: u32,
+    index: u32,
 }
 
 /// A live query.
@@ -88,9 +88,9 @@ pub struct Committed {
     /// The queries whose results have changed, each once.
     pub updates: Vec<Update>,
     /// The queries that have ended because their buckets were dropped.
-    pub ended: Vec<Ended>,
+    pub ended: Vec<EndedQuery>,
     /// The queries that have ended because the commit took more work than a query may take.
-    pub(crate) too_costly: Vec<Ended>,
+    pub(crate) too_costly: Vec<EndedQuery>,
 }
 
 /// A query whose result has changed.
@@ -100,13 +100,13 @@ pub struct Update {
     /// The query. The update is for its [subscribers](Matcher::subscribers).
     pub query: QueryId,
     /// How its result has changed.
-    pub outcome: Outcome,
+    pub change: ResultChange,
 }
 
 /// A query that has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Ended {
+pub struct EndedQuery {
     /// The query.
     pub query: QueryId,
     /// Its subscribers.
@@ -124,7 +124,7 @@ pub struct MatcherStats {
     /// Buckets that have a live query.
     pub buckets: usize,
     /// Queries whose filter is checked with every change of their bucket, because no index applies.
-    pub unserved: usize,
+    pub unindexed: usize,
     /// Rows that queries keep. A row that several queries keep is counted for each.
     pub rows: usize,
     /// Approximate memory of what queries keep, without the rows themselves, which the store shares.
@@ -225,9 +225,9 @@ impl Matcher {
             return Err(SubscribeError::Exists { subscriber });
         }
         let live = &mut self.queries[query.slot as usize];
-        let place = u32::try_from(live.subscribers.len()).map_err(|_| SubscribeError::TooMany { max: u32::MAX })?;
+        let index = u32::try_from(live.subscribers.len()).map_err(|_| SubscribeError::TooMany { max: u32::MAX })?;
         live.subscribers.push(subscriber);
-        self.subscribers.insert(subscriber, Subscription { slot: query.slot, place });
+        self.subscribers.insert(subscriber, SubscriberEntry { slot: query.slot, index });
         Ok(())
     }
 
@@ -250,11 +250,11 @@ impl Matcher {
 
     /// Removes a subscriber. Returns the query if it has ended with it.
     pub(crate) fn remove_subscriber(&mut self, subscriber: u64) -> Option<LiveQuery> {
-        let Subscription { slot, place } = self.subscribers.remove(&subscriber)?;
+        let SubscriberEntry { slot, index } = self.subscribers.remove(&subscriber)?;
         let subscribers = &mut self.queries[slot as usize].subscribers;
-        subscribers.swap_remove(place as usize);
-        if let Some(moved) = subscribers.get(place as usize) {
-            self.subscribers.insert(*moved, Subscription { slot, place });
+        subscribers.swap_remove(index as usize);
+        if let Some(moved) = subscribers.get(index as usize) {
+            self.subscribers.insert(*moved, SubscriberEntry { slot, index });
         }
         subscribers.is_empty().then(|| self.remove(slot))
     }
@@ -267,8 +267,8 @@ impl Matcher {
         let mut hits = Vec::new();
         let mut ended = Vec::new();
         let mut too_costly = Vec::new();
-        for (place, change) in (0..).zip(changes) {
-            self.find_matches(change, place, &mut hits, &mut too_costly);
+        for (change_index, change) in (0..).zip(changes) {
+            self.find_matches(change, change_index, &mut hits, &mut too_costly);
             if let Some(bucket) = dropped_bucket(change) {
                 ended.extend(self.end_bucket(&bucket));
             }
@@ -284,15 +284,15 @@ impl Matcher {
             // It may have ended with its bucket.
             let Some(live) = self.queries.get_mut(slot as usize) else { continue };
             let before = live.bytes();
-            let outcome = live.apply(&net(hits, changes));
+            let change = live.apply(&net_changes(hits, changes));
             if live.add_work(HIT_WORK * hits.len() as u64) {
                 self.charged.push(QueryId { slot, generation: live.generation });
             }
             self.kept_bytes = self.kept_bytes + live.bytes() - before;
-            let Some(outcome) = outcome else { continue };
+            let Some(change) = change else { continue };
             let query = QueryId { slot, generation: live.generation };
-            self.encoded_bytes -= live.whole.take().map_or(0, |whole| whole.len());
-            updates.push(Update { query, outcome });
+            self.encoded_bytes -= live.encoded.take().map_or(0, |result| result.len());
+            updates.push(Update { query, change });
         }
         Committed { position, updates, ended, too_costly }
     }
@@ -322,30 +322,34 @@ impl Matcher {
     }
 
     /// The whole result of a query, as the last commit left it. It is encoded on the first call, and shared until it changes.
-    pub fn whole(&mut self, query: QueryId) -> Option<Whole> {
-        self.whole_within(query, usize::MAX)?.ok()
+    pub fn result(&mut self, query: QueryId) -> Option<QueryResult> {
+        self.result_within(query, usize::MAX)?.ok()
     }
 
     /// Like [`whole`](Self::whole), for results of at most `max_bytes`.
-    pub(crate) fn whole_within(&mut self, query: QueryId, max_bytes: usize) -> Option<Result<Whole, ResultTooLarge>> {
+    pub(crate) fn result_within(
+        &mut self,
+        query: QueryId,
+        max_bytes: usize,
+    ) -> Option<Result<QueryResult, ResultTooLarge>> {
         let live = self.live(query)?;
-        if let Some(whole) = &live.whole {
-            return Some(Ok(whole.clone()));
+        if let Some(result) = &live.encoded {
+            return Some(Ok(result.clone()));
         }
         let encoded = live.encode(max_bytes);
-        if let Ok(whole) = &encoded {
-            self.keep_whole(query, live.version, whole);
+        if let Ok(result) = &encoded {
+            self.cache_result(query, live.version, result);
         }
         Some(encoded)
     }
 
     /// Keeps an encoded result for later subscribers, if the result still has this version.
-    pub(crate) fn keep_whole(&mut self, query: QueryId, version: u64, whole: &Whole) {
-        let Some(live) = self.live_mut(query).filter(|live| live.version == version && live.whole.is_none()) else {
+    pub(crate) fn cache_result(&mut self, query: QueryId, version: u64, result: &QueryResult) {
+        let Some(live) = self.live_mut(query).filter(|live| live.version == version && live.encoded.is_none()) else {
             return;
         };
-        live.whole = Some(whole.clone());
-        self.encoded_bytes += whole.len();
+        live.encoded = Some(result.clone());
+        self.encoded_bytes += result.len();
         self.encoded.push_back(query);
     }
 
@@ -360,15 +364,15 @@ impl Matcher {
     }
 
     /// How the result of a query has changed with these changes, the newest ones: they are undone and applied again.
-    pub(crate) fn replay(&mut self, query: QueryId, nets: &[Net<&Row>]) -> Option<Outcome> {
+    pub(crate) fn replay(&mut self, query: QueryId, nets: &[NetChange<&Row>]) -> Option<ResultChange> {
         let live = self.live_mut(query)?;
         let version = live.version;
-        let undo: Vec<Net<&Row>> =
-            nets.iter().map(|net| Net { ordinal: net.ordinal, old: net.new, new: net.old }).collect();
+        let undo: Vec<NetChange<&Row>> =
+            nets.iter().map(|net| NetChange { ordinal: net.ordinal, old: net.new, new: net.old }).collect();
         live.apply(&undo);
-        let outcome = live.apply(nets);
+        let change = live.apply(nets);
         live.version = version;
-        outcome
+        change
     }
 
     /// The query, as its first subscriber gave it.
@@ -388,17 +392,17 @@ impl Matcher {
     }
 
     /// Ends a query.
-    pub fn end(&mut self, query: QueryId) -> Option<Ended> {
+    pub fn end(&mut self, query: QueryId) -> Option<EndedQuery> {
         self.live(query)?;
         let live = self.remove(query.slot);
         for subscriber in &live.subscribers {
             self.subscribers.remove(subscriber);
         }
-        Some(Ended { query, subscribers: live.subscribers })
+        Some(EndedQuery { query, subscribers: live.subscribers })
     }
 
     /// Ends all queries of a bucket.
-    pub fn end_bucket(&mut self, bucket: &str) -> Vec<Ended> {
+    pub fn end_bucket(&mut self, bucket: &str) -> Vec<EndedQuery> {
         let slots = self.buckets.get(bucket).map(|queries| queries.slots.clone()).unwrap_or_default();
         let id = |slot: &Slot| QueryId { slot: *slot, generation: self.queries[*slot as usize].generation };
         let ids: Vec<QueryId> = slots.iter().map(id).collect();
@@ -411,7 +415,7 @@ impl Matcher {
             queries: self.queries.len(),
             subscribers: self.subscribers.len(),
             buckets: self.buckets.len(),
-            unserved: self.buckets.values().map(|queries| queries.index.unserved()).sum(),
+            unindexed: self.buckets.values().map(|queries| queries.index.unindexed()).sum(),
             rows: self.queries.iter().map(|(_, live)| live.rows()).sum(),
             kept_bytes: self.kept_bytes,
             evaluations: self.evaluations,
@@ -438,7 +442,7 @@ impl Matcher {
         let live = self.queries.remove(slot as usize);
         self.by_canonical.remove(&live.canonical);
         self.kept_bytes -= live.bytes();
-        self.encoded_bytes -= live.whole.as_ref().map_or(0, Whole::len);
+        self.encoded_bytes -= live.encoded.as_ref().map_or(0, QueryResult::len);
         if let Some(queries) = self.buckets.get_mut(&live.bucket) {
             queries.index.remove(live.accesses.as_deref(), slot);
             queries.slots.remove(&slot);
@@ -451,12 +455,12 @@ impl Matcher {
     }
 
     /// Finds the queries that match a change.
-    fn find_matches(&mut self, change: &Change, place: u32, hits: &mut Vec<Hit>, too_costly: &mut Vec<QueryId>) {
+    fn find_matches(&mut self, change: &Change, change_index: u32, hits: &mut Vec<Hit>, too_costly: &mut Vec<QueryId>) {
         self.changes += 1;
         let Self { queries, buckets, commits, changes: seen, evaluations, charged, max_commit_work, .. } = self;
         let Some(BucketQueries { index, .. }) = buckets.get_mut(&*change.bucket) else { return };
-        let old = change.old.as_ref().map(|row| (row, Life::of(row)));
-        let new = change.new.as_ref().map(|row| (row, Life::of(row)));
+        let old = change.old.as_ref().map(|row| (row, RowLifetime::of(row)));
+        let new = change.new.as_ref().map(|row| (row, RowLifetime::of(row)));
         let tried = u64::from(old.is_some()) + u64::from(new.is_some());
         index.touched(change.old.as_ref(), change.new.as_ref(), |slot| {
             let Some(live) = queries.get_mut(slot as usize) else { return };
@@ -468,7 +472,7 @@ impl Matcher {
                 live.commit_work = (*commits, 0);
             }
             let budget = Budget::unlimited().max_work(max_commit_work.saturating_sub(live.commit_work.1));
-            let is_match = |row: Option<(&Row, Life)>| match row {
+            let is_match = |row: Option<(&Row, RowLifetime)>| match row {
                 Some((row, life)) => live.matches(row, life, &budget),
                 None => Ok(false),
             };
@@ -480,7 +484,7 @@ impl Matcher {
             }
             match matched {
                 Ok((false, false)) => {}
-                Ok((was, is)) => hits.push(Hit { slot, change: place, was, is }),
+                Ok((was, is)) => hits.push(Hit { slot, change: change_index, was, is }),
                 Err(_) if too_costly.contains(&query) => {}
                 Err(_) => too_costly.push(query),
             }
@@ -492,8 +496,8 @@ impl Matcher {
         while self.encoded_bytes > Self::MAX_ENCODED_BYTES || self.encoded.len() > Self::MAX_ENCODED {
             let Some(query) = self.encoded.pop_front() else { return };
             let live = self.queries.get_mut(query.slot as usize).filter(|live| live.generation == query.generation);
-            if let Some(whole) = live.and_then(|live| live.whole.take()) {
-                self.encoded_bytes -= whole.len();
+            if let Some(result) = live.and_then(|live| live.encoded.take()) {
+                self.encoded_bytes -= result.len();
             }
         }
     }

@@ -12,7 +12,7 @@ use tidewire_store::{Bucket, Change, Field, Query, Row, Value};
 
 use crate::delta::Delta;
 use crate::index::Access;
-use crate::net::{Hit, Net, net};
+use crate::net_change::{Hit, NetChange, net_changes};
 use crate::rows::{Page, Rows};
 use crate::totals::{GroupsCopy, Totals};
 
@@ -31,7 +31,7 @@ pub(crate) struct LiveQuery {
     pub(crate) accesses: Option<Box<[Access]>>,
     /// The last change that was checked with its filter, so that each change is checked once.
     pub(crate) seen: u64,
-    result: Kept,
+    result: LiveResult,
     pub(crate) subscribers: Vec<u64>,
     /// Counts the changes of the result.
     pub(crate) version: u64,
@@ -41,7 +41,7 @@ pub(crate) struct LiveQuery {
     pub(crate) commit_work: (u64, u64),
 
     /// The whole result, if it has been encoded since it changed.
-    pub(crate) whole: Option<Whole>,
+    pub(crate) encoded: Option<QueryResult>,
 }
 
 /// The bucket of a query was dropped by a commit.
@@ -57,22 +57,22 @@ pub(crate) struct ResultTooLarge;
 pub(crate) enum ResultCopy {
     Page(Page),
     Groups(GroupsCopy),
-    Encoded(Whole),
+    Encoded(QueryResult),
 }
 
 impl ResultCopy {
     /// Encodes the result. Stops when it is larger than `max_bytes`.
-    pub(crate) fn encode(self, max_bytes: usize) -> Result<Whole, ResultTooLarge> {
+    pub(crate) fn encode(self, max_bytes: usize) -> Result<QueryResult, ResultTooLarge> {
         match self {
-            Self::Page(page) => page.encode(max_bytes).map(Whole::Json),
-            Self::Groups(groups) => groups.encode(max_bytes).map(Whole::Json),
-            Self::Encoded(whole) => Ok(whole),
+            Self::Page(page) => page.encode(max_bytes).map(QueryResult::Json),
+            Self::Groups(groups) => groups.encode(max_bytes).map(QueryResult::Json),
+            Self::Encoded(result) => Ok(result),
         }
     }
 }
 
 #[derive(Debug)]
-enum Kept {
+enum LiveResult {
     Rows(Rows),
     Totals(Box<Totals>),
 }
@@ -80,18 +80,18 @@ enum Kept {
 /// A whole result, as JSON.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Whole {
+pub enum QueryResult {
     /// A list of records, or the value of an aggregate.
     Json(Bytes),
     /// The minimum or maximum of no records.
-    Nothing,
+    NoValue,
 }
 
-impl Whole {
+impl QueryResult {
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Json(bytes) => bytes.len(),
-            Self::Nothing => 0,
+            Self::NoValue => 0,
         }
     }
 }
@@ -99,7 +99,7 @@ impl Whole {
 /// How a result has changed.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub enum Outcome {
+pub enum ResultChange {
     /// Some of its records have changed.
     Records(Delta),
     /// The value of the aggregate has changed.
@@ -121,8 +121,8 @@ impl LiveQuery {
         budget.hold(Self::OVERHEAD_BYTES)?;
         let rows = query.matches(bucket, now, budget);
         let result = match &query.aggregate {
-            Some(aggregate) => Kept::Totals(Box::new(Totals::new(aggregate, rows, budget)?)),
-            None => Kept::Rows(Rows::new(query, &bucket.definition().key, rows, budget)?),
+            Some(aggregate) => LiveResult::Totals(Box::new(Totals::new(aggregate, rows, budget)?)),
+            None => LiveResult::Rows(Rows::new(query, &bucket.definition().key, rows, budget)?),
         };
         Ok(Self {
             generation: 0,
@@ -137,7 +137,7 @@ impl LiveQuery {
             version: 0,
             work: 0,
             commit_work: (0, 0),
-            whole: None,
+            encoded: None,
         })
     }
 
@@ -150,8 +150,8 @@ impl LiveQuery {
     /// The number of rows that are kept.
     pub(crate) fn rows(&self) -> usize {
         match &self.result {
-            Kept::Rows(rows) => rows.len(),
-            Kept::Totals(totals) => totals.len(),
+            LiveResult::Rows(rows) => rows.len(),
+            LiveResult::Totals(totals) => totals.len(),
         }
     }
 
@@ -159,26 +159,26 @@ impl LiveQuery {
     pub(crate) fn bytes(&self) -> usize {
         Self::OVERHEAD_BYTES
             + match &self.result {
-                Kept::Rows(rows) => rows.bytes(),
-                Kept::Totals(totals) => totals.bytes(),
+                LiveResult::Rows(rows) => rows.bytes(),
+                LiveResult::Totals(totals) => totals.bytes(),
             }
     }
 
     /// Whether the query matches a row with this lifetime. The answer never changes for a row, so a row that was added is also
     /// removed.
-    pub(crate) fn matches(&self, row: &Row, life: Life, budget: &Budget) -> Result<bool, Exceeded> {
+    pub(crate) fn matches(&self, row: &Row, life: RowLifetime, budget: &Budget) -> Result<bool, Exceeded> {
         let is_alive = life.expires.is_none_or(|expiry| expiry > life.written.max(self.since));
         Ok(is_alive && self.query.filter.matches_within(row, budget)?)
     }
 
     /// Applies changes. Returns how the result has changed, if it has.
-    pub(crate) fn apply(&mut self, nets: &[Net<&Row>]) -> Option<Outcome> {
-        let outcome = match &mut self.result {
-            Kept::Rows(rows) => rows.apply(nets).map(Outcome::Records),
-            Kept::Totals(totals) => totals.apply(nets).then_some(Outcome::Value),
+    pub(crate) fn apply(&mut self, nets: &[NetChange<&Row>]) -> Option<ResultChange> {
+        let change = match &mut self.result {
+            LiveResult::Rows(rows) => rows.apply(nets).map(ResultChange::Records),
+            LiveResult::Totals(totals) => totals.apply(nets).then_some(ResultChange::Value),
         };
-        self.version += u64::from(outcome.is_some());
-        outcome
+        self.version += u64::from(change.is_some());
+        change
     }
 
     /// Applies a commit that follows the state of the result.
@@ -192,7 +192,7 @@ impl LiveQuery {
             budget.charge(100)?;
             if *change.bucket == *self.bucket {
                 let is_match = |row: &Option<Row>| match row {
-                    Some(row) => self.matches(row, Life::of(row), budget),
+                    Some(row) => self.matches(row, RowLifetime::of(row), budget),
                     None => Ok(false),
                 };
                 let (was, is) = (is_match(&change.old)?, is_match(&change.new)?);
@@ -204,7 +204,7 @@ impl LiveQuery {
                 return Ok(Err(BucketDropped));
             }
         }
-        self.apply(&net(&hits, changes));
+        self.apply(&net_changes(&hits, changes));
         Ok(Ok(()))
     }
 
@@ -217,18 +217,18 @@ impl LiveQuery {
     }
 
     /// Encodes the result. Stops when it is larger than `max_bytes`.
-    pub(crate) fn encode(&self, max_bytes: usize) -> Result<Whole, ResultTooLarge> {
+    pub(crate) fn encode(&self, max_bytes: usize) -> Result<QueryResult, ResultTooLarge> {
         match &self.result {
-            Kept::Rows(rows) => rows.page().encode(max_bytes).map(Whole::Json),
-            Kept::Totals(totals) => totals.encode(max_bytes),
+            LiveResult::Rows(rows) => rows.page().encode(max_bytes).map(QueryResult::Json),
+            LiveResult::Totals(totals) => totals.encode(max_bytes),
         }
     }
 
     /// A copy of the result, to be encoded by another thread.
     pub(crate) fn copy(&self) -> ResultCopy {
         match &self.result {
-            Kept::Rows(rows) => ResultCopy::Page(rows.page().clone()),
-            Kept::Totals(totals) => totals.copy(),
+            LiveResult::Rows(rows) => ResultCopy::Page(rows.page().clone()),
+            LiveResult::Totals(totals) => totals.copy(),
         }
     }
 }
@@ -247,12 +247,12 @@ pub(crate) fn dropped_bucket(change: &Change) -> Option<String> {
 
 /// The lifetime of a row.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Life {
+pub(crate) struct RowLifetime {
     written: u64,
     expires: Option<u64>,
 }
 
-impl Life {
+impl RowLifetime {
     /// Whether the row has expired at that time.
     pub(crate) fn has_ended(self, now: u64) -> bool {
         self.expires.is_some_and(|expiry| expiry <= now)

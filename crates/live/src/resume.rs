@@ -7,28 +7,28 @@
 use tidewire_store::query::{Budget, Exceeded};
 use tidewire_store::{Commit, Position, Query, Row, Store};
 
-use crate::net::{Net, Nets};
-use crate::query::{Life, dropped_bucket};
+use crate::net_change::{NetChange, NetChanges};
+use crate::query::{RowLifetime, dropped_bucket};
 
 /// The net changes of matching rows after a position.
 #[derive(Debug)]
-pub(crate) struct Missed {
+pub(crate) struct MissedChanges {
     /// The last commit that is included.
     position: Position,
-    nets: Nets<Row>,
+    nets: NetChanges<Row>,
 }
 
 /// The changes are not known any more, or cannot be told as a delta. The subscriber needs the whole result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct NotKnown;
+pub(crate) struct HistoryUnavailable;
 
-impl Missed {
+impl MissedChanges {
     /// With more changed rows than this, the whole result is sent.
     const MAX_ROWS: usize = 10_000;
 
     /// Nothing, after this position.
     pub(crate) fn after(position: Position) -> Self {
-        Self { position, nets: Nets::with_capacity(0) }
+        Self { position, nets: NetChanges::with_capacity(0) }
     }
 
     /// Adds the commits up to `until`, which must be in the history already.
@@ -38,19 +38,24 @@ impl Missed {
         query: &Query,
         until: Position,
         budget: &Budget,
-    ) -> Result<Result<(), NotKnown>, Exceeded> {
-        let Ok(mut follower) = store.follow_from(self.position) else { return Ok(Err(NotKnown)) };
+    ) -> Result<Result<(), HistoryUnavailable>, Exceeded> {
+        let Ok(mut follower) = store.follow_from(self.position) else { return Ok(Err(HistoryUnavailable)) };
         while self.position.sequence < until.sequence {
-            let Ok(Some(commit)) = follower.try_next() else { return Ok(Err(NotKnown)) };
+            let Ok(Some(commit)) = follower.try_next() else { return Ok(Err(HistoryUnavailable)) };
             if self.add(query, &commit, budget)?.is_err() || self.nets.len() > Self::MAX_ROWS {
-                return Ok(Err(NotKnown));
+                return Ok(Err(HistoryUnavailable));
             }
             self.position = commit.position;
         }
         Ok(Ok(()))
     }
 
-    fn add(&mut self, query: &Query, commit: &Commit, budget: &Budget) -> Result<Result<(), NotKnown>, Exceeded> {
+    fn add(
+        &mut self,
+        query: &Query,
+        commit: &Commit,
+        budget: &Budget,
+    ) -> Result<Result<(), HistoryUnavailable>, Exceeded> {
         let matching = |row: &Option<Row>| match row {
             Some(row) if query.filter.matches_within(row, budget)? => Ok(Some(row.clone())),
             _ => Ok(None),
@@ -59,24 +64,24 @@ impl Missed {
             budget.charge(100)?;
             // The result at the mark was one of another bucket.
             if dropped_bucket(change).is_some_and(|name| name == query.bucket) {
-                return Ok(Err(NotKnown));
+                return Ok(Err(HistoryUnavailable));
             }
             if *change.bucket != *query.bucket {
                 continue;
             }
             let (old, new) = (matching(&change.old)?, matching(&change.new)?);
-            self.nets.add(Net { ordinal: change.ordinal, old, new });
+            self.nets.add(NetChange { ordinal: change.ordinal, old, new });
         }
         Ok(Ok(()))
     }
 
     /// Whether a changed row has expired at that time. Then it is not known whether the subscriber has seen it.
     pub(crate) fn has_expired(&self, now: u64) -> bool {
-        self.nets.iter().flat_map(|net| [net.old, net.new]).flatten().any(|row| Life::of(row).has_ended(now))
+        self.nets.iter().flat_map(|net| [net.old, net.new]).flatten().any(|row| RowLifetime::of(row).has_ended(now))
     }
 
     /// Returns the net changes.
-    pub(crate) fn nets(&self) -> Vec<Net<&Row>> {
+    pub(crate) fn nets(&self) -> Vec<NetChange<&Row>> {
         self.nets.iter().collect()
     }
 }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value as Json};
 use tidewire_store::{Filter, Position, Query};
 use tokio::sync::{Notify, Semaphore, oneshot};
 
-use crate::background::Finished;
+use crate::background::FinishedJob;
 use crate::live::{LiveError, SubscribeOptions};
 use crate::lock::lock;
 use crate::subscription::Subscription;
@@ -49,12 +49,12 @@ pub(crate) struct Requests {
     /// Subscriptions that need a whole result, each once.
     pub(crate) refresh: Vec<u64>,
     /// Background jobs that have ended.
-    pub(crate) finished: Vec<Finished>,
+    pub(crate) finished: Vec<FinishedJob>,
     pub(crate) is_closed: bool,
 }
 
 /// The state that handles, subscriptions and background threads share with the driver.
-pub(crate) struct Shared {
+pub(crate) struct LiveShared {
     requests: Mutex<Requests>,
     /// Permits for commands that wait.
     permits: Semaphore,
@@ -79,7 +79,7 @@ pub(crate) struct Counters {
     pub(crate) kept_bytes: AtomicUsize,
 }
 
-impl Shared {
+impl LiveShared {
     pub(crate) fn new(max_commands: usize) -> Self {
         Self {
             requests: Mutex::default(),
@@ -123,7 +123,7 @@ impl Shared {
     }
 
     /// Reports a background job that has ended.
-    pub(crate) fn finish(&self, finished: Finished) {
+    pub(crate) fn finish(&self, finished: FinishedJob) {
         let mut requests = self.requests();
         if !requests.is_closed {
             requests.finished.push(finished);
@@ -153,8 +153,8 @@ impl Shared {
     }
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for LiveShared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").field("counters", &self.counters).finish_non_exhaustive()
+        f.debug_struct("LiveShared").field("counters", &self.counters).finish_non_exhaustive()
     }
 }

@@ -1,6 +1,6 @@
 //! The handle of a subscriber, and the inbox for its events.
 //!
-//! The driver puts events in and never waits. In mode `Whole` the inbox holds the newest result only. In mode `Delta` it holds a
+//! The driver puts events in and never waits. In mode `Snapshot` the inbox holds the newest result only. In mode `Delta` it holds a
 //! bounded list.
 //!
 //! **Catching up.** When the list of deltas is full, it is emptied, and delivery stops until the whole result has come. A pause
@@ -15,11 +15,11 @@ use std::task::{Context, Poll, Waker};
 
 use futures_core::Stream;
 
+use crate::event_queue::EventQueue;
 use crate::lock::lock;
-use crate::shared::{Counters, Shared};
-use crate::waiting::Waiting;
+use crate::shared::{Counters, LiveShared};
 use crate::wake::shielded;
-use crate::{Delta, Mark, Whole};
+use crate::{Delta, Mark, QueryResult};
 
 /// How a subscriber receives changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -27,7 +27,7 @@ use crate::{Delta, Mark, Whole};
 pub enum Mode {
     /// As whole results.
     #[default]
-    Whole,
+    Snapshot,
     /// As deltas. The result of an aggregate has no parts, so it comes whole.
     Delta,
 }
@@ -37,9 +37,9 @@ pub enum Mode {
 #[non_exhaustive]
 pub enum Event {
     /// The whole result. It replaces what the subscriber had.
-    Whole {
+    Snapshot {
         /// The result.
-        whole: Whole,
+        result: QueryResult,
         /// The position that the result is current to.
         mark: Mark,
     },
@@ -55,7 +55,7 @@ pub enum Event {
 /// Why a subscription has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum End {
+pub enum SubscriptionEnd {
     /// Its bucket was dropped.
     #[error("the bucket was dropped")]
     BucketDropped,
@@ -86,7 +86,7 @@ pub enum End {
 #[non_exhaustive]
 pub enum First {
     /// The whole result.
-    Whole(Whole),
+    Snapshot(QueryResult),
     /// What has changed since the mark it resumes from; `None` if nothing has.
     Resumed(Option<Delta>),
 }
@@ -102,7 +102,7 @@ pub struct Subscription {
     pub(crate) first: Option<Box<First>>,
     pub(crate) mark: Mark,
     pub(crate) inbox: Arc<Inbox>,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<LiveShared>,
 }
 
 impl Subscription {
@@ -123,12 +123,12 @@ impl Subscription {
 
     /// Waits for the next event. Fails when the subscription has ended, after all events that were delivered before. Cancellation
     /// safe.
-    pub async fn next(&mut self) -> Result<Event, End> {
+    pub async fn next(&mut self) -> Result<Event, SubscriptionEnd> {
         std::future::poll_fn(|context| self.poll_event(context)).await
     }
 
     /// Returns the next event if it has come.
-    pub fn try_next(&mut self) -> Result<Option<Event>, End> {
+    pub fn try_next(&mut self) -> Result<Option<Event>, SubscriptionEnd> {
         let mut context = Context::from_waker(Waker::noop());
         match self.poll_event(&mut context) {
             Poll::Ready(event) => event.map(Some),
@@ -139,7 +139,7 @@ impl Subscription {
     /// Polls for the next event. While the subscription is paused it is pending, until the subscription ends.
     ///
     /// The waker is called by a thread that delivers to other subscribers too, so it must be quick. It may poll at once.
-    pub fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Result<Event, End>> {
+    pub fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Result<Event, SubscriptionEnd>> {
         let mut state = self.inbox.state();
         if let Some(event) = state.events.pop() {
             return Poll::Ready(Ok(event));
@@ -168,7 +168,7 @@ impl Subscription {
         }
     }
 
-    /// Asks for the whole result, and ends a pause. The result comes as the next [`Event::Whole`], also if nothing has changed, and
+    /// Asks for the whole result, and ends a pause. The result comes as the next [`Event::Snapshot`], also if nothing has changed, and
     /// later events go on from there. Events that already wait may come before it, unless there was a pause.
     pub fn refresh(&mut self) {
         if self.inbox.refresh() {
@@ -197,18 +197,18 @@ impl Drop for Subscription {
 /// Where events wait for a subscriber.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
-    state: Mutex<State>,
+    state: Mutex<InboxState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct InboxState {
     /// Empty while the subscription is paused.
-    events: Waiting,
+    events: EventQueue,
     delivery: Delivery,
     /// The driver has a request for the whole result that it has not yet answered. It survives a pause, so that there is never
     /// more than one request of a subscriber.
     has_asked: bool,
-    end: Option<End>,
+    end: Option<SubscriptionEnd>,
     waker: Option<Waker>,
 }
 
@@ -218,15 +218,15 @@ enum Delivery {
     #[default]
     On,
     /// Not before the whole result, which the subscriber needs.
-    AwaitsWhole,
+    AwaitsSnapshot,
     /// Not before the subscriber asks for the whole result.
     Paused,
 }
 
-impl State {
+impl InboxState {
     /// Whether the driver has to be asked for the whole result. Returns true once until the driver has answered.
     fn must_ask(&mut self) -> bool {
-        self.delivery == Delivery::AwaitsWhole && !std::mem::replace(&mut self.has_asked, true)
+        self.delivery == Delivery::AwaitsSnapshot && !std::mem::replace(&mut self.has_asked, true)
     }
 }
 
@@ -251,7 +251,7 @@ pub(crate) enum Pushed {
 }
 
 impl Inbox {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, InboxState> {
         lock(&self.state)
     }
 
@@ -261,13 +261,13 @@ impl Inbox {
         if state.delivery != Delivery::On {
             return Pushed::Skipped;
         }
-        let mut dropped = Waiting::Nothing;
+        let mut dropped = EventQueue::Empty;
         let pushed = if state.events.len() < max.max(1) {
             state.events.push(event);
             Pushed::Given
         } else {
             dropped = std::mem::take(&mut state.events);
-            state.delivery = Delivery::AwaitsWhole;
+            state.delivery = Delivery::AwaitsSnapshot;
             Pushed::FellBehind
         };
         wake(state);
@@ -277,7 +277,7 @@ impl Inbox {
 
     /// An inbox that takes no events before the first result.
     pub(crate) fn awaiting_first() -> Self {
-        let state = State { delivery: Delivery::AwaitsWhole, has_asked: true, ..State::default() };
+        let state = InboxState { delivery: Delivery::AwaitsSnapshot, has_asked: true, ..InboxState::default() };
         Self { state: Mutex::new(state) }
     }
 
@@ -300,10 +300,10 @@ impl Inbox {
         if state.delivery == Delivery::Paused {
             return;
         }
-        let replaced = std::mem::replace(&mut state.events, Waiting::One(event));
+        let replaced = std::mem::replace(&mut state.events, EventQueue::One(event));
         state.delivery = match following {
             Following::Deltas(_) => Delivery::On,
-            Following::Missing => Delivery::AwaitsWhole,
+            Following::Missing => Delivery::AwaitsSnapshot,
         };
         counters.events.fetch_add(1, Relaxed);
         counters.conflated.fetch_add(u64::from(replaced.len() > 0), Relaxed);
@@ -333,19 +333,19 @@ impl Inbox {
     /// Ends a pause. Returns whether the driver has to be asked for the whole result.
     fn refresh(&self) -> bool {
         let mut state = self.state();
-        state.delivery = Delivery::AwaitsWhole;
+        state.delivery = Delivery::AwaitsSnapshot;
         state.must_ask()
     }
 
     /// Whether the subscriber still needs the whole result: it may have been given one, or may have paused.
-    pub(crate) fn needs_whole(&self) -> bool {
+    pub(crate) fn needs_snapshot(&self) -> bool {
         let mut state = self.state();
-        state.has_asked = state.delivery == Delivery::AwaitsWhole;
+        state.has_asked = state.delivery == Delivery::AwaitsSnapshot;
         state.has_asked
     }
 
     /// Ends the subscription, after the events that wait.
-    pub(crate) fn end(&self, end: End) {
+    pub(crate) fn end(&self, end: SubscriptionEnd) {
         let mut state = self.state();
         state.end.get_or_insert(end);
         wake(state);
@@ -353,7 +353,7 @@ impl Inbox {
 }
 
 /// Wakes the subscriber, without the lock: it may poll at once.
-fn wake(mut state: MutexGuard<'_, State>) {
+fn wake(mut state: MutexGuard<'_, InboxState>) {
     let waker = state.waker.take();
     drop(state);
     if let Some(waker) = waker {

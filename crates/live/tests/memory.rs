@@ -120,7 +120,7 @@ fn memory_of_queries() {
             "range, no row",
             |n| json!({"filter": {"n": {"$between": [2000 + n, 2001 + n]}}, "sort": {"n": "asc"}, "limit": 10}),
         ),
-        ("unserved, no row", |n| json!({"filter": {"s": {"$contains": format!("x{n}")}}})),
+        ("unindexed, no row", |n| json!({"filter": {"s": {"$contains": format!("x{n}")}}})),
         ("count", |n| json!({"filter": {"id": n + 5000}, "aggregate": {"function": "count"}})),
     ];
     for (what, kind) in kinds {

@@ -54,13 +54,13 @@ pub enum Exceeded {
     /// The limit of memory.
     #[error("the read needs more than {max} bytes of memory")]
     Memory {
-    /// The limit in bytes.
+        /// The limit in bytes.
         max: usize,
     },
     /// The limit of the result's length.
     #[error("the result is larger than {max} bytes")]
     Result {
-    /// The limit in bytes.
+        /// The limit in bytes.
         max: usize,
     },
     /// [`Budget::stop_when`] returned true.

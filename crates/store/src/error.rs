@@ -61,7 +61,7 @@ pub enum StoreError {
     /// The limit of definitions is reached.
     #[error("too many definitions: the limit is {max}; drop one, or raise the limit")]
     TooManyDefinitions {
-    /// The limit.
+        /// The limit.
         max: usize,
     },
     /// The record does not exist.
@@ -117,9 +117,9 @@ pub enum StoreError {
     /// The reply is too large to be stored for an idempotency key.
     #[error("the reply of {len} bytes exceeds the limit of {max} for idempotency keys; retry without a key")]
     LongReply {
-    /// The length of the reply in bytes.
-    len: usize,
-    /// The limit.
+        /// The length of the reply in bytes.
+        len: usize,
+        /// The limit.
         max: usize,
     },
     /// The records of the store would grow beyond their limit: see

@@ -84,7 +84,7 @@ impl IndexKey {
     fn extend(&mut self, more: &[u8]) {
         if let KeyBytes::Inline(len, bytes) = &mut self.0
             && let Some(free) = bytes.get_mut(usize::from(*len)..).and_then(|rest| rest.get_mut(..more.len()))
-            {
+        {
             free.copy_from_slice(more);
             // The sum is at most `INLINE_BYTES`.
             *len = len.wrapping_add(more.len().to_le_bytes()[0]);

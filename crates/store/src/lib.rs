@@ -61,8 +61,8 @@ pub use record::IntoRecord;
 pub use row::{Field, Row, RowError};
 pub use state::State;
 pub use store::{
-    BucketList, BucketStats, Clock, Commit, FollowError, Follower, ImportError, ImportProblem, Imported, Pending,
-    Snapshot, Store, StoreOpenError, StoreOptions, StoreStats, InvalidData, MaintenanceError, WriteError, WriteOptions,
+    BucketList, BucketStats, Clock, Commit, FollowError, Follower, ImportError, ImportProblem, Imported, InvalidData,
+    MaintenanceError, Pending, Snapshot, Store, StoreOpenError, StoreOptions, StoreStats, WriteError, WriteOptions,
 };
 pub use value::Value;
 

@@ -108,7 +108,7 @@ mod tests {
         let definition = json!({"key": "id", "schema": {"id": {"type": "date"}}, "etsType": ets_type});
         let mut bucket = Bucket::new(Arc::new(BucketDefinition::parse(&definition).unwrap()));
         for (index, key) in keys.iter().enumerate() {
-        bucket.put(row(&json!({"id": key, "even": index % 2 == 0}))).unwrap();
+            bucket.put(row(&json!({"id": key, "even": index % 2 == 0}))).unwrap();
         }
         bucket
     }
@@ -139,11 +139,12 @@ mod tests {
 
     #[test]
     fn pages_are_in_key_order_or_insertion_order() {
-        let inserted = [json!("b"), json!(10), json!("B"), json!(9), json!("ä"), json!("a\u{0}"), json!("a"), json!(-1)];
+        let inserted =
+            [json!("b"), json!(10), json!("B"), json!(9), json!("ä"), json!("a\u{0}"), json!("a"), json!(-1)];
         let sorted = [json!(-1), json!(9), json!(10), json!("B"), json!("a"), json!("a\u{0}"), json!("b"), json!("ä")];
         let everything = Filter::everything();
         for (ets_type, order) in [("set", &inserted), ("ordered_set", &sorted)] {
-        let bucket = bucket(ets_type, &inserted);
+            let bucket = bucket(ets_type, &inserted);
             assert_eq!(keys(&bucket.first(3, &everything, 0, &Budget::unlimited()).unwrap()), order[..3]);
             assert_eq!(keys(&bucket.last(3, &everything, 0, &Budget::unlimited()).unwrap()), order[5..]);
             assert_eq!(keys(&bucket.last(100, &everything, 0, &Budget::unlimited()).unwrap()), order[..]);

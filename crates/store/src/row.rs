@@ -81,31 +81,31 @@ pub enum RowError {
     /// The record has too many members.
     #[error("the record has {members} fields, more than the limit of {max}")]
     TooManyMembers {
-    /// The number of members.
-    members: usize,
-    /// The limit.
+        /// The number of members.
+        members: usize,
+        /// The limit.
         max: usize,
     },
     /// The name of a field is too long.
     #[error("a field name has {len} bytes, more than the limit of {max}")]
     LongName {
-    /// Its length in bytes.
-    len: usize,
-    /// The limit.
+        /// Its length in bytes.
+        len: usize,
+        /// The limit.
         max: usize,
     },
     /// The record is too large.
     #[error("the record has {len} bytes, more than the limit of {max}")]
     TooLarge {
-    /// Its length in bytes.
-    len: usize,
-    /// The limit.
+        /// Its length in bytes.
+        len: usize,
+        /// The limit.
         max: usize,
     },
     /// The record is nested too deeply.
     #[error("the record is nested more than {max} levels deep")]
     TooDeep {
-    /// The limit.
+        /// The limit.
         max: usize,
     },
     /// The stored text is not a record.
@@ -140,7 +140,8 @@ impl Row {
             entries.push(Entry {
                 hash: hash(name),
                 start: u32::try_from(start).map_err(|_| too_large(text.len()))?,
-                name_len: u16::try_from(name_len).map_err(|_| RowError::LongName { len: name_len, max: Self::MAX_NAME_BYTES })?,
+                name_len: u16::try_from(name_len)
+                    .map_err(|_| RowError::LongName { len: name_len, max: Self::MAX_NAME_BYTES })?,
             });
         }
         text.push(b'}');
@@ -291,7 +292,7 @@ fn name_of<'a>(text: &'a [u8], entry: &Entry) -> &'a str {
 
 /// Converts a part of a row's text, at character boundaries.
 fn as_text(bytes: &[u8]) -> &str {
-// Rows are created from valid UTF-8 and are immutable.
+    // Rows are created from valid UTF-8 and are immutable.
     std::str::from_utf8(bytes).unwrap_or_default()
 }
 

@@ -188,49 +188,49 @@ pub enum DefinitionError {
     /// An option is missing or has an invalid value.
     #[error("{at} must be {expected}")]
     Expected {
-    /// The path of the option.
-    at: String,
-    /// The expected value.
+        /// The path of the option.
+        at: String,
+        /// The expected value.
         expected: String,
     },
     /// The option does not exist.
     #[error("unknown option {option} in {at}")]
     UnknownOption {
-    /// The path of the object that has the option.
-    at: String,
-    /// The name of the option.
+        /// The path of the object that has the option.
+        at: String,
+        /// The name of the option.
         option: String,
     },
     /// A key or index names a field that is not in the schema.
     #[error("unknown field {field} in {at}: the schema does not define it")]
     UnknownField {
-    /// The option: `key` or `indexes`.
-    at: String,
-    /// The name of the field.
+        /// The option: `key` or `indexes`.
+        at: String,
+        /// The name of the field.
         field: String,
     },
     /// A pattern is not a regular expression that can be matched in linear time.
     #[error("invalid pattern of {at}: {problem}")]
     Pattern {
-    /// The path of the field.
-    at: String,
-    /// The error of the regular expression.
+        /// The path of the field.
+        at: String,
+        /// The error of the regular expression.
         problem: String,
     },
     /// The default of a field fails the validation of the field.
     #[error("invalid default of {at}: {problem}")]
     Default {
-    /// The path of the field.
-    at: String,
-    /// The failed rule.
+        /// The path of the field.
+        at: String,
+        /// The failed rule.
         problem: String,
     },
     /// The schema is nested too deeply.
     #[error("{at} is nested more than {max} levels deep")]
     TooDeep {
-    /// The path of the field.
-    at: String,
-    /// The limit.
+        /// The path of the field.
+        at: String,
+        /// The limit.
         max: usize,
     },
 }
@@ -402,7 +402,8 @@ fn indexes(json: Option<&Json>) -> Result<Vec<Vec<String>>, DefinitionError> {
 
 /// Parses a duration: milliseconds, or a number with a unit.
 fn duration(json: &Json) -> Result<u64, DefinitionError> {
-    let wrong = || expected("ttl", "a positive number of milliseconds, or a string such as \"30s\", \"5m\", \"1h\" or \"7d\"");
+    let wrong =
+        || expected("ttl", "a positive number of milliseconds, or a string such as \"30s\", \"5m\", \"1h\" or \"7d\"");
     let milliseconds = match json {
         Json::Number(number) => number.as_f64(),
         Json::String(text) => {
@@ -565,10 +566,7 @@ mod tests {
             (field(json!({})), "type of id must be string, number, boolean, object, array or date"),
             (field(json!({"type": "text"})), "type of id must be one of string, number, boolean, object, array, date"),
             (field(json!({"type": "string", "requird": true})), "unknown option requird in id"),
-            (
-                field(json!({"type": "number", "default": "x"})),
-                "invalid default of id: must be a number",
-            ),
+            (field(json!({"type": "number", "default": "x"})), "invalid default of id: must be a number"),
             (field(deep), "id[][][][][][][][][][] is nested more than 10 levels deep"),
         ] {
             assert_eq!(parse(&definition).unwrap_err().to_string(), error, "{definition}");

@@ -103,9 +103,7 @@ pub enum SystemBucketError {
         name: String,
     },
     /// The stored records are incompatible with the declaration.
-    #[error(
-        "system bucket \"{name}\": the stored records are incompatible with the new definition: {problem}"
-    )]
+    #[error("system bucket \"{name}\": the stored records are incompatible with the new definition: {problem}")]
     Incompatible {
         /// The bucket.
         name: String,

@@ -58,12 +58,12 @@ pub struct TransactionError {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OperationError {
-/// A member of the operation is missing or invalid.
-#[error("{member} must be {expected}")]
-Invalid {
-/// The member.
-member: &'static str,
-/// The expected value.
+    /// A member of the operation is missing or invalid.
+    #[error("{member} must be {expected}")]
+    Invalid {
+        /// The member.
+        member: &'static str,
+        /// The expected value.
         expected: &'static str,
     },
     /// The filter is invalid.
@@ -72,15 +72,15 @@ member: &'static str,
     /// A record with this key already exists.
     #[error("record {key} already exists in bucket \"{bucket}\"")]
     Exists {
-    /// The bucket.
-    bucket: String,
-    /// The key.
+        /// The bucket.
+        bucket: String,
+        /// The key.
         key: Json,
     },
     /// The results of the transaction are too large.
     #[error("the results of the transaction are larger than {max} bytes")]
     LongResults {
-    /// The limit in bytes.
+        /// The limit in bytes.
         max: usize,
     },
     /// The store rejected the operation.
@@ -90,7 +90,7 @@ member: &'static str,
 
 impl TransactionError {
     fn at(index: usize) -> impl FnOnce(OperationError) -> Self {
-    move |problem| Self { index, problem: Box::new(problem) }
+        move |problem| Self { index, problem: Box::new(problem) }
     }
 }
 
@@ -106,15 +106,20 @@ impl Operation {
     }
 
     fn parse(json: &Json) -> Result<Self, OperationError> {
-    let invalid = |member, expected| OperationError::Invalid { member, expected };
-    let members = json.as_object().ok_or_else(|| invalid("an operation", "an object"))?;
+        let invalid = |member, expected| OperationError::Invalid { member, expected };
+        let members = json.as_object().ok_or_else(|| invalid("an operation", "an object"))?;
         let text = |name| members.get(name).and_then(Json::as_str);
         let bucket = text("bucket").filter(|name| !name.is_empty());
         let bucket = bucket.ok_or_else(|| invalid("bucket", "a non-empty string"))?.to_owned();
         let key = || {
-            members.get("key").filter(|key| !key.is_null()).cloned().ok_or_else(|| invalid("key", "the key of a record"))
+            members
+                .get("key")
+                .filter(|key| !key.is_null())
+                .cloned()
+                .ok_or_else(|| invalid("key", "the key of a record"))
         };
-        let data = || members.get("data").and_then(Json::as_object).cloned().ok_or_else(|| invalid("data", "an object"));
+        let data =
+            || members.get("data").and_then(Json::as_object).cloned().ok_or_else(|| invalid("data", "an object"));
         let version = || match members.get("version").filter(|version| !version.is_null()) {
             None => Ok(None),
             Some(version) => {
@@ -236,16 +241,16 @@ impl Draft {
 
 /// Limits the bytes of the records that a transaction returns: each operation can return all records of a bucket.
 struct ResultBudget {
-max: usize,
-used: usize,
+    max: usize,
+    used: usize,
 }
 
 impl ResultBudget {
-/// Charges a row and returns a clone of it.
-fn take(&mut self, row: &Row) -> Result<Row, OperationError> {
-self.used = self.used.saturating_add(row.text_bytes().len());
-if self.used > self.max {
-return Err(OperationError::LongResults { max: self.max });
+    /// Charges a row and returns a clone of it.
+    fn take(&mut self, row: &Row) -> Result<Row, OperationError> {
+        self.used = self.used.saturating_add(row.text_bytes().len());
+        if self.used > self.max {
+            return Err(OperationError::LongResults { max: self.max });
         }
         Ok(row.clone())
     }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use serde_json::{Value as Json, json};
 use tidewire_bench::{Contender, Meter, Metric, Sample, Workload};
-use tidewire_live::{Matcher, Outcome, QueryId, Whole};
+use tidewire_live::{Matcher, QueryId, QueryResult, ResultChange};
 use tidewire_store::query::Budget;
 use tidewire_store::{Answer, Follower, Query};
 
@@ -120,12 +120,12 @@ impl Plain {
         let sample = meter.measure(count, || {
             for commit in &commits {
                 for update in matcher.commit(commit.position, &commit.changes).updates {
-                    let Outcome::Records(delta) = update.outcome else { panic!("rows are followed") };
+                    let ResultChange::Records(delta) = update.change else { panic!("rows are followed") };
                     changed += u64::from(!delta.encoded().is_empty());
                 }
             }
         });
-        let Some(Whole::Json(whole)) = matcher.whole(*query) else { panic!("rows are followed") };
+        let Some(QueryResult::Json(whole)) = matcher.result(*query) else { panic!("rows are followed") };
         let whole: Vec<Json> = serde_json::from_slice(&whole).expect("it is a list");
         let answer = updates.store.query(&top(FIRST)).expect("there is a bucket");
         assert!(answer == Answer::Records(whole), "it is up to date");

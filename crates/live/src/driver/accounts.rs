@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::Driver;
 use crate::live::{LiveError, MemoryLimit};
 use crate::matcher::QueryId;
-use crate::subscription::End;
+use crate::subscription::SubscriptionEnd;
 
 /// The subscriptions of an owner, and what they have cost in the present window.
 struct Account {
@@ -101,7 +101,7 @@ impl Driver {
     pub(super) fn end_costly(&mut self, id: u64) {
         if self.subscribers.contains_key(&id) {
             self.shared.counters.too_costly.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            self.end(id, End::TooCostly);
+            self.end(id, SubscriptionEnd::TooCostly);
         }
     }
 
@@ -145,7 +145,7 @@ impl Driver {
                 total -= bytes;
                 let ids = self.matcher.subscribers(query).iter().copied();
                 for id in ids.filter(|id| self.accounts.owners.get(id) == Some(&owner)).collect::<Vec<_>>() {
-                    self.end(id, End::TooLarge);
+                    self.end(id, SubscriptionEnd::TooLarge);
                 }
             }
         }
@@ -153,7 +153,7 @@ impl Driver {
             && let Some(query) = self.queries.keys().copied().max_by_key(|query| self.matcher.bytes_of(*query))
         {
             for id in self.matcher.subscribers(query).to_vec() {
-                self.end(id, End::TooLarge);
+                self.end(id, SubscriptionEnd::TooLarge);
             }
         }
         self.accounts.checked_bytes = self.matcher.kept_bytes();

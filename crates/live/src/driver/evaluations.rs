@@ -8,24 +8,24 @@ use tidewire_store::query::Budget;
 use tidewire_store::{Query, Snapshot};
 
 use super::results::QueryState;
-use super::subscriber::{Recipient, Stage};
+use super::subscriber::{PendingStage, Recipient};
 use super::{Driver, Purpose};
-use crate::background::{JobId, Output};
-use crate::evaluation::{CatchUpError, Control, Evaluated, Evaluation, Failure};
+use crate::background::{JobId, JobOutput};
+use crate::evaluation::{CatchUpError, Evaluated, Evaluation, EvaluationControl, EvaluationError};
 use crate::live::{LiveError, MemoryLimit};
 use crate::mark::{self, Mark};
 use crate::matcher::QueryId;
-use crate::query::{LiveQuery, Outcome};
-use crate::resume::{Missed, NotKnown};
-use crate::shared::Shared;
-use crate::subscription::{End, First, Following};
+use crate::query::{LiveQuery, ResultChange};
+use crate::resume::{HistoryUnavailable, MissedChanges};
+use crate::shared::LiveShared;
+use crate::subscription::{First, Following, SubscriptionEnd};
 
 /// A query that is evaluated in the background.
 pub(super) struct WaitingQuery {
     pub(super) query: Arc<Query>,
     /// The subscribers that wait for it.
     pub(super) waiters: Vec<u64>,
-    pub(super) control: Arc<Control>,
+    pub(super) control: Arc<EvaluationControl>,
     job: JobId,
     /// How often its result had to be brought up to date again.
     returns: u32,
@@ -61,7 +61,7 @@ impl DirectWork {
     }
 }
 /// How often a result that is not up to date is returned to the background threads.
-const MAX_RETURNS: u32 = 8;
+const MAX_CATCH_UPS: u32 = 8;
 
 impl Driver {
     /// Makes a subscriber follow a query, which is evaluated first if it is not live.
@@ -76,7 +76,7 @@ impl Driver {
             if let Some(waiting) = self.evaluations.get(&canonical) {
                 waiting.control.extend(deadline);
             }
-            return self.set_stage(id, Stage::Evaluation(canonical));
+            return self.set_stage(id, PendingStage::Evaluation(canonical));
         }
         if let Some(evaluated) = self.evaluate_directly(&query, &canonical, snapshot) {
             return self.install(evaluated, &[id], snapshot);
@@ -85,9 +85,9 @@ impl Driver {
         if is_new.is_some_and(|pending| matches!(pending.recipient, Recipient::Caller { .. }))
             && self.evaluators.is_full()
         {
-            return self.end_with(id, End::NotEvaluated, LiveError::Busy);
+            return self.end_with(id, SubscriptionEnd::NotEvaluated, LiveError::Busy);
         }
-        self.set_stage(id, Stage::Evaluation(Arc::clone(&canonical)));
+        self.set_stage(id, PendingStage::Evaluation(Arc::clone(&canonical)));
         self.start_evaluation(Arc::new(query), canonical, vec![id], deadline);
     }
 
@@ -113,7 +113,7 @@ impl Driver {
         waiters: Vec<u64>,
         deadline: Option<Instant>,
     ) {
-        let control = Arc::new(Control::new(self.deadline(deadline)));
+        let control = Arc::new(EvaluationControl::new(self.deadline(deadline)));
         let owner = waiters.first().and_then(|id| self.accounts.owner(*id));
         let evaluation = Evaluation {
             store: self.store.clone(),
@@ -131,7 +131,7 @@ impl Driver {
     fn submit_evaluation(&mut self, evaluation: Evaluation, owner: Option<u64>) -> JobId {
         let canonical = Arc::clone(&evaluation.canonical);
         let key = owner.map_or(Key::of(&canonical), |owner| Key::of(&owner));
-        let run = move |shared: &Shared| Output::Evaluated(evaluation.run(&shared.counters).map(Box::new));
+        let run = move |shared: &LiveShared| JobOutput::Evaluated(evaluation.run(&shared.counters).map(Box::new));
         let job = self.evaluators.submit(key, run);
         self.jobs.insert(job, Purpose::Evaluation(canonical));
         job
@@ -151,7 +151,7 @@ impl Driver {
         &mut self,
         job: JobId,
         canonical: &Arc<[u8]>,
-        evaluated: Result<Box<Evaluated>, Failure>,
+        evaluated: Result<Box<Evaluated>, EvaluationError>,
     ) {
         // It may have been cancelled.
         if self.evaluations.get(canonical).is_none_or(|waiting| waiting.job != job) {
@@ -178,8 +178,8 @@ impl Driver {
         };
         let Some(waiting) = self.evaluations.get_mut(canonical) else { return };
         waiting.returns += 1;
-        if waiting.returns > MAX_RETURNS {
-            return self.fail_evaluation(canonical, &Failure::TooManyCommits);
+        if waiting.returns > MAX_CATCH_UPS {
+            return self.fail_evaluation(canonical, &EvaluationError::TooManyCommits);
         }
         let owner = waiting.waiters.first().and_then(|id| self.accounts.owner(*id));
         let evaluation = Evaluation {
@@ -196,9 +196,9 @@ impl Driver {
         }
     }
 
-    fn fail_evaluation(&mut self, canonical: &Arc<[u8]>, failure: &Failure) {
+    fn fail_evaluation(&mut self, canonical: &Arc<[u8]>, failure: &EvaluationError) {
         // A short history fails even a cheap evaluation, but only in the background.
-        if *failure == Failure::TooManyCommits {
+        if *failure == EvaluationError::TooManyCommits {
             let snapshot = self.settle();
             let query = self.evaluations.get(canonical).map(|waiting| Arc::clone(&waiting.query));
             if let Some(evaluated) = query.and_then(|query| self.evaluate_directly(&query, canonical, &snapshot)) {
@@ -209,13 +209,15 @@ impl Driver {
         let Some(waiting) = self.evaluations.remove(canonical) else { return };
         for id in waiting.waiters {
             let (end, error) = match failure {
-                Failure::Store(error) => (End::BucketDropped, LiveError::Store(error.clone())),
-                Failure::TooManyCommits => (End::NotEvaluated, LiveError::TooManyCommits),
-                Failure::Deadline | Failure::Cancelled => (End::NotEvaluated, LiveError::Deadline),
-                Failure::TooLarge { max } => {
-                    (End::TooLarge, LiveError::TooLarge { limit: MemoryLimit::Owner, max: *max })
+                EvaluationError::Store(error) => (SubscriptionEnd::BucketDropped, LiveError::Store(error.clone())),
+                EvaluationError::TooManyCommits => (SubscriptionEnd::NotEvaluated, LiveError::TooManyCommits),
+                EvaluationError::Deadline | EvaluationError::Cancelled => {
+                    (SubscriptionEnd::NotEvaluated, LiveError::Deadline)
                 }
-                Failure::Panicked => (End::NotEvaluated, LiveError::Panicked),
+                EvaluationError::TooLarge { max } => {
+                    (SubscriptionEnd::TooLarge, LiveError::TooLarge { limit: MemoryLimit::Owner, max: *max })
+                }
+                EvaluationError::Panicked => (SubscriptionEnd::NotEvaluated, LiveError::Panicked),
             };
             self.end_with(id, end, error);
         }
@@ -229,7 +231,7 @@ impl Driver {
             Ok(query) => query,
             Err(error) => {
                 for id in waiters {
-                    self.end_with(*id, End::NotEvaluated, error.into());
+                    self.end_with(*id, SubscriptionEnd::NotEvaluated, error.into());
                 }
                 return;
             }
@@ -241,7 +243,7 @@ impl Driver {
                 |pending| matches!(&pending.recipient, Recipient::Inbox { bucket: known } if *known != bucket),
             );
             if has_other_bucket {
-                self.end(*id, End::BucketDropped);
+                self.end(*id, SubscriptionEnd::BucketDropped);
             } else {
                 self.attach(*id, query, snapshot);
             }
@@ -259,10 +261,14 @@ impl Driver {
         }
         let added = self.check_memory(id, query).and_then(|()| Ok(self.matcher.add_subscriber(id, query)?));
         if let Err(error) = added {
-            let end = if matches!(error, LiveError::TooLarge { .. }) { End::TooLarge } else { End::NotEvaluated };
+            let end = if matches!(error, LiveError::TooLarge { .. }) {
+                SubscriptionEnd::TooLarge
+            } else {
+                SubscriptionEnd::NotEvaluated
+            };
             return self.end_with(id, end, error);
         }
-        self.set_stage(id, Stage::Result);
+        self.set_stage(id, PendingStage::Result);
         let Some(hash) = self.queries.get(&query).map(|state| state.hash) else { return };
         let pending = self.subscribers.get(&id).and_then(|subscriber| subscriber.pending.as_ref());
         let since = pending.and_then(|pending| match pending.recipient {
@@ -275,7 +281,7 @@ impl Driver {
         }
     }
 
-    pub(super) fn set_stage(&mut self, id: u64, stage: Stage) {
+    pub(super) fn set_stage(&mut self, id: u64, stage: PendingStage) {
         if let Some(pending) = self.subscribers.get_mut(&id).and_then(|subscriber| subscriber.pending.as_mut()) {
             pending.stage = stage;
         }
@@ -289,58 +295,58 @@ impl Driver {
         if !is_kept && since.position().sequence <= self.store.opened_at().sequence {
             return self.request_result(id);
         }
-        let mut missed = Missed::after(since.position());
+        let mut missed = MissedChanges::after(since.position());
         let budget = self.direct_work.budget();
         let read = missed.read(&self.store, query, snapshot.position, &budget);
         self.direct_work.charge(&budget);
         match read {
             Ok(Ok(())) => self.give_missed(id, live, &missed, snapshot),
-            Ok(Err(NotKnown)) => self.request_result(id),
+            Ok(Err(HistoryUnavailable)) => self.request_result(id),
             Err(_) => self.read_history(id, live, missed),
         }
     }
 
     /// Reads the rest of the history in the background.
-    fn read_history(&mut self, id: u64, live: QueryId, mut missed: Missed) {
+    fn read_history(&mut self, id: u64, live: QueryId, mut missed: MissedChanges) {
         let Some(query) = self.matcher.query(live).cloned() else { return };
         let (store, until) = (self.store.clone(), self.matcher.position());
         let inbox = self.subscribers.get(&id).map(|subscriber| Arc::downgrade(&subscriber.inbox));
-        let run = move |_: &Shared| {
+        let run = move |_: &LiveShared| {
             // The driver drops the inbox of a subscriber that has gone.
             let budget =
                 Budget::unlimited().stop_when(move || inbox.as_ref().is_none_or(|inbox| inbox.strong_count() == 0));
             let read = missed.read(&store, &query, until, &budget);
-            Output::Read(read.unwrap_or(Err(NotKnown)).map(|()| missed))
+            JobOutput::Read(read.unwrap_or(Err(HistoryUnavailable)).map(|()| missed))
         };
         let key = Key::of(&self.accounts.owner(id).unwrap_or(id));
         let job = self.evaluators.submit(key, run);
         self.jobs.insert(job, Purpose::History(id));
-        self.set_stage(id, Stage::History(job));
+        self.set_stage(id, PendingStage::History(job));
     }
 
-    pub(super) fn finish_history(&mut self, job: JobId, id: u64, missed: Result<Missed, NotKnown>) {
+    pub(super) fn finish_history(&mut self, job: JobId, id: u64, missed: Result<MissedChanges, HistoryUnavailable>) {
         let snapshot = self.settle();
         let pending = self.subscribers.get(&id).and_then(|subscriber| subscriber.pending.as_ref());
         // The subscriber may have gone, or waits for another evaluation.
-        if pending.is_none_or(|pending| pending.stage != Stage::History(job)) {
+        if pending.is_none_or(|pending| pending.stage != PendingStage::History(job)) {
             return;
         }
-        self.set_stage(id, Stage::Result);
+        self.set_stage(id, PendingStage::Result);
         let Some(live) = self.matcher.query_of(id) else { return };
         let Some(query) = self.matcher.query(live) else { return };
         let budget = Budget::unlimited().max_work(DIRECT_WORK);
         let read = missed.and_then(|mut missed| {
             let read = missed.read(&self.store, query, snapshot.position, &budget);
-            read.unwrap_or(Err(NotKnown)).map(|()| missed)
+            read.unwrap_or(Err(HistoryUnavailable)).map(|()| missed)
         });
         match read {
             Ok(missed) => self.give_missed(id, live, &missed, &snapshot),
-            Err(NotKnown) => self.request_result(id),
+            Err(HistoryUnavailable) => self.request_result(id),
         }
     }
 
     /// Begins a subscription with what it missed, or with the whole result if that cannot be told.
-    fn give_missed(&mut self, id: u64, live: QueryId, missed: &Missed, snapshot: &Snapshot) {
+    fn give_missed(&mut self, id: u64, live: QueryId, missed: &MissedChanges, snapshot: &Snapshot) {
         let now = self.store.now();
         let Some(query) = self.matcher.query(live) else { return };
         // It is not known whether the subscriber has seen a record that has expired and is not swept yet.
@@ -349,10 +355,10 @@ impl Driver {
             return self.request_result(id);
         }
         let delta = match self.matcher.replay(live, &missed.nets()) {
-            Some(Outcome::Records(delta)) => Some(delta),
+            Some(ResultChange::Records(delta)) => Some(delta),
             None => None,
             // An aggregate has no deltas.
-            Some(Outcome::Value) => return self.request_result(id),
+            Some(ResultChange::Value) => return self.request_result(id),
         };
         if let Some(state) = self.queries.get_mut(&live) {
             state.forget_delivered();

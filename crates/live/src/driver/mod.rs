@@ -29,23 +29,23 @@ use tokio::sync::oneshot;
 use self::accounts::Accounts;
 use self::evaluations::{DirectWork, WaitingQuery};
 use self::results::QueryState;
-use self::subscriber::{Definition, Pending, Recipient, Stage, Subscriber, name_of};
-use crate::background::{Background, Finished, JobId, Output};
-use crate::evaluation::Failure;
-use crate::fanout::{Fanout, Limits};
+use self::subscriber::{Definition, PendingStage, PendingSubscriber, Recipient, Subscriber, name_of};
+use crate::background::{Background, FinishedJob, JobId, JobOutput};
+use crate::evaluation::EvaluationError;
+use crate::fanout::{DeliveryLimits, Fanout};
 use crate::live::{LiveError, LiveOptions};
 use crate::mark::Mark;
 use crate::matcher::{Matcher, QueryId, Update};
-use crate::query::{LiveQuery, Outcome, ResultTooLarge};
-use crate::resume::NotKnown;
-use crate::shared::{Command, Shared, Subscribe, Target};
-use crate::subscription::{End, Event, Inbox, Mode};
+use crate::query::{LiveQuery, ResultChange, ResultTooLarge};
+use crate::resume::HistoryUnavailable;
+use crate::shared::{Command, LiveShared, Subscribe, Target};
+use crate::subscription::{Event, Inbox, Mode, SubscriptionEnd};
 use crate::wake::shielded;
 
 pub(crate) struct Driver {
     store: Store,
     options: LiveOptions,
-    shared: Arc<Shared>,
+    shared: Arc<LiveShared>,
     follower: Follower,
     matcher: Matcher,
     subscribers: HashMap<u64, Subscriber>,
@@ -77,7 +77,7 @@ enum Purpose {
 }
 
 /// The number of commits that are applied before requests are handled.
-const COMMITS_AT_A_TIME: usize = 256;
+const MAX_COMMITS_PER_ROUND: usize = 256;
 /// Queries with more rows are dropped in the background.
 const MAX_ROWS_DROPPED: usize = 10_000;
 /// Few threads, so that most cores stay free for commits and clients.
@@ -86,8 +86,8 @@ const EVALUATION_THREADS: usize = 2;
 const ENCODING_THREADS: usize = 1;
 
 impl Driver {
-    pub(crate) fn new(store: Store, options: LiveOptions, shared: Arc<Shared>) -> Result<Self, BuildError> {
-        let limits = Limits { max_deltas: options.max_deltas, max_bytes: options.max_result_bytes };
+    pub(crate) fn new(store: Store, options: LiveOptions, shared: Arc<LiveShared>) -> Result<Self, BuildError> {
+        let limits = DeliveryLimits { max_deltas: options.max_deltas, max_bytes: options.max_result_bytes };
         let fanout = Fanout::new(options.workers.min(LiveOptions::MAX_WORKERS), limits)?;
         let evaluators = Background::new("live-evaluate", EVALUATION_THREADS, Arc::clone(&shared))?;
         let encoders = Background::new("live-encode", ENCODING_THREADS, Arc::clone(&shared))?;
@@ -144,7 +144,7 @@ impl Driver {
 
     /// Applies all commits up to a position, or some. Returns false when the store is closed.
     fn apply_commits(&mut self, until: Option<Position>) -> bool {
-        let mut left = if until.is_some() { usize::MAX } else { COMMITS_AT_A_TIME };
+        let mut left = if until.is_some() { usize::MAX } else { MAX_COMMITS_PER_ROUND };
         while left > 0 && until.is_none_or(|until| self.matcher.position().sequence < until.sequence) {
             match self.follower.try_next() {
                 Ok(Some(commit)) => self.apply_commit(&commit),
@@ -169,7 +169,7 @@ impl Driver {
         for ended in committed.ended {
             self.queries.remove(&ended.query);
             for id in ended.subscribers {
-                self.end(id, End::BucketDropped);
+                self.end(id, SubscriptionEnd::BucketDropped);
             }
         }
         for ended in committed.too_costly {
@@ -193,8 +193,8 @@ impl Driver {
         for update in updates {
             let Some(state) = self.queries.get_mut(&update.query) else { continue };
             let mark = Mark::new(position, state.hash);
-            let mut is_whole = matches!(update.outcome, Outcome::Value);
-            if let Outcome::Records(delta) = &update.outcome {
+            let mut needs_snapshot = matches!(update.change, ResultChange::Value);
+            if let ResultChange::Records(delta) = &update.change {
                 let event = Event::Delta { delta: delta.clone(), mark };
                 state.follow_encoding(&event, self.options.max_deltas);
                 for id in self.matcher.subscribers(update.query) {
@@ -202,11 +202,11 @@ impl Driver {
                         Some(Subscriber { mode: Mode::Delta, inbox, .. }) => {
                             deliveries.push((Arc::clone(inbox), event.clone()));
                         }
-                        _ => is_whole = true,
+                        _ => needs_snapshot = true,
                     }
                 }
             }
-            if is_whole {
+            if needs_snapshot {
                 self.changed.insert(update.query);
             }
         }
@@ -232,9 +232,9 @@ impl Driver {
                 let Some(subscriber) = self.subscribers.get_mut(id) else { continue };
                 let new = || {
                     let recipient = Recipient::Inbox { bucket: state.bucket.clone() };
-                    Box::new(Pending { recipient, stage: Stage::Result, requested: snapshot.position })
+                    Box::new(PendingSubscriber { recipient, stage: PendingStage::Result, requested: snapshot.position })
                 };
-                subscriber.pending.get_or_insert_with(new).stage = Stage::Evaluation(Arc::clone(&canonical));
+                subscriber.pending.get_or_insert_with(new).stage = PendingStage::Evaluation(Arc::clone(&canonical));
                 if let Some(end) = outdated(subscriber, &query, &snapshot) {
                     self.end(*id, end);
                 }
@@ -273,7 +273,7 @@ impl Driver {
         for id in requests.refresh {
             let Some(subscriber) = self.subscribers.get(&id) else { continue };
             // A subscriber that waits for the first result gets it anyway.
-            if subscriber.pending.is_none() && subscriber.inbox.needs_whole() {
+            if subscriber.pending.is_none() && subscriber.inbox.needs_snapshot() {
                 self.request_result(id);
             }
         }
@@ -289,20 +289,20 @@ impl Driver {
         !requests.is_closed
     }
 
-    fn finish_job(&mut self, finished: Finished) {
+    fn finish_job(&mut self, finished: FinishedJob) {
         self.evaluators.submit_backlog();
         self.encoders.submit_backlog();
-        let Finished { job, output } = finished;
+        let FinishedJob { job, output } = finished;
         match (self.jobs.remove(&job), output) {
-            (Some(Purpose::Evaluation(canonical)), Some(Output::Evaluated(evaluated))) => {
+            (Some(Purpose::Evaluation(canonical)), Some(JobOutput::Evaluated(evaluated))) => {
                 self.finish_evaluation(job, &canonical, evaluated);
             }
             (Some(Purpose::Evaluation(canonical)), _) => {
-                self.finish_evaluation(job, &canonical, Err(Failure::Panicked));
+                self.finish_evaluation(job, &canonical, Err(EvaluationError::Panicked));
             }
-            (Some(Purpose::History(id)), Some(Output::Read(missed))) => self.finish_history(job, id, missed),
-            (Some(Purpose::History(id)), _) => self.finish_history(job, id, Err(NotKnown)),
-            (Some(Purpose::Encoding(query)), Some(Output::Encoded(encoded))) => {
+            (Some(Purpose::History(id)), Some(JobOutput::Read(missed))) => self.finish_history(job, id, missed),
+            (Some(Purpose::History(id)), _) => self.finish_history(job, id, Err(HistoryUnavailable)),
+            (Some(Purpose::Encoding(query)), Some(JobOutput::Encoded(encoded))) => {
                 self.finish_encoding(job, query, encoded);
             }
             (Some(Purpose::Encoding(query)), _) => self.finish_encoding(job, query, Err(ResultTooLarge)),
@@ -370,7 +370,7 @@ impl Driver {
             Err(error) => return self.answer(reply, Err(error)),
         };
         let recipient = Recipient::Caller { reply, since: options.since };
-        let pending = Pending { recipient, stage: Stage::Result, requested: snapshot.position };
+        let pending = PendingSubscriber { recipient, stage: PendingStage::Result, requested: snapshot.position };
         let inbox = Arc::new(Inbox::awaiting_first());
         let subscriber = Subscriber { inbox, mode: options.mode, definition, pending: Some(Box::new(pending)) };
         self.subscribers.insert(id, subscriber);
@@ -410,17 +410,17 @@ impl Driver {
         };
         let ids = self.subscribers.iter().filter(|(_, subscriber)| has_name(subscriber)).map(|(id, _)| *id);
         for id in ids.collect::<Vec<u64>>() {
-            self.end(id, End::QueryUndefined);
+            self.end(id, SubscriptionEnd::QueryUndefined);
         }
     }
 
     /// Ends a subscription, or fails it if it has not begun.
-    fn end(&mut self, id: u64, end: End) {
+    fn end(&mut self, id: u64, end: SubscriptionEnd) {
         self.end_with(id, end, LiveError::Ended(end));
     }
 
     /// Ends a subscription. A caller that still waits for it gets the error.
-    fn end_with(&mut self, id: u64, end: End, error: LiveError) {
+    fn end_with(&mut self, id: u64, end: SubscriptionEnd, error: LiveError) {
         self.unfollow(id);
         self.accounts.close(id);
         let Some(subscriber) = self.subscribers.remove(&id) else { return };
@@ -441,7 +441,7 @@ impl Driver {
     /// Detaches a subscriber from its query. A query without subscribers ends, and so does its evaluation.
     fn unfollow(&mut self, id: u64) {
         let pending = self.subscribers.get(&id).and_then(|subscriber| subscriber.pending.as_ref());
-        if let Some(Stage::Evaluation(canonical)) = pending.map(|pending| pending.stage.clone()) {
+        if let Some(PendingStage::Evaluation(canonical)) = pending.map(|pending| pending.stage.clone()) {
             self.leave_evaluation(id, &canonical);
         }
         let Some(query) = self.matcher.query_of(id) else { return };
@@ -456,7 +456,7 @@ impl Driver {
         if live.rows() > MAX_ROWS_DROPPED {
             self.encoders.submit(Key::of(&live.generation), move |_| {
                 drop(live);
-                Output::Discarded
+                JobOutput::Discarded
             });
         }
     }
@@ -470,15 +470,15 @@ impl Driver {
 }
 
 /// Why a subscriber that waits for an evaluation cannot go on, if its bucket was dropped or its named query has another definition.
-fn outdated(subscriber: &Subscriber, query: &Query, snapshot: &Snapshot) -> Option<End> {
+fn outdated(subscriber: &Subscriber, query: &Query, snapshot: &Snapshot) -> Option<SubscriptionEnd> {
     let pending = subscriber.pending.as_ref()?;
     if let Recipient::Inbox { bucket } = &pending.recipient
         && !snapshot.state.bucket(&query.bucket).is_ok_and(|known| known.identity() == *bucket)
     {
-        return Some(End::BucketDropped);
+        return Some(SubscriptionEnd::BucketDropped);
     }
     let is_outdated = |definition: &Definition| !definition.is_in(&snapshot.state);
-    subscriber.definition.as_ref().is_some_and(is_outdated).then_some(End::QueryUndefined)
+    subscriber.definition.as_ref().is_some_and(is_outdated).then_some(SubscriptionEnd::QueryUndefined)
 }
 
 /// For timeouts that the clock cannot represent.
@@ -505,7 +505,7 @@ impl Drop for Driver {
                 shielded(|| drop(reply));
             } else {
                 self.shared.counters.ended.fetch_add(1, Relaxed);
-                subscriber.inbox.end(End::Closed);
+                subscriber.inbox.end(SubscriptionEnd::Closed);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Whole results: when they are encoded, by which thread, and to which subscribers they go.
+//! QueryResult results: when they are encoded, by which thread, and to which subscribers they go.
 //!
 //! A small result is encoded by the live thread. A larger one is copied, which is cheap, and encoded in the background. Meanwhile
 //! further changes only mark it as changed, and it is encoded again afterwards. So there is at most one encoding of a query at a
@@ -15,19 +15,19 @@ use tidewire_store::{BucketIdentity, Position};
 
 use super::subscriber::Recipient;
 use super::{Driver, Purpose};
-use crate::background::{JobId, Output};
+use crate::background::{JobId, JobOutput};
 use crate::live::LiveError;
 use crate::mark::Mark;
 use crate::matcher::QueryId;
-use crate::query::{ResultTooLarge, Whole};
-use crate::subscription::{End, Event, First, Following, Mode, Subscription};
+use crate::query::{QueryResult, ResultTooLarge};
+use crate::subscription::{Event, First, Following, Mode, Subscription, SubscriptionEnd};
 
 /// A live query, as the driver knows it.
 pub(super) struct QueryState {
     pub(super) hash: u64,
     pub(super) bucket: BucketIdentity,
-    /// The result that all subscribers in mode `Whole` have or are about to receive, if it is short. An equal one is not delivered.
-    delivered: Option<Whole>,
+    /// The result that all subscribers in mode `Snapshot` have or are about to receive, if it is short. An equal one is not delivered.
+    delivered: Option<QueryResult>,
     /// The result is being encoded in the background.
     encoding: Option<Box<Encoding>>,
 }
@@ -37,7 +37,7 @@ struct Encoding {
     job: JobId,
     position: Position,
     version: u64,
-    /// The oldest change that has not been delivered to subscribers in mode `Whole`.
+    /// The oldest change that has not been delivered to subscribers in mode `Snapshot`.
     oldest: Position,
     /// Subscribers that get the result, and the deltas after it.
     recipients: Vec<u64>,
@@ -61,8 +61,8 @@ impl QueryState {
         Self { hash, bucket, delivered: None, encoding: None }
     }
 
-    fn note_delivered(&mut self, whole: &Whole) {
-        self.delivered = Some(whole).filter(|whole| whole.len() <= Self::MAX_COMPARED_BYTES).cloned();
+    fn note_delivered(&mut self, result: &QueryResult) {
+        self.delivered = Some(result).filter(|result| result.len() <= Self::MAX_COMPARED_BYTES).cloned();
     }
 
     pub(super) fn forget_delivered(&mut self) {
@@ -90,8 +90,8 @@ impl QueryState {
 }
 
 /// The work of encoding a result: bytes are copied at several per nanosecond.
-fn encoding_work(whole: &Whole) -> u64 {
-    whole.len() as u64 / 4
+fn encoding_work(result: &QueryResult) -> u64 {
+    result.len() as u64 / 4
 }
 
 impl Driver {
@@ -103,20 +103,20 @@ impl Driver {
         }
     }
 
-    /// Delivers a result that has changed at a position to the subscribers in mode `Whole`.
+    /// Delivers a result that has changed at a position to the subscribers in mode `Snapshot`.
     fn deliver_changed(&mut self, query: QueryId, oldest: Position) {
         let Some(state) = self.queries.get_mut(&query) else { return };
         if let Some(encoding) = &mut state.encoding {
             encoding.again.get_or_insert(oldest);
             return;
         }
-        match self.matcher.whole_within(query, DIRECT_BYTES.min(self.options.max_result_bytes)) {
+        match self.matcher.result_within(query, DIRECT_BYTES.min(self.options.max_result_bytes)) {
             None => {}
-            Some(Ok(whole)) if state.delivered.as_ref() == Some(&whole) => {}
-            Some(Ok(whole)) => {
-                state.note_delivered(&whole);
-                self.matcher.add_work(query, encoding_work(&whole));
-                self.deliver_to_all(query, &whole, self.matcher.position(), &HashSet::new());
+            Some(Ok(result)) if state.delivered.as_ref() == Some(&result) => {}
+            Some(Ok(result)) => {
+                state.note_delivered(&result);
+                self.matcher.add_work(query, encoding_work(&result));
+                self.deliver_to_all(query, &result, self.matcher.position(), &HashSet::new());
             }
             Some(Err(ResultTooLarge)) => self.encode(query, Vec::new(), oldest),
         }
@@ -126,7 +126,7 @@ impl Driver {
     pub(super) fn request_result(&mut self, id: u64) {
         let Some(query) = self.matcher.query_of(id) else { return };
         let position = self.matcher.position();
-        // The others get their results first, so that all in mode `Whole` have the same one.
+        // The others get their results first, so that all in mode `Snapshot` have the same one.
         if self.changed.remove(&query) {
             self.deliver_changed(query, position);
         }
@@ -141,11 +141,11 @@ impl Driver {
             }
             return;
         }
-        match self.matcher.whole_within(query, DIRECT_BYTES.min(self.options.max_result_bytes)) {
+        match self.matcher.result_within(query, DIRECT_BYTES.min(self.options.max_result_bytes)) {
             None => {}
-            Some(Ok(whole)) => {
-                state.note_delivered(&whole);
-                self.give(id, whole, position, Following::Deltas(&[]));
+            Some(Ok(result)) => {
+                state.note_delivered(&result);
+                self.give(id, result, position, Following::Deltas(&[]));
             }
             Some(Err(ResultTooLarge)) => self.encode(query, vec![id], position),
         }
@@ -156,7 +156,7 @@ impl Driver {
         let max_bytes = self.options.max_result_bytes;
         let Some((copy, version)) = self.matcher.copy(query) else { return };
         let Some(state) = self.queries.get_mut(&query) else { return };
-        let job = self.encoders.submit(Key::of(&query), move |_| Output::Encoded(copy.encode(max_bytes)));
+        let job = self.encoders.submit(Key::of(&query), move |_| JobOutput::Encoded(copy.encode(max_bytes)));
         self.jobs.insert(job, Purpose::Encoding(query));
         state.forget_delivered();
         state.encoding = Some(Box::new(Encoding {
@@ -172,7 +172,7 @@ impl Driver {
         }));
     }
 
-    pub(super) fn finish_encoding(&mut self, job: JobId, query: QueryId, encoded: Result<Whole, ResultTooLarge>) {
+    pub(super) fn finish_encoding(&mut self, job: JobId, query: QueryId, encoded: Result<QueryResult, ResultTooLarge>) {
         let Some(state) = self.queries.get_mut(&query) else { return };
         let Some(encoding) = state.encoding.take_if(|encoding| encoding.job == job) else { return };
         let Encoding { position, recipients, following, has_too_many, .. } = &*encoding;
@@ -180,13 +180,13 @@ impl Driver {
         let is_subscribed = |id: &u64| self.matcher.query_of(*id) == Some(query);
         let recipients: HashSet<u64> = recipients.iter().copied().filter(is_subscribed).collect();
         match encoded {
-            Ok(whole) => {
-                self.matcher.keep_whole(query, encoding.version, &whole);
-                self.matcher.add_work(query, encoding_work(&whole));
-                self.deliver_to_all(query, &whole, *position, &recipients);
+            Ok(result) => {
+                self.matcher.cache_result(query, encoding.version, &result);
+                self.matcher.add_work(query, encoding_work(&result));
+                self.deliver_to_all(query, &result, *position, &recipients);
                 let following = if *has_too_many { Following::Missing } else { Following::Deltas(following) };
                 for id in recipients {
-                    self.give(id, whole.clone(), *position, following);
+                    self.give(id, result.clone(), *position, following);
                 }
             }
             Err(ResultTooLarge) => self.end_too_large(query, &recipients),
@@ -199,22 +199,22 @@ impl Driver {
         }
     }
 
-    /// The subscribers that receive every whole result: those in mode `Whole`, and all subscribers of an aggregate, which has no
+    /// The subscribers that receive every whole result: those in mode `Snapshot`, and all subscribers of an aggregate, which has no
     /// deltas. Those that still wait for their first result are not among them.
-    fn whole_subscribers(&self, query: QueryId) -> Vec<u64> {
+    fn snapshot_subscribers(&self, query: QueryId) -> Vec<u64> {
         let is_aggregate = self.matcher.query(query).is_some_and(|query| query.aggregate.is_some());
         let is_meant = |id: &&u64| {
             let subscriber = self.subscribers.get(id);
-            subscriber.is_some_and(|known| known.pending.is_none() && (is_aggregate || known.mode == Mode::Whole))
+            subscriber.is_some_and(|known| known.pending.is_none() && (is_aggregate || known.mode == Mode::Snapshot))
         };
         self.matcher.subscribers(query).iter().filter(is_meant).copied().collect()
     }
 
     /// Delivers a result to the subscribers that receive every whole result, but to these.
-    fn deliver_to_all(&mut self, query: QueryId, whole: &Whole, position: Position, except: &HashSet<u64>) {
-        for id in self.whole_subscribers(query) {
+    fn deliver_to_all(&mut self, query: QueryId, result: &QueryResult, position: Position, except: &HashSet<u64>) {
+        for id in self.snapshot_subscribers(query) {
             if !except.contains(&id) {
-                self.give(id, whole.clone(), position, Following::Deltas(&[]));
+                self.give(id, result.clone(), position, Following::Deltas(&[]));
             }
         }
     }
@@ -222,21 +222,21 @@ impl Driver {
     /// Ends the subscribers that need a result that is too large.
     fn end_too_large(&mut self, query: QueryId, recipients: &HashSet<u64>) {
         let max = self.options.max_result_bytes;
-        let all = self.whole_subscribers(query);
+        let all = self.snapshot_subscribers(query);
         for id in all.iter().chain(recipients) {
-            self.end_with(*id, End::ResultTooLarge, LiveError::ResultTooLarge { max });
+            self.end_with(*id, SubscriptionEnd::ResultTooLarge, LiveError::ResultTooLarge { max });
         }
     }
 
     /// Gives a subscriber a result and the deltas after it.
-    fn give(&mut self, id: u64, whole: Whole, position: Position, following: Following<'_>) {
+    fn give(&mut self, id: u64, result: QueryResult, position: Position, following: Following<'_>) {
         let hash = self.matcher.query_of(id).and_then(|query| self.queries.get(&query)).map(|state| state.hash);
         let (Some(hash), Some(subscriber)) = (hash, self.subscribers.get_mut(&id)) else { return };
         if let Some(Recipient::Caller { .. }) = subscriber.pending.as_ref().map(|pending| &pending.recipient) {
-            return self.begin(id, First::Whole(whole), position, following);
+            return self.begin(id, First::Snapshot(result), position, following);
         }
         subscriber.pending = None;
-        let event = Event::Whole { whole, mark: Mark::new(position, hash) };
+        let event = Event::Snapshot { result, mark: Mark::new(position, hash) };
         subscriber.inbox.replace(event, following, self.options.max_deltas, &self.shared.counters);
     }
 

@@ -21,13 +21,13 @@ pub(super) struct Subscriber {
     /// The named query, if it has a name.
     pub(super) definition: Option<Definition>,
     /// Set until it has the first result of its query.
-    pub(super) pending: Option<Box<Pending>>,
+    pub(super) pending: Option<Box<PendingSubscriber>>,
 }
 
 /// A subscriber that waits for the first result of its query.
-pub(super) struct Pending {
+pub(super) struct PendingSubscriber {
     pub(super) recipient: Recipient,
-    pub(super) stage: Stage,
+    pub(super) stage: PendingStage,
     /// The position of the driver at the request.
     pub(super) requested: Position,
 }
@@ -42,7 +42,7 @@ pub(super) enum Recipient {
 
 /// What a subscriber waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum PendingStage {
     /// The evaluation of the query with this canonical form.
     Evaluation(Arc<[u8]>),
     /// A background thread that reads the history.

@@ -26,8 +26,8 @@ pub(crate) enum Access {
 }
 
 /// The places by which a query is found, or none if only by looking at every row.
-pub(crate) fn choose(filter: &Filter, crowd: &impl Fn(&Access) -> usize) -> Option<Vec<Access>> {
-    alternatives(std::slice::from_ref(filter), crowd).map(|choice| choice.accesses)
+pub(crate) fn choose(filter: &Filter, overlap: &impl Fn(&Access) -> usize) -> Option<Vec<Access>> {
+    alternatives(std::slice::from_ref(filter), overlap).map(|choice| choice.accesses)
 }
 
 struct Choice {
@@ -37,15 +37,15 @@ struct Choice {
 
 impl Choice {
     /// No row passes.
-    const NOWHERE: Self = Self { accesses: Vec::new(), cost: 0 };
+    const NONE: Self = Self { accesses: Vec::new(), cost: 0 };
 }
 
 /// One of these holds: each needs a place.
-fn alternatives(filters: &[Filter], crowd: &impl Fn(&Access) -> usize) -> Option<Choice> {
-    filters.iter().try_fold(Choice::NOWHERE, |mut all, filter| {
+fn alternatives(filters: &[Filter], overlap: &impl Fn(&Access) -> usize) -> Option<Choice> {
+    filters.iter().try_fold(Choice::NONE, |mut all, filter| {
         let one = match filter {
-            Filter::Any(filters) => alternatives(filters, crowd)?,
-            Filter::All(_) | Filter::Test(..) => together(filter, crowd)?,
+            Filter::Any(filters) => alternatives(filters, overlap)?,
+            Filter::All(_) | Filter::Test(..) => conjunction(filter, overlap)?,
         };
         all.accesses.extend(one.accesses);
         all.cost = all.cost.saturating_add(one.cost);
@@ -54,16 +54,16 @@ fn alternatives(filters: &[Filter], crowd: &impl Fn(&Access) -> usize) -> Option
 }
 
 /// All of this holds: the best place of any condition will do.
-fn together(filter: &Filter, crowd: &impl Fn(&Access) -> usize) -> Option<Choice> {
+fn conjunction(filter: &Filter, overlap: &impl Fn(&Access) -> usize) -> Option<Choice> {
     let mut conditions = Vec::new();
     flatten(filter, &mut conditions);
     let mut choices = Vec::new();
     let mut spans: Vec<(&Field, Span)> = Vec::new();
     for condition in conditions {
         match condition {
-            Filter::Any(filters) => choices.extend(alternatives(filters, crowd)),
+            Filter::Any(filters) => choices.extend(alternatives(filters, overlap)),
             Filter::Test(field, test) => match (values(test), Span::of(test)) {
-                (Some(scalars), _) => choices.push(equal(field, scalars, crowd)),
+                (Some(scalars), _) => choices.push(equal(field, scalars, overlap)),
                 (None, Some(span)) => match spans.iter_mut().find(|(known, _)| *known == field) {
                     Some((_, known)) => *known = std::mem::replace(known, Span::Nothing).and(span),
                     None => spans.push((field, span)),
@@ -73,7 +73,7 @@ fn together(filter: &Filter, crowd: &impl Fn(&Access) -> usize) -> Option<Choice
             Filter::All(_) => {}
         }
     }
-    choices.extend(spans.into_iter().map(|(field, span)| span.choice(field, crowd)));
+    choices.extend(spans.into_iter().map(|(field, span)| span.choice(field, overlap)));
     choices.into_iter().min_by_key(|choice| (choice.cost, choice.accesses.len()))
 }
 
@@ -93,8 +93,8 @@ fn values(test: &Test) -> Option<&[Scalar]> {
     }
 }
 
-fn equal(field: &Field, scalars: &[Scalar], crowd: &impl Fn(&Access) -> usize) -> Choice {
-    let mut choice = Choice::NOWHERE;
+fn equal(field: &Field, scalars: &[Scalar], overlap: &impl Fn(&Access) -> usize) -> Choice {
+    let mut choice = Choice::NONE;
     for value in scalars.iter().filter_map(Scalar::value) {
         let Some(key) = Key::of(&value) else { continue };
         let access = Access::Equal(field.clone(), key);
@@ -104,7 +104,7 @@ fn equal(field: &Field, scalars: &[Scalar], crowd: &impl Fn(&Access) -> usize) -
             Value::Bool(_) => 4,
             _ => 0,
         };
-        choice.cost += base + crowd(&access);
+        choice.cost += base + overlap(&access);
         choice.accesses.push(access);
     }
     choice
@@ -187,9 +187,9 @@ impl Span {
         }
     }
 
-    fn choice(self, field: &Field, crowd: &impl Fn(&Access) -> usize) -> Choice {
+    fn choice(self, field: &Field, overlap: &impl Fn(&Access) -> usize) -> Choice {
         let (access, is_bounded) = match self {
-            Self::Nothing => return Choice::NOWHERE,
+            Self::Nothing => return Choice::NONE,
             Self::Numbers(from, until) => (Access::Numbers(field.clone(), from, until), from > 0 && until.is_some()),
             Self::Texts(from, until) => {
                 let is_bounded = !from.is_empty() && until.is_some();
@@ -197,7 +197,7 @@ impl Span {
             }
         };
         let base = if is_bounded { Self::BOUNDED } else { Self::UNBOUNDED };
-        Choice { cost: base + crowd(&access), accesses: vec![access] }
+        Choice { cost: base + overlap(&access), accesses: vec![access] }
     }
 }
 
@@ -214,8 +214,8 @@ mod tests {
 
     use super::*;
 
-    fn chosen(filter: &Json, crowd: &impl Fn(&Access) -> usize) -> Option<Vec<Access>> {
-        choose(&Filter::parse(filter).unwrap(), crowd)
+    fn chosen(filter: &Json, overlap: &impl Fn(&Access) -> usize) -> Option<Vec<Access>> {
+        choose(&Filter::parse(filter).unwrap(), overlap)
     }
 
     fn number(name: &str, number: f64) -> Access {
@@ -257,10 +257,10 @@ mod tests {
 
     #[test]
     fn crowds_are_avoided() {
-        let crowd = |access: &Access| if *access == number("kind", 1.0) { 1000 } else { 0 };
+        let overlap = |access: &Access| if *access == number("kind", 1.0) { 1000 } else { 0 };
         let filter = json!({"kind": 1, "room": 7});
-        assert_eq!(chosen(&filter, &crowd), Some(vec![number("room", 7.0)]));
+        assert_eq!(chosen(&filter, &overlap), Some(vec![number("room", 7.0)]));
         let filter = json!({"kind": 1, "at": {"$between": [1, 2]}});
-        assert!(matches!(&chosen(&filter, &crowd).unwrap()[..], [Access::Numbers(..)]));
+        assert!(matches!(&chosen(&filter, &overlap).unwrap()[..], [Access::Numbers(..)]));
     }
 }

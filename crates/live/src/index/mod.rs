@@ -24,7 +24,7 @@ use crate::bits::{Key, ordered};
 pub(crate) struct Index {
     fields: HashMap<Box<str>, FieldIndex>,
     /// Those that every change may concern.
-    unserved: Option<Postings>,
+    unindexed: Option<Postings>,
     /// The bytes of the key that is looked for.
     key: Vec<u8>,
 }
@@ -39,24 +39,24 @@ struct FieldIndex {
 
 impl Index {
     /// Rows have seldom more members than this. With more fields than that, those that a row has are looked for.
-    const FEW_FIELDS: usize = 16;
+    const MAX_FIELD_SCAN: usize = 16;
     /// How many others at a place count; more make no difference to which is chosen.
-    const CROWD: usize = 1024;
+    const MAX_OVERLAP: usize = 1024;
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.fields.is_empty() && self.unserved.is_none()
+        self.fields.is_empty() && self.unindexed.is_none()
     }
 
     /// How many queries every change leads to.
-    pub(crate) fn unserved(&self) -> usize {
-        self.unserved.as_ref().map_or(0, Postings::len)
+    pub(crate) fn unindexed(&self) -> usize {
+        self.unindexed.as_ref().map_or(0, Postings::len)
     }
 
     /// Puts a query where changes that may concern it lead. Returns the places, by which it is removed.
     pub(crate) fn insert(&mut self, filter: &Filter, slot: Slot) -> Option<Box<[Access]>> {
-        let chosen = access::choose(filter, &|access| self.crowd(access));
+        let chosen = access::choose(filter, &|access| self.overlap(access));
         let Some(accesses) = chosen else {
-            add(&mut self.unserved, slot);
+            add(&mut self.unindexed, slot);
             return None;
         };
         for access in &accesses {
@@ -77,8 +77,8 @@ impl Index {
     /// Removes a query from its places.
     pub(crate) fn remove(&mut self, accesses: Option<&[Access]>, slot: Slot) {
         let Some(accesses) = accesses else {
-            if self.unserved.as_mut().is_some_and(|unserved| unserved.remove(slot)) {
-                self.unserved = None;
+            if self.unindexed.as_mut().is_some_and(|unindexed| unindexed.remove(slot)) {
+                self.unindexed = None;
             }
             return;
         };
@@ -102,10 +102,10 @@ impl Index {
 
     /// Calls with each query that a change can concern, with some more than once.
     pub(crate) fn touched(&mut self, old: Option<&Row>, new: Option<&Row>, mut found: impl FnMut(Slot)) {
-        if let Some(unserved) = &self.unserved {
-            unserved.for_each(&mut found);
+        if let Some(unindexed) = &self.unindexed {
+            unindexed.for_each(&mut found);
         }
-        if self.fields.len() <= Self::FEW_FIELDS {
+        if self.fields.len() <= Self::MAX_FIELD_SCAN {
             for index in self.fields.values() {
                 let was = old.and_then(|row| row.get(&index.field));
                 let is = new.and_then(|row| row.get(&index.field));
@@ -141,13 +141,13 @@ impl Index {
     }
 
     /// How many queries would be found besides one that stands there.
-    fn crowd(&self, access: &Access) -> usize {
+    fn overlap(&self, access: &Access) -> usize {
         let (Access::Equal(field, _) | Access::Numbers(field, ..) | Access::Texts(field, ..)) = access;
         let Some(index) = self.fields.get(field.name()) else { return 0 };
         match access {
-            Access::Equal(_, key) => index.equal.get(key).map_or(0, Postings::len).min(Self::CROWD),
-            Access::Numbers(_, from, _) => index.numbers.count(from, Self::CROWD),
-            Access::Texts(_, from, _) => index.texts.count(&**from, Self::CROWD),
+            Access::Equal(_, key) => index.equal.get(key).map_or(0, Postings::len).min(Self::MAX_OVERLAP),
+            Access::Numbers(_, from, _) => index.numbers.count(from, Self::MAX_OVERLAP),
+            Access::Texts(_, from, _) => index.texts.count(&**from, Self::MAX_OVERLAP),
         }
     }
 }
@@ -234,7 +234,7 @@ mod tests {
                 let slots = found(&mut index, old.as_ref(), new.as_ref());
                 assert_eq!(slots, BTreeSet::from_iter(expected), "{old:?} {new:?}");
             }
-            assert_eq!(index.unserved(), 1);
+            assert_eq!(index.unindexed(), 1);
             for (slot, places) in (0..).zip(places) {
                 assert!(!index.is_empty());
                 index.remove(places.as_deref(), slot);

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use super::place::{Entry, Sort};
+use super::position::{Entry, Sort};
 use tidewire_store::Row;
 
 /// Rows in order.
@@ -205,7 +205,7 @@ mod tests {
             let model: Vec<u64> = model.into_iter().map(|(_, n)| u64::from(n)).collect();
             prop_assert_eq!(matches.len(), model.len());
             let ordinals = |entries: &mut dyn Iterator<Item = &Entry>| -> Vec<u64> {
-                entries.map(|entry| entry.place.ordinal).collect()
+                entries.map(|entry| entry.position.ordinal).collect()
             };
             for rank in (0..model.len() + 3).step_by(97) {
                 let (before, after) = model.split_at(rank.min(model.len()));

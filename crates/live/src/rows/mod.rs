@@ -7,7 +7,7 @@
 //! A [`Page`] is the window and the rows that it shows. A copy of it is cheap, so that another thread can encode it.
 
 mod matches;
-mod place;
+mod position;
 mod projection;
 mod window;
 
@@ -19,12 +19,12 @@ use tidewire_store::query::{Budget, Exceeded};
 use tidewire_store::{Field, Query, Row};
 
 use self::matches::Matches;
-use self::place::{Entry, Sort};
+use self::position::{Entry, Sort};
 pub(crate) use self::projection::{Projection, is_same};
 pub(crate) use self::window::Edit;
 use self::window::{Moves, Window};
 use crate::delta::{Delta, Form};
-use crate::net::Net;
+use crate::net_change::NetChange;
 use crate::query::ResultTooLarge;
 
 /// All rows that match a query, in its order.
@@ -88,7 +88,7 @@ impl Rows {
     }
 
     /// Applies changes. Returns how the result has changed, if it has.
-    pub(crate) fn apply(&mut self, nets: &[Net<&Row>]) -> Option<Delta> {
+    pub(crate) fn apply(&mut self, nets: &[NetChange<&Row>]) -> Option<Delta> {
         let moves = self.move_rows(nets);
         let Page { matches, window, form } = &self.page;
         let mut edit = window.edit(matches, &moves, &self.sort);
@@ -101,7 +101,7 @@ impl Rows {
         Some(Delta::new(Arc::clone(form), edit, len))
     }
 
-    fn move_rows(&mut self, nets: &[Net<&Row>]) -> Moves {
+    fn move_rows(&mut self, nets: &[NetChange<&Row>]) -> Moves {
         let Self { sort, page: Page { matches, .. } } = self;
         let mut moves = Moves::default();
         for net in nets {
@@ -111,23 +111,23 @@ impl Rows {
                 && sort.compare(old, new).is_eq()
                 && let Some(was) = matches.replace(new, sort)
             {
-                moves.kept.push(Entry { place: new.place, row: was });
+                moves.updated.push(Entry { position: new.position, row: was });
                 continue;
             }
             if let Some(mut old) = old
                 && let Some(was) = matches.remove(&old, sort)
             {
                 old.row = was;
-                moves.gone.push(old);
+                moves.removed.push(old);
             }
             if let Some(new) = new {
                 match matches.insert(new.clone(), sort) {
-                    None => moves.come.push(new),
-                    Some(was) => moves.kept.push(Entry { place: new.place, row: was }),
+                    None => moves.inserted.push(new),
+                    Some(was) => moves.updated.push(Entry { position: new.position, row: was }),
                 }
             }
         }
-        for list in [&mut moves.gone, &mut moves.come, &mut moves.kept] {
+        for list in [&mut moves.removed, &mut moves.inserted, &mut moves.updated] {
             list.sort_unstable_by(|one, two| sort.compare(one, two));
         }
         moves

@@ -8,7 +8,7 @@
 use tidewire_store::Row;
 
 use super::matches::Matches;
-use super::place::{Entry, Sort};
+use super::position::{Entry, Sort};
 
 /// Which of the matches are the result.
 #[derive(Debug, Clone, Copy)]
@@ -23,11 +23,11 @@ pub(crate) struct Window {
 #[derive(Debug, Default)]
 pub(crate) struct Moves {
     /// They were there, and are not there any more.
-    pub(crate) gone: Vec<Entry>,
+    pub(crate) removed: Vec<Entry>,
     /// They were not there.
-    pub(crate) come: Vec<Entry>,
+    pub(crate) inserted: Vec<Entry>,
     /// They stand where they stood, with another row: what they were.
-    pub(crate) kept: Vec<Entry>,
+    pub(crate) updated: Vec<Entry>,
 }
 
 /// How a result has changed. Each list is sorted by index.
@@ -52,21 +52,21 @@ impl Window {
         let mut edit = Edit::default();
         // The rank that a row had: that which it has, less those before it that have come, plus those that have gone.
         let old_rank = |entry: &Entry, rank: usize| {
-            (rank + before(&moves.gone, entry, sort)).saturating_sub(before(&moves.come, entry, sort))
+            (rank + before(&moves.removed, entry, sort)).saturating_sub(before(&moves.inserted, entry, sort))
         };
-        for entry in &moves.gone {
+        for entry in &moves.removed {
             let rank = old_rank(entry, matches.rank(entry, sort));
             if self.contains(rank) {
                 edit.removed.push((rank - start, entry.row.clone()));
             }
         }
-        for entry in &moves.come {
+        for entry in &moves.inserted {
             let rank = matches.rank(entry, sort);
             if self.contains(rank) {
                 edit.added.push((rank - start, entry.row.clone()));
             }
         }
-        for was in &moves.kept {
+        for was in &moves.updated {
             let rank = matches.rank(was, sort);
             if self.contains(rank)
                 && self.contains(old_rank(was, rank))
@@ -77,8 +77,8 @@ impl Window {
         }
         // Those that have not moved themselves: ranks that they had rise with those that they have, so each walk from an edge
         // ends at the first that stayed on its side.
-        let has_stayed = |entry: &Entry| find(&moves.come, entry, sort).is_none();
-        let was = |entry: &Entry| find(&moves.kept, entry, sort).unwrap_or(entry).row.clone();
+        let has_stayed = |entry: &Entry| find(&moves.inserted, entry, sort).is_none();
+        let was = |entry: &Entry| find(&moves.updated, entry, sort).unwrap_or(entry).row.clone();
         let edge = start.min(matches.len());
         for (rank, entry) in (0..edge).rev().zip(matches.back_from(edge)).filter(|(_, entry)| has_stayed(entry)) {
             match old_rank(entry, rank) {

@@ -13,7 +13,7 @@ use tidewire_store::query::IndexKey;
 use tidewire_store::{Aggregate, Field, Row};
 
 use super::tally::Tally;
-use crate::net::Net;
+use crate::net_change::NetChange;
 use crate::query::ResultTooLarge;
 use crate::rows::{Projection, is_same};
 
@@ -118,7 +118,7 @@ impl Groups {
     }
 
     /// Applies changes. Returns whether the result has changed.
-    pub(crate) fn apply(&mut self, aggregate: &Aggregate, nets: &[Net<&Row>]) -> bool {
+    pub(crate) fn apply(&mut self, aggregate: &Aggregate, nets: &[NetChange<&Row>]) -> bool {
         let mut before: HashMap<IndexKey, Option<Shown>> = HashMap::new();
         for row in nets.iter().flat_map(|net| [net.old, net.new]).flatten() {
             let key = aggregate.group_of(row);

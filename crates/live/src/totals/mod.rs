@@ -10,19 +10,19 @@ use tidewire_store::{Aggregate, Row};
 use self::groups::Groups;
 pub(crate) use self::groups::GroupsCopy;
 use self::tally::Tally;
-use crate::net::Net;
-use crate::query::{ResultCopy, ResultTooLarge, Whole};
+use crate::net_change::NetChange;
+use crate::query::{QueryResult, ResultCopy, ResultTooLarge};
 
 /// The aggregate of all matching records, or of each group of them.
 #[derive(Debug)]
 pub(crate) struct Totals {
     aggregate: Aggregate,
-    kept: Kept,
+    state: AggregateState,
 }
 
 #[derive(Debug)]
-enum Kept {
-    Whole(Tally),
+enum AggregateState {
+    Single(Tally),
     Groups(Groups),
 }
 
@@ -34,43 +34,43 @@ impl Totals {
         budget: &Budget,
     ) -> Result<Self, Exceeded> {
         let aggregate = aggregate.clone();
-        let mut kept = if aggregate.group_by.is_empty() {
-            Kept::Whole(Tally::new(aggregate.function))
+        let mut state = if aggregate.group_by.is_empty() {
+            AggregateState::Single(Tally::new(aggregate.function))
         } else {
-            Kept::Groups(Groups::new(&aggregate))
+            AggregateState::Groups(Groups::new(&aggregate))
         };
         let mut held = 0;
         for row in rows {
             let (ordinal, row) = row?;
-            match &mut kept {
-                Kept::Whole(tally) => tally.add(row, aggregate.field.as_ref()),
-                Kept::Groups(groups) => groups.add(&aggregate, row, ordinal),
+            match &mut state {
+                AggregateState::Single(tally) => tally.add(row, aggregate.field.as_ref()),
+                AggregateState::Groups(groups) => groups.add(&aggregate, row, ordinal),
             }
-            let bytes = kept.bytes();
+            let bytes = state.bytes();
             budget.hold(bytes.saturating_sub(held))?;
             held = bytes;
         }
-        Ok(Self { aggregate, kept })
+        Ok(Self { aggregate, state })
     }
 
     /// The number of rows that are kept.
     pub(crate) fn len(&self) -> usize {
-        match &self.kept {
-            Kept::Whole(_) => 0,
-            Kept::Groups(groups) => groups.len(),
+        match &self.state {
+            AggregateState::Single(_) => 0,
+            AggregateState::Groups(groups) => groups.len(),
         }
     }
 
     /// The approximate memory of what is kept.
     pub(crate) fn bytes(&self) -> usize {
-        self.kept.bytes()
+        self.state.bytes()
     }
 
     /// Applies changes. Returns whether the result has changed.
-    pub(crate) fn apply(&mut self, nets: &[Net<&Row>]) -> bool {
-        let Self { aggregate, kept } = self;
-        match kept {
-            Kept::Whole(tally) => {
+    pub(crate) fn apply(&mut self, nets: &[NetChange<&Row>]) -> bool {
+        let Self { aggregate, state } = self;
+        match state {
+            AggregateState::Single(tally) => {
                 let before = tally.result(aggregate.function);
                 for net in nets {
                     if let Some(row) = net.old {
@@ -82,37 +82,37 @@ impl Totals {
                 }
                 before != tally.result(aggregate.function)
             }
-            Kept::Groups(groups) => groups.apply(aggregate, nets),
+            AggregateState::Groups(groups) => groups.apply(aggregate, nets),
         }
     }
 
     /// Encodes the result. Stops when it is larger than `max_bytes`.
-    pub(crate) fn encode(&self, max_bytes: usize) -> Result<Whole, ResultTooLarge> {
-        match &self.kept {
-            Kept::Whole(tally) => Ok(self.value(tally)),
-            Kept::Groups(groups) => groups.encode(&self.aggregate, max_bytes).map(Whole::Json),
+    pub(crate) fn encode(&self, max_bytes: usize) -> Result<QueryResult, ResultTooLarge> {
+        match &self.state {
+            AggregateState::Single(tally) => Ok(self.value(tally)),
+            AggregateState::Groups(groups) => groups.encode(&self.aggregate, max_bytes).map(QueryResult::Json),
         }
     }
 
     /// A copy of the result, to be encoded by another thread.
     pub(crate) fn copy(&self) -> ResultCopy {
-        match &self.kept {
-            Kept::Whole(tally) => ResultCopy::Encoded(self.value(tally)),
-            Kept::Groups(groups) => ResultCopy::Groups(groups.copy(&self.aggregate)),
+        match &self.state {
+            AggregateState::Single(tally) => ResultCopy::Encoded(self.value(tally)),
+            AggregateState::Groups(groups) => ResultCopy::Groups(groups.copy(&self.aggregate)),
         }
     }
 
     /// The aggregate of all rows. The minimum and the maximum of no rows are nothing.
-    fn value(&self, tally: &Tally) -> Whole {
+    fn value(&self, tally: &Tally) -> QueryResult {
         let value = tally.result(self.aggregate.function);
-        value.map_or(Whole::Nothing, |value| Whole::Json(Bytes::from(value.to_string())))
+        value.map_or(QueryResult::NoValue, |value| QueryResult::Json(Bytes::from(value.to_string())))
     }
 }
 
-impl Kept {
+impl AggregateState {
     fn bytes(&self) -> usize {
         match self {
-            Self::Whole(tally) => tally.bytes(),
+            Self::Single(tally) => tally.bytes(),
             Self::Groups(groups) => groups.bytes(),
         }
     }

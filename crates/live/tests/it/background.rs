@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use serde_json::{Map, Value as Json, json};
 use tidewire_live::{
-    End, Event, First, Live, LiveError, LiveOptions, MemoryLimit, Mode, SubscribeOptions, Subscription, Whole,
+    Event, First, Live, LiveError, LiveOptions, MemoryLimit, Mode, QueryResult, SubscribeOptions, Subscription,
+    SubscriptionEnd,
 };
 use tidewire_store::{Clock, Query, Store, StoreOptions};
 
@@ -112,23 +113,23 @@ fn poll<T>(future: Pin<&mut impl Future<Output = T>>) {
     assert!(future.poll(&mut Context::from_waker(Waker::noop())).is_pending());
 }
 
-fn records(whole: &Whole) -> Vec<Json> {
+fn records(whole: &QueryResult) -> Vec<Json> {
     match whole {
-        Whole::Json(json) => serde_json::from_slice(json).unwrap(),
+        QueryResult::Json(json) => serde_json::from_slice(json).unwrap(),
         other => panic!("{other:?}"),
     }
 }
 
 fn first(subscription: &Subscription) -> Vec<Json> {
     match subscription.first() {
-        First::Whole(whole) => records(whole),
+        First::Snapshot(whole) => records(whole),
         other => panic!("{other:?}"),
     }
 }
 
 fn apply(result: &mut Vec<Json>, event: Event) {
     match event {
-        Event::Whole { whole, .. } => *result = records(&whole),
+        Event::Snapshot { result: whole, .. } => *result = records(&whole),
         Event::Delta { delta, .. } => delta.apply(result),
         other => panic!("{other:?}"),
     }
@@ -196,7 +197,7 @@ fn equal_queries_that_wait_are_evaluated_once_and_see_earlier_writes() {
         gate.arrived(1).await;
         // It joins an evaluation whose snapshot does not have this write.
         store.insert("b", record(ROWS)).await.unwrap();
-        let mut two = pin!(live.subscribe(costly(), Mode::Whole));
+        let mut two = pin!(live.subscribe(costly(), Mode::Snapshot));
         poll(two.as_mut());
         gate.set(false);
         for subscription in [one.await.unwrap(), two.await.unwrap()] {
@@ -301,7 +302,7 @@ fn a_named_query_that_is_undefined_meanwhile_ends_the_subscription() {
         poll(subscribing.as_mut());
         gate.arrived(1).await;
         store.undefine_query("costly").await.unwrap();
-        assert_eq!(subscribing.await.unwrap_err(), LiveError::Ended(End::QueryUndefined));
+        assert_eq!(subscribing.await.unwrap_err(), LiveError::Ended(SubscriptionEnd::QueryUndefined));
         gate.set(false);
         assert_eq!((live.stats().subscriptions, live.stats().ended), (0, 0));
     });
@@ -336,7 +337,7 @@ fn live_queries_end_while_a_query_is_evaluated() {
         store.insert("b", record(ROWS)).await.unwrap();
         gate.arrived(2).await;
         let dropping = std::thread::spawn(move || drop(live));
-        assert_eq!(subscription.next().await.unwrap_err(), End::Closed);
+        assert_eq!(subscription.next().await.unwrap_err(), SubscriptionEnd::Closed);
         gate.set(false);
         dropping.join().unwrap();
     });
@@ -387,8 +388,8 @@ fn after_a_restart_subscribers_get_whole_results_and_nothing_before() {
         gate.arrived(2).await;
         assert!(costly.try_next().unwrap().is_none());
         // A cheap query has its result at once, and requests are handled.
-        assert!(matches!(other.next().await, Ok(Event::Whole { .. })));
-        let another = live.subscribe(Query::new("c"), Mode::Whole).await.unwrap();
+        assert!(matches!(other.next().await, Ok(Event::Snapshot { .. })));
+        let another = live.subscribe(Query::new("c"), Mode::Snapshot).await.unwrap();
         assert_eq!(live.stats().subscriptions, 3);
         drop(another);
         gate.set(false);
@@ -408,12 +409,12 @@ fn a_result_that_is_too_large_is_refused_and_one_that_grows_ends() {
         let too_large = LiveError::ResultTooLarge { max: 100_000 };
         let groups = query(&json!({"aggregate": {"function": "count", "groupBy": ["id"]}}));
         for query in [Query::new("b"), groups] {
-            for mode in [Mode::Whole, Mode::Delta] {
+            for mode in [Mode::Snapshot, Mode::Delta] {
                 assert_eq!(live.subscribe(query.clone(), mode).await.unwrap_err(), too_large);
             }
         }
         assert_eq!((live.stats().queries, live.stats().subscriptions), (0, 0));
-        let mut whole = live.subscribe(Query::new("c"), Mode::Whole).await.unwrap();
+        let mut whole = live.subscribe(Query::new("c"), Mode::Snapshot).await.unwrap();
         let mut delta = live.subscribe(Query::new("c"), Mode::Delta).await.unwrap();
         let mut slow = live.subscribe(Query::new("c"), Mode::Delta).await.unwrap();
         slow.pause();
@@ -426,12 +427,12 @@ fn a_result_that_is_too_large_is_refused_and_one_that_grows_ends() {
         for subscription in [&mut whole, &mut slow] {
             let end = loop {
                 match subscription.next().await {
-                    Ok(Event::Whole { whole: Whole::Json(json), .. }) => assert!(json.len() <= 100_000),
+                    Ok(Event::Snapshot { result: QueryResult::Json(json), .. }) => assert!(json.len() <= 100_000),
                     Ok(other) => panic!("{other:?}"),
                     Err(end) => break end,
                 }
             };
-            assert_eq!(end, End::ResultTooLarge);
+            assert_eq!(end, SubscriptionEnd::ResultTooLarge);
         }
         live.settled().await.unwrap();
         assert_eq!((live.stats().subscriptions, live.stats().ended), (1, 2));
@@ -446,7 +447,7 @@ fn large_results_come_in_order_and_deltas_follow_them_without_a_gap() {
         // Fewer than there are commits during an encoding, now and then.
         let live = Live::with_options(store.clone(), LiveOptions::default().max_deltas(8));
         let all = query(&json!({"limit": 3000, "sort": {"n": "asc"}}));
-        let mut whole = live.subscribe(all.clone(), Mode::Whole).await.unwrap();
+        let mut whole = live.subscribe(all.clone(), Mode::Snapshot).await.unwrap();
         let mut delta = live.subscribe(all.clone(), Mode::Delta).await.unwrap();
         let (mut whole_result, mut delta_result) = (first(&whole), first(&delta));
         let writer = std::thread::spawn({
@@ -462,7 +463,7 @@ fn large_results_come_in_order_and_deltas_follow_them_without_a_gap() {
         let mut last = whole.mark().position().sequence;
         while !writer.is_finished() {
             while let Some(event) = whole.try_next().unwrap() {
-                let Event::Whole { mark, .. } = &event else { panic!("{event:?}") };
+                let Event::Snapshot { mark, .. } = &event else { panic!("{event:?}") };
                 assert!(mark.position().sequence > last);
                 last = mark.position().sequence;
                 apply(&mut whole_result, event);
@@ -533,7 +534,7 @@ fn an_owner_above_its_work_loses_its_costliest_subscription() {
         loop {
             match costly.next().await {
                 Ok(_) => {}
-                Err(end) => break assert_eq!(end, End::TooCostly),
+                Err(end) => break assert_eq!(end, SubscriptionEnd::TooCostly),
             }
         }
         live.settled().await.unwrap();
@@ -551,7 +552,7 @@ fn a_query_above_the_limit_in_one_commit_ends() {
         let mut costly = live.subscribe(costly(), Mode::Delta).await.unwrap();
         let mut cheap = live.subscribe(query(&json!({"filter": {"id": {"$lt": 10}}})), Mode::Delta).await.unwrap();
         store.insert_many("b", (0..1000).map(record)).await.unwrap();
-        assert_eq!(costly.next().await.unwrap_err(), End::TooCostly);
+        assert_eq!(costly.next().await.unwrap_err(), SubscriptionEnd::TooCostly);
         assert!(live.settled().await.is_ok() && cheap.try_next().is_ok());
         assert_eq!((live.stats().too_costly, live.stats().queries), (1, 1));
     });
@@ -597,7 +598,7 @@ fn kept_rows_are_limited_per_owner_and_in_total() {
                 Err(end) => break end,
             }
         };
-        assert_eq!(end, End::TooLarge);
+        assert_eq!(end, SubscriptionEnd::TooLarge);
         assert!(stays.try_next().is_ok());
     });
 }

@@ -1,7 +1,9 @@
 //! Live queries over a store, with its threads.
 
 use serde_json::{Map, Value as Json, json};
-use tidewire_live::{End, Event, First, Live, LiveError, LiveOptions, Mode, SubscribeOptions, Subscription, Whole};
+use tidewire_live::{
+    Event, First, Live, LiveError, LiveOptions, Mode, QueryResult, SubscribeOptions, Subscription, SubscriptionEnd,
+};
 use tidewire_store::{Filter, Query, Store, StoreOptions};
 
 fn query(json: &Json) -> Query {
@@ -28,9 +30,9 @@ fn run(test: impl Future<Output = ()>) {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(test);
 }
 
-fn records(whole: &Whole) -> Vec<Json> {
+fn records(whole: &QueryResult) -> Vec<Json> {
     match whole {
-        Whole::Json(json) => serde_json::from_slice(json).unwrap(),
+        QueryResult::Json(json) => serde_json::from_slice(json).unwrap(),
         other => panic!("{other:?}"),
     }
 }
@@ -46,7 +48,7 @@ struct Seen {
 impl Seen {
     fn new(subscription: Subscription) -> Self {
         let result = match subscription.first() {
-            First::Whole(whole) => records(whole),
+            First::Snapshot(whole) => records(whole),
             other => panic!("{other:?}"),
         };
         Self { subscription, result, events: 0, wholes: 0 }
@@ -55,7 +57,7 @@ impl Seen {
     fn take(&mut self, event: Event) {
         self.events += 1;
         match event {
-            Event::Whole { whole, .. } => {
+            Event::Snapshot { result: whole, .. } => {
                 self.wholes += 1;
                 self.result = records(&whole);
             }
@@ -83,7 +85,7 @@ fn a_row_that_comes_changes_and_leaves_is_told() {
         let live = Live::new(store.clone());
         let high = query(&json!({"filter": {"n": {"$gt": 5}}, "fields": ["id", "n"]}));
         let mut delta = live.subscribe(high.clone(), Mode::Delta).await.unwrap();
-        let mut whole = live.subscribe(high, Mode::Whole).await.unwrap();
+        let mut whole = live.subscribe(high, Mode::Snapshot).await.unwrap();
         insert(&store, 1, 1).await;
         insert(&store, 2, 6).await;
         store.update("b", json!(2), json!({"n": 7}), None).await.unwrap();
@@ -104,11 +106,11 @@ fn a_row_that_comes_changes_and_leaves_is_told() {
         live.settled().await.unwrap();
         // It is again what it was, which is not told if nobody has looked meanwhile.
         if let Some(event) = whole.try_next().unwrap() {
-            let Event::Whole { whole: last, mark } = event else { panic!("no result") };
+            let Event::Snapshot { result: last, mark } = event else { panic!("no result") };
             assert_eq!((records(&last), mark.position()), (vec![], store.snapshot().position));
         }
         insert(&store, 4, 9).await;
-        let Event::Whole { whole: last, mark } = whole.next().await.unwrap() else { panic!("no result") };
+        let Event::Snapshot { result: last, mark } = whole.next().await.unwrap() else { panic!("no result") };
         assert_eq!((records(&last), mark.position()), (vec![json!({"id": 4, "n": 9})], store.snapshot().position));
         assert!(matches!(delta.next().await.unwrap(), Event::Delta { .. }));
         assert_eq!(live.stats().queries, 1);
@@ -131,7 +133,7 @@ fn results_follow_writers_that_do_not_wait_for_them() {
             json!({"filter": {"$or": [{"n": 3}, {"id": {"$gte": 50}}]}, "sort": {"n": "asc"}, "offset": 2, "fields": ["n"]}),
         ];
         let mut all = Vec::new();
-        for mode in [Mode::Delta, Mode::Whole] {
+        for mode in [Mode::Delta, Mode::Snapshot] {
             for json in &queries {
                 let query = query(json);
                 all.push((query.clone(), Seen::new(live.subscribe(query, mode).await.unwrap())));
@@ -186,7 +188,7 @@ fn one_that_does_not_look_has_no_backlog_and_slows_nobody() {
         let store = store().await;
         let live = Live::with_options(store.clone(), LiveOptions::default().max_deltas(4));
         let mut slow = Seen::new(live.subscribe(query(&json!({})), Mode::Delta).await.unwrap());
-        let mut whole = Seen::new(live.subscribe(query(&json!({})), Mode::Whole).await.unwrap());
+        let mut whole = Seen::new(live.subscribe(query(&json!({})), Mode::Snapshot).await.unwrap());
         let mut quick = Seen::new(live.subscribe(query(&json!({})), Mode::Delta).await.unwrap());
         for id in 0..100 {
             insert(&store, id, id).await;
@@ -247,7 +249,7 @@ fn a_subscriber_goes_on_where_it_was() {
             .subscribe(query(&json!({"limit": 1})), SubscribeOptions::from(Mode::Delta).since(all.mark()))
             .await
             .unwrap();
-        assert!(matches!(other.first(), First::Whole(_)));
+        assert!(matches!(other.first(), First::Snapshot(_)));
         let count = query(&json!({"aggregate": {"function": "count"}}));
         let counted = live.subscribe(count.clone(), Mode::Delta).await.unwrap();
         let again =
@@ -255,7 +257,7 @@ fn a_subscriber_goes_on_where_it_was() {
         assert!(matches!(again.first(), First::Resumed(None)));
         insert(&store, 50, 1).await;
         let again = live.subscribe(count, SubscribeOptions::from(Mode::Delta).since(counted.mark())).await.unwrap();
-        assert!(matches!(again.first(), First::Whole(_)));
+        assert!(matches!(again.first(), First::Snapshot(_)));
         assert!("00".parse::<tidewire_live::Mark>().is_err());
     });
 }
@@ -286,12 +288,12 @@ fn a_subscriber_goes_on_after_a_restart_as_far_as_the_history_reaches() {
         let store = open();
         let live = Live::new(store.clone());
         let begun = live.subscribe(all.clone(), SubscribeOptions::from(Mode::Delta).since(mark)).await.unwrap();
-        assert!(matches!(begun.first(), First::Whole(_)));
+        assert!(matches!(begun.first(), First::Snapshot(_)));
         // Another store has other positions.
         let other = self::store().await;
         let live = Live::new(other);
         let begun = live.subscribe(all, SubscribeOptions::from(Mode::Delta).since(mark)).await.unwrap();
-        assert!(matches!(begun.first(), First::Whole(_)));
+        assert!(matches!(begun.first(), First::Snapshot(_)));
     });
 }
 
@@ -305,8 +307,8 @@ fn whoever_missed_too_much_begins_anew() {
         store.define_query("named", json!({"bucket": "b"})).await.unwrap();
         let live = Live::new(store.clone());
         let mut delta = Seen::new(live.subscribe(query(&json!({})), Mode::Delta).await.unwrap());
-        let mut named = live.subscribe_named("named", Map::new(), None, Mode::Whole).await.unwrap();
-        let mut dropped = live.subscribe(Query::new("c"), Mode::Whole).await.unwrap();
+        let mut named = live.subscribe_named("named", Map::new(), None, Mode::Snapshot).await.unwrap();
+        let mut dropped = live.subscribe(Query::new("c"), Mode::Snapshot).await.unwrap();
         for id in 0..20 {
             insert(&store, id, id).await;
         }
@@ -315,7 +317,9 @@ fn whoever_missed_too_much_begins_anew() {
         live.settled().await.unwrap();
         delta.drain();
         assert_eq!((delta.result.len(), delta.wholes, delta.events), (20, 1, 1));
-        for (subscription, end) in [(&mut named, End::QueryUndefined), (&mut dropped, End::BucketDropped)] {
+        for (subscription, end) in
+            [(&mut named, SubscriptionEnd::QueryUndefined), (&mut dropped, SubscriptionEnd::BucketDropped)]
+        {
             // It may have been given whole results before.
             while let Ok(Some(_)) = subscription.try_next() {}
             assert_eq!(subscription.try_next().unwrap_err(), end);
@@ -331,28 +335,28 @@ fn subscriptions_end_with_what_they_follow() {
         store.define_bucket("c", plain()).await.unwrap();
         store.define_query("named", json!({"bucket": "b", "filter": {"n": "{{ params.n }}"}})).await.unwrap();
         let live = Live::new(store.clone());
-        let unknown = live.subscribe_named("x", Map::new(), None, Mode::Whole).await.unwrap_err();
+        let unknown = live.subscribe_named("x", Map::new(), None, Mode::Snapshot).await.unwrap_err();
         assert_eq!(unknown.to_string(), "query \"x\" is not defined");
-        let missing = live.subscribe_named("named", Map::new(), None, Mode::Whole).await.unwrap_err();
+        let missing = live.subscribe_named("named", Map::new(), None, Mode::Snapshot).await.unwrap_err();
         assert_eq!(missing.to_string(), "missing parameter params.n");
-        let undefined = live.subscribe(Query::new("x"), Mode::Whole).await.unwrap_err();
+        let undefined = live.subscribe(Query::new("x"), Mode::Snapshot).await.unwrap_err();
         assert_eq!(undefined.to_string(), "bucket \"x\" is not defined");
         let params = json!({"n": 1, "extra": 2});
         let mut named =
-            live.subscribe_named("named", params.as_object().unwrap().clone(), None, Mode::Whole).await.unwrap();
+            live.subscribe_named("named", params.as_object().unwrap().clone(), None, Mode::Snapshot).await.unwrap();
         let mut dropped = live.subscribe(Query::new("c"), Mode::Delta).await.unwrap();
         let mut closed = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap();
         store.undefine_query("named").await.unwrap();
         store.drop_bucket("c").await.unwrap();
-        assert_eq!(named.next().await.unwrap_err(), End::QueryUndefined);
-        assert_eq!(dropped.next().await.unwrap_err(), End::BucketDropped);
+        assert_eq!(named.next().await.unwrap_err(), SubscriptionEnd::QueryUndefined);
+        assert_eq!(dropped.next().await.unwrap_err(), SubscriptionEnd::BucketDropped);
         assert_eq!(live.stats().ended, 2);
         // What was told before the end is heard first.
         insert(&store, 1, 1).await;
         live.settled().await.unwrap();
         store.close().unwrap();
         assert!(matches!(closed.next().await, Ok(Event::Delta { .. })));
-        assert_eq!(closed.next().await.unwrap_err(), End::Closed);
+        assert_eq!(closed.next().await.unwrap_err(), SubscriptionEnd::Closed);
         let refused = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap_err();
         assert_eq!(refused, LiveError::Closed);
     });
@@ -475,8 +479,8 @@ fn a_result_that_is_again_what_it_was_is_not_told() {
         store.define_bucket("gate", plain()).await.unwrap();
         let live = Live::new(store.clone());
         let count = query(&json!({"aggregate": {"function": "count"}}));
-        let mut counted = live.subscribe(count, Mode::Whole).await.unwrap();
-        let mut listed = live.subscribe(query(&json!({})), Mode::Whole).await.unwrap();
+        let mut counted = live.subscribe(count, Mode::Snapshot).await.unwrap();
+        let mut listed = live.subscribe(query(&json!({})), Mode::Snapshot).await.unwrap();
         let at_gate = Query::parse(&json!({"bucket": "gate"})).unwrap();
         let mut at_gate = live.subscribe(at_gate, Mode::Delta).await.unwrap();
         let (reached, is_reached) = std::sync::mpsc::sync_channel(1);

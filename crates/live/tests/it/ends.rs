@@ -1,7 +1,7 @@
 //! How queries begin and end, and what they share.
 
 use serde_json::{Map, Value as Json, json};
-use tidewire_live::{Matcher, Outcome, SubscribeError, Whole};
+use tidewire_live::{Matcher, QueryResult, ResultChange, SubscribeError};
 use tidewire_store::{Draft, Position, Query, State};
 
 fn query(json: &Json) -> Query {
@@ -47,9 +47,10 @@ fn equal_queries_are_one_and_share_what_is_encoded() {
     let committed = live.commit(position(1), &draft.finish().1);
     let [update] = &committed.updates[..] else { panic!("{committed:?}") };
     assert_eq!(live.subscribers(update.query), [1, 2]);
-    let Outcome::Records(delta) = &update.outcome else { panic!("{update:?}") };
+    let ResultChange::Records(delta) = &update.change else { panic!("{update:?}") };
     assert_eq!(delta.encoded().as_ptr(), delta.clone().encoded().as_ptr());
-    let (Some(Whole::Json(first)), Some(Whole::Json(second))) = (live.whole(ids[0]), live.whole(ids[1])) else {
+    let (Some(QueryResult::Json(first)), Some(QueryResult::Json(second))) = (live.result(ids[0]), live.result(ids[1]))
+    else {
         panic!("there is a result")
     };
     assert_eq!(first.as_ptr(), second.as_ptr());
@@ -57,7 +58,7 @@ fn equal_queries_are_one_and_share_what_is_encoded() {
     assert!(live.unsubscribe(1));
     assert_eq!(live.subscribers(ids[0]), [2]);
     assert!(live.unsubscribe(2) && !live.unsubscribe(2));
-    assert_eq!((live.whole(ids[0]), live.subscribers(ids[0])), (None, &[][..]));
+    assert_eq!((live.result(ids[0]), live.subscribers(ids[0])), (None, &[][..]));
 }
 
 #[test]
@@ -69,8 +70,8 @@ fn a_slot_that_is_used_again_is_another_query() {
     live.unsubscribe(1);
     let second = live.subscribe(1, &query(&json!({"bucket": "a", "limit": 1})), bucket, 0).unwrap();
     assert_ne!(first, second);
-    assert_eq!((live.whole(first), live.end(first)), (None, None));
-    assert!(live.whole(second).is_some());
+    assert_eq!((live.result(first), live.end(first)), (None, None));
+    assert!(live.result(second).is_some());
 }
 
 #[test]
@@ -89,7 +90,7 @@ fn queries_end_with_their_bucket() {
     let committed = live.commit(position(1), &draft.finish().1);
     let ended: Vec<&[u64]> = committed.ended.iter().map(|ended| &ended.subscribers[..]).collect();
     assert_eq!(ended, [&[1, 3][..], &[5]]);
-    assert_eq!(live.whole(other), None);
+    assert_eq!(live.result(other), None);
     assert!(committed.updates.is_empty(), "nobody else hears of it");
     assert_eq!((live.query_of(1), live.query_of(5), live.stats().queries), (None, None, 1));
 
@@ -117,8 +118,8 @@ fn what_had_expired_when_it_was_first_read_never_shows() {
     let names = live.subscribe(1, &names, state.bucket("a").unwrap(), 2000).unwrap();
     let count = query(&json!({"bucket": "a", "aggregate": {"function": "count"}}));
     let count = live.subscribe(2, &count, state.bucket("a").unwrap(), 2000).unwrap();
-    assert_eq!(live.whole(names), Some(Whole::Json(r#"[{"name":"here"},{"name":"for ever"}]"#.into())));
-    assert_eq!(live.whole(count), Some(Whole::Json("2".into())));
+    assert_eq!(live.result(names), Some(QueryResult::Json(r#"[{"name":"here"},{"name":"for ever"}]"#.into())));
+    assert_eq!(live.result(count), Some(QueryResult::Json("2".into())));
 
     let mut draft = Draft::new(state, 2100);
     assert_eq!(draft.sweep(10), 1);
@@ -133,8 +134,8 @@ fn what_had_expired_when_it_was_first_read_never_shows() {
     let mut draft = Draft::new(state, 2600);
     assert_eq!(draft.sweep(10), 2);
     live.commit(position(3), &draft.finish().1);
-    assert_eq!(live.whole(count), Some(Whole::Json("1".into())));
-    assert_eq!(live.whole(names), Some(Whole::Json(r#"[{"name":"for ever"}]"#.into())));
+    assert_eq!(live.result(count), Some(QueryResult::Json("1".into())));
+    assert_eq!(live.result(names), Some(QueryResult::Json(r#"[{"name":"for ever"}]"#.into())));
 }
 
 #[test]
@@ -148,7 +149,7 @@ fn whole_results_are_not_kept_without_bound() {
     for limit in 1..40 {
         let query = query(&json!({"bucket": "a", "limit": limit}));
         let query = live.subscribe(limit, &query, state.bucket("a").unwrap(), 0).unwrap();
-        live.whole(query).unwrap();
+        live.result(query).unwrap();
     }
     assert!(live.stats().encoded_bytes > 2 * Matcher::MAX_ENCODED_BYTES);
     live.commit(position(1), &[]);

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tidewire_live::{Matcher, MatcherStats, Outcome, QueryId};
+use tidewire_live::{Matcher, MatcherStats, QueryId, ResultChange};
 
 use crate::follower::{Shown, answer, followed, whole};
 use crate::world::{World, commit, definition, first, query};
@@ -57,7 +57,7 @@ proptest! {
                 prop_assert_eq!(update.is_some(), now != before[id], "told of what changes: {:?} {:?} {:?}", queries[*place], before[id], now);
                 follower.is_behind |= choices.iter().any(|(choice, _)| u64::from(*choice) == *id);
                 if let Some(update) = update.filter(|_| !follower.is_behind) {
-                    follower.result = followed(&follower.result, &update.outcome, &mut live, follower.query);
+                    follower.result = followed(&follower.result, &update.change, &mut live, follower.query);
                     prop_assert_eq!(&follower.result, &now, "{:?}", queries[*place]);
                 }
                 if is_swept {
@@ -93,8 +93,8 @@ proptest! {
         for id in followers.keys() {
             prop_assert!(live.unsubscribe(*id));
         }
-        let MatcherStats { queries, subscribers, buckets, unserved, rows, encoded_bytes, .. } = live.stats();
-        prop_assert_eq!((queries, subscribers, buckets, unserved, rows, encoded_bytes), (0, 0, 0, 0, 0, 0));
+        let MatcherStats { queries, subscribers, buckets, unindexed, rows, encoded_bytes, .. } = live.stats();
+        prop_assert_eq!((queries, subscribers, buckets, unindexed, rows, encoded_bytes), (0, 0, 0, 0, 0, 0));
     }
 }
 
@@ -120,11 +120,11 @@ proptest! {
                 continue;
             }
             for update in live.commit(world.position, &changes).updates {
-                if let Outcome::Records(delta) = update.outcome {
+                if let ResultChange::Records(delta) = update.change {
                     delta.apply(&mut Vec::new());
                     delta.encoded();
                 }
-                live.whole(update.query).unwrap();
+                live.result(update.query).unwrap();
             }
         }
         for id in 0..queries.len() as u64 {

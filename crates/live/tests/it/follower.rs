@@ -1,15 +1,15 @@
 //! Somebody who follows a query: has its first result and makes the next of it with what comes.
 
 use serde_json::Value as Json;
-use tidewire_live::{Delta, Matcher, Outcome, QueryId, Whole};
+use tidewire_live::{Delta, Matcher, QueryId, QueryResult, ResultChange};
 use tidewire_store::query::Budget;
 use tidewire_store::{Answer, Query};
 
 /// A result, as a client has it.
 pub(crate) fn whole(live: &mut Matcher, query: QueryId) -> Shown {
-    match live.whole(query).unwrap() {
-        Whole::Json(bytes) => Some(serde_json::from_slice(&bytes).unwrap()),
-        Whole::Nothing => None,
+    match live.result(query).unwrap() {
+        QueryResult::Json(bytes) => Some(serde_json::from_slice(&bytes).unwrap()),
+        QueryResult::NoValue => None,
         other => unreachable!("{other:?}"),
     }
 }
@@ -25,9 +25,9 @@ pub(crate) fn answer(query: &Query, bucket: &tidewire_store::Bucket, now: u64) -
 }
 
 /// What follows from a result when it has changed so.
-pub(crate) fn followed(result: &Shown, outcome: &Outcome, live: &mut Matcher, query: QueryId) -> Shown {
+pub(crate) fn followed(result: &Shown, outcome: &ResultChange, live: &mut Matcher, query: QueryId) -> Shown {
     match outcome {
-        Outcome::Records(delta) => {
+        ResultChange::Records(delta) => {
             let mut records = result.clone().unwrap().as_array().unwrap().clone();
             let mut from_json = records.clone();
             delta.apply(&mut records);
@@ -35,7 +35,7 @@ pub(crate) fn followed(result: &Shown, outcome: &Outcome, live: &mut Matcher, qu
             assert_eq!(records, from_json, "the delta and its JSON say the same: {delta:?}");
             Some(Json::Array(records))
         }
-        Outcome::Value => whole(live, query),
+        ResultChange::Value => whole(live, query),
         other => unreachable!("{other:?}"),
     }
 }

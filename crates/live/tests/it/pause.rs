@@ -7,7 +7,7 @@ use std::task::{Context, Wake, Waker};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use serde_json::{Map, Value as Json, json};
-use tidewire_live::{End, Event, First, Live, LiveOptions, Mode, Subscription, Whole};
+use tidewire_live::{Event, First, Live, LiveOptions, Mode, QueryResult, Subscription, SubscriptionEnd};
 use tidewire_store::{Query, Store, StoreOptions};
 
 fn run(test: impl Future<Output = ()>) {
@@ -24,16 +24,16 @@ async fn insert(store: &Store, id: u64) {
     store.insert("b", json!({"id": id, "n": id % 10})).await.unwrap();
 }
 
-fn records(whole: &Whole) -> Vec<Json> {
+fn records(whole: &QueryResult) -> Vec<Json> {
     match whole {
-        Whole::Json(json) => serde_json::from_slice(json).unwrap(),
+        QueryResult::Json(json) => serde_json::from_slice(json).unwrap(),
         other => panic!("{other:?}"),
     }
 }
 
 fn whole(event: Event) -> Vec<Json> {
     match event {
-        Event::Whole { whole, .. } => records(&whole),
+        Event::Snapshot { result: whole, .. } => records(&whole),
         other => panic!("{other:?}"),
     }
 }
@@ -51,7 +51,7 @@ impl Wake for Count {
 #[test]
 fn a_paused_subscription_keeps_nothing_and_goes_on_from_the_whole_result() {
     run(async {
-        for mode in [Mode::Delta, Mode::Whole] {
+        for mode in [Mode::Delta, Mode::Snapshot] {
             let store = store().await;
             let live = Live::new(store.clone());
             let mut subscription = live.subscribe(Query::new("b"), mode).await.unwrap();
@@ -72,7 +72,7 @@ fn a_paused_subscription_keeps_nothing_and_goes_on_from_the_whole_result() {
             insert(&store, 100).await;
             match (mode, subscription.next().await.unwrap()) {
                 (Mode::Delta, Event::Delta { delta, .. }) => assert_eq!(delta.counts(), (1, 0, 0)),
-                (Mode::Whole, event) => assert_eq!(whole(event).len(), 101),
+                (Mode::Snapshot, event) => assert_eq!(whole(event).len(), 101),
                 (_, other) => panic!("{other:?}"),
             }
         }
@@ -85,7 +85,7 @@ fn a_refresh_delivers_the_whole_result_also_if_nothing_has_changed() {
         let store = store().await;
         insert(&store, 1).await;
         let live = Live::new(store.clone());
-        for mode in [Mode::Delta, Mode::Whole] {
+        for mode in [Mode::Delta, Mode::Snapshot] {
             let mut subscription = live.subscribe(Query::new("b"), mode).await.unwrap();
             for has_paused in [true, false] {
                 if has_paused {
@@ -141,7 +141,7 @@ fn a_paused_subscriber_is_woken_by_the_end_only() {
         let store = store().await;
         store.define_query("named", json!({"bucket": "b"})).await.unwrap();
         let live = Live::new(store.clone());
-        let named = live.subscribe_named("named", Map::new(), None, Mode::Whole).await.unwrap();
+        let named = live.subscribe_named("named", Map::new(), None, Mode::Snapshot).await.unwrap();
         let delta = live.subscribe(Query::new("b"), Mode::Delta).await.unwrap();
         let mut both = [named, delta];
         let count = Arc::new(Count::default());
@@ -157,14 +157,15 @@ fn a_paused_subscriber_is_woken_by_the_end_only() {
         store.drop_bucket("b").await.unwrap();
         live.settled().await.unwrap();
         assert_eq!(count.0.load(SeqCst), 2);
-        let ends: Vec<End> = both.iter_mut().map(|subscription| subscription.try_next().unwrap_err()).collect();
-        assert_eq!(ends, [End::QueryUndefined, End::BucketDropped]);
+        let ends: Vec<SubscriptionEnd> =
+            both.iter_mut().map(|subscription| subscription.try_next().unwrap_err()).collect();
+        assert_eq!(ends, [SubscriptionEnd::QueryUndefined, SubscriptionEnd::BucketDropped]);
         // What it asks for now does not come, and is no error.
         for subscription in &mut both {
             subscription.refresh();
         }
         live.settled().await.unwrap();
-        assert_eq!(both[0].try_next().unwrap_err(), End::QueryUndefined);
+        assert_eq!(both[0].try_next().unwrap_err(), SubscriptionEnd::QueryUndefined);
     });
 }
 
@@ -203,7 +204,7 @@ struct Seen {
 impl Seen {
     async fn new(live: &Live, query: Query, mode: Mode) -> Self {
         let subscription = live.subscribe(query.clone(), mode).await.unwrap();
-        let First::Whole(first) = subscription.first() else { panic!("{:?}", subscription.first()) };
+        let First::Snapshot(first) = subscription.first() else { panic!("{:?}", subscription.first()) };
         Self { result: records(first), subscription, query, is_paused: false }
     }
 
@@ -211,7 +212,7 @@ impl Seen {
         while let Some(event) = self.subscription.try_next().unwrap() {
             assert!(!self.is_paused, "{event:?}");
             match event {
-                Event::Whole { whole, .. } => self.result = records(&whole),
+                Event::Snapshot { result: whole, .. } => self.result = records(&whole),
                 Event::Delta { delta, .. } => delta.apply(&mut self.result),
                 other => panic!("{other:?}"),
             }
@@ -231,7 +232,7 @@ proptest! {
             let limited = Query::parse(&json!({"bucket": "b", "sort": {"n": "desc"}, "limit": 4})).unwrap();
             let mut all = Vec::with_capacity(SUBSCRIBERS);
             for query in [Query::new("b"), limited] {
-                for mode in [Mode::Delta, Mode::Whole] {
+                for mode in [Mode::Delta, Mode::Snapshot] {
                     all.push(Seen::new(&live, query.clone(), mode).await);
                 }
             }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use serde_json::{Map, Value as Json};
-use tidewire_live::{First, Mark, Mode, SubscribeOptions, Subscription as LiveSubscription, Whole};
+use tidewire_live::{First, Mark, Mode, QueryResult, SubscribeOptions, Subscription as LiveSubscription};
 use tidewire_store::query::Parameters;
 use tidewire_store::{Filter, Query, StoreError};
 use tracing::Instrument as _;
@@ -118,7 +118,7 @@ impl Subscribe {
             }
         };
         let mode = match params.optional_text("mode")?.as_deref() {
-            None | Some("whole" | "full") => Mode::Whole,
+            None | Some("whole" | "full") => Mode::Snapshot,
             Some("delta") => Mode::Delta,
             Some(other) => {
                 let message = format!("\"mode\" must be \"whole\" or \"delta\", and is {other:?}");
@@ -263,7 +263,7 @@ async fn open_programmatic(
         position: opening.is_extended.then(|| computed.position()),
         resumed: is_resumed.then_some(false),
     };
-    let whole = First::Whole(Whole::Json(computed.json.clone()));
+    let whole = First::Snapshot(QueryResult::Json(computed.json.clone()));
     let data = first.data(whole, server.options.max_result_bytes)?;
     let subscription = Subscription::programmatic(opening, connection, computed.json);
     connection.add(&subscription)?;
@@ -324,7 +324,7 @@ struct FirstResult {
 impl FirstResult {
     fn data(self, first: First, max: usize) -> Outcome {
         let result = match first {
-            First::Whole(Whole::Json(json)) => json,
+            First::Snapshot(QueryResult::Json(json)) => json,
             First::Resumed(Some(delta)) => delta.encoded_within(max).ok_or_else(|| RequestError::too_large(max))?,
             First::Resumed(None) if !self.is_aggregate => {
                 Bytes::from_static(b"{\"added\":[],\"changed\":[],\"removed\":[]}")

@@ -1,7 +1,7 @@
 //! Errors of the store and of live queries as error codes.
 
 use serde_json::{Value as Json, json};
-use tidewire_live::{End, LiveError};
+use tidewire_live::{LiveError, SubscriptionEnd};
 use tidewire_store::query::Exceeded;
 use tidewire_store::transaction::{OperationError, TransactionError};
 use tidewire_store::{StoreError, WriteError};
@@ -89,14 +89,14 @@ impl From<WriteError> for RequestError {
     }
 }
 
-impl From<End> for RequestError {
-    fn from(end: End) -> Self {
+impl From<SubscriptionEnd> for RequestError {
+    fn from(end: SubscriptionEnd) -> Self {
         match end {
-            End::BucketDropped => Self::new(Code::BucketNotDefined, "the bucket was dropped"),
-            End::QueryUndefined => Self::new(Code::QueryNotDefined, "the query was undefined"),
-            End::ResultTooLarge => Self::new(Code::TooLarge, end.to_string()),
-            End::TooCostly | End::TooLarge => Self::new(Code::RateLimited, end.to_string()),
-            End::NotEvaluated => Self::new(Code::Timeout, end.to_string()),
+            SubscriptionEnd::BucketDropped => Self::new(Code::BucketNotDefined, "the bucket was dropped"),
+            SubscriptionEnd::QueryUndefined => Self::new(Code::QueryNotDefined, "the query was undefined"),
+            SubscriptionEnd::ResultTooLarge => Self::new(Code::TooLarge, end.to_string()),
+            SubscriptionEnd::TooCostly | SubscriptionEnd::TooLarge => Self::new(Code::RateLimited, end.to_string()),
+            SubscriptionEnd::NotEvaluated => Self::new(Code::Timeout, end.to_string()),
             _ => Self::shutting_down(),
         }
     }

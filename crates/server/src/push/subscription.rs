@@ -14,7 +14,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use bytes::Bytes;
 use serde_json::{Map, Value as Json};
 use tidewire_conn::websocket::Text;
-use tidewire_live::{End, Event, First, Mark, Mode, Subscription as LiveSubscription, Whole};
+use tidewire_live::{Event, First, Mark, Mode, QueryResult, Subscription as LiveSubscription, SubscriptionEnd};
 use tidewire_store::{Filter, Query};
 
 use super::permit::SubscriptionPermit;
@@ -159,7 +159,7 @@ impl Subscription {
             Events::Live(events) => match events.poll_event(&mut context) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(event)) => self.encode(connection, &event),
-                Poll::Ready(Err(End::ResultTooLarge)) => {
+                Poll::Ready(Err(SubscriptionEnd::ResultTooLarge)) => {
                     Err(RequestError::too_large(connection.server.options.max_result_bytes))
                 }
                 Poll::Ready(Err(end)) => Err(end.into()),
@@ -171,7 +171,7 @@ impl Subscription {
                     feed.row_filter = row_filter.map(Box::new);
                     feed.events = Events::Live(events);
                     match first {
-                        First::Whole(whole) => self.encode(connection, &Event::Whole { whole, mark }),
+                        First::Snapshot(whole) => self.encode(connection, &Event::Snapshot { result: whole, mark }),
                         // It was opened without a position.
                         _ => Err(RequestError::new(Code::InternalError, "Internal server error")),
                     }
@@ -196,7 +196,7 @@ impl Subscription {
 
     fn encode(&self, connection: &Connection, event: &Event) -> Result<Text, RequestError> {
         let (mark, wrap, data) = match event {
-            Event::Whole { whole: Whole::Json(json), mark } => {
+            Event::Snapshot { result: QueryResult::Json(json), mark } => {
                 let wrap = if self.mode == Mode::Delta { Wrap::Reset } else { Wrap::Plain };
                 (mark, wrap, json.clone())
             }
@@ -206,7 +206,7 @@ impl Subscription {
                 (mark, Wrap::Plain, encoded)
             }
             // A result that is no value.
-            Event::Whole { mark, .. } => (mark, Wrap::Plain, Bytes::new()),
+            Event::Snapshot { mark, .. } => (mark, Wrap::Plain, Bytes::new()),
             _ => return Err(RequestError::new(Code::InternalError, "Internal server error")),
         };
         check(connection, &data)?;

@@ -263,7 +263,7 @@ impl Bucket {
 
     /// Returns whether a record of this bucket has not expired at that time.
     pub fn is_live(&self, row: &Row, now: u64) -> bool {
-        self.expiries.is_empty() || integer(row,  &EXPIRES_AT).is_none_or(|expiry| expiry > now)
+        self.expiries.is_empty() || integer(row, &EXPIRES_AT).is_none_or(|expiry| expiry > now)
     }
 
     /// Returns the records that have expired at that time, in the order of expiry.
@@ -484,18 +484,18 @@ impl Bucket {
 
     /// Indexes the times and the owner of a record, and raises the counter to its autoincrement numbers.
     fn index_metadata(&mut self, row: &Row, ordinal: Ordinal) {
-        if let Some(expiry) = integer(row,  &EXPIRES_AT) {
+        if let Some(expiry) = integer(row, &EXPIRES_AT) {
             self.expiries.insert((expiry, ordinal));
         }
         if let Some(ages) = &mut self.ages {
-            ages.insert((integer(row,  &CREATED_AT).unwrap_or(0), ordinal));
+            ages.insert((integer(row, &CREATED_AT).unwrap_or(0), ordinal));
         }
         if let Some(owners) = &mut self.owners {
             owners.add(row, ordinal);
         }
         let counted =
             self.definition.fields.iter().filter(|(_, rule)| rule.generated == Some(Generated::Autoincrement));
-        let numbers = counted.filter_map(|(name, _)| integer(row,  &Field::new(name)));
+        let numbers = counted.filter_map(|(name, _)| integer(row, &Field::new(name)));
         // Larger numbers are never generated, so they cannot collide with a generated one.
         for number in numbers.filter(|number| *number <= LAST_NUMBER) {
             self.counter = self.counter.max(number);
@@ -504,11 +504,11 @@ impl Bucket {
 
     /// Undoes [`index_metadata`](Self::index_metadata), except for the counter.
     fn unindex_metadata(&mut self, row: &Row, ordinal: Ordinal) {
-        if let Some(expiry) = integer(row,  &EXPIRES_AT) {
+        if let Some(expiry) = integer(row, &EXPIRES_AT) {
             self.expiries.remove(&(expiry, ordinal));
         }
         if let Some(ages) = &mut self.ages {
-            ages.remove(&(integer(row,  &CREATED_AT).unwrap_or(0), ordinal));
+            ages.remove(&(integer(row, &CREATED_AT).unwrap_or(0), ordinal));
         }
         if let Some(owners) = &mut self.owners {
             owners.remove(row, ordinal);

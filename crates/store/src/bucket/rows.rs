@@ -31,7 +31,7 @@ enum Node {
 
 /// Returns the index of the child with this ordinal, in a node at this height above the leaves.
 fn child(ordinal: Ordinal, height: u32) -> usize {
-// The mask makes it less than the width, so the conversion cannot fail.
+    // The mask makes it less than the width, so the conversion cannot fail.
     usize::try_from(ordinal.checked_shr(height * BITS).unwrap_or(0) & (WIDTH as u64 - 1)).unwrap_or(0)
 }
 
@@ -142,7 +142,7 @@ impl Rows {
 
 /// Removes a row from a subtree. An empty subtree is removed.
 fn remove(subtree: &mut Option<Node>, ordinal: Ordinal, height: u32) -> Option<Row> {
-let node = subtree.as_mut()?;
+    let node = subtree.as_mut()?;
     let removed = match node {
         Node::Leaf(rows) => Arc::make_mut(rows)[child(ordinal, 0)].take(),
         Node::Branch(children) => remove(&mut Arc::make_mut(children)[child(ordinal, height)], ordinal, height - 1),
@@ -166,7 +166,7 @@ fn seek(node: &Node, ordinal: Ordinal, height: u32, is_forward: bool) -> Option<
     let shift = height * BITS;
     let base = ordinal.checked_shr(shift + BITS).unwrap_or(0).checked_shl(shift + BITS).unwrap_or(0);
     let sibling = |index: usize| {
-    let start = base | (index as u64) << shift;
+        let start = base | (index as u64) << shift;
         let near = if is_forward { start } else { start | ((1 << shift) - 1) };
         seek(children[index].as_ref()?, near, height - 1, is_forward)
     };

@@ -177,7 +177,8 @@ impl Draft {
 
     /// Runs `work`, and undoes its changes if it fails.
     pub fn atomically<T, E>(&mut self, work: impl FnOnce(&mut Self) -> Result<T, E>) -> Result<T, E> {
-        let savepoint = Savepoint { changes: self.changes.len(), counters: self.counters.len(), saved: self.saved.len() };
+        let savepoint =
+            Savepoint { changes: self.changes.len(), counters: self.counters.len(), saved: self.saved.len() };
         let done = work(self);
         if done.is_err() {
             self.revert(savepoint);

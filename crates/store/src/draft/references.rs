@@ -89,7 +89,8 @@ impl Draft {
                     }
                     // A single referring record restricts the deletion.
                     OnDelete::Restrict if self.referring(referring, field, &key)?.next().is_some() => {
-                        let message = format!("the record is referenced by field {} of bucket \"{referring}\"", field.name());
+                        let message =
+                            format!("the record is referenced by field {} of bucket \"{referring}\"", field.name());
                         let issue = Issue { field: field.name().to_owned(), message, code: "ref" };
                         return Err(ValidationError { bucket: name.to_string(), issues: vec![issue] }.into());
                     }

@@ -48,8 +48,8 @@ impl Draft {
                 .map(|(position, row)| (position, row.clone()))
                 .take(count - examined)
                 .collect();
-                examined += expired.len();
-                for (position, row) in expired {
+            examined += expired.len();
+            for (position, row) in expired {
                 sweep.after = Some(position);
                 swept += usize::from(self.atomically(|draft| draft.delete_now(&name, row)).is_ok());
             }

@@ -148,17 +148,19 @@ pub enum EngineError {
         source: io::Error,
     },
     /// The log has twice the length at which commits are slowed. Nothing was written.
-    #[error("the log has {len} bytes, more than the limit of {max}: wait for a checkpoint, or check why checkpoints fail")]
+    #[error(
+        "the log has {len} bytes, more than the limit of {max}: wait for a checkpoint, or check why checkpoints fail"
+    )]
     LogFull {
-    /// The length of the log in bytes.
-    len: u64,
-    /// The limit.
+        /// The length of the log in bytes.
+        len: u64,
+        /// The limit.
         max: u64,
     },
     /// A group is too large. Nothing was written.
     #[error("the group of commits has {len} bytes, more than the limit of {max}")]
     TooLarge {
-    /// The length of the group in bytes.
+        /// The length of the group in bytes.
         len: usize,
         /// The limit.
         max: usize,
@@ -166,7 +168,7 @@ pub enum EngineError {
     /// The name of a bucket is too long. Nothing was written.
     #[error("the name of a bucket has {len} bytes, more than the limit of 65535")]
     BucketName {
-    /// The length of the name in bytes.
+        /// The length of the name in bytes.
         len: usize,
     },
     /// Another checkpoint is running.

@@ -37,7 +37,7 @@ impl<'a, 'f> Examined<'a, 'f> {
         self.budget.charge(CONDITION_WORK + self.lowered.len())?;
         let known = self.lowered.iter().position(|(known, _)| *known == field);
         let index = if let Some(index) = known {
-        index
+            index
         } else {
             let lowered = self.lower(field)?;
             self.lowered.push((field, lowered));

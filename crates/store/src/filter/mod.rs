@@ -15,8 +15,8 @@ use std::cmp::Ordering;
 use serde_json::{Number, Value as Json};
 
 use self::examine::Examined;
-pub use self::parameters::Parameters;
 use self::parameters::ParameterSource;
+pub use self::parameters::Parameters;
 use self::parser::Parser;
 pub use self::scalars::Scalars;
 use crate::query::{Budget, Exceeded};
@@ -135,51 +135,51 @@ pub enum FilterError {
     /// A filter is not an object.
     #[error("{at} must be an object")]
     NotAnObject {
-    /// The place in the filter.
+        /// The place in the filter.
         at: String,
     },
     /// The operator does not exist.
     #[error("unknown operator {operator} in {at}")]
     UnknownOperator {
-    /// The operator.
-    operator: String,
-    /// The place in the filter.
+        /// The operator.
+        operator: String,
+        /// The place in the filter.
         at: String,
     },
     /// The operand of an operator is invalid.
     #[error("{operator} in {at} must be {expected}")]
     Operand {
-    /// The operator.
-    operator: &'static str,
-    /// The place in the filter.
-    at: String,
-    /// The expected operand.
+        /// The operator.
+        operator: &'static str,
+        /// The place in the filter.
+        at: String,
+        /// The expected operand.
         expected: &'static str,
     },
     /// A parameter has no value.
     #[error("missing parameter {name}")]
     MissingParameter {
-    /// The name of the parameter, with its root.
+        /// The name of the parameter, with its root.
         name: String,
     },
     /// The root of a parameter is unknown.
     #[error("unknown parameter {{{{ {name} }}}}: expected a name that begins with {known}")]
     UnknownParameter {
-    /// The name of the parameter, with its root.
-    name: String,
-    /// The known roots.
+        /// The name of the parameter, with its root.
+        name: String,
+        /// The known roots.
         known: String,
     },
     /// The filter is nested too deeply.
     #[error("the filter is nested more than {max} levels deep")]
     TooDeep {
-    /// The limit.
+        /// The limit.
         max: usize,
     },
     /// The filter has too many conditions.
     #[error("the filter has more than {max} conditions")]
     TooLarge {
-    /// The limit.
+        /// The limit.
         max: usize,
     },
 }

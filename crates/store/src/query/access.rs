@@ -27,7 +27,7 @@ pub(super) struct Access<'a> {
 /// One record, or a range of an index.
 #[derive(Debug)]
 enum AccessPart<'a> {
-One(Ordinal),
+    One(Ordinal),
     Range { index: &'a Index, from: IndexKey, until: Option<IndexKey> },
 }
 

@@ -50,7 +50,7 @@ impl Query {
         }
         out.push(b'[');
         for (index, row) in self.rows(bucket, now, budget)?.into_iter().enumerate() {
-        if index > 0 {
+            if index > 0 {
                 out.push(b',');
             }
             let before = out.len();

@@ -234,7 +234,7 @@ mod tests {
             json!({"aggregate": {"function": "count", "groupBy": "a"}}),
         ];
         for (index, one) in queries.iter().enumerate() {
-        for two in &queries[..index] {
+            for two in &queries[..index] {
                 assert_ne!(canonical(one), canonical(two), "{one} {two}");
             }
         }

@@ -139,7 +139,7 @@ fn make(indexes: &[Vec<&str>], ordered: bool, steps: &[(Json, Option<Record>)]) 
                     continue;
                 }
                 match index {
-                Some(index) => records[index] = record,
+                    Some(index) => records[index] = record,
                     None => records.push(record),
                 }
             }

@@ -64,7 +64,15 @@ impl<'a> SortedScan<'a> {
             Some(bounds) => Some(bounds.with_prefix(&prefix)?),
             None => None,
         };
-        Some(Self { index, direction, fixed, levels: sort.len(), has_more_fields: left.len() > sort.len(), prefix, bounds })
+        Some(Self {
+            index,
+            direction,
+            fixed,
+            levels: sort.len(),
+            has_more_fields: left.len() > sort.len(),
+            prefix,
+            bounds,
+        })
     }
 
     pub(super) fn fixed(&self) -> usize {
@@ -129,7 +137,8 @@ impl<'a> SortedScan<'a> {
             let mut entries = self.index.entries(from, Some(&end)).rev().peekable();
             let group = loop {
                 let Some((key, ordinal)) = entries.next() else { break None };
-                let is_alone = levels == 1 && !self.has_more_fields && entries.peek().is_none_or(|(next, _)| next != key);
+                let is_alone =
+                    levels == 1 && !self.has_more_fields && entries.peek().is_none_or(|(next, _)| next != key);
                 if !is_alone {
                     break Some(key.prefix_parts(prefix, 1));
                 }

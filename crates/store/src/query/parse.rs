@@ -130,7 +130,10 @@ mod tests {
             (json!(1), "the query must be an object"),
             (json!({}), "`bucket` must be a non-empty string"),
             (json!({"bucket": "b", "order": 1}), "unknown option order in the query"),
-            (json!({"bucket": "b", "sort": {"a": 1}}), "`sort` must be an object that maps field names to \"asc\" or \"desc\""),
+            (
+                json!({"bucket": "b", "sort": {"a": 1}}),
+                "`sort` must be an object that maps field names to \"asc\" or \"desc\"",
+            ),
             (json!({"bucket": "b", "limit": -1}), "`limit` must be a non-negative integer"),
             (json!({"bucket": "b", "fields": [1]}), "`fields` must be a list of field names"),
             (json!({"bucket": "b", "filter": {"$x": 1}}), "unknown operator $x in the filter"),

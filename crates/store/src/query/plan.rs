@@ -193,7 +193,7 @@ impl<'a: 'f, 'f> Scan<'a, 'f> {
                 self.budget.hold(candidate.bytes())?;
                 heap.push(candidate);
             } else if heap.peek().is_some_and(|last| candidate < *last)
-            && let Some(last) = heap.pop()
+                && let Some(last) = heap.pop()
             {
                 self.budget.hold(candidate.bytes().saturating_sub(last.bytes()))?;
                 heap.push(candidate);
@@ -216,7 +216,9 @@ pub(super) fn is_cheaper(
         return Ok(false);
     }
     // It examines no additional records and avoids the sort.
-    if order.fixed() > selectivity.fixed || order.fixed() == selectivity.fixed && (order.is_bounded() || !selectivity.is_bounded) {
+    if order.fixed() > selectivity.fixed
+        || order.fixed() == selectivity.fixed && (order.is_bounded() || !selectivity.is_bounded)
+    {
         return Ok(true);
     }
     // With m candidates among n records, a sorted scan finds `until` of them after about `until * n / m` records, if they

@@ -251,7 +251,7 @@ mod tests {
 
     #[derive(Debug, Clone)]
     enum TestStep {
-    Push {
+        Push {
             flow: Flow,
             bytes: usize,
         },
@@ -279,8 +279,14 @@ mod tests {
         let (mut items, mut charged) = (0, 0);
         for (owner, owner_queue) in &admission.by_owner {
             assert!(owner_queue.charged <= bounds.owner_bytes && owner_queue.queued <= bounds.owner_items);
-            assert_eq!(admission.entering.iter().filter(|turn| *turn == owner).count(), usize::from(owner_queue.is_entering));
-            assert!(owner_queue.is_entering || owner_queue.next(&bounds).is_none(), "an owner with capacity is entering");
+            assert_eq!(
+                admission.entering.iter().filter(|turn| *turn == owner).count(),
+                usize::from(owner_queue.is_entering)
+            );
+            assert!(
+                owner_queue.is_entering || owner_queue.next(&bounds).is_none(),
+                "an owner with capacity is entering"
+            );
             let of_owner = expected.iter().filter(|(flow, _)| flow.owner == *owner).map(|(_, items)| items.len());
             assert_eq!(owner_queue.queued + owner_queue.held_back.len(), of_owner.sum::<usize>());
             items += owner_queue.queued;
@@ -289,7 +295,8 @@ mod tests {
         assert_eq!((admission.queued.items, admission.queued.charged), (items, charged));
         assert!(items <= bounds.items && charged <= bounds.bytes);
         let all: usize = expected.values().flatten().map(|(.., bytes)| bytes).sum();
-        let held_back: usize = admission.by_owner.values().flat_map(|owner_queue| &owner_queue.held_back).map(|entry| entry.bytes).sum();
+        let held_back: usize =
+            admission.by_owner.values().flat_map(|owner_queue| &owner_queue.held_back).map(|entry| entry.bytes).sum();
         assert_eq!(admission.queued.bytes + held_back, all);
     }
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::StoreOptions;
+use super::engine_writes::EngineWrites;
 use super::history::{Commit, History};
 use super::recover::StoreOpenError;
-use super::engine_writes::EngineWrites;
 use crate::engine::{Engine, Write, WriteSet};
 use crate::{Cause, Draft, State};
 

@@ -41,19 +41,19 @@ use tokio::sync::oneshot;
 
 pub use self::history::{Commit, FollowError, Follower};
 pub use self::pending::{Pending, WriteError};
-pub use self::recover::{StoreOpenError, InvalidData};
+pub use self::recover::{InvalidData, StoreOpenError};
 pub use self::stats::{BucketList, BucketStats, StoreStats};
 pub use self::transfer::{ImportError, ImportProblem, Imported, MaintenanceError};
 
-use self::history::History;
 use self::admission::Bounds;
+use self::history::History;
 use self::pending::block_on;
 use self::queue::{Message, Queue};
 use self::recover::Loader;
 use self::stats::Counters;
 use self::writer::Writer;
 use crate::engine::{
-Disk, Embedded, EmbeddedOptions, Engine, EngineError, EngineStats, Files, Memory, Recovery, TornTail,
+    Disk, Embedded, EmbeddedOptions, Engine, EngineError, EngineStats, Files, Memory, Recovery, TornTail,
 };
 use crate::lock::lock;
 use crate::query::Budget;
@@ -311,13 +311,19 @@ impl Store {
             Embedded::open_on(disk, dir, options.embedded, &mut |recovered| loader.take(recovered))?;
         let (state, history) = loader.finish(recovery.position)?;
         if let Some(TornTail { file, offset, .. }) = &recovery.torn_tail {
-        tracing::warn!(file = %file.display(), offset, "truncated an incomplete record at the end of the log");
+            tracing::warn!(file = %file.display(), offset, "truncated an incomplete record at the end of the log");
         }
         let state = declare::declare(&mut engine, state, &history, &options)?;
         Ok((Self::start(Box::new(engine), true, state, history, options), recovery))
     }
 
-    fn start(engine: Box<dyn Engine>, is_persistent: bool, state: State, history: History, options: StoreOptions) -> Self {
+    fn start(
+        engine: Box<dyn Engine>,
+        is_persistent: bool,
+        state: State,
+        history: History,
+        options: StoreOptions,
+    ) -> Self {
         let snapshot = Snapshot { state, position: engine.position() };
         let shared = Arc::new(StoreShared {
             opened_at: snapshot.position,

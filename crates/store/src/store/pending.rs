@@ -41,9 +41,9 @@ pub enum WriteError {
     /// The commit is too large for the log. The write has no effect.
     #[error("the commit has {len} bytes, more than the limit of {max}; split the write")]
     TooLarge {
-    /// The length of the commit in bytes.
-    len: usize,
-    /// The limit.
+        /// The length of the commit in bytes.
+        len: usize,
+        /// The limit.
         max: usize,
     },
     /// The closure of the write panicked. The write has no effect.
@@ -56,7 +56,7 @@ pub enum WriteError {
 
 impl<T> Pending<T> {
     pub(super) fn new(held_back: Option<HeldBack>, reply: Reply<Result<T, WriteError>>) -> Self {
-    Self { held_back, reply }
+        Self { held_back, reply }
     }
 
     /// Returns whether the queue was full when the write was submitted. The caller should submit no further writes until this one

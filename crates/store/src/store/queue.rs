@@ -15,9 +15,9 @@ use tokio::sync::oneshot;
 
 use super::WriteOptions;
 use super::admission::{Admission, Bounds, Owner, Ticket, Usage};
+use super::fair_queue::Flow;
 use super::pending::{Pending, WriteError};
 use super::reply::{ReplySender, reply};
-use super::fair_queue::Flow;
 use crate::engine::{Backup, Checkpoint, EngineError};
 use crate::lock::lock;
 use crate::{Cause, Draft, State, StoreError};
@@ -138,7 +138,12 @@ impl Queue {
     const PROGRAM: Flow = Flow { owner: 0, origin: 0 };
 
     pub(super) fn new(bounds: Bounds) -> Self {
-        let state = QueueState { admission: Admission::new(bounds), signals: VecDeque::new(), is_closed: false, is_idle: false };
+        let state = QueueState {
+            admission: Admission::new(bounds),
+            signals: VecDeque::new(),
+            is_closed: false,
+            is_idle: false,
+        };
         Self { state: Mutex::new(state), arrived: Condvar::new(), abandoned: AtomicU64::new(0) }
     }
 

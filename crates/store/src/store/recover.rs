@@ -14,8 +14,8 @@ use crate::{Bucket, Change, Row, State, StoreError};
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidData {
-/// A row is not a record, or violates a constraint of its bucket.
-#[error("a row of bucket \"{bucket}\" is invalid: {problem}")]
+    /// A row is not a record, or violates a constraint of its bucket.
+    #[error("a row of bucket \"{bucket}\" is invalid: {problem}")]
     Row {
         /// The bucket.
         bucket: String,

@@ -101,13 +101,13 @@ pub enum ImportProblem {
     /// The line is longer than the largest record.
     #[error("the line is longer than {max} bytes")]
     TooLong {
-    /// The limit in bytes.
+        /// The limit in bytes.
         max: usize,
     },
     /// The last line is missing, or does not have the number of records that were read.
     #[error("the export is incomplete: read {records} records, but no matching end line")]
     Incomplete {
-    /// The number of records that were read.
+        /// The number of records that were read.
         records: u64,
     },
     /// The store rejected the line.

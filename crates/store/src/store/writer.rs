@@ -15,11 +15,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::engine_writes::EngineWrites;
 use super::history::Commit;
 use super::pending::WriteError;
 use super::queue::{Job, Message, Taken};
 use super::reply::wake_all;
-use super::engine_writes::EngineWrites;
 use super::{Snapshot, StoreShared};
 use crate::draft::Sweep;
 use crate::engine::{CheckpointError, Engine, EngineError, LogPressure, StoredRow, Write, WriteSet};

@@ -1,7 +1,7 @@
 //! Whoever missed commits ends as if it had seen them. The history holds nothing here, so that none can be followed.
 
 use serde_json::{Map, json};
-use tidewire_live::{End, Live, Mode, Subscription};
+use tidewire_live::{Live, Mode, Subscription, SubscriptionEnd};
 use tidewire_store::{Query, Store, StoreOptions};
 
 use super::{plain, run};
@@ -10,7 +10,7 @@ async fn forgetful() -> Store {
     super::store(StoreOptions::default().history_bytes(1)).await
 }
 
-async fn end_of(live: &Live, subscription: &mut Subscription) -> Option<End> {
+async fn end_of(live: &Live, subscription: &mut Subscription) -> Option<SubscriptionEnd> {
     live.settled().await.unwrap();
     loop {
         match subscription.try_next() {
@@ -36,7 +36,7 @@ fn a_bucket_that_was_dropped_and_defined_again_is_another() {
             draft.define_bucket("b", &plain())
         });
         anew.await.unwrap();
-        assert_eq!(end_of(&live, &mut subscription).await, Some(End::BucketDropped));
+        assert_eq!(end_of(&live, &mut subscription).await, Some(SubscriptionEnd::BucketDropped));
     });
 }
 
@@ -46,13 +46,13 @@ fn a_named_query_that_was_defined_otherwise_is_another() {
         let store = forgetful().await;
         store.define_query("named", json!({"bucket": "b"})).await.unwrap();
         let live = Live::new(store.clone());
-        let mut subscription = live.subscribe_named("named", Map::new(), None, Mode::Whole).await.unwrap();
+        let mut subscription = live.subscribe_named("named", Map::new(), None, Mode::Snapshot).await.unwrap();
         let anew = store.write(|draft| {
             draft.undefine_query("named")?;
             draft.define_query("named", &json!({"bucket": "b", "filter": {"n": 1}}))
         });
         anew.await.unwrap();
-        assert_eq!(end_of(&live, &mut subscription).await, Some(End::QueryUndefined));
+        assert_eq!(end_of(&live, &mut subscription).await, Some(SubscriptionEnd::QueryUndefined));
     });
 }
 
@@ -62,8 +62,8 @@ fn a_named_query_of_a_dropped_bucket_ends_with_the_bucket() {
         let store = forgetful().await;
         store.define_query("named", json!({"bucket": "b"})).await.unwrap();
         let live = Live::new(store.clone());
-        let mut subscription = live.subscribe_named("named", Map::new(), None, Mode::Whole).await.unwrap();
+        let mut subscription = live.subscribe_named("named", Map::new(), None, Mode::Snapshot).await.unwrap();
         store.drop_bucket("b").await.unwrap();
-        assert_eq!(end_of(&live, &mut subscription).await, Some(End::BucketDropped));
+        assert_eq!(end_of(&live, &mut subscription).await, Some(SubscriptionEnd::BucketDropped));
     });
 }

@@ -1,7 +1,7 @@
 //! What is counted is what is, as soon as there is an answer.
 
 use serde_json::json;
-use tidewire_live::{End, Event, Live, LiveOptions, Mode};
+use tidewire_live::{Event, Live, LiveOptions, Mode, SubscriptionEnd};
 use tidewire_store::{Query, StoreOptions};
 
 use super::{run, store};
@@ -17,7 +17,7 @@ fn what_a_subscriber_did_not_get_is_no_event() {
         }
         live.settled().await.unwrap();
         assert_eq!((live.stats().events, live.stats().conflated), (2, 1));
-        assert!(matches!(slow.next().await, Ok(Event::Whole { .. })));
+        assert!(matches!(slow.next().await, Ok(Event::Snapshot { .. })));
         assert_eq!((live.stats().events, live.stats().conflated), (3, 1));
     });
 }
@@ -29,7 +29,7 @@ fn those_who_end_with_the_store_are_counted() {
         let live = Live::new(store.clone());
         let mut subscription = live.subscribe(Query::new("b"), Mode::Delta).await.unwrap();
         store.close().unwrap();
-        assert_eq!(subscription.next().await.unwrap_err(), End::Closed);
+        assert_eq!(subscription.next().await.unwrap_err(), SubscriptionEnd::Closed);
         let stats = live.stats();
         assert_eq!((stats.queries, stats.subscriptions, stats.ended), (0, 0, 1));
     });

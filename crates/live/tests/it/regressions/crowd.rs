@@ -1,7 +1,7 @@
 //! Subscribers come, look, pause, go and come back while writers write, and commits fall out of the history.
 
 use serde_json::{Value as Json, json};
-use tidewire_live::{Event, First, Live, LiveOptions, Mark, Mode, SubscribeOptions, Subscription, Whole};
+use tidewire_live::{Event, First, Live, LiveOptions, Mark, Mode, QueryResult, SubscribeOptions, Subscription};
 use tidewire_store::{Query, Store, StoreOptions};
 
 use super::{run, store};
@@ -16,8 +16,8 @@ struct Held {
 }
 
 impl Held {
-    fn hold(&mut self, whole: &Whole) {
-        let Whole::Json(json) = whole else { panic!("{whole:?}") };
+    fn hold(&mut self, whole: &QueryResult) {
+        let QueryResult::Json(json) = whole else { panic!("{whole:?}") };
         self.result = serde_json::from_slice(json).unwrap();
     }
 
@@ -31,7 +31,7 @@ impl Held {
         let subscription =
             live.subscribe(self.query.clone(), SubscribeOptions::from(self.mode).since(self.mark)).await.unwrap();
         match subscription.first() {
-            First::Whole(whole) => self.hold(whole),
+            First::Snapshot(whole) => self.hold(whole),
             First::Resumed(None) => {}
             First::Resumed(Some(delta)) => delta.apply(&mut self.result),
             other => panic!("{other:?}"),
@@ -43,7 +43,7 @@ impl Held {
     fn look(&mut self) {
         while let Some(event) = self.subscription.as_mut().and_then(|held| held.try_next().unwrap()) {
             match event {
-                Event::Whole { whole, mark } => {
+                Event::Snapshot { result: whole, mark } => {
                     self.hold(&whole);
                     // It may be told anew what it has.
                     self.mark = Some(mark);
@@ -82,7 +82,7 @@ fn everybody_has_what_there_is_in_the_end() {
             let query = Query::parse(&query).unwrap();
             Held { query, mode, mark: None, result: Vec::new(), subscription: None }
         };
-        let modes = [Mode::Delta, Mode::Delta, Mode::Delta, Mode::Whole, Mode::Delta];
+        let modes = [Mode::Delta, Mode::Delta, Mode::Delta, Mode::Snapshot, Mode::Delta];
         let mut all: Vec<Held> = modes.into_iter().cycle().take(15).enumerate().map(held).collect();
         let writers: Vec<_> = (0..3)
             .map(|seed| {

@@ -73,7 +73,7 @@ fn a_panic_on_the_live_thread_does_not_end_live_queries() {
         let store = store(StoreOptions::default()).await;
         let live = Live::new(store.clone());
         let mut delta = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap();
-        let mut whole = live.subscribe(query(&json!({})), Mode::Whole).await.unwrap();
+        let mut whole = live.subscribe(query(&json!({})), Mode::Snapshot).await.unwrap();
         let mut other = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap();
         panics_when_woken(&mut delta);
         panics_when_woken(&mut whole);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
-use tidewire_live::{Delta, Event, First, Live, LiveOptions, Mark, Mode, SubscribeOptions, Subscription, Whole};
+use tidewire_live::{Delta, Event, First, Live, LiveOptions, Mark, Mode, QueryResult, SubscribeOptions, Subscription};
 use tidewire_store::engine::EmbeddedOptions;
 use tidewire_store::{Clock, Pending, Query, Store, StoreOptions};
 
@@ -54,10 +54,10 @@ fn write(store: &Store, steps: Vec<Step>) -> Pending<()> {
     })
 }
 
-fn shown(whole: &Whole) -> Shown {
+fn shown(whole: &QueryResult) -> Shown {
     match whole {
-        Whole::Json(bytes) => Some(serde_json::from_slice(bytes).unwrap()),
-        Whole::Nothing => None,
+        QueryResult::Json(bytes) => Some(serde_json::from_slice(bytes).unwrap()),
+        QueryResult::NoValue => None,
         other => unreachable!("{other:?}"),
     }
 }
@@ -78,7 +78,7 @@ fn changed(result: &Shown, delta: &Delta) -> Json {
 /// What somebody has who subscribes, with a result of before.
 fn begun(subscription: &Subscription, before: &Shown) -> Shown {
     match subscription.first() {
-        First::Whole(whole) => shown(whole),
+        First::Snapshot(whole) => shown(whole),
         First::Resumed(None) => before.clone(),
         First::Resumed(Some(delta)) => Some(changed(before, delta)),
         other => unreachable!("{other:?}"),
@@ -127,7 +127,7 @@ async fn resumes(definition: Json, first: Vec<Step>, query: Query, acts: Vec<(Ac
         if let Some((subscription, result)) = &mut stays {
             while let Some(event) = subscription.try_next().unwrap() {
                 let mark = match event {
-                    Event::Whole { whole, mark } => {
+                    Event::Snapshot { result: whole, mark } => {
                         *result = shown(&whole);
                         mark
                     }
@@ -164,7 +164,11 @@ fn what_is_not_kept_is_gone_after_a_restart() {
         let store = open(dir.path(), &clock);
         let live = follow(&store);
         let resumed = live.subscribe(Query::new("b"), SubscribeOptions::from(Mode::Delta).since(mark)).await.unwrap();
-        assert!(matches!(resumed.first(), First::Whole(Whole::Json(json)) if json == "[]"), "{:?}", resumed.first());
+        assert!(
+            matches!(resumed.first(), First::Snapshot(QueryResult::Json(json)) if json == "[]"),
+            "{:?}",
+            resumed.first()
+        );
         // From then on it goes on where it was.
         store.insert("b", super::json!({"id": 2})).await.unwrap();
         let mark = live.subscribe(Query::new("b"), Mode::Delta).await.unwrap().mark();

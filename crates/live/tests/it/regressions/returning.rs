@@ -1,7 +1,7 @@
 //! A result that becomes again what it was is delivered to a subscriber that saw the one between.
 
 use serde_json::json;
-use tidewire_live::{Event, Live, Mode, SubscribeOptions, Whole};
+use tidewire_live::{Event, Live, Mode, QueryResult, SubscribeOptions};
 use tidewire_store::{Query, StoreOptions};
 
 use super::{run, store};
@@ -15,7 +15,7 @@ fn a_whole_result_is_delivered_to_one_that_joined_later() {
             let live = Live::new(store.clone());
             let _delta = live.subscribe(Query::new("b"), Mode::Delta).await.unwrap();
             store.insert("b", json!({"id": 1})).await.unwrap();
-            let mut options = SubscribeOptions::from(Mode::Whole);
+            let mut options = SubscribeOptions::from(Mode::Snapshot);
             if is_resumed {
                 options = options.since(live.subscribe(Query::new("b"), Mode::Delta).await.unwrap().mark());
             }
@@ -23,7 +23,8 @@ fn a_whole_result_is_delivered_to_one_that_joined_later() {
             store.delete("b", json!(1), None).await.unwrap();
             live.settled().await.unwrap();
             let event = joined.try_next().unwrap();
-            let is_empty = matches!(&event, Some(Event::Whole { whole: Whole::Json(json), .. }) if json == "[]");
+            let is_empty =
+                matches!(&event, Some(Event::Snapshot { result: QueryResult::Json(json), .. }) if json == "[]");
             assert!(is_empty, "{is_resumed}: {event:?}");
         }
     });

@@ -11,8 +11,8 @@ use std::sync::mpsc::{Receiver, sync_channel};
 
 use super::super::EngineError;
 use super::super::disk::is_out_of_descriptors;
-use super::frame::{ALIGN, HEADER, FrameHeader, FrameKind, Layout};
 use super::data_dir::DataDir;
+use super::frame::{ALIGN, FrameHeader, FrameKind, HEADER, Layout};
 use super::segment::{MAX_SEGMENT_BYTES, PAGE, Segment, SegmentHeader};
 
 /// The state that links each frame to the previous one.

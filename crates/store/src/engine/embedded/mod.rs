@@ -28,8 +28,8 @@
 
 mod backup;
 mod checkpoint;
-mod frame;
 mod data_dir;
+mod frame;
 mod log;
 mod recovery;
 mod segment;
@@ -75,10 +75,10 @@ pub struct EmbeddedOptions {
 /// How a directory is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OpenMode {
-/// As a data directory.
-Normal,
-/// As a copy that is being restored: it is still marked as incomplete, and gets a new epoch.
-Restore,
+    /// As a data directory.
+    Normal,
+    /// As a copy that is being restored: it is still marked as incomplete, and gets a new epoch.
+    Restore,
 }
 
 impl Default for EmbeddedOptions {
@@ -205,7 +205,8 @@ impl Embedded {
         let lock = disk.lock(&dir.join("lock")).map_err(failed)?;
         let lock = lock.ok_or_else(|| OpenError::Locked { dir: dir.to_owned() })?;
         let spares = usize::try_from(options.checkpoint_log_bytes / options.segment_bytes).unwrap_or(usize::MAX);
-        let data_dir = DataDir::new(disk, dir, lock, options.segment_bytes, spares.saturating_add(2)).map_err(failed)?;
+        let data_dir =
+            DataDir::new(disk, dir, lock, options.segment_bytes, spares.saturating_add(2)).map_err(failed)?;
         let data_dir = Arc::new(data_dir);
         // Renames of a process that was killed are visible and may not be durable.
         data_dir.entries.sync().map_err(failed)?;
@@ -269,8 +270,8 @@ impl Embedded {
         let mut page = Vec::with_capacity(PAGE);
         let layout = frame::Layout::CURRENT;
         SegmentHeader { layout, log, number: 1, epoch, sequence, frame, chain, relaxed }.write(&mut page);
-        let segment =
-            Segment::make(data_dir, 1, Some(&page)).map_err(|source| OpenError::Io { file: data_dir.segment(1), source })?;
+        let segment = Segment::make(data_dir, 1, Some(&page))
+            .map_err(|source| OpenError::Io { file: data_dir.segment(1), source })?;
         let recovery = Recovery {
             position: Position { epoch, sequence: 0 },
             is_new_epoch: true,
@@ -287,7 +288,7 @@ impl Embedded {
         end: recovery::LogEnd,
         options: &EmbeddedOptions,
         mode: OpenMode,
-        ) -> Result<(Log, Recovery), OpenError> {
+    ) -> Result<(Log, Recovery), OpenError> {
         let open = |number| {
             let path = data_dir.segment(number);
             match data_dir.disk.open(&path) {

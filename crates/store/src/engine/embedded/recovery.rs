@@ -15,10 +15,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::super::{DiskFile, EngineError, StoredRow};
-use super::frame::{ALIGN, HEADER, FrameHeader, FrameKind, Layout, Writes, matches, take_commit, u64_at};
-use super::data_dir::{DataDir, SnapshotFile, Listing};
+use super::data_dir::{DataDir, Listing, SnapshotFile};
+use super::frame::{ALIGN, FrameHeader, FrameKind, HEADER, Layout, Writes, matches, take_commit, u64_at};
 use super::log::Cursor;
-use super::segment::{MAX_SEGMENT_BYTES, InvalidHeader, PAGE, SegmentHeader};
+use super::segment::{InvalidHeader, MAX_SEGMENT_BYTES, PAGE, SegmentHeader};
 use super::snapshot::{self, fill};
 use crate::{Cause, Position};
 
@@ -52,11 +52,11 @@ pub enum OpenError {
     /// A file is corrupt in a way that a crash cannot cause.
     #[error("{} is corrupt at byte {offset}: {what}; restore a backup, or repair the disk and try again", file.display())]
     Corrupt {
-    /// The file.
-    file: PathBuf,
-    /// The offset in the file.
-    offset: u64,
-    /// The kind of corruption.
+        /// The file.
+        file: PathBuf,
+        /// The offset in the file.
+        offset: u64,
+        /// The kind of corruption.
         what: Corruption,
     },
     /// A file that later files depend on is missing.
@@ -68,9 +68,9 @@ pub enum OpenError {
     /// The format of a file is not supported by this version.
     #[error("{} has format {version}, which this version does not support: open it with the version that wrote it", file.display())]
     Version {
-    /// The file.
-    file: PathBuf,
-    /// The format.
+        /// The file.
+        file: PathBuf,
+        /// The format.
         version: u32,
     },
     /// The directory is an incomplete backup or restored copy.
@@ -164,9 +164,9 @@ pub struct Recovery {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TornTail {
-/// The segment.
-pub file: PathBuf,
-/// The end of its last complete frame.
+    /// The segment.
+    pub file: PathBuf,
+    /// The end of its last complete frame.
     pub offset: u64,
 }
 
@@ -266,8 +266,9 @@ pub(super) fn recover(
     debug_assert_eq!(expected, last);
 
     let unproven = replay.unproven();
-    let Replay { cursor, segment, layout, offset, bytes, log_bytes, relaxed, was_closed, commits, torn_tail, from, .. } =
-    replay;
+    let Replay {
+        cursor, segment, layout, offset, bytes, log_bytes, relaxed, was_closed, commits, torn_tail, from, ..
+    } = replay;
     if cursor.sequence <= from {
         let file = data_dir.segment(segment);
         return Err(OpenError::Corrupt { file, offset: offset as u64, what: Corruption::BehindSnapshot });
@@ -288,7 +289,7 @@ pub(super) fn recover(
         rows,
         commits,
         torn_tail,
-        }))
+    }))
 }
 
 struct Replay<'h, 'e> {
@@ -309,9 +310,9 @@ struct Replay<'h, 'e> {
     was_closed: bool,
     commits: u64,
     torn_tail: Option<TornTail>,
-    }
-    
-    impl<'h, 'e> Replay<'h, 'e> {
+}
+
+impl<'h, 'e> Replay<'h, 'e> {
     /// Reads the first segment, which must have a header.
     fn begin(
         data_dir: &'h DataDir,
@@ -323,7 +324,9 @@ struct Replay<'h, 'e> {
         read_file(data_dir, number, &mut bytes)?;
         let corrupt = |what| OpenError::Corrupt { file: data_dir.segment(number), offset: 0, what };
         let header = SegmentHeader::read(&bytes).map_err(|error| match error {
-            InvalidHeader::Version(version) => OpenError::Version { file: data_dir.segment(number), version: version.into() },
+            InvalidHeader::Version(version) => {
+                OpenError::Version { file: data_dir.segment(number), version: version.into() }
+            }
             InvalidHeader::Corrupt => corrupt(Corruption::SegmentHeader),
         })?;
         let (log, from) = snapshot.unwrap_or((header.log, 0));
@@ -349,7 +352,7 @@ struct Replay<'h, 'e> {
             was_closed: false,
             commits: 0,
             torn_tail: None,
-            };
+        };
         replay.read_frames()?;
         Ok(replay)
     }
@@ -397,7 +400,8 @@ struct Replay<'h, 'e> {
             if !self.apply(&header, payload) {
                 return Err(corrupt(offset, Corruption::Commits));
             }
-            let is_in_snapshot = header.kind == FrameKind::Commits && self.cursor.sequence <= self.from.saturating_add(1);
+            let is_in_snapshot =
+                header.kind == FrameKind::Commits && self.cursor.sequence <= self.from.saturating_add(1);
             self.proven = self.proven.max(if is_in_snapshot { header.number } else { header.durable });
             self.cursor.chain = crc;
             self.cursor.frame += 1;

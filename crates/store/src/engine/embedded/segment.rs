@@ -17,8 +17,8 @@ use std::path::PathBuf;
 
 use super::super::DiskFile;
 use super::super::disk::is_out_of_descriptors;
-use super::frame::{Layout, matches, u32_at, u64_at};
 use super::data_dir::DataDir;
+use super::frame::{Layout, matches, u32_at, u64_at};
 
 /// Unit of writes in bytes. The kernel need not read a page that is overwritten completely. Frames start at the second page.
 pub(super) const PAGE: usize = 4096;

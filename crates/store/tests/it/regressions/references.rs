@@ -36,7 +36,9 @@ fn a_record_never_refers_to_one_that_made_way_for_it() {
     store.insert("b", json!({"id": 2, "parent": 1})).wait().unwrap();
     for parent in [1, 2] {
         let refused = refusal(store.insert("b", json!({"id": 3, "parent": parent})).wait());
-        let why = format!("Validation failed for bucket \"b\": parent: references {parent}, which does not exist in bucket \"b\"");
+        let why = format!(
+            "Validation failed for bucket \"b\": parent: references {parent}, which does not exist in bucket \"b\""
+        );
         assert_eq!(refused.to_string(), why);
         assert_eq!(records(&store, "b").len(), 2, "what made way is there again");
     }

@@ -1,7 +1,7 @@
 //! Transactions.
 
 use serde_json::json;
-use tidewire_store::transaction::{Operation, OperationResult, OperationError};
+use tidewire_store::transaction::{Operation, OperationError, OperationResult};
 use tidewire_store::{StoreError, WriteError};
 
 use super::{records, store};

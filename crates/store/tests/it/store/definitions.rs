@@ -79,10 +79,7 @@ fn wrong_queries_are_refused_whole() {
     assert_eq!(refusal(store.undefine_query("r").wait()), StoreError::QueryNotDefined { query: "r".into() });
     assert_eq!(store.snapshot().position, position);
     store.define_query("list", json!({"bucket": "b", "filter": {"id": {"$in": "{{ params.ids }}"}}})).wait().unwrap();
-    assert_eq!(
-        store.query_named("list", &Map::new()).unwrap_err().to_string(),
-        "missing parameter params.ids"
-    );
+    assert_eq!(store.query_named("list", &Map::new()).unwrap_err().to_string(), "missing parameter params.ids");
 }
 
 /// Rows of the store's own buckets are not for others.

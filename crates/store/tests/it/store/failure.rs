@@ -135,11 +135,7 @@ fn what_is_no_store_is_not_opened() {
             b"{\"name\":\"b\",\"config\":{}}",
             "a row of bucket \"$buckets\" is invalid: key must be the name of a field",
         ),
-        (
-            "$queries",
-            b"\xff",
-            "a row of bucket \"$queries\" is invalid: the stored text is not a valid record",
-        ),
+        ("$queries", b"\xff", "a row of bucket \"$queries\" is invalid: the stored text is not a valid record"),
         ("$queries", b"[]", "a row of bucket \"$queries\" is invalid: the stored text is not a valid record"),
     ] {
         let dir = tempfile::tempdir().unwrap();
@@ -172,7 +168,10 @@ fn a_log_that_is_too_long_slows_writes_then_refuses_them_until_a_checkpoint() {
     store.define_bucket("b", plain()).wait().unwrap();
     let insert = |id: u64| store.insert("b", json!({"id": id, "x": "x".repeat(1000)})).wait();
     let refused = (0..100).find_map(|id| insert(id).err()).expect("it is full by then");
-    assert!(matches!(&refused, WriteError::NotStored(cause) if cause.to_string().contains("checkpoint")), "{refused:?}");
+    assert!(
+        matches!(&refused, WriteError::NotStored(cause) if cause.to_string().contains("checkpoint")),
+        "{refused:?}"
+    );
     assert!(store.stats().engine.slowed > 0 && !store.stats().is_stopped);
     store.checkpoint().unwrap();
     insert(100).unwrap();

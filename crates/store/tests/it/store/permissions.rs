@@ -116,7 +116,9 @@ fn a_reference_to_a_hidden_record_leads_nowhere() {
         written.wait().map_err(|error| error.to_string())
     };
     let insert = |draft: &mut Draft, of: u64| draft.insert("notes", json!({"id": of, "of": of})).map(drop);
-    let error = |of: u64| format!("Validation failed for bucket \"notes\": of: references {of}, which does not exist in bucket \"b\"");
+    let error = |of: u64| {
+        format!("Validation failed for bucket \"notes\": of: references {of}, which does not exist in bucket \"b\"")
+    };
     for of in [2, 9] {
         assert_eq!(write(insert, of), Err(error(of)));
     }

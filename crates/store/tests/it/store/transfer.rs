@@ -5,7 +5,7 @@ use std::thread;
 
 use serde_json::json;
 use tidewire_store::engine::{Embedded, EmbeddedOptions, EngineError};
-use tidewire_store::{Store, MaintenanceError};
+use tidewire_store::{MaintenanceError, Store};
 
 use super::{ids, open, options, plain, records};
 

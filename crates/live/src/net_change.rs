@@ -20,13 +20,13 @@ pub(crate) struct Hit {
 
 /// The net change of a row in a result: the row before, the row after, or both.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Net<R> {
+pub(crate) struct NetChange<R> {
     pub(crate) ordinal: u64,
     pub(crate) old: Option<R>,
     pub(crate) new: Option<R>,
 }
 
-impl<R> Net<R> {
+impl<R> NetChange<R> {
     /// Returns whether the row is in the result before or after.
     fn is_in_result(&self) -> bool {
         self.old.is_some() || self.new.is_some()
@@ -35,18 +35,18 @@ impl<R> Net<R> {
 
 /// The net changes of rows, in the order in which the rows were first changed.
 #[derive(Debug)]
-pub(crate) struct Nets<R> {
-    nets: Vec<Net<R>>,
+pub(crate) struct NetChanges<R> {
+    nets: Vec<NetChange<R>>,
     by_ordinal: HashMap<u64, usize>,
 }
 
-impl<R> Nets<R> {
+impl<R> NetChanges<R> {
     pub(crate) fn with_capacity(capacity: usize) -> Self {
         Self { nets: Vec::with_capacity(capacity), by_ordinal: HashMap::new() }
     }
 
     /// Adds a later change.
-    pub(crate) fn add(&mut self, change: Net<R>) {
+    pub(crate) fn add(&mut self, change: NetChange<R>) {
         let place = *self.by_ordinal.entry(change.ordinal).or_insert(self.nets.len());
         match self.nets.get_mut(place) {
             Some(known) => known.new = change.new,
@@ -60,25 +60,25 @@ impl<R> Nets<R> {
     }
 
     /// Returns the changes of rows that are in the result before or after.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = Net<&R>> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = NetChange<&R>> {
         let nets = self.nets.iter().filter(|net| net.is_in_result());
-        nets.map(|net| Net { ordinal: net.ordinal, old: net.old.as_ref(), new: net.new.as_ref() })
+        nets.map(|net| NetChange { ordinal: net.ordinal, old: net.old.as_ref(), new: net.new.as_ref() })
     }
 }
 
 /// Returns the net changes that a commit makes to the result of one query.
-pub(crate) fn net<'a>(hits: &[Hit], changes: &'a [Change]) -> Vec<Net<&'a Row>> {
+pub(crate) fn net_changes<'a>(hits: &[Hit], changes: &'a [Change]) -> Vec<NetChange<&'a Row>> {
     let net = |hit: &Hit| {
         let change = changes.get(hit.change as usize)?;
         let (old, new) = (change.old.as_ref().filter(|_| hit.was), change.new.as_ref().filter(|_| hit.is));
-        Some(Net { ordinal: change.ordinal, old, new })
+        Some(NetChange { ordinal: change.ordinal, old, new })
     };
     // Most commits have one change for a query.
     if let [hit] = hits {
-        return net(hit).filter(Net::is_in_result).into_iter().collect();
+        return net(hit).filter(NetChange::is_in_result).into_iter().collect();
     }
-    let mut folded = Nets::with_capacity(hits.len());
+    let mut folded = NetChanges::with_capacity(hits.len());
     hits.iter().filter_map(net).for_each(|net| folded.add(net));
-    folded.nets.retain(Net::is_in_result);
+    folded.nets.retain(NetChange::is_in_result);
     folded.nets
 }

@@ -12,13 +12,13 @@ use crate::bits::ordered;
 
 /// Where a row stands: the beginning of its sort bytes, then the order of coming.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place {
+pub(crate) struct RowPosition {
     /// The last byte says whether there were more than it holds.
     head: [u64; 2],
     pub(super) ordinal: u64,
 }
 
-impl Place {
+impl RowPosition {
     const HEAD: usize = 15;
 
     fn is_cut(&self) -> bool {
@@ -29,7 +29,7 @@ impl Place {
 /// A row, where it stands.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
-    pub(crate) place: Place,
+    pub(crate) position: RowPosition,
     pub(crate) row: Row,
 }
 
@@ -55,35 +55,35 @@ impl Sort {
     }
 
     /// Where a row stands.
-    pub(crate) fn place(&self, row: &Row, ordinal: u64) -> Place {
+    pub(crate) fn position(&self, row: &Row, ordinal: u64) -> RowPosition {
         if self.0.is_empty() {
-            return Place { head: [0; 2], ordinal };
+            return RowPosition { head: [0; 2], ordinal };
         }
-        let bytes = self.bytes(row, Place::HEAD);
+        let bytes = self.bytes(row, RowPosition::HEAD);
         let mut head = [0; 16];
-        let len = bytes.len().min(Place::HEAD);
+        let len = bytes.len().min(RowPosition::HEAD);
         head[..len].copy_from_slice(&bytes[..len]);
-        head[Place::HEAD] = u8::from(bytes.len() > Place::HEAD);
+        head[RowPosition::HEAD] = u8::from(bytes.len() > RowPosition::HEAD);
         let head = u128::from_be_bytes(head);
         #[expect(clippy::cast_possible_truncation, reason = "it is cut in two")]
         let head = [(head >> 64) as u64, head as u64];
-        Place { head, ordinal }
+        RowPosition { head, ordinal }
     }
 
     pub(crate) fn entry(&self, row: &Row, ordinal: u64) -> Entry {
-        Entry { place: self.place(row, ordinal), row: row.clone() }
+        Entry { position: self.position(row, ordinal), row: row.clone() }
     }
 
     /// Which of two rows stands first.
     pub(crate) fn compare(&self, one: &Entry, two: &Entry) -> Ordering {
-        one.place.head.cmp(&two.place.head).then_with(|| {
+        one.position.head.cmp(&two.position.head).then_with(|| {
             // Heads are equal, so both are cut or neither is. A row has one ordinal, and stands where its bytes say.
-            let rest = if one.place.is_cut() {
+            let rest = if one.position.is_cut() {
                 self.bytes(&one.row, usize::MAX).cmp(&self.bytes(&two.row, usize::MAX))
             } else {
                 Ordering::Equal
             };
-            rest.then(one.place.ordinal.cmp(&two.place.ordinal))
+            rest.then(one.position.ordinal.cmp(&two.position.ordinal))
         })
     }
 
