@@ -1,7 +1,7 @@
-//! The threads for work that the live thread must not do itself: evaluating queries, reading the history, encoding large results.
+//! Background threads for long work: evaluating queries, reading the history, encoding large results.
 //!
-//! A job is a function without access to the driver's state. Its output goes back to the driver, which alone changes results and
-//! delivers events, so no event of a background thread can overtake one of the driver.
+//! A job has no access to the driver's state. Its output goes back to the driver, which alone changes results and delivers events,
+//! so that events stay in order.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -24,7 +24,7 @@ pub(crate) enum JobOutput {
     Evaluated(Result<Box<Evaluated>, EvaluationError>),
     Read(Result<MissedChanges, HistoryUnavailable>),
     Encoded(Result<QueryResult, ResultTooLarge>),
-    /// The job only dropped something.
+    /// The job dropped a value.
     Discarded,
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct FinishedJob {
 
 type Run = Box<dyn FnOnce(&LiveShared) -> JobOutput + Send>;
 
-/// A job that waits or runs. However it ends, the driver learns of it.
+/// A queued or running job. Dropping it reports its end to the driver, even after a panic.
 struct Task {
     id: JobId,
     run: Option<Run>,
@@ -56,19 +56,19 @@ impl Drop for Task {
 pub(crate) struct Background {
     pool: Pool<Option<Task>>,
     shared: Arc<LiveShared>,
-    /// Jobs for which the pool had no room.
+    /// Jobs that exceed the capacity of the pool.
     backlog: VecDeque<(Key, Task)>,
 }
 
 impl Background {
     /// Limit of the jobs in the pool.
     const MAX_QUEUED: usize = 4096;
-    /// How much lower than usual the priority of the threads is, so that costly evaluations do not delay the live thread.
+    /// Niceness of the threads, so that costly evaluations do not delay the live thread.
     const NICENESS: u8 = 10;
 
     pub(crate) fn new(name: &str, threads: usize, shared: Arc<LiveShared>) -> Result<Self, BuildError> {
         let handle = |message: &mut Message<Option<Task>>, _: &mut Context<'_, Option<Task>>| {
-            // The task is taken out of the message, so that it is dropped here even if the job panics.
+            // Moved out of the message, so that the task is dropped here even if the job panics.
             if let Some(mut task) = message.payload.take()
                 && let Some(run) = task.run.take()
             {
@@ -81,12 +81,12 @@ impl Background {
         Ok(Self { pool: pool.start(handle)?, shared, backlog: VecDeque::new() })
     }
 
-    /// Whether new subscriptions should be refused, because too many jobs wait.
+    /// Returns whether too many jobs are queued, so that new subscriptions must be rejected.
     pub(crate) fn is_full(&self) -> bool {
         !self.backlog.is_empty() || self.pool.depth() >= Self::MAX_QUEUED / 2
     }
 
-    /// Runs a job. Jobs with the same key run one after the other.
+    /// Submits a job. Jobs with the same key run one after the other.
     pub(crate) fn submit(&mut self, key: Key, run: impl FnOnce(&LiveShared) -> JobOutput + Send + 'static) -> JobId {
         let id = JobId(self.shared.next_id());
         let task = Task { id, run: Some(Box::new(run)), output: None, shared: Arc::clone(&self.shared) };
@@ -95,7 +95,7 @@ impl Background {
         id
     }
 
-    /// Moves waiting jobs to the pool, as far as it has room.
+    /// Moves jobs from the backlog to the pool, up to its capacity.
     pub(crate) fn submit_backlog(&mut self) {
         while let Some((key, task)) = self.backlog.pop_front() {
             if let Err(refused) = self.pool.try_submit(Message::new(key, Some(task))) {

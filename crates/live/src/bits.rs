@@ -1,30 +1,30 @@
-//! Values as bits that can be hashed and sorted.
+//! Binary encodings of values for hashing and sorting.
 
 use tidewire_store::Value;
 
-/// Bits that sort as the numbers do. Both zeros are one.
+/// Returns bits that sort like the numbers. Both zeros have the same bits.
 pub(crate) fn ordered(number: f64) -> u64 {
     let bits = if number == 0.0 { 0 } else { number.to_bits() };
     if bits >> 63 == 0 { bits | 1 << 63 } else { !bits }
 }
 
-/// The number of such bits.
+/// Returns the number with these ordered bits.
 pub(crate) fn number(ordered: u64) -> f64 {
     f64::from_bits(if ordered >> 63 == 1 { ordered & !(1 << 63) } else { !ordered })
 }
 
-/// What a scalar is known by: equal keys are equal values, null included.
+/// A hashable key of a scalar. Keys are equal if the values are.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Key(Box<[u8]>);
 
 impl Key {
-    /// The key of a value; none if it is an array or object, which equal nothing.
+    /// Returns the key of a value, or `None` for an array or object, which is never equal.
     pub(crate) fn of(value: &Value<'_>) -> Option<Self> {
         let mut bytes = Vec::new();
         Self::write(value, &mut bytes).then(|| Self(bytes.into()))
     }
 
-    /// Writes the bytes of a key in place of what is there, so that one can be looked for without being made.
+    /// Overwrites `bytes` with the key of a value, for lookups without an allocation. Returns false for an array or object.
     pub(crate) fn write(value: &Value<'_>, bytes: &mut Vec<u8>) -> bool {
         bytes.clear();
         match value {
@@ -58,7 +58,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bits_sort_as_numbers_do(one in any::<f64>(), two in any::<f64>()) {
+        fn ordered_bits_sort_like_numbers(one in any::<f64>(), two in any::<f64>()) {
             prop_assume!(!one.is_nan() && !two.is_nan());
             prop_assert_eq!(ordered(one).cmp(&ordered(two)), one.partial_cmp(&two).unwrap());
             prop_assert_eq!(number(ordered(one)).partial_cmp(&one), Some(std::cmp::Ordering::Equal));

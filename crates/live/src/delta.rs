@@ -1,4 +1,4 @@
-//! Deltas: the change of a result, and how it is applied to the old result.
+//! Deltas: changes of a result, and their application.
 
 use std::sync::{Arc, OnceLock};
 
@@ -8,22 +8,22 @@ use tidewire_store::{Field, Row};
 
 use crate::rows::{Edit, Projection};
 
-/// How the result of a query that returns records has changed with one commit.
+/// The change of a result with one commit, for queries that return records.
 ///
-/// Applied to the result as it was before the commit it gives the result as it is after it, in three steps:
+/// Applying it to the result before the commit gives the result after it, in three steps:
 ///
-/// 1. What was *removed* is taken out, by its key or by its index in the old result. With indexes, the last one is taken first.
-/// 2. What was *added* is put in, one after the other, each at its index in the new result. Without indexes it is put at the end.
-/// 3. What was *changed* is put in the place of what has its key, or is at its index in the new result.
+/// 1. *Removed* rows are removed by key, or by index in the old result, last index first.
+/// 2. *Added* rows are inserted in order, each at its index in the new result. Without indexes they are appended.
+/// 3. *Changed* rows replace the row with the same key, or at the same index in the new result.
 ///
-/// A row that moves is removed and added. Indexes count from zero and rise within each list.
+/// A row that moves is removed and added. Indexes start at zero and are ascending within each list.
 ///
-/// As JSON it has one of two forms, which a query does not change:
+/// The JSON has one of two forms, which is fixed for a query:
 ///
-/// - **Plain**, for a query without sort, offset and limit that shows the key of its records:
-///   `{"added":[record,…],"changed":[record,…],"removed":[key,…]}`. A record that begins to match when others that came after it
-///   do so already is not put at the end. Then there is `"at":[index,…]` too, with an index for each that was added.
-/// - **Indexed**, for all others: `{"added":[{"index":0,"record":…},…],"changed":[{"index":1,"record":…},…],
+/// - **Plain**, for a query without sort, offset and limit whose result includes the key field:
+///   `{"added":[record,…],"changed":[record,…],"removed":[key,…]}`. If an added record is not the last in insertion order, there is
+///   also `"at":[index,…]` with the index of each added record.
+/// - **Indexed**, for all other queries: `{"added":[{"index":0,"record":…},…],"changed":[{"index":1,"record":…},…],
 ///   "removed":[{"index":0,"key":…},…]}`.
 #[derive(Debug, Clone)]
 pub struct Delta(Arc<Inner>);
@@ -34,12 +34,12 @@ struct Inner {
     removed: Vec<(usize, Row)>,
     added: Vec<(usize, Row)>,
     changed: Vec<(usize, Row)>,
-    /// Whether all that was added came last.
+    /// Whether all added rows are at the end.
     is_appended: bool,
     encoded: OnceLock<Bytes>,
 }
 
-/// How rows are shown and found.
+/// The form of the deltas of a query.
 #[derive(Debug)]
 pub(crate) struct Form {
     pub(crate) key: Field,
@@ -48,7 +48,7 @@ pub(crate) struct Form {
 }
 
 impl Delta {
-    /// The delta of an edit that leads to a result with `len` rows.
+    /// Creates the delta of an edit that results in `len` rows.
     pub(crate) fn new(form: Arc<Form>, edit: Edit, len: usize) -> Self {
         let Edit { removed, added, changed } = edit;
         let changed = changed.into_iter().map(|(index, _, row)| (index, row)).collect();
@@ -56,27 +56,27 @@ impl Delta {
         Self(Arc::new(Inner { form, removed, added, changed, is_appended, encoded: OnceLock::new() }))
     }
 
-    /// How many rows were added, changed and removed.
+    /// Returns the number of rows that were added, changed and removed.
     pub fn counts(&self) -> (usize, usize, usize) {
         (self.0.added.len(), self.0.changed.len(), self.0.removed.len())
     }
 
-    /// The field by which rows are known that were removed or changed.
+    /// Returns the key field, which identifies removed and changed rows.
     pub fn key(&self) -> &str {
         self.0.form.key.name()
     }
 
-    /// Whether rows carry their indexes.
+    /// Returns whether the delta has the indexed form.
     pub fn is_indexed(&self) -> bool {
         self.0.form.is_indexed
     }
 
-    /// The delta as JSON. It is encoded on the first call and shared.
+    /// Returns the delta as JSON. It is encoded on the first call and shared.
     pub fn encoded(&self) -> Bytes {
         self.encoded_within(usize::MAX).unwrap_or_default()
     }
 
-    /// Like [`encoded`](Self::encoded), unless the JSON is larger than `max_bytes`. Encoding stops there.
+    /// Like [`encoded`](Self::encoded), but returns `None` if the JSON is larger than `max_bytes`.
     pub fn encoded_within(&self, max_bytes: usize) -> Option<Bytes> {
         if self.0.encoded.get().is_none() {
             let encoded = self.0.encode(max_bytes)?;
@@ -85,7 +85,7 @@ impl Delta {
         self.0.encoded.get().filter(|encoded| encoded.len() <= max_bytes).cloned()
     }
 
-    /// Makes the new result of the old one. Into any other than the old one it puts what it can.
+    /// Applies the delta to the old result. The outcome for any other result is unspecified, but this does not panic.
     pub fn apply(&self, result: &mut Vec<Json>) {
         let Inner { form, removed, added, changed, is_appended, .. } = &*self.0;
         let key = form.key.name();
@@ -96,18 +96,18 @@ impl Delta {
             result.iter().position(|known| known.get(key) == record.get(key))
         };
         for (index, row) in removed.iter().rev() {
-            if let Some(place) = find(result, *index, &form.record(row)) {
-                result.remove(place);
+            if let Some(found) = find(result, *index, &form.record(row)) {
+                result.remove(found);
             }
         }
         for (index, row) in added {
-            let place = if form.is_indexed || !is_appended { (*index).min(result.len()) } else { result.len() };
-            result.insert(place, form.record(row));
+            let at = if form.is_indexed || !is_appended { (*index).min(result.len()) } else { result.len() };
+            result.insert(at, form.record(row));
         }
         for (index, row) in changed {
             let record = form.record(row);
-            if let Some(place) = find(result, *index, &record) {
-                result[place] = record;
+            if let Some(found) = find(result, *index, &record) {
+                result[found] = record;
             }
         }
     }
@@ -142,7 +142,7 @@ impl Form {
     fn record(&self, row: &Row) -> Json {
         let mut text = Vec::new();
         self.projection.write(row, &mut text);
-        // It is made of the texts of values.
+        // The projection of a row is valid JSON.
         serde_json::from_slice(&text).unwrap_or_default()
     }
 
@@ -156,8 +156,8 @@ impl Form {
         text: &mut Vec<u8>,
     ) -> Option<()> {
         text.push(b'[');
-        for (place, (index, row)) in rows.iter().enumerate() {
-            if place > 0 {
+        for (number, (index, row)) in rows.iter().enumerate() {
+            if number > 0 {
                 text.push(b',');
             }
             if self.is_indexed {

@@ -1,8 +1,8 @@
-//! The evaluation of a query by a background thread.
+//! Evaluation of a query by a background thread.
 //!
-//! A query is evaluated on a snapshot, which takes as long as it takes, and the result is then brought up to date with the commits
-//! that were made meanwhile. The driver gets it when no more commits wait, and applies only those of the last moment. If the
-//! history no longer has the commits after the snapshot, the query is evaluated again, on a newer one.
+//! A query is evaluated on a snapshot of the store, and its result then catches up with the commits that were made meanwhile. The
+//! driver gets it when there are no more commits, and applies only the last few. If the history no longer has the commits after the
+//! snapshot, the query is evaluated again on a newer snapshot.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -23,25 +23,25 @@ pub(crate) struct Evaluated {
     pub(crate) bucket: BucketIdentity,
 }
 
-/// Why a query has no result.
+/// Why an evaluation failed.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum EvaluationError {
     Store(StoreError),
-    /// The history lost the commits after the snapshot, again and again.
+    /// The history no longer had the commits after the snapshot, in all attempts.
     TooManyCommits,
     /// The deadline has passed.
     Deadline,
-    /// The kept rows would take more than this.
+    /// The retained rows exceed this limit.
     TooLarge {
         max: usize,
     },
-    /// No subscriber waits for the result any more, or the driver has ended.
+    /// No subscriber waits for the result, or the driver has ended.
     Cancelled,
     /// The evaluation panicked.
     Panicked,
 }
 
-/// Stops an evaluation from outside.
+/// Cancellation and deadline of an evaluation, shared with the driver.
 #[derive(Debug)]
 pub(crate) struct EvaluationControl {
     is_cancelled: AtomicBool,
@@ -57,7 +57,7 @@ impl EvaluationControl {
         self.is_cancelled.store(true, Relaxed);
     }
 
-    /// Moves the deadline, if this one is later.
+    /// Extends the deadline, if the new one is later.
     pub(crate) fn extend(&self, deadline: Instant) {
         let mut known = lock(&self.deadline);
         *known = deadline.max(*known);
@@ -86,13 +86,13 @@ pub(crate) struct Evaluation {
     pub(crate) query: Arc<Query>,
     pub(crate) canonical: Arc<[u8]>,
     pub(crate) control: Arc<EvaluationControl>,
-    /// Limit of the memory of kept rows.
+    /// Limit of the memory of retained rows.
     pub(crate) max_bytes: usize,
-    /// The result of an earlier run, which has to be brought up to date.
+    /// The result of an earlier run, which must catch up.
     pub(crate) earlier: Option<Evaluated>,
 }
 
-/// Why a result cannot be brought up to date.
+/// Why a result cannot catch up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CatchUpError {
     /// The history no longer has the next commit.
@@ -103,10 +103,10 @@ pub(crate) enum CatchUpError {
 }
 
 impl Evaluation {
-    /// The number of snapshots that are tried.
+    /// Limit of the snapshots that are tried.
     pub(crate) const MAX_ATTEMPTS: u32 = 3;
 
-    /// Evaluates the query, and brings the result up to date.
+    /// Evaluates the query, and catches up with later commits.
     pub(crate) fn run(mut self, counters: &Counters) -> Result<Evaluated, EvaluationError> {
         let control = Arc::clone(&self.control);
         let budget = Budget::unlimited().max_bytes(self.max_bytes).stop_when({

@@ -1,11 +1,10 @@
-//! The queue of events in an inbox.
+//! The event queue of an inbox.
 
 use std::collections::VecDeque;
 
 use crate::subscription::Event;
 
-/// Events that wait for a subscriber, the first one first. Mostly there is none, or one for a moment: neither takes memory beside
-/// its own.
+/// A FIFO queue of events. It allocates no memory for the common cases of no event and one event.
 #[derive(Debug, Default)]
 pub(crate) enum EventQueue {
     #[default]
@@ -58,7 +57,7 @@ mod tests {
     use crate::{Mark, QueryResult};
 
     #[test]
-    fn what_came_first_goes_first_and_the_last_leaves_nothing() {
+    fn events_are_popped_in_order() {
         let event = |sequence| {
             let mark = Mark::new(Position { epoch: 1, sequence }, 0);
             Event::Snapshot { result: QueryResult::NoValue, mark }

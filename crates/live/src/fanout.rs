@@ -8,10 +8,11 @@ use tidewire_pool::{BuildError, Context, Key, Message, Pool};
 use crate::lock::lock;
 use crate::subscription::{Event, Inbox, Pushed};
 
-/// A commit that concerns more queries than this is delivered by several threads.
-const MANY_QUERIES: usize = 64;
+/// Limit of the changed queries of a commit that is delivered on one thread. Above it, several threads deliver.
+const MAX_QUERIES_INLINE: usize = 64;
 
-/// Delivers events. All events of a commit are delivered before the call returns, so subscribers receive commits in order.
+/// Fan-out of events to subscribers. A call returns when all events of a commit are delivered, so subscribers receive commits in
+/// order.
 pub(crate) struct Fanout {
     pool: Pool<Option<Batch>>,
     workers: usize,
@@ -21,20 +22,20 @@ pub(crate) struct Fanout {
 /// DeliveryLimits of deliveries.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DeliveryLimits {
-    /// Limit of the deltas that wait for a subscriber.
+    /// Limit of the queued deltas of a subscriber.
     pub(crate) max_deltas: usize,
     /// Limit of the bytes of an encoded delta.
     pub(crate) max_bytes: usize,
 }
 
-/// The share of one worker.
+/// The deliveries of one worker.
 struct Batch {
     deliveries: Vec<(Arc<Inbox>, Event)>,
     limits: DeliveryLimits,
     progress: Arc<Progress>,
 }
 
-/// How far the batches of a commit have come.
+/// The progress of the batches of a commit.
 #[derive(Default)]
 struct Progress {
     state: Mutex<ProgressState>,
@@ -47,10 +48,10 @@ struct ProgressState {
     delivered: Delivered,
 }
 
-/// What became of the events of a commit.
+/// Counts of the delivered events of a commit.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Delivered {
-    /// Events that subscribers have.
+    /// Events that were queued.
     pub(crate) given: u64,
     /// Subscribers that fell behind.
     pub(crate) behind: u64,
@@ -95,12 +96,12 @@ fn deliver(deliveries: Vec<(Arc<Inbox>, Event)>, max_deltas: usize) -> Delivered
 impl Fanout {
     pub(crate) fn new(workers: usize, limits: DeliveryLimits) -> Result<Self, BuildError> {
         let handle = |message: &mut Message<Option<Batch>>, _: &mut Context<'_, Option<Batch>>| {
-            // The batch is taken out of the message, so that it is dropped here even if this panics. The pool keeps the message among
-            // its dead letters, and the live thread would wait for the batch forever.
+            // Moved out of the message, so that the batch is dropped here even after a panic. The pool keeps the message as a dead
+            // letter, and the live thread would wait for the batch forever.
             if let Some(mut batch) = message.payload.take() {
                 for (_, event) in &batch.deliveries {
                     if let Event::Delta { delta, .. } = event {
-                        // Subscribers share the encoded delta. A delta that is too large is refused when a subscriber asks for it.
+                        // Encodes the delta once for all subscribers. A delta that is too large fails when a subscriber encodes it.
                         delta.encoded_within(batch.limits.max_bytes);
                     }
                 }
@@ -112,10 +113,10 @@ impl Fanout {
         Ok(Self { pool, workers: workers.max(1), limits })
     }
 
-    /// Delivers the events of a commit that concerns this number of queries.
+    /// Delivers the events of a commit that changes this number of queries.
     pub(crate) fn deliver(&self, deliveries: Vec<(Arc<Inbox>, Event)>, queries: usize) -> Delivered {
         let limits = self.limits;
-        if queries <= MANY_QUERIES || self.workers == 1 || deliveries.is_empty() {
+        if queries <= MAX_QUERIES_INLINE || self.workers == 1 || deliveries.is_empty() {
             return deliver(deliveries, limits.max_deltas);
         }
         let size = deliveries.len().div_ceil(self.workers);

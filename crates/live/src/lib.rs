@@ -1,7 +1,7 @@
-//! Live queries: which subscribers a commit concerns, and what has changed for them.
+//! Live queries over a [`tidewire_store::Store`].
 //!
-//! [`Live`] runs beside a store. A subscriber gets the result of its query at one position, and then every change of it, as a
-//! [`Delta`] or as a whole result. A slow subscriber gets the newest result, and slows neither the store nor other subscribers.
+//! A subscriber of [`Live`] gets the result of its query at one position, and then every change of it, as a [`Delta`] or as a
+//! snapshot. A slow subscriber gets the newest result, and slows down neither the store nor other subscribers.
 //!
 //! ```
 //! use serde_json::json;
@@ -22,23 +22,22 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Underneath is a [`Matcher`], which has no thread, clock or socket: it takes commits in order, and returns what has changed for
-//! each query.
+//! The core is a [`Matcher`] without thread, clock or socket: it applies commits in order, and returns the changed queries.
 //!
-//! # What a commit costs
+//! # Cost of a commit
 //!
-//! An index of the filters finds the queries that a change can concern: by the value of a field for equality and `$in`, by the
-//! intervals that contain it for ranges and prefixes. Only a filter with neither is evaluated for every change of its bucket. The
-//! queries that are found are checked with the whole filter, and their results are maintained incrementally: a query keeps all
-//! rows that match, in its order, so a window is refilled without reading the store, and sums, extremes and groups are
-//! maintained. Equal queries of different subscribers are one query; another subscriber takes a few dozen bytes.
+//! An index over the filters finds the queries that a change can affect: by value for equality and `$in`, by interval for ranges and
+//! prefixes. Only a filter with neither is evaluated for every change of its bucket. The queries that are found are checked with the
+//! full filter, and their results are maintained incrementally: a query retains all matching rows in order, so a window is refilled
+//! without reading the store, and sums, minima, maxima and groups are updated. Equal queries are evaluated once; a further
+//! subscriber takes a few hundred bytes.
 //!
-//! # What runs where, and its limits
+//! # Threads and limits
 //!
-//! One thread applies commits and delivers events. It evaluates only queries that take less than about half a millisecond. Background
-//! threads evaluate all others on a snapshot, bring the result up to date from the store's history, and encode results above
-//! 64 KiB. So a costly query delays its own subscribers only. See [`LiveOptions`] for the limits of evaluations, results, work and
-//! memory, and [`LiveError`] and [`SubscriptionEnd`] for what happens beyond them.
+//! One thread applies commits and delivers events. It evaluates only queries that take less than about half a millisecond.
+//! Background threads evaluate all others on a snapshot, catch up from the store's history, and encode results above 64 KiB. So a
+//! costly query delays only its own subscribers. [`LiveOptions`] has the limits of evaluations, results, work and memory;
+//! [`LiveError`] and [`SubscriptionEnd`] describe what happens beyond them.
 
 mod background;
 mod bits;

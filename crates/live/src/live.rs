@@ -20,16 +20,16 @@ use crate::subscription::{Mode, Subscription, SubscriptionEnd};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LiveOptions {
-    /// Limit of the number of subscriptions; more are refused. Default: 10 000.
+    /// Limit of the number of subscriptions. Further ones are rejected. Default: 10 000.
     pub max_subscriptions: usize,
-    /// Limit of the deltas that wait for a subscriber; beyond it, the subscriber gets the whole result instead. Default: 64.
+    /// Limit of the queued deltas of a subscriber. Above it, the subscriber gets a snapshot instead. Default: 64.
     pub max_deltas: usize,
-    /// Limit of the requests that wait for the live thread; further callers wait for a permit. Default: 1024.
+    /// Limit of the queued requests to the live thread. Further callers wait for a permit. Default: 1024.
     pub queue: usize,
     /// The threads that deliver a commit that changes more than 64 queries, at most
     /// [`MAX_WORKERS`](Self::MAX_WORKERS). Default: one per core, at most 8.
     pub workers: usize,
-    /// Limit of a whole result, as JSON. Encoding stops there. Default: 16 MiB.
+    /// Limit of a snapshot in bytes of JSON. Default: 16 MiB.
     pub max_result_bytes: usize,
     /// Limit of the time of an evaluation. It applies to subscriptions without an earlier
     /// [deadline](SubscribeOptions::deadline), and to queries that are evaluated again. Default: 30 seconds, which is the timeout
@@ -39,10 +39,9 @@ pub struct LiveOptions {
     /// owner above it loses its costliest subscription. A query that takes more in a single commit ends. Default: 100 000 000, a
     /// tenth of a second.
     pub max_owner_work: u64,
-    /// Limit of the memory that the live queries of an owner keep, without the rows themselves: about 40 bytes a row. Default:
-    /// 64 MiB.
+    /// Limit of the memory of the live queries of an owner, without the rows themselves: about 40 bytes per row. Default: 64 MiB.
     pub max_owner_bytes: usize,
-    /// Limit of the memory that all live queries keep, without the rows themselves. Default: 512 MiB.
+    /// Limit of the memory of all live queries, without the rows themselves. Default: 512 MiB.
     pub max_bytes: usize,
 }
 
@@ -64,7 +63,7 @@ impl Default for LiveOptions {
 }
 
 impl LiveOptions {
-    /// Limit of [`workers`](#structfield.workers): with more threads, none has enough to do.
+    /// Limit of [`workers`](#structfield.workers).
     pub const MAX_WORKERS: usize = 64;
 
     /// Sets [`max_subscriptions`](#structfield.max_subscriptions).
@@ -142,10 +141,10 @@ impl LiveOptions {
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct SubscribeOptions {
-    /// How changes are delivered. Default: as whole results.
+    /// How changes are delivered. Default: as snapshots.
     pub mode: Mode,
     /// A mark of an earlier subscription to the same query, to resume from. If the store's history does not reach back to it, the
-    /// subscription begins with the whole result. Default: none.
+    /// subscription begins with a snapshot. Default: none.
     pub since: Option<Mark>,
     /// The owner, whose subscriptions together are limited in [work](LiveOptions::max_owner_work) and
     /// [memory](LiveOptions::max_owner_bytes). Default: none, so the subscription counts for the total memory only.
@@ -191,7 +190,7 @@ impl From<Mode> for SubscribeOptions {
     }
 }
 
-/// Why a subscription fails.
+/// Why a subscription failed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LiveError {
@@ -204,16 +203,16 @@ pub enum LiveError {
         /// The limit.
         max: usize,
     },
-    /// Too many evaluations wait.
-    #[error("too many evaluations of queries are waiting; try again later")]
+    /// Too many evaluations are queued.
+    #[error("too many evaluations of queries are queued; try again later")]
     Busy,
-    /// The whole result is larger than [`LiveOptions::max_result_bytes`].
+    /// The result is larger than [`LiveOptions::max_result_bytes`].
     #[error("the result is larger than {max} bytes; use a filter, a limit or fewer fields")]
     ResultTooLarge {
         /// The limit.
         max: usize,
     },
-    /// The rows that match would exceed a limit of memory.
+    /// The matching rows exceed a memory limit.
     #[error("the matching records exceed the {limit} of {max} bytes; use a narrower filter")]
     TooLarge {
         /// Which limit.
@@ -224,8 +223,10 @@ pub enum LiveError {
     /// The deadline passed before the query was evaluated.
     #[error("the query was not evaluated before its deadline")]
     Deadline,
-    /// Commits came faster than the query could be evaluated, several times.
-    #[error("commits come too fast: the store's history did not reach back to the beginning of the evaluation")]
+    /// In several attempts, the history no longer had the commits since the start of the evaluation.
+    #[error(
+        "too many commits during the evaluation of the query: the store's history does not reach back to its start"
+    )]
     TooManyCommits,
     /// The evaluation of the query panicked.
     #[error("the evaluation of the query failed")]
@@ -233,11 +234,11 @@ pub enum LiveError {
     /// The subscription ended before its first result.
     #[error("the subscription ended before its first result: {0}")]
     Ended(SubscriptionEnd),
-    /// The matcher cannot take the query.
+    /// The matcher cannot add the subscriber.
     #[error(transparent)]
     Matcher(#[from] SubscribeError),
-    /// The live queries or the store have ended.
-    #[error("live queries have ended")]
+    /// The [`Live`] handle was dropped, or the store was closed.
+    #[error("live queries are closed")]
     Closed,
 }
 
@@ -268,7 +269,7 @@ pub struct LiveStats {
     pub queries: usize,
     /// Subscriptions, including those that wait for their first result.
     pub subscriptions: usize,
-    /// Approximate memory of what live queries keep, without the rows themselves, which the store shares.
+    /// Approximate memory of live queries, without the rows themselves, which are shared with the store.
     pub kept_bytes: usize,
     /// Commits applied.
     pub commits: u64,
@@ -276,15 +277,15 @@ pub struct LiveStats {
     pub events: u64,
     /// Times that events of a subscriber were dropped or replaced, because it was slow or paused.
     pub conflated: u64,
-    /// Subscriptions that were ended by the live queries or the store.
+    /// Subscriptions that were ended by the server side.
     pub ended: u64,
-    /// Times that the live thread missed commits, so that all queries were evaluated again.
+    /// Times that the live thread missed commits and evaluated all queries again.
     pub restarts: u64,
     /// Evaluations of queries by background threads.
     pub evaluations: u64,
     /// Evaluations that were repeated, because the history did not reach back to their beginning.
     pub reevaluations: u64,
-    /// Subscriptions that were ended because they took too much work.
+    /// Subscriptions that were ended because they exceeded the work limit.
     pub too_costly: u64,
 }
 
@@ -312,15 +313,15 @@ pub struct LiveStats {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// It has a thread that applies commits and delivers events, and a few background threads that evaluate queries and encode large
-/// results. They end when this is dropped, and subscriptions end with them.
+/// One thread applies commits and delivers events, and a few background threads evaluate queries and encode large results. Dropping
+/// the handle ends the threads and all subscriptions.
 pub struct Live {
     shared: Arc<LiveShared>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Live {
-    /// Live queries over this store, with default settings.
+    /// Starts live queries over a store, with default settings.
     ///
     /// # Panics
     ///
@@ -329,7 +330,7 @@ impl Live {
         Self::with_options(store, LiveOptions::default())
     }
 
-    /// Live queries over this store.
+    /// Starts live queries over a store.
     ///
     /// # Panics
     ///
@@ -337,7 +338,8 @@ impl Live {
     pub fn with_options(store: Store, options: LiveOptions) -> Self {
         let shared = Arc::new(LiveShared::new(options.queue));
         let driver = Driver::new(store, options, Arc::clone(&shared)).expect("a process can start a few threads");
-        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("it has neither files nor threads");
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().build().expect("a runtime without drivers cannot fail");
         let thread = std::thread::Builder::new().name("tidewire-live".to_owned());
         let thread = thread.spawn(move || runtime.block_on(driver.run())).expect("a process can start one thread");
         Self { shared, thread: Some(thread) }
@@ -346,8 +348,8 @@ impl Live {
     /// Subscribes to a query, which must be restricted to the rows that the subscriber may see. The first result includes all
     /// commits that were published before the call.
     ///
-    /// A query that is not live yet and takes more than a moment is evaluated by a background thread. Dropping the future stops
-    /// the evaluation, unless others wait for it.
+    /// A costly query that is not live yet is evaluated by a background thread. Dropping the future cancels the evaluation, unless
+    /// other subscribers wait for it.
     pub async fn subscribe(
         &self,
         query: Query,
@@ -372,12 +374,12 @@ impl Live {
         let id = waiting.id.unwrap_or_default();
         let subscribed =
             self.request(|reply| Command::Subscribe(Box::new(Subscribe { id, target, options, reply }))).await;
-        // From now on the subscription itself ends it.
+        // From here on, dropping the subscription ends it.
         waiting.id = None;
         subscribed?
     }
 
-    /// Waits until all commits that are published are applied, and their events delivered. Returns the position of the last one.
+    /// Waits until all published commits are applied and their events are delivered. Returns the position of the last commit.
     pub async fn settled(&self) -> Result<Position, LiveError> {
         self.request(Command::Settle).await
     }
@@ -424,10 +426,10 @@ impl Drop for WaitingCaller<'_> {
 impl Drop for Live {
     fn drop(&mut self) {
         self.shared.close();
-        // A waker that is called by the live thread may drop this. The live thread cannot wait for itself.
+        // A waker on the live thread may drop the last handle. The thread cannot join itself.
         let is_own = |thread: &JoinHandle<()>| thread.thread().id() == std::thread::current().id();
         if let Some(thread) = self.thread.take().filter(|thread| !is_own(thread)) {
-            // If it panicked, all subscriptions have ended with it.
+            // If the thread panicked, all subscriptions have ended.
             let _ = thread.join();
         }
     }

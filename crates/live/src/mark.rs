@@ -1,11 +1,11 @@
-//! Marks: the position of a subscriber, as text that it can store and resume from.
+//! Marks: positions from which a subscription can resume.
 
 use std::fmt;
 use std::str::FromStr;
 
 use tidewire_store::{Position, Query};
 
-/// A position in the commits of a store, as of a query. It is text to whoever keeps it.
+/// The position of a result of a query, from which a subscription can resume. The text form is opaque to clients.
 ///
 /// ```
 /// use tidewire_live::Mark;
@@ -22,9 +22,9 @@ pub struct Mark {
     query: u64,
 }
 
-/// A text that is no mark.
+/// The text is not a mark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a position is 48 hexadecimal digits, as it was given out")]
+#[error("expected a position of 48 hexadecimal digits")]
 pub struct ParseMarkError;
 
 impl Mark {
@@ -32,18 +32,18 @@ impl Mark {
         Self { position, query }
     }
 
-    /// The commit that the subscriber is current to.
+    /// Returns the position of the last commit that the result includes.
     pub fn position(&self) -> Position {
         self.position
     }
 
-    /// Whether it is of a query with this hash.
+    /// Returns whether the mark belongs to a query with this hash.
     pub(crate) fn is_of(&self, query: u64) -> bool {
         self.query == query
     }
 }
 
-/// The same for equal queries, also in another process.
+/// Returns a hash of the query, which is stable across processes.
 pub(crate) fn hash(query: &Query) -> u64 {
     let canonical = query.canonical();
     canonical.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))

@@ -1,4 +1,4 @@
-//! The matcher: takes commits in order and finds out whose results they change. It is the core of live queries.
+//! The matcher, the core of live queries: applies commits in order and finds the queries whose results change.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use crate::query::{LiveQuery, QueryResult, ResultChange, ResultCopy, ResultTooLa
 
 /// Live queries and their subscribers.
 ///
-/// It has no thread, clock or socket. Commits are applied one after the other. Between two commits queries are added, evaluated on
-/// the state that the last commit left, and results are read.
+/// It has no thread, clock or socket. Commits are applied in order. Between commits, queries are evaluated on the state of the last
+/// commit and added, and results are read.
 #[derive(Debug)]
 pub struct Matcher {
     position: Position,
     queries: Slab<Box<LiveQuery>>,
     by_canonical: HashMap<Arc<[u8]>, Slot>,
-    /// The buckets that have a query.
+    /// The buckets with a query.
     buckets: HashMap<Arc<str>, BucketQueries>,
     subscribers: HashMap<u64, SubscriberEntry>,
     /// The number of queries so far.
@@ -34,9 +34,9 @@ pub struct Matcher {
     kept_bytes: usize,
     /// Limit of the work of a query in one commit.
     max_commit_work: u64,
-    /// Queries whose work is to be charged.
+    /// Queries with work to be charged.
     charged: Vec<QueryId>,
-    /// The queries whose encoded result is kept, in the order of encoding, and the total size of those results.
+    /// The queries with a cached encoded result, in the order of encoding, and the total size of these results.
     encoded: VecDeque<QueryId>,
     encoded_bytes: usize,
 }
@@ -47,14 +47,14 @@ struct BucketQueries {
     slots: BTreeSet<Slot>,
 }
 
-/// The query of a subscriber, and the index in the list of its subscribers.
+/// The query of a subscriber, and the index in the query's list of subscribers.
 #[derive(Debug, Clone, Copy)]
 struct SubscriberEntry {
     slot: Slot,
     index: u32,
 }
 
-/// A live query.
+/// Identifies a live query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct QueryId {
     slot: Slot,
@@ -65,10 +65,10 @@ pub struct QueryId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubscribeError {
-    /// The number is in use.
-    #[error("subscriber {subscriber} exists already; each subscriber needs its own number")]
+    /// The subscriber id is in use.
+    #[error("subscriber {subscriber} already exists; each subscriber needs its own id")]
     Exists {
-        /// The number.
+        /// The id.
         subscriber: u64,
     },
     /// The limit of queries, or of subscribers of one query, is reached.
@@ -89,7 +89,7 @@ pub struct Committed {
     pub updates: Vec<Update>,
     /// The queries that have ended because their buckets were dropped.
     pub ended: Vec<EndedQuery>,
-    /// The queries that have ended because the commit took more work than a query may take.
+    /// The queries that have ended because the commit exceeded the work limit of a query.
     pub(crate) too_costly: Vec<EndedQuery>,
 }
 
@@ -99,7 +99,7 @@ pub struct Committed {
 pub struct Update {
     /// The query. The update is for its [subscribers](Matcher::subscribers).
     pub query: QueryId,
-    /// How its result has changed.
+    /// The change of the result.
     pub change: ResultChange,
 }
 
@@ -125,27 +125,26 @@ pub struct MatcherStats {
     pub buckets: usize,
     /// Queries whose filter is checked with every change of their bucket, because no index applies.
     pub unindexed: usize,
-    /// Rows that queries keep. A row that several queries keep is counted for each.
+    /// Retained rows. A row that several queries retain is counted for each.
     pub rows: usize,
-    /// Approximate memory of what queries keep, without the rows themselves, which the store shares.
+    /// Approximate memory of queries, without the rows themselves, which are shared with the store.
     pub kept_bytes: usize,
-    /// Rows that were checked with a filter so far.
+    /// Number of filter evaluations so far.
     pub evaluations: u64,
-    /// Bytes of encoded results that are kept for later subscribers.
+    /// Bytes of cached encoded results.
     pub encoded_bytes: usize,
 }
 
-/// The work of applying one changed row to a result, roughly.
+/// Approximate work of applying one changed row to a result.
 const HIT_WORK: u64 = 500;
 
 impl Matcher {
-    /// Limit of the encoded results that are kept across a commit. They are kept for later subscribers of the same query: enough for
-    /// the first screens of a thousand users, and little beside the rows.
+    /// Limit of the bytes of encoded results that are cached across commits, for later subscribers of the same query.
     pub const MAX_ENCODED_BYTES: usize = 8 << 20;
-    /// Limit of the number of encoded results that are kept across a commit.
+    /// Limit of the number of encoded results that are cached across commits.
     pub const MAX_ENCODED: usize = 4096;
 
-    /// A matcher without queries, at the position of the state on which queries will be evaluated.
+    /// Creates a matcher without queries, at the position of the state on which queries will be evaluated.
     pub fn new(position: Position) -> Self {
         Self {
             position,
@@ -165,16 +164,16 @@ impl Matcher {
         }
     }
 
-    /// The position of the last commit. All results are those at this position.
+    /// Returns the position of the last commit, which is the position of all results.
     pub fn position(&self) -> Position {
         self.position
     }
 
-    /// Adds a subscriber of a query. The bucket must be as the last commit left it, and the time, in milliseconds, not before that
-    /// of the commit. The first result is the [whole](Self::whole) one at this position.
+    /// Adds a subscriber of a query. The bucket must be in the state of the last commit, and the time, in milliseconds, must not be
+    /// before that of the commit. The first result is the current [`result`](Self::result).
     ///
-    /// Equal queries are one query, which is evaluated for its first subscriber. A record that has expired since then stays in the
-    /// result until it is swept.
+    /// Equal queries are evaluated once, for the first subscriber. A record that has expired since then stays in the result until it
+    /// is swept.
     pub fn subscribe(
         &mut self,
         subscriber: u64,
@@ -194,13 +193,13 @@ impl Matcher {
         Ok(known)
     }
 
-    /// The query with this canonical form.
+    /// Returns the query with this canonical form.
     pub(crate) fn find(&self, canonical: &[u8]) -> Option<QueryId> {
         let slot = *self.by_canonical.get(canonical)?;
         Some(QueryId { slot, generation: self.queries[slot as usize].generation })
     }
 
-    /// Adds a query that was evaluated at the position of the last commit, and that is not there yet. It needs a subscriber.
+    /// Adds a new query that was evaluated at the position of the last commit. The caller must add a subscriber.
     pub(crate) fn insert(&mut self, live: LiveQuery) -> Result<QueryId, SubscribeError> {
         let slot = Slot::try_from(self.queries.vacant_key()).map_err(|_| SubscribeError::TooMany { max: u32::MAX })?;
         let mut live = Box::new(live);
@@ -231,7 +230,7 @@ impl Matcher {
         Ok(())
     }
 
-    /// Removes all queries, and goes on at a later position. Returns the queries with their subscribers.
+    /// Removes all queries, and continues at a later position. Returns the queries with their subscribers.
     pub(crate) fn restart(&mut self, position: Position) -> Vec<(QueryId, LiveQuery)> {
         // Ids of queries stay unique.
         let Self { generations, commits, changes, evaluations, max_commit_work, .. } = *self;
@@ -241,14 +240,14 @@ impl Matcher {
         old.queries.into_iter().map(|(_, live)| (id(&live), *live)).collect()
     }
 
-    /// Removes a subscriber. Returns whether it was there. A query ends with its last subscriber.
+    /// Removes a subscriber. Returns whether it existed. A query ends with its last subscriber.
     pub fn unsubscribe(&mut self, subscriber: u64) -> bool {
         let is_known = self.subscribers.contains_key(&subscriber);
         self.remove_subscriber(subscriber);
         is_known
     }
 
-    /// Removes a subscriber. Returns the query if it has ended with it.
+    /// Removes a subscriber. Returns the query if this was its last subscriber.
     pub(crate) fn remove_subscriber(&mut self, subscriber: u64) -> Option<LiveQuery> {
         let SubscriberEntry { slot, index } = self.subscribers.remove(&subscriber)?;
         let subscribers = &mut self.queries[slot as usize].subscribers;
@@ -261,7 +260,7 @@ impl Matcher {
 
     /// Applies a commit: its position and its changes, in order.
     pub fn commit(&mut self, position: Position, changes: &[Change]) -> Committed {
-        self.shed();
+        self.evict_encoded();
         self.position = position;
         self.commits += 1;
         let mut hits = Vec::new();
@@ -274,14 +273,14 @@ impl Matcher {
             }
         }
         let too_costly = too_costly.into_iter().filter_map(|query| self.end(query)).collect();
-        // The hits of one change are of different queries. The hits of a query stay in the order of the changes.
+        // Groups the hits by query. A query has at most one hit per change, so the hits of a query are in the order of the changes.
         if changes.len() > 1 {
             hits.sort_unstable_by_key(|hit| (hit.slot, hit.change));
         }
         let mut updates = Vec::new();
         for hits in hits.chunk_by(|one, two| one.slot == two.slot) {
             let slot = hits[0].slot;
-            // It may have ended with its bucket.
+            // The query may have ended with its bucket.
             let Some(live) = self.queries.get_mut(slot as usize) else { continue };
             let before = live.bytes();
             let change = live.apply(&net_changes(hits, changes));
@@ -297,36 +296,36 @@ impl Matcher {
         Committed { position, updates, ended, too_costly }
     }
 
-    /// Limits the work of each query in one commit, in units of about a nanosecond. A query that takes more ends.
+    /// Sets the limit of the work of a query in one commit, in units of about a nanosecond. A query above it ends.
     pub(crate) fn limit_commit_work(&mut self, max_work: u64) {
         self.max_commit_work = max_work;
     }
 
-    /// Counts work that was done for a query elsewhere.
+    /// Adds work that the driver did for a query.
     pub(crate) fn add_work(&mut self, query: QueryId, work: u64) {
         if self.live_mut(query).is_some_and(|live| live.add_work(work)) {
             self.charged.push(query);
         }
     }
 
-    /// Takes the work of the queries that have done a noticeable amount of it.
+    /// Takes the work of the queries that have reached the charging threshold.
     pub(crate) fn take_work(&mut self) -> Vec<(QueryId, u64)> {
         let charged = std::mem::take(&mut self.charged);
         let work = |query: QueryId| Some((query, std::mem::take(&mut self.live_mut(query)?.work)));
         charged.into_iter().filter_map(work).filter(|(_, work)| *work > 0).collect()
     }
 
-    /// The approximate memory of a query, without the rows themselves.
+    /// Returns the approximate memory of a query, without the rows themselves.
     pub(crate) fn bytes_of(&self, query: QueryId) -> usize {
         self.live(query).map_or(0, LiveQuery::bytes)
     }
 
-    /// The whole result of a query, as the last commit left it. It is encoded on the first call, and shared until it changes.
+    /// Returns the current result of a query. It is encoded on the first call, and cached until it changes.
     pub fn result(&mut self, query: QueryId) -> Option<QueryResult> {
         self.result_within(query, usize::MAX)?.ok()
     }
 
-    /// Like [`whole`](Self::whole), for results of at most `max_bytes`.
+    /// Like [`result`](Self::result), for results of at most `max_bytes`.
     pub(crate) fn result_within(
         &mut self,
         query: QueryId,
@@ -343,7 +342,7 @@ impl Matcher {
         Some(encoded)
     }
 
-    /// Keeps an encoded result for later subscribers, if the result still has this version.
+    /// Caches an encoded result for later subscribers, if the result still has this version.
     pub(crate) fn cache_result(&mut self, query: QueryId, version: u64, result: &QueryResult) {
         let Some(live) = self.live_mut(query).filter(|live| live.version == version && live.encoded.is_none()) else {
             return;
@@ -353,17 +352,17 @@ impl Matcher {
         self.encoded.push_back(query);
     }
 
-    /// A copy of the result of a query, to be encoded by another thread, and its version.
+    /// Returns a copy of the result of a query, to be encoded by another thread, and its version.
     pub(crate) fn copy(&self, query: QueryId) -> Option<(ResultCopy, u64)> {
         self.live(query).map(|live| (live.copy(), live.version))
     }
 
-    /// The version of the result of a query. It changes with the result.
+    /// Returns the version of the result of a query, which changes with the result.
     pub(crate) fn version(&self, query: QueryId) -> Option<u64> {
         self.live(query).map(|live| live.version)
     }
 
-    /// How the result of a query has changed with these changes, the newest ones: they are undone and applied again.
+    /// Returns the change of a result by the newest changes, by undoing and reapplying them.
     pub(crate) fn replay(&mut self, query: QueryId, nets: &[NetChange<&Row>]) -> Option<ResultChange> {
         let live = self.live_mut(query)?;
         let version = live.version;
@@ -375,17 +374,17 @@ impl Matcher {
         change
     }
 
-    /// The query, as its first subscriber gave it.
+    /// Returns the query, as its first subscriber submitted it.
     pub fn query(&self, query: QueryId) -> Option<&Query> {
         self.live(query).map(|live| &live.query)
     }
 
-    /// The subscribers of a query.
+    /// Returns the subscribers of a query.
     pub fn subscribers(&self, query: QueryId) -> &[u64] {
         self.live(query).map_or(&[], |live| &live.subscribers)
     }
 
-    /// The query of a subscriber.
+    /// Returns the query of a subscriber.
     pub fn query_of(&self, subscriber: u64) -> Option<QueryId> {
         let slot = self.subscribers.get(&subscriber)?.slot;
         Some(QueryId { slot, generation: self.queries[slot as usize].generation })
@@ -409,7 +408,7 @@ impl Matcher {
         ids.into_iter().filter_map(|query| self.end(query)).collect()
     }
 
-    /// Returns counts. Visits all queries.
+    /// Returns statistics. The cost is proportional to the number of queries.
     pub fn stats(&self) -> MatcherStats {
         MatcherStats {
             queries: self.queries.len(),
@@ -432,12 +431,12 @@ impl Matcher {
         live.map(|live| &mut **live)
     }
 
-    /// The approximate memory of all queries, without the rows themselves.
+    /// Returns the approximate memory of all queries, without the rows themselves.
     pub(crate) fn kept_bytes(&self) -> usize {
         self.kept_bytes
     }
 
-    /// Removes a query. The entries of its subscribers stay.
+    /// Removes a query. The caller removes the entries of its subscribers.
     fn remove(&mut self, slot: Slot) -> LiveQuery {
         let live = self.queries.remove(slot as usize);
         self.by_canonical.remove(&live.canonical);
@@ -454,7 +453,7 @@ impl Matcher {
         *live
     }
 
-    /// Finds the queries that match a change.
+    /// Finds the queries that match the old or the new row of a change.
     fn find_matches(&mut self, change: &Change, change_index: u32, hits: &mut Vec<Hit>, too_costly: &mut Vec<QueryId>) {
         self.changes += 1;
         let Self { queries, buckets, commits, changes: seen, evaluations, charged, max_commit_work, .. } = self;
@@ -491,8 +490,8 @@ impl Matcher {
         });
     }
 
-    /// Drops the oldest encoded results, if they are too many or too large.
-    fn shed(&mut self) {
+    /// Evicts the oldest cached results above the limits.
+    fn evict_encoded(&mut self) {
         while self.encoded_bytes > Self::MAX_ENCODED_BYTES || self.encoded.len() > Self::MAX_ENCODED {
             let Some(query) = self.encoded.pop_front() else { return };
             let live = self.queries.get_mut(query.slot as usize).filter(|live| live.generation == query.generation);

@@ -1,4 +1,4 @@
-//! The net change of rows: the version before the first of several changes, and the version after the last one.
+//! Net changes of rows: the row before the first of several changes, and the row after the last one.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use crate::index::Slot;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Hit {
     pub(crate) slot: Slot,
-    /// Its index in the commit.
+    /// The index of the change in the commit.
     pub(crate) change: u32,
     /// Whether the row before the change matches.
     pub(crate) was: bool,
@@ -18,7 +18,7 @@ pub(crate) struct Hit {
     pub(crate) is: bool,
 }
 
-/// The net change of a row in a result: the row before, the row after, or both.
+/// The net change of a row in a result: the old row, the new row, or both.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NetChange<R> {
     pub(crate) ordinal: u64,

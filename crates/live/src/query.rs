@@ -1,7 +1,7 @@
 //! One live query: its matching rows, its result, and its subscribers.
 //!
-//! Changes are reversible. Whether a query matches a row depends only on the row and on the time when the query was first read,
-//! expiry included, and sums are exact. So a row that is removed is always the row that was added, and nothing is recomputed.
+//! Changes are reversible: whether a query matches a row depends only on the row and the time of the evaluation, expiry included, and
+//! sums are exact. So a removed row is always the one that was added, and no result is recomputed.
 
 use std::sync::{Arc, LazyLock};
 
@@ -19,40 +19,40 @@ use crate::totals::{GroupsCopy, Totals};
 /// A live query with its result and its subscribers.
 #[derive(Debug)]
 pub(crate) struct LiveQuery {
-    /// Distinguishes it from earlier queries in its slot.
+    /// Distinguishes the query from earlier ones in the same slot.
     pub(crate) generation: u32,
-    /// The bytes that equal queries share.
+    /// The canonical form, which is the same for equal queries.
     pub(crate) canonical: Arc<[u8]>,
     pub(crate) bucket: Arc<str>,
     pub(crate) query: Query,
-    /// The time of its evaluation.
+    /// The time of the evaluation.
     since: u64,
-    /// Its entries in the index of filters. `None` if every change of the bucket is checked with its filter.
+    /// The entries in the index. `None` if every change of the bucket is checked.
     pub(crate) accesses: Option<Box<[Access]>>,
-    /// The last change that was checked with its filter, so that each change is checked once.
+    /// The last checked change, so that each change is checked once.
     pub(crate) seen: u64,
     result: LiveResult,
     pub(crate) subscribers: Vec<u64>,
     /// Counts the changes of the result.
     pub(crate) version: u64,
-    /// The work that was done for the query, and that is not charged yet.
+    /// Work that is not charged yet.
     pub(crate) work: u64,
-    /// The number of the last commit that was checked with its filter, and the work of that.
+    /// The number of the last checked commit, and its work.
     pub(crate) commit_work: (u64, u64),
 
-    /// The whole result, if it has been encoded since it changed.
+    /// The encoded result, if it has not changed since.
     pub(crate) encoded: Option<QueryResult>,
 }
 
-/// The bucket of a query was dropped by a commit.
+/// A commit dropped the bucket of the query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BucketDropped;
 
-/// A whole result is larger than the limit.
+/// The encoded result is larger than the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ResultTooLarge;
 
-/// A copy of a result, which is cheap to make, to be encoded by another thread.
+/// A cheap copy of a result, to be encoded by another thread.
 #[derive(Debug)]
 pub(crate) enum ResultCopy {
     Page(Page),
@@ -61,7 +61,7 @@ pub(crate) enum ResultCopy {
 }
 
 impl ResultCopy {
-    /// Encodes the result. Stops when it is larger than `max_bytes`.
+    /// Encodes the result. Fails if it is larger than `max_bytes`.
     pub(crate) fn encode(self, max_bytes: usize) -> Result<QueryResult, ResultTooLarge> {
         match self {
             Self::Page(page) => page.encode(max_bytes).map(QueryResult::Json),
@@ -71,19 +71,20 @@ impl ResultCopy {
     }
 }
 
+/// The maintained result of a query.
 #[derive(Debug)]
 enum LiveResult {
     Rows(Rows),
     Totals(Box<Totals>),
 }
 
-/// A whole result, as JSON.
+/// The encoded result of a query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum QueryResult {
     /// A list of records, or the value of an aggregate.
     Json(Bytes),
-    /// The minimum or maximum of no records.
+    /// No value: the minimum or maximum of no numbers.
     NoValue,
 }
 
@@ -96,21 +97,21 @@ impl QueryResult {
     }
 }
 
-/// How a result has changed.
+/// The change of a result.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum ResultChange {
-    /// Some of its records have changed.
+    /// Records were added, changed or removed.
     Records(Delta),
     /// The value of the aggregate has changed.
     Value,
 }
 
 impl LiveQuery {
-    /// The memory of a query beside its rows, roughly.
+    /// Approximate memory of a query without its rows.
     const OVERHEAD_BYTES: usize = 1024;
 
-    /// Evaluates a query on a bucket at that time, within a budget.
+    /// Evaluates a query on a bucket at a time, within a budget.
     pub(crate) fn evaluate(
         query: &Query,
         canonical: Arc<[u8]>,
@@ -147,7 +148,7 @@ impl LiveQuery {
         evaluated.unwrap_or_else(|_| unreachable!("an unlimited budget is not exceeded"))
     }
 
-    /// The number of rows that are kept.
+    /// Returns the number of retained rows.
     pub(crate) fn rows(&self) -> usize {
         match &self.result {
             LiveResult::Rows(rows) => rows.len(),
@@ -155,7 +156,7 @@ impl LiveQuery {
         }
     }
 
-    /// The approximate memory of what is kept, without the rows themselves, which the store shares.
+    /// Returns the approximate memory of the query, without the rows themselves, which are shared with the store.
     pub(crate) fn bytes(&self) -> usize {
         Self::OVERHEAD_BYTES
             + match &self.result {
@@ -164,14 +165,14 @@ impl LiveQuery {
             }
     }
 
-    /// Whether the query matches a row with this lifetime. The answer never changes for a row, so a row that was added is also
-    /// removed.
+    /// Returns whether the query matches a row with this lifetime. The result is always the same for a row, so that a row that was
+    /// added is also removed.
     pub(crate) fn matches(&self, row: &Row, life: RowLifetime, budget: &Budget) -> Result<bool, Exceeded> {
         let is_alive = life.expires.is_none_or(|expiry| expiry > life.written.max(self.since));
         Ok(is_alive && self.query.filter.matches_within(row, budget)?)
     }
 
-    /// Applies changes. Returns how the result has changed, if it has.
+    /// Applies changes. Returns the change of the result, if any.
     pub(crate) fn apply(&mut self, nets: &[NetChange<&Row>]) -> Option<ResultChange> {
         let change = match &mut self.result {
             LiveResult::Rows(rows) => rows.apply(nets).map(ResultChange::Records),
@@ -181,14 +182,14 @@ impl LiveQuery {
         change
     }
 
-    /// Applies a commit that follows the state of the result.
+    /// Applies the next commit after the position of the result.
     pub(crate) fn catch_up(
         &mut self,
         changes: &[Change],
         budget: &Budget,
     ) -> Result<Result<(), BucketDropped>, Exceeded> {
         let mut hits = Vec::new();
-        for (place, change) in (0..).zip(changes) {
+        for (index, change) in (0..).zip(changes) {
             budget.charge(100)?;
             if *change.bucket == *self.bucket {
                 let is_match = |row: &Option<Row>| match row {
@@ -197,7 +198,7 @@ impl LiveQuery {
                 };
                 let (was, is) = (is_match(&change.old)?, is_match(&change.new)?);
                 if was || is {
-                    hits.push(Hit { slot: 0, change: place, was, is });
+                    hits.push(Hit { slot: 0, change: index, was, is });
                 }
             }
             if dropped_bucket(change).is_some_and(|name| *name == *self.bucket) {
@@ -208,15 +209,15 @@ impl LiveQuery {
         Ok(Ok(()))
     }
 
-    /// Counts work. Returns whether there is enough now to be charged. Less is not worth a visit of all subscribers.
+    /// Adds work. Returns whether it reaches the charging threshold, which limits how often all subscribers are visited.
     pub(crate) fn add_work(&mut self, work: u64) -> bool {
-        let enough = 10_000 + 1000 * self.subscribers.len() as u64;
-        let was_enough = self.work >= enough;
+        let threshold = 10_000 + 1000 * self.subscribers.len() as u64;
+        let was_reached = self.work >= threshold;
         self.work += work;
-        !was_enough && self.work >= enough
+        !was_reached && self.work >= threshold
     }
 
-    /// Encodes the result. Stops when it is larger than `max_bytes`.
+    /// Encodes the result. Fails if it is larger than `max_bytes`.
     pub(crate) fn encode(&self, max_bytes: usize) -> Result<QueryResult, ResultTooLarge> {
         match &self.result {
             LiveResult::Rows(rows) => rows.page().encode(max_bytes).map(QueryResult::Json),
@@ -224,7 +225,7 @@ impl LiveQuery {
         }
     }
 
-    /// A copy of the result, to be encoded by another thread.
+    /// Copies the result, to be encoded by another thread.
     pub(crate) fn copy(&self) -> ResultCopy {
         match &self.result {
             LiveResult::Rows(rows) => ResultCopy::Page(rows.page().clone()),
@@ -233,7 +234,7 @@ impl LiveQuery {
     }
 }
 
-/// The name of the bucket that a change drops, if it drops one.
+/// Returns the name of the bucket that a change drops, if any.
 pub(crate) fn dropped_bucket(change: &Change) -> Option<String> {
     static NAME: LazyLock<Field> = LazyLock::new(|| Field::new("name"));
     if *change.bucket != *BUCKETS || change.new.is_some() {
@@ -253,7 +254,7 @@ pub(crate) struct RowLifetime {
 }
 
 impl RowLifetime {
-    /// Whether the row has expired at that time.
+    /// Returns whether the row has expired at that time.
     pub(crate) fn has_ended(self, now: u64) -> bool {
         self.expires.is_some_and(|expiry| expiry <= now)
     }
@@ -262,7 +263,7 @@ impl RowLifetime {
         static EXPIRES_AT: LazyLock<Field> = LazyLock::new(|| Field::new("_expiresAt"));
         static UPDATED_AT: LazyLock<Field> = LazyLock::new(|| Field::new("_updatedAt"));
         let expires = time(row, &EXPIRES_AT);
-        // The time is not needed for a row that does not expire.
+        // Only needed for rows that expire.
         let written = expires.and_then(|_| time(row, &UPDATED_AT)).unwrap_or(0);
         Self { written, expires }
     }

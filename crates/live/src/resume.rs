@@ -1,8 +1,8 @@
-//! Resuming: what a subscriber missed while it was away.
+//! Resuming: the changes that a subscriber has missed.
 //!
-//! There is no old state, but the commits since then are in the store's history. Their net effect on the matching rows is
-//! collected. Undone on the present result and applied again, it gives the delta that the subscriber missed. The bucket is not
-//! read, so the cost is that of the commits. Long histories are read by a background thread.
+//! The old state no longer exists, but the commits since then are in the store's history. Their net changes of the matching rows are
+//! collected. Undoing them on the current result and applying them again gives the missed delta. The bucket is not read, so the cost
+//! is proportional to the commits. Long histories are read by a background thread.
 
 use tidewire_store::query::{Budget, Exceeded};
 use tidewire_store::{Commit, Position, Query, Row, Store};
@@ -18,15 +18,15 @@ pub(crate) struct MissedChanges {
     nets: NetChanges<Row>,
 }
 
-/// The changes are not known any more, or cannot be told as a delta. The subscriber needs the whole result.
+/// The history does not reach back, or the changes cannot be expressed as a delta. The subscriber needs a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HistoryUnavailable;
 
 impl MissedChanges {
-    /// With more changed rows than this, the whole result is sent.
+    /// Limit of the changed rows. Above it, a snapshot is sent.
     const MAX_ROWS: usize = 10_000;
 
-    /// Nothing, after this position.
+    /// Creates an empty set of changes after this position.
     pub(crate) fn after(position: Position) -> Self {
         Self { position, nets: NetChanges::with_capacity(0) }
     }
@@ -62,7 +62,7 @@ impl MissedChanges {
         };
         for change in &commit.changes {
             budget.charge(100)?;
-            // The result at the mark was one of another bucket.
+            // The mark belongs to a dropped bucket of the same name.
             if dropped_bucket(change).is_some_and(|name| name == query.bucket) {
                 return Ok(Err(HistoryUnavailable));
             }
@@ -75,7 +75,7 @@ impl MissedChanges {
         Ok(Ok(()))
     }
 
-    /// Whether a changed row has expired at that time. Then it is not known whether the subscriber has seen it.
+    /// Returns whether a changed row has expired at that time. It is then unknown whether the subscriber has seen it.
     pub(crate) fn has_expired(&self, now: u64) -> bool {
         self.nets.iter().flat_map(|net| [net.old, net.new]).flatten().any(|row| RowLifetime::of(row).has_ended(now))
     }

@@ -1,4 +1,4 @@
-//! The state that handles and subscriptions share with the driver: requests to it, and counters.
+//! State shared with the driver: requests and counters.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -22,14 +22,14 @@ pub(crate) enum Command {
 
 /// A request for a subscription.
 pub(crate) struct Subscribe {
-    /// The number of the new subscription.
+    /// The id of the new subscription.
     pub(crate) id: u64,
     pub(crate) target: Target,
     pub(crate) options: SubscribeOptions,
     pub(crate) reply: oneshot::Sender<Result<Subscription, LiveError>>,
 }
 
-/// A query, or the name of a query.
+/// The query of a subscription, or its name.
 pub(crate) enum Target {
     Query(Query),
     Named {
@@ -40,23 +40,23 @@ pub(crate) enum Target {
     },
 }
 
-/// Requests that the driver has not yet taken.
+/// Queued requests to the driver.
 #[derive(Default)]
 pub(crate) struct Requests {
     pub(crate) commands: VecDeque<Command>,
-    /// Subscriptions that were dropped, and those whose caller stopped waiting for them.
+    /// Subscriptions that were dropped, or whose caller stopped waiting.
     pub(crate) dropped: Vec<u64>,
-    /// Subscriptions that need a whole result, each once.
+    /// Subscriptions that need a snapshot, each once.
     pub(crate) refresh: Vec<u64>,
     /// Background jobs that have ended.
     pub(crate) finished: Vec<FinishedJob>,
     pub(crate) is_closed: bool,
 }
 
-/// The state that handles, subscriptions and background threads share with the driver.
+/// State that handles, subscriptions and background threads share with the driver.
 pub(crate) struct LiveShared {
     requests: Mutex<Requests>,
-    /// Permits for commands that wait.
+    /// Permits for queued commands.
     permits: Semaphore,
     pub(crate) wake: Notify,
     last_id: AtomicU64,
@@ -94,12 +94,12 @@ impl LiveShared {
         lock(&self.requests)
     }
 
-    /// A new number for a subscription or a job.
+    /// Returns a new id for a subscription or a job.
     pub(crate) fn next_id(&self) -> u64 {
         self.last_id.fetch_add(1, Relaxed) + 1
     }
 
-    /// Sends a command, once there is a permit. After the driver has ended, commands are dropped.
+    /// Sends a command, after waiting for a permit. Commands are dropped after the driver has ended.
     pub(crate) async fn send(&self, command: Command) {
         let Ok(permit) = self.permits.acquire().await else { return };
         permit.forget();
@@ -111,7 +111,7 @@ impl LiveShared {
         self.wake.notify_one();
     }
 
-    /// Ends a subscription that its owner has dropped.
+    /// Ends a subscription that was dropped.
     pub(crate) fn unsubscribe(&self, id: u64) {
         self.requests().dropped.push(id);
         self.wake.notify_one();
@@ -139,13 +139,13 @@ impl LiveShared {
         let taken = std::mem::replace(&mut *requests, Requests { is_closed, ..Requests::default() });
         drop(requests);
         for _ in &taken.commands {
-            // One by one, so that a waker that panics does not take the permits of other callers.
+            // One by one, so that a waker that panics does not lose the permits of other callers.
             shielded(|| self.permits.add_permits(1));
         }
         Requests { is_closed, ..taken }
     }
 
-    /// Closes the driver to commands.
+    /// Closes the request queue.
     pub(crate) fn close(&self) {
         self.requests().is_closed = true;
         shielded(|| self.permits.close());

@@ -1,12 +1,12 @@
-//! The handle of a subscriber, and the inbox for its events.
+//! The handle of a subscription, and the inbox for its events.
 //!
-//! The driver puts events in and never waits. In mode `Snapshot` the inbox holds the newest result only. In mode `Delta` it holds a
-//! bounded list.
+//! The driver delivers events without blocking. In mode `Snapshot` the inbox holds only the newest result. In mode `Delta` it holds
+//! a bounded queue.
 //!
-//! **Catching up.** When the list of deltas is full, it is emptied, and delivery stops until the whole result has come. A pause
-//! stops delivery in the same way, for as long as the subscriber wants. In both cases the driver is asked for the whole result,
-//! at most once at a time. The driver delivers it together with the deltas after it, and events that were delivered before it
-//! are dropped, so no delta is missing and none comes twice.
+//! **Catching up.** When the queue of deltas is full, it is cleared, and delivery stops until the next snapshot. A pause stops
+//! delivery in the same way, until the subscriber ends it. In both cases a snapshot is requested from the driver, with at most one
+//! request in flight. The driver delivers it together with the deltas after it, and the queued events before it are dropped, so no
+//! delta is missing or delivered twice.
 
 use std::pin::Pin;
 use std::sync::atomic::Ordering::Relaxed;
@@ -25,80 +25,79 @@ use crate::{Delta, Mark, QueryResult};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Mode {
-    /// As whole results.
+    /// As snapshots of the result.
     #[default]
     Snapshot,
-    /// As deltas. The result of an aggregate has no parts, so it comes whole.
+    /// As deltas. Aggregates have no deltas, so their changes are delivered as snapshots.
     Delta,
 }
 
-/// What a subscriber receives.
+/// An event of a subscription.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Event {
-    /// The whole result. It replaces what the subscriber had.
+    /// A snapshot of the result, which replaces the earlier one.
     Snapshot {
         /// The result.
         result: QueryResult,
-        /// The position that the result is current to.
+        /// The position of the result.
         mark: Mark,
     },
     /// A change to the result.
     Delta {
         /// The change.
         delta: Delta,
-        /// The position that the result is current to once it is applied.
+        /// The position of the result after the change.
         mark: Mark,
     },
 }
 
-/// Why a subscription has ended.
+/// Why a subscription ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubscriptionEnd {
-    /// Its bucket was dropped.
+    /// The bucket was dropped.
     #[error("the bucket was dropped")]
     BucketDropped,
-    /// Its named query was undefined.
+    /// The named query was undefined.
     #[error("the query was undefined")]
     QueryUndefined,
-    /// Its whole result became larger than [`LiveOptions::max_result_bytes`](crate::LiveOptions::max_result_bytes).
+    /// The result became larger than [`LiveOptions::max_result_bytes`](crate::LiveOptions::max_result_bytes).
     #[error("the result became larger than the limit")]
     ResultTooLarge,
-    /// Its owner has used more than [`LiveOptions::max_owner_work`](crate::LiveOptions::max_owner_work), and this was its costliest
-    /// subscription.
-    #[error("the subscription takes too much work at commits")]
+    /// The owner exceeded [`LiveOptions::max_owner_work`](crate::LiveOptions::max_owner_work), and this was its costliest subscription.
+    #[error("the subscription exceeds the work limit for commits")]
     TooCostly,
-    /// The matching rows have grown beyond [`LiveOptions::max_owner_bytes`](crate::LiveOptions::max_owner_bytes) or
+    /// The matching rows exceeded [`LiveOptions::max_owner_bytes`](crate::LiveOptions::max_owner_bytes) or
     /// [`LiveOptions::max_bytes`](crate::LiveOptions::max_bytes), and this was the largest subscription.
-    #[error("the matching records take too much memory")]
+    #[error("the matching records exceed the memory limit")]
     TooLarge,
-    /// Its query could not be evaluated again after it was replaced, or after commits were missed.
+    /// The query could not be evaluated again after the live thread missed commits.
     #[error("the query could not be evaluated again")]
     NotEvaluated,
-    /// The live queries or the store have ended.
-    #[error("live queries have ended")]
+    /// The [`Live`](crate::Live) handle was dropped, or the store was closed.
+    #[error("live queries are closed")]
     Closed,
 }
 
-/// How a subscription begins.
+/// The start of a subscription.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum First {
-    /// The whole result.
+    /// A snapshot of the result.
     Snapshot(QueryResult),
-    /// What has changed since the mark it resumes from; `None` if nothing has.
+    /// The change since the mark from which the subscription resumes. `None` if the result has not changed.
     Resumed(Option<Delta>),
 }
 
-/// What [`Subscription::first`] returns once it has been taken.
+/// The value of [`Subscription::first`] after it has been taken.
 const NOTHING: First = First::Resumed(None);
 
-/// A subscription to a live query. Dropping it ends it.
+/// A subscription to a live query. Dropping it ends the subscription.
 #[derive(Debug)]
 pub struct Subscription {
     pub(crate) id: u64,
-    /// `None` when it has been taken.
+    /// `None` after it has been taken.
     pub(crate) first: Option<Box<First>>,
     pub(crate) mark: Mark,
     pub(crate) inbox: Arc<Inbox>,
@@ -106,7 +105,7 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    /// Returns the result at its beginning, or what had changed until then.
+    /// Returns the first result, or the change since the mark from which the subscription resumed.
     pub fn first(&self) -> &First {
         self.first.as_deref().unwrap_or(&NOTHING)
     }
@@ -116,18 +115,18 @@ impl Subscription {
         self.first.take().map_or(NOTHING, |first| *first)
     }
 
-    /// Returns the position that the first result is current to.
+    /// Returns the position of the first result.
     pub fn mark(&self) -> Mark {
         self.mark
     }
 
-    /// Waits for the next event. Fails when the subscription has ended, after all events that were delivered before. Cancellation
-    /// safe.
+    /// Waits for the next event. Fails when the subscription has ended and all earlier events have been received. Cancel safe: no
+    /// event is lost if the future is dropped.
     pub async fn next(&mut self) -> Result<Event, SubscriptionEnd> {
         std::future::poll_fn(|context| self.poll_event(context)).await
     }
 
-    /// Returns the next event if it has come.
+    /// Returns the next event, if there is one.
     pub fn try_next(&mut self) -> Result<Option<Event>, SubscriptionEnd> {
         let mut context = Context::from_waker(Waker::noop());
         match self.poll_event(&mut context) {
@@ -136,9 +135,9 @@ impl Subscription {
         }
     }
 
-    /// Polls for the next event. While the subscription is paused it is pending, until the subscription ends.
+    /// Polls for the next event. A paused subscription is pending until it ends.
     ///
-    /// The waker is called by a thread that delivers to other subscribers too, so it must be quick. It may poll at once.
+    /// The waker is called by a thread that also delivers to other subscribers, so it must return quickly. It may poll immediately.
     pub fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Result<Event, SubscriptionEnd>> {
         let mut state = self.inbox.state();
         if let Some(event) = state.events.pop() {
@@ -147,29 +146,28 @@ impl Subscription {
         if let Some(end) = state.end {
             return Poll::Ready(Err(end));
         }
-        let is_known = state.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker()));
-        let before = if is_known { None } else { state.waker.replace(context.waker().clone()) };
-        let must_ask = state.must_ask();
+        let is_registered = state.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker()));
+        let before = if is_registered { None } else { state.waker.replace(context.waker().clone()) };
+        let must_request = state.must_request();
         drop(state);
-        // Not under the lock: a waker may own anything.
+        // Dropped after the lock is released, because a waker may run arbitrary code.
         drop(before);
-        if must_ask {
+        if must_request {
             self.shared.refresh(self.id);
         }
         Poll::Pending
     }
 
-    /// Stops delivery and drops the events that wait. Nothing is kept while it is paused, however many commits there are. The end of
-    /// the subscription is still delivered. Events that were dropped count as
-    /// [conflated](crate::LiveStats::conflated), once.
+    /// Stops delivery and drops the queued events. A paused subscription uses no memory for events. The end of the subscription is
+    /// still delivered. If events were dropped, they count as one [conflation](crate::LiveStats::conflated).
     pub fn pause(&mut self) {
         if self.inbox.pause() {
             self.shared.counters.conflated.fetch_add(1, Relaxed);
         }
     }
 
-    /// Asks for the whole result, and ends a pause. The result comes as the next [`Event::Snapshot`], also if nothing has changed, and
-    /// later events go on from there. Events that already wait may come before it, unless there was a pause.
+    /// Requests a snapshot, and ends a pause. It is delivered as the next [`Event::Snapshot`], even if the result has not changed, and
+    /// later events continue from there. Without a pause, events that are already queued may precede it.
     pub fn refresh(&mut self) {
         if self.inbox.refresh() {
             self.shared.refresh(self.id);
@@ -187,14 +185,14 @@ impl Stream for Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        // The driver would otherwise drop the waker, on its own thread.
+        // Otherwise the driver would drop the waker on its thread.
         let waker = self.inbox.state().waker.take();
         drop(waker);
         self.shared.unsubscribe(self.id);
     }
 }
 
-/// Where events wait for a subscriber.
+/// The queue of events of a subscriber.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     state: Mutex<InboxState>,
@@ -205,9 +203,8 @@ struct InboxState {
     /// Empty while the subscription is paused.
     events: EventQueue,
     delivery: Delivery,
-    /// The driver has a request for the whole result that it has not yet answered. It survives a pause, so that there is never
-    /// more than one request of a subscriber.
-    has_asked: bool,
+    /// Whether a request for a snapshot is in flight. It survives a pause, so that a subscriber never has more than one.
+    has_requested: bool,
     end: Option<SubscriptionEnd>,
     waker: Option<Waker>,
 }
@@ -217,36 +214,36 @@ struct InboxState {
 enum Delivery {
     #[default]
     On,
-    /// Not before the whole result, which the subscriber needs.
+    /// Stopped until the next snapshot.
     AwaitsSnapshot,
-    /// Not before the subscriber asks for the whole result.
+    /// Stopped until the subscriber requests a snapshot.
     Paused,
 }
 
 impl InboxState {
-    /// Whether the driver has to be asked for the whole result. Returns true once until the driver has answered.
-    fn must_ask(&mut self) -> bool {
-        self.delivery == Delivery::AwaitsSnapshot && !std::mem::replace(&mut self.has_asked, true)
+    /// Returns whether a snapshot must be requested, and marks it as requested.
+    fn must_request(&mut self) -> bool {
+        self.delivery == Delivery::AwaitsSnapshot && !std::mem::replace(&mut self.has_requested, true)
     }
 }
 
-/// The deltas after a whole result.
+/// The deltas after a snapshot.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Following<'a> {
     /// All of them.
     Deltas(&'a [Event]),
-    /// They are too many: the subscriber has to ask for the whole result again.
+    /// Too many deltas: the subscriber must request another snapshot.
     Missing,
 }
 
-/// The outcome of delivering a delta.
+/// The result of delivering a delta.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pushed {
-    /// The subscriber has it.
+    /// The delta is queued.
     Given,
-    /// It was dropped with those that waited, since there were too many: the subscriber needs the whole result.
+    /// The queue was full. It was cleared, and the subscriber needs a snapshot.
     FellBehind,
-    /// It was dropped, since the subscriber is paused or needs the whole result.
+    /// The delta was dropped, because the subscriber is paused or awaits a snapshot.
     Skipped,
 }
 
@@ -255,7 +252,7 @@ impl Inbox {
         lock(&self.state)
     }
 
-    /// Delivers a delta. With more than `max` of them, all are dropped.
+    /// Delivers a delta. If `max` deltas are queued, all are dropped.
     pub(crate) fn push(&self, event: Event, max: usize) -> Pushed {
         let mut state = self.state();
         if state.delivery != Delivery::On {
@@ -275,16 +272,16 @@ impl Inbox {
         pushed
     }
 
-    /// An inbox that takes no events before the first result.
+    /// Creates an inbox that accepts no events before the first result.
     pub(crate) fn awaiting_first() -> Self {
-        let state = InboxState { delivery: Delivery::AwaitsSnapshot, has_asked: true, ..InboxState::default() };
+        let state = InboxState { delivery: Delivery::AwaitsSnapshot, has_requested: true, ..InboxState::default() };
         Self { state: Mutex::new(state) }
     }
 
     /// Begins delivery after the first result, with the deltas that follow it.
     pub(crate) fn begin(&self, following: Following<'_>, max_deltas: usize, counters: &Counters) {
         let mut state = self.state();
-        state.has_asked = false;
+        state.has_requested = false;
         if let Following::Deltas(deltas) = following {
             state.delivery = Delivery::On;
             drop(state);
@@ -292,11 +289,11 @@ impl Inbox {
         }
     }
 
-    /// Delivers the whole result and the deltas that follow it, in place of all events that wait. They are counted before the
-    /// subscriber can see them. A paused subscription does not take them.
+    /// Replaces all queued events by a snapshot and the deltas after it. Events are counted before the subscriber can see them. Does
+    /// nothing if the subscription is paused.
     pub(crate) fn replace(&self, event: Event, following: Following<'_>, max_deltas: usize, counters: &Counters) {
         let mut state = self.state();
-        state.has_asked = false;
+        state.has_requested = false;
         if state.delivery == Delivery::Paused {
             return;
         }
@@ -330,21 +327,21 @@ impl Inbox {
         dropped.len() > 0
     }
 
-    /// Ends a pause. Returns whether the driver has to be asked for the whole result.
+    /// Ends a pause. Returns whether a snapshot must be requested from the driver.
     fn refresh(&self) -> bool {
         let mut state = self.state();
         state.delivery = Delivery::AwaitsSnapshot;
-        state.must_ask()
+        state.must_request()
     }
 
-    /// Whether the subscriber still needs the whole result: it may have been given one, or may have paused.
+    /// Returns whether the subscriber still needs a snapshot. It may have received one meanwhile, or may be paused.
     pub(crate) fn needs_snapshot(&self) -> bool {
         let mut state = self.state();
-        state.has_asked = state.delivery == Delivery::AwaitsSnapshot;
-        state.has_asked
+        state.has_requested = state.delivery == Delivery::AwaitsSnapshot;
+        state.has_requested
     }
 
-    /// Ends the subscription, after the events that wait.
+    /// Ends the subscription after the queued events.
     pub(crate) fn end(&self, end: SubscriptionEnd) {
         let mut state = self.state();
         state.end.get_or_insert(end);
@@ -352,7 +349,7 @@ impl Inbox {
     }
 }
 
-/// Wakes the subscriber, without the lock: it may poll at once.
+/// Releases the lock and wakes the subscriber, which may poll immediately.
 fn wake(mut state: MutexGuard<'_, InboxState>) {
     let waker = state.waker.take();
     drop(state);

@@ -1,11 +1,10 @@
-//! Runs wakers, which are code of other crates, on the threads of live queries.
+//! Calls wakers, which are foreign code, on the threads of live queries.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs code that wakes a task. A panic in it is logged and ends there: it concerns one subscriber, and the others still have to
-/// be told.
+/// Runs code that wakes a task. A panic is logged and caught, because it must not affect other subscribers.
 pub(crate) fn shielded(wake: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(wake)).is_err() {
-        tracing::error!("the waker of a subscriber panicked");
+        tracing::error!("waker of a subscriber panicked");
     }
 }

@@ -1,11 +1,10 @@
-//! What the subscriptions of an owner cost: the work of the live queries at commits, and the memory of the rows that they keep.
+//! Accounting of owners: the work of their live queries at commits, and the memory of the retained rows.
 //!
-//! **Work** is counted by the matcher, in units of about a nanosecond. The work of a query is shared equally by its subscribers, so
-//! a popular query is cheap for each of them. An owner whose work in one second exceeds the limit loses its costliest
-//! subscription.
+//! **Work** is counted by the matcher, in units of about a nanosecond. The work of a query is divided among its subscribers, so a
+//! popular query is cheap for each of them. An owner whose work in one second exceeds the limit loses its costliest subscription.
 //!
-//! **Memory** is counted in full for each owner that subscribes to a query, and once in the total. A subscription that would
-//! exceed a limit is refused. If live queries grow beyond a limit, the largest ones of the owner, or of all, end.
+//! **Memory** is counted in full for each owner that subscribes to a query, and once in the total. A subscription that exceeds a
+//! limit is rejected. If live queries grow beyond a limit, the largest queries of the owner, or of all owners, end.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -15,10 +14,10 @@ use crate::live::{LiveError, MemoryLimit};
 use crate::matcher::QueryId;
 use crate::subscription::SubscriptionEnd;
 
-/// The subscriptions of an owner, and what they have cost in the present window.
+/// The subscriptions of an owner, and their work in the current window.
 struct Account {
     subscriptions: HashSet<u64>,
-    /// The beginning of the window.
+    /// The start of the window.
     since: Instant,
     /// The work in the window, by subscription.
     work: HashMap<u64, u64>,
@@ -34,7 +33,7 @@ pub(super) struct Accounts {
     checked_bytes: usize,
 }
 
-/// The time over which work is added up.
+/// The time window over which work is summed.
 const WINDOW: Duration = Duration::from_secs(1);
 /// Memory is checked again when live queries have grown by this much.
 const CHECK_BYTES: usize = 1 << 20;
@@ -105,7 +104,7 @@ impl Driver {
         }
     }
 
-    /// Whether a subscriber may be added to a live query: its owner and all together stay within their limits of memory.
+    /// Checks that a subscriber can be added to a live query within the memory limits of its owner and in total.
     pub(super) fn check_memory(&self, id: u64, query: QueryId) -> Result<(), LiveError> {
         let max = self.options.max_bytes;
         if self.matcher.kept_bytes() > max && self.matcher.subscribers(query).is_empty() {
@@ -125,7 +124,7 @@ impl Driver {
         ids.filter_map(|id| self.matcher.query_of(*id)).collect()
     }
 
-    /// Ends the largest queries of owners whose live queries have grown beyond the limit, and of all.
+    /// Ends the largest queries if the live queries of an owner, or of all owners, exceed a memory limit.
     pub(super) fn check_growth(&mut self) {
         let kept = self.matcher.kept_bytes();
         self.accounts.checked_bytes = self.accounts.checked_bytes.min(kept);

@@ -1,4 +1,4 @@
-//! How a subscriber gets a query that is not live yet, and where it resumes.
+//! Evaluation of queries that are not live yet, and resuming of subscriptions.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,21 +23,22 @@ use crate::subscription::{First, Following, SubscriptionEnd};
 /// A query that is evaluated in the background.
 pub(super) struct WaitingQuery {
     pub(super) query: Arc<Query>,
-    /// The subscribers that wait for it.
+    /// The subscribers that wait for the result.
     pub(super) waiters: Vec<u64>,
     pub(super) control: Arc<EvaluationControl>,
     job: JobId,
-    /// How often its result had to be brought up to date again.
-    returns: u32,
+    /// The number of times that the result was returned to the background to catch up.
+    catch_ups: u32,
 }
 
-/// What the live thread may do at once for one request: about half a millisecond.
+/// Limit of the work of the live thread for one request: about half a millisecond.
 const DIRECT_WORK: u64 = 500_000;
-/// What it may do for all requests within [`DIRECT_WINDOW`]: a fifth of the time. Beyond that, requests go to the background.
+/// Limit of the work of the live thread for all requests within [`DIRECT_WINDOW`]: a fifth of the time. Above it, requests go to the
+/// background threads.
 const MAX_DIRECT_WORK: u64 = 20_000_000;
 const DIRECT_WINDOW: Duration = Duration::from_millis(100);
 
-/// The work that the live thread has done itself for requests.
+/// The work of the live thread for requests in the current window.
 pub(super) struct DirectWork {
     since: Instant,
     work: u64,
@@ -48,7 +49,7 @@ impl DirectWork {
         Self { since: Instant::now(), work: 0 }
     }
 
-    /// A budget for one request, which is empty if the live thread has done enough for requests.
+    /// Returns the budget for one request, which is empty if the limit of the window is reached.
     fn budget(&mut self) -> Budget {
         if self.since.elapsed() >= DIRECT_WINDOW {
             *self = Self::new();
@@ -60,11 +61,11 @@ impl DirectWork {
         self.work += budget.work();
     }
 }
-/// How often a result that is not up to date is returned to the background threads.
+/// Limit of the catch-ups of one evaluation.
 const MAX_CATCH_UPS: u32 = 8;
 
 impl Driver {
-    /// Makes a subscriber follow a query, which is evaluated first if it is not live.
+    /// Attaches a subscriber to a query, which is evaluated first if it is not live.
     pub(super) fn follow(&mut self, id: u64, query: Query, snapshot: &Snapshot, deadline: Option<Instant>) {
         let canonical: Arc<[u8]> = query.canonical().into();
         if let Some(live) = self.matcher.find(&canonical) {
@@ -91,7 +92,7 @@ impl Driver {
         self.start_evaluation(Arc::new(query), canonical, vec![id], deadline);
     }
 
-    /// Evaluates a query on the live thread, if that takes no more than a moment.
+    /// Evaluates a query on the live thread, if the direct budget suffices.
     pub(super) fn evaluate_directly(
         &mut self,
         query: &Query,
@@ -105,7 +106,7 @@ impl Driver {
         Some(Evaluated { live: live.ok()?, position: snapshot.position, bucket: bucket.identity() })
     }
 
-    /// Evaluates a query in the background for subscribers, whose stage says so.
+    /// Starts the evaluation of a query in the background. The caller sets the stage of the waiting subscribers.
     pub(super) fn start_evaluation(
         &mut self,
         query: Arc<Query>,
@@ -124,10 +125,10 @@ impl Driver {
             earlier: None,
         };
         let job = self.submit_evaluation(evaluation, owner);
-        self.evaluations.insert(canonical, WaitingQuery { query, waiters, control, job, returns: 0 });
+        self.evaluations.insert(canonical, WaitingQuery { query, waiters, control, job, catch_ups: 0 });
     }
 
-    /// Evaluations of one owner run one after the other, so that an owner holds up one thread at most.
+    /// Submits an evaluation. Those of one owner run one after the other, so that an owner occupies at most one thread.
     fn submit_evaluation(&mut self, evaluation: Evaluation, owner: Option<u64>) -> JobId {
         let canonical = Arc::clone(&evaluation.canonical);
         let key = owner.map_or(Key::of(&canonical), |owner| Key::of(&owner));
@@ -137,7 +138,7 @@ impl Driver {
         job
     }
 
-    /// Removes a subscriber from those that wait for an evaluation. Without any the evaluation is cancelled.
+    /// Removes a subscriber from an evaluation. The evaluation is cancelled if no other subscriber waits for it.
     pub(super) fn leave_evaluation(&mut self, id: u64, canonical: &[u8]) {
         let Some(waiting) = self.evaluations.get_mut(canonical) else { return };
         waiting.waiters.retain(|waiter| *waiter != id);
@@ -153,7 +154,7 @@ impl Driver {
         canonical: &Arc<[u8]>,
         evaluated: Result<Box<Evaluated>, EvaluationError>,
     ) {
-        // It may have been cancelled.
+        // The evaluation may have been cancelled.
         if self.evaluations.get(canonical).is_none_or(|waiting| waiting.job != job) {
             return;
         }
@@ -162,11 +163,11 @@ impl Driver {
             Err(failure) => return self.fail_evaluation(canonical, &failure),
         };
         let snapshot = self.settle();
-        // The commits may have ended the subscribers that wait.
+        // The commits may have ended the waiting subscribers.
         if self.evaluations.get(canonical).is_none_or(|waiting| waiting.job != job) {
             return;
         }
-        // Only the commits of the last moment are left.
+        // Only few commits are left to apply.
         let budget = Budget::unlimited().max_work(DIRECT_WORK);
         let earlier = match evaluated.catch_up(&self.store, Some(snapshot.position), &budget) {
             Ok(()) if evaluated.position == self.matcher.position() => {
@@ -177,8 +178,8 @@ impl Driver {
             Err(CatchUpError::Behind | CatchUpError::BucketDropped) => None,
         };
         let Some(waiting) = self.evaluations.get_mut(canonical) else { return };
-        waiting.returns += 1;
-        if waiting.returns > MAX_CATCH_UPS {
+        waiting.catch_ups += 1;
+        if waiting.catch_ups > MAX_CATCH_UPS {
             return self.fail_evaluation(canonical, &EvaluationError::TooManyCommits);
         }
         let owner = waiting.waiters.first().and_then(|id| self.accounts.owner(*id));
@@ -197,7 +198,7 @@ impl Driver {
     }
 
     fn fail_evaluation(&mut self, canonical: &Arc<[u8]>, failure: &EvaluationError) {
-        // A short history fails even a cheap evaluation, but only in the background.
+        // With a short history, even a cheap evaluation can fail in the background. It is then evaluated directly.
         if *failure == EvaluationError::TooManyCommits {
             let snapshot = self.settle();
             let query = self.evaluations.get(canonical).map(|waiting| Arc::clone(&waiting.query));
@@ -254,7 +255,7 @@ impl Driver {
         }
     }
 
-    /// Adds a subscriber to a live query, and gets it its first result.
+    /// Adds a subscriber to a live query, and requests its first result.
     fn attach(&mut self, id: u64, query: QueryId, snapshot: &Snapshot) {
         if !self.subscribers.contains_key(&id) {
             return;
@@ -287,12 +288,12 @@ impl Driver {
         }
     }
 
-    /// Finds out what a subscriber has missed since its mark.
+    /// Collects the changes that a subscriber has missed since its mark.
     fn resume(&mut self, id: u64, live: QueryId, since: Mark, snapshot: &Snapshot) {
         let Some(query) = self.matcher.query(live) else { return };
-        let is_kept = snapshot.state.bucket(&query.bucket).is_ok_and(|bucket| bucket.definition().persistent);
-        // A restart of the store drops the records of a bucket that is not persistent, and no commit says so.
-        if !is_kept && since.position().sequence <= self.store.opened_at().sequence {
+        let is_persistent = snapshot.state.bucket(&query.bucket).is_ok_and(|bucket| bucket.definition().persistent);
+        // A restart of the store loses the records of a bucket that is not persistent, without a commit.
+        if !is_persistent && since.position().sequence <= self.store.opened_at().sequence {
             return self.request_result(id);
         }
         let mut missed = MissedChanges::after(since.position());
@@ -300,7 +301,7 @@ impl Driver {
         let read = missed.read(&self.store, query, snapshot.position, &budget);
         self.direct_work.charge(&budget);
         match read {
-            Ok(Ok(())) => self.give_missed(id, live, &missed, snapshot),
+            Ok(Ok(())) => self.begin_with_missed(id, live, &missed, snapshot),
             Ok(Err(HistoryUnavailable)) => self.request_result(id),
             Err(_) => self.read_history(id, live, missed),
         }
@@ -312,7 +313,7 @@ impl Driver {
         let (store, until) = (self.store.clone(), self.matcher.position());
         let inbox = self.subscribers.get(&id).map(|subscriber| Arc::downgrade(&subscriber.inbox));
         let run = move |_: &LiveShared| {
-            // The driver drops the inbox of a subscriber that has gone.
+            // The driver drops the inbox of a subscriber that was dropped.
             let budget =
                 Budget::unlimited().stop_when(move || inbox.as_ref().is_none_or(|inbox| inbox.strong_count() == 0));
             let read = missed.read(&store, &query, until, &budget);
@@ -327,7 +328,7 @@ impl Driver {
     pub(super) fn finish_history(&mut self, job: JobId, id: u64, missed: Result<MissedChanges, HistoryUnavailable>) {
         let snapshot = self.settle();
         let pending = self.subscribers.get(&id).and_then(|subscriber| subscriber.pending.as_ref());
-        // The subscriber may have gone, or waits for another evaluation.
+        // The subscriber may have been dropped, or may wait for another evaluation.
         if pending.is_none_or(|pending| pending.stage != PendingStage::History(job)) {
             return;
         }
@@ -340,16 +341,16 @@ impl Driver {
             read.unwrap_or(Err(HistoryUnavailable)).map(|()| missed)
         });
         match read {
-            Ok(missed) => self.give_missed(id, live, &missed, &snapshot),
+            Ok(missed) => self.begin_with_missed(id, live, &missed, &snapshot),
             Err(HistoryUnavailable) => self.request_result(id),
         }
     }
 
-    /// Begins a subscription with what it missed, or with the whole result if that cannot be told.
-    fn give_missed(&mut self, id: u64, live: QueryId, missed: &MissedChanges, snapshot: &Snapshot) {
+    /// Begins a subscription with the missed changes, or with a snapshot if they cannot be determined.
+    fn begin_with_missed(&mut self, id: u64, live: QueryId, missed: &MissedChanges, snapshot: &Snapshot) {
         let now = self.store.now();
         let Some(query) = self.matcher.query(live) else { return };
-        // It is not known whether the subscriber has seen a record that has expired and is not swept yet.
+        // It is unknown whether the subscriber has seen a record that has expired and is not swept yet.
         let has_expired = snapshot.state.bucket(&query.bucket).is_ok_and(|bucket| bucket.expired(now).next().is_some());
         if has_expired || missed.has_expired(now) {
             return self.request_result(id);

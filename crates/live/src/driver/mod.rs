@@ -1,11 +1,11 @@
 //! The driver: applies the commits of a store to the matcher, on its own thread, and delivers events to subscribers.
 //!
-//! Between two commits it handles requests and the output of background jobs. It never reads a bucket at length: a query that takes
-//! more than a moment is [evaluated](crate::evaluation) by a background thread, and installed when its result has caught up with
-//! the commits, so there is no gap between the result and the deltas that follow. Large results are encoded in the background too.
+//! Between commits it handles requests and the output of background jobs. It does no long work: a costly query is
+//! [evaluated](crate::evaluation) by a background thread, and installed when its result has caught up with the commits, so there is
+//! no gap between the result and the deltas that follow. Large results are encoded in the background too.
 //!
 //! If the driver falls so far behind that the store's history no longer has the next commit, it restarts from the newest state: all
-//! queries are evaluated again, and each subscriber gets the whole result when its query is ready, and nothing before.
+//! queries are evaluated again, and each subscriber gets a snapshot when its query is ready, and no event before.
 
 mod accounts;
 mod evaluations;
@@ -42,6 +42,7 @@ use crate::shared::{Command, LiveShared, Subscribe, Target};
 use crate::subscription::{Event, Inbox, Mode, SubscriptionEnd};
 use crate::wake::shielded;
 
+/// The state of the live thread.
 pub(crate) struct Driver {
     store: Store,
     options: LiveOptions,
@@ -52,11 +53,11 @@ pub(crate) struct Driver {
     queries: HashMap<QueryId, QueryState>,
     /// Queries that are evaluated in the background, by their canonical form.
     evaluations: HashMap<Arc<[u8]>, WaitingQuery>,
-    /// What the running background jobs are for.
+    /// The purposes of the running background jobs.
     jobs: HashMap<JobId, Purpose>,
-    /// Queries whose whole result has changed and has to be delivered.
+    /// Queries with a changed result that must be delivered as a snapshot.
     changed: HashSet<QueryId>,
-    /// Callers that wait until the events up to a position are delivered.
+    /// Callers of `settled`, with the position whose events must be delivered first.
     settling: Vec<(Position, oneshot::Sender<Position>)>,
     accounts: Accounts,
     direct_work: DirectWork,
@@ -65,7 +66,7 @@ pub(crate) struct Driver {
     encoders: Background,
 }
 
-/// What a background job is for.
+/// The purpose of a background job.
 #[derive(Debug)]
 enum Purpose {
     /// The evaluation of the query with this canonical form.
@@ -76,13 +77,13 @@ enum Purpose {
     Encoding(QueryId),
 }
 
-/// The number of commits that are applied before requests are handled.
+/// Limit of the commits that are applied before requests are handled.
 const MAX_COMMITS_PER_ROUND: usize = 256;
-/// Queries with more rows are dropped in the background.
+/// Limit of the rows of a query that is dropped on the live thread. Larger ones are dropped in the background.
 const MAX_ROWS_DROPPED: usize = 10_000;
 /// Few threads, so that most cores stay free for commits and clients.
 const EVALUATION_THREADS: usize = 2;
-/// Large results are encoded by a thread of their own, which no evaluation holds up.
+/// Large results are encoded by a separate thread, so that evaluations do not delay them.
 const ENCODING_THREADS: usize = 1;
 
 impl Driver {
@@ -114,7 +115,7 @@ impl Driver {
         })
     }
 
-    /// Runs until the handle is dropped, or the store is closed.
+    /// Runs until the handle is dropped or the store is closed.
     pub(crate) async fn run(mut self) {
         loop {
             if !self.apply_commits(None) {
@@ -131,7 +132,7 @@ impl Driver {
         }
     }
 
-    /// Waits for a commit, a request, or the end of a background job.
+    /// Waits for a commit, a request or the end of a background job.
     async fn wait(&mut self) {
         let mut request = pin!(self.shared.wake.notified());
         let mut commit = pin!(self.follower.ready());
@@ -142,19 +143,19 @@ impl Driver {
         .await;
     }
 
-    /// Applies all commits up to a position, or some. Returns false when the store is closed.
+    /// Applies all commits up to a position, or a bounded number of commits. Returns false when the store is closed.
     fn apply_commits(&mut self, until: Option<Position>) -> bool {
         let mut left = if until.is_some() { usize::MAX } else { MAX_COMMITS_PER_ROUND };
         while left > 0 && until.is_none_or(|until| self.matcher.position().sequence < until.sequence) {
             match self.follower.try_next() {
                 Ok(Some(commit)) => self.apply_commit(&commit),
-                // A published commit is in the history in a moment.
+                // A published commit is added to the history shortly afterwards.
                 Ok(None) if until.is_some() => std::thread::yield_now(),
                 Ok(None) => break,
                 Err(FollowError::Closed) => return false,
                 Err(_) => {
                     self.restart();
-                    // A restart may be needed again at once, so requests have their turn.
+                    // Another restart may follow immediately, so requests are handled in between.
                     left = if until.is_some() { left } else { 1 };
                 }
             }
@@ -186,7 +187,7 @@ impl Driver {
         self.check_growth();
     }
 
-    /// Delivers deltas, and notes the queries whose whole result has to be delivered.
+    /// Delivers deltas, and marks the queries whose result must be delivered as a snapshot.
     fn deliver_updates(&mut self, position: Position, updates: Vec<Update>) {
         let mut deliveries = Vec::new();
         let changed = updates.len();
@@ -215,7 +216,7 @@ impl Driver {
         self.shared.counters.conflated.fetch_add(delivered.behind, Relaxed);
     }
 
-    /// Commits were missed: goes on from the newest state, and evaluates all queries again, most of them in the background.
+    /// Restarts from the newest state after commits were missed, and evaluates all queries again, most of them in the background.
     fn restart(&mut self) {
         self.shared.counters.restarts.fetch_add(1, Relaxed);
         let (snapshot, follower) = self.store.follow();
@@ -250,7 +251,7 @@ impl Driver {
         }
     }
 
-    /// Ends the subscribers whose evaluation has become pointless.
+    /// Ends the waiting subscribers whose bucket or named query no longer exists.
     fn end_outdated(&mut self, snapshot: &Snapshot) {
         let waiting =
             self.evaluations.values().flat_map(|waiting| waiting.waiters.iter().map(|id| (*id, &waiting.query)));
@@ -272,7 +273,7 @@ impl Driver {
         }
         for id in requests.refresh {
             let Some(subscriber) = self.subscribers.get(&id) else { continue };
-            // A subscriber that waits for the first result gets it anyway.
+            // A pending subscriber gets its first result in any case.
             if subscriber.pending.is_none() && subscriber.inbox.needs_snapshot() {
                 self.request_result(id);
             }
@@ -310,7 +311,7 @@ impl Driver {
         }
     }
 
-    /// Answers a caller. If the caller has gone away, the answer is dropped. The gauges are up to date before.
+    /// Replies to a caller, after updating the gauges. The reply is dropped if the caller stopped waiting.
     fn answer<T>(&self, reply: oneshot::Sender<T>, answer: T) {
         self.publish_gauges();
         shielded(|| drop(reply.send(answer)));
@@ -323,20 +324,20 @@ impl Driver {
         counters.kept_bytes.store(self.matcher.kept_bytes(), Relaxed);
     }
 
-    /// Applies all commits that are published, and returns the newest state, which is at the position of the matcher.
+    /// Applies all published commits. Returns the newest state, which is at the position of the matcher.
     fn settle(&mut self) -> Arc<Snapshot> {
         loop {
             let snapshot = self.store.snapshot();
             let is_open = self.apply_commits(Some(snapshot.position));
             self.deliver_changed_results();
-            // A restart goes on from a later state.
+            // A restart may have continued from a later state.
             if self.matcher.position() == snapshot.position || !is_open {
                 return snapshot;
             }
         }
     }
 
-    /// Answers callers of `settled` whose events are delivered.
+    /// Replies to callers of `settled` whose events are delivered.
     fn answer_settled(&mut self) {
         for (position, reply) in std::mem::take(&mut self.settling) {
             if self.is_delivered(position) {
@@ -347,7 +348,7 @@ impl Driver {
         }
     }
 
-    /// Whether the events up to a position are delivered: no subscriber waits for a result that was requested before.
+    /// Returns whether the events up to a position are delivered: no subscriber waits for a result that was requested before.
     fn is_delivered(&self, position: Position) -> bool {
         let is_waiting = |id: &u64| {
             let pending = self.subscribers.get(id).and_then(|subscriber| subscriber.pending.as_ref());
@@ -380,7 +381,7 @@ impl Driver {
         self.follow(id, query, &snapshot, options.deadline);
     }
 
-    /// The query of a new subscription, and the record that defines it if it has a name.
+    /// Returns the query of a new subscription, and its definition if it is a named query.
     fn resolve(&self, target: Target, snapshot: &Snapshot) -> Result<(Query, Option<Definition>), LiveError> {
         let max = self.options.max_subscriptions;
         if self.subscribers.len() >= max {
@@ -414,12 +415,12 @@ impl Driver {
         }
     }
 
-    /// Ends a subscription, or fails it if it has not begun.
+    /// Ends a subscription. If it has not begun, the caller gets [`LiveError::Ended`].
     fn end(&mut self, id: u64, end: SubscriptionEnd) {
         self.end_with(id, end, LiveError::Ended(end));
     }
 
-    /// Ends a subscription. A caller that still waits for it gets the error.
+    /// Ends a subscription. If it has not begun, the caller gets the error.
     fn end_with(&mut self, id: u64, end: SubscriptionEnd, error: LiveError) {
         self.unfollow(id);
         self.accounts.close(id);
@@ -431,14 +432,14 @@ impl Driver {
         subscriber.inbox.end(end);
     }
 
-    /// Removes a subscriber that has gone.
+    /// Removes a subscriber that was dropped.
     fn remove(&mut self, id: u64) {
         self.unfollow(id);
         self.accounts.close(id);
         self.subscribers.remove(&id);
     }
 
-    /// Detaches a subscriber from its query. A query without subscribers ends, and so does its evaluation.
+    /// Detaches a subscriber from its query. A query or evaluation without subscribers ends.
     fn unfollow(&mut self, id: u64) {
         let pending = self.subscribers.get(&id).and_then(|subscriber| subscriber.pending.as_ref());
         if let Some(PendingStage::Evaluation(canonical)) = pending.map(|pending| pending.stage.clone()) {
@@ -451,7 +452,7 @@ impl Driver {
         }
     }
 
-    /// Drops a query. One with many rows is dropped in the background, because that takes milliseconds.
+    /// Drops a query. If it has many rows, it is dropped in the background, because that takes milliseconds.
     fn discard(&mut self, live: LiveQuery) {
         if live.rows() > MAX_ROWS_DROPPED {
             self.encoders.submit(Key::of(&live.generation), move |_| {
@@ -461,7 +462,7 @@ impl Driver {
         }
     }
 
-    /// The time at which an evaluation has to be done.
+    /// Returns the deadline of an evaluation.
     fn deadline(&self, requested: Option<Instant>) -> Instant {
         let now = Instant::now();
         let latest = now.checked_add(self.options.evaluation_timeout).unwrap_or(now + LONGEST_TIMEOUT);
@@ -469,7 +470,7 @@ impl Driver {
     }
 }
 
-/// Why a subscriber that waits for an evaluation cannot go on, if its bucket was dropped or its named query has another definition.
+/// Returns why a waiting subscriber must end, if its bucket was dropped or the definition of its named query has changed.
 fn outdated(subscriber: &Subscriber, query: &Query, snapshot: &Snapshot) -> Option<SubscriptionEnd> {
     let pending = subscriber.pending.as_ref()?;
     if let Recipient::Inbox { bucket } = &pending.recipient
@@ -481,12 +482,12 @@ fn outdated(subscriber: &Subscriber, query: &Query, snapshot: &Snapshot) -> Opti
     subscriber.definition.as_ref().is_some_and(is_outdated).then_some(SubscriptionEnd::QueryUndefined)
 }
 
-/// For timeouts that the clock cannot represent.
+/// Replaces timeouts that the clock cannot represent.
 const LONGEST_TIMEOUT: Duration = Duration::from_hours(365 * 24);
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        // However the driver ends, no caller and no subscriber waits forever, and no evaluation goes on.
+        // Releases all callers and subscribers and cancels evaluations, even if the driver panicked.
         self.shared.close();
         for evaluation in self.evaluations.values() {
             evaluation.control.cancel();

@@ -1,11 +1,11 @@
-//! QueryResult results: when they are encoded, by which thread, and to which subscribers they go.
+//! Encoding and delivery of snapshots.
 //!
-//! A small result is encoded by the live thread. A larger one is copied, which is cheap, and encoded in the background. Meanwhile
-//! further changes only mark it as changed, and it is encoded again afterwards. So there is at most one encoding of a query at a
-//! time, and subscribers receive results in commit order.
+//! A small result is encoded by the live thread. A larger one is copied, which is cheap, and encoded in the background. Further
+//! changes meanwhile only mark it as changed, and it is encoded again afterwards. So each query has at most one encoding in flight,
+//! and subscribers receive results in commit order.
 //!
-//! A subscriber that receives deltas gets a whole result together with the deltas after it, which are collected while the result
-//! is encoded. If they become too many, the subscriber gets the result alone, and asks for another one when it has taken it.
+//! A subscriber in mode `Delta` gets a snapshot together with the deltas after it, which are collected during the encoding. If there
+//! are too many, the subscriber gets the snapshot alone, and requests another one after it.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -22,13 +22,13 @@ use crate::matcher::QueryId;
 use crate::query::{QueryResult, ResultTooLarge};
 use crate::subscription::{Event, First, Following, Mode, Subscription, SubscriptionEnd};
 
-/// A live query, as the driver knows it.
+/// The driver's state of a live query.
 pub(super) struct QueryState {
     pub(super) hash: u64,
     pub(super) bucket: BucketIdentity,
-    /// The result that all subscribers in mode `Snapshot` have or are about to receive, if it is short. An equal one is not delivered.
+    /// The last result delivered to subscribers in mode `Snapshot`, if it is short. An equal result is not delivered again.
     delivered: Option<QueryResult>,
-    /// The result is being encoded in the background.
+    /// The background encoding in flight, if any.
     encoding: Option<Box<Encoding>>,
 }
 
@@ -39,12 +39,12 @@ struct Encoding {
     version: u64,
     /// The oldest change that has not been delivered to subscribers in mode `Snapshot`.
     oldest: Position,
-    /// Subscribers that get the result, and the deltas after it.
+    /// Subscribers that get the result and the deltas after it.
     recipients: Vec<u64>,
     /// The deltas after the result, for the recipients.
     following: Vec<Event>,
     has_too_many: bool,
-    /// Set if the result has to be encoded again, with the oldest change or request that is not in this one.
+    /// Set if the result must be encoded again: the oldest change or request that this encoding does not cover.
     again: Option<Position>,
     /// Subscribers that need a newer result than this one.
     next_recipients: Vec<u64>,
@@ -54,14 +54,14 @@ struct Encoding {
 const DIRECT_BYTES: usize = 64 << 10;
 
 impl QueryState {
-    /// Longer results are not kept for comparison: they seldom return to an earlier value between two deliveries.
+    /// Limit of the results that are kept for comparison. Longer results rarely return to an earlier value between two deliveries.
     const MAX_COMPARED_BYTES: usize = 4096;
 
     pub(super) fn new(hash: u64, bucket: BucketIdentity) -> Self {
         Self { hash, bucket, delivered: None, encoding: None }
     }
 
-    fn note_delivered(&mut self, result: &QueryResult) {
+    fn set_delivered(&mut self, result: &QueryResult) {
         self.delivered = Some(result).filter(|result| result.len() <= Self::MAX_COMPARED_BYTES).cloned();
     }
 
@@ -82,20 +82,20 @@ impl QueryState {
         }
     }
 
-    /// Whether a result with the changes up to a position has yet to be delivered.
+    /// Returns whether a result with the changes up to a position is not delivered yet.
     pub(super) fn is_behind(&self, position: Position) -> bool {
         let is_old = |oldest: Position| oldest.sequence <= position.sequence;
         self.encoding.as_ref().is_some_and(|encoding| is_old(encoding.oldest) || encoding.again.is_some_and(is_old))
     }
 }
 
-/// The work of encoding a result: bytes are copied at several per nanosecond.
+/// Returns the work of encoding a result, at about four bytes per nanosecond.
 fn encoding_work(result: &QueryResult) -> u64 {
     result.len() as u64 / 4
 }
 
 impl Driver {
-    /// Delivers the whole results that have changed.
+    /// Delivers snapshots of the results that have changed.
     pub(super) fn deliver_changed_results(&mut self) {
         let position = self.matcher.position();
         for query in std::mem::take(&mut self.changed) {
@@ -114,7 +114,7 @@ impl Driver {
             None => {}
             Some(Ok(result)) if state.delivered.as_ref() == Some(&result) => {}
             Some(Ok(result)) => {
-                state.note_delivered(&result);
+                state.set_delivered(&result);
                 self.matcher.add_work(query, encoding_work(&result));
                 self.deliver_to_all(query, &result, self.matcher.position(), &HashSet::new());
             }
@@ -122,11 +122,11 @@ impl Driver {
         }
     }
 
-    /// Gets the whole result to a subscriber.
+    /// Delivers a snapshot to a subscriber, after encoding it if necessary.
     pub(super) fn request_result(&mut self, id: u64) {
         let Some(query) = self.matcher.query_of(id) else { return };
         let position = self.matcher.position();
-        // The others get their results first, so that all in mode `Snapshot` have the same one.
+        // Pending changes are delivered first, so that all subscribers in mode `Snapshot` have the same result.
         if self.changed.remove(&query) {
             self.deliver_changed(query, position);
         }
@@ -144,8 +144,8 @@ impl Driver {
         match self.matcher.result_within(query, DIRECT_BYTES.min(self.options.max_result_bytes)) {
             None => {}
             Some(Ok(result)) => {
-                state.note_delivered(&result);
-                self.give(id, result, position, Following::Deltas(&[]));
+                state.set_delivered(&result);
+                self.deliver_snapshot(id, result, position, Following::Deltas(&[]));
             }
             Some(Err(ResultTooLarge)) => self.encode(query, vec![id], position),
         }
@@ -176,7 +176,7 @@ impl Driver {
         let Some(state) = self.queries.get_mut(&query) else { return };
         let Some(encoding) = state.encoding.take_if(|encoding| encoding.job == job) else { return };
         let Encoding { position, recipients, following, has_too_many, .. } = &*encoding;
-        // A recipient may have gone, or may follow another query now, because it must not see this one any more.
+        // A recipient may have been dropped meanwhile.
         let is_subscribed = |id: &u64| self.matcher.query_of(*id) == Some(query);
         let recipients: HashSet<u64> = recipients.iter().copied().filter(is_subscribed).collect();
         match encoded {
@@ -186,7 +186,7 @@ impl Driver {
                 self.deliver_to_all(query, &result, *position, &recipients);
                 let following = if *has_too_many { Following::Missing } else { Following::Deltas(following) };
                 for id in recipients {
-                    self.give(id, result.clone(), *position, following);
+                    self.deliver_snapshot(id, result.clone(), *position, following);
                 }
             }
             Err(ResultTooLarge) => self.end_too_large(query, &recipients),
@@ -199,27 +199,27 @@ impl Driver {
         }
     }
 
-    /// The subscribers that receive every whole result: those in mode `Snapshot`, and all subscribers of an aggregate, which has no
-    /// deltas. Those that still wait for their first result are not among them.
+    /// Returns the subscribers that receive every snapshot: those in mode `Snapshot`, and all subscribers of an aggregate, which has no
+    /// deltas. Subscribers without a first result are excluded.
     fn snapshot_subscribers(&self, query: QueryId) -> Vec<u64> {
         let is_aggregate = self.matcher.query(query).is_some_and(|query| query.aggregate.is_some());
-        let is_meant = |id: &&u64| {
+        let is_recipient = |id: &&u64| {
             let subscriber = self.subscribers.get(id);
             subscriber.is_some_and(|known| known.pending.is_none() && (is_aggregate || known.mode == Mode::Snapshot))
         };
-        self.matcher.subscribers(query).iter().filter(is_meant).copied().collect()
+        self.matcher.subscribers(query).iter().filter(is_recipient).copied().collect()
     }
 
-    /// Delivers a result to the subscribers that receive every whole result, but to these.
+    /// Delivers a result to the subscribers that receive every snapshot, with exceptions.
     fn deliver_to_all(&mut self, query: QueryId, result: &QueryResult, position: Position, except: &HashSet<u64>) {
         for id in self.snapshot_subscribers(query) {
             if !except.contains(&id) {
-                self.give(id, result.clone(), position, Following::Deltas(&[]));
+                self.deliver_snapshot(id, result.clone(), position, Following::Deltas(&[]));
             }
         }
     }
 
-    /// Ends the subscribers that need a result that is too large.
+    /// Ends the subscribers that need a snapshot, because the result is too large.
     fn end_too_large(&mut self, query: QueryId, recipients: &HashSet<u64>) {
         let max = self.options.max_result_bytes;
         let all = self.snapshot_subscribers(query);
@@ -228,8 +228,8 @@ impl Driver {
         }
     }
 
-    /// Gives a subscriber a result and the deltas after it.
-    fn give(&mut self, id: u64, result: QueryResult, position: Position, following: Following<'_>) {
+    /// Delivers a snapshot and the deltas after it to a subscriber.
+    fn deliver_snapshot(&mut self, id: u64, result: QueryResult, position: Position, following: Following<'_>) {
         let hash = self.matcher.query_of(id).and_then(|query| self.queries.get(&query)).map(|state| state.hash);
         let (Some(hash), Some(subscriber)) = (hash, self.subscribers.get_mut(&id)) else { return };
         if let Some(Recipient::Caller { .. }) = subscriber.pending.as_ref().map(|pending| &pending.recipient) {

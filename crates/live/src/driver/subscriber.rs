@@ -1,4 +1,4 @@
-//! A subscriber, as the driver knows it.
+//! The driver's state of a subscriber.
 
 use std::sync::{Arc, LazyLock};
 
@@ -14,13 +14,13 @@ use crate::subscription::{Inbox, Mode, Subscription};
 static NAME: LazyLock<Field> = LazyLock::new(|| Field::new("name"));
 static CONFIG: LazyLock<Field> = LazyLock::new(|| Field::new("config"));
 
-/// A subscriber. It is in the matcher once its query is live.
+/// A subscriber. It is added to the matcher when its query is live.
 pub(super) struct Subscriber {
     pub(super) inbox: Arc<Inbox>,
     pub(super) mode: Mode,
-    /// The named query, if it has a name.
+    /// The definition of its named query, if it has one.
     pub(super) definition: Option<Definition>,
-    /// Set until it has the first result of its query.
+    /// Set until the first result of its query is delivered.
     pub(super) pending: Option<Box<PendingSubscriber>>,
 }
 
@@ -28,30 +28,30 @@ pub(super) struct Subscriber {
 pub(super) struct PendingSubscriber {
     pub(super) recipient: Recipient,
     pub(super) stage: PendingStage,
-    /// The position of the driver at the request.
+    /// The position of the driver at the time of the request.
     pub(super) requested: Position,
 }
 
-/// Where the first result goes.
+/// The recipient of the first result.
 pub(super) enum Recipient {
-    /// To the caller, who has no subscription yet.
+    /// The caller, which has no subscription yet.
     Caller { reply: oneshot::Sender<Result<Subscription, LiveError>>, since: Option<Mark> },
-    /// To the inbox: the query was replaced, or commits were missed. The bucket must still be this one.
+    /// The inbox, after commits were missed. The bucket must still be this one.
     Inbox { bucket: BucketIdentity },
 }
 
-/// What a subscriber waits for.
+/// The step that a pending subscriber waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum PendingStage {
     /// The evaluation of the query with this canonical form.
     Evaluation(Arc<[u8]>),
     /// A background thread that reads the history.
     History(JobId),
-    /// The encoded result. The query is live.
+    /// The encoding of the result. The query is live.
     Result,
 }
 
-/// The definition of a named query when it was subscribed to. Subscribers share the record.
+/// The definition of a named query at the time of the subscription.
 pub(super) struct Definition(pub(super) Row);
 
 impl Definition {
@@ -59,7 +59,7 @@ impl Definition {
         matches!(self.0.get(&NAME), Some(Value::String(own)) if own == name)
     }
 
-    /// Whether the name still has the same definition.
+    /// Returns whether the definition is unchanged in this state.
     pub(super) fn is_in(&self, state: &State) -> bool {
         let Some(Value::String(name)) = self.0.get(&NAME) else { return false };
         let Ok(record) = state.query_record(&name) else { return false };
@@ -68,7 +68,7 @@ impl Definition {
     }
 }
 
-/// The name in the record of a named query.
+/// Returns the name in the record of a named query.
 pub(super) fn name_of(record: &Row) -> Option<String> {
     match record.get(&NAME)? {
         Value::String(name) => Some(name.into_owned()),

@@ -1,8 +1,8 @@
-//! The condition by which the index finds a query.
+//! The choice of the condition by which the index finds a query.
 //!
-//! One of several conditions that must all hold is enough to find the query: a row that fails it does not concern the query. A
-//! disjunction needs one condition for each alternative. The chosen condition leads to the fewest other queries at the time of
-//! the subscription: an equality that few queries share, otherwise a range that few queries overlap.
+//! Of several conditions that must all hold, one suffices: a row that fails it cannot match the query. A disjunction needs one
+//! condition for each alternative. The chosen condition is the one that the fewest other queries share at the time of the
+//! subscription: an equality, otherwise a range that few queries overlap.
 
 use std::sync::Arc;
 
@@ -11,21 +11,21 @@ use tidewire_store::{Field, Filter, Value};
 
 use crate::bits::{Key, ordered};
 
-/// The bytes of a string, which an index has in several places.
+/// The bytes of a string, shared by several index entries.
 pub(crate) type Text = Arc<[u8]>;
 
-/// One place in an index.
+/// An entry of a query in the index.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Access {
-    /// A field has a value.
+    /// The field equals a value.
     Equal(Field, Key),
-    /// A field is a number in an interval, by its [`ordered`] bits.
+    /// The field is a number in an interval of [`ordered`] bits.
     Numbers(Field, u64, Option<u64>),
-    /// A field is a string in an interval.
+    /// The field is a string in an interval.
     Texts(Field, Text, Option<Text>),
 }
 
-/// The places by which a query is found, or none if only by looking at every row.
+/// Chooses the index entries of a query. Returns `None` if no condition is usable, so that every change must be checked.
 pub(crate) fn choose(filter: &Filter, overlap: &impl Fn(&Access) -> usize) -> Option<Vec<Access>> {
     alternatives(std::slice::from_ref(filter), overlap).map(|choice| choice.accesses)
 }
@@ -36,11 +36,11 @@ struct Choice {
 }
 
 impl Choice {
-    /// No row passes.
+    /// No entries, because no row can match.
     const NONE: Self = Self { accesses: Vec::new(), cost: 0 };
 }
 
-/// One of these holds: each needs a place.
+/// Chooses entries for a disjunction: each alternative needs one.
 fn alternatives(filters: &[Filter], overlap: &impl Fn(&Access) -> usize) -> Option<Choice> {
     filters.iter().try_fold(Choice::NONE, |mut all, filter| {
         let one = match filter {
@@ -53,7 +53,7 @@ fn alternatives(filters: &[Filter], overlap: &impl Fn(&Access) -> usize) -> Opti
     })
 }
 
-/// All of this holds: the best place of any condition will do.
+/// Chooses entries for a conjunction: those of the cheapest condition.
 fn conjunction(filter: &Filter, overlap: &impl Fn(&Access) -> usize) -> Option<Choice> {
     let mut conditions = Vec::new();
     flatten(filter, &mut conditions);
@@ -84,7 +84,7 @@ fn flatten<'a>(filter: &'a Filter, conditions: &mut Vec<&'a Filter>) {
     }
 }
 
-/// The values of which a field must have one, if the test says so.
+/// Returns the possible values of a field, if the test lists them.
 fn values(test: &Test) -> Option<&[Scalar]> {
     match test {
         Test::Equal(scalar) => Some(std::slice::from_ref(scalar)),
@@ -98,7 +98,7 @@ fn equal(field: &Field, scalars: &[Scalar], overlap: &impl Fn(&Access) -> usize)
     for value in scalars.iter().filter_map(Scalar::value) {
         let Some(key) = Key::of(&value) else { continue };
         let access = Access::Equal(field.clone(), key);
-        // Many rows have the same flag, or nothing.
+        // Many rows share the same boolean or null.
         let base = match value {
             Value::Null => 8,
             Value::Bool(_) => 4,
@@ -110,7 +110,7 @@ fn equal(field: &Field, scalars: &[Scalar], overlap: &impl Fn(&Access) -> usize)
     choice
 }
 
-/// Between which values a field lies.
+/// The interval of the possible values of a field.
 enum Span {
     Nothing,
     Numbers(u64, Option<u64>),
@@ -118,11 +118,11 @@ enum Span {
 }
 
 impl Span {
-    /// Equality is better, if others have not crowded there, and so is an interval with both ends.
+    /// Base costs, so that equality is preferred, then a bounded interval.
     const BOUNDED: usize = 16;
     const UNBOUNDED: usize = 64;
 
-    /// Where a value lies that passes a test; none if the test is not about order.
+    /// Returns the interval of the values that pass a test. `None` if the test is not a comparison.
     fn of(test: &Test) -> Option<Self> {
         match test {
             Test::Order(comparison, scalar) => Some(Self::ordered(*comparison, scalar)),
@@ -137,7 +137,7 @@ impl Span {
         }
     }
 
-    /// Order tests hold within a type, and for numbers and strings only.
+    /// Returns the interval of a comparison. Only numbers and strings can be compared, each with its own type.
     fn ordered(comparison: Comparison, scalar: &Scalar) -> Self {
         match scalar.value() {
             Some(Value::Number(number)) => {
@@ -151,7 +151,7 @@ impl Span {
             }
             Some(Value::String(text)) => {
                 let at: Text = text.as_bytes().into();
-                // The next string after one is the same with a zero behind it.
+                // The successor of a string is the string with a zero byte appended.
                 let next: Text = [text.as_bytes(), &[0]].concat().into();
                 match comparison {
                     Comparison::Greater => Self::Texts(next, None),
@@ -164,7 +164,7 @@ impl Span {
         }
     }
 
-    /// What lies in both.
+    /// Returns the intersection of two intervals.
     fn and(self, other: Self) -> Self {
         fn both<K: Ord>(one: (K, Option<K>), two: (K, Option<K>)) -> Option<(K, Option<K>)> {
             let from = one.0.max(two.0);
@@ -201,10 +201,10 @@ impl Span {
     }
 }
 
-/// The least bytes that come after all that begin with these.
+/// Returns the smallest bytes that are greater than all bytes with this prefix.
 fn after_prefix(prefix: &[u8]) -> Option<Text> {
     let (last, rest) = prefix.split_last()?;
-    // No byte of a string is the greatest.
+    // UTF-8 has no byte 0xff.
     Some([rest, &[last.saturating_add(1)]].concat().into())
 }
 
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_selective_condition_is_taken() {
+    fn most_selective_condition_is_chosen() {
         let between = |name: &str, from: f64, until: f64| {
             vec![Access::Numbers(Field::new(name), ordered(from), Some(ordered(until) + 1))]
         };
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn crowds_are_avoided() {
+    fn shared_values_are_avoided() {
         let overlap = |access: &Access| if *access == number("kind", 1.0) { 1000 } else { 0 };
         let filter = json!({"kind": 1, "room": 7});
         assert_eq!(chosen(&filter, &overlap), Some(vec![number("room", 7.0)]));

@@ -1,10 +1,10 @@
-//! Stabbing queries: which intervals contain a value.
+//! An interval tree for stabbing queries: the intervals that contain a value.
 //!
-//! A treap of the intervals, sorted by their start; every node knows the greatest end in its subtree. A search skips each subtree
-//! in which all intervals have ended. Of the subtrees that it enters, each one left of its path has an interval that contains the
-//! value: all of them start before it, and the one that ends last ends after it. So a search that finds k of n intervals takes
-//! O(log n + k log(n/k)) steps, which is O(log n) for one and O(n) for all of them, however they overlap. Insertion and removal
-//! take O(log n). Equal intervals are one node.
+//! It is a treap of the intervals, sorted by start; each node has the greatest end in its subtree. A search skips subtrees in which
+//! all intervals end before the value. Each subtree left of the search path that it enters has an interval that contains the
+//! value: all of them start before it, and the last one ends after it. So a search that finds k of n intervals takes
+//! O(log n + k log(n/k)) steps, regardless of their overlap: O(log n) for one and O(n) for all. Insertion and removal take O(log n).
+//! Equal intervals share a node.
 
 use std::borrow::Borrow;
 use std::cmp::Ordering;
@@ -13,12 +13,12 @@ use slab::Slab;
 
 use super::postings::{Postings, Slot};
 
-/// Intervals from a value, which is in them, until another one, which is not, or without end.
+/// Half-open intervals, with an optional end.
 #[derive(Debug)]
 pub(crate) struct Intervals<K> {
     nodes: Slab<Node<K>>,
     root: Option<usize>,
-    /// The source of priorities.
+    /// The state of the random generator of priorities.
     seed: u32,
 }
 
@@ -27,16 +27,16 @@ struct Node<K> {
     from: K,
     until: Option<K>,
     queries: Postings,
-    /// No child has a higher one.
+    /// The heap priority: no child has a higher one.
     priority: u32,
-    /// All that begin before this one, and all that begin after it; of those that begin with it, by where they end.
+    /// Children, ordered by start, then by end.
     left: Option<usize>,
     right: Option<usize>,
-    /// When the last one ends, of this and all below it.
+    /// The greatest end in the subtree.
     last: Option<K>,
 }
 
-/// Whether a value comes before an end.
+/// Returns whether a value is before an end.
 fn is_before<K: Borrow<Q>, Q: Ord + ?Sized>(value: &Q, end: Option<&K>) -> bool {
     end.is_none_or(|end| value < end.borrow())
 }
@@ -57,7 +57,7 @@ impl<K: Ord + Clone> Intervals<K> {
             self.nodes[node].queries.insert(slot);
             return;
         }
-        // Xorshift: all that is asked of it is that it has nothing to do with the order of the intervals.
+        // Xorshift, because priorities must only be independent of the order of the intervals.
         self.seed ^= self.seed << 13;
         self.seed ^= self.seed >> 17;
         self.seed ^= self.seed << 5;
@@ -76,7 +76,7 @@ impl<K: Ord + Clone> Intervals<K> {
         }
     }
 
-    /// Calls with each query whose interval contains the value.
+    /// Calls `found` for each query whose interval contains the value.
     pub(crate) fn containing<Q: Ord + ?Sized>(&self, value: &Q, found: &mut impl FnMut(Slot))
     where
         K: Borrow<Q>,
@@ -84,8 +84,8 @@ impl<K: Ord + Clone> Intervals<K> {
         self.search(self.root, value, found);
     }
 
-    /// How many intervals contain the value, up to a number that is enough.
-    pub(crate) fn count<Q: Ord + ?Sized>(&self, value: &Q, enough: usize) -> usize
+    /// Returns the number of queries whose interval contains the value, up to `max`.
+    pub(crate) fn count<Q: Ord + ?Sized>(&self, value: &Q, max: usize) -> usize
     where
         K: Borrow<Q>,
     {
@@ -100,8 +100,8 @@ impl<K: Ord + Clone> Intervals<K> {
                 trees.push(node.right);
                 count += if is_before(value, node.until.as_ref()) { node.queries.len() } else { 0 };
             }
-            if count >= enough {
-                return enough;
+            if count >= max {
+                return max;
             }
         }
         count
@@ -137,13 +137,13 @@ impl<K: Ord + Clone> Intervals<K> {
         None
     }
 
-    /// Whether a node stands before another one.
-    fn stands_before(&self, one: usize, two: usize) -> bool {
+    /// Returns whether a node is ordered before another one.
+    fn is_ordered_before(&self, one: usize, two: usize) -> bool {
         let key = |at: usize| (&self.nodes[at].from, self.nodes[at].until.as_ref());
         compare(key(one), key(two)).is_lt()
     }
 
-    /// Puts a node into a tree; the tree with it.
+    /// Inserts a node into a tree. Returns the new root.
     fn insert_below(&mut self, tree: Option<usize>, node: usize) -> usize {
         let Some(root) = tree else { return node };
         if self.nodes[node].priority > self.nodes[root].priority {
@@ -152,7 +152,7 @@ impl<K: Ord + Clone> Intervals<K> {
             self.update(node);
             return node;
         }
-        if self.stands_before(node, root) {
+        if self.is_ordered_before(node, root) {
             self.nodes[root].left = Some(self.insert_below(self.nodes[root].left, node));
         } else {
             self.nodes[root].right = Some(self.insert_below(self.nodes[root].right, node));
@@ -161,13 +161,13 @@ impl<K: Ord + Clone> Intervals<K> {
         root
     }
 
-    /// Takes a node out of a tree; the tree without it.
+    /// Removes a node from a tree. Returns the new root.
     fn remove_below(&mut self, tree: Option<usize>, node: usize) -> Option<usize> {
         let root = tree?;
         if root == node {
             return self.join(self.nodes[node].left, self.nodes[node].right);
         }
-        if self.stands_before(node, root) {
+        if self.is_ordered_before(node, root) {
             self.nodes[root].left = self.remove_below(self.nodes[root].left, node);
         } else {
             self.nodes[root].right = self.remove_below(self.nodes[root].right, node);
@@ -176,10 +176,10 @@ impl<K: Ord + Clone> Intervals<K> {
         Some(root)
     }
 
-    /// What is before a node and what is after it.
+    /// Splits a tree into the nodes before and after a node.
     fn split(&mut self, tree: Option<usize>, at: usize) -> (Option<usize>, Option<usize>) {
         let Some(root) = tree else { return (None, None) };
-        if self.stands_before(root, at) {
+        if self.is_ordered_before(root, at) {
             let (before, after) = self.split(self.nodes[root].right, at);
             self.nodes[root].right = before;
             self.update(root);
@@ -192,7 +192,7 @@ impl<K: Ord + Clone> Intervals<K> {
         }
     }
 
-    /// One tree of two, of which all of the first comes before all of the second.
+    /// Joins two trees. All nodes of the first are ordered before those of the second.
     fn join(&mut self, before: Option<usize>, after: Option<usize>) -> Option<usize> {
         let (Some(one), Some(two)) = (before, after) else { return before.or(after) };
         let root = if self.nodes[one].priority > self.nodes[two].priority {
@@ -206,7 +206,7 @@ impl<K: Ord + Clone> Intervals<K> {
         Some(root)
     }
 
-    /// Finds out anew when the last interval ends, when those below have done so.
+    /// Recomputes the greatest end of a node from its children.
     fn update(&mut self, at: usize) {
         let node = &self.nodes[at];
         let below = [node.left, node.right].into_iter().flatten().map(|child| self.nodes[child].last.as_ref());
@@ -220,7 +220,7 @@ fn compare<K: Ord>(one: (&K, Option<&K>), two: (&K, Option<&K>)) -> Ordering {
     one.0.cmp(two.0).then_with(|| compare_ends(one.1, two.1))
 }
 
-/// What has no end ends last.
+/// Compares ends. `None` is the greatest.
 fn compare_ends<K: Ord>(one: Option<&K>, two: Option<&K>) -> Ordering {
     match (one, two) {
         (None, None) => Ordering::Equal,
@@ -247,9 +247,9 @@ mod tests {
     }
 
     proptest! {
-        /// After any insertions and removals, a search finds what looking at each interval finds.
+        /// Compares with a linear search, after any insertions and removals.
         #[test]
-        fn a_search_finds_what_contains_the_value(
+        fn search_finds_intervals_that_contain_the_value(
             steps in vec((0..20_u8, prop::option::of(0..20_u8), 0..12_u32, any::<bool>()), 0..80),
         ) {
             let mut intervals = Intervals::default();
@@ -264,10 +264,10 @@ mod tests {
                     intervals.remove(&from, until.as_ref(), slot);
                 }
                 for value in 0..21 {
-                    let meant = |(from, until, _): &&(u8, Option<u8>, Slot)| {
+                    let contains = |(from, until, _): &&(u8, Option<u8>, Slot)| {
                         *from <= value && until.is_none_or(|until| value < until)
                     };
-                    let mut expected: Vec<Slot> = model.iter().filter(meant).map(|known| known.2).collect();
+                    let mut expected: Vec<Slot> = model.iter().filter(contains).map(|known| known.2).collect();
                     expected.sort_unstable();
                     prop_assert_eq!(intervals.count(&value, 3), expected.len().min(3));
                     prop_assert_eq!(found(&intervals, &value), expected);
@@ -284,46 +284,46 @@ mod tests {
         static COMPARED: Cell<usize> = const { Cell::new(0) };
     }
 
-    /// A number that counts how often numbers are compared.
+    /// A number that counts comparisons.
     #[derive(Debug, Clone, PartialEq, Eq)]
-    struct Counted(u32);
+    struct CountingKey(u32);
 
-    impl Ord for Counted {
+    impl Ord for CountingKey {
         fn cmp(&self, other: &Self) -> Ordering {
             COMPARED.set(COMPARED.get() + 1);
             self.0.cmp(&other.0)
         }
     }
 
-    impl PartialOrd for Counted {
+    impl PartialOrd for CountingKey {
         fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
             Some(self.cmp(other))
         }
     }
 
-    /// In the order of coming, too, which would make a list of a tree that is not balanced.
+    /// The intervals are inserted in ascending order, which would degenerate an unbalanced tree.
     #[test]
-    fn a_search_passes_few_that_do_not_contain_the_value() {
+    fn search_visits_few_other_intervals() {
         const MANY: u32 = 10_000;
-        let disjoint = |place: u32| (place * 10, place * 10 + 10);
-        let nested = |place: u32| (place, 2 * MANY - place);
+        let disjoint = |number: u32| (number * 10, number * 10 + 10);
+        let nested = |number: u32| (number, 2 * MANY - number);
         let mut intervals = Intervals::default();
         for place in 0..MANY {
             let (from, until) = disjoint(place);
-            intervals.insert(Counted(from), Some(Counted(until)), place);
+            intervals.insert(CountingKey(from), Some(CountingKey(until)), place);
         }
         COMPARED.set(0);
-        assert_eq!(found(&intervals, &Counted(54_321)), [5432]);
+        assert_eq!(found(&intervals, &CountingKey(54_321)), [5432]);
         assert!(COMPARED.get() < 300, "{} comparisons for one", COMPARED.get());
 
         let mut intervals = Intervals::default();
         for place in 0..MANY {
             let (from, until) = nested(place);
-            intervals.insert(Counted(from), Some(Counted(until)), place);
+            intervals.insert(CountingKey(from), Some(CountingKey(until)), place);
         }
         for (value, count) in [(0, 1), (9, 10), (MANY, 10_000), (2 * MANY - 10, 10)] {
             COMPARED.set(0);
-            assert_eq!(found(&intervals, &Counted(value)).len(), count);
+            assert_eq!(found(&intervals, &CountingKey(value)).len(), count);
             assert!(COMPARED.get() < 300 + 30 * count, "{} comparisons for {count}", COMPARED.get());
         }
     }

@@ -1,8 +1,8 @@
-//! The index of live queries: finds the queries that a change can concern, without trying each.
+//! The index of live queries: finds the queries that a change can affect.
 //!
-//! A query is registered under the keys that [`access`] chose for its filter: a value of a field, or an interval. A change is
-//! looked up by the old row and by the new row. The queries that are found are still checked with the whole filter. A query
-//! without a usable condition is found by every change of its bucket.
+//! A query is registered under the entries that [`access`] chose for its filter: a value or an interval of a field. A change is
+//! looked up by the old row and by the new row. The queries that are found are then checked with the full filter. A query without a
+//! usable condition is found for every change of its bucket.
 
 mod access;
 mod interval;
@@ -19,13 +19,13 @@ use self::postings::Postings;
 pub(crate) use self::postings::Slot;
 use crate::bits::{Key, ordered};
 
-/// The queries of one bucket, by what concerns them.
+/// The index of the queries of one bucket.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     fields: HashMap<Box<str>, FieldIndex>,
-    /// Those that every change may concern.
+    /// Queries without a usable condition.
     unindexed: Option<Postings>,
-    /// The bytes of the key that is looked for.
+    /// Buffer for the key of a lookup.
     key: Vec<u8>,
 }
 
@@ -38,21 +38,22 @@ struct FieldIndex {
 }
 
 impl Index {
-    /// Rows have seldom more members than this. With more fields than that, those that a row has are looked for.
+    /// Up to this number of indexed fields, each field is read from the row. Above it, each member of the row is looked up, because
+    /// rows rarely have more members.
     const MAX_FIELD_SCAN: usize = 16;
-    /// How many others at a place count; more make no difference to which is chosen.
+    /// Limit of the counted overlap. A higher count does not affect the choice.
     const MAX_OVERLAP: usize = 1024;
 
     pub(crate) fn is_empty(&self) -> bool {
         self.fields.is_empty() && self.unindexed.is_none()
     }
 
-    /// How many queries every change leads to.
+    /// Returns the number of queries that are checked for every change.
     pub(crate) fn unindexed(&self) -> usize {
         self.unindexed.as_ref().map_or(0, Postings::len)
     }
 
-    /// Puts a query where changes that may concern it lead. Returns the places, by which it is removed.
+    /// Adds a query. Returns its entries, which are needed to remove it, or `None` if it is unindexed.
     pub(crate) fn insert(&mut self, filter: &Filter, slot: Slot) -> Option<Box<[Access]>> {
         let chosen = access::choose(filter, &|access| self.overlap(access));
         let Some(accesses) = chosen else {
@@ -74,7 +75,7 @@ impl Index {
         Some(accesses.into())
     }
 
-    /// Removes a query from its places.
+    /// Removes a query and its entries.
     pub(crate) fn remove(&mut self, accesses: Option<&[Access]>, slot: Slot) {
         let Some(accesses) = accesses else {
             if self.unindexed.as_mut().is_some_and(|unindexed| unindexed.remove(slot)) {
@@ -100,7 +101,7 @@ impl Index {
         }
     }
 
-    /// Calls with each query that a change can concern, with some more than once.
+    /// Calls `found` for each query that a change can affect, possibly more than once.
     pub(crate) fn touched(&mut self, old: Option<&Row>, new: Option<&Row>, mut found: impl FnMut(Slot)) {
         if let Some(unindexed) = &self.unindexed {
             unindexed.for_each(&mut found);
@@ -140,7 +141,7 @@ impl Index {
         })
     }
 
-    /// How many queries would be found besides one that stands there.
+    /// Returns the number of queries that share an entry, up to a limit.
     fn overlap(&self, access: &Access) -> usize {
         let (Access::Equal(field, _) | Access::Numbers(field, ..) | Access::Texts(field, ..)) = access;
         let Some(index) = self.fields.get(field.name()) else { return 0 };
@@ -179,9 +180,9 @@ fn add(queries: &mut Option<Postings>, slot: Slot) {
     }
 }
 
-/// The name that is written with escapes, if it is.
+/// Unescapes a name. Returns `None` if it has no escapes.
 fn unescape(written: &str) -> Option<String> {
-    // Rows hold valid JSON; were it not, the name would stand for itself.
+    // Rows have valid JSON, so the fallback is never used.
     written.contains('\\').then(|| serde_json::from_str(&format!("\"{written}\"")).ok()).flatten()
 }
 
@@ -203,9 +204,9 @@ mod tests {
         slots
     }
 
-    /// With few fields and with many, among which those of a row are looked for.
+    /// With few and with many indexed fields, which use different lookups.
     #[test]
-    fn a_change_leads_to_what_it_was_and_what_it_is() {
+    fn change_finds_queries_of_old_and_new_row() {
         for more in [0, 100] {
             let mut index = Index::default();
             let filters = [
@@ -220,10 +221,10 @@ mod tests {
             ];
             let filters: Vec<Filter> = filters
                 .into_iter()
-                .chain((0..more).map(|place| json!({format!("f{place}"): 1})))
+                .chain((0..more).map(|number| json!({format!("f{number}"): 1})))
                 .map(|filter| Filter::parse(&filter).unwrap())
                 .collect();
-            let places: Vec<_> = (0..).zip(&filters).map(|(slot, filter)| index.insert(filter, slot)).collect();
+            let entries: Vec<_> = (0..).zip(&filters).map(|(slot, filter)| index.insert(filter, slot)).collect();
             for (old, new, expected) in [
                 (None, Some(json!({"a": 1})), vec![0, 6, 7]),
                 (Some(json!({"a": 1})), Some(json!({"a": 2})), vec![0, 1, 6, 7]),
@@ -235,9 +236,9 @@ mod tests {
                 assert_eq!(slots, BTreeSet::from_iter(expected), "{old:?} {new:?}");
             }
             assert_eq!(index.unindexed(), 1);
-            for (slot, places) in (0..).zip(places) {
+            for (slot, entries) in (0..).zip(entries) {
                 assert!(!index.is_empty());
-                index.remove(places.as_deref(), slot);
+                index.remove(entries.as_deref(), slot);
             }
             assert!(index.is_empty());
         }

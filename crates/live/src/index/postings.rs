@@ -1,16 +1,15 @@
-//! The queries that stand at one place of an index.
+//! The queries of one index entry.
 
 use std::collections::BTreeSet;
 
-/// The number of a live query, as indexes know it.
+/// The number of a live query in the matcher.
 pub(crate) type Slot = u32;
 
-/// A set of queries. Most places have one, which takes no memory of its own; any of many is found and removed without passing the
-/// others.
+/// A set of queries. A single query, the common case, needs no allocation. Removal takes logarithmic time.
 #[derive(Debug)]
 pub(crate) enum Postings {
     One(Slot),
-    #[expect(clippy::box_collection, reason = "so that one takes half of the memory")]
+    #[expect(clippy::box_collection, reason = "halves the size of the common variant")]
     Many(Box<BTreeSet<Slot>>),
 }
 
@@ -23,7 +22,7 @@ impl Postings {
         }
     }
 
-    /// Removes a query; says whether there is none left.
+    /// Removes a query. Returns whether the set is empty.
     pub(crate) fn remove(&mut self, slot: Slot) -> bool {
         match self {
             Self::One(only) => *only == slot,

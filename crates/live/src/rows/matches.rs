@@ -1,10 +1,10 @@
-//! All rows that match a query, in order, with their ranks.
+//! The matching rows of a query in order, with ranks.
 //!
-//! A list of lists of a few hundred entries. A row is found by two binary searches, and inserted or removed by moving at most
-//! half a list. Its rank is the sum of the lengths of the lists before its own, which are stored next to each other. A million
-//! rows are two or three thousand lists. A row takes one entry and no other memory.
+//! The structure is a list of lists of a few hundred entries. A row is found by two binary searches, and inserted or removed by
+//! moving at most one list. Its rank is the sum of the lengths of the preceding lists, which are stored contiguously. A million rows
+//! are two or three thousand lists. A row takes one entry and no other memory.
 //!
-//! Lists are shared with copies: a copy of a million rows takes a few microseconds, and afterwards a change copies one list.
+//! Lists are shared with clones: cloning a million rows takes a few microseconds, and a later change copies one list.
 
 use std::sync::Arc;
 
@@ -22,21 +22,21 @@ pub(crate) struct Matches {
 }
 
 impl Matches {
-    /// A list of this many entries is split.
-    const FULL: usize = 512;
+    /// Number of entries at which a list is split.
+    const MAX_LIST_LEN: usize = 512;
 
-    /// Sorts entries, which may be in any order.
+    /// Creates a list from unsorted entries.
     pub(crate) fn new(mut entries: Vec<Entry>, sort: &Sort) -> Self {
         entries.sort_unstable_by(|one, two| sort.compare(one, two));
         let len = entries.len();
-        let mut lists = Vec::with_capacity(len.div_ceil(Self::FULL / 4 * 3));
-        if len <= Self::FULL {
+        let mut lists = Vec::with_capacity(len.div_ceil(Self::MAX_LIST_LEN / 4 * 3));
+        if len <= Self::MAX_LIST_LEN {
             entries.shrink_to_fit();
             lists.extend((len > 0).then(|| Arc::new(entries)));
         } else {
             let mut entries = entries.into_iter();
             while entries.len() > 0 {
-                lists.push(Arc::new(entries.by_ref().take(Self::FULL / 4 * 3).collect::<Vec<_>>()));
+                lists.push(Arc::new(entries.by_ref().take(Self::MAX_LIST_LEN / 4 * 3).collect::<Vec<_>>()));
             }
         }
         let counts = lists.iter().map(|list| count(list)).collect();
@@ -47,7 +47,7 @@ impl Matches {
         self.len
     }
 
-    /// Inserts a row. Returns the row that it replaces, if there is one.
+    /// Inserts a row. Returns the row that it replaces, if any.
     pub(crate) fn insert(&mut self, entry: Entry, sort: &Sort) -> Option<Row> {
         let (list, place) = self.find(&entry, sort);
         match place {
@@ -59,7 +59,7 @@ impl Matches {
             Err(place) => {
                 self.list(list).insert(place, entry);
                 self.counts[list] += 1;
-                if self.lists[list].len() >= Self::FULL {
+                if self.lists[list].len() >= Self::MAX_LIST_LEN {
                     self.split(list);
                 }
             }
@@ -68,31 +68,31 @@ impl Matches {
         None
     }
 
-    /// Removes a row. Returns it, if it was there.
+    /// Removes a row. Returns it, if it was present.
     pub(crate) fn remove(&mut self, entry: &Entry, sort: &Sort) -> Option<Row> {
         let (list, Ok(place)) = self.find(entry, sort) else { return None };
         let removed = self.list(list).remove(place);
         self.counts[list] -= 1;
         self.len -= 1;
-        if self.lists[list].len() < Self::FULL / 8 {
+        if self.lists[list].len() < Self::MAX_LIST_LEN / 8 {
             self.join(list);
         }
         Some(removed.row)
     }
 
-    /// Replaces the row that has the same position. Returns it, if it was there.
+    /// Replaces the row with the same position. Returns it, if it was present.
     pub(crate) fn replace(&mut self, entry: &Entry, sort: &Sort) -> Option<Row> {
         let (list, Ok(place)) = self.find(entry, sort) else { return None };
         Some(std::mem::replace(&mut self.list(list)[place].row, entry.row.clone()))
     }
 
-    /// The number of rows before an entry, which need not be there itself.
+    /// Returns the number of rows before an entry, which need not be present.
     pub(crate) fn rank(&self, entry: &Entry, sort: &Sort) -> usize {
         let (list, Ok(place) | Err(place)) = self.find(entry, sort);
         self.before(list) + place
     }
 
-    /// The entries from a rank on.
+    /// Returns the entries from a rank on.
     pub(crate) fn from(&self, rank: usize) -> impl Iterator<Item = &Entry> {
         let (list, place) = self.at(rank);
         let mut lists = self.lists[list..].iter();
@@ -100,14 +100,14 @@ impl Matches {
         nearest.iter().chain(lists.flat_map(|list| list.iter()))
     }
 
-    /// The entries before a rank, the nearest first.
+    /// Returns the entries before a rank, in reverse order.
     pub(crate) fn back_from(&self, rank: usize) -> impl Iterator<Item = &Entry> {
         let (list, place) = self.at(rank);
         let nearest = self.lists.get(list).map_or(&[][..], |list| &list[..place]);
         nearest.iter().rev().chain(self.lists[..list].iter().rev().flat_map(|list| list.iter().rev()))
     }
 
-    /// A list to be changed: it is copied if a copy of the rows still has it.
+    /// Returns a list for a change. It is copied if a clone shares it.
     fn list(&mut self, list: usize) -> &mut Vec<Entry> {
         Arc::make_mut(&mut self.lists[list])
     }
@@ -116,7 +116,7 @@ impl Matches {
         self.counts[..list].iter().map(|count| *count as usize).sum()
     }
 
-    /// The list and the index in it of a rank. A rank beyond the last row gives the end.
+    /// Returns the list of a rank and the index in it. A rank beyond the last row gives the end.
     fn at(&self, rank: usize) -> (usize, usize) {
         let mut left = rank;
         for (list, count) in self.counts.iter().enumerate() {
@@ -128,7 +128,7 @@ impl Matches {
         (self.lists.len(), 0)
     }
 
-    /// The list and the index of an entry, or where it would be inserted.
+    /// Returns the list and the index of an entry, or where it would be inserted.
     fn find(&self, entry: &Entry, sort: &Sort) -> (usize, Result<usize, usize>) {
         let begins_before =
             |list: &Arc<Vec<Entry>>| list.first().is_some_and(|first| sort.compare(first, entry).is_le());
@@ -140,14 +140,14 @@ impl Matches {
 
     fn split(&mut self, list: usize) {
         let first = self.list(list);
-        let second = first.split_off(Self::FULL / 2);
-        first.shrink_to(Self::FULL / 4 * 3);
+        let second = first.split_off(Self::MAX_LIST_LEN / 2);
+        first.shrink_to(Self::MAX_LIST_LEN / 4 * 3);
         self.counts[list] = count(&self.lists[list]);
         self.counts.insert(list + 1, count(&second));
         self.lists.insert(list + 1, Arc::new(second));
     }
 
-    /// Merges a short list into its neighbour, if both are short.
+    /// Merges a short list with its neighbour, if both are short.
     fn join(&mut self, list: usize) {
         if self.lists[list].is_empty() {
             self.lists.remove(list);
@@ -155,7 +155,9 @@ impl Matches {
             return;
         }
         let first = list.saturating_sub(1);
-        if first + 1 < self.lists.len() && self.lists[first].len() + self.lists[first + 1].len() <= Self::FULL / 2 {
+        if first + 1 < self.lists.len()
+            && self.lists[first].len() + self.lists[first + 1].len() <= Self::MAX_LIST_LEN / 2
+        {
             let second = self.lists.remove(first + 1);
             self.counts.remove(first + 1);
             self.list(first).extend(Arc::unwrap_or_clone(second));
@@ -185,7 +187,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(16))]
 
-        /// Compares with a model, with enough rows that lists are split and merged. A copy is not changed by what follows.
+        /// Compares with a model, with enough rows that lists are split and merged. A clone is not changed by later steps.
         #[test]
         fn behaves_like_a_sorted_set(first in vec(0..4000_u16, 0..1500), steps in vec((0..4000_u16, any::<bool>()), 0..1500)) {
             let sort = Sort::new(&[(Field::new("n"), Direction::Asc)]);
@@ -219,19 +221,19 @@ mod tests {
             }
             prop_assert_eq!(ordinals(&mut copy.from(0)), copied);
             for list in &matches.lists {
-                prop_assert!(!list.is_empty() && list.len() < Matches::FULL);
+                prop_assert!(!list.is_empty() && list.len() < Matches::MAX_LIST_LEN);
             }
         }
 
         #[test]
-        fn removals_leave_no_trail(count in 0..3000_u16) {
+        fn removals_merge_short_lists(count in 0..3000_u16) {
             let sort = Sort::new(&[]);
             let mut matches = Matches::default();
             for n in 0..count {
                 matches.insert(sort.entry(&row(n), u64::from(n)), &sort);
             }
             for n in 0..count {
-                prop_assert!(matches.lists.len() <= 2 + matches.len() * 16 / Matches::FULL, "{}", matches.lists.len());
+                prop_assert!(matches.lists.len() <= 2 + matches.len() * 16 / Matches::MAX_LIST_LEN, "{}", matches.lists.len());
                 matches.remove(&sort.entry(&row(n), u64::from(n)), &sort);
             }
             prop_assert!(matches.lists.is_empty() && matches.counts.is_empty());

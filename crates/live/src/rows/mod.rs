@@ -1,10 +1,10 @@
 //! The result of a query that returns records, maintained incrementally.
 //!
-//! A live query keeps all rows that match, in its order. An entry has 40 bytes beside the shared row: the first bytes of its sort
-//! key, its ordinal, and a pointer. So a window is refilled without reading the store. The window before a commit follows from
-//! the ranks after it and from the rows that came and went, so no old result is kept for comparison.
+//! A live query retains all matching rows in order. An entry has 40 bytes besides the shared row: the first bytes of its sort key,
+//! its ordinal, and a pointer. So a window is refilled without reading the store. The window before a commit follows from the ranks
+//! after it and from the rows that were inserted and removed, so no old result is kept for comparison.
 //!
-//! A [`Page`] is the window and the rows that it shows. A copy of it is cheap, so that another thread can encode it.
+//! A [`Page`] is the window over the matching rows. It is cheap to clone, so that another thread can encode it.
 
 mod matches;
 mod position;
@@ -27,14 +27,14 @@ use crate::delta::{Delta, Form};
 use crate::net_change::NetChange;
 use crate::query::ResultTooLarge;
 
-/// All rows that match a query, in its order.
+/// The matching rows of a query, and the window that is the result.
 #[derive(Debug)]
 pub(crate) struct Rows {
     sort: Sort,
     page: Page,
 }
 
-/// The part of the matching rows that is the result.
+/// The window of the matching rows that is the result.
 #[derive(Debug, Clone)]
 pub(crate) struct Page {
     matches: Matches,
@@ -43,10 +43,10 @@ pub(crate) struct Page {
 }
 
 impl Rows {
-    /// The longest range of rows that is searched for a visible change when the key is not shown. Windows seldom have more.
+    /// Limit of the range of rows that is compared to detect an invisible change. Windows are rarely larger.
     const MAX_COMPARED: usize = 4096;
 
-    /// Collects the rows of a query, given with their ordinals, of a bucket with this key field. The memory of the entries is
+    /// Collects the rows of a query, given with their ordinals. `key` is the key field of the bucket. The memory of the entries is
     /// charged to the budget.
     pub(crate) fn new<'a>(
         query: &Query,
@@ -67,18 +67,18 @@ impl Rows {
             end: query.limit.map_or(usize::MAX, |limit| query.offset.saturating_add(limit)),
         };
         let projection = Projection::new(query.fields.as_deref());
-        // A row is found by its key if the key is shown. A row that is appended needs no index.
+        // A row is identified by its key if the key is in the result, and an appended row needs no index.
         let is_plain = sort.is_empty() && window.start == 0 && window.end == usize::MAX && projection.shows(key);
         let form = Arc::new(Form { key: Field::new(key), projection, is_indexed: !is_plain });
         Ok(Self { sort, page: Page { matches, window, form } })
     }
 
-    /// The number of rows that are kept.
+    /// Returns the number of matching rows.
     pub(crate) fn len(&self) -> usize {
         self.page.matches.len()
     }
 
-    /// The memory of the entries.
+    /// Returns the memory of the entries.
     pub(crate) fn bytes(&self) -> usize {
         self.len() * size_of::<Entry>()
     }
@@ -87,12 +87,12 @@ impl Rows {
         &self.page
     }
 
-    /// Applies changes. Returns how the result has changed, if it has.
+    /// Applies changes. Returns the change of the result, if any.
     pub(crate) fn apply(&mut self, nets: &[NetChange<&Row>]) -> Option<Delta> {
         let moves = self.move_rows(nets);
         let Page { matches, window, form } = &self.page;
         let mut edit = window.edit(matches, &moves, &self.sort);
-        self.keep_in_place(&mut edit);
+        self.merge_into_changes(&mut edit);
         edit.changed.retain(|(_, old, new)| !form.projection.is_same(old, new));
         if edit.removed.is_empty() && edit.added.is_empty() && edit.changed.is_empty() || self.looks_the_same(&edit) {
             return None;
@@ -133,15 +133,15 @@ impl Rows {
         moves
     }
 
-    /// Turns the removal and the insertion of a row into a change, if no other row has passed it.
-    fn keep_in_place(&self, edit: &mut Edit) {
+    /// Replaces the removal and the insertion of a row by a change, if its order among the other rows is the same.
+    fn merge_into_changes(&self, edit: &mut Edit) {
         if edit.removed.is_empty() || edit.added.is_empty() {
             return;
         }
         let added: HashMap<Option<&str>, usize> =
-            edit.added.iter().enumerate().map(|(place, (_, row))| (row.text_of(&self.page.form.key), place)).collect();
-        // The number of unmoved rows before the row, in the old result and in the new one. The row stays if both are equal, and if it
-        // does not change places with another row that stays.
+            edit.added.iter().enumerate().map(|(index, (_, row))| (row.text_of(&self.page.form.key), index)).collect();
+        // The row keeps its order if the number of unmoved rows before it is the same in the old and the new result, and if it
+        // is not swapped with another such row.
         let mut staying: Vec<(usize, usize)> = Vec::new();
         for (place, (old_index, row)) in edit.removed.iter().enumerate() {
             let Some(new_place) = added.get(&row.text_of(&self.page.form.key)) else { continue };
@@ -160,8 +160,8 @@ impl Rows {
         edit.changed.sort_unstable_by_key(|(index, ..)| *index);
     }
 
-    /// Whether the removed rows and the added rows look equal because the key is not shown. All rows between them are compared, so
-    /// a long range is not examined.
+    /// Returns whether the result looks the same because the removed and added rows differ only in fields that are not in the result.
+    /// All rows between them are compared, so a long range is not examined.
     fn looks_the_same(&self, edit: &Edit) -> bool {
         let projection = &self.page.form.projection;
         if projection.shows(self.page.form.key.name()) || edit.removed.len() != edit.added.len() {
@@ -173,7 +173,7 @@ impl Rows {
         ) else {
             return false;
         };
-        // Before and after those, all stand where they stood.
+        // Rows outside this range have not moved.
         if last - first > Self::MAX_COMPARED || edit.changed.iter().any(|(index, ..)| !(first..=last).contains(index)) {
             return false;
         }
@@ -182,7 +182,7 @@ impl Rows {
                 .zip(self.page.matches.from(self.page.window.start + first))
                 .map(|(index, entry)| (index, &entry.row))
         };
-        // The result as it was is what it is without those that were added, and with those that were removed.
+        // Reconstructs the old result: the new one without added rows and with removed rows.
         let mut added = edit.added.iter().peekable();
         let mut changed = edit.changed.iter().peekable();
         let mut stayed = is()
@@ -198,30 +198,30 @@ impl Rows {
 }
 
 impl Page {
-    /// Encodes the result. Stops when it is larger than `max_bytes`.
+    /// Encodes the result. Fails if it is larger than `max_bytes`.
     pub(crate) fn encode(&self, max_bytes: usize) -> Result<Bytes, ResultTooLarge> {
         let mut text = vec![b'['];
         let count = self.window.end - self.window.start;
-        for (place, entry) in self.matches.from(self.window.start).take(count).enumerate() {
-            if place > 0 {
+        for (index, entry) in self.matches.from(self.window.start).take(count).enumerate() {
+            if index > 0 {
                 text.push(b',');
             }
             self.form.projection.write(&entry.row, &mut text);
-            // One byte is for the bracket at the end.
+            // One byte is left for the closing bracket.
             if text.len() >= max_bytes {
                 return Err(ResultTooLarge);
             }
         }
         text.push(b']');
-        // It may be kept for long.
+        // The result may be cached for long.
         text.shrink_to_fit();
         Ok(text.into())
     }
 }
 
-/// Removes the elements at these indexes, which are ascending, from a list.
-fn take<T>(list: &mut Vec<T>, places: &[usize]) -> Vec<T> {
-    let mut places = places.iter().peekable();
-    let mut place = 0..;
-    list.extract_if(.., |_| place.next().is_some_and(|place| places.next_if_eq(&&place).is_some())).collect()
+/// Removes the elements at these ascending indexes from a list, and returns them.
+fn take<T>(list: &mut Vec<T>, indexes: &[usize]) -> Vec<T> {
+    let mut indexes = indexes.iter().peekable();
+    let mut index = 0..;
+    list.extract_if(.., |_| index.next().is_some_and(|index| indexes.next_if_eq(&&index).is_some())).collect()
 }

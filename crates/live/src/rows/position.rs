@@ -1,8 +1,8 @@
-//! The position of a row in a result.
+//! The position of a row in the order of a result.
 //!
-//! The sort fields of a row are encoded as bytes that sort as the rows do: a type, order-preserving bytes, inverted for a
-//! descending field. Each field is self-delimiting, so the bytes of one row are never a prefix of another's. A place holds the
-//! first 15 bytes, enough for a number or a short string; ties are decided by comparing the rows.
+//! The sort fields of a row are encoded as bytes that sort like the rows: a type tag and order-preserving bytes, inverted for a
+//! descending field. Each field is self-delimiting, so the bytes of one row are never a prefix of another's. A position holds the
+//! first 15 bytes, enough for a number or a short string; ties are resolved by comparing the rows.
 
 use std::cmp::Ordering;
 
@@ -10,10 +10,10 @@ use tidewire_store::{Direction, Field, Row, Value};
 
 use crate::bits::ordered;
 
-/// Where a row stands: the beginning of its sort bytes, then the order of coming.
+/// The position of a row: the first bytes of its sort key, then its ordinal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RowPosition {
-    /// The last byte says whether there were more than it holds.
+    /// The first 15 bytes of the sort key. The last byte is set if the key is longer.
     head: [u64; 2],
     pub(super) ordinal: u64,
 }
@@ -21,29 +21,29 @@ pub(crate) struct RowPosition {
 impl RowPosition {
     const HEAD: usize = 15;
 
-    fn is_cut(&self) -> bool {
+    fn is_truncated(&self) -> bool {
         self.head[1] & 0xff != 0
     }
 }
 
-/// A row, where it stands.
+/// A row and its position.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
     pub(crate) position: RowPosition,
     pub(crate) row: Row,
 }
 
-/// By which fields rows are sorted.
+/// The sort fields of a query.
 #[derive(Debug)]
 pub(crate) struct Sort(Box<[(Field, Direction)]>);
 
 const BOOL: u8 = 1;
 const NUMBER: u8 = 2;
 const STRING: u8 = 3;
-/// What has no order of its own.
+/// Arrays and objects, which have no order.
 const OTHER: u8 = 4;
-/// Null and absent ones are last in both directions: not even inverted bytes come after this.
-const NOTHING: u8 = 0xff;
+/// Null and absent values, which are last in both directions: no inverted tag is greater.
+const NULL: u8 = 0xff;
 
 impl Sort {
     pub(crate) fn new(fields: &[(Field, Direction)]) -> Self {
@@ -54,7 +54,7 @@ impl Sort {
         self.0.is_empty()
     }
 
-    /// Where a row stands.
+    /// Returns the position of a row.
     pub(crate) fn position(&self, row: &Row, ordinal: u64) -> RowPosition {
         if self.0.is_empty() {
             return RowPosition { head: [0; 2], ordinal };
@@ -65,7 +65,7 @@ impl Sort {
         head[..len].copy_from_slice(&bytes[..len]);
         head[RowPosition::HEAD] = u8::from(bytes.len() > RowPosition::HEAD);
         let head = u128::from_be_bytes(head);
-        #[expect(clippy::cast_possible_truncation, reason = "it is cut in two")]
+        #[expect(clippy::cast_possible_truncation, reason = "it is split in two")]
         let head = [(head >> 64) as u64, head as u64];
         RowPosition { head, ordinal }
     }
@@ -74,11 +74,11 @@ impl Sort {
         Entry { position: self.position(row, ordinal), row: row.clone() }
     }
 
-    /// Which of two rows stands first.
+    /// Compares the positions of two rows.
     pub(crate) fn compare(&self, one: &Entry, two: &Entry) -> Ordering {
         one.position.head.cmp(&two.position.head).then_with(|| {
-            // Heads are equal, so both are cut or neither is. A row has one ordinal, and stands where its bytes say.
-            let rest = if one.position.is_cut() {
+            // The heads are equal, so either both are truncated or neither is.
+            let rest = if one.position.is_truncated() {
                 self.bytes(&one.row, usize::MAX).cmp(&self.bytes(&two.row, usize::MAX))
             } else {
                 Ordering::Equal
@@ -87,14 +87,14 @@ impl Sort {
         })
     }
 
-    /// The bytes that a row is sorted by: all, or more than so many.
-    fn bytes(&self, row: &Row, enough: usize) -> Vec<u8> {
+    /// Returns the sort key of a row. Encoding may stop after more than `min_len` bytes.
+    fn bytes(&self, row: &Row, min_len: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(32);
         for (field, direction) in &self.0 {
             let start = bytes.len();
             match row.get(field) {
                 None | Some(Value::Null) => {
-                    bytes.push(NOTHING);
+                    bytes.push(NULL);
                     continue;
                 }
                 Some(Value::Bool(flag)) => bytes.extend([BOOL, u8::from(flag)]),
@@ -104,13 +104,13 @@ impl Sort {
                 }
                 Some(Value::String(text)) => {
                     bytes.push(STRING);
-                    // A zero within is told from the end by what follows it.
+                    // A zero byte is escaped, to distinguish it from the terminator.
                     for byte in text.bytes() {
                         bytes.push(byte);
                         if byte == 0 {
                             bytes.push(0xff);
                         }
-                        if bytes.len() > enough {
+                        if bytes.len() > min_len {
                             break;
                         }
                     }
@@ -121,7 +121,7 @@ impl Sort {
             if *direction == Direction::Desc {
                 bytes[start..].iter_mut().for_each(|byte| *byte = !*byte);
             }
-            if bytes.len() > enough {
+            if bytes.len() > min_len {
                 break;
             }
         }
@@ -135,7 +135,7 @@ mod tests {
 
     use super::*;
 
-    /// In the order of an ascending sort; those in one list are alike.
+    /// Values in ascending sort order. The values of an inner list sort equal.
     fn values() -> Vec<Vec<Json>> {
         vec![
             vec![json!(false)],
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_stand_in_the_order_of_their_fields_then_of_their_coming() {
+    fn rows_sort_by_fields_then_by_ordinal() {
         let row = |json: Json| Row::new(json.as_object().unwrap()).unwrap();
         let ranked =
             || values().into_iter().enumerate().flat_map(|(rank, alike)| alike.into_iter().map(move |v| (rank, v)));
@@ -184,7 +184,7 @@ mod tests {
                     }
                 }
             }
-            // Absent ones and null are last, and alike.
+            // Null and absent values are last and equal.
             for nothing in [json!({"b": 1}), json!({"a": null, "b": 1})] {
                 for sort in [&up, &down] {
                     let (one, two) = (row(json!({"a": one, "b": 1})), row(nothing.clone()));

@@ -1,20 +1,20 @@
-//! The projection of a row: the fields that are in the result, as text.
+//! The projection of rows to the fields of the result, as JSON text.
 
 use std::collections::HashSet;
 
 use tidewire_store::{Field, Row};
 
-/// Which fields of a row are returned.
+/// The fields of a row that are in the result.
 #[derive(Debug)]
 pub(crate) struct Projection {
-    /// All fields if none.
-    fields: Option<Box<[Named]>>,
+    /// `None` means all fields.
+    fields: Option<Box<[ProjectedField]>>,
 }
 
 #[derive(Debug)]
-struct Named {
+struct ProjectedField {
     field: Field,
-    /// As JSON writes it, and a colon.
+    /// The name as a JSON string, with a colon.
     written: Box<str>,
 }
 
@@ -24,51 +24,53 @@ impl Projection {
             let mut known = HashSet::new();
             let named = |field: &Field| {
                 let written = serde_json::Value::from(field.name()).to_string() + ":";
-                Named { field: field.clone(), written: written.into() }
+                ProjectedField { field: field.clone(), written: written.into() }
             };
             fields.iter().filter(|field| known.insert(*field)).map(named).collect()
         });
         Self { fields }
     }
 
-    /// Whether a field is in the result.
+    /// Returns whether a field is in the result.
     pub(crate) fn shows(&self, name: &str) -> bool {
         self.fields.as_ref().is_none_or(|fields| fields.iter().any(|named| named.field.name() == name))
     }
 
-    /// Appends what of a row is in the result.
+    /// Appends the projection of a row.
     pub(crate) fn write(&self, row: &Row, text: &mut Vec<u8>) {
         match &self.fields {
             None => text.extend(row.text().as_bytes()),
             Some(fields) => {
-                let there = fields.iter().filter_map(|named| Some((&*named.written, row.text_of(&named.field)?)));
-                write(there, text);
+                let present = fields.iter().filter_map(|named| Some((&*named.written, row.text_of(&named.field)?)));
+                write(present, text);
             }
         }
     }
 
-    /// Appends the fields that were asked for, null for those that are not there.
+    /// Appends all fields of the projection, with null for absent ones.
     pub(crate) fn write_all(&self, row: &Row, text: &mut Vec<u8>) {
         let fields = self.fields.iter().flatten();
         write(fields.map(|named| (&*named.written, row.text_of(&named.field).unwrap_or("null"))), text);
     }
 
-    /// Whether two rows are the same in the result.
+    /// Returns whether two rows have equal projections.
     pub(crate) fn is_same(&self, one: &Row, two: &Row) -> bool {
         match &self.fields {
             None => is_same(one.text(), two.text()),
-            Some(fields) => fields.iter().all(|Named { field, .. }| match (one.text_of(field), two.text_of(field)) {
-                (Some(one), Some(two)) => is_same(one, two),
-                (one, two) => one.is_none() && two.is_none(),
-            }),
+            Some(fields) => {
+                fields.iter().all(|ProjectedField { field, .. }| match (one.text_of(field), two.text_of(field)) {
+                    (Some(one), Some(two)) => is_same(one, two),
+                    (one, two) => one.is_none() && two.is_none(),
+                })
+            }
         }
     }
 }
 
 fn write<'a>(members: impl Iterator<Item = (&'a str, &'a str)>, text: &mut Vec<u8>) {
     text.push(b'{');
-    for (place, (name, value)) in members.enumerate() {
-        if place > 0 {
+    for (index, (name, value)) in members.enumerate() {
+        if index > 0 {
             text.push(b',');
         }
         text.extend(name.as_bytes());
@@ -77,11 +79,11 @@ fn write<'a>(members: impl Iterator<Item = (&'a str, &'a str)>, text: &mut Vec<u
     text.push(b'}');
 }
 
-/// Whether two texts, compact as rows have them, stand for equal JSON. Members may stand in another order.
+/// Returns whether two compact texts are equal JSON, ignoring the order of members.
 pub(crate) fn is_same(one: &str, two: &str) -> bool {
     let sum = |text: &str| text.bytes().map(u64::from).sum::<u64>();
     let tree = |text: &str| serde_json::from_str::<serde_json::Value>(text).ok();
-    // In another order it is as long, and of the same bytes; that is seldom so by chance.
+    // Reordered members have the same length and the same sum of bytes, so most unequal texts are not parsed.
     one == two || one.len() == two.len() && sum(one) == sum(two) && tree(one) == tree(two)
 }
 
@@ -96,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_fields_that_were_asked_for() {
+    fn projection_writes_only_its_fields() {
         let row = row(&json!({"b": [1, {"x": "y"}], "a": "é\"", "c\"": null}));
         let written = |fields: Option<&[&str]>| {
             let fields = fields.map(|names| names.iter().map(|name| Field::new(*name)).collect::<Vec<_>>());
@@ -110,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn order_makes_no_difference() {
+    fn order_of_members_is_ignored() {
         let all = Projection::new(None);
         let one = row(&json!({"a": 1, "b": {"c": 1, "d": 2}}));
         assert!(all.is_same(&one, &row(&json!({"b": {"d": 2, "c": 1}, "a": 1}))));

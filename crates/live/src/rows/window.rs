@@ -1,43 +1,42 @@
-//! Changes of a window of all matches.
+//! Changes of a window over the matching rows.
 //!
 //! Rows are added, removed and moved anywhere among the matches, and rows at the edges of the window enter or leave it because of
-//! changes before them. All of it follows from ranks: the rank of a row among the new matches is counted, and its rank among the
-//! old ones is the same, minus the rows before it that were added, plus those that were removed. So the cost depends on the
-//! number of changed rows, not on the size of the window or of the matches.
+//! changes before them. All of this follows from ranks: the old rank of a row is its new rank, minus the rows added before it, plus
+//! the rows removed before it. So the cost depends on the number of changed rows, not on the size of the window or of the matches.
 
 use tidewire_store::Row;
 
 use super::matches::Matches;
 use super::position::{Entry, Sort};
 
-/// Which of the matches are the result.
+/// The range of ranks that is the result.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Window {
-    /// The rank of the first.
+    /// The rank of the first row.
     pub(crate) start: usize,
-    /// The rank after the last.
+    /// The rank after the last row.
     pub(crate) end: usize,
 }
 
-/// How the matches have changed. Each list is sorted.
+/// The changes of the matches. Each list is sorted.
 #[derive(Debug, Default)]
 pub(crate) struct Moves {
-    /// They were there, and are not there any more.
+    /// Entries that were removed.
     pub(crate) removed: Vec<Entry>,
-    /// They were not there.
+    /// Entries that were inserted.
     pub(crate) inserted: Vec<Entry>,
-    /// They stand where they stood, with another row: what they were.
+    /// Old entries whose row was replaced in the same position.
     pub(crate) updated: Vec<Entry>,
 }
 
-/// How a result has changed. Each list is sorted by index.
+/// The change of a result. Each list is sorted by index.
 #[derive(Debug, Default)]
 pub(crate) struct Edit {
-    /// With their indexes in the result as it was, and the rows as they were.
+    /// Removed rows, with their indexes in the old result.
     pub(crate) removed: Vec<(usize, Row)>,
-    /// With their indexes in the result as it is.
+    /// Added rows, with their indexes in the new result.
     pub(crate) added: Vec<(usize, Row)>,
-    /// With their indexes in the result as it is: what they were, and what they are.
+    /// Changed rows, with their indexes in the new result, the old row and the new row.
     pub(crate) changed: Vec<(usize, Row, Row)>,
 }
 
@@ -46,11 +45,11 @@ impl Window {
         (self.start..self.end).contains(&rank)
     }
 
-    /// How the result has changed when the matches have.
+    /// Returns the change of the result for these changes of the matches.
     pub(crate) fn edit(self, matches: &Matches, moves: &Moves, sort: &Sort) -> Edit {
         let Self { start, end } = self;
         let mut edit = Edit::default();
-        // The rank that a row had: that which it has, less those before it that have come, plus those that have gone.
+        // The old rank: the new rank, minus the rows inserted before it, plus the rows removed before it.
         let old_rank = |entry: &Entry, rank: usize| {
             (rank + before(&moves.removed, entry, sort)).saturating_sub(before(&moves.inserted, entry, sort))
         };
@@ -75,8 +74,8 @@ impl Window {
                 edit.changed.push((rank - start, was.row.clone(), is.row.clone()));
             }
         }
-        // Those that have not moved themselves: ranks that they had rise with those that they have, so each walk from an edge
-        // ends at the first that stayed on its side.
+        // Rows that have not moved themselves can cross an edge of the window. Their old ranks are in the order of the new ones,
+        // so each walk from an edge ends at the first row that has not crossed it.
         let has_stayed = |entry: &Entry| find(&moves.inserted, entry, sort).is_none();
         let was = |entry: &Entry| find(&moves.updated, entry, sort).unwrap_or(entry).row.clone();
         let edge = start.min(matches.len());
@@ -114,11 +113,11 @@ impl Window {
     }
 }
 
-/// How many of a sorted list come before an entry.
+/// Returns the number of entries of a sorted list before this one.
 fn before(list: &[Entry], entry: &Entry, sort: &Sort) -> usize {
     list.partition_point(|known| sort.compare(known, entry).is_lt())
 }
 
 fn find<'a>(list: &'a [Entry], entry: &Entry, sort: &Sort) -> Option<&'a Entry> {
-    list.binary_search_by(|known| sort.compare(known, entry)).ok().map(|place| &list[place])
+    list.binary_search_by(|known| sort.compare(known, entry)).ok().map(|index| &list[index])
 }

@@ -41,12 +41,12 @@ pub(crate) struct GroupsCopy {
 
 #[derive(Debug)]
 struct Group {
-    /// In the order of coming; never empty.
+    /// The rows in insertion order, never empty.
     rows: BTreeMap<u64, Row>,
     tally: Tally,
 }
 
-/// How a group shows.
+/// A group as it appears in the result.
 #[derive(Debug)]
 struct Shown {
     first: u64,
@@ -69,7 +69,7 @@ impl Groups {
         self.rows
     }
 
-    /// The approximate memory of the groups and of their entries.
+    /// Returns the approximate memory of the groups and their entries.
     pub(crate) fn bytes(&self) -> usize {
         const GROUP: usize = size_of::<Group>() + 3 * size_of::<IndexKey>() + 32;
         // An entry is an ordinal and a row, and the nodes of the tree are about two thirds full.
@@ -127,7 +127,7 @@ impl Groups {
                 vacant.insert(shown);
             }
         }
-        // All that goes, then all that comes: a row is in one place at a time.
+        // All removals precede the insertions, so that a row is never in two groups.
         for net in nets {
             if let Some(row) = net.old {
                 self.remove(aggregate, row, net.ordinal);
@@ -153,11 +153,11 @@ impl Groups {
         self.has_order_changed(moved)
     }
 
-    /// Whether a group has passed another, when the first rows of these are others now.
+    /// Returns whether the order of groups has changed, given the old and new first rows of the groups that moved.
     fn has_order_changed(&self, mut moved: Vec<(u64, u64)>) -> bool {
-        let places: HashSet<u64> = moved.iter().map(|(_, is)| *is).collect();
+        let new_firsts: HashSet<u64> = moved.iter().map(|(_, is)| *is).collect();
         let has_passed = |(was, is): &(u64, u64)| {
-            self.order.range(*was.min(is)..=*was.max(is)).any(|(first, _)| !places.contains(first))
+            self.order.range(*was.min(is)..=*was.max(is)).any(|(first, _)| !new_firsts.contains(first))
         };
         moved.sort_unstable();
         moved.iter().any(has_passed) || !moved.is_sorted_by_key(|(_, is)| *is)
@@ -169,7 +169,7 @@ impl Groups {
         Some(Shown { first: *first, row: row.clone(), value: group.tally.result(aggregate.function) })
     }
 
-    /// The groups in order: the first row and the aggregate of each.
+    /// Returns the groups in order, each with its first row and its aggregate.
     fn shown_groups(&self, aggregate: &Aggregate) -> impl Iterator<Item = (&Row, Option<Json>)> {
         let function = aggregate.function;
         self.order.values().filter_map(move |key| {
@@ -179,7 +179,7 @@ impl Groups {
         })
     }
 
-    /// Encodes the result. Stops when it is larger than `max_bytes`.
+    /// Encodes the result. Fails if it is larger than `max_bytes`.
     pub(crate) fn encode(&self, aggregate: &Aggregate, max_bytes: usize) -> Result<Bytes, ResultTooLarge> {
         encode(&self.names, self.shown_groups(aggregate), max_bytes)
     }
@@ -202,11 +202,11 @@ fn encode<'a>(
     max_bytes: usize,
 ) -> Result<Bytes, ResultTooLarge> {
     let mut text = vec![b'['];
-    for (place, (row, value)) in groups.enumerate() {
-        text.extend(if place > 0 { &b",{\"key\":"[..] } else { b"{\"key\":" });
+    for (index, (row, value)) in groups.enumerate() {
+        text.extend(if index > 0 { &b",{\"key\":"[..] } else { b"{\"key\":" });
         names.write_all(row, &mut text);
         text.extend(format!(",\"value\":{}}}", value.unwrap_or_default()).as_bytes());
-        // One byte is for the bracket at the end.
+        // One byte is left for the closing bracket.
         if text.len() >= max_bytes {
             return Err(ResultTooLarge);
         }
@@ -216,7 +216,8 @@ fn encode<'a>(
     Ok(text.into())
 }
 
-/// Whether two rows of a group show the same key of it: numbers may be written in several ways, and what has no value may be null.
+/// Returns whether two rows of a group display the same group key: equal numbers can have different texts, and an absent field is
+/// displayed as null.
 fn is_key_same(aggregate: &Aggregate, one: &Row, two: &Row) -> bool {
     fn text<'a>(row: &'a Row, field: &Field) -> &'a str {
         row.text_of(field).unwrap_or("null")

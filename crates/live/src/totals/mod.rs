@@ -13,13 +13,14 @@ use self::tally::Tally;
 use crate::net_change::NetChange;
 use crate::query::{QueryResult, ResultCopy, ResultTooLarge};
 
-/// The aggregate of all matching records, or of each group of them.
+/// The maintained aggregate of all matching records, or of each group.
 #[derive(Debug)]
 pub(crate) struct Totals {
     aggregate: Aggregate,
     state: AggregateState,
 }
 
+/// The state of an aggregate: one value, or groups.
 #[derive(Debug)]
 enum AggregateState {
     Single(Tally),
@@ -27,7 +28,7 @@ enum AggregateState {
 }
 
 impl Totals {
-    /// Aggregates rows, given with their ordinals. The memory that is kept is charged to the budget.
+    /// Aggregates rows, given with their ordinals. The retained memory is charged to the budget.
     pub(crate) fn new<'a>(
         aggregate: &Aggregate,
         rows: impl Iterator<Item = Result<(u64, &'a Row), Exceeded>>,
@@ -53,7 +54,7 @@ impl Totals {
         Ok(Self { aggregate, state })
     }
 
-    /// The number of rows that are kept.
+    /// Returns the number of retained rows.
     pub(crate) fn len(&self) -> usize {
         match &self.state {
             AggregateState::Single(_) => 0,
@@ -61,7 +62,7 @@ impl Totals {
         }
     }
 
-    /// The approximate memory of what is kept.
+    /// Returns the approximate memory of the state.
     pub(crate) fn bytes(&self) -> usize {
         self.state.bytes()
     }
@@ -86,7 +87,7 @@ impl Totals {
         }
     }
 
-    /// Encodes the result. Stops when it is larger than `max_bytes`.
+    /// Encodes the result. Fails if it is larger than `max_bytes`.
     pub(crate) fn encode(&self, max_bytes: usize) -> Result<QueryResult, ResultTooLarge> {
         match &self.state {
             AggregateState::Single(tally) => Ok(self.value(tally)),
@@ -94,7 +95,7 @@ impl Totals {
         }
     }
 
-    /// A copy of the result, to be encoded by another thread.
+    /// Copies the result, to be encoded by another thread.
     pub(crate) fn copy(&self) -> ResultCopy {
         match &self.state {
             AggregateState::Single(tally) => ResultCopy::Encoded(self.value(tally)),
@@ -102,7 +103,7 @@ impl Totals {
         }
     }
 
-    /// The aggregate of all rows. The minimum and the maximum of no rows are nothing.
+    /// Returns the aggregate of all rows. The minimum and maximum of no numbers have no value.
     fn value(&self, tally: &Tally) -> QueryResult {
         let value = tally.result(self.aggregate.function);
         value.map_or(QueryResult::NoValue, |value| QueryResult::Json(Bytes::from(value.to_string())))

@@ -1,4 +1,4 @@
-//! Aggregates from which rows can be removed again.
+//! Aggregate functions that support the removal of rows.
 
 use std::collections::BTreeMap;
 
@@ -13,9 +13,9 @@ use crate::bits::{number, ordered};
 pub(crate) enum Tally {
     /// The number of rows.
     Count(u64),
-    /// The sum, which is exact, so that numbers can be subtracted again, and their count.
+    /// The exact sum and the count of the numbers.
     Sum(Box<Sum>, u64),
-    /// All numbers by their ordered bits, with the count of each.
+    /// All numbers by their ordered bits, with their counts.
     Numbers(BTreeMap<u64, u64>),
 }
 
@@ -64,7 +64,7 @@ impl Tally {
         }
     }
 
-    /// The approximate memory of the numbers that are kept.
+    /// Returns the approximate memory of the retained numbers.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Count(_) | Self::Sum(..) => 0,
@@ -73,7 +73,7 @@ impl Tally {
         }
     }
 
-    /// The result. The minimum and the maximum of no rows are nothing.
+    /// Returns the result. The minimum and maximum of no numbers have no value.
     pub(crate) fn result(&self, function: AggregateFunction) -> Option<Json> {
         #[expect(clippy::cast_precision_loss, reason = "JSON numbers have no more")]
         match self {
@@ -94,7 +94,7 @@ impl Tally {
     }
 }
 
-/// Whether a row is counted: if a field is named, it must be there.
+/// Returns whether a row is counted: if there is a field, it must be present and not null.
 fn counts(row: &Row, field: Option<&Field>) -> bool {
     field.is_none_or(|field| !matches!(row.get(field), None | Some(Value::Null)))
 }
@@ -106,9 +106,9 @@ fn number_of(row: &Row, field: Option<&Field>) -> Option<f64> {
     }
 }
 
-/// A number as JSON writes it: without a fraction if it has none. What is beyond all numbers is null.
+/// Converts a number to JSON: integers without a fraction, infinity as null.
 fn json(number: f64) -> Json {
-    #[expect(clippy::cast_possible_truncation, reason = "what has no fraction and is below 2^53 is whole")]
+    #[expect(clippy::cast_possible_truncation, reason = "an integer below 2^53 is exact")]
     if number.fract() == 0.0 && number.abs() < 9_007_199_254_740_992.0 {
         return Json::from(number as i64);
     }

@@ -89,7 +89,7 @@ fn a_wrong_declaration_is_refused() {
     let refers = |target: &str| json!({"key": "id", "schema": {"id": {"type": "number"}, "to": {"type": "number", "ref": target}}});
     assert_eq!(
         refused("$x", refers("users")).to_string(),
-        "system bucket \"$x\": field to refers to \"users\"; expected a system bucket that is declared before it"
+        "system bucket \"$x\": field to references \"users\"; expected a system bucket that is declared before it"
     );
     let mut deep = json!({});
     for _ in 0..120 {

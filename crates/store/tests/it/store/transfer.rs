@@ -58,36 +58,36 @@ fn wrong_imports_are_refused_by_line() {
     let record = r#"{"in":"b","record":{"id":1}}"#;
     let long = format!(r#"{{"in":"b","record":{{"id":1,"x":"{}"}}}}"#, "x".repeat(2 << 20));
     for (lines, line, error, records) in [
-        (vec![], 1, "the head of an export must be {\"tidewire\":\"export\",\"version\":1}", 0),
-        (vec!["nothing"], 1, "the head of an export must be {\"tidewire\":\"export\",\"version\":1}", 0),
+        (vec![], 1, "expected the header {\"tidewire\":\"export\",\"version\":1}", 0),
+        (vec!["nothing"], 1, "expected the header {\"tidewire\":\"export\",\"version\":1}", 0),
         (
             vec![r#"{"tidewire":"export","version":2}"#],
             1,
-            "the head of an export must be {\"tidewire\":\"export\",\"version\":1}",
+            "expected the header {\"tidewire\":\"export\",\"version\":1}",
             0,
         ),
-        (vec![head, bucket, "nothing"], 3, "it is no JSON", 0),
-        (vec![head, bucket, "[]"], 3, "it is neither a bucket, a query, a record nor the end of an export", 0),
+        (vec![head, bucket, "nothing"], 3, "invalid JSON", 0),
+        (vec![head, bucket, "[]"], 3, "expected a bucket, a query, a record or the end of the export", 0),
+        (vec![head, bucket, r#"{"in":"b"}"#], 3, "expected a bucket, a query, a record or the end of the export", 0),
         (
-            vec![head, bucket, r#"{"in":"b"}"#],
-            3,
-            "it is neither a bucket, a query, a record nor the end of an export",
-            0,
+            vec![head, bucket, record, record],
+            5,
+            "the export is incomplete: read 2 records, but no matching end line",
+            2,
         ),
-        (vec![head, bucket, record, record], 5, "the export is not whole: it has 2 records and no end that says so", 2),
         (
             vec![head, bucket, record, r#"{"end":2}"#],
             4,
-            "the export is not whole: it has 1 records and no end that says so",
+            "the export is incomplete: read 1 records, but no matching end line",
             1,
         ),
         (
             vec![head, bucket, record, r#"{"in":"b","record":{"id":"x"}}"#, record, r#"{"end":3}"#],
             4,
-            "it was not taken",
+            "the store rejected the line",
             0,
         ),
-        (vec![head, record, r#"{"end":1}"#], 2, "it was not taken", 0),
+        (vec![head, record, r#"{"end":1}"#], 2, "the store rejected the line", 0),
         (vec![head, bucket, &long], 3, "it is longer than 1052672 bytes", 0),
     ] {
         let store = Store::memory(options());
@@ -153,7 +153,7 @@ fn a_store_that_is_not_open_is_backed_up_and_restored() {
     filled(&store);
     let position = store.snapshot().position;
     let locked = Embedded::backup_dir(&data, &backup).unwrap_err();
-    assert!(locked.to_string().contains("is in use"), "{locked}");
+    assert!(locked.to_string().contains("is locked"), "{locked}");
     let before = records(&store, "b");
     store.close().unwrap();
     assert_eq!(Embedded::backup_dir(&data, &backup).unwrap(), position);
