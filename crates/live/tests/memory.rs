@@ -60,7 +60,7 @@ fn query(json: &Json) -> Query {
 }
 
 #[test]
-fn a_further_subscriber_takes_little() {
+fn further_subscriber_needs_little_memory() {
     const MANY: usize = 50_000;
     let state = state(100);
     let bucket = state.bucket("b").unwrap();
@@ -77,7 +77,7 @@ fn a_further_subscriber_takes_little() {
 }
 
 #[test]
-fn what_is_forgotten_takes_nothing() {
+fn removed_queries_free_their_memory() {
     let state = state(100);
     let bucket = state.bucket("b").unwrap();
     let mut live = Matcher::new(Position { epoch: 1, sequence: 0 });

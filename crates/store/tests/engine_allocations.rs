@@ -31,7 +31,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 #[test]
-fn a_commit_allocates_nothing() {
+fn commit_does_not_allocate() {
     let dir = tempfile::tempdir().unwrap();
     let (mut engine, _) = Embedded::open(dir.path(), EmbeddedOptions::default(), |_| {}).unwrap();
     let writes = [Write { bucket: "users", key: b"key", row: Some(&[7; 256]) }; 64];

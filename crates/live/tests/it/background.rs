@@ -144,7 +144,7 @@ fn ids(ids: &[u64]) -> Vec<Json> {
 }
 
 #[test]
-fn commits_and_other_queries_go_on_while_a_query_is_evaluated() {
+fn commits_and_other_queries_continue_during_an_evaluation() {
     run(async {
         let gate = Arc::new(Gate::default());
         let store = store(gate.options()).await;
@@ -175,7 +175,7 @@ fn commits_and_other_queries_go_on_while_a_query_is_evaluated() {
 }
 
 #[test]
-fn a_cheap_query_is_evaluated_at_once() {
+fn cheap_query_is_evaluated_on_the_live_thread() {
     run(async {
         let store = store(StoreOptions::default()).await;
         let live = Live::new(store.clone());
@@ -186,7 +186,7 @@ fn a_cheap_query_is_evaluated_at_once() {
 }
 
 #[test]
-fn equal_queries_that_wait_are_evaluated_once_and_see_earlier_writes() {
+fn equal_pending_queries_are_evaluated_once_and_see_earlier_writes() {
     run(async {
         let gate = Arc::new(Gate::default());
         let store = store(gate.options()).await;
@@ -208,7 +208,7 @@ fn equal_queries_that_wait_are_evaluated_once_and_see_earlier_writes() {
 }
 
 #[test]
-fn a_caller_that_stops_waiting_leaves_nothing() {
+fn dropping_the_subscribe_future_cancels_the_evaluation() {
     run(async {
         let gate = Arc::new(Gate::default());
         let store = store(gate.options()).await;
@@ -231,7 +231,7 @@ fn a_caller_that_stops_waiting_leaves_nothing() {
 }
 
 #[test]
-fn a_query_is_evaluated_again_if_the_history_is_too_short_and_fails_in_the_end() {
+fn evaluation_is_retried_when_the_history_is_too_short_and_finally_fails() {
     run(async {
         let gate = Arc::new(Gate::default());
         let options = gate.options().history_bytes(1);
@@ -260,7 +260,7 @@ fn a_query_is_evaluated_again_if_the_history_is_too_short_and_fails_in_the_end()
 }
 
 #[test]
-fn a_bucket_that_is_dropped_meanwhile_is_not_defined_and_a_new_one_is_evaluated() {
+fn bucket_dropped_during_evaluation_fails_and_a_new_one_is_evaluated() {
     run(async {
         for is_defined_again in [false, true] {
             let gate = Arc::new(Gate::default());
@@ -290,7 +290,7 @@ fn a_bucket_that_is_dropped_meanwhile_is_not_defined_and_a_new_one_is_evaluated(
 }
 
 #[test]
-fn a_named_query_that_is_undefined_meanwhile_ends_the_subscription() {
+fn undefining_a_named_query_during_evaluation_ends_the_subscription() {
     run(async {
         let gate = Arc::new(Gate::default());
         let store = store(gate.options()).await;
@@ -309,7 +309,7 @@ fn a_named_query_that_is_undefined_meanwhile_ends_the_subscription() {
 }
 
 #[test]
-fn a_caller_learns_that_the_store_is_closed() {
+fn subscribing_fails_when_the_store_closes() {
     run(async {
         let gate = Arc::new(Gate::default());
         let store = store(gate.options()).await;
@@ -326,7 +326,7 @@ fn a_caller_learns_that_the_store_is_closed() {
 
 /// The history holds nothing, so the commit leads to another evaluation.
 #[test]
-fn live_queries_end_while_a_query_is_evaluated() {
+fn dropping_live_during_an_evaluation_ends_subscriptions() {
     run(async {
         let gate = Arc::new(Gate::default());
         let options = gate.options().history_bytes(1);
@@ -344,7 +344,7 @@ fn live_queries_end_while_a_query_is_evaluated() {
 }
 
 #[test]
-fn a_panic_costs_one_subscription() {
+fn panic_in_an_evaluation_fails_one_subscription() {
     run(async {
         let panics = Arc::new(AtomicBool::new(true));
         let is_panic = Arc::clone(&panics);
@@ -362,7 +362,7 @@ fn a_panic_costs_one_subscription() {
 }
 
 #[test]
-fn an_evaluation_has_a_deadline() {
+fn evaluation_fails_at_its_deadline() {
     run(async {
         let store = store(StoreOptions::default()).await;
         let live = Live::new(store.clone());
@@ -375,7 +375,7 @@ fn an_evaluation_has_a_deadline() {
 
 /// The history holds nothing, so the driver restarts with every commit.
 #[test]
-fn after_a_restart_subscribers_get_whole_results_and_nothing_before() {
+fn restart_delivers_snapshots_before_other_events() {
     run(async {
         let gate = Arc::new(Gate::default());
         let options = gate.options().history_bytes(1);
@@ -402,7 +402,7 @@ fn after_a_restart_subscribers_get_whole_results_and_nothing_before() {
 }
 
 #[test]
-fn a_result_that_is_too_large_is_refused_and_one_that_grows_ends() {
+fn too_large_result_is_rejected_and_growth_ends_the_subscription() {
     run(async {
         let store = store(StoreOptions::default()).await;
         let live = Live::with_options(store.clone(), LiveOptions::default().max_result_bytes(100_000));
@@ -441,7 +441,7 @@ fn a_result_that_is_too_large_is_refused_and_one_that_grows_ends() {
 
 /// Results of a megabyte, which are encoded while commits go on.
 #[test]
-fn large_results_come_in_order_and_deltas_follow_them_without_a_gap() {
+fn large_snapshots_are_in_order_and_deltas_follow_without_a_gap() {
     run(async {
         let store = store(StoreOptions::default()).await;
         // Fewer than there are commits during an encoding, now and then.
@@ -499,7 +499,7 @@ fn large_results_come_in_order_and_deltas_follow_them_without_a_gap() {
 }
 
 #[test]
-fn a_long_history_is_read_in_the_background() {
+fn long_history_is_read_in_the_background() {
     run(async {
         let store = store(StoreOptions::default()).await;
         let live = Live::new(store.clone());
@@ -517,7 +517,7 @@ fn a_long_history_is_read_in_the_background() {
 }
 
 #[test]
-fn an_owner_above_its_work_loses_its_costliest_subscription() {
+fn owner_above_its_work_limit_loses_its_costliest_subscription() {
     run(async {
         let store = store(StoreOptions::default()).await;
         let live = Live::with_options(store.clone(), LiveOptions::default().max_owner_work(3_000_000));
@@ -545,7 +545,7 @@ fn an_owner_above_its_work_loses_its_costliest_subscription() {
 }
 
 #[test]
-fn a_query_above_the_limit_in_one_commit_ends() {
+fn query_above_the_work_limit_of_a_commit_ends() {
     run(async {
         let store = store(StoreOptions::default()).await;
         let live = Live::with_options(store.clone(), LiveOptions::default().max_owner_work(100_000));
@@ -559,7 +559,7 @@ fn a_query_above_the_limit_in_one_commit_ends() {
 }
 
 #[test]
-fn kept_rows_are_limited_per_owner_and_in_total() {
+fn retained_memory_is_limited_per_owner_and_in_total() {
     run(async {
         let store = store(StoreOptions::default()).await;
         let options = LiveOptions::default().max_owner_bytes(400_000).max_bytes(700_000);

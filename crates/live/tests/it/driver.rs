@@ -79,7 +79,7 @@ fn answer(store: &Store, query: &Query) -> Vec<Json> {
 }
 
 #[test]
-fn a_row_that_comes_changes_and_leaves_is_told() {
+fn inserted_changed_and_removed_rows_are_delivered() {
     run(async {
         let store = store().await;
         let live = Live::new(store.clone());
@@ -122,7 +122,7 @@ fn a_row_that_comes_changes_and_leaves_is_told() {
 }
 
 #[test]
-fn results_follow_writers_that_do_not_wait_for_them() {
+fn subscribers_converge_under_concurrent_writes() {
     run(async {
         let store = store().await;
         let live = Live::new(store.clone());
@@ -183,7 +183,7 @@ fn results_follow_writers_that_do_not_wait_for_them() {
 }
 
 #[test]
-fn one_that_does_not_look_has_no_backlog_and_slows_nobody() {
+fn slow_subscriber_has_bounded_backlog_and_does_not_delay_others() {
     run(async {
         let store = store().await;
         let live = Live::with_options(store.clone(), LiveOptions::default().max_deltas(4));
@@ -214,7 +214,7 @@ fn one_that_does_not_look_has_no_backlog_and_slows_nobody() {
 }
 
 #[test]
-fn a_subscriber_goes_on_where_it_was() {
+fn subscription_resumes_from_a_mark() {
     run(async {
         let store = store().await;
         for id in 0..10 {
@@ -263,7 +263,7 @@ fn a_subscriber_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_subscriber_goes_on_after_a_restart_as_far_as_the_history_reaches() {
+fn subscription_resumes_after_a_restart_within_the_history() {
     run(async {
         let dir = tempfile::tempdir().unwrap();
         let open = || Store::open(dir.path(), StoreOptions::default()).unwrap().0;
@@ -299,7 +299,7 @@ fn a_subscriber_goes_on_after_a_restart_as_far_as_the_history_reaches() {
 
 /// The history holds nothing, so that no commit can be followed.
 #[test]
-fn whoever_missed_too_much_begins_anew() {
+fn driver_restarts_when_it_misses_commits() {
     run(async {
         let store = Store::memory(StoreOptions::default().history_bytes(1));
         store.define_bucket("b", plain()).await.unwrap();
@@ -329,7 +329,7 @@ fn whoever_missed_too_much_begins_anew() {
 }
 
 #[test]
-fn subscriptions_end_with_what_they_follow() {
+fn subscriptions_end_with_their_bucket_or_named_query() {
     run(async {
         let store = store().await;
         store.define_bucket("c", plain()).await.unwrap();
@@ -363,7 +363,7 @@ fn subscriptions_end_with_what_they_follow() {
 }
 
 #[test]
-fn what_a_subscriber_may_see_is_part_of_its_query() {
+fn permission_filter_is_part_of_the_query() {
     run(async {
         let store = store().await;
         for id in 0..4 {
@@ -387,7 +387,7 @@ fn what_a_subscriber_may_see_is_part_of_its_query() {
 }
 
 #[test]
-fn there_are_no_more_than_may_be_and_those_who_go_make_room() {
+fn subscription_limit_is_enforced_and_freed_on_drop() {
     run(async {
         let store = store().await;
         let live = Live::with_options(store.clone(), LiveOptions::default().max_subscriptions(2));
@@ -404,7 +404,7 @@ fn there_are_no_more_than_may_be_and_those_who_go_make_room() {
 }
 
 #[test]
-fn a_commit_that_concerns_many_is_told_to_all_in_order() {
+fn commit_with_many_changed_queries_is_delivered_in_order() {
     run(async {
         let store = store().await;
         let live = Live::with_options(store.clone(), LiveOptions::default().workers(4));
@@ -427,7 +427,7 @@ fn a_commit_that_concerns_many_is_told_to_all_in_order() {
 
 /// Some executors run what they wake at once, and what they run may drop everything.
 #[test]
-fn a_waker_may_look_at_once_and_drop_what_it_was_given() {
+fn waker_can_poll_and_drop_the_subscription() {
     struct AtOnce(std::sync::Mutex<Option<(Subscription, Live)>>, std::sync::mpsc::SyncSender<bool>);
 
     impl std::task::Wake for AtOnce {
@@ -473,7 +473,7 @@ impl std::task::Wake for Gate {
 }
 
 #[test]
-fn a_result_that_is_again_what_it_was_is_not_told() {
+fn result_that_returns_to_its_last_value_is_not_delivered() {
     run(async {
         let store = store().await;
         store.define_bucket("gate", plain()).await.unwrap();

@@ -23,7 +23,7 @@ fn position(sequence: u64) -> Position {
 
 /// So that a driver may have it on a thread of its own, and others read what it gave.
 #[test]
-fn it_can_be_sent() {
+fn matcher_and_results_are_send() {
     fn is_send<T: Send>() {}
     fn is_shared<T: Send + Sync>() {}
     is_send::<Matcher>();
@@ -31,7 +31,7 @@ fn it_can_be_sent() {
 }
 
 #[test]
-fn equal_queries_are_one_and_share_what_is_encoded() {
+fn equal_queries_share_the_encoded_result() {
     let state = state(&["a"]);
     let mut live = Matcher::new(position(0));
     let bucket = state.bucket("a").unwrap();
@@ -62,7 +62,7 @@ fn equal_queries_are_one_and_share_what_is_encoded() {
 }
 
 #[test]
-fn a_slot_that_is_used_again_is_another_query() {
+fn reused_slot_gets_a_new_query_id() {
     let state = state(&["a"]);
     let mut live = Matcher::new(position(0));
     let bucket = state.bucket("a").unwrap();
@@ -102,7 +102,7 @@ fn queries_end_with_their_bucket() {
 
 /// A record that is not there for whoever reads it is not there for whoever follows, before the sweep and after it.
 #[test]
-fn what_had_expired_when_it_was_first_read_never_shows() {
+fn record_expired_at_evaluation_never_appears() {
     let mut state = state(&["a"]);
     let mut draft = Draft::new(state, 1000);
     for (name, expiry) in [("gone", 1500), ("here", 2500), ("for ever", 0)] {
@@ -139,7 +139,7 @@ fn what_had_expired_when_it_was_first_read_never_shows() {
 }
 
 #[test]
-fn whole_results_are_not_kept_without_bound() {
+fn cached_results_are_limited() {
     let mut state = state(&["a"]);
     let mut draft = Draft::new(state, 0);
     let text = "x".repeat(1 << 19);

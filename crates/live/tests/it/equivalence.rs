@@ -27,7 +27,7 @@ proptest! {
     #![proptest_config(many())]
 
     #[test]
-    fn deltas_lead_to_what_asking_anew_gives(
+    fn deltas_give_the_same_result_as_a_new_query(
         definition in definition(),
         first in first(),
         queries in vec(query(), 1..8),
@@ -101,7 +101,7 @@ proptest! {
 proptest! {
     /// A driver that loses a commit has wrong results, and nothing worse: nothing panics, and nothing is left when all have gone.
     #[test]
-    fn a_lost_commit_costs_results_only(
+    fn lost_commit_does_not_panic_or_leak(
         definition in definition(),
         first in first(),
         queries in vec(query(), 1..8),

@@ -3,7 +3,7 @@
 mod scoreboard;
 
 #[test]
-fn the_board_shows_the_best_until_the_game_is_over() {
+fn scoreboard_shows_the_best_until_the_end() {
     let play = || {
         let mut lines = Vec::new();
         scoreboard::play(&["ann", "bob", "cyd", "dan"], 10, |line| lines.push(line)).unwrap();

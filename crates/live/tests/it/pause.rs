@@ -49,7 +49,7 @@ impl Wake for Count {
 }
 
 #[test]
-fn a_paused_subscription_keeps_nothing_and_goes_on_from_the_whole_result() {
+fn paused_subscription_resumes_with_a_snapshot() {
     run(async {
         for mode in [Mode::Delta, Mode::Snapshot] {
             let store = store().await;
@@ -80,7 +80,7 @@ fn a_paused_subscription_keeps_nothing_and_goes_on_from_the_whole_result() {
 }
 
 #[test]
-fn a_refresh_delivers_the_whole_result_also_if_nothing_has_changed() {
+fn refresh_delivers_a_snapshot_even_without_changes() {
     run(async {
         let store = store().await;
         insert(&store, 1).await;
@@ -100,7 +100,7 @@ fn a_refresh_delivers_the_whole_result_also_if_nothing_has_changed() {
 }
 
 #[test]
-fn pauses_and_refreshes_in_any_order_lead_to_one_result() {
+fn pause_and_refresh_converge_in_any_order() {
     run(async {
         let store = store().await;
         let live = Live::new(store.clone());
@@ -136,7 +136,7 @@ fn pauses_and_refreshes_in_any_order_lead_to_one_result() {
 }
 
 #[test]
-fn a_paused_subscriber_is_woken_by_the_end_only() {
+fn paused_subscriber_is_woken_only_by_the_end() {
     run(async {
         let store = store().await;
         store.define_query("named", json!({"bucket": "b"})).await.unwrap();
@@ -225,7 +225,7 @@ proptest! {
 
     /// Whenever they pause and refresh, between and during commits, subscribers end up with what asking anew gives.
     #[test]
-    fn pauses_at_any_moment_leave_no_gap(steps in vec(step(), 1..60)) {
+    fn random_pauses_leave_no_gap(steps in vec(step(), 1..60)) {
         run(async {
             let store = store().await;
             let live = Live::with_options(store.clone(), LiveOptions::default().max_deltas(3));

@@ -31,7 +31,7 @@ fn update(id: u8, patch: Json) -> Step {
 }
 
 #[test]
-fn another_row_that_looks_like_the_one_that_went() {
+fn replacement_by_an_equal_looking_row_is_not_delivered() {
     let query = json!({"fields": ["a"]});
     let first = [insert(1, json!({"a": "x"})), insert(2, json!({"a": "p"}))];
     let then = [Step::Delete(1), update(2, json!({"a": "x"})), insert(3, json!({"a": "p"}))];
@@ -42,7 +42,7 @@ fn another_row_that_looks_like_the_one_that_went() {
 }
 
 #[test]
-fn another_row_in_the_place_of_one_that_changed_on_its_way_out() {
+fn equal_looking_row_after_a_change_is_not_delivered() {
     let query = json!({"filter": {"m": true}, "limit": 1, "fields": ["a"]});
     let first = [insert(0, json!({"m": false})), insert(1, json!({"m": true, "a": "x"}))];
     let then = [update(0, json!({"m": true, "a": "x"})), update(1, json!({"a": "z"}))];
@@ -53,7 +53,7 @@ fn another_row_in_the_place_of_one_that_changed_on_its_way_out() {
 }
 
 #[test]
-fn a_row_that_was_deleted_and_came_again_in_the_same_place() {
+fn row_deleted_and_inserted_in_the_same_position_is_not_delivered() {
     let first = [insert(1, json!({"a": 1})), insert(2, json!({"a": 2}))];
     let (before, after, is_told) = follow(&json!({}), &first, &[Step::Delete(2), insert(2, json!({"a": 2}))]);
     assert_eq!((before, is_told), (after, false));
@@ -62,7 +62,7 @@ fn a_row_that_was_deleted_and_came_again_in_the_same_place() {
 }
 
 #[test]
-fn groups_that_change_places_are_told_though_no_value_has_changed() {
+fn changed_order_of_groups_is_delivered() {
     let query = json!({"aggregate": {"function": "max", "field": "n", "groupBy": "g"}});
     let first: Vec<Step> =
         [(0, "a"), (1, "b"), (2, "b"), (3, "a")].map(|(id, group)| insert(id, json!({"g": group, "n": 1}))).into();

@@ -92,7 +92,7 @@ fn report(what: &str, queries: usize, cost: &Cost) {
 
 #[test]
 #[ignore = "measures; run in release"]
-fn speed_beside_queries_that_are_not_concerned() {
+fn speed_with_unaffected_queries() {
     const ROWS: usize = 2000;
     let state = filled(ROWS);
     for queries in [100, 10_000, 100_000] {
@@ -120,7 +120,7 @@ type Kind = (&'static str, fn(usize) -> Json);
 
 #[test]
 #[ignore = "measures; run in release"]
-fn speed_of_filters_that_no_index_serves() {
+fn speed_of_unindexed_filters() {
     const ROWS: usize = 1000;
     let state = filled(ROWS);
     let filters: [Kind; 3] = [
@@ -142,7 +142,7 @@ fn speed_of_filters_that_no_index_serves() {
 
 #[test]
 #[ignore = "measures; run in release"]
-fn speed_of_keeping_beside_asking_anew() {
+fn speed_of_maintenance_and_of_new_queries() {
     const ROWS: usize = 1_000_000;
     let state = filled(ROWS);
     let (after, commits) = updates(

@@ -3,7 +3,7 @@
 mod todo;
 
 #[test]
-fn a_list_is_kept_from_call_to_call() {
+fn todo_list_persists_between_calls() {
     let dir = tempfile::tempdir().unwrap();
     let todo = |arguments: &[&str]| todo::run(dir.path(), arguments);
     assert_eq!(todo(&["list"]).unwrap(), "0 done\n");

@@ -22,7 +22,7 @@ async fn end_of(live: &Live, subscription: &mut Subscription) -> Option<Subscrip
 }
 
 #[test]
-fn a_bucket_that_was_dropped_and_defined_again_is_another() {
+fn redefined_bucket_ends_the_subscription_after_missed_commits() {
     run(async {
         let store = forgetful().await;
         let live = Live::new(store.clone());
@@ -41,7 +41,7 @@ fn a_bucket_that_was_dropped_and_defined_again_is_another() {
 }
 
 #[test]
-fn a_named_query_that_was_defined_otherwise_is_another() {
+fn redefined_named_query_ends_the_subscription_after_missed_commits() {
     run(async {
         let store = forgetful().await;
         store.define_query("named", json!({"bucket": "b"})).await.unwrap();
@@ -57,7 +57,7 @@ fn a_named_query_that_was_defined_otherwise_is_another() {
 }
 
 #[test]
-fn a_named_query_of_a_dropped_bucket_ends_with_the_bucket() {
+fn dropped_bucket_ends_named_query_after_missed_commits() {
     run(async {
         let store = forgetful().await;
         store.define_query("named", json!({"bucket": "b"})).await.unwrap();

@@ -7,7 +7,7 @@ use tidewire_store::{Query, StoreOptions};
 use super::{run, store};
 
 #[test]
-fn what_a_subscriber_did_not_get_is_no_event() {
+fn dropped_deltas_are_not_counted_as_events() {
     run(async {
         let store = store(StoreOptions::default()).await;
         let live = Live::with_options(store.clone(), LiveOptions::default().max_deltas(2));
@@ -23,7 +23,7 @@ fn what_a_subscriber_did_not_get_is_no_event() {
 }
 
 #[test]
-fn those_who_end_with_the_store_are_counted() {
+fn subscriptions_ended_by_close_are_counted() {
     run(async {
         let store = store(StoreOptions::default()).await;
         let live = Live::new(store.clone());

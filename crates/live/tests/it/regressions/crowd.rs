@@ -71,7 +71,7 @@ fn write(store: &Store, seed: u64) {
 }
 
 #[test]
-fn everybody_has_what_there_is_in_the_end() {
+fn all_subscribers_converge_under_churn() {
     run(async {
         let store = store(StoreOptions::default().history_bytes(2000)).await;
         let live = Live::with_options(store.clone(), LiveOptions::default().max_deltas(5));

@@ -66,7 +66,7 @@ fn ask<T>(future: Pin<&mut impl Future<Output = T>>) {
 }
 
 #[test]
-fn a_subscription_that_has_just_ended_makes_room() {
+fn ended_subscription_frees_its_slot_immediately() {
     run(async {
         let (gate, options) = Gate::new();
         let store = store(options).await;

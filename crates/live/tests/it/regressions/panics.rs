@@ -45,7 +45,7 @@ fn run_within_a_minute(test: impl Future<Output = ()> + Send + 'static) {
 
 /// The pool keeps the message of a handler that panicked, and with it what the live thread waited for.
 #[test]
-fn a_panic_on_a_worker_does_not_stop_the_driver() {
+fn waker_panic_on_a_worker_does_not_stop_the_driver() {
     run_within_a_minute(async {
         let store = store(StoreOptions::default()).await;
         let live = Live::with_options(store.clone(), LiveOptions::default().workers(4));
@@ -68,7 +68,7 @@ fn a_panic_on_a_worker_does_not_stop_the_driver() {
 }
 
 #[test]
-fn a_panic_on_the_live_thread_does_not_end_live_queries() {
+fn waker_panic_on_the_live_thread_does_not_end_live_queries() {
     run_within_a_minute(async {
         let store = store(StoreOptions::default()).await;
         let live = Live::new(store.clone());

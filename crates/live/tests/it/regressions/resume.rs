@@ -151,7 +151,7 @@ async fn resumes(definition: Json, first: Vec<Step>, query: Query, acts: Vec<(Ac
 }
 
 #[test]
-fn what_is_not_kept_is_gone_after_a_restart() {
+fn bucket_that_is_not_persistent_does_not_resume_after_a_restart() {
     super::run(async {
         let (dir, clock) = (tempfile::tempdir().unwrap(), Arc::default());
         let mut definition = super::plain();
@@ -178,7 +178,7 @@ fn what_is_not_kept_is_gone_after_a_restart() {
 }
 
 #[test]
-fn definitions_that_leave_the_records_as_they_are_leave_marks_as_they_are() {
+fn changed_definition_keeps_marks_valid() {
     super::run(async {
         let store = super::store(StoreOptions::default()).await;
         let live = follow(&store);
@@ -197,7 +197,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, max_shrink_iters: 100, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn whoever_comes_back_has_what_there_is(
+    fn resumed_subscriptions_have_the_current_result(
         definition in world::definition(),
         is_kept in prop::bool::weighted(0.7),
         first in world::first(),

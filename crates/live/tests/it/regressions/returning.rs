@@ -8,7 +8,7 @@ use super::{run, store};
 
 /// The query was followed by deltas alone, and what was remembered as its result was that of its beginning.
 #[test]
-fn a_whole_result_is_delivered_to_one_that_joined_later() {
+fn late_subscriber_gets_a_result_that_returns_to_its_first_value() {
     run(async {
         for is_resumed in [false, true] {
             let store = store(StoreOptions::default()).await;

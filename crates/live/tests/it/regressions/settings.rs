@@ -7,7 +7,7 @@ use tidewire_store::{Query, StoreOptions};
 use super::{run, store};
 
 #[test]
-fn settings_of_any_size_are_taken() {
+fn extreme_options_are_accepted() {
     run(async {
         for size in [0, usize::MAX] {
             let store = store(StoreOptions::default()).await;

@@ -22,7 +22,7 @@ fn on_every_engine(test: fn(&mut dyn Engine)) {
 }
 
 #[test]
-fn every_commit_has_the_next_sequence() {
+fn commits_have_consecutive_sequences() {
     on_every_engine(|engine| {
         let start = engine.position();
         assert_eq!(start.sequence, 0);
@@ -39,7 +39,7 @@ fn every_commit_has_the_next_sequence() {
 }
 
 #[test]
-fn syncs_and_checkpoints_may_come_at_any_time() {
+fn sync_and_checkpoint_are_valid_at_any_time() {
     on_every_engine(|engine| {
         let rows = Rows::from([(("b".into(), b"k".to_vec()), b"row".to_vec())]);
         for n in 1..=3 {
@@ -55,7 +55,7 @@ fn syncs_and_checkpoints_may_come_at_any_time() {
 }
 
 #[test]
-fn epochs_differ() {
+fn new_engines_have_different_epochs() {
     let memory: Vec<_> = (0..2).map(|_| Memory::default().position().epoch).collect();
     assert_ne!(memory[0], memory[1]);
     let embedded: Vec<_> =
@@ -64,13 +64,13 @@ fn epochs_differ() {
 }
 
 #[test]
-fn the_memory_engine_keeps_nothing() {
+fn memory_engine_cannot_be_backed_up() {
     assert!(matches!(Memory::default().backup(Path::new("copy")), Err(EngineError::NotPersistent)));
     Box::new(Memory::default()).close().unwrap();
 }
 
 #[test]
-fn an_open_directory_is_refused() {
+fn open_directory_is_locked() {
     let dir = tempfile::tempdir().unwrap();
     let (mut engine, _) = Embedded::open(dir.path(), small(), |_| {}).unwrap();
     let refused = || Embedded::open(dir.path(), small(), |_| {}).unwrap_err();
@@ -84,7 +84,7 @@ fn an_open_directory_is_refused() {
 }
 
 #[test]
-fn durability_decides_when_a_commit_is_synced() {
+fn commits_are_synced_according_to_durability() {
     let syncs = |durability| {
         let options = EmbeddedOptions::default().durability(durability).segment_bytes(1 << 20);
         let (mut engine, ..) = open_on(&SimDisk::default(), "db", options).unwrap();
@@ -101,7 +101,7 @@ fn durability_decides_when_a_commit_is_synced() {
 }
 
 #[test]
-fn a_checkpoint_is_due_when_the_log_is_longer_than_the_limit_and_the_snapshot() {
+fn checkpoint_is_due_when_the_log_exceeds_limit_and_snapshot() {
     let disk = SimDisk::default();
     let (mut engine, ..) = open_on(&disk, "db", small()).unwrap();
     let mut rows = Rows::new();
@@ -160,7 +160,7 @@ fn segments_are_recycled() {
 }
 
 #[test]
-fn a_log_past_its_limit_is_slow_and_then_full() {
+fn log_above_its_limit_slows_then_rejects_commits() {
     let options = small().checkpoint_log_bytes(1 << 40).max_log_bytes(20_000);
     let (mut engine, ..) = open_on(&SimDisk::default(), "db", options).unwrap();
     let mut seen = Vec::new();
@@ -183,7 +183,7 @@ fn a_log_past_its_limit_is_slow_and_then_full() {
 }
 
 #[test]
-fn what_is_too_large_is_refused_as_a_whole() {
+fn too_large_group_is_rejected_completely() {
     let disk = SimDisk::default();
     let (mut engine, ..) = open_on(&disk, "db", small()).unwrap();
     let max = engine.max_group_bytes();
@@ -207,7 +207,7 @@ fn what_is_too_large_is_refused_as_a_whole() {
 }
 
 #[test]
-fn options_may_change_between_openings() {
+fn options_can_change_between_openings() {
     let dir = tempfile::tempdir().unwrap();
     let mut written = 0;
     for segment_kib in [64, 8, 1, 32, 8] {
@@ -224,7 +224,7 @@ fn options_may_change_between_openings() {
 
 /// A process that is just being started has all files of its parent open.
 #[test]
-fn a_directory_is_free_at_once_while_processes_are_started() {
+fn lock_is_released_at_once_despite_child_processes() {
     let dir = tempfile::tempdir().unwrap();
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {

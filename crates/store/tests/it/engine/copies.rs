@@ -30,7 +30,7 @@ fn read(dir: &Path) -> (Position, Rows) {
 }
 
 #[test]
-fn a_backup_of_an_open_engine_is_restored_with_a_new_epoch() {
+fn backup_of_an_open_engine_is_restored_with_a_new_epoch() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     let (mut engine, _) = Embedded::open(path("db"), small(), |_| {}).unwrap();
@@ -56,7 +56,7 @@ fn a_backup_of_an_open_engine_is_restored_with_a_new_epoch() {
 }
 
 #[test]
-fn a_directory_that_is_not_open_is_backed_up() {
+fn closed_directory_is_backed_up() {
     for (durability, is_closed) in [(Durability::Always, true), (Durability::Always, false), (Durability::None, false)]
     {
         let dir = tempfile::tempdir().unwrap();
@@ -103,7 +103,7 @@ fn a_directory_that_is_not_open_is_backed_up() {
 }
 
 #[test]
-fn what_is_no_data_or_damaged_or_unfinished_is_not_copied() {
+fn invalid_corrupt_or_incomplete_source_is_not_copied() {
     type Copying = fn(&Path, &Path) -> Result<(), CopyError>;
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
@@ -151,7 +151,7 @@ fn what_is_no_data_or_damaged_or_unfinished_is_not_copied() {
 
 /// The power goes after every change that a restore makes to the disk, of a log of either layout.
 #[test]
-fn a_restore_that_a_crash_interrupts_leaves_nothing_that_opens() {
+fn interrupted_restore_cannot_be_opened() {
     let source = SimDisk::default();
     let (mut engine, ..) = open_on(&source, "db", small()).unwrap();
     fill(&mut engine, 40);

@@ -62,7 +62,7 @@ fn opened(files: &Files, options: EmbeddedOptions) -> Result<u64, OpenError> {
 }
 
 #[test]
-fn any_byte_changed_takes_the_last_group_at_most() {
+fn changed_byte_loses_at_most_the_last_group() {
     for (is_closed, in_the_snapshot) in [(true, 0), (false, 0), (true, 15)] {
         let whole = files(24, in_the_snapshot, is_closed, options());
         assert!(whole.keys().filter(|name| name.starts_with("log-")).count() >= 3, "{:?}", whole.keys());
@@ -115,7 +115,7 @@ fn any_byte_changed_in_a_log_of_version_1_takes_the_last_group_at_most() {
 }
 
 #[test]
-fn a_segment_of_an_unknown_version_is_refused() {
+fn segment_with_unknown_version_is_rejected() {
     // A version that does not exist, with the checksum that it would have.
     let mut files = files(3, 0, true, options());
     let log = files.get_mut("log-0000000000000001").unwrap();
@@ -127,7 +127,7 @@ fn a_segment_of_an_unknown_version_is_refused() {
 }
 
 #[test]
-fn a_log_cut_anywhere_gives_a_prefix_or_is_refused() {
+fn truncated_log_gives_a_prefix_or_an_error() {
     for durability in [Durability::Always, Durability::None] {
         let options = options().durability(durability);
         let whole = files(24, 0, false, options);
@@ -152,7 +152,7 @@ fn a_log_cut_anywhere_gives_a_prefix_or_is_refused() {
 }
 
 #[test]
-fn a_snapshot_cut_anywhere_is_refused() {
+fn truncated_snapshot_is_rejected() {
     let whole = files(12, 9, true, options());
     let name = whole.keys().find(|name| name.starts_with("snapshot-")).unwrap();
     for len in 0..whole[name].len() {
@@ -169,7 +169,7 @@ fn a_snapshot_cut_anywhere_is_refused() {
 }
 
 #[test]
-fn a_missing_file_is_named() {
+fn missing_file_is_reported() {
     let whole = files(90, 60, true, options());
     let (logs, snapshots): (Vec<_>, Vec<_>) =
         whole.keys().filter(|name| name.contains('-')).partition(|name| name.starts_with("log-"));
@@ -199,7 +199,7 @@ fn a_missing_file_is_named() {
 }
 
 #[test]
-fn a_torn_tail_is_reported() {
+fn torn_tail_is_reported() {
     let whole = files(5, 0, false, options());
     let disk = |files: &Files| SimDisk::with_files(Path::new("db"), files);
     let (_, recovery, _) = open_on(&disk(&whole), "db", options()).unwrap();
@@ -216,7 +216,7 @@ fn a_torn_tail_is_reported() {
 }
 
 #[test]
-fn segments_of_another_log_are_refused() {
+fn segments_of_another_log_are_rejected() {
     let (one, other) = (files(24, 0, true, options()), files(24, 0, true, options()));
     let mut mixed = one.clone();
     mixed.insert("log-0000000000000002".into(), other["log-0000000000000002"].clone());
@@ -224,7 +224,7 @@ fn segments_of_another_log_are_refused() {
 }
 
 #[test]
-fn frames_that_followed_a_lost_one_do_not_come_back() {
+fn frames_after_a_lost_frame_are_not_replayed() {
     let options = small().durability(Durability::None);
     let disk = SimDisk::default();
     // One group, whose frame is to have so many bytes.

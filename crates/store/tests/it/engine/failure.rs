@@ -14,7 +14,7 @@ fn kind(error: &(dyn Error + 'static)) -> ErrorKind {
 }
 
 #[test]
-fn a_failed_write_or_sync_ends_writing_until_reopened() {
+fn failed_write_or_sync_rejects_writes_until_reopened() {
     // A commit is a write and a sync.
     for failing in 0..2 {
         let disk = SimDisk::default();
@@ -64,7 +64,7 @@ fn commits_read_back_after_a_failed_sync_survive_a_power_failure() {
 }
 
 #[test]
-fn an_open_that_cannot_make_the_log_durable_fails_and_says_so() {
+fn open_fails_if_the_log_cannot_be_made_durable() {
     let disk = SimDisk::default();
     let (mut engine, ..) = open_on(&disk, "db", small()).unwrap();
     disk.fail_after(1, ErrorKind::Other);
@@ -90,7 +90,7 @@ fn an_open_that_cannot_make_the_log_durable_fails_and_says_so() {
 }
 
 #[test]
-fn the_end_of_an_old_log_that_is_only_in_the_page_cache_survives_a_power_failure() {
+fn old_log_end_in_the_page_cache_survives_a_power_failure() {
     let disk = SimDisk::with_files(Path::new("db"), &old_log());
     let files = disk.files(Path::new("db"));
     let (name, bytes) =
@@ -106,7 +106,7 @@ fn the_end_of_an_old_log_that_is_only_in_the_page_cache_survives_a_power_failure
 }
 
 #[test]
-fn every_change_may_fail_and_nothing_acknowledged_is_lost() {
+fn no_acknowledged_commit_is_lost_if_any_disk_operation_fails() {
     let run = |disk: &SimDisk| -> Result<(), (u64, Box<dyn Error>)> {
         let (mut engine, ..) = open_on(disk, "db", small()).map_err(|error| (0, error.into()))?;
         let mut rows = Rows::new();
@@ -153,7 +153,7 @@ fn every_change_may_fail_and_nothing_acknowledged_is_lost() {
 }
 
 #[test]
-fn a_full_disk_refuses_before_it_writes_and_goes_on_with_space() {
+fn full_disk_rejects_commits_and_recovers_with_space() {
     let disk = SimDisk::default();
     disk.set_capacity(Some(40 * 1024));
     let (mut engine, ..) = open_on(&disk, "db", small()).unwrap();
@@ -187,7 +187,7 @@ fn a_full_disk_refuses_before_it_writes_and_goes_on_with_space() {
 }
 
 #[test]
-fn a_checkpoint_that_fails_loses_nothing() {
+fn failed_checkpoint_loses_no_commit() {
     let disk = SimDisk::default();
     let (mut engine, ..) = open_on(&disk, "db", small()).unwrap();
     put(&mut engine, "1", b"one").unwrap();
@@ -203,7 +203,7 @@ fn a_checkpoint_that_fails_loses_nothing() {
 }
 
 #[test]
-fn a_log_without_descriptors_grows_in_place_and_rotates_again_later() {
+fn log_without_descriptors_is_extended_and_rotates_later() {
     let disk = SimDisk::default();
     let (mut engine, ..) = open_on(&disk, "db", small()).unwrap();
     disk.take_all_descriptors();
@@ -262,7 +262,7 @@ fn missing_parents_of_a_directory_are_created() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_made_is_named() {
+fn directory_that_cannot_be_created_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     std::fs::write(&file, "").unwrap();

@@ -11,7 +11,7 @@ use tidewire_store::engine::{Embedded, EmbeddedOptions};
 use tidewire_store::{Store, StoreOptions};
 use tidewire_testkit::{Process, is_rerun, rerun, wait_until};
 
-const TEST: &str = "engine::modes::only_the_user_of_the_process_has_access";
+const TEST: &str = "engine::modes::created_files_are_private_to_the_user";
 const DIR: &str = "TIDEWIRE_STORE_MODES_DIR";
 
 /// Creates everything that a store creates: a data directory with parents, segments, snapshots, a backup and a restored copy.
@@ -47,7 +47,7 @@ fn modes(dir: &Path, found: &mut BTreeSet<(String, u32)>) {
 }
 
 #[test]
-fn only_the_user_of_the_process_has_access() {
+fn created_files_are_private_to_the_user() {
     if is_rerun() {
         return create(Path::new(&std::env::var_os(DIR).unwrap()));
     }
@@ -79,7 +79,7 @@ fn only_the_user_of_the_process_has_access() {
 }
 
 #[test]
-fn what_exists_keeps_its_mode() {
+fn existing_files_keep_their_mode() {
     let root = tempfile::tempdir().unwrap();
     let (dir, lock) = (root.path().join("data"), root.path().join("data/lock"));
     let set = |path: &Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();

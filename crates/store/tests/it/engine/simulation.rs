@@ -269,7 +269,7 @@ fn simulate(seeds: impl Iterator<Item = u64>, crashes: usize) {
 }
 
 #[test]
-fn a_crash_leaves_a_prefix_that_has_all_that_was_acknowledged() {
+fn crash_leaves_a_prefix_with_all_acknowledged_commits() {
     simulate(0.., 600);
 }
 

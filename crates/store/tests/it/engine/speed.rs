@@ -13,7 +13,7 @@ const ROUNDS: usize = 7;
 
 #[test]
 #[ignore = "measures; run in release"]
-fn speed_of_durable_groups_beside_bare_writes() {
+fn speed_of_durable_groups_and_of_plain_writes() {
     let dir = tempfile::tempdir().unwrap();
     let (mut engine, _) = Embedded::open(dir.path().join("db"), EmbeddedOptions::default(), |_| {}).unwrap();
     let keys: Vec<_> = (0..ROWS).map(|n| format!("{n:08}")).collect();

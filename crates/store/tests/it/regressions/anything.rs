@@ -143,14 +143,14 @@ fn run(seed: u64, drops: bool) {
 }
 
 #[test]
-fn what_fails_leaves_nothing_and_a_restart_changes_nothing() {
+fn failed_writes_have_no_effect_and_restart_preserves_state() {
     for seed in 0..40 {
         run(seed, true);
     }
 }
 
 #[test]
-fn no_reference_leads_nowhere() {
+fn references_never_dangle() {
     for seed in 0..40 {
         run(seed, false);
     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, mpsc};
 use super::store;
 
 #[test]
-fn whoever_closes_a_store_finds_it_closed() {
+fn concurrent_close_waits_until_closed() {
     let store = store(&[]);
     let is_written = Arc::new(AtomicBool::new(false));
     let (go_on, told) = mpsc::channel::<()>();

@@ -8,7 +8,7 @@ use super::store;
 
 /// A state is published a moment before its commit is in the history.
 #[test]
-fn whoever_has_a_snapshot_can_follow_from_it() {
+fn snapshot_position_can_be_followed_immediately() {
     let store = store(&[("b", json!({"key": "id", "schema": {"id": {"type": "number"}}}))]);
     let is_done = AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -9,7 +9,7 @@ use super::{records, refusal, store};
 const LAST: u64 = (1 << 53) - 1;
 
 #[test]
-fn a_number_that_somebody_chose_never_makes_a_bucket_generate_one_that_is_there() {
+fn generated_number_never_collides_with_a_supplied_one() {
     let config = json!({"key": "id", "schema": {"id": {"type": "number", "generated": "autoincrement"}}});
     for chosen in [json!(LAST - 1), json!(LAST), json!(LAST + 1), json!(u64::MAX), json!(1e300)] {
         let store = store(&[("b", config.clone())]);
@@ -28,7 +28,7 @@ fn a_number_that_somebody_chose_never_makes_a_bucket_generate_one_that_is_there(
 }
 
 #[test]
-fn a_version_ends_where_numbers_do() {
+fn version_saturates_at_the_largest_number() {
     let store = store(&[("b", json!({"key": "id", "schema": {"id": {"type": "number"}}}))]);
     let lines = format!(
         "{}\n{}\n{}\n",
@@ -42,7 +42,7 @@ fn a_version_ends_where_numbers_do() {
 }
 
 #[test]
-fn a_largest_number_that_was_not_committed_does_not_end_autoincrement() {
+fn rolled_back_largest_number_does_not_exhaust_autoincrement() {
     let config = json!({"key": "id", "schema": {
         "id": {"type": "number", "generated": "autoincrement"}, "name": {"type": "string", "unique": true},
     }});
@@ -86,7 +86,7 @@ fn a_largest_number_that_was_not_committed_does_not_end_autoincrement() {
 }
 
 #[test]
-fn a_committed_largest_number_is_named_when_no_more_can_be_generated() {
+fn exhausted_autoincrement_is_reported() {
     let config = json!({"key": "id", "schema": {"id": {"type": "number", "generated": "autoincrement"}}});
     let store = store(&[("b", config)]);
     store.insert("b", json!({"id": LAST})).wait().unwrap();
@@ -98,7 +98,7 @@ fn a_committed_largest_number_is_named_when_no_more_can_be_generated() {
 }
 
 #[test]
-fn a_failed_insert_uses_up_its_number() {
+fn failed_insert_consumes_its_number() {
     let config = json!({"key": "id", "schema": {
         "id": {"type": "number", "generated": "autoincrement"}, "name": {"type": "string", "required": true},
     }});

@@ -8,7 +8,7 @@ use tidewire_store::{Filter, Store, StoreOptions};
 use super::{clock, define};
 
 #[test]
-fn a_hidden_record_that_has_expired_is_in_nobodys_way() {
+fn expired_hidden_record_does_not_block_its_key() {
     let (clock, time) = clock(1000);
     let store = Store::memory(StoreOptions::default().clock(clock).sweep_interval(None));
     define(&store, &[("b", json!({"key": "id", "schema": {"id": {"type": "number"}}, "ttl": 100}))]);

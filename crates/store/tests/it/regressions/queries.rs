@@ -4,7 +4,7 @@ use serde_json::{Value as Json, json};
 use tidewire_store::Query;
 
 #[test]
-fn what_a_query_asks_of_every_record_is_bounded() {
+fn query_options_are_limited() {
     let names: Vec<String> = (0..100_000).map(|name| format!("f{name}")).collect();
     let parse = |query: Json| Query::parse(&query);
     let wrong = parse(json!({"bucket": "b", "fields": names})).unwrap_err();

@@ -6,7 +6,7 @@ use tidewire_store::{Limits, Store, StoreError, StoreOptions};
 use super::{define, records, refusal, store};
 
 #[test]
-fn a_record_with_a_thousand_faults_is_not_told_of_all() {
+fn reported_issues_are_limited() {
     let allowed: Vec<String> = (0..1000).map(|value| format!("value {value}")).collect();
     let tags = json!({"type": "array", "items": {"type": "string", "enum": allowed}});
     let store = store(&[("b", json!({"key": "id", "schema": {"id": {"type": "number"}, "tags": tags}}))]);
@@ -19,7 +19,7 @@ fn a_record_with_a_thousand_faults_is_not_told_of_all() {
 }
 
 #[test]
-fn a_record_as_deep_as_may_be_is_read_as_it_was_written() {
+fn record_at_maximum_depth_survives_a_round_trip() {
     let store = Store::memory(StoreOptions::default().limits(Limits::default().max_depth(1000)));
     define(&store, &[("b", json!({"key": "id", "schema": {"id": {"type": "number"}}}))]);
     for depth in 0..300 {
@@ -43,7 +43,7 @@ fn a_record_as_deep_as_may_be_is_read_as_it_was_written() {
 }
 
 #[test]
-fn a_record_of_many_that_is_refused_is_named_by_its_index() {
+fn rejected_record_of_many_is_reported_by_index() {
     let schema = json!({"id": {"type": "number"}, "name": {"type": "string", "unique": true}});
     let store = store(&[("b", json!({"key": "id", "schema": schema}))]);
     let names = ["a", "b", "c", "a", "x"];

@@ -14,7 +14,7 @@ fn person(on_delete: &str) -> Json {
 }
 
 #[test]
-fn a_record_that_refers_to_another_by_several_fields_does_not_keep_it() {
+fn set_null_handles_several_references_of_one_record() {
     for (other, left) in [("set_null", 1), ("cascade", 0)] {
         let schema = json!({"id": {"type": "number"}, "author": person("set_null"), "editor": person(other)});
         let store = store(&[people(), ("posts", json!({"key": "id", "schema": schema}))]);
@@ -28,7 +28,7 @@ fn a_record_that_refers_to_another_by_several_fields_does_not_keep_it() {
 }
 
 #[test]
-fn a_record_never_refers_to_one_that_made_way_for_it() {
+fn record_cannot_reference_a_record_it_evicts() {
     let parent = json!({"type": "number", "ref": "b", "onDelete": "cascade"});
     let schema = json!({"id": {"type": "number"}, "parent": parent});
     let store = store(&[("b", json!({"key": "id", "schema": schema, "maxSize": 2}))]);
@@ -47,7 +47,7 @@ fn a_record_never_refers_to_one_that_made_way_for_it() {
 }
 
 #[test]
-fn a_bucket_whose_records_refer_to_each_other_can_be_cleared() {
+fn bucket_with_internal_references_can_be_cleared() {
     let parent = json!({"type": "number", "ref": "b"});
     let (id, tree) = (json!({"type": "number"}), json!({"type": "number", "ref": "b"}));
     let other = json!({"key": "id", "schema": {"id": id, "tree": tree}});
@@ -63,7 +63,7 @@ fn a_bucket_whose_records_refer_to_each_other_can_be_cleared() {
 }
 
 #[test]
-fn a_record_that_its_schema_has_outgrown_does_not_keep_what_it_refers_to() {
+fn record_violating_a_newer_schema_does_not_block_deletes() {
     let schema = json!({"id": {"type": "number"}, "author": person("set_null")});
     let store = store(&[people(), ("posts", json!({"key": "id", "schema": schema}))]);
     store.insert("people", json!({"id": 1})).wait().unwrap();
@@ -75,7 +75,7 @@ fn a_record_that_its_schema_has_outgrown_does_not_keep_what_it_refers_to() {
 }
 
 #[test]
-fn a_field_that_is_required_keeps_what_it_refers_to() {
+fn required_reference_blocks_set_null() {
     let mut author = person("set_null");
     author["required"] = json!(true);
     let schema = json!({"id": {"type": "number"}, "author": author});
@@ -88,7 +88,7 @@ fn a_field_that_is_required_keeps_what_it_refers_to() {
 }
 
 #[test]
-fn a_bucket_that_others_refer_to_is_not_dropped() {
+fn referenced_bucket_cannot_be_dropped() {
     let refers = |target: &str| json!({"type": "number", "ref": target, "onDelete": "cascade"});
     let person = json!({"key": "id", "schema": {"id": {"type": "number"}, "boss": refers("people")}});
     let post = json!({"key": "id", "schema": {"id": {"type": "number"}, "author": refers("people"), "editor": refers("people")}});
@@ -118,7 +118,7 @@ fn a_bucket_that_others_refer_to_is_not_dropped() {
 }
 
 #[test]
-fn an_error_lists_some_of_many_referrers() {
+fn error_lists_a_limited_number_of_referrers() {
     let fields: serde_json::Map<String, Json> = (0..50)
         .map(|n| (format!("f{n}"), json!({"type": "number", "ref": "people"})))
         .chain([("id".to_owned(), json!({"type": "number"}))])

@@ -10,7 +10,7 @@ fn once(store: &Store, user: &str, key: &str, reply: Json) -> Json {
 }
 
 #[test]
-fn a_flood_of_one_user_does_not_evict_the_replies_of_another() {
+fn replies_of_one_user_do_not_evict_those_of_another() {
     for (max_replies, max_reply_bytes, evictions) in [(50, usize::MAX, 151..=151), (usize::MAX, 20_000, 1..=199)] {
         let options =
             StoreOptions::default().limits(Limits::default().max_replies(max_replies).max_reply_bytes(max_reply_bytes));

@@ -6,7 +6,7 @@ use tidewire_store::{RowError, Store, StoreError, StoreOptions};
 use super::{define, records, refusal};
 
 #[test]
-fn a_bucket_that_was_changed_dropped_and_defined_in_one_commit_can_be_read() {
+fn bucket_changed_dropped_and_redefined_in_one_commit_is_recovered() {
     let dir = tempfile::tempdir().unwrap();
     let open = || Store::open(dir.path(), StoreOptions::default()).unwrap().0;
     let text = json!({"type": "string"});
@@ -30,7 +30,7 @@ fn a_bucket_that_was_changed_dropped_and_defined_in_one_commit_can_be_read() {
 }
 
 #[test]
-fn a_definition_that_could_not_be_read_again_is_refused() {
+fn too_deep_definition_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let open = || Store::open(dir.path(), StoreOptions::default()).unwrap().0;
     let store = open();
@@ -43,7 +43,7 @@ fn a_definition_that_could_not_be_read_again_is_refused() {
 }
 
 #[test]
-fn a_history_without_bounds_can_be_asked_for() {
+fn unbounded_history_is_supported() {
     let dir = tempfile::tempdir().unwrap();
     let options = StoreOptions::default().history_bytes(usize::MAX);
     let store = Store::open(dir.path(), options.clone()).unwrap().0;

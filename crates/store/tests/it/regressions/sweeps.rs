@@ -17,7 +17,7 @@ fn options() -> (StoreOptions, Arc<AtomicU64>) {
 }
 
 #[test]
-fn what_is_too_much_to_be_swept_at_once_is_swept_in_parts() {
+fn large_sweep_is_split_into_commits() {
     let (mut options, time) = options();
     options.embedded.max_group_bytes = 8 << 10;
     let dir = tempfile::tempdir().unwrap();
@@ -34,7 +34,7 @@ fn what_is_too_much_to_be_swept_at_once_is_swept_in_parts() {
 }
 
 #[test]
-fn many_that_cannot_be_swept_do_not_keep_the_others() {
+fn unsweepable_records_do_not_block_others() {
     let (options, time) = options();
     let store = Store::memory(options);
     let id = json!({"type": "number"});

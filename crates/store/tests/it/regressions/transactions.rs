@@ -7,7 +7,7 @@ use tidewire_store::{StoreError, WriteError};
 use super::{records, store};
 
 #[test]
-fn a_key_that_is_not_given_is_not_taken_from_another_record_either() {
+fn generated_key_of_an_existing_record_is_rejected() {
     for (rule, count) in [
         (json!({"type": "string", "default": "main"}), 1),
         // All that a write does is done at one time.
@@ -28,7 +28,7 @@ fn a_key_that_is_not_given_is_not_taken_from_another_record_either() {
 }
 
 #[test]
-fn what_a_transaction_returns_is_bounded() {
+fn transaction_results_are_limited() {
     let store = store(&[("b", json!({"key": "id", "schema": {"id": {"type": "number"}}}))]);
     for id in 0..4 {
         store.insert("b", json!({"id": id, "text": "x".repeat(500_000)})).wait().unwrap();
@@ -53,7 +53,7 @@ fn what_a_transaction_returns_is_bounded() {
 }
 
 #[test]
-fn a_version_in_a_transaction_is_checked() {
+fn transaction_checks_versions() {
     let store = store(&[("b", json!({"key": "id", "schema": {"id": {"type": "number"}}}))]);
     store.insert("b", json!({"id": 1})).wait().unwrap();
     store.update("b", json!(1), json!({"n": 1}), None).wait().unwrap();

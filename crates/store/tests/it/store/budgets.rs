@@ -33,7 +33,7 @@ fn run(store: &Store, json: Json, max: usize, budget: &Budget) -> Result<String,
 }
 
 #[test]
-fn every_kind_of_read_ends_when_its_work_is_done() {
+fn every_read_stops_at_its_work_limit() {
     let store = store(2000, "spring tide");
     let contains = json!({"text": {"$contains": "neap"}});
     for json in [
@@ -70,7 +70,7 @@ fn every_kind_of_read_ends_when_its_work_is_done() {
 }
 
 #[test]
-fn reads_that_an_index_serves_take_little_work() {
+fn indexed_reads_take_little_work() {
     let store = store(2000, "spring tide");
     for json in [
         json!({"filter": {"id": 7}}),
@@ -86,7 +86,7 @@ fn reads_that_an_index_serves_take_little_work() {
 }
 
 #[test]
-fn sort_keys_groups_and_results_are_bounded_while_they_are_built() {
+fn memory_limits_apply_while_results_are_built() {
     let store = store(2000, &"tide ".repeat(100));
     let memory = Err(Exceeded::Memory { max: 100_000 });
     let groups = json!({"aggregate": {"function": "count", "groupBy": "own"}});
@@ -104,7 +104,7 @@ fn sort_keys_groups_and_results_are_bounded_while_they_are_built() {
 }
 
 #[test]
-fn a_read_can_be_stopped_within_one_large_record() {
+fn read_can_be_stopped_within_one_large_record() {
     let store = store(1, &"tide ".repeat(100_000));
     let conditions: Vec<Json> = (0..200).map(|n| json!({"text": {"$contains": format!("neap {n}")}})).collect();
     let asked = Arc::new(AtomicUsize::new(0));

@@ -7,7 +7,7 @@ use tidewire_store::{Answer, Draft, StoreError, WriteError};
 use super::{ids, open, options, plain, records, with_each_engine};
 
 #[test]
-fn all_that_is_written_and_defined_is_there_in_its_order() {
+fn writes_and_definitions_persist_in_order() {
     with_each_engine(|store, reopen| {
         for name in ["zebra", "ant", "mole"] {
             store.define_bucket(name, plain()).wait().unwrap();
@@ -48,7 +48,7 @@ fn all_that_is_written_and_defined_is_there_in_its_order() {
 }
 
 #[test]
-fn a_bucket_that_is_defined_again_is_another_one() {
+fn redefined_bucket_is_empty() {
     with_each_engine(|store, reopen| {
         store.define_bucket("b", plain()).wait().unwrap();
         store.insert("b", json!({"id": 1})).wait().unwrap();
@@ -72,7 +72,7 @@ fn a_bucket_that_is_defined_again_is_another_one() {
 }
 
 #[test]
-fn an_updated_bucket_has_its_new_fields_and_indexes() {
+fn updated_bucket_has_new_fields_and_indexes() {
     with_each_engine(|store, reopen| {
         store.define_bucket("b", plain()).wait().unwrap();
         for id in 0..10 {
@@ -99,7 +99,7 @@ fn an_updated_bucket_has_its_new_fields_and_indexes() {
 }
 
 #[test]
-fn generated_numbers_go_on_after_those_that_are_there() {
+fn generated_numbers_continue_after_a_restart() {
     with_each_engine(|store, reopen| {
         let config = json!({"key": "id", "schema": {"id": {"type": "number", "generated": "autoincrement"}}});
         store.define_bucket("b", config).wait().unwrap();
@@ -113,7 +113,7 @@ fn generated_numbers_go_on_after_those_that_are_there() {
 }
 
 #[test]
-fn what_was_done_once_is_not_done_again_after_a_restart() {
+fn idempotency_keys_survive_a_restart() {
     with_each_engine(|store, reopen| {
         let config = json!({"key": "id", "schema": {"id": {"type": "string", "generated": "uuid"}}});
         store.define_bucket("b", config).wait().unwrap();
@@ -128,7 +128,7 @@ fn what_was_done_once_is_not_done_again_after_a_restart() {
 }
 
 #[test]
-fn a_transaction_is_one_commit_or_none() {
+fn transaction_is_one_commit_or_none() {
     with_each_engine(|store, reopen| {
         store.define_bucket("b", plain()).wait().unwrap();
         let (_, mut follower) = store.follow();
@@ -153,7 +153,7 @@ fn a_transaction_is_one_commit_or_none() {
 
 /// The bucket is there, what was in it is not.
 #[test]
-fn a_bucket_that_is_not_persistent_is_empty_after_a_restart() {
+fn non_persistent_bucket_is_empty_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     for checkpoint in [false, true] {
         let store = open(dir.path());
@@ -173,7 +173,7 @@ fn a_bucket_that_is_not_persistent_is_empty_after_a_restart() {
 }
 
 #[test]
-fn what_expires_is_hidden_then_swept_and_seen_to_go() {
+fn expired_records_are_hidden_then_swept_and_followed() {
     let clock = super::TestClock::new(1000);
     let options = options().clock(clock.clock()).sweep_interval(None);
     let store = tidewire_store::Store::memory(options);
@@ -212,7 +212,7 @@ fn what_expires_is_hidden_then_swept_and_seen_to_go() {
 
 /// What it leads to may have expired, or may not have been kept.
 #[test]
-fn a_record_whose_reference_leads_nowhere_can_be_changed() {
+fn record_with_a_dangling_reference_can_be_updated() {
     let clock = super::TestClock::new(1000);
     let options = options().clock(clock.clock()).sweep_interval(None);
     let store = tidewire_store::Store::memory(options);

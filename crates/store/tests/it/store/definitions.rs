@@ -6,7 +6,7 @@ use tidewire_store::{Limits, Store, StoreError};
 use super::{options, plain, refusal};
 
 #[test]
-fn wrong_buckets_are_refused_whole() {
+fn invalid_bucket_definition_has_no_effect() {
     let store = Store::memory(options());
     store.define_bucket("b", plain()).wait().unwrap();
     let position = store.snapshot().position;
@@ -58,7 +58,7 @@ fn wrong_buckets_are_refused_whole() {
 }
 
 #[test]
-fn wrong_queries_are_refused_whole() {
+fn invalid_query_definition_has_no_effect() {
     let store = Store::memory(options());
     store.define_bucket("b", plain()).wait().unwrap();
     store.define_query("q", json!({"bucket": "b"})).wait().unwrap();
@@ -84,7 +84,7 @@ fn wrong_queries_are_refused_whole() {
 
 /// Rows of the store's own buckets are not for others.
 #[test]
-fn the_stores_own_buckets_are_out_of_reach() {
+fn internal_buckets_are_inaccessible() {
     let store = Store::memory(options());
     for name in ["$buckets", "$queries", "$replies"] {
         let undefined = StoreError::BucketNotDefined { bucket: name.to_owned() };
@@ -98,7 +98,7 @@ fn the_stores_own_buckets_are_out_of_reach() {
 }
 
 #[test]
-fn limits_are_kept() {
+fn limits_are_enforced() {
     let options = options().limits(
         Limits::default().max_record_bytes(300).max_depth(3).max_fields(8).max_name_bytes(4).max_definitions(2),
     );

@@ -26,7 +26,7 @@ fn small() -> StoreOptions {
 }
 
 #[test]
-fn a_failed_sync_stops_writes_and_nothing_else() {
+fn failed_sync_stops_writes_but_not_reads() {
     let disk = SimDisk::default();
     let store = open_on(&disk, small());
     store.define_bucket("b", plain()).wait().unwrap();
@@ -51,7 +51,7 @@ fn a_failed_sync_stops_writes_and_nothing_else() {
 }
 
 #[test]
-fn a_full_disk_refuses_writes_until_there_is_space() {
+fn full_disk_rejects_writes_until_space_is_free() {
     let disk = SimDisk::default();
     let store = open_on(&disk, small());
     store.define_bucket("b", plain()).wait().unwrap();
@@ -77,7 +77,7 @@ fn a_full_disk_refuses_writes_until_there_is_space() {
 
 /// Whatever change of the disk fails, nothing acknowledged is lost, and the store can be opened again.
 #[test]
-fn any_change_of_the_disk_may_fail() {
+fn store_survives_any_failed_disk_operation() {
     let run = |disk: &SimDisk| {
         let mut kept = 0;
         let Ok((store, _)) = Store::open_on(Arc::new(disk.clone()), Path::new("db"), small()) else { return kept };
@@ -110,7 +110,7 @@ fn any_change_of_the_disk_may_fail() {
 }
 
 #[test]
-fn a_second_store_in_a_directory_is_refused() {
+fn second_store_in_a_directory_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     let refused = Store::open(dir.path(), options()).unwrap_err();
@@ -121,7 +121,7 @@ fn a_second_store_in_a_directory_is_refused() {
 
 /// Rows of an engine that no store wrote.
 #[test]
-fn what_is_no_store_is_not_opened() {
+fn invalid_data_is_not_opened() {
     use tidewire_store::engine::{Embedded, EmbeddedOptions, Engine, Write, WriteSet};
     for (bucket, row, error) in [
         ("b", &b"{\"id\":1}"[..], "found rows of bucket \"b\", which is not defined"),
@@ -149,7 +149,7 @@ fn what_is_no_store_is_not_opened() {
 }
 
 #[test]
-fn durability_by_interval_is_synced_without_being_asked() {
+fn interval_durability_syncs_in_the_background() {
     let disk = SimDisk::default();
     let options = options().embedded(small_log().durability(Durability::Interval(Duration::from_millis(1))));
     let store = open_on(&disk, options);
@@ -161,7 +161,7 @@ fn durability_by_interval_is_synced_without_being_asked() {
 
 /// No checkpoint is due, so that the log grows until somebody asks for one.
 #[test]
-fn a_log_that_is_too_long_slows_writes_then_refuses_them_until_a_checkpoint() {
+fn long_log_slows_then_rejects_writes_until_a_checkpoint() {
     let disk = SimDisk::default();
     let options = options().embedded(small_log().checkpoint_log_bytes(u64::MAX).max_log_bytes(20_000));
     let store = open_on(&disk, options);
@@ -178,7 +178,7 @@ fn a_log_that_is_too_long_slows_writes_then_refuses_them_until_a_checkpoint() {
 }
 
 #[test]
-fn a_checkpoint_that_ends_when_nobody_writes_is_counted() {
+fn checkpoint_is_counted_without_further_writes() {
     let store = open_on(&SimDisk::default(), small());
     store.define_bucket("b", plain()).wait().unwrap();
     for id in 0..11 {

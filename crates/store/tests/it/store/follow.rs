@@ -8,7 +8,7 @@ use tidewire_store::{Cause, Commit, FollowError, Position, Store, WriteOptions};
 use super::{TestClock, open, options, plain};
 
 #[test]
-fn a_follower_sees_every_commit_from_where_it_began() {
+fn follower_sees_every_commit_after_its_start() {
     let store = Store::memory(options());
     store.define_bucket("b", plain()).wait().unwrap();
     let writer = store.clone();
@@ -47,7 +47,7 @@ fn a_follower_sees_every_commit_from_where_it_began() {
 }
 
 #[test]
-fn one_that_falls_behind_is_told_and_begins_anew() {
+fn slow_follower_gets_an_error_and_starts_again() {
     let options = options().history_bytes(10_000);
     let store = Store::memory(options);
     store.define_bucket("b", plain()).wait().unwrap();
@@ -70,7 +70,7 @@ fn one_that_falls_behind_is_told_and_begins_anew() {
 }
 
 #[test]
-fn positions_of_other_histories_are_refused() {
+fn positions_of_other_histories_are_rejected() {
     let store = Store::memory(options());
     let position = store.snapshot().position;
     for wrong in [Position { epoch: position.epoch ^ 1, ..position }, Position { sequence: 1, ..position }] {
@@ -79,7 +79,7 @@ fn positions_of_other_histories_are_refused() {
 }
 
 #[test]
-fn a_follower_goes_on_after_a_restart() {
+fn follower_resumes_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     store.define_bucket("b", plain()).wait().unwrap();
@@ -117,7 +117,7 @@ fn commits_after(store: &Store, position: Position) -> Vec<Commit> {
 }
 
 #[test]
-fn a_commit_has_its_time_and_cause_after_a_restart() {
+fn commit_keeps_time_and_cause_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let clock = TestClock::new(5000);
     let open = || {

@@ -29,7 +29,7 @@ fn fill(store: &Store) -> usize {
 }
 
 #[test]
-fn a_full_store_refuses_growth_and_nothing_else() {
+fn full_store_rejects_only_growth() {
     let store = Store::memory(limited());
     let count = fill(&store);
     let full = store.stats();
@@ -62,7 +62,7 @@ fn a_full_store_refuses_growth_and_nothing_else() {
 }
 
 #[test]
-fn an_error_names_the_limit_and_the_remedy() {
+fn store_full_error_names_the_limit_and_the_remedy() {
     let store = Store::memory(limited());
     fill(&store);
     let error = insert(&store, MAX, 20_000).wait().unwrap_err().to_string();
@@ -70,7 +70,7 @@ fn an_error_names_the_limit_and_the_remedy() {
 }
 
 #[test]
-fn a_store_above_its_limit_is_opened_and_can_shrink() {
+fn store_above_its_limit_opens_and_can_shrink() {
     let dir = tempfile::tempdir().unwrap();
     let store = super::open(dir.path());
     store.define_bucket("b", plain()).wait().unwrap();

@@ -8,7 +8,7 @@ use tidewire_store::engine::EmbeddedOptions;
 use tidewire_store::{Cause, Position, Query, Store, StoreOptions, WriteOptions};
 use tidewire_testkit::{PATIENCE, Process, is_rerun, rerun, wait_until};
 
-const TEST: &str = "store::kill::what_a_killed_process_acknowledged_is_there";
+const TEST: &str = "store::kill::acknowledged_writes_survive_a_kill";
 const DIR: &str = "TIDEWIRE_STORE_KILL_DIR";
 const WRITERS: u64 = 4;
 
@@ -126,7 +126,7 @@ fn check(store: &Store, acknowledged: [u64; 4]) {
 }
 
 #[test]
-fn what_a_killed_process_acknowledged_is_there() {
+fn acknowledged_writes_survive_a_kill() {
     if is_rerun() {
         return write(&std::env::var(DIR).unwrap());
     }

@@ -29,7 +29,7 @@ fn as_ann<T: Send + 'static>(
 }
 
 #[test]
-fn what_is_hidden_is_not_there() {
+fn hidden_records_do_not_exist() {
     let store = store();
     let not_found = Err(StoreError::NotFound { bucket: "b".into(), key: json!(2) });
     let get = |key: Json| as_ann(&store, move |draft| Ok(draft.get("b", &key)?.is_some())).unwrap();
@@ -47,7 +47,7 @@ fn what_is_hidden_is_not_there() {
 }
 
 #[test]
-fn a_write_must_match_before_and_after() {
+fn write_must_match_the_guard_before_and_after() {
     let store = store();
     let forbidden = Err(StoreError::Forbidden { bucket: "b".into() });
     // Whether or not the key is that of a hidden record.
@@ -71,7 +71,7 @@ fn a_write_must_match_before_and_after() {
 }
 
 #[test]
-fn operations_of_a_transaction_are_bound_one_by_one() {
+fn operations_of_a_transaction_have_separate_guards() {
     let store = store();
     let operations = json!([
         {"op": "get", "bucket": "b", "key": 2},
@@ -102,7 +102,7 @@ fn operations_of_a_transaction_are_bound_one_by_one() {
 }
 
 #[test]
-fn a_reference_to_a_hidden_record_leads_nowhere() {
+fn reference_to_a_hidden_record_is_rejected() {
     let store = store();
     let note = json!({"key": "id", "schema": {
         "id": {"type": "number"}, "of": {"type": "number", "ref": "b"}, "next": {"type": "number", "ref": "notes"},

@@ -37,7 +37,7 @@ fn memory(queue: usize, queue_bytes: usize) -> Store {
 }
 
 #[test]
-fn owners_take_turns() {
+fn owners_are_served_round_robin() {
     let (store, order) = (Store::memory(options()), Order::default());
     let release = hold(&store);
     let mut pending = order.write_many(&store, 1, 5);
@@ -51,7 +51,7 @@ fn owners_take_turns() {
 }
 
 #[test]
-fn the_origins_of_an_owner_take_turns() {
+fn origins_of_an_owner_are_served_round_robin() {
     let (store, order) = (Store::memory(options()), Order::default());
     let release = hold(&store);
     let write = |origin: u64, number: usize| {
@@ -71,7 +71,7 @@ fn the_origins_of_an_owner_take_turns() {
 }
 
 #[test]
-fn an_owner_of_costly_writes_has_fewer_turns() {
+fn owner_of_costly_writes_is_served_less_often() {
     let (store, order) = (Store::memory(options()), Order::default());
     store.define_bucket("b", plain()).wait().unwrap();
     store.insert_many("b", (0..1000).map(|id| json!({"id": id}))).wait().unwrap();
@@ -114,7 +114,7 @@ fn one_owner_cannot_fill_the_queue() {
 }
 
 #[test]
-fn a_full_queue_is_entered_by_turns() {
+fn full_queue_admits_owners_round_robin() {
     let (store, order) = (memory(8, usize::MAX), Order::default());
     let release = hold(&store);
     let mut pending: Vec<_> = (1..=4).flat_map(|owner| order.write_many(&store, owner, 20)).collect();
@@ -129,7 +129,7 @@ fn a_full_queue_is_entered_by_turns() {
 }
 
 #[test]
-fn the_queue_is_bounded_in_bytes() {
+fn queue_is_limited_in_bytes() {
     let (store, order) = (memory(1000, 4000), Order::default());
     let release = hold(&store);
     let mut pending: Vec<_> = (1..=5).map(|number| order.write(&store, 1, 300, format!("1.{number}"))).collect();
@@ -155,7 +155,7 @@ fn the_queue_is_bounded_in_bytes() {
 }
 
 #[test]
-fn a_write_outside_a_full_queue_enters_without_being_polled() {
+fn held_back_write_is_queued_without_being_polled() {
     let store = memory(4, usize::MAX);
     store.define_bucket("b", plain()).wait().unwrap();
     let release = hold(&store);
@@ -166,7 +166,7 @@ fn a_write_outside_a_full_queue_enters_without_being_polled() {
 }
 
 #[test]
-fn a_write_dropped_outside_a_full_queue_is_canceled_and_delays_nobody() {
+fn dropped_held_back_write_is_canceled() {
     let (store, order) = (memory(4, usize::MAX), Order::default());
     let release = hold(&store);
     let mut pending = order.write_many(&store, 1, 5);
@@ -183,7 +183,7 @@ fn a_write_dropped_outside_a_full_queue_is_canceled_and_delays_nobody() {
 }
 
 #[test]
-fn a_checkpoint_has_its_place_after_the_writes_of_the_program() {
+fn checkpoint_runs_after_earlier_writes_of_the_program() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     store.define_bucket("b", plain()).wait().unwrap();
@@ -218,7 +218,7 @@ fn groups(count: usize, write: impl Fn(&Store, usize) -> Pending<()>) -> u64 {
 }
 
 #[test]
-fn a_group_is_bounded_in_bytes_and_in_time() {
+fn group_is_limited_in_bytes_and_time() {
     let insert = |store: &Store, id: usize, len: usize| {
         store.write(move |draft| draft.insert("b", json!({"id": id, "text": "x".repeat(len)})).map(drop))
     };

@@ -74,7 +74,7 @@ fn not_defined(bucket: &str) -> StoreError {
 }
 
 #[test]
-fn a_wrong_declaration_is_refused() {
+fn invalid_declaration_is_rejected() {
     let refused = |name: &str, config: Json| {
         SystemBuckets::default().declare("$first", &plain()).unwrap().declare(name, &config).unwrap_err()
     };
@@ -101,7 +101,7 @@ fn a_wrong_declaration_is_refused() {
 }
 
 #[test]
-fn ordinary_requests_do_not_reach_them() {
+fn system_buckets_are_hidden_from_ordinary_requests() {
     with_each_engine(|store, reopen| {
         insert(&store, "$audit", json!({"event": "start"})).unwrap();
         insert(&store, "_roles", json!({"name": "admin", "rank": 1})).unwrap();
@@ -116,7 +116,7 @@ fn ordinary_requests_do_not_reach_them() {
             assert_eq!(snapshot.state.bucket(name).err(), Some(not_defined(name)));
             assert_eq!(store.get(name, &key).err(), Some(not_defined(name)));
             assert_eq!(store.query(&Query::new(name)).err(), Some(not_defined(name)));
-            refuse_every_operation(&store, name, &key);
+            assert_every_operation_fails(&store, name, &key);
         }
         assert_eq!((stored(&store, "$audit"), stored(&store, "_roles")), before);
         // Other names that begin with an underscore are anybody's, in a store that does not declare them.
@@ -128,7 +128,7 @@ fn ordinary_requests_do_not_reach_them() {
 }
 
 /// Runs every operation of a draft on a name that is not to be found.
-fn refuse_every_operation(store: &Store, name: &'static str, key: &Json) {
+fn assert_every_operation_fails(store: &Store, name: &'static str, key: &Json) {
     type Work = Box<dyn FnOnce(&mut Draft) -> Result<(), StoreError> + Send>;
     let record = || json!({"id": 1, "name": "admin", "event": "x"});
     let all = move || Query::new(name);
@@ -188,7 +188,7 @@ fn refuse_every_operation(store: &Store, name: &'static str, key: &Json) {
 }
 
 #[test]
-fn a_reference_of_an_ordinary_bucket_does_not_lead_to_them() {
+fn ordinary_bucket_cannot_reference_a_system_bucket() {
     with_each_engine(|store, reopen| {
         insert(&store, "_roles", json!({"name": "admin"})).unwrap();
         let refers = |on_delete: &str| {
@@ -212,7 +212,7 @@ fn a_reference_of_an_ordinary_bucket_does_not_lead_to_them() {
 }
 
 #[test]
-fn they_have_a_schema_indexes_references_and_transactions() {
+fn system_buckets_support_schema_indexes_references_and_transactions() {
     with_each_engine(|store, reopen| {
         assert_eq!(insert(&store, "$audit", json!({"event": "start"})).unwrap().to_record()["id"], 1);
         let refused = insert(&store, "_roles", json!({"name": "admin", "rank": "first"})).unwrap_err();
@@ -266,7 +266,7 @@ fn they_have_a_schema_indexes_references_and_transactions() {
 }
 
 #[test]
-fn a_panic_inside_ends_the_scope() {
+fn panic_ends_the_system_scope() {
     let store = Store::memory(declared());
     let panicked = store.write::<(), _>(|draft| draft.system(|_| panic!("on purpose"))).wait().unwrap_err();
     assert!(matches!(panicked, WriteError::Panicked));
@@ -275,7 +275,7 @@ fn a_panic_inside_ends_the_scope() {
 }
 
 #[test]
-fn their_records_expire() {
+fn records_of_system_buckets_expire() {
     let clock = TestClock::new(1000);
     let session = json!({"key": "id", "schema": {"id": {"type": "number"}}, "ttl": 100});
     let options = declaring(&[("$sessions", session)]).clock(clock.clock()).sweep_interval(None);
@@ -289,7 +289,7 @@ fn their_records_expire() {
 }
 
 #[test]
-fn followers_see_them() {
+fn followers_see_system_buckets() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     let start = tidewire_store::Position { sequence: 0, ..store.snapshot().position };
@@ -309,7 +309,7 @@ fn followers_see_them() {
 }
 
 #[test]
-fn a_bucket_that_is_no_longer_declared_is_kept_and_hidden() {
+fn undeclared_system_bucket_stays_stored_and_hidden() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     insert(&store, "$audit", json!({"event": "start"})).unwrap();
@@ -337,7 +337,7 @@ fn a_bucket_that_is_no_longer_declared_is_kept_and_hidden() {
 }
 
 #[test]
-fn a_compatible_declaration_replaces_the_stored_one() {
+fn compatible_declaration_replaces_the_stored_one() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     insert(&store, "$audit", json!({"event": "start"})).unwrap();
@@ -364,7 +364,7 @@ fn a_compatible_declaration_replaces_the_stored_one() {
 }
 
 #[test]
-fn an_incompatible_declaration_is_an_error_of_opening() {
+fn incompatible_declaration_fails_to_open() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     for event in ["start", "start"] {
@@ -406,7 +406,7 @@ fn an_incompatible_declaration_is_an_error_of_opening() {
 }
 
 #[test]
-fn a_backup_has_them() {
+fn backup_includes_system_buckets() {
     let dir = tempfile::tempdir().unwrap();
     let (data, backup, restored) = (dir.path().join("data"), dir.path().join("backup"), dir.path().join("restored"));
     let store = open(&data);
@@ -422,7 +422,7 @@ fn a_backup_has_them() {
 }
 
 #[test]
-fn an_export_has_them_and_a_program_that_declares_them_imports_it() {
+fn system_buckets_are_exported_and_imported_if_declared() {
     let store = Store::memory(declared());
     store.define_bucket("b", plain()).wait().unwrap();
     store.insert("b", json!({"id": 1})).wait().unwrap();
@@ -457,7 +457,7 @@ fn an_export_has_them_and_a_program_that_declares_them_imports_it() {
     assert_eq!(other.import(lines.as_bytes()).unwrap_err().line, 2);
 }
 
-const TEST: &str = "store::system::a_killed_process_leaves_both_records_of_a_commit_or_none";
+const TEST: &str = "store::system::killed_process_leaves_both_records_of_a_commit_or_none";
 const DIR: &str = "TIDEWIRE_STORE_SYSTEM_DIR";
 
 /// Inserts a record and its audit entry, in one commit, again and again.
@@ -478,7 +478,7 @@ fn write(dir: &str) {
 }
 
 #[test]
-fn a_killed_process_leaves_both_records_of_a_commit_or_none() {
+fn killed_process_leaves_both_records_of_a_commit_or_none() {
     if is_rerun() {
         return write(&std::env::var(DIR).unwrap());
     }

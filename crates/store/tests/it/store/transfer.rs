@@ -26,7 +26,7 @@ fn filled(store: &Store) {
 }
 
 #[test]
-fn an_import_of_an_export_is_the_same_store() {
+fn export_and_import_reproduce_the_store() {
     let store = Store::memory(options());
     filled(&store);
     let mut exported = Vec::new();
@@ -52,7 +52,7 @@ fn an_import_of_an_export_is_the_same_store() {
 }
 
 #[test]
-fn wrong_imports_are_refused_by_line() {
+fn invalid_import_is_rejected_with_its_line() {
     let head = r#"{"tidewire":"export","version":1}"#;
     let bucket = r#"{"bucket":"b","config":{"key":"id","schema":{"id":{"type":"number"}}}}"#;
     let record = r#"{"in":"b","record":{"id":1}}"#;
@@ -103,7 +103,7 @@ fn wrong_imports_are_refused_by_line() {
 }
 
 #[test]
-fn a_backup_is_made_while_others_write_and_can_be_restored() {
+fn backup_during_writes_can_be_restored() {
     let dir = tempfile::tempdir().unwrap();
     let (data, backup, restored) = (dir.path().join("data"), dir.path().join("backup"), dir.path().join("restored"));
     let store = open(&data);
@@ -146,7 +146,7 @@ fn a_backup_is_made_while_others_write_and_can_be_restored() {
 }
 
 #[test]
-fn a_store_that_is_not_open_is_backed_up_and_restored() {
+fn closed_store_is_backed_up_and_restored() {
     let dir = tempfile::tempdir().unwrap();
     let (data, backup, restored) = (dir.path().join("data"), dir.path().join("backup"), dir.path().join("restored"));
     let store = open(&data);
@@ -168,7 +168,7 @@ fn a_store_that_is_not_open_is_backed_up_and_restored() {
 }
 
 #[test]
-fn what_is_in_memory_is_exported_not_backed_up() {
+fn store_in_memory_is_exported_but_not_backed_up() {
     let dir = tempfile::tempdir().unwrap();
     let refused = Store::memory(options()).backup(dir.path()).unwrap_err();
     assert!(matches!(refused, MaintenanceError::Engine(EngineError::NotPersistent)));

@@ -12,7 +12,7 @@ use tidewire_store::{Store, StoreError, WriteError};
 use super::{ids, open, options, plain, records, refusal};
 
 #[test]
-fn many_write_at_once_and_every_write_is_done_once() {
+fn concurrent_writes_are_each_applied_once() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     store.define_bucket("b", plain()).wait().unwrap();
@@ -58,7 +58,7 @@ pub(super) fn hold(store: &Store) -> mpsc::Sender<()> {
 }
 
 #[test]
-fn writes_outside_a_full_queue_wait_and_none_is_lost() {
+fn held_back_writes_wait_and_none_is_lost() {
     let options = options().queue(16);
     let store = Store::memory(options);
     store.define_bucket("b", plain()).wait().unwrap();
@@ -76,7 +76,7 @@ fn writes_outside_a_full_queue_wait_and_none_is_lost() {
 }
 
 #[test]
-fn writes_outside_a_full_queue_fail_when_the_store_closes() {
+fn held_back_writes_fail_when_the_store_closes() {
     let options = options().queue(1);
     let store = Store::memory(options);
     store.define_bucket("b", plain()).wait().unwrap();
@@ -96,7 +96,7 @@ fn writes_outside_a_full_queue_fail_when_the_store_closes() {
 }
 
 #[test]
-fn a_write_that_panics_hurts_itself_only() {
+fn panicking_write_fails_alone() {
     let store = Store::memory(options());
     store.define_bucket("b", plain()).wait().unwrap();
     let panicking = store.write(|draft| -> Result<(), StoreError> {
@@ -110,7 +110,7 @@ fn a_write_that_panics_hurts_itself_only() {
 }
 
 #[test]
-fn a_commit_that_is_too_large_is_refused_and_the_others_of_its_group_are_kept() {
+fn too_large_commit_is_rejected_and_its_group_is_committed() {
     let dir = tempfile::tempdir().unwrap();
     let options = options().embedded(EmbeddedOptions::default().max_group_bytes(10_000));
     let (store, _) = Store::open(dir.path(), options).unwrap();
@@ -148,7 +148,7 @@ fn a_commit_that_is_too_large_is_refused_and_the_others_of_its_group_are_kept() 
 
 /// The last handle may be dropped by a write itself, on the writer's own thread.
 #[test]
-fn a_write_may_have_the_last_handle() {
+fn write_can_drop_the_last_handle() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     store.define_bucket("b", plain()).wait().unwrap();
@@ -167,7 +167,7 @@ fn a_write_may_have_the_last_handle() {
 }
 
 #[test]
-fn dropping_the_last_handle_waits_for_what_was_written() {
+fn dropping_the_last_handle_waits_for_writes() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     store.define_bucket("b", plain()).wait().unwrap();
@@ -185,7 +185,7 @@ fn dropping_the_last_handle_waits_for_what_was_written() {
 }
 
 #[test]
-fn a_record_that_is_not_an_object_is_a_validation_error() {
+fn record_that_is_not_an_object_is_rejected() {
     let store = Store::memory(options());
     store.define_bucket("b", plain()).wait().unwrap();
     store.insert("b", json!({"id": 1})).wait().unwrap();
