@@ -1,4 +1,4 @@
-//! A scoreboard that prints what changes in it, while others play.
+//! A live scoreboard: prints the best players whenever they change.
 //!
 //! ```sh
 //! cargo run -p tidewire-live --example scoreboard
@@ -34,7 +34,7 @@ pub(crate) fn play(players: &[&'static str], rounds: i64, mut show: impl FnMut(S
 
         let players: Vec<&'static str> = players.to_vec();
         let game = std::thread::spawn(move || game(&store, &players, rounds));
-        // What has changed, as it does; if it changes too fast, all of it. The game is over when its bucket is gone.
+        // Deltas, or a snapshot after falling behind. The game is over when its bucket is dropped.
         while let Ok(event) = board.next().await {
             match event {
                 Event::Delta { delta, .. } => delta.apply(&mut shown),
@@ -47,7 +47,7 @@ pub(crate) fn play(players: &[&'static str], rounds: i64, mut show: impl FnMut(S
     })
 }
 
-/// Everybody plays at once; then all goes into the box again.
+/// Runs all players concurrently, then drops the bucket.
 fn game(store: &Store, players: &[&'static str], rounds: i64) -> Result<()> {
     std::thread::scope(|scope| {
         let players = players.iter().map(|name| scope.spawn(move || score(store, name, rounds)));
@@ -62,7 +62,7 @@ fn score(store: &Store, name: &'static str, rounds: i64) -> Result<()> {
         let scored = store.write(move |draft| {
             let score = draft.get("players", &json!(name))?.map(|row| row.to_record()["score"].clone());
             let score = score.as_ref().and_then(Json::as_i64).unwrap_or(0);
-            // Everybody is lucky in a round of their own.
+            // Each player scores high in a different round.
             let points = (round * 7 + name.bytes().map(i64::from).sum::<i64>()) % 5;
             draft.update("players", &json!(name), json!({"score": score + points}), None)
         });

@@ -1,4 +1,5 @@
-//! What a subscriber and a query take, by counting what is allocated. A binary of its own, because the allocator is.
+//! Memory of a subscriber and of a query, measured with a counting allocator. It is a separate binary, because the allocator is
+//! global.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -10,7 +11,7 @@ use tidewire_store::{Draft, Position, Query, State};
 struct Counting;
 
 thread_local! {
-    /// Bytes that this thread has allocated, less those that it has freed.
+    /// Bytes allocated minus bytes freed by this thread.
     static BYTES: Cell<isize> = const { Cell::new(0) };
 }
 
@@ -18,12 +19,12 @@ fn count(bytes: usize, sign: isize) {
     BYTES.set(BYTES.get() + sign * isize::try_from(bytes).unwrap_or(0));
 }
 
-// SAFETY: every method hands its arguments to `System` unchanged and returns what it returns; counting touches a cell of this
-// thread only, which needs no initialization and no destructor, so it neither allocates nor unwinds.
+// SAFETY: every method forwards its arguments to `System` unchanged and returns its result. Counting uses a thread-local cell
+// without lazy initialization or destructor, so it neither allocates nor unwinds.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size(), 1);
-        // SAFETY: the caller keeps the contract, which is the same.
+        // SAFETY: the caller upholds the contract of `System`, which is the same.
         unsafe { System.alloc(layout) }
     }
 
@@ -37,7 +38,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What something adds, for each of so many.
+/// Returns the bytes that `work` allocates, divided by `many`.
 fn bytes_each(many: usize, work: impl FnOnce()) -> isize {
     let before = BYTES.get();
     work();
@@ -99,12 +100,12 @@ fn removed_queries_free_their_memory() {
             assert!(live.unsubscribe(subscriber));
         }
     };
-    // The first leaves tables that have grown.
+    // The first round leaves grown tables behind.
     round();
     assert_eq!(bytes_each(1, &mut round), 0);
 }
 
-/// What it is called, and one query of many.
+/// A name, and a function from a number to a query.
 type Kind = (&'static str, fn(usize) -> Json);
 
 #[test]

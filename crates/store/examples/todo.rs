@@ -1,4 +1,4 @@
-//! A to-do list that survives, in a directory of its own.
+//! A persistent to-do list.
 //!
 //! ```sh
 //! cargo run -p tidewire-store --example todo -- add "buy milk"
@@ -54,7 +54,7 @@ pub(crate) fn run(data: &Path, arguments: &[&str]) -> Result<String> {
         ["tidy"] => {
             let done = done(&store)?;
             let count = done.len();
-            // All of them, or none: a record may have changed in the meantime.
+            // All or none: a record may have changed in the meantime.
             store
                 .write(move |draft| {
                     for todo in done {
@@ -72,7 +72,7 @@ pub(crate) fn run(data: &Path, arguments: &[&str]) -> Result<String> {
     Ok(out)
 }
 
-/// Defines the bucket and the query, the first time.
+/// Defines the bucket and the query on the first run.
 fn define(store: &Store) -> Result<()> {
     if store.snapshot().state.bucket("todos").is_ok() {
         return Ok(());

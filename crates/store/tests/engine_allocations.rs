@@ -1,4 +1,4 @@
-//! A commit allocates nothing once its buffer has grown.
+//! A commit does not allocate once its buffer has grown.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -12,12 +12,12 @@ thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 
-// SAFETY: every method hands its arguments to `System` unchanged and returns what it returns; counting touches a cell of this
-// thread only, which needs no initialization and no destructor, so it neither allocates nor unwinds.
+// SAFETY: every method forwards its arguments to `System` unchanged and returns its result. Counting uses a thread-local cell
+// without lazy initialization or destructor, so it neither allocates nor unwinds.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller keeps the contract, which is the same.
+        // SAFETY: the caller upholds the contract of `System`, which is the same.
         unsafe { System.alloc(layout) }
     }
 

@@ -27,7 +27,7 @@ fn is_evaluator() -> bool {
     std::thread::current().name().is_some_and(|name| name.starts_with(EVALUATOR))
 }
 
-/// Holds evaluating threads while it is shut.
+/// Blocks evaluating threads while it is shut.
 #[derive(Default)]
 struct Gate {
     state: Mutex<GateState>,
@@ -56,7 +56,7 @@ impl Gate {
     fn wait(&self) {
         let state = self.state.lock().unwrap();
         let is_held = |state: &mut GateState| state.is_shut && state.passes == 0;
-        // A test that has failed opens no gate, and has to end.
+        // A failed test does not open the gate, so the wait is limited.
         let (mut state, _) = self.changed.wait_timeout_while(state, Duration::from_mins(1), is_held).unwrap();
         state.passes = state.passes.saturating_sub(1);
     }
@@ -104,7 +104,7 @@ fn query(json: &Json) -> Query {
     Query::parse(&query).unwrap()
 }
 
-/// A query that no index serves, with a small result.
+/// A query without a usable index, with a small result.
 fn costly() -> Query {
     query(&json!({"filter": {"text": {"$contains": "lazy dog"}}, "sort": {"id": "desc"}, "limit": 3, "fields": ["id"]}))
 }
@@ -161,7 +161,7 @@ fn commits_and_other_queries_continue_during_an_evaluation() {
         }
         poll(subscribing.as_mut());
         gate.set(false);
-        // The commits since the snapshot of the evaluation are in the first result, and none of them comes again.
+        // The commits since the snapshot of the evaluation are in the first result, and are not delivered again.
         let mut subscription = subscribing.await.unwrap();
         assert_eq!(first(&subscription), ids(&[ROWS + 99, ROWS + 98, ROWS + 97]));
         assert_eq!(subscription.mark().position(), store.snapshot().position);
@@ -195,7 +195,7 @@ fn equal_pending_queries_are_evaluated_once_and_see_earlier_writes() {
         let mut one = pin!(live.subscribe(costly(), Mode::Delta));
         poll(one.as_mut());
         gate.arrived(1).await;
-        // It joins an evaluation whose snapshot does not have this write.
+        // The subscriber joins an evaluation whose snapshot does not have this write.
         store.insert("b", record(ROWS)).await.unwrap();
         let mut two = pin!(live.subscribe(costly(), Mode::Snapshot));
         poll(two.as_mut());
@@ -223,7 +223,7 @@ fn dropping_the_subscribe_future_cancels_the_evaluation() {
         live.settled().await.unwrap();
         assert_eq!((live.stats().subscriptions, live.stats().queries), (0, 0));
         gate.set(false);
-        // The next subscriber has an evaluation of its own.
+        // The next subscriber starts a new evaluation.
         let subscription = live.subscribe(costly(), Mode::Delta).await.unwrap();
         assert_eq!(first(&subscription).len(), 3);
         assert_eq!((live.stats().subscriptions, live.stats().evaluations), (1, 2));
@@ -324,7 +324,7 @@ fn subscribing_fails_when_the_store_closes() {
     });
 }
 
-/// The history holds nothing, so the commit leads to another evaluation.
+/// The history is empty, so the commit causes another evaluation.
 #[test]
 fn dropping_live_during_an_evaluation_ends_subscriptions() {
     run(async {
@@ -373,7 +373,7 @@ fn evaluation_fails_at_its_deadline() {
     });
 }
 
-/// The history holds nothing, so the driver restarts with every commit.
+/// The history is empty, so the driver restarts with every commit.
 #[test]
 fn restart_delivers_snapshots_before_other_events() {
     run(async {
@@ -387,7 +387,7 @@ fn restart_delivers_snapshots_before_other_events() {
         store.insert("b", record(ROWS)).await.unwrap();
         gate.arrived(2).await;
         assert!(costly.try_next().unwrap().is_none());
-        // A cheap query has its result at once, and requests are handled.
+        // A cheap query gets its result at once, and requests are handled.
         assert!(matches!(other.next().await, Ok(Event::Snapshot { .. })));
         let another = live.subscribe(Query::new("c"), Mode::Snapshot).await.unwrap();
         assert_eq!(live.stats().subscriptions, 3);
@@ -439,12 +439,12 @@ fn too_large_result_is_rejected_and_growth_ends_the_subscription() {
     });
 }
 
-/// Results of a megabyte, which are encoded while commits go on.
+/// Results of a megabyte are encoded while commits continue.
 #[test]
 fn large_snapshots_are_in_order_and_deltas_follow_without_a_gap() {
     run(async {
         let store = store(StoreOptions::default()).await;
-        // Fewer than there are commits during an encoding, now and then.
+        // Sometimes fewer than the commits during an encoding.
         let live = Live::with_options(store.clone(), LiveOptions::default().max_deltas(8));
         let all = query(&json!({"limit": 3000, "sort": {"n": "asc"}}));
         let mut whole = live.subscribe(all.clone(), Mode::Snapshot).await.unwrap();
@@ -475,7 +475,7 @@ fn large_snapshots_are_in_order_and_deltas_follow_without_a_gap() {
             while let Some(event) = delta.try_next().unwrap() {
                 apply(&mut delta_result, event);
             }
-            // A new subscriber has the writes before it.
+            // A new subscriber sees all earlier writes.
             if fastrand::u8(..8) == 0 {
                 let before = store.snapshot().position.sequence;
                 let new = live.subscribe(all.clone(), Mode::Delta).await.unwrap();
@@ -525,7 +525,7 @@ fn owner_above_its_work_limit_loses_its_costliest_subscription() {
         let mut costly = live.subscribe(costly(), owned(1)).await.unwrap();
         let mut cheap = live.subscribe(query(&json!({"filter": {"id": 1}})), owned(1)).await.unwrap();
         let mut other = live.subscribe(query(&json!({"filter": {"id": 2}})), owned(2)).await.unwrap();
-        // A commit whose text takes the filter two milliseconds, by the budget's estimate, and then another.
+        // Two commits, each with a text that costs the filter two milliseconds by the budget's estimate.
         for id in 1..=2 {
             let text = "x".repeat(1_000_000);
             store.update("b", json!(id), json!({"text": text}), None).await.unwrap();
@@ -566,7 +566,7 @@ fn retained_memory_is_limited_per_owner_and_in_total() {
         let live = Live::with_options(store.clone(), options);
         let all = |limit: u64| query(&json!({"limit": limit, "fields": ["id"]}));
         let owned = |owner: u64| SubscribeOptions::from(Mode::Delta).owner(owner);
-        // Each keeps about 160 kB.
+        // Each query retains about 160 kB.
         let mut held = Vec::new();
         for limit in 1..=2 {
             held.push(live.subscribe(all(limit), owned(1)).await.unwrap());
@@ -575,7 +575,7 @@ fn retained_memory_is_limited_per_owner_and_in_total() {
         assert!((300_000..400_000).contains(&kept), "{kept}");
         let refused = live.subscribe(all(3), owned(1)).await.unwrap_err();
         assert_eq!(refused, LiveError::TooLarge { limit: MemoryLimit::Owner, max: 400_000 });
-        // A query that is there already takes no more in total, and counts for its second owner too.
+        // A second subscriber of a live query adds nothing to the total, but counts for its owner.
         held.push(live.subscribe(all(1), owned(2)).await.unwrap());
         held.push(live.subscribe(all(3), owned(2)).await.unwrap());
         assert!(live.subscribe(all(4), owned(2)).await.is_err());
@@ -585,7 +585,7 @@ fn retained_memory_is_limited_per_owner_and_in_total() {
         drop(held);
         live.settled().await.unwrap();
         assert_eq!(live.stats().kept_bytes, 0);
-        // One that grows beyond the limit ends.
+        // A query that grows beyond the limit ends.
         let mut grows = live.subscribe(Query::new("c"), owned(1)).await.unwrap();
         let mut stays = live.subscribe(query(&json!({"filter": {"id": 1}})), owned(1)).await.unwrap();
         for part in 0..4 {

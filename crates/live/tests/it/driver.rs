@@ -37,7 +37,7 @@ fn records(whole: &QueryResult) -> Vec<Json> {
     }
 }
 
-/// What a subscriber makes of all that it hears.
+/// A subscriber and the result that it has built from its events.
 struct Seen {
     subscription: Subscription,
     result: Vec<Json>,
@@ -66,7 +66,7 @@ impl Seen {
         }
     }
 
-    /// Takes all that waits for it.
+    /// Applies all queued events.
     fn drain(&mut self) {
         while let Some(event) = self.subscription.try_next().unwrap() {
             self.take(event);
@@ -104,7 +104,7 @@ fn inserted_changed_and_removed_rows_are_delivered() {
             ]
         );
         live.settled().await.unwrap();
-        // It is again what it was, which is not told if nobody has looked meanwhile.
+        // The result has its earlier value again, so there may be no event.
         if let Some(event) = whole.try_next().unwrap() {
             let Event::Snapshot { result: last, mark } = event else { panic!("no result") };
             assert_eq!((records(&last), mark.position()), (vec![], store.snapshot().position));
@@ -114,7 +114,7 @@ fn inserted_changed_and_removed_rows_are_delivered() {
         assert_eq!((records(&last), mark.position()), (vec![json!({"id": 4, "n": 9})], store.snapshot().position));
         assert!(matches!(delta.next().await.unwrap(), Event::Delta { .. }));
         assert_eq!(live.stats().queries, 1);
-        // One commit that changes nothing of it.
+        // A commit that does not change the result.
         insert(&store, 3, 1).await;
         live.settled().await.unwrap();
         assert!(delta.try_next().unwrap().is_none() && whole.try_next().unwrap().is_none());
@@ -155,7 +155,7 @@ fn subscribers_converge_under_concurrent_writes() {
                 })
             })
             .collect();
-        // Some look all the time, others now and then.
+        // Some subscribers poll often, others rarely.
         while !writers.iter().all(std::thread::JoinHandle::is_finished) {
             for (place, (_, seen)) in all.iter_mut().enumerate() {
                 if place % 2 == 0 || fastrand::u8(..) == 0 {
@@ -169,7 +169,7 @@ fn subscribers_converge_under_concurrent_writes() {
         }
         live.settled().await.unwrap();
         for (query, seen) in &mut all {
-            // Whoever fell behind asks for the whole result when it looks.
+            // A subscriber that fell behind requests a snapshot when it polls.
             for _ in 0..2 {
                 seen.drain();
                 live.settled().await.unwrap();
@@ -206,7 +206,7 @@ fn slow_subscriber_has_bounded_backlog_and_does_not_delay_others() {
             assert_eq!(seen.result, answer(&store, &query(&json!({}))));
         }
         assert!(live.stats().conflated > 0);
-        // From then on it has deltas again.
+        // Afterwards it gets deltas again.
         insert(&store, 100, 0).await;
         let event = slow.subscription.next().await.unwrap();
         assert!(matches!(event, Event::Delta { .. }));
@@ -237,13 +237,13 @@ fn subscription_resumes_from_a_mark() {
             let First::Resumed(Some(delta)) = resumed.first() else { panic!("{:?}", resumed.first()) };
             delta.apply(&mut result);
             assert_eq!(result, answer(&store, &query));
-            // Again, and nothing has changed; a mark is text in between.
+            // Resumes without changes. The mark is converted to text and back.
             let mark: tidewire_live::Mark = resumed.mark().to_string().parse().unwrap();
             let again = live.subscribe(query.clone(), SubscribeOptions::from(Mode::Delta).since(mark)).await.unwrap();
             assert!(matches!(again.first(), First::Resumed(None)));
             store.update("b", json!(9), json!({"n": 9}), None).await.unwrap();
         }
-        // With a mark of another query it begins anew; so does what is computed, if it has changed.
+        // With a mark of another query it begins with a snapshot, and so does an aggregate that has changed.
         let all = live.subscribe(query(&json!({})), Mode::Delta).await.unwrap();
         let other = live
             .subscribe(query(&json!({"limit": 1})), SubscribeOptions::from(Mode::Delta).since(all.mark()))
@@ -289,7 +289,7 @@ fn subscription_resumes_after_a_restart_within_the_history() {
         let live = Live::new(store.clone());
         let begun = live.subscribe(all.clone(), SubscribeOptions::from(Mode::Delta).since(mark)).await.unwrap();
         assert!(matches!(begun.first(), First::Snapshot(_)));
-        // Another store has other positions.
+        // Positions of another store are not valid.
         let other = self::store().await;
         let live = Live::new(other);
         let begun = live.subscribe(all, SubscribeOptions::from(Mode::Delta).since(mark)).await.unwrap();
@@ -297,7 +297,7 @@ fn subscription_resumes_after_a_restart_within_the_history() {
     });
 }
 
-/// The history holds nothing, so that no commit can be followed.
+/// The history is empty, so the driver misses every commit.
 #[test]
 fn driver_restarts_when_it_misses_commits() {
     run(async {
@@ -320,7 +320,7 @@ fn driver_restarts_when_it_misses_commits() {
         for (subscription, end) in
             [(&mut named, SubscriptionEnd::QueryUndefined), (&mut dropped, SubscriptionEnd::BucketDropped)]
         {
-            // It may have been given whole results before.
+            // Snapshots may precede the end.
             while let Ok(Some(_)) = subscription.try_next() {}
             assert_eq!(subscription.try_next().unwrap_err(), end);
         }
@@ -351,7 +351,7 @@ fn subscriptions_end_with_their_bucket_or_named_query() {
         assert_eq!(named.next().await.unwrap_err(), SubscriptionEnd::QueryUndefined);
         assert_eq!(dropped.next().await.unwrap_err(), SubscriptionEnd::BucketDropped);
         assert_eq!(live.stats().ended, 2);
-        // What was told before the end is heard first.
+        // Events before the end are received first.
         insert(&store, 1, 1).await;
         live.settled().await.unwrap();
         store.close().unwrap();
@@ -375,7 +375,7 @@ fn permission_filter_is_part_of_the_query() {
         let subscription = live.subscribe_named("all", Map::new(), Some(guard(0)), Mode::Delta).await.unwrap();
         let mut seen = Seen::new(subscription);
         assert_eq!(seen.result.len(), 2);
-        // One row becomes visible, and one hidden.
+        // One row becomes visible, another one hidden.
         store.update("b", json!(1), json!({"n": 0}), None).await.unwrap();
         store.update("b", json!(2), json!({"n": 5}), None).await.unwrap();
         live.settled().await.unwrap();
@@ -425,7 +425,7 @@ fn commit_with_many_changed_queries_is_delivered_in_order() {
     });
 }
 
-/// Some executors run what they wake at once, and what they run may drop everything.
+/// Some executors run a woken task immediately, and the task may drop its subscription.
 #[test]
 fn waker_can_poll_and_drop_the_subscription() {
     struct AtOnce(std::sync::Mutex<Option<(Subscription, Live)>>, std::sync::mpsc::SyncSender<bool>);
@@ -459,7 +459,7 @@ fn waker_can_poll_and_drop_the_subscription() {
     });
 }
 
-/// Whoever is woken by it stands still until the gate is opened, and the thread of live queries with it.
+/// A waker that blocks until the gate is opened, and the live thread with it.
 struct Gate {
     opened: std::sync::Mutex<std::sync::mpsc::Receiver<()>>,
     reached: std::sync::mpsc::SyncSender<()>,
@@ -489,13 +489,13 @@ fn result_that_returns_to_its_last_value_is_not_delivered() {
         assert!(at_gate.poll_event(&mut std::task::Context::from_waker(&waker)).is_pending());
         store.insert("gate", json!({"id": 1})).await.unwrap();
         is_reached.recv().unwrap();
-        // It comes and goes while nobody looks.
+        // The result changes and changes back between two polls.
         insert(&store, 1, 1).await;
         store.delete("b", json!(1), None).await.unwrap();
         open.send(()).unwrap();
         live.settled().await.unwrap();
         assert!(counted.try_next().unwrap().is_none() && listed.try_next().unwrap().is_none());
-        // What is another one is told.
+        // A different result is delivered.
         insert(&store, 2, 2).await;
         live.settled().await.unwrap();
         assert!(counted.try_next().unwrap().is_some() && listed.try_next().unwrap().is_some());

@@ -1,4 +1,4 @@
-//! How queries begin and end, and what they share.
+//! The lifetime of queries in the matcher, and what equal queries share.
 
 use serde_json::{Map, Value as Json, json};
 use tidewire_live::{Matcher, QueryResult, ResultChange, SubscribeError};
@@ -21,7 +21,7 @@ fn position(sequence: u64) -> Position {
     Position { epoch: 1, sequence }
 }
 
-/// So that a driver may have it on a thread of its own, and others read what it gave.
+/// The driver owns the matcher on its thread, and other threads read results.
 #[test]
 fn matcher_and_results_are_send() {
     fn is_send<T: Send>() {}
@@ -100,7 +100,7 @@ fn queries_end_with_their_bucket() {
     assert!(!live.unsubscribe(2));
 }
 
-/// A record that is not there for whoever reads it is not there for whoever follows, before the sweep and after it.
+/// A record that a query does not return is not visible to subscribers, before and after the sweep.
 #[test]
 fn record_expired_at_evaluation_never_appears() {
     let mut state = state(&["a"]);
@@ -127,7 +127,7 @@ fn record_expired_at_evaluation_never_appears() {
     assert!(live.commit(position(1), &changes).updates.is_empty());
 
     let mut draft = Draft::new(state, 2500);
-    // Too late to be seen by anybody.
+    // Already expired when it is written.
     draft.insert("a", json!({"name": "late", "_expiresAt": 2400})).unwrap();
     let (state, changes) = draft.finish();
     assert!(live.commit(position(2), &changes).updates.is_empty());

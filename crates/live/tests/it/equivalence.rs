@@ -1,4 +1,4 @@
-//! The heart of it: whatever is committed, whoever follows a query has what asking it anew gives.
+//! The central property: after any commits, a subscriber has the same result as a new query.
 
 use std::collections::HashMap;
 
@@ -9,15 +9,15 @@ use tidewire_live::{Matcher, MatcherStats, QueryId, ResultChange};
 use crate::follower::{Shown, answer, followed, whole};
 use crate::world::{World, commit, definition, first, query};
 
-/// Somebody who follows a query.
+/// A subscriber of a query.
 struct Follower {
     query: QueryId,
     result: Shown,
-    /// Whether they were too slow for the last commit and have the whole result coming.
+    /// Whether the subscriber missed the last commit and waits for a snapshot.
     is_behind: bool,
 }
 
-/// More than others have, and as many times more as `PROPTEST_CASES` says.
+/// More cases than the default, scaled by `PROPTEST_CASES`.
 fn many() -> ProptestConfig {
     let config = ProptestConfig::default();
     ProptestConfig { cases: config.cases * 5, ..config }
@@ -64,7 +64,7 @@ proptest! {
                     prop_assert_eq!(&now, &answer(&queries[*place], bucket, world.now), "{:?}", queries[*place]);
                 }
             }
-            // Between commits, those who were behind are told all, and others come and go.
+            // Between commits, subscribers that are behind get a snapshot, and others subscribe and unsubscribe.
             for (choice, is_reset) in choices {
                 let id = u64::from(choice);
                 match followers.get_mut(&id) {
@@ -99,7 +99,7 @@ proptest! {
 }
 
 proptest! {
-    /// A driver that loses a commit has wrong results, and nothing worse: nothing panics, and nothing is left when all have gone.
+    /// A lost commit makes results wrong, but the matcher does not panic, and is empty after all subscribers have left.
     #[test]
     fn lost_commit_does_not_panic_or_leak(
         definition in definition(),

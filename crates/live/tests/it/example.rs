@@ -17,7 +17,7 @@ fn scoreboard_shows_the_best_until_the_end() {
     for line in &lines {
         assert!(scores(line).is_sorted_by(|one, two| one >= two), "{line}");
     }
-    // Whatever the order in which they played, the points are the same.
+    // The points do not depend on the order of play.
     assert!(lines.len() > 1);
     assert_eq!(scores(lines.last().unwrap()), scores(play().last().unwrap()));
 }

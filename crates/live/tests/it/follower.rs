@@ -1,11 +1,11 @@
-//! Somebody who follows a query: has its first result and makes the next of it with what comes.
+//! A model of a client, which applies changes to the first result of a query.
 
 use serde_json::Value as Json;
 use tidewire_live::{Delta, Matcher, QueryId, QueryResult, ResultChange};
 use tidewire_store::query::Budget;
 use tidewire_store::{Answer, Query};
 
-/// A result, as a client has it.
+/// Returns the current result of a query as a client decodes it.
 pub(crate) fn whole(live: &mut Matcher, query: QueryId) -> Shown {
     match live.result(query).unwrap() {
         QueryResult::Json(bytes) => Some(serde_json::from_slice(&bytes).unwrap()),
@@ -14,7 +14,7 @@ pub(crate) fn whole(live: &mut Matcher, query: QueryId) -> Shown {
     }
 }
 
-/// Records are a list, and there may be no value.
+/// A decoded result: a list of records, a value, or no value.
 pub(crate) type Shown = Option<Json>;
 
 pub(crate) fn answer(query: &Query, bucket: &tidewire_store::Bucket, now: u64) -> Shown {
@@ -24,7 +24,7 @@ pub(crate) fn answer(query: &Query, bucket: &tidewire_store::Bucket, now: u64) -
     }
 }
 
-/// What follows from a result when it has changed so.
+/// Returns the result after a change.
 pub(crate) fn followed(result: &Shown, outcome: &ResultChange, live: &mut Matcher, query: QueryId) -> Shown {
     match outcome {
         ResultChange::Records(delta) => {
@@ -40,7 +40,7 @@ pub(crate) fn followed(result: &Shown, outcome: &ResultChange, live: &mut Matche
     }
 }
 
-/// Applies the JSON of a delta as its documentation says, and nothing else of it.
+/// Applies the JSON of a delta, as documented.
 pub(crate) fn apply(delta: &Delta, result: &mut Vec<Json>) {
     let json: Json = serde_json::from_slice(&delta.encoded()).unwrap();
     let list = |name: &str| json[name].as_array().unwrap().iter();

@@ -1,4 +1,4 @@
-//! Live queries, through the public interface.
+//! Tests of live queries through the public API.
 
 mod background;
 mod driver;

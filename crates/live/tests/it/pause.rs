@@ -1,4 +1,4 @@
-//! Subscribers that pause, and catch up with the whole result.
+//! Subscriptions that are paused and refreshed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -121,7 +121,7 @@ fn pause_and_refresh_converge_in_any_order() {
         let mut result = whole(last.unwrap());
         assert_eq!(result.len(), 100);
 
-        // The result that was asked for is not delivered into a pause.
+        // The requested snapshot is not delivered during a pause.
         subscription.refresh();
         subscription.pause();
         live.settled().await.unwrap();
@@ -160,7 +160,7 @@ fn paused_subscriber_is_woken_only_by_the_end() {
         let ends: Vec<SubscriptionEnd> =
             both.iter_mut().map(|subscription| subscription.try_next().unwrap_err()).collect();
         assert_eq!(ends, [SubscriptionEnd::QueryUndefined, SubscriptionEnd::BucketDropped]);
-        // What it asks for now does not come, and is no error.
+        // Requests after the end have no effect.
         for subscription in &mut both {
             subscription.refresh();
         }
@@ -169,7 +169,7 @@ fn paused_subscriber_is_woken_only_by_the_end() {
     });
 }
 
-/// What a subscriber does, or a writer.
+/// An action of a subscriber or a writer.
 #[derive(Debug, Clone)]
 enum Step {
     Insert(u64),
@@ -193,7 +193,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 const SUBSCRIBERS: usize = 4;
 
-/// A subscriber, and what it makes of its events.
+/// A subscriber and the result that it has built from its events.
 struct Seen {
     subscription: Subscription,
     query: Query,
@@ -223,7 +223,7 @@ impl Seen {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Whenever they pause and refresh, between and during commits, subscribers end up with what asking anew gives.
+    /// With random pauses and refreshes, between and during commits, subscribers end with the same result as a new query.
     #[test]
     fn random_pauses_leave_no_gap(steps in vec(step(), 1..60)) {
         run(async {
@@ -257,7 +257,7 @@ proptest! {
                     seen.subscription.refresh();
                     seen.is_paused = false;
                 }
-                // One that fell behind asks for the whole result when it looks.
+                // A subscriber that fell behind requests a snapshot when it polls.
                 for _ in 0..3 {
                     live.settled().await.unwrap();
                     seen.look();

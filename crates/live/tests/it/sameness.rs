@@ -1,4 +1,4 @@
-//! A result that looks the same is not told, however it came about; and one that does not is.
+//! A result that looks the same is not delivered, and any other is.
 
 use serde_json::{Value as Json, json};
 use tidewire_live::Matcher;
@@ -7,7 +7,7 @@ use tidewire_store::Query;
 use crate::follower::{Shown, whole};
 use crate::world::{Step, World};
 
-/// The result of a query after some steps and after some more, and whether those were told.
+/// Returns the results after the first and after all steps, and whether the last steps caused an update.
 fn follow(query: &Json, first: &[Step], then: &[Step]) -> (Shown, Shown, bool) {
     let mut world = World::new(&json!({"key": "id", "schema": {"id": {"type": "number"}}}));
     let mut live = Matcher::new(world.position);

@@ -1,4 +1,4 @@
-//! What a commit costs, beside other queries and beside asking anew:
+//! The cost of a commit, compared with other queries and with a new query:
 //! `cargo test --release -p tidewire-live --test it -- --ignored --nocapture --test-threads 1 speed`
 
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ fn record(id: usize) -> Map<String, Json> {
 
 fn filled(rows: usize) -> State {
     let mut state = state();
-    // In parts, because a draft keeps what it changes.
+    // In batches, because a draft keeps its changes.
     for part in (0..rows).collect::<Vec<_>>().chunks(10_000) {
         let mut draft = Draft::new(state, 1);
         draft.insert_many("b", part.iter().map(|id| record(*id))).unwrap();
@@ -64,7 +64,7 @@ fn live(state: &State, queries: impl Iterator<Item = Json>) -> Matcher {
     live
 }
 
-/// What a commit takes: time, updates that it gives, evaluations.
+/// The cost per commit: time, updates, evaluations.
 struct Cost {
     time: Duration,
     updates: f64,
@@ -108,14 +108,14 @@ fn speed_with_unaffected_queries() {
         let (_, commits) = updates(state.clone(), ROWS, 20_000, || json!({"score": fastrand::u32(..1_000_000)}));
         report("disjoint ranges", queries, &run(&mut live, &commits));
     }
-    // Around one value, each within the one before: a row is in some of them.
+    // Nested intervals around one value, so that a row is in some of them.
     let nested = |place: usize| json!({"filter": {"at": {"$between": [place, 20_000 - place]}}, "aggregate": {"function": "count"}});
     let mut nested = live(&state, (0..10_000).map(nested));
     let (_, commits) = updates(state.clone(), 10, 5000, || json!({"score": 1}));
     report("nested ranges, of which a row is in 5", 10_000, &run(&mut nested, &commits));
 }
 
-/// What it is called, and one filter of many.
+/// A name, and a function from a number to a filter.
 type Kind = (&'static str, fn(usize) -> Json);
 
 #[test]

@@ -1,4 +1,4 @@
-//! Buckets, records, queries and commits to choose from. Values are few, so that they meet.
+//! Strategies for buckets, records, queries and commits. There are few distinct values, so that they often match.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -18,7 +18,7 @@ pub(crate) enum Step {
     Sweep,
 }
 
-/// A state that is changed, commit by commit.
+/// A state and its commits.
 pub(crate) struct World {
     pub(crate) state: State,
     pub(crate) now: u64,
@@ -32,7 +32,7 @@ impl World {
         Self { state: draft.finish().0, now: 1000, position: Position { epoch: 7, sequence: 0 } }
     }
 
-    /// One commit of several steps.
+    /// Applies several steps as one commit.
     pub(crate) fn commit(&mut self, steps: &[Step]) -> Vec<Change> {
         let mut draft = Draft::new(self.state.clone(), self.now);
         take(&mut draft, steps);
@@ -43,7 +43,7 @@ impl World {
     }
 }
 
-/// Takes steps in a draft. What is refused is left out.
+/// Applies steps to a draft. Rejected steps are skipped.
 pub(crate) fn take(draft: &mut Draft, steps: &[Step]) {
     for step in steps {
         match step.clone() {
@@ -68,7 +68,7 @@ pub(crate) fn definition() -> impl Strategy<Value = Json> {
     })
 }
 
-/// A value of a field: each has those of its own kind, and `c` has any.
+/// Values of a field. Each field has one type, except `c`, which has any.
 fn value(field: &'static str) -> BoxedStrategy<Json> {
     let whole = || (0..3_u8).prop_map(Json::from);
     let number =
@@ -101,12 +101,12 @@ fn record(members: std::ops::Range<usize>) -> impl Strategy<Value = Map<String, 
     })
 }
 
-/// Records to begin with.
+/// The initial records.
 pub(crate) fn first() -> impl Strategy<Value = Vec<Step>> {
     vec((0..ROWS, record(2..5)).prop_map(|(id, record)| Step::Insert(id, record)), 0..12)
 }
 
-/// The steps of a commit, and the time that passes before it.
+/// The steps of a commit, and the time before it.
 pub(crate) fn commit() -> impl Strategy<Value = (Vec<Step>, u64)> {
     let step = prop_oneof![
         5 => (0..ROWS, record(0..5)).prop_map(|(id, record)| Step::Insert(id, record)),

@@ -1,4 +1,4 @@
-//! Whoever missed commits ends as if it had seen them. The history holds nothing here, so that none can be followed.
+//! After missed commits, subscriptions end as if the commits had been applied. The history is empty, so every commit is missed.
 
 use serde_json::{Map, json};
 use tidewire_live::{Live, Mode, Subscription, SubscriptionEnd};
@@ -27,7 +27,7 @@ fn redefined_bucket_ends_the_subscription_after_missed_commits() {
         let store = forgetful().await;
         let live = Live::new(store.clone());
         let mut subscription = live.subscribe(Query::new("b"), Mode::Delta).await.unwrap();
-        // It is the same one when it is emptied, or updated.
+        // Clearing or updating the bucket does not end the subscription.
         store.clear("b").await.unwrap();
         store.update_bucket("b", json!({"addIndexes": ["id"]})).await.unwrap();
         assert_eq!(end_of(&live, &mut subscription).await, None);

@@ -1,4 +1,4 @@
-//! What is counted is what is, as soon as there is an answer.
+//! Counters and gauges are up to date when a reply is received.
 
 use serde_json::json;
 use tidewire_live::{Event, Live, LiveOptions, Mode, SubscriptionEnd};

@@ -1,4 +1,4 @@
-//! Subscribers come, look, pause, go and come back while writers write, and commits fall out of the history.
+//! Subscribers that poll, pause, leave and resume during concurrent writes, while commits fall out of the history.
 
 use serde_json::{Value as Json, json};
 use tidewire_live::{Event, First, Live, LiveOptions, Mark, Mode, QueryResult, SubscribeOptions, Subscription};
@@ -6,7 +6,7 @@ use tidewire_store::{Query, Store, StoreOptions};
 
 use super::{run, store};
 
-/// What one has of a query, also while away.
+/// The result and mark of a subscriber, also while it is not subscribed.
 struct Held {
     query: Query,
     mode: Mode,
@@ -45,7 +45,7 @@ impl Held {
             match event {
                 Event::Snapshot { result: whole, mark } => {
                     self.hold(&whole);
-                    // It may be told anew what it has.
+                    // A snapshot may repeat the current result.
                     self.mark = Some(mark);
                 }
                 Event::Delta { delta, mark } => {
@@ -107,11 +107,11 @@ fn all_subscribers_converge_under_churn() {
         }
         for one in &mut all {
             match &mut one.subscription {
-                // It may be paused.
+                // The subscription may be paused.
                 Some(subscription) => subscription.refresh(),
                 None => one.come(&live).await,
             }
-            // Whoever fell behind asks for the whole result when it looks.
+            // A subscriber that fell behind requests a snapshot when it polls.
             for _ in 0..3 {
                 live.settled().await.unwrap();
                 one.look();

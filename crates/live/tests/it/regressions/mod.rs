@@ -1,4 +1,4 @@
-//! What must hold, each found where it did not.
+//! Regression tests.
 
 mod anew;
 mod counts;

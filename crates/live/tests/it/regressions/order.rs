@@ -1,4 +1,4 @@
-//! What is asked for while commits come that the driver has not seen yet.
+//! Requests while there are commits that the driver has not applied yet.
 
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -11,7 +11,7 @@ use tidewire_store::{Clock, Query, StoreOptions};
 
 use super::{run, store};
 
-/// Holds the driver whenever it reads the clock, which it does when it evaluates a query.
+/// Blocks the driver whenever it reads the clock, which it does to evaluate a query.
 struct Gate {
     is_shut: Arc<AtomicBool>,
     arrived: Receiver<()>,
@@ -27,7 +27,7 @@ impl Gate {
         let options = StoreOptions::default().clock(Clock::new(move || {
             if shut.load(Relaxed) && std::thread::current().name() == Some("tidewire-live") {
                 arrives.send(()).unwrap();
-                // A test that has failed sends nothing.
+                // A failed test drops the sender.
                 let _ = goes.lock().unwrap().recv();
             }
             1000
@@ -53,14 +53,14 @@ impl Gate {
     }
 }
 
-/// A query of the bucket `b` that is equal to no other with another limit.
+/// A query of the bucket `b`, distinct for each limit.
 fn limited(limit: usize) -> Query {
     let mut query = Query::new("b");
     query.limit = Some(limit);
     query
 }
 
-/// Sends a request, and does not wait for the reply.
+/// Sends a request without waiting for the reply.
 fn ask<T>(future: Pin<&mut impl Future<Output = T>>) {
     assert!(future.poll(&mut Context::from_waker(Waker::noop())).is_pending());
 }

@@ -1,4 +1,4 @@
-//! A waker that panics costs its own subscriber at most.
+//! A waker that panics affects only its own subscriber.
 
 use std::pin::pin;
 use std::sync::{Arc, mpsc};
@@ -30,7 +30,7 @@ fn panics_when_woken(subscription: &mut Subscription) {
     assert!(subscription.poll_event(&mut Context::from_waker(&waker)).is_pending());
 }
 
-/// On a thread of its own: if live queries stand still, so does whoever waits for them or drops them.
+/// Runs on a separate thread, so that a deadlock of live queries fails the test.
 fn run_within_a_minute(test: impl Future<Output = ()> + Send + 'static) {
     let (done, is_done) = mpsc::channel();
     let running = std::thread::spawn(move || {
@@ -43,7 +43,7 @@ fn run_within_a_minute(test: impl Future<Output = ()> + Send + 'static) {
     }
 }
 
-/// The pool keeps the message of a handler that panicked, and with it what the live thread waited for.
+/// The pool keeps the message of a handler that panicked, and the live thread waited for its drop.
 #[test]
 fn waker_panic_on_a_worker_does_not_stop_the_driver() {
     run_within_a_minute(async {
@@ -60,7 +60,7 @@ fn waker_panic_on_a_worker_does_not_stop_the_driver() {
             live.settled().await.unwrap();
             for (place, subscription) in all.iter_mut().enumerate() {
                 let event = subscription.try_next().unwrap();
-                // Those that show fewer rows are full.
+                // The inboxes of these subscribers are full.
                 assert_eq!(matches!(event, Some(Event::Delta { .. })), place as u64 >= id, "subscriber {place}");
             }
         }
@@ -82,14 +82,14 @@ fn waker_panic_on_the_live_thread_does_not_end_live_queries() {
         for subscription in [&mut delta, &mut whole, &mut other] {
             assert!(subscription.try_next().unwrap().is_some());
         }
-        // Nor does a caller whose waker panics when it is answered.
+        // The same for a caller whose waker panics at the reply.
         {
             let waker = Waker::from(Arc::new(Panics));
             let mut asking = pin!(live.settled());
             assert!(asking.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
             live.settled().await.unwrap();
         }
-        // Nor the end of all of them.
+        // The same for the end of all subscriptions.
         panics_when_woken(&mut delta);
         panics_when_woken(&mut whole);
         drop(live);

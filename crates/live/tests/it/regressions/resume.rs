@@ -1,4 +1,4 @@
-//! Whoever comes back with a mark gets exactly what has changed since, or the whole result.
+//! A resumed subscription begins with exactly the missed changes, or with a snapshot.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use tidewire_store::{Clock, Pending, Query, Store, StoreOptions};
 use crate::follower::{self, Shown};
 use crate::world::{self, Step};
 
-/// What happens between two looks.
+/// An action between two polls.
 #[derive(Debug, Clone)]
 enum Act {
     Commit(Vec<Step>, u64),
-    /// The bucket gets another time to live.
+    /// Changes the time to live of the bucket.
     Update(u64),
-    /// The bucket is dropped and defined again, at once.
+    /// Drops the bucket and defines it again in one commit.
     Anew,
-    /// The store is closed and opened, after a checkpoint or without.
+    /// Closes and opens the store, with or without a checkpoint.
     Restart(bool),
 }
 
@@ -75,7 +75,7 @@ fn changed(result: &Shown, delta: &Delta) -> Json {
     Json::Array(records)
 }
 
-/// What somebody has who subscribes, with a result of before.
+/// Returns the result at the start of a subscription, given the earlier result.
 fn begun(subscription: &Subscription, before: &Shown) -> Shown {
     match subscription.first() {
         First::Snapshot(whole) => shown(whole),
@@ -94,7 +94,7 @@ async fn resumes(definition: Json, first: Vec<Step>, query: Query, acts: Vec<(Ac
     let mut live = follow(&store);
     let subscription = live.subscribe(query.clone(), Mode::Delta).await.unwrap();
     let mut known: Vec<(Mark, Shown)> = vec![(subscription.mark(), begun(&subscription, &None))];
-    // One that stays, and has what has expired until it is swept.
+    // A subscriber that stays sees expired records until they are swept.
     let mut stays = Some((subscription, known[0].1.clone()));
     for (act, index) in acts {
         match act.clone() {
@@ -169,7 +169,7 @@ fn bucket_that_is_not_persistent_does_not_resume_after_a_restart() {
             "{:?}",
             resumed.first()
         );
-        // From then on it goes on where it was.
+        // Later it can resume.
         store.insert("b", super::json!({"id": 2})).await.unwrap();
         let mark = live.subscribe(Query::new("b"), Mode::Delta).await.unwrap().mark();
         let resumed = live.subscribe(Query::new("b"), SubscribeOptions::from(Mode::Delta).since(mark)).await.unwrap();

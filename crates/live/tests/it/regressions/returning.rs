@@ -1,4 +1,4 @@
-//! A result that becomes again what it was is delivered to a subscriber that saw the one between.
+//! A result that returns to an earlier value is delivered to subscribers that saw the value in between.
 
 use serde_json::json;
 use tidewire_live::{Event, Live, Mode, QueryResult, SubscribeOptions};
@@ -6,7 +6,7 @@ use tidewire_store::{Query, StoreOptions};
 
 use super::{run, store};
 
-/// The query was followed by deltas alone, and what was remembered as its result was that of its beginning.
+/// All earlier subscribers use deltas, so the last delivered snapshot is the first result.
 #[test]
 fn late_subscriber_gets_a_result_that_returns_to_its_first_value() {
     run(async {

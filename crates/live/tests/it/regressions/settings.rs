@@ -1,4 +1,4 @@
-//! Settings may be anything.
+//! Extreme options.
 
 use serde_json::json;
 use tidewire_live::{Event, Live, LiveOptions, Mode};

@@ -1,4 +1,4 @@
-//! What every engine does, and what the embedded one does beyond it.
+//! The contract of all engines, and of the embedded engine.
 
 use std::path::Path;
 use std::time::Duration;
@@ -75,7 +75,7 @@ fn open_directory_is_locked() {
     let (mut engine, _) = Embedded::open(dir.path(), small(), |_| {}).unwrap();
     let refused = || Embedded::open(dir.path(), small(), |_| {}).unwrap_err();
     assert!(matches!(refused(), OpenError::Locked { dir: locked } if locked == dir.path()));
-    // A checkpoint that goes on after the engine has ended keeps it locked.
+    // A checkpoint that still runs keeps the directory locked after the engine is dropped.
     let checkpoint = engine.checkpoint().unwrap();
     drop(engine);
     assert!(matches!(refused(), OpenError::Locked { .. }));
@@ -129,7 +129,7 @@ fn checkpoint_is_due_when_the_log_exceeds_limit_and_snapshot() {
     assert_eq!((stats.checkpoints, stats.checkpoints_failed), (2, 0));
     assert!(stats.snapshot_bytes > 16 * 1024, "{stats:?}");
 
-    // One that is given up shortens nothing.
+    // A dropped checkpoint does not shorten the log.
     drop(engine.checkpoint().unwrap());
     assert!(engine.needs_checkpoint());
     assert_eq!(engine.stats().checkpoints_failed, 1);
@@ -153,7 +153,7 @@ fn segments_are_recycled() {
         }
         most = most.max(disk.files(Path::new("db")).len());
     }
-    // A megabyte went through segments of 16 KiB.
+    // A megabyte was written in segments of 16 KiB.
     assert!(most <= 6, "{most} files");
     drop(engine);
     assert_eq!(open_on(&disk, "db", small()).unwrap().2, rows);
@@ -222,7 +222,7 @@ fn options_can_change_between_openings() {
     }
 }
 
-/// A process that is just being started has all files of its parent open.
+/// Between fork and exec, a child process has all files of its parent open.
 #[test]
 fn lock_is_released_at_once_despite_child_processes() {
     let dir = tempfile::tempdir().unwrap();
@@ -230,7 +230,7 @@ fn lock_is_released_at_once_despite_child_processes() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                // With something to do before it runs, it is a while between its parent's program and its own.
+                // A `pre_exec` hook makes the time between fork and exec longer.
                 let mut command = std::process::Command::new("true");
                 std::os::unix::process::CommandExt::process_group(&mut command, 0);
                 command.spawn().unwrap().wait().unwrap();

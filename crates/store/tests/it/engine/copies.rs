@@ -22,7 +22,7 @@ fn fill(engine: &mut dyn Engine, until: u64) {
     }
 }
 
-/// Opens a directory and puts together what it has.
+/// Opens a directory and returns its position and rows.
 fn read(dir: &Path) -> (Position, Rows) {
     let (engine, recovery, rows) = open_on(&Files, dir.to_str().unwrap(), small()).unwrap();
     drop(engine);
@@ -50,7 +50,7 @@ fn backup_of_an_open_engine_is_restored_with_a_new_epoch() {
     assert_eq!((position.sequence, found), (150, rows(150)));
     assert_ne!(position.epoch, engine.position().epoch);
     assert_eq!(engine.position().sequence, 300);
-    // Every copy has an epoch of its own, and the backup stays as it is.
+    // Each copy has a new epoch, and the backup is unchanged.
     let other = Embedded::restore(&path("backup"), &path("other"), small()).unwrap();
     assert_ne!(other.position.epoch, position.epoch);
 }
@@ -74,7 +74,7 @@ fn closed_directory_is_backed_up() {
             drop(engine);
             path("db")
         } else {
-            // As a process leaves it that is killed.
+            // The state after a kill.
             std::fs::create_dir(path("killed")).unwrap();
             for entry in std::fs::read_dir(path("db")).unwrap() {
                 let entry = entry.unwrap();
@@ -128,7 +128,7 @@ fn invalid_corrupt_or_incomplete_source_is_not_copied() {
         assert_eq!(std::fs::read_dir(path("taken")).unwrap().count(), 1);
         assert!(!path("target").exists());
     }
-    // A damaged original is noticed before there is a copy.
+    // A corrupt source is detected before a copy is created.
     let log = path("db").join("log-0000000000000001");
     let whole = std::fs::read(&log).unwrap();
     let mut damaged = whole.clone();
@@ -149,7 +149,7 @@ fn invalid_corrupt_or_incomplete_source_is_not_copied() {
     assert!(matches!(error, OpenError::UnfinishedBackup { .. }), "{error}");
 }
 
-/// The power goes after every change that a restore makes to the disk, of a log of either layout.
+/// The power fails after each disk operation of a restore, for logs of both layouts.
 #[test]
 fn interrupted_restore_cannot_be_opened() {
     let source = SimDisk::default();
@@ -176,7 +176,7 @@ fn interrupted_restore_cannot_be_opened() {
             match open_on(&disk, "copy", small()) {
                 Err(OpenError::UnfinishedBackup { .. }) => unfinished += 1,
                 Err(error) => panic!("{fuse}: {error}"),
-                // Nothing of it was there yet.
+                // The copy had not been started.
                 Ok((_, recovery, found)) if found.is_empty() => assert_eq!(recovery.position.sequence, 0),
                 Ok((_, recovery, found)) => {
                     assert_eq!(found, expected);
@@ -193,7 +193,7 @@ fn interrupted_restore_cannot_be_opened() {
             }
         }
         assert!(unfinished > 10 && done > 0, "{unfinished} unfinished, {done} done");
-        // The backup is as it was, however often that happened.
+        // The backup is unchanged.
         let disk = SimDisk::with_files(Path::new("db"), &files);
         Embedded::restore_on(Arc::new(disk.clone()), Path::new("db"), Path::new("copy"), small()).unwrap();
         assert!(disk.files(Path::new("db")) == files);

@@ -1,4 +1,4 @@
-//! Every byte changed and every length: what is left is told, or it is an error, and never a panic.
+//! Corruption of each byte and truncation at each length: recovery gives a prefix or an error, and never panics.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,10 +10,10 @@ use crate::engine::model::{Rows, in_snapshot, old_log, open_on, put, small, stam
 
 type Files = BTreeMap<String, Vec<u8>>;
 
-/// So that two dozen rows take two segments.
+/// Bytes of a row, so that two dozen rows take two segments.
 const ROW: usize = 100;
 
-/// Every place that means something, and some of the others: most of a segment is zeros that nobody reads.
+/// Returns all offsets that matter, and some of the others: most of a segment is unused zeros.
 fn places(bytes: &[u8]) -> impl Iterator<Item = usize> {
     let meant =
         |place: usize| bytes[place.saturating_sub(16)..bytes.len().min(place + 16)].iter().any(|byte| *byte != 0);
@@ -28,7 +28,7 @@ fn rows(count: u64) -> Rows {
     (1..=count).map(|n| (("b".into(), n.to_string().into_bytes()), vec![n.to_le_bytes()[0]; ROW])).collect()
 }
 
-/// A directory with so many rows, one a commit, of which the first so many are in a snapshot.
+/// Returns the files of a directory with `count` rows, one per commit, the first `in_the_snapshot` of them in a snapshot.
 fn files(count: u64, in_the_snapshot: u64, is_closed: bool, options: EmbeddedOptions) -> Files {
     let disk = SimDisk::default();
     let (mut engine, ..) = open_on(&disk, "db", options).unwrap();
@@ -48,13 +48,13 @@ fn files(count: u64, in_the_snapshot: u64, is_closed: bool, options: EmbeddedOpt
     disk.files(Path::new("db"))
 }
 
-/// Opens the files, and returns how many commits there are, having checked that they are the first ones.
+/// Opens the files, checks that the commits are a prefix, and returns their number.
 fn opened(files: &Files, options: EmbeddedOptions) -> Result<u64, OpenError> {
     let disk = SimDisk::with_files(Path::new("db"), files);
     let (mut engine, recovery, found) = open_on(&disk, "db", options)?;
     let count = recovery.position.sequence;
     assert_eq!(found, rows(count));
-    // It goes on from there.
+    // New commits are possible.
     put(&mut engine, &(count + 1).to_string(), &[(count + 1).to_le_bytes()[0]; ROW]).unwrap();
     drop(engine);
     assert_eq!(open_on(&disk, "db", options)?.2, rows(count + 1));
@@ -90,7 +90,7 @@ fn changed_byte_loses_at_most_the_last_group() {
     }
 }
 
-/// The log goes on in a new segment, so that more than the last group is never lost either.
+/// The log continues in a new segment, and no more than the last group is lost.
 #[test]
 fn any_byte_changed_in_a_log_of_version_1_takes_the_last_group_at_most() {
     let whole = old_log();
@@ -116,7 +116,7 @@ fn any_byte_changed_in_a_log_of_version_1_takes_the_last_group_at_most() {
 
 #[test]
 fn segment_with_unknown_version_is_rejected() {
-    // A version that does not exist, with the checksum that it would have.
+    // An unknown version with a valid checksum.
     let mut files = files(3, 0, true, options());
     let log = files.get_mut("log-0000000000000001").unwrap();
     log[7] = 3;
@@ -184,7 +184,7 @@ fn missing_file_is_reported() {
     let mut missing = 0;
     for name in &logs {
         match without(name) {
-            // One that is to be recycled, or has not begun.
+            // A spare or unused segment.
             Ok(count) => assert_eq!(count, 90),
             Err(OpenError::Missing { file }) => {
                 assert!(file.ends_with(name));
@@ -227,7 +227,7 @@ fn segments_of_another_log_are_rejected() {
 fn frames_after_a_lost_frame_are_not_replayed() {
     let options = small().durability(Durability::None);
     let disk = SimDisk::default();
-    // One group, whose frame is to have so many bytes.
+    // A group whose frame has this length.
     let append = |engine: &mut Embedded, frame: usize, commits: usize, byte: u8| {
         let sequence = engine.position().sequence + 1;
         let bare = stamped(sequence, &[Write { bucket: "b", key: &[byte], row: Some(&[]) }]).encoded_len();
@@ -238,7 +238,7 @@ fn frames_after_a_lost_frame_are_not_replayed() {
         engine.commit(&group).unwrap();
     };
     let (mut engine, ..) = open_on(&disk, "db", options).unwrap();
-    // The first page of frames is full; the second is lost; the third stays.
+    // The first page of frames is full, the second is lost, the third is intact.
     append(&mut engine, 4096 - 72, 1, 1);
     engine.sync().unwrap();
     append(&mut engine, 2048, 1, 2);
@@ -253,7 +253,7 @@ fn frames_after_a_lost_frame_are_not_replayed() {
     let disk = SimDisk::with_files(Path::new("db"), &files);
     let (mut engine, recovery, rows) = open_on(&disk, "db", options).unwrap();
     assert_eq!((rows.len(), recovery.position.sequence, recovery.is_new_epoch), (1, 1, true));
-    // The opening and this one take the place, the numbers and the sequences of what was lost.
+    // The `Opened` frame and this commit reuse the offsets, numbers and sequences of the lost frames.
     append(&mut engine, 4096 - 72, 2, 5);
     disk.power_off();
     drop(engine);

@@ -37,7 +37,7 @@ struct State {
     has_failed: bool,
     /// Whether no file descriptor is left.
     is_out_of_descriptors: bool,
-    /// Picks the sectors that a failed sync still writes. Without it a failed sync writes nothing.
+    /// Selects the sectors that a failed sync still writes. `None` means no sectors.
     partial_syncs: Option<fastrand::Rng>,
     capacity: Option<usize>,
     writes: u64,
@@ -78,7 +78,7 @@ struct Dir {
     unsynced: Vec<Entry>,
 }
 
-/// A change of a directory, which happens as a whole or not at all.
+/// An atomic change of a directory.
 #[derive(Clone)]
 struct Entry {
     remove: Option<String>,
@@ -178,7 +178,7 @@ impl SimDisk {
 
     fn lose_power_with(&self, mut is_kept: impl FnMut() -> bool) {
         let mut state = self.state();
-        // Maps are not visited in the same order every time.
+        // The iteration order of hash maps is not deterministic.
         let mut inodes: Vec<_> = state.inodes.iter_mut().collect();
         inodes.sort_by_key(|(number, _)| **number);
         for (_, inode) in inodes {
@@ -254,7 +254,7 @@ impl State {
         if self.is_out_of_descriptors { Err(io::Error::from_raw_os_error(EMFILE)) } else { Ok(()) }
     }
 
-    /// Counts a change. An error means that it may happen or not, and says so.
+    /// Counts a change. Fails if the power is off or the change must fail.
     fn write(&mut self) -> io::Result<()> {
         self.check()?;
         self.writes += 1;
@@ -462,7 +462,7 @@ impl DiskFile for SimFile {
                 return Err(ErrorKind::StorageFull.into());
             }
         }
-        // Also if it failed: some of it may have been written.
+        // Even a failed write may have written some bytes.
         self.with(&mut state, |inode| {
             put(&mut inode.bytes, offset, bytes);
             inode.unsynced.push((offset, bytes.to_vec()));

@@ -115,7 +115,7 @@ fn no_acknowledged_commit_is_lost_if_any_disk_operation_fails() {
             rows.insert(("b".into(), n.to_string().into_bytes()), vec![1; 900]);
             if engine.needs_checkpoint() {
                 let checkpoint = engine.checkpoint().map_err(|error| (n, error.into()))?;
-                // The engine does without it.
+                // The engine works without it.
                 let _ = checkpoint.run(in_snapshot(&rows));
             }
         }
@@ -173,7 +173,7 @@ fn full_disk_rejects_commits_and_recovers_with_space() {
     assert_eq!(engine.stats().checkpoints_failed, 1);
     assert!(!disk.files(Path::new("db")).contains_key("snapshot.tmp"), "it gave back what it took");
 
-    // Nothing was written, so that a reopened engine has just what was acknowledged, full or not.
+    // Nothing was written, so a reopened engine has exactly the acknowledged commits.
     drop(engine);
     let (mut engine, recovery, rows) = open_on(&disk, "db", small()).unwrap();
     assert_eq!((recovery.position.sequence, rows.len() as u64), (count, count));
@@ -192,7 +192,7 @@ fn failed_checkpoint_loses_no_commit() {
     let (mut engine, ..) = open_on(&disk, "db", small()).unwrap();
     put(&mut engine, "1", b"one").unwrap();
     let rows = Rows::from([(("b".into(), b"1".to_vec()), b"one".to_vec())]);
-    // It makes a file, writes a header, a block and the end, syncs, renames and syncs the directory.
+    // A checkpoint creates a file, writes a header, a block and the end, syncs, renames, and syncs the directory.
     for failing in 0..7 {
         disk.fail_after(failing, ErrorKind::Other);
         assert!(engine.checkpoint().unwrap().run(in_snapshot(&rows)).is_err(), "{failing}");

@@ -1,4 +1,4 @@
-//! The model that the tests compare an engine with: maps of rows, and metadata that follows from a commit's sequence.
+//! A model of an engine: maps of rows, and commit metadata derived from the sequence.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,7 +11,7 @@ use tidewire_store::{Cause, Position};
 
 /// Rows by bucket and key.
 pub(crate) type Rows = BTreeMap<(String, Vec<u8>), Vec<u8>>;
-/// The writes of a commit, by what they need to own.
+/// The owned writes of a commit.
 pub(crate) type Writes = Vec<(String, Vec<u8>, Option<Vec<u8>>)>;
 
 pub(crate) fn apply<'a>(rows: &mut Rows, writes: impl IntoIterator<Item = Write<'a>>) {
@@ -28,7 +28,7 @@ pub(crate) fn borrowed(writes: &Writes) -> Vec<Write<'_>> {
     writes.iter().map(|(bucket, key, row)| Write { bucket, key, row: row.as_deref() }).collect()
 }
 
-/// A commit with the metadata that belongs to its sequence.
+/// A commit with the metadata of its sequence.
 pub(crate) fn stamped<'a>(sequence: u64, writes: &'a [Write<'a>]) -> WriteSet<'a> {
     let cause = Cause::of(sequence.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     WriteSet { writes, at: sequence * 1000, cause: if sequence.is_multiple_of(2) { cause } else { cause.next() } }
@@ -47,7 +47,7 @@ pub(crate) fn put(engine: &mut dyn Engine, key: &str, row: &[u8]) -> Result<Posi
     engine.commit(&[stamped(sequence, &[Write { bucket: "b", key: key.as_bytes(), row: Some(row) }])])
 }
 
-/// How many commits [`old_log`] has.
+/// Number of commits of [`old_log`].
 pub(crate) const OLD_COMMITS: u64 = 24;
 
 /// The files of a log in the layout of version 1, which was not closed: 24 commits without metadata, each of which puts a row of
@@ -62,7 +62,7 @@ pub(crate) fn in_snapshot(rows: &Rows) -> impl Iterator<Item = StoredRow<'_>> {
     rows.iter().map(|((bucket, key), row)| StoredRow { bucket, key, row })
 }
 
-/// Opens, and puts together what there is.
+/// Opens an engine and collects its rows.
 pub(crate) fn open_on(
     disk: &(impl Disk + Clone),
     dir: &str,
@@ -90,7 +90,7 @@ pub(crate) fn open_on(
     Ok((engine, recovery, rows))
 }
 
-/// Options with which a little is enough for everything to happen.
+/// Options with small limits, so that short tests reach them.
 pub(crate) fn small() -> EmbeddedOptions {
     EmbeddedOptions::default().segment_bytes(16 * 1024).checkpoint_log_bytes(16 * 1024)
 }

@@ -1,4 +1,4 @@
-//! The modes of created files and directories, on the real disk and with a umask that takes nothing away.
+//! The modes of created files and directories, on the real disk with umask 0.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt as _;
@@ -25,7 +25,7 @@ fn create(root: &Path) {
         let record = json!({"id": id, "text": "x".repeat(1000)});
         store.insert("b", record).wait().unwrap();
     }
-    // The writer may run a checkpoint of its own.
+    // The writer may also run a checkpoint.
     wait_until("a checkpoint", Duration::from_secs(30), || store.checkpoint().is_ok());
     store.backup(&root.join("backups/one")).unwrap();
     store.close().unwrap();
@@ -52,7 +52,7 @@ fn created_files_are_private_to_the_user() {
         return create(Path::new(&std::env::var_os(DIR).unwrap()));
     }
     let root = tempfile::tempdir().unwrap();
-    // The umask is one of the whole process, so the test runs itself in another one.
+    // The umask belongs to the process, so the test runs in a child process.
     let again = rerun(TEST);
     let mut command = Command::new("sh");
     command.args(["-c", "umask 000 && exec \"$0\" \"$@\""]).arg(again.get_program()).args(again.get_args());

@@ -19,11 +19,11 @@ struct Simulation {
     rng: Rng,
     disk: SimDisk,
     options: EmbeddedOptions,
-    /// The rows after each commit, from none on, and whether a group ended there.
+    /// The rows after each commit, and whether a group ends there.
     history: Vec<(Rows, bool)>,
-    /// Up to here nothing may be lost.
+    /// The number of commits that must not be lost.
     durable: usize,
-    /// Up to here commits were answered.
+    /// The number of acknowledged commits.
     acknowledged: usize,
     epoch: Option<u64>,
     crashes: usize,
@@ -39,7 +39,7 @@ impl Simulation {
             _ => Durability::Always,
         });
         let (mut disk, mut history, mut durable) = (SimDisk::default(), vec![(Rows::new(), true)], 0);
-        // Some begin with a log of an older version, so that crashes meet the change of the layout.
+        // Some runs begin with a log of an older version, to include the change of the layout.
         if rng.u8(..4) == 0 {
             disk = SimDisk::with_files(Path::new("db"), &old_log());
             let copy = SimDisk::with_files(Path::new("db"), &old_log());
@@ -130,7 +130,7 @@ impl Simulation {
             assert!(sequence >= self.acknowledged, "the disk had it all");
         }
         if let Some(epoch) = self.epoch {
-            // A closing that the power interrupted may have come through, with all that was written before it.
+            // A close that the power failure interrupted may have completed.
             let is_kept = self.is_always() || was_closed || recovery.was_closed;
             assert_eq!(recovery.position.epoch == epoch, is_kept, "{recovery:?}");
         }
@@ -148,7 +148,7 @@ impl Simulation {
         self.durable = self.history.len() - 1;
         let rows = self.history.last().unwrap().0.clone();
         let mut is_on = true;
-        // Commits go on while the snapshot is written.
+        // Commits continue while the snapshot is written.
         let written = checkpoint.run(in_snapshot(&rows).inspect(|_| {
             if self.rng.u8(..4) == 0 {
                 is_on = is_on && self.commit(engine);
@@ -229,7 +229,7 @@ impl Simulation {
             if !self.disk.is_off() && self.rng.bool() {
                 if engine.close().is_ok() {
                     self.durable = self.history.len() - 1;
-                    // Nothing is unsynced that matters, so the power may go as well.
+                    // All relevant data is synced, so the power may fail too.
                     self.disk.power_off();
                     self.disk.lose_power(&mut self.rng);
                     return (false, true);

@@ -1,4 +1,4 @@
-//! What appending costs beside the disk, side by side with bare writes of the same bytes:
+//! The cost of appending, compared with plain writes of the same bytes:
 //! `cargo test --release -p tidewire-store --test it -- --ignored --nocapture speed`
 
 use std::fs::File;
@@ -22,7 +22,7 @@ fn speed_of_durable_groups_and_of_plain_writes() {
     let commits: Vec<_> = writes.iter().map(|writes| WriteSet { writes, ..WriteSet::default() }).collect();
     let bytes = 64 + commits.iter().map(WriteSet::encoded_len).sum::<usize>();
 
-    // What the engine writes: whole pages, over and over in a file that has them all.
+    // Like the engine: full pages, overwritten in a preallocated file.
     let bare = File::create(dir.path().join("bare")).unwrap();
     let page = vec![1; bytes.next_multiple_of(4096)];
     let places = (16 << 20) / page.len();
@@ -36,7 +36,7 @@ fn speed_of_durable_groups_and_of_plain_writes() {
         // The segments are written once with zeros in the first round, and recycled after it.
         engine.checkpoint().unwrap().run(None).unwrap();
         let (mut ours, mut bare_ones) = (Vec::new(), Vec::new());
-        // One by one, because what others do to the disk comes and goes.
+        // Interleaved, because the load of the disk varies.
         for n in 0..GROUPS {
             let start = Instant::now();
             engine.commit(&commits).unwrap();

@@ -1,4 +1,4 @@
-//! Anything that can be done, in any order: what fails leaves nothing, a restart changes nothing, and no reference leads nowhere.
+//! Random operations in any order: failures have no effect, a restart preserves the state, and references do not dangle.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -71,14 +71,14 @@ fn step(draft: &mut Draft, rng: &mut Rng, drops: bool) -> Result<(), StoreError>
     }
 }
 
-/// Everything, definitions included.
+/// Lists all records and definitions.
 fn all(store: &Store) -> String {
     let mut lines = Vec::new();
     store.export(&mut lines).unwrap();
     String::from_utf8(lines).unwrap()
 }
 
-/// Records that refer to none, though the bucket has been there as long as they.
+/// Returns a record with a dangling reference to a bucket that is older than the record.
 fn dangling(store: &Store) -> Option<String> {
     let snapshot = store.snapshot();
     for (name, bucket) in snapshot.state.buckets() {
@@ -118,7 +118,7 @@ fn run(seed: u64, drops: bool) {
         let done = store.write(move |draft| {
             let mut rng = Rng::with_seed(seed);
             for _ in 0..steps {
-                // One that fails is as if it had not been.
+                // A failed operation has no effect.
                 let _ = step(draft, &mut rng, drops);
             }
             if fails { Err(StoreError::KeyReused { key: String::new() }) } else { Ok(()) }

@@ -1,4 +1,4 @@
-//! The end of a store.
+//! Closing a store.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -12,7 +12,7 @@ fn concurrent_close_waits_until_closed() {
     let (go_on, told) = mpsc::channel::<()>();
     let written = Arc::clone(&is_written);
     let pending = store.write(move |_| {
-        // If nobody tells, it goes on as well.
+        // Continues even if the receiver is gone.
         let _ = told.recv();
         written.store(true, Ordering::SeqCst);
         Ok(())
@@ -26,7 +26,7 @@ fn concurrent_close_waits_until_closed() {
                 })
             })
             .collect();
-        // As long as it takes that one of them could be wrong.
+        // Repeated, because the race is rare.
         for _ in 0..1000 {
             std::thread::yield_now();
         }

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::store;
 
-/// A state is published a moment before its commit is in the history.
+/// A state is published shortly before its commit is in the history.
 #[test]
 fn snapshot_position_can_be_followed_immediately() {
     let store = store(&[("b", json!({"key": "id", "schema": {"id": {"type": "number"}}}))]);

@@ -1,4 +1,4 @@
-//! What once went wrong, and must hold.
+//! Regression tests.
 
 mod anything;
 mod closing;
@@ -34,7 +34,7 @@ fn define(store: &Store, buckets: &[(&str, Json)]) {
     }
 }
 
-/// A clock that stands still until it is told, and what tells it.
+/// Returns a manual clock and its time.
 fn clock(now: u64) -> (Clock, Arc<AtomicU64>) {
     let time = Arc::new(AtomicU64::new(now));
     let told = Arc::clone(&time);

@@ -1,11 +1,11 @@
-//! Numbers that a bucket generates and counts.
+//! Autoincrement numbers and versions.
 
 use serde_json::{Map, json};
 use tidewire_store::StoreError;
 
 use super::{records, refusal, store};
 
-/// Numbers are 64-bit floats: beyond 2^53 two whole ones may be the same key.
+/// Numbers are 64-bit floats: above 2^53 different integers can be the same key.
 const LAST: u64 = (1 << 53) - 1;
 
 #[test]
@@ -62,7 +62,7 @@ fn rolled_back_largest_number_does_not_exhaust_autoincrement() {
         Err::<(), _>(fail())
     });
     refusal(write.wait());
-    // Rolled back within a write that goes on, before and after a change of definitions.
+    // Rolled back within a write that continues, before and after a change of definitions.
     let write = store.write(move |draft| {
         let _ = draft.atomically(|draft| {
             draft.insert("b", json!({"id": LAST - 2}))?;
@@ -73,7 +73,7 @@ fn rolled_back_largest_number_does_not_exhaust_autoincrement() {
         Ok(())
     });
     write.wait().unwrap();
-    // Refused, alone and in a transaction.
+    // Rejected, alone and in a transaction.
     refusal(store.insert("b", json!({"id": LAST, "name": "first"})).wait());
     let operations = json!([
         {"op": "insert", "bucket": "b", "data": {"id": LAST}},

@@ -1,4 +1,4 @@
-//! Queries that nobody in their right mind would ask.
+//! Extreme queries.
 
 use serde_json::{Value as Json, json};
 use tidewire_store::Query;

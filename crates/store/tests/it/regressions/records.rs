@@ -1,4 +1,4 @@
-//! Records that nobody in their right mind would write.
+//! Extreme records.
 
 use serde_json::json;
 use tidewire_store::{Limits, Store, StoreError, StoreOptions};
@@ -56,7 +56,7 @@ fn rejected_record_of_many_is_reported_by_index() {
     let refused = refusal(store.insert_many("b", wrong).wait());
     assert_eq!(refused.to_string(), "data[1]: Validation failed for bucket \"b\": id: must be a number");
     assert!(records(&store, "b").is_empty());
-    // It is no record that is wrong if there is no bucket.
+    // An unknown bucket is not an error of a record.
     let refused = refusal(store.insert_many("none", same).wait());
     assert!(matches!(refused, StoreError::BucketNotDefined { .. }), "{refused}");
 }

@@ -1,4 +1,4 @@
-//! Records that refer to others.
+//! References between records.
 
 use serde_json::{Value as Json, json};
 use tidewire_store::StoreError;
@@ -108,7 +108,7 @@ fn referenced_bucket_cannot_be_dropped() {
     assert_eq!(records(&store, "people").len(), 1);
     store.drop_bucket("posts").wait().unwrap();
     refusal(store.drop_bucket("people").wait());
-    // In one write as well; its own references do not count.
+    // Also in one write. References of the bucket to itself do not count.
     let both = store.write(|draft| {
         draft.drop_bucket("notes")?;
         draft.drop_bucket("people")

@@ -3,7 +3,7 @@
 use serde_json::{Value as Json, json};
 use tidewire_store::{Limits, Store, StoreOptions};
 
-/// Runs a write that is done once. Returns the reply of the run that was done.
+/// Runs a write with an idempotency key. Returns the reply of its first run.
 fn once(store: &Store, user: &str, key: &str, reply: Json) -> Json {
     let (user, key) = (user.to_owned(), key.to_owned());
     store.write(move |draft| draft.once(&user, &key, "pay", |_| Ok(reply))).wait().unwrap()

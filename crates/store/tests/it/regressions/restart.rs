@@ -1,4 +1,4 @@
-//! What is there after a restart.
+//! Recovery after a restart.
 
 use serde_json::json;
 use tidewire_store::{RowError, Store, StoreError, StoreOptions};

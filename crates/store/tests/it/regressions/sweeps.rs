@@ -1,4 +1,4 @@
-//! What expires and is swept.
+//! Sweeps of expired records.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +28,7 @@ fn large_sweep_is_split_into_commits() {
         store.insert_many("b", records).wait().unwrap();
     }
     time.store(1100, Ordering::Relaxed);
-    // The writer looks at the clock when it is asked for something.
+    // The writer reads the clock when it handles a message.
     store.write(|_| Ok(())).wait().unwrap();
     wait_until("all are swept", PATIENCE, || store.stats().swept == 1500);
 }
@@ -51,7 +51,7 @@ fn unsweepable_records_do_not_block_others() {
     time.store(1100, Ordering::Relaxed);
     store.write(|_| Ok(())).wait().unwrap();
     wait_until("those that can be are swept", PATIENCE, || store.stats().swept == 100);
-    // And those that could not be, as soon as they can.
+    // The others are swept as soon as their references are gone.
     store.clear("b").wait().unwrap();
     wait_until("all are swept", PATIENCE, || store.stats().swept == 2500);
 }

@@ -10,7 +10,7 @@ use super::{records, store};
 fn generated_key_of_an_existing_record_is_rejected() {
     for (rule, count) in [
         (json!({"type": "string", "default": "main"}), 1),
-        // All that a write does is done at one time.
+        // All operations of a write have the same time.
         (json!({"type": "number", "generated": "timestamp"}), 0),
     ] {
         let store = store(&[("b", json!({"key": "id", "schema": {"id": rule}}))]);
@@ -69,7 +69,7 @@ fn transaction_checks_versions() {
         assert_eq!((error.index, *error.problem), (1, OperationError::Store(conflict)));
         assert_eq!(records(&store, "b").len(), 1, "nothing has happened");
     }
-    // Each step sees the version that the step before it made.
+    // Each operation sees the version of the previous one.
     let update = |version: u64| json!({"op": "update", "bucket": "b", "key": 1, "data": {}, "version": version});
     let results =
         transact(&json!([update(2), update(3), {"op": "delete", "bucket": "b", "key": 1, "version": 4}])).unwrap();

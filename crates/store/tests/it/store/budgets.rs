@@ -1,4 +1,4 @@
-//! Reads have limits: work, memory, and being stopped.
+//! Budgets of reads: work, memory and stopping.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -57,7 +57,7 @@ fn every_read_stops_at_its_work_limit() {
         assert!(unlimited.work() > 2000 * 8, "{json} took {} units of work", unlimited.work());
         let limited = Budget::unlimited().max_work(10_000);
         assert_eq!(run(&store, json.clone(), usize::MAX, &limited), Err(Exceeded::Work), "{json}");
-        // A step at most is done beyond the limit.
+        // At most one step exceeds the limit.
         assert!(limited.work() < 12_000, "{json} took {} units of work", limited.work());
     }
     let snapshot = store.snapshot();
@@ -93,10 +93,10 @@ fn memory_limits_apply_while_results_are_built() {
     for json in [json!({"sort": {"own": "asc"}, "fields": []}), groups] {
         let budget = Budget::unlimited().max_bytes(100_000);
         assert_eq!(run(&store, json.clone(), usize::MAX, &budget), memory, "{json}");
-        // It did not go through all records first.
+        // It failed before all records were examined.
         assert!(budget.work() < 1_000_000, "{json} took {} units of work", budget.work());
     }
-    // A limit keeps the sort keys of as many records only.
+    // With a limit, only the sort keys of that many records are kept.
     let budget = Budget::unlimited().max_bytes(100_000);
     let sorted = json!({"sort": {"own": "asc"}, "limit": 2, "fields": ["id"]});
     assert_eq!(run(&store, sorted, usize::MAX, &budget).unwrap(), r#"[{"id":0},{"id":1}]"#);

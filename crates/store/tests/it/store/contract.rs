@@ -1,4 +1,4 @@
-//! What every store does, whatever keeps it, and whether it was opened anew in between.
+//! The contract of a store with each engine, with and without a restart.
 
 use serde_json::{Map, json};
 use tidewire_store::transaction::Operation;
@@ -40,7 +40,7 @@ fn writes_and_definitions_persist_in_order() {
             store.query(&tidewire_store::Query::new("ant")),
             Err(StoreError::BucketNotDefined { bucket: "ant".to_owned() })
         );
-        // And goes on.
+        // Writes continue.
         store.insert("mole", json!({"id": 2})).wait().unwrap();
         let store = reopen(store);
         assert_eq!(ids(&store, "mole"), [5, 3, 1, 2]);
@@ -151,7 +151,7 @@ fn transaction_is_one_commit_or_none() {
     });
 }
 
-/// The bucket is there, what was in it is not.
+/// The bucket still exists, without its records.
 #[test]
 fn non_persistent_bucket_is_empty_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
@@ -189,7 +189,7 @@ fn expired_records_are_hidden_then_swept_and_followed() {
     assert_eq!(store.sweep().wait().unwrap(), 1);
     let commit = follower.try_next().unwrap().unwrap();
     assert_eq!((commit.changes.len(), &commit.changes[0].new), (1, &None));
-    // By itself, too.
+    // Also by the background sweep.
     let dir = tempfile::tempdir().unwrap();
     let options = super::options().sweep_interval(std::time::Duration::from_millis(1));
     let (store, _) = tidewire_store::Store::open(dir.path(), options).unwrap();
@@ -210,7 +210,7 @@ fn expired_records_are_hidden_then_swept_and_followed() {
     assert_eq!(store.stats().buckets[0].records, 0);
 }
 
-/// What it leads to may have expired, or may not have been kept.
+/// The target may have expired, or was lost with a bucket that is not persistent.
 #[test]
 fn record_with_a_dangling_reference_can_be_updated() {
     let clock = super::TestClock::new(1000);

@@ -1,4 +1,4 @@
-//! Definitions that are wrong leave nothing behind.
+//! Invalid definitions have no effect.
 
 use serde_json::{Map, Value as Json, json};
 use tidewire_store::{Limits, Store, StoreError};
@@ -82,7 +82,7 @@ fn invalid_query_definition_has_no_effect() {
     assert_eq!(store.query_named("list", &Map::new()).unwrap_err().to_string(), "missing parameter params.ids");
 }
 
-/// Rows of the store's own buckets are not for others.
+/// Clients cannot read or write internal buckets.
 #[test]
 fn internal_buckets_are_inaccessible() {
     let store = Store::memory(options());

@@ -1,4 +1,4 @@
-//! Disks that fail and fill up, as whoever writes and reads sees it.
+//! Failing and full disks, as seen by writers and readers.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -40,7 +40,7 @@ fn failed_sync_stops_writes_but_not_reads() {
         assert!(matches!(&stopped, WriteError::Stopped(_)), "{stopped:?}");
         assert_eq!(stopped.to_string(), "writes are rejected since the disk failed: repair the disk, then restart");
     }
-    // What may not be there is not shown.
+    // Reads do not return a write with an unknown outcome.
     assert_eq!(ids(&store, "b"), [1]);
     assert_eq!(follower.try_next(), Ok(None));
     assert!(store.stats().is_stopped && store.checkpoint().is_err());
@@ -75,7 +75,7 @@ fn full_disk_rejects_writes_until_space_is_free() {
     assert_eq!(ids(&open_on(&disk, small()), "b"), kept);
 }
 
-/// Whatever change of the disk fails, nothing acknowledged is lost, and the store can be opened again.
+/// If any disk operation fails, no acknowledged write is lost, and the store can be opened again.
 #[test]
 fn store_survives_any_failed_disk_operation() {
     let run = |disk: &SimDisk| {
@@ -98,7 +98,7 @@ fn store_survives_any_failed_disk_operation() {
         let disk = SimDisk::default();
         disk.fail_after(failing, if failing % 2 == 0 { ErrorKind::StorageFull } else { ErrorKind::Other });
         let kept = run(&disk);
-        // A checkpoint that came at another time may have left it for the one who opens it again.
+        // The failure may not have occurred yet, because the time of checkpoints varies.
         disk.fail_after(u64::MAX, ErrorKind::Other);
         let store = open_on(&disk, small());
         if let Ok(bucket) = store.snapshot().state.bucket("b") {
@@ -119,7 +119,7 @@ fn second_store_in_a_directory_is_rejected() {
     open(dir.path());
 }
 
-/// Rows of an engine that no store wrote.
+/// Rows that were not written by a store.
 #[test]
 fn invalid_data_is_not_opened() {
     use tidewire_store::engine::{Embedded, EmbeddedOptions, Engine, Write, WriteSet};
@@ -159,7 +159,7 @@ fn interval_durability_syncs_in_the_background() {
     tidewire_testkit::wait_until("it is synced", tidewire_testkit::PATIENCE, || store.stats().engine.syncs > syncs);
 }
 
-/// No checkpoint is due, so that the log grows until somebody asks for one.
+/// Automatic checkpoints are off, so the log grows until one is requested.
 #[test]
 fn long_log_slows_then_rejects_writes_until_a_checkpoint() {
     let disk = SimDisk::default();

@@ -63,7 +63,7 @@ fn slow_follower_gets_an_error_and_starts_again() {
     assert_eq!(snapshot.state.bucket("b").unwrap().len(), 100);
     insert(100);
     assert!(follower.try_next().unwrap().is_some());
-    // Nor is a single commit kept that is larger than all that is.
+    // A single commit that exceeds the limit is not kept either.
     store.insert("b", json!({"id": 101, "x": "x".repeat(20_000)})).wait().unwrap();
     assert!(matches!(follower.try_next(), Err(FollowError::Behind { .. })));
     assert!(store.follow().1.try_next().unwrap().is_none());
@@ -110,7 +110,7 @@ fn follower_resumes_after_a_restart() {
     assert_eq!(store.follow_from(position).unwrap_err(), FollowError::Behind { position });
 }
 
-/// The commits after a position.
+/// Returns the commits after a position.
 fn commits_after(store: &Store, position: Position) -> Vec<Commit> {
     let mut follower = store.follow_from(position).unwrap();
     std::iter::from_fn(|| follower.try_next().unwrap()).map(|commit| (*commit).clone()).collect()

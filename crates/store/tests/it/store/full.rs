@@ -39,7 +39,7 @@ fn full_store_rejects_only_growth() {
     let grow = store.update("b", json!(0), json!({"text": "x".repeat(3000)}), None);
     assert!(is_full(grow));
     assert_eq!(store.stats().record_bytes, full.record_bytes);
-    // A write that exchanges bytes is accepted, one that adds some is refused as a whole.
+    // A write that replaces bytes is accepted, a write that adds bytes is rejected completely.
     let exchange = |len: usize| {
         let text = "y".repeat(len);
         let operations = json!([

@@ -18,7 +18,7 @@ fn open(dir: &str) -> Store {
     Store::open(dir, options).unwrap().0
 }
 
-/// Each writer moves a counter on and inserts a record, in one commit; now and then it deletes the one before.
+/// Each writer increments a counter and inserts a record in one commit, and sometimes deletes the previous record.
 fn write(dir: &str) {
     let store = open(dir);
     let config = json!({"key": "id", "schema": {"id": {"type": "string"}, "group": {"type": "number"},
@@ -57,7 +57,7 @@ fn cause(writer: u64) -> Cause {
     Cause::of(writer + 1).next()
 }
 
-/// Every commit in the history has the cause of its writer, and the time at which its records were updated.
+/// Checks that each commit in the history has the cause of its writer and the time of its records.
 fn check_history(store: &Store) {
     let (position, commits) = (store.snapshot().position, store.stats().history_commits as u64);
     let first = Position { sequence: position.sequence - commits, ..position };
@@ -79,7 +79,7 @@ fn counter(store: &Store, writer: u64) -> u64 {
     row.map_or(0, |row| row.to_record()["n"].as_u64().unwrap())
 }
 
-/// What each writer has told of.
+/// Returns the last acknowledged counter of each writer.
 fn acknowledged(child: &Process) -> [u64; 4] {
     let mut told = [0; 4];
     for line in child.output().lines() {
@@ -95,7 +95,7 @@ fn query(store: &Store, query: &Json) -> Vec<Json> {
     store.query(&Query::parse(query).unwrap()).unwrap().into_records()
 }
 
-/// All that must be there is there, and nothing else; every index leads to what looking at every record finds.
+/// Checks that exactly the expected records are present, and that indexed queries return the same as full scans.
 fn check(store: &Store, acknowledged: [u64; 4]) {
     if store.snapshot().state.bucket("b").is_err() {
         assert_eq!(acknowledged, [0; 4]);
@@ -133,7 +133,7 @@ fn acknowledged_writes_survive_a_kill() {
     let temporary = tempfile::tempdir().unwrap();
     let mut rng = fastrand::Rng::with_seed(7);
     let mut rounds = 0;
-    // Every so often from the start, since a round takes as long as there are rows.
+    // Starts over at intervals, because the duration of a round grows with the rows.
     for life in 0..20 {
         let dir = temporary.path().join(life.to_string());
         let dir = dir.to_str().unwrap();
@@ -141,7 +141,7 @@ fn acknowledged_writes_survive_a_kill() {
             let mut command = rerun(TEST);
             command.env(DIR, dir);
             let mut child = Process::spawn(command);
-            // Any moment will do: before it has opened, while it does, or after some commits.
+            // At a random time: before, during or after opening.
             match rng.u8(..8) {
                 0 => {}
                 1 => drop(child.wait_for_line("opened")),

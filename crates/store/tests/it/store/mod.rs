@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde_json::{Value as Json, json};
 use tidewire_store::{Clock, Query, Store, StoreError, StoreOptions, WriteError};
 
-/// A clock that stands still until it is told.
+/// A manual clock.
 #[derive(Clone)]
 struct TestClock(Arc<AtomicU64>);
 
@@ -44,12 +44,12 @@ fn options() -> StoreOptions {
     StoreOptions::default()
 }
 
-/// A store in a directory that survives it.
+/// Opens a store in a directory.
 fn open(dir: &Path) -> Store {
     Store::open(dir, options()).unwrap().0
 }
 
-/// Runs a test with a store of each kind. A store that keeps is opened anew by `reopen`, one in memory is handed on as it is.
+/// Runs a test with each engine. `reopen` restarts a persistent store, and returns a store in memory unchanged.
 fn with_each_engine(test: impl Fn(Store, &dyn Fn(Store) -> Store)) {
     test(Store::memory(options()), &|store| store);
     let dir = tempfile::tempdir().unwrap();
@@ -69,7 +69,7 @@ pub(crate) fn records(store: &Store, bucket: &str) -> Vec<Json> {
     store.query(&Query::new(bucket)).unwrap().into_records()
 }
 
-/// Returns the error of a write that was refused.
+/// Returns the error of a rejected write.
 pub(crate) fn refusal<T: std::fmt::Debug>(done: Result<T, WriteError>) -> StoreError {
     match done {
         Err(WriteError::Refused(error)) => error,

@@ -1,4 +1,4 @@
-//! Row permissions: a filter that binds reads and writes.
+//! Row permissions: a filter on reads and writes.
 
 use serde_json::{Map, Value as Json, json};
 use tidewire_store::transaction::{Operation, OperationResult};
@@ -50,7 +50,7 @@ fn hidden_records_do_not_exist() {
 fn write_must_match_the_guard_before_and_after() {
     let store = store();
     let forbidden = Err(StoreError::Forbidden { bucket: "b".into() });
-    // Whether or not the key is that of a hidden record.
+    // With the key of a hidden record, or a new key.
     for id in [4, 2] {
         for record in [json!({"id": id, "owner": "bob"}), json!({"id": id})] {
             let copy = record.clone();
@@ -60,7 +60,7 @@ fn write_must_match_the_guard_before_and_after() {
     }
     let give = |draft: &mut Draft| draft.update("b", &json!(1), json!({"owner": "bob"}), None).map(drop);
     assert_eq!(as_ann(&store, give), forbidden);
-    // A key is taken, like any unique value.
+    // The key of a hidden record is not available, like a unique value.
     let taken = || "bucket \"b\": a record with id = 2 already exists".to_owned();
     let own = || json!({"id": 2, "owner": "ann"});
     assert_eq!(as_ann(&store, move |draft| draft.insert("b", own())).unwrap_err().to_string(), taken());
@@ -127,7 +127,7 @@ fn reference_to_a_hidden_record_is_rejected() {
     for of in [2, 9] {
         assert_eq!(write(change, of), Err(error(of)));
     }
-    // A bucket without a filter has no hidden records, and a reference that was there before may stay.
+    // A bucket without a filter has no hidden records, and an unchanged reference is not checked.
     let next = |draft: &mut Draft, id: u64| draft.insert("notes", json!({"id": id, "next": 1})).map(drop);
     assert_eq!(write(next, 5), Ok(()));
     store.insert("notes", json!({"id": 7, "of": 2})).wait().unwrap();

@@ -1,4 +1,4 @@
-//! The write queue: turns between owners, bounds, and the size of groups.
+//! The write queue: fairness between owners, limits, and the size of groups.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -143,7 +143,7 @@ fn queue_is_limited_in_bytes() {
     pending.push(order.write(&store, 4, 900, "4.1"));
     pending.push(order.write(&store, 5, 300, "5.1"));
     assert_eq!((store.stats().waiting, store.stats().queued_bytes), (7, 7400));
-    // Its owner has nothing in the queue, but the queue is full.
+    // Its owner has no queued write, but the queue is full.
     pending.push(order.write(&store, 6, 900, "6.1"));
     assert!(pending.last().unwrap().is_held_back());
     release.send(()).unwrap();
@@ -172,7 +172,7 @@ fn dropped_held_back_write_is_canceled() {
     let mut pending = order.write_many(&store, 1, 5);
     drop(pending.remove(1));
     drop(pending.remove(2));
-    // A queued write is done anyway.
+    // A queued write runs even if it is dropped.
     drop(pending.remove(0));
     assert_eq!(store.stats().abandoned, 2);
     release.send(()).unwrap();
@@ -202,7 +202,7 @@ fn checkpoint_runs_after_earlier_writes_of_the_program() {
     }
 }
 
-/// Returns the number of groups in which these writes are committed when all of them wait.
+/// Returns the number of groups in which these writes are committed if all of them are queued.
 fn groups(count: usize, write: impl Fn(&Store, usize) -> Pending<()>) -> u64 {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());

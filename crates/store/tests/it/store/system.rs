@@ -1,4 +1,4 @@
-//! System buckets: reached by the program that declares them, and by nothing else.
+//! System buckets: accessible only to the program that declares them.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -43,7 +43,7 @@ fn open(dir: &Path) -> Store {
     Store::open(dir, declared()).unwrap().0
 }
 
-/// Runs a test with a store of each kind. An embedded one is opened anew by `reopen`, one in memory is handed on as it is.
+/// Runs a test with each engine. `reopen` restarts a persistent store, and returns a store in memory unchanged.
 fn with_each_engine(test: impl Fn(Store, &dyn Fn(Store) -> Store)) {
     test(Store::memory(declared()), &|store| store);
     for has_checkpoint in [false, true] {
@@ -62,7 +62,7 @@ fn insert(store: &Store, bucket: &'static str, record: Json) -> Result<Row, Writ
     store.write(move |draft| draft.system(|draft| draft.insert(bucket, record))).wait()
 }
 
-/// The records of a system bucket.
+/// Returns the records of a system bucket.
 fn stored(store: &Store, bucket: &str) -> Vec<Json> {
     let snapshot = store.snapshot();
     let rows = snapshot.state.system_bucket(bucket).unwrap().rows().map(Row::to_record);
@@ -119,7 +119,7 @@ fn system_buckets_are_hidden_from_ordinary_requests() {
             assert_every_operation_fails(&store, name, &key);
         }
         assert_eq!((stored(&store, "$audit"), stored(&store, "_roles")), before);
-        // Other names that begin with an underscore are anybody's, in a store that does not declare them.
+        // Undeclared names that begin with an underscore can be used by ordinary buckets.
         store.define_bucket("_mine", plain()).wait().unwrap();
         assert_eq!(store.snapshot().state.names().collect::<Vec<_>>(), ["b", "_mine"]);
         let refused = store.define_bucket("$mine", plain()).wait().unwrap_err();
@@ -127,7 +127,7 @@ fn system_buckets_are_hidden_from_ordinary_requests() {
     });
 }
 
-/// Runs every operation of a draft on a name that is not to be found.
+/// Checks that every operation of a draft fails on an inaccessible name.
 fn assert_every_operation_fails(store: &Store, name: &'static str, key: &Json) {
     type Work = Box<dyn FnOnce(&mut Draft) -> Result<(), StoreError> + Send>;
     let record = || json!({"id": 1, "name": "admin", "event": "x"});
@@ -151,7 +151,7 @@ fn assert_every_operation_fails(store: &Store, name: &'static str, key: &Json) {
         Box::new(move |draft| {
             draft.guarded(&Filter::everything(), |draft| draft.delete(name, &guarded, None)).map(drop)
         }),
-        // Definitions are those of ordinary buckets, inside as outside.
+        // Definitions apply to ordinary buckets, inside and outside of `system`.
         Box::new(move |draft| draft.system(|draft| draft.drop_bucket(name))),
         Box::new(move |draft| draft.system(|draft| draft.update_bucket(name, &json!({"ttl": 1})))),
     ];
@@ -197,7 +197,7 @@ fn ordinary_bucket_cannot_reference_a_system_bucket() {
         };
         for on_delete in ["restrict", "cascade", "set_null"] {
             store.define_bucket(on_delete, refers(on_delete)).wait().unwrap();
-            // As if there were no such bucket: nothing says which records it has.
+            // As if the bucket did not exist, so the error does not reveal its records.
             for (id, role) in [(1, "admin"), (2, "none")] {
                 store.insert(on_delete, json!({"id": id, "role": role})).wait().unwrap();
             }
@@ -241,7 +241,7 @@ fn system_buckets_support_schema_indexes_references_and_transactions() {
         let results: Vec<Json> = results.iter().map(tidewire_store::transaction::OperationResult::to_json).collect();
         assert_eq!((&results[0]["id"], &results[2], &results[3][0]["name"]), (&json!(2), &json!(2), &json!("admin")));
 
-        // A guard of the request is not one of the program; outside again, it holds, and names are ordinary ones.
+        // The guard has no effect inside `system`. After it, the guard applies again, and names are ordinary ones.
         store.define_bucket("b", plain()).wait().unwrap();
         let own = Filter::parse(&json!({"owner": "me"})).unwrap();
         let written = store.write(move |draft| {
@@ -258,7 +258,7 @@ fn system_buckets_support_schema_indexes_references_and_transactions() {
 
         let delete = store.write(|draft| draft.system(|draft| draft.delete("_roles", &json!("admin"), None)));
         assert!(delete.wait().unwrap());
-        assert!(stored(&store, "_roles").is_empty(), "what refers to it goes with it");
+        assert!(stored(&store, "_roles").is_empty(), "referring records are deleted too");
         store.write(|draft| draft.system(|draft| draft.clear("$audit"))).wait().unwrap();
         let store = reopen(store);
         assert!(stored(&store, "$audit").is_empty() && stored(&store, "_roles").is_empty());
@@ -358,7 +358,7 @@ fn compatible_declaration_replaces_the_stored_one() {
     assert_eq!(store.snapshot().position, position, "it is stored");
     assert_eq!(insert(&store, "$audit", json!({"event": "login", "user": "u"})).unwrap().to_record()["id"], 2);
     store.close().unwrap();
-    // It is stored for those who do not declare it, too.
+    // The new definition is stored, and is used even without a declaration.
     drop(super::open(dir.path()));
     assert_eq!(stored(&reopen(), "$audit").len(), 2);
 }
@@ -395,7 +395,7 @@ fn incompatible_declaration_fails_to_open() {
         error.to_string(),
         "system bucket \"_mine\" has the name of an ordinary bucket in this directory; choose another name"
     );
-    // Nothing has changed, and an empty bucket takes any declaration.
+    // The stored bucket is unchanged, and an empty bucket accepts any declaration.
     let store = open(dir.path());
     assert_eq!(stored(&store, "$audit").len(), 2);
     store.write(|draft| draft.system(|draft| draft.clear("$audit"))).wait().unwrap();
@@ -452,7 +452,7 @@ fn system_buckets_are_exported_and_imported_if_declared() {
         "line 4: system bucket \"_roles\" is not declared by this program; declare it when the store is opened"
     );
     assert!(matches!(*refused.problem, ImportProblem::SystemBucket { .. }));
-    // Nor does a record get into one that was not named before.
+    // A record of a system bucket without its definition line is rejected too.
     let lines = "{\"tidewire\":\"export\",\"version\":1}\n{\"in\":\"_roles\",\"record\":{\"name\":\"a\"}}\n{\"end\":1}";
     assert_eq!(other.import(lines.as_bytes()).unwrap_err().line, 2);
 }
@@ -460,7 +460,7 @@ fn system_buckets_are_exported_and_imported_if_declared() {
 const TEST: &str = "store::system::killed_process_leaves_both_records_of_a_commit_or_none";
 const DIR: &str = "TIDEWIRE_STORE_SYSTEM_DIR";
 
-/// Inserts a record and its audit entry, in one commit, again and again.
+/// Repeatedly inserts a record and its audit entry in one commit.
 fn write(dir: &str) {
     let store = open(Path::new(dir));
     if store.snapshot().state.bucket("b").is_err() {

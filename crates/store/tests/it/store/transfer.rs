@@ -43,7 +43,7 @@ fn export_and_import_reproduce_the_store() {
     let mut again = Vec::new();
     copy.export(&mut again).unwrap();
     assert!(again == exported, "to the byte");
-    // Once more, and nothing is new but the records, which are the same.
+    // A second import defines nothing new and overwrites the records.
     let told = copy.import(&exported[..]).unwrap();
     assert_eq!((told.buckets, told.queries, told.records), (0, 0, 3002));
     let mut again = Vec::new();
@@ -132,12 +132,12 @@ fn backup_during_writes_can_be_restored() {
     let snapshot = copy.snapshot();
     assert_eq!(snapshot.position.sequence, position.sequence);
     assert_ne!(snapshot.position.epoch, position.epoch, "its positions are told from those of the original");
-    // All up to the position, and nothing after.
+    // Exactly the commits up to the position.
     let there = ids(&copy, "b");
     let until = 3000 + position.sequence - filled;
     assert!(there == (0..until).map(|id| json!(id)).collect::<Vec<_>>(), "{} of {until}", there.len());
     copy.insert("b", json!({"id": -1})).wait().unwrap();
-    // The backup is as it was, and can be restored again.
+    // The backup is unchanged and can be restored again.
     let again = dir.path().join("again");
     Embedded::restore(&backup, &again, EmbeddedOptions::default()).unwrap();
     assert_eq!(ids(&open(&again), "b"), there);

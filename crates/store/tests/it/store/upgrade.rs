@@ -12,7 +12,7 @@ use tidewire_store::{Cause, Position, Store, StoreOptions, WriteOptions};
 
 use super::{ids, records};
 
-/// Copies a fixture, because opening writes.
+/// Copies a fixture, because opening a directory writes to it.
 fn copied(name: &str, to: &Path) -> PathBuf {
     let dir = to.join(name);
     fs::create_dir(&dir).unwrap();
@@ -32,7 +32,7 @@ fn open(dir: &Path) -> (Store, tidewire_store::engine::Recovery) {
     Store::open(dir, options).unwrap()
 }
 
-/// The rows, the named query and the definitions that the fixture was made with.
+/// Checks the rows, the named query and the definitions of the fixture.
 fn check(store: &Store) {
     assert_eq!(store.snapshot().state.names().collect::<Vec<_>>(), ["ports", "ships"]);
     let ports = records(store, "ports");
@@ -74,7 +74,7 @@ fn a_directory_with_a_log_of_version_1_is_opened_and_written() {
         let mut expected = vec![(0, Cause::default()); usize::try_from(13 - first).unwrap()];
         assert_eq!(commits(&store), expected);
 
-        // Writing goes on, over several segments, and the new commits have both.
+        // Writes continue over several segments, and new commits have both.
         for id in 7..60_u64 {
             let record = json!({"name": format!("port {id}"), "x": "x".repeat(200)});
             let written = store
@@ -92,7 +92,7 @@ fn a_directory_with_a_log_of_version_1_is_opened_and_written() {
         assert_eq!(recovery.position, Position { epoch, sequence: 13 + 54 });
         assert_eq!(commits(&store), expected);
         assert_eq!((ids(&store, "ports").len(), ids(&store, "ships")), (57, vec![json!("Corbeau")]));
-        // After a checkpoint nothing of the old layout is left to be read.
+        // After a checkpoint a recovery reads no segment of the old layout.
         store.checkpoint().unwrap();
         store.close().unwrap();
         let (store, recovery) = open(&dir);

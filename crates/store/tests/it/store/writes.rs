@@ -1,4 +1,4 @@
-//! Writes from many sides at once, and such that go wrong.
+//! Concurrent and failing writes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
@@ -27,7 +27,7 @@ fn concurrent_writes_are_each_applied_once() {
                         draft.update("b", &json!(0), json!({"n": n + 1}), None)
                     });
                     let written = add.wait().unwrap().to_record()["_version"].as_u64();
-                    // Whoever was answered reads what it wrote, or something later.
+                    // After the reply, reads return this write or a later one.
                     let read = store.get("b", &json!(0)).unwrap().unwrap().to_record()["_version"].as_u64();
                     assert!(read >= written);
                 }
@@ -65,7 +65,7 @@ fn held_back_writes_wait_and_none_is_lost() {
     let release = hold(&store);
     let waiting: Vec<_> = (0..10).map(|id| store.insert("b", json!({"id": id}))).collect();
     assert_eq!(store.stats().waiting, 4);
-    // Dropping a write that is outside cancels it.
+    // Dropping a held-back write cancels it.
     drop(store.insert("b", json!({"id": 99})));
     release.send(()).unwrap();
     for pending in waiting {
@@ -85,7 +85,7 @@ fn held_back_writes_fail_when_the_store_closes() {
     let second = store.insert("b", json!({"id": 2}));
     let closing = store.clone();
     let closing = thread::spawn(move || closing.close());
-    // It fails when the queue is closed, although the writer is still blocked.
+    // The write fails when the queue is closed, although the writer is still blocked.
     assert!(matches!(second.wait(), Err(WriteError::Closed)));
     release.send(()).unwrap();
     assert!(first.wait().is_ok(), "a queued write is done");
@@ -134,7 +134,7 @@ fn too_large_commit_is_rejected_and_its_group_is_committed() {
     store.close().unwrap();
     let store = open(dir.path());
     assert_eq!(ids(&store, "b"), [1, 3, 4, 5, 6]);
-    // However many records there are, to empty a bucket takes little room.
+    // Clearing a bucket is a small commit, regardless of the number of records.
     let many = (0..2000).map(|id| json!({"id": id}));
     store.insert_many("b", many).wait().unwrap();
     store.close().unwrap();
@@ -146,7 +146,7 @@ fn too_large_commit_is_rejected_and_its_group_is_committed() {
     assert_eq!(open(dir.path()).stats().buckets[0].records, 0);
 }
 
-/// The last handle may be dropped by a write itself, on the writer's own thread.
+/// A write can drop the last handle on the writer thread.
 #[test]
 fn write_can_drop_the_last_handle() {
     let dir = tempfile::tempdir().unwrap();
