@@ -122,9 +122,7 @@ impl Operation {
             || members.get("data").and_then(Json::as_object).cloned().ok_or_else(|| invalid("data", "an object"));
         let version = || match members.get("version").filter(|version| !version.is_null()) {
             None => Ok(None),
-            Some(version) => {
-                version.as_u64().map(Some).ok_or_else(|| invalid("version", "the version of a record, an integer"))
-            }
+            Some(version) => version.as_u64().map(Some).ok_or_else(|| invalid("version", "a non-negative integer")),
         };
         let filter = |is_required: bool| match members.get("filter").filter(|filter| !filter.is_null()) {
             Some(filter) => Ok(Filter::parse(filter)?),

@@ -91,7 +91,7 @@ fn queries_end_with_their_bucket() {
     let ended: Vec<&[u64]> = committed.ended.iter().map(|ended| &ended.subscribers[..]).collect();
     assert_eq!(ended, [&[1, 3][..], &[5]]);
     assert_eq!(live.result(other), None);
-    assert!(committed.updates.is_empty(), "nobody else hears of it");
+    assert!(committed.updates.is_empty(), "no other query changed");
     assert_eq!((live.query_of(1), live.query_of(5), live.stats().queries), (None, None, 1));
 
     let left = live.query_of(2).unwrap();
@@ -105,7 +105,7 @@ fn queries_end_with_their_bucket() {
 fn record_expired_at_evaluation_never_appears() {
     let mut state = state(&["a"]);
     let mut draft = Draft::new(state, 1000);
-    for (name, expiry) in [("gone", 1500), ("here", 2500), ("for ever", 0)] {
+    for (name, expiry) in [("gone", 1500), ("here", 2500), ("permanent", 0)] {
         let mut record: Map<String, Json> = serde_json::from_value(json!({"name": name})).unwrap();
         if expiry > 0 {
             record.insert("_expiresAt".to_owned(), json!(expiry));
@@ -118,7 +118,7 @@ fn record_expired_at_evaluation_never_appears() {
     let names = live.subscribe(1, &names, state.bucket("a").unwrap(), 2000).unwrap();
     let count = query(&json!({"bucket": "a", "aggregate": {"function": "count"}}));
     let count = live.subscribe(2, &count, state.bucket("a").unwrap(), 2000).unwrap();
-    assert_eq!(live.result(names), Some(QueryResult::Json(r#"[{"name":"here"},{"name":"for ever"}]"#.into())));
+    assert_eq!(live.result(names), Some(QueryResult::Json(r#"[{"name":"here"},{"name":"permanent"}]"#.into())));
     assert_eq!(live.result(count), Some(QueryResult::Json("2".into())));
 
     let mut draft = Draft::new(state, 2100);
@@ -135,7 +135,7 @@ fn record_expired_at_evaluation_never_appears() {
     assert_eq!(draft.sweep(10), 2);
     live.commit(position(3), &draft.finish().1);
     assert_eq!(live.result(count), Some(QueryResult::Json("1".into())));
-    assert_eq!(live.result(names), Some(QueryResult::Json(r#"[{"name":"for ever"}]"#.into())));
+    assert_eq!(live.result(names), Some(QueryResult::Json(r#"[{"name":"permanent"}]"#.into())));
 }
 
 #[test]

@@ -37,7 +37,7 @@ pub enum AggregateFunction {
     Count,
     /// The sum of the numbers.
     Sum,
-    /// The mean of the numbers, zero if there are none.
+    /// The mean of the numbers, or zero without numbers.
     Avg,
     /// The smallest number.
     Min,

@@ -60,7 +60,7 @@ fn waker_panic_on_a_worker_does_not_stop_the_driver() {
             live.settled().await.unwrap();
             for (place, subscription) in all.iter_mut().enumerate() {
                 let event = subscription.try_next().unwrap();
-                // The inboxes of these subscribers are full.
+                // Results with a smaller limit are full and do not change.
                 assert_eq!(matches!(event, Some(Event::Delta { .. })), place as u64 >= id, "subscriber {place}");
             }
         }

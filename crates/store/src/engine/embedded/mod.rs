@@ -67,7 +67,7 @@ pub struct EmbeddedOptions {
     /// Length of the log in bytes from which a checkpoint is due, if the log is also longer than the last snapshot. Default:
     /// 256 MiB, which is replayed in about a second.
     pub checkpoint_log_bytes: u64,
-    /// Length of the log in bytes from which commits are slowed down. At twice the length they are refused. Default: 4 GiB, which
+    /// Length of the log in bytes from which commits are slowed down. At twice the length they are rejected. Default: 4 GiB, which
     /// is reached only if checkpoints fail.
     pub max_log_bytes: u64,
 }
@@ -243,7 +243,7 @@ impl Embedded {
     /// Copies a backup into a data directory, which must be empty or not exist, and checks all of it. The copy has a new epoch,
     /// so that its positions differ from those of the original. The backup is unchanged.
     ///
-    /// The data directory is durable when this returns. A crash before that leaves a directory that is refused with
+    /// The data directory is durable when this returns. A crash before that leaves a directory that fails to open with
     /// [`OpenError::UnfinishedBackup`], or an empty one.
     pub fn restore(backup: &Path, dir: &Path, options: EmbeddedOptions) -> Result<Recovery, CopyError> {
         Self::restore_on(Arc::new(Files), backup, dir, options)

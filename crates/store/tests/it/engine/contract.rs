@@ -230,7 +230,7 @@ fn lock_is_released_at_once_despite_child_processes() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                // A `pre_exec` hook makes the time between fork and exec longer.
+                // Setting a process group adds work between fork and exec.
                 let mut command = std::process::Command::new("true");
                 std::os::unix::process::CommandExt::process_group(&mut command, 0);
                 command.spawn().unwrap().wait().unwrap();

@@ -14,10 +14,10 @@ type Files = BTreeMap<String, Vec<u8>>;
 const ROW: usize = 100;
 
 /// Returns all offsets that matter, and some of the others: most of a segment is unused zeros.
-fn places(bytes: &[u8]) -> impl Iterator<Item = usize> {
-    let meant =
-        |place: usize| bytes[place.saturating_sub(16)..bytes.len().min(place + 16)].iter().any(|byte| *byte != 0);
-    (0..bytes.len()).filter(move |place| place % 97 == 0 || meant(*place))
+fn offsets(bytes: &[u8]) -> impl Iterator<Item = usize> {
+    let is_used =
+        |offset: usize| bytes[offset.saturating_sub(16)..bytes.len().min(offset + 16)].iter().any(|byte| *byte != 0);
+    (0..bytes.len()).filter(move |offset| offset % 97 == 0 || is_used(*offset))
 }
 
 fn options() -> EmbeddedOptions {
@@ -69,7 +69,7 @@ fn changed_byte_loses_at_most_the_last_group() {
         assert_eq!(opened(&whole, options()).unwrap(), 24);
         let (mut fine, mut refused) = (0, 0);
         for (name, bytes) in &whole {
-            for place in places(bytes) {
+            for place in offsets(bytes) {
                 let mut damaged = whole.clone();
                 damaged.get_mut(name).unwrap()[place] ^= 1 << (place % 8);
                 match opened(&damaged, options()) {
@@ -97,7 +97,7 @@ fn any_byte_changed_in_a_log_of_version_1_takes_the_last_group_at_most() {
     assert_eq!(opened(&whole, options()).unwrap(), 24);
     let (mut fine, mut refused) = (0, 0);
     for (name, bytes) in &whole {
-        for place in places(bytes) {
+        for place in offsets(bytes) {
             let mut damaged = whole.clone();
             damaged.get_mut(name).unwrap()[place] ^= 1 << (place % 8);
             match opened(&damaged, options()) {
@@ -134,7 +134,7 @@ fn truncated_log_gives_a_prefix_or_an_error() {
         let names: Vec<_> = whole.keys().filter(|name| name.starts_with("log-")).cloned().collect();
         for (n, name) in names.iter().enumerate() {
             let mut counts = Vec::new();
-            for len in places(&whole[name]).collect::<Vec<_>>().into_iter().rev() {
+            for len in offsets(&whole[name]).collect::<Vec<_>>().into_iter().rev() {
                 let mut cut = whole.clone();
                 cut.get_mut(name).unwrap().truncate(len);
                 match opened(&cut, options) {

@@ -9,11 +9,11 @@ use super::store;
 fn concurrent_close_waits_until_closed() {
     let store = store(&[]);
     let is_written = Arc::new(AtomicBool::new(false));
-    let (go_on, told) = mpsc::channel::<()>();
+    let (release, released) = mpsc::channel::<()>();
     let written = Arc::clone(&is_written);
     let pending = store.write(move |_| {
-        // Continues even if the receiver is gone.
-        let _ = told.recv();
+        // Continues even if the sender was dropped.
+        let _ = released.recv();
         written.store(true, Ordering::SeqCst);
         Ok(())
     });
@@ -26,11 +26,11 @@ fn concurrent_close_waits_until_closed() {
                 })
             })
             .collect();
-        // Repeated, because the race is rare.
+        // Gives a `close` that does not wait the time to return.
         for _ in 0..1000 {
             std::thread::yield_now();
         }
-        drop(go_on);
+        drop(release);
         assert!(closers.into_iter().all(|closer| closer.join().unwrap()), "one was told too soon");
     });
     pending.wait().unwrap();

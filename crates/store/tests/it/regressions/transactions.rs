@@ -79,7 +79,7 @@ fn transaction_checks_versions() {
         for op in ["update", "delete"] {
             let operation = json!({"op": op, "bucket": "b", "key": 1, "data": {}, "version": wrong});
             let error = Operation::parse_all(&json!([update(1), operation])).unwrap_err();
-            assert_eq!(error.to_string(), "operations[1]: version must be the version of a record: an integer");
+            assert_eq!(error.to_string(), "operations[1]: version must be a non-negative integer");
         }
     }
     let none = json!([{"op": "delete", "bucket": "b", "key": 1, "version": null}]);

@@ -27,7 +27,7 @@ fn invalid_bucket_definition_has_no_effect() {
         (
             "c",
             json!({"key": "x", "schema": {"x": {"type": "array"}}}),
-            "key must be a field that is no object or array",
+            "key must be a field that is not an object or array",
         ),
         ("c", Json::Null, "the definition must be an object"),
     ] {

@@ -221,7 +221,7 @@ fn system_buckets_support_schema_indexes_references_and_transactions() {
         insert(&store, "_roles", json!({"name": "owner", "rank": 2, "parent": "admin"})).unwrap();
         let refused = insert(&store, "_roles", json!({"name": "other", "rank": 2})).unwrap_err();
         assert!(matches!(refused, WriteError::Refused(StoreError::NotUnique { .. })), "{refused}");
-        let refused = insert(&store, "_roles", json!({"name": "lost", "parent": "nobody"})).unwrap_err();
+        let refused = insert(&store, "_roles", json!({"name": "lost", "parent": "missing"})).unwrap_err();
         assert!(matches!(refused, WriteError::Refused(StoreError::Validation(_))), "{refused}");
 
         let store = reopen(store);
@@ -358,7 +358,7 @@ fn compatible_declaration_replaces_the_stored_one() {
     assert_eq!(store.snapshot().position, position, "it is stored");
     assert_eq!(insert(&store, "$audit", json!({"event": "login", "user": "u"})).unwrap().to_record()["id"], 2);
     store.close().unwrap();
-    // The new definition is stored, and is used even without a declaration.
+    // The directory can also be opened without the declaration.
     drop(super::open(dir.path()));
     assert_eq!(stored(&reopen(), "$audit").len(), 2);
 }

@@ -88,7 +88,7 @@ fn invalid_import_is_rejected_with_its_line() {
             0,
         ),
         (vec![head, record, r#"{"end":1}"#], 2, "the store rejected the line", 0),
-        (vec![head, bucket, &long], 3, "it is longer than 1052672 bytes", 0),
+        (vec![head, bucket, &long], 3, "the line is longer than 1052672 bytes", 0),
     ] {
         let store = Store::memory(options());
         let refused = store.import(lines.join("\n").as_bytes()).unwrap_err();
