@@ -1,25 +1,25 @@
-//! Bars: the limits that must hold, in a file beside the comparisons.
+//! Bars: limits on the results of workloads, read from a TOML file.
 //!
-//! A bar is missed only if the whole interval is on the wrong side of it, so noise causes no false alarms. It names a workload, a
-//! contender and a metric; an unknown name is an error before anything runs, so a bar cannot outlive its comparison.
+//! A bar is missed only if the whole interval is on its wrong side, so that noise causes no false alarms. It names a workload, a
+//! contender and a metric. An unknown name is an error before anything runs.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use crate::metric::three_digits;
-use crate::{Estimate, Metric, Outcome, Workload};
+use crate::{Estimate, Metric, Workload, WorkloadResult};
 
 /// The bars of one file. The default has none.
 #[derive(Clone, Debug, Default)]
 pub struct Bars(Vec<Bar>);
 
-/// One thing that must hold.
+/// A limit on one metric of one contender.
 #[derive(Clone, Debug, Serialize)]
 pub struct Bar {
     workload: String,
     contender: String,
-    /// The contender it is a ratio against; absent, the bar is about the value itself.
+    /// The contender to compute a ratio with. `None` means that the bar limits the value itself.
     against: Option<String>,
     metric: Metric,
     bound: Bound,
@@ -28,33 +28,33 @@ pub struct Bar {
     why: String,
 }
 
-/// Which side of a bar is the right one.
+/// The limit of a bar.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Bound {
-    /// This or more.
+    /// The value must be at least this.
     AtLeast(f64),
-    /// This or less.
+    /// The value must be at most this.
     AtMost(f64),
 }
 
-/// What a measurement says about a bar.
+/// The verdict on a bar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Verdict {
     /// The whole interval is on the right side.
     Held,
-    /// The interval is on both sides: more rounds or a quieter machine would tell.
+    /// The interval is on both sides: more rounds or a quieter machine would decide.
     Unclear,
     /// The whole interval is on the wrong side.
     Missed,
-    /// A contender could not run here.
+    /// A contender did not run, because a program is not installed.
     LeftOut,
 }
 
-/// A bar and what was measured.
+/// A bar, the measured value and the verdict.
 #[derive(Clone, Debug, Serialize)]
 pub struct Judgement {
     #[serde(flatten)]
@@ -63,38 +63,38 @@ pub struct Judgement {
     verdict: Verdict,
 }
 
-/// Why a file of bars is refused.
+/// Error of reading or checking a file of bars.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BarsError {
     /// The file is not a list of `[[bar]]` tables.
-    #[error("the file of bars cannot be read")]
+    #[error("invalid TOML, expected a list of `[[bar]]` tables")]
     File(#[source] toml::de::Error),
-    /// A field is absent, unknown or of the wrong kind.
-    #[error("{bar} cannot be read")]
+    /// A field is missing, unknown or of the wrong type.
+    #[error("{bar} has an invalid field")]
     Fields {
         /// Which bar.
         bar: String,
-        /// What it lacks.
+        /// The error of the TOML parser.
         source: toml::de::Error,
     },
-    /// It says both or neither of `at_least` and `at_most`.
+    /// Both or neither of `at_least` and `at_most` are set.
     #[error("{bar} must have exactly one of at_least and at_most")]
     NotOneBound {
         /// Which bar.
         bar: String,
     },
-    /// Its right side is the worse one.
-    #[error("{bar} keeps {metric} on the worse side")]
+    /// `at_least` on a metric where lower is better, or `at_most` on one where higher is better.
+    #[error("{bar} bounds {metric} on the wrong side: use at_least for throughput and at_most for every other metric")]
     WorseSide {
         /// Which bar.
         bar: String,
-        /// The metric in question.
+        /// The metric.
         metric: Metric,
     },
-    /// An aim that the bar does not lead to.
-    #[error("{bar} has an aim that is worse than the bar")]
-    AimBehindBar {
+    /// The aim is worse than the bound.
+    #[error("{bar} has an aim that is worse than its bound")]
+    AimWorseThanBound {
         /// Which bar.
         bar: String,
     },
@@ -104,26 +104,26 @@ pub enum BarsError {
         /// Which bar.
         bar: String,
     },
-    /// There is no such workload.
-    #[error("{bar}: there is no workload of this name")]
+    /// The workload does not exist.
+    #[error("{bar}: unknown workload; `tidewire-bench list` prints all names")]
     UnknownWorkload {
         /// Which bar.
         bar: String,
     },
-    /// The workload has no such contender.
+    /// The contender does not exist.
     #[error("{bar}: the workload has no contender {contender:?}")]
     UnknownContender {
         /// Which bar.
         bar: String,
-        /// The name in question.
+        /// The unknown name.
         contender: String,
     },
-    /// The workload does not measure this.
+    /// The workload does not measure the metric.
     #[error("{bar}: the workload does not measure {metric}")]
     NotMeasured {
         /// Which bar.
         bar: String,
-        /// The metric in question.
+        /// The metric.
         metric: Metric,
     },
 }
@@ -148,7 +148,7 @@ struct Fields {
     why: String,
 }
 
-/// Whom a ratio is taken against. Several are as many bars: who is ahead of each is ahead of the best.
+/// The contender or contenders to compute a ratio with. A list expands to one bar per name.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Against {
@@ -157,7 +157,7 @@ enum Against {
 }
 
 impl Bars {
-    /// Reads the text of a file.
+    /// Parses the text of a TOML file.
     pub fn parse(text: &str) -> Result<Self, BarsError> {
         let File { bar } = toml::from_str(text).map_err(BarsError::File)?;
         let mut bars = Vec::new();
@@ -167,20 +167,20 @@ impl Bars {
         Ok(Self(bars))
     }
 
-    /// Whether every name in the bars is one of these workloads.
+    /// Returns an error if a bar names an unknown workload, contender or metric.
     pub fn check<'a>(&self, workloads: impl IntoIterator<Item = &'a Workload>) -> Result<(), BarsError> {
         let workloads: Vec<_> = workloads.into_iter().collect();
         self.0.iter().try_for_each(|bar| bar.check(&workloads))
     }
 
-    /// The verdict on each bar whose workload and contenders were selected for the run.
-    pub fn judge(&self, outcomes: &[Outcome]) -> Vec<Judgement> {
+    /// Returns the verdict on each bar whose workload and contenders were selected for the run.
+    pub fn judge(&self, results: &[WorkloadResult]) -> Vec<Judgement> {
         let judge = |bar: &Bar| {
-            let outcome = outcomes.iter().find(|outcome| outcome.workload == bar.workload)?;
-            if ![Some(&bar.contender), bar.against.as_ref()].into_iter().flatten().all(|name| outcome.has(name)) {
+            let result = results.iter().find(|result| result.workload == bar.workload)?;
+            if ![Some(&bar.contender), bar.against.as_ref()].into_iter().flatten().all(|name| result.has(name)) {
                 return None;
             }
-            let measured = outcome.estimate(&bar.contender, bar.against.as_deref(), bar.metric);
+            let measured = result.estimate(&bar.contender, bar.against.as_deref(), bar.metric);
             let verdict = measured.map_or(Verdict::LeftOut, |measured| bar.bound.judge(measured));
             Some(Judgement { bar: bar.clone(), measured, verdict })
         };
@@ -189,7 +189,7 @@ impl Bars {
 }
 
 impl Bar {
-    /// One bar, or one for each that it is against.
+    /// Parses a table: one bar, or one for each contender in `against`.
     fn read(number: usize, table: toml::Table) -> Result<Vec<Self>, BarsError> {
         let name = |key| table.get(key).and_then(toml::Value::as_str).unwrap_or("?");
         let label = format!("bar {number} ({}, {})", name("workload"), name("contender"));
@@ -207,7 +207,7 @@ impl Bar {
             return Err(BarsError::WorseSide { bar: label, metric });
         }
         if aim.is_some_and(|aim| !bound.allows(aim)) {
-            return Err(BarsError::AimBehindBar { bar: label });
+            return Err(BarsError::AimWorseThanBound { bar: label });
         }
         let against = match against {
             None => vec![None],
@@ -236,7 +236,7 @@ impl Bar {
         }
     }
 
-    /// A number of this bar for people: a ratio, or a value with its unit.
+    /// Formats a number of this bar: a ratio, or a value with its unit.
     fn human(&self, number: f64) -> String {
         if self.against.is_some() { three_digits(number) } else { self.metric.human(number) }
     }
@@ -253,7 +253,7 @@ impl Bound {
     fn judge(self, measured: Estimate) -> Verdict {
         let Estimate { low, high, .. } = measured;
         match (self.allows(low), self.allows(high)) {
-            // A ratio of zero to zero is not a number and shows nothing.
+            // A ratio of zero to zero is NaN.
             _ if low.is_nan() || high.is_nan() => Verdict::Unclear,
             (true, true) => Verdict::Held,
             (false, false) => Verdict::Missed,
@@ -263,20 +263,20 @@ impl Bound {
 }
 
 impl Judgement {
-    /// Four of text, three of numbers.
+    /// The columns of [`cells`](Self::cells): four of text, then three of numbers.
     pub(crate) const HEADINGS: [&str; 7] = ["verdict", "workload", "contender", "metric", "bar", "aim", "measured"];
 
-    /// Whether the bar was missed, with all of the interval.
-    pub fn missed(&self) -> bool {
+    /// Returns whether the bar was missed.
+    pub fn is_missed(&self) -> bool {
         self.verdict == Verdict::Missed
     }
 
-    /// Why the bar is there.
+    /// Returns the reason for the bar.
     pub(crate) fn why(&self) -> &str {
         &self.bar.why
     }
 
-    /// Its row under the headings.
+    /// Returns the row of the table.
     pub(crate) fn cells(&self) -> Vec<String> {
         let Self { bar, measured, verdict } = self;
         let bound = match bar.bound {
@@ -320,8 +320,8 @@ mod tests {
         Bars::parse(&format!("[[bar]]\n{GOOD}at_least = 1\n[[bar]]\n{fields}"))
     }
 
-    /// The error with its causes.
-    fn complaint(fields: &str) -> String {
+    /// Returns the error with its source.
+    fn error_text(fields: &str) -> String {
         let error = bars(fields).unwrap_err();
         let source = error.source().map(ToString::to_string).unwrap_or_default();
         format!("{error}: {source}")
@@ -340,40 +340,40 @@ mod tests {
             contenders: vec![
                 contender("theirs", 500),
                 contender("ours", 250),
-                contender("absent", 1).needing("no program has this name"),
+                contender("absent", 1).requires_program("no program has this name"),
             ],
         }
     }
 
     #[test]
-    fn the_bars_of_this_package_are_consistent() {
+    fn bars_of_this_package_are_valid() {
         Bars::parse(include_str!("../bars.toml")).unwrap();
     }
 
     #[test]
-    fn a_bar_that_cannot_be_read_is_named() {
-        let named = "bar 2 (echo, ours)";
-        for (fields, complaint_has) in [
+    fn error_names_the_invalid_bar() {
+        let label = "bar 2 (echo, ours)";
+        for (fields, expected) in [
             (format!("{GOOD}at_least = 1\nat_most = 2"), "exactly one of at_least and at_most"),
             (GOOD.to_owned(), "exactly one of at_least and at_most"),
             (format!("{GOOD}at_least = 2\naim = 1.5"), "aim that is worse"),
-            (format!("{GOOD}at_most = 2"), "keeps throughput on the worse side"),
-            (GOOD.replace("throughput", "cpu") + "at_least = 2", "keeps cpu on the worse side"),
+            (format!("{GOOD}at_most = 2"), "bounds throughput on the wrong side"),
+            (GOOD.replace("throughput", "cpu") + "at_least = 2", "bounds cpu on the wrong side"),
             (format!("{GOOD}at_last = 2"), "at_last"),
             (format!("{GOOD}at_least = 'two'"), "f64"),
             (GOOD.replace("throughput", "speed"), "speed"),
             (GOOD.replace("why", "#"), "why"),
             (format!("{GOOD}at_least = 1\nagainst = []"), "empty list for `against`"),
         ] {
-            let complaint = complaint(&fields);
-            assert!(complaint.contains(named) && complaint.contains(complaint_has), "{complaint}");
+            let error = error_text(&fields);
+            assert!(error.contains(label) && error.contains(expected), "{error}");
         }
-        assert!(complaint("contender = 'ours'").contains("bar 2 (?, ours)"));
+        assert!(error_text("contender = 'ours'").contains("bar 2 (?, ours)"));
         assert!(matches!(Bars::parse("[[bars]]"), Err(BarsError::File(_))));
     }
 
     #[test]
-    fn a_bar_on_something_that_is_not_there_is_an_error() {
+    fn unknown_names_in_bars_are_errors() {
         let check = |fields: String| bars(&fields).unwrap().check(&[echo()]);
         check(format!("{GOOD}against = 'theirs'\nat_least = 1")).unwrap();
         check(format!("{GOOD}against = 'absent'\nat_least = 1")).unwrap();
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bar_is_missed_only_by_the_whole_interval() {
+    fn bar_is_missed_only_by_the_whole_interval() {
         let judge = |bound: Bound, low, high| bound.judge(Estimate { median: low, low, high });
         for (bound, low, high, verdict) in [
             (Bound::AtLeast(2.0), 2.0, 3.0, Verdict::Held),
@@ -409,7 +409,7 @@ mod tests {
 
     #[test]
     fn bars_are_judged_by_value_and_by_ratio() {
-        let outcome = [echo().run(Rounds::default(), || ())];
+        let result = [echo().run(Rounds::default(), || ())];
         for (fields, verdict) in [
             ("at_least = 4000", Verdict::Held),
             ("at_least = 4001", Verdict::Missed),
@@ -417,22 +417,22 @@ mod tests {
             ("at_least = 2.1\nagainst = 'theirs'", Verdict::Missed),
             ("at_least = 1\nagainst = 'absent'", Verdict::LeftOut),
         ] {
-            let judgements = bars(&format!("{GOOD}{fields}")).unwrap().judge(&outcome);
+            let judgements = bars(&format!("{GOOD}{fields}")).unwrap().judge(&result);
             assert_eq!(judgements[1].verdict, verdict, "{fields}");
-            assert_eq!(judgements[1].missed(), verdict == Verdict::Missed);
+            assert_eq!(judgements[1].is_missed(), verdict == Verdict::Missed);
         }
-        let both = bars(&format!("{GOOD}at_least = 2\nagainst = ['theirs', 'absent']")).unwrap().judge(&outcome);
+        let both = bars(&format!("{GOOD}at_least = 2\nagainst = ['theirs', 'absent']")).unwrap().judge(&result);
         let verdicts: Vec<_> = both[1..].iter().map(|judgement| judgement.verdict).collect();
-        assert_eq!(verdicts, [Verdict::Held, Verdict::LeftOut], "one for each");
+        assert_eq!(verdicts, [Verdict::Held, Verdict::LeftOut], "one bar for each contender in `against`");
         assert!(bars(&format!("{GOOD}at_least = 1")).unwrap().judge(&[]).is_empty(), "the workload was not run");
     }
 
     #[test]
-    fn a_bar_is_not_judged_if_its_contenders_were_not_selected() {
+    fn bar_is_not_judged_if_its_contenders_were_not_selected() {
         let mut ours = echo();
         ours.contenders.retain(|contender| contender.name() == "ours");
-        let outcome = [ours.run(Rounds::default(), || ())];
-        let both = bars(&format!("{GOOD}at_least = 2\nagainst = 'theirs'")).unwrap().judge(&outcome);
+        let result = [ours.run(Rounds::default(), || ())];
+        let both = bars(&format!("{GOOD}at_least = 2\nagainst = 'theirs'")).unwrap().judge(&result);
         assert_eq!(both.len(), 1, "only the bar without `against`");
         assert_eq!(both[0].verdict, Verdict::Held);
     }

@@ -1,6 +1,6 @@
-//! Two builds of the bench program compared: the figures of their runs, paired round by round.
+//! Comparison of two builds of this program, paired round by round.
 //!
-//! A round runs each build once, in a process of its own, in alternating order. A run contributes one value per contender and
+//! A round runs each build once, in a separate process, in alternating order. A run contributes one value per contender and
 //! metric: its only measurement, or the median if it measured several times. The gain is computed within a round and then
 //! summarised, so that drift of the machine affects both sides of a ratio.
 
@@ -16,29 +16,29 @@ use crate::stats::coverage;
 use crate::table::Table;
 use crate::{Estimate, Machine, Metric, Rounds};
 
-/// The figures of one run, deserialised from the JSON that a run writes.
+/// The results of one run, deserialised from the JSON that the run wrote.
 ///
 /// Names are strings, because another build may have other contenders and metrics.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Figures {
-    workloads: Vec<WorkloadFigures>,
+pub struct RunResults {
+    workloads: Vec<WorkloadValues>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
-struct WorkloadFigures {
+struct WorkloadValues {
     workload: String,
     metrics: Vec<String>,
-    standings: Vec<ContenderFigures>,
+    standings: Vec<ContenderValues>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
-struct ContenderFigures {
+struct ContenderValues {
     contender: String,
-    measured: BTreeMap<String, RoundFigures>,
+    measured: BTreeMap<String, MetricValues>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
-struct RoundFigures {
+struct MetricValues {
     rounds: Vec<f64>,
 }
 
@@ -46,9 +46,9 @@ struct RoundFigures {
 #[derive(Clone, Debug)]
 pub struct RoundPair {
     /// The run of this build.
-    pub now: Figures,
+    pub now: RunResults,
     /// The run of the older build.
-    pub before: Figures,
+    pub before: RunResults,
 }
 
 /// The change of every metric of one workload between two builds. Displayed as Markdown.
@@ -76,7 +76,7 @@ struct Change {
     trend: Trend,
 }
 
-/// What the interval of a gain shows.
+/// The verdict on a gain, by its interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Trend {
@@ -101,15 +101,15 @@ pub struct ChangeReport {
     workloads: Vec<Changes>,
 }
 
-impl Figures {
-    /// One value per contender and metric of a workload, in the order of the tables.
-    fn values(&self, workload: &str) -> impl Iterator<Item = (Key, f64)> {
+impl RunResults {
+    /// Returns one value per contender and metric of a workload, in the order of the tables.
+    fn values(&self, workload: &str) -> impl Iterator<Item = (MetricKey, f64)> {
         let workloads = self.workloads.iter().filter(move |figures| figures.workload == workload);
         workloads.flat_map(|figures| {
             figures.standings.iter().flat_map(|standing| {
                 figures.metrics.iter().filter_map(|metric| {
                     let measured = standing.measured.get(metric)?;
-                    let key = Key { contender: standing.contender.clone(), metric: metric.clone() };
+                    let key = MetricKey { contender: standing.contender.clone(), metric: metric.clone() };
                     Some((key, Estimate::of(&measured.rounds).median))
                 })
             })
@@ -117,21 +117,22 @@ impl Figures {
     }
 }
 
+/// A metric of a contender.
 #[derive(PartialEq)]
-struct Key {
+struct MetricKey {
     contender: String,
     metric: String,
 }
 
-impl fmt::Display for Key {
+impl fmt::Display for MetricKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of {}", self.metric, self.contender)
     }
 }
 
-/// The values of successive runs, one per run, for each contender and metric.
-fn series<'a>(runs: impl Iterator<Item = &'a Figures>, workload: &str) -> Vec<(Key, Vec<f64>)> {
-    let mut series: Vec<(Key, Vec<f64>)> = Vec::new();
+/// Returns the values of successive runs, one per run, for each contender and metric.
+fn series<'a>(runs: impl Iterator<Item = &'a RunResults>, workload: &str) -> Vec<(MetricKey, Vec<f64>)> {
+    let mut series: Vec<(MetricKey, Vec<f64>)> = Vec::new();
     for (key, value) in runs.flat_map(|run| run.values(workload)) {
         match series.iter_mut().find(|(known, _)| *known == key) {
             Some((_, values)) => values.push(value),
@@ -145,7 +146,7 @@ impl Changes {
     /// Pairs the rounds of a workload. Contenders whose name does not contain `contender` are ignored. A metric that only one
     /// build measured in every round is listed and not compared.
     pub fn of(workload: &str, contender: Option<&str>, rounds: &[RoundPair]) -> Self {
-        let is_selected = |(key, values): &(Key, Vec<f64>)| {
+        let is_selected = |(key, values): &(MetricKey, Vec<f64>)| {
             contender.is_none_or(|part| key.contender.contains(part)) && values.len() == rounds.len()
         };
         let mut now = series(rounds.iter().map(|round| &round.now), workload);
@@ -156,7 +157,7 @@ impl Changes {
         let (mut metrics, mut only_now) = (Vec::new(), Vec::new());
         for (key, now) in now {
             let paired = before.iter().position(|(other, _)| *other == key);
-            match (paired, metric(&key.metric)) {
+            match (paired, parse_metric(&key.metric)) {
                 (Some(at), Some(metric)) => {
                     let (_, before) = before.remove(at);
                     metrics.push(Change::new(key.contender, metric, before, now));
@@ -169,8 +170,8 @@ impl Changes {
     }
 }
 
-/// The metric of this name, if this build has it.
-fn metric(name: &str) -> Option<Metric> {
+/// Returns the metric of this name, if this build has it.
+fn parse_metric(name: &str) -> Option<Metric> {
     let name: serde::de::value::StrDeserializer<'_, serde::de::value::Error> = name.into_deserializer();
     Metric::deserialize(name).ok()
 }
@@ -184,7 +185,7 @@ impl fmt::Display for Changes {
             let headings = ["verdict", "contender", "metric", "before", "now", "gain"];
             let mut table = Table::new(3, headings.map(Into::into).into());
             for change in &self.metrics {
-                table.row(change.cells());
+                table.push_row(change.cells());
             }
             writeln!(f, "{table}")?;
         }
@@ -193,13 +194,13 @@ impl fmt::Display for Changes {
     }
 }
 
-/// A line with a list of names, unless the list is empty.
+/// Writes a line with a list of names, unless the list is empty.
 fn write_names(f: &mut fmt::Formatter<'_>, label: &str, names: &[String]) -> fmt::Result {
     if names.is_empty() { Ok(()) } else { writeln!(f, "{label}: {}.\n", names.join(", ")) }
 }
 
 impl Change {
-    /// `before` and `now` have one value per round.
+    /// Computes the gain. `before` and `now` have one value per round.
     fn new(contender: String, metric: Metric, before: Vec<f64>, now: Vec<f64>) -> Self {
         let gains: Vec<f64> = before.iter().zip(&now).map(|(&before, &now)| gain(metric, before, now)).collect();
         let gain = Estimate::of(&gains);
@@ -219,7 +220,7 @@ impl Change {
     }
 }
 
-/// How many times as good `now` is as `before`. Equal values are a gain of 1, also if both are zero.
+/// Returns the gain of one round. Equal values are a gain of 1, even if both are zero.
 fn gain(metric: Metric, before: f64, now: f64) -> f64 {
     if before.total_cmp(&now).is_eq() {
         1.0
@@ -253,7 +254,7 @@ impl fmt::Display for Trend {
 }
 
 impl ChangeReport {
-    /// A report without results, for runs of this build and of the program `before` on this machine.
+    /// Creates a report without results, for runs of this build and of the program `before` on this machine.
     pub fn new(command: String, before: PathBuf, rounds: Rounds, measurements_per_run: usize) -> Self {
         Self {
             command,
@@ -267,7 +268,7 @@ impl ChangeReport {
         }
     }
 
-    /// Names the workloads that only one of the builds has.
+    /// Sets the names of the workloads that only one of the builds has.
     #[must_use]
     pub fn with_unpaired(self, only_now: Vec<String>, only_before: Vec<String>) -> Self {
         Self { only_now, only_before, ..self }
@@ -309,24 +310,24 @@ mod tests {
     use super::*;
 
     /// A run of the workload "echo" with these contenders, metrics and values.
-    fn run(figures: &[(&str, &str, &[f64])]) -> Figures {
+    fn run(figures: &[(&str, &str, &[f64])]) -> RunResults {
         let mut metrics: Vec<String> = figures.iter().map(|(_, metric, _)| (*metric).to_owned()).collect();
         metrics.sort_unstable();
         metrics.dedup();
-        let standings = figures.iter().map(|(contender, metric, rounds)| ContenderFigures {
+        let standings = figures.iter().map(|(contender, metric, rounds)| ContenderValues {
             contender: (*contender).to_owned(),
-            measured: BTreeMap::from([((*metric).to_owned(), RoundFigures { rounds: rounds.to_vec() })]),
+            measured: BTreeMap::from([((*metric).to_owned(), MetricValues { rounds: rounds.to_vec() })]),
         });
         let standings = standings.collect();
-        Figures { workloads: vec![WorkloadFigures { workload: "echo".into(), metrics, standings }] }
+        RunResults { workloads: vec![WorkloadValues { workload: "echo".into(), metrics, standings }] }
     }
 
-    fn rounds(now: &Figures, before: &Figures) -> Vec<RoundPair> {
+    fn rounds(now: &RunResults, before: &RunResults) -> Vec<RoundPair> {
         vec![RoundPair { now: now.clone(), before: before.clone() }; 7]
     }
 
     #[test]
-    fn a_gain_above_one_is_better_for_every_metric() {
+    fn gain_above_one_is_better_for_every_metric() {
         let before = run(&[("ours", "throughput", &[1000.0]), ("ours", "cpu", &[300.0]), ("ours", "memory", &[512.0])]);
         let now = run(&[("ours", "throughput", &[2000.0]), ("ours", "cpu", &[400.0]), ("ours", "memory", &[512.0])]);
         let changes = Changes::of("echo", None, &rounds(&now, &before));
@@ -345,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drift_of_the_machine_cancels_within_a_round() {
+    fn drift_of_the_machine_cancels_within_a_round() {
         let round = |speed: f64| RoundPair {
             now: run(&[("ours", "throughput", &[1.5 * speed])]),
             before: run(&[("ours", "throughput", &[speed])]),
@@ -356,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_of_several_measurements_counts_with_its_median() {
+    fn run_with_several_measurements_uses_their_median() {
         let before = run(&[("ours", "cpu", &[9.0, 3.0, 1.0])]);
         let now = run(&[("ours", "cpu", &[2.0, 1.0, 70.0])]);
         let changes = Changes::of("echo", None, &rounds(&now, &before));
@@ -364,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_metric_of_one_build_is_listed() {
+    fn metric_of_one_build_is_listed() {
         let before = run(&[("ours", "cpu", &[1.0]), ("theirs", "cpu", &[1.0]), ("ours", "page-faults", &[1.0])]);
         let now = run(&[("ours", "cpu", &[1.0]), ("new", "cpu", &[1.0])]);
         let changes = Changes::of("echo", None, &rounds(&now, &before));
@@ -380,12 +381,12 @@ mod tests {
         let mut interrupted = rounds(&now, &before);
         interrupted[3].before = run(&[("theirs", "cpu", &[1.0])]);
         let interrupted = Changes::of("echo", None, &interrupted);
-        assert_eq!(interrupted.only_now, ["cpu of ours", "cpu of new"], "fewer rounds would need another interval");
+        assert_eq!(interrupted.only_now, ["cpu of ours", "cpu of new"], "a metric with missing rounds is not compared");
         assert!(interrupted.to_string().contains("No metric was measured by both builds."));
     }
 
     #[test]
-    fn zero_before_and_now_is_no_difference() {
+    fn equal_zeros_show_no_difference() {
         let verdict = |before, now| {
             let run = |memory| run(&[("ours", "memory", &[memory])]);
             Changes::of("echo", None, &rounds(&run(now), &run(before))).metrics[0].trend
@@ -396,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_around_one_shows_no_difference() {
+    fn interval_around_one_shows_no_difference() {
         for (low, high, trend) in [
             (0.9, 1.1, Trend::NoDifference),
             (1.0, 1.1, Trend::NoDifference),

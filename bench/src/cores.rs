@@ -1,4 +1,4 @@
-//! CPU pinning, so that load and server do not compete for a core.
+//! CPU pinning, so that load generator and server do not compete for a core.
 
 use std::collections::BTreeSet;
 use std::panic::resume_unwind;
@@ -8,15 +8,15 @@ use nix::errno::Errno;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// The calling thread, as the kernel names it here.
+/// Means the calling thread in calls to `sched_setaffinity`.
 const THIS_THREAD: Pid = Pid::from_raw(0);
 
-/// The cores that the calling thread may run on.
+/// Returns the cores that the calling thread may run on.
 pub fn available_cores() -> io::Result<Vec<usize>> {
     cores_of(THIS_THREAD)
 }
 
-/// Runs `work` on a thread of its own that stays on `core`. The caller's thread, and what it starts later, stays free.
+/// Runs `work` on a new thread that is pinned to `core`. The affinity of the calling thread does not change.
 pub fn on_core<T: Send>(core: usize, work: impl FnOnce() -> T + Send) -> io::Result<T> {
     let pinned = || {
         pin(THIS_THREAD, core)?;
@@ -25,10 +25,10 @@ pub fn on_core<T: Send>(core: usize, work: impl FnOnce() -> T + Send) -> io::Res
     thread::scope(|scope| scope.spawn(pinned).join().unwrap_or_else(|panic| resume_unwind(panic)))
 }
 
-/// Keeps every thread of another process on `core`, and with them those it starts later.
+/// Pins every thread of another process to `core`. Threads that it starts later inherit the affinity.
 pub fn pin_process(pid: u32, core: usize) -> io::Result<()> {
     let mut pinned = BTreeSet::new();
-    // A thread not yet pinned may start another while we look; a pass that finds nothing new has seen them all.
+    // A thread that is not pinned yet may start another one meanwhile, so repeat until a pass finds no new thread.
     loop {
         let mut found_new = false;
         for task in fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -36,7 +36,7 @@ pub fn pin_process(pid: u32, core: usize) -> io::Result<()> {
             if pinned.insert(task) {
                 found_new = true;
                 match pin(Pid::from_raw(task), core) {
-                    Ok(()) | Err(Errno::ESRCH) => {} // it may end while we look
+                    Ok(()) | Err(Errno::ESRCH) => {} // the thread may have ended
                     Err(error) => return Err(error.into()),
                 }
             }
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_stays_on_its_core_and_the_caller_stays_free() {
+    fn work_is_pinned_and_the_caller_is_not() {
         let before = available_cores().unwrap();
         for &core in &before {
             assert_eq!(on_core(core, available_cores).unwrap().unwrap(), [core]);
@@ -74,14 +74,14 @@ mod tests {
     }
 
     #[test]
-    fn a_core_that_is_not_there_is_an_error() {
+    fn unknown_core_is_an_error() {
         on_core(CpuSet::count(), || ()).unwrap_err();
     }
 
     #[test]
     fn another_process_is_pinned() {
         let core = *available_cores().unwrap().last().unwrap();
-        // Waits for its input, which ends when the child is dropped from our side.
+        // Runs until its standard input is closed.
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         pin_process(child.id(), core).unwrap();
         assert_eq!(cores_of(Pid::from_raw(child.id().cast_signed())).unwrap(), [core]);

@@ -1,4 +1,4 @@
-//! The CPU time of this process and of others, to the nanosecond and with the threads that have ended.
+//! CPU time of this process and of others, in nanoseconds, including threads that have ended.
 
 use std::io;
 use std::time::Duration;
@@ -7,26 +7,26 @@ use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_getcpuclockid, clock_gettime};
 use nix::unistd::Pid;
 
-/// A clock that runs while a process does.
+/// The CPU-time clock of a process.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuClock(ClockId);
 
 impl CpuClock {
-    /// That of the calling process.
+    /// Returns the clock of the calling process.
     pub fn of_this_process() -> Self {
         Self(ClockId::CLOCK_PROCESS_CPUTIME_ID)
     }
 
-    /// That of another process. Fails if there is none with this id.
+    /// Returns the clock of another process. Fails if no process has this id.
     pub fn of(pid: u32) -> io::Result<Self> {
         Ok(Self(clock_getcpuclockid(Pid::from_raw(pid.cast_signed()))?))
     }
 
-    /// The CPU time used so far.
+    /// Returns the CPU time used so far.
     ///
     /// # Panics
     ///
-    /// If the process has ended: what was measured of it would be wrong.
+    /// If the process has ended.
     pub fn now(self) -> Duration {
         clock_gettime(self.0).map(TimeSpec::into).expect("the process whose CPU time is measured has ended")
     }
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_clock_of_a_busy_child_advances() {
+    fn clock_of_a_busy_child_advances() {
         let mut child = Command::new("sh").args(["-c", "while kill -0 $PPID; do :; done"]).spawn().unwrap();
         let clock = CpuClock::of(child.id()).unwrap();
         let before = clock.now();

@@ -1,12 +1,12 @@
-//! The harness for the comparisons of this package. Linux only.
+//! The benchmark harness for the comparisons of this package. Linux only.
 //!
-//! A [`Workload`] sets [`Contender`]s the same task. They run interleaved, round by round, in rotating order, after one discarded
-//! round. Ratios are taken within a round and then summarized, so a machine that is slow for a while is slow for both sides of a
-//! ratio; every ratio has a confidence interval ([`Estimate`]). [`Bars`] are the limits that must hold; a bar is missed only if
-//! its whole interval is on the wrong side.
+//! A [`Workload`] is a task that several [`Contender`]s perform. They run interleaved, round by round, in rotating order, after one
+//! discarded round. Ratios are computed within a round and then summarised, so that a machine that is slow for a while slows down
+//! both sides of a ratio. Every ratio has a confidence interval ([`Estimate`]). [`Bars`] are limits on the results; a bar is missed
+//! only if the whole interval is on its wrong side.
 //!
 //! ```
-//! use tidewire_bench::{Bars, Contender, Metric, Outcome, Rounds, Workload};
+//! use tidewire_bench::{Bars, Contender, Metric, Rounds, Workload, WorkloadResult};
 //!
 //! let sum = |name, numbers: u64| {
 //!     Contender::new(name, move |meter| meter.measure(numbers, || (0..numbers).sum::<u64>()))
@@ -25,12 +25,12 @@
 //!     contender = "many"
 //!     metric = "allocations"
 //!     at_most = 0.0
-//!     why = "Adding needs no memory."
+//!     why = "Adding numbers does not allocate."
 //!     "#,
 //! )?;
 //! bars.check([&workload])?;
-//! let outcome: Outcome = workload.run(Rounds::default(), || ());
-//! assert!(!bars.judge(&[outcome])[0].missed());
+//! let result: WorkloadResult = workload.run(Rounds::default(), || ());
+//! assert!(!bars.judge(&[result])[0].is_missed());
 //! # Ok::<(), tidewire_bench::BarsError>(())
 //! ```
 #![allow(clippy::cast_precision_loss, reason = "counts and nanoseconds of a benchmark stay below 2^53")]
@@ -38,7 +38,6 @@
 mod allocations;
 mod bars;
 mod changes;
-mod contest;
 mod cores;
 mod cpu;
 mod machine;
@@ -47,11 +46,11 @@ mod report;
 mod sample;
 mod stats;
 mod table;
+mod workload;
 
 pub use allocations::{count_allocations, count_bytes};
 pub use bars::{Bar, Bars, BarsError, Bound, Judgement, Verdict};
-pub use changes::{ChangeReport, Changes, Figures, RoundPair};
-pub use contest::{Contender, LeftOut, Measured, Outcome, Rounds, RoundsError, Standing, Workload};
+pub use changes::{ChangeReport, Changes, RoundPair, RunResults};
 pub use cores::{available_cores, on_core, pin_process};
 pub use cpu::CpuClock;
 pub use machine::Machine;
@@ -59,3 +58,4 @@ pub use metric::Metric;
 pub use report::Report;
 pub use sample::{Meter, Sample};
 pub use stats::Estimate;
+pub use workload::{Contender, ContenderResult, LeftOut, MetricResult, Rounds, RoundsError, Workload, WorkloadResult};

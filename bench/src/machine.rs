@@ -6,7 +6,7 @@ use std::thread::available_parallelism;
 
 use serde::Serialize;
 
-/// What a table was measured on. Numbers of two machines say nothing about each other.
+/// The machine that a table was measured on. Numbers from different machines are not comparable.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
     cpu: String,
@@ -15,7 +15,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The one this runs on.
+    /// Describes the machine that this program runs on.
     pub fn this() -> Self {
         let info = read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = info.lines().find(|line| line.starts_with("model name")).and_then(|line| line.split_once(": "));

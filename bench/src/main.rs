@@ -1,4 +1,4 @@
-//! `tidewire-bench`: the comparisons, from the command line.
+//! The command-line program `tidewire-bench`.
 
 mod comparisons;
 mod program;
@@ -13,10 +13,10 @@ use clap::Parser;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser as _};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use tidewire_bench::{Bars, ChangeReport, Changes, Outcome, Report, RoundPair, Rounds, Workload};
+use tidewire_bench::{Bars, ChangeReport, Changes, Report, RoundPair, Rounds, Workload, WorkloadResult};
 
 use crate::comparisons::{COMPARISONS, Comparison, Effort};
-use crate::program::{Program, Run};
+use crate::program::{Program, RunOptions};
 
 /// The workloads to run, by comparison.
 type Plan = Vec<(&'static Comparison, Vec<Workload>)>;
@@ -25,52 +25,52 @@ type Plan = Vec<(&'static Comparison, Vec<Workload>)>;
 ///
 /// Contenders run interleaved, one round each in an order that rotates, after a warm-up round that is not measured. The tables
 /// show medians. A ratio is computed within each round; its interval covers the true ratio of this run with at least 95 %
-/// probability. Run nothing else meanwhile, and trust ratios rather than absolute numbers.
+/// probability. Run on an otherwise idle machine, and trust ratios rather than absolute numbers.
 #[derive(Parser)]
 #[command(version, after_help = "Exit code: 0 on success, 1 if --check found a missed bar, 2 on any other error.")]
 struct Options {
-    /// What to run
+    /// The comparison to run
     #[arg(value_parser = choices())]
     comparison: Choice,
 
-    /// Rounds to measure: more of them make the intervals narrower
+    /// Number of rounds to measure; more rounds give narrower intervals
     #[arg(long, value_name = "N", default_value = "9")]
     rounds: Rounds,
 
-    /// Run only the workloads whose name contains this
+    /// Run only workloads whose name contains this text
     #[arg(long, value_name = "WORKLOAD")]
     only: Option<String>,
 
-    /// Run only the contenders whose name contains this
+    /// Run only contenders whose name contains this text
     #[arg(long, value_name = "CONTENDER")]
     contender: Option<String>,
 
-    /// Compare with an older build: the path of its `tidewire-bench`
+    /// Compare with an older build, given the path of its `tidewire-bench`
     ///
     /// Runs this build and the older one in turn, once per round, and prints the gain of each metric: now / before for
     /// throughput and before / now for every other metric, so that 1 or more means at least as good as before.
     #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["check", "bars", "one_round"])]
     before: Option<PathBuf>,
 
-    /// Measure a single round of the workload with exactly this name, and write it as JSON
+    /// Measure a single round of the workload with exactly this name and write it as JSON
     ///
     /// `--before` runs both builds this way. A single round has no interval, so no table is printed and no bar is judged.
     #[arg(long, value_name = "WORKLOAD", hide_short_help = true, conflicts_with_all = ["rounds", "only", "check", "bars"])]
     one_round: Option<String>,
 
-    /// Do a hundredth of the work in each round: shows that everything runs, and little else
+    /// Do a hundredth of the work in each round, to check that everything runs
     #[arg(long)]
     quick: bool,
 
-    /// Fail if a bar is missed with the whole of its interval
+    /// Exit with 1 if the whole interval of a metric is on the wrong side of its bar
     #[arg(long)]
     check: bool,
 
-    /// Folder for the numbers of every round, one JSON file per comparison
+    /// Folder for the JSON files with the values of every round, one file per comparison
     #[arg(long, value_name = "FOLDER", default_value = "target/bench")]
     json: PathBuf,
 
-    /// Bars to judge by, instead of those of `bench/bars.toml`
+    /// File with bars to use instead of `bench/bars.toml`
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     bars: Option<PathBuf>,
 }
@@ -86,9 +86,7 @@ fn choices() -> impl clap::builder::TypedValueParser<Value = Choice> {
     let mut values: Vec<_> =
         COMPARISONS.iter().map(|comparison| PossibleValue::new(comparison.name).help(comparison.about)).collect();
     values.push(PossibleValue::new("all").help("Every comparison"));
-    values.push(
-        PossibleValue::new("list").help("Print the names of comparisons, workloads and contenders, and run nothing"),
-    );
+    values.push(PossibleValue::new("list").help("Print the names of all comparisons, workloads and contenders"));
     PossibleValuesParser::new(values).map(|name| match COMPARISONS.iter().find(|comparison| comparison.name == name) {
         Some(comparison) => Choice::One(comparison),
         None if name == "all" => Choice::All,
@@ -97,7 +95,7 @@ fn choices() -> impl clap::builder::TypedValueParser<Value = Choice> {
 }
 
 fn main() -> ExitCode {
-    if role::play(COMPARISONS.iter().flat_map(|comparison| comparison.roles)) {
+    if role::run_if_requested(COMPARISONS.iter().flat_map(|comparison| comparison.roles)) {
         return ExitCode::SUCCESS;
     }
     match run(&Options::parse()) {
@@ -117,12 +115,12 @@ fn run(options: &Options) -> Result<ExitCode> {
 
     options.select(&mut plan)?;
     if matches!(options.comparison, Choice::List) {
-        ensure!(options.before.is_none(), "`list` runs nothing: name a comparison to run with --before");
+        ensure!(options.before.is_none(), "--before needs a comparison to run, got `list`");
         list(&plan);
         return Ok(ExitCode::SUCCESS);
     }
     if cfg!(debug_assertions) {
-        println!("This is a debug build: its numbers mean nothing.\n");
+        println!("Warning: this is a debug build, its results are meaningless. Build with --release.\n");
     }
     if let Some(before) = &options.before {
         compare_builds(options, before, &plan)?;
@@ -131,21 +129,21 @@ fn run(options: &Options) -> Result<ExitCode> {
 
     let is_one_round = options.one_round.is_some();
     let (rounds, bars) = if is_one_round { (Rounds::ONE, Bars::default()) } else { (options.rounds, bars) };
-    let mut missed = false;
+    let mut has_missed_bar = false;
     for (comparison, workloads) in plan {
-        let outcomes = workloads.into_iter().map(|workload| race(workload, rounds)).collect();
-        let report = Report::new(comparison.name, command(), rounds, outcomes, &bars);
+        let results = workloads.into_iter().map(|workload| run_workload(workload, rounds)).collect();
+        let report = Report::new(comparison.name, command(), rounds, results, &bars);
         if !is_one_round {
             print!("{report}");
         }
-        println!("Every round: {}\n", write(&report, &options.json, comparison.name)?.display());
-        missed |= report.missed();
+        println!("Values of every round: {}\n", write(&report, &options.json, comparison.name)?.display());
+        has_missed_bar |= report.has_missed_bar();
     }
-    Ok(if options.check && missed { ExitCode::from(1) } else { ExitCode::SUCCESS })
+    Ok(if options.check && has_missed_bar { ExitCode::from(1) } else { ExitCode::SUCCESS })
 }
 
 impl Options {
-    /// Keeps what was selected on the command line. Fails if nothing is left.
+    /// Removes the workloads and contenders that the command line did not select. Fails if nothing is left.
     fn select(&self, plan: &mut Plan) -> Result<()> {
         plan.retain(|(comparison, _)| self.selects_comparison(comparison.name));
         for (_, workloads) in &mut *plan {
@@ -155,8 +153,8 @@ impl Options {
         if plan.is_empty() {
             let all = "`tidewire-bench list` prints all names";
             match &self.one_round {
-                Some(exact) => bail!("no workload has the name {exact:?}; {all}"),
-                None => bail!("no workload has {:?} in its name; {all}", self.only.as_deref().unwrap_or_default()),
+                Some(exact) => bail!("unknown workload {exact:?}; {all}"),
+                None => bail!("no workload name contains {:?}; {all}", self.only.as_deref().unwrap_or_default()),
             }
         }
         if let Some(part) = &self.contender {
@@ -167,7 +165,7 @@ impl Options {
                 workloads.retain(|workload| !workload.contenders.is_empty());
             }
             plan.retain(|(_, workloads)| !workloads.is_empty());
-            ensure!(!plan.is_empty(), "no contender has {part:?} in its name; `tidewire-bench list` prints all names");
+            ensure!(!plan.is_empty(), "no contender name contains {part:?}; `tidewire-bench list` prints all names");
         }
         Ok(())
     }
@@ -185,11 +183,11 @@ impl Options {
     }
 }
 
-/// Runs this build and the one at `older` in turn, and prints the changes workload by workload.
+/// Runs this build and the one at `older` in turn and prints the changes, workload by workload.
 fn compare_builds(options: &Options, older: &Path, plan: &Plan) -> Result<()> {
     let before = Program::open(older)?;
-    let now = Program::open(&env::current_exe().context("the path of this executable is unknown")?)?;
-    let run = Run {
+    let now = Program::open(&env::current_exe().context("cannot determine the path of this executable")?)?;
+    let run = RunOptions {
         is_one_round: now.has_one_round() && before.has_one_round(),
         is_quick: options.quick,
         contender: options.contender.as_deref(),
@@ -227,7 +225,7 @@ fn compare_builds(options: &Options, older: &Path, plan: &Plan) -> Result<()> {
         print!("{changes}");
         report.push(changes);
     }
-    println!("Every round: {}\n", write(&report, &options.json, "before")?.display());
+    println!("Values of every round: {}\n", write(&report, &options.json, "before")?.display());
     Ok(())
 }
 
@@ -247,21 +245,21 @@ fn list(plan: &Plan) {
     }
 }
 
-fn race(workload: Workload, rounds: Rounds) -> Outcome {
+fn run_workload(workload: Workload, rounds: Rounds) -> WorkloadResult {
     let progress = progress(workload.name, workload.steps(rounds));
-    let outcome = workload.run(rounds, || progress.inc(1));
+    let result = workload.run(rounds, || progress.inc(1));
     progress.finish_and_clear();
-    outcome
+    result
 }
 
-/// A progress bar, shown only on a terminal.
+/// Creates a progress bar, which is shown only on a terminal.
 fn progress(workload: &'static str, steps: usize) -> ProgressBar {
     ProgressBar::new(steps as u64)
         .with_style(ProgressStyle::with_template("{msg} {wide_bar} {eta}").expect("the template is well-formed"))
         .with_message(workload)
 }
 
-/// The command that reproduces the output.
+/// Returns the command that reproduces the output.
 fn command() -> String {
     let arguments: Vec<String> = env::args().skip(1).collect();
     format!("cargo run --release -p tidewire-bench -- {}", arguments.join(" "))

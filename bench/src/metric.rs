@@ -1,50 +1,49 @@
-//! Metrics: their names in files, headings and units.
+//! Metrics: names, column headings and units.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// One thing measured of a contender.
+/// A metric of a contender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Metric {
-    /// Operations a second.
+    /// Operations per second.
     Throughput,
-    /// Nanoseconds from the beginning to the end of an operation, on average.
+    /// Average wall-clock nanoseconds per operation.
     Wall,
-    /// Nanoseconds of CPU that this process spent per operation, on all its threads.
+    /// CPU nanoseconds of this process per operation, over all its threads.
     Cpu,
-    /// The same of the process that does the work, where that is another one.
+    /// CPU nanoseconds of the server process per operation.
     ServerCpu,
-    /// Allocations per operation. Counted in a round of its own, so it is one number without an interval.
+    /// Allocations per operation. Counted in a separate round, so it is one number without an interval.
     Allocations,
-    /// Instructions per operation that the process which does the work executes itself, without the kernel. Counted like
-    /// allocations.
+    /// User-space instructions of the server process per operation. Counted in a separate round.
     Instructions,
-    /// Nanoseconds that half of the operations took at most.
+    /// Median latency in nanoseconds.
     LatencyP50,
-    /// Nanoseconds that 99 of 100 operations took at most.
+    /// 99th percentile of the latency in nanoseconds.
     LatencyP99,
-    /// Bytes of memory per operation; the operation is what is held, such as a connection.
+    /// Bytes of memory per operation. The operation is the object that uses the memory, such as a connection.
     Memory,
-    /// CPU used while nothing happens, in percent of one core.
+    /// CPU used while idle, in percent of one core.
     IdleCpu,
 }
 
 impl Metric {
-    /// Whether more of it is better. A ratio is always the contender's value over the baseline's, so where this is false a
-    /// ratio below 1 is the better one.
+    /// Returns whether a higher value is better. A ratio is always the contender's value over the baseline's, so if this is
+    /// false, a ratio below 1 is better.
     pub fn higher_is_better(self) -> bool {
         self == Self::Throughput
     }
 
-    /// Whether it is counted in a round of its own, because counting disturbs the clocks.
+    /// Returns whether the metric is counted in a separate round, because counting disturbs the clocks.
     pub(crate) fn is_counted(self) -> bool {
         matches!(self, Self::Allocations | Self::Instructions)
     }
 
-    /// The heading of its column.
+    /// Returns the heading of the column.
     pub(crate) fn heading(self, operation: &str) -> String {
         match self {
             Self::Throughput => format!("{operation}s per second"),
@@ -60,7 +59,7 @@ impl Metric {
         }
     }
 
-    /// The value in the unit a person would choose: `1.85 M/s`, `412 ns`.
+    /// Formats a value with a readable unit: `1.85 M/s`, `412 ns`.
     pub(crate) fn human(self, value: f64) -> String {
         match self {
             Self::Throughput => scaled(value, 1000.0, &["/s", "k/s", "M/s", "G/s"]),
@@ -76,13 +75,13 @@ impl Metric {
 }
 
 impl fmt::Display for Metric {
-    /// The name that bars and JSON use.
+    /// Writes the name as used by bars and JSON.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)
     }
 }
 
-/// Three significant digits, or all digits before the point.
+/// Formats with three significant digits, or with all digits before the decimal point.
 pub(crate) fn three_digits(value: f64) -> String {
     let decimals = if value >= 99.95 {
         0
@@ -97,7 +96,7 @@ pub(crate) fn three_digits(value: f64) -> String {
 fn scaled(mut value: f64, step: f64, units: &[&str]) -> String {
     let mut units = units.iter();
     let mut unit = units.next().copied().unwrap_or_default();
-    // 999.5 would be printed as 1000.
+    // 999.5 would be rounded to 1000.
     while value >= step - 0.5 {
         let Some(next) = units.next() else { break };
         value /= step;
@@ -111,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_printed_in_the_unit_a_person_would_choose() {
+    fn values_are_printed_with_readable_units() {
         for (metric, value, printed) in [
             (Metric::Throughput, 1_850_000.0, "1.85 M/s"),
             (Metric::Throughput, 999_700.0, "1.00 M/s"),
@@ -132,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_those_of_the_files() {
+    fn name_and_heading_of_a_metric() {
         assert_eq!(Metric::LatencyP99.to_string(), "latency-p99");
         assert_eq!(Metric::ServerCpu.heading("ping"), "server CPU per ping");
     }

@@ -1,7 +1,7 @@
-//! Builds of this program, run as child processes: how `--before` measures two of them in turn.
+//! Builds of this program, run as child processes. `--before` measures two of them in turn.
 //!
-//! Builds from before `--one-round` cannot measure a single round. They run [`FEWEST_ROUNDS`] rounds per process, and so does the
-//! build they are compared with.
+//! A build without `--one-round` cannot measure a single round. It runs [`MIN_ROUNDS`] rounds per process, and so does the build
+//! that it is compared with.
 
 use std::ffi::OsString;
 use std::fs;
@@ -10,50 +10,50 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use tempfile::TempDir;
-use tidewire_bench::Figures;
+use tidewire_bench::RunResults;
 
 /// The fewest rounds that a build without `--one-round` accepts.
-const FEWEST_ROUNDS: usize = 7;
+const MIN_ROUNDS: usize = 7;
 
-/// How many lines of a failed program's standard error are shown.
-const SHOWN_LINES: usize = 20;
+/// The number of lines of a failed program's standard error that are shown.
+const MAX_STDERR_LINES: usize = 20;
 
 /// A build of this program.
 pub(crate) struct Program {
     path: PathBuf,
-    workloads: Vec<Listed>,
+    workloads: Vec<ListedWorkload>,
     has_one_round: bool,
 }
 
 /// A workload as `list` prints it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Listed {
+pub(crate) struct ListedWorkload {
     pub(crate) comparison: String,
     pub(crate) workload: String,
-    /// The names as printed. A name may contain the separator, so they are searched and not split.
+    /// The names as printed. A name may contain the separator, so the list is searched and not split.
     contenders: String,
 }
 
-/// How a program is run to measure a workload. Both builds are run the same way.
+/// How to run a program to measure a workload. Both builds are run the same way.
 #[derive(Clone, Copy)]
-pub(crate) struct Run<'a> {
+pub(crate) struct RunOptions<'a> {
     pub(crate) is_one_round: bool,
     pub(crate) is_quick: bool,
     pub(crate) contender: Option<&'a str>,
 }
 
-impl Run<'_> {
-    /// How often a run measures each contender.
+impl RunOptions<'_> {
+    /// Returns how often a run measures each contender.
     pub(crate) fn measurements(self) -> usize {
-        if self.is_one_round { 1 } else { FEWEST_ROUNDS }
+        if self.is_one_round { 1 } else { MIN_ROUNDS }
     }
 }
 
 impl Program {
-    /// Asks the program at `path` what it can run.
+    /// Runs the program at `path` to list its workloads and to detect its options.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         // A bare name is a file in the working directory, not a program on the `PATH`.
-        let path = path::absolute(path).with_context(|| format!("not a path of a program: {}", path.display()))?;
+        let path = path::absolute(path).with_context(|| format!("invalid path of a program: {}", path.display()))?;
         let mut program = Self { path, workloads: Vec::new(), has_one_round: false };
         program.workloads = parse_list(&program.output(&["list".into()])?);
         let Some(first) = program.workloads.first() else {
@@ -64,26 +64,26 @@ impl Program {
         Ok(program)
     }
 
-    /// Whether it has the option `--one-round`.
+    /// Returns whether the build has the option `--one-round`.
     pub(crate) fn has_one_round(&self) -> bool {
         self.has_one_round
     }
 
-    pub(crate) fn workloads(&self) -> &[Listed] {
+    pub(crate) fn workloads(&self) -> &[ListedWorkload] {
         &self.workloads
     }
 
-    /// Whether it has the workload, with a contender whose name contains `contender`.
+    /// Returns whether the build has the workload, with a contender whose name contains `contender`.
     pub(crate) fn has(&self, workload: &str, contender: Option<&str>) -> bool {
         self.find(workload).is_some_and(|listed| contender.is_none_or(|part| listed.contenders.contains(part)))
     }
 
-    fn find(&self, workload: &str) -> Option<&Listed> {
+    fn find(&self, workload: &str) -> Option<&ListedWorkload> {
         self.workloads.iter().find(|listed| listed.workload == workload)
     }
 
     /// Measures a workload in a new process. Returns when the process has ended.
-    pub(crate) fn measure(&self, workload: &str, run: Run<'_>) -> Result<Figures> {
+    pub(crate) fn measure(&self, workload: &str, run: RunOptions<'_>) -> Result<RunResults> {
         let name = self.path.display();
         let listed = self.find(workload).with_context(|| format!("{name} has no workload {workload}"))?;
         let comparison = listed.comparison.as_str();
@@ -95,8 +95,8 @@ impl Program {
                 arguments.extend(["--contender".into(), contender.into()]);
             }
         } else {
-            // This also runs workloads whose names contain this one; their figures are not used.
-            arguments.extend(["--only".into(), workload.into(), "--rounds".into(), FEWEST_ROUNDS.to_string().into()]);
+            // This also runs workloads whose names contain this one. Their results are not used.
+            arguments.extend(["--only".into(), workload.into(), "--rounds".into(), MIN_ROUNDS.to_string().into()]);
         }
         if run.is_quick {
             arguments.push("--quick".into());
@@ -104,10 +104,10 @@ impl Program {
         self.output(&arguments)?;
         let file = folder.path().join(format!("{comparison}.json"));
         let json = fs::read_to_string(&file).with_context(|| format!("{name} wrote no {}", file.display()))?;
-        serde_json::from_str(&json).with_context(|| format!("cannot read the figures that {name} wrote"))
+        serde_json::from_str(&json).with_context(|| format!("cannot parse the JSON that {name} wrote"))
     }
 
-    /// The standard output of the program. Fails unless it exits with 0.
+    /// Runs the program and returns its standard output. Fails unless it exits with 0.
     fn output(&self, arguments: &[OsString]) -> Result<String> {
         let name = self.path.display();
         let output = Command::new(&self.path).args(arguments).stdin(Stdio::null()).output();
@@ -119,17 +119,17 @@ impl Program {
             output.status,
             last_lines(&String::from_utf8_lossy(&output.stderr))
         );
-        String::from_utf8(output.stdout).with_context(|| format!("{name} printed something other than UTF-8"))
+        String::from_utf8(output.stdout).with_context(|| format!("the output of {name} is not valid UTF-8"))
     }
 }
 
 fn last_lines(text: &str) -> String {
     let lines: Vec<_> = text.trim_end().lines().collect();
-    lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n")
+    lines[lines.len().saturating_sub(MAX_STDERR_LINES)..].join("\n")
 }
 
-/// Reads the output of `list`: a line `comparison: about`, and below it lines `  workload: contenders`.
-fn parse_list(text: &str) -> Vec<Listed> {
+/// Parses the output of `list`: a line `comparison: about`, followed by lines `  workload: contenders`.
+fn parse_list(text: &str) -> Vec<ListedWorkload> {
     let mut workloads = Vec::new();
     let mut comparison = None;
     for line in text.lines() {
@@ -137,7 +137,7 @@ fn parse_list(text: &str) -> Vec<Listed> {
         match (name.strip_prefix("  "), comparison) {
             (None, _) => comparison = Some(name),
             (Some(workload), Some(comparison)) => {
-                workloads.push(Listed {
+                workloads.push(ListedWorkload {
                     comparison: comparison.to_owned(),
                     workload: workload.to_owned(),
                     contenders: rest.to_owned(),
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_names_the_comparison_of_each_workload() {
+    fn parses_the_comparison_of_each_workload() {
         // Printed by `tidewire-bench list`.
         let text = "\
 channels: Bounded channels of tokio, crossbeam, flume and std, from one and from four producers
@@ -163,7 +163,7 @@ channels: Bounded channels of tokio, crossbeam, flume and std, from one and from
 server: The server against Node ws, NATS, PocketBase, and its own store and connections
   server-get: Node ws, tidewire
 ";
-        let listed = |comparison: &str, workload: &str, contenders: &str| Listed {
+        let listed = |comparison: &str, workload: &str, contenders: &str| ListedWorkload {
             comparison: comparison.to_owned(),
             workload: workload.to_owned(),
             contenders: contenders.to_owned(),
@@ -180,7 +180,7 @@ server: The server against Node ws, NATS, PocketBase, and its own store and conn
     }
 
     #[test]
-    fn a_text_without_comparisons_lists_nothing() {
+    fn text_without_comparisons_has_no_workloads() {
         for text in ["", "usage: something else", "  server-get: tidewire\n", "\n\n:\n"] {
             assert_eq!(parse_list(text), [], "{text:?}");
         }

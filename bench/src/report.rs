@@ -1,4 +1,4 @@
-//! Reports: Markdown for people, and the same as JSON for programs.
+//! Reports of a comparison, as Markdown and as JSON.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,35 +8,41 @@ use serde::Serialize;
 use crate::metric::three_digits;
 use crate::stats::coverage;
 use crate::table::Table;
-use crate::{Bars, Judgement, Machine, Outcome, Rounds};
+use crate::{Bars, Judgement, Machine, Rounds, WorkloadResult};
 
-/// A comparison that was run. Displayed as Markdown; serialised with every round.
+/// The results of a comparison. Displayed as Markdown tables; serialised with the values of every round.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     comparison: &'static str,
     command: String,
     machine: Machine,
     rounds: usize,
-    workloads: Vec<Outcome>,
+    workloads: Vec<WorkloadResult>,
     bars: Vec<Judgement>,
 }
 
 impl Report {
-    /// On what `command` measured, on this machine.
-    pub fn new(comparison: &'static str, command: String, rounds: Rounds, outcomes: Vec<Outcome>, bars: &Bars) -> Self {
-        let bars = bars.judge(&outcomes);
-        Self { comparison, command, machine: Machine::this(), rounds: rounds.count(), workloads: outcomes, bars }
+    /// Creates the report of a run of `command` on this machine.
+    pub fn new(
+        comparison: &'static str,
+        command: String,
+        rounds: Rounds,
+        results: Vec<WorkloadResult>,
+        bars: &Bars,
+    ) -> Self {
+        let bars = bars.judge(&results);
+        Self { comparison, command, machine: Machine::this(), rounds: rounds.count(), workloads: results, bars }
     }
 
-    /// Whether a bar was missed.
-    pub fn missed(&self) -> bool {
-        self.bars.iter().any(Judgement::missed)
+    /// Returns whether a bar was missed.
+    pub fn has_missed_bar(&self) -> bool {
+        self.bars.iter().any(Judgement::is_missed)
     }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let measured = self.workloads.iter().filter(|outcome| !outcome.standings.is_empty());
+        let measured = self.workloads.iter().filter(|result| !result.standings.is_empty());
         if measured.clone().next().is_some() {
             writeln!(f, "`{}`", self.command)?;
             let percent = 100.0 * coverage(self.rounds);
@@ -46,8 +52,8 @@ impl fmt::Display for Report {
                 self.machine, self.rounds
             )?;
         }
-        for outcome in measured {
-            writeln!(f, "**{}**: {}\n\n{}", outcome.workload, outcome.about, contest_table(outcome))?;
+        for result in measured {
+            writeln!(f, "**{}**: {}\n\n{}", result.workload, result.about, result_table(result))?;
         }
         for line in left_out(&self.workloads) {
             writeln!(f, "{line}\n")?;
@@ -55,56 +61,56 @@ impl fmt::Display for Report {
         if !self.bars.is_empty() {
             let mut table = Table::new(4, Judgement::HEADINGS.map(Into::into).into());
             for judgement in &self.bars {
-                table.row(judgement.cells());
+                table.push_row(judgement.cells());
             }
             writeln!(f, "{table}")?;
         }
-        for missed in self.bars.iter().filter(|judgement| judgement.missed()) {
-            writeln!(f, "A bar was missed that is there for a reason: {}\n", missed.why())?;
+        for missed in self.bars.iter().filter(|judgement| judgement.is_missed()) {
+            writeln!(f, "Missed bar: {}\n", missed.why())?;
         }
         Ok(())
     }
 }
 
-fn contest_table(outcome: &Outcome) -> Table {
+fn result_table(result: &WorkloadResult) -> Table {
     let mut headings = vec!["contender".to_owned()];
-    for (column, metric) in outcome.metrics.iter().enumerate() {
-        headings.push(metric.heading(outcome.operation));
+    for (column, metric) in result.metrics.iter().enumerate() {
+        headings.push(metric.heading(result.operation));
         if column == 0 {
-            headings.push(format!("× {}", outcome.baseline));
+            headings.push(format!("× {}", result.baseline));
         }
     }
     let mut table = Table::new(1, headings);
-    for standing in &outcome.standings {
+    for standing in &result.standings {
         let mut cells = vec![standing.contender.to_owned()];
-        for (column, metric) in outcome.metrics.iter().enumerate() {
+        for (column, metric) in result.metrics.iter().enumerate() {
             let measured = &standing.measured[metric];
             cells.push(metric.human(measured.value.median));
             if column == 0 {
                 cells.push(match measured.ratio {
-                    _ if standing.contender == outcome.baseline => "1".into(),
+                    _ if standing.contender == result.baseline => "1".into(),
                     Some(ratio) => ratio.human(three_digits),
                     None => "–".into(),
                 });
             }
         }
-        table.row(cells);
+        table.push_row(cells);
     }
     table
 }
 
-/// One line for each thing that is not installed.
-fn left_out(outcomes: &[Outcome]) -> Vec<String> {
-    let mut lacking: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-    for outcome in outcomes {
-        for absent in &outcome.left_out {
-            lacking.entry(absent.needs).or_default().push(format!("{} of {}", absent.contender, outcome.workload));
+/// Returns one line for each program that is not installed.
+fn left_out(results: &[WorkloadResult]) -> Vec<String> {
+    let mut missing: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for result in results {
+        for absent in &result.left_out {
+            missing.entry(absent.needs).or_default().push(format!("{} of {}", absent.contender, result.workload));
         }
     }
     let line = |(needed, names): (&str, Vec<String>)| {
         format!("Left out, because {needed} is not installed (`make peers` installs it): {}.", names.join(", "))
     };
-    lacking.into_iter().map(line).collect()
+    missing.into_iter().map(line).collect()
 }
 
 #[cfg(test)]
@@ -121,13 +127,13 @@ mod tests {
         };
         let workload = Workload {
             name: "echo",
-            about: "Frames there and back.".into(),
+            about: "Echoes frames.".into(),
             operation: "frame",
             metrics: &[Metric::Throughput, Metric::Cpu],
             contenders: vec![
                 contender("theirs", 500),
                 contender("ours", 250),
-                contender("far", 1).needing("no program has this name"),
+                contender("far", 1).requires_program("no program has this name"),
             ],
         };
         let bars = "
@@ -146,18 +152,18 @@ mod tests {
             aim = 100
             why = 'It is far.'
         ";
-        let outcome = workload.run(Rounds::default(), || ());
+        let result = workload.run(Rounds::default(), || ());
         Report::new(
             "frames",
             "tidewire-bench frames".into(),
             Rounds::default(),
-            vec![outcome],
+            vec![result],
             &Bars::parse(bars).unwrap(),
         )
     }
 
     #[test]
-    fn people_get_tables() {
+    fn report_is_displayed_as_tables() {
         let printed = report().to_string();
         let (command, rest) = printed.split_once('\n').unwrap();
         let (machine, tables) = rest.split_once('\n').unwrap();
@@ -166,7 +172,7 @@ mod tests {
         assert_eq!(
             tables,
             "
-**echo**: Frames there and back.
+**echo**: Echoes frames.
 
 | contender | frames per second |            × theirs | CPU per frame |
 |:----------|------------------:|--------------------:|--------------:|
@@ -180,14 +186,14 @@ Left out, because no program has this name is not installed (`make peers` instal
 | MISSED   | echo     | ours      | throughput × theirs |   ≥ 3.00 |      – | 2.00 (2.00 to 2.00) |
 | left out | echo     | far       | cpu                 | ≤ 500 ns | 100 ns |                   – |
 
-A bar was missed that is there for a reason: Two is not enough.
+Missed bar: Two is not enough.
 
 "
         );
     }
 
     #[test]
-    fn programs_get_every_round() {
+    fn json_has_every_round() {
         let text = serde_json::to_string(&report()).unwrap();
         let json: serde_json::Value = serde_json::from_str(&text).unwrap();
         let ours = &json["workloads"][0]["standings"][1];

@@ -1,41 +1,41 @@
-//! Roles of this program as its own child process: parts of a workload whose memory or CPU is measured separately, or must not be
-//! measured.
+//! Roles: parts of a workload that run in a child process of this program, so that their memory and CPU are measured separately or
+//! not at all.
 
 use std::env;
 use std::process::Command;
 
 use tidewire_testkit::Process;
 
-/// Names the role that a process was started for.
+/// The environment variable with the role of a child process.
 const ROLE: &str = "TIDEWIRE_BENCH_ROLE";
 
-/// A part that a process of its own plays.
+/// A function that runs in a child process.
 pub(crate) struct Role {
-    /// No other role has it.
+    /// The unique name of the role.
     pub(crate) name: &'static str,
-    /// Plays it to its end, with the arguments it was started with.
-    pub(crate) play: fn(&[String]),
+    /// Runs in the child process, with the arguments that it was started with.
+    pub(crate) run: fn(&[String]),
 }
 
 impl Role {
-    /// The command that plays it.
+    /// Returns the command that starts the child process.
     pub(crate) fn command(&self, arguments: &[String]) -> Command {
         let mut command = Command::new(env::current_exe().expect("this executable has a path"));
         command.args(arguments).env(ROLE, self.name);
         command
     }
 
-    /// Plays it in a process that ends with this one.
+    /// Starts the child process, which is killed when the returned handle is dropped.
     pub(crate) fn start(&self, arguments: &[String]) -> Process {
         Process::spawn(self.command(arguments))
     }
 }
 
-/// Whether this process was started for one of these roles, and has played it.
-pub(crate) fn play<'a>(roles: impl IntoIterator<Item = &'a Role>) -> bool {
+/// Runs the role that this process was started for. Returns `false` if it was not started for a role.
+pub(crate) fn run_if_requested<'a>(roles: impl IntoIterator<Item = &'a Role>) -> bool {
     let Ok(name) = env::var(ROLE) else { return false };
     let role = roles.into_iter().find(|role| role.name == name);
-    let role = role.unwrap_or_else(|| panic!("{ROLE} is {name}, and there is no such role"));
-    (role.play)(&env::args().skip(1).collect::<Vec<_>>());
+    let role = role.unwrap_or_else(|| panic!("unknown role in {ROLE}: {name}"));
+    (role.run)(&env::args().skip(1).collect::<Vec<_>>());
     true
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::{CpuClock, Metric, count_allocations};
 
-/// What one contender did in one round.
+/// The measurements of one contender in one round.
 #[derive(Clone, Debug)]
 pub struct Sample {
     operations: u64,
@@ -13,35 +13,38 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// A round of so many operations that took so long: gives [`Metric::Throughput`], [`Metric::Wall`] and
-    /// [`Metric::Cpu`].
+    /// Creates a sample with [`Metric::Throughput`], [`Metric::Wall`] and [`Metric::Cpu`].
     pub fn new(operations: u64, wall: Duration, cpu: Duration) -> Self {
         let values = BTreeMap::from([(Metric::Throughput, operations as f64 / wall.as_secs_f64())]);
         Self { operations, values }.with_time(Metric::Wall, wall).with_time(Metric::Cpu, cpu)
     }
 
-    /// Adds any other metric, in the unit that [`Metric`] names.
+    /// Adds a value, in the unit that [`Metric`] documents.
     #[must_use]
     pub fn with(mut self, metric: Metric, value: f64) -> Self {
         self.values.insert(metric, value);
         self
     }
 
-    /// Adds a metric that is time per operation, from the time that all operations took.
+    /// Adds a metric that is a time per operation, given the time of all operations together.
     #[must_use]
-    pub fn with_time(self, metric: Metric, all: Duration) -> Self {
-        let each = all.as_nanos() as f64 / self.operations as f64;
-        self.with(metric, each)
+    pub fn with_time(self, metric: Metric, total: Duration) -> Self {
+        let per_operation = total.as_nanos() as f64 / self.operations as f64;
+        self.with(metric, per_operation)
     }
 
-    /// Adds a metric that is an amount per operation, from what all operations took.
+    /// Adds a metric that is an amount per operation, given the amount of all operations together.
     #[must_use]
-    pub fn with_amount(self, metric: Metric, all: u64) -> Self {
-        let each = all as f64 / self.operations as f64;
-        self.with(metric, each)
+    pub fn with_amount(self, metric: Metric, total: u64) -> Self {
+        let per_operation = total as f64 / self.operations as f64;
+        self.with(metric, per_operation)
     }
 
-    /// Adds [`Metric::LatencyP50`] and [`Metric::LatencyP99`], from what each operation took; there is at least one.
+    /// Adds [`Metric::LatencyP50`] and [`Metric::LatencyP99`], given the latency of each operation.
+    ///
+    /// # Panics
+    ///
+    /// If `latencies` is empty.
     #[must_use]
     pub fn with_latencies(self, mut latencies: Vec<Duration>) -> Self {
         latencies.sort_unstable();
@@ -54,10 +57,10 @@ impl Sample {
     }
 }
 
-/// Measures what a round does, and nothing around it. Handed to each round.
+/// Measures the work of a round, without its setup. Passed to each round.
 #[derive(Clone, Copy, Debug)]
 pub struct Meter {
-    /// Counting disturbs the clocks, so it has a round of its own, in which they are not read.
+    /// Counting disturbs the clocks, so allocations are counted in a separate round without clocks.
     pub(crate) counts_allocations: bool,
 }
 
@@ -65,8 +68,8 @@ impl Meter {
     pub(crate) const CLOCKS: Self = Self { counts_allocations: false };
     pub(crate) const COUNTS: Self = Self { counts_allocations: true };
 
-    /// Times `work`, which does so many operations, and the CPU that this process spends on it. What `work` returns is
-    /// dropped after the clocks have been read.
+    /// Runs `work` and measures its wall-clock time and the CPU time of this process. `operations` is the number of operations that
+    /// `work` performs. The result of `work` is dropped after the clocks have been read.
     pub fn measure<T>(self, operations: u64, work: impl FnOnce() -> T) -> Sample {
         if self.counts_allocations {
             let (_, allocations) = count_allocations(work);
@@ -86,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sample_is_per_second_and_per_operation() {
+    fn values_are_per_second_and_per_operation() {
         let sample = Sample::new(1000, Duration::from_millis(500), Duration::from_micros(250))
             .with_time(Metric::ServerCpu, Duration::from_micros(20))
             .with_amount(Metric::Memory, 1_400_000);
@@ -99,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn latencies_are_summarised_whatever_their_order() {
+    fn latencies_may_be_unsorted() {
         let sample = Sample::new(101, Duration::from_secs(1), Duration::from_secs(1));
         let sample = sample.with_latencies((0..=100).rev().map(Duration::from_micros).collect());
         assert_eq!(sample.value(Metric::LatencyP50).map(f64::round), Some(50_000.0));

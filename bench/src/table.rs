@@ -1,20 +1,20 @@
-//! Markdown tables that are also readable as they stand.
+//! Markdown tables with aligned columns, readable as plain text.
 
 use std::fmt;
 
 pub(crate) struct Table {
-    /// So many columns hold text and are aligned to the left; those after them hold numbers.
-    text: usize,
+    /// The number of leading columns that hold text and are left-aligned. The other columns hold numbers.
+    text_columns: usize,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    pub(crate) fn new(text: usize, headings: Vec<String>) -> Self {
-        Self { text, rows: vec![headings] }
+    pub(crate) fn new(text_columns: usize, headings: Vec<String>) -> Self {
+        Self { text_columns, rows: vec![headings] }
     }
 
-    /// `cells` are as many as the headings.
-    pub(crate) fn row(&mut self, cells: Vec<String>) {
+    /// Adds a row, with one cell per heading.
+    pub(crate) fn push_row(&mut self, cells: Vec<String>) {
         self.rows.push(cells);
     }
 }
@@ -26,7 +26,7 @@ impl fmt::Display for Table {
             .collect();
         for (line, row) in self.rows.iter().enumerate() {
             for (column, (cell, &width)) in row.iter().zip(&widths).enumerate() {
-                if column < self.text {
+                if column < self.text_columns {
                     write!(f, "| {cell:width$} ")?;
                 } else {
                     write!(f, "| {cell:>width$} ")?;
@@ -36,7 +36,7 @@ impl fmt::Display for Table {
             if line == 0 {
                 for (column, width) in widths.iter().enumerate() {
                     let dashes = "-".repeat(width + 1);
-                    if column < self.text { write!(f, "|:{dashes}") } else { write!(f, "|{dashes}:") }?;
+                    if column < self.text_columns { write!(f, "|:{dashes}") } else { write!(f, "|{dashes}:") }?;
                 }
                 writeln!(f, "|")?;
             }
@@ -50,9 +50,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_is_aligned_markdown() {
+    fn table_is_aligned_markdown() {
         let mut table = Table::new(1, vec!["contender".into(), "p99".into()]);
-        table.row(vec!["ours".into(), "1.23 µs".into()]);
+        table.push_row(vec!["ours".into(), "1.23 µs".into()]);
         assert_eq!(
             table.to_string(),
             "| contender |     p99 |\n\

@@ -1,4 +1,4 @@
-//! The counters of allocations and bytes, exactly: without a test runner, because that allocates whenever it likes.
+//! Tests that the counters of allocations and bytes are exact. There is no test harness, because it allocates at any time.
 
 use std::hint::black_box;
 use std::thread;
@@ -20,9 +20,9 @@ fn main() {
 
     black_box(vec![0_u8; 64]);
     let ((), dropped) = count_allocations(|| drop(boxes));
-    assert_eq!(dropped, 0, "what came before does not count, and freeing does not either");
+    assert_eq!(dropped, 0, "neither earlier allocations nor frees are counted");
 
-    // A thread costs some allocations itself, the same number each time.
+    // Starting a thread allocates too, the same number of times each time.
     let on_a_thread = |boxes: u64| {
         let work = move || (0..boxes).for_each(|number| drop(black_box(Box::new(number))));
         count_allocations(|| thread::spawn(work).join().unwrap()).1
@@ -37,7 +37,7 @@ fn main() {
         bytes.reserve_exact(999);
         black_box(bytes)
     });
-    assert_eq!(held, 1000, "what was freed meanwhile does not count, and what has grown does");
+    assert_eq!(held, 1000, "reallocations count, and freed memory does not");
     let ((), less) = count_bytes(|| bytes.shrink_to(400));
     assert_eq!(less, -600);
     let ((), freed) = count_bytes(|| drop(bytes));

@@ -1,4 +1,4 @@
-//! The program as it is called: what it prints, and its exit codes.
+//! Tests of the command-line program: output and exit codes.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 
-/// Runs one workload as briefly as can be, judged by the bars in `bars`.
+/// Runs the program with `--quick` and with these bars.
 fn bench(folder: &Path, bars: &str, arguments: &[&str]) -> Output {
     let file = folder.join("bars.toml");
     fs::write(&file, bars).unwrap();
@@ -38,7 +38,7 @@ fn stderr(output: &Output) -> String {
 }
 
 #[test]
-fn check_fails_on_a_missed_bar_and_on_no_other() {
+fn check_fails_only_on_a_missed_bar() {
     let folder = TempDir::new().unwrap();
     let run = |bars: &str, more: &[&str]| {
         let mut arguments = vec!["channels", "--only", "one-producer", "--rounds", "7"];
@@ -55,8 +55,8 @@ fn check_fails_on_a_missed_bar_and_on_no_other() {
     assert!(stdout(&missed).contains("| MISSED "), "{}", stdout(&missed));
     assert!(!stdout(&missed).contains("four-producers"), "{}", stdout(&missed));
 
-    let not_asked = run(&bar("1e15"), &[]);
-    assert_eq!(not_asked.status.code(), Some(0), "{}", stderr(&not_asked));
+    let unchecked = run(&bar("1e15"), &[]);
+    assert_eq!(unchecked.status.code(), Some(0), "{}", stderr(&unchecked));
 
     let json = fs::read(folder.path().join("channels.json")).unwrap();
     let json: Json = serde_json::from_slice(&json).unwrap();
@@ -65,15 +65,15 @@ fn check_fails_on_a_missed_bar_and_on_no_other() {
 }
 
 #[test]
-fn too_few_rounds_are_refused_with_a_sentence() {
+fn too_few_rounds_are_rejected() {
     let folder = TempDir::new().unwrap();
     let refused = bench(folder.path(), "", &["channels", "--rounds", "3"]);
     assert_eq!(refused.status.code(), Some(2));
-    assert!(stderr(&refused).contains("takes at least 7 rounds"), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("must be between 7 and 1000, got 3"), "{}", stderr(&refused));
 }
 
 #[test]
-fn a_bar_that_fits_nothing_is_an_error_before_anything_runs() {
+fn bar_with_unknown_contender_is_an_error() {
     let folder = TempDir::new().unwrap();
     let refused = bench(folder.path(), &bar("1.0").replace("std", "sdt"), &["all"]);
     assert_eq!(refused.status.code(), Some(2));
@@ -82,14 +82,14 @@ fn a_bar_that_fits_nothing_is_an_error_before_anything_runs() {
 }
 
 #[test]
-fn the_bars_of_this_package_fit_its_workloads() {
+fn bars_of_this_package_match_its_workloads() {
     let listed = Command::new(env!("CARGO_BIN_EXE_tidewire-bench")).arg("list").output().unwrap();
     assert_eq!(listed.status.code(), Some(0), "{}", stderr(&listed));
     assert!(stdout(&listed).contains("redis-ping: depth 1, depth 16, depth 128"), "{}", stdout(&listed));
 }
 
 #[test]
-fn without_redis_server_the_rest_runs() {
+fn contenders_without_redis_server_are_left_out() {
     let folder = TempDir::new().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_tidewire-bench"))
         .args(["pipelining", "--check", "--json"])
@@ -103,7 +103,7 @@ fn without_redis_server_the_rest_runs() {
 }
 
 #[test]
-fn a_server_in_another_process_is_measured() {
+fn cpu_of_the_server_process_is_measured() {
     let folder = TempDir::new().unwrap();
     let output = bench(folder.path(), "", &["pipelining", "--rounds", "7"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -115,14 +115,14 @@ fn a_server_in_another_process_is_measured() {
     assert!(stdout(&output).contains("server CPU per ping"), "redis-server is needed: {}", stdout(&output));
 }
 
-/// The path of a shell script that stands in for an older build: it handles some arguments itself, and passes everything else
-/// to the real program.
+/// Writes a shell script that simulates an older build: it handles some arguments itself and passes everything else to the real
+/// program. Returns its path.
 fn older_build(folder: &Path, script: &str) -> PathBuf {
     let file = folder.join("older-bench");
     let program = env!("CARGO_BIN_EXE_tidewire-bench");
     let text = format!("#!/bin/sh\nBENCH='{program}'\n{script}\nexec \"$BENCH\" \"$@\"\n");
-    // Written by another process: a child that a parallel test forks would inherit a file that is open for writing here, and a
-    // file that is open for writing cannot be executed.
+    // Written by another process: a child that a parallel test forks would inherit a descriptor that is open for writing here, and
+    // executing the file would fail with ETXTBSY.
     let write = r#"printf %s "$2" > "$1" && chmod +x "$1""#;
     let written = Command::new("sh").args(["-c", write, "sh"]).arg(&file).arg(text).status().unwrap();
     assert!(written.success());
@@ -141,7 +141,7 @@ fn compare(folder: &Path, before: &Path, arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// The JSON of a comparison that succeeded.
+/// Returns the JSON of a comparison that succeeded.
 fn changes(folder: &Path, output: &Output) -> Json {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(output));
     serde_json::from_slice(&fs::read(folder.join("before.json")).unwrap()).unwrap()
@@ -165,7 +165,7 @@ fn contenders_with(workload: &Json, metrics: &[&str]) -> BTreeSet<String> {
 }
 
 #[test]
-fn a_build_is_compared_with_itself() {
+fn build_is_compared_with_itself() {
     let folder = TempDir::new().unwrap();
     let this = Path::new(env!("CARGO_BIN_EXE_tidewire-bench"));
     let output = compare(folder.path(), this, &["channels", "--only", "one-producer"]);
@@ -179,7 +179,7 @@ fn a_build_is_compared_with_itself() {
 }
 
 #[test]
-fn speed_cpu_and_memory_of_two_builds_are_compared() {
+fn throughput_cpu_and_memory_of_two_builds_are_compared() {
     let folder = TempDir::new().unwrap();
     let this = Path::new(env!("CARGO_BIN_EXE_tidewire-bench"));
     let output = compare(folder.path(), this, &["server", "--only", "server-get", "--contender", "tidewire"]);
@@ -194,9 +194,9 @@ fn speed_cpu_and_memory_of_two_builds_are_compared() {
 }
 
 #[test]
-fn a_build_without_one_round_is_compared() {
+fn build_without_one_round_is_compared() {
     let folder = TempDir::new().unwrap();
-    // As clap refuses an option that it does not know.
+    // The error of clap for an unknown option.
     let older = older_build(
         folder.path(),
         r#"case " $* " in
@@ -230,12 +230,12 @@ fi"#,
 
     let output = compare(folder.path(), &older, &["pool", "--only", "pool-alone", "--contender", "moving"]);
     let json = changes(folder.path(), &output);
-    assert_eq!(json["only_now"], json!(["pool-alone"]), "the older build has no such contender");
+    assert_eq!(json["only_now"], json!(["pool-alone"]), "the older build does not have the contender");
     assert_eq!(json["workloads"], json!([]));
 }
 
 #[test]
-fn an_older_build_that_fails_is_named() {
+fn error_names_the_older_build_that_failed() {
     let folder = TempDir::new().unwrap();
     let refused = |before: &Path| {
         let output = compare(folder.path(), before, &["channels", "--only", "one-producer"]);
@@ -253,9 +253,9 @@ fn an_older_build_that_fails_is_named() {
     let another_program = refused(Path::new("/bin/true"));
     assert!(another_program.contains("is not a build of tidewire-bench"), "{another_program}");
 
-    let crashes = older_build(folder.path(), r#"if [ "$1" = channels ]; then echo "out of luck" >&2; exit 101; fi"#);
+    let crashes = older_build(folder.path(), r#"if [ "$1" = channels ]; then echo "disk full" >&2; exit 101; fi"#);
     let crashes = refused(&crashes);
-    assert!(crashes.contains("older-bench channels") && crashes.contains("out of luck"), "{crashes}");
+    assert!(crashes.contains("older-bench channels") && crashes.contains("disk full"), "{crashes}");
 
     let writes_no_figures = older_build(folder.path(), r#"if [ "$1" = channels ]; then exit 0; fi"#);
     let writes_no_figures = refused(&writes_no_figures);
@@ -263,7 +263,7 @@ fn an_older_build_that_fails_is_named() {
 }
 
 #[test]
-fn a_single_round_is_written_and_not_judged() {
+fn single_round_is_written_and_not_judged() {
     let folder = TempDir::new().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_tidewire-bench"))
         .args(["channels", "--quick", "--one-round", "one-producer", "--contender", "std", "--json"])
@@ -300,31 +300,31 @@ fn every_workload_runs(comparison: &str) {
 }
 
 #[test]
-fn every_workload_on_connections_runs() {
+fn every_conn_workload_runs() {
     every_workload_runs("conn");
 }
 
 #[test]
-fn every_workload_on_websockets_runs() {
+fn every_websocket_workload_runs() {
     every_workload_runs("websocket");
 }
 
 #[test]
-fn every_workload_on_the_store_runs() {
+fn every_store_workload_runs() {
     every_workload_runs("store");
 }
 
 #[test]
-fn every_workload_on_live_queries_runs() {
+fn every_live_workload_runs() {
     every_workload_runs("live");
 }
 
 #[test]
-fn every_workload_on_the_server_runs() {
+fn every_server_workload_runs() {
     every_workload_runs("server");
 }
 
 #[test]
-fn every_workload_on_redis_runs() {
+fn every_redis_workload_runs() {
     every_workload_runs("redis");
 }

@@ -1,4 +1,4 @@
-//! Bounded channels, many producers to one consumer: what a message between threads costs before anyone adds to it.
+//! Bounded channels from one or several producers to one consumer: the base cost of a message between threads.
 
 use std::hint::black_box;
 use std::sync::mpsc::sync_channel;
@@ -17,7 +17,7 @@ pub(crate) const COMPARISON: Comparison = Comparison {
     roles: &[],
 };
 
-/// As many messages as may wait in a channel.
+/// The capacity of a channel in messages.
 const CAPACITY: usize = 1024;
 
 fn workloads(effort: Effort) -> Vec<Workload> {
@@ -32,8 +32,8 @@ fn workload(name: &'static str, from: &str, producers: u64, messages: u64) -> Wo
     Workload {
         name,
         about: format!(
-            "{messages} numbers through a channel of {CAPACITY}, from {from} to one consumer. \
-             Each is a thread; for \"tokio tasks\" a task on a runtime of two workers."
+            "{messages} integers through a channel with a capacity of {CAPACITY}, from {from} to one consumer. Producers and \
+             consumer are threads or, for \"tokio tasks\", tasks on a runtime with two workers."
         ),
         operation: "message",
         metrics: &[Metric::Throughput, Metric::Cpu, Metric::Allocations],
@@ -67,7 +67,7 @@ fn workload(name: &'static str, from: &str, producers: u64, messages: u64) -> Wo
 #[derive(Clone, Copy)]
 struct Load {
     producers: u64,
-    /// Of all producers together; a multiple of their number.
+    /// The messages of all producers together; a multiple of `producers`.
     messages: u64,
 }
 

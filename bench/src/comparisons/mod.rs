@@ -1,4 +1,4 @@
-//! The comparisons, a file or a folder each.
+//! The comparisons, one module each.
 
 mod channels;
 mod conn;
@@ -13,10 +13,10 @@ mod websocket;
 
 use tidewire_bench::Workload;
 
-use self::resident::resident;
+use self::resident::resident_bytes;
 use crate::role::Role;
 
-/// All there are; the program finds them here.
+/// All comparisons.
 pub(crate) const COMPARISONS: &[Comparison] = &[
     channels::COMPARISON,
     conn::COMPARISON,
@@ -29,27 +29,28 @@ pub(crate) const COMPARISONS: &[Comparison] = &[
     websocket::COMPARISON,
 ];
 
-/// Workloads on one subject.
+/// A group of workloads on one subject.
 pub(crate) struct Comparison {
-    /// What the command line calls it.
+    /// The name on the command line.
     pub(crate) name: &'static str,
     pub(crate) about: &'static str,
-    /// Makes the workloads, without starting anything yet.
+    /// Creates the workloads. Must not start processes or do expensive work.
     pub(crate) workloads: fn(Effort) -> Vec<Workload>,
-    /// What it has processes of their own do.
+    /// The roles of its child processes.
     pub(crate) roles: &'static [Role],
 }
 
-/// How much work a round does.
+/// The amount of work in a round.
 #[derive(Clone, Copy)]
 pub(crate) enum Effort {
     /// Enough to measure: a round of the fastest contender takes some tens of milliseconds.
     Full,
-    /// Enough to see that it runs.
+    /// A hundredth of the work, to check that everything runs.
     Quick,
 }
 
 impl Effort {
+    /// Returns the number of operations, given the number at full effort.
     pub(crate) fn operations(self, full: u64) -> u64 {
         match self {
             Self::Full => full,

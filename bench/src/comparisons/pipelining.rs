@@ -1,5 +1,5 @@
-//! What pipelining is worth: one raw connection to a real redis-server, at several depths. The ratio is known to be large, so
-//! this also checks the harness.
+//! The effect of pipelining on one raw connection to a redis-server, at several depths. The ratio is known to be large, so this
+//! also checks the harness.
 
 use std::cell::LazyCell;
 use std::io::{Read as _, Write as _};
@@ -23,19 +23,19 @@ const PONG: &[u8] = b"+PONG\r\n";
 
 fn workloads(effort: Effort) -> Vec<Workload> {
     let cores = Cores::choose();
-    // Shared by the contenders, and started by the round that comes first.
+    // Shared by the contenders and started in the first round.
     let server = Rc::new(LazyCell::new(move || Server::start(cores)));
     let contender = |name, depth, pings| {
         let (server, batches) = (server.clone(), effort.operations(pings) / depth);
-        Contender::new(name, move |meter| server.ping(meter, depth, batches)).needing("redis-server")
+        Contender::new(name, move |meter| server.ping(meter, depth, batches)).requires_program("redis-server")
     };
     vec![Workload {
         name: "redis-ping",
         about: format!(
-            "PING over one TCP connection, one write per batch and the next when all replies are there. {}",
+            "PING over one TCP connection, with one write per batch. The next batch follows when all replies have arrived. {}",
             match cores {
-                Some(Cores { load, server }) => format!("The load has core {load}, the server core {server}."),
-                None => "There is only one core, which load and server share.".into(),
+                Some(Cores { load, server }) => format!("The load runs on core {load}, the server on core {server}."),
+                None => "Load and server share the only core.".into(),
             }
         ),
         operation: "ping",
@@ -48,7 +48,7 @@ fn workloads(effort: Effort) -> Vec<Workload> {
     }]
 }
 
-/// One core each, where there are two.
+/// The cores of load and server, on a machine with at least two.
 #[derive(Clone, Copy)]
 struct Cores {
     load: usize,
@@ -57,7 +57,7 @@ struct Cores {
 
 impl Cores {
     fn choose() -> Option<Self> {
-        match available_cores().expect("the kernel tells which cores there are")[..] {
+        match available_cores().expect("the affinity of this thread can be read")[..] {
             [load, server, ..] => Some(Self { load, server }),
             _ => None,
         }

@@ -1,4 +1,4 @@
-//! The striped pool against the ways one would do it by hand.
+//! The striped pool compared with hand-written alternatives.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -18,12 +18,12 @@ use super::{Comparison, Effort};
 
 pub(crate) const COMPARISON: Comparison = Comparison {
     name: "pool",
-    about: "The striped pool against crossbeam channels, a tokio task per key, and rayon without order",
+    about: "The striped pool compared with crossbeam channels, a tokio task per key, and rayon without ordering",
     workloads,
     roles: &[],
 };
 
-/// As many messages as the pool, or all channels of a hand-made one together, may hold.
+/// The capacity in messages of the pool, or of all channels of a contender together.
 const CAPACITY: usize = 65_536;
 const KEYS: u64 = 10_000;
 
@@ -33,29 +33,33 @@ fn workloads(effort: Effort) -> Vec<Workload> {
         Workload {
             name: "pool-alone",
             about: format!(
-                "{alone} messages of {KEYS} keys from one producer to one worker, with an empty handler. {}",
-                if apart().is_some() { "Each has a core of its own." } else { "They share the only core." }
+                "{alone} messages with {KEYS} keys from one producer to one worker, with an empty handler. Producer and worker {}",
+                if separate_cores().is_some() { "run on separate cores." } else { "share the only core." }
             ),
             operation: "message",
             metrics: &[Metric::Cpu, Metric::Throughput, Metric::Allocations],
             contenders: vec![
-                Contender::new("crossbeam", move |meter| produce_apart(meter, alone, || Channels::start(1, empty))),
+                Contender::new("crossbeam", move |meter| {
+                    produce_on_separate_cores(meter, alone, || Channels::start(1, empty))
+                }),
                 Contender::new("pinned", move |meter| {
-                    produce_apart(meter, alone, || Ours(pool(Placement::Pinned, 1, empty_handler)))
+                    produce_on_separate_cores(meter, alone, || Ours(pool(Placement::Pinned, 1, empty_handler)))
                 }),
                 Contender::new("moving", move |meter| {
-                    produce_apart(meter, alone, || Ours(pool(Placement::Moving, 1, empty_handler)))
+                    produce_on_separate_cores(meter, alone, || Ours(pool(Placement::Moving, 1, empty_handler)))
                 }),
             ],
         },
         Workload {
             name: "pool-many",
-            about: format!("{many} messages of {KEYS} keys from four producers to two workers, with an empty handler."),
+            about: format!(
+                "{many} messages with {KEYS} keys from four producers to two workers, with an empty handler."
+            ),
             operation: "message",
             metrics: &[Metric::Throughput, Metric::Cpu, Metric::Allocations],
             contenders: vec![
                 Contender::new("tokio task per key", move |meter| produce(meter, 4, many, &Tasks::<Dense>::start())),
-                Contender::new("the same, by hash map", move |meter| {
+                Contender::new("tokio task per key, hash map", move |meter| {
                     produce(meter, 4, many, &Tasks::<HashMap<Key, Mailbox>>::start())
                 }),
                 Contender::new("crossbeam", move |meter| produce(meter, 4, many, &Channels::start(2, empty))),
@@ -73,41 +77,45 @@ fn workloads(effort: Effort) -> Vec<Workload> {
     ]
 }
 
-/// Somebody who takes messages.
+/// A receiver of messages.
 trait Sink<P>: Sync {
     fn send(&self, message: Message<P>);
-    /// Waits until all that was sent is handled; they may be sent again.
-    fn settle(&self);
+    /// Waits until all messages have been taken from the queues. More messages may follow.
+    fn drain(&self);
 }
 
-/// One core for the producer and one for the worker, where there are two.
-fn apart() -> Option<(usize, usize)> {
-    match available_cores().expect("the kernel tells which cores there are")[..] {
+/// Returns a core for the producer and one for the worker, if there are two.
+fn separate_cores() -> Option<(usize, usize)> {
+    match available_cores().expect("the affinity of this thread can be read")[..] {
         [producer, worker, ..] => Some((producer, worker)),
         _ => None,
     }
 }
 
-/// From one producer to one worker, which do not take turns on one core: whether they do decides more than anything else,
-/// and is up to the scheduler.
-fn produce_apart<S: Sink<u64> + Send>(meter: Meter, messages: u64, start: impl FnOnce() -> S + Send) -> Sample {
-    let Some((producer, worker)) = apart() else { return produce(meter, 1, messages, &start()) };
-    // A thread inherits the core of the one that starts it.
+/// Sends from one producer to one worker, pinned to separate cores. Whether they share a core has the largest effect on the result,
+/// and would otherwise be up to the scheduler.
+fn produce_on_separate_cores<S: Sink<u64> + Send>(
+    meter: Meter,
+    messages: u64,
+    start: impl FnOnce() -> S + Send,
+) -> Sample {
+    let Some((producer, worker)) = separate_cores() else { return produce(meter, 1, messages, &start()) };
+    // A thread inherits the affinity of the thread that starts it.
     let sink = on_core(worker, start).expect("a thread can be pinned to a core");
     on_core(producer, || produce(meter, 1, messages, &sink)).expect("a thread can be pinned to a core")
 }
 
 fn produce(meter: Meter, producers: u64, messages: u64, sink: &impl Sink<u64>) -> Sample {
     let send = |count: u64, first: u64| {
-        // A step that is coprime to the number of keys visits them all, without a pattern that a cache could learn.
+        // A step that is coprime to the number of keys visits all of them, in an order that does not favour the cache.
         for n in 0..count {
             let number = first + n;
             sink.send(Message::new(number.wrapping_mul(7919) % KEYS, number));
         }
     };
-    // All buffers have grown before it counts.
+    // Let all buffers grow before the measurement.
     send(100_000, 0);
-    sink.settle();
+    sink.drain();
     meter.measure(messages, || {
         thread::scope(|scope| {
             for producer in 1..producers {
@@ -115,7 +123,7 @@ fn produce(meter: Meter, producers: u64, messages: u64, sink: &impl Sink<u64>) -
             }
             send(messages - messages / producers * (producers - 1), 0);
         });
-        sink.settle();
+        sink.drain();
     })
 }
 
@@ -141,14 +149,14 @@ impl<P: Send + 'static> Sink<P> for Ours<P> {
         self.0.submit(message).expect("the pool is open");
     }
 
-    fn settle(&self) {
+    fn drain(&self) {
         while self.0.depth() > 0 {
             thread::yield_now();
         }
     }
 }
 
-/// What one writes by hand: a bounded channel per worker, the key modulo their number.
+/// The usual hand-written solution: a bounded channel per worker, chosen by the key modulo the number of workers.
 struct Channels<P> {
     senders: Vec<crossbeam_channel::Sender<Message<P>>>,
     workers: Vec<JoinHandle<()>>,
@@ -162,7 +170,7 @@ impl<P: Send + 'static> Channels<P> {
             let handler = Arc::clone(&handler);
             let thread = thread::spawn(move || {
                 for mut message in receiver {
-                    // What a worker that must survive its handler does at least.
+                    // A worker must survive a panic of its handler.
                     let _ = black_box(catch_unwind(AssertUnwindSafe(|| handler(&mut message))));
                 }
             });
@@ -175,11 +183,11 @@ impl<P: Send + 'static> Channels<P> {
 
 impl<P: Send + 'static> Sink<P> for Channels<P> {
     fn send(&self, message: Message<P>) {
-        let lane = usize::try_from(message.key.0).expect("64 bits") % self.senders.len();
-        assert!(self.senders[lane].send(message).is_ok(), "the worker lives");
+        let worker = usize::try_from(message.key.0).expect("64 bits") % self.senders.len();
+        assert!(self.senders[worker].send(message).is_ok(), "the worker is running");
     }
 
-    fn settle(&self) {
+    fn drain(&self) {
         while self.senders.iter().any(|sender| !sender.is_empty()) {
             thread::yield_now();
         }
@@ -195,7 +203,7 @@ impl<P> Drop for Channels<P> {
     }
 }
 
-/// An actor per key: a tokio task with a channel, and some way to find it.
+/// An actor per key: a tokio task with a channel, found through a [`Directory`].
 struct Tasks<K> {
     keys: K,
     _runtime: runtime::Runtime,
@@ -219,13 +227,13 @@ impl<K: FromIterator<(Key, Mailbox)>> Tasks<K> {
     }
 }
 
-/// How the channel of a key is found.
+/// Finds the channel of a key.
 trait Directory {
     fn find(&self, key: Key) -> &Mailbox;
     fn all(&self) -> impl Iterator<Item = &Mailbox>;
 }
 
-/// Keys are small numbers without gaps: the best case, and not what keys are in life.
+/// A vector indexed by the key. The best case: real keys are rarely small and contiguous.
 struct Dense(Vec<Mailbox>);
 
 impl FromIterator<(Key, Mailbox)> for Dense {
@@ -244,7 +252,7 @@ impl Directory for Dense {
     }
 }
 
-/// Keys are anything. That they come and go, and the lock it would take, is spared it.
+/// A hash map with arbitrary keys. Keys are never added or removed here, so it needs no lock.
 impl Directory for HashMap<Key, Mailbox> {
     fn find(&self, key: Key) -> &Mailbox {
         &self[&key]
@@ -257,17 +265,17 @@ impl Directory for HashMap<Key, Mailbox> {
 
 impl<K: Directory + Sync> Sink<u64> for Tasks<K> {
     fn send(&self, message: Message<u64>) {
-        self.keys.find(message.key).blocking_send(message).expect("the task lives");
+        self.keys.find(message.key).blocking_send(message).expect("the task is running");
     }
 
-    fn settle(&self) {
+    fn drain(&self) {
         while self.keys.all().any(|key| key.capacity() < key.max_capacity()) {
             thread::yield_now();
         }
     }
 }
 
-/// No order and no bound: what threads alone can do.
+/// An upper bound for a thread pool: neither ordered nor bounded.
 struct Rayon {
     pool: rayon::ThreadPool,
     pending: Arc<AtomicU64>,
@@ -290,21 +298,21 @@ impl Sink<u64> for Rayon {
         });
     }
 
-    fn settle(&self) {
+    fn drain(&self) {
         while self.pending.load(Relaxed) > 0 {
             thread::yield_now();
         }
     }
 }
 
-/// A message that is asked how long it waited.
+/// A message with the time of its submission.
 #[derive(Clone, Copy)]
 struct Timed {
     sent: Instant,
     slow: bool,
 }
 
-/// Every second message has one key, whose handler takes a millisecond. How long do the others wait?
+/// Measures how long other keys wait if every second message has a key whose handler takes a millisecond.
 fn hot_key(effort: Effort) -> Workload {
     let messages = effort.operations(60_000) / 100;
     let contender = |name, start: fn(Arc<Delays>) -> Box<dyn Sink<Timed>>| {
@@ -313,24 +321,25 @@ fn hot_key(effort: Effort) -> Workload {
             let sink = start(Arc::clone(&delays));
             let sample = meter.measure(messages, || {
                 for number in 0..messages / 2 {
-                    // The hot key is busy for most of the time, but can keep up.
+                    // The worker of the hot key is busy most of the time, but keeps up.
                     thread::sleep(Duration::from_micros(1250));
                     let sent = Instant::now();
                     sink.send(Message::new(0, Timed { sent, slow: true }));
                     sink.send(Message::new(1 + number * 7919 % KEYS, Timed { sent, slow: false }));
                 }
-                sink.settle();
+                sink.drain();
             });
             drop(sink);
-            let delays = delays.0.lock().expect("nobody panics").clone();
+            let delays = delays.0.lock().expect("the lock is not poisoned").clone();
             sample.with_latencies(delays)
         })
     };
     Workload {
         name: "pool-hot-key",
         about: format!(
-            "{messages} messages to two workers, two every 1.25 ms: one of a key whose handler takes 1 ms, one of the other \
-             {KEYS} keys, which are instant. The delay of the latter, from submission to handler."
+            "{messages} messages to two workers, two every 1.25 ms: one with a hot key, whose handler takes 1 ms, and one with \
+             one of {KEYS} other keys, whose handler returns at once. A latency is the time from submission to handler of a \
+             message with another key."
         ),
         operation: "message",
         metrics: &[Metric::LatencyP99, Metric::LatencyP50],
@@ -351,7 +360,7 @@ impl Delays {
             thread::sleep(Duration::from_millis(1));
         } else {
             let delay = message.payload.sent.elapsed();
-            self.0.lock().expect("nobody panics").push(delay);
+            self.0.lock().expect("the lock is not poisoned").push(delay);
         }
     }
 
@@ -372,7 +381,7 @@ fn idle(effort: Effort) -> Workload {
             while pool.depth() > 0 {
                 thread::yield_now();
             }
-            // Workers look around for a moment before they sleep.
+            // Workers spin for a moment before they sleep.
             thread::sleep(time / 50);
             let cpu = CpuClock::of_this_process();
             let before = cpu.now();
@@ -383,7 +392,7 @@ fn idle(effort: Effort) -> Workload {
     };
     Workload {
         name: "pool-idle",
-        about: format!("Eight workers with nothing to do, for {time:?}."),
+        about: format!("Eight idle workers, for {time:?}."),
         operation: "pool",
         metrics: &[Metric::IdleCpu],
         contenders: vec![contender("moving", Placement::Moving)],

@@ -1,8 +1,8 @@
-//! Bursts of pushes to many connections, each with a head of its own before a body that all share.
+//! Bursts of pushes to many connections, with a head per connection before a shared body.
 //!
-//! Receivers are a process of their own on a core of their own, so the CPU of this process is that of the server. They
-//! acknowledge a burst when every one of them has had all of it; then comes the next. So no contender may leave anything out,
-//! and none meets a full socket.
+//! The receivers run in a separate process on another core, so the CPU time of this process is that of the server. They acknowledge
+//! a burst when all of them have read all of it, and then the next one is sent. So every push is checked, and no contender fills the
+//! socket buffers.
 
 use std::convert::Infallible;
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -18,28 +18,28 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 
 use super::super::Effort;
-use super::{allow_files, apart, runtime};
+use super::{raise_file_limit, runtime, separate_cores};
 use crate::role::Role;
 
-const HEAD: usize = 20;
-const BODY: usize = 64;
-/// Of head and body together.
-pub(crate) const LENGTH: usize = HEAD + BODY;
-/// As many as fit the queues of a connection by default.
+const HEAD_BYTES: usize = 20;
+const BODY_BYTES: usize = 64;
+/// The length of head and body together.
+pub(crate) const PUSH_BYTES: usize = HEAD_BYTES + BODY_BYTES;
+/// Pushes per burst. As many as fit the queues of a connection by default.
 const PUSHES: usize = 64;
 const BURSTS: usize = 20;
-/// What the receivers send when a burst has arrived.
+/// Sent by the receivers when a burst has arrived.
 const ACK: u8 = b'!';
 
-/// How pushes are framed.
+/// The framing of pushes.
 pub(crate) trait Framing: Sized + 'static {
-    /// What the server speaks; it is only ever pushed to.
+    /// The protocol of the server, which only pushes.
     type Protocol: Protocol;
-    /// What is shared by all receivers.
+    /// The part of a push that all receivers share.
     type Body;
-    /// Plays the receivers: see [`receive`].
-    const READERS: Role;
-    /// What comes before head and body, which have [`LENGTH`] bytes.
+    /// The process of the receivers, see [`receive`].
+    const RECEIVERS: Role;
+    /// The bytes before head and body, which have [`PUSH_BYTES`] bytes.
     const PREFIX: &'static [u8];
 
     fn protocol() -> Self::Protocol;
@@ -53,10 +53,10 @@ pub(crate) fn broadcast<F: Framing>(name: &'static str, effort: Effort) -> Workl
     Workload {
         name,
         about: format!(
-            "{BURSTS} bursts of {PUSHES} pushes, each to {connections} connections, with a head of {HEAD} bytes for each of \
-             them and a body of {BODY} that they share. The CPU is that of the server, which has one thread; the receivers are \
-             another process{}.",
-            if apart().is_some() { " on another core" } else { "" }
+            "{BURSTS} bursts of {PUSHES} pushes to {connections} connections, with a head of {HEAD_BYTES} bytes per connection \
+             and a shared body of {BODY_BYTES} bytes. The CPU time is that of the server, which has one thread. The receivers \
+             are another process{}.",
+            if separate_cores().is_some() { " on another core" } else { "" }
         ),
         operation: "delivery",
         metrics: &[Metric::Cpu, Metric::Allocations],
@@ -72,23 +72,23 @@ pub(crate) fn broadcast<F: Framing>(name: &'static str, effort: Effort) -> Workl
     }
 }
 
-/// Serves one round: a burst to warm up, and [`BURSTS`] of them measured.
+/// Serves one round: a warm-up burst, then [`BURSTS`] measured ones.
 type Serve = fn(Meter, Receivers) -> Sample;
 
-/// Connections to them, in order, and one for their acknowledgements.
+/// The connections to the receivers, in order, and one for their acknowledgements.
 struct Receivers {
     control: TcpStream,
     connections: Vec<TcpStream>,
 }
 
 fn run<F: Framing>(meter: Meter, connections: usize, serve: Serve) -> Sample {
-    allow_files(connections);
+    raise_file_limit(connections);
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let addr = listener.local_addr().expect("it is bound");
-    let mut readers = F::READERS.start(&[addr.to_string(), connections.to_string()]);
-    let (load_core, server_core) = apart().unzip();
+    let mut receivers = F::RECEIVERS.start(&[addr.to_string(), connections.to_string()]);
+    let (load_core, server_core) = separate_cores().unzip();
     if let Some(core) = load_core {
-        pin_process(readers.pid(), core).expect("a process can be pinned");
+        pin_process(receivers.pid(), core).expect("a process can be pinned");
     }
     let round = move || {
         let accept = || {
@@ -101,7 +101,7 @@ fn run<F: Framing>(meter: Meter, connections: usize, serve: Serve) -> Sample {
         serve(meter, receivers)
     };
     let sample = on_core(server_core.unwrap_or(0), round).expect("a thread can be pinned");
-    assert!(readers.wait().success(), "the receivers had something else: {}", readers.output());
+    assert!(receivers.wait().success(), "the receivers failed: {}", receivers.output());
     sample
 }
 
@@ -109,23 +109,23 @@ fn measure(meter: Meter, connections: usize, work: impl FnOnce()) -> Sample {
     meter.measure((BURSTS * PUSHES * connections) as u64, work)
 }
 
-/// The receivers: read in turn, from the last connection to the first. The server writes them the other way round, so that a
-/// burst wakes this process about once, and no contender pays for more.
+/// Runs the receivers. They are read in turn, from the last connection to the first. The server writes in the opposite order, so a
+/// burst wakes this process about once, which keeps the cost of wake-ups equal for all contenders.
 pub(crate) fn receive<F: Framing>(arguments: &[String]) {
-    let [addr, connections] = arguments else { panic!("the receivers are told an address and a number") };
+    let [addr, connections] = arguments else { panic!("expected an address and a number of connections") };
     let connections = connections.parse().expect("a number of connections");
-    allow_files(connections);
+    raise_file_limit(connections);
     let connect = |_: usize| TcpStream::connect(addr).expect("the server accepts");
     let mut control = connect(0);
     let mut sockets: Vec<_> = (0..connections).map(connect).collect();
-    let frame = F::PREFIX.len() + LENGTH;
+    let frame = F::PREFIX.len() + PUSH_BYTES;
     let mut bytes = vec![0; PUSHES * frame];
     for burst in 0..=BURSTS {
         for (receiver, socket) in sockets.iter_mut().enumerate().rev() {
             socket.read_exact(&mut bytes).expect("the server sends");
             for (push, frame) in bytes.chunks_exact(frame).enumerate() {
                 let (prefix, rest) = frame.split_at(F::PREFIX.len());
-                let (head, body) = rest.split_at(HEAD);
+                let (head, body) = rest.split_at(HEAD_BYTES);
                 assert_eq!(prefix, F::PREFIX);
                 assert_eq!(head, self::head(receiver));
                 assert_eq!(body, self::body(burst, push));
@@ -135,25 +135,25 @@ pub(crate) fn receive<F: Framing>(arguments: &[String]) {
     }
 }
 
-/// What names a receiver, as a subscription would. It is text, like the body.
-fn head(receiver: usize) -> [u8; HEAD] {
+/// Returns the head for a receiver: text of the length of a subscription id.
+fn head(receiver: usize) -> [u8; HEAD_BYTES] {
     let mut head = *b"subscription01234567";
-    head[HEAD - 8..].copy_from_slice(&letters(receiver));
+    head[HEAD_BYTES - 8..].copy_from_slice(&letters(receiver));
     head
 }
 
-fn body(burst: usize, push: usize) -> [u8; BODY] {
-    let mut body = [b'x'; BODY];
+fn body(burst: usize, push: usize) -> [u8; BODY_BYTES] {
+    let mut body = [b'x'; BODY_BYTES];
     body[..8].copy_from_slice(&letters(burst * PUSHES + push));
     body
 }
 
-/// The lower 32 bits of a number, four to a letter.
+/// Encodes the lower 32 bits of a number as letters, four bits each.
 fn letters(number: usize) -> [u8; 8] {
-    std::array::from_fn(|place| b"abcdefghijklmnop"[number >> (4 * place) & 15])
+    std::array::from_fn(|index| b"abcdefghijklmnop"[number >> (4 * index) & 15])
 }
 
-/// What one thread can do at best: a buffer for each connection, to which bytes are copied, and one write of it per burst.
+/// A lower bound for one thread: copies bytes to a buffer per connection and writes each buffer once per burst.
 struct RawEpoll {
     epoll: Epoll,
     control: TcpStream,
@@ -163,7 +163,7 @@ struct RawEpoll {
 struct RawConnection {
     socket: TcpStream,
     prefix: &'static [u8],
-    head: [u8; HEAD],
+    head: [u8; HEAD_BYTES],
     output: Vec<u8>,
     written: usize,
 }
@@ -210,7 +210,7 @@ impl RawEpoll {
         match self.control.read(&mut ack) {
             Ok(1) => true,
             Err(error) if error.kind() == ErrorKind::WouldBlock => false,
-            ended => panic!("the receivers have gone: {ended:?}"),
+            ended => panic!("the receivers have disconnected: {ended:?}"),
         }
     }
 }
@@ -221,7 +221,7 @@ impl RawConnection {
             match self.socket.write(&self.output[self.written..]) {
                 Ok(written) => self.written += written,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                Err(error) => panic!("the receivers have gone: {error}"),
+                Err(error) => panic!("the receivers have disconnected: {error}"),
             }
         }
         self.output.clear();
@@ -229,18 +229,18 @@ impl RawConnection {
     }
 }
 
-/// A server whose connections are tasks.
-trait Tasks {
+/// A server with a task per connection.
+trait TaskServer {
     fn spawn(connections: Vec<tokio::net::TcpStream>) -> Self;
-    /// Whether all can be pushed to.
-    fn have_begun(&self) -> bool {
+    /// Returns whether all connections accept pushes.
+    fn is_ready(&self) -> bool {
         true
     }
     /// Pushes this body to every connection.
     fn push(&self, body: Bytes);
 }
 
-fn on_runtime<T: Tasks>(meter: Meter, Receivers { control, connections }: Receivers) -> Sample {
+fn on_runtime<T: TaskServer>(meter: Meter, Receivers { control, connections }: Receivers) -> Sample {
     let runtime = runtime();
     let _entered = runtime.enter();
     let count = connections.len();
@@ -255,20 +255,20 @@ fn on_runtime<T: Tasks>(meter: Meter, Receivers { control, connections }: Receiv
             control.read_u8().await.expect("the receivers acknowledge");
         });
     };
-    while !tasks.have_begun() {
+    while !tasks.is_ready() {
         runtime.block_on(tokio::task::yield_now());
     }
     burst(0);
     measure(meter, count, || (1..=BURSTS).for_each(burst))
 }
 
-/// What one writes by hand with tokio: a bounded channel and a task for each connection.
+/// The usual hand-written solution with tokio: a bounded channel and a task per connection.
 struct Channels<F>(Vec<mpsc::Sender<Push>>, PhantomData<F>);
 
-/// To whom, and what.
+/// The number of the receiver, and the body.
 type Push = (usize, Bytes);
 
-impl<F: Framing> Tasks for Channels<F> {
+impl<F: Framing> TaskServer for Channels<F> {
     fn spawn(connections: Vec<tokio::net::TcpStream>) -> Self {
         let spawn = |mut socket: tokio::net::TcpStream| {
             let (sender, mut pushes) = mpsc::channel::<Push>(256);
@@ -298,49 +298,51 @@ impl<F: Framing> Tasks for Channels<F> {
 
 struct Ours<F: Framing> {
     supervisor: Supervisor<F::Protocol>,
-    /// Of each connection.
+    /// The head for each connection.
     heads: Vec<String>,
 }
 
-impl<F: Framing> Tasks for Ours<F> {
+impl<F: Framing> TaskServer for Ours<F> {
     fn spawn(connections: Vec<tokio::net::TcpStream>) -> Self {
         let supervisor = Supervisor::builder(F::protocol()).build();
         let head = |receiver| String::from_utf8(head(receiver).into()).expect("it is text");
         let heads = (0..connections.len()).map(head).collect();
         for socket in connections {
-            let permit = supervisor.admit(socket.peer_addr().expect("it is connected")).expect("there is room");
+            let permit = supervisor
+                .admit(socket.peer_addr().expect("it is connected"))
+                .expect("the connection limit is not reached");
             tokio::spawn(permit.run(socket, Vec::new()));
         }
         Self { supervisor, heads }
     }
 
-    fn have_begun(&self) -> bool {
+    fn is_ready(&self) -> bool {
         self.supervisor.sessions().len() == self.heads.len()
     }
 
     fn push(&self, body: Bytes) {
         let body = F::body(body);
         let reached = self.supervisor.sessions().broadcast(PushPriority::Low, |session| {
-            // They are numbered from one, in the order in which they were admitted.
+            // Sessions are numbered from one, in the order of admission.
             let receiver = usize::try_from(session.id().0).expect("64 bits") - 1;
             Some(F::push(&self.heads[receiver], &body))
         });
-        assert_eq!(reached, self.heads.len(), "every connection is there");
+        assert_eq!(reached, self.heads.len(), "every connection is open");
     }
 }
 
-/// A length before every frame.
-pub(super) struct Lengths;
+/// Frames with a length prefix.
+pub(super) struct LengthFraming;
 
-impl Framing for Lengths {
-    type Protocol = Silent;
+impl Framing for LengthFraming {
+    type Protocol = PushOnly;
     type Body = Bytes;
-    const READERS: Role = Role { name: "conn-burst-readers", play: receive::<Self> };
+    const RECEIVERS: Role = Role { name: "conn-burst-receivers", run: receive::<Self> };
     #[expect(clippy::cast_possible_truncation, reason = "it is 84")]
-    const PREFIX: &'static [u8] = &(LENGTH as u32).to_be_bytes();
+    const PREFIX: &'static [u8] = &(PUSH_BYTES as u32).to_be_bytes();
 
-    fn protocol() -> Silent {
-        Silent
+    fn protocol() -> PushOnly {
+        PushOnly
     }
 
     fn body(body: Bytes) -> Bytes {
@@ -352,10 +354,10 @@ impl Framing for Lengths {
     }
 }
 
-/// Only ever pushed to.
-pub(super) struct Silent;
+/// A protocol that ignores all frames and only pushes.
+pub(super) struct PushOnly;
 
-impl Protocol for Silent {
+impl Protocol for PushOnly {
     type Frame = Frame;
     type Codec = LengthDelimited;
     type ProtocolError = Infallible;

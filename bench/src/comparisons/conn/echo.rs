@@ -1,4 +1,4 @@
-//! Requests and replies: how much a connection carries.
+//! Echoed frames: the throughput of a connection.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -7,8 +7,8 @@ use tidewire_bench::{Contender, Meter, Metric, Sample, Workload, on_core};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::server::{self, BODY, Dialect, FRAME, FRAMES, Serve};
-use super::{apart, runtime};
+use super::server::{self, BODY_BYTES, EchoProtocol, FRAME_BYTES, FRAMES, Serve};
+use super::{runtime, separate_cores};
 
 pub(super) fn echo(name: &'static str, connections: usize, depth: usize, frames: u64) -> Workload {
     let contender =
@@ -16,9 +16,9 @@ pub(super) fn echo(name: &'static str, connections: usize, depth: usize, frames:
     Workload {
         name,
         about: format!(
-            "{frames} frames of {BODY} bytes, echoed on {connections} connections, {depth} at a time on each. Server and load \
-             have a thread each{}.",
-            if apart().is_some() { ", on cores of their own" } else { "" }
+            "{frames} frames of {BODY_BYTES} bytes are echoed on {connections} connections, {depth} in flight on each. Server and \
+             load have one thread each{}.",
+            if separate_cores().is_some() { ", on separate cores" } else { "" }
         ),
         operation: "frame",
         metrics: &[Metric::Throughput, Metric::Cpu],
@@ -26,16 +26,16 @@ pub(super) fn echo(name: &'static str, connections: usize, depth: usize, frames:
     }
 }
 
-/// One round: a server on a thread of its own, and a load on another.
+/// Runs one round, with server and load on separate threads.
 fn run(meter: Meter, connections: usize, depth: usize, frames: u64, serve: Serve) -> Sample {
-    let (told, addr) = std::sync::mpsc::sync_channel(1);
+    let (listening, addr) = std::sync::mpsc::sync_channel(1);
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let server = move || {
         runtime().block_on(async {
             let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
-            told.send(listener.local_addr().expect("it is bound")).expect("the load waits");
+            listening.send(listener.local_addr().expect("it is bound")).expect("the load waits");
             serve(listener);
-            // An error means that the load has gone, which is as good.
+            // An error means that the load has ended, which also stops the server.
             let _ = stopped.await;
         });
     };
@@ -46,8 +46,10 @@ fn run(meter: Meter, connections: usize, depth: usize, frames: u64, serve: Serve
         let batches = frames / (connections * depth) as u64;
         let sample = meter.measure(batches * (connections * depth) as u64, || {
             runtime.block_on(async {
-                let tasks: Vec<_> =
-                    sockets.into_iter().map(|socket| tokio::spawn(ask(socket, FRAMES, depth, batches))).collect();
+                let tasks: Vec<_> = sockets
+                    .into_iter()
+                    .map(|socket| tokio::spawn(exchange_batches(socket, FRAMES, depth, batches)))
+                    .collect();
                 for task in tasks {
                     task.await.expect("the load does not panic");
                 }
@@ -56,7 +58,7 @@ fn run(meter: Meter, connections: usize, depth: usize, frames: u64, serve: Serve
         drop(stop);
         sample
     };
-    let (load_core, server_core) = apart().unzip();
+    let (load_core, server_core) = separate_cores().unzip();
     let on = |core: Option<usize>| core.unwrap_or(0);
     thread::scope(|scope| {
         scope.spawn(move || on_core(on(server_core), server).expect("a thread can be pinned"));
@@ -69,15 +71,15 @@ async fn connect(addr: SocketAddr, connections: usize) -> Vec<TcpStream> {
     for _ in 0..connections {
         let mut socket = TcpStream::connect(addr).await.expect("the server accepts");
         socket.set_nodelay(true).expect("TCP_NODELAY can be set");
-        exchange(&mut socket, &server::frames(1), &server::frames(1), &mut [0; FRAME]).await;
+        exchange(&mut socket, &server::frames(1), &server::frames(1), &mut [0; FRAME_BYTES]).await;
         sockets.push(socket);
     }
     sockets
 }
 
-/// Sends batch after batch of so many requests, each when the one before is answered.
-pub(crate) async fn ask(mut socket: TcpStream, dialect: Dialect, depth: usize, batches: u64) {
-    let (requests, expected) = (dialect.exchange)(depth);
+/// Sends batches of `depth` requests, each after the previous one has been answered.
+pub(crate) async fn exchange_batches(mut socket: TcpStream, protocol: EchoProtocol, depth: usize, batches: u64) {
+    let (requests, expected) = (protocol.exchange)(depth);
     let mut answer = vec![0; expected.len()];
     for _ in 0..batches {
         exchange(&mut socket, &requests, &expected, &mut answer).await;
@@ -87,5 +89,5 @@ pub(crate) async fn ask(mut socket: TcpStream, dialect: Dialect, depth: usize, b
 async fn exchange(socket: &mut TcpStream, requests: &[u8], expected: &[u8], answer: &mut [u8]) {
     socket.write_all(requests).await.expect("the server reads");
     socket.read_exact(answer).await.expect("the server answers");
-    assert!(answer == expected, "an echo is what was sent");
+    assert!(answer == expected, "the reply equals the request");
 }

@@ -1,7 +1,7 @@
 //! The cost of idle connections: memory and CPU of a server process with thousands of them.
 //!
-//! Each connection has had one request answered, so everything that is allocated on first use is included. Kernel memory of
-//! sockets is not memory of the process, and is the same for all contenders.
+//! Each connection has had one request answered, so memory that is allocated on first use is included. Kernel memory of sockets is
+//! not part of the process, and is the same for all contenders.
 
 use std::thread;
 use std::time::Duration;
@@ -10,30 +10,30 @@ use tidewire_bench::{Contender, Metric, Workload};
 
 use super::super::Effort;
 use super::process::EchoProcess;
-use super::server::{Dialect, FRAMES};
+use super::server::{EchoProtocol, FRAMES};
 
-pub(crate) fn memory(name: &'static str, dialect: Dialect, effort: Effort) -> Workload {
+pub(crate) fn memory(name: &'static str, protocol: EchoProtocol, effort: Effort) -> Workload {
     let connections = connections(effort);
     let contender = |name| {
         Contender::new(name, move |meter| {
-            let mut server = EchoProcess::start(dialect, name, connections);
-            // So that what the first ones touch of the program and its runtime is not theirs.
+            let mut server = EchoProcess::start(protocol, name, connections);
+            // Warm up, so that memory that the program allocates once is not attributed to the connections.
             server.open(connections / 50);
-            let before = server.resident();
+            let before = server.resident_bytes();
             let sample = meter.measure(connections as u64, || server.open(connections));
-            let grown = server.resident().saturating_sub(before);
+            let grown = server.resident_bytes().saturating_sub(before);
             sample.with_amount(Metric::Memory, grown)
         })
     };
     Workload {
         name,
         about: format!(
-            "{connections} connections to an echo server in a process of its own, idle after one request each: by how much \
-             its resident memory has grown."
+            "{connections} connections to an echo server in a separate process, idle after one request each: growth of its \
+             resident memory."
         ),
         operation: "connection",
         metrics: &[Metric::Memory],
-        contenders: dialect.servers.iter().map(|&(name, _)| contender(name)).collect(),
+        contenders: protocol.servers.iter().map(|&(name, _)| contender(name)).collect(),
     }
 }
 
@@ -43,7 +43,7 @@ pub(super) fn cpu(effort: Effort) -> Workload {
         Contender::new(name, move |meter| {
             let mut server = EchoProcess::start(FRAMES, name, connections);
             let sample = meter.measure(connections as u64, || server.open(connections));
-            // It finishes what it was doing.
+            // Let the server finish its current work.
             thread::sleep(time / 50);
             let cpu = server.cpu();
             let before = cpu.now();
@@ -54,7 +54,7 @@ pub(super) fn cpu(effort: Effort) -> Workload {
     };
     Workload {
         name: "conn-idle-cpu",
-        about: format!("{connections} connections to an echo server in a process of its own, idle for {time:?}."),
+        about: format!("{connections} connections to an echo server in a separate process, idle for {time:?}."),
         operation: "server",
         metrics: &[Metric::IdleCpu],
         contenders: vec![contender("tidewire-conn")],

@@ -1,4 +1,4 @@
-//! How soon a push is written: from the moment when it is queued until the kernel has its bytes.
+//! Latency of a push: from when it is queued until the write returns.
 
 use std::convert::Infallible;
 use std::io::{self, IoSlice, Read as _};
@@ -18,31 +18,32 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::yield_now;
 
 use super::super::Effort;
-use super::server::{BODY, FRAME, frames};
-use super::{apart, runtime};
+use super::server::{BODY_BYTES, FRAME_BYTES, frames};
+use super::{runtime, separate_cores};
 
 pub(super) fn push(effort: Effort) -> Workload {
     let pushes = effort.operations(20_000);
     Workload {
         name: "conn-push-latency",
         about: format!(
-            "{pushes} urgent pushes of {BODY} bytes to an idle connection, one after the other, by a task on the one thread \
-             that the server has: from the return of the push to that of the write. In between the receiver is read."
+            "{pushes} urgent pushes of {BODY_BYTES} bytes to an idle connection, one after the other, by a task on the only thread \
+             of the server. A latency is the time from the return of the push to the return of the write. The receiver is \
+             read between pushes."
         ),
         operation: "push",
         metrics: &[Metric::LatencyP50, Metric::LatencyP99, Metric::Allocations],
         contenders: vec![
-            Contender::new("queue and write", move |meter| run::<Queue>(meter, pushes)),
+            Contender::new("queue and write", move |meter| run::<ChannelPusher>(meter, pushes)),
             Contender::new("tidewire-conn", move |meter| run::<Ours>(meter, pushes)),
         ],
     }
 }
 
-/// Somebody who writes what is pushed.
+/// A connection that writes pushed frames.
 trait Pusher: Sized + Send {
-    /// Serves this socket, on the runtime that it is called on.
-    async fn serve(socket: Watched<Arc<Written>>) -> Self;
-    /// Returns when the frame is queued.
+    /// Serves the socket on the current runtime.
+    async fn serve(socket: ObservedSocket<Arc<LastWrite>>) -> Self;
+    /// Pushes a frame. Returns when it is queued.
     async fn push(&self);
 }
 
@@ -51,10 +52,10 @@ fn run<P: Pusher>(meter: Meter, pushes: u64) -> Sample {
         let runtime = runtime();
         let (pusher, written, mut receiver) = runtime.block_on(async {
             let (socket, receiver) = pair();
-            let written = Arc::new(Written::default());
-            (P::serve(Watched { socket, watcher: Arc::clone(&written) }).await, written, receiver)
+            let written = Arc::new(LastWrite::default());
+            (P::serve(ObservedSocket { socket, observer: Arc::clone(&written) }).await, written, receiver)
         });
-        let (expected, mut received) = (frames(1), [0; FRAME]);
+        let (expected, mut received) = (frames(1), [0; FRAME_BYTES]);
         let mut delays = Vec::with_capacity(usize::try_from(pushes).expect("64 bits"));
         let sample = meter.measure(pushes, || {
             runtime.block_on(async {
@@ -62,62 +63,62 @@ fn run<P: Pusher>(meter: Meter, pushes: u64) -> Sample {
                     pusher.push().await;
                     let queued = Instant::now();
                     delays.push(written.next().await.duration_since(queued));
-                    // It is there already: this does not wait.
+                    // Does not block, because the bytes have been written.
                     receiver.read_exact(&mut received).expect("it was written");
-                    assert!(received[..] == expected, "it is what was pushed");
+                    assert!(received[..] == expected, "the pushed frame is received");
                 }
             });
         });
         sample.with_latencies(delays)
     };
-    let (_, server_core) = apart().unzip();
+    let (_, server_core) = separate_cores().unzip();
     on_core(server_core.unwrap_or(0), round).expect("a thread can be pinned")
 }
 
-/// A connection: one end for the runtime that it is called on, and the other one.
+/// Opens a connection. Returns one end, registered with the current runtime, and the other end.
 pub(super) fn pair() -> (TcpStream, net::TcpStream) {
     let listener = net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let receiver = net::TcpStream::connect(listener.local_addr().expect("it is bound")).expect("it accepts");
-    let (socket, _) = listener.accept().expect("somebody has connected");
+    let (socket, _) = listener.accept().expect("a client has connected");
     socket.set_nodelay(true).expect("TCP_NODELAY can be set");
     socket.set_nonblocking(true).expect("a socket can be non-blocking");
     (TcpStream::from_std(socket).expect("the runtime takes a socket"), receiver)
 }
 
-/// Looks at what is written.
-pub(super) trait Watcher: Send + Unpin + 'static {
-    /// So many bytes of these slices have just been written.
-    fn written(&mut self, slices: &[IoSlice<'_>], count: usize);
+/// An observer of writes to a socket.
+pub(super) trait WriteObserver: Send + Unpin + 'static {
+    /// Called after the first `count` bytes of the slices have been written.
+    fn on_write(&mut self, slices: &[IoSlice<'_>], count: usize);
 }
 
-/// A socket with somebody who looks at what is written to it.
-pub(super) struct Watched<W> {
+/// A socket whose writes are observed.
+pub(super) struct ObservedSocket<W> {
     pub(super) socket: TcpStream,
-    pub(super) watcher: W,
+    pub(super) observer: W,
 }
 
-/// When the socket was last written.
+/// The time of the last write to the socket.
 #[derive(Default)]
-struct Written {
+struct LastWrite {
     at: Mutex<Option<Instant>>,
     notify: Notify,
 }
 
-impl Written {
+impl LastWrite {
     async fn next(&self) -> Instant {
         self.notify.notified().await;
-        self.at.lock().expect("nobody panics").take().expect("one write is one frame")
+        self.at.lock().expect("the lock is not poisoned").take().expect("one write is one frame")
     }
 }
 
-impl Watcher for Arc<Written> {
-    fn written(&mut self, _: &[IoSlice<'_>], _: usize) {
-        *self.at.lock().expect("nobody panics") = Some(Instant::now());
+impl WriteObserver for Arc<LastWrite> {
+    fn on_write(&mut self, _: &[IoSlice<'_>], _: usize) {
+        *self.at.lock().expect("the lock is not poisoned") = Some(Instant::now());
         self.notify.notify_one();
     }
 }
 
-impl<W: Watcher> AsyncRead for Watched<W> {
+impl<W: WriteObserver> AsyncRead for ObservedSocket<W> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -127,11 +128,11 @@ impl<W: Watcher> AsyncRead for Watched<W> {
     }
 }
 
-impl<W: Watcher> AsyncWrite for Watched<W> {
+impl<W: WriteObserver> AsyncWrite for ObservedSocket<W> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.socket).poll_write(context, bytes);
         if let Poll::Ready(Ok(count)) = written {
-            self.watcher.written(&[IoSlice::new(bytes)], count);
+            self.observer.on_write(&[IoSlice::new(bytes)], count);
         }
         written
     }
@@ -143,7 +144,7 @@ impl<W: Watcher> AsyncWrite for Watched<W> {
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.socket).poll_write_vectored(context, slices);
         if let Poll::Ready(Ok(count)) = written {
-            self.watcher.written(slices, count);
+            self.observer.on_write(slices, count);
         }
         written
     }
@@ -161,14 +162,14 @@ impl<W: Watcher> AsyncWrite for Watched<W> {
     }
 }
 
-/// The least one can do: a task that waits for a channel and writes what comes, as it is.
-struct Queue {
+/// A minimal implementation: a task that reads frames from a channel and writes them.
+struct ChannelPusher {
     sender: mpsc::Sender<Bytes>,
     frame: Bytes,
 }
 
-impl Pusher for Queue {
-    async fn serve(mut socket: Watched<Arc<Written>>) -> Self {
+impl Pusher for ChannelPusher {
+    async fn serve(mut socket: ObservedSocket<Arc<LastWrite>>) -> Self {
         let (sender, mut pushes) = mpsc::channel::<Bytes>(16);
         tokio::spawn(async move {
             while let Some(frame) = pushes.recv().await {
@@ -179,7 +180,7 @@ impl Pusher for Queue {
     }
 
     async fn push(&self) {
-        self.sender.send(self.frame.clone()).await.expect("the task lives");
+        self.sender.send(self.frame.clone()).await.expect("the task is running");
     }
 }
 
@@ -189,25 +190,25 @@ struct Ours {
 }
 
 impl Pusher for Ours {
-    async fn serve(socket: Watched<Arc<Written>>) -> Self {
-        let server = Supervisor::builder(Pushed::new(LengthDelimited::default));
-        Self { handle: push_to(server, socket).await, body: Bytes::from_static(&[b'x'; BODY]) }
+    async fn serve(socket: ObservedSocket<Arc<LastWrite>>) -> Self {
+        let server = Supervisor::builder(PushProtocol::new(LengthDelimited::default));
+        Self { handle: serve_one(server, socket).await, body: Bytes::from_static(&[b'x'; BODY_BYTES]) }
     }
 
     async fn push(&self) {
         let frame = Frame::from(self.body.clone());
-        self.handle.push_high_priority(frame).await.expect("the connection lives");
+        self.handle.push_high_priority(frame).await.expect("the connection is open");
     }
 }
 
-/// Has a server of one connection serve this socket, on the runtime that it is called on, and gives the handle of it.
-pub(super) async fn push_to<C: Codec<Frame = Frame>, W: Watcher>(
-    server: Builder<Pushed<C>>,
-    socket: Watched<W>,
+/// Starts a server for this socket on the current runtime. Returns the push handle of its connection.
+pub(super) async fn serve_one<C: Codec<Frame = Frame>, W: WriteObserver>(
+    server: Builder<PushProtocol<C>>,
+    socket: ObservedSocket<W>,
 ) -> PushHandle<Frame> {
     let supervisor = server.build();
     let peer = socket.socket.peer_addr().expect("it is connected");
-    tokio::spawn(supervisor.admit(peer).expect("there is room").run(socket, Vec::new()));
+    tokio::spawn(supervisor.admit(peer).expect("the connection limit is not reached").run(socket, Vec::new()));
     loop {
         match supervisor.protocol().handle.get() {
             Some(handle) => return handle.clone(),
@@ -216,19 +217,19 @@ pub(super) async fn push_to<C: Codec<Frame = Frame>, W: Watcher>(
     }
 }
 
-/// Hands out the handle of its one connection.
-pub(super) struct Pushed<C> {
+/// A protocol that stores the push handle of its only connection.
+pub(super) struct PushProtocol<C> {
     handle: OnceLock<PushHandle<Frame>>,
     codec: fn() -> C,
 }
 
-impl<C> Pushed<C> {
+impl<C> PushProtocol<C> {
     pub(super) fn new(codec: fn() -> C) -> Self {
         Self { handle: OnceLock::new(), codec }
     }
 }
 
-impl<C: Codec<Frame = Frame>> Protocol for Pushed<C> {
+impl<C: Codec<Frame = Frame>> Protocol for PushProtocol<C> {
     type Frame = Frame;
     type Codec = C;
     type ProtocolError = Infallible;

@@ -1,4 +1,4 @@
-//! Connection actors against what one writes by hand and against Framed.
+//! Connection actors compared with hand-written loops and tokio-util's `Framed`.
 
 pub(super) mod burst;
 pub(super) mod echo;
@@ -17,9 +17,9 @@ use super::{Comparison, Effort};
 
 pub(crate) const COMPARISON: Comparison = Comparison {
     name: "conn",
-    about: "Connection actors over TCP against a raw tokio loop, Framed and a raw epoll loop",
+    about: "Connection actors over TCP compared with a raw tokio loop, Framed and a raw epoll loop",
     workloads,
-    roles: &[<burst::Lengths as burst::Framing>::READERS, server::ROLE],
+    roles: &[<burst::LengthFraming as burst::Framing>::RECEIVERS, server::ROLE],
 };
 
 fn workloads(effort: Effort) -> Vec<Workload> {
@@ -28,16 +28,16 @@ fn workloads(effort: Effort) -> Vec<Workload> {
         echo::echo("conn-echo-depth-1", 50, 1, effort.operations(50_000)),
         latency::push(effort),
         fragments::push(effort),
-        burst::broadcast::<burst::Lengths>("conn-burst-broadcast", effort),
+        burst::broadcast::<burst::LengthFraming>("conn-burst-broadcast", effort),
         idle::memory("conn-idle-memory", server::FRAMES, effort),
         idle::cpu(effort),
         unused::push(effort),
     ]
 }
 
-/// A core for the load and one for the server, where there are two.
-pub(super) fn apart() -> Option<(usize, usize)> {
-    match available_cores().expect("the kernel tells which cores there are")[..] {
+/// Returns a core for the load and one for the server, if there are two.
+pub(super) fn separate_cores() -> Option<(usize, usize)> {
+    match available_cores().expect("the affinity of this thread can be read")[..] {
         [load, server, ..] => Some((load, server)),
         _ => None,
     }
@@ -47,11 +47,11 @@ pub(super) fn runtime() -> Runtime {
     runtime::Builder::new_current_thread().enable_all().build().expect("a runtime starts")
 }
 
-/// Lets this process have so many connections open, beside what it has anyway.
-pub(super) fn allow_files(connections: usize) {
+/// Raises the limit on open files of this process, so that it can open this number of connections.
+pub(super) fn raise_file_limit(connections: usize) {
     let wanted = connections as u64 + 100;
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("the limit on files can be read");
-    assert!(wanted <= hard, "{wanted} open files are needed, and the hard limit is {hard}: raise it with `ulimit -Hn`");
+    assert!(wanted <= hard, "{wanted} open files are needed, but the hard limit is {hard}: raise it with `ulimit -Hn`");
     if soft < wanted {
         setrlimit(Resource::RLIMIT_NOFILE, wanted, hard).expect("the soft limit can be raised to the hard one");
     }

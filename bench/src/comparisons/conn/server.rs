@@ -1,4 +1,4 @@
-//! The echo servers that are compared, in this process or in one of their own.
+//! The echo servers to compare, run in this process or in a child process.
 
 use std::convert::Infallible;
 use std::{future, net};
@@ -11,34 +11,35 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::codec::{Framed, LengthDelimitedCodec};
 
-use super::{allow_files, runtime};
+use super::{raise_file_limit, runtime};
 use crate::role::Role;
 
-/// What is echoed, without and with the length that precedes it.
-pub(super) const BODY: usize = 64;
-pub(super) const FRAME: usize = 4 + BODY;
+/// The length of the body of a frame.
+pub(super) const BODY_BYTES: usize = 64;
+/// The length of a frame, with its length prefix.
+pub(super) const FRAME_BYTES: usize = 4 + BODY_BYTES;
 
-/// Echo servers that speak the same, and how a client speaks to them.
+/// Echo servers with the same wire format, and the client side of it.
 #[derive(Clone, Copy)]
-pub(crate) struct Dialect {
-    /// Any of the servers as a process: it is told its name and how many connections there will be, and prints where it listens.
+pub(crate) struct EchoProtocol {
+    /// Runs one of the servers in a child process. Its arguments are the name and the number of connections. It prints its address.
     pub(crate) role: &'static Role,
-    /// Each by its name.
+    /// The servers, by name.
     pub(crate) servers: &'static [(&'static str, Serve)],
-    /// What comes first on a new connection.
-    pub(crate) greet: fn(&mut net::TcpStream),
-    /// So many requests, and what is answered to them.
+    /// The client side of the handshake on a new connection.
+    pub(crate) handshake: fn(&mut net::TcpStream),
+    /// Returns this number of requests, and the replies to them.
     pub(crate) exchange: fn(usize) -> (Vec<u8>, Vec<u8>),
 }
 
-/// Serves on the runtime that it is called on, for as long as that lives.
+/// Starts serving on the current runtime.
 pub(crate) type Serve = fn(TcpListener);
 
-/// Frames behind their length.
-pub(super) const FRAMES: Dialect =
-    Dialect { role: &ROLE, servers: ALL, greet: |_| {}, exchange: |count| (frames(count), frames(count)) };
+/// Frames with a length prefix.
+pub(super) const FRAMES: EchoProtocol =
+    EchoProtocol { role: &ROLE, servers: ALL, handshake: |_| {}, exchange: |count| (frames(count), frames(count)) };
 
-/// Each by its name.
+/// The servers, by name.
 pub(super) const ALL: &[(&str, Serve)] = &[
     ("raw loop", |listener| accept(listener, raw)),
     ("Framed", |listener| accept(listener, framed)),
@@ -47,13 +48,13 @@ pub(super) const ALL: &[(&str, Serve)] = &[
     }),
 ];
 
-pub(super) const ROLE: Role = Role { name: "conn-server", play: |arguments| serve(arguments, ALL) };
+pub(super) const ROLE: Role = Role { name: "conn-server", run: |arguments| serve(arguments, ALL) };
 
-/// Plays the role of the server that the arguments name.
+/// Runs the server that the arguments name.
 pub(crate) fn serve(arguments: &[String], servers: &[(&str, Serve)]) {
-    let [name, connections] = arguments else { panic!("the server is told its name and a number") };
-    allow_files(2 * connections.parse::<usize>().expect("a number of connections"));
-    let (_, serve) = servers.iter().find(|(known, _)| known == name).expect("there is such a server");
+    let [name, connections] = arguments else { panic!("expected the name of a server and a number of connections") };
+    raise_file_limit(2 * connections.parse::<usize>().expect("a number of connections"));
+    let (_, serve) = servers.iter().find(|(known, _)| known == name).expect("the server name is known");
     runtime().block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
         println!("listening on {}", listener.local_addr().expect("it is bound"));
@@ -62,14 +63,14 @@ pub(crate) fn serve(arguments: &[String], servers: &[(&str, Serve)]) {
     });
 }
 
-/// So many requests.
+/// Returns this number of requests.
 pub(super) fn frames(count: usize) -> Vec<u8> {
-    let mut frame = u32::try_from(BODY).expect("small").to_be_bytes().to_vec();
-    frame.resize(FRAME, b'x');
+    let mut frame = u32::try_from(BODY_BYTES).expect("small").to_be_bytes().to_vec();
+    frame.resize(FRAME_BYTES, b'x');
     frame.repeat(count)
 }
 
-/// Runs `serve` on every connection, on a task of its own.
+/// Runs `serve` in a task for every connection.
 pub(crate) fn accept<F: Future<Output = ()> + Send + 'static>(listener: TcpListener, serve: fn(TcpStream) -> F) {
     tokio::spawn(async move {
         while let Ok((socket, _)) = listener.accept().await {
@@ -79,7 +80,7 @@ pub(crate) fn accept<F: Future<Output = ()> + Send + 'static>(listener: TcpListe
     });
 }
 
-/// What one writes by hand: a buffer in, a buffer out, one write per read.
+/// The usual hand-written loop: an input and an output buffer, one write per read.
 async fn raw(mut socket: TcpStream) {
     let (mut input, mut output) = (BytesMut::with_capacity(16 * 1024), Vec::with_capacity(16 * 1024));
     loop {
@@ -102,7 +103,7 @@ async fn raw(mut socket: TcpStream) {
     }
 }
 
-/// Framed, which flushes when nothing more is there to be read.
+/// `Framed`, flushed when no more frames are ready to be read.
 async fn framed(socket: TcpStream) {
     let mut framed = Framed::new(socket, LengthDelimitedCodec::new());
     while let Some(Ok(frame)) = framed.next().await {

@@ -1,5 +1,5 @@
-//! The instructions per request of a connection without pushes, counted by valgrind: an actor that can be pushed to against
-//! loops that cannot.
+//! Instructions per request on a connection without pushes, counted by valgrind: an actor that supports pushes compared with loops
+//! that do not.
 //!
 //! Valgrind counts instructions of the server process, not of the kernel. One server answers n requests and another 2n; the
 //! difference excludes startup and shutdown.
@@ -14,9 +14,9 @@ use tidewire_bench::{Contender, Metric, Sample, Workload};
 use tidewire_testkit::Process;
 
 use super::super::Effort;
-use super::server::{self, FRAME, ROLE};
+use super::server::{self, FRAME_BYTES, ROLE};
 
-/// The server is asleep by then, also under valgrind, so that every request finds it so.
+/// The pause before a request. Long enough for the server to be idle again, even under valgrind.
 const PAUSE: Duration = Duration::from_millis(1);
 
 pub(super) fn push(effort: Effort) -> Workload {
@@ -25,17 +25,17 @@ pub(super) fn push(effort: Effort) -> Workload {
         Contender::new(name, move |_| {
             let started = Instant::now();
             let (once, twice) = (instructions(name, requests), instructions(name, 2 * requests));
-            // Nothing was timed.
+            // Only instructions are counted; the times are not used.
             let sample = Sample::new(requests, started.elapsed(), Duration::ZERO);
             sample.with_amount(Metric::Instructions, twice.saturating_sub(once))
         })
-        .needing("valgrind")
+        .requires_program("valgrind")
     };
     Workload {
         name: "conn-push-unused",
         about: format!(
-            "{requests} requests on one connection, one at a time, to a server with one thread that never pushes: the \
-             instructions of the server process, without the kernel. Only tidewire-conn can push."
+            "{requests} requests on one connection, one at a time, to a server with one thread that never pushes. Counts the \
+             user-space instructions of the server process. Only tidewire-conn can push."
         ),
         operation: "request",
         metrics: &[Metric::Instructions],
@@ -43,7 +43,7 @@ pub(super) fn push(effort: Effort) -> Workload {
     }
 }
 
-/// All that a server executes which answers so many requests.
+/// Returns the instructions of a server that answers this number of requests.
 fn instructions(name: &str, requests: u64) -> u64 {
     let server = ROLE.command(&[name.into(), "1".into()]);
     let mut valgrind = Command::new("valgrind");
@@ -54,16 +54,16 @@ fn instructions(name: &str, requests: u64) -> u64 {
 
     let mut socket = TcpStream::connect(server.wait_for_line("listening on ")).expect("the server accepts");
     socket.set_nodelay(true).expect("TCP_NODELAY can be set");
-    let (request, mut reply) = (server::frames(1), [0; FRAME]);
+    let (request, mut reply) = (server::frames(1), [0; FRAME_BYTES]);
     for _ in 0..requests {
         thread::sleep(PAUSE);
         socket.write_all(&request).expect("the server reads");
         socket.read_exact(&mut reply).expect("the server answers");
-        assert!(reply[..] == request, "an echo is what was sent");
+        assert!(reply[..] == request, "the reply equals the request");
     }
     thread::sleep(PAUSE);
     server.terminate();
     server.wait();
     let counted = server.wait_for_line("Collected :");
-    counted.trim().parse().unwrap_or_else(|_| panic!("valgrind has counted {counted:?}"))
+    counted.trim().parse().unwrap_or_else(|_| panic!("cannot parse the instruction count of valgrind: {counted:?}"))
 }

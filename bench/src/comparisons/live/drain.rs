@@ -1,4 +1,4 @@
-//! One task that takes the events of many subscribers, and looks only at those that have any.
+//! One task that reads the events of many subscribers, and polls only those that were woken.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -8,71 +8,73 @@ use std::task::{Context, Poll, Wake, Waker};
 use futures_util::Stream;
 use futures_util::task::AtomicWaker;
 
-/// Subscribers, and which of them have something.
+/// Reads from many subscribers in one task.
 pub(super) struct Drain<S> {
     subscribers: Vec<(S, Waker)>,
-    ready: Arc<Ready>,
-    /// Taken from `ready`, and empty between two calls.
+    woken: Arc<WokenSubscribers>,
+    /// The subscribers to poll, swapped out of `woken`. Empty between calls.
     taken: Vec<usize>,
 }
 
+/// The numbers of the subscribers that were woken.
 #[derive(Default)]
-struct Ready {
+struct WokenSubscribers {
     numbers: Mutex<Vec<usize>>,
     task: AtomicWaker,
 }
 
-/// Tells which subscriber has something.
-struct Bell {
+/// The waker of one subscriber.
+struct SubscriberWaker {
     number: usize,
-    ready: Arc<Ready>,
+    woken: Arc<WokenSubscribers>,
 }
 
-impl Wake for Bell {
+impl Wake for SubscriberWaker {
     fn wake(self: Arc<Self>) {
-        self.ready.numbers.lock().unwrap_or_else(PoisonError::into_inner).push(self.number);
-        self.ready.task.wake();
+        self.woken.numbers.lock().unwrap_or_else(PoisonError::into_inner).push(self.number);
+        self.woken.task.wake();
     }
 }
 
 impl<S: Stream + Unpin> Drain<S> {
     pub(super) fn new(subscribers: impl IntoIterator<Item = S>) -> Self {
-        let ready = Arc::new(Ready::default());
-        let with_bell =
-            |(number, subscriber)| (subscriber, Waker::from(Arc::new(Bell { number, ready: ready.clone() })));
-        let subscribers: Vec<_> = subscribers.into_iter().enumerate().map(with_bell).collect();
-        // Each is looked at once, so that it has its bell.
+        let woken = Arc::new(WokenSubscribers::default());
+        let with_waker = |(number, subscriber)| {
+            (subscriber, Waker::from(Arc::new(SubscriberWaker { number, woken: woken.clone() })))
+        };
+        let subscribers: Vec<_> = subscribers.into_iter().enumerate().map(with_waker).collect();
+        // Poll each subscriber once, to register its waker.
         let taken = (0..subscribers.len()).collect();
-        let mut this = Self { subscribers, ready, taken };
-        this.look(&mut |_| {});
+        let mut this = Self { subscribers, woken, taken };
+        this.poll_taken(&mut |_| {});
         this
     }
 
-    /// Hands over what the subscribers are told while something is done, and all that they have been told when it is.
+    /// Runs `work`, and passes the events that arrive meanwhile to `each`. Reads all pending events before it returns.
     pub(super) async fn during<T>(&mut self, work: impl Future<Output = T>, mut each: impl FnMut(S::Item)) -> T {
         let mut work = pin!(work);
         poll_fn(|context| {
-            self.ready.task.register(context.waker());
-            self.take(&mut each);
+            self.woken.task.register(context.waker());
+            self.drain(&mut each);
             let done = work.as_mut().poll(context);
             if done.is_ready() {
-                self.take(&mut each);
+                self.drain(&mut each);
             }
             done
         })
         .await
     }
 
-    /// Hands over what the subscribers have been told.
-    pub(super) fn take(&mut self, each: &mut impl FnMut(S::Item)) {
-        std::mem::swap(&mut *self.ready.numbers.lock().unwrap_or_else(PoisonError::into_inner), &mut self.taken);
-        self.look(each);
+    /// Passes all pending events to `each`.
+    pub(super) fn drain(&mut self, each: &mut impl FnMut(S::Item)) {
+        std::mem::swap(&mut *self.woken.numbers.lock().unwrap_or_else(PoisonError::into_inner), &mut self.taken);
+        self.poll_taken(each);
     }
 
-    fn look(&mut self, each: &mut impl FnMut(S::Item)) {
+    fn poll_taken(&mut self, each: &mut impl FnMut(S::Item)) {
         for number in self.taken.drain(..) {
-            let (subscriber, bell) = &mut self.subscribers[number];
-            let mut context = Context::from_waker(bell);
+            let (subscriber, waker) = &mut self.subscribers[number];
+            let mut context = Context::from_waker(waker);
             while let Poll::Ready(item) = Pin::new(&mut *subscriber).poll_next(&mut context) {
                 each(item.expect("no subscription ends"));
             }

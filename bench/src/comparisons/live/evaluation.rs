@@ -1,4 +1,4 @@
-//! The cost of evaluating a query that no index serves.
+//! The cost of evaluating a query that no index supports.
 
 use std::hint::black_box;
 
@@ -6,44 +6,48 @@ use tidewire_bench::{Contender, Metric, Workload};
 use tidewire_store::{Filter, Row};
 
 use super::super::Effort;
+use super::store::LiveStore;
 use super::updates::Updates;
-use super::watched::Watched;
-use super::writes::{contains, rows_of};
+use super::writes::{row_count, substring_queries};
 
-pub(super) fn of_unserved(effort: Effort) -> Workload {
-    let (followed, writes) = (effort.operations(10_000), effort.operations(100));
-    let evaluations = 2 * followed * writes;
-    let mut watched = None;
+pub(super) fn unindexed(effort: Effort) -> Workload {
+    let (queries, writes) = (effort.operations(10_000), effort.operations(100));
+    let evaluations = 2 * queries * writes;
+    let mut store = None;
     Workload {
         name: "live-evaluation",
         about: format!(
-            "{writes} updates beside {followed} live queries that no index can serve, as in live-unserved, by the row that is \
-             tried with a filter: {evaluations} in all. All of the work is counted, the writes too. The least one can do is a \
-             loop over the filters, without writes."
+            "{writes} updates with {queries} live queries that no index supports, as in live-unserved. An operation is the \
+             evaluation of one filter on one row, {evaluations} in all. The writes are included. \"bare loop\" only evaluates \
+             the filters."
         ),
         operation: "evaluation",
         metrics: &[Metric::Cpu, Metric::Throughput],
         contenders: vec![
             Contender::new("bare loop", move |meter| {
-                let filters: Vec<Filter> = contains(followed).map(|query| query.filter).collect();
-                let mut updates = Updates::new(rows_of(followed), &["place"]);
+                let filters: Vec<Filter> = substring_queries(queries).map(|query| query.filter).collect();
+                let mut updates = Updates::new(row_count(queries), &["place"]);
                 let (_, mut follower) = updates.store.follow();
-                (0..writes).for_each(|_| drop(updates.update_any()));
-                let commits = updates.unseen(&mut follower);
+                (0..writes).for_each(|_| drop(updates.update_random()));
+                let commits = updates.unread_commits(&mut follower);
                 meter.measure(evaluations, || {
                     for change in commits.iter().flat_map(|commit| &commit.changes) {
-                        let meant = |row: &Option<Row>| {
-                            let row = row.as_ref().expect("it was updated");
+                        let count_matches = |row: &Option<Row>| {
+                            let row = row.as_ref().expect("an update has an old and a new row");
                             filters.iter().filter(|filter| black_box(filter.matches(row))).count()
                         };
-                        assert!(meant(&change.old) == 1 && meant(&change.new) == 1, "one query means it");
+                        assert!(
+                            count_matches(&change.old) == 1 && count_matches(&change.new) == 1,
+                            "one query matches the row"
+                        );
                     }
                 })
             }),
             Contender::new("tidewire-live", move |meter| {
-                let watched = watched
-                    .get_or_insert_with(|| Watched::with_queries(rows_of(followed), &["place"], contains(followed)));
-                watched.round_of(meter, writes, evaluations)
+                let store = store.get_or_insert_with(|| {
+                    LiveStore::with_queries(row_count(queries), &["place"], substring_queries(queries))
+                });
+                store.round_of(meter, writes, evaluations)
             }),
         ],
     }

@@ -1,4 +1,4 @@
-//! One commit that reaches many subscribers of the same query.
+//! The fan-out of one commit to many subscribers of the same query.
 
 use bytes::Bytes;
 use futures_util::Stream;
@@ -10,103 +10,107 @@ use tokio::runtime::Runtime;
 
 use super::super::Effort;
 use super::drain::Drain;
+use super::naive::{NaiveNotifier, Queue};
 use super::rows::{self, BUCKET, name, query};
-use super::singly::{Queue, Singly};
-use super::watched::{live, runtime, subscribe};
+use super::store::{live, runtime, subscribe};
 
 const ROWS: u64 = 100;
 
 /// The row that is updated.
 const ID: u64 = 7;
 
-pub(super) fn to_equal(effort: Effort) -> Workload {
+pub(super) fn same_query(effort: Effort) -> Workload {
     let (subscribers, commits) = (effort.operations(10_000), effort.operations(2_000).min(20));
     let events = subscribers * commits;
     let alone = effort.operations(10_000);
-    let (mut singly, mut together, mut single) = (None, None, None);
+    let (mut naive, mut live, mut single) = (None, None, None);
     Workload {
         name: "live-fanout",
         about: format!(
-            "{commits} updates of a row of {} bytes, one at a time, that {subscribers} follow by the same query: {events} events, \
-             each taken as JSON when all have been told. By a thread that tries and encodes what has changed for each subscriber, and \
-             has a queue for each, or by live queries, where all must be given the same bytes. What a commit costs without so \
-             many is seen by \"one subscriber\": {alone} updates that one follows. The updates are measured too.",
+            "{commits} updates of a row of {} bytes, one at a time, with {subscribers} subscribers of the same query: {events} \
+             events, each read as JSON after it has been delivered to all. \"per subscriber\" is a thread that evaluates and \
+             encodes each change for every subscriber, with a queue for each. tidewire-live must give all subscribers the same \
+             bytes. \"one subscriber\" shows the cost of a commit without fan-out, by {alone} updates. The updates are \
+             included.",
             rows::BYTES
         ),
         operation: "event",
         metrics: &[Metric::Cpu, Metric::Throughput, Metric::Allocations],
         contenders: vec![
-            Contender::new("for each", move |meter| {
-                singly
-                    .get_or_insert_with(|| Told::singly(subscribers))
-                    .round(meter, subscribers, commits, |bytes| bytes)
+            Contender::new("per subscriber", move |meter| {
+                naive.get_or_insert_with(|| Subscribed::naive(subscribers)).round(
+                    meter,
+                    subscribers,
+                    commits,
+                    |bytes| bytes,
+                )
             }),
             Contender::new("tidewire-live", move |meter| {
-                together.get_or_insert_with(|| Told::together(subscribers)).shared(meter, subscribers, commits)
+                live.get_or_insert_with(|| Subscribed::live(subscribers)).shared(meter, subscribers, commits)
             }),
             Contender::new("one subscriber", move |meter| {
-                single.get_or_insert_with(|| Told::together(1)).shared(meter, 1, alone)
+                single.get_or_insert_with(|| Subscribed::live(1)).shared(meter, 1, alone)
             }),
         ],
     }
 }
 
-/// A store, and subscribers that are told of one row.
-struct Told<S, T> {
+/// A store, and subscribers to one row.
+struct Subscribed<S, N> {
     runtime: Runtime,
     count: u64,
-    // They end before what they follow, and who tells them after the store.
+    // Fields are dropped in this order: the subscribers first, and the notifier after the store.
     drain: Drain<S>,
     store: Store,
-    teller: T,
+    notifier: N,
 }
 
-/// What tells the subscribers.
-pub(super) trait Teller {
-    /// Waits until all have been told of what is committed up to here.
+/// Notifies subscribers of commits.
+pub(super) trait Notifier {
+    /// Waits until all commits up to this position have been delivered to the subscribers.
     async fn settled(&mut self, position: Position);
 }
 
-impl Teller for Live {
+impl Notifier for Live {
     async fn settled(&mut self, position: Position) {
-        let settled = Self::settled(self).await.expect("the live queries go on");
-        assert!(settled.sequence >= position.sequence, "it takes in all that is published");
+        let settled = Self::settled(self).await.expect("the live queries are running");
+        assert!(settled.sequence >= position.sequence, "all published commits have been processed");
     }
 }
 
-impl Told<Queue, Singly> {
-    fn singly(subscribers: u64) -> Self {
+impl Subscribed<Queue, NaiveNotifier> {
+    fn naive(subscribers: u64) -> Self {
         let store = rows::filled(ROWS, &["name"]);
-        let (teller, queues) = Singly::new(&store, queries(subscribers));
-        Self { runtime: runtime(), count: 0, drain: Drain::new(queues), store, teller }
+        let (notifier, queues) = NaiveNotifier::new(&store, queries(subscribers));
+        Self { runtime: runtime(), count: 0, drain: Drain::new(queues), store, notifier }
     }
 }
 
-impl Told<Subscription, Live> {
-    fn together(subscribers: u64) -> Self {
+impl Subscribed<Subscription, Live> {
+    fn live(subscribers: u64) -> Self {
         let (runtime, store) = (runtime(), rows::filled(ROWS, &["name"]));
         let live = live(&store);
         let drain = Drain::new(runtime.block_on(subscribe(&live, queries(subscribers))));
-        Self { runtime, count: 0, drain, store, teller: live }
+        Self { runtime, count: 0, drain, store, notifier: live }
     }
 
-    /// All who hear of a commit must be given the same bytes.
+    /// Runs a round, and checks that all subscribers are given the same bytes.
     fn shared(&mut self, meter: Meter, subscribers: u64, commits: u64) -> Sample {
-        let (mut heard, mut first) = (0, Bytes::new());
+        let (mut events, mut first) = (0, Bytes::new());
         self.round(meter, subscribers, commits, |event| {
-            let Event::Delta { delta, .. } = event else { panic!("nobody falls behind") };
+            let Event::Delta { delta, .. } = event else { panic!("no subscriber falls behind") };
             let encoded = delta.encoded();
-            if heard % subscribers == 0 {
+            if events % subscribers == 0 {
                 first = encoded.clone();
             }
-            heard += 1;
-            assert!(encoded.as_ptr() == first.as_ptr(), "it is encoded once");
+            events += 1;
+            assert!(encoded.as_ptr() == first.as_ptr(), "a delta is encoded once");
             encoded
         })
     }
 }
 
-impl<S: Stream + Unpin, T: Teller> Told<S, T> {
+impl<S: Stream + Unpin, N: Notifier> Subscribed<S, N> {
     fn round(
         &mut self,
         meter: Meter,
@@ -114,21 +118,24 @@ impl<S: Stream + Unpin, T: Teller> Told<S, T> {
         commits: u64,
         mut encoded: impl FnMut(S::Item) -> Bytes,
     ) -> Sample {
-        let Self { runtime, count, drain, store, teller } = self;
+        let Self { runtime, count, drain, store, notifier } = self;
         meter.measure(subscribers * commits, || {
             for _ in 0..commits {
                 *count += 1;
                 runtime.block_on(async {
                     let update = store.update(BUCKET, Json::from(ID), rows::patch(*count), None);
-                    update.await.expect("the row is there");
-                    teller.settled(store.snapshot().position).await;
+                    update.await.expect("the row exists");
+                    notifier.settled(store.snapshot().position).await;
                 });
-                let (mut heard, mut bytes) = (0, 0);
-                drain.take(&mut |event| {
-                    heard += 1;
+                let (mut events, mut bytes) = (0, 0);
+                drain.drain(&mut |event| {
+                    events += 1;
                     bytes += encoded(event).len() as u64;
                 });
-                assert!(heard == subscribers && bytes > heard * rows::BYTES as u64, "all are told of the whole row");
+                assert!(
+                    events == subscribers && bytes > events * rows::BYTES as u64,
+                    "every subscriber receives the whole row"
+                );
             }
         })
     }

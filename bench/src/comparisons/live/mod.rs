@@ -1,14 +1,14 @@
-//! Live queries beside a store: their cost for writers, and their gain over polling.
+//! Live queries: their cost for writers, and their gain over polling.
 
 mod drain;
 mod evaluation;
 mod fanout;
 mod memory;
+mod naive;
 mod rows;
-mod singly;
+mod store;
 mod top;
 mod updates;
-mod watched;
 mod writes;
 
 use tidewire_bench::Workload;
@@ -17,7 +17,7 @@ use super::{Comparison, Effort};
 
 pub(crate) const COMPARISON: Comparison = Comparison {
     name: "live",
-    about: "Live queries against none, against encoding for each, and against asking again",
+    about: "Live queries compared with none, with encoding per subscriber, and with repeated queries",
     workloads,
     roles: &[],
 };
@@ -26,9 +26,9 @@ fn workloads(effort: Effort) -> Vec<Workload> {
     vec![
         writes::equalities(effort),
         writes::ranges(effort),
-        writes::unserved(effort),
-        evaluation::of_unserved(effort),
-        fanout::to_equal(effort),
+        writes::unindexed(effort),
+        evaluation::unindexed(effort),
+        fanout::same_query(effort),
         top::ten(effort),
         memory::per_subscription(effort),
     ]

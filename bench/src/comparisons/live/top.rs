@@ -1,4 +1,4 @@
-//! The first ten of a million rows: maintained by a live query, or queried again.
+//! The first ten of a million rows: maintained by a live query, or queried after every update.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -13,122 +13,123 @@ use super::super::Effort;
 use super::rows::{self, BUCKET};
 use super::updates::Updates;
 
-const FIRST: u64 = 10;
+/// The limit of the query.
+const LIMIT: u64 = 10;
 
-/// Any time will do: no row expires.
+/// The time of evaluation. Irrelevant, because no row expires.
 const NOW: u64 = 0;
 
 pub(super) fn ten(effort: Effort) -> Workload {
     let (rows, updates) = (effort.operations(1_000_000), effort.operations(20_000));
     let (few, at_the_top) = (effort.operations(200).min(2), effort.operations(2_000));
-    // Whoever asks without an index and whoever keeps the rows up to date have one store.
-    let plain = Rc::new(RefCell::new(None));
-    let with_plain = |name, round: fn(Meter, &mut Plain, u64) -> Sample, updates| {
-        let plain = Rc::clone(&plain);
+    // Contenders without an index share one store.
+    let unindexed = Rc::new(RefCell::new(None));
+    let with_unindexed = |name, round: fn(Meter, &mut Unindexed, u64) -> Sample, updates| {
+        let unindexed = Rc::clone(&unindexed);
         Contender::new(name, move |meter| {
-            round(meter, plain.borrow_mut().get_or_insert_with(|| Plain::new(rows)), updates)
+            round(meter, unindexed.borrow_mut().get_or_insert_with(|| Unindexed::new(rows)), updates)
         })
     };
     let mut indexed = None;
     Workload {
         name: "live-top-10",
         about: format!(
-            "The {FIRST} rows of {rows} that have the highest counts, after each of {updates} updates that give a row a random \
-             count: by asking again, in a store without an index ({few} updates) or with one, or as what has changed, encoded, by \
-             a matcher that is fed with the commits of a store without an index. The rows that are updated are random, so that \
-             hardly any is among the first; or each is the first of all and becomes one of the lower half (\"at the top\", \
-             {at_the_top} updates). The updates themselves are not measured."
+            "The {LIMIT} of {rows} rows with the highest counts, after each of {updates} updates that set the count of a random row. \
+             \"query again\" runs the query after each update, in a store without an index ({few} updates) or with one. \
+             tidewire-live computes and encodes the delta of each commit, in a store without an index. Random updates rarely \
+             change the result; with \"at the top\" each update moves the first row to the lower half ({at_the_top} updates). \
+             The updates themselves are not measured."
         ),
         operation: "update",
         metrics: &[Metric::Throughput, Metric::Cpu],
         contenders: vec![
-            with_plain("ask again", |meter, plain, count| ask(meter, &mut plain.updates, count), few),
-            Contender::new("ask again, indexed", move |meter| {
-                ask(meter, indexed.get_or_insert_with(|| Updates::new(rows, &["count"])), updates)
+            with_unindexed("query again", |meter, store, count| query_again(meter, &mut store.updates, count), few),
+            Contender::new("query again, indexed", move |meter| {
+                query_again(meter, indexed.get_or_insert_with(|| Updates::new(rows, &["count"])), updates)
             }),
-            with_plain("tidewire-live", Plain::anywhere, updates),
-            with_plain("tidewire-live, at the top", Plain::at_the_top, at_the_top),
+            with_unindexed("tidewire-live", Unindexed::random_updates, updates),
+            with_unindexed("tidewire-live, at the top", Unindexed::top_updates, at_the_top),
         ],
     }
 }
 
-/// Those with the highest counts.
+/// Returns a query for the rows with the highest counts.
 fn top(limit: u64) -> Query {
     rows::parsed(&json!({"bucket": BUCKET, "sort": {"count": "desc"}, "limit": limit}))
 }
 
-/// Runs the query on the state after each update. All states are there when it begins.
-fn ask(meter: Meter, updates: &mut Updates, count: u64) -> Sample {
-    let snapshots: Vec<_> = (0..count).map(|_| updates.update_any()).collect();
-    let query = top(FIRST);
+/// Runs the query on the snapshot after each update. The snapshots are created before the measurement.
+fn query_again(meter: Meter, updates: &mut Updates, count: u64) -> Sample {
+    let snapshots: Vec<_> = (0..count).map(|_| updates.update_random()).collect();
+    let query = top(LIMIT);
     meter.measure(count, || {
         for snapshot in &snapshots {
-            let bucket = snapshot.state.bucket(BUCKET).expect("there is a bucket");
+            let bucket = snapshot.state.bucket(BUCKET).expect("the bucket exists");
             assert!(
-                query.rows(bucket, NOW, &Budget::unlimited()).is_ok_and(|rows| rows.len() as u64 == FIRST),
-                "there are that many"
+                query.rows(bucket, NOW, &Budget::unlimited()).is_ok_and(|rows| rows.len() as u64 == LIMIT),
+                "the result has the limit's number of rows"
             );
         }
     })
 }
 
-/// A store without an index, and a matcher that follows it.
-struct Plain {
+/// A store without an index, and a matcher that processes its commits.
+struct Unindexed {
     updates: Updates,
     matcher: Matcher,
     query: QueryId,
     follower: Follower,
 }
 
-impl Plain {
+impl Unindexed {
     fn new(rows: u64) -> Self {
         let updates = Updates::new(rows, &[]);
         let (snapshot, follower) = updates.store.follow();
         let mut matcher = Matcher::new(snapshot.position);
-        let bucket = snapshot.state.bucket(BUCKET).expect("there is a bucket");
-        let query = matcher.subscribe(1, &top(FIRST), bucket, NOW).expect("it is the first");
+        let bucket = snapshot.state.bucket(BUCKET).expect("the bucket exists");
+        let query = matcher.subscribe(1, &top(LIMIT), bucket, NOW).expect("the query id is not in use");
         Self { updates, matcher, query, follower }
     }
 
-    fn anywhere(meter: Meter, plain: &mut Self, count: u64) -> Sample {
-        plain.keep(meter, count, |updates| (0..count).for_each(|_| drop(updates.update_any()))).0
+    fn random_updates(meter: Meter, store: &mut Self, count: u64) -> Sample {
+        store.apply(meter, count, |updates| (0..count).for_each(|_| drop(updates.update_random()))).0
     }
 
-    fn at_the_top(meter: Meter, plain: &mut Self, count: u64) -> Sample {
-        let (sample, changed) = plain.keep(meter, count, |updates| {
-            let Ok(Answer::Records(first)) = updates.store.query(&top(count)) else { panic!("there is a bucket") };
+    fn top_updates(meter: Meter, store: &mut Self, count: u64) -> Sample {
+        let (sample, changed) = store.apply(meter, count, |updates| {
+            let Ok(Answer::Records(first)) = updates.store.query(&top(count)) else { panic!("the bucket exists") };
             for row in first {
-                updates.lower(row["id"].clone());
+                updates.move_to_lower_half(row["id"].clone());
             }
         });
-        assert!(changed == count, "{changed} of {count} updates have changed what comes first");
+        assert!(changed == count, "{changed} of {count} updates changed the result");
         sample
     }
 
-    /// Takes each commit in, and encodes what has changed for whoever follows, with how many of them had something. At the end it
-    /// must be what the query returns.
-    fn keep(&mut self, meter: Meter, count: u64, update: impl FnOnce(&mut Updates)) -> (Sample, u64) {
+    /// Runs the updates, and measures the matcher, which encodes a delta for each commit. Returns the sample and the number of updates
+    /// that changed the result. Checks that the final result equals that of the query.
+    fn apply(&mut self, meter: Meter, count: u64, update: impl FnOnce(&mut Updates)) -> (Sample, u64) {
         let Self { updates, matcher, query, follower } = self;
-        // Others have updated the store meanwhile.
-        for commit in updates.unseen(follower) {
+        // Process the updates of other contenders of this store.
+        for commit in updates.unread_commits(follower) {
             matcher.commit(commit.position, &commit.changes);
         }
         update(updates);
-        let commits = updates.unseen(follower);
-        assert!(commits.len() as u64 == count, "an update is a commit");
+        let commits = updates.unread_commits(follower);
+        assert!(commits.len() as u64 == count, "every update is one commit");
         let mut changed = 0;
         let sample = meter.measure(count, || {
             for commit in &commits {
                 for update in matcher.commit(commit.position, &commit.changes).updates {
-                    let ResultChange::Records(delta) = update.change else { panic!("rows are followed") };
+                    let ResultChange::Records(delta) = update.change else { panic!("the query returns rows") };
                     changed += u64::from(!delta.encoded().is_empty());
                 }
             }
         });
-        let Some(QueryResult::Json(whole)) = matcher.result(*query) else { panic!("rows are followed") };
-        let whole: Vec<Json> = serde_json::from_slice(&whole).expect("it is a list");
-        let answer = updates.store.query(&top(FIRST)).expect("there is a bucket");
-        assert!(answer == Answer::Records(whole), "it is up to date");
+        let Some(QueryResult::Json(result)) = matcher.result(*query) else { panic!("the query returns rows") };
+        let result: Vec<Json> = serde_json::from_slice(&result).expect("the result is a list");
+        let answer = updates.store.query(&top(LIMIT)).expect("the bucket exists");
+        assert!(answer == Answer::Records(result), "the maintained result equals the query's");
         (sample, changed)
     }
 }

@@ -1,13 +1,13 @@
-//! Random updates of a store, and what its followers see of them.
+//! Random updates of a store, and the commits that its followers receive.
 
 use std::sync::Arc;
 
 use serde_json::Value as Json;
 use tidewire_store::{Commit, Follower, Snapshot, Store};
 
-use super::rows::{self, BUCKET, COUNTS, Random};
+use super::rows::{self, BUCKET, MAX_COUNT, Random};
 
-/// A store whose rows are given other counts, one after the other.
+/// A store, and a generator of updates to its rows.
 pub(super) struct Updates {
     pub(super) store: Store,
     rows: u64,
@@ -19,30 +19,30 @@ impl Updates {
         Self { store: rows::filled(rows, indexes), rows, random: Random(0) }
     }
 
-    /// Updates any row. Returns the state that it has made.
-    pub(super) fn update_any(&mut self) -> Arc<Snapshot> {
-        let (id, count) = (self.random.below(self.rows), self.random.below(COUNTS));
+    /// Sets the count of a random row. Returns the snapshot after the update.
+    pub(super) fn update_random(&mut self) -> Arc<Snapshot> {
+        let (id, count) = (self.random.below(self.rows), self.random.below(MAX_COUNT));
         self.update(id.into(), count)
     }
 
-    /// Gives the row with this key a count that half of all rows have exceeded at first.
-    pub(super) fn lower(&mut self, id: Json) {
-        let count = self.random.below(COUNTS / 2);
+    /// Sets the count of a row to a random value below the initial median.
+    pub(super) fn move_to_lower_half(&mut self, id: Json) {
+        let count = self.random.below(MAX_COUNT / 2);
         self.update(id, count);
     }
 
     fn update(&self, id: Json, count: u64) -> Arc<Snapshot> {
         let row = self.store.update(BUCKET, id, rows::patch(count), None).wait();
-        row.expect("the row is there");
+        row.expect("the row exists");
         self.store.snapshot()
     }
 
-    /// All commits that a follower has not seen.
-    pub(super) fn unseen(&self, follower: &mut Follower) -> Vec<Arc<Commit>> {
+    /// Returns all commits that the follower has not read.
+    pub(super) fn unread_commits(&self, follower: &mut Follower) -> Vec<Arc<Commit>> {
         let newest = self.store.snapshot().position;
         let mut commits = Vec::new();
         while follower.position() != newest {
-            commits.push(follower.wait().expect("the store is open, and the follower not far behind"));
+            commits.push(follower.wait().expect("the store is open and the follower has not fallen behind"));
         }
         commits
     }

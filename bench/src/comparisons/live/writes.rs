@@ -1,4 +1,4 @@
-//! The cost of live queries for writers: the write rate beside queries of three kinds, compared with none.
+//! The cost of live queries for writers: the write rate with live queries of three kinds, compared with none.
 
 use serde_json::json;
 use tidewire_bench::{Contender, Metric, Workload};
@@ -6,11 +6,11 @@ use tidewire_store::Query;
 
 use super::super::Effort;
 use super::rows::{self, name, query};
-use super::watched::{WRITERS, Watched};
+use super::store::{LiveStore, WRITES_IN_FLIGHT};
 
-/// How the work is done, whatever the queries are.
-const HOW: &str = "Each write concerns one query, followed by deltas, which one task takes on the thread of the writers. The \
-                   clock stops when all has been heard of. Without live queries nobody follows the store.";
+/// The part of the description that all workloads share.
+const HOW: &str = "Each write changes the result of one query. One task on the thread of the writers reads all deltas, and the \
+                   clock stops when it has read the last one. \"none\" has no live queries.";
 
 pub(super) fn equalities(effort: Effort) -> Workload {
     let (rows, writes) = (effort.operations(100_000), effort.operations(60_000));
@@ -18,8 +18,8 @@ pub(super) fn equalities(effort: Effort) -> Workload {
     Workload {
         name: "live-equalities",
         about: format!(
-            "{writes} updates of random rows of {} bytes, {WRITERS} at a time, in a store in memory that has {rows} with an \
-             index, beside {rows} live queries with an equality each. {HOW}",
+            "{writes} updates of random rows of {} bytes, {WRITES_IN_FLIGHT} in flight, in an in-memory store with {rows} rows and an \
+             index, with {rows} live queries that each have an equality filter. {HOW}",
             rows::BYTES
         ),
         operation: "write",
@@ -36,7 +36,7 @@ pub(super) fn ranges(effort: Effort) -> Workload {
     Workload {
         name: "live-ranges",
         about: format!(
-            "The same beside {} live queries with a range each, of {RANGE} rows, disjoint. {HOW}",
+            "The same with {} live queries, each for a disjoint range of {RANGE} rows. {HOW}",
             rows / RANGE as u64
         ),
         operation: "write",
@@ -45,43 +45,44 @@ pub(super) fn ranges(effort: Effort) -> Workload {
     }
 }
 
-/// How many rows are in a range.
+/// Rows in a range.
 const RANGE: usize = 10;
 
-pub(super) fn unserved(effort: Effort) -> Workload {
-    let (followed, writes) = (effort.operations(10_000), effort.operations(60_000));
+pub(super) fn unindexed(effort: Effort) -> Workload {
+    let (queries, writes) = (effort.operations(10_000), effort.operations(60_000));
     let few = effort.operations(100);
     Workload {
         name: "live-unserved",
         about: format!(
-            "The same with {} rows, {few} updates of them, beside {followed} live queries that each look for a part of a text: \
-             each is tried with each row that is written, as it was and as it is. {HOW} Then there are {writes} updates.",
-            rows_of(followed)
+            "The same with {} rows, {few} updates and {queries} live queries that each search for a substring, which no index \
+             supports: every query is evaluated on the old and the new version of each updated row. {HOW} It does {writes} \
+             updates.",
+            row_count(queries)
         ),
         operation: "write",
         metrics: &[Metric::Cpu, Metric::Throughput],
         contenders: vec![
-            none(rows_of(followed), "place", writes),
-            live(rows_of(followed), "place", move || contains(followed), few),
+            none(row_count(queries), "place", writes),
+            live(row_count(queries), "place", move || substring_queries(queries), few),
         ],
     }
 }
 
-/// Queries that no index can serve, each of one row at most.
-pub(super) fn contains(followed: u64) -> impl ExactSizeIterator<Item = Query> {
-    let followed = usize::try_from(followed).expect("64 bits");
-    (0..followed).map(|id| query(&json!({"name": {"$contains": name(id as u64)}})))
+/// Returns queries that no index supports, each of which matches at most one row.
+pub(super) fn substring_queries(count: u64) -> impl ExactSizeIterator<Item = Query> {
+    let count = usize::try_from(count).expect("64 bits");
+    (0..count).map(|id| query(&json!({"name": {"$contains": name(id as u64)}})))
 }
 
-/// How many rows there are for such queries: few, because each query reads them all when it begins.
-pub(super) fn rows_of(followed: u64) -> u64 {
-    followed / 100
+/// Returns the number of rows for this number of substring queries. It is small, because each query reads all rows when it starts.
+pub(super) fn row_count(queries: u64) -> u64 {
+    queries / 100
 }
 
 fn none(rows: u64, index: &'static str, writes: u64) -> Contender {
-    let mut unwatched = None;
+    let mut store = None;
     Contender::new("none", move |meter| {
-        unwatched.get_or_insert_with(|| Watched::unwatched(rows, &[index])).round(meter, writes)
+        store.get_or_insert_with(|| LiveStore::without_queries(rows, &[index])).round(meter, writes)
     })
 }
 
@@ -89,8 +90,8 @@ fn live<Q>(rows: u64, index: &'static str, queries: impl Fn() -> Q + 'static, wr
 where
     Q: Iterator<Item = Query>,
 {
-    let mut watched = None;
+    let mut store = None;
     Contender::new("tidewire-live", move |meter| {
-        watched.get_or_insert_with(|| Watched::with_queries(rows, &[index], queries())).round(meter, writes)
+        store.get_or_insert_with(|| LiveStore::with_queries(rows, &[index], queries())).round(meter, writes)
     })
 }

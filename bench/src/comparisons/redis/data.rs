@@ -1,4 +1,4 @@
-//! The data on the server. A value contains its key, so a reply that went to the wrong task is noticed.
+//! The data on the server. A value contains its key, so that a reply delivered to the wrong task is detected.
 
 use std::ops::Deref;
 use std::sync::LazyLock;
@@ -6,21 +6,22 @@ use std::sync::LazyLock;
 use bytes::BytesMut;
 use tidewire_redis::resp::encode_command;
 
-/// As many keys as the widest command asks for.
-const COUNT: usize = 1000;
-/// The bytes of a value.
-pub(super) const LENGTH: usize = 64;
+/// The number of keys. The largest command reads all of them.
+const KEY_COUNT: usize = 1000;
+/// The length of a value.
+pub(super) const VALUE_BYTES: usize = 64;
 pub(super) const LIST: &str = "list";
 pub(super) const LARGE: &str = "large";
-/// The commands of a pipeline.
-pub(super) const PIPELINE: usize = 100;
+/// The number of commands in a pipeline.
+pub(super) const PIPELINE_COMMANDS: usize = 100;
 
-pub(super) static KEYS: LazyLock<Vec<String>> = LazyLock::new(|| (0..COUNT).map(|key| format!("key:{key}")).collect());
+pub(super) static KEYS: LazyLock<Vec<String>> =
+    LazyLock::new(|| (0..KEY_COUNT).map(|key| format!("key:{key}")).collect());
 pub(super) static VALUES: LazyLock<Vec<String>> =
-    LazyLock::new(|| (0..COUNT).map(|key| format!("{key:0LENGTH$}")).collect());
+    LazyLock::new(|| (0..KEY_COUNT).map(|key| format!("{key:0VALUE_BYTES$}")).collect());
 pub(super) static LARGE_VALUE: LazyLock<String> = LazyLock::new(|| "x".repeat(1 << 20));
 
-/// The commands that put it there, and how many they are.
+/// Returns the encoded commands that store the data, and their number.
 pub(super) fn commands() -> (BytesMut, usize) {
     let mut output = BytesMut::new();
     for (key, value) in KEYS.iter().zip(&*VALUES) {
@@ -28,10 +29,10 @@ pub(super) fn commands() -> (BytesMut, usize) {
         encode_command(&["RPUSH", LIST, value], &mut output);
     }
     encode_command(&["SET", LARGE, &LARGE_VALUE], &mut output);
-    (output, 2 * COUNT + 1)
+    (output, 2 * KEY_COUNT + 1)
 }
 
-/// Whether these are all values, from the first on.
+/// Returns whether these are the first `count` values.
 pub(super) fn are_values<S: Deref<Target = [u8]>>(found: &[S], count: usize) -> bool {
     found.len() == count && found.iter().zip(&*VALUES).all(|(found, value)| **found == *value.as_bytes())
 }

@@ -4,23 +4,24 @@ use tidewire_bench::{Meter, Metric, Sample, on_core};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 
-use super::super::conn::apart;
-use super::data::{KEYS, LARGE, LARGE_VALUE, LENGTH, LIST, PIPELINE, VALUES, are_values};
+use super::super::conn::separate_cores;
+use super::data::{KEYS, LARGE, LARGE_VALUE, LIST, PIPELINE_COMMANDS, VALUE_BYTES, VALUES, are_values};
 use super::peer::Peer;
 use super::server::Server;
 
+/// Tasks that send requests over one connection.
 #[derive(Clone, Copy)]
 pub(super) struct Load {
-    pub(super) task: Task,
+    pub(super) command: Command,
     pub(super) tasks: usize,
-    pub(super) runs: Runs,
-    /// How often each task asks.
-    pub(super) turns: u64,
+    pub(super) runtime: RuntimeKind,
+    /// Requests per task.
+    pub(super) requests_per_task: u64,
 }
 
-/// What is asked.
+/// The kind of request.
 #[derive(Clone, Copy)]
-pub(super) enum Task {
+pub(super) enum Command {
     Get,
     Set,
     Pipeline,
@@ -29,9 +30,9 @@ pub(super) enum Task {
     GetLarge,
 }
 
-/// What the tasks run on.
+/// The runtime of the tasks.
 #[derive(Clone, Copy)]
-pub(super) enum Runs {
+pub(super) enum RuntimeKind {
     TwoThreads,
     CurrentThread,
 }
@@ -39,57 +40,57 @@ pub(super) enum Runs {
 impl Load {
     pub(super) fn about(self) -> String {
         let Self { tasks, .. } = self;
-        let what = match self.task {
-            Task::Get => format!("GET of {LENGTH} bytes"),
-            Task::Set => format!("SET of {LENGTH} bytes"),
-            Task::Pipeline => format!("A pipeline of {PIPELINE} GETs of {LENGTH} bytes"),
-            Task::ListRange => format!("LRANGE of {} elements of {LENGTH} bytes", VALUES.len()),
-            Task::MultiGet => format!("MGET of {} values of {LENGTH} bytes", VALUES.len()),
-            Task::GetLarge => "GET of 1 MiB".into(),
+        let what = match self.command {
+            Command::Get => format!("GET of {VALUE_BYTES} bytes"),
+            Command::Set => format!("SET of {VALUE_BYTES} bytes"),
+            Command::Pipeline => format!("A pipeline of {PIPELINE_COMMANDS} GETs of {VALUE_BYTES} bytes"),
+            Command::ListRange => format!("LRANGE of {} elements of {VALUE_BYTES} bytes", VALUES.len()),
+            Command::MultiGet => format!("MGET of {} values of {VALUE_BYTES} bytes", VALUES.len()),
+            Command::GetLarge => "GET of 1 MiB".into(),
         };
         let who = if tasks == 1 { "one task".into() } else { format!("{tasks} tasks on one connection") };
-        let on = match self.runs {
-            Runs::TwoThreads => "a runtime of two threads",
-            Runs::CurrentThread => "a current-thread runtime",
+        let on = match self.runtime {
+            RuntimeKind::TwoThreads => "a runtime with two threads",
+            RuntimeKind::CurrentThread => "a current-thread runtime",
         };
         let cores = match self.core() {
-            Some(_) => "Load and server have a core each.",
-            None => "The server keeps to one core, the load may use all.",
+            Some(_) => "Load and server run on separate cores.",
+            None => "The server is pinned to one core; the load may use all cores.",
         };
-        let raw = if tasks == 1 { "" } else { " \"raw\" sends as many commands in one write as there are tasks." };
+        let raw = if tasks == 1 { "" } else { " \"raw\" sends one command per task in a single write." };
         format!("{what} by {who}, on {on}. {cores}{raw}")
     }
 
     pub(super) fn operations(self) -> u64 {
-        self.turns * self.tasks as u64
+        self.requests_per_task * self.tasks as u64
     }
 
-    /// The core that the load keeps to, so that it leaves the server's alone. A task by itself is never at work while the server
-    /// is: by chance it would share its core, which is several times as fast, and nothing else would be measured.
+    /// Returns the core to pin the load to. A single task never runs at the same time as the server, so the scheduler might place both
+    /// on one core, which is several times as fast and would dominate the result.
     fn core(self) -> Option<usize> {
-        let keeps = matches!(self.runs, Runs::CurrentThread) || self.tasks == 1;
-        apart().filter(|_| keeps).map(|(core, _)| core)
+        let is_pinned = matches!(self.runtime, RuntimeKind::CurrentThread) || self.tasks == 1;
+        separate_cores().filter(|_| is_pinned).map(|(core, _)| core)
     }
 
-    /// Does a round on a new runtime.
+    /// Runs a round on a new runtime.
     pub(super) fn run(self, round: impl FnOnce(&Runtime) -> Sample + Send) -> Sample {
         let run = move || {
-            let mut builder = match self.runs {
-                Runs::TwoThreads => Builder::new_multi_thread(),
-                Runs::CurrentThread => Builder::new_current_thread(),
+            let mut builder = match self.runtime {
+                RuntimeKind::TwoThreads => Builder::new_multi_thread(),
+                RuntimeKind::CurrentThread => Builder::new_current_thread(),
             };
             let runtime = builder.worker_threads(2).enable_all().build().expect("a runtime starts");
             round(&runtime)
         };
         match self.core() {
-            // The threads of the runtime inherit the core of the one that starts it.
+            // The threads of the runtime inherit the affinity of the thread that starts it.
             Some(core) => on_core(core, run).expect("the load can be pinned to a core"),
             None => run(),
         }
     }
 }
 
-impl Task {
+impl Command {
     pub(super) fn operation(self) -> &'static str {
         match self {
             Self::Get | Self::GetLarge => "GET",
@@ -105,40 +106,40 @@ pub(super) fn round<P: Peer>(server: &Server, load: Load, meter: Meter) -> Sampl
     let (port, cpu) = (server.port(), server.cpu());
     load.run(move |runtime| {
         let client = runtime.block_on(P::connect(port));
-        // Buffers have grown and the connection is open before it counts.
-        runtime.block_on(all(&client, Load { turns: load.turns.div_ceil(20), ..load }));
+        // Warm up: open the connection and let buffers grow.
+        runtime.block_on(run_tasks(&client, Load { requests_per_task: load.requests_per_task.div_ceil(20), ..load }));
         let before = cpu.now();
-        let sample = meter.measure(load.operations(), || runtime.block_on(all(&client, load)));
+        let sample = meter.measure(load.operations(), || runtime.block_on(run_tasks(&client, load)));
         sample.with_time(Metric::ServerCpu, cpu.now().saturating_sub(before))
     })
 }
 
-async fn all<P: Peer>(client: &P, load: Load) {
+async fn run_tasks<P: Peer>(client: &P, load: Load) {
     let mut tasks = JoinSet::new();
     for number in 0..load.tasks {
         let mut client = client.clone();
         tasks.spawn(async move {
-            for _ in 0..load.turns {
-                turn(&mut client, load.task, number).await;
+            for _ in 0..load.requests_per_task {
+                request(&mut client, load.command, number).await;
             }
         });
     }
     while let Some(ended) = tasks.join_next().await {
-        ended.expect("a task gets its replies");
+        ended.expect("no task panics");
     }
 }
 
-async fn turn<P: Peer>(client: &mut P, task: Task, number: usize) {
-    let is_right = match task {
-        Task::Get => *client.get(&KEYS[number]).await == *VALUES[number].as_bytes(),
-        Task::Set => {
+async fn request<P: Peer>(client: &mut P, command: Command, number: usize) {
+    let is_expected = match command {
+        Command::Get => *client.get(&KEYS[number]).await == *VALUES[number].as_bytes(),
+        Command::Set => {
             client.set(&KEYS[number], &VALUES[number]).await;
             true
         }
-        Task::Pipeline => are_values(&client.pipeline(&KEYS[..PIPELINE]).await, PIPELINE),
-        Task::ListRange => are_values(&client.list_range(LIST).await, VALUES.len()),
-        Task::MultiGet => are_values(&client.multi_get(&KEYS).await, VALUES.len()),
-        Task::GetLarge => client.get(LARGE).await.len() == LARGE_VALUE.len(),
+        Command::Pipeline => are_values(&client.pipeline(&KEYS[..PIPELINE_COMMANDS]).await, PIPELINE_COMMANDS),
+        Command::ListRange => are_values(&client.list_range(LIST).await, VALUES.len()),
+        Command::MultiGet => are_values(&client.multi_get(&KEYS).await, VALUES.len()),
+        Command::GetLarge => client.get(LARGE).await.len() == LARGE_VALUE.len(),
     };
-    assert!(is_right, "{} got another reply", P::NAME);
+    assert!(is_expected, "{} returned an unexpected reply", P::NAME);
 }

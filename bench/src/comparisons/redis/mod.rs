@@ -1,4 +1,4 @@
-//! The Redis client against its peers, all with one connection that every task shares.
+//! The Redis client compared with its peers. All tasks share one connection.
 
 mod data;
 mod fred;
@@ -14,44 +14,44 @@ use std::rc::Rc;
 
 use tidewire_bench::{Contender, Metric, Workload};
 
-use self::load::{Load, Runs, Task};
+use self::load::{Command, Load, RuntimeKind};
 use self::peer::Peer;
 use self::server::Server;
 use super::{Comparison, Effort};
 
 pub(crate) const COMPARISON: Comparison = Comparison {
     name: "redis",
-    about: "The Redis client against redis-rs, fred, rustis and a raw pre-encoded loop, on one connection",
+    about: "The Redis client compared with redis-rs, fred, rustis and a raw loop of pre-encoded commands, on one connection",
     workloads,
     roles: &[],
 };
 
 fn workloads(effort: Effort) -> Vec<Workload> {
     let server = Rc::new(Server::new());
-    let workload = |name, task, tasks, runs, turns| {
-        workload(name, &server, Load { task, tasks, runs, turns: turns_of_a_task(effort, turns, tasks) })
+    let workload = |name, command, tasks, runtime, requests| {
+        workload(name, &server, Load { command, tasks, runtime, requests_per_task: per_task(effort, requests, tasks) })
     };
     vec![
-        workload("redis-get-1", Task::Get, 1, Runs::TwoThreads, 2_000),
-        workload("redis-set-1", Task::Set, 1, Runs::TwoThreads, 2_000),
-        workload("redis-get-64", Task::Get, 64, Runs::TwoThreads, 32_000),
-        workload("redis-set-64", Task::Set, 64, Runs::TwoThreads, 32_000),
-        workload("redis-get-512", Task::Get, 512, Runs::TwoThreads, 51_200),
-        workload("redis-get-1-current-thread", Task::Get, 1, Runs::CurrentThread, 2_000),
-        workload("redis-set-1-current-thread", Task::Set, 1, Runs::CurrentThread, 2_000),
-        workload("redis-get-64-current-thread", Task::Get, 64, Runs::CurrentThread, 32_000),
-        workload("redis-set-64-current-thread", Task::Set, 64, Runs::CurrentThread, 32_000),
-        workload("redis-get-512-current-thread", Task::Get, 512, Runs::CurrentThread, 51_200),
-        workload("redis-pipeline-100", Task::Pipeline, 1, Runs::TwoThreads, 500),
-        workload("redis-lrange-1000", Task::ListRange, 1, Runs::TwoThreads, 300),
-        workload("redis-mget-1000", Task::MultiGet, 1, Runs::TwoThreads, 200),
-        workload("redis-get-1-mib", Task::GetLarge, 1, Runs::TwoThreads, 200),
+        workload("redis-get-1", Command::Get, 1, RuntimeKind::TwoThreads, 2_000),
+        workload("redis-set-1", Command::Set, 1, RuntimeKind::TwoThreads, 2_000),
+        workload("redis-get-64", Command::Get, 64, RuntimeKind::TwoThreads, 32_000),
+        workload("redis-set-64", Command::Set, 64, RuntimeKind::TwoThreads, 32_000),
+        workload("redis-get-512", Command::Get, 512, RuntimeKind::TwoThreads, 51_200),
+        workload("redis-get-1-current-thread", Command::Get, 1, RuntimeKind::CurrentThread, 2_000),
+        workload("redis-set-1-current-thread", Command::Set, 1, RuntimeKind::CurrentThread, 2_000),
+        workload("redis-get-64-current-thread", Command::Get, 64, RuntimeKind::CurrentThread, 32_000),
+        workload("redis-set-64-current-thread", Command::Set, 64, RuntimeKind::CurrentThread, 32_000),
+        workload("redis-get-512-current-thread", Command::Get, 512, RuntimeKind::CurrentThread, 51_200),
+        workload("redis-pipeline-100", Command::Pipeline, 1, RuntimeKind::TwoThreads, 500),
+        workload("redis-lrange-1000", Command::ListRange, 1, RuntimeKind::TwoThreads, 300),
+        workload("redis-mget-1000", Command::MultiGet, 1, RuntimeKind::TwoThreads, 200),
+        workload("redis-get-1-mib", Command::GetLarge, 1, RuntimeKind::TwoThreads, 200),
     ]
 }
 
-/// All turns are shared out evenly, and each task has one at least.
-fn turns_of_a_task(effort: Effort, turns: u64, tasks: usize) -> u64 {
-    (effort.operations(turns) / tasks as u64).max(1)
+/// Returns the number of requests of each task, at least one.
+fn per_task(effort: Effort, requests: u64, tasks: usize) -> u64 {
+    (effort.operations(requests) / tasks as u64).max(1)
 }
 
 fn workload(name: &'static str, server: &Rc<Server>, load: Load) -> Workload {
@@ -59,10 +59,10 @@ fn workload(name: &'static str, server: &Rc<Server>, load: Load) -> Workload {
     Workload {
         name,
         about: load.about(),
-        operation: load.task.operation(),
+        operation: load.command.operation(),
         metrics: &[Metric::Throughput, Metric::Cpu, Metric::ServerCpu, Metric::Allocations],
         contenders: vec![
-            Contender::new("raw", move |meter| raw::round(&raw, load, meter)).needing("redis-server"),
+            Contender::new("raw", move |meter| raw::round(&raw, load, meter)).requires_program("redis-server"),
             contender::<ours::Ours>(server, load),
             contender::<redis_rs::RedisRs>(server, load),
             contender::<fred::Fred>(server, load),
@@ -73,5 +73,5 @@ fn workload(name: &'static str, server: &Rc<Server>, load: Load) -> Workload {
 
 fn contender<P: Peer>(server: &Rc<Server>, load: Load) -> Contender {
     let server = server.clone();
-    Contender::new(P::NAME, move |meter| load::round::<P>(&server, load, meter)).needing("redis-server")
+    Contender::new(P::NAME, move |meter| load::round::<P>(&server, load, meter)).requires_program("redis-server")
 }

@@ -1,9 +1,9 @@
-//! Our own client.
+//! The client tidewire-redis.
 
 use bytes::Bytes;
 use tidewire_redis::{Client, Options, Pipeline, commands};
 
-use super::peer::{Peer, WORKS};
+use super::peer::{EXPECT_REPLY, Peer};
 
 #[derive(Clone)]
 pub(super) struct Ours(Client);
@@ -17,24 +17,24 @@ impl Peer for Ours {
     }
 
     async fn get(&mut self, key: &'static str) -> Bytes {
-        self.0.send(commands::get(key).returning::<Bytes>()).await.expect(WORKS)
+        self.0.send(commands::get(key).returning::<Bytes>()).await.expect(EXPECT_REPLY)
     }
 
     async fn set(&mut self, key: &'static str, value: &'static str) {
-        self.0.send(commands::set(key, value)).await.expect(WORKS);
+        self.0.send(commands::set(key, value)).await.expect(EXPECT_REPLY);
     }
 
     async fn pipeline(&mut self, keys: &'static [String]) -> Vec<Bytes> {
         let pipeline: Pipeline<Vec<Bytes>> = keys.iter().map(|key| commands::get(key).returning::<Bytes>()).collect();
-        let texts = self.0.pipeline(pipeline).await.expect(WORKS);
-        texts.into_iter().map(|text| text.expect(WORKS)).collect()
+        let texts = self.0.pipeline(pipeline).await.expect(EXPECT_REPLY);
+        texts.into_iter().map(|text| text.expect(EXPECT_REPLY)).collect()
     }
 
     async fn list_range(&mut self, key: &'static str) -> Vec<Bytes> {
-        self.0.send(commands::lrange(key, 0, -1).returning::<Vec<Bytes>>()).await.expect(WORKS)
+        self.0.send(commands::lrange(key, 0, -1).returning::<Vec<Bytes>>()).await.expect(EXPECT_REPLY)
     }
 
     async fn multi_get(&mut self, keys: &'static [String]) -> Vec<Bytes> {
-        self.0.send(commands::mget(keys).returning::<Vec<Bytes>>()).await.expect(WORKS)
+        self.0.send(commands::mget(keys).returning::<Vec<Bytes>>()).await.expect(EXPECT_REPLY)
     }
 }

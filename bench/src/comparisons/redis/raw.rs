@@ -1,4 +1,4 @@
-//! What a connection can carry: commands encoded beforehand, and replies that are only compared.
+//! An upper bound for a connection: commands are encoded in advance, and replies are compared and not decoded.
 
 use bytes::BytesMut;
 use tidewire_bench::{Meter, Metric, Sample};
@@ -7,9 +7,9 @@ use tidewire_redis::resp::{Version, encode_command};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use super::data::{KEYS, LARGE, LARGE_VALUE, LIST, PIPELINE, VALUES};
-use super::load::{Load, Task};
-use super::peer::WORKS;
+use super::data::{KEYS, LARGE, LARGE_VALUE, LIST, PIPELINE_COMMANDS, VALUES};
+use super::load::{Command, Load};
+use super::peer::EXPECT_REPLY;
 use super::server::Server;
 
 pub(super) fn round(server: &Server, load: Load, meter: Meter) -> Sample {
@@ -18,20 +18,20 @@ pub(super) fn round(server: &Server, load: Load, meter: Meter) -> Sample {
         let mut connection = Some(runtime.block_on(Connection::open(port, load)));
         let mut exchange = |times: u64| {
             runtime.block_on(async {
-                let mut moved = connection.take().expect("it is put back");
-                // On a task, like the others: the thread that waits for it is not one of the runtime.
+                let mut moved = connection.take().expect("the connection is put back after each call");
+                // Spawned, like the tasks of the other clients, because the thread that blocks on the runtime is not one of its workers.
                 let exchanged = tokio::spawn(async move {
                     for _ in 0..times {
                         moved.exchange().await;
                     }
                     moved
                 });
-                connection = Some(exchanged.await.expect(WORKS));
+                connection = Some(exchanged.await.expect(EXPECT_REPLY));
             });
         };
-        exchange(load.turns.div_ceil(20));
+        exchange(load.requests_per_task.div_ceil(20));
         let before = cpu.now();
-        let sample = meter.measure(load.operations(), || exchange(load.turns));
+        let sample = meter.measure(load.operations(), || exchange(load.requests_per_task));
         sample.with_time(Metric::ServerCpu, cpu.now().saturating_sub(before))
     })
 }
@@ -49,51 +49,51 @@ impl Connection {
         stream.set_nodelay(true).expect("TCP_NODELAY can be set");
         let (mut request, mut expected) = (BytesMut::new(), BytesMut::new());
         for number in 0..load.tasks {
-            ask(load.task, number, &mut request, &mut expected);
+            append(load.command, number, &mut request, &mut expected);
         }
         let input = vec![0; expected.len()];
         Self { stream, request, expected, input }
     }
 
     async fn exchange(&mut self) {
-        self.stream.write_all(&self.request).await.expect(WORKS);
-        self.stream.read_exact(&mut self.input).await.expect(WORKS);
-        assert!(self.input == self.expected, "redis-server answers what it was asked");
+        self.stream.write_all(&self.request).await.expect(EXPECT_REPLY);
+        self.stream.read_exact(&mut self.input).await.expect(EXPECT_REPLY);
+        assert!(self.input == self.expected, "the replies match the requests");
     }
 }
 
-/// What a task asks, and what it is answered.
-fn ask(task: Task, number: usize, request: &mut BytesMut, expected: &mut BytesMut) {
+/// Appends the request of a task and the reply to it.
+fn append(command: Command, number: usize, request: &mut BytesMut, expected: &mut BytesMut) {
     let bulk = |text: &'static str| Value::from(text);
     let all = |count: usize| Value::Array(VALUES[..count].iter().map(|value| bulk(value)).collect());
-    let reply = match task {
-        Task::Get => {
+    let reply = match command {
+        Command::Get => {
             encode_command(&["GET", &KEYS[number]], request);
             bulk(&VALUES[number])
         }
-        Task::Set => {
+        Command::Set => {
             encode_command(&["SET", &KEYS[number], &VALUES[number]], request);
             Value::Simple("OK".into())
         }
-        Task::Pipeline => {
-            for number in 0..PIPELINE {
-                ask(Task::Get, number, request, expected);
+        Command::Pipeline => {
+            for number in 0..PIPELINE_COMMANDS {
+                append(Command::Get, number, request, expected);
             }
             return;
         }
-        Task::ListRange => {
+        Command::ListRange => {
             encode_command(&["LRANGE", LIST, "0", "-1"], request);
             all(VALUES.len())
         }
-        Task::MultiGet => {
+        Command::MultiGet => {
             let words: Vec<_> = ["MGET"].into_iter().chain(KEYS.iter().map(String::as_str)).collect();
             encode_command(&words, request);
             all(VALUES.len())
         }
-        Task::GetLarge => {
+        Command::GetLarge => {
             encode_command(&["GET", LARGE], request);
             bulk(&LARGE_VALUE)
         }
     };
-    reply.encode(Version::Resp2, expected).expect("a value of our own");
+    reply.encode(Version::Resp2, expected).expect("the value can be encoded");
 }

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use redis::aio::MultiplexedConnection;
 use redis::{Client, Pipeline, cmd};
 
-use super::peer::{Peer, WORKS};
+use super::peer::{EXPECT_REPLY, Peer};
 
 #[derive(Clone)]
 pub(super) struct RedisRs(MultiplexedConnection);
@@ -14,16 +14,16 @@ impl Peer for RedisRs {
     type Text = Bytes;
 
     async fn connect(port: u16) -> Self {
-        let client = Client::open(("127.0.0.1", port)).expect("the address is one");
-        Self(client.get_multiplexed_async_connection().await.expect(WORKS))
+        let client = Client::open(("127.0.0.1", port)).expect("the address is valid");
+        Self(client.get_multiplexed_async_connection().await.expect(EXPECT_REPLY))
     }
 
     async fn get(&mut self, key: &'static str) -> Bytes {
-        cmd("GET").arg(key).query_async(&mut self.0).await.expect(WORKS)
+        cmd("GET").arg(key).query_async(&mut self.0).await.expect(EXPECT_REPLY)
     }
 
     async fn set(&mut self, key: &'static str, value: &'static str) {
-        cmd("SET").arg(key).arg(value).exec_async(&mut self.0).await.expect(WORKS);
+        cmd("SET").arg(key).arg(value).exec_async(&mut self.0).await.expect(EXPECT_REPLY);
     }
 
     async fn pipeline(&mut self, keys: &'static [String]) -> Vec<Bytes> {
@@ -31,14 +31,14 @@ impl Peer for RedisRs {
         for key in keys {
             pipeline.cmd("GET").arg(key);
         }
-        pipeline.query_async(&mut self.0).await.expect(WORKS)
+        pipeline.query_async(&mut self.0).await.expect(EXPECT_REPLY)
     }
 
     async fn list_range(&mut self, key: &'static str) -> Vec<Bytes> {
-        cmd("LRANGE").arg(key).arg(0).arg(-1).query_async(&mut self.0).await.expect(WORKS)
+        cmd("LRANGE").arg(key).arg(0).arg(-1).query_async(&mut self.0).await.expect(EXPECT_REPLY)
     }
 
     async fn multi_get(&mut self, keys: &'static [String]) -> Vec<Bytes> {
-        cmd("MGET").arg(keys).query_async(&mut self.0).await.expect(WORKS)
+        cmd("MGET").arg(keys).query_async(&mut self.0).await.expect(EXPECT_REPLY)
     }
 }

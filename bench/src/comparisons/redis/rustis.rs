@@ -1,10 +1,10 @@
-//! rustis. It has no `Bytes`: its own string is a vector, which it copies to.
+//! The client rustis. It does not support `Bytes`: its string type is a vector, to which it copies.
 
 use rustis::client::{BatchPreparedCommand, Client};
 use rustis::commands::{ListCommands, StringCommands};
 use rustis::resp::BulkString;
 
-use super::peer::{Peer, WORKS};
+use super::peer::{EXPECT_REPLY, Peer};
 
 #[derive(Clone)]
 pub(super) struct Rustis(Client);
@@ -14,15 +14,15 @@ impl Peer for Rustis {
     type Text = BulkString;
 
     async fn connect(port: u16) -> Self {
-        Self(Client::connect(format!("127.0.0.1:{port}")).await.expect(WORKS))
+        Self(Client::connect(format!("127.0.0.1:{port}")).await.expect(EXPECT_REPLY))
     }
 
     async fn get(&mut self, key: &'static str) -> BulkString {
-        self.0.get(key).await.expect(WORKS)
+        self.0.get(key).await.expect(EXPECT_REPLY)
     }
 
     async fn set(&mut self, key: &'static str, value: &'static str) {
-        self.0.set(key, value).await.expect(WORKS);
+        self.0.set(key, value).await.expect(EXPECT_REPLY);
     }
 
     async fn pipeline(&mut self, keys: &'static [String]) -> Vec<BulkString> {
@@ -31,14 +31,14 @@ impl Peer for Rustis {
         for key in keys {
             pipeline.get::<()>(key).queue();
         }
-        pipeline.execute().await.expect(WORKS)
+        pipeline.execute().await.expect(EXPECT_REPLY)
     }
 
     async fn list_range(&mut self, key: &'static str) -> Vec<BulkString> {
-        self.0.lrange(key, 0, -1).await.expect(WORKS)
+        self.0.lrange(key, 0, -1).await.expect(EXPECT_REPLY)
     }
 
     async fn multi_get(&mut self, keys: &'static [String]) -> Vec<BulkString> {
-        self.0.mget(keys).await.expect(WORKS)
+        self.0.mget(keys).await.expect(EXPECT_REPLY)
     }
 }

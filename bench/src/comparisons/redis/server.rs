@@ -1,4 +1,4 @@
-//! The server that all of them talk to.
+//! The redis-server of the comparison.
 
 use std::cell::LazyCell;
 use std::io::{Read as _, Write as _};
@@ -7,13 +7,13 @@ use std::net::TcpStream;
 use tidewire_bench::{CpuClock, pin_process};
 use tidewire_testkit::RedisServer;
 
-use super::super::conn::apart;
+use super::super::conn::separate_cores;
 use super::data;
 
-/// A redis-server with data, started by the round that comes first. It keeps to a core of its own where there are two.
-pub(super) struct Server(LazyCell<Running>);
+/// A redis-server with data, started in the first round. It is pinned to its own core if there are two.
+pub(super) struct Server(LazyCell<RunningServer>);
 
-struct Running {
+struct RunningServer {
     redis: RedisServer,
     cpu: CpuClock,
 }
@@ -22,12 +22,12 @@ impl Server {
     pub(super) fn new() -> Self {
         Self(LazyCell::new(|| {
             let redis = RedisServer::start();
-            if let Some((_, core)) = apart() {
+            if let Some((_, core)) = separate_cores() {
                 pin_process(redis.pid(), core).expect("redis-server can be pinned to a core");
             }
             fill(redis.port());
             let cpu = CpuClock::of(redis.pid()).expect("redis-server has a CPU clock");
-            Running { redis, cpu }
+            RunningServer { redis, cpu }
         }))
     }
 
@@ -44,11 +44,11 @@ fn fill(port: u16) {
     let (commands, count) = data::commands();
     let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("redis-server accepts");
     stream.write_all(&commands).expect("redis-server reads");
-    // One line each: `+OK` or the length of the list.
+    // Each reply is one line: `+OK` or the length of the list.
     let (mut replies, mut input) = (0, [0; 4096]);
     while replies < count {
         let read = stream.read(&mut input).expect("redis-server replies");
-        assert!(read > 0 && !input[..read].contains(&b'-'), "redis-server takes the data");
+        assert!(read > 0 && !input[..read].contains(&b'-'), "redis-server stores the data");
         replies += input[..read].split(|&byte| byte == b'\n').count() - 1;
     }
 }

@@ -23,7 +23,7 @@ pub(super) fn define(store: &Store) {
     store.define_bucket(BUCKET, json!({"key": "id", "schema": schema})).wait().expect("a bucket can be defined");
 }
 
-/// The record of this number, from zero. Its `rank` is not in the order of the keys.
+/// Returns the record of this number, from zero. Ranks are not in the order of the keys.
 pub(super) fn record(number: u64) -> Map<String, Json> {
     let (group, rank) = (number % GROUPS, number * 7919 % RANKS);
     let name = format!("record {number} ").repeat(NAME_BYTES);
@@ -32,5 +32,5 @@ pub(super) fn record(number: u64) -> Map<String, Json> {
     let rest = usize::try_from(RECORD_BYTES).expect("64 bits") - "\"}".len() - text.len();
     text.extend(std::iter::repeat_n('x', rest));
     text.push_str("\"}");
-    serde_json::from_str(&text).expect("it is a JSON object")
+    serde_json::from_str(&text).expect("the text is a JSON object")
 }

@@ -1,4 +1,4 @@
-//! A WebSocket client that costs next to nothing: blocking, and its frames can be made before.
+//! A minimal blocking WebSocket client. Frames can be encoded in advance.
 
 use std::io::{self, Read, Write as _};
 use std::net::TcpStream;
@@ -9,33 +9,34 @@ const TEXT: u8 = 0x81;
 const BINARY: u8 = 0x82;
 const CLOSE: u8 = 0x88;
 const MASKED: u8 = 0x80;
-/// In place of a length: it follows in two bytes.
+/// A length byte that means: the length follows in two bytes.
 const TWO_BYTES: u8 = 0x7e;
-/// In place of a length: it follows in eight bytes.
+/// A length byte that means: the length follows in eight bytes.
 const EIGHT_BYTES: u8 = 0x7f;
+/// The masking key of all frames.
 const KEY: [u8; 4] = [0x37, 0xfa, 0x21, 0x3d];
 
-/// The request for a WebSocket, the same for all.
+/// The request of the WebSocket handshake.
 const HANDSHAKE: &[u8] = b"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
     Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n";
 
-/// A connection, and the bytes behind the handshake that were read with it.
+/// A connection, and bytes that were read together with the response of the handshake.
 pub(super) struct Client {
     pub(super) socket: TcpStream,
-    ahead: Vec<u8>,
+    buffered: Vec<u8>,
 }
 
-/// A text message as a client sends it.
+/// Encodes a text message.
 pub(super) fn text(text: &str) -> Vec<u8> {
     frame(TEXT, text.as_bytes())
 }
 
-/// The same for bytes.
+/// Encodes a binary message.
 pub(super) fn binary(bytes: &[u8]) -> Vec<u8> {
     frame(BINARY, bytes)
 }
 
-/// How a client ends a connection in order.
+/// Encodes a close message.
 pub(super) fn close() -> Vec<u8> {
     frame(CLOSE, &1000_u16.to_be_bytes())
 }
@@ -58,7 +59,7 @@ fn frame(first: u8, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// The length of the header and of the payload of the first frame that a server sent. `None` if the header is not complete yet.
+/// Returns the lengths of header and payload of the frame at the start of `bytes`. `None` if the header is incomplete.
 pub(super) fn lengths(bytes: &[u8]) -> Option<(usize, usize)> {
     match *bytes {
         [_, length @ 0..=125, ..] => Some((2, length.into())),
@@ -87,50 +88,50 @@ pub(super) fn read_header(input: &mut impl Read) -> io::Result<Vec<u8>> {
 }
 
 impl Client {
-    /// Connects to a server that waits for the client's word.
+    /// Connects and completes the WebSocket handshake.
     pub(super) fn connect(address: &str) -> Self {
         let mut client = Self::open(address);
-        client.greet();
-        client.be_greeted();
+        client.send_handshake();
+        client.read_handshake();
         client
     }
 
-    /// Connects to ours, which has the first word.
-    pub(super) fn welcomed(address: &str) -> Self {
+    /// Connects to `tidewire` and reads its welcome message.
+    pub(super) fn connect_tidewire(address: &str) -> Self {
         let mut client = Self::connect(address);
-        client.be_welcomed();
+        client.read_welcome();
         client
     }
 
-    /// Connects, and says nothing.
+    /// Opens a TCP connection, without a handshake.
     pub(super) fn open(address: &str) -> Self {
         let socket = TcpStream::connect(address).expect("the server accepts");
         socket.set_nodelay(true).expect("TCP_NODELAY can be set");
-        Self { socket, ahead: Vec::new() }
+        Self { socket, buffered: Vec::new() }
     }
 
-    /// Asks for a WebSocket.
-    pub(super) fn greet(&mut self) {
+    /// Sends the request of the WebSocket handshake.
+    pub(super) fn send_handshake(&mut self) {
         self.write(HANDSHAKE);
     }
 
-    /// Is given one.
-    pub(super) fn be_greeted(&mut self) {
+    /// Reads the response of the WebSocket handshake.
+    pub(super) fn read_handshake(&mut self) {
         let end = loop {
-            if let Some(end) = self.ahead.windows(4).position(|window| window == b"\r\n\r\n") {
+            if let Some(end) = self.buffered.windows(4).position(|window| window == b"\r\n\r\n") {
                 break end + 4;
             }
             let mut bytes = [0; 1024];
             let length = self.socket.read(&mut bytes).expect("the server answers");
-            assert!(length > 0, "the server left");
-            self.ahead.extend_from_slice(&bytes[..length]);
+            assert!(length > 0, "the server closed the connection");
+            self.buffered.extend_from_slice(&bytes[..length]);
         };
-        assert!(self.ahead.starts_with(b"HTTP/1.1 101 "), "{}", String::from_utf8_lossy(&self.ahead));
-        self.ahead.drain(..end);
+        assert!(self.buffered.starts_with(b"HTTP/1.1 101 "), "{}", String::from_utf8_lossy(&self.buffered));
+        self.buffered.drain(..end);
     }
 
-    /// Reads the first message of a server of ours.
-    pub(super) fn be_welcomed(&mut self) {
+    /// Reads the welcome message of `tidewire`.
+    pub(super) fn read_welcome(&mut self) {
         let welcome = self.receive();
         assert!(welcome.starts_with(b"{") && contains(&welcome, br#""type":"welcome""#), "{}", lossy(&welcome));
     }
@@ -139,7 +140,7 @@ impl Client {
         self.socket.write_all(bytes).expect("the server reads");
     }
 
-    /// The next frame, including its header.
+    /// Returns the next frame, including its header.
     pub(super) fn receive_frame(&mut self) -> Vec<u8> {
         let mut frame = read_header(self).expect("the server sends");
         let (header, payload) = lengths(&frame).expect("the header is complete");
@@ -148,37 +149,37 @@ impl Client {
         frame
     }
 
-    /// The payload of the next message.
+    /// Returns the payload of the next message.
     pub(super) fn receive(&mut self) -> Vec<u8> {
         let frame = self.receive_frame();
-        let (header, _) = lengths(&frame).expect("it is a frame");
+        let (header, _) = lengths(&frame).expect("the frame is complete");
         frame[header..].to_vec()
     }
 
-    /// Sends a request, and gives its data.
-    pub(super) fn ask(&mut self, request: &str) -> Json {
+    /// Sends a request and returns the data of its reply.
+    pub(super) fn request(&mut self, request: &str) -> Json {
         self.write(&text(request));
         let reply: Json = serde_json::from_slice(&self.receive()).expect("a reply is JSON");
-        assert!(reply["type"] == "result", "{request} is answered with {reply}");
+        assert!(reply["type"] == "result", "unexpected reply to {request}: {reply}");
         reply["data"].clone()
     }
 
-    /// The connection itself, of which nothing was read too early.
+    /// Returns the socket. Panics if bytes after the handshake have been buffered.
     pub(super) fn into_socket(self) -> TcpStream {
-        assert!(self.ahead.is_empty(), "nothing else was sent");
+        assert!(self.buffered.is_empty(), "no bytes are buffered");
         self.socket
     }
 }
 
 impl Read for Client {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        if self.ahead.is_empty() {
+        if self.buffered.is_empty() {
             return self.socket.read(bytes);
         }
-        let known = self.ahead.len().min(bytes.len());
-        bytes[..known].copy_from_slice(&self.ahead[..known]);
-        self.ahead.drain(..known);
-        Ok(known)
+        let count = self.buffered.len().min(bytes.len());
+        bytes[..count].copy_from_slice(&self.buffered[..count]);
+        self.buffered.drain(..count);
+        Ok(count)
     }
 }
 
@@ -186,7 +187,7 @@ pub(super) fn contains(bytes: &[u8], part: &[u8]) -> bool {
     position(bytes, part).is_some()
 }
 
-/// Where `part` begins in `bytes`.
+/// Returns the index of `part` in `bytes`.
 pub(super) fn position(bytes: &[u8], part: &[u8]) -> Option<usize> {
     bytes.windows(part.len()).position(|window| window == part)
 }

@@ -1,11 +1,11 @@
-//! The cost of a connection with one subscription and no events.
+//! The memory of a connection with one subscription and no events.
 
 use tidewire_bench::{Contender, Meter, Metric, Sample, Workload};
 
 use super::super::Effort;
-use super::super::conn::allow_files;
+use super::super::conn::raise_file_limit;
 use super::client::Client;
-use super::process::{Served, load};
+use super::process::{ServerProcess, on_load_core};
 use super::{row, serving};
 
 pub(super) fn memory(effort: Effort) -> Workload {
@@ -13,8 +13,8 @@ pub(super) fn memory(effort: Effort) -> Workload {
     Workload {
         name: "server-idle-memory",
         about: format!(
-            "{connections} connections to the server, each with one subscription to a row, and nothing else: by how much its resident \
-             memory has grown. They follow the same row, or each its own."
+            "{connections} connections to the server, each with one subscription to a row: growth of its resident memory. All \
+             subscribe to the same row, or each to its own."
         ),
         operation: "connection",
         metrics: &[Metric::Memory],
@@ -26,27 +26,27 @@ pub(super) fn memory(effort: Effort) -> Workload {
 }
 
 fn open(meter: Meter, connections: usize, row: fn(u64) -> u64) -> Sample {
-    let few = connections / 50;
-    let all = few + connections;
-    allow_files(all);
+    let warm_up = connections / 50;
+    let all = warm_up + connections;
+    raise_file_limit(all);
     let server = serving::start(all as u64, all, None);
-    load(|| {
-        // So that what the first ones touch of the program and its runtime is not theirs.
-        let first = follow(&server, 0..few, row);
-        let before = server.resident();
+    on_load_core(|| {
+        // Warm up, so that memory that the program allocates once is not attributed to the connections.
+        let first = subscribe(&server, 0..warm_up, row);
+        let before = server.resident_bytes();
         let mut others = Vec::new();
-        let sample = meter.measure(connections as u64, || others = follow(&server, few..all, row));
-        let grown = server.resident().saturating_sub(before);
+        let sample = meter.measure(connections as u64, || others = subscribe(&server, warm_up..all, row));
+        let grown = server.resident_bytes().saturating_sub(before);
         drop((first, others));
         sample.with_amount(Metric::Memory, grown)
     })
 }
 
-fn follow(server: &Served, numbers: std::ops::Range<usize>, row: fn(u64) -> u64) -> Vec<Client> {
-    let follow = |number| {
-        let mut client = Client::welcomed(&server.address);
-        client.ask(&row::subscribe(row(number as u64)));
+fn subscribe(server: &ServerProcess, numbers: std::ops::Range<usize>, row: fn(u64) -> u64) -> Vec<Client> {
+    let client = |number| {
+        let mut client = Client::connect_tidewire(&server.address);
+        client.request(&row::subscribe(row(number as u64)));
         client
     };
-    numbers.map(follow).collect()
+    numbers.map(client).collect()
 }

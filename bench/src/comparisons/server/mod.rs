@@ -1,6 +1,6 @@
 //! The server compared with alternatives, and with the crates that it is built on.
 //!
-//! Every server is its own process on its own core, and the load is this process, on another core. The main metric is the
+//! Every server is a separate process on its own core, and the load is this process, on another core. The main metric is the
 //! server's CPU time per operation, which determines how much one core can serve.
 
 mod archive;
@@ -26,7 +26,7 @@ use super::{Comparison, Effort};
 
 pub(crate) const COMPARISON: Comparison = Comparison {
     name: "server",
-    about: "The server against Node ws, NATS, PocketBase, and its own store and connections",
+    about: "The server compared with Node ws, NATS, PocketBase, and its own store and connections",
     workloads,
     roles: &[serving::ROLE, insert::STORE, broadcast::ROLE],
 };

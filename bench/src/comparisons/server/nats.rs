@@ -1,4 +1,4 @@
-//! NATS over WebSocket, as far as a subscriber and a publisher need it.
+//! A minimal NATS client over WebSocket: subscribe and publish.
 
 use std::process::Command;
 
@@ -6,18 +6,18 @@ use tidewire_testkit::PATIENCE;
 
 use super::client::{self, Client, contains, lossy};
 use super::peers;
-use super::process::{Served, spawn};
+use super::process::{ServerProcess, spawn};
 
-/// What the contender needs.
+/// The required program.
 pub(super) const PROGRAM: &str = "nats-server";
 
-pub(super) fn start() -> Served {
+pub(super) fn start() -> ServerProcess {
     let mut command = Command::new(peers::program(PROGRAM));
     command.arg("--config").arg(peers::file("nats.conf"));
-    Served::new(spawn(command), "Listening for websocket clients on ws://")
+    ServerProcess::new(spawn(command), "Listening for websocket clients on ws://")
 }
 
-/// Somebody who hears of the subject "rows" if `is_subscriber`, and who may publish.
+/// Connects a client. It subscribes to the subject "rows" if `is_subscriber`.
 pub(super) fn connect(address: &str, is_subscriber: bool) -> Client {
     let mut client = Client::connect(address);
     let info = client.receive();
@@ -30,16 +30,16 @@ pub(super) fn connect(address: &str, is_subscriber: bool) -> Client {
     client
 }
 
-/// Waits for the ping that the server sends everybody two seconds after they came, and answers it. There is none for an hour after
-/// that, by its configuration.
-pub(super) fn settle(client: &mut Client) {
+/// Waits for the ping that the server sends to each client after two seconds, and answers it. The next one is an hour later, as
+/// configured.
+pub(super) fn answer_ping(client: &mut Client) {
     client.socket.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
     let ping = client.receive();
     assert!(ping == b"PING\r\n", "{}", lossy(&ping));
     client.write(&client::binary(b"PONG\r\n"));
 }
 
-/// What is sent to publish this.
+/// Encodes a message to publish.
 pub(super) fn publication(text: &str) -> Vec<u8> {
     client::binary(format!("PUB rows {}\r\n{text}\r\n", text.len()).as_bytes())
 }

@@ -4,36 +4,36 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::process::{Served, spawn};
+use super::process::{ServerProcess, spawn};
 
-/// What the contender is called when it is left out.
+/// The required package.
 pub(super) const WS: &str = "the npm package ws";
 
-/// Beside what cargo has built: this program is in a folder of it.
+/// Returns the folder `peers` in the target folder of cargo. This program is in a subfolder of the target folder.
 fn folder() -> PathBuf {
     let program = env::current_exe().expect("this executable has a path");
-    let built = program.ancestors().nth(2).expect("it is in a folder of a folder");
-    built.join("peers")
+    let target = program.ancestors().nth(2).expect("the program is two levels below the target folder");
+    target.join("peers")
 }
 
-/// A file of this package that goes with them.
+/// Returns the path of a file in `bench/peers`.
 pub(super) fn file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("peers").join(name)
 }
 
-/// A program that pip has installed.
+/// Returns the path of a program that pip installs.
 pub(super) fn program(name: &str) -> PathBuf {
     folder().join("python/bin").join(name)
 }
 
-/// What shows that the package is there.
+/// Returns a file that exists if the package is installed.
 pub(super) fn ws_package() -> PathBuf {
     folder().join("node_modules/ws/package.json")
 }
 
-/// Node, which answers every message with this reply.
-pub(super) fn node_ws(reply: &str) -> Served {
+/// Starts a server on Node that answers every message with this reply.
+pub(super) fn node_ws(reply: &str) -> ServerProcess {
     let mut command = Command::new("node");
     command.arg(file("ws.js")).arg(reply).current_dir(folder());
-    Served::new(spawn(command), "listening on ")
+    ServerProcess::new(spawn(command), "listening on ")
 }

@@ -1,59 +1,59 @@
-//! A server in a process of its own, on a core of its own.
+//! A server in a separate process on its own core.
 
 use std::process::Command;
 
 use tidewire_bench::{CpuClock, on_core, pin_process};
 use tidewire_testkit::Process;
 
-use super::super::conn::apart;
-use super::super::resident;
+use super::super::conn::separate_cores;
+use super::super::resident_bytes;
 
-/// A server that runs.
-pub(super) struct Served {
+/// A running server.
+pub(super) struct ServerProcess {
     process: Process,
-    /// Where it listens: a host and a port.
+    /// The listening address, as host and port.
     pub(super) address: String,
 }
 
-impl Served {
-    /// A process that is about to print where it listens, behind this text.
-    pub(super) fn new(process: Process, listening: &str) -> Self {
-        let address = process.wait_for_line(listening);
+impl ServerProcess {
+    /// Waits until the process prints its address after the text `prefix`.
+    pub(super) fn new(process: Process, prefix: &str) -> Self {
+        let address = process.wait_for_line(prefix);
         Self::listening(process, address)
     }
 
-    /// A process that listens there.
+    /// Wraps a process that already listens on an address.
     pub(super) fn listening(process: Process, address: String) -> Self {
-        if let Some((_, core)) = apart() {
+        if let Some((_, core)) = separate_cores() {
             pin_process(process.pid(), core).expect("a process can be pinned");
         }
         Self { process, address }
     }
 
-    /// Runs while it does.
+    /// Returns the CPU clock of the server.
     pub(super) fn cpu(&self) -> CpuClock {
-        CpuClock::of(self.process.pid()).expect("the server lives")
+        CpuClock::of(self.process.pid()).expect("the server is running")
     }
 
-    /// Its resident memory in bytes.
-    pub(super) fn resident(&self) -> u64 {
-        resident(self.process.pid())
+    /// Returns the resident memory of the server in bytes.
+    pub(super) fn resident_bytes(&self) -> u64 {
+        resident_bytes(self.process.pid())
     }
 }
 
-/// Starts a program that others wrote, for one core: those that have a thread for each would have one too many.
+/// Starts a peer program for one core. Go programs would otherwise start a thread per core of the machine.
 pub(super) fn spawn(mut command: Command) -> Process {
     command.env("GOMAXPROCS", "1");
     Process::spawn(command)
 }
 
-/// Runs the load, on the core where no server is.
-pub(super) fn load<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    let core = apart().map_or(0, |(load, _)| load);
+/// Runs the load on a core without a server.
+pub(super) fn on_load_core<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let core = separate_cores().map_or(0, |(load, _)| load);
     on_core(core, work).expect("a thread can be pinned")
 }
 
-/// Where load and server are, in a sentence.
-pub(super) fn places() -> &'static str {
-    if apart().is_some() { "The load has a core, the server another one." } else { "Load and server share a core." }
+/// Describes the cores of load and server.
+pub(super) fn core_assignment() -> &'static str {
+    if separate_cores().is_some() { "Load and server run on separate cores." } else { "Load and server share a core." }
 }

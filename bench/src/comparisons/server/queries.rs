@@ -1,4 +1,4 @@
-//! Many live queries with different parameters, and constant changes to the row of each.
+//! Latency of many live queries with different parameters, under a constant rate of updates.
 
 use std::collections::BTreeMap;
 use std::net::TcpStream;
@@ -11,19 +11,19 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::time::{self, Instant};
 
 use super::super::Effort;
-use super::super::conn::{allow_files, runtime};
+use super::super::conn::{raise_file_limit, runtime};
 use super::super::store::folder;
 use super::client::{self, Client, contains, lossy, position};
-use super::get::adopt;
-use super::process::{Served, load, places};
+use super::get::into_tokio;
+use super::process::{ServerProcess, core_assignment, on_load_core};
 use super::row::{self, FIRST_COUNT};
 use super::serving;
 
-/// How many queries a connection follows.
-const EACH: u64 = 10;
-/// How many connections write.
+/// Subscriptions per connection.
+const SUBSCRIPTIONS_PER_CONNECTION: u64 = 10;
+/// The number of writing connections.
 const WRITERS: u64 = 10;
-/// How often the load looks what is due.
+/// How often the load sends the updates that are due.
 const TICK: Duration = Duration::from_millis(5);
 
 pub(super) fn distinct(effort: Effort) -> Workload {
@@ -35,11 +35,11 @@ pub(super) fn distinct(effort: Effort) -> Workload {
     Workload {
         name: "server-live-queries",
         about: format!(
-            "{rows} live queries, each of another row, on {} connections. Each row is updated every {period:?}, {periods} times, by \
-             one of {WRITERS} connections, and is on the disk before anybody is told. A latency is from when an update was due to \
-             when the subscriber has read it. Every one of them must arrive. {} The disk is {}.",
-            rows / EACH,
-            places(),
+            "{rows} live queries, each for a different row, on {} connections. Each row is updated every {period:?}, {periods} times, \
+             by one of {WRITERS} connections. An update is durable before its subscriber is notified. A latency is the time from \
+             when the update was due until the subscriber has read it. No update may be lost. {} The disk is {}.",
+            rows / SUBSCRIPTIONS_PER_CONNECTION,
+            core_assignment(),
             folder::disk()
         ),
         operation: "change",
@@ -49,58 +49,62 @@ pub(super) fn distinct(effort: Effort) -> Workload {
 }
 
 fn run(meter: Meter, pace: Pace) -> Sample {
-    let (subscribers, changes) = (pace.rows / EACH, pace.rows * u64::from(pace.periods));
+    let (subscribers, changes) = (pace.rows / SUBSCRIPTIONS_PER_CONNECTION, pace.rows * u64::from(pace.periods));
     let connections = usize::try_from(subscribers + WRITERS).expect("64 bits");
-    allow_files(connections);
+    raise_file_limit(connections);
     let folder = folder::new();
     let server = serving::start(pace.rows, connections, Some(folder.path()));
     let cpu = server.cpu();
-    load(|| {
+    on_load_core(|| {
         let runtime = runtime();
         let _entered = runtime.enter();
-        let subscribers: Vec<_> = (0..subscribers).map(|number| follow(&server, number)).collect();
-        let writers: Vec<_> = (0..WRITERS).map(|_| Client::welcomed(&server.address).into_socket()).collect();
-        let (sent, answered): (Vec<_>, Vec<_>) =
-            writers.into_iter().map(|socket| adopt(socket).into_split()).map(|(read, write)| (write, read)).unzip();
+        let subscribers: Vec<_> = (0..subscribers).map(|number| subscribe(&server, number)).collect();
+        let writers: Vec<_> = (0..WRITERS).map(|_| Client::connect_tidewire(&server.address).into_socket()).collect();
+        let (outputs, inputs): (Vec<_>, Vec<_>) = writers
+            .into_iter()
+            .map(|socket| into_tokio(socket).into_split())
+            .map(|(read, write)| (write, read))
+            .unzip();
         let before = cpu.now();
         let mut latencies = Vec::new();
         let sample = meter.measure(changes, || {
             let schedule = Schedule { start: Instant::now() + TICK, pace };
-            let told: Vec<_> =
-                subscribers.into_iter().map(|socket| tokio::spawn(hear(adopt(socket), schedule))).collect();
-            let answers = changes / WRITERS;
-            let answered: Vec<_> = answered.into_iter().map(|read| tokio::spawn(count(read, answers))).collect();
+            let readers: Vec<_> =
+                subscribers.into_iter().map(|socket| tokio::spawn(read_pushes(into_tokio(socket), schedule))).collect();
+            let replies = changes / WRITERS;
+            let replies: Vec<_> = inputs.into_iter().map(|read| tokio::spawn(read_replies(read, replies))).collect();
             runtime.block_on(async {
-                write(sent, schedule).await;
-                for task in answered {
-                    in_time(task).await;
+                write(outputs, schedule).await;
+                for task in replies {
+                    join(task).await;
                 }
-                for task in told {
-                    latencies.append(&mut in_time(task).await);
+                for task in readers {
+                    latencies.append(&mut join(task).await);
                 }
             });
         });
-        assert!(latencies.len() as u64 == changes, "every change is told once");
+        assert!(latencies.len() as u64 == changes, "every update has one latency");
         sample.with_time(Metric::ServerCpu, cpu.now().saturating_sub(before)).with_latencies(latencies)
     })
 }
 
-async fn in_time<T>(task: tokio::task::JoinHandle<T>) -> T {
+/// Waits for a task, with a timeout.
+async fn join<T>(task: tokio::task::JoinHandle<T>) -> T {
     let ended = time::timeout(PATIENCE, task).await;
-    ended.expect("every change is delivered, and every request answered").expect("the load does not panic")
+    ended.expect("every update is delivered and every request is answered").expect("the load does not panic")
 }
 
-/// How often rows change.
+/// The rate of updates.
 #[derive(Clone, Copy)]
 struct Pace {
     rows: u64,
-    /// How often each changes.
+    /// The number of updates of each row.
     periods: u32,
-    /// From one change of a row to the next.
+    /// The time between two updates of a row.
     period: Duration,
 }
 
-/// When which row is due.
+/// The times when updates are due.
 #[derive(Clone, Copy)]
 struct Schedule {
     start: Instant,
@@ -108,24 +112,24 @@ struct Schedule {
 }
 
 impl Schedule {
-    /// When the row of this number gets its update of this number, from zero.
+    /// Returns when the given update of a row is due. Rows and updates are numbered from zero.
     fn due(self, row: u64, update: u32) -> Instant {
         let Pace { rows, period, .. } = self.pace;
-        let nanos = u64::try_from(period.as_nanos()).expect("it is short") * row / rows;
+        let nanos = u64::try_from(period.as_nanos()).expect("the period is short") * row / rows;
         self.start + period * update + Duration::from_nanos(nanos)
     }
 }
 
-/// A connection that follows [`EACH`] rows.
-fn follow(server: &Served, subscriber: u64) -> TcpStream {
-    let mut client = Client::welcomed(&server.address);
-    for place in 0..EACH {
-        client.ask(&row::subscribe(subscriber * EACH + place));
+/// Opens a connection with [`SUBSCRIPTIONS_PER_CONNECTION`] subscriptions.
+fn subscribe(server: &ServerProcess, subscriber: u64) -> TcpStream {
+    let mut client = Client::connect_tidewire(&server.address);
+    for index in 0..SUBSCRIPTIONS_PER_CONNECTION {
+        client.request(&row::subscribe(subscriber * SUBSCRIPTIONS_PER_CONNECTION + index));
     }
     client.into_socket()
 }
 
-/// Sends all updates, each when it is due.
+/// Sends every update when it is due.
 async fn write(mut writers: Vec<OwnedWriteHalf>, schedule: Schedule) {
     let Pace { rows, periods, .. } = schedule.pace;
     let mut due = (0..periods).flat_map(|update| (0..rows).map(move |row| (row, update))).peekable();
@@ -144,48 +148,48 @@ async fn write(mut writers: Vec<OwnedWriteHalf>, schedule: Schedule) {
             batch.clear();
         }
     }
-    // A connection ends when the last half of it is dropped; the other half still reads.
+    // Dropping a write half shuts the connection down, but the read half is still in use.
     writers.into_iter().for_each(OwnedWriteHalf::forget);
 }
 
-/// Sees that so many requests are answered well.
-async fn count(mut socket: OwnedReadHalf, answers: u64) {
+/// Reads this number of replies, and checks that all requests succeeded.
+async fn read_replies(mut socket: OwnedReadHalf, replies: u64) {
     let mut input = Input::default();
-    for _ in 0..answers {
-        let answer = input.next(&mut socket).await;
-        assert!(contains(&answer[..40], br#""type":"result""#), "an update is answered with {}", lossy(answer));
+    for _ in 0..replies {
+        let reply = input.next(&mut socket).await;
+        assert!(contains(&reply[..40], br#""type":"result""#), "unexpected reply to an update: {}", lossy(reply));
     }
 }
 
-/// Hears all that the rows of a connection have to tell, and says how long each change took.
+/// Reads all pushes of a connection. Returns the latency of each update.
 ///
-/// Results that come faster than they are read may be told by the newest alone. A second is never too fast, so there every change must
-/// come by itself; where all is over in no time, whoever is told of a later one has heard of those before.
-async fn hear(mut socket: tokio::net::TcpStream, schedule: Schedule) -> Vec<Duration> {
+/// The server may skip results if a newer one exists before the subscriber has read them. With a period of at least a second every update must be
+/// pushed; with a shorter one, a push also ends the latencies of the updates before it.
+async fn read_pushes(mut socket: tokio::net::TcpStream, schedule: Schedule) -> Vec<Duration> {
     let Pace { periods, period, .. } = schedule.pace;
-    let mut heard = BTreeMap::<u64, u32>::new();
+    let mut seen = BTreeMap::<u64, u32>::new();
     let (mut input, mut latencies) = (Input::default(), Vec::new());
-    while latencies.len() as u64 != EACH * u64::from(periods) {
+    while latencies.len() as u64 != SUBSCRIPTIONS_PER_CONNECTION * u64::from(periods) {
         let push = input.next(&mut socket).await;
         let (key, count) = (number_after(push, br#""id":"#), number_after(push, br#""count":"#));
-        let (row, before) = (key - row::key(0), heard.entry(key).or_default());
-        let updates = u32::try_from(count - FIRST_COUNT).expect("it was counted up to there");
+        let (row, before) = (key - row::key(0), seen.entry(key).or_default());
+        let updates = u32::try_from(count - FIRST_COUNT).expect("the number of updates fits");
         let is_next = if period < Duration::from_secs(1) { updates > *before } else { updates == *before + 1 };
-        assert!(is_next, "{before} changes were told before {}", lossy(push));
+        assert!(is_next, "unexpected push after {before} updates: {}", lossy(push));
         latencies.extend((*before..updates).map(|update| schedule.due(row, update).elapsed()));
         *before = updates;
     }
     latencies
 }
 
-/// The number that follows `name` in `text`.
+/// Returns the number that follows `name` in `text`.
 pub(super) fn number_after(text: &[u8], name: &[u8]) -> u64 {
     let at = position(text, name).unwrap_or_else(|| panic!("{} is not in {}", lossy(name), lossy(text)));
     let digits = text[at + name.len()..].iter().take_while(|byte| byte.is_ascii_digit());
     digits.fold(0, |number, digit| 10 * number + u64::from(digit - b'0'))
 }
 
-/// What was read and is not used yet.
+/// A read buffer.
 #[derive(Default)]
 struct Input {
     bytes: Vec<u8>,
@@ -193,7 +197,7 @@ struct Input {
 }
 
 impl Input {
-    /// The payload of the next message.
+    /// Returns the payload of the next message.
     async fn next(&mut self, socket: &mut (impl tokio::io::AsyncRead + Unpin)) -> &[u8] {
         loop {
             let rest = &self.bytes[self.used..];
@@ -207,7 +211,7 @@ impl Input {
             self.bytes.drain(..self.used);
             self.used = 0;
             let read = socket.read_buf(&mut self.bytes).await.expect("the server sends");
-            assert!(read > 0, "the server left");
+            assert!(read > 0, "the server closed the connection");
         }
     }
 }

@@ -6,44 +6,45 @@ use serde_json::{Map, Value as Json};
 
 pub(super) const BUCKET: &str = "rows";
 
-/// A named query of the row with the key that is its parameter `id`.
+/// The name of a query for the row whose key is the parameter `id`.
 pub(super) const QUERY: &str = "row";
 
-/// The bytes that a row has as JSON, without what the store adds.
+/// The length of a row as JSON, without the fields that the store adds.
 pub(super) const BYTES: usize = 256;
 
 /// The key of the first row.
 const FIRST_KEY: u64 = 1_000_000;
 
-/// The count of a row that was not updated.
+/// The initial count of a row.
 pub(super) const FIRST_COUNT: u64 = 1_000_000_000;
 
-/// The key of the row of this number, from zero.
+/// Returns the key of a row, numbered from zero.
 pub(super) fn key(number: u64) -> u64 {
     FIRST_KEY + number
 }
 
-/// The row of this number.
+/// Returns the row as JSON.
 pub(super) fn text(number: u64) -> String {
     let mut text = String::with_capacity(BYTES);
-    write!(text, r#"{{"id":{},"count":{FIRST_COUNT},"text":""#, key(number)).expect("a string takes it");
+    write!(text, r#"{{"id":{},"count":{FIRST_COUNT},"text":""#, key(number))
+        .expect("writing to a string does not fail");
     text.extend(std::iter::repeat_n('x', BYTES - "\"}".len() - text.len()));
     text.push_str("\"}");
     text
 }
 
-/// The same, as the tree that a store is given.
+/// Returns the row as a record.
 pub(super) fn record(number: u64) -> Map<String, Json> {
-    serde_json::from_str(&text(number)).expect("it was made as an object")
+    serde_json::from_str(&text(number)).expect("the text is a JSON object")
 }
 
-/// The request with this id that gives the row of this number a count.
+/// Returns the request that sets the count of a row.
 pub(super) fn update(id: u64, number: u64, count: u64) -> String {
     let (key, data) = (key(number), format!(r#"{{"count":{count}}}"#));
     format!(r#"{{"id":{id},"type":"store.update","bucket":"{BUCKET}","key":{key},"data":{data}}}"#)
 }
 
-/// The request that follows the row of this number.
+/// Returns the request that subscribes to a row.
 pub(super) fn subscribe(number: u64) -> String {
     let key = key(number);
     format!(r#"{{"id":1,"type":"store.subscribe","query":"{QUERY}","params":{{"id":{key}}}}}"#)

@@ -1,5 +1,5 @@
-//! The server itself, over a store with rows. It logs as the program `tidewire` does by default, so that the cost of spans and
-//! log lines is measured.
+//! The server `tidewire` with a filled store. It logs as the program does by default, so that the cost of spans and log lines is
+//! included.
 
 use std::fs::OpenOptions;
 use std::future;
@@ -13,33 +13,33 @@ use tidewire_store::{Store, StoreOptions};
 use tokio::runtime;
 use tracing_subscriber::EnvFilter;
 
-use super::super::conn::allow_files;
+use super::super::conn::raise_file_limit;
 use super::archive;
-use super::process::Served;
+use super::process::ServerProcess;
 use super::row::{self, BUCKET, QUERY};
 use crate::role::Role;
 
-pub(super) const ROLE: Role = Role { name: "server", play };
+pub(super) const ROLE: Role = Role { name: "server", run };
 
 /// Rows per commit while the store is filled: few enough for the limit of 4 MiB per write.
-const AT_ONCE: u64 = 2500;
+const ROWS_PER_COMMIT: u64 = 2500;
 
 /// Starts a server with this number of rows, for this number of connections. Without a folder the store is in memory.
-pub(super) fn start(rows: u64, connections: usize, folder: Option<&Path>) -> Served {
+pub(super) fn start(rows: u64, connections: usize, folder: Option<&Path>) -> ServerProcess {
     start_with_archive(rows, 0, connections, folder)
 }
 
 /// Starts a server that also has an [archive](archive) of this number of records.
-pub(super) fn start_with_archive(rows: u64, records: u64, connections: usize, folder: Option<&Path>) -> Served {
-    let folder = folder.map_or("", |folder| folder.to_str().expect("the folder of this program is text"));
+pub(super) fn start_with_archive(rows: u64, records: u64, connections: usize, folder: Option<&Path>) -> ServerProcess {
+    let folder = folder.map_or("", |folder| folder.to_str().expect("the path is valid UTF-8"));
     let arguments = [rows.to_string(), records.to_string(), connections.to_string(), folder.to_owned()];
-    Served::new(ROLE.start(&arguments), "listening on ")
+    ServerProcess::new(ROLE.start(&arguments), "listening on ")
 }
 
-fn play(arguments: &[String]) {
+fn run(arguments: &[String]) {
     let [rows, records, connections, folder] = arguments else { panic!("expected three numbers and a folder") };
     start_logging();
-    allow_files(connections.parse().expect("a number of connections"));
+    raise_file_limit(connections.parse().expect("a number of connections"));
     let store = open(folder);
     define(&store);
     fill(&store, BUCKET, rows.parse().expect("a number of rows"), row::record);
@@ -48,7 +48,7 @@ fn play(arguments: &[String]) {
         archive::define(&store);
         fill(&store, archive::BUCKET, records, archive::record);
     }
-    // As many workers as the server has on a machine with one core.
+    // The number of workers that the server has on a machine with one core.
     let runtime =
         runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime starts");
     runtime.block_on(async {
@@ -84,8 +84,8 @@ pub(super) fn define(store: &Store) {
 }
 
 fn fill(store: &Store, bucket: &str, rows: u64, record: fn(u64) -> Map<String, Json>) {
-    for first in (0..rows).step_by(usize::try_from(AT_ONCE).expect("64 bits")) {
-        let some = (first..rows.min(first + AT_ONCE)).map(record);
+    for first in (0..rows).step_by(usize::try_from(ROWS_PER_COMMIT).expect("64 bits")) {
+        let some = (first..rows.min(first + ROWS_PER_COMMIT)).map(record);
         store.insert_many(bucket, some).wait().expect("rows are stored");
     }
 }

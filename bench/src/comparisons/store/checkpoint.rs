@@ -1,4 +1,4 @@
-//! How long a commit takes while a checkpoint is written.
+//! Latency of commits while a checkpoint is written.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -18,37 +18,37 @@ pub(super) fn commits(effort: Effort) -> Workload {
     let contender = |name, has_checkpoints| {
         let mut filled = None;
         Contender::new(name, move |meter| {
-            filled.get_or_insert_with(|| Filled::new(present)).round(meter, inserts, has_checkpoints)
+            filled.get_or_insert_with(|| FilledStore::new(present)).round(meter, inserts, has_checkpoints)
         })
     };
     Workload {
         name: "store-checkpoint",
         about: format!(
-            "{inserts} rows of {} bytes with one index, by one task, each when the last one is on the disk, into a store that has \
-             {present} rows and more from round to round: beside nothing, or beside checkpoints, one after the other. The disk \
-             is {}.",
+            "{inserts} rows of {} bytes with one index, by one task, which waits until each row is durable. The store has {present} \
+             rows and grows from round to round. \"during checkpoints\" writes one checkpoint after the other meanwhile. The \
+             disk is {}.",
             row::BYTES,
             folder::disk()
         ),
         operation: "row",
         metrics: &[Metric::LatencyP99, Metric::LatencyP50, Metric::Throughput],
-        contenders: vec![contender("alone", false), contender("beside checkpoints", true)],
+        contenders: vec![contender("alone", false), contender("during checkpoints", true)],
     }
 }
 
-/// A store, and how many rows it has.
-struct Filled {
+/// A store, and the key of its next row.
+struct FilledStore {
     store: Ours,
     rows: Rows,
     next: u64,
-    // Removed last.
+    // Dropped last, because it deletes the files.
     _folder: TempDir,
 }
 
-impl Filled {
+impl FilledStore {
     fn new(present: u64) -> Self {
         let (folder, rows) = (folder::new(), Rows::new(present));
-        // The log stays below the length at which a checkpoint would begin on its own.
+        // The log stays below the length at which the store would start a checkpoint.
         let store = Ours::open(folder.path());
         fill(&runtime(), &store, rows, 0, present);
         Self { store, rows, next: present, _folder: folder }
@@ -56,22 +56,22 @@ impl Filled {
 
     fn round(&mut self, meter: Meter, inserts: u64, has_checkpoints: bool) -> Sample {
         let Self { store, rows, next, .. } = self;
-        let (is_over, has_begun) = (AtomicBool::new(!has_checkpoints), AtomicBool::new(!has_checkpoints));
+        let (is_done, has_started) = (AtomicBool::new(!has_checkpoints), AtomicBool::new(!has_checkpoints));
         let mut latencies = Vec::new();
         let sample = thread::scope(|scope| {
             scope.spawn(|| {
-                while !is_over.load(Relaxed) {
-                    has_begun.store(true, Relaxed);
+                while !is_done.load(Relaxed) {
+                    has_started.store(true, Relaxed);
                     store.store().checkpoint().expect("a checkpoint is written");
                 }
             });
-            while !has_begun.load(Relaxed) {
+            while !has_started.load(Relaxed) {
                 thread::yield_now();
             }
             let sample = meter.measure(inserts, || {
                 latencies = runtime().block_on(timed_inserts(store, *rows, *next, *next + inserts));
             });
-            is_over.store(true, Relaxed);
+            is_done.store(true, Relaxed);
             sample
         });
         *next += inserts;

@@ -1,4 +1,4 @@
-//! The interface of every store in the comparison, so that one piece of code sets them the same task.
+//! The interface of the stores in the comparison, so that the workloads are written once for all of them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,44 +8,44 @@ use tokio::runtime::{self, Runtime};
 
 use super::row::{NewRow, Rows};
 
-/// A store of rows with a key and one index, in a folder, durable to the disk.
+/// A durable store of rows with a key and one index.
 pub(super) trait RowStore: Sized + Send + Sync + 'static {
     type Reader: Reader;
 
-    /// Opens the folder, which is empty or was left by an earlier one, closed or killed.
+    /// Opens the store in a folder, which is empty or has a store that was closed or whose process was killed.
     fn open(folder: &Path) -> Self;
-    /// Stores a row, and ends when it is on the disk.
+    /// Stores a row. Completes when the row is durable.
     fn insert(&self, row: NewRow) -> impl Future<Output = ()> + Send;
-    /// One for each thread that reads.
+    /// Creates a reader. Every reading thread has its own.
     fn reader(&self) -> Self::Reader;
-    /// Ends it in order.
+    /// Closes the store.
     fn close(self);
 }
 
-/// Reads what is stored.
+/// A reader of a store.
 pub(super) trait Reader: Send {
-    /// Finds the row with this key, as of now, and panics if it is not what was stored.
+    /// Reads the row with this key. Panics if it is not the row that was stored.
     fn read(&mut self, id: u64);
-    /// How many rows there are.
+    /// Returns the number of rows.
     fn count(&mut self) -> u64;
 }
 
-/// How many inserts wait at a time when a store is filled.
-const FILLING: usize = 1024;
+/// Inserts in flight while a store is filled.
+const INSERTS_IN_FLIGHT: usize = 1024;
 
-/// Stores rows with the keys from `first` up to `end`, as fast as groups of a thousand go.
+/// Stores the rows with keys from `first` up to `end`, with many inserts in flight.
 pub(super) fn fill<S: RowStore>(runtime: &Runtime, store: &S, rows: Rows, first: u64, end: u64) {
     let inserts = stream::iter(first..end).map(|id| store.insert(rows.row(id)));
-    runtime.block_on(inserts.buffer_unordered(FILLING).for_each(|()| async {}));
+    runtime.block_on(inserts.buffer_unordered(INSERTS_IN_FLIGHT).for_each(|()| async {}));
 }
 
-/// Has so many tasks store the rows from `first` up to `end`, each one row after the other.
+/// Stores the rows with keys from `first` up to `end` by `writers` tasks, each of which waits for its row.
 pub(super) fn insert<S: RowStore>(runtime: &Runtime, store: &Arc<S>, writers: u64, rows: Rows, first: u64, end: u64) {
     runtime.block_on(async {
         let writer = |number: u64| {
             let store = Arc::clone(store);
             tokio::spawn(async move {
-                // Keys grow about evenly over all writers, as if a sequence had made them.
+                // The keys of all writers together grow about evenly, like those of a sequence.
                 for id in (first + number..end).step_by(usize::try_from(writers).expect("64 bits")) {
                     store.insert(rows.row(id)).await;
                 }
@@ -58,14 +58,14 @@ pub(super) fn insert<S: RowStore>(runtime: &Runtime, store: &Arc<S>, writers: u6
     });
 }
 
-/// The one thread that all writers share: beside it there is the one that commits.
+/// Creates the runtime of the writers, which has one thread. The store commits on another thread.
 pub(super) fn runtime() -> Runtime {
     runtime::Builder::new_current_thread().build().expect("a runtime starts")
 }
 
-/// Ends a store that nobody else has any more, and sees that it had so many rows.
-pub(super) fn finish<S: RowStore>(store: Arc<S>, rows: u64) {
+/// Checks the number of rows and closes the store.
+pub(super) fn check_and_close<S: RowStore>(store: Arc<S>, rows: u64) {
     let count = store.reader().count();
-    assert!(count == rows, "{count} rows are stored, and {rows} were inserted");
+    assert!(count == rows, "{count} rows are stored, but {rows} were inserted");
     Arc::into_inner(store).expect("all writers have ended").close();
 }

@@ -1,27 +1,27 @@
-//! Where the stores are: on the disk that this program was built on, because a temporary folder may be in memory.
+//! Folders for the stores. They are next to this program, because the system's temporary folder may be in memory.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 use tempfile::TempDir;
 
-/// A new folder, removed when it is dropped.
+/// Creates a folder, which is deleted when it is dropped.
 pub(crate) fn new() -> TempDir {
-    TempDir::with_prefix_in("store-", beside_this_program()).expect("a folder can be made beside this program")
+    TempDir::with_prefix_in("store-", program_folder()).expect("a folder can be created next to this program")
 }
 
-/// The file system and the device that the folders are on.
+/// Returns the file system and the device of the folders.
 pub(crate) fn disk() -> String {
     let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
-    disk_of(&beside_this_program(), &mounts).unwrap_or_else(|| "an unknown disk".into())
+    disk_of(&program_folder(), &mounts).unwrap_or_else(|| "an unknown disk".into())
 }
 
-fn beside_this_program() -> PathBuf {
+fn program_folder() -> PathBuf {
     let program = env::current_exe().expect("this executable has a path");
     program.parent().expect("a file is in a folder").to_owned()
 }
 
-/// The last mount that has the deepest of the mount points above `folder`.
+/// Returns the file system and device of the innermost mount point above `folder`. The last mount of a mount point wins.
 fn disk_of(folder: &Path, mounts: &str) -> Option<String> {
     let above = mounts.lines().filter_map(|line| {
         let mut words = line.split(' ');
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_disk_is_that_of_the_deepest_mount() {
+    fn innermost_mount_point_determines_the_disk() {
         let mounts =
             "rootfs / rootfs rw 0 0\n/dev/a / ext4 rw 0 0\n/dev/b /home xfs rw 0 0\ntmpfs /homes tmpfs rw 0 0\n";
         let disk = |folder| disk_of(Path::new(folder), mounts);

@@ -1,4 +1,4 @@
-//! Group commit for stores that have none: writes that wait share one transaction, and so one sync.
+//! Group commit for stores without it: pending writes share one transaction and one sync.
 
 use std::path::Path;
 use std::thread::{self, JoinHandle};
@@ -8,28 +8,28 @@ use tokio::sync::{mpsc, oneshot};
 use super::contender::{Reader, RowStore};
 use super::row::NewRow;
 
-/// A store that is written by one thread and read by any.
+/// A store with one writer thread and any number of readers.
 pub(super) trait Peer: Sized + Send + Sync + 'static {
     type Writer: Send + 'static;
     type Reader: Reader;
 
     fn open(folder: &Path) -> Self;
     fn writer(&self) -> Self::Writer;
-    /// Stores these rows in one transaction, and returns when it is on the disk.
+    /// Stores the rows in one transaction. Returns when it is durable.
     fn commit<'a>(writer: &mut Self::Writer, rows: impl Iterator<Item = &'a NewRow>);
     fn reader(&self) -> Self::Reader;
 }
 
-/// How many rows wait at most; as many go into one transaction at most.
+/// The maximum number of pending rows, and of rows in a transaction.
 const CAPACITY: usize = 1024;
 
-/// A row, and who waits for it.
-type Waiting = (NewRow, oneshot::Sender<()>);
+/// A row, and the channel that acknowledges it.
+type PendingInsert = (NewRow, oneshot::Sender<()>);
 
-/// A peer behind a channel: its writer takes all that waits, commits it and answers all.
+/// A peer behind a channel. Its writer thread commits all waiting rows together and acknowledges them.
 pub(super) struct GroupCommit<P> {
     peer: P,
-    sender: mpsc::Sender<Waiting>,
+    sender: mpsc::Sender<PendingInsert>,
     writer: JoinHandle<()>,
 }
 
@@ -39,13 +39,13 @@ impl<P: Peer> RowStore for GroupCommit<P> {
     fn open(folder: &Path) -> Self {
         let peer = P::open(folder);
         let mut writer = peer.writer();
-        let (sender, mut waiting) = mpsc::channel::<Waiting>(CAPACITY);
+        let (sender, mut pending) = mpsc::channel::<PendingInsert>(CAPACITY);
         let writer = thread::spawn(move || {
             let mut group = Vec::with_capacity(CAPACITY);
-            while waiting.blocking_recv_many(&mut group, CAPACITY) > 0 {
+            while pending.blocking_recv_many(&mut group, CAPACITY) > 0 {
                 P::commit(&mut writer, group.iter().map(|(row, _)| row));
                 for (_, stored) in group.drain(..) {
-                    stored.send(()).expect("a writer waits for its row");
+                    stored.send(()).expect("the task waits for its row");
                 }
             }
         });
@@ -54,7 +54,7 @@ impl<P: Peer> RowStore for GroupCommit<P> {
 
     async fn insert(&self, row: NewRow) {
         let (stored, answer) = oneshot::channel();
-        self.sender.send((row, stored)).await.expect("the writer lives");
+        self.sender.send((row, stored)).await.expect("the writer is running");
         answer.await.expect("the writer answers");
     }
 

@@ -1,4 +1,4 @@
-//! Durable inserts: by many writers that share a sync, and by one writer alone.
+//! Durable inserts, by many concurrent writers and by a single writer.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt as _;
@@ -11,7 +11,7 @@ use tidewire_store::StoreOptions;
 use tidewire_store::engine::EmbeddedOptions;
 
 use super::super::Effort;
-use super::contender::{self, RowStore, fill, finish, runtime};
+use super::contender::{self, RowStore, check_and_close, fill, runtime};
 use super::folder;
 use super::group::GroupCommit;
 use super::ours::Ours;
@@ -21,21 +21,21 @@ use super::sqlite::Sqlite;
 
 const WRITERS: u64 = 64;
 
-/// About what a row takes in our log.
-const LOGGED: u64 = 341;
+/// The approximate length of a row in the log of tidewire-store.
+const LOG_BYTES_PER_ROW: u64 = 341;
 
 pub(super) fn many(effort: Effort) -> Workload {
     let (present, inserts) = (effort.operations(150_000), effort.operations(60_000));
-    let log = LOGGED * (present + inserts / 4);
+    let log_bytes = LOG_BYTES_PER_ROW * (present + inserts / 4);
     Workload {
         name: "store-insert-many",
         about: format!(
-            "{inserts} rows of {} bytes with one index, by {WRITERS} tasks on one thread, each when its last row is on the disk, \
-             into a store that has {present} rows. The peers are written by one thread, which commits whatever waits in one \
-             transaction. A checkpoint of all rows of ours begins in every round, because its log may have {} MiB here. The \
-             disk is {}.",
+            "{inserts} rows of {} bytes with one index, by {WRITERS} tasks on one thread, each of which waits until its row is \
+             durable. The store has {present} rows before. The peers have one writer thread, which commits all waiting rows in \
+             one transaction. tidewire-store begins a checkpoint of all rows in every round, because its log is limited to {} \
+             MiB here. The disk is {}.",
             row::BYTES,
-            log >> 20,
+            log_bytes >> 20,
             folder::disk()
         ),
         operation: "row",
@@ -48,7 +48,8 @@ pub(super) fn many(effort: Effort) -> Workload {
                 insert_many(meter, present, inserts, GroupCommit::<Sqlite>::open, |_| {})
             }),
             Contender::new("tidewire-store", move |meter| {
-                let options = StoreOptions::default().embedded(EmbeddedOptions::default().checkpoint_log_bytes(log));
+                let options =
+                    StoreOptions::default().embedded(EmbeddedOptions::default().checkpoint_log_bytes(log_bytes));
                 insert_many(
                     meter,
                     present,
@@ -61,14 +62,14 @@ pub(super) fn many(effort: Effort) -> Workload {
     }
 }
 
-/// A new store in every round, because rounds would otherwise not be alike: the store would be larger in each, and only some would
-/// have a checkpoint.
+/// Runs a round with a new store. Otherwise rounds would differ: the store would grow, and only some rounds would have a
+/// checkpoint.
 fn insert_many<S: RowStore>(
     meter: Meter,
     present: u64,
     inserts: u64,
     open: impl FnOnce(&Path) -> S,
-    afterwards: impl FnOnce(&S),
+    after_inserts: impl FnOnce(&S),
 ) -> Sample {
     let (folder, runtime) = (folder::new(), runtime());
     let store = Arc::new(open(folder.path()));
@@ -76,8 +77,8 @@ fn insert_many<S: RowStore>(
     fill(&runtime, &*store, rows, 0, present);
     let sample =
         meter.measure(inserts, || contender::insert(&runtime, &store, WRITERS, rows, present, present + inserts));
-    afterwards(&store);
-    finish(store, present + inserts);
+    after_inserts(&store);
+    check_and_close(store, present + inserts);
     sample
 }
 
@@ -86,8 +87,8 @@ pub(super) fn one(effort: Effort) -> Workload {
     Workload {
         name: "store-insert-one",
         about: format!(
-            "{inserts} rows of {} bytes with one index, by one task, each when the last one is on the disk, into a store that has \
-             {present} rows. What the disk takes alone is \"write and sync\": as many bytes over a part of a file, and an \
+            "{inserts} rows of {} bytes with one index, by one task, which waits until each row is durable. The store has {present} \
+             rows before. \"write and sync\" is the cost of the disk alone: it overwrites as many bytes of a file and calls \
              fdatasync. The disk is {}.",
             row::BYTES,
             folder::disk()
@@ -112,11 +113,11 @@ fn insert_one<S: RowStore>(meter: Meter, present: u64, inserts: u64) -> Sample {
     let sample = meter.measure(inserts, || {
         latencies = runtime.block_on(timed_inserts(&*store, rows, present, present + inserts));
     });
-    finish(store, present + inserts);
+    check_and_close(store, present + inserts);
     sample.with_latencies(latencies)
 }
 
-/// Stores the rows from `first` up to `end`, and says how long each took.
+/// Stores the rows with keys from `first` up to `end`. Returns the latency of each insert.
 pub(super) async fn timed_inserts<S: RowStore>(store: &S, rows: Rows, first: u64, end: u64) -> Vec<Duration> {
     let mut latencies = Vec::new();
     for id in first..end {
@@ -128,21 +129,21 @@ pub(super) async fn timed_inserts<S: RowStore>(store: &S, rows: Rows, first: u64
     latencies
 }
 
-/// The least that is durable: bytes that are there already are written over, so that the file system has nothing to note.
+/// The minimum cost of a durable write: overwrites existing bytes, so that the file system updates no metadata.
 fn write_and_sync(meter: Meter, writes: u64) -> Sample {
     let folder = folder::new();
     let path = folder.path().join("bytes");
-    let file = OpenOptions::new().create_new(true).write(true).open(path).expect("a file can be made");
+    let file = OpenOptions::new().create_new(true).write(true).open(path).expect("a file can be created");
     let bytes = [b'x'; row::BYTES];
     let size = usize::try_from(writes).expect("64 bits") * row::BYTES;
-    file.write_all_at(&vec![0; size], 0).and_then(|()| file.sync_all()).expect("the disk has room");
+    file.write_all_at(&vec![0; size], 0).and_then(|()| file.sync_all()).expect("the disk is not full");
     let mut latencies = Vec::new();
     let sample = meter.measure(writes, || {
         for number in 0..writes {
             let started = Instant::now();
             file.write_all_at(&bytes, number * row::BYTES as u64)
                 .and_then(|()| file.sync_data())
-                .expect("it is written");
+                .expect("the write succeeds");
             latencies.push(started.elapsed());
         }
     });

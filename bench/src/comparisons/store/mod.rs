@@ -1,4 +1,4 @@
-//! The store against redb and `SQLite`.
+//! The store compared with redb and `SQLite`.
 
 mod checkpoint;
 mod contender;
@@ -20,7 +20,7 @@ use super::{Comparison, Effort};
 
 pub(crate) const COMPARISON: Comparison = Comparison {
     name: "store",
-    about: "The store against redb and SQLite, each with the same group commit",
+    about: "The store compared with redb and SQLite, each with group commit",
     workloads,
     roles: &[memory::HOLD, start::FILL, start::START],
 };

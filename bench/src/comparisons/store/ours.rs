@@ -1,4 +1,4 @@
-//! The store, as it is.
+//! The store tidewire-store.
 
 use std::path::Path;
 use std::time::Duration;
@@ -20,12 +20,12 @@ impl Ours {
         Self::with_index(store)
     }
 
-    /// Rows by their key and their group.
+    /// Uses a bucket with an index on the group.
     pub(super) fn with_index(store: Store) -> Self {
         Self::with_indexes(store, &json!(["group"]))
     }
 
-    /// Rows by their key alone.
+    /// Uses a bucket without an index.
     pub(super) fn without_index(store: Store) -> Self {
         Self::with_indexes(store, &json!([]))
     }
@@ -39,9 +39,9 @@ impl Ours {
         Self(store)
     }
 
-    /// Sees that there is a checkpoint, which may still be running.
+    /// Waits until a checkpoint has been completed.
     pub(super) fn wait_for_checkpoint(&self) {
-        wait_until("a checkpoint is done", Duration::from_mins(1), || self.0.stats().engine.checkpoints > 0);
+        wait_until("a checkpoint has been completed", Duration::from_mins(1), || self.0.stats().engine.checkpoints > 0);
     }
 
     pub(super) fn store(&self) -> &Store {
@@ -71,11 +71,11 @@ impl RowStore for Ours {
 
 impl Reader for Store {
     fn read(&mut self, id: u64) {
-        let row = self.get(BUCKET, &id.into()).expect("there is a bucket").expect("the row is there");
+        let row = self.get(BUCKET, &id.into()).expect("the bucket exists").expect("the row exists");
         check(id, row.text());
     }
 
     fn count(&mut self) -> u64 {
-        self.snapshot().state.bucket(BUCKET).expect("there is a bucket").len() as u64
+        self.snapshot().state.bucket(BUCKET).expect("the bucket exists").len() as u64
     }
 }

@@ -9,8 +9,8 @@ use super::contender::{fill, runtime};
 use super::ours::{BUCKET, Ours};
 use super::row::{self, Rows, group_name};
 
-/// How many rows a query returns.
-const FOUND: usize = 10;
+/// Rows that a query returns.
+const ROWS_PER_QUERY: usize = 10;
 
 pub(super) fn indexed(effort: Effort) -> Workload {
     let (few, many) = (effort.operations(10_000), effort.operations(1_000_000));
@@ -18,8 +18,8 @@ pub(super) fn indexed(effort: Effort) -> Workload {
     Workload {
         name: "store-query",
         about: format!(
-            "{queries} lookups, each for {FOUND} rows of {} bytes by an indexed field, of {few} rows (\"few\") and of {many} \
-             (\"many\"). The fields asked for are random.",
+            "{queries} lookups, each for {ROWS_PER_QUERY} rows of {} bytes by a random value of an indexed field, in a bucket of {few} rows \
+             (\"few\") or {many} rows (\"many\").",
             row::BYTES
         ),
         operation: "lookup",
@@ -28,7 +28,7 @@ pub(super) fn indexed(effort: Effort) -> Workload {
     }
 }
 
-/// It keeps its store from round to round.
+/// Creates a contender that keeps its store from round to round.
 fn contender(name: &'static str, count: u64, queries: u64) -> Contender {
     let mut filled = None;
     let mut random = 0_u64;
@@ -43,13 +43,13 @@ fn contender(name: &'static str, count: u64, queries: u64) -> Contender {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let group = group_name((random >> 33) % rows.groups());
             let query = json!({"bucket": BUCKET, "filter": {"group": group}});
-            Query::parse(&query).expect("the query is right")
+            Query::parse(&query).expect("the query is valid")
         };
         let queries: Vec<Query> = (0..queries).map(|_| query()).collect();
         meter.measure(queries.len() as u64, || {
             for query in &queries {
-                let answer = store.store().query(query).expect("there is a bucket");
-                assert!(matches!(&answer, Answer::Records(rows) if rows.len() == FOUND), "{answer:?}");
+                let answer = store.store().query(query).expect("the bucket exists");
+                assert!(matches!(&answer, Answer::Records(rows) if rows.len() == ROWS_PER_QUERY), "{answer:?}");
             }
         })
     })

@@ -1,4 +1,4 @@
-//! Point reads on two threads, while rows are stored.
+//! Point reads on two threads, while another thread inserts rows.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -19,17 +19,17 @@ use super::sqlite::Sqlite;
 
 const READERS: u64 = 2;
 
-/// How long the writer rests after a row: all stores are written equally often, however fast they are.
-const REST: Duration = Duration::from_millis(1);
+/// The pause of the writer after a row, so that the speed of a store hardly affects its write load.
+const WRITE_PAUSE: Duration = Duration::from_millis(1);
 
 pub(super) fn points(effort: Effort) -> Workload {
     let (present, reads) = (effort.operations(200_000), effort.operations(200_000));
     Workload {
         name: "store-read",
         about: format!(
-            "{reads} reads of random ones of {present} rows of {} bytes by their keys, on {READERS} threads, while a third one \
-             stores a row and rests for {REST:?}, again and again. Every read sees what is stored by then, but for \"redb, 100 \
-             at a time\", which begins a transaction only for every 100th.",
+            "{reads} reads of random rows by key, of {present} rows of {} bytes, on {READERS} threads, while another thread inserts \
+             rows with a pause of {WRITE_PAUSE:?} after each. Every read sees all rows committed before it, except for \"redb, 100 at a \
+             time\", which begins a new transaction for every 100th read.",
             row::BYTES
         ),
         operation: "read",
@@ -43,22 +43,22 @@ pub(super) fn points(effort: Effort) -> Workload {
     }
 }
 
-/// It keeps its store from round to round.
+/// Creates a contender that keeps its store from round to round.
 fn contender<S: RowStore>(name: &'static str, present: u64, reads: u64) -> Contender {
     let mut open = None;
-    Contender::new(name, move |meter| open.get_or_insert_with(|| Open::<S>::filled(present)).round(meter, reads))
+    Contender::new(name, move |meter| open.get_or_insert_with(|| FilledStore::<S>::filled(present)).round(meter, reads))
 }
 
-/// A store, and how many rows it has.
-struct Open<S> {
+/// A store, the number of rows to read from, and the key of the next row.
+struct FilledStore<S> {
     store: Arc<S>,
     present: u64,
     next: u64,
-    // Removed last.
+    // Dropped last, because it deletes the files.
     _folder: TempDir,
 }
 
-impl<S: RowStore> Open<S> {
+impl<S: RowStore> FilledStore<S> {
     fn filled(present: u64) -> Self {
         let folder = folder::new();
         let store = Arc::new(S::open(folder.path()));
@@ -68,15 +68,15 @@ impl<S: RowStore> Open<S> {
 
     fn round(&mut self, meter: Meter, reads: u64) -> Sample {
         let Self { store, present, next, .. } = self;
-        let is_over = AtomicBool::new(false);
+        let is_done = AtomicBool::new(false);
         let mut readers: Vec<_> = (0..READERS).map(|number| (number, store.reader())).collect();
         let sample = thread::scope(|scope| {
             scope.spawn(|| {
                 let (runtime, rows) = (runtime(), Rows::new(*present));
-                while !is_over.load(Relaxed) {
+                while !is_done.load(Relaxed) {
                     runtime.block_on(store.insert(rows.row(*next)));
                     *next += 1;
-                    thread::sleep(REST);
+                    thread::sleep(WRITE_PAUSE);
                 }
             });
             let sample = meter.measure(reads, || {
@@ -94,10 +94,10 @@ impl<S: RowStore> Open<S> {
                     }
                 });
             });
-            is_over.store(true, Relaxed);
+            is_done.store(true, Relaxed);
             sample
         });
-        assert!(store.reader().count() == *next, "what was written meanwhile is there");
+        assert!(store.reader().count() == *next, "all inserted rows are stored");
         sample
     }
 }

@@ -13,11 +13,11 @@ use super::group::Peer;
 use super::row::{NewRow, check};
 
 const ROWS: TableDefinition<u64, &str> = TableDefinition::new("rows");
-/// It takes rows faster than a table whose keys are pairs.
+/// A multimap table, because inserting is faster than into a table whose keys are pairs.
 const GROUPS: MultimapTableDefinition<&str, u64> = MultimapTableDefinition::new("groups");
 
-/// A database with its default cache of 1 GiB, which all rows fit into. Its readers do so many reads in a transaction: with one
-/// they see what is stored by then, with more they are faster.
+/// A database with the default cache of 1 GiB, which all rows fit into. Readers do `READS` reads per transaction: with one they see
+/// all committed rows, with more they are faster.
 pub(super) struct Redb<const READS: u32>(Arc<Database>);
 
 impl<const READS: u32> Peer for Redb<READS> {
@@ -26,7 +26,7 @@ impl<const READS: u32> Peer for Redb<READS> {
 
     fn open(folder: &Path) -> Self {
         let database = Arc::new(Database::create(folder.join("rows.redb")).expect("redb opens"));
-        // So that readers find the tables.
+        // Creates the tables, so that readers can open them.
         Self::commit(&mut Arc::clone(&database), [].iter());
         Self(database)
     }
@@ -37,14 +37,14 @@ impl<const READS: u32> Peer for Redb<READS> {
 
     fn commit<'a>(database: &mut Arc<Database>, rows: impl Iterator<Item = &'a NewRow>) {
         let mut transaction = database.begin_write().expect("there is one writer");
-        transaction.set_durability(Durability::Immediate).expect("no savepoint is in the way");
+        transaction.set_durability(Durability::Immediate).expect("there is no savepoint");
         {
-            let mut table = transaction.open_table(ROWS).expect("a table of rows");
-            let mut groups = transaction.open_multimap_table(GROUPS).expect("a table of groups");
+            let mut table = transaction.open_table(ROWS).expect("the table of rows opens");
+            let mut groups = transaction.open_multimap_table(GROUPS).expect("the table of groups opens");
             for NewRow { id, group, text } in rows {
-                let before = table.insert(id, text.as_str()).expect("redb takes a row");
+                let before = table.insert(id, text.as_str()).expect("the row is inserted");
                 assert!(before.is_none(), "the key {id} is new");
-                groups.insert(group.as_str(), id).expect("redb takes a group");
+                groups.insert(group.as_str(), id).expect("the index entry is inserted");
             }
         }
         transaction.commit().expect("redb commits");
@@ -57,17 +57,17 @@ impl<const READS: u32> Peer for Redb<READS> {
 
 pub(super) struct RedbReader<const READS: u32> {
     database: Arc<Database>,
-    /// The table as one transaction sees it, and how many reads that one has left.
+    /// The table in the current transaction, and the number of reads before the next transaction.
     current: Option<(ReadOnlyTable<u64, &'static str>, u32)>,
 }
 
 impl<const READS: u32> Reader for RedbReader<READS> {
     fn read(&mut self, id: u64) {
         let (table, left) = self.current.get_or_insert_with(|| {
-            let transaction = self.database.begin_read().expect("redb lets read");
-            (transaction.open_table(ROWS).expect("there is a table"), READS)
+            let transaction = self.database.begin_read().expect("a read transaction begins");
+            (transaction.open_table(ROWS).expect("the table exists"), READS)
         });
-        check(id, table.get(id).expect("redb reads").expect("the row is there").value());
+        check(id, table.get(id).expect("redb reads").expect("the row exists").value());
         *left -= 1;
         if *left == 0 {
             self.current = None;
@@ -75,9 +75,9 @@ impl<const READS: u32> Reader for RedbReader<READS> {
     }
 
     fn count(&mut self) -> u64 {
-        let transaction = self.database.begin_read().expect("redb lets read");
-        let count = transaction.open_table(ROWS).expect("there is a table").len().expect("redb counts");
-        let indexed = transaction.open_multimap_table(GROUPS).expect("there is a table").len().expect("redb counts");
+        let transaction = self.database.begin_read().expect("a read transaction begins");
+        let count = transaction.open_table(ROWS).expect("the table exists").len().expect("redb counts");
+        let indexed = transaction.open_multimap_table(GROUPS).expect("the table exists").len().expect("redb counts");
         assert!(count == indexed, "every row is in the index");
         count
     }

@@ -1,30 +1,30 @@
-//! The rows that all contenders store: the same bytes for all.
+//! The rows of the comparison. All contenders store the same bytes.
 
 use std::fmt::Write as _;
 
 use serde_json::{Map, Value as Json};
 
-/// The bytes that a row has as JSON.
+/// The length of a row as JSON.
 pub(super) const BYTES: usize = 256;
 
-/// Rows in groups of about ten, which the index finds.
+/// A generator of rows. The index is on their group, and about ten rows share a group.
 #[derive(Clone, Copy)]
 pub(super) struct Rows {
     groups: u64,
 }
 
-/// A row on its way into a store.
+/// A row to insert.
 pub(super) struct NewRow {
-    /// Its key.
+    /// The key.
     pub(super) id: u64,
-    /// What it is indexed by.
+    /// The indexed field.
     pub(super) group: String,
-    /// The whole of it, key and group included, as JSON.
+    /// The row as JSON, including key and group.
     pub(super) text: String,
 }
 
 impl Rows {
-    /// So many rows, whose groups have ten each.
+    /// Creates a generator with ten rows per group for this number of rows.
     pub(super) fn new(count: u64) -> Self {
         Self { groups: (count / 10).max(1) }
     }
@@ -33,13 +33,13 @@ impl Rows {
         self.groups
     }
 
-    /// The row with this key.
+    /// Returns the row with this key.
     pub(super) fn row(self, id: u64) -> NewRow {
-        // Neighbours are in groups far apart, as those of real rows are.
+        // Consecutive keys have different groups, as in real data.
         let group = group_name(id.wrapping_mul(7919) % self.groups);
         let mut text = String::with_capacity(BYTES);
         write!(text, r#"{{"id":{id},"group":"{group}","name":"row {id}","count":{},"text":""#, id % 100)
-            .expect("a string takes it");
+            .expect("writing to a string does not fail");
         text.extend(std::iter::repeat_n('x', BYTES - "\"}".len() - text.len()));
         text.push_str("\"}");
         NewRow { id, group, text }
@@ -47,18 +47,18 @@ impl Rows {
 }
 
 impl NewRow {
-    /// The row as the tree that a store of records is given.
+    /// Returns the row as a record.
     pub(super) fn record(&self) -> Map<String, Json> {
-        serde_json::from_str(&self.text).expect("it was made as an object")
+        serde_json::from_str(&self.text).expect("the text is a JSON object")
     }
 }
 
-/// What the group of this number is called.
+/// Returns the name of a group.
 pub(super) fn group_name(number: u64) -> String {
     format!("g{number:08}")
 }
 
-/// Panics unless this is the row with that key, as it was stored.
+/// Panics unless the text is the row with this key.
 pub(super) fn check(id: u64, text: &str) {
     let starts = text.strip_prefix(r#"{"id":"#).and_then(|rest| rest.split_once(','));
     let found = starts.and_then(|(number, _)| number.parse::<u64>().ok());
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_has_its_size_and_a_group_has_ten() {
+    fn rows_have_256_bytes_and_groups_have_ten_rows() {
         let rows = Rows::new(1000);
         let mut groups = std::collections::BTreeMap::<String, u64>::new();
         for id in 0..1000 {

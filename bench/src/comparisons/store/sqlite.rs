@@ -1,4 +1,4 @@
-//! `SQLite`: rows in a table with an index, written ahead.
+//! `SQLite` in WAL mode: rows in a table with an index.
 
 use std::path::{Path, PathBuf};
 
@@ -14,8 +14,8 @@ pub(super) struct Sqlite(PathBuf);
 impl Sqlite {
     fn connect(&self) -> Connection {
         let connection = Connection::open(&self.0).expect("SQLite opens");
-        // FULL waits for the disk at every commit. The cache of 256 MiB and the map of 1 GiB hold all rows; by default there are
-        // 2 MiB and none. The log is written back when it has 64 MiB; by default at 4 MiB, which takes rows more slowly.
+        // FULL syncs the log at every commit. The cache of 256 MiB (default 2 MiB) and the memory map of 1 GiB (default none) hold all
+        // rows. A checkpoint at 64 MiB of log instead of the default of 4 MiB makes inserts faster.
         let settings = "
             PRAGMA journal_mode = WAL;
             PRAGMA synchronous = FULL;
@@ -23,7 +23,7 @@ impl Sqlite {
             PRAGMA mmap_size = 1073741824;
             PRAGMA wal_autocheckpoint = 16384;
         ";
-        connection.execute_batch(settings).expect("SQLite takes settings");
+        connection.execute_batch(settings).expect("the pragmas are valid");
         connection
     }
 }
@@ -38,7 +38,7 @@ impl Peer for Sqlite {
             CREATE TABLE IF NOT EXISTS rows (id INTEGER PRIMARY KEY, grp TEXT NOT NULL, json TEXT NOT NULL);
             CREATE INDEX IF NOT EXISTS groups ON rows (grp);
         ";
-        this.connect().execute_batch(tables).expect("SQLite makes a table");
+        this.connect().execute_batch(tables).expect("the table can be created");
         this
     }
 
@@ -52,9 +52,9 @@ impl Peer for Sqlite {
         {
             let mut insert = transaction
                 .prepare_cached("INSERT INTO rows (id, grp, json) VALUES (?1, ?2, ?3)")
-                .expect("the statement is right");
+                .expect("the statement is valid");
             for NewRow { id, group, text } in rows {
-                insert.execute((id.cast_signed(), group, text)).expect("SQLite takes a row");
+                insert.execute((id.cast_signed(), group, text)).expect("the row is inserted");
             }
         }
         transaction.commit().expect("SQLite commits");
@@ -65,16 +65,16 @@ impl Peer for Sqlite {
     }
 }
 
-/// A connection of its own, and a statement that is prepared once.
+/// A connection with a cached prepared statement.
 pub(super) struct SqliteReader(Connection);
 
 impl Reader for SqliteReader {
     fn read(&mut self, id: u64) {
         let mut statement =
-            self.0.prepare_cached("SELECT json FROM rows WHERE id = ?1").expect("the statement is right");
+            self.0.prepare_cached("SELECT json FROM rows WHERE id = ?1").expect("the statement is valid");
         let mut rows = statement.query([id.cast_signed()]).expect("SQLite reads");
-        let row = rows.next().expect("SQLite reads").expect("the row is there");
-        let text = row.get_ref(0).and_then(|value| Ok(value.as_str()?)).expect("it is text");
+        let row = rows.next().expect("SQLite reads").expect("the row exists");
+        let text = row.get_ref(0).and_then(|value| Ok(value.as_str()?)).expect("the column is text");
         check(id, text);
     }
 

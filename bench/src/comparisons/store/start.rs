@@ -1,4 +1,4 @@
-//! The recovery time of a store that was killed.
+//! The recovery time of a store after its process was killed.
 
 use std::path::Path;
 use std::thread;
@@ -16,66 +16,66 @@ use super::row::{self, Rows};
 use super::sqlite::Sqlite;
 use crate::role::Role;
 
-const SUBJECTS: &[Subject] = &[
-    Subject::new::<GroupCommit<Redb<1>>>("redb"),
-    Subject::new::<GroupCommit<Sqlite>>("SQLite"),
-    Subject::new::<Ours>("tidewire-store"),
+const STORES: &[StoreProcess] = &[
+    StoreProcess::new::<GroupCommit<Redb<1>>>("redb"),
+    StoreProcess::new::<GroupCommit<Sqlite>>("SQLite"),
+    StoreProcess::new::<Ours>("tidewire-store"),
 ];
 
-/// A store that is filled and started, each in a process of its own.
-struct Subject {
+/// A store that is filled and reopened in child processes.
+struct StoreProcess {
     name: &'static str,
-    /// Stores so many rows, tells of every tenth part of them, and goes on until it is killed.
+    /// Stores this number of rows, prints a line after each tenth of them, and goes on inserting until it is killed.
     fill: fn(&Path, u64),
-    /// Opens what was left, tells when it has read a row, and how many there are, and waits until it is killed.
+    /// Opens the store, prints a line after it has read a row, prints the number of rows, and waits until it is killed.
     start: fn(&Path, u64),
 }
 
-impl Subject {
+impl StoreProcess {
     const fn new<S: RowStore>(name: &'static str) -> Self {
         Self { name, fill: fill_until_killed::<S>, start: start_until_killed::<S> }
     }
 }
 
-pub(super) const FILL: Role = Role { name: "store-fill", play: |arguments| play(arguments, |subject| subject.fill) };
-pub(super) const START: Role = Role { name: "store-start", play: |arguments| play(arguments, |subject| subject.start) };
+pub(super) const FILL: Role = Role { name: "store-fill", run: |arguments| run(arguments, |store| store.fill) };
+pub(super) const START: Role = Role { name: "store-start", run: |arguments| run(arguments, |store| store.start) };
 
-fn play(arguments: &[String], part: fn(&Subject) -> fn(&Path, u64)) {
-    let [name, folder, rows] = arguments else { panic!("a store is told its name, its folder and a number of rows") };
-    let subject = SUBJECTS.iter().find(|subject| subject.name == name).expect("there is such a store");
-    part(subject)(Path::new(folder), rows.parse().expect("a number of rows"));
+fn run(arguments: &[String], part: fn(&StoreProcess) -> fn(&Path, u64)) {
+    let [name, folder, rows] = arguments else { panic!("expected the name of a store, a folder and a number of rows") };
+    let store = STORES.iter().find(|store| store.name == name).expect("the store name is known");
+    part(store)(Path::new(folder), rows.parse().expect("a number of rows"));
 }
 
 pub(super) fn after_kill(effort: Effort) -> Workload {
     let rows = effort.operations(1_000_000);
-    let contender = |subject: &Subject| {
-        let (name, mut killed) = (subject.name, None);
+    let contender = |store: &StoreProcess| {
+        let (name, mut folder) = (store.name, None);
         Contender::new(name, move |meter| {
-            round(meter, name, killed.get_or_insert_with(|| fill_and_kill(name, rows)), rows)
+            round(meter, name, folder.get_or_insert_with(|| fill_and_kill(name, rows)), rows)
         })
     };
     Workload {
         name: "store-start",
         about: format!(
-            "A process opens the store that was killed while it had {rows} rows of {} bytes and was being written, and reads one: \
-             from the start of the process. Then it is killed itself. The files are in the cache of the system.",
+            "A process opens a store with {rows} rows of {} bytes, whose process was killed during a write, and reads one row. The \
+             time includes the start of the process, which is then killed too. The files are in the page cache.",
             row::BYTES
         ),
         operation: "start",
         metrics: &[Metric::Wall],
-        contenders: SUBJECTS.iter().map(contender).collect(),
+        contenders: STORES.iter().map(contender).collect(),
     }
 }
 
 fn arguments(name: &str, folder: &TempDir, rows: u64) -> [String; 3] {
-    [name.into(), folder.path().to_str().expect("a path that is text").into(), rows.to_string()]
+    [name.into(), folder.path().to_str().expect("the path is valid UTF-8").into(), rows.to_string()]
 }
 
 fn fill_and_kill(name: &str, rows: u64) -> TempDir {
     let folder = folder::new();
     let mut process = FILL.start(&arguments(name, &folder, rows));
     for tenth in 1..=10 {
-        // Waiting has its limit, which a slow disk might reach with all of them.
+        // A line per tenth, because a slow disk might exceed the timeout of a single wait.
         process.wait_for_line(&format!("stored {tenth} tenths"));
     }
     process.kill();
@@ -87,9 +87,9 @@ fn round(meter: Meter, name: &str, folder: &TempDir, rows: u64) -> Sample {
     let sample = meter.measure(1, || {
         process.insert(START.start(&arguments(name, folder, rows))).wait_for_line("has read a row");
     });
-    let mut process = process.expect("it was started");
+    let mut process = process.expect("the process was started");
     let count: u64 = process.wait_for_line("has rows: ").parse().expect("a number of rows");
-    assert!(count >= rows, "{count} rows are there, and {rows} were stored");
+    assert!(count >= rows, "{count} rows were recovered, but {rows} were stored");
     process.kill();
     sample
 }

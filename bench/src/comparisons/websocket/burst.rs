@@ -1,4 +1,4 @@
-//! Bursts of text messages to many connections, each with a head of its own before a body that all share.
+//! Bursts of text messages to many connections, with a head per connection before a shared body.
 
 use std::convert::Infallible;
 
@@ -6,21 +6,21 @@ use bytes::Bytes;
 use tidewire_conn::websocket::{Message, Text, WebSocket, WebSocketOptions};
 use tidewire_conn::{ConnectionContext, Protocol, Reply};
 
-use super::super::conn::burst::{Framing, LENGTH, receive};
+use super::super::conn::burst::{Framing, PUSH_BYTES, receive};
 use crate::role::Role;
 
-/// A text message, as a server sends it, in one frame.
-pub(super) struct Texts;
+/// Text messages in one unmasked frame.
+pub(super) struct TextFraming;
 
-impl Framing for Texts {
-    type Protocol = Silent;
+impl Framing for TextFraming {
+    type Protocol = PushOnly;
     type Body = Text;
-    const READERS: Role = Role { name: "websocket-burst-readers", play: receive::<Self> };
+    const RECEIVERS: Role = Role { name: "websocket-burst-receivers", run: receive::<Self> };
     #[expect(clippy::cast_possible_truncation, reason = "it is 84")]
-    const PREFIX: &'static [u8] = &[0x81, LENGTH as u8];
+    const PREFIX: &'static [u8] = &[0x81, PUSH_BYTES as u8];
 
-    fn protocol() -> Silent {
-        Silent
+    fn protocol() -> PushOnly {
+        PushOnly
     }
 
     fn body(body: Bytes) -> Text {
@@ -32,10 +32,10 @@ impl Framing for Texts {
     }
 }
 
-/// Only ever pushed to.
-pub(super) struct Silent;
+/// A protocol that ignores all messages and only pushes.
+pub(super) struct PushOnly;
 
-impl Protocol for Silent {
+impl Protocol for PushOnly {
     type Frame = Message;
     type Codec = WebSocket;
     type ProtocolError = Infallible;

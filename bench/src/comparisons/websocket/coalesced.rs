@@ -1,4 +1,4 @@
-//! A socket for libraries that write every frame by itself.
+//! A socket that batches writes, for libraries that write every frame separately.
 
 use std::io;
 use std::pin::Pin;
@@ -8,14 +8,14 @@ use bytes::{Buf as _, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-/// Gathers what is written, and writes it when there is nothing more to read or when it is much.
+/// Buffers writes until no more input is ready or the buffer has [`FLUSH_BYTES`](Self::FLUSH_BYTES).
 pub(super) struct Coalesced {
     socket: TcpStream,
     output: BytesMut,
 }
 
 impl Coalesced {
-    const MUCH: usize = 16 * 1024;
+    const FLUSH_BYTES: usize = 16 * 1024;
 
     pub(super) fn new(socket: TcpStream) -> Self {
         Self { socket, output: BytesMut::new() }
@@ -50,7 +50,7 @@ impl AsyncRead for Coalesced {
 
 impl AsyncWrite for Coalesced {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        if self.output.len() >= Self::MUCH {
+        if self.output.len() >= Self::FLUSH_BYTES {
             ready!(self.poll_drain(context))?;
         }
         self.output.extend_from_slice(bytes);

@@ -1,12 +1,12 @@
-//! What an echoed message costs the server, which is a process of its own with one thread.
+//! The CPU time of an echoed message on the server, which is a separate process with one thread.
 
 use tidewire_bench::{Contender, Meter, Metric, Sample, Workload, on_core};
 use tokio::net::TcpStream;
 
-use super::super::conn::echo::ask;
+use super::super::conn::echo::exchange_batches;
 use super::super::conn::process::EchoProcess;
-use super::super::conn::{apart, runtime};
-use super::server::{BODY, MESSAGES};
+use super::super::conn::{runtime, separate_cores};
+use super::server::{BODY_BYTES, MESSAGES};
 
 const CONNECTIONS: usize = 64;
 
@@ -15,10 +15,9 @@ pub(super) fn echo(name: &'static str, depth: usize, messages: u64) -> Workload 
     Workload {
         name,
         about: format!(
-            "{messages} text messages of {BODY} bytes, echoed on {CONNECTIONS} connections, {depth} at a time on each, by a \
-             server with one thread. The load is another process{}, sends frames that were made before and compares all that \
-             comes back.",
-            if apart().is_some() { " on another core" } else { "" }
+            "{messages} text messages of {BODY_BYTES} bytes are echoed on {CONNECTIONS} connections, {depth} in flight on each, by a \
+             server with one thread. The load is another process{}, which sends prepared frames and compares all replies.",
+            if separate_cores().is_some() { " on another core" } else { "" }
         ),
         operation: "message",
         metrics: &[Metric::ServerCpu, Metric::Throughput],
@@ -28,7 +27,7 @@ pub(super) fn echo(name: &'static str, depth: usize, messages: u64) -> Workload 
 
 fn run(meter: Meter, name: &str, depth: usize, messages: u64) -> Sample {
     let mut server = EchoProcess::start(MESSAGES, name, CONNECTIONS);
-    let (load_core, server_core) = apart().unzip();
+    let (load_core, server_core) = separate_cores().unzip();
     if let Some(core) = server_core {
         server.pin(core);
     }
@@ -40,14 +39,16 @@ fn run(meter: Meter, name: &str, depth: usize, messages: u64) -> Sample {
         let adopt = |socket: std::net::TcpStream| {
             socket.set_nodelay(true).expect("TCP_NODELAY can be set");
             socket.set_nonblocking(true).expect("a socket can be non-blocking");
-            TcpStream::from_std(socket).expect("the runtime takes a socket")
+            TcpStream::from_std(socket).expect("the socket can be registered")
         };
         let connections: Vec<_> = connections.into_iter().map(adopt).collect();
         let batches = (messages / (CONNECTIONS * depth) as u64).max(1);
         let before = cpu.now();
         let sample = meter.measure(batches * (CONNECTIONS * depth) as u64, || {
-            let tasks: Vec<_> =
-                connections.into_iter().map(|socket| tokio::spawn(ask(socket, MESSAGES, depth, batches))).collect();
+            let tasks: Vec<_> = connections
+                .into_iter()
+                .map(|socket| tokio::spawn(exchange_batches(socket, MESSAGES, depth, batches)))
+                .collect();
             runtime.block_on(async {
                 for task in tasks {
                     task.await.expect("the load does not panic");

@@ -1,4 +1,4 @@
-//! WebSocket connections against the libraries that one would take otherwise.
+//! WebSocket connections compared with other libraries.
 
 mod burst;
 mod coalesced;
@@ -13,16 +13,16 @@ use super::{Comparison, Effort};
 
 pub(crate) const COMPARISON: Comparison = Comparison {
     name: "websocket",
-    about: "WebSocket connections against tokio-tungstenite, fastwebsockets and a raw epoll loop",
+    about: "WebSocket connections compared with tokio-tungstenite, fastwebsockets and a raw epoll loop",
     workloads,
-    roles: &[<burst::Texts as Framing>::READERS, server::ROLE],
+    roles: &[<burst::TextFraming as Framing>::RECEIVERS, server::ROLE],
 };
 
 fn workloads(effort: Effort) -> Vec<Workload> {
     vec![
         echo::echo("ws-echo", 1, effort.operations(64_000)),
         echo::echo("ws-echo-depth-16", 16, effort.operations(512_000)),
-        broadcast::<burst::Texts>("ws-burst-broadcast", effort),
+        broadcast::<burst::TextFraming>("ws-burst-broadcast", effort),
         idle::memory("ws-idle-memory", server::MESSAGES, effort),
     ]
 }

@@ -1,6 +1,6 @@
-//! The WebSocket echo servers that are compared.
+//! The WebSocket echo servers to compare.
 //!
-//! Our handshake makes the connections of all of them, so that they differ in what comes after it.
+//! All of them use the handshake of tidewire-conn, so that they differ only in the handling of messages.
 
 use std::convert::Infallible;
 use std::io::{Read as _, Write as _};
@@ -16,17 +16,17 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::protocol::{Role as Side, WebSocketConfig};
 
-use super::super::conn::server::{Dialect, Serve, accept, serve};
+use super::super::conn::server::{EchoProtocol, Serve, accept, serve};
 use super::coalesced::Coalesced;
 use crate::role::Role;
 
-/// What is echoed, as text.
-pub(super) const BODY: usize = 64;
+/// The length of a text message.
+pub(super) const BODY_BYTES: usize = 64;
 
-/// Text messages, masked on the way there.
-pub(super) const MESSAGES: Dialect = Dialect { role: &ROLE, servers: ALL, greet, exchange };
+/// Text messages, masked by the client.
+pub(super) const MESSAGES: EchoProtocol = EchoProtocol { role: &ROLE, servers: ALL, handshake, exchange };
 
-pub(super) const ROLE: Role = Role { name: "websocket-server", play: |arguments| serve(arguments, ALL) };
+pub(super) const ROLE: Role = Role { name: "websocket-server", run: |arguments| serve(arguments, ALL) };
 
 const ALL: &[(&str, Serve)] = &[
     ("tokio-tungstenite", |listener| accept(listener, tungstenite)),
@@ -34,32 +34,31 @@ const ALL: &[(&str, Serve)] = &[
     ("tidewire-conn", ours),
 ];
 
-fn greet(socket: &mut net::TcpStream) {
-    let mut handshake = ClientHandshake::new("localhost", "/").expect("that is a request");
+fn handshake(socket: &mut net::TcpStream) {
+    let mut handshake = ClientHandshake::new("localhost", "/").expect("host and path are valid");
     socket.write_all(&handshake.request()).expect("the server reads");
     let (mut input, mut bytes) = (BytesMut::new(), [0; 1024]);
     while handshake.decode(&mut input).expect("the server accepts").is_none() {
         let length = socket.read(&mut bytes).expect("the server answers");
-        assert!(length > 0, "the server left");
+        assert!(length > 0, "the server closed the connection");
         input.extend_from_slice(&bytes[..length]);
     }
-    assert!(input.is_empty(), "nobody has spoken yet");
+    assert!(input.is_empty(), "the server sends no message before the first request");
 }
 
 fn exchange(count: usize) -> (Vec<u8>, Vec<u8>) {
     const TEXT: u8 = 0x81;
     const MASKED: u8 = 0x80;
     const KEY: [u8; 4] = [0x37, 0xfa, 0x21, 0x3d];
-    let length = u8::try_from(BODY).expect("small");
-    let body = [b'x'; BODY];
+    let length = u8::try_from(BODY_BYTES).expect("small");
+    let body = [b'x'; BODY_BYTES];
     let masked = body.iter().zip(KEY.iter().cycle()).map(|(byte, key)| byte ^ key);
     let request: Vec<u8> = [TEXT, MASKED | length].into_iter().chain(KEY).chain(masked).collect();
     let reply: Vec<u8> = [TEXT, length].into_iter().chain(body).collect();
     (request.repeat(count), reply.repeat(count))
 }
 
-/// As it is meant to be used by those who have many connections: a small buffer each, and one flush when nothing more is there
-/// to be read.
+/// Configured for many connections: a small read buffer, and one flush when no more messages are ready to be read.
 async fn tungstenite(mut socket: TcpStream) {
     if websocket::accept(&mut socket, |_| None).await.is_err() {
         return;
@@ -84,7 +83,7 @@ async fn tungstenite(mut socket: TcpStream) {
     }
 }
 
-/// It writes a frame at a time and cannot be asked whether there is another one, so the socket does both.
+/// The library writes every frame separately and cannot tell whether another one is ready, so the socket batches the writes.
 async fn fast(mut socket: TcpStream) {
     if websocket::accept(&mut socket, |_| None).await.is_err() {
         return;
@@ -93,7 +92,7 @@ async fn fast(mut socket: TcpStream) {
     let mut frames = FragmentCollector::new(socket);
     while let Ok(frame) = frames.read_frame().await {
         if frame.opcode == OpCode::Close {
-            // Its own close has been gathered; whether it arrives is no longer of interest.
+            // The close frame is in the buffer of the socket. An error no longer matters.
             let _ = frames.into_inner().shutdown().await;
             return;
         }

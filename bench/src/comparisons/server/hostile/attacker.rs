@@ -30,7 +30,7 @@ pub(super) struct Attacker {
 impl Attacker {
     /// Connects, and returns when the first request is answered.
     pub(super) fn start(address: &str, mut requests: Requests) -> Self {
-        let socket = Client::welcomed(address).into_socket();
+        let socket = Client::connect_tidewire(address).into_socket();
         let clone = || socket.try_clone().expect("a socket can be cloned");
         let (frames, due) = sync_channel(IN_FLIGHT);
         for _ in 0..IN_FLIGHT {

@@ -17,7 +17,7 @@ use self::paced::{LANES, Operation, Pace, PacedLoad};
 use super::super::Effort;
 use super::super::store::folder;
 use super::archive;
-use super::process::{load, places};
+use super::process::{core_assignment, on_load_core};
 use super::serving;
 
 /// The rows that ordinary requests use.
@@ -71,7 +71,7 @@ fn workload(name: &'static str, operation: Operation, effort: Effort) -> Workloa
             size.pace.operations(),
             size.records,
             archive::RECORD_BYTES,
-            places(),
+            core_assignment(),
         ),
         operation: operation.name(),
         metrics: &[Metric::LatencyP99, Metric::LatencyP50],
@@ -84,7 +84,7 @@ fn measure(meter: Meter, operation: Operation, attack: Attack, size: Size) -> Sa
     let connections = LANES + 2;
     let folder_path = folder.as_ref().map(tempfile::TempDir::path);
     let server = serving::start_with_archive(ROWS, size.records, connections, folder_path);
-    load(|| {
+    on_load_core(|| {
         let paced = PacedLoad::connect(&server.address, operation);
         let attacker = Attacker::start(&server.address, attack.requests(size.records, size.insert_many_bytes));
         let mut latencies = Vec::new();

@@ -128,7 +128,7 @@ impl PacedLoad {
     /// Connects, and opens the subscriptions.
     pub(super) fn connect(address: &str, operation: Operation) -> Self {
         let connect = || {
-            let client = Client::welcomed(address);
+            let client = Client::connect_tidewire(address);
             client.socket.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
             client
         };
@@ -136,7 +136,7 @@ impl PacedLoad {
         let is_push = operation == Operation::Push;
         if is_push {
             for (lane, client) in lanes.iter_mut().enumerate() {
-                client.ask(&row::subscribe(operation.row(lane, 0)));
+                client.request(&row::subscribe(operation.row(lane, 0)));
             }
         }
         Self { operation, lanes, writer: is_push.then(connect) }

@@ -1,10 +1,10 @@
 //! Runs contenders side by side: one discarded round, then measured rounds in rotating order, then one round that counts
 //! allocations or instructions if a metric needs it.
 //!
-//! The rotation gives every contender each position in a round about equally often, so none is always first after a pause or last
-//! before one. Neighbours mostly stay neighbours.
+//! The rotation gives every contender each position in a round about equally often, so that the position does not favour one of
+//! them.
 //!
-//! Ratios are paired: all contenders run in every round, and a ratio is taken within the round, so the drift of a shared machine
+//! Ratios are paired: all contenders run in every round and a ratio is taken within the round, so that drift of a shared machine
 //! cancels out.
 
 use std::collections::BTreeMap;
@@ -19,74 +19,74 @@ use crate::{Estimate, Meter, Metric, Sample};
 
 /// The same task for several contenders.
 pub struct Workload {
-    /// What bars and `--only` call it; no other workload has it.
+    /// A unique name, used by bars and `--only`.
     pub name: &'static str,
-    /// What is done and how, in sentences.
+    /// A description of the task, in sentences.
     pub about: String,
-    /// What is counted, in the singular: "message".
+    /// The unit of work that is counted, in the singular: "message".
     pub operation: &'static str,
-    /// What is measured. Ratios are printed of the first, and of every other one they are in the JSON.
+    /// The metrics to measure. The table shows the ratio of the first one; the JSON has the ratios of all.
     pub metrics: &'static [Metric],
-    /// Who takes part. The first is the baseline of the ratios.
+    /// The implementations to compare. The first is the baseline of the ratios.
     pub contenders: Vec<Contender>,
 }
 
 /// One way to do the task of a workload.
 pub struct Contender {
     name: &'static str,
-    needs: Option<Need>,
+    requirement: Option<Requirement>,
     round: Box<dyn FnMut(Meter) -> Sample>,
 }
 
-/// What has to be installed for a contender.
-enum Need {
+/// A program or file that a contender needs.
+enum Requirement {
     /// A program on the `PATH`.
     Program(&'static str),
-    /// What people call it, and a file that is there if it is.
-    File(&'static str, PathBuf),
+    /// A package, and a file that exists if it is installed.
+    Package(&'static str, PathBuf),
 }
 
 /// The number of rounds that are measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rounds(usize);
 
-/// Why a number of rounds is refused.
+/// Error of parsing a number of rounds.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RoundsError {
-    /// Not a number at all.
-    #[error("the number of rounds is a whole number")]
+    /// The text is not a whole number.
+    #[error("the number of rounds must be a whole number")]
     NotANumber(#[from] ParseIntError),
-    /// An interval over fewer rounds would be an accident, and more of them only take time.
-    #[error("{0} rounds: a median with an honest interval takes at least {min} rounds, and at most {max} are run", min = Rounds::MIN, max = Rounds::MAX)]
+    /// The number is outside the supported range. Fewer rounds cannot give a 95 % interval.
+    #[error("the number of rounds must be between {min} and {max}, got {0}", min = Rounds::MIN, max = Rounds::MAX)]
     OutOfRange(usize),
 }
 
 /// The result of a workload.
 #[derive(Clone, Debug, Serialize)]
-pub struct Outcome {
+pub struct WorkloadResult {
     pub(crate) workload: &'static str,
     pub(crate) about: String,
     pub(crate) operation: &'static str,
     pub(crate) metrics: &'static [Metric],
     pub(crate) baseline: &'static str,
-    pub(crate) standings: Vec<Standing>,
+    pub(crate) standings: Vec<ContenderResult>,
     pub(crate) left_out: Vec<LeftOut>,
 }
 
-/// The result of one contender.
+/// The measurements of one contender.
 #[derive(Clone, Debug, Serialize)]
-pub struct Standing {
+pub struct ContenderResult {
     pub(crate) contender: &'static str,
-    pub(crate) measured: BTreeMap<Metric, Measured>,
+    pub(crate) measured: BTreeMap<Metric, MetricResult>,
 }
 
-/// One metric of one contender.
+/// The measurements of one metric of one contender.
 #[derive(Clone, Debug, Serialize)]
-pub struct Measured {
+pub struct MetricResult {
     pub(crate) rounds: Vec<f64>,
     pub(crate) value: Estimate,
-    /// Against the baseline; absent if that was left out.
+    /// The ratio to the baseline. `None` if the baseline was left out.
     pub(crate) ratio: Option<Estimate>,
 }
 
@@ -99,74 +99,77 @@ pub struct LeftOut {
 }
 
 impl Contender {
-    /// `round` does one round and says what it took, mostly by [`Meter::measure`]. It sets up what it needs outside of what
-    /// it measures, and not before it is called, because a contender is also made when nothing is run.
+    /// Creates a contender. `round` runs one round and returns its measurements, usually from [`Meter::measure`].
+    ///
+    /// Expensive setup belongs into `round`, outside the measured part: contenders are also created when nothing is run.
     pub fn new(name: &'static str, round: impl FnMut(Meter) -> Sample + 'static) -> Self {
-        Self { name, needs: None, round: Box::new(round) }
+        Self { name, requirement: None, round: Box::new(round) }
     }
 
-    /// Leaves the contender out where `program` is not on the `PATH`.
+    /// Leaves the contender out if `program` is not on the `PATH`.
     #[must_use]
-    pub fn needing(self, program: &'static str) -> Self {
-        Self { needs: Some(Need::Program(program)), ..self }
+    pub fn requires_program(self, program: &'static str) -> Self {
+        Self { requirement: Some(Requirement::Program(program)), ..self }
     }
 
-    /// Leaves the contender out where there is no such file, which belongs to what people call `name`.
+    /// Leaves the contender out if `file` does not exist. `name` is the package that the file belongs to.
     #[must_use]
-    pub fn needing_file(self, name: &'static str, file: PathBuf) -> Self {
-        Self { needs: Some(Need::File(name, file)), ..self }
+    pub fn requires_file(self, name: &'static str, file: PathBuf) -> Self {
+        Self { requirement: Some(Requirement::Package(name, file)), ..self }
     }
 
-    /// What bars call it.
+    /// Returns the name, as used by bars.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Runs a round and adds these metrics of it to `values`.
-    fn take(&mut self, meter: Meter, metrics: &[Metric], values: &mut BTreeMap<Metric, Vec<f64>>) {
+    /// Runs a round and appends its values of `metrics` to `values`.
+    fn run_round(&mut self, meter: Meter, metrics: &[Metric], values: &mut BTreeMap<Metric, Vec<f64>>) {
         let sample = (self.round)(meter);
         for &metric in metrics {
-            let value = sample.value(metric).unwrap_or_else(|| panic!("{} did not measure {metric}", self.name));
+            let value =
+                sample.value(metric).unwrap_or_else(|| panic!("contender {} did not measure {metric}", self.name));
             values.entry(metric).or_default().push(value);
         }
     }
 
-    fn missing(&self) -> Option<&'static str> {
-        let on_the_path = |program: &str| {
+    /// Returns the name of the required program or package if it is not installed.
+    fn missing_requirement(&self) -> Option<&'static str> {
+        let is_on_path = |program: &str| {
             env::var_os("PATH").is_some_and(|path| env::split_paths(&path).any(|folder| folder.join(program).is_file()))
         };
-        match self.needs.as_ref()? {
-            Need::Program(program) => (!on_the_path(program)).then_some(program),
-            Need::File(name, file) => (!file.is_file()).then_some(name),
+        match self.requirement.as_ref()? {
+            Requirement::Program(program) => (!is_on_path(program)).then_some(program),
+            Requirement::Package(name, file) => (!file.is_file()).then_some(name),
         }
     }
 }
 
 impl Workload {
-    /// How often [`run`](Self::run) reports a step at most.
+    /// Returns how often [`run`](Self::run) calls `step` at most.
     pub fn steps(&self, rounds: Rounds) -> usize {
-        let (counted, timed) = self.kinds();
-        let each = if timed.is_empty() { 0 } else { 1 + rounds.0 };
-        self.contenders.len() * (each + usize::from(!counted.is_empty()))
+        let (counted, timed) = self.split_metrics();
+        let timed_rounds = if timed.is_empty() { 0 } else { 1 + rounds.0 };
+        self.contenders.len() * (timed_rounds + usize::from(!counted.is_empty()))
     }
 
-    /// The metrics that are counted, and those that are timed.
-    fn kinds(&self) -> (Vec<Metric>, Vec<Metric>) {
+    /// Returns the metrics that are counted, and those that are timed.
+    fn split_metrics(&self) -> (Vec<Metric>, Vec<Metric>) {
         self.metrics.iter().partition(|metric| metric.is_counted())
     }
 
-    /// Runs it; `step` is called after each round of each contender.
+    /// Runs the workload. `step` is called after each round of each contender.
     ///
     /// # Panics
     ///
     /// If a sample lacks one of [`metrics`](Self::metrics), or a contender panics.
-    pub fn run(self, rounds: Rounds, mut step: impl FnMut()) -> Outcome {
-        let (counted, timed) = self.kinds();
+    pub fn run(self, rounds: Rounds, mut step: impl FnMut()) -> WorkloadResult {
+        let (counted, timed) = self.split_metrics();
         let baseline = self.contenders.first().map_or("", Contender::name);
         let mut left_out = Vec::new();
         let mut present = Vec::new();
         for contender in self.contenders {
-            match contender.missing() {
+            match contender.missing_requirement() {
                 Some(needs) => left_out.push(LeftOut { contender: contender.name, needs }),
                 None => present.push((contender, BTreeMap::<Metric, Vec<f64>>::new())),
             }
@@ -178,17 +181,17 @@ impl Workload {
                 step();
             }
             for round in 0..rounds.0 {
-                for turn in 0..present.len() {
-                    let next = (round + turn) % present.len();
+                for position in 0..present.len() {
+                    let next = (round + position) % present.len();
                     let (contender, values) = &mut present[next];
-                    contender.take(Meter::CLOCKS, &timed, values);
+                    contender.run_round(Meter::CLOCKS, &timed, values);
                     step();
                 }
             }
         }
         if !counted.is_empty() {
             for (contender, values) in &mut present {
-                contender.take(Meter::COUNTS, &counted, values);
+                contender.run_round(Meter::COUNTS, &counted, values);
                 step();
             }
         }
@@ -196,28 +199,28 @@ impl Workload {
         let base = present.iter().find(|(contender, _)| contender.name == baseline).map(|(_, values)| values.clone());
         let measured = |(metric, rounds): (Metric, Vec<f64>)| {
             let ratio = base.as_ref().map(|base| Estimate::of_ratio(&rounds, &base[&metric]));
-            (metric, Measured { value: Estimate::of(&rounds), ratio, rounds })
+            (metric, MetricResult { value: Estimate::of(&rounds), ratio, rounds })
         };
         let standings = present
             .into_iter()
-            .map(|(contender, values)| Standing {
+            .map(|(contender, values)| ContenderResult {
                 contender: contender.name,
                 measured: values.into_iter().map(measured).collect(),
             })
             .collect();
         let Self { name: workload, about, operation, metrics, .. } = self;
-        Outcome { workload, about, operation, metrics, baseline, standings, left_out }
+        WorkloadResult { workload, about, operation, metrics, baseline, standings, left_out }
     }
 }
 
-impl Outcome {
-    /// Whether a contender of this name was selected, including one that was left out because a program is not installed.
+impl WorkloadResult {
+    /// Returns whether a contender of this name was selected, including one whose program is not installed.
     pub(crate) fn has(&self, contender: &str) -> bool {
         self.standings.iter().any(|standing| standing.contender == contender)
             || self.left_out.iter().any(|left_out| left_out.contender == contender)
     }
 
-    /// A metric of a contender, or its ratio `against` another one. None if either was left out.
+    /// Returns a metric of a contender, or its ratio to the contender `against`. `None` if either was left out.
     pub(crate) fn estimate(&self, contender: &str, against: Option<&str>, metric: Metric) -> Option<Estimate> {
         let rounds = |name: &str| {
             let standing = self.standings.iter().find(|standing| standing.contender == name)?;
@@ -232,26 +235,26 @@ impl Outcome {
 }
 
 impl Rounds {
-    /// Six would reach 95 %, but have no middle one: the median would be a number that no round measured.
+    /// Six rounds reach 95 % coverage too, but the median of an even number of rounds is not a measured value.
     const MIN: usize = 7;
     const MAX: usize = 1000;
 
-    /// A single round. It has no interval: the caller pairs it with rounds of other runs ([`Changes`](crate::Changes)).
+    /// A single round, without an interval. The caller pairs it with rounds of other runs ([`Changes`](crate::Changes)).
     pub const ONE: Self = Self(1);
 
-    /// Fails unless the number of rounds is between 7 and 1000.
+    /// Returns an error unless the number of rounds is between 7 and 1000.
     pub fn new(rounds: usize) -> Result<Self, RoundsError> {
         if (Self::MIN..=Self::MAX).contains(&rounds) { Ok(Self(rounds)) } else { Err(RoundsError::OutOfRange(rounds)) }
     }
 
-    /// The number.
+    /// Returns the number of rounds.
     pub fn count(self) -> usize {
         self.0
     }
 }
 
 impl Default for Rounds {
-    /// Nine: the fewest whose interval forgives one bad round on each side.
+    /// Nine rounds, the fewest whose interval ignores one outlier on each side.
     fn default() -> Self {
         Self(9)
     }
@@ -278,11 +281,11 @@ mod tests {
     }
 
     fn workload(metrics: &'static [Metric], contenders: Vec<Contender>) -> Workload {
-        Workload { name: "test", about: String::new(), operation: "turn", metrics, contenders }
+        Workload { name: "test", about: String::new(), operation: "operation", metrics, contenders }
     }
 
     #[test]
-    fn contenders_take_turns_in_an_order_that_rotates() {
+    fn order_of_contenders_rotates() {
         let log = Rc::new(RefCell::new(String::new()));
         let contender = |name: &'static str| {
             let log = log.clone();
@@ -295,7 +298,7 @@ mod tests {
             workload(&[Metric::Throughput, Metric::Allocations], vec![contender("a"), contender("b"), contender("c")]);
         let expected_steps = test.steps(Rounds(7));
         let mut steps = 0;
-        let outcome = test.run(Rounds(7), || {
+        let result = test.run(Rounds(7), || {
             steps += 1;
             if steps % 3 == 0 {
                 log.borrow_mut().push(' ');
@@ -305,14 +308,14 @@ mod tests {
         // One round to warm up, seven measured, one counted.
         assert_eq!(log.borrow().trim_end(), "abc abc bca cab abc bca cab abc abc");
         assert_eq!(steps, expected_steps);
-        for standing in &outcome.standings {
+        for standing in &result.standings {
             assert_eq!(standing.measured[&Metric::Throughput].rounds, [10.0; 7]);
             assert_eq!(standing.measured[&Metric::Allocations].rounds.len(), 1);
         }
     }
 
     #[test]
-    fn what_is_only_counted_runs_once() {
+    fn workload_without_timed_metrics_runs_once() {
         let contender = |name, instructions| {
             let mut rounds = 0;
             Contender::new(name, move |_| {
@@ -323,14 +326,14 @@ mod tests {
         };
         let test = workload(&[Metric::Instructions], vec![contender("few", 100), contender("many", 500)]);
         assert_eq!(test.steps(Rounds::default()), 2);
-        let outcome = test.run(Rounds::default(), || ());
-        let many = &outcome.standings[1].measured[&Metric::Instructions];
+        let result = test.run(Rounds::default(), || ());
+        let many = &result.standings[1].measured[&Metric::Instructions];
         assert_eq!(many.rounds, [50.0]);
         assert_eq!(many.ratio, Some(Estimate { median: 5.0, low: 5.0, high: 5.0 }));
     }
 
     #[test]
-    fn ratios_are_paired_and_against_the_first() {
+    fn ratios_are_paired_within_rounds() {
         let growing = |name, factor: f64| {
             let mut round = 0.0;
             Contender::new(name, move |_| {
@@ -339,47 +342,47 @@ mod tests {
             })
         };
         let test = workload(&[Metric::Memory], vec![growing("one", 1.0), growing("three", 3.0)]);
-        let outcome = test.run(Rounds(9), || ());
+        let result = test.run(Rounds(9), || ());
 
-        let three = &outcome.standings[1].measured[&Metric::Memory];
+        let three = &result.standings[1].measured[&Metric::Memory];
         assert_eq!(three.rounds[..2], [6.0, 9.0], "the first round is not measured");
         assert_eq!(three.value, Estimate { median: 18.0, low: 9.0, high: 27.0 });
         assert_eq!(three.ratio, Some(Estimate { median: 3.0, low: 3.0, high: 3.0 }));
-        let third = outcome.estimate("one", Some("three"), Metric::Memory).unwrap();
+        let third = result.estimate("one", Some("three"), Metric::Memory).unwrap();
         assert!((third.median - 1.0 / 3.0).abs() < 1e-12);
     }
 
     #[test]
-    fn a_contender_whose_program_is_absent_is_left_out() {
-        let absent = Contender::new("absent", |_| panic!("must not run")).needing("no program has this name");
-        let present = Contender::new("present", |_| sample()).needing("sh");
-        let outcome = workload(&[Metric::Cpu], vec![absent, present]).run(Rounds::default(), || ());
+    fn contender_is_left_out_if_program_is_missing() {
+        let absent = Contender::new("absent", |_| panic!("must not run")).requires_program("no program has this name");
+        let present = Contender::new("present", |_| sample()).requires_program("sh");
+        let result = workload(&[Metric::Cpu], vec![absent, present]).run(Rounds::default(), || ());
 
-        assert_eq!(outcome.left_out[0].needs, "no program has this name");
-        assert!(outcome.estimate("absent", None, Metric::Cpu).is_none());
-        assert!(outcome.estimate("present", Some("absent"), Metric::Cpu).is_none());
-        assert!(outcome.estimate("present", None, Metric::Cpu).is_some());
-        assert_eq!(outcome.standings[0].measured[&Metric::Cpu].ratio, None);
+        assert_eq!(result.left_out[0].needs, "no program has this name");
+        assert!(result.estimate("absent", None, Metric::Cpu).is_none());
+        assert!(result.estimate("present", Some("absent"), Metric::Cpu).is_none());
+        assert!(result.estimate("present", None, Metric::Cpu).is_some());
+        assert_eq!(result.standings[0].measured[&Metric::Cpu].ratio, None);
     }
 
     #[test]
-    fn a_contender_whose_file_is_absent_is_left_out() {
+    fn contender_is_left_out_if_file_is_missing() {
         let missing = PathBuf::from("/no file has this name");
-        let absent = Contender::new("absent", |_| panic!("must not run")).needing_file("the package", missing);
-        let there = env::current_exe().unwrap();
-        let present = Contender::new("present", |_| sample()).needing_file("this program", there);
-        let outcome = workload(&[Metric::Cpu], vec![absent, present]).run(Rounds::default(), || ());
+        let absent = Contender::new("absent", |_| panic!("must not run")).requires_file("the package", missing);
+        let existing = env::current_exe().unwrap();
+        let present = Contender::new("present", |_| sample()).requires_file("this program", existing);
+        let result = workload(&[Metric::Cpu], vec![absent, present]).run(Rounds::default(), || ());
 
-        assert_eq!(outcome.left_out.len(), 1);
-        assert_eq!(outcome.left_out[0].needs, "the package");
-        assert_eq!(outcome.standings[0].contender, "present");
+        assert_eq!(result.left_out.len(), 1);
+        assert_eq!(result.left_out[0].needs, "the package");
+        assert_eq!(result.standings[0].contender, "present");
     }
 
     #[test]
-    fn rounds_have_limits() {
+    fn number_of_rounds_is_limited() {
         assert_eq!("7".parse::<Rounds>().unwrap().count(), 7);
-        for refused in ["6", "1001"] {
-            assert!(matches!(refused.parse::<Rounds>(), Err(RoundsError::OutOfRange(_))));
+        for text in ["6", "1001"] {
+            assert!(matches!(text.parse::<Rounds>(), Err(RoundsError::OutOfRange(_))));
         }
         assert!(matches!("many".parse::<Rounds>(), Err(RoundsError::NotANumber(_))));
     }

@@ -9,12 +9,12 @@ use futures_util::Stream;
 use tidewire_store::{Change, Position, Query, Store};
 use tokio::sync::{mpsc, watch};
 
-use super::fanout::Teller;
+use super::fanout::Notifier;
 
-/// How many events wait for a subscriber.
-const WAITING: usize = 64;
+/// The capacity of a subscriber's queue in events.
+const QUEUE_CAPACITY: usize = 64;
 
-/// What a subscriber is told.
+/// The events of a subscriber.
 pub(super) struct Queue(mpsc::Receiver<Bytes>);
 
 impl Stream for Queue {
@@ -25,52 +25,52 @@ impl Stream for Queue {
     }
 }
 
-/// A thread that tells each subscriber of every commit that concerns it. It ends with the store.
-pub(super) struct Singly {
-    /// The sequence of the last commit that all have been told of.
-    told: watch::Receiver<u64>,
+/// A thread that sends every commit to each subscriber whose query it affects. It ends when the store is dropped.
+pub(super) struct NaiveNotifier {
+    /// The sequence of the last commit that was sent to all subscribers.
+    delivered: watch::Receiver<u64>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Singly {
-    /// Tells those who follow these queries.
+impl NaiveNotifier {
+    /// Starts the thread, with one subscriber per query.
     pub(super) fn new(store: &Store, queries: impl IntoIterator<Item = Query>) -> (Self, Vec<Queue>) {
         let with_queue = |query| {
-            let (sender, queue) = mpsc::channel(WAITING);
+            let (sender, queue) = mpsc::channel(QUEUE_CAPACITY);
             ((query, sender), Queue(queue))
         };
         let (subscribers, queues): (Vec<(Query, mpsc::Sender<Bytes>)>, _) = queries.into_iter().map(with_queue).unzip();
         let (snapshot, mut follower) = store.follow();
-        let (tell, told) = watch::channel(snapshot.position.sequence);
+        let (deliver, delivered) = watch::channel(snapshot.position.sequence);
         let thread = thread::spawn(move || {
             while let Ok(commit) = follower.wait() {
                 for (query, sender) in &subscribers {
                     if let Some(event) = event(query, &commit.changes) {
-                        sender.try_send(event).expect("nobody falls behind");
+                        sender.try_send(event).expect("no subscriber falls behind");
                     }
                 }
-                tell.send_replace(commit.position.sequence);
+                deliver.send_replace(commit.position.sequence);
             }
         });
-        (Self { told, thread: Some(thread) }, queues)
+        (Self { delivered, thread: Some(thread) }, queues)
     }
 }
 
-impl Drop for Singly {
-    /// The store must have been dropped before.
+impl Drop for NaiveNotifier {
+    /// Joins the thread. The store must have been dropped before.
     fn drop(&mut self) {
         let ended = self.thread.take().map(JoinHandle::join);
         assert!(matches!(ended, Some(Ok(()))) || thread::panicking(), "the thread does not panic");
     }
 }
 
-impl Teller for Singly {
+impl Notifier for NaiveNotifier {
     async fn settled(&mut self, position: Position) {
-        self.told.wait_for(|told| *told >= position.sequence).await.expect("the thread goes on");
+        self.delivered.wait_for(|sequence| *sequence >= position.sequence).await.expect("the thread is running");
     }
 }
 
-/// What has changed for a query, in the form that a delta has; none if nothing has.
+/// Encodes the changes to the result of a query, in the format of a delta. Returns `None` if the result did not change.
 fn event(query: &Query, changes: &[Change]) -> Option<Bytes> {
     let (mut added, mut changed, mut removed) = (Vec::new(), Vec::new(), Vec::new());
     for change in changes.iter().filter(|change| *change.bucket == *query.bucket) {
@@ -87,7 +87,7 @@ fn event(query: &Query, changes: &[Change]) -> Option<Bytes> {
         return None;
     }
     let lists = [("{\"added\":[", added), ("],\"changed\":[", changed), ("],\"removed\":[", removed)];
-    // Exactly as long as it will be, so that it becomes bytes as it is.
+    // Reserve the exact length, so that the conversion to `Bytes` does not reallocate.
     let list = |(name, rows): &(&str, Vec<&str>)| {
         let commas = rows.len().saturating_sub(1);
         name.len() + rows.iter().map(|row| row.len()).sum::<usize>() + commas
@@ -95,8 +95,8 @@ fn event(query: &Query, changes: &[Change]) -> Option<Bytes> {
     let mut text = String::with_capacity(lists.iter().map(list).sum::<usize>() + 2);
     for (name, rows) in lists {
         text.push_str(name);
-        for (place, row) in rows.into_iter().enumerate() {
-            text.push_str(if place > 0 { "," } else { "" });
+        for (index, row) in rows.into_iter().enumerate() {
+            text.push_str(if index > 0 { "," } else { "" });
             text.push_str(row);
         }
     }
