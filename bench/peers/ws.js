@@ -1,9 +1,9 @@
-// Answers every message with the same reply, which is the first argument. Prints where it listens.
-// The package is looked for from the folder in which this is run.
+// Answers every message with the first argument. Prints its address.
+// The package ws is resolved from the working directory.
 const { createRequire } = require('node:module');
 const { WebSocketServer } = createRequire(process.cwd() + '/')('ws');
 
-// Made before, so that answering is all there is to do.
+// Encoded in advance, so that only sending is measured.
 const reply = Buffer.from(process.argv[2]);
 const server = new WebSocketServer({ host: '127.0.0.1', port: 0 });
 server.on('connection', (socket) => {

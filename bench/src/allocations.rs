@@ -1,7 +1,7 @@
 //! Counts allocations and allocated bytes, by wrapping the global allocator. Every program that links this crate uses the wrapper,
 //! and so does every contender.
 //!
-//! CountingAllocator is off by default. A timed round pays one load of a flag that does not change, and its threads do not contend for a
+//! Counting is off by default. A timed round pays one load of a flag that does not change, and its threads do not contend for a
 //! counter.
 
 use std::alloc::{GlobalAlloc, Layout};

@@ -1,4 +1,4 @@
-// One collection that everybody may follow and change, with one row.
+// A collection with one row, which any client may update and subscribe to.
 migrate((app) => {
   const rows = new Collection({
     type: 'base',

@@ -19,7 +19,7 @@ pub(super) fn per_subscription(effort: Effort) -> Workload {
             "{many} subscriptions to a query that already has a subscriber: the bytes that all threads allocate for them and do \
              not free, including those of the subscribers. \"new\" is measured after subscribing, \"notified\" after each \
              subscriber has read an event. Hash tables double their capacity when they are full; with {just_grown} \
-             subscriptions most of it is unused (\"just grown\")."
+             subscriptions about half of it is unused (\"just grown\")."
         ),
         operation: "subscription",
         metrics: &[Metric::Memory],
