@@ -1,13 +1,13 @@
-# make test         everything the tests need, then all tests
-# make model        what threads share, under a model checker (part of make test)
-# make lint         format, clippy and rustdoc, warnings denied
-# make package      packages the crates, and runs the examples of their READMEs from the packages
-# make deny         licences, sources and duplicates of dependencies
-# make conformance  the Autobahn test suite against our WebSocket codec, where there is a CPython 2.7 to run it
-# make bench        every comparison with its peers, about twenty minutes
-# make peers        programs that some comparisons run against
+# make test         install the programs that the tests need, then run all tests
+# make model        run the model checker on the concurrent code of the pool (part of make test)
+# make lint         check format, clippy and rustdoc; warnings are errors
+# make package      package the crates and run the examples of their READMEs from the packages
+# make deny         check licences, sources and duplicate versions of dependencies
+# make conformance  run the Autobahn test suite against the WebSocket codec; needs CPython 2.7
+# make bench        run every benchmark comparison, about twenty minutes
+# make peers        install the programs that some comparisons run against
 
-# Beside what cargo builds, where the comparisons look for them.
+# In the target folder of cargo, where the comparisons look for the programs.
 PEERS := $(or $(CARGO_TARGET_DIR),target)/peers
 
 .PHONY: test model lint package deny conformance bench peers
@@ -20,7 +20,7 @@ test:
 	cargo test -p tidewire-bench
 	$(MAKE) model
 
-# In a target folder of its own, because the flag concerns every crate.
+# In a separate target folder, because the flag changes the build of every crate.
 model:
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/model cargo test --release -p tidewire-pool --test model
 
@@ -31,7 +31,7 @@ lint:
 	cargo clippy -p tidewire-bench --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --features tidewire-conn/native-roots
 
-# Uncommitted changes are packaged too: nothing is uploaded.
+# Allows uncommitted changes, because nothing is uploaded.
 package:
 	scripts/need redis-server redis-server
 	cargo publish --workspace --dry-run --allow-dirty

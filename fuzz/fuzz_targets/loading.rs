@@ -1,5 +1,5 @@
-//! Any bytes as rows and keys that an engine kept, definitions included: a store opens, or says what it cannot read, and what was
-//! opened once can be opened again and is the same.
+//! Arbitrary bytes as stored rows, keys and definitions: a store opens or returns an error about unreadable data, and a store that
+//! opened once opens again with the same content.
 
 #![no_main]
 
@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use serde_json::json;
-use tidewire_store::{Query, Store, StoreOpenError, StoreOptions};
 use tidewire_store::engine::{Embedded, EmbeddedOptions, Engine, Write, WriteSet};
 use tidewire_store::query::Budget;
 use tidewire_store::system::SystemBuckets;
+use tidewire_store::{Query, Store, StoreOpenError, StoreOptions};
 
 #[path = "../../crates/store/tests/it/engine/disk.rs"]
 mod disk;
@@ -30,7 +30,7 @@ fn embedded() -> EmbeddedOptions {
 fn everything(store: &Store) -> String {
     let snapshot = store.snapshot();
     let mut text = String::new();
-    let system = snapshot.state.system_bucket("_system").expect("it is declared");
+    let system = snapshot.state.system_bucket("_system").expect("the bucket is declared");
     for (name, bucket) in snapshot.state.buckets().chain([("_system", system)]) {
         text.push_str(name);
         for row in bucket.rows() {
@@ -48,15 +48,16 @@ fn everything(store: &Store) -> String {
 fuzz_target!(|data: &[u8]| {
     let disk = SimDisk::default();
     let open = || {
-        let config = json!({"key": "id", "schema": {"id": {"type": "number"}, "n": {"type": "number", "unique": true}}});
-        let buckets = SystemBuckets::default().declare("_system", &config).expect("it is a definition");
+        let config =
+            json!({"key": "id", "schema": {"id": {"type": "number"}, "n": {"type": "number", "unique": true}}});
+        let buckets = SystemBuckets::default().declare("_system", &config).expect("the definition is valid");
         let options = StoreOptions::default().embedded(embedded()).sweep_interval(None).system_buckets(buckets);
         Store::open_on(Arc::new(disk.clone()), Path::new("db"), options)
     };
-    let (mut engine, _) =
-        Embedded::open_on(Arc::new(disk.clone()), Path::new("db"), embedded(), &mut |_| {}).expect("nothing is wrong yet");
+    let (mut engine, _) = Embedded::open_on(Arc::new(disk.clone()), Path::new("db"), embedded(), &mut |_| {})
+        .expect("an empty disk opens");
     let defined = [DEFINITION, SYSTEM].map(|row| Write { bucket: "$buckets", key: b"", row: Some(row) });
-    engine.commit(&[WriteSet { writes: &defined, ..WriteSet::default() }]).expect("it fits");
+    engine.commit(&[WriteSet { writes: &defined, ..WriteSet::default() }]).expect("the disk is not full");
     for piece in data.split(|byte| *byte == 0xff).take(64) {
         let Some((&[choice, kind], rest)) = piece.split_first_chunk() else { continue };
         let bucket = BUCKETS[usize::from(choice) % BUCKETS.len()];
@@ -64,7 +65,7 @@ fuzz_target!(|data: &[u8]| {
             0 => Write { bucket, key: rest, row: None },
             _ => Write { bucket, key: b"", row: Some(rest) },
         };
-        engine.commit(&[WriteSet { writes: &[write], ..WriteSet::default() }]).expect("it fits");
+        engine.commit(&[WriteSet { writes: &[write], ..WriteSet::default() }]).expect("the disk is not full");
     }
     drop(engine);
     let first = match open() {
@@ -72,6 +73,6 @@ fuzz_target!(|data: &[u8]| {
         Err(StoreOpenError::InvalidData(_) | StoreOpenError::SystemBucket(_)) => return,
         Err(error) => panic!("{error}"),
     };
-    let (store, _) = open().expect("what was opened can be opened");
+    let (store, _) = open().expect("the store opens again");
     assert_eq!(everything(&store), first);
 });

@@ -1,4 +1,5 @@
-//! Any bytes, in any pieces, in both roles: no panic, bounded memory, and the same messages, answers and error as in one piece.
+//! Arbitrary bytes, in arbitrary pieces, in both roles: no panic, bounded memory, and the same messages, answers and error as in one
+//! piece.
 
 #![no_main]
 
@@ -6,7 +7,7 @@ use bytes::BytesMut;
 use libfuzzer_sys::fuzz_target;
 use tidewire_conn::codec::Codec;
 use tidewire_conn::websocket::{Message, WebSocket, WebSocketOptions};
-use tidewire_fuzz::{hear, split};
+use tidewire_fuzz::{decode_pieces, split};
 
 fuzz_target!(|data: &[u8]| {
     let Some(([role, max_frame, max_message, max_fragments], sizes, wire)) = split(data) else { return };
@@ -15,23 +16,23 @@ fuzz_target!(|data: &[u8]| {
         .max_frame(max_frame.into())
         .max_message(usize::from(max_message) * 2)
         .max_fragments(max_fragments.into());
-    let bound = options.max_frame + 14 + 4096;
+    let max_capacity = options.max_frame + 14 + 4096;
 
-    let run = |sizes, bound| {
-        let (heard, said) = hear(codec(is_server, options), wire, sizes, bound);
-        // Clients mask with keys of their own choice: it is what the peer makes of it that is the same.
+    let run = |sizes, max_capacity| {
+        let (decoded, control) = decode_pieces(codec(is_server, options), wire, sizes, max_capacity);
+        // A client masks with random keys, so the decoded answers are compared and not their bytes.
         let mut peer = codec(!is_server, WebSocketOptions::default());
-        let mut said = BytesMut::from(&said[..]);
+        let mut control = BytesMut::from(&control[..]);
         let mut answers = Vec::new();
-        while let Some(answer) = peer.decode(&mut said).expect("proper frames") {
+        while let Some(answer) = peer.decode(&mut control).expect("the answers are valid frames") {
             answers.push(answer);
         }
-        assert!(said.is_empty());
-        (heard, answers)
+        assert!(control.is_empty());
+        (decoded, answers)
     };
     let whole = run(&[], usize::MAX);
-    assert_eq!(whole, run(&sizes, bound));
-    assert_eq!(whole, run(&[1], bound));
+    assert_eq!(whole, run(&sizes, max_capacity));
+    assert_eq!(whole, run(&[1], max_capacity));
 
     for message in &whole.0.frames {
         if let Message::Text(text) = message {

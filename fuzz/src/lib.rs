@@ -1,31 +1,36 @@
-//! What the targets share: a codec is fed as an actor does it, and told apart by what comes of it.
+//! Helpers of the fuzz targets: feed bytes to a codec as a connection does, and collect the results to compare.
 
 use std::io::IoSlice;
 
 use bytes::{BufMut, BytesMut};
 use tidewire_conn::codec::{Batch, Codec};
 
-/// What came of a stream.
+/// The result of decoding a stream.
 #[derive(Debug, PartialEq)]
-pub struct Heard<F, E> {
-    /// What was decoded.
+pub struct Decoded<F, E> {
+    /// The decoded frames.
     pub frames: Vec<F>,
-    /// What it failed with.
+    /// The error that ended decoding.
     pub error: Option<E>,
-    /// How it ended, had it ended there.
+    /// The result of `Codec::finish` at the end of the input.
     pub finish: Result<(), E>,
-    /// Whether it was over.
+    /// The result of `Codec::is_closed` at the end of the input.
     pub is_closed: bool,
 }
 
-/// Feeds `wire` in pieces of these sizes, over and over, into the room there is, and reserves some only when there is none.
-/// Without sizes, all at once. Returns what came of it, and what the codec said by itself.
+/// Decodes `wire` in pieces. `sizes` are the lengths of the pieces, repeated; without sizes there is one piece. Reserves memory only
+/// when the input buffer is full. Returns the result, and the control frames that the codec wrote.
 ///
 /// # Panics
 ///
-/// If more memory than `bound` is held for the input.
-pub fn hear<C: Codec>(mut codec: C, wire: &[u8], sizes: &[u8], bound: usize) -> (Heard<C::Frame, C::Error>, Vec<u8>) {
-    let (mut input, mut said, mut frames) = (BytesMut::new(), Batch::default(), Vec::new());
+/// If the capacity of the input buffer exceeds `max_capacity`.
+pub fn decode_pieces<C: Codec>(
+    mut codec: C,
+    wire: &[u8],
+    sizes: &[u8],
+    max_capacity: usize,
+) -> (Decoded<C::Frame, C::Error>, Vec<u8>) {
+    let (mut input, mut control, mut frames) = (BytesMut::new(), Batch::default(), Vec::new());
     let (mut rest, mut error, mut sizes) = (wire, None, sizes.iter().cycle());
     while !rest.is_empty() && error.is_none() {
         let size = sizes.next().map(|&size| usize::from(size).max(1));
@@ -38,7 +43,7 @@ pub fn hear<C: Codec>(mut codec: C, wire: &[u8], sizes: &[u8], bound: usize) -> 
         rest = &rest[n..];
         loop {
             let decoded = codec.decode(&mut input);
-            codec.encode_control(&mut said, true);
+            codec.encode_control(&mut control, true);
             match decoded {
                 Ok(Some(frame)) => frames.push(frame),
                 Ok(None) => break,
@@ -48,14 +53,18 @@ pub fn hear<C: Codec>(mut codec: C, wire: &[u8], sizes: &[u8], bound: usize) -> 
                 }
             }
         }
-        assert!(input.capacity() <= bound, "{} of {bound} bytes", input.capacity());
+        assert!(
+            input.capacity() <= max_capacity,
+            "the input buffer has {} bytes, at most {max_capacity} are allowed",
+            input.capacity()
+        );
     }
-    // After an error the connection is over, and nobody asks.
+    // A connection does not call `finish` after an error.
     let finish = if error.is_some() { Ok(()) } else { codec.finish(&input) };
-    (Heard { frames, error, finish, is_closed: codec.is_closed() }, written(&mut said))
+    (Decoded { frames, error, finish, is_closed: codec.is_closed() }, written(&mut control))
 }
 
-/// All that a batch would write.
+/// Returns the bytes of a batch.
 fn written(batch: &mut Batch) -> Vec<u8> {
     let mut bytes = Vec::new();
     while !batch.is_empty() {
@@ -68,7 +77,7 @@ fn written(batch: &mut Batch) -> Vec<u8> {
     bytes
 }
 
-/// Takes some settings and sizes of pieces from the front of what the fuzzer came up with.
+/// Splits the input of the fuzzer into settings, sizes of pieces, and the bytes to decode.
 pub fn split<const N: usize>(data: &[u8]) -> Option<([u8; N], [u8; 4], &[u8])> {
     let (settings, data) = data.split_first_chunk()?;
     let (sizes, wire) = data.split_first_chunk()?;
